@@ -15,7 +15,6 @@ import (
 // returns its version. The transaction has the schema's fence.
 func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer) (int, error) {
 	id := pgx.Identifier{name}.Sanitize()
-	database := pgx.Identifier{tx.Conn().Config().Database}.Sanitize()
 	version := 0
 	var role, schema bool
 	err := pg.QueryRow(ctx, tx, schemaAndRole, name).Scan(&role, &schema)
@@ -24,9 +23,9 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 	}
 	// DDL takes no parameters. What stands there is the password's verifier: the password itself is in no statement, so in no log either. To name the attribute of superusers in an ALTER, even to deny
 	// it, takes a superuser: a role has it only from its making.
-	ddl := "ALTER ROLE " + id + " LOGIN"
+	ddl := "ALTER ROLE " + id + " LOGIN INHERIT"
 	if !role {
-		ddl = "CREATE ROLE " + id + " LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT CONNECTION LIMIT 20"
+		ddl = "CREATE ROLE " + id + " LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE INHERIT CONNECTION LIMIT 20"
 	}
 	ddl += " PASSWORD '" + verifier + "'"
 	statements := []string{ddl}
@@ -46,11 +45,6 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 		if _, err := pg.Exec(ctx, tx, changeSchema.For(sql)); err != nil {
 			return 0, fmt.Errorf("make role and schema: %w", err)
 		}
-	}
-	// For replicas of the build before, which drop a schema, and recreate one with tables of the tenant, as members alone. This build joins where it must be one,
-	// and one after it makes no membership here: each statement that checks a privilege compares all that its user has with each other.
-	if err := join(ctx, tx, name); err != nil {
-		return 0, err
 	}
 	if err := pg.QueryRow(ctx, tx, tenantSchemaVersion.For(id)).Scan(&version); err != nil {
 		return 0, fmt.Errorf("read schema version: %w", err)
@@ -72,11 +66,8 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON "+tables+" TO "+id)); err != nil {
 		return 0, fmt.Errorf("grant tables: %w", err)
 	}
-	if err := shareGrants(ctx, tx); err != nil {
+	if err := letConnect(ctx, tx, id); err != nil {
 		return 0, err
-	}
-	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT CONNECT ON DATABASE "+database+" TO "+id)); err != nil {
-		return 0, fmt.Errorf("grant database: %w", err)
 	}
 	return len(tenantMigrations), nil
 }

@@ -1,9 +1,12 @@
 package workspace_test
 
 import (
+	"context"
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -11,39 +14,110 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-// TestReplicasOfTheBuildBeforeDropWhatThisOneMakes: they end sessions of a role and drop what it owns as members of it,
-// which they were since they made it. This build does so where it is no member too.
-func TestReplicasOfTheBuildBeforeDropWhatThisOneMakes(t *testing.T) {
-	testkit.IO(t)
-	ctx, db := testkit.Context(t), testkit.DB(t)
-	pool, err := pg.Open(ctx, pg.Config{URL: db.WorkloadURL()})
+// workloads opens the workload database of a test.
+func workloads(t *testing.T, db *testkit.Database) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pg.Open(testkit.Context(t), pg.Config{URL: db.WorkloadURL()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer pool.Close()
-	id := ids.New()
-	name := "t_member_" + id[len(id)-12:]
-	if err := workspace.MakeSchema(ctx, pool, name, workspace.SchemaVerifier("password"), id); err != nil {
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func countOf(ctx context.Context, t *testing.T, pool *pgxpool.Pool, sql string, args ...any) int {
+	t.Helper()
+	var n int
+	if err := pool.QueryRow(ctx, sql, args...).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
-	count := func(sql string) int {
-		t.Helper()
-		var n int
-		if err := pool.QueryRow(ctx, sql, name).Scan(&n); err != nil {
+	return n
+}
+
+const (
+	rightfulMembers = `SELECT count(*) FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.roleid
+		WHERE r.rolname = $1 AND pg_has_role(m.member, m.roleid, 'USAGE')`
+	grantsOfDatabase = `SELECT count(*) FROM pg_database d CROSS JOIN aclexplode(d.datacl) WHERE d.datname = current_database()`
+)
+
+// TestASchemaAddsNothingToWhatAllShare: a role of a workspace connects through a group, and workload_admin is no member
+// of it; else each schema would cost more than the one before.
+func TestASchemaAddsNothingToWhatAllShare(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool := workloads(t, db)
+	var grants []int
+	for n := range 3 {
+		id := ids.New()
+		name := fmt.Sprintf("t_flat_%d_%s", n, id[len(id)-12:])
+		if err := workspace.MakeSchema(ctx, pool, name, workspace.SchemaVerifier("password"), id); err != nil {
 			t.Fatal(err)
 		}
-		return n
+		if n := countOf(ctx, t, pool, rightfulMembers, name); n != 0 {
+			t.Errorf("the role of a schema has %d members, want none", n)
+		}
+		cfg := pool.Config().ConnConfig.Copy()
+		cfg.User, cfg.Password = name, "password"
+		conn, err := pgx.ConnectConfig(ctx, cfg)
+		if err != nil {
+			t.Fatalf("the role of a workspace logs in: %v", err)
+		}
+		if err := conn.Close(ctx); err != nil {
+			t.Fatal(err)
+		}
+		grants = append(grants, countOf(ctx, t, pool, grantsOfDatabase))
+		t.Cleanup(func() {
+			if err := workspace.DropSchema(context.WithoutCancel(ctx), pool, name, id); err != nil {
+				t.Error(err)
+			}
+			if n := countOf(context.WithoutCancel(ctx), t, pool, `SELECT count(*) FROM pg_roles WHERE rolname = $1`, name); n != 0 {
+				t.Error("the role stands after its schema was dropped")
+			}
+		})
 	}
-	if n := count(`SELECT count(*) FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.roleid WHERE r.rolname = $1 AND pg_has_role(m.member, m.roleid, 'USAGE')`); n != 1 {
-		t.Errorf("the role of a schema has %d members, want its maker", n)
+	if grants[2] != grants[0] {
+		t.Errorf("after each schema the database has %v grants, want as many after each", grants)
 	}
-	if _, err := pool.Exec(ctx, "REVOKE "+pgx.Identifier{name}.Sanitize()+" FROM CURRENT_USER"); err != nil {
-		t.Fatal(err)
+}
+
+// TestRolesOfTheBuildBeforeConnectThroughTheGroup: that build granted the database to each role, and was its member.
+func TestRolesOfTheBuildBeforeConnectThroughTheGroup(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool := workloads(t, db)
+	schema := func(kind string) string {
+		id := ids.New()
+		name := "t_" + kind + "_" + id[len(id)-12:]
+		if err := workspace.MakeSchema(ctx, pool, name, workspace.SchemaVerifier("password"), id); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := workspace.DropSchema(context.WithoutCancel(ctx), pool, name, id); err != nil {
+				t.Error(err)
+			}
+		})
+		return name
 	}
-	if err := workspace.DropSchema(ctx, pool, name, id); err != nil {
-		t.Fatal(err)
+	before := schema("before")
+	role := pgx.Identifier{before}.Sanitize()
+	database := pgx.Identifier{pool.Config().ConnConfig.Database}.Sanitize()
+	for _, sql := range []string{
+		"GRANT CONNECT ON DATABASE " + database + " TO " + role, "GRANT " + role + " TO CURRENT_USER",
+		"REVOKE workload_logins FROM " + role, "ALTER ROLE " + role + " NOINHERIT",
+	} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if n := count(`SELECT count(*) FROM pg_roles WHERE rolname = $1`); n != 0 {
-		t.Error("the role stands after its schema was dropped")
+	schema("after")
+	if n := countOf(ctx, t, pool, grantsOfDatabase+` AND grantee = to_regrole($1)`, role); n != 0 {
+		t.Error("the role of the build before has a grant of its own still")
+	}
+	if n := countOf(ctx, t, pool, rightfulMembers, before); n != 0 {
+		t.Errorf("the role of the build before has %d members still", n)
+	}
+	var may bool
+	if err := pool.QueryRow(ctx, `SELECT has_database_privilege($1, current_database(), 'CONNECT')`, before).Scan(&may); err != nil || !may {
+		t.Errorf("the role of the build before may connect: %v, %v", may, err)
 	}
 }
