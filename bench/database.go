@@ -19,7 +19,7 @@ import (
 // Database is a Postgres of a bench's own, migrated, and durable like any other.
 type Database struct {
 	server    *embedded.Server
-	dir       *scratch.Dir
+	dir       *scratch.Dir // nil: the directory stays
 	passwords map[string]string
 }
 
@@ -39,10 +39,24 @@ func StartDatabaseWithoutPages(ctx context.Context, logger *slog.Logger) (*Datab
 // StartDatabaseToLoad makes a cluster for a bench that loads gigabytes. What a transaction loads into a table that
 // it has emptied is not logged, and the log stays small.
 func StartDatabaseToLoad(ctx context.Context, logger *slog.Logger) (*Database, error) {
-	return startDatabase(ctx, logger, map[string]string{
+	return startDatabase(ctx, logger, toLoad())
+}
+
+// toLoad are the settings of a server that gigabytes are loaded into.
+func toLoad() map[string]string {
+	return map[string]string{
 		"checkpoint_timeout": "30min", "max_wal_size": "2GB",
 		"wal_level": "minimal", "max_wal_senders": "0", "maintenance_work_mem": "256MB",
-	})
+	}
+}
+
+// OpenDatabaseToLoad is StartDatabaseToLoad in a directory that stays when the database is closed.
+func OpenDatabaseToLoad(ctx context.Context, logger *slog.Logger, dir string) (*Database, error) {
+	d := &Database{passwords: map[string]string{}}
+	if err := d.start(ctx, logger, dir, toLoad()); err != nil {
+		return nil, errors.Join(err, d.Close()) //nolint:contextcheck // what was started is ended though the caller gave up
+	}
+	return d, nil
 }
 
 func startDatabase(ctx context.Context, logger *slog.Logger, settings map[string]string) (*Database, error) {
@@ -51,16 +65,16 @@ func startDatabase(ctx context.Context, logger *slog.Logger, settings map[string
 		return nil, err //nolint:wrapcheck // it says what it made
 	}
 	d := &Database{dir: dir, passwords: map[string]string{}}
-	if err := d.start(ctx, logger, settings); err != nil {
+	if err := d.start(ctx, logger, dir.Path(), settings); err != nil {
 		return nil, errors.Join(err, d.Close()) //nolint:contextcheck // what was started is ended though the caller gave up
 	}
 	return d, nil
 }
 
-func (d *Database) start(ctx context.Context, logger *slog.Logger, settings map[string]string) error {
+func (d *Database) start(ctx context.Context, logger *slog.Logger, dir string, settings map[string]string) error {
 	var err error
 	d.server, err = embedded.Start(ctx, embedded.Config{
-		Dir: filepath.Join(d.dir.Path(), "pg"), Logger: logger, Settings: settings,
+		Dir: filepath.Join(dir, "pg"), Logger: logger, Settings: settings,
 	})
 	if err != nil {
 		return fmt.Errorf("start postgres: %w", err)
@@ -105,13 +119,16 @@ func (d *Database) MeshURL() string {
 	return d.server.URL(pg.DatabaseMesh, cfg.User, cfg.Password)
 }
 
-// Close stops the server and removes its directory.
+// Close stops the server and removes its directory, if it was made for this database alone.
 func (d *Database) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) //nolint:forbidigo // the bench's context may have ended
 	defer cancel()
 	var err error
 	if d.server != nil {
 		err = d.server.Stop(ctx)
+	}
+	if d.dir == nil {
+		return err //nolint:wrapcheck // it says what it stopped
 	}
 	return errors.Join(err, d.dir.Remove())
 }

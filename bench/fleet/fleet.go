@@ -13,9 +13,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
-	"os"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,7 +41,10 @@ type Options struct {
 	History           bool
 	// HistoryDays is over how many days workspaces have ended, at the rate of plans.EndedOf; 0: none has. It has events
 	// too.
-	HistoryDays    int
+	HistoryDays int
+	// Cache is a directory that keeps the databases of fleets for later runs of the same build; empty: they are made
+	// anew.
+	Cache          string
 	Agent, Version string
 	Out            io.Writer // gets the table; nil: none
 	Logger         *slog.Logger
@@ -71,28 +72,6 @@ func bytesOf(history bool) uint64 {
 // bytesOfEnded is what a workspace that has ended takes with its history.
 const bytesOfEnded = 350 << 10
 
-// ErrNoRoom is the error of Run if the disk has no room for the fleet.
-var ErrNoRoom = errors.New("there is no room on the disk for a fleet of this size")
-
-// room refuses a fleet for which the directory of temporary files has no room.
-func room(o Options) error {
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(os.TempDir(), &fs); err != nil {
-		return fmt.Errorf("look for room in %s: %w", os.TempDir(), err)
-	}
-	standing, ended := o.Workspaces, plans.HistoryOf(o.Workspaces, o.HistoryDays)
-	need := uint64(standing) * bytesOf(o.History || o.HistoryDays > 0) //nolint:gosec // it is not negative
-	need += uint64(ended) * bytesOfEnded                               //nolint:gosec // it is not negative
-	free := fs.Bavail * uint64(fs.Bsize)                               //nolint:gosec // it is not negative
-	if need > MostBytes {
-		return fmt.Errorf("%w: it would take %d MiB, more than %d", ErrNoRoom, need>>20, MostBytes>>20)
-	}
-	if need > free {
-		return fmt.Errorf("%w: %s has %d MiB, and %d MiB are needed", ErrNoRoom, os.TempDir(), free>>20, need>>20)
-	}
-	return nil
-}
-
 // figure is what one statement cost on one fleet.
 type figure struct {
 	p50, p99      float64 // milliseconds
@@ -115,7 +94,7 @@ func growth(few, many, floor, times float64) float64 {
 }
 
 // Run measures.
-func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
+func Run(ctx context.Context, o Options) (bench.Result, error) {
 	o = o.withDefaults()
 	if o.HistoryDays < 0 {
 		return bench.Result{}, errors.New("the days of a history are no negative number")
@@ -123,20 +102,6 @@ func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 	if o.Nodes < 10 || o.Workspaces < 10*10 {
 		return bench.Result{}, errors.New("a fleet of fewer than 10 machines or 100 workspaces shows no growth")
 	}
-	if err := room(o); err != nil {
-		return bench.Result{}, err
-	}
-	tmpl, err := plans.Make(ctx, plans.Source{
-		Agent: o.Agent, Version: o.Version, Ended: o.HistoryDays > 0, Logger: o.Logger,
-	})
-	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it made
-	}
-	db, err := bench.StartDatabaseToLoad(ctx, o.Logger)
-	if err != nil {
-		return bench.Result{}, fmt.Errorf("start the bench's database: %w", err)
-	}
-	defer func() { err = errors.Join(err, db.Close()) }() //nolint:contextcheck // ended though the caller gave up
 	var sizes []plans.Size
 	for _, tenths := range []int{1, 3, 10} {
 		workspaces := o.Workspaces * tenths / 10
@@ -145,24 +110,21 @@ func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 			Ended: plans.HistoryOf(workspaces, o.HistoryDays), Days: o.HistoryDays,
 		})
 	}
+	if need := needed(sizes[len(sizes)-1]); need > MostBytes {
+		return bench.Result{}, fmt.Errorf("%w: it would take %d bytes, more than %d", ErrNoRoom, need, uint64(MostBytes))
+	}
 	all := map[string]*measured{}
 	var loads []string
-	for _, size := range sizes {
-		began := time.Now()
-		if err := tmpl.Load(ctx, db.MeshURL(), size); err != nil {
-			return bench.Result{}, err //nolint:wrapcheck // it says what it loaded
-		}
-		bytes, err := databaseBytes(ctx, db)
-		if err != nil {
-			return bench.Result{}, err
-		}
-		loads = append(loads, fmt.Sprintf("%d/%d in %.0f s: %.2f GB",
-			size.Nodes, size.Workspaces, time.Since(began).Seconds(), float64(bytes)/1e9))
+	var details map[string]any
+	err := o.eachFleet(ctx, sizes, func(ctx context.Context, db *bench.Database, _ plans.Size, load string) error {
+		loads = append(loads, load)
 		if err := measureAll(ctx, o, db, all); err != nil {
-			return bench.Result{}, err
+			return err
 		}
-	}
-	details, err := environment(ctx, db)
+		var err error
+		details, err = environment(ctx, db)
+		return err
+	})
 	if err != nil {
 		return bench.Result{}, err
 	}

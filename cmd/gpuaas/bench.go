@@ -47,7 +47,8 @@ type benchOptions struct {
 	lives   int
 	clients int
 	schemas int
-	days    int  // of history
+	days    int // of history
+	cache   string
 	ended   int  // workspaces that have ended before
 	alone   bool // without a database of the bench's
 	verbose bool
@@ -118,7 +119,7 @@ func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.R
 	version, _ := obs.Build()
 	return fleet.Run(ctx, fleet.Options{
 		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, HistoryDays: o.days,
-		Version: version, Out: o.table, Logger: o.logger,
+		Cache: o.cache, Version: version, Out: o.table, Logger: o.logger,
 	})
 }
 
@@ -210,6 +211,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large.Flags().BoolVar(&o.history, "history", false, "load the events of all workspaces as well")
 	large.Flags().IntVar(&o.days, "history-days", 0,
 		"load workspaces that have ended within so many days as well: 1 % of the fleet a day, with their events")
+	large.Flags().StringVar(&o.cache, "cache", "",
+		"keep the loaded databases in this directory, and take what this build has left there within 20 hours")
 	pages := add("list", "Lists of workspaces per second at the API, over 50 connections", 0, benchList)
 	pages.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	pages.Flags().IntVar(&o.nodes, "nodes", 100, "machines of the fleet")

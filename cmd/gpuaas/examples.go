@@ -42,6 +42,7 @@ func examples() map[string][]string {
 	out["gpuaas bench idle"] = []string{"gpuaas bench idle", "gpuaas bench idle --minutes 5 -o json"}
 	out["gpuaas bench fleet"] = []string{
 		"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history-days 30",
+		"gpuaas bench fleet --cache /var/tmp/fleets",
 	}
 	out["gpuaas bench list"] = []string{"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"}
 	out["gpuaas bench lives"] = []string{"gpuaas bench lives", "gpuaas bench lives --lives 100 --clients 2"}
