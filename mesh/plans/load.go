@@ -290,7 +290,8 @@ var (
 	FROM (SELECT g.node_id, count(a.node_id)::int AS used FROM lifecycle.node_gate g
 		LEFT JOIN lifecycle.allocation a ON a.node_id = g.node_id AND a.state <> 'released' GROUP BY 1) x
 	WHERE x.node_id = r.node_id`)
-	numberEvents = pg.Define(pg.RoleOwner, "plans.number_events", `
+	countWorkspaces = pg.Define(pg.RoleOwner, "plans.count_workspaces", `SELECT readmodel.recount_workspaces()`)
+	numberEvents    = pg.Define(pg.RoleOwner, "plans.number_events", `
 	INSERT INTO events.numbered (seqs, oldest, xid, first_pos, last_pos, before, highest, open)
 	SELECT int8multirange(int8range(lo, hi, '[]')), pg_current_xact_id(), pg_current_xact_id(), base + lo, base + hi, lo - 1, hi,
 		int8multirange(int8range(hi + 1, NULL))
@@ -382,7 +383,7 @@ func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error 
 		statement *pg.Statement
 		args      []any
 	}
-	calls := []call{{giveSlots, []any{size.slots()}}, {countRoom, []any{size.slots()}}, {numberEvents, nil}, {restartEvents, nil}}
+	calls := []call{{giveSlots, []any{size.slots()}}, {countRoom, []any{size.slots()}}, {countWorkspaces, nil}, {numberEvents, nil}, {restartEvents, nil}}
 	for _, schema := range []string{"lifecycle", "recovery", "readmodel", "nodeapi"} {
 		calls = append(calls, call{cursorsToEnd.For(schema), nil})
 	}

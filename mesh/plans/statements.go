@@ -15,7 +15,6 @@ var whole = map[string]float64{
 	"static.list_slots":           1,
 	"watchdog.count_fleet":        1, // when something has failed
 	"gate.read_nodes_without_key": 1, // while a key of tasks waits for the agents to store it
-	"view.count_workspaces":       2, // the sums of the status page
 	"view.count_nodes":            1,
 	"enrol.read_token_of_request": 1, // all tokens of the template have the same empty key
 	"saga.workspaces_after":       6, // a batch of an announcement: the tenants are few, and read for each workspace
@@ -99,7 +98,7 @@ const (
 var reasons = map[string]string{
 	"findings.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom,
 	"watchdog.count_fleet":        repair,
-	"gate.read_nodes_without_key": repair, "view.count_workspaces": aggregate, "view.count_nodes": aggregate,
+	"gate.read_nodes_without_key": repair, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
 	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair,
 	"project.drop_replaced": repair,

@@ -107,6 +107,9 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 			if report, err = p.replay(ctx, tx, p.applier, true, true); err != nil {
 				return err
 			}
+			if err := recountWorkspaces(ctx, tx); err != nil {
+				return err
+			}
 			return stillUncut(ctx, tx)
 		}
 		if report, err = p.replayBeside(ctx, tx, true); err != nil {
@@ -115,10 +118,24 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 		if err := announced.applied(ctx, tx, report); err != nil {
 			return err
 		}
-		return merge(ctx, tx)
+		if err := merge(ctx, tx); err != nil {
+			return err
+		}
+		return recountWorkspaces(ctx, tx)
 	})
 	report.Cut, report.Announced, report.Took = cut, announced.rows, time.Since(began)
 	return report, err
+}
+
+var recount = pg.Define(pg.RoleReadmodel, "project.recount_workspaces", `SELECT readmodel.recount_workspaces()`)
+
+// recountWorkspaces makes the counts of workspaces and live runs anew. The transaction holds the cursor, so nothing else
+// changes what is counted.
+func recountWorkspaces(ctx context.Context, tx pgx.Tx) error {
+	if _, err := pg.Exec(ctx, tx, recount); err != nil {
+		return fmt.Errorf("count workspaces anew: %w", err)
+	}
+	return nil
 }
 
 // stillUncut fails if a cut that was under way when the rebuild began has taken events that it has not seen.

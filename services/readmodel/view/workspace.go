@@ -297,10 +297,16 @@ var countNodes = pg.Define(pg.RoleReadmodel, "view.count_nodes", `
 	SELECT count(*) AS nodes, count(*) FILTER (WHERE s.connected) AS connected FROM `+nodeFrom+`
 	WHERE n.state <> 'retired' AND ($3::uuid IS NULL OR n.tenant_id = $3)`)
 
-var countWorkspaces = pg.Define(pg.RoleReadmodel, "view.count_workspaces", `SELECT
-	(SELECT count(*) FROM readmodel.workspace w WHERE w.state <> 'decommissioned' AND ($1::uuid IS NULL OR w.tenant_id = $1)) AS workspaces,
-	(SELECT count(*) FROM readmodel.workspace w WHERE w.state = 'active' AND ($1::uuid IS NULL OR w.tenant_id = $1)) AS active,
-	(SELECT count(*) FROM readmodel.run r WHERE r.live AND ($1::uuid IS NULL OR r.tenant_id = $1)) AS live_runs`)
+// countWorkspaces sums what is kept for each tenant.
+var countWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.count_workspaces", func(scoped bool) string {
+	of := ""
+	if scoped {
+		of = ` WHERE c.tenant_id = $1`
+	}
+	return `
+	SELECT COALESCE(sum(c.workspaces), 0)::int AS workspaces, COALESCE(sum(c.active), 0)::int AS active, COALESCE(sum(c.live_runs), 0)::int AS live_runs
+	FROM readmodel.workspace_count c` + of
+}, false, true)
 
 // Counts sums what the scope meets.
 func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
@@ -309,7 +315,11 @@ func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
 	if c.nodeCounts, err = pg.One[nodeCounts](ctx, s.tx, countNodes, s.Now, BeatFresh, s.scope.arg()); err != nil {
 		return c, fmt.Errorf("count nodes: %w", err)
 	}
-	if c.workspaceCounts, err = pg.One[workspaceCounts](ctx, s.tx, countWorkspaces, s.scope.arg()); err != nil {
+	var args []any
+	if !s.scope.all {
+		args = append(args, s.scope.arg())
+	}
+	if c.workspaceCounts, err = pg.One[workspaceCounts](ctx, s.tx, countWorkspaces.For(!s.scope.all), args...); err != nil {
 		return c, fmt.Errorf("count workspaces: %w", err)
 	}
 	return c, nil

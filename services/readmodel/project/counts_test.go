@@ -1,0 +1,91 @@
+package project_test
+
+import (
+	"testing"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
+)
+
+const (
+	kept = `SELECT coalesce(string_agg(format('%s: %s %s %s', tenant_id, workspaces, active, live_runs), ', ' ORDER BY tenant_id), '')
+		FROM readmodel.workspace_count WHERE (workspaces, active, live_runs) <> (0, 0, 0)`
+	counted = `SELECT coalesce(string_agg(format('%s: %s %s %s', t, w, a, r), ', ' ORDER BY t), '') FROM (
+		SELECT t, sum(w) AS w, sum(a) AS a, sum(r) AS r FROM (
+			SELECT tenant_id AS t, 1 AS w, (state = 'active')::int AS a, 0 AS r FROM readmodel.workspace WHERE state <> 'decommissioned'
+			UNION ALL SELECT coalesce(tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'), 0, 0, 1 FROM readmodel.run WHERE live) x
+		GROUP BY 1) y`
+)
+
+// TestCountsAreThoseOfTheRows: counts that are kept are those that counting the rows gives, after each change, after a
+// change that was rolled back, and after a rebuild of a projection whose counts were wrong.
+func TestCountsAreThoseOfTheRows(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	l := projecttest.New(t)
+	p := l.Projector()
+	check := func(after string) {
+		t.Helper()
+		if got, want := text(t, l, kept), text(t, l, counted); got != want {
+			t.Errorf("after %s the counts are %q, want %q", after, got, want)
+		}
+	}
+	tenants := []string{ids.New(), ids.New()}
+	var list []*lifecyclev1.Workspace
+	for n := range 6 {
+		list = append(list, &lifecyclev1.Workspace{
+			WorkspaceId: ids.New(), TenantId: tenants[n%2], Tenant: "alpha", Name: "w" + string(rune('a'+n)),
+			State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Epoch: 1,
+		})
+	}
+	version := int64(1)
+	project := func(of []*lifecyclev1.Workspace, state commonv1.WorkspaceState) {
+		t.Helper()
+		version++
+		for _, w := range of {
+			w.State = state
+			l.AppendVersion(w, version)
+		}
+		l.Number()
+		must(t, p.Drain(ctx))
+		check(state.String())
+	}
+	project(list, commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING)
+	if text(t, l, kept) == "" {
+		t.Error("workspaces stand and none is counted")
+	}
+	project(list[:4], commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
+	project(list[1:3], commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)
+	run := &lifecyclev1.Run{
+		RunId: ids.New(), WorkspaceId: list[0].GetWorkspaceId(), TenantId: tenants[0], State: commonv1.RunState_RUN_STATE_RUNNING,
+	}
+	l.AppendVersion(run, 1)
+	l.Number()
+	must(t, p.Drain(ctx))
+	check("a run began")
+
+	tx, err := l.DB.Pool(pg.RoleReadmodel).Begin(ctx)
+	must(t, err)
+	_, err = tx.Exec(ctx, `DELETE FROM readmodel.workspace`)
+	must(t, err)
+	must(t, tx.Rollback(ctx))
+	check("a change that was rolled back")
+	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `DELETE FROM readmodel.workspace WHERE workspace_id = $1`, list[5].GetWorkspaceId())
+	must(t, err)
+	check("a row went")
+
+	run.State = commonv1.RunState_RUN_STATE_SUCCEEDED
+	l.AppendVersion(run, 2)
+	l.Number()
+	must(t, p.Drain(ctx))
+	check("the run ended")
+	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `UPDATE readmodel.workspace_count SET active = 77`)
+	must(t, err)
+	_, err = p.Rebuild(ctx)
+	must(t, err)
+	check("a rebuild")
+}
