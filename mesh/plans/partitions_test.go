@@ -81,6 +81,7 @@ func TestPartitionsOfTheLogCostAProbeEach(t *testing.T) {
 			"events.measure_age":            {seqs},
 			"events.measure_lag":            {"'c'"},
 			"project.newest_event":          {kinds},
+			"project.newest_of_late_events": {kinds},
 			"events.read_horizon":           {},
 			"project.end_of_audit":          {"'c'"},
 		}
@@ -102,7 +103,11 @@ func TestPartitionsOfTheLogCostAProbeEach(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("%s: %d buffers, %d with a partition a day", s.Name(), was.Buffers, is.Buffers)
-		if is.Buffers > was.Buffers+probe*(days+4) {
+		most := was.Buffers + probe*(days+4)
+		if s.Name() == "project.newest_of_late_events" {
+			most = was.Buffers + 2*probe // of what was written last, and no other
+		}
+		if is.Buffers > most {
 			t.Errorf("%s touches %d buffers with a partition a day, and %d with one:\n%s",
 				s.Name(), is.Buffers, was.Buffers, is.Plan)
 		}
