@@ -49,6 +49,7 @@ type benchOptions struct {
 	schemas int
 	days    int // of history
 	cache   string
+	sweeps  bool // check the first sweeps of a fleet
 	ended   int  // workspaces that have ended before
 	alone   bool // without a database of the bench's
 	verbose bool
@@ -117,6 +118,11 @@ func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 
 func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
+	if o.sweeps {
+		return fleet.RunSweeps(ctx, fleet.SweepOptions{
+			Nodes: o.nodes, Workspaces: o.spaces, Version: version, Logger: o.logger,
+		})
+	}
 	return fleet.Run(ctx, fleet.Options{
 		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, HistoryDays: o.days,
 		Cache: o.cache, Version: version, Out: o.table, Logger: o.logger,
@@ -211,8 +217,13 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large.Flags().BoolVar(&o.history, "history", false, "load the events of all workspaces as well")
 	large.Flags().IntVar(&o.days, "history-days", 0,
 		"load workspaces that have ended within so many days as well: 1 % of the fleet a day, with their events")
+	large.Flags().BoolVar(&o.sweeps, "sweeps", false,
+		"start services on the largest fleet instead, and check that their first sweeps find nothing and no brake engages")
 	large.Flags().StringVar(&o.cache, "cache", "",
 		"keep the loaded databases in this directory, and take what this build has left there within 20 hours")
+	large.MarkFlagsMutuallyExclusive("sweeps", "cache")
+	large.MarkFlagsMutuallyExclusive("sweeps", "history")
+	large.MarkFlagsMutuallyExclusive("sweeps", "history-days")
 	pages := add("list", "Lists of workspaces per second at the API, over 50 connections", 0, benchList)
 	pages.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	pages.Flags().IntVar(&o.nodes, "nodes", 100, "machines of the fleet")

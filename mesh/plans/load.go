@@ -26,6 +26,8 @@ type Size struct {
 	// Ended is how many workspaces have been recreated and decommissioned, and Days over how many days their ends lie.
 	// The source of the template must have had one end.
 	Ended, Days int
+	// Schemas reports whether the workload database gets the schemas of the workspaces, if a mesh is to run on the fleet.
+	Schemas bool
 }
 
 func (s Size) tenants() int {

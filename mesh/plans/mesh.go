@@ -76,6 +76,15 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 		if err := tmpl.Load(ctx, url, size); err != nil {
 			return err
 		}
+		if size.Schemas {
+			workloads, err := administrator(server.AdminURL(), pg.DatabaseWorkloads)
+			if err != nil {
+				return err
+			}
+			if err := makeSchemas(ctx, url, workloads); err != nil {
+				return err
+			}
+		}
 		return withMesh(ctx, src, server, dir, func(ctx context.Context, mesh *dev.Mesh) error {
 			return fn(ctx, Running{Mesh: mesh, ServerPID: server.PID(), URL: url})
 		})

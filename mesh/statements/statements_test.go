@@ -23,6 +23,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 var unprepared = []string{
 	"findings.fenced_schemas",
 	"idle.create_statements", "idle.read_statements", "idle.reset_statements",
+	"plans.fence_schemas", "plans.schemas_there",
 	"rig.insert_commit",
 	"schemas.own_tables",
 	"workspace.change_schema", "workspace.holder_of_schema", "workspace.lock_fence", "workspace.make_fence_table", "workspace.make_logins", "workspace.raise_fence",

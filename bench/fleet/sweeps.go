@@ -1,0 +1,133 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/plans"
+)
+
+// sweeps are the jobs that compare all of a fleet.
+var sweeps = []string{"claims", "findings", "machine_orphans", "orphans", "shared_orphans", "two_instances"}
+
+// SweepOptions says on which fleet to wait for the first sweeps.
+type SweepOptions struct {
+	Nodes, Workspaces int
+	Limit             time.Duration // 10 minutes
+	Agent, Version    string
+	Logger            *slog.Logger
+}
+
+// found is what a sweep or a watchdog has found, or has done, of a kind.
+type found struct {
+	What string `db:"what"`
+	N    int64  `db:"n"`
+}
+
+// foundBySweeps counts what a fleet at rest has none of.
+var foundBySweeps = pg.Define(pg.RoleOwner, "bench.found_by_sweeps", `
+	SELECT 'finding ' || f.kind AS what, count(*) AS n FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY 1
+	UNION ALL SELECT 'suspicion ' || s.kind, count(*) FROM lifecycle.suspicion s GROUP BY 1
+	UNION ALL SELECT 'incident ' || i.kind, count(*) FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY 1
+	UNION ALL SELECT 'brake for ' || b.cause, 1 FROM recovery.brake b WHERE b.engaged
+	UNION ALL SELECT 'recovery', count(*) FROM recovery.recovery_record r HAVING count(*) > 0
+	UNION ALL SELECT 'workspace ' || w.state, count(*) FROM lifecycle.workspace w WHERE w.state <> 'active' GROUP BY 1
+	UNION ALL SELECT 'identity ' || d.state, count(*) FROM recovery.identity d WHERE d.state <> 'active' GROUP BY 1
+	ORDER BY 1`)
+
+// RunSweeps starts the services of a mesh on a fleet, and reports what their first sweeps find: nothing, of a fleet
+// that is what a mesh has written.
+func RunSweeps(ctx context.Context, o SweepOptions) (bench.Result, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Limit == 0 {
+		o.Limit = 10 * time.Minute
+	}
+	size := plans.Size{Nodes: o.Nodes, Workspaces: o.Workspaces, Schemas: true}
+	if err := room(os.TempDir(), needed(size)); err != nil {
+		return bench.Result{}, err
+	}
+	var result bench.Result
+	err := plans.Serve(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Logger: o.Logger}, size,
+		func(ctx context.Context, r plans.Running) error {
+			var err error
+			result, err = firstSweeps(ctx, o, r)
+			return err
+		})
+	return result, err //nolint:wrapcheck // it says what it did
+}
+
+func firstSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Result, error) {
+	began := time.Now()
+	for {
+		waiting, err := notRun(r.Mesh.Registry().Gatherer())
+		if err != nil {
+			return bench.Result{}, err
+		}
+		if len(waiting) == 0 {
+			break
+		}
+		if time.Since(began) > o.Limit || !app.Sleep(ctx, 200*time.Millisecond) {
+			return bench.Result{}, fmt.Errorf("sweeps did not end within %s: %s", o.Limit, strings.Join(waiting, ", "))
+		}
+	}
+	conn, err := pgx.Connect(ctx, r.URL)
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("connect to the database: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	list, err := pg.All[found](ctx, conn, foundBySweeps)
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("read what the sweeps have found: %w", err)
+	}
+	details, err := bench.Environment(ctx, nil)
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+	}
+	var total int64
+	what := []string{}
+	for _, f := range list {
+		total += f.N
+		what = append(what, fmt.Sprintf("%s: %d", f.What, f.N))
+	}
+	details["nodes"], details["workspaces"], details["sweeps"], details["found"] = o.Nodes, o.Workspaces, sweeps, what
+	details["baseline"] = "what the first sweeps may find and the brake may stop"
+	return bench.Result{
+		Name: "fleet sweeps", Value: float64(total), Unit: "findings, incidents, recoveries and brakes after the first sweeps", Baseline: 0,
+		Ratio: float64(total), Required: 0, Passed: total == 0, Details: details,
+	}, nil
+}
+
+// notRun returns the sweeps that have not succeeded yet.
+func notRun(from prometheus.Gatherer) ([]string, error) {
+	families, err := from.Gather()
+	if err != nil {
+		return nil, fmt.Errorf("read the metrics of the mesh: %w", err)
+	}
+	left := slices.Clone(sweeps)
+	for _, f := range families {
+		if !strings.HasSuffix(f.GetName(), "background_last_success_timestamp_seconds") {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "job" && m.GetGauge().GetValue() > 0 {
+					left = slices.DeleteFunc(left, func(s string) bool { return s == l.GetValue() })
+				}
+			}
+		}
+	}
+	return left, nil
+}
