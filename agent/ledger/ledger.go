@@ -392,6 +392,13 @@ func (l *Ledger) Unacked() []Entry {
 	return l.list(func(e *Entry) bool { return e.State == StateFinished })
 }
 
+// Open returns the number of attempts without an acknowledged result.
+func (l *Ledger) Open() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.open)
+}
+
 // InFlight lists every attempt without an acknowledged result as Hello carries it, at most limit, unfinished ones first.
 func (l *Ledger) InFlight(limit int) []*commonv1.TaskInFlight {
 	entries := append(l.Unfinished(), l.Unacked()...)

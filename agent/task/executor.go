@@ -102,6 +102,8 @@ type Executor struct {
 	unkept  []unkept            // have a result that could not be stored
 	logged  time.Time           // when such a failure was last logged
 	stats   Stats
+	resend  *time.Timer // wakes Run while an attempt has no acknowledged result; nil before Run
+	armed   bool        // it runs
 
 	handlers sync.WaitGroup // goroutines of handlers; Run waits for them
 }
@@ -216,7 +218,9 @@ func (e *Executor) Ack(ctx context.Context, refs []*nodev1.TaskRef) error {
 		delete(e.asked, key)
 	}
 	e.mu.Unlock()
-	return e.deps.Ledger.Ack(ctx, keys...)
+	err := e.deps.Ledger.Ack(ctx, keys...)
+	e.schedule()
+	return err
 }
 
 // Attach makes s the way out, after its session was admitted, and sends again what the control plane may not have:
@@ -275,10 +279,14 @@ const (
 func (e *Executor) Run(ctx context.Context) error {
 	defer e.handlers.Wait()
 	e.resume(ctx)
-	resend, prune := time.NewTicker(resendEvery), time.NewTicker(pruneEvery)
+	resend, prune := time.NewTimer(resendEvery), time.NewTicker(pruneEvery)
 	defer resend.Stop()
 	defer prune.Stop()
+	e.mu.Lock()
+	e.resend, e.armed = resend, true
+	e.mu.Unlock()
 	for {
+		e.schedule()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -288,12 +296,32 @@ func (e *Executor) Run(ctx context.Context) error {
 			e.resendOnce(time.Now())
 			e.dispatch(ctx)
 		case <-resend.C:
+			e.mu.Lock()
+			e.armed = false
+			e.mu.Unlock()
 			e.retry(ctx)
 			e.resendOnce(time.Now())
 			e.dispatch(ctx)
 		case <-prune.C:
 			e.prune(ctx)
 		}
+	}
+}
+
+// schedule has Run look after resendEvery for what is to be stored, started or sent again, if an attempt has no
+// acknowledged result, and ends that wait if none has. Attempts come by Run alone, which calls it after each.
+func (e *Executor) schedule() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	waits := len(e.jobs) > 0 || e.deps.Ledger.Open() > 0
+	switch {
+	case e.resend == nil || waits == e.armed:
+	case waits:
+		e.resend.Reset(resendEvery)
+		e.armed = true
+	default:
+		e.resend.Stop()
+		e.armed = false
 	}
 }
 
