@@ -15,8 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/gpuaas/mesh/agent/clock"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/ledger"
@@ -169,21 +167,14 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 		return err //nolint:wrapcheck // wrapped by the caller
 	}
 	clk := clock.New(0)
-	noop := func(_ context.Context, t *task.Task, _ task.Progress) (proto.Message, error) {
-		p := &nodev1.ProbeNoop{}
-		if err := proto.Unmarshal(t.Payload, p); err != nil {
-			return nil, fmt.Errorf("read payload: %w", err)
-		}
-		return &nodev1.ProbeNoopOutput{Nonce: p.GetNonce()}, nil
-	}
+	boot := ids.New()
 	a.executor, err = task.New(task.Deps{
 		Logger: f.logger, Ledger: a.ledger, Verifiers: func() *envelope.VerifierSet { return set }, ServerNow: clk.Server,
-		Handlers: map[commonv1.TaskType]task.Handler{commonv1.TaskType_TASK_TYPE_PROBE_NOOP: task.HandlerFunc(noop)},
+		Handlers: handlers(boot),
 	}, task.Config{NodeID: n.ID, DefaultConcurrency: 16})
 	if err != nil {
 		return err //nolint:wrapcheck // wrapped by the caller
 	}
-	boot := ids.New()
 	a.client, err = session.New(session.Deps{
 		Logger: f.logger, Clock: clk, Roots: roots, Endpoint: func() (string, error) { return cfg.Addr, nil },
 		Identity: session.NewMemory(identity.Node{NodeID: n.ID, InstanceID: n.Instance, TrustDomain: nodeapitest.TrustDomain}, cert),
@@ -213,6 +204,13 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 		}
 	})
 	return nil
+}
+
+// handlers are those of the product's agent for the tasks of this bench. A probe may run again after a restart, and so the
+// agent tells of its delivery and its start with its result.
+func handlers(boot string) map[commonv1.TaskType]task.Handler {
+	const probe = commonv1.TaskType_TASK_TYPE_PROBE_NOOP
+	return map[commonv1.TaskType]task.Handler{probe: task.Handlers(task.HandlerDeps{BootID: boot})[probe]}
 }
 
 func (f *fleet) admitted() int {
