@@ -1,7 +1,9 @@
 package events
 
 import (
+	"context"
 	"fmt"
+	"time"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
@@ -35,4 +37,15 @@ func LeftOut(d protoreflect.MessageDescriptor) []string {
 		add(fmt.Sprintf("%d.", l.number), l.plan)
 	}
 	return out
+}
+
+// Paced counts the rounds of a sequencer until ctx ends.
+func Paced(ctx context.Context, wake *Signal) int {
+	cfg := SequencerConfig{}.withDefaults()
+	for n := 1; ; n++ {
+		woken, urged := wake.C(), wake.urgent()
+		if !cfg.rest(ctx, time.Now(), cfg.Poll, woken, urged) {
+			return n
+		}
+	}
 }

@@ -143,3 +143,44 @@ func TestALostListenerIsKnown(t *testing.T) {
 	cut.Store(false)
 	listens(true)
 }
+
+// TestASequencerLingers holds how many rounds a storm of commits costs: one every 40 ms, and one every 10 ms while each
+// commit is waited for. What is committed after a rest is numbered at once.
+func TestASequencerLingers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			name  string
+			every time.Duration
+			urged bool
+			want  int
+		}{
+			{"of a storm", 5 * time.Millisecond, false, 25},
+			{"of a storm that is waited for", 5 * time.Millisecond, true, 100},
+			{"of a commit now and then", 100 * time.Millisecond, false, 10},
+		} {
+			var wake events.Signal
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			go func() {
+				for ctx.Err() == nil {
+					time.Sleep(c.every) // simulated
+					if c.urged {
+						wake.Urge()
+					} else {
+						wake.Notify()
+					}
+				}
+			}()
+			if n := events.Paced(ctx, &wake); n < c.want-1 || n > c.want+1 {
+				t.Errorf("%d rounds a second %s; want %d", n, c.name, c.want)
+			}
+			cancel()
+		}
+		var wake events.Signal
+		ctx, cancel := context.WithTimeout(t.Context(), 501*time.Millisecond)
+		defer cancel()
+		time.AfterFunc(500*time.Millisecond, wake.Notify)
+		if n := events.Paced(ctx, &wake); n != 2 {
+			t.Errorf("%d rounds, with one commit after a rest; it is to be numbered at once", n)
+		}
+	})
+}

@@ -43,8 +43,11 @@ type SequencerConfig struct {
 	// Poll is how long an unwoken sequencer sleeps: other processes' rows are theirs to number, but they may have
 	// died; 1 s, and Signal.Period of it where Numbered listens.
 	Poll time.Duration
-	// MinInterval is the least time between two rounds, so that a storm of commits shares few of ours; 10 ms.
+	// MinInterval is the least time between two rounds that are waited for, by WaitFor; 10 ms.
 	MinInterval time.Duration
+	// Linger is the least time between two other rounds, so that a storm of commits shares few of ours: what is committed
+	// after a rest is numbered at once; 40 ms, and never less than MinInterval.
+	Linger time.Duration
 	// NotifyInterval is the least time between two NOTIFYs; 10 ms.
 	NotifyInterval time.Duration
 }
@@ -59,6 +62,10 @@ func (c SequencerConfig) withDefaults() SequencerConfig {
 	if c.MinInterval <= 0 {
 		c.MinInterval = 10 * time.Millisecond
 	}
+	if c.Linger <= 0 {
+		c.Linger = 40 * time.Millisecond
+	}
+	c.Linger = max(c.Linger, c.MinInterval)
 	if c.NotifyInterval <= 0 {
 		c.NotifyInterval = 10 * time.Millisecond
 	}
@@ -102,7 +109,7 @@ func (s *Sequencer) Run(ctx context.Context) error {
 func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 	var failing backoff
 	for {
-		wake := s.deps.Wake.C()
+		wake, urged := s.deps.Wake.C(), s.deps.Wake.urgent()
 		began := time.Now()
 		res, err := s.runOnce(ctx, lockUnlessCovered)
 		if ctx.Err() != nil {
@@ -118,21 +125,33 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 		pause := s.cfg.MinInterval - time.Since(began)
 		switch {
 		case err != nil:
-			pause, wake = failing.next(ctx, s.deps.Logger, "numbering events", err), nil
-		case res.Numbered == s.cfg.Batch:
+			pause = failing.next(ctx, s.deps.Logger, "numbering events", err)
+		case res.Numbered == s.cfg.Batch: // more is waiting
 			failing.reset()
-			wake = nil // more is waiting
 		default:
 			failing.reset()
-			if !sleep(ctx, s.deps.Numbered.Period(s.cfg.Poll), wake) {
+			if !s.cfg.rest(ctx, began, s.deps.Numbered.Period(s.cfg.Poll), wake, urged) {
 				return nil
 			}
-			pause, wake = s.cfg.MinInterval-time.Since(began), nil
+			continue
 		}
-		if pause > 0 && !sleep(ctx, pause, wake) {
+		if pause > 0 && !sleep(ctx, pause, nil) {
 			return nil
 		}
 	}
+}
+
+// rest sleeps after the round that began then until the next one is due: at a wake, but not before Linger is over, or
+// MinInterval if it is urged; at the latest after poll. It reports whether ctx lives.
+func (c SequencerConfig) rest(ctx context.Context, began time.Time, poll time.Duration, wake, urged <-chan struct{}) bool {
+	if !sleep(ctx, poll, wake) {
+		return false
+	}
+	if pause := c.Linger - time.Since(began); pause > 0 && !sleep(ctx, pause, urged) {
+		return false
+	}
+	pause := c.MinInterval - time.Since(began)
+	return pause <= 0 || sleep(ctx, pause, nil)
 }
 
 // How a round gets its turn.

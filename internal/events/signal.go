@@ -11,6 +11,7 @@ import (
 type Signal struct {
 	mu        sync.Mutex
 	ch        chan struct{}
+	urge      chan struct{}
 	listening int // connections that pass on what other processes notify
 }
 
@@ -38,6 +39,33 @@ func (s *Signal) Notify() {
 		close(s.ch)
 		s.ch = nil
 	}
+}
+
+// Urge is Notify for what is waited for: a sequencer does not linger then.
+func (s *Signal) Urge() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	if s.urge != nil {
+		close(s.urge)
+		s.urge = nil
+	}
+	s.mu.Unlock()
+	s.Notify()
+}
+
+// urgent is closed at the next Urge.
+func (s *Signal) urgent() <-chan struct{} {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.urge == nil {
+		s.urge = make(chan struct{})
+	}
+	return s.urge
 }
 
 // Listening reports whether a connection to the database passes on what other processes notify.

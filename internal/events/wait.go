@@ -127,7 +127,7 @@ func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) e
 			return fmt.Errorf("wait for position: %w", err)
 		}
 		if err == nil && pos == 0 {
-			c.deps.Wake.Notify()
+			c.deps.Wake.Urge()
 			advanced = numbered
 		}
 		timer := time.NewTimer(tick)
