@@ -60,8 +60,14 @@ var (
 		SELECT `+pg.Columns[replica]("r")+` FROM mesh.key_replica r WHERE r.seen_at > mesh.clock() - make_interval(secs => $1)
 		ORDER BY r.service, r.replica_id`)
 
+	// A row that is there is updated at once: the way over a conflict would lock it first, and log that too.
 	saveReplica = pg.DefineShared(services, "keyset.save_replica", `
-		INSERT INTO mesh.key_replica (service, replica_id, takes, holds, problems, seen_at) VALUES (current_user, $1, $2, $3, $4, mesh.clock())
+		WITH kept AS (
+			UPDATE mesh.key_replica r SET takes = $2, holds = $3, problems = $4, seen_at = mesh.clock()
+			WHERE r.service = current_user AND r.replica_id = $1 RETURNING r.replica_id
+		)
+		INSERT INTO mesh.key_replica (service, replica_id, takes, holds, problems, seen_at)
+		SELECT current_user, $1, $2, $3, $4, mesh.clock() WHERE NOT EXISTS (SELECT FROM kept)
 		ON CONFLICT (service, replica_id) DO UPDATE SET takes = EXCLUDED.takes, holds = EXCLUDED.holds, problems = EXCLUDED.problems,
 			seen_at = EXCLUDED.seen_at`)
 
