@@ -265,7 +265,7 @@ func TestAFailedRecreateKeepsTheStorageOfItsMachine(t *testing.T) {
 func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	id, first, second := ids.New(), ids.New(), ids.New()
-	name := schemaName("acme", "demo", id)
+	name := schemaName(p.tenant(), "demo", id) // roles belong to the whole server
 	ran := func(run string, epoch, op int64) *saga.Env {
 		return &saga.Env{RunID: run, WorkspaceID: id, Epoch: epoch, OpSeq: op}
 	}
