@@ -78,7 +78,7 @@ func TestColumnsAreFields(t *testing.T) {
 		"incidentView": declared(incidentView), "recoveryView": declared(recoveryView), "brakeView": declared(brakeView), "tenantView": declared(tenantView),
 		"instanceView": declared(instanceView), "claimView": declared(claimView), "policyView": declared(policyView), "reasonView": declared(reasonView),
 		"nodeView": declared(nodeView), "rollbackView": declared(rollbackView), "keyView": declared(keyView), "rotationView": declared(rotationView), "personView": declared(personView), "taskView": declared(taskView), "workspaceView": declared(workspaceView),
-		"operationView": declared(operationView), "dryRunView": declared(dryRunView), "timelineView": declared(timelineView), "runView": declared(runView), "retentionView": declared(retentionView), "eventView": declared(eventView), "actionView": declared(actionView),
+		"operationView": declared(operationView), "dryRunView": declared(dryRunView), "timelineView": declared(timelineView), "runView": declared(runView), "retentionView": declared(retentionView), "eventView": declared(eventView), "consumerView": declared(consumerView), "actionView": declared(actionView),
 		"componentColumns":        declared(view[*readmodelv1.ComponentStatus]{columns: componentColumns}),
 		"keyProblemColumns":       declared(view[*recoveryv1.KeyProblem]{columns: keyProblemColumns}),
 		"rollbackEvidenceColumns": declared(view[*recoveryv1.RollbackEvidence]{columns: rollbackEvidenceColumns}),
