@@ -9,7 +9,7 @@ CREATE TABLE readmodel.workspace_count (
 ) WITH (fillfactor = 50);
 
 -- +goose StatementBegin
-CREATE FUNCTION readmodel.count_workspace_insert() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION readmodel.count_workspace_insert() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM new_rows) THEN
         INSERT INTO readmodel.workspace_count AS c (tenant_id, workspaces, active)
@@ -25,7 +25,7 @@ CREATE TRIGGER count_insert AFTER INSERT ON readmodel.workspace REFERENCING NEW 
     FOR EACH STATEMENT EXECUTE FUNCTION readmodel.count_workspace_insert();
 
 -- +goose StatementBegin
-CREATE FUNCTION readmodel.count_workspace_update() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION readmodel.count_workspace_update() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM new_rows) THEN
         INSERT INTO readmodel.workspace_count AS c (tenant_id, workspaces, active)
@@ -42,9 +42,10 @@ CREATE TRIGGER count_update AFTER UPDATE ON readmodel.workspace REFERENCING OLD 
     FOR EACH STATEMENT EXECUTE FUNCTION readmodel.count_workspace_update();
 
 -- +goose StatementBegin
-CREATE FUNCTION readmodel.count_workspace_delete() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION readmodel.count_workspace_delete() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF EXISTS (SELECT FROM old_rows) THEN
+    -- What is cut counts for nothing, and the role that cuts may not write counts.
+    IF EXISTS (SELECT FROM old_rows x WHERE x.state <> 'decommissioned') THEN
         INSERT INTO readmodel.workspace_count AS c (tenant_id, workspaces, active)
         SELECT y.tenant_id, sum(y.w), sum(y.a) FROM (
             SELECT x.tenant_id, -(x.state <> 'decommissioned')::integer AS w, -(x.state = 'active')::integer AS a FROM old_rows x) y
@@ -58,7 +59,7 @@ CREATE TRIGGER count_delete AFTER DELETE ON readmodel.workspace REFERENCING OLD 
     FOR EACH STATEMENT EXECUTE FUNCTION readmodel.count_workspace_delete();
 
 -- +goose StatementBegin
-CREATE FUNCTION readmodel.count_run_insert() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION readmodel.count_run_insert() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM new_rows) THEN
         INSERT INTO readmodel.workspace_count AS c (tenant_id, live_runs)
@@ -74,7 +75,7 @@ CREATE TRIGGER count_insert AFTER INSERT ON readmodel.run REFERENCING NEW TABLE 
     FOR EACH STATEMENT EXECUTE FUNCTION readmodel.count_run_insert();
 
 -- +goose StatementBegin
-CREATE FUNCTION readmodel.count_run_update() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION readmodel.count_run_update() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM new_rows) THEN
         INSERT INTO readmodel.workspace_count AS c (tenant_id, live_runs)
@@ -91,9 +92,9 @@ CREATE TRIGGER count_update AFTER UPDATE ON readmodel.run REFERENCING OLD TABLE 
     FOR EACH STATEMENT EXECUTE FUNCTION readmodel.count_run_update();
 
 -- +goose StatementBegin
-CREATE FUNCTION readmodel.count_run_delete() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION readmodel.count_run_delete() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF EXISTS (SELECT FROM old_rows) THEN
+    IF EXISTS (SELECT FROM old_rows x WHERE x.live) THEN
         INSERT INTO readmodel.workspace_count AS c (tenant_id, live_runs)
         SELECT y.tenant_id, sum(y.r) FROM (
             SELECT coalesce(x.tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AS tenant_id, -x.live::integer AS r FROM old_rows x) y
