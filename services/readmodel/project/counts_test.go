@@ -83,6 +83,22 @@ func TestCountsAreThoseOfTheRows(t *testing.T) {
 	l.Number()
 	must(t, p.Drain(ctx))
 	check("the run ended")
+	// Retention cuts as a role that may not write counts.
+	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `UPDATE readmodel.workspace
+		SET body = body || '{"state_at": "2020-01-01T00:00:00Z"}' WHERE state = 'decommissioned'`)
+	must(t, err)
+	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `UPDATE readmodel.run
+		SET body = body || '{"finished_at": "2020-01-01T00:00:00Z"}' WHERE NOT live`)
+	must(t, err)
+	for table, rows := range map[string]string{"run": "1", "workspace": "2"} {
+		sql := `SELECT cut::text FROM readmodel.cut_` + table + `s('0', '00000000-0000-0000-0000-000000000000', 500)`
+		var cut string
+		must(t, l.DB.Pool(pg.RoleReadmodel).QueryRow(ctx, sql).Scan(&cut))
+		if cut != rows {
+			t.Errorf("%s rows of %s were cut, want %s", cut, table, rows)
+		}
+	}
+	check("a cut")
 	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `UPDATE readmodel.workspace_count SET active = 77`)
 	must(t, err)
 	_, err = p.Rebuild(ctx)
