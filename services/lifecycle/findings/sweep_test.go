@@ -267,7 +267,7 @@ func TestSchemasThatWereLeftBehind(t *testing.T) {
 		t.Errorf("the finding is %+v", f)
 	}
 	name := pgx.Identifier{schema}.Sanitize()
-	for _, sql := range []string{`DROP SCHEMA ` + name + ` CASCADE`, `DROP OWNED BY ` + name + `; DROP ROLE ` + name} {
+	for _, sql := range []string{`DROP SCHEMA ` + name + ` CASCADE`, `GRANT ` + name + ` TO CURRENT_USER; DROP OWNED BY ` + name + `; DROP ROLE ` + name} {
 		wantOnly(t, b.seen(), "resource_without_claim schema "+schema)
 		if _, err := b.workloads.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
