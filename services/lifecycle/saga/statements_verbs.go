@@ -121,7 +121,8 @@ var (
 			version = c.version + 1
 		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL
 			AND (c.kind = ANY ($2) OR (cardinality($2::text[]) = 0 AND c.run_id = $6 AND c.step = $3))
-			AND (NOT $7 OR c.made_by_run = $6)
+			AND (NOT $7 OR c.made_by_run = $6 OR c.made_by_run IS NULL AND c.run_id = $6
+				AND c.intent_at >= (SELECT m.created_at FROM lifecycle.saga_run m WHERE m.id = $6))
 		RETURNING `+claimColumns)
 	endStuckRun = pg.Define(pg.RoleLifecycle, "saga.end_stuck", `
 		UPDATE lifecycle.saga_run r SET state = $2, finished_at = mesh.clock(), stuck_reason = '',

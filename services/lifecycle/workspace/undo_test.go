@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -257,6 +258,36 @@ func TestAFailedRecreateKeepsTheStorageOfItsMachine(t *testing.T) {
 				t.Errorf("%d claims are live", n)
 			}
 		})
+	}
+}
+
+// TestAnUndoTakesWhatAnEarlierBuildClaimed: while replicas are updated, one of the build before writes claims that do not
+// say who made them, and one of this build undoes the run.
+func TestAnUndoTakesWhatAnEarlierBuildClaimed(t *testing.T) {
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	with(func(w *world) { w.unready = true })(p, "")
+	res, err := p.seats[0].server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+			Tenant: p.tenant(), Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess, Gpus: 1},
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := res.GetOperation().GetWorkspaceId()
+	p.comesTo(id, StepReady)
+	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.resource_claim SET made_by_run = NULL`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.seats[0].ask(t.Context(), kCancel, id); err != nil {
+		t.Fatal(err)
+	}
+	p.rests(id, "failed")
+	if got := p.world.standing(); len(got) != 0 {
+		t.Errorf("there stand %q", got)
+	}
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL`, id); n != 0 {
+		t.Errorf("%d claims are live", n)
 	}
 }
 
