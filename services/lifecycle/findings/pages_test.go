@@ -63,7 +63,7 @@ func TestAPageThatFailsConcludesNothing(t *testing.T) {
 			return nil
 		})
 		return out, err
-	}}, &swept)
+	}}, []string{"rows"}, &swept)
 	if !errors.Is(err, broken) || swept.Resolved != 0 || len(b.open()) != 1 {
 		t.Errorf("%v: %d findings were resolved, %d are open", err, swept.Resolved, len(b.open()))
 	}

@@ -148,17 +148,38 @@ func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	if err := s.forgetOldReports(ctx); err != nil {
 		return total, err
 	}
+	standing, err := s.standing(ctx)
+	if err != nil {
+		return total, err
+	}
 	var errs []error
 	for _, d := range s.checks {
-		errs = append(errs, s.check(ctx, d, &total))
+		errs = append(errs, s.check(ctx, d, standing, &total))
 	}
 	return total, errors.Join(append(errs, s.Measure(ctx))...)
 }
 
-// check runs one check and settles what it saw.
-func (s *Sweeper) check(ctx context.Context, d detector, total *Swept) error {
+var standingSources = pg.Define(pg.RoleLifecycle, "findings.standing_sources", `
+		SELECT s.source FROM lifecycle.suspicion s UNION SELECT f.source FROM lifecycle.finding f WHERE f.resolved_at IS NULL`)
+
+// standing returns the sources of which something is suspected or open.
+func (s *Sweeper) standing(ctx context.Context) ([]string, error) {
+	rows, err := pg.Query(ctx, s.deps.DB, standingSources)
+	if err != nil {
+		return nil, fmt.Errorf("read standing sources: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("read standing sources: %w", err)
+	}
+	return out, nil
+}
+
+// check runs one check and settles what it saw. Of a check that saw nothing, and of which nothing stood when the sweep
+// began, there is nothing to settle.
+func (s *Sweeper) check(ctx context.Context, d detector, standing []string, total *Swept) error {
 	seen, err := d.run(ctx)
-	if err == nil {
+	if err == nil && (len(seen) > 0 || slices.Contains(standing, d.name)) {
 		err = s.settle(ctx, d.name, seen, total)
 	}
 	if err != nil {

@@ -60,6 +60,27 @@ func TestNothingIsFoundOnWhatIsWell(t *testing.T) {
 	wantOnly(t, b.seen())
 }
 
+// TestASweepThatSeesNothingSettlesNothing: it takes no turn to write, which somebody else has.
+func TestASweepThatSeesNothingSettlesNothing(t *testing.T) {
+	b := newBed(t, Config{})
+	b.live("one")
+	b.sweep()
+	if n := b.text(`SELECT count(*)::text FROM lifecycle.suspicion`); n != "0" {
+		t.Fatalf("%s suspicions", n)
+	}
+	tx, err := b.db.OwnerPool().Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), takeTurn.SQL()); err != nil {
+		t.Fatal(err)
+	}
+	b.sweep()
+	if err := tx.Commit(t.Context()); err != nil { // the server ends it if the sweep waits for it
+		t.Errorf("the sweep has waited for its turn: %v", err)
+	}
+}
+
 func TestABoxThatEndedBehindTheProductsBack(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

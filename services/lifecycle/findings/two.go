@@ -50,9 +50,10 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 			defer s.asked.Delete(kind)
 			var one result
 			one.err = app.Protect(ctx, func(ctx context.Context) error {
-				return s.check(ctx, detector{sourceTwo + "/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) {
+				source := sourceTwo + "/" + names.Of(kind)
+				return s.check(ctx, detector{source, func(ctx context.Context) ([]Seen, error) {
 					return s.twoInstances(ctx, kind, driver)
-				}}, &one.swept)
+				}}, []string{source}, &one.swept)
 			})
 			results <- one
 		}()
