@@ -102,8 +102,9 @@ func openTwo(f *lifecyclev1.Finding) error {
 	return fmt.Errorf("finding %s is open: %s", f.GetFindingId(), f.GetSummary())
 }
 
-// unend takes the end of an instance out of the launch ledger of the process driver, as an older copy of the file
-// would be. It reports whether the end was there.
+// unend makes the end of an instance in the launch ledger of the process driver the beginning of that end, as if it had
+// not come to it. No line goes: a ledger that is shorter than the database remembers starts the rollback mode. It reports
+// whether the end was there.
 func unend(dir, workspaceID string, epoch int64) (bool, error) {
 	there := false
 	err := rewrite(dir, func(text string, l line) string {
@@ -111,23 +112,24 @@ func unend(dir, workspaceID string, epoch int64) (bool, error) {
 			return text
 		}
 		there = true
-		return ""
+		return strings.Replace(text, `"op":"ended"`, `"op":"ending"`, 1)
 	})
 	return there, err
 }
 
 // reend puts the end of an instance to where it belongs, behind its beginning, so that the ledger can be judged again.
 func reend(dir, workspaceID string, epoch int64) error {
+	begun := false
 	return rewrite(dir, func(text string, l line) string {
-		switch {
-		case l.WorkspaceID != workspaceID || l.Epoch != epoch:
+		if l.WorkspaceID != workspaceID || l.Epoch != epoch || l.Op != "ending" {
 			return text
-		case l.Op == "ending":
-			return text + strings.Replace(text, `"op":"ending"`, `"op":"ended"`, 1)
-		case l.Op == "ended":
-			return ""
 		}
-		return text
+		ended := strings.Replace(text, `"op":"ending"`, `"op":"ended"`, 1)
+		if begun {
+			return ended
+		}
+		begun = true
+		return text + ended
 	})
 }
 
