@@ -92,36 +92,9 @@ func TestUnknownDrillsAreNamed(t *testing.T) {
 	}
 }
 
-// first are the drills of the first mesh, which take as long as all others, those of the second: most of a drill is
-// waiting for terms and for processes that start.
-var first = []string{"double-provision-race", "register-401-no-live-token", "restore-reuses-nothing"}
-
-// TestDrillsAndTheirControls runs every drill in its scaled form with both controls, as
-// `gpuaas drill run --all --controls` does, on two meshes at once.
+// TestDrillsAndTheirControls runs every drill in its scaled form with both controls, on one mesh, as `gpuaas drill run --all --controls` does.
 func TestDrillsAndTheirControls(t *testing.T) {
 	testkit.IO(t)
-	var here, there []drill.Drill
-	for _, d := range drill.Drills() {
-		if slices.Contains(first, d.Name) {
-			here = append(here, d)
-		} else {
-			there = append(there, d)
-		}
-	}
-	if len(here) != len(first) {
-		t.Fatalf("of %q there are only %d drills", first, len(here))
-	}
-	for name, drills := range map[string][]drill.Drill{"first mesh": here, "second mesh": there} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			runDrills(t, drills)
-		})
-	}
-}
-
-// runDrills runs drills with both controls, one after the other, on a mesh of their own.
-func runDrills(t *testing.T, drills []drill.Drill) {
-	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 18*time.Minute)
 	defer cancel()
 	began := time.Now()
@@ -147,7 +120,7 @@ func runDrills(t *testing.T, drills []drill.Drill) {
 		}
 	})
 	t.Logf("the mesh stands after %.1f s", time.Since(began).Seconds())
-	results, err := drill.All(ctx, m, drills, drill.Options{Logger: testkit.Logger(t), Controls: true})
+	results, err := drill.All(ctx, m, drill.Drills(), drill.Options{Logger: testkit.Logger(t), Controls: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +134,7 @@ func runDrills(t *testing.T, drills []drill.Drill) {
 			t.Errorf("%s passed and says too little: %+v", r.Name, r)
 		}
 	}
-	if want := 3 * len(drills); len(results) != want {
+	if want := 3 * len(drill.Drills()); len(results) != want {
 		t.Errorf("%d results, not %d", len(results), want)
 	}
 }

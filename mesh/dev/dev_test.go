@@ -182,7 +182,6 @@ func holdsFewSessions(t *testing.T, s started) {
 }
 
 func TestOneProcessHoldsAWholeMesh(t *testing.T) {
-	t.Parallel()
 	testkit.IO(t)
 	cfg := config(t)
 	cfg.Ephemeral, cfg.NoDemo = true, false
@@ -219,7 +218,7 @@ func TestOneProcessHoldsAWholeMesh(t *testing.T) {
 	if err := s.stop(); err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(began); took > 25*time.Second { // a service that does not stop is ended after 30 seconds
+	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("stopping took %s", took)
 	}
 	if procs, err := reap.Under(dir, agents.Program); err != nil || len(procs) > 0 {
@@ -231,7 +230,6 @@ func TestOneProcessHoldsAWholeMesh(t *testing.T) {
 }
 
 func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
-	t.Parallel()
 	testkit.IO(t)
 	cfg := config(t)
 	cfg.DataDir, cfg.NoDemo = filepath.Join(meshtest.Dir(t), "data"), false
@@ -285,7 +283,6 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 
 // TestThePolicyFileIsToldAsAnyOtherChange: whoever reads the log of events sees what a file set, and a start with the same file changes nothing.
 func TestThePolicyFileIsToldAsAnyOtherChange(t *testing.T) {
-	t.Parallel()
 	cfg := config(t)
 	cfg.Nodes, cfg.DataDir = 0, filepath.Join(meshtest.Dir(t), "data")
 	cfg.PolicyFile = filepath.Join(t.TempDir(), "policy.yaml")

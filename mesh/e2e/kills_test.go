@@ -232,9 +232,6 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 	if left := missing(); len(left) > 0 {
 		t.Errorf("%d of %d kill points were not hit: %v", len(left), len(want), left)
 	}
-	// No process is held to a time from here on, and the tasks that died with their sessions take more than a minute to
-	// expire: they do while others run.
-	t.Parallel()
 	quiet(t, c)
 	measured.judge(t, 5)
 	judgeWishes(t, c, all)

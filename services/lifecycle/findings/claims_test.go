@@ -21,7 +21,6 @@ func (b *bed) observedStorage(node, workspaceID, workload string, storage *nodev
 
 // TestAnIdentityThatIsClaimedAndRetired finds the claim of a workspace that works while recovery has retired its instance's identity, or knows none.
 func TestAnIdentityThatIsClaimedAndRetired(t *testing.T) {
-	t.Parallel()
 	for name, take := range map[string]func(b *bed, node string){
 		"recovery has retired it": func(b *bed, node string) {
 			_, err := b.world.gates.ApplyFence(t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 2, Retired: true})
@@ -57,7 +56,6 @@ func TestAnIdentityThatIsClaimedAndRetired(t *testing.T) {
 
 // TestAStorageDirectoryThatWasWiped finds the claim on a directory that the agent, which reports directories, does not have any more.
 func TestAStorageDirectoryThatWasWiped(t *testing.T) {
-	t.Parallel()
 	b := newBed(t, Config{})
 	id := b.live("one")
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)

@@ -41,7 +41,6 @@ func (b *bed) byHand(statements ...string) {
 
 // A change by hand that the next operation takes over before anybody looked is found all the same, and no further operation ends the finding.
 func TestAChangeByHandThatAnOperationTakesOverAtOnce(t *testing.T) {
-	t.Parallel()
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()
@@ -93,7 +92,6 @@ func TestAChangeByHandThatAnOperationTakesOverAtOnce(t *testing.T) {
 
 // Columns that no event carries are guarded like the rest, and what tenants may have put there is hidden.
 func TestAColumnThatNoEventCarries(t *testing.T) {
-	t.Parallel()
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()
@@ -136,7 +134,6 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 
 // A change that was made and taken back between two sweeps is told once.
 func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
-	t.Parallel()
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()
@@ -153,7 +150,6 @@ func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
 
 // Whoever turns the trigger off leaves a row that does not fit its seal; a session that keeps other triggers from firing does not keep this one.
 func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
-	t.Parallel()
 	b := newBed(t, Config{})
 	quiet, taken, put, replica := b.live("one"), b.live("two"), b.live("three"), b.live("four")
 	b.numbered()

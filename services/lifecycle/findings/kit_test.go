@@ -30,7 +30,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m, testkit.AtOnce(4)) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const (
 	byProcess = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS

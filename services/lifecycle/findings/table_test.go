@@ -103,7 +103,6 @@ func edits(id, run, allocation, ghost string) []edit {
 
 // TestTheTableOfEdits does each kind of edit in each way as each role, and compares what the guard says of it with the table of docs/findings.md.
 func TestTheTableOfEdits(t *testing.T) {
-	t.Parallel()
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()

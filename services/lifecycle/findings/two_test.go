@@ -85,7 +85,6 @@ func TestADeafPlacementHoldsUpNoSweep(t *testing.T) {
 // TestTwoInstancesAreFoundWhateverTheOtherChecksDo: with every other check failing or hanging, and another placement that does not answer, the finding on
 // two instances of one workspace is made, and ends.
 func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
-	t.Parallel()
 	for name, other := range map[string]func(ctx context.Context) ([]Seen, error){
 		"fail": func(context.Context) ([]Seen, error) { return nil, errors.New("a check that fails") },
 		"hang": func(ctx context.Context) ([]Seen, error) { <-ctx.Done(); return nil, ctx.Err() },
