@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -219,12 +218,6 @@ func (e *Env) changeClaim(ctx context.Context, tx pgx.Tx, verb string, claim Cla
 // Claims answers the workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
 func (e *Env) Claims(ctx context.Context, kinds ...string) ([]Claim, error) {
 	return LiveClaims(ctx, e.core.db, e.WorkspaceID, kinds...)
-}
-
-// Made answers those of Claims that this run made: the undo of a run releases these, and leaves what stood before it.
-func (e *Env) Made(ctx context.Context, kinds ...string) ([]Claim, error) {
-	claims, err := e.Claims(ctx, kinds...)
-	return slices.DeleteFunc(claims, func(c Claim) bool { return c.MadeBy != e.RunID }), err
 }
 
 // LiveClaims answers a workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.

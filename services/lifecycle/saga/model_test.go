@@ -37,7 +37,7 @@ func TestRandomVerbs(t *testing.T) {
 				claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: name, Name: name})
 				return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, name) }), err
 			}
-			claims, err := env.Made(ctx, name)
+			claims, err := env.Claims(ctx, name)
 			return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 				for _, c := range claims {
 					if err := env.ReleaseTx(ctx, tx, c); err != nil {
@@ -118,8 +118,8 @@ func TestRandomVerbs(t *testing.T) {
 		switch want := map[string]string{"succeeded": "active", "failed": "failed", "stuck": "stuck"}[r.State]; {
 		case w.State != want:
 			rt.Fatalf("a run that is %s left its workspace %s", r.State, w.State)
-		case r.State == "failed" && slices.ContainsFunc(claims, func(c saga.Claim) bool { return c.MadeBy == run }):
-			rt.Fatalf("failed, and claims that it made are live: %+v", claims)
+		case r.State == "failed" && len(claims) > 0:
+			rt.Fatalf("failed, and %d claims are live", len(claims))
 		case r.State == "succeeded" && len(claims) != 3:
 			rt.Fatalf("succeeded with %d claims", len(claims))
 		}

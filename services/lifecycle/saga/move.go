@@ -261,7 +261,7 @@ func touch(ctx context.Context, tx pgx.Tx, j *journal, workspaces, runs, states,
 }
 
 // undoFrom answers the step at which a compensation of h begins: the last one that may have left something, which is the present one or a later
-// one of which the run has a claim that it made itself. -1 means that nothing is to be undone.
+// one of which a claim was adopted from an earlier run. -1 means that nothing is to be undone.
 func (c *Core) undoFrom(ctx context.Context, h *held) (int, error) {
 	from := h.run.Step
 	claims, err := LiveClaims(ctx, c.db, h.run.WorkspaceID)
@@ -270,9 +270,7 @@ func (c *Core) undoFrom(ctx context.Context, h *held) (int, error) {
 	}
 	live := map[string]bool{}
 	for i := range claims {
-		if claims[i].MadeBy == h.run.ID {
-			live[claims[i].Kind] = true
-		}
+		live[claims[i].Kind] = true
 	}
 	for i := len(h.def.Steps) - 1; i > from; i-- {
 		for _, kind := range h.def.Steps[i].Kinds {

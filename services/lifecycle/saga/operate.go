@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -153,7 +152,7 @@ type RetryRequest struct {
 	Limit         int // retries until an hour of health; zero means 3
 	Override      bool
 	Reason        string // required with Override
-	// EpochClaim is the claim kind whose presence in the workspace's epoch keeps that epoch; empty means `instance`.
+	// EpochClaim is the claim kind whose presence keeps the epoch; empty means `instance`.
 	EpochClaim string
 }
 
@@ -209,14 +208,13 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	if err != nil {
 		return Retried{}, err
 	}
-	present := slices.ContainsFunc(claims, func(c Claim) bool { return c.Epoch == w.Epoch })
 	if req.Input == nil {
 		req.Input = former[0].Input
 	}
 	started, err := c.Start(ctx, tx, StartRequest{
 		WorkspaceID: req.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, Definition: req.Definition, Input: req.Input,
 		Requester: req.Requester, CorrelationID: req.CorrelationID, From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
-		NextEpoch: !present, Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true, retryUsed: w.RetryUsed,
+		NextEpoch: len(claims) == 0, Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true, retryUsed: w.RetryUsed,
 	})
 	out := Retried{Started: started, Used: w.RetryUsed + 1}
 	out.Advice = adviceAfter(former)
@@ -289,7 +287,7 @@ func (c *Core) RetryUndo(ctx context.Context, tx pgx.Tx, runID, by string) (Verb
 }
 
 // SkipUndo gives up the step at which a run is stuck: the claims it would have released become orphans, which name who decided and why, and the
-// run goes on behind it. Claims that stood before a run which is being undone stay as they are.
+// run goes on behind it.
 func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, []Claim, error) {
 	if reason == "" {
 		return Verb{}, nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
@@ -302,7 +300,7 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 		return Verb{}, nil, err
 	}
 	def, _ := c.registry.Get(r.Definition, r.DefVersion)
-	orphans, err := pg.All[Claim](ctx, tx, orphanOfStep, r.WorkspaceID, append([]string{}, def.Steps[r.Step].Kinds...), r.Step, by, reason, r.ID, r.Phase == phaseUndo)
+	orphans, err := pg.All[Claim](ctx, tx, orphanOfStep, r.WorkspaceID, append([]string{}, def.Steps[r.Step].Kinds...), r.Step, by, reason, r.ID)
 	if err != nil {
 		return Verb{}, nil, fmt.Errorf("orphan claims: %w", err)
 	}

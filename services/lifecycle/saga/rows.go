@@ -126,13 +126,10 @@ type Attempt struct {
 
 // Claim is a row of resource_claim.
 type Claim struct {
-	ID          string `db:"id"`
-	WorkspaceID string `db:"workspace_id"`
-	TenantID    string `db:"tenant_id"`
-	RunID       string `db:"run_id"`
-	// MadeBy is the run that wrote the intent first. A build that does not say it (before 00228) has written the claims of
-	// its run while that ran; it is empty for older ones.
-	MadeBy       string     `db:"made_by_run" expr:"COALESCE(@.made_by_run::text, (SELECT m.id::text FROM lifecycle.saga_run m WHERE m.id = @.run_id AND m.created_at <= @.intent_at), '')"`
+	ID           string     `db:"id"`
+	WorkspaceID  string     `db:"workspace_id"`
+	TenantID     string     `db:"tenant_id"`
+	RunID        string     `db:"run_id"`
 	Step         int        `db:"step"`
 	Kind         string     `db:"kind"`
 	Scope        string     `db:"scope"`

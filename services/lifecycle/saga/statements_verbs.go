@@ -77,8 +77,8 @@ var (
 		RETURNING `+stepColumns)
 	writeIntent = pg.Define(pg.RoleLifecycle, "saga.write_intent", `
 		INSERT INTO lifecycle.resource_claim AS c
-			(id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, made_by_run)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, NULLIF($10, '')::uuid, $4)
+			(id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, NULLIF($10, '')::uuid)
 		ON CONFLICT (workspace_id, kind, deterministic_name) WHERE released_at IS NULL AND orphaned_at IS NULL
 		DO UPDATE SET run_id = EXCLUDED.run_id, step = EXCLUDED.step, epoch = GREATEST(c.epoch, EXCLUDED.epoch),
 			node_id = COALESCE(EXCLUDED.node_id, c.node_id), version = c.version + 1
@@ -121,8 +121,6 @@ var (
 			version = c.version + 1
 		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL
 			AND (c.kind = ANY ($2) OR (cardinality($2::text[]) = 0 AND c.run_id = $6 AND c.step = $3))
-			AND (NOT $7 OR c.made_by_run = $6 OR c.made_by_run IS NULL AND c.run_id = $6
-				AND c.intent_at >= (SELECT m.created_at FROM lifecycle.saga_run m WHERE m.id = $6))
 		RETURNING `+claimColumns)
 	endStuckRun = pg.Define(pg.RoleLifecycle, "saga.end_stuck", `
 		UPDATE lifecycle.saga_run r SET state = $2, finished_at = mesh.clock(), stuck_reason = '',

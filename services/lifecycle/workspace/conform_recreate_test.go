@@ -102,7 +102,6 @@ func TestTheChangeOfBoxesKeepsTheContractOfTheSaga(t *testing.T) {
 			return w.furnish(ctx, c, tx)
 		},
 		Clean:   func(_ context.Context, workspaceID string) error { w.forget(workspaceID); return nil },
-		Stood:   w.stood,
 		Timeout: time.Minute,
 	})
 	for k, n := range w.launches {
@@ -113,14 +112,6 @@ func TestTheChangeOfBoxesKeepsTheContractOfTheSaga(t *testing.T) {
 	if len(w.overlaps) > 0 {
 		t.Errorf("two boxes of one workspace: %v", w.overlaps)
 	}
-}
-
-// stood is what furnish makes in the world.
-func (w *world) stood(workspaceID string) []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	box := workspaceID + ":1"
-	return []string{"box " + box, box + " storage", box + " workload demo", "identity " + w.boxes[box].instance}
 }
 
 // furnish makes a workspace that runs in epoch 1, in the rows and in the world, as a provisioning would have left it.

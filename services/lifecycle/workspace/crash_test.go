@@ -101,7 +101,7 @@ func TestACrashLoopEndsTheWait(t *testing.T) {
 	})
 }
 
-// TestARecreationOutlivesACrashLoop: the workspace has run before, and what the workload depends on may still be starting.
+// TestARecreationOutlivesACrashLoop: the undo of a recreation would take schema and storage, and what the workload depends on may still be starting.
 func TestARecreationOutlivesACrashLoop(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})

@@ -3,7 +3,6 @@ package workspace
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -148,32 +147,35 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 	forced := func(name string, do saga.StepFunc, layer commonv1.OwnerLayer, last bool, kinds ...string) saga.Step {
 		return down(name, s.forced(s.timely(do), last, kinds...), layer, kinds...)
 	}
-	away := []saga.Step{
-		forced("Remove tenant workloads", s.remove, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, false, kindWorkload),
-		forced("Drop per-tenant schema", s.dropSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, false, kindSchema),
-		forced("Release workflow handle", s.dropHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, false, kindHandle),
-		forced("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, true, kindSlot, kindIdentity, kindInstance, kindStorage),
+	away := func(schema saga.StepFunc, last saga.Step) []saga.Step {
+		return []saga.Step{
+			forced("Remove tenant workloads", s.remove, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, false, kindWorkload),
+			forced("Drop per-tenant schema", schema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, false, kindSchema),
+			forced("Release workflow handle", s.dropHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, false, kindHandle),
+			forced("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, true, kindSlot, kindIdentity, kindInstance, kindStorage),
+			last,
+		}
 	}
 	decommission := saga.Definition{
 		Name: DefinitionDecommission, Version: 1,
-		Steps: append(slices.Clone(away), down("Mark decommissioned", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
+		Steps: away(s.dropSchema, down("Mark decommissioned", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
 		States: saga.WorkspaceStates{
 			Running: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
 		Deadline: time.Hour, StallAfter: sagaStall, Sticks: true, Uncancellable: true,
 	}
-	release := func(name string, running, ended commonv1.WorkspaceState) saga.Definition {
+	release := func(name string, schema saga.StepFunc, running, ended commonv1.WorkspaceState) saga.Definition {
 		return saga.Definition{
-			Name: name, Version: 1, Steps: append(slices.Clone(away), down("Mark released", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
+			Name: name, Version: 1, Steps: away(schema, down("Mark released", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
 			States:   saga.WorkspaceStates{Running: running, Succeeded: ended, Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
 			Deadline: time.Hour, StallAfter: sagaStall, Sticks: true, Uncancellable: true,
 		}
 	}
 	all := []saga.Definition{
 		provision, recreate, decommission,
-		release(DefinitionRelease, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED),
-		release(DefinitionReleaseDecommissioned, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
+		release(DefinitionRelease, s.releaseSchema, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED),
+		release(DefinitionReleaseDecommissioned, s.dropSchema, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
 	}
 	for i := range all {
 		all[i].BeforeStuck, all[i].OnStuck = gate.LockOfWorkspace, s.onStuck

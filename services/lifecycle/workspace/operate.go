@@ -167,12 +167,8 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 		if err := s.valuesOpen(w); err != nil {
 			return nil, err
 		}
-		definition, err := retryDefinition(ctx, tx, w)
-		if err != nil {
-			return nil, err
-		}
 		out, err := core.Retry(ctx, tx, saga.RetryRequest{
-			WorkspaceID: w.ID, Definition: definition, Input: newInput(w.Tenant, w.Name, w.Spec), Requester: by,
+			WorkspaceID: w.ID, Definition: DefinitionProvision, Input: newInput(w.Tenant, w.Name, w.Spec), Requester: by,
 			CorrelationID: obs.From(ctx).CorrelationID, Limit: s.deps.Policy.Current().SagaRetryLimit(), Override: req.GetOverride(), Reason: req.GetReason(),
 		})
 		if err != nil {
@@ -189,20 +185,6 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, names.Of(req.GetKind())+" is asked of an allocation, not of a workspace",
 			fault.Remedy("use `allocations retry-release` or `allocations force-release` with the allocation's id"))
 	}
-}
-
-// retryDefinition returns what a retry runs: a provisioning, which adopts what the present epoch has, or a recreation
-// where a failed one has left a slot, storage or an instance of an earlier epoch standing.
-func retryDefinition(ctx context.Context, tx pgx.Tx, w saga.Workspace) (string, error) {
-	claims, err := saga.LiveClaims(ctx, tx, w.ID, kindSlot, kindIdentity, kindInstance, kindStorage, kindWorkload)
-	if err != nil {
-		return "", err //nolint:wrapcheck // it says what it read
-	}
-	present := slices.ContainsFunc(claims, func(c saga.Claim) bool { return c.Kind == kindInstance && c.Epoch == w.Epoch })
-	if len(claims) == 0 || present {
-		return DefinitionProvision, nil
-	}
-	return DefinitionRecreate, nil
 }
 
 // valuesOpen refuses a workspace whose environment values do not open: what would deploy it would fail for certain.

@@ -18,7 +18,7 @@ import (
 )
 
 // proofHelp is what a person can do whose word finds no run that could use it. A cancel is not it lightly: it undoes what a recreation keeps.
-const proofHelp = "wait until it has ended or stands at \"" + StepPrevious + "\", and give the proof again; a cancel would undo storage and schema too"
+const proofHelp = "wait until it has ended or stands at \"" + StepPrevious + "\", and give the proof again; a cancel would undo the storage too"
 
 // prove gives a person's word to the recreation that is open, if that one is still at ending the former epoch, where the word is asked for. A recreation
 // that is elsewhere, or another operation, would never look at it: that is refused, for a word that is taken and not used is worse than none.

@@ -175,7 +175,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
 		return nil, fmt.Errorf("read spec: %w", err)
 	}
-	// A run that fails for good leaves the workspace failed: what would fail for certain is not begun.
+	// A run that fails for good undoes all there is: what would fail for certain is not begun.
 	if err := s.deps.Catalogue.check(spec); err != nil {
 		f := fault.From(err)
 		r.lacks(f.Reason, f.Remedy, "", "the mesh does not offer any more what the workspace asks for: "+f.Public)
@@ -285,7 +285,7 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 		kept = "no instance and no workload are left to end; what is there of schema and handle is kept"
 	}
 	return first + "provisions the next epoch: " + kept +
-		". If that fails for good or is cancelled, what it has made is undone, what is kept stays, and the workspace ends failed"
+		". If that fails for good or is cancelled everything else is undone, storage too; a schema that stood before is kept with its data, and the workspace ends failed"
 }
 
 // recreateOption is the row of the table of actions.

@@ -64,16 +64,12 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 		if err != nil {
 			return saga.Outcome{}, err
 		}
-		kept, err := s.keepsHold(ctx, env, a, held)
-		if err != nil {
-			return saga.Outcome{}, err
-		}
-		if held && !kept && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
+		if held && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
 			if _, err := s.beginRelease(ctx, env, a); err != nil {
 				return saga.Outcome{}, err
 			}
 		}
-		if !held || kept || env.Kind == kForceRelease { // a forced one has deadlines of its own
+		if !held || env.Kind == kForceRelease { // a forced one has deadlines of its own
 			return fn(ctx, env)
 		}
 		left, err := s.releaseLeft(ctx, env)

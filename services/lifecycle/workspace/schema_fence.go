@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -187,9 +188,9 @@ var makersOfSchema = pg.Define(pg.RoleWorkloadAdmin, "workspace.makers_of_schema
 		SELECT n.oid IS NOT NULL, coalesce(obj_description(n.oid, 'pg_namespace'), ''), coalesce(shobj_description(r.oid, 'pg_authid'), '')
 		FROM (SELECT $1::name AS name) x LEFT JOIN pg_namespace n ON n.nspname = x.name LEFT JOIN pg_roles r ON r.rolname = x.name`)
 
-// dropOwn takes the login of a schema's role away, and then drops both if w made the schema. It reports whether the
-// schema was kept: it stood before w wrote it. A role that stood before is kept with no login.
-func dropOwn(ctx context.Context, db *pgxpool.Pool, name string, w writer) (bool, error) {
+// dropOwn takes the login of a schema's role away, and then drops both if own says so of the note that is on them. It
+// reports whether the schema was kept, which is noted on it then. A role that is kept has no login.
+func dropOwn(ctx context.Context, db *pgxpool.Pool, name string, w writer, own func(note string) bool) (bool, error) {
 	if err := disarm(ctx, db, name, w); err != nil {
 		return false, err
 	}
@@ -202,25 +203,25 @@ func dropOwn(ctx context.Context, db *pgxpool.Pool, name string, w writer) (bool
 		if err := pg.QueryRow(ctx, tx, makersOfSchema, name).Scan(&kept, &bySchema, &byRole); err != nil {
 			return fmt.Errorf("read makers of schema: %w", err)
 		}
-		if kept = kept && !w.made(bySchema); kept {
+		if kept = kept && !own(bySchema); kept {
+			note := "COMMENT ON SCHEMA " + pgx.Identifier{name}.Sanitize() + " IS 'kept by operation " + w.RunID + "'"
+			if _, err := pg.Exec(ctx, tx, changeSchema.For(note)); err != nil {
+				return fmt.Errorf("note that schema is kept: %w", err)
+			}
 			return nil
 		}
 		if err := fence(ctx, tx, name, w, true); err != nil {
 			return err
 		}
-		return drop(ctx, tx, name, !w.made(byRole))
+		return drop(ctx, tx, name, !own(byRole))
 	})
 	return kept, err //nolint:wrapcheck // wrapped inside
 }
 
 // note is the comment that a run leaves on the schema and the role that it makes, in the transaction that makes them.
-func (w writer) note() string { return "made by operation " + w.RunID }
+func (w writer) note() string { return "made by operation " + w.RunID + w.inEpoch() }
 
-// made reports whether a comment is the note of w. Builds that left none provisioned the first epoch of a workspace in a
-// name that nothing had.
-func (w writer) made(comment string) bool {
-	return comment == w.note() || comment == "" && w.Epoch == 1
-}
+func (w writer) inEpoch() string { return " in epoch " + strconv.FormatInt(w.Epoch, 10) }
 
 var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.holder_of_schema", noFenceTable, func(struct{}) string {
 	return `SELECT f.workspace_id::text FROM gpuaas_fence.schema f WHERE f.name = $1`

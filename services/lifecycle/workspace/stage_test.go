@@ -271,7 +271,8 @@ func (g *stage) wrong(id string, before *history) ([]string, error) {
 		"a decommissioned workspace claims":        `SELECT count(*) > 0 FROM lifecycle.resource_claim c JOIN lifecycle.workspace w ON w.id = c.workspace_id WHERE w.id = $1 AND w.state = 'decommissioned' AND c.released_at IS NULL AND c.orphaned_at IS NULL`,
 		"an orphan names nobody":                   `SELECT count(*) > 0 FROM lifecycle.resource_claim WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND (orphaned_by = '' OR orphan_reason = '')`,
 		"a clean failure claims": `SELECT count(*) > 0 FROM lifecycle.workspace w JOIN lifecycle.saga_run r ON r.id = w.run_id JOIN lifecycle.resource_claim c ON c.workspace_id = w.id
-			WHERE w.id = $1 AND w.state = 'failed' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT (r.phase = 'do' AND r.step_names[r.error_step + 1] = 'Mark active')`,
+			WHERE w.id = $1 AND w.state = 'failed' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT (c.kind = 'schema' AND c.intent_at < r.created_at)
+				AND NOT (r.phase = 'do' AND r.step_names[r.error_step + 1] = 'Mark active')`,
 		"a stuck workspace does not say why": `SELECT count(*) > 0 FROM lifecycle.workspace w JOIN lifecycle.saga_run r ON r.id = w.run_id WHERE w.id = $1 AND w.state = 'stuck' AND (w.last_error = '' OR r.stuck_reason = '')`,
 		"an open attempt of an ended run":    `SELECT count(*) > 0 FROM lifecycle.saga_run r LEFT JOIN lifecycle.saga_step s ON s.run_id = r.id WHERE r.workspace_id = $1 AND r.state IN ('succeeded', 'failed', 'stuck') AND (s.state IN ('running', 'waiting') OR r.open_attempt > 0)`,
 		"a run after a reset is archived":    `SELECT count(*) > 0 FROM lifecycle.workspace w JOIN lifecycle.saga_run r ON r.workspace_id = w.id WHERE w.id = $1 AND w.reset_done AND r.archived_at IS NULL`,

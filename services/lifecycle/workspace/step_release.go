@@ -3,7 +3,6 @@ package workspace
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,8 +21,7 @@ func ownBox(p commonv1.PlacementDriver) bool {
 	return p != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
 }
 
-// release undoes allocate from the claims: the directory, the box, its identity, the slot. Releasing what is not there
-// succeeds. The undo of a run gives the slot back unless something of the workspace that stood before still stands on it.
+// release undoes allocate from the claims: the directory, the box, its identity, the slot. Releasing what is not there succeeds.
 func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	if err := s.withdraw(ctx, env); err != nil {
 		return saga.Outcome{}, err
@@ -35,29 +33,12 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 	if waiting, err := s.releaseStorage(ctx, env, held && ownBox(a.Placement)); err != nil || waiting {
 		return waitTask("waiting for the agent to remove the workspace's directory"), err
 	}
-	kept, err := s.keepsHold(ctx, env, a, held)
-	if err != nil {
+	if err := s.endBoxes(ctx, env); err != nil {
 		return saga.Outcome{}, err
 	}
-	if !kept || ownBox(a.Placement) {
-		if err := s.endBoxes(ctx, env); err != nil {
-			return saga.Outcome{}, err
-		}
-	}
-	if kept {
-		// The place on a shared machine stays with what stands in it.
-		return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-			if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
-				return nil
-			}
-			// A replica of an earlier build began this undo, and its release.
-			_, err := setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_ALLOCATING, "reserved")
-			return err
-		}), nil
-	}
-	slots, err := env.Claims(ctx, kindSlot)
+	slots, err := claimsOf(ctx, env, kindSlot)
 	if err != nil {
-		return saga.Outcome{}, fmt.Errorf("read claims: %w", err)
+		return saga.Outcome{}, err
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		for _, c := range slots {
@@ -82,21 +63,6 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 		}
 		return uncordonClean(ctx, tx, live.NodeID)
 	}).After(lockNodes(env)), nil
-}
-
-// keepsHold reports whether an undo leaves the workspace's hold as it is: something stands on its machine, or in its
-// box, that the run did not make.
-func (s *Steps) keepsHold(ctx context.Context, env *saga.Env, a allocation, held bool) (bool, error) {
-	if !held || env.Direction != commonv1.Direction_DIRECTION_UNDO {
-		return false, nil
-	}
-	claims, err := env.Claims(ctx, kindStorage, kindInstance, kindWorkload)
-	if err != nil {
-		return false, fmt.Errorf("read claims: %w", err)
-	}
-	return slices.ContainsFunc(claims, func(c saga.Claim) bool {
-		return c.MadeBy != env.RunID && (c.Epoch == a.Epoch || c.NodeID != "" && c.NodeID == a.NodeID)
-	}), nil
 }
 
 func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (allocation, error) {

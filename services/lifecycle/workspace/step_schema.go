@@ -67,9 +67,6 @@ func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	if len(claims) == 0 && env.Direction == commonv1.Direction_DIRECTION_UNDO {
-		return saga.Done(nil), nil
-	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := pg.Exec(ctx, tx, dropHandleOfEpoch, env.WorkspaceID, env.Epoch); err != nil {
 			return fmt.Errorf("drop handle: %w", err)
@@ -189,34 +186,49 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 	return version, nil
 }
 
-// undoSchema drops the schema and the role that this run made. Of a schema that stood before, or of one whose claim
-// did, it takes the login away that applySchema gave its role: the tenant's data stays, and applying the schema gives the
-// login back.
+// undoSchema drops the schema and the role that this run made, so that a run that fails takes no data of the tenant's
+// with it that stood before. Of a schema that stood it takes the login away which applySchema gave its role; applying the
+// schema gives it back.
 func (s *Steps) undoSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-	claims, err := env.Claims(ctx, kindSchema)
+	w := writerOf(env)
+	return s.dropOwnSchema(ctx, env, func(note string) bool {
+		// A build before left no note: what its run made is dropped where nothing can have stood before.
+		return note == w.note() || note == "" && env.Kind == commonv1.OperationKind_OPERATION_KIND_CREATE && env.Epoch == 1
+	})
+}
+
+// releaseSchema drops a schema that was made in the epoch whose run could not be undone, and keeps one that stood before:
+// the workspace goes on, and a decommission drops it.
+func (s *Steps) releaseSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	w := writerOf(env)
+	return s.dropOwnSchema(ctx, env, func(note string) bool {
+		return strings.HasPrefix(note, "made by operation ") && strings.HasSuffix(note, w.inEpoch())
+	})
+}
+
+func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note string) bool) (saga.Outcome, error) {
+	claims, err := claimsOf(ctx, env, kindSchema)
 	if err != nil {
-		return saga.Outcome{}, fmt.Errorf("read claims: %w", err)
+		return saga.Outcome{}, err
 	}
-	claims = slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.RunID != env.RunID }) // not come to
+	if env.Direction == commonv1.Direction_DIRECTION_UNDO {
+		claims = slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.RunID != env.RunID }) // not come to
+	}
 	kept := make([]bool, len(claims))
 	for i, c := range claims {
 		if err := env.Proceed(ctx); err != nil {
 			return saga.Outcome{}, err //nolint:wrapcheck // it says whether the step may go on
 		}
-		if c.MadeBy == env.RunID {
-			kept[i], err = dropOwn(ctx, s.deps.Workloads, c.Name, writerOf(env))
-		} else {
-			kept[i], err = true, disarm(ctx, s.deps.Workloads, c.Name, writerOf(env))
-		}
+		kept[i], err = dropOwn(ctx, s.deps.Workloads, c.Name, writerOf(env), own)
 		if err = s.deps.Stale.note(atSchema, err); err != nil {
-			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped", fmt.Errorf("undo schema %s: %w", c.Name, err))
+			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped", fmt.Errorf("drop schema %s: %w", c.Name, err))
 		}
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		for i, c := range claims {
 			change := env.ReleaseTx
 			if kept[i] {
-				// It stands, so that its claim does too: a decommission drops it.
+				// It stands, so that its claim does too.
 				change = func(ctx context.Context, tx pgx.Tx, c saga.Claim) error { return env.ConfirmTx(ctx, tx, c, c.Name) }
 			}
 			if err := change(ctx, tx, c); err != nil {

@@ -274,14 +274,9 @@ func lockNodes(env *saga.Env) saga.TxFunc {
 	}
 }
 
-// claimsOf answers the live claims of the step's kinds, those of this epoch and of earlier ones. For an undo they are
-// those that its run made: what stood before the run stays as it is.
+// claimsOf answers the live claims of the step's kinds, those of this epoch and of earlier ones.
 func claimsOf(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
-	read := env.Claims
-	if env.Direction == commonv1.Direction_DIRECTION_UNDO {
-		read = env.Made
-	}
-	claims, err := read(ctx, kinds...)
+	claims, err := env.Claims(ctx, kinds...)
 	if err != nil {
 		return nil, fmt.Errorf("read claims: %w", err)
 	}

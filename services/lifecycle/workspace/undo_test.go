@@ -1,8 +1,8 @@
 package workspace
 
 import (
+	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -91,30 +90,38 @@ func (p *plane) comesTo(id, step string) {
 	})
 }
 
-// keeps fails unless the rows of the tenant stand, and the handle.
+// keeps fails unless the rows of the tenant stand, and nothing else is claimed.
 func (p *plane) keeps(id, name string) {
 	p.t.Helper()
 	var rows int
-	err := p.admin().QueryRow(p.t.Context(), `SELECT count(*) FROM `+pgx.Identifier{name}.Sanitize()+`.mine`).Scan(&rows)
+	quoted := pgx.Identifier{name}.Sanitize()
+	err := pg.InTx(p.t.Context(), p.workloads(), func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `GRANT `+quoted+` TO CURRENT_USER`); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, `SELECT count(*) FROM `+quoted+`.mine`).Scan(&rows); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `REVOKE `+quoted+` FROM CURRENT_USER`)
+		return err
+	})
 	if err != nil || rows != 3 {
 		p.t.Errorf("of the tenant's 3 rows %d are left: %v", rows, err)
 	}
 	if role, login, schema := p.mayLogIn(p.admin(), id); !role || login || !schema {
 		p.t.Errorf("the role stands: %v and may log in: %v, the schema: %v", role, login, schema)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id); n != 1 {
-		p.t.Error("the handle is gone")
-	}
-	n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind IN ('schema', 'handle')
+	n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL`, id)
+	confirmed := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'
 		AND confirmed_at IS NOT NULL AND released_at IS NULL AND orphaned_at IS NULL`, id)
-	if n != 2 {
-		p.t.Errorf("%d claims on schema and handle are live", n)
+	if n != 1 || confirmed != 1 {
+		p.t.Errorf("%d claims are live, %d of them on the schema", n, confirmed)
 	}
 }
 
-// TestAFailedRecreateKeepsWhatStoodBefore: its undo takes away what it made itself, whichever step it fails at; a recreate
-// after it has the tenant's data, and so has a retry.
-func TestAFailedRecreateKeepsWhatStoodBefore(t *testing.T) {
+// TestAFailedRecreateKeepsTheSchema: with the tenant's data, whichever step it fails at; a recreate after it has them, and
+// so has a retry.
+func TestAFailedRecreateKeepsTheSchema(t *testing.T) {
 	for n, f := range failures() {
 		t.Run(f.step, func(t *testing.T) {
 			p, id, name, _ := tenantOf(t)
@@ -179,118 +186,6 @@ func (p *plane) hasItsRows(id string) {
 	}
 }
 
-// TestARecreateThatEndedNothingLeavesTheInstance: cancelled while the former instance cannot be confirmed ended, it ends
-// neither that instance nor the storage in it.
-func TestARecreateThatEndedNothingLeavesTheInstance(t *testing.T) {
-	p, id, name, _ := tenantOf(t)
-	was := p.world.standing()
-	with(func(w *world) { w.endless, w.mute = true, true })(p, name)
-	if _, err := p.seats[0].ask(t.Context(), kRecreate, id); err != nil {
-		t.Fatal(err)
-	}
-	p.comesTo(id, StepPrevious)
-	if _, err := p.seats[0].ask(t.Context(), kCancel, id); err != nil {
-		t.Fatal(err)
-	}
-	with(func(w *world) { w.endless, w.mute = false, false })(p, name)
-	p.rests(id, "failed")
-	// Its workload was stopped, or was not: what the agent had begun when the cancel came.
-	without := func(list []string) []string {
-		return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return strings.Contains(s, " workload ") })
-	}
-	if got := p.world.standing(); !slices.Equal(without(got), without(was)) {
-		t.Errorf("there stand %q, and before %q", got, was)
-	}
-	p.retried(id)
-	p.never("a retry of a recreate that ended nothing")
-	p.hasItsRows(id)
-	if got := p.world.standing(); !slices.Contains(got, "box "+id+":3") || len(got) != len(was) {
-		t.Errorf("after a retry there stand %q", got)
-	}
-}
-
-// TestAFailedRecreateKeepsTheStorageOfItsMachine: directory, slot and GPUs of a shared machine stay the workspace's,
-// nobody else is given them, and a recreate or a retry goes on there.
-func TestAFailedRecreateKeepsTheStorageOfItsMachine(t *testing.T) {
-	for n, f := range failures() {
-		t.Run(f.step, func(t *testing.T) {
-			p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
-			node := p.machine("machine")
-			id := p.create(p.tenant(), "demo", byStatic)
-			w := p.workspace(id)
-			name := schemaName(w.Tenant, w.Name, id)
-			f.begin(p, name)
-			if _, err := p.seats[0].ask(t.Context(), kRecreate, id); err != nil {
-				t.Fatal(err)
-			}
-			if f.cancel {
-				p.comesTo(id, f.step)
-				if _, err := p.seats[0].ask(t.Context(), kCancel, id); err != nil {
-					t.Fatal(err)
-				}
-			}
-			p.rests(id, "failed")
-			if got := p.world.standing(); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "storage") }) {
-				t.Errorf("the workspace's directory is gone: there stand %q", got)
-			}
-			if n := p.count(`SELECT count(*) FROM lifecycle.allocation a JOIN lifecycle.gpu_hold h USING (allocation_id)
-				WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.state IN ('allocating', 'active')`, id, node); n != 1 && f.step != StepStorage {
-				t.Errorf("%d GPUs are held for the workspace", n)
-			}
-			if n := p.count(`SELECT count(*) FROM lifecycle.allocation WHERE workspace_id = $1 AND node_id = $2
-				AND state IN ('allocating', 'active')`, id, node); n != 1 {
-				t.Errorf("the workspace has %d slots", n)
-			}
-			f.end(p, name)
-			if n%2 == 0 {
-				p.retried(id)
-			} else {
-				p.recreated(id)
-			}
-			if _, err := p.seats[0].ask(t.Context(), kDecommission, id); err != nil {
-				t.Fatal(err)
-			}
-			p.rests(id, "decommissioned")
-			if got := p.world.standing(); len(got) != 1 {
-				t.Errorf("after a decommission there stand %q", got)
-			}
-			if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL`, id); n != 0 {
-				t.Errorf("%d claims are live", n)
-			}
-		})
-	}
-}
-
-// TestAnUndoTakesWhatAnEarlierBuildClaimed: while replicas are updated, one of the build before writes claims that do not
-// say who made them, and one of this build undoes the run.
-func TestAnUndoTakesWhatAnEarlierBuildClaimed(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
-	with(func(w *world) { w.unready = true })(p, "")
-	res, err := p.seats[0].server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
-		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
-			Tenant: p.tenant(), Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess, Gpus: 1},
-		}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := res.GetOperation().GetWorkspaceId()
-	p.comesTo(id, StepReady)
-	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.resource_claim SET made_by_run = NULL`); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.seats[0].ask(t.Context(), kCancel, id); err != nil {
-		t.Fatal(err)
-	}
-	p.rests(id, "failed")
-	if got := p.world.standing(); len(got) != 0 {
-		t.Errorf("there stand %q", got)
-	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL`, id); n != 0 {
-		t.Errorf("%d claims are live", n)
-	}
-}
-
 // TestASchemaKnowsWhichRunMadeIt: a driver that dies after it has made a schema, and before that is recorded, leaves the
 // note of its run on it, in the transaction that made it. Another run's undo finds that note and drops nothing.
 func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
@@ -306,7 +201,11 @@ func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 	if _, err := p.seats[0].steps.migrateTenant(t.Context(), ran(second, 2, 2), name); err != nil {
 		t.Fatal(err)
 	}
-	kept, err := dropOwn(t.Context(), p.workloads(), name, writerOf(ran(second, 2, 3)))
+	undo := func(run string, epoch, op int64) (bool, error) {
+		w := writerOf(ran(run, epoch, op))
+		return dropOwn(t.Context(), p.workloads(), name, w, func(note string) bool { return note == w.note() })
+	}
+	kept, err := undo(second, 2, 3)
 	if err != nil || !kept {
 		t.Fatalf("a schema of another run was kept: %v, %v", kept, err)
 	}
@@ -322,20 +221,19 @@ func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 	if err != nil || dropped {
 		t.Errorf("its fence counts it as dropped: %v, %v", dropped, err)
 	}
-	kept, err = dropOwn(t.Context(), p.workloads(), name, writerOf(ran(first, 2, 4)))
-	if err != nil || kept {
-		t.Fatalf("a schema was kept from the undo of its own run: %v, %v", kept, err)
+	if err := dropFenced(t.Context(), p.workloads(), name, writerOf(ran(second, 2, 4))); err != nil {
+		t.Fatal(err)
 	}
 	if role, _, schema := hasRole(t, p.admin(), name); role || schema {
 		t.Fatalf("the role stands: %v, the schema: %v", role, schema)
 	}
-	// Of a role that stood before, alone, the login goes and not the role.
+	// A run drops the schema that it made. Of a role that stood before, alone, the login goes and not the role.
 	quoted := pgx.Identifier{name}.Sanitize()
 	p.schemas(`CREATE ROLE ` + quoted + ` LOGIN`)
 	if _, err := p.seats[0].steps.migrateTenant(t.Context(), ran(second, 2, 5), name); err != nil {
 		t.Fatal(err)
 	}
-	kept, err = dropOwn(t.Context(), p.workloads(), name, writerOf(ran(second, 2, 6)))
+	kept, err = undo(second, 2, 6)
 	if role, login, schema := hasRole(t, p.admin(), name); err != nil || kept || !role || login || schema {
 		t.Fatalf("kept: %v, %v; the role stands: %v and may log in: %v, the schema: %v", kept, err, role, login, schema)
 	}
@@ -343,7 +241,7 @@ func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 	if _, err := p.seats[0].steps.migrateTenant(t.Context(), ran("", 2, 7), name); err != nil {
 		t.Fatal(err)
 	}
-	if kept, err = dropOwn(t.Context(), p.workloads(), name, writerOf(ran(second, 2, 8))); err != nil || !kept {
+	if kept, err = undo(second, 2, 8); err != nil || !kept {
 		t.Fatalf("a schema with no note was kept: %v, %v", kept, err)
 	}
 }
