@@ -1,5 +1,11 @@
 -- +goose Up
 
+-- A batch of projections holds their cursor before it writes, and no other begins while this does: it waits for nothing that this holds. What is read
+-- meanwhile waits for nobody. After ten seconds the migration fails, and is run again.
+SET LOCAL lock_timeout = '10s';
+SELECT pos FROM readmodel.event_cursor WHERE name = 'projections' FOR UPDATE;
+LOCK TABLE readmodel.run, readmodel.workspace IN SHARE ROW EXCLUSIVE MODE;
+
 -- How many workspaces and live runs each tenant has, kept by the transactions that change them. What has no tenant counts for the highest id.
 CREATE TABLE readmodel.workspace_count (
     tenant_id  uuid    PRIMARY KEY,
