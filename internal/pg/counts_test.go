@@ -37,7 +37,7 @@ func TestWorkspacesAreCountedBesideABatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer batch.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it was committed
+		t.Cleanup(func() { _ = batch.Rollback(context.WithoutCancel(ctx)) })
 		write := func(sql string) {
 			t.Helper()
 			if _, err := batch.Exec(ctx, sql); err != nil {

@@ -49,7 +49,8 @@ func (p *Program) eventsForget() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "forget CONSUMER", Short: "Forget a consumer that no build runs any more, so that no events are kept for it",
 		Long: "Forget a consumer of events, SERVICE/NAME as `gpuaas events consumers` shows it: its position and what it has parked. Events are kept for\n" +
-			"it no longer. It is refused while a live replica runs the consumer. A service that runs it later begins at the oldest event.",
+			"it no longer. It is refused while a live replica runs the consumer, and until it has not moved for ten minutes. Each call removes up to 10,000\n" +
+			"parked events, and says if some are left. A service that runs the consumer later begins at the oldest event.",
 		Example: "  gpuaas events forget lifecycle/row-witness --reason 'no build has it any more' --dry-run", Args: args("CONSUMER"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Consumer = args[0]
@@ -68,6 +69,9 @@ func (p *Program) eventsForget() *cobra.Command {
 				note(s.err, "dry run, nothing was changed: %s would be forgotten", clean(args[0]))
 			default:
 				note(s.err, "%s is forgotten: no events are kept for it", clean(args[0]))
+			}
+			if answer.GetParkedLeft() && !req.GetDryRun() {
+				note(s.err, "some of what it has parked is left: run the same command again to remove more")
 			}
 			return one(s.printer, consumerView, answer.GetConsumer())
 		}),

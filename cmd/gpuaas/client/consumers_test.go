@@ -22,6 +22,8 @@ func TestEventsConsumers(t *testing.T) {
 		switch req.GetConsumer() {
 		case gone.GetConsumer():
 			return &readmodelv1.ForgetConsumerResponse{Consumer: gone}, nil
+		case "lifecycle/much":
+			return &readmodelv1.ForgetConsumerResponse{Consumer: gone, ParkedLeft: true}, nil
 		case "readmodel/projections":
 			return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "a live replica runs it")
 		}
@@ -35,6 +37,9 @@ func TestEventsConsumers(t *testing.T) {
 	}
 	if got := call(t, "events", "forget", "lifecycle/never", "--reason", "r", "--yes").wants(t, 0); !strings.Contains(got.err, "there is no consumer") {
 		t.Errorf("of one that is not there it says %q", got.err)
+	}
+	if got := call(t, "events", "forget", "lifecycle/much", "--reason", "r", "--yes").wants(t, 0); !strings.Contains(got.err, "parked is left: run") {
+		t.Errorf("of one that has parked much it says %q", got.err)
 	}
 	call(t, "events", "forget", "readmodel/projections", "--reason", "r", "--yes").wants(t, 5)
 	call(t, "events", "forget", "lifecycle/gone", "--yes").wants(t, 2)

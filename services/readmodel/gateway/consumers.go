@@ -34,10 +34,13 @@ type eventConsumer struct {
 func (c eventConsumer) id() string { return c.Service + "/" + c.Name }
 
 func (c eventConsumer) proto() *readmodelv1.EventConsumer {
-	return &readmodelv1.EventConsumer{
-		Consumer: c.id(), Position: c.Pos, Behind: c.Behind, MovedAt: timestamppb.New(c.MovedAt), Parked: c.Parked,
-		Replicas: c.Replicas, UnknownReplicas: c.Silent,
+	out := &readmodelv1.EventConsumer{
+		Consumer: c.id(), Position: c.Pos, Behind: c.Behind, Parked: c.Parked, Replicas: c.Replicas, UnknownReplicas: c.Silent,
 	}
+	if !c.MovedAt.IsZero() { // only what it has parked is left
+		out.MovedAt = timestamppb.New(c.MovedAt)
+	}
+	return out
 }
 
 // gone reports whether no live replica can be running the consumer.
@@ -46,9 +49,20 @@ func (c eventConsumer) gone() bool { return c.Replicas == 0 && c.Silent == 0 }
 var (
 	listConsumers = pg.Define(pg.RoleReadmodel, "gateway.list_consumers", `
 		SELECT `+pg.Columns[eventConsumer]("c")+` FROM mesh.event_consumers(make_interval(secs => $1)) c ORDER BY c.service, c.name`)
-	forgetConsumer = pg.Define(pg.RoleReadmodel, "gateway.forget_consumer",
-		`SELECT mesh.forget_event_consumer($1, $2, make_interval(secs => $3))`)
+	forgetConsumer = pg.Define(pg.RoleReadmodel, "gateway.forget_consumer", `
+		SELECT `+pg.Columns[forgotten]("f")+`
+		FROM mesh.forget_event_consumer($1, $2, make_interval(secs => $3), make_interval(secs => $4), $5) f`)
 )
+
+// forgotten is what mesh.forget_event_consumer did.
+type forgotten struct {
+	Was   bool  `db:"was"`   // the cursor was there
+	Taken int64 `db:"taken"` // parked events
+	More  bool  `db:"more"`  // parked events are left
+}
+
+// parkedTogether is how many parked events one call takes.
+const parkedTogether = 10000
 
 func readConsumers(ctx context.Context, q pg.Querier) ([]eventConsumer, error) {
 	list, err := pg.All[eventConsumer](ctx, q, listConsumers, keyset.LiveFor.Seconds())
@@ -74,49 +88,17 @@ func (e *Events) ListConsumers(ctx context.Context, _ *readmodelv1.ListConsumers
 	return out, nil
 }
 
-// ForgetConsumer ends what is kept for a consumer that no live replica runs. To forget one that is not there changes nothing.
+// ForgetConsumer ends what is kept for a consumer that no live replica runs, and takes what it has parked, or part of it. To forget one that is not there
+// changes nothing.
 func (e *Events) ForgetConsumer(ctx context.Context, req *readmodelv1.ForgetConsumerRequest) (*readmodelv1.ForgetConsumerResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	service, name, _ := strings.Cut(req.GetConsumer(), "/")
-	out := &readmodelv1.ForgetConsumerResponse{}
+	var out *readmodelv1.ForgetConsumerResponse
 	err := pg.InTx(ctx, e.writes, func(ctx context.Context, tx pgx.Tx) error {
-		out.Consumer = nil
-		list, err := readConsumers(ctx, tx)
-		if err != nil {
-			return err
-		}
-		var found *eventConsumer
-		for i := range list {
-			if list[i].Service == service && list[i].Name == name {
-				found = &list[i]
-			}
-		}
-		if found == nil {
-			return nil
-		}
-		if !found.gone() {
-			return inUse(*found)
-		}
-		out.Consumer = found.proto()
-		if req.GetDryRun() {
-			return nil
-		}
-		switch was, err := pg.Value[bool](ctx, tx, forgetConsumer, service, name, keyset.LiveFor.Seconds()); {
-		case startedMeanwhile(err):
-			return inUse(*found)
-		case err != nil:
-			return fmt.Errorf("forget consumer %s: %w", found.id(), err)
-		case !was:
-			out.Consumer = nil
-			return nil
-		}
-		_, err = audit.Record(ctx, tx, audit.Entry{
-			Action: "consumer.forget", Reason: req.GetReason(), SubjectType: "consumer", SubjectID: found.id(),
-			Details: map[string]any{"position": found.Pos, "behind": found.Behind, "parked": found.Parked, "moved_at": found.MovedAt},
-		})
-		return err //nolint:wrapcheck // it says what
+		var err error
+		out, err = forget(ctx, tx, req)
+		return err
 	})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrapped above
@@ -127,10 +109,62 @@ func (e *Events) ForgetConsumer(ctx context.Context, req *readmodelv1.ForgetCons
 	return out, nil
 }
 
-// startedMeanwhile reports whether the database found a live replica where the list had none.
-func startedMeanwhile(err error) bool {
+func forget(ctx context.Context, tx pgx.Tx, req *readmodelv1.ForgetConsumerRequest) (*readmodelv1.ForgetConsumerResponse, error) {
+	list, err := readConsumers(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	// One that is not listed may have been forgotten by a call that left something.
+	var found eventConsumer
+	found.Service, found.Name, _ = strings.Cut(req.GetConsumer(), "/")
+	for _, c := range list {
+		if c.id() == req.GetConsumer() {
+			found = c
+		}
+	}
+	most := parkedTogether
+	if req.GetDryRun() {
+		most = 0
+	}
+	did, err := pg.One[forgotten](ctx, tx, forgetConsumer, found.Service, found.Name, keyset.LiveFor.Seconds(), heldSince.Seconds(), most)
+	switch {
+	case failedAs(err, "55006"): // object_in_use
+		return nil, inUse(found)
+	case failedAs(err, "55000"): // object_not_in_prerequisite_state
+		return nil, movedLately(found)
+	case err != nil:
+		return nil, fmt.Errorf("forget consumer %s: %w", found.id(), err)
+	}
+	if !did.Was && did.Taken == 0 && !did.More {
+		return &readmodelv1.ForgetConsumerResponse{}, nil
+	}
+	if !did.Was {
+		found.Parked = did.Taken
+	}
+	out := &readmodelv1.ForgetConsumerResponse{Consumer: found.proto(), ParkedLeft: did.More}
+	if req.GetDryRun() {
+		return out, nil
+	}
+	_, err = audit.Record(ctx, tx, audit.Entry{
+		Action: "consumer.forget", Reason: req.GetReason(), SubjectType: "consumer", SubjectID: found.id(),
+		Details: map[string]any{
+			"position": found.Pos, "behind": found.Behind, "parked": found.Parked, "parked_taken": did.Taken, "moved_at": found.MovedAt,
+		},
+	})
+	return out, err //nolint:wrapcheck // it says what
+}
+
+// failedAs reports whether the database refused with a code.
+func failedAs(err error, code string) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "55006" // object_in_use
+	return errors.As(err, &pgErr) && pgErr.Code == code
+}
+
+func movedLately(c eventConsumer) error {
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+		fmt.Sprintf("the consumer %s has read events within the last %.0f minutes: a replica that starts again may run it", c.id(), heldSince.Minutes()),
+		fault.Unmet(fmt.Sprintf("the consumer has not moved for %.0f minutes", heldSince.Minutes())),
+		fault.Remedy("ask again once it has stood still for that long"))
 }
 
 func inUse(c eventConsumer) error {

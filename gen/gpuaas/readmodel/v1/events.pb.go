@@ -261,10 +261,11 @@ func (x *ForgetConsumerRequest) GetDryRun() bool {
 	return false
 }
 
-// ForgetConsumerResponse carries the consumer as it was; absent if there was none.
+// ForgetConsumerResponse carries the consumer as it was; absent if neither it nor anything that it had parked was there.
 type ForgetConsumerResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Consumer      *EventConsumer         `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	ParkedLeft    bool                   `protobuf:"varint,2,opt,name=parked_left,json=parkedLeft,proto3" json:"parked_left,omitempty"` // some of what it has parked is there still: the next call takes more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -304,6 +305,13 @@ func (x *ForgetConsumerResponse) GetConsumer() *EventConsumer {
 		return x.Consumer
 	}
 	return nil
+}
+
+func (x *ForgetConsumerResponse) GetParkedLeft() bool {
+	if x != nil {
+		return x.ParkedLeft
+	}
+	return false
 }
 
 // ListEventsRequest asks for one event, or for those from a position on.
@@ -645,9 +653,11 @@ const file_gpuaas_readmodel_v1_events_proto_rawDesc = "" +
 	"\bconsumer\x18\x01 \x01(\tB9\xbaH6r4\x18\xc8\x012/^(nodeapi|lifecycle|recovery|readmodel)/[!-~]+$R\bconsumer\x12\"\n" +
 	"\x06reason\x18\x02 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xe8\aR\x06reason\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"X\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"y\n" +
 	"\x16ForgetConsumerResponse\x12>\n" +
-	"\bconsumer\x18\x01 \x01(\v2\".gpuaas.readmodel.v1.EventConsumerR\bconsumer\"\xdc\x01\n" +
+	"\bconsumer\x18\x01 \x01(\v2\".gpuaas.readmodel.v1.EventConsumerR\bconsumer\x12\x1f\n" +
+	"\vparked_left\x18\x02 \x01(\bR\n" +
+	"parkedLeft\"\xdc\x01\n" +
 	"\x11ListEventsRequest\x12#\n" +
 	"\bposition\x18\x01 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\bposition\x12\x1d\n" +
 	"\x05since\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\x05since\x122\n" +
