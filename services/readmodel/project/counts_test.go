@@ -1,6 +1,7 @@
 package project_test
 
 import (
+	"slices"
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -8,6 +9,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
@@ -43,7 +45,7 @@ func TestCountsAreThoseOfTheRows(t *testing.T) {
 		})
 	}
 	version := int64(1)
-	project := func(of []*lifecyclev1.Workspace, state commonv1.WorkspaceState) {
+	change := func(of []*lifecyclev1.Workspace, state commonv1.WorkspaceState) {
 		t.Helper()
 		version++
 		for _, w := range of {
@@ -54,12 +56,12 @@ func TestCountsAreThoseOfTheRows(t *testing.T) {
 		must(t, p.Drain(ctx))
 		check(state.String())
 	}
-	project(list, commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING)
+	change(list, commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING)
 	if text(t, l, kept) == "" {
 		t.Error("workspaces stand and none is counted")
 	}
-	project(list[:4], commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
-	project(list[1:3], commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)
+	change(list[:4], commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
+	change(list[1:3], commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)
 	run := &lifecyclev1.Run{
 		RunId: ids.New(), WorkspaceId: list[0].GetWorkspaceId(), TenantId: tenants[0], State: commonv1.RunState_RUN_STATE_RUNNING,
 	}
@@ -101,7 +103,72 @@ func TestCountsAreThoseOfTheRows(t *testing.T) {
 	check("a cut")
 	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `UPDATE readmodel.workspace_count SET active = 77`)
 	must(t, err)
+	report, err := p.Verify(ctx)
+	must(t, err)
+	at := slices.IndexFunc(report.Differences, func(d project.Difference) bool { return d.Table == "workspace_count" })
+	if at < 0 {
+		t.Errorf("counts that are wrong are not among %+v", report.Differences)
+	} else if d := report.Differences[at]; d.Missing != 2 || d.Surplus != 2 || !slices.Contains(tenants, d.Example) {
+		t.Errorf("of counts that are wrong it says %+v", d)
+	}
 	_, err = p.Rebuild(ctx)
 	must(t, err)
 	check("a rebuild")
+}
+
+// TestCountsAreMadeAgainAfterACut: a rebuild of a log whose begin was cut counts what it keeps and what it makes, and a
+// check says what differs before.
+func TestCountsAreMadeAgainAfterACut(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	l := projecttest.New(t)
+	p := l.Projector()
+	tenant := ids.New()
+	var rows []version
+	for n, state := range []commonv1.WorkspaceState{
+		commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+	} {
+		w := &lifecyclev1.Workspace{
+			WorkspaceId: ids.New(), TenantId: tenant, Tenant: "alpha", Name: "w" + string(rune('a'+n)), State: state, Epoch: 1,
+		}
+		l.AppendVersion(w, 4)
+		if state != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
+			rows = append(rows, version{w, 4})
+		}
+	}
+	l.Number()
+	must(t, p.Drain(ctx))
+	// The newest event stays.
+	l.AppendVersion(&lifecyclev1.Tenant{TenantId: tenant, Name: "alpha"}, 5)
+	l.Number()
+	must(t, p.Drain(ctx))
+	cutEvents(t, l)
+	same := func(when string, want bool) {
+		t.Helper()
+		report, err := p.Verify(ctx)
+		if err != nil || !report.Cut || report.Equal() != want {
+			t.Errorf("a check %s: %+v, %v", when, report, err)
+		}
+	}
+	same("after the cut", true)
+	// One row is gone, and one stands that nobody announces any more.
+	for sql, arg := range map[string]string{
+		`DELETE FROM readmodel.workspace WHERE workspace_id = $1`:                               rows[0].m.(*lifecyclev1.Workspace).GetWorkspaceId(),
+		`UPDATE readmodel.workspace_count SET workspaces = workspaces + 5 WHERE tenant_id = $1`: tenant,
+	} {
+		_, err := l.DB.Pool(pg.RoleReadmodel).Exec(ctx, sql, arg)
+		must(t, err)
+	}
+	same("of wrong counts", false)
+	owner := &fakeOwner{log: l, projector: p, midway: func() {}, rows: rows[:2]}
+	report, err := p.Rebuild(ctx, owner)
+	must(t, err)
+	if !report.Cut {
+		t.Errorf("the rebuild reports %+v", report)
+	}
+	if got, want := text(t, l, kept), tenant+": 2 1 0"; got != want || text(t, l, counted) != want {
+		t.Errorf("after the rebuild the counts are %q, want %q", got, want)
+	}
+	same("after the rebuild", true)
 }

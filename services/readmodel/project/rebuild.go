@@ -67,9 +67,34 @@ func (p *Projector) Verify(ctx context.Context) (Report, error) {
 			report.Differences = append(report.Differences, d)
 		}
 	}
+	d, err := pg.One[Difference](ctx, tx, compareCounts)
+	if err != nil {
+		return Report{}, fmt.Errorf("verify projections: compare counts of workspaces: %w", err)
+	}
+	if d.Table = countTable; d.Missing+d.Surplus > 0 {
+		report.Differences = append(report.Differences, d)
+	}
 	report.Took = time.Since(began)
 	return report, nil
 }
+
+// countTable has the counts of workspaces and live runs, which no event makes: they are compared with the rows that
+// they count.
+const countTable = "workspace_count"
+
+// compareCounts counts what stands otherwise than readmodel.recount_workspaces would write it; a count of nothing is as
+// good as none.
+var compareCounts = pg.Define(pg.RoleReadmodel, "project.compare_counts", `
+	WITH counted AS (
+		SELECT y.tenant_id, sum(y.w) AS workspaces, sum(y.a) AS active, sum(y.r) AS live_runs FROM (
+			SELECT x.tenant_id, 1 AS w, (x.state = 'active')::integer AS a, 0 AS r FROM readmodel.workspace x WHERE x.state <> 'decommissioned'
+			UNION ALL SELECT coalesce(x.tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'), 0, 0, 1 FROM readmodel.run x WHERE x.live) y
+		GROUP BY 1
+	), kept AS (
+		SELECT c.tenant_id, c.workspaces, c.active, c.live_runs FROM readmodel.workspace_count c WHERE (c.workspaces, c.active, c.live_runs) <> (0, 0, 0)
+	), missing AS (SELECT * FROM counted EXCEPT SELECT * FROM kept), surplus AS (SELECT * FROM kept EXCEPT SELECT * FROM counted)
+	SELECT (SELECT count(*) FROM missing) AS missing, (SELECT count(*) FROM surplus) AS surplus,
+		coalesce((SELECT x.tenant_id::text FROM missing x LIMIT 1), (SELECT x.tenant_id::text FROM surplus x LIMIT 1), '') AS example`)
 
 // Rebuild makes the projection anew up to the cursor, in one transaction: readers see the old one until then. The consumer waits meanwhile. If the begin
 // of the log was cut, the owners announce their live rows first, what is over and of which no event tells any more stays as it is, and a live row that
