@@ -184,3 +184,37 @@ func TestASequencerLingers(t *testing.T) {
 		}
 	})
 }
+
+// TestASequencerIsUrgedByWhoWaits holds that a sequencer with an event behind a long linger numbers it at once for one
+// who waits for it, and for nobody else: a linger of an hour would never end within the test.
+func TestASequencerIsUrgedByWhoWaits(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	var wake, numbered events.Signal
+	rounds := make(chan int, 10)
+	s, err := events.NewSequencer(events.SequencerDeps{
+		Pool: d.Pool(pg.RoleSequencer), Wake: &wake, Numbered: &numbered, Logger: testkit.Logger(t),
+		Observe: func(r events.SequencerResult, _ error) { rounds <- r.Numbered },
+	}, events.SequencerConfig{Linger: time.Hour, Poll: time.Hour})
+	must(t, err)
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1))
+	start(t, s.Run)
+	select {
+	case <-rounds: // the first, from which the linger counts
+	case <-ctx.Done():
+		t.Fatal("the first event is not numbered")
+	}
+	token := appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 2))
+	wake.Notify()
+	if len(rounds) > 0 {
+		t.Error("an event for which nobody waits is numbered within the linger")
+	}
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered, Wake: &wake},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel", Kinds: []string{"e"}})
+	start(t, func(ctx context.Context) error {
+		return c.Run(ctx, func(context.Context, pgx.Tx, events.Record) error { return nil })
+	})
+	if err := c.WaitFor(ctx, token); err != nil {
+		t.Errorf("one who waits for an event behind the linger: %v", err)
+	}
+}

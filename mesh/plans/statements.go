@@ -24,6 +24,8 @@ var whole = map[string]float64{
 	"project.drop_replaced": 40,
 	"project.take_rebuilt":  40,
 	"project.compare_told":  40,
+	// Reads all workspaces, and runs by the index of those that are live.
+	"project.compare_counts": 10,
 	// What a function reads is not in its plan.
 	"project.recount_workspaces": 0,
 	// The log's own statements; the test loads no history.
@@ -103,8 +105,8 @@ var reasons = map[string]string{
 	"gate.read_nodes_without_key": repair, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
 	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair,
-	"project.drop_replaced": repair,
-	"project.take_rebuilt":  repair, "project.compare_told": repair, "project.recount_workspaces": repair,
+	"project.drop_replaced": repair, "project.compare_counts": repair,
+	"project.take_rebuilt": repair, "project.compare_told": repair, "project.recount_workspaces": repair,
 	"events.measure_lag": aggregate,
 }
 

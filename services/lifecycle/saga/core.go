@@ -105,10 +105,12 @@ func (c *Core) Committed() {
 	if c.unheard.Load() {
 		c.runnable.Notify()
 	}
-	c.appended.Notify()
-	if c.asked.Swap(false) {
-		c.cancels.Notify()
+	if !c.asked.Swap(false) {
+		c.appended.Notify()
+		return
 	}
+	c.cancels.Notify()
+	c.appended.Urge() // the replica that drives the run learns of its cancel by the event's number
 }
 
 // journal collects the rows that a transaction changed, and appends their events in one statement at its end. Attempts that change together with their

@@ -47,6 +47,7 @@ func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.
 		return nil, "", fmt.Errorf("change identity: %w", err)
 	}
 	s.committed(true)
+	s.deps.Wake.Urge() // the replica that tells lifecycle of a fence learns of it by the event's number
 	s.deps.Logger.InfoContext(ctx, "identity changed", slog.String(obs.KeyNodeID, nodeID), slog.String("state", names.Of(r.State)),
 		slog.String("by", by.Subject), slog.Int64("fence_epoch", r.FenceEpoch))
 	if err := failpoint.Hit("recovery.change_identity.after_commit"); err != nil {
