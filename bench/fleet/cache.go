@@ -85,7 +85,11 @@ func (l *loader) cached(ctx context.Context, sizes []plans.Size, fn visit) error
 	if err != nil {
 		return err
 	}
-	if err := room(c.dir, c.missing(sizes, time.Now())); err != nil {
+	now := time.Now()
+	if err := c.clear(sizes, now); err != nil {
+		return err
+	}
+	if err := room(c.dir, c.missing(sizes, now)); err != nil {
 		return err
 	}
 	for _, size := range sizes {
@@ -186,6 +190,21 @@ func (c *cache) missing(sizes []plans.Size, now time.Time) uint64 {
 		}
 	}
 	return bytes
+}
+
+// clear removes what stands in the places of fleets that have to be loaded, so that it counts as room.
+func (c *cache) clear(sizes []plans.Size, now time.Time) error {
+	for _, size := range sizes {
+		if c.has(size, now) {
+			continue
+		}
+		_, _, unlock, err := c.place(size, now)
+		if err != nil {
+			return err
+		}
+		unlock()
+	}
+	return nil
 }
 
 // place locks a fleet and returns its directory and whether the fleet is there. What was begun and not ended, and what

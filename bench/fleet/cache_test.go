@@ -85,3 +85,28 @@ func TestAFleetWithoutRoomIsRefusedWithTheBytes(t *testing.T) {
 		t.Errorf("a fleet that does not fit: %v", err)
 	}
 }
+
+// TestAFleetThatIsTooOldGoesBeforeRoomIsAsked: its bytes are room for the one that is loaded in its place.
+func TestAFleetThatIsTooOldGoesBeforeRoomIsAsked(t *testing.T) {
+	l := loader{o: Options{Cache: t.TempDir()}}
+	c, err := openCache(l.o.Cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := plans.Size{Nodes: 1, Workspaces: 1 << 40} // which no disk has room for
+	dir, _, unlock, err := c.place(size, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	old := filepath.Join(dir, "old")
+	if err := os.WriteFile(old, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.cached(t.Context(), []plans.Size{size}, nil); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("a fleet that does not fit: %v", err)
+	}
+	if _, err := os.Stat(old); !os.IsNotExist(err) {
+		t.Errorf("what is too old takes room still: %v", err)
+	}
+}
