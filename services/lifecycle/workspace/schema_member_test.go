@@ -56,13 +56,7 @@ func TestASchemaAddsNothingToWhatAllShare(t *testing.T) {
 		if n := countOf(ctx, t, pool, rightfulMembers, name); n != 0 {
 			t.Errorf("the role of a schema has %d members, want none", n)
 		}
-		cfg := pool.Config().ConnConfig.Copy()
-		cfg.User, cfg.Password = name, "password"
-		conn, err := pgx.ConnectConfig(ctx, cfg)
-		if err != nil {
-			t.Fatalf("the role of a workspace logs in: %v", err)
-		}
-		if err := conn.Close(ctx); err != nil {
+		if err := login(ctx, t, pool, name).Close(ctx); err != nil {
 			t.Fatal(err)
 		}
 		grants = append(grants, countOf(ctx, t, pool, grantsOfDatabase))
@@ -80,36 +74,86 @@ func TestASchemaAddsNothingToWhatAllShare(t *testing.T) {
 	}
 }
 
+// groupOf returns the group through which the roles of a workload database connect.
+func groupOf(ctx context.Context, t *testing.T, pool *pgxpool.Pool) string {
+	t.Helper()
+	return fmt.Sprintf("workload_logins_%d", countOf(ctx, t, pool, `SELECT oid::int FROM pg_database WHERE datname = current_database()`))
+}
+
+// login opens a session of the role of a schema that MakeSchema made with the verifier of "password".
+func login(ctx context.Context, t *testing.T, pool *pgxpool.Pool, name string) *pgx.Conn {
+	t.Helper()
+	cfg := pool.Config().ConnConfig.Copy()
+	cfg.User, cfg.Password = name, "password"
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		t.Fatalf("the role of a workspace logs in: %v", err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(ctx)) })
+	return conn
+}
+
+// made makes a schema, which is dropped when the test ends, and returns its name.
+func made(ctx context.Context, t *testing.T, pool *pgxpool.Pool, kind string) string {
+	t.Helper()
+	id := ids.New()
+	name := "t_" + kind + "_" + id[len(id)-12:]
+	if err := workspace.MakeSchema(ctx, pool, name, workspace.SchemaVerifier("password"), id); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := workspace.DropSchema(context.WithoutCancel(ctx), pool, name, id); err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// TestSchemasOfTwoMeshesOnOneServerConnectToTheirOwnDatabase: roles are of the server.
+func TestSchemasOfTwoMeshesOnOneServerConnectToTheirOwnDatabase(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	one, two := workloads(t, testkit.DB(t)), workloads(t, testkit.DB(t))
+	name := made(ctx, t, one, "one")
+	made(ctx, t, two, "two")
+	const mayConnect = `SELECT has_database_privilege($1, current_database(), 'CONNECT')::int`
+	if countOf(ctx, t, one, mayConnect, name) != 1 {
+		t.Error("the role of a workspace may not connect to the database of its mesh")
+	}
+	if countOf(ctx, t, two, mayConnect, name) != 0 {
+		t.Error("the role of a workspace may connect to the database of another mesh")
+	}
+}
+
+// TestSchemaRolesDoNotBecomeTheGroup on servers where that can be said.
+func TestSchemaRolesDoNotBecomeTheGroup(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	pool := workloads(t, testkit.DB(t))
+	conn := login(ctx, t, pool, made(ctx, t, pool, "member"))
+	_, err := conn.Exec(ctx, "SET ROLE "+groupOf(ctx, t, pool))
+	if version := countOf(ctx, t, pool, `SELECT current_setting('server_version_num')::int`); (err == nil) != (version < 160000) {
+		t.Errorf("on Postgres %d the role of a workspace becomes the group: %v", version, err)
+	}
+}
+
 // TestRolesOfTheBuildBeforeConnectThroughTheGroup: that build granted the database to each role, and was its member.
 func TestRolesOfTheBuildBeforeConnectThroughTheGroup(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
 	pool := workloads(t, db)
-	schema := func(kind string) string {
-		id := ids.New()
-		name := "t_" + kind + "_" + id[len(id)-12:]
-		if err := workspace.MakeSchema(ctx, pool, name, workspace.SchemaVerifier("password"), id); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := workspace.DropSchema(context.WithoutCancel(ctx), pool, name, id); err != nil {
-				t.Error(err)
-			}
-		})
-		return name
-	}
-	before := schema("before")
+	before := made(ctx, t, pool, "before")
 	role := pgx.Identifier{before}.Sanitize()
 	database := pgx.Identifier{pool.Config().ConnConfig.Database}.Sanitize()
 	for _, sql := range []string{
 		"GRANT CONNECT ON DATABASE " + database + " TO " + role, "GRANT " + role + " TO CURRENT_USER",
-		"REVOKE workload_logins FROM " + role, "ALTER ROLE " + role + " NOINHERIT",
+		"REVOKE " + groupOf(ctx, t, pool) + " FROM " + role, "ALTER ROLE " + role + " NOINHERIT",
 	} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
 	}
-	schema("after")
+	made(ctx, t, pool, "after")
 	if n := countOf(ctx, t, pool, grantsOfDatabase+` AND grantee = to_regrole($1)`, role); n != 0 {
 		t.Error("the role of the build before has a grant of its own still")
 	}
