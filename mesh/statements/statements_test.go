@@ -27,7 +27,7 @@ var unprepared = []string{
 	"rig.insert_commit",
 	"schemas.own_tables",
 	"workspace.change_schema", "workspace.holder_of_schema", "workspace.lock_fence", "workspace.make_fence_table", "workspace.make_logins", "workspace.raise_fence",
-	"workspace.record_tenant_migration", "workspace.roles_with_grants", "workspace.tenant_schema_version", "workspace.write_workspace_info",
+	"workspace.record_tenant_migration", "workspace.roles_have_grants", "workspace.roles_with_grants", "workspace.tenant_schema_version", "workspace.write_workspace_info",
 }
 
 // TestEveryStatementIsPreparedAsItsRole: a statement that names a column which is gone, or a table which its role may not read, is found here and not by

@@ -11,7 +11,7 @@ import (
 )
 
 // movedAtOnce is how many roles of earlier builds get the right to connect through the group while one schema is made.
-const movedAtOnce = 50
+const movedAtOnce = 10
 
 // loginGroup is the role that may connect to the workload database, and the role of each workspace through it. It has no
 // login and nothing else. Roles are of the server: the group has the number of its database in its name, so that the
@@ -50,20 +50,33 @@ func (g loginGroup) admit(id string) string {
 	return sql
 }
 
-// rolesWithGrants finds roles of workspaces with a grant of their own on the database, and leaves out those that another
-// transaction is writing. From Postgres 16 on the maker of a role is a member without its rights, which stays.
-var rolesWithGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles_with_grants", noFenceTable, func(struct{}) string {
-	return `
-		SELECT f.name, EXISTS (SELECT 1 FROM pg_auth_members m WHERE m.roleid = r.oid AND m.member = to_regrole(quote_ident(current_user))
-			AND to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false') AS member
+// grantsOfRoles are the grants of the right to connect that roles of workspaces have of their own, of those that
+// workload_admin can take away: Postgres takes a grant away from its grantor, for which the owner of the database stands,
+// and not where the role granted it on.
+const grantsOfRoles = `
 		FROM pg_database d
 		CROSS JOIN aclexplode(d.datacl) g
 		JOIN pg_roles r ON r.oid = g.grantee
 		JOIN gpuaas_fence.schema f ON f.name = r.rolname
-		WHERE d.datname = current_database()
+		WHERE d.datname = current_database() AND g.privilege_type = 'CONNECT' AND NOT g.is_grantable AND NOT f.dropped
+			AND g.grantor = CASE WHEN pg_has_role(d.datdba, 'USAGE') THEN d.datdba ELSE to_regrole(quote_ident(current_user)) END`
+
+var rolesHaveGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles_have_grants", noFenceTable, func(struct{}) string {
+	return `SELECT EXISTS (SELECT 1` + grantsOfRoles + `)`
+})
+
+// rolesWithGrants leaves out the roles that another transaction is writing. From Postgres 16 on the maker of a role is a
+// member without its rights, which stays.
+var rolesWithGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles_with_grants", noFenceTable, func(struct{}) string {
+	return `
+		SELECT f.name, EXISTS (SELECT 1 FROM pg_auth_members m WHERE m.roleid = r.oid AND m.member = to_regrole(quote_ident(current_user))
+			AND to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false') AS member` + grantsOfRoles + `
 		LIMIT $1
 		FOR UPDATE OF f SKIP LOCKED`
 })
+
+var tryLockGrants = pg.Define(pg.RoleWorkloadAdmin, "workspace.try_lock_grants",
+	`SELECT pg_try_advisory_xact_lock(hashtextextended('gpuaas_grants', 1))`)
 
 type grantedRole struct {
 	Name   string `db:"name"`
@@ -88,24 +101,41 @@ func letConnect(ctx context.Context, tx pgx.Tx, id string) error {
 			return fmt.Errorf("grant database: %w", err)
 		}
 	}
+	if err := moveGrants(ctx, tx, group); err != nil {
+		return err
+	}
+	// Last: from Postgres 16 on it locks the group until the transaction ends, and a transaction that has the group waits
+	// for no lock of grants.
 	if _, err := pg.Exec(ctx, tx, changeSchema.For(group.admit(id))); err != nil {
 		return fmt.Errorf("let the role connect: %w", err)
 	}
-	return moveGrants(ctx, tx, group)
+	return nil
 }
 
 // moveGrants takes some of the roles that earlier builds granted the database by name into the group, and ends the
-// memberships of workload_admin in them. Replicas of such a build drop and recreate what they are no member of.
+// memberships of workload_admin in them. Replicas of such a build drop and recreate what they are no member of. While
+// another transaction has the lock of grants it moves none: with the fences of other workspaces locked it would wait.
 func moveGrants(ctx context.Context, tx pgx.Tx, group loginGroup) error {
-	roles, err := pg.All[grantedRole](ctx, tx, rolesWithGrants.For(struct{}{}), movedAtOnce)
+	some, err := pg.Value[bool](ctx, tx, rolesHaveGrants.For(struct{}{}))
 	if err != nil {
 		return fmt.Errorf("look for grants of the database: %w", err)
 	}
-	if len(roles) == 0 {
+	if !some {
 		return nil
 	}
-	if err := shareGrants(ctx, tx); err != nil {
-		return err
+	free, err := pg.Value[bool](ctx, tx, tryLockGrants)
+	if err != nil {
+		return fmt.Errorf("try the lock of grants: %w", err)
+	}
+	if !free {
+		return nil
+	}
+	roles, err := pg.All[grantedRole](ctx, tx, rolesWithGrants.For(struct{}{}), movedAtOnce)
+	if err != nil {
+		return fmt.Errorf("read grants of the database: %w", err)
+	}
+	if len(roles) == 0 {
+		return nil
 	}
 	var ddl, names []string
 	for _, r := range roles {

@@ -1,6 +1,15 @@
 package workspace
 
-import "testing"
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
 
 // TestSchemaRolesAreAdmittedAsTheServerCanSay: before Postgres 16 a membership has no options.
 func TestSchemaRolesAreAdmittedAsTheServerCanSay(t *testing.T) {
@@ -12,5 +21,126 @@ func TestSchemaRolesAreAdmittedAsTheServerCanSay(t *testing.T) {
 		if got := (loginGroup{Name: "workload_logins_5", Version: version}).admit(`"t_a"`); got != want {
 			t.Errorf("on Postgres %d the statement is %s, want %s", version, got, want)
 		}
+	}
+}
+
+// grants is a workload database with roles of workspaces as the build before made them.
+type grants struct {
+	*pgxpool.Pool
+	t *testing.T
+}
+
+// newGrants opens a workload database in which nobody waits for a lock longer than a second.
+func newGrants(t *testing.T) grants {
+	t.Helper()
+	testkit.IO(t)
+	cfg, err := pgxpool.ParseConfig(testkit.DB(t).WorkloadURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ConnConfig.RuntimeParams["lock_timeout"] = "1s"
+	pool, err := pgxpool.NewWithConfig(testkit.Context(t), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return grants{Pool: pool, t: t}
+}
+
+func (g grants) exec(statements ...string) {
+	g.t.Helper()
+	for _, sql := range statements {
+		if _, err := g.Exec(context.WithoutCancel(testkit.Context(g.t)), sql); err != nil {
+			g.t.Fatalf("%s: %v", sql, err)
+		}
+	}
+}
+
+func (g grants) is(sql, name string) bool {
+	g.t.Helper()
+	var is bool
+	if err := g.QueryRow(testkit.Context(g.t), sql, name).Scan(&is); err != nil {
+		g.t.Fatal(err)
+	}
+	return is
+}
+
+func (g grants) database() string {
+	return pgx.Identifier{g.Config().ConnConfig.Database}.Sanitize()
+}
+
+// schema makes a schema, whose role goes when the test ends. Its role is as the build before made it if old is set.
+func (g grants) schema(kind string, old bool) string {
+	g.t.Helper()
+	id := ids.New()
+	name := "t_" + kind + "_" + id[len(id)-12:]
+	if err := MakeSchema(testkit.Context(g.t), g.Pool, name, SchemaVerifier("password"), id); err != nil {
+		g.t.Fatal(err)
+	}
+	g.t.Cleanup(func() {
+		if err := DropSchema(context.WithoutCancel(testkit.Context(g.t)), g.Pool, name, id); err != nil {
+			g.t.Error(err)
+		}
+	})
+	if old {
+		g.exec("ALTER ROLE "+name+" NOINHERIT", "GRANT CONNECT ON DATABASE "+g.database()+" TO "+name)
+	}
+	return name
+}
+
+// inherits is set of a role that was moved, and not of one as the build before made it.
+const inherits = `SELECT rolinherit FROM pg_roles WHERE rolname = $1`
+
+// TestSchemasAreMadeWhileGrantsAreChanged: whose role is there to be moved waits for nobody's turn, and moves it in
+// the next schema.
+func TestSchemasAreMadeWhileGrantsAreChanged(t *testing.T) {
+	db := newGrants(t)
+	before := db.schema("before", true)
+	tx, err := db.Begin(testkit.Context(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if err := shareGrants(testkit.Context(t), tx); err != nil {
+		t.Fatal(err)
+	}
+	db.schema("beside", false)
+	if db.is(inherits, before) {
+		t.Error("the role was moved while another transaction changed grants")
+	}
+	if err := tx.Rollback(testkit.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	db.schema("after", false)
+	if !db.is(inherits, before) {
+		t.Error("the role was not moved after the other transaction")
+	}
+}
+
+// TestSchemaRolesThatCannotBeMovedStay: they would be found for each schema that is made.
+func TestSchemaRolesThatCannotBeMovedStay(t *testing.T) {
+	db := newGrants(t)
+	connect := "GRANT CONNECT ON DATABASE " + db.database() + " TO "
+	temporary, dropped, passedOn := db.schema("temporary", true), db.schema("dropped", true), db.schema("passed", true)
+	byAnother, moved := db.schema("another", true), db.schema("moved", true)
+	for _, name := range []string{temporary, dropped, passedOn, byAnother} {
+		db.exec("ALTER ROLE "+name+" NOINHERIT", "REVOKE CONNECT ON DATABASE "+db.database()+" FROM "+name)
+	}
+	db.exec("GRANT TEMPORARY ON DATABASE "+db.database()+" TO "+temporary,
+		connect+dropped, "UPDATE gpuaas_fence.schema SET dropped = true WHERE name = '"+dropped+"'",
+		connect+passedOn+" WITH GRANT OPTION", "GRANT "+passedOn+" TO CURRENT_USER")
+	db.exec("BEGIN; SET LOCAL ROLE " + passedOn + "; " + connect + byAnother + "; COMMIT; REVOKE " + passedOn + " FROM CURRENT_USER")
+	t.Cleanup(func() { db.exec("REVOKE CONNECT ON DATABASE " + db.database() + " FROM " + passedOn + " CASCADE") })
+	db.schema("after", false)
+	for what, name := range map[string]string{
+		"with a right that is not to connect": temporary, "whose schema is dropped": dropped,
+		"that passed its grant on": passedOn, "granted by another": byAnother,
+	} {
+		if db.is(inherits, name) {
+			t.Errorf("the role %s was changed", what)
+		}
+	}
+	if !db.is(inherits, moved) {
+		t.Error("the role with a grant of its own was not moved")
 	}
 }
