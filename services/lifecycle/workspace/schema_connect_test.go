@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -143,4 +144,53 @@ func TestSchemaRolesThatCannotBeMovedStay(t *testing.T) {
 	if !db.is(inherits, moved) {
 		t.Error("the role with a grant of its own was not moved")
 	}
+}
+
+// TestSchemaRolesThatAreKeptHaveNoMembers: each role that workload_admin stays a member of costs every later session of it.
+func TestSchemaRolesThatAreKeptHaveNoMembers(t *testing.T) {
+	db := newGrants(t)
+	const members = `SELECT EXISTS (SELECT FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.roleid
+		WHERE r.rolname = $1 AND to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false')`
+	id := ids.New()
+	name := "t_kept_" + id[len(id)-12:]
+	w := writer{WorkspaceID: id, Epoch: 2, OpSeq: 1, RunID: ids.New()}
+	apply := func(w writer) {
+		t.Helper()
+		err := pg.InTx(testkit.Context(t), db, func(ctx context.Context, tx pgx.Tx) error {
+			if err := fence(ctx, tx, name, w, false); err != nil {
+				return err
+			}
+			_, err := makeTenant(ctx, tx, name, SchemaVerifier("password"), w)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	undo := func(w writer, wantKept bool) {
+		t.Helper()
+		kept, err := dropOwn(testkit.Context(t), db.Pool, name, w)
+		if err != nil || kept != wantKept {
+			t.Fatalf("the schema was kept: %v, %v, want %v", kept, err, wantKept)
+		}
+		if !db.is(`SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)`, name) {
+			t.Fatal("the role was dropped")
+		}
+		if db.is(members, name) {
+			t.Error("workload_admin is a member of the role that was kept")
+		}
+	}
+	db.exec("CREATE ROLE " + name) // it stood before the run
+	t.Cleanup(func() {
+		w.OpSeq = 9
+		if err := dropFenced(context.WithoutCancel(testkit.Context(t)), db.Pool, name, w); err != nil {
+			t.Error(err)
+		}
+	})
+	apply(w)
+	another := w
+	another.OpSeq, another.RunID = 2, ids.New()
+	undo(another, true) // of a run that did not make the schema
+	w.OpSeq = 3
+	undo(w, false) // of the run that made the schema, and not its role
 }

@@ -103,10 +103,18 @@ var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_
 	`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`)
 
 // join makes workload_admin a member of the role of a schema, which it must be to end sessions of it and to drop what it
-// owns. The membership ends with the role.
+// owns. The membership ends with the role, or by leave.
 func join(ctx context.Context, tx pgx.Tx, name string) error {
 	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT "+pgx.Identifier{name}.Sanitize()+" TO CURRENT_USER")); err != nil {
 		return fmt.Errorf("become a member of the role: %w", err)
+	}
+	return nil
+}
+
+// leave ends the membership that join made, in a role that stands on: workload_admin is a member of one role at a time.
+func leave(ctx context.Context, tx pgx.Tx, name string) error {
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("REVOKE "+pgx.Identifier{name}.Sanitize()+" FROM CURRENT_USER")); err != nil {
+		return fmt.Errorf("end the membership of the role: %w", err)
 	}
 	return nil
 }
@@ -132,8 +140,10 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 		if err := join(ctx, tx, name); err != nil {
 			return err
 		}
-		_, err := pg.Exec(ctx, tx, endSessionsOfRole, name)
-		return err //nolint:wrapcheck // wrapped below
+		if _, err := pg.Exec(ctx, tx, endSessionsOfRole, name); err != nil {
+			return err //nolint:wrapcheck // wrapped below
+		}
+		return leave(ctx, tx, name)
 	})
 	if err != nil {
 		return fmt.Errorf("end sessions of role: %w", err)

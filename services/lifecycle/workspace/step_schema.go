@@ -293,8 +293,11 @@ func drop(ctx context.Context, tx pgx.Tx, name string, keepRole bool) error {
 	if _, err := pg.Exec(ctx, tx, changeSchema.For("DROP SCHEMA IF EXISTS "+id+" CASCADE")); err != nil {
 		return fmt.Errorf("drop schema: %w", err)
 	}
-	if !role || keepRole {
+	if !role {
 		return nil
+	}
+	if keepRole {
+		return leave(ctx, tx, name)
 	}
 	if err := shareGrants(ctx, tx); err != nil {
 		return err
