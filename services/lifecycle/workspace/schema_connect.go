@@ -13,8 +13,8 @@ import (
 // movedAtOnce is how many roles of earlier builds get the right to connect through the group while one schema is made.
 const movedAtOnce = 10
 
-// loginGroup is the role that may connect to the workload database, and the role of each workspace through it. It has no
-// login and nothing else. Roles are of the server: the group has the number of its database in its name, so that the
+// loginGroup is the role that may connect to the workload database, and the role of each workspace through it. It has
+// no login and nothing else. Roles are of the server: the group has the number of its database in its name, so that the
 // tenants of one mesh do not connect to the database of another. A grant for each role would stand in one value, which
 // every new one wrote again.
 type loginGroup struct {
@@ -51,29 +51,33 @@ func (g loginGroup) admit(id string) string {
 }
 
 // grantsOfRoles are the grants of the right to connect that roles of workspaces have of their own, of those that
-// workload_admin can take away: Postgres takes a grant away from its grantor, for which the owner of the database stands,
-// and not where the role granted it on.
+// workload_admin can revoke: a grant is revoked as its grantor, which the owner of the database is for workload_admin
+// if that has the rights of the owner, and not while the role may have passed it on.
 const grantsOfRoles = `
 		FROM pg_database d
 		CROSS JOIN aclexplode(d.datacl) g
 		JOIN pg_roles r ON r.oid = g.grantee
 		JOIN gpuaas_fence.schema f ON f.name = r.rolname
 		WHERE d.datname = current_database() AND g.privilege_type = 'CONNECT' AND NOT g.is_grantable AND NOT f.dropped
-			AND g.grantor = CASE WHEN pg_has_role(d.datdba, 'USAGE') THEN d.datdba ELSE to_regrole(quote_ident(current_user)) END`
+			AND g.grantor = CASE WHEN pg_has_role(d.datdba, 'USAGE') THEN d.datdba
+				ELSE to_regrole(quote_ident(current_user)) END`
 
-var rolesHaveGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles_have_grants", noFenceTable, func(struct{}) string {
-	return `SELECT EXISTS (SELECT 1` + grantsOfRoles + `)`
-})
+var rolesHaveGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles_have_grants", noFenceTable,
+	func(struct{}) string {
+		return `SELECT EXISTS (SELECT 1` + grantsOfRoles + `)`
+	})
 
 // rolesWithGrants leaves out the roles that another transaction is writing. From Postgres 16 on the maker of a role is a
 // member without its rights, which stays.
-var rolesWithGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles_with_grants", noFenceTable, func(struct{}) string {
-	return `
-		SELECT f.name, EXISTS (SELECT 1 FROM pg_auth_members m WHERE m.roleid = r.oid AND m.member = to_regrole(quote_ident(current_user))
+var rolesWithGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles_with_grants", noFenceTable,
+	func(struct{}) string {
+		return `
+		SELECT f.name, EXISTS (SELECT 1 FROM pg_auth_members m
+			WHERE m.roleid = r.oid AND m.member = to_regrole(quote_ident(current_user))
 			AND to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false') AS member` + grantsOfRoles + `
 		LIMIT $1
 		FOR UPDATE OF f SKIP LOCKED`
-})
+	})
 
 var tryLockGrants = pg.Define(pg.RoleWorkloadAdmin, "workspace.try_lock_grants",
 	`SELECT pg_try_advisory_xact_lock(hashtextextended('gpuaas_grants', 1))`)
