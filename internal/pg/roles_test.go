@@ -198,7 +198,7 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 	if definers := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND pg_get_userbyid(p.proowner) <> $1
 		ORDER BY 1`, pg.RoleRetention); !slices.Equal(definers, []string{
-		"events.keep_partitions(bigint)", "mesh.event_consumers(interval)", "mesh.forget_event_consumer(text,text,interval)",
+		"events.keep_partitions(bigint)", "mesh.event_consumers(interval)", "mesh.forget_event_consumer(text,text,interval,interval,integer)",
 		"mesh.oldest_parked()", "mesh.raise_era_after_rollback(text)", "mesh.rolled_back()",
 	}) {
 		t.Errorf("functions that run with their owner's rights: %v", definers)
