@@ -3,6 +3,7 @@ package events_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -38,9 +39,27 @@ func (d days) at(n int, of time.Duration) {
 	testkit.SetClockOffset(d.Database, time.Until(d.today.AddDate(0, 0, n).Add(of)))
 }
 
+// settled waits until every transaction of the server that has begun is over: seqs that one of another test's database
+// might have been given stay open until then.
+func (d days) settled() {
+	d.t.Helper()
+	ctx := testkit.Context(d.t)
+	var begun string
+	must(d.t, d.OwnerPool().QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&begun))
+	testkit.Eventually(d.t, 2*testkit.Patience, func() error {
+		var over bool
+		err := d.OwnerPool().QueryRow(ctx, `SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::xid8`, begun).Scan(&over)
+		if err == nil && !over {
+			err = fmt.Errorf("transactions of before %s are open", begun)
+		}
+		return err
+	})
+}
+
 // append appends and numbers events, and moves every cursor to the end.
 func (d days) append(n int) {
 	d.t.Helper()
+	d.settled()
 	for i := range n {
 		appendEvents(d.t, d.Pool(pg.RoleLifecycle), event("probe", "x", int64(i)))
 		must(d.t, d.seq.Drain(testkit.Context(d.t)))
