@@ -59,8 +59,8 @@ func (d days) settled() {
 // append appends and numbers events, and moves every cursor to the end.
 func (d days) append(n int) {
 	d.t.Helper()
-	d.settled()
 	for i := range n {
+		d.settled() // what a round has left open is closed by the next one
 		appendEvents(d.t, d.Pool(pg.RoleLifecycle), event("probe", "x", int64(i)))
 		must(d.t, d.seq.Drain(testkit.Context(d.t)))
 	}
