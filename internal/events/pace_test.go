@@ -185,8 +185,8 @@ func TestASequencerLingers(t *testing.T) {
 	})
 }
 
-// TestASequencerIsUrgedByWhoWaits holds that a sequencer with an event behind a long linger numbers it at once for one
-// who waits for it, and for nobody else: a linger of an hour would never end within the test.
+// TestASequencerIsUrgedByWhoWaits holds that a sequencer with a linger of an hour numbers an event at once if WaitFor waits
+// for it, and not otherwise.
 func TestASequencerIsUrgedByWhoWaits(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)

@@ -60,7 +60,7 @@ func TestNothingIsFoundOnWhatIsWell(t *testing.T) {
 	wantOnly(t, b.seen())
 }
 
-// TestASweepThatSeesNothingSettlesNothing: it takes no turn to write, which somebody else has.
+// TestASweepThatSeesNothingSettlesNothing: it does not wait for the lock of findings, which another session holds.
 func TestASweepThatSeesNothingSettlesNothing(t *testing.T) {
 	b := newBed(t, Config{})
 	b.live("one")

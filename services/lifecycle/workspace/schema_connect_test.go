@@ -31,7 +31,7 @@ type grants struct {
 	t *testing.T
 }
 
-// newGrants opens a workload database in which nobody waits for a lock longer than a second.
+// newGrants opens a workload database in which waits for a lock end after a second.
 func newGrants(t *testing.T) grants {
 	t.Helper()
 	testkit.IO(t)
@@ -92,8 +92,8 @@ func (g grants) schema(kind string, old bool) string {
 // inherits is set of a role that was moved, and not of one as the build before made it.
 const inherits = `SELECT rolinherit FROM pg_roles WHERE rolname = $1`
 
-// TestSchemasAreMadeWhileGrantsAreChanged: whose role is there to be moved waits for nobody's turn, and moves it in
-// the next schema.
+// TestSchemasAreMadeWhileGrantsAreChanged: while another session holds the lock of grants, a schema is made
+// without moving roles; the next schema moves them.
 func TestSchemasAreMadeWhileGrantsAreChanged(t *testing.T) {
 	db := newGrants(t)
 	before := db.schema("before", true)
