@@ -126,6 +126,7 @@ func (s *Service) build(ctx context.Context) error {
 	dispatcher = work.NewDispatcher(b.Logger, b.ReplicaID, s.roster, view, streamed, func(ctx context.Context, replica string) (work.Hints, error) {
 		return tasks.WatchWork(ctx, &lifecyclev1.WatchWorkRequest{ReplicaId: replica})
 	}, m)
+	streamed.OnOffer(dispatcher.Offer)
 	outputs := relay.New(relay.Deps{Logger: b.Logger, Session: func(nodeID string) relay.Session {
 		sess := s.roster.Current(nodeID)
 		if sess == nil || !view.MayDispatch(nodeID, sess.ID, sess.Generation()) {

@@ -19,8 +19,11 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
-// dispatchable holds for tasks t that may be offered now: all, but in rollback mode those alone that change nothing.
-const dispatchable = `(t.type IN ('probe.noop', 'diagnostics.collect') OR NOT (SELECT mesh.rolled_back()))`
+// dispatchable holds for the tasks of a table that may be offered now: all, but in rollback mode those alone that
+// change nothing.
+func dispatchable(t string) string {
+	return `(` + t + `.type IN ('probe.noop', 'diagnostics.collect') OR NOT (SELECT mesh.rolled_back()))`
+}
 
 // offerAgainAfter is how long a task may stand offered and undelivered before the same session is offered it again.
 const offerAgainAfter = "2 seconds"

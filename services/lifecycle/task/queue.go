@@ -47,6 +47,7 @@ type queued struct {
 	row   Row
 	pos   string // of its event; empty if the task was there already
 	isNew bool
+	to    stand // the session that it was leased to; no out if it was not
 	err   error
 }
 
@@ -175,45 +176,71 @@ func (s *Server) commitQueued(ctx context.Context, group []*queued) error {
 	var stored []queued
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		stored, err = insertQueued(ctx, tx, group)
+		stored, err = s.insertQueued(ctx, tx, group)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("queue tasks: %w", err)
 	}
-	var nodes []string
 	for i, one := range group {
 		one.row, one.pos, one.isNew, one.err = stored[i].row, stored[i].pos, stored[i].isNew, stored[i].err
-		if one.isNew {
-			nodes = append(nodes, one.row.NodeID)
-		}
 	}
-	if len(nodes) > 0 {
+	if s.tell(stored) {
 		s.deps.Committed()
-		s.deps.Hub.Notify(nodes...)
 	}
 	return nil
 }
 
-// insertQueued inserts a group with its events, and returns what became of each.
-func insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) ([]queued, error) {
-	rows, err := pg.All[queuedNow](ctx, tx, enqueueTasks, queuedColumns(group)...)
+// tell makes known what was queued, after its commit: what was leased is offered, and the nodes of the rest have work.
+// It reports whether anything is new.
+func (s *Server) tell(stored []queued) bool {
+	var nodes []string
+	isNew := false
+	offers := map[*outlet][]offer{}
+	for _, one := range stored {
+		switch isNew = isNew || one.isNew; {
+		case !one.isNew:
+		case one.to.out == nil:
+			nodes = append(nodes, one.row.NodeID)
+		default:
+			task := picked{Row: one.row.dispatched(one.to.generation), keyID: one.task.keyID, payload: one.task.payload}
+			offers[one.to.out] = append(offers[one.to.out], offer{picked: task, session: one.to.session})
+		}
+	}
+	for out, tasks := range offers {
+		out.add(tasks...)
+	}
+	if len(nodes) > 0 {
+		s.deps.Hub.Notify(nodes...)
+	}
+	return isNew
+}
+
+// insertQueued inserts a group with its events, and returns what became of each. A task whose node has a session that
+// it may be leased to unasked is leased with the same statement; its event says queued, as that of any task that was
+// leased since, and the next one reports the lease.
+func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) ([]queued, error) {
+	to, keyID := s.stands(group)
+	rows, err := pg.All[queuedNow](ctx, tx, enqueueTasks, queuedColumns(group, to, keyID)...)
 	if err != nil {
 		return nil, fmt.Errorf("insert tasks: %w", err)
 	}
-	at := make(map[string]queuedAt, len(rows))
+	at := make(map[string]queuedNow, len(rows))
 	for _, r := range rows {
-		at[r.TaskID] = r.queuedAt
+		at[r.TaskID] = r
 	}
 	out, evs := make([]queued, len(group)), make([]events.Event, 0, len(rows))
 	var missing []string
 	for i, one := range group {
-		times, isNew := at[one.task.row.TaskID]
+		now, isNew := at[one.task.row.TaskID]
 		if !isNew {
 			missing = append(missing, one.task.row.IdemKey)
 			continue
 		}
-		out[i].row, out[i].isNew = one.task.row.queued(times), true
+		out[i].task, out[i].row, out[i].isNew = one.task, one.task.row.queued(now.queuedAt), true
+		if now.Leased {
+			out[i].to, out[i].task.keyID = to[i], keyID
+		}
 		e := out[i].row.event()
 		if one.named {
 			out[i].pos = ids.New()
@@ -232,6 +259,21 @@ func insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) ([]queued, er
 		}
 	}
 	return out, nil
+}
+
+// stands returns, for each task of a group, the session that it may be leased to unasked, and the key that signs.
+// Without a key there is none.
+func (s *Server) stands(group []*queued) ([]stand, string) {
+	out := make([]stand, len(group))
+	signer, err := s.deps.Keys.Signer()
+	if err != nil { // a lease says so
+		return out, ""
+	}
+	now := time.Now()
+	for i, one := range group {
+		out[i] = s.standing.claim(one.task.row.NodeID, now)
+	}
+	return out, signer.ID()
 }
 
 // findQueued fills in the tasks that were there already. Those that are not have no node.
@@ -257,8 +299,9 @@ func findQueued(ctx context.Context, tx pgx.Tx, group []*queued, out []queued, k
 	return nil
 }
 
-// queuedColumns are the arguments of enqueueTasks.
-func queuedColumns(group []*queued) []any {
+// queuedColumns are the arguments of enqueueTasks. to are the sessions that the tasks may be leased to, and keyID is
+// the key that signs.
+func queuedColumns(group []*queued, to []stand, keyID string) []any {
 	n := len(group)
 	text := func(of func(*newTask) string) []string {
 		out := make([]string, n)
@@ -268,8 +311,12 @@ func queuedColumns(group []*queued) []any {
 		return out
 	}
 	epochs, opSeqs, payloads, within := make([]int64, n), make([]int64, n), make([][]byte, n), make([]time.Duration, n)
+	nodes, sessions, generations := []string{}, make([]string, n), make([]int64, n)
 	for i, one := range group {
 		epochs[i], opSeqs[i] = one.task.row.Epoch, one.task.row.OpSeq
+		if to[i].out != nil {
+			nodes, sessions[i], generations[i] = append(nodes, one.task.row.NodeID), to[i].session, to[i].generation
+		}
 		payloads[i], within[i] = one.task.payload, one.task.within
 	}
 	return []any{
@@ -281,5 +328,6 @@ func queuedColumns(group []*queued) []any {
 		text(func(t *newTask) string { return t.row.CorrelationID }),
 		text(func(t *newTask) string { return t.row.CreatedBy }),
 		text(func(t *newTask) string { return t.secretKeys }),
+		nodes, sessions, generations, keyID,
 	}
 }

@@ -53,8 +53,9 @@ type Deps struct {
 
 // Server of TaskService.
 type Server struct {
-	deps  Deps
-	queue queue
+	deps     Deps
+	queue    queue
+	standing standing
 }
 
 // NewServer makes a server.

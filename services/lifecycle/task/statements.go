@@ -86,6 +86,7 @@ type (
 	queuedNow struct {
 		TaskID string `db:"task_id" expr:"@.task_id::text"`
 		queuedAt
+		Leased bool `db:"leased" expr:"@.state = 'dispatched'"` // to the session that was named for it
 	}
 	// cancelRow is a task in flight that is to stop.
 	cancelRow struct {
@@ -199,7 +200,7 @@ var (
 				SELECT t.task_id FROM lifecycle.task t
 				WHERE t.node_id = a.node_id AND t.open AND t.state = 'queued' AND t.cancel_requested_at IS NULL
 					AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
-				  AND `+dispatchable+`
+				  AND `+dispatchable("t")+`
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), again AS (
@@ -209,7 +210,7 @@ var (
 				WHERE t.node_id = a.node_id AND t.open AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL
 					AND t.session_epoch = a.generation
 				  AND t.offered_at < mesh.clock() - interval '`+offerAgainAfter+`' AND t.expires_at > mesh.clock()
-					AND `+dispatchable+`
+					AND `+dispatchable("t")+`
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), chosen AS (
@@ -230,7 +231,7 @@ var (
 			SELECT DISTINCT t.node_id, t.state = 'queued' AND t.not_before <= now.at OR
 				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`' AS due
 			FROM lifecycle.task t, (SELECT mesh.clock() AS at OFFSET 0) now
-			WHERE t.open AND t.expires_at > now.at AND t.state IN ('queued', 'dispatched') AND `+dispatchable+`
+			WHERE t.open AND t.expires_at > now.at AND t.state IN ('queued', 'dispatched') AND `+dispatchable("t")+`
 		) n
 		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open
 			AND `+gate.HoldsSigningKeySQL+`)
@@ -310,7 +311,7 @@ var (
 		WITH stale AS (
 			SELECT t.task_id, CASE WHEN t.state = 'dispatched' AND t.offered_at = t.state_at THEN t.state_at END AS leased_at
 			FROM lifecycle.task t LEFT JOIN lifecycle.node_gate g ON g.node_id = t.node_id
-			WHERE t.expires_at <= mesh.clock() AND t.open AND `+dispatchable+`
+			WHERE t.expires_at <= mesh.clock() AND t.open AND `+dispatchable("t")+`
 			  -- What a run queued that stands still gets its time back when the run goes on.
 			  AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = t.run_id AND p.since IS NOT NULL)
 			  AND (t.state = 'queued' OR g.node_id IS NULL OR NOT `+gate.ConnectedSQL+`
@@ -345,19 +346,32 @@ var (
 			mesh.clock() + $11::interval, $12, $13, $14)
 		ON CONFLICT (idem_key) DO NOTHING RETURNING `+pg.Columns[queuedAt]("t"))
 	enqueueTasks = pg.Define(pg.RoleLifecycle, "task.enqueue_many", `
-		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state,
+		WITH gates AS (
+			-- Each as it was locked. One that a fence holds, or another writer, is not waited for: its tasks are queued, and leased later.
+			SELECT g.* FROM lifecycle.node_gate g WHERE g.node_id = ANY ($15::uuid[]) ORDER BY g.node_id FOR SHARE SKIP LOCKED
+		)
+		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq,
 			idem_key, payload, created_at, not_before, state_at, expires_at,
-			correlation_id, created_by, secret_keys)
+			correlation_id, created_by, secret_keys,
+			state, attempt, session_epoch, session_id, offered_at, key_id)
 		SELECT q.task_id, q.type, q.node_id,
 			nullif(q.workspace_id, '')::uuid, nullif(q.tenant_id, '')::uuid, nullif(q.run_id, '')::uuid,
-			q.epoch, q.op_seq, 'queued', q.idem_key, q.payload, now.at, now.at, now.at, now.at + q.within,
-			q.correlation_id, q.created_by, q.secret_keys
+			q.epoch, q.op_seq, q.idem_key, q.payload, now.at, now.at, now.at, now.at + q.within,
+			q.correlation_id, q.created_by, q.secret_keys,
+			CASE WHEN l.leased THEN 'dispatched' ELSE 'queued' END, CASE WHEN l.leased THEN 1 ELSE 0 END,
+			CASE WHEN l.leased THEN q.generation ELSE 0 END, CASE WHEN l.leased THEN q.session_id::uuid END,
+			CASE WHEN l.leased THEN now.at END, CASE WHEN l.leased THEN $18::text END
 		FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::text[],
 			$7::bigint[], $8::bigint[], $9::text[],
-			$10::bytea[], $11::interval[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY AS q (task_id, type, node_id,
+			$10::bytea[], $11::interval[], $12::text[], $13::text[], $14::text[],
+			$16::text[], $17::bigint[]) WITH ORDINALITY AS q (task_id, type, node_id,
 			workspace_id, tenant_id, run_id, epoch, op_seq, idem_key, payload, within,
-			correlation_id, created_by, secret_keys, place)
-		JOIN lifecycle.node_gate g ON g.node_id = q.node_id AND NOT g.retired, (SELECT mesh.clock() AS at OFFSET 0) now
+			correlation_id, created_by, secret_keys, session_id, generation, place)
+		JOIN lifecycle.node_gate n ON n.node_id = q.node_id AND NOT n.retired
+		LEFT JOIN gates g ON g.node_id = q.node_id AND q.session_id <> '',
+		(SELECT mesh.clock() AS at OFFSET 0) now,
+		LATERAL (SELECT coalesce(g.session_open AND `+gate.MayLeaseSQL("q.generation", "$18::text")+`
+			AND `+dispatchable("q")+`, false) AS leased OFFSET 0) l
 		ORDER BY q.place
 		ON CONFLICT (idem_key) DO NOTHING RETURNING `+pg.Columns[queuedNow]("t"))
 	tasksByKeys = pg.Define(pg.RoleLifecycle, "task.by_keys", `

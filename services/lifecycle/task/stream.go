@@ -20,7 +20,8 @@ import (
 // streamedAtOnce bounds the requests of one stream that are worked on at once: past it the stream is not read.
 const streamedAtOnce = 32
 
-// StreamWork takes leases and reports of one replica of nodeapi over one stream, each as LeaseTasks and ReportTasks do.
+// StreamWork takes leases and reports of one replica of nodeapi over one stream, each as LeaseTasks and ReportTasks do,
+// and tells it of what was leased to its sessions as it was queued.
 func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[lifecyclev1.StreamWorkRequest, lifecyclev1.StreamWorkResponse]) error {
 	var sending sync.Mutex
 	send := func(res *lifecyclev1.StreamWorkResponse) error {
@@ -34,7 +35,16 @@ func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[life
 	}
 	var working sync.WaitGroup
 	defer working.Wait() // what is under way is answered, if the stream still stands
-	places := make(chan struct{}, streamedAtOnce)
+	out := newOutlet()
+	defer s.standing.remove(out)
+	offering, stop := context.WithCancel(ctx)
+	defer stop()
+	working.Go(func() { s.offerStanding(offering, out, send) })
+	// Those that have worked on a request stay for the next one: what a request needs of a stack, a new goroutine would
+	// grow each time.
+	requests := make(chan *lifecyclev1.StreamWorkRequest)
+	defer close(requests)
+	workers := 0
 	for {
 		req, err := stream.Receive()
 		switch {
@@ -44,43 +54,63 @@ func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[life
 			return fmt.Errorf("receive work: %w", err)
 		}
 		select {
-		case places <- struct{}{}:
+		case requests <- req:
+			continue
+		default:
+		}
+		if workers < streamedAtOnce {
+			workers++
+			working.Go(func() {
+				for ; req != nil; req = <-requests {
+					// A stream that cannot be written to ends for whoever reads it too.
+					_ = send(s.streamed(ctx, out, req)) //nolint:errcheck // see above
+				}
+			})
+			continue
+		}
+		select {
+		case requests <- req:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		working.Go(func() {
-			defer func() { <-places }()
-			// A stream that cannot be written to ends for whoever reads it too.
-			_ = send(s.streamed(ctx, req)) //nolint:errcheck // see above
-		})
 	}
 }
 
-// streamed does what one request of a stream asks for.
-func (s *Server) streamed(ctx context.Context, req *lifecyclev1.StreamWorkRequest) *lifecyclev1.StreamWorkResponse {
+// streamed does what one request of a stream asks for. out is the way to its replica.
+func (s *Server) streamed(ctx context.Context, out *outlet, req *lifecyclev1.StreamWorkRequest) *lifecyclev1.StreamWorkResponse {
 	// As a call under way, it outlives the order to drain, which ends the stream: it is answered before the stream has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(req.GetTimeoutMs())*time.Millisecond)
 	defer cancel()
-	out := &lifecyclev1.StreamWorkResponse{Id: req.GetId()}
+	answer := &lifecyclev1.StreamWorkResponse{Id: req.GetId()}
 	var denial *commonv1.Denial
 	switch r := req.GetRequest().(type) {
 	case *lifecyclev1.StreamWorkRequest_Lease:
 		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceLeaseTasksProcedure, r.Lease, func(ctx context.Context) error {
 			res, err := s.LeaseTasks(ctx, r.Lease)
-			out.Response = &lifecyclev1.StreamWorkResponse_Lease{Lease: res}
+			answer.Response = &lifecyclev1.StreamWorkResponse_Lease{Lease: res}
+			if err == nil && r.Lease.GetStanding() {
+				s.standing.put(out, r.Lease, res.GetRefused())
+			}
 			return err
 		})
 	case *lifecyclev1.StreamWorkRequest_Report:
 		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceReportTasksProcedure, r.Report, func(ctx context.Context) error {
 			res, err := s.ReportTasks(ctx, r.Report)
-			out.Response = &lifecyclev1.StreamWorkResponse_Report{Report: res}
+			answer.Response = &lifecyclev1.StreamWorkResponse_Report{Report: res}
+			s.standing.reported(r.Report.GetReports())
 			return err
+		})
+	case *lifecyclev1.StreamWorkRequest_End:
+		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceStreamWorkProcedure, r.End, func(context.Context) error {
+			s.standing.end(out, r.End.GetSessions())
+			answer.Response = &lifecyclev1.StreamWorkResponse_End{End: &lifecyclev1.EndLeasesResponse{}}
+			return nil
 		})
 	default: // of a later build
 		denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_UNIMPLEMENTED, "this build does not know the request"), "")
 	}
 	if denial != nil {
-		out.Response = &lifecyclev1.StreamWorkResponse_Denial{Denial: denial}
+		answer.Response = &lifecyclev1.StreamWorkResponse_Denial{Denial: denial}
 	}
-	return out
+	return answer
 }

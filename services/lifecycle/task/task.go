@@ -171,12 +171,55 @@ func Enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, error) {
 	return r, nil
 }
 
+// Enqueue queues a task as Enqueue does, or leases it at once to a session that takes tasks unasked, and makes it known
+// after the commit of tx. If tx is none of pg.InTx, nothing is leased, and the hub's next sweep makes it known.
+func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec Spec) (Row, error) {
+	if !s.standing.has(spec.NodeID) {
+		row, err := Enqueue(ctx, tx, spec)
+		if err == nil {
+			pg.OnEnd(tx, func(committed bool) {
+				if committed {
+					s.Notify(spec.NodeID)
+				}
+			})
+		}
+		return row, err
+	}
+	made, err := spec.make()
+	if err != nil {
+		return Row{}, err
+	}
+	var stored []queued
+	told := pg.OnEnd(tx, func(committed bool) {
+		switch {
+		case !committed:
+		case stored == nil:
+			s.Notify(spec.NodeID)
+		default:
+			s.tell(stored)
+		}
+	})
+	if !told {
+		return Enqueue(ctx, tx, spec)
+	}
+	list, err := s.insertQueued(ctx, tx, []*queued{{task: made}})
+	if err != nil {
+		return Row{}, err
+	}
+	if list[0].err != nil { // the node is retired: the task waits for its end as any other
+		return Enqueue(ctx, tx, spec)
+	}
+	stored = list
+	return stored[0].row, nil
+}
+
 // newTask is a task that is to be queued.
 type newTask struct {
 	row        Row // without its times
 	payload    []byte
 	within     time.Duration
 	secretKeys string
+	keyID      string // that signs it, if it was leased as it was queued
 }
 
 func (s Spec) make() (newTask, error) {

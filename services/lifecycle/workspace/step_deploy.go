@@ -244,7 +244,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 				return fmt.Errorf("read number of probe: %w", err)
 			}
 		}
-		next, err := task.Enqueue(ctx, tx, task.Spec{
+		next, err := s.deps.Tasks.Enqueue(ctx, tx, task.Spec{
 			Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS, NodeID: nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID,
 			Epoch: env.Epoch, OpSeq: env.OpSeq, IdempotencyKey: prefix + strconv.Itoa(n+1), Payload: &nodev1.WorkloadRef{Name: "*", LastOutput: true},
 			StartWithin: 30 * time.Second, CorrelationID: env.CorrelationID, CreatedBy: "saga",
@@ -260,7 +260,6 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 	}
 	if queued {
 		s.deps.Core().Committed()
-		s.deps.Tasks.Notify(nodeID)
 	}
 	return out, fresh, nil
 }

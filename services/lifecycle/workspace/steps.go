@@ -180,7 +180,7 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 			out = last
 			return nil
 		}
-		out, err = task.Enqueue(ctx, tx, task.Spec{
+		out, err = s.deps.Tasks.Enqueue(ctx, tx, task.Spec{
 			Type: spec.kind, NodeID: spec.nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID, Epoch: env.Epoch, OpSeq: env.OpSeq,
 			IdempotencyKey: mine, Payload: spec.payload, StartWithin: spec.within, CorrelationID: env.CorrelationID, CreatedBy: "saga",
 		})
@@ -192,7 +192,6 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 	}
 	if queued {
 		s.deps.Core().Committed()
-		s.deps.Tasks.Notify(spec.nodeID)
 	}
 	return out, nil
 }

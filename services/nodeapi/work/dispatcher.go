@@ -224,7 +224,7 @@ func (d *Dispatcher) take() []*roster.Session {
 }
 
 func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
-	req := &lifecyclev1.LeaseTasksRequest{ReplicaId: d.replicaID}
+	req := &lifecyclev1.LeaseTasksRequest{ReplicaId: d.replicaID, Standing: true}
 	byID := make(map[string]*roster.Session, len(sessions))
 	for _, s := range sessions {
 		byID[s.ID] = s
@@ -244,13 +244,9 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 		return
 	}
 	for _, t := range res.GetTasks() {
-		s := byID[t.GetSessionId()]
 		// What is leased and not offered comes back by the next lease after two seconds.
-		if s == nil || !d.view.MayDispatch(t.GetNodeId(), s.ID, s.Generation()) || !s.MayLease() {
-			continue
-		}
-		if s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: t.GetOffer()}}) {
-			d.metrics.Offered(1)
+		if s := byID[t.GetSessionId()]; s != nil {
+			d.offer(s, t)
 		}
 	}
 	for _, r := range res.GetRefused() {
@@ -259,6 +255,33 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 		}
 	}
 	d.Mark(res.GetMore()...)
+}
+
+// Offer passes on what was leased to sessions that stand here without having been asked for. It returns the sessions
+// that may not take it: what was leased to them comes again by a lease, as what a lease offers in vain.
+func (d *Dispatcher) Offer(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
+	if failpoint.Hit("nodeapi.lease.before_offer") != nil {
+		return nil
+	}
+	var out []*lifecyclev1.NodeSession
+	for _, t := range res.GetTasks() {
+		s := d.roster.Current(t.GetNodeId())
+		if s == nil || s.ID != t.GetSessionId() || !d.offer(s, t) {
+			out = append(out, &lifecyclev1.NodeSession{NodeId: t.GetNodeId(), SessionId: t.GetSessionId()})
+		}
+	}
+	return out
+}
+
+// offer sends a task to the session that it is leased to. It reports whether the session may be given work.
+func (d *Dispatcher) offer(s *roster.Session, t *lifecyclev1.LeasedTask) bool {
+	if !d.view.MayDispatch(t.GetNodeId(), s.ID, s.Generation()) || !s.MayLease() {
+		return false
+	}
+	if s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: t.GetOffer()}}) {
+		d.metrics.Offered(1)
+	}
+	return true
 }
 
 // pacer keeps the beginnings of batches apart.

@@ -44,9 +44,16 @@ type Stream struct {
 	logger *slog.Logger
 	calls  Lifecycle
 	open   func(context.Context) (Connection, error)
+	offer  func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession // nil: what was not asked for is dropped
 
 	mu      sync.Mutex
 	current *connection // nil: there is none
+}
+
+// OnOffer has the stream call offer with leases that nobody asked for, one after another; offer returns the sessions
+// that took nothing, to which nothing more is leased unasked. It is called before Run.
+func (s *Stream) OnOffer(offer func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession) {
+	s.offer = offer
 }
 
 // NewStream makes a Stream. Without Run it asks by calls.
@@ -148,11 +155,28 @@ func (s *Stream) runOnce(ctx context.Context) (bool, error) {
 	}
 	late.Stop()
 	s.set(c)
-	err = c.read()
+	var ending sync.WaitGroup
+	err = c.read(func(res *lifecyclev1.LeaseTasksResponse) {
+		if s.offer == nil {
+			return
+		}
+		if in := s.offer(res); len(in) > 0 {
+			ending.Go(func() { s.endLeases(ctx, c, in) })
+		}
+	})
 	s.set(nil)
 	err = because(ctx, err)
 	c.fail(err)
+	ending.Wait()
 	return true, err
+}
+
+// endLeases names sessions that took nothing. If it fails, the next offer to one of them has it named again.
+func (s *Stream) endLeases(ctx context.Context, c *connection, sessions []*lifecyclev1.NodeSession) {
+	_, err := c.ask(ctx, &lifecyclev1.StreamWorkRequest{Request: &lifecyclev1.StreamWorkRequest_End{End: &lifecyclev1.EndLeasesRequest{Sessions: sessions}}})
+	if err != nil {
+		s.logger.DebugContext(ctx, "sessions not named that take no leases", slog.Int("sessions", len(sessions)), slog.Any("error", err))
+	}
 }
 
 // because returns why ctx ended, if it has, or err.
@@ -169,8 +193,8 @@ func (s *Stream) set(c *connection) {
 	s.mu.Unlock()
 }
 
-// read passes answers on until the stream ends.
-func (c *connection) read() error {
+// read passes answers on until the stream ends, and leases that nobody asked for to offer.
+func (c *connection) read(offer func(*lifecyclev1.LeaseTasksResponse)) error {
 	for {
 		res, err := c.conn.Receive()
 		if err != nil {
@@ -181,8 +205,12 @@ func (c *connection) read() error {
 		answer, ok := c.waiting[res.GetId()]
 		delete(c.waiting, res.GetId())
 		c.mu.Unlock()
-		if ok { // or nobody waits for it any more
+		switch {
+		case ok:
 			answer <- res
+		case res.GetId() == 0:
+			offer(res.GetLease())
+		default: // nobody waits for it any more
 		}
 	}
 }

@@ -203,3 +203,45 @@ func errText(err error) string {
 	}
 	return err.Error()
 }
+
+// TestWhatNobodyAskedForIsOffered holds that a lease which was not asked for is passed on, that sessions which took
+// nothing of it are named to lifecycle, and that neither keeps answers waiting.
+func TestWhatNobodyAskedForIsOffered(t *testing.T) {
+	streaming(t, nil, func(ctx context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
+		s.OnOffer(func(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
+			var out []*lifecyclev1.NodeSession
+			for _, task := range res.GetTasks() {
+				if task.GetNodeId() != "here" {
+					out = append(out, &lifecyclev1.NodeSession{NodeId: task.GetNodeId(), SessionId: task.GetSessionId()})
+				}
+			}
+			return out
+		})
+		p := <-opened
+		unasked := func(nodes ...string) *lifecyclev1.StreamWorkResponse {
+			res := &lifecyclev1.LeaseTasksResponse{}
+			for _, n := range nodes {
+				res.Tasks = append(res.Tasks, &lifecyclev1.LeasedTask{NodeId: n, SessionId: "session of " + n})
+			}
+			return &lifecyclev1.StreamWorkResponse{Response: &lifecyclev1.StreamWorkResponse_Lease{Lease: res}}
+		}
+		p.answers <- unasked("here")
+		p.answers <- unasked("gone", "here")
+		end := <-p.asked
+		if in := end.GetEnd().GetSessions(); len(in) != 1 || in[0].GetNodeId() != "gone" || in[0].GetSessionId() != "session of gone" {
+			t.Fatalf("asked %v", end)
+		}
+		got := make(chan error, 1)
+		go func() {
+			_, err := s.LeaseTasks(ctx, &lifecyclev1.LeaseTasksRequest{ReplicaId: "r"})
+			got <- err
+		}()
+		lease := <-p.asked // the end is not answered yet
+		p.answers <- &lifecyclev1.StreamWorkResponse{Id: lease.GetId(), Response: &lifecyclev1.StreamWorkResponse_Lease{Lease: &lifecyclev1.LeaseTasksResponse{}}}
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+		p.answers <- &lifecyclev1.StreamWorkResponse{Id: end.GetId(), Response: &lifecyclev1.StreamWorkResponse_End{End: &lifecyclev1.EndLeasesResponse{}}}
+		synctest.Wait()
+	})
+}

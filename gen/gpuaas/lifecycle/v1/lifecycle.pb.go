@@ -1075,9 +1075,11 @@ func (x *NodeLease) GetMaxTasks() int32 {
 
 // LeaseTasksRequest carries a batch.
 type LeaseTasksRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ReplicaId     string                 `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	Nodes         []*NodeLease           `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ReplicaId string                 `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	Nodes     []*NodeLease           `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// Over StreamWork: what is queued for these sessions later may be leased to them unasked, until the stream ends or names them as ended.
+	Standing      bool `protobuf:"varint,3,opt,name=standing,proto3" json:"standing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1124,6 +1126,13 @@ func (x *LeaseTasksRequest) GetNodes() []*NodeLease {
 		return x.Nodes
 	}
 	return nil
+}
+
+func (x *LeaseTasksRequest) GetStanding() bool {
+	if x != nil {
+		return x.Standing
+	}
+	return false
 }
 
 // LeasedTask is one signed offer.
@@ -1488,6 +1497,7 @@ type StreamWorkRequest struct {
 	//
 	//	*StreamWorkRequest_Lease
 	//	*StreamWorkRequest_Report
+	//	*StreamWorkRequest_End
 	Request       isStreamWorkRequest_Request `protobuf_oneof:"request"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1562,6 +1572,15 @@ func (x *StreamWorkRequest) GetReport() *ReportTasksRequest {
 	return nil
 }
 
+func (x *StreamWorkRequest) GetEnd() *EndLeasesRequest {
+	if x != nil {
+		if x, ok := x.Request.(*StreamWorkRequest_End); ok {
+			return x.End
+		}
+	}
+	return nil
+}
+
 type isStreamWorkRequest_Request interface {
 	isStreamWorkRequest_Request()
 }
@@ -1574,11 +1593,152 @@ type StreamWorkRequest_Report struct {
 	Report *ReportTasksRequest `protobuf:"bytes,4,opt,name=report,proto3,oneof"`
 }
 
+type StreamWorkRequest_End struct {
+	End *EndLeasesRequest `protobuf:"bytes,5,opt,name=end,proto3,oneof"`
+}
+
 func (*StreamWorkRequest_Lease) isStreamWorkRequest_Request() {}
 
 func (*StreamWorkRequest_Report) isStreamWorkRequest_Request() {}
 
-// StreamWorkResponse answers the request of the same id.
+func (*StreamWorkRequest_End) isStreamWorkRequest_Request() {}
+
+// EndLeasesRequest names sessions that nothing is to be leased to unasked any more: a lease that was not asked for found them ended, or not ready.
+type EndLeasesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*NodeSession         `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndLeasesRequest) Reset() {
+	*x = EndLeasesRequest{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndLeasesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndLeasesRequest) ProtoMessage() {}
+
+func (x *EndLeasesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndLeasesRequest.ProtoReflect.Descriptor instead.
+func (*EndLeasesRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *EndLeasesRequest) GetSessions() []*NodeSession {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// NodeSession is a session of a node.
+type NodeSession struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	SessionId     string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeSession) Reset() {
+	*x = NodeSession{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeSession) ProtoMessage() {}
+
+func (x *NodeSession) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeSession.ProtoReflect.Descriptor instead.
+func (*NodeSession) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *NodeSession) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *NodeSession) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+// EndLeasesResponse is empty.
+type EndLeasesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndLeasesResponse) Reset() {
+	*x = EndLeasesResponse{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndLeasesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndLeasesResponse) ProtoMessage() {}
+
+func (x *EndLeasesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndLeasesResponse.ProtoReflect.Descriptor instead.
+func (*EndLeasesResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
+}
+
+// StreamWorkResponse answers the request of the same id, or is a lease that nobody asked for.
 type StreamWorkResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    int64                  `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1587,6 +1747,7 @@ type StreamWorkResponse struct {
 	//	*StreamWorkResponse_Lease
 	//	*StreamWorkResponse_Report
 	//	*StreamWorkResponse_Denial
+	//	*StreamWorkResponse_End
 	Response      isStreamWorkResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1594,7 +1755,7 @@ type StreamWorkResponse struct {
 
 func (x *StreamWorkResponse) Reset() {
 	*x = StreamWorkResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1767,7 @@ func (x *StreamWorkResponse) String() string {
 func (*StreamWorkResponse) ProtoMessage() {}
 
 func (x *StreamWorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1780,7 @@ func (x *StreamWorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamWorkResponse.ProtoReflect.Descriptor instead.
 func (*StreamWorkResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StreamWorkResponse) GetId() int64 {
@@ -1663,6 +1824,15 @@ func (x *StreamWorkResponse) GetDenial() *v1.Denial {
 	return nil
 }
 
+func (x *StreamWorkResponse) GetEnd() *EndLeasesResponse {
+	if x != nil {
+		if x, ok := x.Response.(*StreamWorkResponse_End); ok {
+			return x.End
+		}
+	}
+	return nil
+}
+
 type isStreamWorkResponse_Response interface {
 	isStreamWorkResponse_Response()
 }
@@ -1679,11 +1849,17 @@ type StreamWorkResponse_Denial struct {
 	Denial *v1.Denial `protobuf:"bytes,4,opt,name=denial,proto3,oneof"`
 }
 
+type StreamWorkResponse_End struct {
+	End *EndLeasesResponse `protobuf:"bytes,5,opt,name=end,proto3,oneof"`
+}
+
 func (*StreamWorkResponse_Lease) isStreamWorkResponse_Response() {}
 
 func (*StreamWorkResponse_Report) isStreamWorkResponse_Response() {}
 
 func (*StreamWorkResponse_Denial) isStreamWorkResponse_Response() {}
+
+func (*StreamWorkResponse_End) isStreamWorkResponse_Response() {}
 
 // TaskRefusal is a report that was not taken: its attempt is above the row's, and no envelope proves that it was leased.
 type TaskRefusal struct {
@@ -1697,7 +1873,7 @@ type TaskRefusal struct {
 
 func (x *TaskRefusal) Reset() {
 	*x = TaskRefusal{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1885,7 @@ func (x *TaskRefusal) String() string {
 func (*TaskRefusal) ProtoMessage() {}
 
 func (x *TaskRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1898,7 @@ func (x *TaskRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskRefusal.ProtoReflect.Descriptor instead.
 func (*TaskRefusal) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *TaskRefusal) GetTask() *v11.TaskRef {
@@ -1760,7 +1936,7 @@ type NodeReportResult struct {
 
 func (x *NodeReportResult) Reset() {
 	*x = NodeReportResult{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1948,7 @@ func (x *NodeReportResult) String() string {
 func (*NodeReportResult) ProtoMessage() {}
 
 func (x *NodeReportResult) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1961,7 @@ func (x *NodeReportResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReportResult.ProtoReflect.Descriptor instead.
 func (*NodeReportResult) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NodeReportResult) GetNodeId() string {
@@ -1833,7 +2009,7 @@ type ReportTasksResponse struct {
 
 func (x *ReportTasksResponse) Reset() {
 	*x = ReportTasksResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1845,7 +2021,7 @@ func (x *ReportTasksResponse) String() string {
 func (*ReportTasksResponse) ProtoMessage() {}
 
 func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1858,7 +2034,7 @@ func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksResponse.ProtoReflect.Descriptor instead.
 func (*ReportTasksResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReportTasksResponse) GetResults() []*NodeReportResult {
@@ -1879,7 +2055,7 @@ type EnqueueProbeRequest struct {
 
 func (x *EnqueueProbeRequest) Reset() {
 	*x = EnqueueProbeRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +2067,7 @@ func (x *EnqueueProbeRequest) String() string {
 func (*EnqueueProbeRequest) ProtoMessage() {}
 
 func (x *EnqueueProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2080,7 @@ func (x *EnqueueProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueProbeRequest.ProtoReflect.Descriptor instead.
 func (*EnqueueProbeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EnqueueProbeRequest) GetNodeId() string {
@@ -1932,7 +2108,7 @@ type EnqueueProbeResponse struct {
 
 func (x *EnqueueProbeResponse) Reset() {
 	*x = EnqueueProbeResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2120,7 @@ func (x *EnqueueProbeResponse) String() string {
 func (*EnqueueProbeResponse) ProtoMessage() {}
 
 func (x *EnqueueProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2133,7 @@ func (x *EnqueueProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueProbeResponse.ProtoReflect.Descriptor instead.
 func (*EnqueueProbeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EnqueueProbeResponse) GetTask() *Task {
@@ -1986,7 +2162,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2174,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2187,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -2046,7 +2222,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2234,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2247,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ChangeTaskResponse) GetTask() *Task {
@@ -2099,7 +2275,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2287,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2300,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -2153,7 +2329,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2341,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2354,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -2214,7 +2390,7 @@ type CreateWorkspace struct {
 
 func (x *CreateWorkspace) Reset() {
 	*x = CreateWorkspace{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2402,7 @@ func (x *CreateWorkspace) String() string {
 func (*CreateWorkspace) ProtoMessage() {}
 
 func (x *CreateWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2415,7 @@ func (x *CreateWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspace.ProtoReflect.Descriptor instead.
 func (*CreateWorkspace) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateWorkspace) GetTenant() string {
@@ -2288,7 +2464,7 @@ type RequestOperationRequest struct {
 
 func (x *RequestOperationRequest) Reset() {
 	*x = RequestOperationRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2476,7 @@ func (x *RequestOperationRequest) String() string {
 func (*RequestOperationRequest) ProtoMessage() {}
 
 func (x *RequestOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2489,7 @@ func (x *RequestOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestOperationRequest.ProtoReflect.Descriptor instead.
 func (*RequestOperationRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RequestOperationRequest) GetKind() v1.OperationKind {
@@ -2430,7 +2606,7 @@ type RequestOperationResponse struct {
 
 func (x *RequestOperationResponse) Reset() {
 	*x = RequestOperationResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2618,7 @@ func (x *RequestOperationResponse) String() string {
 func (*RequestOperationResponse) ProtoMessage() {}
 
 func (x *RequestOperationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2631,7 @@ func (x *RequestOperationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestOperationResponse.ProtoReflect.Descriptor instead.
 func (*RequestOperationResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RequestOperationResponse) GetOperation() *Operation {
@@ -2475,7 +2651,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2663,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2676,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetActionsRequest) GetWorkspaceId() string {
@@ -2521,7 +2697,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2709,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2722,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetActionsResponse) GetActions() []*ActionOption {
@@ -2574,7 +2750,7 @@ type AcknowledgeFindingRequest struct {
 
 func (x *AcknowledgeFindingRequest) Reset() {
 	*x = AcknowledgeFindingRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2586,7 +2762,7 @@ func (x *AcknowledgeFindingRequest) String() string {
 func (*AcknowledgeFindingRequest) ProtoMessage() {}
 
 func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2599,7 +2775,7 @@ func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeFindingRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeFindingRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AcknowledgeFindingRequest) GetFindingId() string {
@@ -2627,7 +2803,7 @@ type AcknowledgeFindingResponse struct {
 
 func (x *AcknowledgeFindingResponse) Reset() {
 	*x = AcknowledgeFindingResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2815,7 @@ func (x *AcknowledgeFindingResponse) String() string {
 func (*AcknowledgeFindingResponse) ProtoMessage() {}
 
 func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2828,7 @@ func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeFindingResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeFindingResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{38}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AcknowledgeFindingResponse) GetFinding() *Finding {
@@ -2681,7 +2857,7 @@ type RetryReleaseRequest struct {
 
 func (x *RetryReleaseRequest) Reset() {
 	*x = RetryReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2869,7 @@ func (x *RetryReleaseRequest) String() string {
 func (*RetryReleaseRequest) ProtoMessage() {}
 
 func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2882,7 @@ func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseRequest.ProtoReflect.Descriptor instead.
 func (*RetryReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{39}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RetryReleaseRequest) GetAllocationId() string {
@@ -2741,7 +2917,7 @@ type RetryReleaseResponse struct {
 
 func (x *RetryReleaseResponse) Reset() {
 	*x = RetryReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2753,7 +2929,7 @@ func (x *RetryReleaseResponse) String() string {
 func (*RetryReleaseResponse) ProtoMessage() {}
 
 func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2766,7 +2942,7 @@ func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseResponse.ProtoReflect.Descriptor instead.
 func (*RetryReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{40}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RetryReleaseResponse) GetOperation() *Operation {
@@ -2798,7 +2974,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2810,7 +2986,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2823,7 +2999,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{41}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ForceReleaseRequest) GetAllocationId() string {
@@ -2880,7 +3056,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[42]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +3068,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[42]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +3081,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{42}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ForceReleaseResponse) GetOperation() *Operation {
@@ -2941,7 +3117,7 @@ type EndInstanceRequest struct {
 
 func (x *EndInstanceRequest) Reset() {
 	*x = EndInstanceRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[43]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3129,7 @@ func (x *EndInstanceRequest) String() string {
 func (*EndInstanceRequest) ProtoMessage() {}
 
 func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[43]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3142,7 @@ func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndInstanceRequest.ProtoReflect.Descriptor instead.
 func (*EndInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{43}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *EndInstanceRequest) GetInstance() string {
@@ -3002,7 +3178,7 @@ type EndInstanceResponse struct {
 
 func (x *EndInstanceResponse) Reset() {
 	*x = EndInstanceResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[44]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3014,7 +3190,7 @@ func (x *EndInstanceResponse) String() string {
 func (*EndInstanceResponse) ProtoMessage() {}
 
 func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[44]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3027,7 +3203,7 @@ func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndInstanceResponse.ProtoReflect.Descriptor instead.
 func (*EndInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{44}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *EndInstanceResponse) GetInstance() *Instance {
@@ -3065,7 +3241,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[45]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3253,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[45]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3266,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{45}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReadOutputRequest) GetWorkspaceId() string {
@@ -3139,7 +3315,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[46]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3327,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[46]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3340,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{46}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReadOutputResponse) GetWorkload() string {
@@ -3278,11 +3454,12 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"generation\x18\x03 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\n" +
 	"generation\x12'\n" +
 	"\tmax_tasks\x18\x04 \x01(\x05B\n" +
-	"\xbaH\a\x1a\x05\x18\x80\x02(\x01R\bmaxTasks\"u\n" +
+	"\xbaH\a\x1a\x05\x18\x80\x02(\x01R\bmaxTasks\"\x91\x01\n" +
 	"\x11LeaseTasksRequest\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12A\n" +
-	"\x05nodes\x18\x02 \x03(\v2\x1e.gpuaas.lifecycle.v1.NodeLeaseB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\x05nodes\"\xa2\x01\n" +
+	"\x05nodes\x18\x02 \x03(\v2\x1e.gpuaas.lifecycle.v1.NodeLeaseB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\x05nodes\x12\x1a\n" +
+	"\bstanding\x18\x03 \x01(\bR\bstanding\"\xa2\x01\n" +
 	"\n" +
 	"LeasedTask\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
@@ -3316,19 +3493,28 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x12ReportTasksRequest\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12F\n" +
-	"\areports\x18\x02 \x03(\v2\x1f.gpuaas.lifecycle.v1.NodeReportB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\areports\"\xf6\x01\n" +
+	"\areports\x18\x02 \x03(\v2\x1f.gpuaas.lifecycle.v1.NodeReportB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\areports\"\xb9\x02\n" +
 	"\x11StreamWorkRequest\x12\x17\n" +
 	"\x02id\x18\x01 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\x02id\x12*\n" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\x05B\v\xbaH\b\x1a\x06\x18\xe0\xd4\x03(\x01R\ttimeoutMs\x12F\n" +
 	"\x05lease\x18\x03 \x01(\v2&.gpuaas.lifecycle.v1.LeaseTasksRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\x05lease\x12I\n" +
-	"\x06report\x18\x04 \x01(\v2'.gpuaas.lifecycle.v1.ReportTasksRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\x06reportB\t\n" +
-	"\arequest\"\xe9\x01\n" +
+	"\x06report\x18\x04 \x01(\v2'.gpuaas.lifecycle.v1.ReportTasksRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\x06report\x12A\n" +
+	"\x03end\x18\x05 \x01(\v2%.gpuaas.lifecycle.v1.EndLeasesRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\x03endB\t\n" +
+	"\arequest\"]\n" +
+	"\x10EndLeasesRequest\x12I\n" +
+	"\bsessions\x18\x01 \x03(\v2 .gpuaas.lifecycle.v1.NodeSessionB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\bsessions\"Y\n" +
+	"\vNodeSession\x12!\n" +
+	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x12'\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsessionId\"\x13\n" +
+	"\x11EndLeasesResponse\"\xa5\x02\n" +
 	"\x12StreamWorkResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x03R\x02id\x12?\n" +
 	"\x05lease\x18\x02 \x01(\v2'.gpuaas.lifecycle.v1.LeaseTasksResponseH\x00R\x05lease\x12B\n" +
 	"\x06report\x18\x03 \x01(\v2(.gpuaas.lifecycle.v1.ReportTasksResponseH\x00R\x06report\x122\n" +
-	"\x06denial\x18\x04 \x01(\v2\x18.gpuaas.common.v1.DenialH\x00R\x06denialB\n" +
+	"\x06denial\x18\x04 \x01(\v2\x18.gpuaas.common.v1.DenialH\x00R\x06denial\x12:\n" +
+	"\x03end\x18\x05 \x01(\v2&.gpuaas.lifecycle.v1.EndLeasesResponseH\x00R\x03endB\n" +
 	"\n" +
 	"\bresponse\"\x95\x01\n" +
 	"\vTaskRefusal\x12+\n" +
@@ -3517,7 +3703,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_lifecycle_v1_lifecycle_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(TaskVerb)(0),                      // 0: gpuaas.lifecycle.v1.TaskVerb
 	(*ApplyFenceRequest)(nil),          // 1: gpuaas.lifecycle.v1.ApplyFenceRequest
@@ -3542,159 +3728,165 @@ var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*NodeReport)(nil),                 // 20: gpuaas.lifecycle.v1.NodeReport
 	(*ReportTasksRequest)(nil),         // 21: gpuaas.lifecycle.v1.ReportTasksRequest
 	(*StreamWorkRequest)(nil),          // 22: gpuaas.lifecycle.v1.StreamWorkRequest
-	(*StreamWorkResponse)(nil),         // 23: gpuaas.lifecycle.v1.StreamWorkResponse
-	(*TaskRefusal)(nil),                // 24: gpuaas.lifecycle.v1.TaskRefusal
-	(*NodeReportResult)(nil),           // 25: gpuaas.lifecycle.v1.NodeReportResult
-	(*ReportTasksResponse)(nil),        // 26: gpuaas.lifecycle.v1.ReportTasksResponse
-	(*EnqueueProbeRequest)(nil),        // 27: gpuaas.lifecycle.v1.EnqueueProbeRequest
-	(*EnqueueProbeResponse)(nil),       // 28: gpuaas.lifecycle.v1.EnqueueProbeResponse
-	(*ChangeTaskRequest)(nil),          // 29: gpuaas.lifecycle.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 30: gpuaas.lifecycle.v1.ChangeTaskResponse
-	(*CreateTenantRequest)(nil),        // 31: gpuaas.lifecycle.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 32: gpuaas.lifecycle.v1.CreateTenantResponse
-	(*CreateWorkspace)(nil),            // 33: gpuaas.lifecycle.v1.CreateWorkspace
-	(*RequestOperationRequest)(nil),    // 34: gpuaas.lifecycle.v1.RequestOperationRequest
-	(*RequestOperationResponse)(nil),   // 35: gpuaas.lifecycle.v1.RequestOperationResponse
-	(*GetActionsRequest)(nil),          // 36: gpuaas.lifecycle.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 37: gpuaas.lifecycle.v1.GetActionsResponse
-	(*AcknowledgeFindingRequest)(nil),  // 38: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	(*AcknowledgeFindingResponse)(nil), // 39: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	(*RetryReleaseRequest)(nil),        // 40: gpuaas.lifecycle.v1.RetryReleaseRequest
-	(*RetryReleaseResponse)(nil),       // 41: gpuaas.lifecycle.v1.RetryReleaseResponse
-	(*ForceReleaseRequest)(nil),        // 42: gpuaas.lifecycle.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),       // 43: gpuaas.lifecycle.v1.ForceReleaseResponse
-	(*EndInstanceRequest)(nil),         // 44: gpuaas.lifecycle.v1.EndInstanceRequest
-	(*EndInstanceResponse)(nil),        // 45: gpuaas.lifecycle.v1.EndInstanceResponse
-	(*ReadOutputRequest)(nil),          // 46: gpuaas.lifecycle.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),         // 47: gpuaas.lifecycle.v1.ReadOutputResponse
-	(*v1.TaskInFlight)(nil),            // 48: gpuaas.common.v1.TaskInFlight
-	(v1.TaskType)(0),                   // 49: gpuaas.common.v1.TaskType
-	(*v1.HostFacts)(nil),               // 50: gpuaas.common.v1.HostFacts
-	(*v1.Denial)(nil),                  // 51: gpuaas.common.v1.Denial
-	(*v11.TaskRef)(nil),                // 52: gpuaas.node.v1.TaskRef
-	(*v11.WorkspaceEpoch)(nil),         // 53: gpuaas.node.v1.WorkspaceEpoch
-	(*NodeGate)(nil),                   // 54: gpuaas.lifecycle.v1.NodeGate
-	(*v11.TaskOffer)(nil),              // 55: gpuaas.node.v1.TaskOffer
-	(*v11.TaskStarted)(nil),            // 56: gpuaas.node.v1.TaskStarted
-	(*v11.TaskProgress)(nil),           // 57: gpuaas.node.v1.TaskProgress
-	(*v11.TaskResult)(nil),             // 58: gpuaas.node.v1.TaskResult
-	(*v11.SignedTask)(nil),             // 59: gpuaas.node.v1.SignedTask
-	(*Task)(nil),                       // 60: gpuaas.lifecycle.v1.Task
-	(*Quota)(nil),                      // 61: gpuaas.lifecycle.v1.Quota
-	(*Tenant)(nil),                     // 62: gpuaas.lifecycle.v1.Tenant
-	(*WorkspaceSpec)(nil),              // 63: gpuaas.lifecycle.v1.WorkspaceSpec
-	(v1.OperationKind)(0),              // 64: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),                // 65: gpuaas.common.v1.FencedProof
-	(*Operation)(nil),                  // 66: gpuaas.lifecycle.v1.Operation
-	(*ActionOption)(nil),               // 67: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil),      // 68: google.protobuf.Timestamp
-	(*Finding)(nil),                    // 69: gpuaas.lifecycle.v1.Finding
-	(*Allocation)(nil),                 // 70: gpuaas.lifecycle.v1.Allocation
-	(*Claim)(nil),                      // 71: gpuaas.lifecycle.v1.Claim
-	(*Instance)(nil),                   // 72: gpuaas.lifecycle.v1.Instance
-	(*v11.OutputCursor)(nil),           // 73: gpuaas.node.v1.OutputCursor
-	(*v11.WorkloadOutput)(nil),         // 74: gpuaas.node.v1.WorkloadOutput
+	(*EndLeasesRequest)(nil),           // 23: gpuaas.lifecycle.v1.EndLeasesRequest
+	(*NodeSession)(nil),                // 24: gpuaas.lifecycle.v1.NodeSession
+	(*EndLeasesResponse)(nil),          // 25: gpuaas.lifecycle.v1.EndLeasesResponse
+	(*StreamWorkResponse)(nil),         // 26: gpuaas.lifecycle.v1.StreamWorkResponse
+	(*TaskRefusal)(nil),                // 27: gpuaas.lifecycle.v1.TaskRefusal
+	(*NodeReportResult)(nil),           // 28: gpuaas.lifecycle.v1.NodeReportResult
+	(*ReportTasksResponse)(nil),        // 29: gpuaas.lifecycle.v1.ReportTasksResponse
+	(*EnqueueProbeRequest)(nil),        // 30: gpuaas.lifecycle.v1.EnqueueProbeRequest
+	(*EnqueueProbeResponse)(nil),       // 31: gpuaas.lifecycle.v1.EnqueueProbeResponse
+	(*ChangeTaskRequest)(nil),          // 32: gpuaas.lifecycle.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 33: gpuaas.lifecycle.v1.ChangeTaskResponse
+	(*CreateTenantRequest)(nil),        // 34: gpuaas.lifecycle.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 35: gpuaas.lifecycle.v1.CreateTenantResponse
+	(*CreateWorkspace)(nil),            // 36: gpuaas.lifecycle.v1.CreateWorkspace
+	(*RequestOperationRequest)(nil),    // 37: gpuaas.lifecycle.v1.RequestOperationRequest
+	(*RequestOperationResponse)(nil),   // 38: gpuaas.lifecycle.v1.RequestOperationResponse
+	(*GetActionsRequest)(nil),          // 39: gpuaas.lifecycle.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 40: gpuaas.lifecycle.v1.GetActionsResponse
+	(*AcknowledgeFindingRequest)(nil),  // 41: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	(*AcknowledgeFindingResponse)(nil), // 42: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	(*RetryReleaseRequest)(nil),        // 43: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*RetryReleaseResponse)(nil),       // 44: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*ForceReleaseRequest)(nil),        // 45: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),       // 46: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*EndInstanceRequest)(nil),         // 47: gpuaas.lifecycle.v1.EndInstanceRequest
+	(*EndInstanceResponse)(nil),        // 48: gpuaas.lifecycle.v1.EndInstanceResponse
+	(*ReadOutputRequest)(nil),          // 49: gpuaas.lifecycle.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),         // 50: gpuaas.lifecycle.v1.ReadOutputResponse
+	(*v1.TaskInFlight)(nil),            // 51: gpuaas.common.v1.TaskInFlight
+	(v1.TaskType)(0),                   // 52: gpuaas.common.v1.TaskType
+	(*v1.HostFacts)(nil),               // 53: gpuaas.common.v1.HostFacts
+	(*v1.Denial)(nil),                  // 54: gpuaas.common.v1.Denial
+	(*v11.TaskRef)(nil),                // 55: gpuaas.node.v1.TaskRef
+	(*v11.WorkspaceEpoch)(nil),         // 56: gpuaas.node.v1.WorkspaceEpoch
+	(*NodeGate)(nil),                   // 57: gpuaas.lifecycle.v1.NodeGate
+	(*v11.TaskOffer)(nil),              // 58: gpuaas.node.v1.TaskOffer
+	(*v11.TaskStarted)(nil),            // 59: gpuaas.node.v1.TaskStarted
+	(*v11.TaskProgress)(nil),           // 60: gpuaas.node.v1.TaskProgress
+	(*v11.TaskResult)(nil),             // 61: gpuaas.node.v1.TaskResult
+	(*v11.SignedTask)(nil),             // 62: gpuaas.node.v1.SignedTask
+	(*Task)(nil),                       // 63: gpuaas.lifecycle.v1.Task
+	(*Quota)(nil),                      // 64: gpuaas.lifecycle.v1.Quota
+	(*Tenant)(nil),                     // 65: gpuaas.lifecycle.v1.Tenant
+	(*WorkspaceSpec)(nil),              // 66: gpuaas.lifecycle.v1.WorkspaceSpec
+	(v1.OperationKind)(0),              // 67: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),                // 68: gpuaas.common.v1.FencedProof
+	(*Operation)(nil),                  // 69: gpuaas.lifecycle.v1.Operation
+	(*ActionOption)(nil),               // 70: gpuaas.lifecycle.v1.ActionOption
+	(*timestamppb.Timestamp)(nil),      // 71: google.protobuf.Timestamp
+	(*Finding)(nil),                    // 72: gpuaas.lifecycle.v1.Finding
+	(*Allocation)(nil),                 // 73: gpuaas.lifecycle.v1.Allocation
+	(*Claim)(nil),                      // 74: gpuaas.lifecycle.v1.Claim
+	(*Instance)(nil),                   // 75: gpuaas.lifecycle.v1.Instance
+	(*v11.OutputCursor)(nil),           // 76: gpuaas.node.v1.OutputCursor
+	(*v11.WorkloadOutput)(nil),         // 77: gpuaas.node.v1.WorkloadOutput
 }
 var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
-	48, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	49, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
-	50, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
-	51, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
-	52, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	52, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
-	53, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	51, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	52, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
+	53, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
+	54, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
+	55, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	55, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
+	56, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
 	3,  // 7: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
 	4,  // 8: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
 	7,  // 9: gpuaas.lifecycle.v1.KeysHeldRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionKeys
-	54, // 10: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	57, // 10: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
 	14, // 11: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
-	52, // 12: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
+	55, // 12: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
 	15, // 13: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
-	55, // 14: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
-	52, // 15: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
+	58, // 14: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
+	55, // 15: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
 	17, // 16: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
 	19, // 17: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
-	51, // 18: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	52, // 19: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
-	56, // 20: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
-	57, // 21: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
-	58, // 22: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
-	59, // 23: gpuaas.lifecycle.v1.NodeReport.signed:type_name -> gpuaas.node.v1.SignedTask
+	54, // 18: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	55, // 19: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
+	59, // 20: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
+	60, // 21: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
+	61, // 22: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
+	62, // 23: gpuaas.lifecycle.v1.NodeReport.signed:type_name -> gpuaas.node.v1.SignedTask
 	20, // 24: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
 	16, // 25: gpuaas.lifecycle.v1.StreamWorkRequest.lease:type_name -> gpuaas.lifecycle.v1.LeaseTasksRequest
 	21, // 26: gpuaas.lifecycle.v1.StreamWorkRequest.report:type_name -> gpuaas.lifecycle.v1.ReportTasksRequest
-	18, // 27: gpuaas.lifecycle.v1.StreamWorkResponse.lease:type_name -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	26, // 28: gpuaas.lifecycle.v1.StreamWorkResponse.report:type_name -> gpuaas.lifecycle.v1.ReportTasksResponse
-	51, // 29: gpuaas.lifecycle.v1.StreamWorkResponse.denial:type_name -> gpuaas.common.v1.Denial
-	52, // 30: gpuaas.lifecycle.v1.TaskRefusal.task:type_name -> gpuaas.node.v1.TaskRef
-	51, // 31: gpuaas.lifecycle.v1.TaskRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	52, // 32: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	51, // 33: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
-	24, // 34: gpuaas.lifecycle.v1.NodeReportResult.refused:type_name -> gpuaas.lifecycle.v1.TaskRefusal
-	25, // 35: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
-	60, // 36: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	0,  // 37: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
-	60, // 38: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	61, // 39: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	62, // 40: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	63, // 41: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	64, // 42: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	33, // 43: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
-	65, // 44: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	66, // 45: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	67, // 46: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	68, // 47: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
-	69, // 48: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
-	66, // 49: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	70, // 50: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	65, // 51: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	66, // 52: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	70, // 53: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	71, // 54: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	72, // 55: gpuaas.lifecycle.v1.EndInstanceResponse.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	73, // 56: gpuaas.lifecycle.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	74, // 57: gpuaas.lifecycle.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	1,  // 58: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
-	5,  // 59: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
-	8,  // 60: gpuaas.lifecycle.v1.GateService.KeysHeld:input_type -> gpuaas.lifecycle.v1.KeysHeldRequest
-	10, // 61: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
-	12, // 62: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
-	16, // 63: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
-	21, // 64: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
-	22, // 65: gpuaas.lifecycle.v1.TaskService.StreamWork:input_type -> gpuaas.lifecycle.v1.StreamWorkRequest
-	27, // 66: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
-	29, // 67: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
-	31, // 68: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
-	34, // 69: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
-	36, // 70: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
-	38, // 71: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	40, // 72: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	42, // 73: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	44, // 74: gpuaas.lifecycle.v1.InstanceService.EndInstance:input_type -> gpuaas.lifecycle.v1.EndInstanceRequest
-	46, // 75: gpuaas.lifecycle.v1.OutputService.ReadOutput:input_type -> gpuaas.lifecycle.v1.ReadOutputRequest
-	2,  // 76: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
-	6,  // 77: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
-	9,  // 78: gpuaas.lifecycle.v1.GateService.KeysHeld:output_type -> gpuaas.lifecycle.v1.KeysHeldResponse
-	11, // 79: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
-	13, // 80: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
-	18, // 81: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	26, // 82: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
-	23, // 83: gpuaas.lifecycle.v1.TaskService.StreamWork:output_type -> gpuaas.lifecycle.v1.StreamWorkResponse
-	28, // 84: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
-	30, // 85: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
-	32, // 86: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
-	35, // 87: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
-	37, // 88: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
-	39, // 89: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	41, // 90: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	43, // 91: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	45, // 92: gpuaas.lifecycle.v1.InstanceService.EndInstance:output_type -> gpuaas.lifecycle.v1.EndInstanceResponse
-	47, // 93: gpuaas.lifecycle.v1.OutputService.ReadOutput:output_type -> gpuaas.lifecycle.v1.ReadOutputResponse
-	76, // [76:94] is the sub-list for method output_type
-	58, // [58:76] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	23, // 27: gpuaas.lifecycle.v1.StreamWorkRequest.end:type_name -> gpuaas.lifecycle.v1.EndLeasesRequest
+	24, // 28: gpuaas.lifecycle.v1.EndLeasesRequest.sessions:type_name -> gpuaas.lifecycle.v1.NodeSession
+	18, // 29: gpuaas.lifecycle.v1.StreamWorkResponse.lease:type_name -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	29, // 30: gpuaas.lifecycle.v1.StreamWorkResponse.report:type_name -> gpuaas.lifecycle.v1.ReportTasksResponse
+	54, // 31: gpuaas.lifecycle.v1.StreamWorkResponse.denial:type_name -> gpuaas.common.v1.Denial
+	25, // 32: gpuaas.lifecycle.v1.StreamWorkResponse.end:type_name -> gpuaas.lifecycle.v1.EndLeasesResponse
+	55, // 33: gpuaas.lifecycle.v1.TaskRefusal.task:type_name -> gpuaas.node.v1.TaskRef
+	54, // 34: gpuaas.lifecycle.v1.TaskRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	55, // 35: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	54, // 36: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
+	27, // 37: gpuaas.lifecycle.v1.NodeReportResult.refused:type_name -> gpuaas.lifecycle.v1.TaskRefusal
+	28, // 38: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
+	63, // 39: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	0,  // 40: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
+	63, // 41: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	64, // 42: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	65, // 43: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	66, // 44: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	67, // 45: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	36, // 46: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
+	68, // 47: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	69, // 48: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	70, // 49: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	71, // 50: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
+	72, // 51: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	69, // 52: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	73, // 53: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	68, // 54: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	69, // 55: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	73, // 56: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	74, // 57: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	75, // 58: gpuaas.lifecycle.v1.EndInstanceResponse.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	76, // 59: gpuaas.lifecycle.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	77, // 60: gpuaas.lifecycle.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	1,  // 61: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
+	5,  // 62: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
+	8,  // 63: gpuaas.lifecycle.v1.GateService.KeysHeld:input_type -> gpuaas.lifecycle.v1.KeysHeldRequest
+	10, // 64: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
+	12, // 65: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
+	16, // 66: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
+	21, // 67: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
+	22, // 68: gpuaas.lifecycle.v1.TaskService.StreamWork:input_type -> gpuaas.lifecycle.v1.StreamWorkRequest
+	30, // 69: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
+	32, // 70: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
+	34, // 71: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
+	37, // 72: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
+	39, // 73: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
+	41, // 74: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	43, // 75: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	45, // 76: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	47, // 77: gpuaas.lifecycle.v1.InstanceService.EndInstance:input_type -> gpuaas.lifecycle.v1.EndInstanceRequest
+	49, // 78: gpuaas.lifecycle.v1.OutputService.ReadOutput:input_type -> gpuaas.lifecycle.v1.ReadOutputRequest
+	2,  // 79: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
+	6,  // 80: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
+	9,  // 81: gpuaas.lifecycle.v1.GateService.KeysHeld:output_type -> gpuaas.lifecycle.v1.KeysHeldResponse
+	11, // 82: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
+	13, // 83: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
+	18, // 84: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	29, // 85: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
+	26, // 86: gpuaas.lifecycle.v1.TaskService.StreamWork:output_type -> gpuaas.lifecycle.v1.StreamWorkResponse
+	31, // 87: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
+	33, // 88: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
+	35, // 89: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
+	38, // 90: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
+	40, // 91: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
+	42, // 92: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	44, // 93: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	46, // 94: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	48, // 95: gpuaas.lifecycle.v1.InstanceService.EndInstance:output_type -> gpuaas.lifecycle.v1.EndInstanceResponse
+	50, // 96: gpuaas.lifecycle.v1.OutputService.ReadOutput:output_type -> gpuaas.lifecycle.v1.ReadOutputResponse
+	79, // [79:97] is the sub-list for method output_type
+	61, // [61:79] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_lifecycle_proto_init() }
@@ -3706,13 +3898,15 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21].OneofWrappers = []any{
 		(*StreamWorkRequest_Lease)(nil),
 		(*StreamWorkRequest_Report)(nil),
+		(*StreamWorkRequest_End)(nil),
 	}
-	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22].OneofWrappers = []any{
+	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25].OneofWrappers = []any{
 		(*StreamWorkResponse_Lease)(nil),
 		(*StreamWorkResponse_Report)(nil),
 		(*StreamWorkResponse_Denial)(nil),
+		(*StreamWorkResponse_End)(nil),
 	}
-	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33].OneofWrappers = []any{
+	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36].OneofWrappers = []any{
 		(*RequestOperationRequest_Create)(nil),
 		(*RequestOperationRequest_WorkspaceId)(nil),
 	}
@@ -3722,7 +3916,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc), len(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   47,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   7,
 		},

@@ -269,8 +269,9 @@ type TaskServiceClient interface {
 	// ReportTasks takes deliveries, starts, progress and results. What is committed is named in the answer.
 	ReportTasks(ctx context.Context, in *ReportTasksRequest, opts ...grpc.CallOption) (*ReportTasksResponse, error)
 	// StreamWork carries LeaseTasks and ReportTasks of one replica over one stream. An answer has the id of its request, comes after the commit, and may
-	// overtake others. The first answer has the id 0 and says that the stream stands. A stream that ends leaves the outcome of what was not answered open,
-	// as a call does whose answer is lost: asking again is harmless.
+	// overtake others. The first answer has the id 0 and says that the stream stands; later ones with that id are leases that were not asked for, of sessions
+	// of a lease with `standing`. A stream that ends leaves the outcome of what was not answered open, as a call does whose answer is lost: asking again is
+	// harmless.
 	StreamWork(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamWorkRequest, StreamWorkResponse], error)
 	// EnqueueProbe queues a `probe.noop`.
 	EnqueueProbe(ctx context.Context, in *EnqueueProbeRequest, opts ...grpc.CallOption) (*EnqueueProbeResponse, error)
@@ -372,8 +373,9 @@ type TaskServiceServer interface {
 	// ReportTasks takes deliveries, starts, progress and results. What is committed is named in the answer.
 	ReportTasks(context.Context, *ReportTasksRequest) (*ReportTasksResponse, error)
 	// StreamWork carries LeaseTasks and ReportTasks of one replica over one stream. An answer has the id of its request, comes after the commit, and may
-	// overtake others. The first answer has the id 0 and says that the stream stands. A stream that ends leaves the outcome of what was not answered open,
-	// as a call does whose answer is lost: asking again is harmless.
+	// overtake others. The first answer has the id 0 and says that the stream stands; later ones with that id are leases that were not asked for, of sessions
+	// of a lease with `standing`. A stream that ends leaves the outcome of what was not answered open, as a call does whose answer is lost: asking again is
+	// harmless.
 	StreamWork(grpc.BidiStreamingServer[StreamWorkRequest, StreamWorkResponse]) error
 	// EnqueueProbe queues a `probe.noop`.
 	EnqueueProbe(context.Context, *EnqueueProbeRequest) (*EnqueueProbeResponse, error)

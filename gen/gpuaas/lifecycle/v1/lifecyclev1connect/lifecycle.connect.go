@@ -275,8 +275,9 @@ type TaskServiceClient interface {
 	// ReportTasks takes deliveries, starts, progress and results. What is committed is named in the answer.
 	ReportTasks(context.Context, *v1.ReportTasksRequest) (*v1.ReportTasksResponse, error)
 	// StreamWork carries LeaseTasks and ReportTasks of one replica over one stream. An answer has the id of its request, comes after the commit, and may
-	// overtake others. The first answer has the id 0 and says that the stream stands. A stream that ends leaves the outcome of what was not answered open,
-	// as a call does whose answer is lost: asking again is harmless.
+	// overtake others. The first answer has the id 0 and says that the stream stands; later ones with that id are leases that were not asked for, of sessions
+	// of a lease with `standing`. A stream that ends leaves the outcome of what was not answered open, as a call does whose answer is lost: asking again is
+	// harmless.
 	StreamWork(context.Context) (*connect.BidiStreamForClientSimple[v1.StreamWorkRequest, v1.StreamWorkResponse], error)
 	// EnqueueProbe queues a `probe.noop`.
 	EnqueueProbe(context.Context, *v1.EnqueueProbeRequest) (*v1.EnqueueProbeResponse, error)
@@ -400,8 +401,9 @@ type TaskServiceHandler interface {
 	// ReportTasks takes deliveries, starts, progress and results. What is committed is named in the answer.
 	ReportTasks(context.Context, *v1.ReportTasksRequest) (*v1.ReportTasksResponse, error)
 	// StreamWork carries LeaseTasks and ReportTasks of one replica over one stream. An answer has the id of its request, comes after the commit, and may
-	// overtake others. The first answer has the id 0 and says that the stream stands. A stream that ends leaves the outcome of what was not answered open,
-	// as a call does whose answer is lost: asking again is harmless.
+	// overtake others. The first answer has the id 0 and says that the stream stands; later ones with that id are leases that were not asked for, of sessions
+	// of a lease with `standing`. A stream that ends leaves the outcome of what was not answered open, as a call does whose answer is lost: asking again is
+	// harmless.
 	StreamWork(context.Context, *connect.BidiStream[v1.StreamWorkRequest, v1.StreamWorkResponse]) error
 	// EnqueueProbe queues a `probe.noop`.
 	EnqueueProbe(context.Context, *v1.EnqueueProbeRequest) (*v1.EnqueueProbeResponse, error)

@@ -1,0 +1,207 @@
+package task
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+const (
+	// outletMost bounds the tasks that wait to be offered over one stream. One past it is not offered now: it is
+	// leased, and is offered again as one whose offer was lost.
+	outletMost = 4096
+	// outletAtOnce bounds the tasks of one message.
+	outletAtOnce = 64
+	// underWay is how long a task that was leased unasked keeps others from being leased so, if nothing is heard of it.
+	underWay = 2 * time.Second
+)
+
+// standing are the sessions that tasks may be leased to as they are queued: their replica has asked for that, over a
+// stream that stands. It is a hint: the gate says, under its lock, whether a session may be leased to.
+type standing struct {
+	mu    sync.Mutex
+	nodes map[string]stand
+}
+
+// stand is a node's session, and the way to it.
+type stand struct {
+	session    string
+	generation int64
+	out        *outlet
+	// until is how long what was leased unasked last may be under way: it ends with the node's next report. What comes
+	// meanwhile is queued, and leased with all that came beside it, which costs a node with many tasks less than one
+	// after another.
+	until time.Time
+}
+
+// outlet takes leased tasks to the replica of one stream.
+type outlet struct {
+	mu      sync.Mutex
+	waiting []offer
+	wake    chan struct{}
+}
+
+// offer is a leased task on its way to a session.
+type offer struct {
+	picked
+	session string
+}
+
+func newOutlet() *outlet { return &outlet{wake: make(chan struct{}, 1)} }
+
+// has reports whether a node has a session that may be leased to.
+func (s *standing) has(nodeID string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes[nodeID].out != nil
+}
+
+// claim returns where a node's next task may be leased to; its out is nil if there is no such session, or one is under
+// way to it.
+func (s *standing) claim(nodeID string, now time.Time) stand {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := s.nodes[nodeID]
+	if at.out == nil || now.Before(at.until) {
+		return stand{}
+	}
+	at.until = now.Add(underWay)
+	s.nodes[nodeID] = at
+	return at
+}
+
+// reported says that nodes have told of their tasks.
+func (s *standing) reported(reports []*lifecyclev1.NodeReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range reports {
+		if at, ok := s.nodes[r.GetNodeId()]; ok {
+			at.until = time.Time{}
+			s.nodes[r.GetNodeId()] = at
+		}
+	}
+}
+
+// put takes the sessions of a lease that its gates did not refuse.
+func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused []*lifecyclev1.NodeRefusal) {
+	no := make(map[string]bool, len(refused))
+	for _, r := range refused {
+		no[r.GetNodeId()] = true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nodes == nil {
+		s.nodes = map[string]stand{}
+	}
+	for _, n := range req.GetNodes() {
+		if !no[n.GetNodeId()] && n.GetGeneration() >= s.nodes[n.GetNodeId()].generation {
+			s.nodes[n.GetNodeId()] = stand{session: n.GetSessionId(), generation: n.GetGeneration(), out: out}
+		}
+	}
+}
+
+// end forgets sessions of a stream.
+func (s *standing) end(out *outlet, sessions []*lifecyclev1.NodeSession) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range sessions {
+		if at := s.nodes[one.GetNodeId()]; at.out == out && at.session == one.GetSessionId() {
+			delete(s.nodes, one.GetNodeId())
+		}
+	}
+}
+
+// remove forgets all sessions of a stream that has ended.
+func (s *standing) remove(out *outlet) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for node, at := range s.nodes {
+		if at.out == out {
+			delete(s.nodes, node)
+		}
+	}
+}
+
+// add has tasks offered, as far as there is room.
+func (o *outlet) add(offers ...offer) {
+	o.mu.Lock()
+	o.waiting = append(o.waiting, offers[:min(len(offers), outletMost-len(o.waiting))]...)
+	o.mu.Unlock()
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns what goes into one message; nil if nothing waits.
+func (o *outlet) take() []offer {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := min(len(o.waiting), outletAtOnce)
+	out := o.waiting[:n:n]
+	if o.waiting = o.waiting[n:]; len(o.waiting) == 0 {
+		o.waiting = nil
+	}
+	return out
+}
+
+// offerStanding signs what is leased to sessions of a stream unasked, and sends it, until ctx ends or the stream cannot
+// be written to.
+func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*lifecyclev1.StreamWorkResponse) error) {
+	for {
+		select {
+		case <-out.wake:
+		case <-ctx.Done():
+			return
+		}
+		for offers := out.take(); len(offers) > 0; offers = out.take() {
+			res, err := s.sign(ctx, &lifecyclev1.LeaseTasksResponse{}, s.opened(ctx, offers), sessionsOf(offers))
+			if err != nil {
+				s.deps.Logger.WarnContext(ctx, "leased tasks not offered", obs.Err(err))
+				continue
+			}
+			if len(res.GetTasks()) == 0 {
+				continue
+			}
+			if send(&lifecyclev1.StreamWorkResponse{Response: &lifecyclev1.StreamWorkResponse_Lease{Lease: res}}) != nil {
+				return // the reader of the stream sees it end too
+			}
+		}
+	}
+}
+
+// opened returns tasks with their environment values open. One whose values do not open is left out: the lease that
+// would offer it again ends it.
+func (s *Server) opened(ctx context.Context, offers []offer) []picked {
+	out := make([]picked, 0, len(offers))
+	for _, o := range offers {
+		payload, err := s.openPayload(o.picked)
+		if err != nil {
+			s.deps.Logger.WarnContext(ctx, "leased task not offered", slog.String("task_id", o.TaskID), obs.Err(err))
+			continue
+		}
+		o.payload = payload
+		out = append(out, o.picked)
+	}
+	return out
+}
+
+// sessionsOf returns the sessions that tasks were leased to, by node.
+func sessionsOf(offers []offer) map[string]lease {
+	out := make(map[string]lease, len(offers))
+	for _, o := range offers {
+		out[o.NodeID] = lease{session: o.session}
+	}
+	return out
+}
+
+// dispatched returns the row of a task that was leased as it was queued.
+func (r Row) dispatched(generation int64) Row {
+	r.State, r.Attempt, r.SessionEpoch = commonv1.TaskState_TASK_STATE_DISPATCHED, 1, generation
+	return r
+}

@@ -1,0 +1,193 @@
+package task_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// stand has a stream's replica take a node's tasks unasked.
+func (s *streamed) stand(stream *workStream, n *node) {
+	s.k.t.Helper()
+	frame := leaseFrame(9000, n)
+	frame.GetLease().Standing = true
+	if res := s.ask(stream, frame); res.GetLease() == nil || len(res.GetLease().GetRefused()) > 0 {
+		s.k.t.Fatalf("answered %v", res)
+	}
+}
+
+// probe queues a task as a probe is queued, and returns its id.
+func (s *streamed) probe(n *node, change ...func(*task.Spec)) string {
+	s.k.t.Helper()
+	spec := task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{Nonce: "n"}}
+	for _, c := range change {
+		c(&spec)
+	}
+	row, isNew, err := s.k.tasks.Queue(s.k.t.Context(), spec)
+	if err != nil || !isNew {
+		s.k.t.Fatalf("queue: %v, new %v", err, isNew)
+	}
+	return row.TaskID
+}
+
+// offered wants one task on the stream that nobody asked for.
+func (s *streamed) offered(stream *workStream, n *node, id string) *nodev1.TaskRef {
+	s.k.t.Helper()
+	res, err := stream.Receive()
+	if err != nil {
+		s.k.t.Fatal(err)
+	}
+	tasks := res.GetLease().GetTasks()
+	if res.GetId() != 0 || len(tasks) != 1 || tasks[0].GetTask().GetTaskId() != id || tasks[0].GetSessionId() != n.session || tasks[0].GetNodeId() != n.id {
+		s.k.t.Fatalf("unasked came %v", res)
+	}
+	return tasks[0].GetTask()
+}
+
+// TestATaskIsLeasedAsItIsQueued holds that a session which stands for it gets a task without a lease of its own, with
+// the same attempts and the same history, and the next one when its agent has spoken of the first.
+func TestATaskIsLeasedAsItIsQueued(t *testing.T) {
+	s := newStreamed(t)
+	n, other := s.k.node(), s.k.node()
+	stream, err := s.open("nodeapi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.probe(n)
+	s.k.wants(before, queued, 0, 0)
+	s.stand(stream, n) // which leases it
+	s.k.wants(before, dispatched, 1, 0)
+	first := s.probe(n)
+	ref := s.offered(stream, n, first)
+	s.k.wants(first, dispatched, 1, 0)
+	second, foreign := s.probe(n), s.probe(other)
+	s.k.wants(second, queued, 0, 0)
+	s.k.wants(foreign, queued, 0, 0)
+	res := s.ask(stream, &lifecyclev1.StreamWorkRequest{Id: 1, Request: &lifecyclev1.StreamWorkRequest_Report{
+		Report: &lifecyclev1.ReportTasksRequest{ReplicaId: ids.New(), Reports: []*lifecyclev1.NodeReport{{
+			NodeId: n.id, NodeInstanceId: n.instance, SessionId: n.session, Generation: n.generation, LedgerId: n.ledger,
+			Results: []*nodev1.TaskResult{{Task: ref, State: succeeded}},
+		}}},
+	}})
+	if got := res.GetReport().GetResults(); len(got) != 1 || len(got[0].GetAcknowledged()) != 1 {
+		t.Fatalf("answered %v", res)
+	}
+	s.k.wants(first, succeeded, 1, 0)
+	if h := s.k.history(first); !slices.Equal(h, []string{"queued", "dispatched", "succeeded"}) {
+		t.Errorf("history %v", h)
+	}
+	s.offered(stream, n, s.probe(n))
+}
+
+// TestALeaseThatNobodyAskedForIsHeldToTheGate holds that nothing is leased unasked past a gate that is shut, raised to
+// another session, or held by a fence under way, nor to a session that was named as ended, nor over a stream that has
+// ended; and that queueing waits for no gate.
+func TestALeaseThatNobodyAskedForIsHeldToTheGate(t *testing.T) {
+	for name, change := range map[string]func(s *streamed, stream *workStream, n *node) (undo func()){
+		"gate shut":       func(s *streamed, _ *workStream, n *node) func() { s.k.fence(n, 2, false); return nil },
+		"another session": func(s *streamed, _ *workStream, n *node) func() { s.k.ready(n); return nil },
+		"fence under way": func(s *streamed, _ *workStream, n *node) func() {
+			tx, err := s.k.pool.Begin(s.k.t.Context())
+			if err != nil {
+				s.k.t.Fatal(err)
+			}
+			if _, err := tx.Exec(s.k.t.Context(), `UPDATE lifecycle.node_gate SET admitted = false WHERE node_id = $1`, n.id); err != nil {
+				s.k.t.Fatal(err)
+			}
+			return func() { _ = tx.Rollback(context.WithoutCancel(s.k.t.Context())) }
+		},
+		"session ended": func(s *streamed, stream *workStream, n *node) func() {
+			res := s.ask(stream, &lifecyclev1.StreamWorkRequest{Id: 7, Request: &lifecyclev1.StreamWorkRequest_End{
+				End: &lifecyclev1.EndLeasesRequest{Sessions: []*lifecyclev1.NodeSession{{NodeId: n.id, SessionId: n.session}}},
+			}})
+			if res.GetEnd() == nil {
+				s.k.t.Fatalf("answered %v", res)
+			}
+			return nil
+		},
+		"stream ended": func(s *streamed, stream *workStream, _ *node) func() {
+			_ = stream.CloseRequest()
+			for {
+				if _, err := stream.Receive(); err != nil {
+					return nil
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStreamed(t)
+			n := s.k.node()
+			stream, err := s.open("nodeapi")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.stand(stream, n)
+			undo := change(s, stream, n)
+			id := s.probe(n)
+			s.k.wants(id, queued, 0, 0)
+			if undo == nil {
+				return
+			}
+			undo()
+			s.k.wants(s.probe(n), queued, 0, 0) // the first was claimed for, and nothing is heard of it
+		})
+	}
+}
+
+// TestWhatIsUndoneIsOfferedToNobody holds that a task which is queued in a caller's transaction is offered after its
+// commit alone.
+func TestWhatIsUndoneIsOfferedToNobody(t *testing.T) {
+	s := newStreamed(t)
+	n, other := s.k.node(), s.k.node()
+	stream, err := s.open("nodeapi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.stand(stream, n)
+	s.stand(stream, other)
+	undone := errors.New("undone")
+	var id string
+	in := func(n *node, end error) error {
+		return pg.InTx(t.Context(), s.k.pool, func(ctx context.Context, tx pgx.Tx) error {
+			row, err := s.k.tasks.Enqueue(ctx, tx, task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{}})
+			id = row.TaskID
+			return errors.Join(err, end)
+		})
+	}
+	if err := in(n, undone); !errors.Is(err, undone) {
+		t.Fatal(err)
+	}
+	if err := in(other, nil); err != nil {
+		t.Fatal(err)
+	}
+	s.offered(stream, other, id) // and nothing came before it
+	s.k.wants(id, dispatched, 1, 0)
+}
+
+// TestInRollbackModeProbesAloneAreLeasedUnasked holds that what changes something is not leased in rollback mode, asked
+// for or not.
+func TestInRollbackModeProbesAloneAreLeasedUnasked(t *testing.T) {
+	s := newStreamed(t)
+	n, other := s.k.node(), s.k.node()
+	stream, err := s.open("nodeapi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.stand(stream, n)
+	s.stand(stream, other)
+	testkit.SetRollback(s.k.db, true)
+	held := s.probe(n, ofType(deploy))
+	s.offered(stream, other, s.probe(other))
+	s.k.wants(held, queued, 0, 0)
+}
