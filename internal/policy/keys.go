@@ -68,6 +68,7 @@ const (
 	RetentionTimelineSeconds      = "retention.timeline_seconds"
 	RetentionEventsSeconds        = "retention.events_seconds"
 	RetentionAuditSeconds         = "retention.audit_seconds"
+	RetentionAuthoritySeconds     = "retention.authority_seconds"
 	StorageLimitMebibytes         = "storage.limit_mebibytes"
 )
 
@@ -251,6 +252,10 @@ var keys = prepare([]Key{
 	{
 		Name: RetentionAuditSeconds, Kind: Seconds, Default: "34560000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
 		Meaning: "how long rows of the audit log stay; they are cut up to a signed checkpoint alone",
+	},
+	{
+		Name: RetentionAuthoritySeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Meaning: "how long certificates, tokens and revocations stay in the authority's own database after they have ended, where it has one",
 	},
 	{
 		Name: StorageLimitMebibytes, Kind: Count, Default: "0", Min: "0", Max: "1000000000", Tightens: Neither, Severity: P1, Owner: "recovery",

@@ -32,7 +32,7 @@ func TestKeysAreWhole(t *testing.T) {
 		"operation.key_promise_seconds": "2592000", "retention.operation_keys_seconds": "2592000", "retention.tasks_seconds": "1209600",
 		"retention.runs_seconds": "2592000", "retention.workspaces_seconds": "2592000", "retention.findings_seconds": "7776000",
 		"retention.identities_seconds": "7776000", "retention.credentials_seconds": "1209600", "retention.recoveries_seconds": "15552000",
-		"retention.audit_seconds":    "34560000",
+		"retention.audit_seconds": "34560000", "retention.authority_seconds": "7776000",
 		"retention.timeline_seconds": "7776000", "retention.events_seconds": "1209600", "storage.limit_mebibytes": "0",
 	}
 	got := map[string]string{}

@@ -26,9 +26,15 @@ type Account struct {
 	Lag time.Duration `db:"lag" expr:"mesh.clock() - coalesce(@.done_at, @.began_at)"`
 }
 
+// beginning is when a walk begins, and whether the mesh is in rollback mode.
+type beginning struct {
+	At         time.Time `db:"at"`
+	RolledBack bool      `db:"rolled_back"`
+}
+
 var (
-	readClock   = pg.DefineShared(walkers, "retention.read_clock", `SELECT mesh.clock()`)
-	keepAccount = pg.DefineShared(walkers, "retention.keep_account", `
+	readBeginning = pg.DefineShared(walkers, "retention.read_beginning", `SELECT mesh.clock() AS at, mesh.rolled_back() AS rolled_back`)
+	keepAccount   = pg.DefineShared(walkers, "retention.keep_account", `
 		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure)
 		VALUES (current_user, $1, $2, $3, $3, $4, CASE WHEN $6 = '' THEN mesh.clock() END, $5, $6)
 		ON CONFLICT (service, cut) DO UPDATE SET policy_key = EXCLUDED.policy_key, total = r.total + EXCLUDED.total,

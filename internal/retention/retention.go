@@ -44,6 +44,9 @@ type Cut struct {
 	Statement *pg.Statement
 	// Oldest returns when the oldest row that is left was made; nil if that is not known without reading all.
 	Oldest *pg.Statement
+	// Elsewhere cuts one batch in another database than the walker's, in place of Statement: at most so many rows that
+	// were over before until. It returns how many it cut.
+	Elsewhere func(ctx context.Context, until time.Time, most int) (int64, error)
 }
 
 // Batch is what one statement has done.
@@ -120,8 +123,8 @@ func New(deps Deps, cuts ...Cut) (*Walker, error) {
 		}, []string{"cut"}),
 	}
 	for _, c := range cuts {
-		if key, ok := policy.Lookup(c.Key); c.Name == "" || c.Statement == nil || !ok || key.Kind != policy.Seconds {
-			return nil, fmt.Errorf("build retention: cut %q has no name, no statement or no policy key of seconds", c.Name)
+		if key, ok := policy.Lookup(c.Key); c.Name == "" || (c.Statement == nil) == (c.Elsewhere == nil) || !ok || key.Kind != policy.Seconds {
+			return nil, fmt.Errorf("build retention: cut %q has no name, not one way to cut, or no policy key of seconds", c.Name)
 		}
 		w.rows.WithLabelValues(c.Name)
 	}
@@ -156,12 +159,18 @@ func (w *Walker) Walk(ctx context.Context) error {
 const pause = 20 * time.Millisecond
 
 func (w *Walker) walk(ctx context.Context, c Cut) error {
-	began, err := pg.Value[time.Time](ctx, w.deps.DB, readClock)
+	began, err := pg.One[beginning](ctx, w.deps.DB, readBeginning)
 	if err != nil {
 		return fmt.Errorf("read clock: %w", err)
 	}
 	term := w.deps.Policy.Current().Duration(c.Key)
-	total, err := w.batches(ctx, c, term)
+	var total int64
+	switch {
+	case c.Elsewhere == nil:
+		total, err = w.batches(ctx, c, term)
+	case !began.RolledBack:
+		total, err = w.elsewhere(ctx, c, began.At.Add(-term))
+	}
 	w.rows.WithLabelValues(c.Name).Add(float64(total))
 	failure := ""
 	if err != nil {
@@ -182,7 +191,7 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 			err = errors.Join(err, fmt.Errorf("read the oldest row: %w", oldestErr))
 		}
 	}
-	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began, oldest, failure); keepErr != nil {
+	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began.At, oldest, failure); keepErr != nil {
 		err = errors.Join(err, fmt.Errorf("write account: %w", keepErr))
 	}
 	if total > 0 {
@@ -203,6 +212,20 @@ func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration) (int64,
 			return total, nil
 		}
 		after = *done.Next
+		if !app.Sleep(ctx, pause) {
+			return total, ctx.Err() //nolint:wrapcheck // wrapped by Walk
+		}
+	}
+}
+
+func (w *Walker) elsewhere(ctx context.Context, c Cut, until time.Time) (int64, error) {
+	total := int64(0)
+	for {
+		n, err := c.Elsewhere(ctx, until, batch)
+		total += n
+		if err != nil || n < batch {
+			return total, err
+		}
 		if !app.Sleep(ctx, pause) {
 			return total, ctx.Err() //nolint:wrapcheck // wrapped by Walk
 		}

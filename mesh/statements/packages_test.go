@@ -40,6 +40,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/readmodel/watch"
 	_ "github.com/gpuaas/mesh/services/recovery"
 	_ "github.com/gpuaas/mesh/services/recovery/authority"
+	_ "github.com/gpuaas/mesh/services/recovery/castore"
 	_ "github.com/gpuaas/mesh/services/recovery/enrol"
 	_ "github.com/gpuaas/mesh/services/recovery/identity"
 	_ "github.com/gpuaas/mesh/services/recovery/keys"

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -23,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/authority"
+	"github.com/gpuaas/mesh/services/recovery/castore"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
@@ -48,7 +50,8 @@ type Service struct {
 	internal *rpc.Server
 	enroll   *rpc.Server // nil if this replica serves no enrolment
 	signer   ca.Signer
-	owned    bool // the signer is ours to close
+	owned    bool           // the signer is ours to close
+	castore  *castore.Store // nil if the authority has no database of its own
 	keys     signingKeys
 }
 
@@ -76,7 +79,7 @@ type signals struct{ changed, told events.Signal }
 func (s *Service) build(ctx context.Context) error {
 	b := s.base
 	if s.signer == nil {
-		if err := s.openAuthority(); err != nil {
+		if err := s.openAuthority(ctx); err != nil {
 			return err
 		}
 	}
@@ -126,7 +129,11 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
-	walk, err := b.Retention(ctx, cuts...)
+	ends := slices.Clone(cuts)
+	if s.castore != nil {
+		ends = append(ends, s.castore.Cuts()...)
+	}
+	walk, err := b.Retention(ctx, ends...)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
@@ -159,7 +166,7 @@ func (s *Service) build(ctx context.Context) error {
 	return nil
 }
 
-func (s *Service) openAuthority() error {
+func (s *Service) openAuthority(ctx context.Context) error {
 	cfg := ca.Config{Dir: s.cfg.CADir, TrustDomain: s.base.Config.TrustDomain}
 	if s.cfg.CADatabaseURLFile != "" {
 		secret, err := s.cfg.CADatabaseURLFile.Read()
@@ -173,7 +180,10 @@ func (s *Service) openAuthority() error {
 		return err //nolint:wrapcheck // it says what failed
 	}
 	s.signer, s.owned = signer, true
-	return nil
+	if cfg.DatabaseURL != "" {
+		s.castore, err = castore.Open(ctx, cfg.DatabaseURL)
+	}
+	return err //nolint:wrapcheck // nil, or it says what failed
 }
 
 // profile is fingerprinted over all that it says, so that an agent and its control plane notice when they disagree.
@@ -276,6 +286,9 @@ func (s *Service) closeAuthority() {
 		return
 	}
 	s.owned = false
+	if s.castore != nil {
+		s.castore.Close()
+	}
 	if err := s.signer.Close(); err != nil {
 		s.base.Logger.Warn("closing the authority failed", slog.Any(obs.KeyError, err))
 	}

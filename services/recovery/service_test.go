@@ -79,7 +79,7 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-func start(t *testing.T) *mesh {
+func start(t *testing.T, change ...func(*recovery.Config)) *mesh {
 	t.Helper()
 	testkit.IO(t)
 	m := &mesh{t: t, ctx: testkit.Context(t), db: testkit.DB(t), authorities: rpctest.NewAuthorities(t), gates: &gates{}}
@@ -121,6 +121,9 @@ func start(t *testing.T) *mesh {
 	cfg.TaskSigningPubkeysFile = write(t, filepath.Join(dir, "tasks.pub"), set.String()+"\n")
 	cfg.AssertionPubkeysFile = write(t, filepath.Join(dir, "assert.pub"), set.String()+"\n")
 	cfg.Peers.Lifecycle = lifecycle.Addr().String()
+	for _, c := range change {
+		c(&cfg)
+	}
 	m.cfg = cfg
 	registry, err := obs.NewRegistry()
 	if err != nil {

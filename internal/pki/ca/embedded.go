@@ -34,7 +34,7 @@ type Config struct {
 	MinTTL      time.Duration // default 5 s, so that drills can let a certificate expire
 	MaxTTL      time.Duration // default 24 h
 	// DatabaseURL is the Postgres database of the authority's own (it is created if missing). It remembers used tokens and issued certificates
-	// across restarts; the authority never deletes from it. Empty: used tokens are remembered by this process only, and nothing is revoked
+	// across restarts; the authority never deletes from it, recovery does when they have ended. Empty: used tokens are remembered by this process only, and nothing is revoked
 	// passively. That loses little here, since a token lives two minutes, is bound to one request, and is not accepted by an authority that
 	// started after it was made; but a production mesh wants the record of what was signed.
 	DatabaseURL string

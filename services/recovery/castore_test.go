@@ -1,0 +1,36 @@
+package recovery_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/retention"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery"
+)
+
+// The rows of the authority's own database have a term, and an account that `gpuaas retention status` shows.
+func TestAuthoritysDatabaseHasATerm(t *testing.T) {
+	testkit.IO(t)
+	other := testkit.DB(t)
+	m := start(t, func(cfg *recovery.Config) {
+		cfg.CADatabaseURLFile = config.SecretFile(write(t, filepath.Join(t.TempDir(), "ca-db"), other.AdminURL()))
+	})
+	pool := m.db.Pool(pg.RoleReadmodel)
+	testkit.Eventually(t, 20*time.Second, func() error {
+		accounts, err := retention.Accounts(m.ctx, pool)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(accounts, func(a retention.Account) bool { return a.Cut == "authority_tokens" })
+		if i < 0 || accounts[i].DoneAt == nil || accounts[i].Failure != "" {
+			return fmt.Errorf("of %d accounts, none of a walk over the authority's tokens that has ended", len(accounts))
+		}
+		return nil
+	})
+}
