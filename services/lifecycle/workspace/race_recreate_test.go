@@ -28,10 +28,14 @@ type launched struct {
 	*process.Driver
 
 	world *world
+	holds *holds
 }
 
-// Launch launches for real; the puppet moves in.
+// Launch launches for real, once nothing holds it; the puppet moves in.
 func (l launched) Launch(ctx context.Context, b placement.Box) (placement.Launched, error) {
+	if err := l.holds.wait(ctx, b.WorkspaceID); err != nil {
+		return placement.Launched{}, err
+	}
 	out, err := l.Driver.Launch(ctx, b)
 	if err != nil {
 		return out, err
@@ -46,6 +50,37 @@ func (l launched) End(ctx context.Context, workspaceID string, epoch int64) erro
 		return err
 	}
 	return l.world.End(ctx, workspaceID, epoch)
+}
+
+// holds keeps launches of workspaces waiting.
+type holds struct {
+	mu sync.Mutex
+	of map[string]<-chan struct{}
+	// reached is called before each wait.
+	reached func()
+}
+
+// put lets the next launches of a workspace wait until the channel is closed.
+func (h *holds) put(workspaceID string, until <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.of[workspaceID] = until
+}
+
+func (h *holds) wait(ctx context.Context, workspaceID string) error {
+	h.mu.Lock()
+	until := h.of[workspaceID]
+	h.mu.Unlock()
+	if until == nil {
+		return nil
+	}
+	h.reached()
+	select {
+	case <-until:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // realBoxes is a driver of processes whose ledger stands in dir.
@@ -133,7 +168,8 @@ const (
 )
 
 // Scenario: double-provision-race. Everyone who may ask for a recreation asks at once, through several replicas, while the lock store forgets
-// everything ten times a second and replicas that hold locks and leases are paused for longer than those last.
+// everything ten times a second and replicas that hold locks and leases are paused for longer than those last. Of each burst
+// the first launch is held until somebody has joined its operation, the first of each workspace until a replica is paused.
 func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	testkit.IO(t)
 	const workspaces, seats, burstSize, lease = 10, 3, 250, 1500 * time.Millisecond
@@ -154,9 +190,12 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		return client
 	}
+	held, paused := make(chan struct{}), make(chan struct{})
+	isHeld, isPaused := sync.OnceFunc(func() { close(held) }), sync.OnceFunc(func() { close(paused) })
+	launches := &holds{of: map[string]<-chan struct{}{}, reached: isHeld}
 	p := newPlane(t, planeConfig{
 		seats: seats, lease: lease, workers: 16,
-		boxes: func(w *world) placement.Driver { return launched{realBoxes(t, dir), w} },
+		boxes: func(w *world) placement.Driver { return launched{realBoxes(t, dir), w, launches} },
 		joins: func(int) *lock.Lock {
 			l, err := lock.New(lock.Deps{Client: dial(), Logger: testkit.Logger(t)}, lock.Config{TTL: 250 * time.Millisecond})
 			if err != nil {
@@ -193,9 +232,27 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	}
 	flusher := dial()
 	var flushes, pauses atomic.Int64
-	every(100*time.Millisecond, func() {
+	flush := func() {
 		if err := flusher.FlushAll(ctx).Err(); err == nil {
 			flushes.Add(1)
+		}
+	}
+	every(100*time.Millisecond, flush)
+	pause := func() {
+		thaw := p.seats[rand.IntN(seats)].freeze()
+		defer thaw()
+		pauses.Add(1)
+		isPaused()
+		select {
+		case <-time.After(lease + lease/4): // a pause is the fault itself
+		case <-ctx.Done():
+		}
+	}
+	chaos.Go(func() {
+		select {
+		case <-held:
+			pause()
+		case <-ctx.Done():
 		}
 	})
 	// A pause follows progress, so that on a busy machine, whose runs take longer, pauses are not all that there is.
@@ -209,13 +266,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 			return
 		}
 		steps = succeeded
-		thaw := p.seats[rand.IntN(seats)].freeze()
-		defer thaw()
-		pauses.Add(1)
-		select {
-		case <-time.After(lease + lease/4): // a pause is the fault itself
-		case <-ctx.Done():
-		}
+		pause()
 	})
 	begin := time.Now()
 	var started, joinedOps, asked atomic.Int64
@@ -226,8 +277,23 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 		wg.Go(func() {
 			for asked.Add(burstSize) <= int64(total) {
 				var burst sync.WaitGroup
+				second, until := make(chan struct{}), make(chan struct{})
+				launches.put(id, until)
+				hasJoined := sync.OnceFunc(func() { close(second) })
+				chaos.Go(func() {
+					defer close(until)
+					for _, c := range []chan struct{}{second, paused} {
+						select {
+						case <-c:
+						case <-ctx.Done():
+						}
+					}
+				})
 				for n := range burstSize {
 					burst.Go(func() {
+						if n == burstSize/2 {
+							flush()
+						}
 						who := []string{"watchdog", "auto_recovery", "admin", "user"}[n%4]
 						op, err := p.seats[(i+n)%seats].ask(testkit.Context(t), kRecreate, id, func(r *lifecyclev1.RequestOperationRequest) { r.Requester = who })
 						if err != nil {
@@ -238,6 +304,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 						defer mu.Unlock()
 						if named[op.GetOperationId()] = op.GetWorkspaceId(); op.GetJoined() {
 							joinedOps.Add(1)
+							hasJoined()
 							return
 						}
 						started.Add(1)
@@ -245,6 +312,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 					})
 				}
 				burst.Wait()
+				hasJoined() // whoever began the last one is alone
 				// Pauses take half of the replicas' time, and each costs the work of a lease.
 				p.restsWithin(4*testkit.Patience, id, "active")
 			}
@@ -258,7 +326,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	launches, wrong := judgeLedger(raw)
+	launchedBoxes, wrong := judgeLedger(raw)
 	if len(wrong) > 0 {
 		t.Errorf("the driver's ledger: %q", wrong)
 	}
@@ -266,8 +334,8 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	if int(started.Load()) != runs || len(begun) != runs {
 		t.Errorf("%d answers say that they began a recreation, %d runs are there", started.Load(), runs)
 	}
-	if launches != runs+workspaces {
-		t.Errorf("%d launches for %d recreations of %d workspaces", launches, runs, workspaces)
+	if launchedBoxes != runs+workspaces {
+		t.Errorf("%d launches for %d recreations of %d workspaces", launchedBoxes, runs, workspaces)
 	}
 	if n := started.Load() + joinedOps.Load(); n != int64(total/burstSize*burstSize) {
 		t.Errorf("%d of %d were answered", n, total)
@@ -285,7 +353,8 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 		t.Errorf("%d workspaces have drawn another number of epochs than they had operations", n)
 	}
 	p.never("the race")
-	if flushes.Load() < 3 || pauses.Load() < 1 || runs < workspaces {
+	bursts := int64(total / burstSize)
+	if flushes.Load() < bursts || pauses.Load() < 1 || runs < workspaces || joinedOps.Load() < bursts {
 		t.Errorf("%d flushes, %d pauses, %d recreations: this race shows nothing", flushes.Load(), pauses.Load(), runs)
 	}
 	fenced := int64(0)
