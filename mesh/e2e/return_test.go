@@ -12,14 +12,12 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// returnsWithin is what a node may take from its reactivation to its session: the longest wait that it is told, its jitter, and the opening.
-const returnsWithin = 12 * time.Second
-
 // errOther is not of the question but of the answer.
 var errOther = errors.New("the node is another than it should be")
 
-// TestAReactivatedNodeReturnsWithinSeconds shuts a node out for longer than its first tries, and lets it in again.
-func TestAReactivatedNodeReturnsWithinSeconds(tt *testing.T) {
+// TestAReactivatedNodeReturns shuts a node out for longer than its first tries, and lets it in again. At which pace it asks
+// is tested in agent/session.
+func TestAReactivatedNodeReturns(tt *testing.T) {
 	tt.Parallel() // it mostly waits
 	t := within(tt, 8*time.Minute)
 	c := start(t, cluster.Config{Nodes: 1})
@@ -58,11 +56,7 @@ func TestAReactivatedNodeReturnsWithinSeconds(tt *testing.T) {
 		change(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE)
 		began := time.Now()
 		t.must("the session to open", time.Minute, connected(true))
-		took := time.Since(began)
-		t.Logf("back %.1f s after the end of %s", took.Seconds(), verb)
-		if took > returnsWithin {
-			t.Errorf("after %s the node needs %s to return", verb, took)
-		}
+		t.Logf("back %.1f s after the end of %s", time.Since(began).Seconds(), verb)
 	}
 	judgeLogs(t, c, nil)
 }
