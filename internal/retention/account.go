@@ -30,16 +30,20 @@ type Account struct {
 type beginning struct {
 	At         time.Time `db:"at"`
 	RolledBack bool      `db:"rolled_back"`
+	// Place is the id after which the walk before this one was stopped; nil if it came to its end, or failed.
+	Place *string `db:"place"`
 }
 
 var (
-	readBeginning = pg.DefineShared(walkers, "retention.read_beginning", `SELECT mesh.clock() AS at, mesh.rolled_back() AS rolled_back`)
-	keepAccount   = pg.DefineShared(walkers, "retention.keep_account", `
-		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure)
-		VALUES (current_user, $1, $2, $3, $3, $4, CASE WHEN $6 = '' THEN mesh.clock() END, $5, $6)
+	readBeginning = pg.DefineShared(walkers, "retention.read_beginning", `
+		SELECT mesh.clock() AS at, mesh.rolled_back() AS rolled_back,
+			(SELECT r.place::text FROM mesh.retention r WHERE r.service = current_user::text AND r.cut = $1) AS place`)
+	keepAccount = pg.DefineShared(walkers, "retention.keep_account", `
+		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure, place)
+		VALUES (current_user, $1, $2, $3, $3, $4, CASE WHEN $6 = '' THEN mesh.clock() END, $5, $6, $7::uuid)
 		ON CONFLICT (service, cut) DO UPDATE SET policy_key = EXCLUDED.policy_key, total = r.total + EXCLUDED.total,
 			last_cut = EXCLUDED.last_cut, began_at = EXCLUDED.began_at, done_at = coalesce(EXCLUDED.done_at, r.done_at),
-			oldest_at = EXCLUDED.oldest_at, failure = EXCLUDED.failure`)
+			oldest_at = EXCLUDED.oldest_at, failure = EXCLUDED.failure, place = EXCLUDED.place`)
 	listAccounts = pg.Define(pg.RoleReadmodel, "retention.list_accounts", `
 		SELECT `+pg.Columns[Account]("r")+` FROM mesh.retention r ORDER BY r.service, r.cut`)
 )

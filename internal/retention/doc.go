@@ -4,6 +4,7 @@
 // row: the functions of the database that it calls, each of the schema of the service that owns the tables, look at
 // every row themselves and keep what is open, live or unread, whatever the term.
 //
-// Guarantees: one replica walks at a time; a walk that is stopped, or fails, is taken up by the next one from the
-// beginning, and cuts nothing twice; each batch is a transaction of its own; in rollback mode nothing is cut.
+// Guarantees: one replica walks at a time; a walk that is stopped, as one is after ten minutes, goes on where it was with
+// the next one, on whichever replica; one that fails begins anew; none cuts anything twice; each batch is a transaction of
+// its own; in rollback mode nothing is cut.
 package retention

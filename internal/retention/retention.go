@@ -27,7 +27,7 @@ const Every = 10 * time.Minute
 // Conns is how many connections a walk needs.
 const Conns = 2
 
-// timeout bounds a walk over all cuts: what is left is the next one's.
+// timeout bounds a walk over all cuts; the next one goes on where each was stopped.
 const timeout = 10 * time.Minute
 
 // beforeAll is the id that a walk begins after.
@@ -159,15 +159,16 @@ func (w *Walker) Walk(ctx context.Context) error {
 const pause = 20 * time.Millisecond
 
 func (w *Walker) walk(ctx context.Context, c Cut) error {
-	began, err := pg.One[beginning](ctx, w.deps.DB, readBeginning)
+	began, err := pg.One[beginning](ctx, w.deps.DB, readBeginning, c.Name)
 	if err != nil {
 		return fmt.Errorf("read clock: %w", err)
 	}
 	term := w.deps.Policy.Current().Duration(c.Key)
 	var total int64
+	var place *string // where the next walk goes on
 	switch {
 	case c.Elsewhere == nil:
-		total, err = w.batches(ctx, c, term)
+		total, place, err = w.batches(ctx, c, term, began.Place)
 	case !began.RolledBack:
 		total, err = w.elsewhere(ctx, c, began.At.Add(-term))
 	}
@@ -175,7 +176,9 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 	failure := ""
 	if err != nil {
 		failure = obs.Redact(err.Error())
-		if ctx.Err() != nil {
+		if ctx.Err() == nil {
+			place = nil // what fails there must not keep what comes before it from being cut
+		} else {
 			failure = "it was stopped, and goes on with the next walk"
 		}
 	} else {
@@ -191,7 +194,7 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 			err = errors.Join(err, fmt.Errorf("read the oldest row: %w", oldestErr))
 		}
 	}
-	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began.At, oldest, failure); keepErr != nil {
+	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began.At, oldest, failure, place); keepErr != nil {
 		err = errors.Join(err, fmt.Errorf("write account: %w", keepErr))
 	}
 	if total > 0 {
@@ -200,20 +203,25 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 	return err
 }
 
-func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration) (int64, error) {
+// batches walks from a place to the end, or until it is stopped. It returns how many rows it has cut, and the place that
+// it has come to.
+func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration, place *string) (int64, *string, error) {
 	total, after := int64(0), beforeAll
+	if place != nil {
+		after = *place
+	}
 	for {
 		done, err := pg.One[Batch](ctx, w.deps.DB, c.Statement, term.Seconds(), after, batch)
 		if err != nil {
-			return total, err //nolint:wrapcheck // wrapped by Walk
+			return total, &after, err //nolint:wrapcheck // wrapped by Walk
 		}
 		total += done.Cut
 		if done.Next == nil {
-			return total, nil
+			return total, nil, nil
 		}
 		after = *done.Next
 		if !app.Sleep(ctx, pause) {
-			return total, ctx.Err() //nolint:wrapcheck // wrapped by Walk
+			return total, &after, ctx.Err() //nolint:wrapcheck // wrapped by Walk
 		}
 	}
 }

@@ -1,0 +1,119 @@
+package retention_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/policy/policystore"
+	"github.com/gpuaas/mesh/internal/retention"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// batches are five, and cut nothing.
+var batches = pg.Define(pg.RoleLifecycle, "retentiontest.batches", `
+	SELECT 0::bigint AS cut, CASE WHEN $1::float8 >= 0 AND $3::integer > 0 AND right($2, 1) < '4'
+		THEN '00000000-0000-0000-0000-00000000000' || (right($2, 1)::integer + 1) END AS next`)
+
+// tracer notes after which id each batch begins, and calls do before it.
+type tracer struct {
+	began []string
+	do    func(after string) context.Context
+}
+
+func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if data.SQL != batches.SQL() {
+		return ctx
+	}
+	after, _ := data.Args[1].(string)
+	tr.began = append(tr.began, after[len(after)-1:])
+	if replaced := tr.do(after); replaced != nil {
+		return replaced
+	}
+	return ctx
+}
+
+func (tr *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// walker is that of one replica.
+func walker(t *testing.T, db *testkit.Database, tr *tracer) *retention.Walker {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(db.URL(pg.RoleLifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ConnConfig.Tracer = tr
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	source := policy.NewSource(policystore.Load(pool), testkit.Logger(t), policy.SourceConfig{})
+	w, err := retention.New(retention.Deps{Logger: testkit.Logger(t), DB: pool, Policy: source},
+		retention.Cut{Name: "tests", Key: policy.RetentionTasksSeconds, Statement: batches})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// A walk that takes longer than its time goes on where it was stopped, on another replica too: what comes last has its
+// turn. The one after that begins anew.
+func TestAWalkThatWasStoppedGoesOn(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	var all [][]string
+	for _, last := range []string{"2", "3", "", ""} {
+		ctx, stop := context.WithCancel(testkit.Context(t))
+		tr := &tracer{do: func(after string) context.Context {
+			if after[len(after)-1:] == last {
+				stop()
+			}
+			return nil
+		}}
+		err := walker(t, db, tr).Walk(ctx)
+		if stopped := errors.Is(err, context.Canceled); stopped != (last != "") {
+			t.Fatalf("a walk to %q ended with %v", last, err)
+		}
+		stop()
+		all = append(all, slices.Clone(tr.began))
+	}
+	want := [][]string{{"0", "1", "2"}, {"2", "3"}, {"3", "4"}, {"0", "1", "2", "3", "4"}}
+	if diff := cmp.Diff(want, all); diff != "" {
+		t.Errorf("the batches of four walks (-want +got):\n%s", diff)
+	}
+}
+
+// A walk that failed begins anew, so that rows before the place of the failure are cut.
+func TestAWalkThatFailedBeginsAnew(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	var all [][]string
+	for _, last := range []string{"2", ""} {
+		tr := &tracer{do: func(after string) context.Context {
+			if after[len(after)-1:] != last {
+				return nil
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(fmt.Errorf("a failure of the database at %s", after))
+			return ctx
+		}}
+		if err := walker(t, db, tr).Walk(testkit.Context(t)); (err != nil) != (last != "") {
+			t.Fatalf("a walk to %q ended with %v", last, err)
+		}
+		all = append(all, slices.Clone(tr.began))
+	}
+	if diff := cmp.Diff([][]string{{"0", "1", "2"}, {"0", "1", "2", "3", "4"}}, all); diff != "" {
+		t.Errorf("the batches of two walks (-want +got):\n%s", diff)
+	}
+}
