@@ -115,6 +115,43 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 	}
 }
 
+// A step that fails because a later operation has come before it is no warning; any other failure is.
+func TestASupersededStepIsNoWarning(t *testing.T) {
+	for reason, want := range map[commonv1.Reason]string{
+		commonv1.Reason_REASON_TASK_SUPERSEDED: "INFO", commonv1.Reason_REASON_EPOCH_SUPERSEDED: "INFO",
+		commonv1.Reason_REASON_WORKLOAD_FAILED: "WARN",
+	} {
+		t.Run(want+" for "+reason.String(), func(t *testing.T) {
+			testkit.IO(t)
+			steps := pureSteps("schema", "never")
+			steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, reason, "not done", nil)
+			}
+			var log page
+			logger, err := obs.NewLogger(&log, obs.LogConfig{Level: "info", Format: "json"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := newBed(t)
+			registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.core, err = saga.New(saga.Deps{DB: b.db.Pool(pg.RoleLifecycle), Registry: registry, Logger: logger}); err != nil {
+				t.Fatal(err)
+			}
+			stop := b.drive(b.config("a"))
+			_, id := b.create("toy")
+			b.await(id, 10*time.Second, "failed")
+			stop()
+			told := log.lines(t, "step failed", id)
+			if len(told) != 1 || told[0]["level"] != want {
+				t.Errorf("logged %v, want one line of level %s", told, want)
+			}
+		})
+	}
+}
+
 // A failure without a cause has none to show.
 func TestNoCauseIsNone(t *testing.T) {
 	var none *saga.StepError

@@ -202,9 +202,14 @@ func (d *Driver) failed(ctx context.Context, h *held, state string, e *StepError
 	return d.ended(err, h)
 }
 
-// tell logs a failure with what lies under it, once it is on record.
+// tell logs a failure with what lies under it, once it is on record. That a later operation came before it is nobody's fault.
 func (d *Driver) tell(ctx context.Context, h *held, at *Attempt, e *StepError, forGood bool) {
-	d.log.WarnContext(ctx, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID), slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID),
+	level := slog.LevelWarn
+	switch e.Reason { //nolint:exhaustive // every other failure is one
+	case commonv1.Reason_REASON_TASK_SUPERSEDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_FENCED_OUT:
+		level = slog.LevelInfo
+	}
+	d.log.Log(ctx, level, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID), slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID),
 		slog.String(obs.KeyTenantID, h.run.TenantID), slog.String(obs.KeyCorrelationID, h.run.CorrelationID), slog.String("step", at.Name),
 		slog.String("direction", at.Dir), slog.Int("attempt", at.Attempt), slog.String("error_layer", layerName(e)), slog.String(obs.KeyReason, names.Of(e.Reason)),
 		obs.Err(e))
