@@ -59,8 +59,8 @@ func allowed(role, schema, table, statement string) bool {
 	case "mesh.storage_sample": // recovery looks at the room of the database, and readmodel shows it
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "INSERT" || statement == "DELETE") ||
 			role == pg.RoleReadmodel && statement == "SELECT"
-	case "mesh.retention": // each service writes down what it has cut
-		return service && statement != "DELETE" && statement != "TRUNCATE"
+	case "mesh.retention": // each service writes down what it has cut, and forgets cuts of its own
+		return service && statement != "TRUNCATE" && (statement != "DELETE" || role != pg.RoleNodeAPI)
 	case "mesh.signing_key": // whoever signs with a kind adds its keys
 		return service && (statement == "SELECT" || (statement == "INSERT" && role != pg.RoleNodeAPI))
 	case "mesh.seeded": // a bench alone writes it, as the administrator

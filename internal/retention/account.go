@@ -22,6 +22,8 @@ type Account struct {
 	DoneAt  *time.Time `db:"done_at"`
 	Oldest  *time.Time `db:"oldest_at"`
 	Failure string     `db:"failure"`
+	// Every is how often the service begins a walk; zero if that is not known.
+	Every time.Duration `db:"every" expr:"coalesce(@.every, '0')"`
 	// Lag is how long ago the last walk that came to its end began to be over, by the database's clock.
 	Lag time.Duration `db:"lag" expr:"mesh.clock() - coalesce(@.done_at, @.began_at)"`
 }
@@ -39,14 +41,31 @@ var (
 		SELECT mesh.clock() AS at, mesh.rolled_back() AS rolled_back,
 			(SELECT r.place::text FROM mesh.retention r WHERE r.service = current_user::text AND r.cut = $1) AS place`)
 	keepAccount = pg.DefineShared(walkers, "retention.keep_account", `
-		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure, place)
-		VALUES (current_user, $1, $2, $3, $3, $4, CASE WHEN $6 = '' THEN mesh.clock() END, $5, $6, $7::uuid)
+		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure, place, every)
+		VALUES (current_user, $1, $2, $3, $3, $4, CASE WHEN $6 = '' THEN mesh.clock() END, $5, $6, $7::uuid, $8)
 		ON CONFLICT (service, cut) DO UPDATE SET policy_key = EXCLUDED.policy_key, total = r.total + EXCLUDED.total,
 			last_cut = EXCLUDED.last_cut, began_at = EXCLUDED.began_at, done_at = coalesce(EXCLUDED.done_at, r.done_at),
-			oldest_at = EXCLUDED.oldest_at, failure = EXCLUDED.failure, place = EXCLUDED.place`)
+			oldest_at = EXCLUDED.oldest_at, failure = EXCLUDED.failure, place = EXCLUDED.place,
+			every = EXCLUDED.every`)
+	forgetAccounts = pg.DefineShared(walkers, "retention.forget_accounts", `
+		DELETE FROM mesh.retention r WHERE r.service = current_user::text AND r.cut <> ALL ($1::text[])
+			AND r.began_at < mesh.clock() - interval '1 day'`)
 	listAccounts = pg.Define(pg.RoleReadmodel, "retention.list_accounts", `
 		SELECT `+pg.Columns[Account]("r")+` FROM mesh.retention r ORDER BY r.service, r.cut`)
 )
+
+// leastLate is the shortest lag that is late, however often walks begin.
+const leastLate = time.Hour
+
+// walksLate is how many walks in a row may be missing before a cut is late.
+const walksLate = 3
+
+// LateAfter returns the lag from which on the cut is late: an hour, or three of the service's own intervals if that is
+// longer.
+func (a Account) LateAfter() time.Duration { return max(leastLate, walksLate*a.Every) }
+
+// Late reports whether the cut is late.
+func (a Account) Late() bool { return a.Lag >= a.LateAfter() }
 
 // Accounts lists what every service has cut.
 func Accounts(ctx context.Context, q pg.Querier) ([]Account, error) {

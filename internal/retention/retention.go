@@ -107,6 +107,7 @@ type Deps struct {
 type Walker struct {
 	deps    Deps
 	cuts    []Cut
+	every   time.Duration // see Job
 	rows    *prometheus.CounterVec
 	success *prometheus.GaugeVec
 }
@@ -136,8 +137,9 @@ func New(deps Deps, cuts ...Cut) (*Walker, error) {
 	return w, nil
 }
 
-// Job is the walk as periodic work.
+// Job is the walk as periodic work. It is called before the first walk.
 func (w *Walker) Job(every time.Duration) background.Job {
+	w.every = every
 	return background.Job{Name: "retention", Every: every, Timeout: timeout, Run: w.Walk}
 }
 
@@ -151,6 +153,14 @@ func (w *Walker) Walk(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
+	}
+	names := make([]string, 0, len(w.cuts))
+	for _, c := range w.cuts {
+		names = append(names, c.Name)
+	}
+	// What was not walked for a day is of no build or configuration that still runs.
+	if _, err := pg.Exec(ctx, w.deps.DB, forgetAccounts, names); err != nil && ctx.Err() == nil {
+		errs = append(errs, fmt.Errorf("forget cuts that are no more: %w", err))
 	}
 	return errors.Join(errs...)
 }
@@ -194,7 +204,7 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 			err = errors.Join(err, fmt.Errorf("read the oldest row: %w", oldestErr))
 		}
 	}
-	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began.At, oldest, failure, place); keepErr != nil {
+	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began.At, oldest, failure, place, w.every); keepErr != nil {
 		err = errors.Join(err, fmt.Errorf("write account: %w", keepErr))
 	}
 	if total > 0 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -46,8 +47,11 @@ func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 func (tr *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // walker is that of one replica.
-func walker(t *testing.T, db *testkit.Database, tr *tracer) *retention.Walker {
+func walker(t *testing.T, db *testkit.Database, tr *tracer, names ...string) *retention.Walker {
 	t.Helper()
+	if len(names) == 0 {
+		names = []string{"tests"}
+	}
 	cfg, err := pgxpool.ParseConfig(db.URL(pg.RoleLifecycle))
 	if err != nil {
 		t.Fatal(err)
@@ -59,8 +63,11 @@ func walker(t *testing.T, db *testkit.Database, tr *tracer) *retention.Walker {
 	}
 	t.Cleanup(pool.Close)
 	source := policy.NewSource(policystore.Load(pool), testkit.Logger(t), policy.SourceConfig{})
-	w, err := retention.New(retention.Deps{Logger: testkit.Logger(t), DB: pool, Policy: source},
-		retention.Cut{Name: "tests", Key: policy.RetentionTasksSeconds, Statement: batches})
+	var cuts []retention.Cut
+	for _, name := range names {
+		cuts = append(cuts, retention.Cut{Name: name, Key: policy.RetentionTasksSeconds, Statement: batches})
+	}
+	w, err := retention.New(retention.Deps{Logger: testkit.Logger(t), DB: pool, Policy: source}, cuts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,5 +122,70 @@ func TestAWalkThatFailedBeginsAnew(t *testing.T) {
 	}
 	if diff := cmp.Diff([][]string{{"0", "1", "2"}, {"0", "1", "2", "3", "4"}}, all); diff != "" {
 		t.Errorf("the batches of two walks (-want +got):\n%s", diff)
+	}
+}
+
+// A cut is late by the interval that its service is configured with: one that walks every six hours is not late after one.
+func TestLatenessFollowsTheInterval(t *testing.T) {
+	testkit.IO(t)
+	for _, c := range []struct {
+		every, lag time.Duration
+		late       bool
+	}{
+		{10 * time.Minute, 59 * time.Minute, false},
+		{10 * time.Minute, 61 * time.Minute, true},
+		{6 * time.Hour, 17 * time.Hour, false},
+		{6 * time.Hour, 19 * time.Hour, true},
+		{0, 61 * time.Minute, true}, // of a build that does not say
+	} {
+		t.Run(fmt.Sprintf("every %s, %s ago", c.every, c.lag), func(t *testing.T) {
+			db := testkit.DB(t)
+			w := walker(t, db, &tracer{do: func(string) context.Context { return nil }})
+			w.Job(c.every)
+			if err := w.Walk(testkit.Context(t)); err != nil {
+				t.Fatal(err)
+			}
+			testkit.SetClockOffset(db, c.lag)
+			accounts, err := retention.Accounts(testkit.Context(t), db.Pool(pg.RoleReadmodel))
+			if err != nil || len(accounts) != 1 {
+				t.Fatalf("accounts %v, %v", accounts, err)
+			}
+			if a := accounts[0]; a.Late() != c.late {
+				t.Errorf("late: %t, with a lag of %s where %s is late", a.Late(), a.Lag, a.LateAfter())
+			}
+		})
+	}
+}
+
+// A cut that a service has no more, as of a database that is not configured any more, is not late for ever.
+func TestACutThatIsNoMoreIsForgotten(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	none := &tracer{do: func(string) context.Context { return nil }}
+	names := func() []string {
+		accounts, err := retention.Accounts(testkit.Context(t), db.Pool(pg.RoleReadmodel))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, a := range accounts {
+			out = append(out, a.Cut)
+		}
+		return out
+	}
+	walk := func(cuts ...string) {
+		if err := walker(t, db, none, cuts...).Walk(testkit.Context(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	walk("here", "once")
+	walk("here") // of another build during an update, perhaps
+	if got := names(); !slices.Equal(got, []string{"here", "once"}) {
+		t.Errorf("accounts of %q", got)
+	}
+	testkit.SetClockOffset(db, 25*time.Hour)
+	walk("here")
+	if got := names(); !slices.Equal(got, []string{"here"}) {
+		t.Errorf("a day later accounts of %q", got)
 	}
 }

@@ -42,9 +42,6 @@ var newestSample = pg.Define(pg.RoleReadmodel, "gateway.newest_storage_sample", 
 // sampleStale is the age from which on a sample of the storage says nothing: recovery takes one every five minutes.
 const sampleStale = 15 * time.Minute
 
-// cutsLate is the lag of the slowest walk from which on retention is not well: walks begin every ten minutes.
-const cutsLate = time.Hour
-
 // history returns what history takes, and the components of the room and of retention.
 func (q *Query) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*readmodelv1.ComponentStatus, error) {
 	size, err := pg.One[historySize](ctx, q.deps.DB, readHistorySize)
@@ -66,8 +63,12 @@ func (q *Query) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*rea
 		return nil, nil, fmt.Errorf("read the newest sample of storage: %w", err)
 	}
 	if len(accounts) > 0 {
-		slowest := slices.MaxFunc(accounts, func(a, b retention.Account) int { return cmp.Compare(a.Lag, b.Lag) })
-		out.RetentionLagSeconds = int64(slowest.Lag.Seconds())
+		slowest := slices.MaxFunc(accounts, func(a, b retention.Account) int {
+			return cmp.Compare(a.Lag-a.LateAfter(), b.Lag-b.LateAfter())
+		})
+		for _, a := range accounts {
+			out.RetentionLagSeconds = max(out.GetRetentionLagSeconds(), int64(a.Lag.Seconds()))
+		}
 		components = append(components, retentionComponent(slowest, time.Now()))
 	}
 	consumers, err := readConsumers(ctx, q.deps.DB)
@@ -100,7 +101,7 @@ func storageComponent(s storageSample) *readmodelv1.ComponentStatus {
 
 func retentionComponent(a retention.Account, now time.Time) *readmodelv1.ComponentStatus {
 	name := a.Service + "/" + a.Cut
-	c := component("retention", a.Lag < cutsLate, "what is over is cut in time", now)
+	c := component("retention", !a.Late(), "what is over is cut in time", now)
 	if !c.GetOk() {
 		c.Detail = "the slowest walk, " + name + ", ended " + a.Lag.Round(time.Second).String() + " ago"
 		c.Severity = commonv1.Severity_SEVERITY_P2
