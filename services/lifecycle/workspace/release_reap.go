@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -32,7 +34,13 @@ type MachineReaperDeps struct {
 
 // MachineReaper has removed what releases have left behind on machines, once those answer again. It asks by typed tasks while no operation on the
 // workspace is open, and never for what a claim of a later epoch stands for.
-type MachineReaper struct{ deps MachineReaperDeps }
+type MachineReaper struct {
+	deps MachineReaperDeps
+
+	mu sync.Mutex
+	// after is the last orphan of the batch before; zero at the beginning.
+	after onMachine
+}
 
 // NewMachineReaper makes one.
 func NewMachineReaper(deps MachineReaperDeps) *MachineReaper { return &MachineReaper{deps: deps} }
@@ -50,18 +58,26 @@ type leftBehind struct {
 	Before      string `db:"before"` // key of the minute before
 }
 
+// onMachine is an orphan with its place in the order of sweeps.
+type onMachine struct {
+	leftBehind
+
+	OrphanedAt time.Time `db:"orphaned_at"`
+}
+
 const reapBatch = 200
 
 var orphansOnMachines = pg.Define(pg.RoleLifecycle, "workspace.orphans_on_machines", `
 		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id,
 			c.node_id::text AS node_id, c.epoch,
 			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint AS key,
-			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1 AS before
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1 AS before, c.orphaned_at
 		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
 			-- While a run is open its own commands are the newest word.
 			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
+			AND (c.orphaned_at, c.id) > ($3::timestamptz, coalesce(nullif($4, ''), '00000000-0000-0000-0000-000000000000')::uuid)
 		ORDER BY c.orphaned_at, c.id LIMIT $2`)
 
 // Sweep asks for each orphan once a minute, and releases those that are confirmed gone. It answers how many it released. Releases that are long late and
@@ -74,14 +90,14 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 		r.deps.Committed()
 		r.deps.Logger.WarnContext(ctx, "releases are long past their deadlines and count as failed", slog.Int("allocations", late))
 	}
-	list, err := pg.All[leftBehind](ctx, r.deps.DB, orphansOnMachines, []string{kindWorkload, kindStorage}, reapBatch)
+	list, err := r.next(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("list orphans on machines: %w", err)
 	}
 	released := 0
 	var errs []error
 	for _, l := range list {
-		gone, err := r.reap(ctx, l)
+		gone, err := r.reap(ctx, l.leftBehind)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("reap %s %s of %s: %w", l.Kind, l.Name, l.WorkspaceID, err))
 			continue
@@ -93,6 +109,23 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 		}
 	}
 	return released, errors.Join(errs...)
+}
+
+// next lists the batch after the one before, and from the beginning when the last one was reached: orphans that stay
+// keep no others back.
+func (r *MachineReaper) next(ctx context.Context) ([]onMachine, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list, err := pg.All[onMachine](ctx, r.deps.DB, orphansOnMachines, []string{kindWorkload, kindStorage}, reapBatch,
+		r.after.OrphanedAt, r.after.ClaimID)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped by the caller
+	}
+	r.after = onMachine{}
+	if len(list) == reapBatch {
+		r.after = list[len(list)-1]
+	}
+	return list, nil
 }
 
 // reap looks at the last task for an orphan and queues the next. Workloads go before the storage that they stand on.

@@ -1,0 +1,50 @@
+package workspace
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// Orphans that cannot be reaped, more than a sweep looks at, do not keep a later one from its turn.
+func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	node := p.machine("m1")
+	id := p.create(p.tenant(), "demo", byStatic)
+	// Of workspaces that are not there: each try fails.
+	_, err := p.db.OwnerPool().Exec(t.Context(), `
+		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id,
+			orphaned_at, orphaned_by, orphan_reason)
+		SELECT gen_random_uuid(), gen_random_uuid(), w.tenant_id, w.run_id, 1, 'workload', 'node_local', 'o' || g, 1, $2,
+			mesh.clock() - interval '1 hour', 'olga', 'lost'
+		FROM lifecycle.workspace w, generate_series(1, $3) g WHERE w.id = $1`, id, node, reapBatch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := ids.New()
+	_, err = p.db.OwnerPool().Exec(t.Context(), `
+		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id,
+			orphaned_at, orphaned_by, orphan_reason)
+		SELECT $2, id, tenant_id, run_id, 1, 'workload', 'node_local', 'demo', epoch - 1, $3, mesh.clock(), 'olga', 'lost'
+		FROM lifecycle.workspace WHERE id = $1`, id, claim, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reaper := p.machineReaper()
+	failed := 0
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if _, err := reaper.Sweep(t.Context()); err != nil {
+			failed++
+		}
+		if p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE id = $1 AND released_at IS NOT NULL`, claim) == 0 {
+			return errors.New("the last orphan had no turn")
+		}
+		return nil
+	})
+	if failed == 0 {
+		t.Error("no orphan failed: this shows nothing")
+	}
+}
