@@ -25,15 +25,19 @@ var (
 
 	// takeJobs moves what is due by its period and returns all. What is due later than in a period is due as well: the period was longer when it was moved,
 	// or the database went back. What is taken is locked for the session, but for those of $3, which run here. The lock is named by jobLock.
+	// Of two replicas that look at once one takes nothing, and looks again soon: an advisory lock decides that, as one of a row would be logged. What another
+	// moved between a replica's snapshot and its lock is due at another time by then, and stays as it is.
 	takeJobs = pg.DefineShared(runners, "background.take_jobs", `
 		WITH wanted AS (
 			SELECT n.name, make_interval(secs => n.every) AS every FROM unnest($1::text[], $2::float8[]) AS n (name, every)
-		), due AS (
+		), due AS MATERIALIZED (
 			SELECT j.name, j.due_at, w.every FROM mesh.periodic_job j JOIN wanted w USING (name)
 			WHERE j.service = current_user AND (j.due_at <= mesh.clock() OR j.due_at > mesh.clock() + w.every)
-			ORDER BY j.name FOR UPDATE OF j SKIP LOCKED
+		), alone AS MATERIALIZED (
+			SELECT due.* FROM due WHERE (SELECT pg_try_advisory_xact_lock(hashtextextended('mesh.periodic_job/' || current_user, 0)))
 		), taken AS (
-			UPDATE mesh.periodic_job j SET due_at = mesh.clock() + due.every FROM due WHERE j.service = current_user AND j.name = due.name
+			UPDATE mesh.periodic_job j SET due_at = mesh.clock() + due.every FROM alone due
+			WHERE j.service = current_user AND j.name = due.name AND j.due_at = due.due_at
 			RETURNING j.name, j.due_at AS next_at, due.due_at
 		)
 		SELECT j.name, t.name IS NOT NULL AS taken,

@@ -79,3 +79,45 @@ func TestAJobThatIsTakenBesideANewOneIsRun(t *testing.T) {
 		t.Errorf("another session takes %v, %v", due, err)
 	}
 }
+
+// TestATakenJobIsOneRecord: what is due is moved, and neither it nor what another replica takes is locked, which would be logged too.
+func TestATakenJobIsOneRecord(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool := db.Pool(pg.RoleLifecycle)
+	plan := schedule{names: []string{"first", "second"}, every: []float64{0, 0}} // due at each look
+	if _, _, err := plan.take(ctx, pool, plan.names); err != nil {
+		t.Fatal(err)
+	}
+	if n := testkit.Records(t, pool, takeJobs.SQL(), plan.names, plan.every, plan.names); n != 2 {
+		t.Errorf("two jobs that were taken wrote %d records, want 2", n)
+	}
+}
+
+// TestOneOfTwoReplicasTakesAJob: one that looks while another has not yet committed takes nothing and does not wait, and nothing afterwards.
+func TestOneOfTwoReplicasTakesAJob(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool := db.Pool(pg.RoleLifecycle)
+	plan := schedule{names: []string{"first"}, every: []float64{time.Hour.Seconds()}}
+	if _, _, err := plan.take(ctx, pool, plan.names); err != nil { // it is added, and due
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(ctx) //nolint:errcheck // it is committed
+	if due, _, err := plan.take(ctx, tx, plan.names); err != nil || len(due) != 1 {
+		t.Fatalf("one replica takes %v: %v", due, err)
+	}
+	if due, _, err := plan.take(ctx, pool, plan.names); err != nil || len(due) != 0 {
+		t.Fatalf("the other takes %v of it meanwhile: %v", due, err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if due, _, err := plan.take(ctx, pool, plan.names); err != nil || len(due) != 0 {
+		t.Fatalf("the other takes %v of it afterwards: %v", due, err)
+	}
+}

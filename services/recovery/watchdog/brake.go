@@ -12,6 +12,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
@@ -46,11 +47,17 @@ type affected struct {
 }
 
 var (
-	lockBrake = pg.Define(pg.RoleRecovery, "watchdog.lock_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b FOR UPDATE`)
+	// An advisory lock leaves nothing in the write-ahead log, and rounds that change nothing are most. It is taken before the brake is read, by a statement
+	// of its own: what was waited for is seen.
+	takeBrakeLock = pg.Define(pg.RoleRecovery, "watchdog.take_brake_lock", `SELECT pg_advisory_xact_lock(hashtextextended('recovery.brake', 0))`)
 
+	readBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.read_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b`)
+
+	// A replica of an earlier build locks the row instead; what it reported meanwhile has raised the version.
 	updateBrake = pg.Define(pg.RoleRecovery, "watchdog.update_brake", `
 		UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
-			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12, cause = $13`)
+			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12, cause = $13
+		WHERE version = $14`)
 
 	countAffected = pg.Define(pg.RoleRecovery, "watchdog.count_affected", `
 		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int AS lately, count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
@@ -68,10 +75,17 @@ func mostAffected(fleet int32, fraction float64) int32 {
 	return max(int32(fraction*float64(fleet)+1e-9), leastAffected)
 }
 
-// readBrake reads the row under its lock.
+// readBrake reads the row, and locks it until the transaction ends.
 func readBrake(ctx context.Context, tx pgx.Tx) (*brake, error) {
-	b, err := pg.One[brake](ctx, tx, lockBrake)
-	if err != nil {
+	var b brake
+	var batch pg.Batch
+	batch.Queue(takeBrakeLock)
+	batch.Queue(readBrakeRow).Query(func(rows pgx.Rows) error {
+		var err error
+		b, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[brake])
+		return err //nolint:wrapcheck // wrapped below
+	})
+	if err := batch.Send(ctx, tx); err != nil {
 		return nil, fmt.Errorf("read the brake: %w", err)
 	}
 	return &b, nil
@@ -87,13 +101,17 @@ func (b *brake) Proto() *recoveryv1.Brake {
 
 // save writes the brake, and reports it if aloud.
 func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error) {
+	was := b.Version
 	if aloud {
 		b.Version++
 	}
-	_, err := pg.Exec(ctx, tx, updateBrake, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since, b.IncidentID, b.ReleasedBy, b.ReleaseReason,
-		b.ReleasedAt, b.CalmSince, b.Version, b.Cause)
+	tag, err := pg.Exec(ctx, tx, updateBrake, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since, b.IncidentID, b.ReleasedBy, b.ReleaseReason,
+		b.ReleasedAt, b.CalmSince, b.Version, b.Cause, was)
 	if err != nil {
 		return "", fmt.Errorf("write the brake: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the fleet brake was changed meanwhile", fault.Remedy("look at it again, and release it if it is still engaged"))
 	}
 	if !aloud {
 		return "", nil
