@@ -67,6 +67,7 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 	if err := pg.Queue(ctx, tx, insert, args...); err != nil {
 		return "", fmt.Errorf("append events: %w", err)
 	}
+	note(ctx)
 	return evs[len(evs)-1].ID, nil
 }
 

@@ -40,5 +40,6 @@ func AppendSeen(ctx context.Context, tx pgx.Tx, seen ...Seen) (string, error) {
 	if err := pg.Queue(ctx, tx, appendSeen, columns(evs, contents)...); err != nil {
 		return "", fmt.Errorf("append events: %w", err)
 	}
+	note(ctx)
 	return evs[len(evs)-1].ID, nil
 }

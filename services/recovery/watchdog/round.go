@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -36,14 +37,17 @@ const parallel = 8
 // RunOnce makes one round: it takes or keeps the lease and judges in one transaction, and then asks what that wrote down.
 func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 	out := Round{}
-	asks, err := w.judge(ctx, &out)
+	noting, appended := events.Noting(ctx)
+	asks, err := w.judge(noting, &out)
 	if err != nil {
 		return out, fmt.Errorf("judge workspaces: %w", err)
 	}
 	if !out.Held {
 		return out, nil
 	}
-	w.deps.Wake.Notify()
+	if appended() {
+		w.deps.Wake.Notify()
+	}
 	out.Asked = len(asks)
 	if err := w.ask(ctx, asks); err != nil {
 		return out, err

@@ -4,10 +4,13 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -66,5 +69,35 @@ func TestARoundIsOneTransaction(t *testing.T) {
 		if n := counted.n.Load() - before; n != 1 || round.Held != one.held {
 			t.Errorf("a round took %d transactions, held: %v, want one and %v", n, round.Held, one.held)
 		}
+	}
+}
+
+// TestARoundThatAppendsNothingWakesNoSequencer holds that the sequencer is woken for what a round appended, and for nothing else.
+func TestARoundThatAppendsNothingWakesNoSequencer(t *testing.T) {
+	k := newKit(t)
+	var wake events.Signal
+	w, err := watchdog.New(watchdog.Deps{
+		Logger: testkit.Logger(t), Pool: k.db.Pool(pg.RoleRecovery), Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy}, Wake: &wake,
+	}, k.cfg)
+	k.must(err)
+	wakes := func() bool {
+		t.Helper()
+		woken := wake.C()
+		_, err := w.RunOnce(k.ctx)
+		k.must(err)
+		select {
+		case <-woken:
+			return true
+		default:
+			return false
+		}
+	}
+	if wakes() {
+		t.Error("a round that appended nothing has woken the sequencer")
+	}
+	k.lose(k.up("acme", "one", byProcess, ids.New()))
+	k.listen(130 * time.Second)
+	if !wakes() {
+		t.Error("a round that opened a recovery has not woken the sequencer")
 	}
 }
