@@ -124,7 +124,7 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 	known := int64(-1)
 	for {
 		wake := c.deps.Numbered.C()
-		res, err := c.runOnce(ctx, apply, known)
+		res, err := c.runOnce(ctx, apply, known, c.sharedHorizon)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}
@@ -143,7 +143,7 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 		if res.more {
 			continue
 		}
-		rest := c.deps.Numbered.Period(c.cfg.Poll)
+		rest := c.deps.Numbered.untilTogether(c.cfg.Poll)
 		if res.busy {
 			rest = c.cfg.Poll // the replica that holds the cursor may die
 		}
@@ -162,7 +162,7 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 func (c *Consumer) Drain(ctx context.Context, apply Apply) error {
 	known := int64(-1)
 	for {
-		res, err := c.runOnce(ctx, apply, known)
+		res, err := c.runOnce(ctx, apply, known, c.horizon)
 		if err != nil {
 			return err
 		}
@@ -177,6 +177,14 @@ func (c *Consumer) Drain(ctx context.Context, apply Apply) error {
 			known = res.pos
 		}
 	}
+}
+
+// horizon reads the end of the log.
+func (c *Consumer) horizon(ctx context.Context) (int64, error) { return Horizon(ctx, c.deps.Pool) }
+
+// sharedHorizon is horizon, or what another consumer of the process has read a moment ago.
+func (c *Consumer) sharedHorizon(ctx context.Context) (int64, error) {
+	return c.deps.Numbered.horizon(ctx, c.horizon)
 }
 
 // round is what one transaction of a consumer did.
@@ -194,10 +202,10 @@ type parkedRecord struct {
 }
 
 // runOnce applies one batch. known is a position the cursor is at least at, -1 if unknown: with nothing beyond it the
-// round ends without a transaction.
-func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64) (round, error) {
+// round ends without a transaction. The end of the log is what horizon returns.
+func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64, horizon func(context.Context) (int64, error)) (round, error) {
 	if known >= 0 {
-		horizon, err := Horizon(ctx, c.deps.Pool)
+		horizon, err := horizon(ctx)
 		if err != nil || horizon <= known {
 			return round{pos: known}, err
 		}

@@ -13,6 +13,7 @@ type Signal struct {
 	ch        chan struct{}
 	urge      chan struct{}
 	listening int // connections that pass on what other processes notify
+	shared    horizons
 }
 
 // C is closed at the next Notify.
@@ -35,6 +36,8 @@ func (s *Signal) Notify() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.shared.read = time.Time{} // there may be more
+	s.shared.notified++
 	if s.ch != nil {
 		close(s.ch)
 		s.ch = nil
