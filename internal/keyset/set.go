@@ -28,9 +28,9 @@ const (
 	// QuietPoll is how often tables are read of whose changes a connection is told that lives.
 	QuietPoll = time.Minute
 	// reportEvery is how often a replica says that it is alive, if what it holds does not change.
-	reportEvery = 10 * time.Second
-	// liveFor is how long a report counts.
-	liveFor = 30 * time.Second
+	reportEvery = 15 * time.Second
+	// liveFor is how long a report counts: one may be lost. Replicas of an earlier build believe one for 30 s.
+	liveFor = 45 * time.Second
 	// settle is how old a key is before it may sign: a replica that was starting when it was made has reported by then.
 	settle = 2 * PollEvery
 	// retireEvery is how often it is looked whether a former key is needed.
