@@ -2,14 +2,11 @@ package recovery
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"slices"
 	"time"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
@@ -88,7 +85,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.openKeys(ctx); err != nil {
 		return err
 	}
-	profile, err := s.profile()
+	told, err := readProfile(b.Logger, s.cfg.Profile)
 	if err != nil {
 		return err
 	}
@@ -112,7 +109,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says whose
 	}
 	enroller, err := enrol.New(enrol.Deps{
-		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: profile, TaskKeys: s.keys.taskKeys,
+		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: told.current, TaskKeys: s.keys.taskKeys,
 		Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	}, enrol.Config{
 		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
@@ -184,24 +181,6 @@ func (s *Service) openAuthority(ctx context.Context) error {
 		s.castore, err = castore.Open(ctx, cfg.DatabaseURL)
 	}
 	return err //nolint:wrapcheck // nil, or it says what failed
-}
-
-// profile is fingerprinted over all that it says, so that an agent and its control plane notice when they disagree.
-func (s *Service) profile() (*commonv1.Profile, error) {
-	bundle, err := pki.LoadBundle(s.cfg.Profile.CAFile)
-	if err != nil {
-		return nil, fmt.Errorf("load what agents trust: %w", err)
-	}
-	p := &commonv1.Profile{
-		Name: s.cfg.Profile.Name, ApiUrl: s.cfg.Profile.APIURL, RecoveryUrl: s.cfg.Profile.RecoveryURL, TerminalUrl: s.cfg.Profile.TerminalURL,
-		CaBundlePem: bundle.PEM(), RecoveryCaBundlePem: bundle.PEM(),
-	}
-	sum := sha256.New()
-	for _, part := range []string{p.GetName(), p.GetApiUrl(), p.GetRecoveryUrl(), p.GetTerminalUrl(), string(p.GetCaBundlePem()), string(p.GetRecoveryCaBundlePem())} {
-		fmt.Fprintf(sum, "%d:%s", len(part), part)
-	}
-	p.Fingerprint = hex.EncodeToString(sum.Sum(nil))
-	return p, nil
 }
 
 func (s *Service) serveInternal(

@@ -90,8 +90,8 @@ type Deps struct {
 	Pool       *pgxpool.Pool
 	Signer     ca.Signer
 	Policy     policy.Reader
-	// Profile is what agents are told of where they belong.
-	Profile *commonv1.Profile
+	// Profile returns what agents are told of where they belong.
+	Profile func() *commonv1.Profile
 	// TaskKeys answers the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
 	TaskKeys func() (string, error)
 	// Audit writes down what is refused. Nil: nothing is.
@@ -162,7 +162,7 @@ func (e *Enroller) count(way string, repeated bool, err error) {
 }
 
 // Profile is what agents are told of where they belong.
-func (e *Enroller) Profile() *commonv1.Profile { return e.deps.Profile }
+func (e *Enroller) Profile() *commonv1.Profile { return e.deps.Profile() }
 
 func (e *Enroller) committed() {
 	e.deps.Wake.Notify()
@@ -188,7 +188,7 @@ func (e *Enroller) sign(ctx context.Context, c *claim, csr []byte, instanceID st
 		return signed{}, fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "", fault.Cause(context.Cause(ctx)))
 	}
 	issued, err := e.deps.Signer.Sign(ctx, ca.SignRequest{
-		CSR: csr, NodeID: c.nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profile.GetName(), TTL: e.deps.Policy.Current().CertificateTTL(),
+		CSR: csr, NodeID: c.nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profile().GetName(), TTL: e.deps.Policy.Current().CertificateTTL(),
 		Now: c.now(),
 	})
 	if err != nil {

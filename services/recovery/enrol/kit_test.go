@@ -89,7 +89,7 @@ func newKit(t *testing.T) *kit {
 func (k *kit) replica() *enrol.Enroller {
 	k.t.Helper()
 	e, err := enrol.New(enrol.Deps{
-		Logger: testkit.Logger(k.t), Pool: k.pool, Signer: k.ca, Policy: policy.Fixed{}, Profile: &commonv1.Profile{Name: "default"},
+		Logger: testkit.Logger(k.t), Pool: k.pool, Signer: k.ca, Policy: policy.Fixed{}, Profile: defaultProfile,
 		TaskKeys: func() (string, error) { return "k:AAAA", nil },
 	}, enrol.Config{TrustDomain: "mesh.test", PerToken: 10000, PerTokenBurst: 10000, PerSecond: 10000, Burst: 10000, PerAddress: 10000, PerAddressBurst: 10000})
 	if err != nil {
@@ -227,3 +227,6 @@ func (k *kit) snapshot() string {
 	sum := sha256.Sum256([]byte(out))
 	return hex.EncodeToString(sum[:])
 }
+
+// defaultProfile is what agents of the tests are told.
+func defaultProfile() *commonv1.Profile { return &commonv1.Profile{Name: "default"} }

@@ -343,7 +343,7 @@ func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Se
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	return &recoveryv1.EnrollResponse{
-		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM, Profile: e.deps.Profile, Policy: NodePolicy(e.deps.Policy.Current()),
+		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM, Profile: e.deps.Profile(), Policy: NodePolicy(e.deps.Policy.Current()),
 		TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now), NodeName: r.Name, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
 	}, nil
 }

@@ -390,7 +390,7 @@ func TestIssueBootstrap(t *testing.T) {
 func TestRateLimit(t *testing.T) {
 	k := newKit(t)
 	e, err := enrol.New(enrol.Deps{
-		Logger: testkit.Logger(t), Pool: k.pool, Signer: k.ca, Policy: fixedPolicy(), Profile: &commonv1.Profile{Name: "default"},
+		Logger: testkit.Logger(t), Pool: k.pool, Signer: k.ca, Policy: fixedPolicy(), Profile: defaultProfile,
 		TaskKeys: func() (string, error) { return "", nil },
 	}, enrol.Config{TrustDomain: "mesh.test", PerToken: 0.001, PerTokenBurst: 2})
 	if err != nil {
