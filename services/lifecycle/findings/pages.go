@@ -3,6 +3,8 @@ package findings
 import (
 	"context"
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -19,22 +21,72 @@ var endOfPage = pg.DefineDynamic(pg.RoleLifecycle, "findings.end_of_page", func(
 	return `SELECT x.` + src.id + `::text FROM ` + src.table + ` x WHERE x.` + src.id + ` > $1::uuid ORDER BY x.` + src.id + ` OFFSET $2 LIMIT 1`
 }, "workspace", "run", "allocation", "node")
 
+// boundsFor is how long the ends of pages serve the checks that follow: a page has more rows than it should only by those of these seconds.
+const boundsFor = 10 * time.Second
+
+// bounds are the ends of the pages of each type of rows, as they were found last. Wherever pages end, together they have every id.
+type bounds struct {
+	mu sync.Mutex
+	of map[string]ends
+}
+
+type ends struct {
+	ids []string // the last is lastID
+	at  time.Time
+}
+
+func (b *bounds) known(rowType string) []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.of[rowType]; time.Since(e.at) < boundsFor {
+		return e.ids
+	}
+	return nil
+}
+
+func (b *bounds) keep(rowType string, ids []string, at time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.of == nil {
+		b.of = map[string]ends{}
+	}
+	b.of[rowType] = ends{ids: ids, at: at}
+}
+
 // pages calls fn for each page of the ids of a type of rows, first to last. Together the pages have every id, also those that have no such row.
 func (s *Sweeper) pages(ctx context.Context, rowType string, fn func(ctx context.Context, after, upTo string) error) error {
+	known, began := s.bounds.known(rowType), time.Now()
+	var found []string
 	for after := beforeIDs; after != lastID; {
-		upTo, err := pg.Value[string](ctx, s.deps.DB, endOfPage.For(rowType), after, s.cfg.Page-1)
-		switch {
-		case pg.IsNoRows(err):
-			upTo = lastID
-		case err != nil:
-			return fmt.Errorf("find the end of a page of %ss: %w", rowType, err)
+		var upTo string
+		if known != nil {
+			upTo = known[len(found)]
+		} else {
+			var err error
+			if upTo, err = s.endOfPage(ctx, rowType, after); err != nil {
+				return err
+			}
 		}
 		if err := fn(ctx, after, upTo); err != nil {
 			return err
 		}
-		after = upTo
+		found, after = append(found, upTo), upTo
+	}
+	if known == nil {
+		s.bounds.keep(rowType, found, began)
 	}
 	return nil
+}
+
+func (s *Sweeper) endOfPage(ctx context.Context, rowType, after string) (string, error) {
+	upTo, err := pg.Value[string](ctx, s.deps.DB, endOfPage.For(rowType), after, s.cfg.Page-1)
+	switch {
+	case pg.IsNoRows(err):
+		return lastID, nil
+	case err != nil:
+		return "", fmt.Errorf("find the end of a page of %ss: %w", rowType, err)
+	}
+	return upTo, nil
 }
 
 // inPages reads rows of all workspaces, a page of workspaces at a time. The statement takes the bounds of a page, and then args.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -38,6 +39,37 @@ func TestPagesHaveEveryID(t *testing.T) {
 		if page[0] != page[1] {
 			t.Errorf("a page ends with %s, and the next is above %s", page[0], page[1])
 		}
+	}
+}
+
+// TestChecksThatFollowShareTheEndsOfPages holds that the checks of a sweep do not each look for the ends of the same pages, that a row which came since is in
+// a page all the same, and that the ends are found anew later.
+func TestChecksThatFollowShareTheEndsOfPages(t *testing.T) {
+	b := newBed(t, Config{Page: 1})
+	walk := func(want int) []string {
+		t.Helper()
+		var ends []string
+		rows := 0
+		err := b.sweeper.pages(t.Context(), "workspace", func(ctx context.Context, after, upTo string) error {
+			var n int
+			err := b.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.workspace w WHERE w.id > $1 AND w.id <= $2`, after, upTo).Scan(&n)
+			rows, ends = rows+n, append(ends, upTo)
+			return err
+		})
+		if err != nil || rows != want {
+			t.Fatalf("the pages have %d workspaces of %d (%v)", rows, want, err)
+		}
+		return ends
+	}
+	b.live("one")
+	first := walk(1)
+	b.live("two")
+	if second := walk(2); !slices.Equal(first, second) {
+		t.Errorf("a check right after another found the ends of pages anew: %v, then %v", first, second)
+	}
+	b.sweeper.bounds.of["workspace"] = ends{ids: first, at: time.Now().Add(-boundsFor)}
+	if later := walk(2); slices.Equal(first, later) {
+		t.Errorf("a later check has the ends of pages as they were: %v", later)
 	}
 }
 

@@ -72,7 +72,8 @@ type Sweeper struct {
 
 	watched watch           // the triggers of rows, as the last look found them
 	misfits map[rowKey]bool // the rows whose seal did not fit then
-	asked   sync.Map        // the placements that SweepTwoInstances waits for, by kind
+	bounds  bounds
+	asked   sync.Map // the placements that SweepTwoInstances waits for, by kind
 }
 
 // detector is one check. It returns all that it sees; an error means that it concludes nothing.
