@@ -40,7 +40,10 @@ type cost struct {
 }
 
 // statements reads what each statement of a mesh costs. Without a connection the server cannot tell.
-type statements struct{ conn *pgx.Conn }
+type statements struct {
+	conn     *pgx.Conn
+	inspects bool // the server can tell what the write-ahead log is made of
+}
 
 // openStatements connects to the server of a mesh. The connection stays open while the mesh is measured, and counts as no connection of the mesh.
 func openStatements(ctx context.Context, mesh *dev.Mesh) (statements, error) {
@@ -56,7 +59,15 @@ func openStatements(ctx context.Context, mesh *dev.Mesh) (statements, error) {
 		_ = conn.Close(ctx)
 		return statements{}, fmt.Errorf("make the extension of statements: %w", err)
 	}
-	return statements{conn: conn}, nil
+	out := statements{conn: conn}
+	if out.inspects, err = pg.Value[bool](ctx, conn, hasInspect); err == nil && out.inspects {
+		_, err = pg.Exec(ctx, conn, createInspect.For(struct{}{}))
+	}
+	if err != nil {
+		_ = conn.Close(ctx)
+		return statements{}, fmt.Errorf("make the extension that reads the write-ahead log: %w", err)
+	}
+	return out, nil
 }
 
 func (s statements) close(ctx context.Context) {

@@ -23,7 +23,8 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 var unprepared = []string{
 	"castore.create_index", "castore.cut_batch", "castore.drop_index", "castore.find_place", "castore.index_is_valid",
 	"castore.make_functions", "castore.make_role", "findings.fenced_schemas",
-	"idle.create_statements", "idle.read_statements", "idle.reset_statements",
+	"idle.create_inspect", "idle.create_statements", "idle.read_records", "idle.read_statements",
+	"idle.reset_statements", "idle.vacuum_again", "idle.vacuum_all",
 	"plans.fence_schemas", "plans.schemas_there",
 	"rig.insert_commit",
 	"schemas.own_tables",

@@ -1,0 +1,66 @@
+package idle
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// What the write-ahead log is made of is read by an extension that comes with the server; some packages of Postgres leave it out.
+var (
+	hasInspect    = pg.Define(pg.RoleOwner, "idle.has_inspect", `SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_walinspect')`)
+	createInspect = pg.DefineUnprepared(pg.RoleOwner, "idle.create_inspect", "the bench makes the extension",
+		func(struct{}) string { return `CREATE EXTENSION IF NOT EXISTS pg_walinspect` })
+	readRecords = pg.DefineUnprepared(pg.RoleOwner, "idle.read_records", "the bench makes the extension",
+		func(struct{}) string {
+			return `
+	SELECT s."resource_manager/record_type" AS name, s.count, s.record_size::bigint AS bytes, s.fpi_size::bigint AS pages
+	FROM pg_get_wal_stats('0/0'::pg_lsn + $1::numeric, LEAST('0/0'::pg_lsn + $2::numeric, pg_current_wal_flush_lsn()), true) s
+	WHERE s.count > 0 ORDER BY s.combined_size DESC, 1`
+		})
+)
+
+// kind is what the records of one kind took of the write-ahead log.
+type kind struct {
+	Name  string `db:"name"`
+	Count int64  `db:"count"`
+	Bytes int64  `db:"bytes"` // without whole pages
+	Pages int64  `db:"pages"` // bytes of whole pages
+}
+
+// records is the write-ahead log of a stretch by kind; nil if the server cannot tell.
+type records []kind
+
+// records reads what was written between two positions.
+func (s statements) records(ctx context.Context, from, to int64) (records, error) {
+	if s.conn == nil || !s.inspects {
+		return nil, nil
+	}
+	list, err := pg.All[kind](ctx, s.conn, readRecords.For(struct{}{}), from, to)
+	if err != nil {
+		return nil, fmt.Errorf("read the records of the write-ahead log: %w", err)
+	}
+	return list, nil
+}
+
+func (r records) pages() int64 {
+	var n int64
+	for _, k := range r {
+		n += k.Pages
+	}
+	return n
+}
+
+// describe adds records and bytes a minute by kind to the details of a result.
+func (r records) describe(details map[string]any, length time.Duration) {
+	if details == nil {
+		return
+	}
+	for i, k := range r {
+		per := func(n int64) float64 { return math.Round(float64(n) / length.Minutes()) }
+		details[fmt.Sprintf("log %02d %s", i+1, k.Name)] = fmt.Sprintf("%.0f records a minute, %.0f bytes, and %.0f of whole pages", per(k.Count), per(k.Bytes), per(k.Pages))
+	}
+}

@@ -1,0 +1,102 @@
+package idle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/dev"
+)
+
+var (
+	vacuumAll = pg.DefineUnprepared(pg.RoleOwner, "idle.vacuum_all", "a vacuum cannot be planned",
+		func(struct{}) string { return `VACUUM (ANALYZE)` })
+	// Statistics that were made anew leave their former rows, which autovacuum would take next. They are counted when the session that made them ends.
+	vacuumAgain = pg.DefineUnprepared(pg.RoleOwner, "idle.vacuum_again", "a vacuum cannot be planned", func(struct{}) string { return `VACUUM` })
+	// Autovacuum goes to each of them, also to those that a mesh does not use.
+	listDatabases = pg.Define(pg.RoleOwner, "idle.list_databases", `SELECT d.datname::text FROM pg_database d WHERE d.datallowconn`)
+	isConnected   = pg.Define(pg.RoleOwner, "idle.is_connected", `SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = $1)`)
+)
+
+// settleTables does at once what autovacuum does in the first minutes of a server all of whose tables are new: a mesh at rest has done that long ago. Where
+// the bench has no administrator's connection the mesh's own tables are all that it can do.
+func settleTables(ctx context.Context, mesh *dev.Mesh, owner string) error {
+	admin, err := mesh.StatementsURL()
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it read
+	}
+	if admin == "" {
+		return vacuum(ctx, owner, "", vacuumAll.For(struct{}{}))
+	}
+	conn, err := pgx.Connect(ctx, admin)
+	if err != nil {
+		return fmt.Errorf("connect to the database: %w", err)
+	}
+	databases, err := pg.Values[string](ctx, conn, listDatabases)
+	if err != nil {
+		_ = conn.Close(ctx)
+		return fmt.Errorf("list the databases: %w", err)
+	}
+	if err := gone(ctx, owner, conn); err != nil {
+		return err
+	}
+	for _, how := range []*pg.Statement{vacuumAll.For(struct{}{}), vacuumAgain.For(struct{}{})} {
+		for _, name := range databases {
+			if err := vacuum(ctx, admin, name, how); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// vacuum vacuums a database, that of the address if none is named, over a connection that has ended when it returns.
+func vacuum(ctx context.Context, url, database string, how *pg.Statement) error {
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return fmt.Errorf("read the address of the database: %w", err)
+	}
+	if database != "" {
+		cfg.Database = database
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("connect to database %s: %w", cfg.Database, err)
+	}
+	if _, err := pg.Exec(ctx, conn, how); err != nil {
+		_ = conn.Close(ctx)
+		return fmt.Errorf("vacuum database %s: %w", cfg.Database, err)
+	}
+	return gone(ctx, url, conn)
+}
+
+// gone closes a connection and waits until the server has ended its session, and so has counted what it did.
+func gone(ctx context.Context, url string, conn *pgx.Conn) error {
+	pid := conn.PgConn().PID()
+	if err := conn.Close(ctx); err != nil {
+		return fmt.Errorf("close a connection: %w", err)
+	}
+	other, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return fmt.Errorf("connect to the database: %w", err)
+	}
+	defer other.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	for range 200 {
+		connected, err := pg.Value[bool](ctx, other, isConnected, int64(pid))
+		if err != nil {
+			return fmt.Errorf("read the sessions: %w", err)
+		}
+		if !connected {
+			return nil
+		}
+		if !app.Sleep(ctx, 50*time.Millisecond) {
+			return context.Cause(ctx) //nolint:wrapcheck // the caller's own
+		}
+	}
+	return errors.New("a session goes on after its connection was closed")
+}
