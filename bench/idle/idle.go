@@ -125,7 +125,7 @@ func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan 
 	if err := settleTables(ctx, mesh, strings.TrimSpace(string(url))); err != nil {
 		return bench.Result{}, err
 	}
-	// The server counts what a session did up to some seconds later.
+	// Right after a vacuum more is counted than a mesh at rest makes, probably the vacuum itself.
 	if err := rest(countedWithin, nil); err != nil {
 		return bench.Result{}, err
 	}
