@@ -37,7 +37,7 @@ type loader struct {
 // load loads a fleet and returns how long that took.
 func (l *loader) load(ctx context.Context, db *bench.Database, size plans.Size) (string, error) {
 	if l.template == nil {
-		source := plans.Source{Agent: l.o.Agent, Version: l.o.Version, Ended: l.o.HistoryDays > 0, Logger: l.o.Logger}
+		source := plans.Source{Agent: l.o.Agent, Version: l.o.Version, Ended: l.o.HistoryDays > 0, Boxes: size.Boxes, Logger: l.o.Logger}
 		var err error
 		if l.template, err = plans.Make(ctx, source); err != nil {
 			return "", err //nolint:wrapcheck // it says what it made
@@ -171,8 +171,8 @@ func thisBuild() (string, error) {
 }
 
 func (c *cache) path(size plans.Size) string {
-	return filepath.Join(c.dir, fmt.Sprintf("fleet-%d-%d-%d-%d-%t-%s",
-		size.Nodes, size.Workspaces, size.Ended, size.Days, size.Events, c.build))
+	return filepath.Join(c.dir, fmt.Sprintf("fleet-%d-%d-%d-%d-%t-%t-%s",
+		size.Nodes, size.Workspaces, size.Ended, size.Days, size.Events, size.Boxes, c.build))
 }
 
 // has reports whether a fleet is there whole and new enough.

@@ -36,8 +36,9 @@ const grown = 200
 
 // Options says what to measure.
 type Options struct {
-	Nodes, Workspaces int // of the largest fleet; 1,000 and 10,000
-	Calls             int // of each statement; 20
+	Nodes, Workspaces int  // of the largest fleet; 1,000 and 10,000
+	Boxes             bool // the machines are instances, one for each workspace; there are as many as workspaces
+	Calls             int  // of each statement; 20
 	History           bool
 	// HistoryDays is over how many days workspaces have ended, at the rate of plans.EndedOf; 0: none has. It has events
 	// too.
@@ -51,6 +52,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
+	if o.Boxes {
+		o.Nodes = o.Workspaces
+	}
 	o.Nodes, o.Workspaces, o.Calls = cmp.Or(o.Nodes, 1000), cmp.Or(o.Workspaces, 10000), cmp.Or(o.Calls, 20)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -107,7 +111,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 		workspaces := o.Workspaces * tenths / 10
 		sizes = append(sizes, plans.Size{
 			Nodes: o.Nodes * tenths / 10, Workspaces: workspaces, Events: o.History || o.HistoryDays > 0,
-			Ended: plans.HistoryOf(workspaces, o.HistoryDays), Days: o.HistoryDays,
+			Ended: plans.HistoryOf(workspaces, o.HistoryDays), Days: o.HistoryDays, Boxes: o.Boxes,
 		})
 	}
 	if need := needed(sizes[len(sizes)-1]); need > MostBytes {

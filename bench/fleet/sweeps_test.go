@@ -10,19 +10,32 @@ import (
 	"github.com/gpuaas/mesh/mesh/meshtest"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m, testkit.AtOnce(2)) }
 
-// TestTheFirstSweepsOfALoadedFleetFindNothing: what is loaded is what a mesh would have written, in the workload
-// database too.
-func TestTheFirstSweepsOfALoadedFleetFindNothing(t *testing.T) {
+// TestTheSweepsOfALoadedFleetFindNothing: what is loaded is what a mesh would have written, in the workload
+// database and in the launch log too.
+func TestTheSweepsOfALoadedFleetFindNothing(t *testing.T) {
 	testkit.IO(t)
-	result, err := fleet.RunSweeps(testkit.Context(t), fleet.SweepOptions{
-		Nodes: 100, Workspaces: 1000, Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !result.Passed {
-		t.Errorf("the first sweeps found %v", result.Details["found"])
+	for _, tt := range []struct {
+		name              string
+		nodes, workspaces int
+		boxes             bool
+	}{
+		{name: "slots", nodes: 50, workspaces: 500},
+		{name: "instances", nodes: 200, workspaces: 200, boxes: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel() // most of it is waiting for the second round
+			result, err := fleet.RunSweeps(testkit.Context(t), fleet.SweepOptions{
+				Nodes: tt.nodes, Workspaces: tt.workspaces, Boxes: tt.boxes,
+				Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test",
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !result.Passed {
+				t.Errorf("the sweeps found %v", result.Details["found"])
+			}
+		})
 	}
 }

@@ -42,6 +42,7 @@ type benchOptions struct {
 	table   io.Writer // gets what a bench prints before its result
 	nodes   int
 	spaces  int
+	boxes   int
 	history bool
 	profile string
 	lives   int
@@ -118,13 +119,16 @@ func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 
 func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
+	if o.boxes > 0 {
+		o.nodes, o.spaces = o.boxes, o.boxes
+	}
 	if o.sweeps {
 		return fleet.RunSweeps(ctx, fleet.SweepOptions{
-			Nodes: o.nodes, Workspaces: o.spaces, Version: version, Logger: o.logger,
+			Nodes: o.nodes, Workspaces: o.spaces, Boxes: o.boxes > 0, Version: version, Logger: o.logger,
 		})
 	}
 	return fleet.Run(ctx, fleet.Options{
-		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, HistoryDays: o.days,
+		Nodes: o.nodes, Workspaces: o.spaces, Boxes: o.boxes > 0, History: o.history, HistoryDays: o.days,
 		Cache: o.cache, Version: version, Out: o.table, Logger: o.logger,
 	})
 }
@@ -214,11 +218,15 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
 	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
+	large.Flags().IntVar(&o.boxes, "boxes", 0,
+		"instances of the largest fleet, launched for a workspace each, in place of machines with slots")
+	large.MarkFlagsMutuallyExclusive("boxes", "nodes")
+	large.MarkFlagsMutuallyExclusive("boxes", "workspaces")
 	large.Flags().BoolVar(&o.history, "history", false, "load the events of all workspaces as well")
 	large.Flags().IntVar(&o.days, "history-days", 0,
 		"load workspaces that have ended within so many days as well: 1 % of the fleet a day, with their events")
 	large.Flags().BoolVar(&o.sweeps, "sweeps", false,
-		"start services on the largest fleet instead, and check that their first sweeps find nothing and no brake engages")
+		"start services on the largest fleet instead, and check that two rounds of their sweeps find nothing and no brake engages")
 	large.Flags().StringVar(&o.cache, "cache", "",
 		"keep the loaded databases in this directory, and take what this build has left there within 20 hours")
 	large.MarkFlagsMutuallyExclusive("sweeps", "cache")

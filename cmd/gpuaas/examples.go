@@ -43,7 +43,7 @@ func examples() map[string][]string {
 	out["gpuaas bench fleet"] = []string{
 		"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history-days 30",
 		"gpuaas bench fleet --cache /var/tmp/fleets",
-		"gpuaas bench fleet --nodes 100 --workspaces 1000 --sweeps",
+		"gpuaas bench fleet --nodes 100 --workspaces 1000 --sweeps", "gpuaas bench fleet --boxes 1000",
 	}
 	out["gpuaas bench list"] = []string{"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"}
 	out["gpuaas bench lives"] = []string{"gpuaas bench lives", "gpuaas bench lives --lives 100 --clients 2"}

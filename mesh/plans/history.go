@@ -62,8 +62,8 @@ func (t *Template) splitEnded(tab table, row string) []piece {
 }
 
 // liveAndEnd makes a workspace, recreates it and decommissions it.
-func liveAndEnd(ctx context.Context, client *person.Client) error {
-	if err := create(ctx, client, endedName); err != nil {
+func (src Source) liveAndEnd(ctx context.Context, client *person.Client) error {
+	if err := src.create(ctx, client, endedName); err != nil {
 		return err
 	}
 	for _, kind := range []commonv1.OperationKind{

@@ -28,6 +28,8 @@ type Size struct {
 	Ended, Days int
 	// Schemas reports whether the workload database gets the schemas of the workspaces, if a mesh is to run on the fleet.
 	Schemas bool
+	// Boxes reports whether the machines are instances, one for each workspace. Those of the template must be.
+	Boxes bool
 }
 
 func (s Size) tenants() int {
@@ -53,6 +55,8 @@ const (
 	hexed        // the text in a binary message
 	bare         // without its dashes
 	hexbare      // without its dashes, in a binary message
+	tail         // its last 12 digits, in the name of an instance
+	hextail      // those, in a binary message
 	moment       // a time
 )
 
@@ -64,6 +68,10 @@ func (f form) of(token string) string {
 		return strings.ReplaceAll(token, "-", "")
 	case hexbare:
 		return hex.EncodeToString([]byte(strings.ReplaceAll(token, "-", "")))
+	case tail:
+		return token[len(token)-12:]
+	case hextail:
+		return hex.EncodeToString([]byte(token[len(token)-12:]))
 	case plain, moment:
 	}
 	return token
@@ -72,15 +80,24 @@ func (f form) of(token string) string {
 // split cuts a row at the ids and names that copies replace.
 func (t *Template) split(row string) []piece {
 	parts := []piece{{text: row}}
+	var instances []string // the workspaces whose instances are named by them
 	for _, at := range []level{ofEnded, ofWorkspace, ofNode, ofTenant} {
 		for _, token := range t.tokens(at) {
 			forms := []form{plain, hexed}
 			if uuids.MatchString(token) {
 				forms = append(forms, bare, hexbare)
+				if t.boxes && at >= ofWorkspace {
+					instances = append(instances, token)
+				}
 			}
 			for _, f := range forms {
 				parts = cut(parts, f.of(token), piece{token: token, form: f})
 			}
+		}
+	}
+	for _, token := range instances {
+		for _, f := range []form{tail, hextail} {
+			parts = cut(parts, f.of(token), piece{token: token, form: f})
 		}
 	}
 	// The names of schemas have the names of tenant and workspace with other separators.
@@ -288,9 +305,9 @@ var (
 	// The slots of the machines, and what is used of them, as the triggers would keep it.
 	giveSlots = pg.Define(pg.RoleOwner, "plans.give_slots", `UPDATE lifecycle.node_gate SET slots = $1 WHERE instance_id IS NULL`)
 	countRoom = pg.Define(pg.RoleOwner, "plans.count_room", `
-	UPDATE lifecycle.node_room r SET slots = $1, used = x.used
-	FROM (SELECT g.node_id, count(a.node_id)::int AS used FROM lifecycle.node_gate g
-		LEFT JOIN lifecycle.allocation a ON a.node_id = g.node_id AND a.state <> 'released' GROUP BY 1) x
+	UPDATE lifecycle.node_room r SET slots = x.slots, used = x.used
+	FROM (SELECT g.node_id, g.slots, count(a.node_id)::int AS used FROM lifecycle.node_gate g
+		LEFT JOIN lifecycle.allocation a ON a.node_id = g.node_id AND a.state <> 'released' GROUP BY 1, 2) x
 	WHERE x.node_id = r.node_id`)
 	countWorkspaces = pg.Define(pg.RoleOwner, "plans.count_workspaces", `SELECT readmodel.recount_workspaces()`)
 	numberEvents    = pg.Define(pg.RoleOwner, "plans.number_events", `
@@ -301,7 +318,9 @@ var (
 	restartEvents = pg.Define(pg.RoleOwner, "plans.restart_events",
 		`SELECT setval(pg_get_serial_sequence('events.event', 'seq'), greatest((SELECT max(seq) FROM events.event), 1))`)
 	// Replicas that beat for a day, so that the sessions of the fleet stand.
-	beat         = pg.Define(pg.RoleOwner, "plans.beat", `UPDATE mesh.replica SET beat_at = mesh.clock() + interval '1 day'`)
+	beat          = pg.Define(pg.RoleOwner, "plans.beat", `UPDATE mesh.replica SET beat_at = mesh.clock() + interval '1 day'`)
+	readLaunchLog = pg.Define(pg.RoleOwner, "plans.read_launch_log",
+		`UPDATE lifecycle.launch_log SET seq = $1 WHERE placement = 'process'`)
 	markSeeded   = pg.Define(pg.RoleOwner, "plans.mark_seeded", `INSERT INTO mesh.seeded (seeded_by) VALUES ('gpuaas bench')`)
 	cursorsToEnd = pg.DefineDynamic(pg.RoleOwner, "plans.cursors_to_end", func(schema string) string {
 		return `UPDATE ` + schema + `.event_cursor SET pos = coalesce((SELECT max(last_pos) FROM events.numbered), 0)`
@@ -314,6 +333,9 @@ func (s Size) slots() int { return (s.Workspaces+s.Nodes-1)/s.Nodes + 1 }
 // Load replaces what a migrated database has by copies of the template; url logs in as the administrator. Nothing
 // else may use the database.
 func (t *Template) Load(ctx context.Context, url string, size Size) error {
+	if size.Boxes != t.boxes || t.boxes && size.Nodes != size.Workspaces {
+		return errors.New("each workspace of a fleet of instances has a machine of its own, as that of the template has")
+	}
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return fmt.Errorf("connect to the database of the fleet: %w", err)
@@ -385,11 +407,14 @@ func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error 
 		statement *pg.Statement
 		args      []any
 	}
-	calls := []call{{giveSlots, []any{size.slots()}}, {countRoom, []any{size.slots()}}, {countWorkspaces, nil}, {numberEvents, nil}, {restartEvents, nil}}
+	calls := []call{{giveSlots, []any{size.slots()}}, {countRoom, nil}, {countWorkspaces, nil}, {numberEvents, nil}, {restartEvents, nil}}
 	for _, schema := range []string{"lifecycle", "recovery", "readmodel", "nodeapi"} {
 		calls = append(calls, call{cursorsToEnd.For(schema), nil})
 	}
 	calls = append(calls, call{beat, nil})
+	if t.boxes {
+		calls = append(calls, call{readLaunchLog, []any{t.launchLines(size)}})
+	}
 	for _, c := range calls {
 		if _, err := pg.Exec(ctx, conn, c.statement, c.args...); err != nil {
 			return fmt.Errorf("settle the fleet: %s: %w", c.statement.Name(), err)

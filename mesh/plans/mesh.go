@@ -35,7 +35,10 @@ type Source struct {
 	Agent   string // the agent's program; empty: beside this one
 	Version string
 	Ended   bool // the template has a workspace too that was recreated and decommissioned
-	Logger  *slog.Logger
+	// Boxes reports whether the machine of the template is an instance that was launched for its workspace, and not one
+	// that was enrolled beforehand.
+	Boxes  bool
+	Logger *slog.Logger
 }
 
 // discard takes what a person would read.
@@ -74,6 +77,9 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 			return err
 		}
 		if err := tmpl.Load(ctx, url, size); err != nil {
+			return err
+		}
+		if err := tmpl.writeLaunches(size); err != nil {
 			return err
 		}
 		if size.Schemas {
@@ -157,6 +163,41 @@ func withMesh(
 
 // fromMesh furnishes the mesh and captures its rows.
 func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.Server) (_ *Template, err error) {
+	if !src.Boxes {
+		var stop func() error
+		if stop, err = src.enrol(ctx, mesh); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, stop()) }()
+	}
+	if err := src.provision(ctx, mesh.Client()); err != nil {
+		return nil, err
+	}
+	url, err := administrator(server.AdminURL(), pg.DatabaseMesh)
+	if err != nil {
+		return nil, err
+	}
+	// As the administrator: the event log shows the owner nothing.
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the database of the template: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	if err := rest(ctx, conn); err != nil {
+		return nil, err
+	}
+	tmpl, err := capture(ctx, conn, src.Boxes)
+	if err != nil || !src.Boxes {
+		return tmpl, err
+	}
+	if tmpl.launches, err = readLaunches(mesh.Plan().BoxDir); err != nil {
+		return nil, err
+	}
+	return tmpl, nil
+}
+
+// enrol enrols the machine of the template and runs its agent until the function that it returns is called.
+func (src Source) enrol(ctx context.Context, mesh *dev.Mesh) (func() error, error) {
 	binary, err := agents.Find(src.Agent)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it looked for
@@ -173,53 +214,40 @@ func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.
 	if err := errors.Join(agent.Furnish(""), agents.Enrol(ctx, mesh.Client(), list)); err != nil {
 		return nil, fmt.Errorf("enrol the machine of the template: %w", err)
 	}
-	running, stop := context.WithCancel(ctx)
+	running, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- agent.Run(running) }()
-	defer func() {
-		stop()
-		err = errors.Join(err, <-ended)
-	}()
+	stop := func() error {
+		cancel()
+		return <-ended
+	}
 	if n, err := agents.Await(ctx, mesh.Client(), list, time.Minute); err != nil || n != 1 {
-		return nil, errors.Join(errors.New("the machine of the template did not connect"), err)
+		return nil, errors.Join(errors.New("the machine of the template did not connect"), err, stop())
 	}
-	if err := provision(ctx, mesh.Client(), src.Ended); err != nil {
-		return nil, err
-	}
-	url, err := administrator(server.AdminURL(), pg.DatabaseMesh)
-	if err != nil {
-		return nil, err
-	}
-	// As the administrator: the event log shows the owner nothing.
-	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		return nil, fmt.Errorf("connect to the database of the template: %w", err)
-	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
-	if err := rest(ctx, conn); err != nil {
-		return nil, err
-	}
-	return capture(ctx, conn)
+	return stop, nil
 }
 
 // provision makes the tenant, the workspace that ends if there is to be one, and the workspace that stands.
-func provision(ctx context.Context, client *person.Client, ended bool) error {
+func (src Source) provision(ctx context.Context, client *person.Client) error {
 	if _, err := client.Command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{Name: tenantName}); err != nil {
 		return fmt.Errorf("create the tenant of the template: %w", err)
 	}
-	if ended {
-		if err := liveAndEnd(ctx, client); err != nil {
+	if src.Ended {
+		if err := src.liveAndEnd(ctx, client); err != nil {
 			return err
 		}
 	}
-	return create(ctx, client, workspaceName)
+	return src.create(ctx, client, workspaceName)
 }
 
 // create makes a workspace of the tenant, and waits until it is active.
-func create(ctx context.Context, client *person.Client, name string) error {
+func (src Source) create(ctx context.Context, client *person.Client, name string) error {
+	driver := commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
+	if src.Boxes {
+		driver = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
+	}
 	_, err := client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{
-		Tenant: tenantName, Name: name, IdempotencyKey: name,
-		Spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
+		Tenant: tenantName, Name: name, IdempotencyKey: name, Spec: &lifecyclev1.WorkspaceSpec{Placement: driver},
 	})
 	if err != nil {
 		return fmt.Errorf("create workspace %s of the template: %w", name, err)

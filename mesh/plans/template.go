@@ -32,6 +32,9 @@ const (
 type Template struct {
 	tables []table
 	levels map[string]level // of each id and name that copies replace
+	// Of instances: each workspace has a machine of its own, whose rows and ids belong to the workspace.
+	boxes    bool
+	launches launches
 }
 
 // table has the rows of one table in the format of COPY.
@@ -66,12 +69,12 @@ var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-
 var serials = regexp.MustCompile(`^[0-9a-f]{24,32}$`)
 
 // capture reads all rows and finds out which ids and names belong to what.
-func capture(ctx context.Context, conn *pgx.Conn) (*Template, error) {
+func capture(ctx context.Context, conn *pgx.Conn, boxes bool) (*Template, error) {
 	columns, err := pg.All[column](ctx, conn, columnsOfTables)
 	if err != nil {
 		return nil, fmt.Errorf("read the tables of the template: %w", err)
 	}
-	tmpl := &Template{levels: map[string]level{
+	tmpl := &Template{boxes: boxes, levels: map[string]level{
 		tenantName: ofTenant, nodeName: ofNode, workspaceName: ofWorkspace, endedName: ofEnded,
 	}}
 	for len(columns) > 0 {
@@ -125,10 +128,12 @@ func (t *Template) classify() error {
 				name := tab.columns[i]
 				switch {
 				case field == `\N` || field == "":
-				case slices.Contains(shared, name):
+				case slices.Contains(shared, name), t.boxes && name == "boot_id":
+					// All instances of the template ran on one host.
 					general[field] = true
 				case name == "tenant_id" && uuids.MatchString(field), tab.name == "lifecycle.tenant" && name == "id":
 					t.levels[field] = ofTenant
+				case t.boxes:
 				case name == "serial" && serials.MatchString(field), name == "csr_key_sha256":
 					t.levels[field] = ofNode
 				case slices.Contains(ofMachine, name) && uuids.MatchString(field) && tab.name != "readmodel.person_session":
@@ -157,12 +162,34 @@ func (t *Template) classify() error {
 			}
 		}
 	}
-	for _, need := range []level{ofTenant, ofNode, ofWorkspace} {
+	needed := []level{ofTenant, ofNode, ofWorkspace}
+	if t.boxes {
+		t.classifySerials()
+		needed = []level{ofTenant, ofWorkspace}
+	}
+	for _, need := range needed {
 		if n := len(t.tokens(need)); n < 2 {
 			return errors.New("the template has no rows of its tenant, its machine or its workspace")
 		}
 	}
 	return nil
+}
+
+// classifySerials gives the numbers and keys of certificates the levels of their rows.
+func (t *Template) classifySerials() {
+	for _, tab := range t.tables {
+		for _, row := range tab.rows {
+			at := t.levelOf(row)
+			if !copied(tab.name) || at < ofNode {
+				continue
+			}
+			for i, field := range strings.Split(strings.TrimSuffix(row, "\n"), "\t") {
+				if name := tab.columns[i]; name == "serial" && serials.MatchString(field) || name == "csr_key_sha256" && field != `\N` {
+					t.levels[field] = at
+				}
+			}
+		}
+	}
 }
 
 // levelOf returns the finest level of what stands in a row.
