@@ -310,6 +310,7 @@ var (
 		LEFT JOIN lifecycle.allocation a ON a.node_id = g.node_id AND a.state <> 'released' GROUP BY 1, 2) x
 	WHERE x.node_id = r.node_id`)
 	countWorkspaces = pg.Define(pg.RoleOwner, "plans.count_workspaces", `SELECT readmodel.recount_workspaces()`)
+	countFleet      = pg.Define(pg.RoleOwner, "plans.count_fleet", `SELECT recovery.recount_fleet()`)
 	numberEvents    = pg.Define(pg.RoleOwner, "plans.number_events", `
 	INSERT INTO events.numbered (seqs, oldest, xid, first_pos, last_pos, before, highest, open)
 	SELECT int8multirange(int8range(lo, hi, '[]')), pg_current_xact_id(), pg_current_xact_id(), base + lo, base + hi, lo - 1, hi,
@@ -407,7 +408,7 @@ func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error 
 		statement *pg.Statement
 		args      []any
 	}
-	calls := []call{{giveSlots, []any{size.slots()}}, {countRoom, nil}, {countWorkspaces, nil}, {numberEvents, nil}, {restartEvents, nil}}
+	calls := []call{{giveSlots, []any{size.slots()}}, {countRoom, nil}, {countWorkspaces, nil}, {countFleet, nil}, {numberEvents, nil}, {restartEvents, nil}}
 	for _, schema := range []string{"lifecycle", "recovery", "readmodel", "nodeapi"} {
 		calls = append(calls, call{cursorsToEnd.For(schema), nil})
 	}

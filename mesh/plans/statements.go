@@ -13,7 +13,6 @@ var whole = map[string]float64{
 	"findings.provisions_of":      1, // the argument of the test lies before most runs
 	"launchlog.live_instances":    1,
 	"static.list_slots":           1,
-	"watchdog.count_fleet":        1, // when something has failed
 	"gate.read_nodes_without_key": 1, // while a key of tasks waits for the agents to store it
 	"view.count_nodes":            1,
 	"enrol.read_token_of_request": 1, // all tokens of the template have the same empty key
@@ -101,7 +100,6 @@ const (
 // reasons says of each statement that looks at the whole fleet why it may.
 var reasons = map[string]string{
 	"findings.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom,
-	"watchdog.count_fleet":        repair,
 	"gate.read_nodes_without_key": repair, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
 	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair,

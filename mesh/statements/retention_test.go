@@ -30,6 +30,8 @@ var kept = map[string]string{
 	"recovery.watch_session":    "is taken away by the watchdog",
 	"recovery.watch_workspace":  "is taken away after a day by the watchdog",
 	"recovery.watchdog_lease":   "one row",
+	"recovery.watch_count":      "one row a placement",
+	"recovery.watch_machine":    "is taken away with the last workspace of its machine",
 	"readmodel.audit_head":      "one row",
 	"readmodel.audit_window":    "is taken away when its window is over",
 	"readmodel.brake":           "one row a brake",

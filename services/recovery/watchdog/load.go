@@ -130,12 +130,21 @@ type fleetCount struct {
 	Boxes     int32  `db:"boxes"`
 }
 
+// countFleet reads what the triggers of the watchdog's workspaces count, and adds those that are being recovered and
+// are not to be up by their state.
 var countFleet = pg.Define(pg.RoleRecovery, "watchdog.count_fleet", `
-	SELECT w.placement, count(DISTINCT CASE WHEN w.placement = $1 AND w.node_id IS NOT NULL THEN w.node_id ELSE w.workspace_id END)::int AS units,
-		count(*)::int AS boxes
-	FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
-		OR EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL AND w.state <> 'decommissioned')
-	GROUP BY w.placement`)
+	WITH recovered AS (
+		SELECT w.placement, w.workspace_id, CASE WHEN w.placement = $1 THEN w.node_id END AS node_id
+		FROM recovery.recovery_record c JOIN recovery.watch_workspace w USING (workspace_id)
+		WHERE c.ended_at IS NULL AND w.state NOT IN ('provisioning', 'active', 'recreating', 'decommissioned')
+	)
+	SELECT x.placement, sum(x.units)::int AS units, sum(x.boxes)::int AS boxes FROM (
+		SELECT c.placement, c.units, c.workspaces AS boxes FROM recovery.watch_count c
+		UNION ALL
+		SELECT r.placement, count(DISTINCT coalesce(r.node_id, r.workspace_id)) FILTER (WHERE m.node_id IS NULL), count(*)
+		FROM recovered r LEFT JOIN recovery.watch_machine m USING (node_id) GROUP BY r.placement
+	) x
+	GROUP BY x.placement HAVING sum(x.boxes) > 0`)
 
 // nullRun scans the columns of an outer join.
 type nullRun struct {

@@ -1,0 +1,104 @@
+package watchdog
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// counted is what loadFleet reads, made of the rows.
+const counted = `
+	SELECT w.placement, count(DISTINCT CASE WHEN w.placement = 'static' AND w.node_id IS NOT NULL THEN w.node_id ELSE w.workspace_id END)::int AS units,
+		count(*)::int AS boxes
+	FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
+		OR EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL AND w.state <> 'decommissioned')
+	GROUP BY w.placement`
+
+// TestTheFleetIsCountedAsItsRowsAre: whatever is written of workspaces, one at a time or several, and whatever is being
+// recovered.
+func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool := db.Pool(pg.RoleRecovery)
+	random := rand.New(rand.NewPCG(7, 11))
+	pick := func(of ...string) string { return of[random.IntN(len(of))] }
+	state := func() string {
+		return pick("provisioning", "active", "active", "failed", "recreating", "decommissioning", "decommissioned")
+	}
+	var machines, workspaces []string
+	for range 4 {
+		machines = append(machines, ids.New())
+	}
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := pool.Exec(ctx, sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for round := range 300 {
+		var machine *string
+		if random.IntN(4) > 0 {
+			machine = &machines[random.IntN(len(machines))]
+		}
+		switch what := random.IntN(10); {
+		case what < 3 || len(workspaces) == 0:
+			workspaces = append(workspaces, ids.New())
+			exec(`INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch, run_id, node_id, placement,
+				register_failures, last_error_code, last_error) VALUES ($1, 1, gen_random_uuid(), 'acme', $2, $3, mesh.clock(), 1, '', $4, $5, 0, '', '')`,
+				workspaces[len(workspaces)-1], fmt.Sprint("w", round), state(), machine, pick("static", "process"))
+		case what < 7:
+			exec(`UPDATE recovery.watch_workspace SET state = $2, node_id = $3, version = version + 1 WHERE workspace_id = $1`,
+				workspaces[random.IntN(len(workspaces))], state(), machine)
+		case what == 7: // several with one statement
+			exec(`UPDATE recovery.watch_workspace SET node_id = $1, state = $2, placement = $3 WHERE abs(hashtext(workspace_id::text)) % 5 = $4`,
+				machine, state(), pick("static", "process"), random.IntN(5))
+		case what == 8:
+			exec(`INSERT INTO recovery.recovery_record (record_id, workspace_id, workspace, tenant_id, trigger, outcome, step, error_code, cause,
+				detected_at, user_impact, correlation_id, unit, placement, run_id) VALUES (gen_random_uuid(), $1, '', gen_random_uuid(), 'manual', 'open',
+				'', '', '', mesh.clock(), '', '', '', '', '') ON CONFLICT DO NOTHING`, workspaces[random.IntN(len(workspaces))])
+		default:
+			exec(`DELETE FROM recovery.watch_workspace WHERE abs(hashtext(workspace_id::text)) % 17 = $1`, random.IntN(17))
+		}
+		rows, err := pool.Query(ctx, counted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := pgx.CollectRows(rows, pgx.RowToStructByName[fleetCount])
+		if err != nil {
+			t.Fatal(err)
+		}
+		var units int32
+		want := map[string]int32{}
+		for _, row := range list {
+			units += row.Units
+			want[row.Placement] = row.Boxes
+		}
+		var gotUnits int32
+		var got map[string]int32
+		if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+			gotUnits, got, err = loadFleet(ctx, tx)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if gotUnits != units || !maps.Equal(got, want) {
+			t.Fatalf("after %d changes: %d units and %v are counted, and there are %d and %v", round+1, gotUnits, got, units, want)
+		}
+	}
+	var left int
+	if err := pool.QueryRow(ctx, `SELECT count(*) FROM recovery.watch_machine m WHERE m.workspaces <> (
+		SELECT count(*) FROM recovery.watch_workspace w
+		WHERE w.node_id = m.node_id AND w.placement = 'static' AND w.state IN ('provisioning', 'active', 'recreating'))`).Scan(&left); err != nil {
+		t.Fatal(err)
+	}
+	if left > 0 {
+		t.Errorf("%d machines are counted with other workspaces than they have", left)
+	}
+}
