@@ -21,7 +21,9 @@ const (
 	busyFor = 5 * time.Second
 	// sweepSpacing is the least time between two lists: how long work that another replica queued may wait for its hint.
 	sweepSpacing = 100 * time.Millisecond
-	// sweepMost bounds one such list.
+	// sweepPage is how many nodes with open tasks one statement of such a list looks at.
+	sweepPage = 1000
+	// sweepMost bounds a list of cancels.
 	sweepMost = 5000
 	// hintsPending bounds what waits for one slow watcher; past it the sweep tells it.
 	hintsPending = 8192
@@ -130,15 +132,15 @@ func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 	}
 	call, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	nodes, more, err := nodesWithWork(call, h.db, sweepMost)
+	more, err := nodesWithWork(call, h.db, sweepPage, func(nodes []string) error {
+		h.Notify(nodes...)
+		return nil
+	})
 	if err != nil {
 		if ctx.Err() == nil {
 			h.logger.WarnContext(ctx, "nodes with work not listed", slog.Any("error", err))
 		}
 		return true
-	}
-	if len(nodes) > 0 {
-		h.Notify(nodes...)
 	}
 	if !whole {
 		return more
@@ -189,10 +191,16 @@ func (s *Server) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest,
 	if err := stream.Send(&lifecyclev1.WatchWorkResponse{}); err != nil {
 		return fmt.Errorf("send hints: %w", err)
 	}
-	if nodes, _, err := nodesWithWork(ctx, s.deps.DB, sweepMost); err == nil && len(nodes) > 0 {
-		if err := stream.Send(&lifecyclev1.WatchWorkResponse{NodeIds: nodes, Sweep: true}); err != nil {
-			return fmt.Errorf("send hints: %w", err)
-		}
+	var lost error
+	_, err := nodesWithWork(ctx, s.deps.DB, sweepPage, func(nodes []string) error {
+		lost = stream.Send(&lifecyclev1.WatchWorkResponse{NodeIds: nodes, Sweep: true})
+		return lost
+	})
+	if lost != nil {
+		return fmt.Errorf("send hints: %w", lost)
+	}
+	if err != nil { // the next sweep tells of them
+		s.deps.Logger.WarnContext(ctx, "nodes with work not listed", slog.Any("error", err))
 	}
 	for {
 		select {

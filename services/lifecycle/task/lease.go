@@ -165,20 +165,36 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 	return gates, out, err //nolint:wrapcheck // it says which
 }
 
-// nodesWithWork lists nodes with a session that have something to lease, up to a bound, and reports whether more may come without an event: tasks that are
-// offered and not delivered, or whose time to start is yet to come. Nodes that are away are left out, so that the work that waits for them does not push
-// others out of the list.
-func nodesWithWork(ctx context.Context, q pg.Querier, limit int) (due []string, more bool, err error) { //nolint:nonamedreturns // says which is which
-	rows, err := pg.All[waitingNode](ctx, q, nodesWithTasks, limit)
-	if err != nil {
-		return nil, false, fmt.Errorf("list nodes with work: %w", err)
-	}
-	for _, r := range rows {
-		if r.Due {
-			due = append(due, r.NodeID)
+// firstNode is before the ids of all nodes.
+const firstNode = "00000000-0000-0000-0000-000000000000"
+
+// nodesWithWork lists nodes with a session that have something to lease, a page of nodes with open tasks at a time, and calls found for each page that has
+// some. It reports whether more may come without an event: tasks that are offered and not delivered, or whose time to start is yet to come. Nodes that are
+// away are left out.
+func nodesWithWork(ctx context.Context, q pg.Querier, page int, found func(due []string) error) (bool, error) {
+	more := false
+	for after := firstNode; ; {
+		rows, err := pg.All[waitingNode](ctx, q, nodesWithTasks, page, after)
+		if err != nil {
+			return false, fmt.Errorf("list nodes with work: %w", err)
+		}
+		var due []string
+		for _, r := range rows {
+			if r.Work > 1 {
+				due = append(due, r.NodeID)
+			}
+			more = more || r.Work > 0
+			after = r.NodeID
+		}
+		if len(due) > 0 {
+			if err := found(due); err != nil {
+				return false, err
+			}
+		}
+		if len(rows) < page {
+			return more, nil
 		}
 	}
-	return due, len(rows) > 0, nil
 }
 
 // unansweredCancels lists tasks in flight that are to stop; in rollback mode none is.

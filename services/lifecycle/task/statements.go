@@ -96,10 +96,10 @@ type (
 		Epoch   int64  `db:"epoch"`
 		Reason  string `db:"cancel_reason"`
 	}
-	// waitingNode is a node with tasks that are queued or offered, and whether some are due to be leased.
+	// waitingNode is a node with open tasks, and what of them may be leased: 0 none, 1 some later without an event, 2 some now.
 	waitingNode struct {
 		NodeID string `db:"node_id"`
-		Due    bool   `db:"due"`
+		Work   int    `db:"work"`
 	}
 	// latePiece is a late result, and whether it is kept as a row.
 	latePiece struct {
@@ -147,7 +147,7 @@ var (
 	listCancels = pg.Define(pg.RoleLifecycle, "task.list_cancels", `
 		SELECT `+pg.Columns[cancelRow]("t")+` FROM lifecycle.task t
 		WHERE t.cancel_requested_at IS NOT NULL AND t.open AND t.state <> 'queued' AND NOT (SELECT mesh.rolled_back())
-		LIMIT $1`)
+		ORDER BY t.task_id LIMIT $1`)
 	lockBehindReports = pg.Define(pg.RoleLifecycle, "task.lock_behind_reports", `
 		SELECT u.place, `+columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id, node_id,
 			attempt, place)
@@ -226,16 +226,27 @@ var (
 			RETURNING t.*, c.report
 		)
 		SELECT t.payload, t.report, t.key_id, `+columns+` FROM leased t ORDER BY t.task_id`)
+	// Goes from one node with open tasks to the next, so that it reads a few rows of each, however many tasks that has.
 	nodesWithTasks = pg.Define(pg.RoleLifecycle, "task.nodes_with_tasks", `
-		SELECT n.node_id::text AS node_id, bool_or(n.due) AS due FROM (
-			SELECT DISTINCT t.node_id, t.state = 'queued' AND t.not_before <= now.at OR
-				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`' AS due
-			FROM lifecycle.task t, (SELECT mesh.clock() AS at OFFSET 0) now
-			WHERE t.open AND t.expires_at > now.at AND t.state IN ('queued', 'dispatched') AND `+dispatchable("t")+`
-		) n
-		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open
-			AND `+gate.HoldsSigningKeySQL+`)
-		GROUP BY n.node_id ORDER BY due DESC LIMIT $1`)
+		WITH RECURSIVE now AS MATERIALIZED (SELECT mesh.clock() AS at), node (node_id, n) AS (
+			SELECT (SELECT t.node_id FROM lifecycle.task t WHERE t.open AND t.node_id > $2::uuid ORDER BY t.node_id LIMIT 1), 1
+			UNION ALL
+			SELECT (SELECT t.node_id FROM lifecycle.task t WHERE t.open AND t.node_id > v.node_id ORDER BY t.node_id LIMIT 1), v.n + 1
+			FROM node v WHERE v.node_id IS NOT NULL AND v.n < $1
+		)
+		SELECT v.node_id::text AS node_id, CASE
+			WHEN NOT EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = v.node_id AND g.admitted AND g.session_open
+				AND `+gate.HoldsSigningKeySQL+`) THEN 0
+			WHEN EXISTS (SELECT FROM lifecycle.task t, now
+				WHERE t.node_id = v.node_id AND t.open AND t.expires_at > now.at AND `+dispatchable("t")+`
+					AND (t.state = 'queued' AND t.not_before <= now.at
+						OR t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`')) THEN 2
+			WHEN EXISTS (SELECT FROM lifecycle.task t, now
+				WHERE t.node_id = v.node_id AND t.open AND t.expires_at > now.at AND `+dispatchable("t")+`
+					AND t.state IN ('queued', 'dispatched')) THEN 1
+			ELSE 0 END AS work
+		FROM node v
+		WHERE v.node_id IS NOT NULL ORDER BY v.node_id`)
 	clearPayloads = pg.Define(pg.RoleLifecycle, "task.clear_payloads", `
 		WITH over AS (
 			SELECT t.task_id FROM lifecycle.task t
