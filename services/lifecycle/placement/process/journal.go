@@ -2,6 +2,7 @@ package process
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -113,6 +114,16 @@ func (l *ledger) apply(e entry) {
 type journal struct {
 	path string
 	lock *fileLock
+	kept *kept // what was read last; only for the holder of the lock
+}
+
+// kept is a journal as it was read, so that the next time only what was appended since is read.
+type kept struct {
+	ledger *ledger
+	info   os.FileInfo // of the file, after what was read or written last
+	whole  int64       // bytes of whole lines
+	lines  int
+	last   []byte // the last of them, with its number and its time
 }
 
 func newJournal(dir string) *journal {
@@ -134,22 +145,26 @@ func (j *journal) with(ctx context.Context, fn func(l *ledger, write func(entry)
 		return fmt.Errorf("open launch ledger: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	l, whole, err := read(f)
+	k, err := j.read(f)
+	j.kept = nil // until all that follows has gone well
 	if err != nil {
 		return err
 	}
 	// A last line without its end was never acknowledged to anybody: the crash that tore it came before the sync returned.
-	if err := f.Truncate(whole); err != nil {
-		return fmt.Errorf("cut torn line: %w", err)
+	if k.info.Size() > k.whole {
+		if err := f.Truncate(k.whole); err != nil {
+			return fmt.Errorf("cut torn line: %w", err)
+		}
 	}
-	if whole == 0 {
+	if k.whole == 0 {
 		// The file may be new: its name must be as durable as what is written into it.
 		if err := pki.SyncDir(filepath.Dir(j.path)); err != nil {
 			return fmt.Errorf("sync directory of launch ledger: %w", err)
 		}
 	}
-	return fn(l, func(e entry) error {
-		e.At, e.Seq = time.Now().UTC(), l.seq+1
+	defer func() { j.keep(f, k) }()
+	return fn(k.ledger, func(e entry) error {
+		e.At, e.Seq = time.Now().UTC(), k.ledger.seq+1
 		line, err := json.Marshal(e)
 		if err != nil {
 			return fmt.Errorf("encode launch: %w", err)
@@ -160,32 +175,71 @@ func (j *journal) with(ctx context.Context, fn func(l *ledger, write func(entry)
 		}
 		if err != nil {
 			// A half line must not stand before the next whole one.
-			return errors.Join(fmt.Errorf("write launch ledger: %w", err), f.Truncate(whole))
+			return errors.Join(fmt.Errorf("write launch ledger: %w", err), f.Truncate(k.whole))
 		}
-		whole += int64(len(line))
-		l.apply(e)
+		k.add(e, line)
 		return nil
 	})
 }
 
-// read answers the ledger and how many bytes of the file are whole lines.
-func read(f io.Reader) (*ledger, int64, error) {
-	l := &ledger{boxes: map[boxKey]*box{}, highest: map[string]int64{}}
+// keep keeps what was read for the next time, if the file ends with it.
+func (j *journal) keep(f *os.File, k *kept) {
+	info, err := f.Stat()
+	if err == nil && info.Size() == k.whole {
+		k.info, j.kept = info, k
+	}
+}
+
+// read returns the journal. Of a file that has only grown since the last time it reads what was appended; any other it
+// reads anew: one that was replaced, or changed in place.
+func (j *journal) read(f *os.File) (*kept, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("look at launch ledger: %w", err)
+	}
+	k := j.kept
+	switch {
+	case k == nil || !os.SameFile(k.info, info) || info.Size() < k.whole:
+		k = nil
+	case info.Size() > k.whole:
+		// An inode is used again, so the last line has to stand where it stood.
+		last := make([]byte, len(k.last))
+		if _, err := f.ReadAt(last, k.whole-int64(len(last))); err != nil || !bytes.Equal(last, k.last) {
+			k = nil
+		}
+	case !info.ModTime().Equal(k.info.ModTime()):
+		k = nil
+	default:
+		return k, nil
+	}
+	if k == nil {
+		k = &kept{ledger: &ledger{boxes: map[boxKey]*box{}, highest: map[string]int64{}}}
+	}
+	k.info = info
+	return k, k.readOn(io.NewSectionReader(f, k.whole, info.Size()-k.whole))
+}
+
+// readOn reads the whole lines that follow those that were read.
+func (k *kept) readOn(f io.Reader) error {
 	r := bufio.NewReader(f)
-	var whole int64
-	for n := 1; ; n++ {
+	for {
 		line, err := r.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return l, whole, nil
+			return nil
 		}
 		if err != nil {
-			return nil, 0, fmt.Errorf("read launch ledger: %w", err)
+			return fmt.Errorf("read launch ledger: %w", err)
 		}
 		var e entry
 		if err := json.Unmarshal(line, &e); err != nil {
-			return nil, 0, fmt.Errorf("%w: line %d: %w", errTorn, n, err)
+			return fmt.Errorf("%w: line %d: %w", errTorn, k.lines+1, err)
 		}
-		l.apply(e)
-		whole += int64(len(line))
+		k.add(e, line)
 	}
+}
+
+// add follows a line that stands.
+func (k *kept) add(e entry, line []byte) {
+	k.ledger.apply(e)
+	k.whole, k.lines, k.last = k.whole+int64(len(line)), k.lines+1, line
 }
