@@ -143,7 +143,8 @@ var (
 var (
 	expireTokens = pg.Define(pg.RoleRecovery, "enrol.expire_tokens", `
 		UPDATE recovery.token SET state = 'expired', state_at = mesh.clock() WHERE token_id IN (
-			SELECT token_id FROM recovery.token WHERE state = 'issued' AND expires_at <= mesh.clock() LIMIT 1000 FOR UPDATE SKIP LOCKED)`)
+			SELECT token_id FROM recovery.token WHERE state = 'issued' AND expires_at <= mesh.clock()
+			ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED)`)
 
 	abandonClaims = pg.Define(pg.RoleRecovery, "enrol.abandon_claims", `
 		UPDATE recovery.enrollment SET state = 'abandoned', ended_at = mesh.clock(), failure = 'its lease ran out'
@@ -152,5 +153,6 @@ var (
 	forgetSessions = pg.Define(pg.RoleRecovery, "enrol.forget_sessions", `
 		DELETE FROM recovery.session_open WHERE session_id IN (
 			SELECT o.session_id FROM recovery.session_open o JOIN recovery.identity i USING (node_id)
-			WHERE o.opened_at <= mesh.clock() - interval '1 hour' AND i.confirmed_session_id IS DISTINCT FROM o.session_id LIMIT 5000)`)
+			WHERE o.opened_at <= mesh.clock() - interval '1 hour' AND i.confirmed_session_id IS DISTINCT FROM o.session_id
+			ORDER BY o.opened_at LIMIT 5000)`)
 )

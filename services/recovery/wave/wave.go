@@ -103,7 +103,8 @@ var (
 	// Rows that somebody notes again at this moment are left alone.
 	forgetSuspects = pg.Define(pg.RoleRecovery, "wave.forget_suspects", `
 		DELETE FROM recovery.suspect WHERE node_id IN (
-			SELECT x.node_id FROM recovery.suspect x WHERE x.last_at < mesh.clock() - interval '1 hour' LIMIT 10000 FOR UPDATE SKIP LOCKED)`)
+			SELECT x.node_id FROM recovery.suspect x WHERE x.last_at < mesh.clock() - interval '1 hour'
+			ORDER BY x.last_at LIMIT 10000 FOR UPDATE SKIP LOCKED)`)
 )
 
 // Judge notes suspects and reports whether they are told to wait in place of being refused. The caller holds what they are about; the lock that Judge takes
