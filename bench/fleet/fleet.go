@@ -97,6 +97,20 @@ func growth(few, many, floor, times float64) float64 {
 	return math.Log(many/few) / math.Log(times)
 }
 
+// ofPages returns the exponent by which the buffers of a statement grew. A page that the smallest fleet does not fill is
+// compared as if it did: what an answer of fixed size takes is not growth.
+func ofPages(m *measured, smallest plans.Size, times float64) float64 {
+	few, many := m.of[0], m.of[len(m.of)-1]
+	fill := 1.0
+	if many.returned <= plans.PageSize && few.returned > 0 {
+		fill = max(fill, float64(many.returned)/float64(few.returned))
+	}
+	if plans.Paged(m.statement) && smallest.Workspaces < plans.PageSize {
+		fill = max(fill, plans.PageSize/float64(smallest.Workspaces))
+	}
+	return growth(fill*float64(few.buffers), float64(many.buffers), grown, times)
+}
+
 // Run measures.
 func Run(ctx context.Context, o Options) (bench.Result, error) {
 	o = o.withDefaults()
@@ -279,7 +293,7 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 	slices.Sort(wrong)
 	for _, m := range list {
 		few, many := m.of[0], m.of[last]
-		inTime, inBuffers := growth(few.p50, many.p50, 1, times), growth(float64(few.buffers), float64(many.buffers), grown, times)
+		inTime, inBuffers := growth(few.p50, many.p50, 1, times), ofPages(m, sizes[0], times)
 		mark, why := m.class.Name, over(m, sizes[last], inBuffers)
 		if why != "" {
 			mark += " OVER: " + why

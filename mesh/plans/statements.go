@@ -113,9 +113,8 @@ func ClassOf(s *pg.Statement) Class {
 	if Whole(s) {
 		return Class{Name: "list", Growth: 1.1, Reason: reasons[s.Name()]}
 	}
-	_, page := paged[s.Name()]
 	_, still := flat[s.Name()]
-	if page || still {
+	if Paged(s) || still {
 		return loop
 	}
 	return point
@@ -124,6 +123,12 @@ func ClassOf(s *pg.Statement) Class {
 // Whole reports whether a statement looks at the whole fleet.
 func Whole(s *pg.Statement) bool {
 	_, ok := whole[s.Name()]
+	return ok
+}
+
+// Paged reports whether a statement reads a page of the fleet, of PageSize workspaces, nodes or rows.
+func Paged(s *pg.Statement) bool {
+	_, ok := paged[s.Name()]
 	return ok
 }
 

@@ -1,0 +1,38 @@
+package fleet
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/plans"
+)
+
+// TestAPageThatASmallFleetDoesNotFillIsNoGrowth: a list or a sweep that returns or reads 500 rows of a large fleet and
+// all 100 of a small one costs five times as much, and no more with a larger one.
+func TestAPageThatASmallFleetDoesNotFillIsNoGrowth(t *testing.T) {
+	named := func(name string) *pg.Statement {
+		all := pg.Statements()
+		return all[slices.IndexFunc(all, func(s *pg.Statement) bool { return s.Name() == name })]
+	}
+	request, page := named("view.list_nodes"), named("findings.forget_reports")
+	for _, tt := range []struct {
+		name      string
+		statement *pg.Statement
+		few, many figure
+		flat      bool
+	}{
+		{name: "a page that is full", statement: request, few: figure{buffers: 5000, returned: 500}, many: figure{buffers: 5100, returned: 500}, flat: true},
+		{name: "a page that is not", statement: request, few: figure{buffers: 1000, returned: 100}, many: figure{buffers: 5100, returned: 500}, flat: true},
+		{name: "a page that costs more", statement: request, few: figure{buffers: 1000, returned: 100}, many: figure{buffers: 20000, returned: 500}},
+		{name: "an answer that grows", statement: request, few: figure{buffers: 1000, returned: 100}, many: figure{buffers: 10000, returned: 1000}},
+		{name: "a page of a sweep", statement: page, few: figure{buffers: 320}, many: figure{buffers: 1600}, flat: true},
+		{name: "a page of a sweep that costs more", statement: page, few: figure{buffers: 320}, many: figure{buffers: 9000}},
+		{name: "a request that returns nothing", statement: request, few: figure{buffers: 320}, many: figure{buffers: 1600}},
+	} {
+		m := &measured{statement: tt.statement, of: []figure{tt.few, {}, tt.many}}
+		if by := ofPages(m, plans.Size{Nodes: 100, Workspaces: 100}, 10); (by <= 0.2) != tt.flat {
+			t.Errorf("%s grows by an exponent of %.2f", tt.name, by)
+		}
+	}
+}
