@@ -10,13 +10,11 @@ import (
 // whole are the statements that look at the whole fleet, with the rows that they may read for each workspace. Each
 // runs in a sweep every 30 s or more seldom, or when something failed, and none on the way of a request.
 var whole = map[string]float64{
-	"findings.provisions_of":      1, // the argument of the test lies before most runs
-	"launchlog.live_instances":    1,
-	"static.list_slots":           1,
-	"gate.read_nodes_without_key": 1, // while a key of tasks waits for the agents to store it
-	"view.count_nodes":            1,
-	"enrol.read_token_of_request": 1, // all tokens of the template have the same empty key
-	"saga.workspaces_after":       6, // a batch of an announcement: the tenants are few, and read for each workspace
+	"findings.provisions_of":   1, // the argument of the test lies before most runs
+	"launchlog.live_instances": 1,
+	"static.list_slots":        1,
+	"view.count_nodes":         1,
+	"saga.workspaces_after":    6, // a batch of an announcement: the tenants are few, and read for each workspace
 	// Rebuilding projections reads and writes all of them.
 	"project.compare":       40,
 	"project.empty_table":   20,
@@ -29,6 +27,12 @@ var whole = map[string]float64{
 	"project.recount_workspaces": 0,
 	// The log's own statements; the test loads no history.
 	"events.measure_lag": 1,
+}
+
+// machines are the statements that look at all machines, with the rows that they may read for each.
+var machines = map[string]float64{
+	"gate.read_nodes_without_key": 2, // while a key of tasks waits for the agents to store it
+	"enrol.read_token_of_request": 2, // all tokens of the template have the same empty key
 }
 
 // PageSize is how many workspaces, nodes or rows of a kind the statements of sweeps read at a time.
@@ -65,6 +69,9 @@ const few = 100
 func Most(s *pg.Statement, size Size, returned int64) int64 {
 	if perWorkspace, ok := whole[s.Name()]; ok {
 		return int64(perWorkspace*float64(size.Workspaces)) + 10*few
+	}
+	if perMachine, ok := machines[s.Name()]; ok {
+		return int64(perMachine*float64(size.Nodes)) + 10*few
 	}
 	if most, ok := flat[s.Name()]; ok {
 		return most
@@ -122,8 +129,9 @@ func ClassOf(s *pg.Statement) Class {
 
 // Whole reports whether a statement looks at the whole fleet.
 func Whole(s *pg.Statement) bool {
-	_, ok := whole[s.Name()]
-	return ok
+	_, all := whole[s.Name()]
+	_, each := machines[s.Name()]
+	return all || each
 }
 
 // Paged reports whether a statement reads a page of the fleet, of PageSize workspaces, nodes or rows.
@@ -134,7 +142,7 @@ func Paged(s *pg.Statement) bool {
 
 // Named returns the names of the statements that look at the whole fleet, at a page of it, or at none of it.
 func Named() []string {
-	return slices.Concat(slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(paged)), slices.Sorted(maps.Keys(flat)))
+	return slices.Concat(slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(machines)), slices.Sorted(maps.Keys(paged)), slices.Sorted(maps.Keys(flat)))
 }
 
 // Measured returns the statements of services that can be planned on a migrated database.

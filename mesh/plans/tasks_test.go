@@ -20,6 +20,18 @@ func statement(t *testing.T, name string) *pg.Statement {
 	return all[at]
 }
 
+// TestWhatIsReadOfEachMachineIsBoundByMachines: of which a fleet of instances has as many as workspaces.
+func TestWhatIsReadOfEachMachineIsBoundByMachines(t *testing.T) {
+	s := statement(t, "gate.read_nodes_without_key")
+	for size, want := range map[plans.Size]int64{
+		{Nodes: 3000, Workspaces: 30000}: 7000, {Nodes: 3000, Workspaces: 3000, Boxes: true}: 7000,
+	} {
+		if most := plans.Most(s, size, 1); most != want {
+			t.Errorf("%d rows may be read of %+v, want %d", most, size, want)
+		}
+	}
+}
+
 // TestNodesWithWorkAreListedByNodeAndNotByTask: however many tasks wait for a node, to list it takes a few rows, and a
 // page reads no more nodes than it may return.
 func TestNodesWithWorkAreListedByNodeAndNotByTask(t *testing.T) {
