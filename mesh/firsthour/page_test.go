@@ -96,6 +96,7 @@ var varying = []struct {
 	pattern *regexp.Regexp
 	instead string
 }{
+	{regexp.MustCompile(`\b(serial) [0-9a-f]+\b`), "$1 SERIAL"}, // without leading zeros: of any length
 	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "ID"},
 	{regexp.MustCompile(`\b[0-9a-f]{12}(-\d+)?\b`), "ID"},
 	{regexp.MustCompile(`\b[0-9a-f]{64}\b`), "DIGEST"},
@@ -110,7 +111,6 @@ var varying = []struct {
 	{regexp.MustCompile(`^(AGENT|VERSION) +\S+$`), "$1 VERSION"},
 	{regexp.MustCompile(`\bat \d+, \d+ behind`), "at N, N behind"},
 	{regexp.MustCompile(`\b\d+ behind`), "N behind"},
-	{regexp.MustCompile(`\b[0-9a-f]{32}\b`), "SERIAL"},
 	{regexp.MustCompile(`\b(pid|position|port|uid) \d+`), "$1 N"},
 	{regexp.MustCompile(`\d+(\.\d+)? ?[KMGT]i?B\b`), "SIZE"},
 	{regexp.MustCompile(`[ \t]+`), " "},
