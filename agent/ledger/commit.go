@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"go.etcd.io/bbolt"
 )
 
 // ErrClosed is answered by writes after Close.
@@ -21,7 +19,7 @@ const (
 
 // write is one caller's change. apply runs inside the transaction and must not fail half done; after, if set, runs once the commit is on disk.
 type write struct {
-	apply func(tx *bbolt.Tx) error
+	apply func(tx *transaction) error
 	after func()
 	lazy  bool
 	done  chan error // nil for lazy writes: nobody waits
@@ -107,7 +105,7 @@ func (l *Ledger) gather() ([]*write, bool) {
 }
 
 func (l *Ledger) commit(batch []*write) {
-	err := l.db.Update(func(tx *bbolt.Tx) error {
+	err := l.store.commit(func(tx *transaction) error {
 		for _, w := range batch {
 			if err := w.apply(tx); err != nil {
 				return err

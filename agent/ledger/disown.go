@@ -3,8 +3,7 @@ package ledger
 import (
 	"context"
 	"fmt"
-
-	"go.etcd.io/bbolt"
+	"slices"
 )
 
 // Disown takes an attempt that was signed for another node out of everything that this ledger lists, and keeps it in a table of its own: it is evidence,
@@ -15,20 +14,12 @@ func (l *Ledger) Disown(ctx context.Context, key Key) error {
 	delete(l.open, key)
 	l.mu.Unlock()
 	err := l.submit(ctx, &write{
-		apply: func(tx *bbolt.Tx) error {
-			tasks := tx.Bucket(bucketTasks)
-			value := tasks.Get(key.bytes())
-			if value == nil {
-				return nil
+		apply: func(tx *transaction) error {
+			if value := tx.get(tasks, key.bytes()); value != nil {
+				tx.put(foreign, key.bytes(), slices.Clone(value))
+				tx.remove(tasks, key.bytes())
 			}
-			foreign, err := tx.CreateBucketIfNotExists(bucketForeign)
-			if err != nil {
-				return err
-			}
-			if err := foreign.Put(key.bytes(), append([]byte(nil), value...)); err != nil { // the page that holds value may move under the write
-				return err
-			}
-			return tasks.Delete(key.bytes())
+			return nil
 		},
 	})
 	if err != nil {
@@ -40,16 +31,10 @@ func (l *Ledger) Disown(ctx context.Context, key Key) error {
 // Disowned lists the attempts that were signed for another node.
 func (l *Ledger) Disowned() ([]Entry, error) {
 	var out []Entry
-	err := l.db.View(func(tx *bbolt.Tx) error {
-		foreign := tx.Bucket(bucketForeign)
-		if foreign == nil {
-			return nil
-		}
-		return foreign.ForEach(func(_, value []byte) error {
-			e, err := decode(value)
-			out = append(out, e)
-			return err
-		})
+	err := l.store.each(foreign, func(_, value []byte) (bool, error) {
+		e, err := decode(value)
+		out = append(out, e)
+		return true, err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read disowned tasks: %w", err)

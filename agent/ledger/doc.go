@@ -14,4 +14,8 @@
 //	                           └─► superseded (nothing changes; the caller finishes it so)
 //
 // Writes of many goroutines share commits: while one transaction is being synced the next gathers, and starts the moment the former ends.
+//
+// A commit is one record at the end of a journal beside the file, and one sync. The file's tables get what the journal has when that is full (256 KiB),
+// when the ledger is opened, and when it is closed. A record that a kill cut off was never reported; one that cannot be read with whole ones behind it is
+// corruption. While a ledger is open its format is another, so that a build without journals refuses what a kill has left.
 package ledger

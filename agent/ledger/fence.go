@@ -2,16 +2,12 @@ package ledger
 
 import (
 	"encoding/binary"
-
-	"go.etcd.io/bbolt"
-
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
 // Fence answers the highest epoch seen and the highest op_seq started of a workspace; zeros if nothing was.
 func (l *Ledger) Fence(workspaceID string) (epoch, opSeq int64, err error) { //nolint:nonamedreturns // two numbers that are easily swapped
-	err = l.db.View(func(tx *bbolt.Tx) error {
-		_, f := fenceOf(tx, &Delivery{WorkspaceID: workspaceID, Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY})
+	err = l.store.read(fences, []byte(workspaceID), func(value []byte) error {
+		f := readFence(value)
 		epoch, opSeq = f.epoch, f.opSeq
 		return nil
 	})
@@ -23,23 +19,26 @@ type fence struct{ epoch, opSeq int64 }
 const fenceSize = 16
 
 // fenceOf answers the numbers of the task's workspace, and whether the rule applies to it at all.
-func fenceOf(tx *bbolt.Tx, d *Delivery) (bool, fence) {
+func fenceOf(tx *transaction, d *Delivery) (bool, fence) {
 	if d.WorkspaceID == "" || Exempt(d.Type) {
 		return false, fence{}
 	}
-	value := tx.Bucket(bucketFences).Get([]byte(d.WorkspaceID))
+	return true, readFence(tx.get(fences, []byte(d.WorkspaceID)))
+}
+
+func readFence(value []byte) fence {
 	if len(value) != fenceSize {
-		return true, fence{}
+		return fence{}
 	}
 	//nolint:gosec // written from int64
-	return true, fence{epoch: int64(binary.BigEndian.Uint64(value[:8])), opSeq: int64(binary.BigEndian.Uint64(value[8:]))}
+	return fence{epoch: int64(binary.BigEndian.Uint64(value[:8])), opSeq: int64(binary.BigEndian.Uint64(value[8:]))}
 }
 
 // refuses: equal numbers pass, so that the parallel tasks of one step all run.
 func (f fence) refuses(d *Delivery) bool { return d.Epoch < f.epoch || d.OpSeq < f.opSeq }
 
-func (f fence) put(tx *bbolt.Tx, workspaceID string) error {
+func (f fence) put(tx *transaction, workspaceID string) {
 	value := binary.BigEndian.AppendUint64(make([]byte, 0, fenceSize), uint64(f.epoch)) //nolint:gosec // not negative
 	value = binary.BigEndian.AppendUint64(value, uint64(f.opSeq))                       //nolint:gosec // not negative
-	return tx.Bucket(bucketFences).Put([]byte(workspaceID), value)
+	tx.put(fences, []byte(workspaceID), value)
 }

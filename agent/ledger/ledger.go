@@ -45,7 +45,7 @@ type Config struct {
 
 // Ledger is one open file. It is safe for concurrent use.
 type Ledger struct {
-	db    *bbolt.DB
+	store *store
 	id    string
 	node  string
 	moved string
@@ -67,7 +67,7 @@ type Ledger struct {
 // Stats counts the work of a ledger since it was opened.
 type Stats struct {
 	Commits int64 // transactions
-	Fsyncs  int64 // of the file: two a transaction, pages before the page that names them
+	Fsyncs  int64 // one for each record of the journal, two for each commit of the tables
 	Writes  int64 // callers' changes in them
 	Open    int   // attempts without an acknowledged result
 }
@@ -84,9 +84,8 @@ func Open(cfg Config) (*Ledger, error) {
 	if err != nil {
 		return nil, err
 	}
-	db := f.db
 	l := &Ledger{
-		db:    db,
+		store: f.store,
 		moved: f.moved,
 		whose: f.whose,
 		now:   cfg.Now,
@@ -99,18 +98,21 @@ func Open(cfg Config) (*Ledger, error) {
 	if l.now == nil {
 		l.now = time.Now
 	}
-	err = db.View(func(tx *bbolt.Tx) error {
+	err = l.store.db.View(func(tx *bbolt.Tx) error {
 		l.id, l.node = string(tx.Bucket(bucketMeta).Get(keyLedgerID)), string(tx.Bucket(bucketMeta).Get(keyNodeID))
-		return tx.Bucket(bucketTasks).ForEach(func(_, value []byte) error {
+		return nil
+	})
+	if err == nil {
+		err = l.store.each(tasks, func(_, value []byte) (bool, error) {
 			e, err := decode(value)
 			if err == nil && e.State != StateAcked {
 				l.open[e.Key] = e
 			}
-			return err
+			return true, err
 		})
-	})
+	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("read task ledger: %w", err), db.Close())
+		return nil, errors.Join(fmt.Errorf("read task ledger: %w", err), l.store.close())
 	}
 	go l.commitLoop()
 	return l, nil
@@ -127,7 +129,7 @@ func (l *Ledger) Close() error {
 	close(l.queue)
 	l.closing.Unlock()
 	<-l.ended
-	if err := l.db.Close(); err != nil {
+	if err := l.store.close(); err != nil {
 		return fmt.Errorf("close task ledger: %w", err)
 	}
 	return nil
@@ -150,7 +152,7 @@ func (l *Ledger) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.stats
-	s.Fsyncs = 2 * s.Commits
+	s.Fsyncs = l.store.syncs.Load()
 	s.Open = len(l.open)
 	return s
 }
@@ -175,7 +177,7 @@ func (l *Ledger) Deliver(ctx context.Context, tasks ...Delivery) ([]Outcome, err
 	}
 	out := make([]Outcome, len(tasks))
 	err := l.submit(ctx, &write{
-		apply: func(tx *bbolt.Tx) error {
+		apply: func(tx *transaction) error {
 			for i := range tasks {
 				var err error
 				if out[i], err = deliver(tx, &tasks[i], l.now()); err != nil {
@@ -214,7 +216,7 @@ func (d *Delivery) valid() error {
 	}
 }
 
-func deliver(tx *bbolt.Tx, d *Delivery, now time.Time) (Outcome, error) {
+func deliver(tx *transaction, d *Delivery, now time.Time) (Outcome, error) {
 	known, found, err := get(tx, d.Key)
 	if err != nil || found {
 		return Outcome{Entry: known, Known: found}, err
@@ -224,17 +226,14 @@ func deliver(tx *bbolt.Tx, d *Delivery, now time.Time) (Outcome, error) {
 	superseded := fenced && f.refuses(d)
 	if fenced && !superseded && d.Epoch > f.epoch {
 		f.epoch = d.Epoch
-		if err := f.put(tx, d.WorkspaceID); err != nil {
-			return Outcome{}, err
-		}
+		f.put(tx, d.WorkspaceID)
 	}
 	if d.Start && !superseded {
-		if err := start(tx, &e, now); err != nil {
-			return Outcome{}, err
-		}
+		start(tx, &e, now)
 	}
 	e.Start = false
-	return Outcome{Entry: e, Superseded: superseded}, put(tx, &e)
+	put(tx, &e)
+	return Outcome{Entry: e, Superseded: superseded}, nil
 }
 
 // Start marks an attempt as started, durably, and answers its entry. ErrSuperseded, ErrNotDelivered and ErrUnknown say that it must not run.
@@ -242,7 +241,7 @@ func (l *Ledger) Start(ctx context.Context, key Key) (Entry, error) {
 	var e Entry
 	var refused error
 	err := l.submit(ctx, &write{
-		apply: func(tx *bbolt.Tx) error {
+		apply: func(tx *transaction) error {
 			var found bool
 			var err error
 			e, found, err = get(tx, key)
@@ -260,10 +259,9 @@ func (l *Ledger) Start(ctx context.Context, key Key) (Entry, error) {
 				refused = ErrSuperseded
 				return nil
 			}
-			if err := start(tx, &e, l.now()); err != nil {
-				return err
-			}
-			return put(tx, &e)
+			start(tx, &e, l.now())
+			put(tx, &e)
+			return nil
 		},
 		after: func() {
 			if refused == nil {
@@ -278,14 +276,14 @@ func (l *Ledger) Start(ctx context.Context, key Key) (Entry, error) {
 }
 
 // start marks e and raises the workspace's numbers to its own.
-func start(tx *bbolt.Tx, e *Entry, now time.Time) error {
+func start(tx *transaction, e *Entry, now time.Time) {
 	e.State, e.StartedAt = StateStarted, now
 	fenced, f := fenceOf(tx, &e.Delivery)
 	if !fenced || (f.epoch >= e.Epoch && f.opSeq >= e.OpSeq) {
-		return nil
+		return
 	}
 	f.epoch, f.opSeq = max(f.epoch, e.Epoch), max(f.opSeq, e.OpSeq)
-	return f.put(tx, e.WorkspaceID)
+	f.put(tx, e.WorkspaceID)
 }
 
 // Finish stores the result of an attempt: the state it ended in and the encoded TaskResult. A second call answers the first one's entry, unchanged.
@@ -296,7 +294,7 @@ func (l *Ledger) Finish(ctx context.Context, key Key, outcome commonv1.TaskState
 	var e Entry
 	var refused error
 	err := l.submit(ctx, &write{
-		apply: func(tx *bbolt.Tx) error {
+		apply: func(tx *transaction) error {
 			var found bool
 			var err error
 			e, found, err = get(tx, key)
@@ -310,7 +308,8 @@ func (l *Ledger) Finish(ctx context.Context, key Key, outcome commonv1.TaskState
 				return nil
 			}
 			e.State, e.FinishedAt, e.Outcome, e.Result = StateFinished, l.now(), outcome, result
-			return put(tx, &e)
+			put(tx, &e)
+			return nil
 		},
 		after: func() {
 			if refused == nil && e.State == StateFinished {
@@ -341,7 +340,7 @@ func (l *Ledger) Ack(ctx context.Context, keys ...Key) error {
 		}
 	}
 	l.mu.Unlock()
-	err := l.enqueue(ctx, &write{lazy: true, apply: func(tx *bbolt.Tx) error {
+	err := l.enqueue(ctx, &write{lazy: true, apply: func(tx *transaction) error {
 		for _, key := range keys {
 			e, found, err := get(tx, key)
 			if err != nil {
@@ -351,9 +350,7 @@ func (l *Ledger) Ack(ctx context.Context, keys ...Key) error {
 				continue
 			}
 			e.State = StateAcked
-			if err := put(tx, &e); err != nil {
-				return err
-			}
+			put(tx, &e)
 		}
 		return nil
 	}})
@@ -371,9 +368,9 @@ func (l *Ledger) Get(key Key) (Entry, bool, error) {
 	if ok {
 		return e, true, nil
 	}
-	err := l.db.View(func(tx *bbolt.Tx) error {
+	err := l.store.read(tasks, key.bytes(), func(value []byte) error {
 		var err error
-		e, ok, err = get(tx, key)
+		e, ok, err = found(key, value)
 		return err
 	})
 	if err != nil {
@@ -438,18 +435,12 @@ func (l *Ledger) list(keep func(*Entry) bool) []Entry {
 // Prune removes at most limit acknowledged attempts whose expiry is more than Retention before now (server time), and answers how many went.
 func (l *Ledger) Prune(ctx context.Context, now time.Time, limit int) (int, error) {
 	var old [][]byte
-	err := l.db.View(func(tx *bbolt.Tx) error {
-		c := tx.Bucket(bucketTasks).Cursor()
-		for key, value := c.First(); key != nil && len(old) < limit; key, value = c.Next() {
-			e, err := decode(value)
-			if err != nil {
-				return err
-			}
-			if e.State == StateAcked && now.After(e.ExpiresAt.Add(Retention)) {
-				old = append(old, slices.Clone(key))
-			}
+	err := l.store.each(tasks, func(key, value []byte) (bool, error) {
+		e, err := decode(value)
+		if err == nil && e.State == StateAcked && now.After(e.ExpiresAt.Add(Retention)) {
+			old = append(old, slices.Clone(key))
 		}
-		return nil
+		return len(old) < limit, err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("find old tasks: %w", err)
@@ -457,11 +448,9 @@ func (l *Ledger) Prune(ctx context.Context, now time.Time, limit int) (int, erro
 	if len(old) == 0 {
 		return 0, nil
 	}
-	err = l.submit(ctx, &write{apply: func(tx *bbolt.Tx) error {
+	err = l.submit(ctx, &write{apply: func(tx *transaction) error {
 		for _, key := range old {
-			if err := tx.Bucket(bucketTasks).Delete(key); err != nil {
-				return err
-			}
+			tx.remove(tasks, key)
 		}
 		return nil
 	}})
@@ -471,8 +460,12 @@ func (l *Ledger) Prune(ctx context.Context, now time.Time, limit int) (int, erro
 	return len(old), nil
 }
 
-func get(tx *bbolt.Tx, key Key) (Entry, bool, error) {
-	value := tx.Bucket(bucketTasks).Get(key.bytes())
+func get(tx *transaction, key Key) (Entry, bool, error) {
+	return found(key, tx.get(tasks, key.bytes()))
+}
+
+// found decodes the value of a key, and reports whether there is one.
+func found(key Key, value []byte) (Entry, bool, error) {
 	if value == nil {
 		return Entry{}, false, nil
 	}
@@ -483,6 +476,4 @@ func get(tx *bbolt.Tx, key Key) (Entry, bool, error) {
 	return e, true, nil
 }
 
-func put(tx *bbolt.Tx, e *Entry) error {
-	return tx.Bucket(bucketTasks).Put(e.Key.bytes(), e.encode())
-}
+func put(tx *transaction, e *Entry) { tx.put(tasks, e.Key.bytes(), e.encode()) }

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/bbolt"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -22,11 +20,12 @@ func TestWhatIsInTheFileIsListedOnceItIsKnown(t *testing.T) {
 	t.Cleanup(func() { _ = l.Close() })
 	d := Delivery{Key: Key{TaskID: "t", Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, ExpiresAt: time.Now().Add(time.Minute)}
 	finished := Delivery{Key: Key{TaskID: "u", Attempt: 1}, Type: d.Type, ExpiresAt: d.ExpiresAt}
-	err = l.db.Update(func(tx *bbolt.Tx) error {
+	err = l.store.commit(func(tx *transaction) error {
 		if _, err := deliver(tx, &d, time.Now()); err != nil {
 			return err
 		}
-		return put(tx, &Entry{Delivery: finished, State: StateFinished})
+		put(tx, &Entry{Delivery: finished, State: StateFinished})
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)

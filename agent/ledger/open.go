@@ -22,7 +22,12 @@ var ErrCorrupt = errors.New("the task ledger is corrupt")
 // ErrInUse is in the error of Open if another process holds the file.
 var ErrInUse = errors.New("the task ledger is in use by another process")
 
-const format = "gpuaas-ledger-1"
+const (
+	// format is what builds without journals know: the tables have everything.
+	format = "gpuaas-ledger-1"
+	// formatJournal says that the tables lack what is in the journal.
+	formatJournal = "gpuaas-ledger-2"
+)
 
 var (
 	bucketMeta   = []byte("meta")
@@ -33,6 +38,7 @@ var (
 	keyFormat     = []byte("format")
 	keyLedgerID   = []byte("ledger_id")
 	keyNodeID     = []byte("node_id")
+	keyApplied    = []byte("applied") // the number of the last record of the journal that the tables have
 )
 
 func options() *bbolt.Options {
@@ -48,7 +54,7 @@ func options() *bbolt.Options {
 
 // opened is an open file, and what was moved out of its way.
 type opened struct {
-	db    *bbolt.DB
+	store *store
 	moved string
 	whose string // the node that the moved file belongs to; empty if it was corrupt
 }
@@ -71,10 +77,9 @@ func openFile(path string, moveAside bool) (opened, error) {
 	case !info.Mode().IsRegular():
 		return opened{}, fmt.Errorf("open task ledger: %s is not a regular file", path)
 	}
-	db, err := openWhole(path)
+	whole, err := openWhole(path)
 	if err == nil {
-		prefill(path)
-		return opened{db: db}, nil
+		return opened{store: whole}, nil
 	}
 	if !moveAside || !errors.Is(err, ErrCorrupt) {
 		return opened{}, err
@@ -82,17 +87,19 @@ func openFile(path string, moveAside bool) (opened, error) {
 	return replace(path, fmt.Sprintf("%s.corrupt-%d", path, time.Now().UnixNano()))
 }
 
-// replace moves the file to a name that tells why, and begins a new one. A crash between the two leaves no file, and the next Open makes one.
+// replace moves the file and its journal to names that tell why, and begins a new one. A crash between the two leaves no file, and the next Open makes one.
 func replace(path, moved string) (opened, error) {
 	if err := os.Rename(path, moved); err != nil {
 		return opened{}, fmt.Errorf("move task ledger aside: %w", err)
 	}
+	if err := os.Rename(path+journalEnding, moved+journalEnding); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return opened{}, fmt.Errorf("move journal of task ledger aside: %w", err)
+	}
 	if err := create(path); err != nil {
 		return opened{}, err
 	}
-	db, err := openWhole(path)
-	prefill(path)
-	return opened{db: db, moved: moved}, err
+	whole, err := openWhole(path)
+	return opened{store: whole, moved: moved}, err
 }
 
 // prefillSize is room for some hundred small tasks.
@@ -112,10 +119,10 @@ func prefill(path string) {
 // bind makes the file the node's own, and replaces it if it is another node's.
 func (o opened) bind(path, nodeID string) (opened, error) {
 	if _, err := uuid.Parse(nodeID); err != nil { // it becomes part of a file's name
-		return opened{}, errors.Join(fmt.Errorf("bind task ledger to node %q: %w", nodeID, err), o.db.Close())
+		return opened{}, errors.Join(fmt.Errorf("bind task ledger to node %q: %w", nodeID, err), o.store.close())
 	}
 	var owner string
-	err := o.db.View(func(tx *bbolt.Tx) error {
+	err := o.store.db.View(func(tx *bbolt.Tx) error {
 		owner = string(tx.Bucket(bucketMeta).Get(keyNodeID))
 		return nil
 	})
@@ -123,8 +130,13 @@ func (o opened) bind(path, nodeID string) (opened, error) {
 		return o, nil
 	}
 	if err == nil && owner != "" {
-		if err := o.db.Close(); err != nil {
+		if err := o.store.close(); err != nil {
 			return opened{}, fmt.Errorf("close task ledger of node %s: %w", owner, err)
+		}
+		if o.store.journal != nil { // it has nothing that the tables lack
+			if err := os.Remove(path + journalEnding); err != nil {
+				return opened{}, fmt.Errorf("remove journal of task ledger of node %s: %w", owner, err)
+			}
 		}
 		if o, err = replace(path, fmt.Sprintf("%s.of-node-%s-%d", path, owner, time.Now().UnixNano())); err != nil {
 			return opened{}, err
@@ -132,10 +144,10 @@ func (o opened) bind(path, nodeID string) (opened, error) {
 		o.whose = owner
 	}
 	if err == nil {
-		err = o.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyNodeID, []byte(nodeID)) })
+		err = o.store.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyNodeID, []byte(nodeID)) })
 	}
 	if err != nil {
-		return opened{}, errors.Join(fmt.Errorf("bind task ledger to node %s: %w", nodeID, err), o.db.Close())
+		return opened{}, errors.Join(fmt.Errorf("bind task ledger to node %s: %w", nodeID, err), o.store.close())
 	}
 	return o, nil
 }
@@ -186,8 +198,8 @@ func syncDir(path string) error {
 
 // openWhole reads the file, then opens it. Damage shows as an error, as a panic of the page reader, or as a fault on mapped pages beyond the end of
 // a file that was cut; in this goroutine all three become ErrCorrupt. The first reading is without the lock to write, because opening to write
-// looks for free pages in a goroutine of its own, where a panic would end the process.
-func openWhole(path string) (*bbolt.DB, error) {
+// looks for free pages in a goroutine of its own, where a panic would end the process. What the journal has is in the tables then.
+func openWhole(path string) (*store, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("find task ledger: %w", err)
@@ -198,7 +210,16 @@ func openWhole(path string) (*bbolt.DB, error) {
 	if err := inspect(path, info.Size()); err != nil {
 		return nil, err
 	}
-	return openDB(path, options())
+	db, err := openDB(path, options())
+	if err != nil {
+		return nil, err
+	}
+	prefill(path)
+	whole, err := openStore(path, db)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return whole, nil
 }
 
 func inspect(path string, size int64) error {
@@ -262,8 +283,8 @@ func checkTx(tx *bbolt.Tx, size int64) error {
 	if meta == nil || tasks == nil || fences == nil {
 		return errors.New("a table is missing")
 	}
-	if got := meta.Get(keyFormat); !bytes.Equal(got, []byte(format)) {
-		return fmt.Errorf("format %q is not %q", got, format)
+	if got := string(meta.Get(keyFormat)); got != format && got != formatJournal {
+		return fmt.Errorf("format %q is neither %q nor %q", got, format, formatJournal)
 	}
 	if _, err := uuid.ParseBytes(meta.Get(keyLedgerID)); err != nil {
 		return fmt.Errorf("ledger id: %w", err)
