@@ -1,6 +1,7 @@
 package recovery_test
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,21 @@ import (
 func TestAuthoritysDatabaseHasATerm(t *testing.T) {
 	testkit.IO(t)
 	other := testkit.DB(t)
+	t.Cleanup(func() {
+		// The role is of the whole server.
+		admin, err := pg.Open(context.WithoutCancel(t.Context()), pg.Config{URL: other.AdminURL()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer admin.Close()
+		if _, err := admin.Exec(context.WithoutCancel(t.Context()), `DO $$
+			DECLARE name text := 'mesh_ca_retention_' || oid FROM pg_database WHERE datname = current_database();
+			BEGIN
+				EXECUTE format('DROP OWNED BY %1$I CASCADE; DROP ROLE %1$I', name);
+			END $$`); err != nil {
+			t.Error(err)
+		}
+	})
 	m := start(t, func(cfg *recovery.Config) {
 		cfg.CADatabaseURLFile = config.SecretFile(write(t, filepath.Join(t.TempDir(), "ca-db"), other.AdminURL()))
 	})

@@ -127,15 +127,17 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says whose
 	}
 	ends := slices.Clone(cuts)
+	var indexes []background.Job
 	if s.castore != nil {
 		ends = append(ends, s.castore.Cuts()...)
+		indexes = append(indexes, s.castore.Job(b.Config.RetentionSweep))
 	}
 	walk, err := b.Retention(ctx, ends...)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	sweeps, err := newBackground(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics}, enroller, b.Wake,
-		s.cfg.SweepEvery, walk, storage.Watch{DB: b.DB, Policy: b.Policy, Volume: s.cfg.DatabaseVolume})
+		s.cfg.SweepEvery, walk, storage.Watch{DB: b.DB, Policy: b.Policy, Volume: s.cfg.DatabaseVolume}, indexes...)
 	if err != nil {
 		return err
 	}

@@ -15,9 +15,9 @@ import (
 
 // newBackground is the service's periodic work.
 func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.Signal, every time.Duration,
-	walk background.Job, room storage.Watch,
+	walk background.Job, room storage.Watch, more ...background.Job,
 ) (*background.Runner, error) {
-	return background.New(deps, walk, //nolint:wrapcheck // it says what it did
+	return background.New(deps, append(more, walk, //nolint:wrapcheck // it says what it did
 		background.Job{Name: "enrolments", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			swept, err := enroller.Sweep(ctx)
 			if err != nil {
@@ -42,5 +42,5 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 				wake.Notify()
 			}
 			return err //nolint:wrapcheck // it says what it did
-		}})
+		}})...)
 }

@@ -1,13 +1,16 @@
-SELECT pg_advisory_xact_lock(hashtextextended('mesh_ca', 0));
-
+-- A build replaces these functions if the schema's comment names an earlier version than its own. The functions that read
+-- an end have theirs in their names, and so has an index: one is of no use after its function has changed. Arguments and
+-- results of the functions that cut stay as they are, for builds of other versions call them. The first version named no
+-- version, and a replica of it replaces cut_certificates, cut_tokens and cut_revocations whatever it finds.
 CREATE SCHEMA IF NOT EXISTS mesh_ca;
+COMMENT ON SCHEMA mesh_ca IS 'retention of the mesh, version @version@';
 
 -- The functions that read an end catch errors, which before Postgres 17 no parallel process may: an index of a large table
 -- would fail.
 
 -- When a certificate in DER ends; null if it cannot be read. Certificate and TBSCertificate are entered; version, serial,
 -- algorithm and issuer are skipped; Validity is entered, notBefore is skipped, notAfter is read.
-CREATE OR REPLACE FUNCTION mesh_ca.certificate_end(der bytea) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION mesh_ca.certificate_end_2(der bytea) RETURNS timestamptz
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL UNSAFE AS $$
 DECLARE
     at   integer := 0;
@@ -54,7 +57,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 
 -- When a token ends, a JWT in its compact form; null if it cannot be read or does not end.
-CREATE OR REPLACE FUNCTION mesh_ca.token_end(token bytea) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION mesh_ca.token_end_2(token bytea) RETURNS timestamptz
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL UNSAFE AS $$
 DECLARE
     claims text := translate(split_part(encode(token, 'escape'), '.', 2), '-_', '+/');
@@ -66,7 +69,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 
 -- When what was revoked ends; null if that is not known.
-CREATE OR REPLACE FUNCTION mesh_ca.revocation_end(info bytea) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION mesh_ca.revocation_end_2(info bytea) RETURNS timestamptz
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL UNSAFE AS $$
 DECLARE
     ends text := convert_from(info, 'UTF8')::jsonb ->> 'ExpiresAt';
@@ -82,54 +85,41 @@ END $$;
 CREATE OR REPLACE FUNCTION mesh_ca.youngest(until timestamptz) RETURNS timestamptz
 LANGUAGE sql STABLE STRICT AS $$ SELECT least(until, now() - interval '10 minutes') $$;
 
-CREATE OR REPLACE FUNCTION mesh_ca.cut_certificates(until timestamptz, most integer) RETURNS bigint
+CREATE OR REPLACE FUNCTION mesh_ca.cut_ended_certificates(until timestamptz, most integer) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH over AS (
-        SELECT c.nkey FROM @schema@.x509_certs c WHERE mesh_ca.certificate_end(c.nvalue) < mesh_ca.youngest(until)
-        ORDER BY mesh_ca.certificate_end(c.nvalue) LIMIT most),
+        SELECT c.nkey FROM @schema@.x509_certs c WHERE mesh_ca.certificate_end_2(c.nvalue) < mesh_ca.youngest(until)
+        ORDER BY mesh_ca.certificate_end_2(c.nvalue) LIMIT most),
     gone AS (
         DELETE FROM @schema@.x509_certs c USING over o WHERE c.nkey = o.nkey
-            AND mesh_ca.certificate_end(c.nvalue) < mesh_ca.youngest(until) RETURNING c.nkey),
+            AND mesh_ca.certificate_end_2(c.nvalue) < mesh_ca.youngest(until) RETURNING c.nkey),
     data AS (DELETE FROM @schema@.x509_certs_data d USING gone g WHERE d.nkey = g.nkey)
     SELECT count(*) FROM gone
 $$;
 
-CREATE OR REPLACE FUNCTION mesh_ca.cut_tokens(until timestamptz, most integer) RETURNS bigint
+CREATE OR REPLACE FUNCTION mesh_ca.cut_ended_tokens(until timestamptz, most integer) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH over AS (
-        SELECT t.nkey FROM @schema@.used_ott t WHERE mesh_ca.token_end(t.nvalue) < mesh_ca.youngest(until)
-        ORDER BY mesh_ca.token_end(t.nvalue) LIMIT most),
+        SELECT t.nkey FROM @schema@.used_ott t WHERE mesh_ca.token_end_2(t.nvalue) < mesh_ca.youngest(until)
+        ORDER BY mesh_ca.token_end_2(t.nvalue) LIMIT most),
     gone AS (
         DELETE FROM @schema@.used_ott t USING over o WHERE t.nkey = o.nkey
-            AND mesh_ca.token_end(t.nvalue) < mesh_ca.youngest(until) RETURNING t.nkey)
+            AND mesh_ca.token_end_2(t.nvalue) < mesh_ca.youngest(until) RETURNING t.nkey)
     SELECT count(*) FROM gone
 $$;
 
--- A revocation stays as long as its certificate is there and has not ended, whatever the revocation says.
-CREATE OR REPLACE FUNCTION mesh_ca.cut_revocations(until timestamptz, most integer) RETURNS bigint
+-- A revocation stays as long as its certificate is there and has not ended, whatever the revocation says. Each batch reads
+-- anew those that stay so after their own end: the authority writes the end of the certificate into a revocation, so they
+-- are those of a certificate that cannot be read, or of a row that a person wrote.
+CREATE OR REPLACE FUNCTION mesh_ca.cut_ended_revocations(until timestamptz, most integer) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH over AS (
-        SELECT r.nkey FROM @schema@.revoked_x509_certs r WHERE mesh_ca.revocation_end(r.nvalue) < mesh_ca.youngest(until)
+        SELECT r.nkey FROM @schema@.revoked_x509_certs r WHERE mesh_ca.revocation_end_2(r.nvalue) < mesh_ca.youngest(until)
             AND NOT EXISTS (SELECT FROM @schema@.x509_certs c WHERE c.nkey = r.nkey
-                AND coalesce(mesh_ca.certificate_end(c.nvalue) >= mesh_ca.youngest(until), true))
-        ORDER BY mesh_ca.revocation_end(r.nvalue) LIMIT most),
+                AND coalesce(mesh_ca.certificate_end_2(c.nvalue) >= mesh_ca.youngest(until), true))
+        ORDER BY mesh_ca.revocation_end_2(r.nvalue) LIMIT most),
     gone AS (
         DELETE FROM @schema@.revoked_x509_certs r USING over o WHERE r.nkey = o.nkey
-            AND mesh_ca.revocation_end(r.nvalue) < mesh_ca.youngest(until) RETURNING r.nkey)
+            AND mesh_ca.revocation_end_2(r.nvalue) < mesh_ca.youngest(until) RETURNING r.nkey)
     SELECT count(*) FROM gone
 $$;
-
-GRANT USAGE ON SCHEMA @schema@ TO @role@;
-GRANT USAGE, CREATE ON SCHEMA mesh_ca TO @role@;
-GRANT SELECT, DELETE ON @schema@.x509_certs, @schema@.x509_certs_data, @schema@.used_ott, @schema@.revoked_x509_certs TO @role@;
-ALTER FUNCTION mesh_ca.cut_certificates(timestamptz, integer) OWNER TO @role@;
-ALTER FUNCTION mesh_ca.cut_tokens(timestamptz, integer) OWNER TO @role@;
-ALTER FUNCTION mesh_ca.cut_revocations(timestamptz, integer) OWNER TO @role@;
-REVOKE CREATE ON SCHEMA mesh_ca FROM @role@;
-REVOKE ALL ON FUNCTION mesh_ca.cut_certificates(timestamptz, integer), mesh_ca.cut_tokens(timestamptz, integer),
-    mesh_ca.cut_revocations(timestamptz, integer) FROM PUBLIC;
-DO $$
-BEGIN
-    EXECUTE format('GRANT EXECUTE ON FUNCTION mesh_ca.cut_certificates(timestamptz, integer), mesh_ca.cut_tokens(timestamptz, integer), '
-        'mesh_ca.cut_revocations(timestamptz, integer) TO %I', session_user);
-END $$;

@@ -19,23 +19,42 @@ import (
 // Store is the authority's database, logged in as the authority.
 type Store struct {
 	db *pgxpool.Pool
+	// slow has no bound on a statement. It dials while BuildIndexes makes one.
+	slow *pgxpool.Pool
+	// atOnce is the size of a table up to which a cut makes its index itself.
+	atOnce int64
 
-	mu       sync.Mutex
-	prepared bool
+	mu    sync.Mutex
+	place *place // nil until the functions are made
+	// standing are the names of the kinds whose index was there.
+	standing map[string]bool
 }
 
 // Open makes the store of a database that the authority has opened. It does not dial. The caller closes it.
 func Open(ctx context.Context, url string) (*Store, error) {
-	// An index over a database that has grown for long takes minutes.
-	db, err := pg.Open(ctx, pg.Config{URL: url, ApplicationName: "gpuaas-recovery-ca", MaxConns: 1, StatementTimeout: 9 * time.Minute})
+	db, err := pg.Open(ctx, pg.Config{
+		URL: url, ApplicationName: "gpuaas-recovery-ca", MaxConns: 1, StatementTimeout: 2 * time.Minute,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open authority's database: %w", err)
 	}
-	return &Store{db: db}, nil
+	slow, err := pg.Open(ctx, pg.Config{
+		URL: url, ApplicationName: "gpuaas-recovery-ca-indexes", MaxConns: 1,
+		// Zero in the session: a role or a database may have bounds of its own.
+		StatementTimeout: -1, Settings: map[string]string{"statement_timeout": "0", "lock_timeout": "0"},
+	})
+	if err != nil {
+		db.Close()
+		return nil, fmt.Errorf("open authority's database: %w", err)
+	}
+	return &Store{db: db, slow: slow, atOnce: indexAtOnce, standing: map[string]bool{}}, nil
 }
 
-// Close gives back the connection.
-func (s *Store) Close() { s.db.Close() }
+// Close gives back the connections.
+func (s *Store) Close() {
+	s.slow.Close()
+	s.db.Close()
+}
 
 // Cuts returns what is cut here. Revocations go before the certificates that say whether they still count.
 func (s *Store) Cuts() []retention.Cut {
@@ -50,8 +69,12 @@ func (s *Store) Cuts() []retention.Cut {
 }
 
 func (s *Store) cut(ctx context.Context, k kind, until time.Time, most int) (int64, error) {
-	if err := s.prepare(ctx); err != nil {
+	at, err := s.prepare(ctx)
+	if err != nil {
 		return 0, fmt.Errorf("prepare authority's database: %w", err)
+	}
+	if err := s.awaitIndex(ctx, at, k); err != nil {
+		return 0, err
 	}
 	n, err := pg.Value[int64](ctx, s.db, cutBatch.For(k), until, most)
 	if err != nil {
@@ -60,66 +83,65 @@ func (s *Store) cut(ctx context.Context, k kind, until time.Time, most int) (int
 	return n, nil
 }
 
-// prepare makes what cuts, once in the life of a process: it is the same each time.
-func (s *Store) prepare(ctx context.Context) error {
+// prepare makes the functions that cut, once in the life of a process.
+func (s *Store) prepare(ctx context.Context) (place, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.prepared {
-		return nil
+	if s.place != nil {
+		return *s.place, nil
 	}
 	at, err := pg.One[place](ctx, s.db, findPlace.For(struct{}{}))
 	if pg.IsNoRows(err) {
-		return errors.New("the tables of the authority are not there")
+		return place{}, errors.New("the tables of the authority are not there")
 	} else if err != nil {
-		return fmt.Errorf("find tables: %w", err)
+		return place{}, fmt.Errorf("find tables: %w", err)
 	}
-	if err := s.makeRole(ctx, at); err != nil {
-		return err
+	grant := "GRANT " + at.Role + " TO " + pgx.Identifier{s.db.Config().ConnConfig.User}.Sanitize()
+	if _, err := pg.Exec(ctx, s.db, makeRole.For(at)); err != nil {
+		if !at.HasRole {
+			grant = "CREATE ROLE " + at.Role + " NOLOGIN; " + grant
+		}
+		return place{}, fmt.Errorf("make role: %w", remedy(err, grant))
 	}
 	if err := pg.InTx(ctx, s.db, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := pg.Exec(ctx, tx, makeFunctions.For(at))
-		return err //nolint:wrapcheck // wrapped below
+		var err error
+		at, err = makeAll(ctx, tx)
+		return err
 	}); err != nil {
-		return fmt.Errorf("make functions: %w", err)
+		return place{}, remedy(err, grant+"; DROP SCHEMA mesh_ca CASCADE")
 	}
-	for _, k := range kinds {
-		if err := s.makeIndex(ctx, at.Schema, k); err != nil {
-			return fmt.Errorf("make index of %s: %w", k.name, err)
+	s.place = &at
+	return at, nil
+}
+
+// makeAll makes the functions unless those of this version or of a later one are there, and gives them their rights.
+func makeAll(ctx context.Context, tx pgx.Tx) (place, error) {
+	if _, err := pg.Exec(ctx, tx, lockFunctions.For(struct{}{})); err != nil {
+		return place{}, fmt.Errorf("lock functions: %w", err)
+	}
+	at, err := pg.One[place](ctx, tx, findPlace.For(struct{}{}))
+	if err != nil {
+		return at, fmt.Errorf("find tables: %w", err)
+	}
+	if at.Version < version {
+		if _, err := pg.Exec(ctx, tx, makeFunctions.For(at)); err != nil {
+			return at, fmt.Errorf("make functions: %w", err)
 		}
+		at.Version = version
 	}
-	s.prepared = true
-	return nil
+	if _, err := pg.Exec(ctx, tx, grantRights.For(at)); err != nil {
+		return at, fmt.Errorf("grant rights: %w", err)
+	}
+	return at, nil
 }
 
 const insufficientPrivilege = "42501"
 
-func (s *Store) makeRole(ctx context.Context, at place) error {
-	_, err := pg.Exec(ctx, s.db, makeRole.For(at))
+// remedy names what an administrator has to run where the login has not the right to what it did. What is in the schema
+// mesh_ca is made anew.
+func remedy(err error, sql string) error {
 	if refusal, ok := errors.AsType[*pgconn.PgError](err); ok && refusal.Code == insufficientPrivilege {
-		return fmt.Errorf("the login of the authority's database may not make the role %[1]s: run there as an administrator "+
-			"`CREATE ROLE %[1]s NOLOGIN; GRANT %[1]s TO %[2]s`: %[3]w",
-			at.Role, pgx.Identifier{s.db.Config().ConnConfig.User}.Sanitize(), err)
-	} else if err != nil {
-		return fmt.Errorf("make role: %w", err)
+		return fmt.Errorf("the login of the authority's database has not the right: run there as an administrator `%s`: %w", sql, err)
 	}
-	return nil
-}
-
-// makeIndex makes the index that a cut finds its rows by, while the authority goes on to sign. One that was left
-// unfinished is made anew.
-func (s *Store) makeIndex(ctx context.Context, schema string, k kind) error {
-	valid, err := pg.Value[bool](ctx, s.db, indexIsValid.For(struct{}{}), schema, k.index())
-	if err == nil && valid {
-		return nil
-	}
-	at := indexOf{schema: schema, kind: k}
-	if err == nil {
-		if _, err := pg.Exec(ctx, s.db, dropIndex.For(at)); err != nil {
-			return fmt.Errorf("drop one that was left unfinished: %w", err)
-		}
-	} else if !pg.IsNoRows(err) {
-		return fmt.Errorf("read indexes: %w", err)
-	}
-	_, err = pg.Exec(ctx, s.db, createIndex.For(at))
-	return err //nolint:wrapcheck // wrapped by prepare
+	return err
 }
