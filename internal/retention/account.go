@@ -24,21 +24,28 @@ type Account struct {
 	Failure string     `db:"failure"`
 	// Every is how often the service begins a walk; zero if that is not known.
 	Every time.Duration `db:"every" expr:"coalesce(@.every, '0')"`
-	// Lag is how long ago the last walk that came to its end began to be over, by the database's clock.
-	Lag time.Duration `db:"lag" expr:"mesh.clock() - coalesce(@.done_at, @.began_at)"`
+	// Lag is how long ago the last walk that came to its end did so, by the database's clock; the first walk began, if none
+	// has.
+	Lag time.Duration `db:"lag" expr:"mesh.clock() - coalesce(@.done_at, @.first_at)"`
 }
 
-// beginning is when a walk begins, and whether the mesh is in rollback mode.
+// forgotten is an account that was deleted.
+type forgotten struct {
+	Cut     string    `db:"cut"`
+	Total   int64     `db:"total"`
+	BeganAt time.Time `db:"began_at"`
+}
+
+// beginning is when a walk begins, and where.
 type beginning struct {
-	At         time.Time `db:"at"`
-	RolledBack bool      `db:"rolled_back"`
+	At time.Time `db:"at"`
 	// Place is the id after which the walk before this one was stopped; nil if it came to its end, or failed.
 	Place *string `db:"place"`
 }
 
 var (
 	readBeginning = pg.DefineShared(walkers, "retention.read_beginning", `
-		SELECT mesh.clock() AS at, mesh.rolled_back() AS rolled_back,
+		SELECT mesh.clock() AS at,
 			(SELECT r.place::text FROM mesh.retention r WHERE r.service = current_user::text AND r.cut = $1) AS place`)
 	keepAccount = pg.DefineShared(walkers, "retention.keep_account", `
 		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure, place, every)
@@ -47,9 +54,12 @@ var (
 			last_cut = EXCLUDED.last_cut, began_at = EXCLUDED.began_at, done_at = coalesce(EXCLUDED.done_at, r.done_at),
 			oldest_at = EXCLUDED.oldest_at, failure = EXCLUDED.failure, place = EXCLUDED.place,
 			every = EXCLUDED.every`)
+	readRolledBack = pg.DefineShared(walkers, "retention.read_rolled_back", `SELECT mesh.rolled_back()`)
+	// One that has cut something is late first: a replica may lack what it is configured by.
 	forgetAccounts = pg.DefineShared(walkers, "retention.forget_accounts", `
 		DELETE FROM mesh.retention r WHERE r.service = current_user::text AND r.cut <> ALL ($1::text[])
-			AND r.began_at < mesh.clock() - interval '1 day'`)
+			AND r.began_at < mesh.clock() - CASE WHEN r.total > 0 THEN interval '30 days' ELSE interval '1 day' END
+		RETURNING `+pg.Columns[forgotten]("r"))
 	listAccounts = pg.Define(pg.RoleReadmodel, "retention.list_accounts", `
 		SELECT `+pg.Columns[Account]("r")+` FROM mesh.retention r ORDER BY r.service, r.cut`)
 )

@@ -158,9 +158,14 @@ func (w *Walker) Walk(ctx context.Context) error {
 	for _, c := range w.cuts {
 		names = append(names, c.Name)
 	}
-	// What was not walked for a day is of no build or configuration that still runs.
-	if _, err := pg.Exec(ctx, w.deps.DB, forgetAccounts, names); err != nil && ctx.Err() == nil {
+	// What was not walked for long is of no build or configuration that still runs.
+	gone, err := pg.All[forgotten](ctx, w.deps.DB, forgetAccounts, names)
+	if err != nil && ctx.Err() == nil {
 		errs = append(errs, fmt.Errorf("forget cuts that are no more: %w", err))
+	}
+	for _, f := range gone {
+		w.deps.Logger.WarnContext(ctx, "the account of a cut that no replica walks any more is forgotten",
+			slog.String("cut", f.Cut), slog.Int64("rows", f.Total), slog.Time("last_walk", f.BeganAt))
 	}
 	return errors.Join(errs...)
 }
@@ -176,10 +181,9 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 	term := w.deps.Policy.Current().Duration(c.Key)
 	var total int64
 	var place *string // where the next walk goes on
-	switch {
-	case c.Elsewhere == nil:
+	if c.Elsewhere == nil {
 		total, place, err = w.batches(ctx, c, term, began.Place)
-	case !began.RolledBack:
+	} else {
 		total, err = w.elsewhere(ctx, c, began.At.Add(-term))
 	}
 	w.rows.WithLabelValues(c.Name).Add(float64(total))
@@ -236,9 +240,17 @@ func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration, place *
 	}
 }
 
+// elsewhere cuts in another database, whose functions know nothing of rollback mode: it is read before each batch.
 func (w *Walker) elsewhere(ctx context.Context, c Cut, until time.Time) (int64, error) {
 	total := int64(0)
 	for {
+		rolledBack, err := pg.Value[bool](ctx, w.deps.DB, readRolledBack)
+		if err != nil {
+			return total, fmt.Errorf("read rollback mode: %w", err)
+		}
+		if rolledBack {
+			return total, nil
+		}
 		n, err := c.Elsewhere(ctx, until, batch)
 		total += n
 		if err != nil || n < batch {

@@ -157,6 +157,101 @@ func TestLatenessFollowsTheInterval(t *testing.T) {
 	}
 }
 
+// A cut that has never come to its end is late too: by the first walk.
+func TestACutThatNeverEndsIsLate(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	fails := elsewhere(t, db, "tests", func() (int64, error) { return 0, errors.New("no database") })
+	for _, c := range []struct {
+		offset time.Duration
+		late   bool
+	}{{0, false}, {30 * time.Minute, false}, {61 * time.Minute, true}} {
+		testkit.SetClockOffset(db, c.offset)
+		if err := fails.Walk(testkit.Context(t)); err == nil {
+			t.Fatal("a walk that fails ended well")
+		}
+		accounts, err := retention.Accounts(testkit.Context(t), db.Pool(pg.RoleReadmodel))
+		if err != nil || len(accounts) != 1 {
+			t.Fatalf("accounts %v, %v", accounts, err)
+		}
+		if a := accounts[0]; a.Late() != c.late {
+			t.Errorf("after %s late: %t, with a lag of %s where %s is late", c.offset, a.Late(), a.Lag, a.LateAfter())
+		}
+	}
+}
+
+// elsewhere is a walker of one cut in another database.
+func elsewhere(t *testing.T, db *testkit.Database, name string, cut func() (int64, error)) *retention.Walker {
+	t.Helper()
+	pool := db.Pool(pg.RoleLifecycle)
+	w, err := retention.New(retention.Deps{
+		Logger: testkit.Logger(t), DB: pool, Policy: policy.NewSource(policystore.Load(pool), testkit.Logger(t), policy.SourceConfig{}),
+	}, retention.Cut{
+		Name: name, Key: policy.RetentionTasksSeconds,
+		Elsewhere: func(context.Context, time.Time, int) (int64, error) { return cut() },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// A cut in another database stops with rollback mode, also in the middle of a walk.
+func TestACutElsewhereStopsWithRollbackMode(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	batches := 0
+	w := elsewhere(t, db, "tests", func() (int64, error) {
+		batches++
+		if batches == 2 {
+			testkit.SetRollback(db, true)
+		}
+		return int64(500 * max(0, min(1, 4-batches))), nil
+	})
+	if err := w.Walk(testkit.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	if batches != 2 {
+		t.Errorf("%d batches, of which the second began rollback mode", batches)
+	}
+}
+
+// A cut that has cut something is not forgotten in silence: it is late for thirty days, as that of a replica that lacks its
+// configuration.
+func TestACutThatCutIsForgottenLate(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	some := int64(7)
+	if err := elsewhere(t, db, "once", func() (int64, error) { return some, nil }).Walk(testkit.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	none := &tracer{do: func(string) context.Context { return nil }}
+	for _, c := range []struct {
+		offset time.Duration
+		want   []string
+	}{
+		{25 * time.Hour, []string{"here false", "once true"}},
+		{29 * 24 * time.Hour, []string{"here false", "once true"}},
+		{31 * 24 * time.Hour, []string{"here false"}},
+	} {
+		testkit.SetClockOffset(db, c.offset)
+		if err := walker(t, db, none, "here").Walk(testkit.Context(t)); err != nil {
+			t.Fatal(err)
+		}
+		accounts, err := retention.Accounts(testkit.Context(t), db.Pool(pg.RoleReadmodel))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, a := range accounts {
+			got = append(got, fmt.Sprintf("%s %t", a.Cut, a.Late()))
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("after %s accounts %q, want %q", c.offset, got, c.want)
+		}
+	}
+}
+
 // A cut that a service has no more, as of a database that is not configured any more, is not late for ever.
 func TestACutThatIsNoMoreIsForgotten(t *testing.T) {
 	testkit.IO(t)

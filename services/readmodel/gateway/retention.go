@@ -103,9 +103,14 @@ func retentionComponent(a retention.Account, now time.Time) *readmodelv1.Compone
 	name := a.Service + "/" + a.Cut
 	c := component("retention", !a.Late(), "what is over is cut in time", now)
 	if !c.GetOk() {
-		c.Detail = "the slowest walk, " + name + ", ended " + a.Lag.Round(time.Second).String() + " ago"
+		lag := a.Lag.Round(time.Second).String()
+		c.Detail = "the slowest walk, " + name + ", ended " + lag + " ago"
+		if a.DoneAt == nil {
+			c.Detail = "the walk " + name + ", which began " + lag + " ago, has never come to its end"
+		}
 		c.Severity = commonv1.Severity_SEVERITY_P2
-		c.NextAction = "look at the failure of " + name + " in `gpuaas retention status`, and at the log of " + a.Service
+		c.NextAction = "look at the failure of " + name + " in `gpuaas retention status`, and at the log of " + a.Service +
+			"; where no replica has the configuration of this cut any more, it is forgotten 30 days after its last walk"
 	}
 	return c
 }
