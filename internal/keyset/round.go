@@ -26,7 +26,7 @@ func (s *Set) round(ctx context.Context, start bool) error {
 		}
 	}
 	var batch pg.Batch
-	due := !start && time.Since(s.reportedAt) >= reportEvery
+	due, sent := !start && s.reportIsDueLocked(), time.Now()
 	if due {
 		// Also before, in the same transaction: a replica that was stopped for a while must not decide as if it were none.
 		batch.Queue(saveReplica, s.saving(s.reported, s.problems)...)
@@ -37,7 +37,7 @@ func (s *Set) round(ctx context.Context, start bool) error {
 		return err
 	}
 	if due {
-		s.reportedAt = time.Now()
+		s.reportedAt = sent
 	}
 	var holds, problems []string
 	var failed []error

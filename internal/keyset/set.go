@@ -29,7 +29,8 @@ const (
 	QuietPoll = time.Minute
 	// reportEvery is how often a replica says that it is alive, if what it holds does not change.
 	reportEvery = 15 * time.Second
-	// liveFor is how long a report counts: one may be lost. Replicas of an earlier build believe one for 30 s.
+	// liveFor is how long a report counts: one may be lost. Replicas of an earlier build believe one for 30 s: a report
+	// that fails is made again with the next poll, before they end.
 	liveFor = 45 * time.Second
 	// settle is how old a key is before it may sign: a replica that was starting when it was made has reported by then.
 	settle = 2 * PollEvery
@@ -131,6 +132,7 @@ type Set struct {
 
 	interrupt func(point string) error // of tests: ends a change at a point, as a kill does
 	now       func() time.Time
+	listening func() bool // whether a connection passes on that the tables changed
 }
 
 // at is a point between two effects.
@@ -161,7 +163,7 @@ func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Wake == nil || deps.Service == "" || deps.ReplicaID == "" {
 		return nil, errors.New("open keys: logger, pool, signal, service or replica is missing")
 	}
-	s := &Set{deps: deps, now: time.Now, issuers: newIssuers(deps.Certificates, deps.Service)}
+	s := &Set{deps: deps, now: time.Now, listening: deps.Changed.Listening, issuers: newIssuers(deps.Certificates, deps.Service)}
 	for _, p := range parts {
 		s.parts = append(s.parts, &part{Part: p})
 	}
@@ -202,17 +204,17 @@ func (s *Set) Run(ctx context.Context) error {
 }
 
 // pause sleeps between two rounds: a poll where a rotation is under way, whose next step waits for reports that no event tells of; else until files have
-// changed, or events have come, or it is time in any case.
+// changed, or events have come, or it is time in any case. It ends when a report is due, whatever rounds came between.
 func (s *Set) pause() func(context.Context) bool {
 	wake, files, began := s.deps.Changed.C(), s.files(), time.Now()
 	return func(ctx context.Context) bool {
-		for app.Sleep(ctx, PollEvery) {
+		for app.Sleep(ctx, s.poll()) {
 			select {
 			case <-wake:
 				return true
 			default:
 			}
-			if s.busy() || s.files() != files || time.Since(began) >= s.rest() {
+			if s.busy() || s.reportIsDue() || s.files() != files || time.Since(began) >= s.rest() {
 				return true
 			}
 		}
@@ -220,9 +222,29 @@ func (s *Set) pause() func(context.Context) bool {
 	}
 }
 
-// rest returns how long nothing is read at most: until this replica has to report again that it lives.
+// poll returns how long to sleep until the next look whether a pause ends: PollEvery, or less if a report is due before.
+func (s *Set) poll() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// A report that is due already has failed, or comes with the round that is next.
+	if left := time.Until(s.reportedAt.Add(reportEvery)); left > 0 && left < PollEvery {
+		return left
+	}
+	return PollEvery
+}
+
+func (s *Set) reportIsDue() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reportIsDueLocked()
+}
+
+// reportIsDueLocked reports whether it is time to report that this replica lives.
+func (s *Set) reportIsDueLocked() bool { return time.Since(s.reportedAt) >= reportEvery }
+
+// rest returns how long nothing is read at most.
 func (s *Set) rest() time.Duration {
-	if s.deps.Changed.Listening() {
+	if s.listening() {
 		return reportEvery
 	}
 	return PollEvery
