@@ -17,17 +17,19 @@ import (
 // profileEvery is the least time between two checks whether the file of certificate authorities has changed.
 const profileEvery = 2 * time.Second
 
-// profiles is the profile that agents are told, with the file of certificate authorities as it is now. A file that cannot be read is logged, and what was
-// read before goes on. Safe for concurrent use.
+// profiles is the profile that agents are told, with the file of certificate authorities as it is now. A file that cannot
+// be read is logged, and read again at the next check; what was read before goes on meanwhile. Safe for concurrent use.
 type profiles struct {
 	logger *slog.Logger
 	cfg    Profile
 	every  time.Duration // see profileEvery
 
-	mu      sync.Mutex
-	profile *commonv1.Profile // replaced, never changed
-	file    string            // describes the file that was read
-	checked time.Time
+	mu       sync.Mutex
+	profile  *commonv1.Profile // replaced, never changed
+	file     string            // describes the file that was read
+	failure  string            // of the last check, which was logged; empty if it had none
+	checked  time.Time
+	checking bool // a caller looks at the file now
 }
 
 // readProfile reads the profile for the first time.
@@ -40,26 +42,39 @@ func readProfile(logger *slog.Logger, cfg Profile) (*profiles, error) {
 	return p, nil
 }
 
-// current returns the profile, read anew if the file has changed.
+// current returns the profile, read anew if the file has changed. One caller at a time looks at the file; the others do not
+// wait for it, on a file system that hangs.
 func (p *profiles) current() *commonv1.Profile {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if time.Since(p.checked) < p.every {
+	if p.checking || time.Since(p.checked) < p.every {
+		defer p.mu.Unlock()
 		return p.profile
 	}
-	p.checked = time.Now()
+	p.checking, p.checked = true, time.Now()
+	former := p.file
+	p.mu.Unlock()
+
 	// Described before it is read: a change in between is read at the next check.
 	file := describeFile(p.cfg.CAFile)
-	if file == p.file {
-		return p.profile
+	var profile *commonv1.Profile
+	var err error
+	if file != former {
+		profile, err = p.read()
 	}
-	p.file = file
-	profile, err := p.read()
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.checking = false
 	if err != nil {
-		p.logger.Error("the certificate authorities that agents are told cannot be read; those from before go on", slog.String("file", p.cfg.CAFile), obs.Err(err))
+		if p.failure != err.Error() {
+			p.failure = err.Error()
+			p.logger.Error("the certificate authorities that agents are told cannot be read; those from before go on",
+				slog.String("file", p.cfg.CAFile), obs.Err(err))
+		}
 		return p.profile
 	}
-	if profile.GetFingerprint() != p.profile.GetFingerprint() {
+	p.file, p.failure = file, ""
+	if profile != nil && profile.GetFingerprint() != p.profile.GetFingerprint() {
 		p.logger.Info("the profile that agents are told has changed", slog.String("fingerprint", profile.GetFingerprint()))
 		p.profile = profile
 	}
