@@ -31,7 +31,7 @@ func (s *Store) Job(every time.Duration) background.Job {
 }
 
 // BuildIndexes makes the indexes that cuts find their rows by, while the authority goes on to sign, and drops those of
-// former versions. It may take hours, and one session does it at a time.
+// former versions. That of a small table is left to its cut. It may take hours, and one session does it at a time.
 func (s *Store) BuildIndexes(ctx context.Context) error {
 	at, err := s.prepare(ctx)
 	if err != nil {
@@ -46,6 +46,13 @@ func (s *Store) BuildIndexes(ctx context.Context) error {
 			return err
 		}
 		if len(made) == 1 && made[0] == (madeIndex{Name: k.index(), Valid: true}) {
+			continue
+		}
+		small, err := s.small(ctx, at, k)
+		if err != nil {
+			return err
+		}
+		if small && !k.stands(made) {
 			continue
 		}
 		if err := makeIndex(ctx, s.slow, at, k); err != nil {
@@ -68,11 +75,11 @@ func (s *Store) awaitIndex(ctx context.Context, at place, k kind) error {
 		return err
 	}
 	if !k.stands(made) {
-		size, err := pg.Value[int64](ctx, s.db, readSize.For(indexOf{schema: at.Schema, kind: k}))
+		small, err := s.small(ctx, at, k)
 		if err != nil {
-			return fmt.Errorf("read size of %s: %w", k.table, err)
+			return err
 		}
-		if size > s.atOnce {
+		if !small {
 			return s.building(ctx, at, k)
 		}
 		if err := makeIndex(ctx, s.db, at, k); errors.Is(err, errBuilt) {
@@ -85,6 +92,15 @@ func (s *Store) awaitIndex(ctx context.Context, at place, k kind) error {
 	defer s.mu.Unlock()
 	s.standing[k.name] = true
 	return nil
+}
+
+// small reports whether the index of a kind is made by its cut.
+func (s *Store) small(ctx context.Context, at place, k kind) (bool, error) {
+	size, err := pg.Value[int64](ctx, s.db, readSize.For(indexOf{schema: at.Schema, kind: k}))
+	if err != nil {
+		return false, fmt.Errorf("read size of %s: %w", k.table, err)
+	}
+	return size <= s.atOnce, nil
 }
 
 // building describes how far the index of a kind is.

@@ -100,6 +100,17 @@ func TestALargeIndexIsMadeByItsOwnJob(t *testing.T) {
 	}
 }
 
+// The job leaves the index of a small table to the walk, which may come at the same moment and needs it at once.
+func TestASmallIndexIsLeftToTheWalk(t *testing.T) {
+	a := open(t)
+	if err := a.store.BuildIndexes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := a.indexes(); len(got) != 0 {
+		t.Errorf("the job made %q", got)
+	}
+}
+
 // The job has no bound of time on a statement, whatever the login's own is.
 func TestTheJobHasNoBounds(t *testing.T) {
 	a := open(t)
