@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -21,12 +22,13 @@ const (
 	// journalSize is the length of the file, all of which is written when it is made: a record needs no new block, so that it is one write and one sync,
 	// and is taken on a disk that is full.
 	journalSize = 256 << 10
-	// headerSize is for the format, the ledger's id, and what a later format needs.
-	headerSize = 64
+	// headerSize is for the format, the ledger's id, the journal's id, and what a later format needs.
+	headerSize = 128
 	// recordHead is the length of a payload, its checksum, and the record's number.
 	recordHead = 4 + 4 + 8
 
 	journalFormat = "gpuaas-ledger-journal-1\n"
+	idLength      = 36 // of an id as text
 )
 
 var (
@@ -35,40 +37,56 @@ var (
 )
 
 // journal is a file of changes that are not yet in the tables. Records stand one behind the other, each with a number that is one more than the number of
-// the record before. They begin again at the front of the file once the tables have all of them: what is left behind them there has lower numbers.
+// the record before. They begin again at the front of the file once the tables have all of them: what is left behind them there has lower numbers. As in the
+// log of a database a record is written behind synced ones in the same page: a disk that loses these when its power fails in a write loses records.
 type journal struct {
 	file   *os.File
-	id     string // of the ledger
+	id     string // the tables name it
 	at     int64  // where the next record goes
 	number uint64 // of the last record
 	failed bool   // the last record may be in the file or not
 }
 
-// openJournal opens the journal of the ledger with this id. If there is none it is made, unless the ledger's tables lack what it has: then the error is
-// ErrCorrupt. One of another ledger, whose file was moved away while the process was killed, is kept under a name with that ledger's id.
-func openJournal(path, id string, needed bool) (*journal, error) {
+// openJournal opens the journal with this id of a ledger whose tables lack what it has. The error is ErrCorrupt if it is not there, or not whole.
+func openJournal(path, ledgerID, id string) (*journal, error) {
+	header, whole, err := readHeader(path)
+	switch {
+	case err == nil && whole && header == journalFormat+ledgerID+id:
+		return openRecords(path, id)
+	case err == nil || errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%w: its journal %s is not there, or not whole", ErrCorrupt, path)
+	default:
+		return nil, err
+	}
+}
+
+// newJournal makes a journal for a ledger whose tables have everything, in place of the one that is there. One of another ledger, whose file was moved
+// away without it, is kept under a name with that ledger's id.
+func newJournal(path, ledgerID string) (*journal, error) {
 	// What a crash, or a disk that was full, left while a new file was made.
 	if err := os.Remove(path + building); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove unfinished journal of task ledger: %w", err)
 	}
-	header, whole, err := readHeader(path)
-	missing, own := errors.Is(err, fs.ErrNotExist), header == journalFormat+id
-	switch {
-	case err == nil && own && whole:
-	case err != nil && !missing:
+	header, _, err := readHeader(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
-	case needed:
-		return nil, fmt.Errorf("%w: its journal %s is not there, or not whole", ErrCorrupt, path)
-	default:
-		if !missing && !own {
-			if err := os.Rename(path, path+".of-ledger-"+ownerOf(header)); err != nil {
-				return nil, fmt.Errorf("move journal of another task ledger: %w", err)
-			}
-		}
-		if err := createJournal(path, id); err != nil {
-			return nil, err
+	}
+	if owner := ownerOf(header); err == nil && owner != ledgerID {
+		if err := os.Rename(path, fmt.Sprintf("%s.of-ledger-%s-%d", path, owner, time.Now().UnixNano())); err != nil {
+			return nil, fmt.Errorf("move journal of another task ledger: %w", err)
 		}
 	}
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return nil, fmt.Errorf("draw id of journal: %w", err)
+	}
+	if err := createJournal(path, journalFormat+ledgerID+id.String()); err != nil {
+		return nil, err
+	}
+	return openRecords(path, id.String())
+}
+
+func openRecords(path, id string) (*journal, error) {
 	// Each write returns when it is on disk.
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_DSYNC, 0) //nolint:gosec // the agent's own state directory
 	if err != nil {
@@ -83,7 +101,7 @@ func readHeader(path string) (string, bool, error) {
 	if err != nil {
 		return "", false, fmt.Errorf("open journal of task ledger: %w", err)
 	}
-	header := make([]byte, len(journalFormat)+idLength)
+	header := make([]byte, len(journalFormat)+2*idLength)
 	n, err := io.ReadFull(file, header)
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = nil
@@ -95,21 +113,19 @@ func readHeader(path string) (string, bool, error) {
 	return string(header[:n]), info.Size() == journalSize, nil
 }
 
-// idLength is that of a ledger's id as text.
-const idLength = 36
-
-// ownerOf returns the ledger's id in a header as a part of a file's name.
+// ownerOf returns the ledger's id in a header, as a part of a file's name.
 func ownerOf(header string) string {
 	id, ok := strings.CutPrefix(header, journalFormat)
+	id = id[:min(len(id), idLength)]
 	if _, err := uuid.Parse(id); !ok || err != nil {
 		return "unknown"
 	}
 	return id
 }
 
-func createJournal(path, id string) error {
+func createJournal(path, header string) error {
 	data := make([]byte, journalSize)
-	copy(data, journalFormat+id)
+	copy(data, header)
 	file, err := os.OpenFile(path+building, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the agent's own state directory
 	if err != nil {
 		return fmt.Errorf("create journal of task ledger: %w", err)
@@ -127,14 +143,12 @@ func createJournal(path, id string) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// read returns the changes of the records that follow the one with the number applied, in their order, and the number of the last. A last record that is
-// not whole was never reported as stored, and is left out. The error is ErrCorrupt if a record that is not whole has whole ones behind it.
-func (j *journal) read(applied uint64) ([]change, uint64, error) {
+// read returns the changes of the records that follow the one with the number applied, in their order, and has the next record stand behind them. A last
+// record that is not whole was never reported as stored, and is left out. The error is ErrCorrupt if a record that is not whole has whole ones behind it.
+func (j *journal) read(applied uint64) ([]change, error) {
 	data := make([]byte, journalSize)
-	if n, err := j.file.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
-		return nil, 0, fmt.Errorf("read journal of task ledger: %w", err)
-	} else if n < journalSize {
-		return nil, 0, fmt.Errorf("read journal of task ledger: %w: it has %d bytes of %d", ErrCorrupt, n, journalSize)
+	if _, err := j.file.ReadAt(data, 0); err != nil {
+		return nil, fmt.Errorf("read journal of task ledger: %w", err)
 	}
 	var changes []change
 	at, last := headerSize, applied
@@ -145,20 +159,21 @@ func (j *journal) read(applied uint64) ([]change, uint64, error) {
 		}
 		found, err := decodeChanges(payload)
 		if err != nil {
-			return nil, 0, fmt.Errorf("read record %d of the journal of the task ledger: %w: %w", number, ErrCorrupt, err)
+			return nil, fmt.Errorf("read record %d of the journal of the task ledger: %w: %w", number, ErrCorrupt, err)
 		}
 		changes = append(changes, found...)
 		at, last = at+size, number
 	}
 	for off := at; off+recordHead <= len(data); off += align {
-		if number := binary.BigEndian.Uint64(data[off+8:]); number <= last+1 {
+		if number := binary.BigEndian.Uint64(data[off+8:]); number <= last {
 			continue
 		}
 		if number, _, size := j.record(data[off:]); size > 0 {
-			return nil, 0, fmt.Errorf("read journal of task ledger: %w: record %d is not whole, and record %d is", ErrCorrupt, last+1, number)
+			return nil, fmt.Errorf("read journal of task ledger: %w: behind record %d, %d bytes later, is record %d", ErrCorrupt, last, off-at, number)
 		}
 	}
-	return changes, last, nil
+	j.at, j.number = int64(at), last
+	return changes, nil
 }
 
 // align is what the length of records is a multiple of.
@@ -182,7 +197,7 @@ func (j *journal) record(data []byte) (number uint64, payload []byte, size int) 
 
 func aligned(n int) int { return (n + align - 1) / align * align }
 
-// sum covers the ledger's id, so that a record is of no other ledger, and the number, so that it is of no other place.
+// sum covers the journal's id, so that a record is of no other journal, and the number, so that it is of no other place.
 func (j *journal) sum(number uint64, payload []byte) uint32 {
 	sum := crc32.Update(0, castagnoli, []byte(j.id))
 	sum = crc32.Update(sum, castagnoli, binary.BigEndian.AppendUint64(nil, number))
@@ -210,10 +225,8 @@ func (j *journal) append(payload []byte) error {
 	return nil
 }
 
-// begin puts the next record at the front of the file: the tables have all records up to the one with this number.
-func (j *journal) begin(number uint64) {
-	j.at, j.number, j.failed = headerSize, number, false
-}
+// begin puts the next record at the front of the file: the tables have all records so far.
+func (j *journal) begin() { j.at, j.failed = headerSize, false }
 
 // change is a new value of a key in a table, or its end: then value is nil.
 type change struct {

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"go.etcd.io/bbolt"
+	"github.com/google/uuid"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
@@ -77,9 +77,14 @@ func Open(cfg Config) (*Ledger, error) {
 	if cfg.Path == "" {
 		return nil, errors.New("open task ledger: no path")
 	}
-	f, err := openFile(cfg.Path, cfg.MoveCorruptAside)
+	if cfg.NodeID != "" { // it becomes part of a file's name
+		if _, err := uuid.Parse(cfg.NodeID); err != nil {
+			return nil, fmt.Errorf("open task ledger of node %q: %w", cfg.NodeID, err)
+		}
+	}
+	f, err := openFile(cfg.Path, cfg.NodeID, cfg.MoveCorruptAside)
 	if err == nil && cfg.NodeID != "" {
-		f, err = f.bind(cfg.Path, cfg.NodeID)
+		err = f.bind(cfg.NodeID)
 	}
 	if err != nil {
 		return nil, err
@@ -98,10 +103,8 @@ func Open(cfg Config) (*Ledger, error) {
 	if l.now == nil {
 		l.now = time.Now
 	}
-	err = l.store.db.View(func(tx *bbolt.Tx) error {
-		l.id, l.node = string(tx.Bucket(bucketMeta).Get(keyLedgerID)), string(tx.Bucket(bucketMeta).Get(keyNodeID))
-		return nil
-	})
+	facts, err := readFacts(l.store.db)
+	l.id, l.node = facts.ledger, facts.node
 	if err == nil {
 		err = l.store.each(tasks, func(_, value []byte) (bool, error) {
 			e, err := decode(value)

@@ -13,7 +13,6 @@ import (
 	"github.com/google/uuid"
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
-	"golang.org/x/sys/unix"
 )
 
 // ErrCorrupt is in the error of Open if the file exists and cannot be read whole. The file is left as it is.
@@ -38,7 +37,8 @@ var (
 	keyFormat     = []byte("format")
 	keyLedgerID   = []byte("ledger_id")
 	keyNodeID     = []byte("node_id")
-	keyApplied    = []byte("applied") // the number of the last record of the journal that the tables have
+	keyJournal    = []byte("journal") // the journal's id
+	keyApplied    = []byte("applied") // the number of the last of its records that the tables have
 )
 
 func options() *bbolt.Options {
@@ -61,7 +61,7 @@ type opened struct {
 
 // openFile opens the ledger's file, or makes it if there is none. A new file gets its name only when it is whole, so that a crash while making
 // one leaves nothing that looks like a damaged ledger.
-func openFile(path string, moveAside bool) (opened, error) {
+func openFile(path, nodeID string, moveAside bool) (opened, error) {
 	// What a crash, or a disk that was full, left while a new file was made.
 	if err := os.Remove(path + building); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return opened{}, fmt.Errorf("remove unfinished task ledger: %w", err)
@@ -77,7 +77,12 @@ func openFile(path string, moveAside bool) (opened, error) {
 	case !info.Mode().IsRegular():
 		return opened{}, fmt.Errorf("open task ledger: %s is not a regular file", path)
 	}
-	whole, err := openWhole(path)
+	whole, owner, err := openWhole(path, nodeID)
+	if err == nil && owner != "" {
+		o, err := replace(path, fmt.Sprintf("%s.of-node-%s-%d", path, owner, time.Now().UnixNano()))
+		o.whose = owner
+		return o, err
+	}
 	if err == nil {
 		return opened{store: whole}, nil
 	}
@@ -98,58 +103,20 @@ func replace(path, moved string) (opened, error) {
 	if err := create(path); err != nil {
 		return opened{}, err
 	}
-	whole, err := openWhole(path)
+	whole, _, err := openWhole(path, "")
 	return opened{store: whole, moved: moved}, err
 }
 
-// prefillSize is room for some hundred small tasks.
-const prefillSize = 1 << 20
-
-// prefill gives the file blocks of its own beyond what it has used, so that tasks are taken, and what they free is freed, on a disk that is full. Its
-// length stays. A file system that cannot, or has no room for it, leaves the file as it is.
-func prefill(path string) {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // the agent's own state directory
-	if err != nil {
-		return
-	}
-	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, prefillSize)
-	_ = f.Close()
-}
-
-// bind makes the file the node's own, and replaces it if it is another node's.
-func (o opened) bind(path, nodeID string) (opened, error) {
-	if _, err := uuid.Parse(nodeID); err != nil { // it becomes part of a file's name
-		return opened{}, errors.Join(fmt.Errorf("bind task ledger to node %q: %w", nodeID, err), o.store.close())
-	}
-	var owner string
-	err := o.store.db.View(func(tx *bbolt.Tx) error {
-		owner = string(tx.Bucket(bucketMeta).Get(keyNodeID))
-		return nil
-	})
-	if err == nil && owner == nodeID {
-		return o, nil
-	}
-	if err == nil && owner != "" {
-		if err := o.store.close(); err != nil {
-			return opened{}, fmt.Errorf("close task ledger of node %s: %w", owner, err)
-		}
-		if o.store.journal != nil { // it has nothing that the tables lack
-			if err := os.Remove(path + journalEnding); err != nil {
-				return opened{}, fmt.Errorf("remove journal of task ledger of node %s: %w", owner, err)
-			}
-		}
-		if o, err = replace(path, fmt.Sprintf("%s.of-node-%s-%d", path, owner, time.Now().UnixNano())); err != nil {
-			return opened{}, err
-		}
-		o.whose = owner
-	}
-	if err == nil {
+// bind makes the file the node's own if it is nobody's.
+func (o opened) bind(nodeID string) error {
+	f, err := readFacts(o.store.db)
+	if err == nil && f.node == "" {
 		err = o.store.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyNodeID, []byte(nodeID)) })
 	}
 	if err != nil {
-		return opened{}, errors.Join(fmt.Errorf("bind task ledger to node %s: %w", nodeID, err), o.store.close())
+		return errors.Join(fmt.Errorf("bind task ledger to node %s: %w", nodeID, err), o.store.close())
 	}
-	return o, nil
+	return nil
 }
 
 // building is the ending under which a new file is made.
@@ -199,27 +166,39 @@ func syncDir(path string) error {
 // openWhole reads the file, then opens it. Damage shows as an error, as a panic of the page reader, or as a fault on mapped pages beyond the end of
 // a file that was cut; in this goroutine all three become ErrCorrupt. The first reading is without the lock to write, because opening to write
 // looks for free pages in a goroutine of its own, where a panic would end the process. What the journal has is in the tables then.
-func openWhole(path string) (*store, error) {
+// If the file is another node's than nodeID, which is empty for any, its owner is returned and nothing is opened.
+func openWhole(path, nodeID string) (*store, string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("find task ledger: %w", err)
+		return nil, "", fmt.Errorf("find task ledger: %w", err)
 	}
 	if info.Size() == 0 {
-		return nil, fmt.Errorf("open %s: %w: the file is empty", path, ErrCorrupt)
+		return nil, "", fmt.Errorf("open %s: %w: the file is empty", path, ErrCorrupt)
 	}
 	if err := inspect(path, info.Size()); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	db, err := openDB(path, options())
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	prefill(path)
-	whole, err := openStore(path, db)
+	f, err := readFacts(db)
+	if err == nil && nodeID != "" && f.node != "" && f.node != nodeID {
+		if f.format == format { // the journal has nothing that the tables lack
+			if err := os.Remove(path + journalEnding); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, "", errors.Join(fmt.Errorf("remove journal of another node's task ledger: %w", err), db.Close())
+			}
+		}
+		return nil, f.node, db.Close()
+	}
+	var whole *store
+	if err == nil {
+		whole, err = openStore(path, db)
+	}
 	if err != nil {
-		return nil, errors.Join(err, db.Close())
+		return nil, "", errors.Join(err, db.Close())
 	}
-	return whole, nil
+	return whole, "", nil
 }
 
 func inspect(path string, size int64) error {

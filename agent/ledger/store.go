@@ -1,13 +1,16 @@
 package ledger
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
@@ -40,53 +43,103 @@ func (t table) bucket() []byte {
 // syncs twice; a record of the journal has the changes alone, and syncs once. The tables get the changes of a whole journal with one commit: when it is
 // full, when the store is opened, and when it is closed. Without a journal each commit is one of the tables.
 type store struct {
+	path    string
 	db      *bbolt.DB
-	journal *journal // nil if there was no room for one
+	journal *journal  // nil if there was no room for one
+	tried   time.Time // when there was no room
+	owed    bool      // a commit of the tables failed that they show all the same: nothing is stored before one has succeeded
 	syncs   atomic.Int64
+
+	reservedTo int64 // how many bytes of the file have blocks
 
 	mu   sync.RWMutex // guards held; commits are made by one goroutine
 	held map[slot][]byte
+
+	failure func(made bool) error // what a commit of the tables returns before it is made, and when it has been made; nil but in tests
+}
+
+// facts are what the file says of itself.
+type facts struct {
+	ledger, node    string
+	format, journal string
+	applied         uint64 // the number of the last record that the tables have
+}
+
+func readFacts(db *bbolt.DB) (facts, error) {
+	var f facts
+	err := db.View(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		f = facts{
+			ledger: string(meta.Get(keyLedgerID)), node: string(meta.Get(keyNodeID)),
+			format: string(meta.Get(keyFormat)), journal: string(meta.Get(keyJournal)),
+		}
+		if value := meta.Get(keyApplied); len(value) == 8 {
+			f.applied = binary.BigEndian.Uint64(value)
+		}
+		return nil
+	})
+	if err != nil {
+		return facts{}, fmt.Errorf("read task ledger: %w", err)
+	}
+	return f, nil
 }
 
 // openStore puts what the journal has into the tables. From then on the file's format says that the journal belongs to it, which a build without journals
 // refuses, until close has put everything into the tables again.
 func openStore(path string, db *bbolt.DB) (*store, error) {
-	s := &store{db: db, held: map[slot][]byte{}}
-	var id, was string
-	var applied uint64
-	err := db.View(func(tx *bbolt.Tx) error {
-		meta := tx.Bucket(bucketMeta)
-		id, was = string(meta.Get(keyLedgerID)), string(meta.Get(keyFormat))
-		if value := meta.Get(keyApplied); len(value) == 8 {
-			applied = binary.BigEndian.Uint64(value)
-		}
-		return nil
-	})
+	s := &store{path: path, db: db, held: map[slot][]byte{}}
+	return s, s.open()
+}
+
+func (s *store) open() error {
+	s.reserve()
+	f, err := readFacts(s.db)
 	if err != nil {
-		return nil, fmt.Errorf("read task ledger: %w", err)
+		return err
 	}
-	j, err := openJournal(path+journalEnding, id, was == formatJournal)
-	if was != formatJournal && noRoom(err) {
-		return s, nil
+	if f.format != formatJournal {
+		return s.beginJournal(f)
 	}
+	if s.journal, err = openJournal(s.path+journalEnding, f.ledger, f.journal); err != nil {
+		return fmt.Errorf("open %s: %w", s.path, err)
+	}
+	changes, err := s.journal.read(f.applied)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
-	}
-	s.journal = j
-	var changes []change
-	if was == formatJournal {
-		if changes, applied, err = j.read(applied); err != nil {
-			return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), j.file.Close())
-		}
+		return errors.Join(fmt.Errorf("open %s: %w", s.path, err), s.journal.file.Close())
 	}
 	for _, c := range changes {
 		s.held[c.slot] = c.value
 	}
-	j.begin(applied)
-	if err := s.settle(nil, formatJournal); err != nil {
-		return nil, errors.Join(fmt.Errorf("bring task ledger up to its journal: %w", err), j.file.Close())
+	// Without room the journal keeps what it has, and takes what it has room for.
+	if err := s.settle(formatJournal); err != nil && !noRoom(err) {
+		return errors.Join(fmt.Errorf("bring task ledger up to its journal: %w", err), s.journal.file.Close())
 	}
-	return s, nil
+	return nil
+}
+
+// beginJournal makes a journal for tables that have everything. Without room for it there is none.
+func (s *store) beginJournal(f facts) error {
+	s.tried = time.Now()
+	j, err := newJournal(s.path+journalEnding, f.ledger)
+	if noRoom(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.journal, j.number = j, f.applied
+	if err = s.settle(formatJournal); err == nil {
+		return nil
+	}
+	if f, readErr := readFacts(s.db); noRoom(err) && readErr == nil && f.format == formatJournal {
+		return nil
+	}
+	s.journal = nil
+	err = errors.Join(err, j.file.Close())
+	if noRoom(err) {
+		return nil
+	}
+	return fmt.Errorf("begin journal of task ledger: %w", err)
 }
 
 func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
@@ -95,7 +148,7 @@ func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(er
 func (s *store) close() error {
 	var errs []error
 	if s.journal != nil {
-		errs = append(errs, s.settle(nil, format), s.journal.file.Close())
+		errs = append(errs, s.settle(format), s.journal.file.Close())
 	}
 	return errors.Join(append(errs, s.db.Close())...)
 }
@@ -136,18 +189,31 @@ func (s *store) commit(apply func(*transaction) error) error {
 	t := &transaction{tables: tables, held: s.held, made: map[slot][]byte{}}
 	err = apply(t)
 	// Before a commit of the tables, which may have to map more of the file than a reader has.
-	if err := errors.Join(err, tables.Rollback()); err != nil || len(t.made) == 0 {
+	if err := errors.Join(err, tables.Rollback()); err != nil || len(t.made) == 0 && !s.owed {
 		return err
 	}
+	if s.journal == nil && time.Since(s.tried) > journalAgain && !s.owed {
+		if f, err := readFacts(s.db); err == nil {
+			_ = s.beginJournal(f) //nolint:errcheck // as without room
+		}
+	}
 	if s.journal == nil {
-		return s.settle(t.made, format)
+		return s.update(t.made)
 	}
 	var payload []byte
 	for at, value := range t.made {
 		payload = appendChange(payload, at, value)
 	}
-	if !s.journal.fits(len(payload)) {
-		return s.settle(t.made, formatJournal)
+	if s.owed || !s.journal.fits(len(payload)) {
+		if err := s.settle(formatJournal); err != nil {
+			return err
+		}
+	}
+	if len(t.made) == 0 {
+		return nil
+	}
+	if !s.journal.fits(len(payload)) { // it is greater than the journal, and the tables have everything else
+		return s.update(t.made)
 	}
 	s.syncs.Add(1)
 	if err := s.journal.append(payload); err != nil {
@@ -159,35 +225,106 @@ func (s *store) commit(apply func(*transaction) error) error {
 	return nil
 }
 
-// settle puts what is held, and then made, into the tables, with the format that the file has from then on.
-func (s *store) settle(made map[slot][]byte, as string) error {
+// journalAgain is how long a store without a journal waits before it looks for room again.
+const journalAgain = time.Minute
+
+// update puts changes into the tables.
+func (s *store) update(made map[slot][]byte) error {
+	err := s.tables(func(tx *bbolt.Tx) error { return setAll(tx, made) })
+	s.owed = err != nil
+	if err == nil {
+		s.reserve()
+	}
+	return err
+}
+
+// tables makes one commit of the tables.
+func (s *store) tables(apply func(*bbolt.Tx) error) error {
 	s.syncs.Add(2)
-	err := s.db.Update(func(tx *bbolt.Tx) error {
-		for _, changes := range []map[slot][]byte{s.held, made} {
-			for at, value := range changes {
-				if err := set(tx, at, value); err != nil {
-					return err
-				}
-			}
-		}
-		meta := tx.Bucket(bucketMeta)
-		if s.journal == nil {
-			return nil
-		}
-		if err := meta.Put(keyApplied, binary.BigEndian.AppendUint64(nil, s.journal.number)); err != nil {
-			return err
-		}
-		return meta.Put(keyFormat, []byte(as))
-	})
+	var err error
+	if s.failure != nil {
+		err = s.failure(false)
+	}
+	if err == nil {
+		err = s.db.Update(apply)
+	}
+	if err == nil && s.failure != nil {
+		err = s.failure(true)
+	}
 	if err != nil {
 		return fmt.Errorf("commit tables: %w", err)
 	}
-	if s.journal != nil {
-		s.journal.begin(s.journal.number)
+	return nil
+}
+
+// settle puts what is held into the tables, with the format that the file has from then on, and begins the journal again.
+func (s *store) settle(as string) error {
+	over := func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		return errors.Join(meta.Put(keyApplied, binary.BigEndian.AppendUint64(nil, s.journal.number)),
+			meta.Put(keyJournal, []byte(s.journal.id)), meta.Put(keyFormat, []byte(as)))
 	}
+	err := s.tables(func(tx *bbolt.Tx) error { return errors.Join(setAll(tx, s.held), over(tx)) })
+	if noRoom(err) {
+		err = s.settleInPieces(over)
+	}
+	if err != nil {
+		// If the tables show it, they may say after a kill that they have the records so far: none may stand behind these.
+		f, readErr := readFacts(s.db)
+		s.owed = s.owed || readErr != nil || f.applied == s.journal.number
+		return err
+	}
+	s.owed = false
+	s.journal.begin()
+	s.reserve()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.held)
+	return nil
+}
+
+// settleInPieces needs few free pages at a time: each commit has one value, and frees those of the pages that it has written anew. Until the last one the
+// file says that the tables have nothing of the journal, whose records then give the same values again.
+func (s *store) settleInPieces(over func(*bbolt.Tx) error) error {
+	order := slices.SortedFunc(maps.Keys(s.held), func(a, b slot) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.key, b.key)) })
+	for _, at := range order {
+		if err := s.tables(func(tx *bbolt.Tx) error { return set(tx, at, s.held[at]) }); err != nil {
+			return err
+		}
+	}
+	return s.tables(over)
+}
+
+// reserved is how many bytes beyond those in use the file is given, once it has half of that or less: room for some hundred small tasks.
+const reserved = 1 << 20
+
+// reserve gives the file blocks of its own beyond what it has used, so that tasks are taken, and what they free is freed, on a disk that is full. Its length
+// stays. A file system that cannot, or has no room for it, leaves the file as it is.
+func (s *store) reserve() {
+	var used int64
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		used = tx.Size()
+		return nil
+	})
+	if err != nil || used+reserved/2 <= s.reservedTo {
+		return
+	}
+	file, err := os.OpenFile(s.path, os.O_WRONLY, 0) //nolint:gosec // the agent's own state directory
+	if err != nil {
+		return
+	}
+	if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, used+reserved); err == nil {
+		s.reservedTo = used + reserved
+	}
+	_ = file.Close()
+}
+
+func setAll(tx *bbolt.Tx, changes map[slot][]byte) error {
+	for at, value := range changes {
+		if err := set(tx, at, value); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
