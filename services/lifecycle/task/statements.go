@@ -392,4 +392,9 @@ var (
 	latestOfRun = pg.Define(pg.RoleLifecycle, "task.latest_of_run", `
 		SELECT `+columns+` FROM lifecycle.task t
 		WHERE t.run_id = $1 AND starts_with(t.idem_key, $2) ORDER BY t.task_id DESC LIMIT 1`)
+	// The bounds hold what begins so and goes on with digits, in whatever order the database has for text.
+	lastNumbered = pg.Define(pg.RoleLifecycle, "task.last_numbered", `
+		SELECT `+columns+` FROM lifecycle.task t
+		WHERE t.idem_key > $1::text AND t.idem_key < $1::text || '99999999999999999999' AND starts_with(t.idem_key, $1::text)
+		ORDER BY t.idem_key DESC LIMIT 1`)
 )

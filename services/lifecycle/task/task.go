@@ -257,6 +257,19 @@ func ByKey(ctx context.Context, tx pgx.Tx, key string) (Row, error) {
 	return row, nil
 }
 
+// LastNumbered reads the task with the highest number among those whose idempotency key is prefix and a number of as
+// many digits as that of the others; the bool is false if there is none.
+func LastNumbered(ctx context.Context, tx pgx.Tx, prefix string) (Row, bool, error) {
+	row, err := one(ctx, tx, lastNumbered, prefix)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Row{}, false, nil
+	}
+	if err != nil {
+		return Row{}, false, fmt.Errorf("read last task by key: %w", err)
+	}
+	return row, true, nil
+}
+
 // Latest reads the newest task of a run whose idempotency key begins with prefix; the bool is false if there is none.
 func Latest(ctx context.Context, tx pgx.Tx, runID, prefix string) (Row, bool, error) {
 	row, err := one(ctx, tx, latestOfRun, runID, prefix)

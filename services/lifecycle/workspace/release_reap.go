@@ -54,8 +54,8 @@ type leftBehind struct {
 	TenantID    string `db:"tenant_id"`
 	NodeID      string `db:"node_id"`
 	Epoch       int64  `db:"epoch"`
-	Key         string `db:"key"`
-	Before      string `db:"before"` // key of the minute before
+	Asked       string `db:"asked"` // what the keys of its tasks begin with, before the minute
+	Key         string `db:"key"`   // of a task of this minute
 }
 
 // onMachine is an orphan with its place in the order of sweeps.
@@ -70,8 +70,8 @@ const reapBatch = 200
 var orphansOnMachines = pg.Define(pg.RoleLifecycle, "workspace.orphans_on_machines", `
 		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id,
 			c.node_id::text AS node_id, c.epoch,
-			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint AS key,
-			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1 AS before, c.orphaned_at
+			'reap/' || c.id || '/' || g.session_epoch || '/' AS asked,
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint AS key, c.orphaned_at
 		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
 			-- While a run is open its own commands are the newest word.
@@ -80,7 +80,7 @@ var orphansOnMachines = pg.Define(pg.RoleLifecycle, "workspace.orphans_on_machin
 			AND (c.orphaned_at, c.id) > ($3::timestamptz, coalesce(nullif($4, ''), '00000000-0000-0000-0000-000000000000')::uuid)
 		ORDER BY c.orphaned_at, c.id LIMIT $2`)
 
-// Sweep asks for each orphan once a minute, and releases those that are confirmed gone. It answers how many it released. Releases that are long late and
+// Sweep asks for each orphan, again once what was asked before has failed and at most once a minute, and releases those that are confirmed gone. It answers how many it released. Releases that are long late and
 // that nobody drives to an end it makes release_failed.
 func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 	switch late, err := failLate(ctx, r.deps.DB); {
@@ -128,7 +128,7 @@ func (r *MachineReaper) next(ctx context.Context) ([]onMachine, error) {
 	return list, nil
 }
 
-// reap looks at the last task for an orphan and queues the next. Workloads go before the storage that they stand on.
+// reap releases an orphan whose last task of this session succeeded, however long ago, and queues another after one that failed. Workloads go before the storage that they stand on.
 func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	gone, queued := false, false
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -139,12 +139,15 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 		}
 		why := whyReplaced
 		if !replaced {
-			state, err := r.lastWord(ctx, tx, l)
+			last, found, err := task.LastNumbered(ctx, tx, l.Asked)
 			if err != nil {
-				return err
+				return err //nolint:wrapcheck // it says what it read
 			}
-			if state != commonv1.TaskState_TASK_STATE_SUCCEEDED {
-				queued, err = r.ask(ctx, tx, l, state)
+			if last.State != commonv1.TaskState_TASK_STATE_SUCCEEDED {
+				if found && (!task.Terminal(last.State) || last.IdemKey == l.Key) {
+					return nil
+				}
+				queued, err = r.ask(ctx, tx, l)
 				return err
 			}
 			why = "the agent has removed it"
@@ -197,24 +200,6 @@ func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, e
 	return free, replaced, nil
 }
 
-// lastWord is the state of the newest task for an orphan, of this minute or the one before; unspecified if there is none.
-func (r *MachineReaper) lastWord(ctx context.Context, tx pgx.Tx, l leftBehind) (commonv1.TaskState, error) {
-	state := commonv1.TaskState_TASK_STATE_UNSPECIFIED
-	for _, key := range []string{l.Before, l.Key} {
-		row, err := task.ByKey(ctx, tx, key)
-		if errors.Is(err, pgx.ErrNoRows) {
-			continue
-		}
-		if err != nil {
-			return state, err //nolint:wrapcheck // it says what it read
-		}
-		if state != commonv1.TaskState_TASK_STATE_SUCCEEDED {
-			state = row.State
-		}
-	}
-	return state, nil
-}
-
 var workloadsLeft = pg.Define(pg.RoleLifecycle, "workspace.workloads_left",
 	`SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND c.node_id = $2 AND c.kind = $3
 			AND c.epoch = $4 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)`)
@@ -222,11 +207,8 @@ var workloadsLeft = pg.Define(pg.RoleLifecycle, "workspace.workloads_left",
 var drawOpSeq = pg.Define(pg.RoleLifecycle, "workspace.draw_op_seq",
 	`UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`)
 
-// ask queues a task of the orphan's own epoch, unless one of this minute stands.
-func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last commonv1.TaskState) (bool, error) {
-	if last != commonv1.TaskState_TASK_STATE_UNSPECIFIED && !task.Terminal(last) {
-		return false, nil
-	}
+// ask queues a task for an orphan. It reports false where the storage has to wait for its workload.
+func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool, error) {
 	if l.Kind == kindStorage {
 		var standing bool
 		err := pg.QueryRow(ctx, tx, workloadsLeft, l.WorkspaceID, l.NodeID, kindWorkload, l.Epoch).Scan(&standing)

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -46,5 +47,53 @@ func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
 	})
 	if failed == 0 {
 		t.Error("no orphan failed: this shows nothing")
+	}
+}
+
+// An orphan whose turn comes back late is released by what was asked of it before, and is asked for again only once that has failed.
+func TestAnOrphanIsReleasedByAnEarlierTask(t *testing.T) {
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	node := p.machine("m1")
+	id := p.create(p.tenant(), "demo", byStatic)
+	claim := ids.New()
+	_, err := p.db.OwnerPool().Exec(t.Context(), `
+		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id,
+			orphaned_at, orphaned_by, orphan_reason)
+		SELECT $2, id, tenant_id, run_id, 1, 'workload', 'node_local', 'left-behind', epoch, $3, mesh.clock(), 'olga', 'lost'
+		FROM lifecycle.workspace WHERE id = $1`, id, claim, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks := func(condition string) int {
+		return p.count(`SELECT count(*) FROM lifecycle.task WHERE created_by = 'reaper' AND starts_with(idem_key, 'reap/' || $1::text) AND `+condition, claim)
+	}
+	sweep := func(after time.Duration) int {
+		testkit.SetClockOffset(p.db, after)
+		released, err := p.machineReaper().Sweep(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return released
+	}
+	done := func() {
+		testkit.Eventually(t, testkit.Patience, func() error {
+			if n := tasks("state = 'succeeded'"); n != 1 {
+				return fmt.Errorf("%d tasks succeeded", n)
+			}
+			return nil
+		})
+	}
+	sweep(0)
+	done()
+	// The first one failed: another is asked for, though its turn is not that of the next minute.
+	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.task SET state = 'failed' WHERE idem_key LIKE 'reap/%'`); err != nil {
+		t.Fatal(err)
+	}
+	if n := sweep(4 * time.Minute); n != 0 || tasks("true") != 2 {
+		t.Fatalf("%d released by a task that failed, %d tasks", n, tasks("true"))
+	}
+	done()
+	if n := sweep(8 * time.Minute); n != 1 || tasks("true") != 2 {
+		t.Errorf("%d released by a task of four minutes before, %d tasks", n, tasks("true"))
 	}
 }
