@@ -63,7 +63,7 @@ func NewServer(deps Deps) *Server {
 	if deps.Keys == nil {
 		deps.Keys = envelope.NewRing(deps.Key, deps.Verifiers)
 	}
-	s := &Server{deps: deps}
+	s := &Server{deps: deps, standing: standing{underWay: underWay}}
 	s.queue.commit = s.commitQueued
 	return s
 }

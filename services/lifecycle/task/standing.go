@@ -17,13 +17,15 @@ const (
 	outletMost = 4096
 	// outletAtOnce bounds the tasks of one message.
 	outletAtOnce = 64
-	// underWay is how long a task that was leased unasked keeps others from being leased so, if nothing is heard of it.
+	// underWay is how long a task that was leased unasked keeps others from being leased so, if no report comes.
 	underWay = 2 * time.Second
 )
 
 // standing are the sessions that tasks may be leased to as they are queued: their replica has asked for that, over a
 // stream that stands. It is a hint: the gate says, under its lock, whether a session may be leased to.
 type standing struct {
+	underWay time.Duration
+
 	mu    sync.Mutex
 	nodes map[string]stand
 }
@@ -41,6 +43,8 @@ type stand struct {
 
 // outlet takes leased tasks to the replica of one stream.
 type outlet struct {
+	closed bool // its stream has ended; guarded by the mutex of standing
+
 	mu      sync.Mutex
 	waiting []offer
 	wake    chan struct{}
@@ -70,7 +74,7 @@ func (s *standing) claim(nodeID string, now time.Time) stand {
 	if at.out == nil || now.Before(at.until) {
 		return stand{}
 	}
-	at.until = now.Add(underWay)
+	at.until = now.Add(s.underWay)
 	s.nodes[nodeID] = at
 	return at
 }
@@ -87,7 +91,7 @@ func (s *standing) reported(reports []*lifecyclev1.NodeReport) {
 	}
 }
 
-// put takes the sessions of a lease that its gates did not refuse.
+// put takes the sessions of a lease that its gates did not refuse, unless its stream has ended meanwhile.
 func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused []*lifecyclev1.NodeRefusal) {
 	no := make(map[string]bool, len(refused))
 	for _, r := range refused {
@@ -95,6 +99,9 @@ func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if out.closed {
+		return
+	}
 	if s.nodes == nil {
 		s.nodes = map[string]stand{}
 	}
@@ -120,6 +127,7 @@ func (s *standing) end(out *outlet, sessions []*lifecyclev1.NodeSession) {
 func (s *standing) remove(out *outlet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	out.closed = true
 	for node, at := range s.nodes {
 		if at.out == out {
 			delete(s.nodes, node)

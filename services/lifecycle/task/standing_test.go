@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -43,9 +44,21 @@ func (s *streamed) probe(n *node, change ...func(*task.Spec)) string {
 // offered wants one task on the stream that nobody asked for.
 func (s *streamed) offered(stream *workStream, n *node, id string) *nodev1.TaskRef {
 	s.k.t.Helper()
-	res, err := stream.Receive()
-	if err != nil {
+	received, failed := make(chan *lifecyclev1.StreamWorkResponse, 1), make(chan error, 1)
+	go func() {
+		if res, err := stream.Receive(); err != nil {
+			failed <- err
+		} else {
+			received <- res
+		}
+	}()
+	var res *lifecyclev1.StreamWorkResponse
+	select {
+	case res = <-received:
+	case err := <-failed:
 		s.k.t.Fatal(err)
+	case <-time.After(testkit.Patience):
+		s.k.t.Fatalf("task %s was not offered within %s", id, testkit.Patience)
 	}
 	tasks := res.GetLease().GetTasks()
 	if res.GetId() != 0 || len(tasks) != 1 || tasks[0].GetTask().GetTaskId() != id || tasks[0].GetSessionId() != n.session || tasks[0].GetNodeId() != n.id {
@@ -58,6 +71,7 @@ func (s *streamed) offered(stream *workStream, n *node, id string) *nodev1.TaskR
 // the same attempts and the same history, and the next one when its agent has spoken of the first.
 func TestATaskIsLeasedAsItIsQueued(t *testing.T) {
 	s := newStreamed(t)
+	s.k.tasks.KeepUnderWay()
 	n, other := s.k.node(), s.k.node()
 	stream, err := s.open("nodeapi")
 	if err != nil {
@@ -127,6 +141,7 @@ func TestALeaseThatNobodyAskedForIsHeldToTheGate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newStreamed(t)
+			s.k.tasks.KeepUnderWay()
 			n := s.k.node()
 			stream, err := s.open("nodeapi")
 			if err != nil {
@@ -190,4 +205,48 @@ func TestInRollbackModeProbesAloneAreLeasedUnasked(t *testing.T) {
 	held := s.probe(n, ofType(deploy))
 	s.offered(stream, other, s.probe(other))
 	s.k.wants(held, queued, 0, 0)
+}
+
+// TestALeaseUnderWayStandsForNoEndedStream holds that a lease which ends after its stream leaves no session to lease to
+// unasked.
+func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
+	s := newStreamed(t)
+	n, other := s.k.node(), s.k.node()
+	stream, err := s.open("nodeapi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.stand(stream, other)
+	ctx := testkit.Context(t)
+	held, err := s.k.pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it is committed below
+	if _, err := held.Exec(ctx, `SELECT FROM lifecycle.node_gate WHERE node_id = $1 FOR UPDATE`, n.id); err != nil {
+		t.Fatal(err)
+	}
+	frame := leaseFrame(1, n)
+	frame.TimeoutMs, frame.GetLease().Standing = 30_000, true
+	if err := stream.Send(frame); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, testkit.Patience, func() error { return s.k.waiting(ctx) })
+	_ = stream.CloseRequest()
+	testkit.Eventually(t, testkit.Patience, func() error { // the stream has ended for those that stand
+		if s.k.tasks.Stands(other.id) {
+			return errors.New("a session of the stream stands")
+		}
+		return nil
+	})
+	if err := held.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if res, err := stream.Receive(); err != nil || res.GetLease() == nil {
+		t.Fatalf("answered %v, %v", res, err)
+	}
+	if s.k.tasks.Stands(n.id) {
+		t.Error("the session of an ended stream stands")
+	}
+	s.k.wants(s.probe(n), queued, 0, 0)
 }
