@@ -37,6 +37,7 @@ type lease struct {
 
 type picked struct {
 	Row
+	session string // that it is leased to
 	keyID   string // that signs the attempt
 	payload []byte // with open environment values: it is signed, and nothing else
 	report  bool   // an event is due
@@ -99,10 +100,14 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 	if wrote {
 		s.deps.Committed()
 	}
+	for i := range tasks {
+		tasks[i].session = leases[tasks[i].NodeID].session
+	}
 	return s.sign(ctx, res, tasks, leases)
 }
 
-// sign makes the offers. Signing stands outside the transaction: a lock is held no longer than it must.
+// sign makes the offers, and names the nodes that got as many as their lease asked for. Signing stands outside the
+// transaction: a lock is held no longer than it must.
 func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, tasks []picked, leases map[string]lease) (*lifecyclev1.LeaseTasksResponse, error) {
 	count := map[string]int32{}
 	for _, t := range tasks {
@@ -121,7 +126,7 @@ func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, 
 			return nil, fmt.Errorf("sign task %s: %w", t.TaskID, err)
 		}
 		res.Tasks = append(res.Tasks, &lifecyclev1.LeasedTask{
-			NodeId: t.NodeID, SessionId: leases[t.NodeID].session,
+			NodeId: t.NodeID, SessionId: t.session,
 			Offer: &nodev1.TaskOffer{
 				Envelope: signed.Bytes, Signature: signed.Signature, KeyId: signed.KeyID, CorrelationId: t.CorrelationID, WorkflowId: t.RunID,
 			},

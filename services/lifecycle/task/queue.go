@@ -196,15 +196,16 @@ func (s *Server) commitQueued(ctx context.Context, group []*queued) error {
 func (s *Server) tell(stored []queued) bool {
 	var nodes []string
 	isNew := false
-	offers := map[*outlet][]offer{}
+	offers := map[*outlet][]picked{}
 	for _, one := range stored {
 		switch isNew = isNew || one.isNew; {
 		case !one.isNew:
 		case one.to.out == nil:
 			nodes = append(nodes, one.row.NodeID)
 		default:
-			task := picked{Row: one.row.dispatched(one.to.generation), keyID: one.task.keyID, payload: one.task.payload}
-			offers[one.to.out] = append(offers[one.to.out], offer{picked: task, session: one.to.session})
+			offers[one.to.out] = append(offers[one.to.out], picked{
+				Row: one.row.dispatched(one.to.generation), session: one.to.session, keyID: one.task.keyID, payload: one.task.payload,
+			})
 		}
 	}
 	for out, tasks := range offers {
@@ -240,6 +241,8 @@ func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) (
 		out[i].task, out[i].row, out[i].isNew = one.task, one.task.row.queued(now.queuedAt), true
 		if now.Leased {
 			out[i].to, out[i].task.keyID = to[i], keyID
+		} else if to[i].out != nil {
+			s.standing.drop(one.task.row.NodeID, to[i])
 		}
 		e := out[i].row.event()
 		if one.named {

@@ -46,14 +46,8 @@ type outlet struct {
 	closed bool // its stream has ended; guarded by the mutex of standing
 
 	mu      sync.Mutex
-	waiting []offer
+	waiting []picked
 	wake    chan struct{}
-}
-
-// offer is a leased task on its way to a session.
-type offer struct {
-	picked
-	session string
 }
 
 func newOutlet() *outlet { return &outlet{wake: make(chan struct{}, 1)} }
@@ -112,6 +106,16 @@ func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused 
 	}
 }
 
+// drop forgets a stand that a gate has refused, unless another one has taken its place. The node's next lease, by which its
+// task goes instead, has it stand again.
+func (s *standing) drop(nodeID string, refused stand) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at := s.nodes[nodeID]; at.out == refused.out && at.session == refused.session && at.generation == refused.generation {
+		delete(s.nodes, nodeID)
+	}
+}
+
 // end forgets sessions of a stream.
 func (s *standing) end(out *outlet, sessions []*lifecyclev1.NodeSession) {
 	s.mu.Lock()
@@ -136,7 +140,7 @@ func (s *standing) remove(out *outlet) {
 }
 
 // add has tasks offered, as far as there is room.
-func (o *outlet) add(offers ...offer) {
+func (o *outlet) add(offers ...picked) {
 	o.mu.Lock()
 	o.waiting = append(o.waiting, offers[:min(len(offers), outletMost-len(o.waiting))]...)
 	o.mu.Unlock()
@@ -147,7 +151,7 @@ func (o *outlet) add(offers ...offer) {
 }
 
 // take returns what goes into one message; nil if nothing waits.
-func (o *outlet) take() []offer {
+func (o *outlet) take() []picked {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	n := min(len(o.waiting), outletAtOnce)
@@ -168,7 +172,7 @@ func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*life
 			return
 		}
 		for offers := out.take(); len(offers) > 0; offers = out.take() {
-			res, err := s.sign(ctx, &lifecyclev1.LeaseTasksResponse{}, s.opened(ctx, offers), sessionsOf(offers))
+			res, err := s.sign(ctx, &lifecyclev1.LeaseTasksResponse{}, s.opened(ctx, offers), nil)
 			if err != nil {
 				s.deps.Logger.WarnContext(ctx, "leased tasks not offered", obs.Err(err))
 				continue
@@ -185,25 +189,16 @@ func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*life
 
 // opened returns tasks with their environment values open. One whose values do not open is left out: the lease that
 // would offer it again ends it.
-func (s *Server) opened(ctx context.Context, offers []offer) []picked {
+func (s *Server) opened(ctx context.Context, offers []picked) []picked {
 	out := make([]picked, 0, len(offers))
-	for _, o := range offers {
-		payload, err := s.openPayload(o.picked)
+	for _, task := range offers {
+		payload, err := s.openPayload(task)
 		if err != nil {
-			s.deps.Logger.WarnContext(ctx, "leased task not offered", slog.String("task_id", o.TaskID), obs.Err(err))
+			s.deps.Logger.WarnContext(ctx, "leased task not offered", slog.String("task_id", task.TaskID), obs.Err(err))
 			continue
 		}
-		o.payload = payload
-		out = append(out, o.picked)
-	}
-	return out
-}
-
-// sessionsOf returns the sessions that tasks were leased to, by node.
-func sessionsOf(offers []offer) map[string]lease {
-	out := make(map[string]lease, len(offers))
-	for _, o := range offers {
-		out[o.NodeID] = lease{session: o.session}
+		task.payload = payload
+		out = append(out, task)
 	}
 	return out
 }

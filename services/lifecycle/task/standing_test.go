@@ -151,11 +151,16 @@ func TestALeaseThatNobodyAskedForIsHeldToTheGate(t *testing.T) {
 			undo := change(s, stream, n)
 			id := s.probe(n)
 			s.k.wants(id, queued, 0, 0)
+			if s.k.tasks.Stands(n.id) {
+				t.Error("a session that was refused stands")
+			}
 			if undo == nil {
 				return
 			}
 			undo()
-			s.k.wants(s.probe(n), queued, 0, 0) // the first was claimed for, and nothing is heard of it
+			s.k.wants(s.probe(n), queued, 0, 0)
+			s.stand(stream, n) // the node's next lease
+			s.offered(stream, n, s.probe(n))
 		})
 	}
 }
