@@ -150,8 +150,11 @@ func (s *Service) build(ctx context.Context) error {
 		Observe: func(sess *roster.Session, o *nodev1.Observation) {
 			s.facts.Observed(sess.Identity.NodeID, sess.InstanceID(), sess.Generation(), o)
 		},
-		Output:   func(sess *roster.Session, chunk *nodev1.OutputChunk) { outputs.Chunk(sess.Identity.NodeID, chunk) },
-		Gone:     func(sess *roster.Session) { outputs.Gone(sess.Identity.NodeID, sess) },
+		Output: func(sess *roster.Session, chunk *nodev1.OutputChunk) { outputs.Chunk(sess.Identity.NodeID, chunk) },
+		Gone: func(sess *roster.Session) {
+			outputs.Gone(sess.Identity.NodeID, sess)
+			streamed.Ended(sess.Identity.NodeID, sess.ID)
+		},
 		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) { s.facts.Session(sess.Diagnosed(d)) },
 		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },

@@ -29,6 +29,9 @@ const (
 	pauseFirst, pauseMost = time.Second, 10 * time.Second
 	// pauseUnknown is the time between two tries at a lifecycle that does not know streams: a build before this one.
 	pauseUnknown = 30 * time.Second
+	// endedMost bounds the sessions that wait to be named as ended, and endedAtOnce those of one request. One past the first
+	// is not named: lifecycle forgets it when it is refused the next task.
+	endedMost, endedAtOnce = 1 << 16, 512
 )
 
 // Connection is a stream of StreamWork.
@@ -48,6 +51,46 @@ type Stream struct {
 
 	mu      sync.Mutex
 	current *connection // nil: there is none
+	ended   []*lifecyclev1.NodeSession
+	wake    chan struct{} // some have ended
+}
+
+// Ended has lifecycle forget a session that has ended: nothing more is leased to it unasked.
+func (s *Stream) Ended(nodeID, sessionID string) {
+	s.mu.Lock()
+	if s.current != nil && len(s.ended) < endedMost {
+		s.ended = append(s.ended, &lifecyclev1.NodeSession{NodeId: nodeID, SessionId: sessionID})
+	}
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// nameEnded names sessions that have ended until ctx ends.
+func (s *Stream) nameEnded(ctx context.Context, c *connection) {
+	for {
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return
+		}
+		for sessions := s.takeEnded(); len(sessions) > 0; sessions = s.takeEnded() {
+			s.endLeases(ctx, c, sessions)
+		}
+	}
+}
+
+func (s *Stream) takeEnded() []*lifecyclev1.NodeSession {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := min(len(s.ended), endedAtOnce)
+	out := s.ended[:n:n]
+	if s.ended = s.ended[n:]; len(s.ended) == 0 {
+		s.ended = nil
+	}
+	return out
 }
 
 // OnOffer has the stream call offer with leases that nobody asked for, one after another; offer returns the sessions
@@ -58,7 +101,7 @@ func (s *Stream) OnOffer(offer func(*lifecyclev1.LeaseTasksResponse) []*lifecycl
 
 // NewStream makes a Stream. Without Run it asks by calls.
 func NewStream(logger *slog.Logger, calls Lifecycle, open func(context.Context) (Connection, error)) *Stream {
-	return &Stream{logger: logger, calls: calls, open: open}
+	return &Stream{logger: logger, calls: calls, open: open, wake: make(chan struct{}, 1)}
 }
 
 // connection is a stream that stands.
@@ -156,6 +199,7 @@ func (s *Stream) runOnce(ctx context.Context) (bool, error) {
 	late.Stop()
 	s.set(c)
 	var ending sync.WaitGroup
+	ending.Go(func() { s.nameEnded(ctx, c) })
 	err = c.read(func(res *lifecyclev1.LeaseTasksResponse) {
 		if s.offer == nil {
 			return
@@ -167,11 +211,12 @@ func (s *Stream) runOnce(ctx context.Context) (bool, error) {
 	s.set(nil)
 	err = because(ctx, err)
 	c.fail(err)
+	cancel(err)
 	ending.Wait()
 	return true, err
 }
 
-// endLeases names sessions that took nothing. If it fails, the next offer to one of them has it named again.
+// endLeases names sessions that took nothing, or have ended. If it fails, the next offer to one of them has it named again.
 func (s *Stream) endLeases(ctx context.Context, c *connection, sessions []*lifecyclev1.NodeSession) {
 	_, err := c.ask(ctx, &lifecyclev1.StreamWorkRequest{Request: &lifecyclev1.StreamWorkRequest_End{End: &lifecyclev1.EndLeasesRequest{Sessions: sessions}}})
 	if err != nil {
@@ -189,7 +234,7 @@ func because(ctx context.Context, err error) error {
 
 func (s *Stream) set(c *connection) {
 	s.mu.Lock()
-	s.current = c
+	s.current, s.ended = c, nil // those of another stream have ended with it
 	s.mu.Unlock()
 }
 

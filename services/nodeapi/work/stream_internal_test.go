@@ -245,3 +245,44 @@ func TestWhatNobodyAskedForIsOffered(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// TestSessionsThatEndedAreNamed holds that lifecycle hears of sessions that ended, those that end while it is asked
+// together, and of none whose stream has ended before.
+func TestSessionsThatEndedAreNamed(t *testing.T) {
+	streaming(t, nil, func(_ context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
+		p := <-opened
+		synctest.Wait()
+		named := func() (*lifecyclev1.StreamWorkRequest, []string) {
+			synctest.Wait()
+			select {
+			case req := <-p.asked:
+				var out []string
+				for _, one := range req.GetEnd().GetSessions() {
+					out = append(out, one.GetNodeId()+" "+one.GetSessionId())
+				}
+				return req, out
+			default:
+				return nil, nil
+			}
+		}
+		s.Ended("a", "1")
+		req, got := named()
+		if len(got) != 1 || got[0] != "a 1" {
+			t.Fatalf("named %v", got)
+		}
+		s.Ended("b", "2")
+		s.Ended("c", "3")
+		p.answers <- &lifecyclev1.StreamWorkResponse{Id: req.GetId(), Response: &lifecyclev1.StreamWorkResponse_End{End: &lifecyclev1.EndLeasesResponse{}}}
+		if _, got = named(); len(got) != 2 || got[0] != "b 2" || got[1] != "c 3" {
+			t.Fatalf("named %v", got)
+		}
+		s.Ended("d", "4")
+		close(p.answers)
+		p = <-opened
+		synctest.Wait()
+		s.Ended("e", "5")
+		if _, got = named(); len(got) != 1 || got[0] != "e 5" {
+			t.Errorf("over the next stream %v are named", got)
+		}
+	})
+}

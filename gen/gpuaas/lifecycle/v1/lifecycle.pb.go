@@ -1603,7 +1603,7 @@ func (*StreamWorkRequest_Report) isStreamWorkRequest_Request() {}
 
 func (*StreamWorkRequest_End) isStreamWorkRequest_Request() {}
 
-// EndLeasesRequest names sessions that nothing is to be leased to unasked any more: a lease that was not asked for found them ended, or not ready.
+// EndLeasesRequest names sessions that nothing is to be leased to unasked any more: they have ended, or a lease that was not asked for found them not ready.
 type EndLeasesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sessions      []*NodeSession         `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
