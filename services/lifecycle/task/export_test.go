@@ -1,6 +1,31 @@
 package task
 
-import "time"
+import (
+	"context"
+	"time"
+)
+
+// Listing is a hub with one watcher, whose lists a test makes one by one.
+type Listing struct {
+	hub     *Hub
+	watcher *watcher
+}
+
+// List has a hub's lists made by the test alone, of so many nodes a page.
+func (h *Hub) List(page int) *Listing {
+	h.page = page
+	return &Listing{hub: h, watcher: h.add()}
+}
+
+// Next makes one whole list, and returns the nodes with work and the tasks to be cancelled that it tells of.
+func (l *Listing) Next(ctx context.Context) (nodes, cancels []string) {
+	l.hub.sweep(ctx, true)
+	told := l.hub.take(l.watcher)
+	for _, c := range told.GetCancels() {
+		cancels = append(cancels, c.GetTask().GetTaskId())
+	}
+	return told.GetNodeIds(), cancels
+}
 
 // KeepUnderWay has a task that was leased unasked keep others from being leased so until a report comes.
 func (s *Server) KeepUnderWay() { s.standing.underWay = time.Hour }
@@ -17,3 +42,6 @@ func (s *Server) Waiting() int {
 
 // QueueLanes is how many transactions of a queue are under way at once.
 const QueueLanes = queueLanes
+
+// SweepMost bounds a list of cancels.
+const SweepMost = sweepMost

@@ -25,6 +25,8 @@ const (
 	sweepPage = 1000
 	// sweepMost bounds a list of cancels.
 	sweepMost = 5000
+	// sweepWithin is how long a list of nodes with work may take, and a list of cancels.
+	sweepWithin = 5 * time.Second
 	// hintsPending bounds what waits for one slow watcher; past it the sweep tells it.
 	hintsPending = 8192
 )
@@ -35,6 +37,9 @@ type Hub struct {
 	logger *slog.Logger
 	// elsewhere fires when events were numbered, by whichever process: another replica of lifecycle may have queued work.
 	elsewhere *events.Signal
+	page      int // sweepPage
+	// after is the node behind which the next list of nodes with work begins. The loop alone reads it.
+	after string
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
@@ -48,7 +53,9 @@ type watcher struct {
 
 // NewHub makes a hub.
 func NewHub(logger *slog.Logger, db *pgxpool.Pool, elsewhere *events.Signal) *Hub {
-	return &Hub{db: db, logger: logger, elsewhere: elsewhere, watchers: map[*watcher]struct{}{}}
+	return &Hub{
+		db: db, logger: logger, elsewhere: elsewhere, page: sweepPage, after: firstNode, watchers: map[*watcher]struct{}{},
+	}
 }
 
 // Notify says that nodes have work. Call it after the commit.
@@ -121,8 +128,8 @@ func (h *Hub) Run(ctx context.Context) error {
 	}
 }
 
-// sweep tells of nodes with work; a whole one tells again of cancels that their agents have not answered. It reports whether there was anything to tell, or
-// that could not be found out.
+// sweep tells of nodes with work; a whole one tells again of cancels that their agents have not answered, whether or not
+// the nodes could be listed. It reports whether there was anything to tell, or that could not be found out.
 func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 	h.mu.Lock()
 	idle := len(h.watchers) == 0
@@ -130,21 +137,35 @@ func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 	if idle {
 		return false
 	}
-	call, cancel := context.WithTimeout(ctx, 5*time.Second)
+	more := h.sweepNodes(ctx)
+	if !whole {
+		return more
+	}
+	return h.sweepCancels(ctx) || more
+}
+
+// sweepNodes goes on where the list before failed, so that the last nodes have their turn though a list takes longer
+// than it may.
+func (h *Hub) sweepNodes(ctx context.Context) bool {
+	call, cancel := context.WithTimeout(ctx, sweepWithin)
 	defer cancel()
-	more, err := nodesWithWork(call, h.db, sweepPage, func(nodes []string) error {
+	more, after, err := nodesWithWork(call, h.db, h.page, h.after, func(nodes []string) error {
 		h.Notify(nodes...)
 		return nil
 	})
+	h.after = after
 	if err != nil {
 		if ctx.Err() == nil {
 			h.logger.WarnContext(ctx, "nodes with work not listed", slog.Any("error", err))
 		}
 		return true
 	}
-	if !whole {
-		return more
-	}
+	return more
+}
+
+func (h *Hub) sweepCancels(ctx context.Context) bool {
+	call, cancel := context.WithTimeout(ctx, sweepWithin)
+	defer cancel()
 	cancels, err := unansweredCancels(call, h.db, sweepMost)
 	if err != nil {
 		if ctx.Err() == nil {
@@ -155,7 +176,7 @@ func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 	for _, c := range cancels {
 		h.Cancel(c)
 	}
-	return more || len(cancels) > 0
+	return len(cancels) > 0
 }
 
 func (h *Hub) add() *watcher {
@@ -192,7 +213,7 @@ func (s *Server) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest,
 		return fmt.Errorf("send hints: %w", err)
 	}
 	var lost error
-	_, err := nodesWithWork(ctx, s.deps.DB, sweepPage, func(nodes []string) error {
+	_, _, err := nodesWithWork(ctx, s.deps.DB, sweepPage, firstNode, func(nodes []string) error {
 		lost = stream.Send(&lifecyclev1.WatchWorkResponse{NodeIds: nodes, Sweep: true})
 		return lost
 	})

@@ -173,15 +173,16 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 // firstNode is before the ids of all nodes.
 const firstNode = "00000000-0000-0000-0000-000000000000"
 
-// nodesWithWork lists nodes with a session that have something to lease, a page of nodes with open tasks at a time, and calls found for each page that has
-// some. It reports whether more may come without an event: tasks that are offered and not delivered, or whose time to start is yet to come. Nodes that are
-// away are left out.
-func nodesWithWork(ctx context.Context, q pg.Querier, page int, found func(due []string) error) (bool, error) {
+// nodesWithWork lists nodes with a session that have something to lease, a page of nodes with open tasks at a time from
+// the first one behind after, and calls found for each page that has some. It reports whether more may come without an
+// event: tasks that are offered and not delivered, or whose time to start is yet to come. Nodes that are away are left
+// out. With an error it returns the node behind which the list is to go on, firstNode otherwise.
+func nodesWithWork(ctx context.Context, q pg.Querier, page int, after string, found func(due []string) error) (bool, string, error) {
 	more := false
-	for after := firstNode; ; {
+	for {
 		rows, err := pg.All[waitingNode](ctx, q, nodesWithTasks, page, after)
 		if err != nil {
-			return false, fmt.Errorf("list nodes with work: %w", err)
+			return false, after, fmt.Errorf("list nodes with work: %w", err)
 		}
 		var due []string
 		for _, r := range rows {
@@ -189,20 +190,20 @@ func nodesWithWork(ctx context.Context, q pg.Querier, page int, found func(due [
 				due = append(due, r.NodeID)
 			}
 			more = more || r.Work > 0
-			after = r.NodeID
 		}
 		if len(due) > 0 {
 			if err := found(due); err != nil {
-				return false, err
+				return false, after, err
 			}
 		}
 		if len(rows) < page {
-			return more, nil
+			return more, firstNode, nil
 		}
+		after = rows[len(rows)-1].NodeID
 	}
 }
 
-// unansweredCancels lists tasks in flight that are to stop; in rollback mode none is.
+// unansweredCancels lists tasks in flight that are to stop, of nodes with a session; in rollback mode none is.
 func unansweredCancels(ctx context.Context, q pg.Querier, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
 	rows, err := pg.All[cancelRow](ctx, q, listCancels, limit)
 	if err != nil {

@@ -147,6 +147,7 @@ var (
 	listCancels = pg.Define(pg.RoleLifecycle, "task.list_cancels", `
 		SELECT `+pg.Columns[cancelRow]("t")+` FROM lifecycle.task t
 		WHERE t.cancel_requested_at IS NOT NULL AND t.open AND t.state <> 'queued' AND NOT (SELECT mesh.rolled_back())
+			AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = t.node_id AND g.session_open)
 		ORDER BY t.task_id LIMIT $1`)
 	lockBehindReports = pg.Define(pg.RoleLifecycle, "task.lock_behind_reports", `
 		SELECT u.place, `+columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id, node_id,
