@@ -49,7 +49,7 @@ func Announced() []reannounce.Source {
 			if !ids.Valid(after) { // it has been announced, and is one
 				return nil, nil
 			}
-			b, err := readBrake(ctx, tx)
+			b, err := readBrake(ctx, tx, true)
 			if err != nil || b.Version == 0 {
 				return nil, err
 			}

@@ -12,7 +12,6 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
@@ -48,16 +47,17 @@ type affected struct {
 
 var (
 	// An advisory lock leaves nothing in the write-ahead log, and rounds that change nothing are most. It is taken before the brake is read, by a statement
-	// of its own: what was waited for is seen.
+	// of its own: what was waited for is seen. One build took it alone.
 	takeBrakeLock = pg.Define(pg.RoleRecovery, "watchdog.take_brake_lock", `SELECT pg_advisory_xact_lock(hashtextextended('recovery.brake', 0))`)
 
 	readBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.read_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b`)
 
-	// A replica of an earlier build locks the row instead; what it reported meanwhile has raised the version.
+	// Every build that changes something locks the row first, but for that one.
+	lockBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.lock_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b FOR UPDATE`)
+
 	updateBrake = pg.Define(pg.RoleRecovery, "watchdog.update_brake", `
 		UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
-			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12, cause = $13
-		WHERE version = $14`)
+			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12, cause = $13`)
 
 	countAffected = pg.Define(pg.RoleRecovery, "watchdog.count_affected", `
 		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int AS lately, count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
@@ -75,12 +75,17 @@ func mostAffected(fleet int32, fraction float64) int32 {
 	return max(int32(fraction*float64(fleet)+1e-9), leastAffected)
 }
 
-// readBrake reads the row, and locks it until the transaction ends.
-func readBrake(ctx context.Context, tx pgx.Tx) (*brake, error) {
+// readBrake reads the brake and keeps others that do so away until the transaction ends. What writes or asks for anything locks its row too, before
+// that: replicas of earlier builds know that lock alone.
+func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
+	read := readBrakeRow
+	if lock {
+		read = lockBrakeRow
+	}
 	var b brake
 	var batch pg.Batch
 	batch.Queue(takeBrakeLock)
-	batch.Queue(readBrakeRow).Query(func(rows pgx.Rows) error {
+	batch.Queue(read).Query(func(rows pgx.Rows) error {
 		var err error
 		b, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[brake])
 		return err //nolint:wrapcheck // wrapped below
@@ -101,17 +106,13 @@ func (b *brake) Proto() *recoveryv1.Brake {
 
 // save writes the brake, and reports it if aloud.
 func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error) {
-	was := b.Version
 	if aloud {
 		b.Version++
 	}
-	tag, err := pg.Exec(ctx, tx, updateBrake, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since, b.IncidentID, b.ReleasedBy, b.ReleaseReason,
-		b.ReleasedAt, b.CalmSince, b.Version, b.Cause, was)
+	_, err := pg.Exec(ctx, tx, updateBrake, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since, b.IncidentID, b.ReleasedBy, b.ReleaseReason,
+		b.ReleasedAt, b.CalmSince, b.Version, b.Cause)
 	if err != nil {
 		return "", fmt.Errorf("write the brake: %w", err)
-	}
-	if tag.RowsAffected() == 0 {
-		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the fleet brake was changed meanwhile", fault.Remedy("look at it again, and release it if it is still engaged"))
 	}
 	if !aloud {
 		return "", nil
@@ -229,6 +230,9 @@ func (j *judging) whileEngaged(ctx context.Context, still, fleet, most int32, mi
 		now := j.now
 		b.CalmSince = &now
 	case j.now.Sub(*b.CalmSince) >= j.w.cfg.BrakeDwell:
+		if err := j.writes(); err != nil {
+			return err
+		}
 		if err := release(ctx, j.tx, b, requesterName, fmt.Sprintf("no more than %d have been affected for %s", b.Most, j.w.cfg.BrakeDwell), j.now); err != nil {
 			return err
 		}
@@ -246,6 +250,9 @@ func (j *judging) whileEngaged(ctx context.Context, still, fleet, most int32, mi
 	}
 	if !aloud && (before.CalmSince == nil) == (b.CalmSince == nil) {
 		return nil
+	}
+	if err := j.writes(); err != nil {
+		return err
 	}
 	_, err := b.save(ctx, j.tx, aloud)
 	return err

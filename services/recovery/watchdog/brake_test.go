@@ -2,17 +2,12 @@ package watchdog_test
 
 import (
 	"context"
-	"strings"
+	"errors"
 	"testing"
+	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
@@ -27,45 +22,74 @@ func TestARoundThatChangesNothingLocksNoRow(t *testing.T) {
 	}
 }
 
-// before runs fn before a statement of a connection.
-type before struct {
-	name string
-	fn   func()
-}
-
-func (b before) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, b.name) {
-		b.fn()
+// whileHeld runs fn while a replica of an earlier build has locked the row of the brake, has the replica engage the brake
+// once fn waits for it, and returns when fn has ended. It fails if fn ends without having waited.
+func (k *kit) whileHeld(fn func() error) error {
+	k.t.Helper()
+	tx, err := k.db.OwnerPool().Begin(k.ctx)
+	k.must(err)
+	defer tx.Rollback(context.WithoutCancel(k.ctx)) //nolint:errcheck // it is committed below
+	_, err = tx.Exec(k.ctx, `SELECT FROM recovery.brake FOR UPDATE`)
+	k.must(err)
+	ended := make(chan error, 1)
+	go func() { ended <- fn() }()
+	waited := true
+	testkit.Eventually(k.t, testkit.Patience, func() error {
+		select {
+		case err = <-ended:
+			waited = false
+			return nil
+		default:
+		}
+		if n := k.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND usename = 'recovery'`); n != 1 {
+			return errors.New("nothing waits for the row")
+		}
+		return nil
+	})
+	if !waited {
+		k.t.Fatalf("it ended while another build held the row of the brake: %v", err)
 	}
-	return ctx
+	_, err = tx.Exec(k.ctx, `UPDATE recovery.brake SET engaged = true, since = mesh.clock(), affected = affected + 3, version = version + 1`)
+	k.must(err)
+	k.must(tx.Commit(k.ctx))
+	return <-ended
 }
 
-func (before) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-// TestABrakeThatAnotherChangedIsNotWritten holds for a replica of an earlier build, which locks the row and not what this one locks.
-func TestABrakeThatAnotherChangedIsNotWritten(t *testing.T) {
+// TestARoundThatAsksWaitsForAnEarlierBuild holds that a round which is to ask for a recreation is judged under the lock
+// that replicas of earlier builds take, and by what they have written under it.
+func TestARoundThatAsksWaitsForAnEarlierBuild(t *testing.T) {
 	k := newKit(t)
-	change := func(sql string) {
-		t.Helper()
-		_, err := k.db.OwnerPool().Exec(k.ctx, sql)
-		k.must(err)
+	b := k.up("acme", "one", byProcess, ids.New())
+	k.lose(b)
+	k.listen(130 * time.Second)
+	k.round()
+	k.wantOutcome(k.record(b), open)
+	k.pass(6 * time.Second)
+	k.beat()
+	k.must(k.sequencer.Drain(k.ctx))
+	k.must(k.w.Drain(k.ctx))
+	var out watchdog.Round
+	k.must(k.whileHeld(func() error {
+		var err error
+		out, err = k.w.RunOnce(k.ctx)
+		return err
+	}))
+	if !out.Engaged || out.Asked != 0 {
+		t.Errorf("after another build has engaged the brake: %+v", out)
 	}
-	change(`UPDATE recovery.brake SET engaged = true, since = mesh.clock(), affected = 3, version = 1`)
-	config, err := pgxpool.ParseConfig(k.db.URL(pg.RoleRecovery))
-	k.must(err)
-	config.ConnConfig.RuntimeParams[pg.FormatSetting] = pg.Format
-	config.ConnConfig.Tracer = before{name: "watchdog.update_brake", fn: func() { change(`UPDATE recovery.brake SET affected = 4, version = version + 1`) }}
-	pool, err := pgxpool.NewWithConfig(k.ctx, config)
-	k.must(err)
-	t.Cleanup(pool.Close)
-	w, err := watchdog.New(watchdog.Deps{Logger: testkit.Logger(t), Pool: pool, Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy}}, k.cfg)
-	k.must(err)
+	k.wantAsked(0)
+}
+
+// TestAReleaseWaitsForAnEarlierBuild holds that a release of the brake loses nothing that a replica of an earlier build
+// writes meanwhile.
+func TestAReleaseWaitsForAnEarlierBuild(t *testing.T) {
+	k := newKit(t)
 	ada := rpc.WithPerson(k.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})
-	_, err = w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
-	if !fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
-		t.Errorf("the release of a brake that was changed meanwhile answered %v", err)
-	}
-	if n := k.count(`SELECT count(*) FROM recovery.brake WHERE engaged AND affected = 4 AND version = 2`); n != 1 {
+	k.must(k.whileHeld(func() error {
+		_, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
+		return err
+	}))
+	if n := k.count(`SELECT count(*) FROM recovery.brake WHERE NOT engaged AND affected = 3 AND version = 2`); n != 1 {
 		t.Error("the other's change was lost")
 	}
 }

@@ -62,6 +62,9 @@ var (
 
 // take takes a token of both buckets, or of none and answers what has to be waited for.
 func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
+	if err := j.writes(); err != nil {
+		return nil, err
+	}
 	if _, err := j.fleet(ctx); err != nil {
 		return nil, err
 	}

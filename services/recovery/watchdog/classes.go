@@ -156,6 +156,9 @@ func (j *judging) manual(ctx context.Context) error {
 		if known, ok := runbook.Of(r.Step); ok && m.Error == "" {
 			r.Cause = known.Cause
 		}
+		if err := j.writes(); err != nil {
+			return err
+		}
 		inserted, err := r.insert(ctx, j.tx)
 		if err != nil {
 			return err

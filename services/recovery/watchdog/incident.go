@@ -192,6 +192,9 @@ func (j *judging) raise(ctx context.Context, i *incident) error {
 		return err
 	}
 	if was == nil {
+		if err := j.writes(); err != nil {
+			return err
+		}
 		i.ID, i.OpenedAt, i.Count, i.Version = ids.New(), j.now, max(i.Count, 1), 1
 		_, err := pg.Exec(ctx, j.tx, insertIncident,
 			i.ID, names.Of(i.Kind), i.Key, names.Of(i.Severity), i.Summary, i.Step, i.ErrorCode, texts(i.Tenants), texts(i.Workspaces), texts(i.Nodes),
@@ -231,6 +234,9 @@ func (j *judging) goOn(ctx context.Context, was, i *incident) error {
 	}
 	summary, key := was.Summary, was.Key
 	if more || fresh {
+		if err := j.writes(); err != nil {
+			return err
+		}
 		was.LastSeenAt, was.Count, was.Version = i.LastSeenAt, count, was.Version+1
 		_, err := pg.Exec(ctx, j.tx, updateIncident, was.ID, summary, texts(was.Tenants), texts(was.Workspaces), texts(was.Nodes), was.LastSeenAt, was.Count,
 			was.Version)
@@ -255,6 +261,9 @@ func (j *judging) closeOthers(ctx context.Context, kind commonv1.IncidentKind, g
 		i := row.read(ctx)
 		if goesOn(i) {
 			continue
+		}
+		if err := j.writes(); err != nil {
+			return err
 		}
 		if err := closeIncident(ctx, j.tx, kind, i.Key, requesterName, j.now); err != nil {
 			return err

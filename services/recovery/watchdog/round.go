@@ -76,6 +76,7 @@ type judging struct {
 	tx       pgx.Tx
 	now      time.Time
 	brake    *brake
+	locked   bool             // the brake's row is locked
 	fraction float64          // of the fleet that may fail at once
 	limits   wave.Limits      // of nodes whose records are missing
 	boxes    map[string]int32 // of each placement; nil until fleet has counted them
@@ -88,8 +89,28 @@ type judging struct {
 	counts   []prometheus.Counter // of what is written, once it is committed
 }
 
-// judge writes everything that follows from what is known now, and answers the records whose request is to be sent.
+// errUnlocked ends a round that has something to write or to ask for and has not locked the brake's row.
+var errUnlocked = errors.New("the brake's row is not locked")
+
+// writes is called before a round writes or asks for anything. Its error is errUnlocked where the round has to begin again with the brake's row locked.
+func (j *judging) writes() error {
+	if !j.locked {
+		return errUnlocked
+	}
+	return nil
+}
+
+// judge writes everything that follows from what is known now, and answers the records whose request is to be sent. It begins without the lock of the
+// brake's row, which is written to the log, and again with it if there is anything to write: what others have written under the lock is read then.
 func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
+	asks, err := w.judgeOnce(ctx, out, false)
+	if errors.Is(err, errUnlocked) {
+		asks, err = w.judgeOnce(ctx, out, true)
+	}
+	return asks, err
+}
+
+func (w *Watchdog) judgeOnce(ctx context.Context, out *Round, locked bool) ([]*record, error) {
 	var asks []*record
 	var counts []prometheus.Counter
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -109,9 +130,12 @@ func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
 			return err
 		}
 		set := w.deps.Policy.Current()
-		// The brake's row is the lock under which everything is judged: two who act at once take turns.
-		j := &judging{w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{}, limits: wave.LimitsOf(w.deps.Policy)}
-		if j.brake, err = readBrake(ctx, tx); err != nil {
+		// The brake's row is the lock under which everything is judged that is written or asked for: two who act at once take turns.
+		j := &judging{
+			w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{}, limits: wave.LimitsOf(w.deps.Policy),
+			locked: locked,
+		}
+		if j.brake, err = readBrake(ctx, tx, locked); err != nil {
 			return err
 		}
 		if j.records, err = loadOpen(ctx, tx); err != nil {
@@ -157,10 +181,16 @@ func (j *judging) all(ctx context.Context, fraction float64) ([]*record, error) 
 		if err != nil {
 			return nil, err
 		}
+		changed := !same(before, *r)
+		if asking || changed {
+			if err := j.writes(); err != nil {
+				return nil, err
+			}
+		}
 		if asking {
 			asks = append(asks, r)
 		}
-		if same(before, *r) {
+		if !changed {
 			continue
 		}
 		if err := r.save(ctx, j.tx); err != nil {
@@ -219,6 +249,9 @@ func (j *judging) detectAll(ctx context.Context) error {
 		if trigger == 0 {
 			continue
 		}
+		if err := j.writes(); err != nil {
+			return err
+		}
 		r := open(s, trigger, j.now)
 		inserted, err := r.insert(ctx, j.tx)
 		if err != nil {
@@ -244,6 +277,9 @@ func (j *judging) step(ctx context.Context, r *record, s *subject) (bool, error)
 	case replay:
 		return true, nil
 	case withdraw:
+		if err := j.writes(); err != nil {
+			return false, err
+		}
 		return false, j.w.giveBack(ctx, j.tx, r)
 	case nothing:
 		return false, nil

@@ -24,7 +24,7 @@ func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrak
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err //nolint:wrapcheck // it is the answer
 		}
-		b, err := readBrake(ctx, tx)
+		b, err := readBrake(ctx, tx, true)
 		if err != nil {
 			return err
 		}
