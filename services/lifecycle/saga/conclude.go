@@ -13,6 +13,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // conclude writes what a step's function answered. It may run again after a lost connection, and decides the same then.
@@ -191,24 +192,32 @@ func (d *Driver) failed(ctx context.Context, h *held, state string, e *StepError
 	}
 	why := fmt.Sprintf("%s the step %q failed (%s: %s); attempt %d of %d follows in %s", direction(h), h.attempt.Name, names.Of(e.Reason), e.Public,
 		failures+1, policy.Attempts, after.Round(time.Millisecond))
-	at := h.attempt
+	at, level := h.attempt, d.levelOf(ctx, h, e)
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
 		state: run, attempts: failures, after: after, why: why, point: "park", passOver: state == attemptAbandoned,
 	})
 	if err == nil {
-		d.tell(ctx, h, &at, e, false)
+		d.tell(ctx, h, &at, e, level, false)
 		d.due(after)
 	}
 	return d.ended(err, h)
 }
 
-// tell logs a failure with what lies under it, once it is on record. That a later operation came before it is nobody's fault.
-func (d *Driver) tell(ctx context.Context, h *held, at *Attempt, e *StepError, forGood bool) {
-	level := slog.LevelWarn
-	switch e.Reason { //nolint:exhaustive // every other failure is one
+// levelOf returns at which level a failure is logged. That a later operation of its workspace came before a step is
+// nobody's fault, where the database knows of one: after a rollback it may not know what a resource has seen.
+func (d *Driver) levelOf(ctx context.Context, h *held, e *StepError) slog.Level {
+	switch e.Reason { //nolint:exhaustive // every other failure is a warning
 	case commonv1.Reason_REASON_TASK_SUPERSEDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_FENCED_OUT:
-		level = slog.LevelInfo
+		later, err := pg.Value[bool](ctx, d.core.db, knowsLater, h.run.WorkspaceID, h.run.OpLast, h.run.Epoch)
+		if err == nil && later {
+			return slog.LevelInfo
+		}
 	}
+	return slog.LevelWarn
+}
+
+// tell logs a failure with what lies under it, once it is on record.
+func (d *Driver) tell(ctx context.Context, h *held, at *Attempt, e *StepError, level slog.Level, forGood bool) {
 	d.log.Log(ctx, level, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID), slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID),
 		slog.String(obs.KeyTenantID, h.run.TenantID), slog.String(obs.KeyCorrelationID, h.run.CorrelationID), slog.String("step", at.Name),
 		slog.String("direction", at.Dir), slog.Int("attempt", at.Attempt), slog.String("error_layer", layerName(e)), slog.String(obs.KeyReason, names.Of(e.Reason)),
@@ -224,10 +233,10 @@ func direction(h *held) string {
 
 // exhausted ends the forward phase, or makes the run stuck in the backward one.
 func (d *Driver) exhausted(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
-	at := h.attempt
+	at, level := h.attempt, d.levelOf(ctx, h, e)
 	more, err := d.exhaust(ctx, h, state, e)
 	if err == nil {
-		d.tell(ctx, h, &at, e, true)
+		d.tell(ctx, h, &at, e, level, true)
 	}
 	return more, err
 }

@@ -37,6 +37,9 @@ var (
 		RETURNING `+runColumns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8,
 			(SELECT mesh.rolled_back()), c.fence, c.open_attempt, c.open_since,
 			COALESCE((SELECT w.op_seq FROM lifecycle.workspace w WHERE w.id = r.workspace_id) > r.op_last, false)`)
+	// knowsLater asks whether anything later than a run was asked of its workspace.
+	knowsLater = pg.Define(pg.RoleLifecycle, "saga.knows_later", `
+		SELECT EXISTS (SELECT FROM lifecycle.workspace w WHERE w.id = $1 AND (w.op_seq > $2 OR w.epoch > $3))`)
 	anyLive = pg.Define(pg.RoleLifecycle, "saga.any_live", `
 		SELECT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.state IN ('pending', 'running', 'waiting', 'compensating'))`)
 	resumeAttempts = pg.Define(pg.RoleLifecycle, "saga.resume_attempts", `
