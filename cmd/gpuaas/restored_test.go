@@ -51,6 +51,10 @@ func TestMigrateRestored(t *testing.T) {
 	if code == 0 || !strings.Contains(err, "recovery (test recovery)") || !strings.Contains(err, "stop every service") {
 		t.Fatalf("%d %s", code, err)
 	}
+	// As a restore of some tables alone leaves it.
+	if _, err := d.OwnerPool().Exec(t.Context(), `INSERT INTO recovery.watch_count (placement, workspaces, units) VALUES ('process', 7, 7)`); err != nil {
+		t.Fatal(err)
+	}
 	testkit.Disconnect(d, pg.RoleRecovery)
 	code, out, err := migrate(t, "restored", "--database-url-file", url, "--reason", "the disk was lost")
 	if code != 0 || !strings.Contains(out, "the era is 1 now") || !strings.Contains(out,
@@ -60,6 +64,10 @@ func TestMigrateRestored(t *testing.T) {
 	if code, out, err = migrate(t, "status", "--database-url-file", url); code != 0 || !strings.Contains(out, "era: 1") ||
 		!strings.Contains(out, "rollback mode: active since") {
 		t.Fatalf("%d %s %s", code, out, err)
+	}
+	var counts int
+	if err := d.OwnerPool().QueryRow(t.Context(), `SELECT count(*) FROM recovery.watch_count`).Scan(&counts); err != nil || counts != 0 {
+		t.Errorf("a fleet of nothing has %d counts after the restore: %v", counts, err)
 	}
 }
 

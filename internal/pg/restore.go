@@ -93,6 +93,10 @@ func declare(ctx context.Context, tx pgx.Tx, reason string) error {
 	if err != nil {
 		return fmt.Errorf("set rollback mode: %w", err)
 	}
+	// A restore of some tables alone leaves counts that are not those of their rows.
+	if _, err := tx.Exec(ctx, "SELECT recovery.recount_fleet()"); err != nil {
+		return fmt.Errorf("count the fleet anew: %w", err)
+	}
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/keys"
 	"github.com/gpuaas/mesh/services/recovery/storage"
+	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
 // newBackground is the service's periodic work.
@@ -32,6 +33,13 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 		background.Job{Name: "storage", Every: storage.Every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			told, err := room.Look(ctx)
 			if told {
+				wake.Notify()
+			}
+			return err //nolint:wrapcheck // it says what it did
+		}},
+		background.Job{Name: "fleet-counts", Every: watchdog.CompareEvery, Timeout: time.Minute, Run: func(ctx context.Context) error {
+			found, err := watchdog.RepairCounts(ctx, deps.Pool, deps.Logger)
+			if err == nil && found.Placements+found.Machines > 0 {
 				wake.Notify()
 			}
 			return err //nolint:wrapcheck // it says what it did

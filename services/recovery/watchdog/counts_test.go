@@ -1,12 +1,14 @@
 package watchdog
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -100,5 +102,109 @@ func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 	}
 	if left > 0 {
 		t.Errorf("%d machines are counted with other workspaces than they have", left)
+	}
+}
+
+// insertUp inserts a workspace that is to be up.
+const insertUp = `INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch, run_id, node_id, placement,
+	register_failures, last_error_code, last_error)
+	VALUES (gen_random_uuid(), 1, gen_random_uuid(), 'acme', 'one', 'active', mesh.clock(), 1, '', $1, $2, 0, '', '')`
+
+// wantFleet holds the counts to so many units, and so many boxes of each placement.
+func wantFleet(ctx context.Context, t *testing.T, pool *pgxpool.Pool, units int32, boxes map[string]int32) {
+	t.Helper()
+	if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		gotUnits, got, err := loadFleet(ctx, tx)
+		if err == nil && (gotUnits != units || !maps.Equal(got, boxes)) {
+			t.Errorf("%d units and %v are counted, want %d and %v", gotUnits, got, units, boxes)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCountsThatDifferAreMadeAnew: whatever has changed them, and with an entry of the audit log for each time.
+func TestCountsThatDifferAreMadeAnew(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool, machine := db.Pool(pg.RoleRecovery), ids.New()
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := pool.Exec(ctx, sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	compare := func(want CountDifference) {
+		t.Helper()
+		if got, err := RepairCounts(ctx, pool, testkit.Logger(t)); err != nil || got != want {
+			t.Errorf("found %+v, %v, want %+v", got, err, want)
+		}
+		wantFleet(ctx, t, pool, 4, map[string]int32{"static": 4, "process": 1})
+	}
+	for _, node := range []*string{&machine, &machine, nil} {
+		exec(insertUp, node, "static")
+	}
+	exec(insertUp, ids.New(), "static")
+	exec(insertUp, machine, "process")
+	compare(CountDifference{Kept: 4, Counted: 4})
+	exec(`UPDATE recovery.watch_count SET units = units + 5 WHERE placement = 'static'`)
+	compare(CountDifference{Placements: 1, Kept: 9, Counted: 4})
+	exec(`DELETE FROM recovery.watch_count`)
+	exec(`UPDATE recovery.watch_machine SET workspaces = 1`)
+	compare(CountDifference{Placements: 2, Machines: 1, Counted: 4})
+	exec(`DELETE FROM recovery.watch_machine`)
+	exec(`INSERT INTO recovery.watch_machine (node_id, workspaces) VALUES ($1, 3)`, ids.New())
+	compare(CountDifference{Machines: 3, Kept: 4, Counted: 4})
+	compare(CountDifference{Kept: 4, Counted: 4})
+	if entries := testkit.Events(t, pool, "kind = 'audit.recorded'"); len(entries) != 3 {
+		t.Errorf("%d entries of the audit log, want 3", len(entries))
+	}
+}
+
+// TestOneMachineIsCountedOnceByTwoTransactions that put a workspace on it at once, and by a count of all that comes while
+// one of them is open.
+func TestOneMachineIsCountedOnceByTwoTransactions(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool, machine := db.Pool(pg.RoleRecovery), ids.New()
+	first, err := pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it is committed below
+	if _, err := first.Exec(ctx, insertUp, machine, "static"); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 2)
+	for _, sql := range []string{`SELECT recovery.recount_fleet()`, insertUp} {
+		args := []any{machine, "static"}
+		if sql != insertUp {
+			args = nil
+		}
+		go func() {
+			_, err := pool.Exec(ctx, sql, args...)
+			ended <- err
+		}()
+	}
+	testkit.Eventually(t, testkit.Patience, func() error {
+		var waiting int
+		err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
+		if err == nil && waiting != 2 {
+			err = fmt.Errorf("%d wait for the first", waiting)
+		}
+		return err
+	})
+	if err := first.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	wantFleet(ctx, t, pool, 1, map[string]int32{"static": 2})
+	if got, err := RepairCounts(ctx, pool, testkit.Logger(t)); err != nil || got.Placements+got.Machines != 0 {
+		t.Errorf("found %+v, %v", got, err)
 	}
 }

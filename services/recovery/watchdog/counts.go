@@ -1,0 +1,77 @@
+package watchdog
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// CompareEvery is how often the counts of the fleet are compared with the rows that they count.
+const CompareEvery = time.Hour
+
+// CountDifference is what the counts of the fleet, which triggers keep, have otherwise than their rows.
+type CountDifference struct {
+	Placements int64 `db:"placements"` // with another number of workspaces or units
+	Machines   int64 `db:"machines"`   // with another number of workspaces
+	Kept       int64 `db:"kept"`       // units, by the counts
+	Counted    int64 `db:"counted"`    // units, by the rows
+}
+
+// compareFleet counts what stands otherwise than recovery.recount_fleet would write it; a count of nothing is as good as
+// none. Rows and counts are of one moment: a transaction writes both.
+var compareFleet = pg.Define(pg.RoleRecovery, "watchdog.compare_fleet", `
+	WITH up AS (
+		SELECT w.workspace_id, w.placement, CASE WHEN w.placement = 'static' THEN w.node_id END AS node_id
+		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
+	), counted AS (
+		SELECT u.placement, count(*)::int AS workspaces, count(DISTINCT coalesce(u.node_id, u.workspace_id))::int AS units FROM up u GROUP BY 1
+	), kept AS (
+		SELECT c.placement, c.workspaces, c.units FROM recovery.watch_count c WHERE (c.workspaces, c.units) <> (0, 0)
+	), machine AS (
+		SELECT u.node_id, count(*)::int AS workspaces FROM up u WHERE u.node_id IS NOT NULL GROUP BY 1
+	), placements AS (
+		SELECT x.placement FROM (SELECT * FROM counted EXCEPT SELECT * FROM kept) x
+		UNION SELECT x.placement FROM (SELECT * FROM kept EXCEPT SELECT * FROM counted) x
+	), machines AS (
+		SELECT coalesce(a.node_id, b.node_id) FROM machine a FULL JOIN recovery.watch_machine b USING (node_id)
+		WHERE a.workspaces IS DISTINCT FROM b.workspaces
+	)
+	SELECT (SELECT count(*) FROM placements) AS placements, (SELECT count(*) FROM machines) AS machines,
+		(SELECT coalesce(sum(k.units), 0) FROM kept k) AS kept, (SELECT coalesce(sum(c.units), 0) FROM counted c) AS counted`)
+
+var recountFleet = pg.Define(pg.RoleRecovery, "watchdog.recount_fleet", `SELECT recovery.recount_fleet()`)
+
+// RepairCounts compares the counts of the fleet with their rows, and counts anew where they differ. A difference is
+// logged as an error and is in the audit log: the brake has measured failures by a wrong size of the fleet.
+func RepairCounts(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (CountDifference, error) {
+	found, err := pg.One[CountDifference](ctx, pool, compareFleet)
+	if err != nil {
+		return found, fmt.Errorf("compare the counts of the fleet: %w", err)
+	}
+	if found.Placements+found.Machines == 0 {
+		return found, nil
+	}
+	err = pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := pg.Exec(ctx, tx, recountFleet); err != nil {
+			return fmt.Errorf("count the fleet anew: %w", err)
+		}
+		_, err := audit.Record(ctx, tx, audit.Entry{
+			Action: "fleet.recount", Reason: "the counts of the fleet were not those of its workspaces", SubjectType: "brake", SubjectID: "fleet",
+			Details: map[string]any{"placements": found.Placements, "machines": found.Machines, "kept": found.Kept, "counted": found.Counted},
+		})
+		return err //nolint:wrapcheck // it says what it did
+	})
+	if err != nil {
+		return found, err //nolint:wrapcheck // wrapped above
+	}
+	logger.ErrorContext(ctx, "the counts of the fleet were wrong and are made anew", slog.Int64("placements", found.Placements),
+		slog.Int64("machines", found.Machines), slog.Int64("kept", found.Kept), slog.Int64("counted", found.Counted))
+	return found, nil
+}
