@@ -31,7 +31,7 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 	}
 	gone := 0
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
-		for k, b := range l.boxes {
+		for k, b := range l.each() {
 			if !forgotten[k.workspaceID] {
 				continue
 			}

@@ -172,8 +172,8 @@ func (d *Driver) mayLaunch(l *ledger, b placement.Box) error {
 		return fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "a later epoch of the workspace was launched")
 	}
 	boxes, gpus := 0, 0
-	for k, have := range l.boxes {
-		if !have.live() || (k.workspaceID == b.WorkspaceID && k.epoch == b.Epoch) {
+	for k, have := range l.live() {
+		if k.workspaceID == b.WorkspaceID && k.epoch == b.Epoch {
 			continue
 		}
 		if k.workspaceID == b.WorkspaceID && have.Fenced == "" {
@@ -333,7 +333,7 @@ func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, wor
 func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
 	var out []placement.Instance
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
-		for k, b := range l.boxes {
+		for k, b := range l.each() {
 			if b.launchedAt.IsZero() && b.Op == opEnded {
 				continue // ended before it ever was
 			}
@@ -382,7 +382,7 @@ func (d *Driver) Keep(ctx context.Context) error {
 func (d *Driver) keepOnce(ctx context.Context) error {
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 		var errs []error
-		for k, b := range l.boxes {
+		for k, b := range l.live() {
 			if (b.Op != opLaunched && b.Op != opRestarted) || alive(b.PID, b.StartTicks) || !d.due(k) {
 				continue
 			}
@@ -436,10 +436,8 @@ func (d *Driver) PowerOff(ctx context.Context) error {
 	d.mu.Unlock()
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		var live []string
-		for k, b := range l.boxes {
-			if b.live() {
-				live = append(live, boxID(k.workspaceID, k.epoch))
-			}
+		for k := range l.live() {
+			live = append(live, boxID(k.workspaceID, k.epoch))
 		}
 		return endAll(ctx, d.root(), everything, live, 2*time.Second)
 	})

@@ -57,12 +57,9 @@ func (d *Driver) prune(ctx context.Context, now time.Time) error {
 	}
 	var ended []old
 	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
-		byID := make(map[string]*box, len(l.boxes))
-		for k, b := range l.boxes {
-			byID[boxID(k.workspaceID, k.epoch)] = b
-		}
 		for _, e := range entries {
-			if b := byID[e.Name()]; b != nil && b.Op == opEnded {
+			k, ok := keyOf(e.Name())
+			if b := l.boxes[k]; ok && b != nil && b.Op == opEnded {
 				ended = append(ended, old{dir: filepath.Join(d.root(), e.Name()), endedAt: b.endedAt})
 			}
 		}

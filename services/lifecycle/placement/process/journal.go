@@ -8,8 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,11 +64,45 @@ type boxKey struct {
 	epoch       int64
 }
 
+// keyOf returns the key of a box's id, and whether it is one.
+func keyOf(id string) (boxKey, bool) {
+	at := strings.LastIndexByte(id, '-')
+	if at < 0 {
+		return boxKey{}, false
+	}
+	epoch, err := strconv.ParseInt(id[at+1:], 10, 64)
+	k := boxKey{id[:at], epoch}
+	return k, err == nil && boxID(k.workspaceID, k.epoch) == id
+}
+
 // ledger is the journal as read: who stands where, and the highest epoch seen of each workspace.
 type ledger struct {
-	boxes   map[boxKey]*box
+	boxes   map[boxKey]*box // all that the log names; each, visits them
+	alive   map[boxKey]*box // those of them that have not ended; live, visits them
 	highest map[string]int64
 	seq     int64 // the number of the last line
+	visited int   // instances that each and live have visited
+}
+
+func newLedger() *ledger {
+	return &ledger{boxes: map[boxKey]*box{}, alive: map[boxKey]*box{}, highest: map[string]int64{}}
+}
+
+// each visits everything that was launched and is not forgotten. What runs often goes by live.
+func (l *ledger) each() iter.Seq2[boxKey, *box] { return l.visit(l.boxes) }
+
+// live visits the instances that have not ended.
+func (l *ledger) live() iter.Seq2[boxKey, *box] { return l.visit(l.alive) }
+
+func (l *ledger) visit(list map[boxKey]*box) iter.Seq2[boxKey, *box] {
+	return func(yield func(boxKey, *box) bool) {
+		for k, b := range list {
+			l.visited++
+			if !yield(k, b) {
+				return
+			}
+		}
+	}
 }
 
 func (l *ledger) apply(e entry) {
@@ -106,6 +143,11 @@ func (l *ledger) apply(e entry) {
 			b.straysAt = e.At
 		}
 	default:
+	}
+	if b.live() {
+		l.alive[k] = b
+	} else {
+		delete(l.alive, k)
 	}
 	l.highest[e.WorkspaceID] = max(l.highest[e.WorkspaceID], e.Epoch)
 }
@@ -190,8 +232,9 @@ func (j *journal) keep(f *os.File, k *kept) {
 	}
 }
 
-// read returns the journal. Of a file that has only grown since the last time it reads what was appended; any other it
-// reads anew: one that was replaced, or changed in place.
+// read returns the journal. Of a file that has grown since the last time, and has the last line that was read where it
+// stood, it reads what was appended. A file that was replaced or cut, or was changed at its old length, is read anew. Lines
+// are only ever appended: it does not notice that an earlier line was edited where others were appended since.
 func (j *journal) read(f *os.File) (*kept, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -213,7 +256,7 @@ func (j *journal) read(f *os.File) (*kept, error) {
 		return k, nil
 	}
 	if k == nil {
-		k = &kept{ledger: &ledger{boxes: map[boxKey]*box{}, highest: map[string]int64{}}}
+		k = &kept{ledger: newLedger()}
 	}
 	k.info = info
 	return k, k.readOn(io.NewSectionReader(f, k.whole, info.Size()-k.whole))

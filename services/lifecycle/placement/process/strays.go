@@ -21,8 +21,8 @@ func (d *Driver) endStrays(ctx context.Context) error {
 	}
 	var ended []boxKey
 	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
-		for k, b := range l.boxes {
-			if b.Op == opEnded && len(procs[boxID(k.workspaceID, k.epoch)]) > 0 {
+		for id := range procs {
+			if k, ok := keyOf(id); ok && l.boxes[k] != nil && l.boxes[k].Op == opEnded {
 				ended = append(ended, k)
 			}
 		}
