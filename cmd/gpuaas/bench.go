@@ -9,9 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/beside"
@@ -187,10 +189,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 		"ended, each recreated once, over 30 days: in turn, and neither with a history may be more than 1.05 of that without."
 	runs.Flags().IntVar(&o.ended, "finished", 0, "compare with a database in which so many workspaces have ended")
 	runs.RunE = func(cmd *cobra.Command, _ []string) error {
-		switch {
-		case o.ended < 0:
-			return client.Usage(errors.New("--finished is a number of workspaces"))
-		case o.ended > 0:
+		if o.ended != 0 {
 			o.alone = true
 			return runBenches(cmd, o, []bencher{benchFinished})
 		}
@@ -304,7 +303,28 @@ func runBenchChild(cmd *cobra.Command, kind string) error {
 	return client.Usage(fmt.Errorf("no bench has a child of kind %q", kind))
 }
 
+// checkNumbers refuses a number that was given and measures nothing. None at all can be asked for where it is the default.
+func checkNumbers(cmd *cobra.Command) error {
+	var errs []error
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Value.Type() != "int" {
+			return
+		}
+		least := 1
+		if f.Name == "finished" || f.Name == "history-days" {
+			least = 0
+		}
+		if n, err := strconv.Atoi(f.Value.String()); err == nil && n < least {
+			errs = append(errs, fmt.Errorf("--%s is %d, and has to be %d or more", f.Name, n, least))
+		}
+	})
+	return client.Usage(errors.Join(errs...))
+}
+
 func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
+	if err := checkNumbers(cmd); err != nil {
+		return err
+	}
 	level := slog.LevelError
 	if o.verbose {
 		level = slog.LevelInfo
