@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
@@ -31,25 +32,46 @@ type kind struct {
 	Pages int64  `db:"pages"` // bytes of whole pages
 }
 
-// records is the write-ahead log of a stretch by kind; nil if the server cannot tell.
-type records []kind
+// records is the write-ahead log of a stretch by kind.
+type records struct {
+	kinds   []kind
+	unknown string // why the server does not say; empty if it does
+}
 
 // records reads what was written between two positions.
 func (s statements) records(ctx context.Context, from, to int64) (records, error) {
-	if s.conn == nil || !s.inspects {
-		return nil, nil
+	switch {
+	case s.conn == nil:
+		return records{unknown: "the bench has no administrator's connection to the server"}, nil
+	case !s.inspects:
+		return records{unknown: "the server has no pg_walinspect"}, nil
 	}
 	list, err := pg.All[kind](ctx, s.conn, readRecords.For(struct{}{}), from, to)
 	if err != nil {
-		return nil, fmt.Errorf("read the records of the write-ahead log: %w", err)
+		return records{}, fmt.Errorf("read the records of the write-ahead log: %w", err)
 	}
-	return list, nil
+	return records{kinds: list}, nil
 }
 
+// pages returns the bytes of whole pages.
 func (r records) pages() int64 {
 	var n int64
-	for _, k := range r {
+	for _, k := range r.kinds {
 		n += k.Pages
+	}
+	return n
+}
+
+// ofVacuum are the kinds of records that a vacuum alone writes.
+var ofVacuum = []string{"Heap2/PRUNE_VACUUM_SCAN", "Heap2/PRUNE_VACUUM_CLEANUP", "Heap2/VISIBLE", "Heap2/VACUUM", "Heap2/FREEZE_PAGE", "Btree/VACUUM"}
+
+// vacuumed returns the bytes of what a vacuum wrote, whole pages apart. The statistics of an analyze are rows as any.
+func (r records) vacuumed() int64 {
+	var n int64
+	for _, k := range r.kinds {
+		if slices.Contains(ofVacuum, k.Name) {
+			n += k.Bytes
+		}
 	}
 	return n
 }
@@ -59,7 +81,7 @@ func (r records) describe(details map[string]any, length time.Duration) {
 	if details == nil {
 		return
 	}
-	for i, k := range r {
+	for i, k := range r.kinds {
 		per := func(n int64) float64 { return math.Round(float64(n) / length.Minutes()) }
 		details[fmt.Sprintf("log %02d %s", i+1, k.Name)] = fmt.Sprintf("%.0f records a minute, %.0f bytes, and %.0f of whole pages", per(k.Count), per(k.Bytes), per(k.Pages))
 	}

@@ -20,11 +20,12 @@ var (
 	vacuumAgain = pg.DefineUnprepared(pg.RoleOwner, "idle.vacuum_again", "a vacuum cannot be planned", func(struct{}) string { return `VACUUM` })
 	// Autovacuum goes to each of them, also to those that a mesh does not use.
 	listDatabases = pg.Define(pg.RoleOwner, "idle.list_databases", `SELECT d.datname::text FROM pg_database d WHERE d.datallowconn`)
-	isConnected   = pg.Define(pg.RoleOwner, "idle.is_connected", `SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = $1)`)
+	isConnected   = pg.Define(pg.RoleOwner, "idle.is_connected", `SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = ANY ($1::bigint[]))`)
 )
 
-// settleTables does at once what autovacuum does in the first minutes of a server all of whose tables are new: a mesh at rest has done that long ago. Where
-// the bench has no administrator's connection the mesh's own tables are all that it can do.
+// settleTables vacuums and analyzes all tables, so that what autovacuum does once, in the first minutes of a server all of whose tables are new, is not
+// counted. It also puts off what autovacuum goes on doing for as long as the mesh updates its rows: a short stretch counts less of that than a mesh at rest
+// has. Where the bench has no administrator's connection the mesh's own tables are all that it can do.
 func settleTables(ctx context.Context, mesh *dev.Mesh, owner string) error {
 	admin, err := mesh.StatementsURL()
 	if err != nil {
@@ -75,11 +76,14 @@ func vacuum(ctx context.Context, url, database string, how *pg.Statement) error 
 	return gone(ctx, url, conn)
 }
 
-// gone closes a connection and waits until the server has ended its session, and so has counted what it did.
-func gone(ctx context.Context, url string, conn *pgx.Conn) error {
-	pid := conn.PgConn().PID()
-	if err := conn.Close(ctx); err != nil {
-		return fmt.Errorf("close a connection: %w", err)
+// gone closes connections and waits until the server has ended their sessions, and so has counted what they did.
+func gone(ctx context.Context, url string, conns ...*pgx.Conn) error {
+	var pids []int64
+	for _, conn := range conns {
+		pids = append(pids, int64(conn.PgConn().PID()))
+		if err := conn.Close(ctx); err != nil {
+			return fmt.Errorf("close a connection: %w", err)
+		}
 	}
 	other, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -87,7 +91,7 @@ func gone(ctx context.Context, url string, conn *pgx.Conn) error {
 	}
 	defer other.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
 	for range 200 {
-		connected, err := pg.Value[bool](ctx, other, isConnected, int64(pid))
+		connected, err := pg.Value[bool](ctx, other, isConnected, pids)
 		if err != nil {
 			return fmt.Errorf("read the sessions: %w", err)
 		}
@@ -99,4 +103,55 @@ func gone(ctx context.Context, url string, conn *pgx.Conn) error {
 		}
 	}
 	return errors.New("a session goes on after its connection was closed")
+}
+
+var countAutovacuums = pg.Define(pg.RoleOwner, "idle.count_autovacuums", `
+	SELECT COALESCE(sum(t.autovacuum_count), 0)::bigint AS vacuums, COALESCE(sum(t.autoanalyze_count), 0)::bigint AS analyzes FROM pg_stat_all_tables t`)
+
+// vacuums is how many tables the server has vacuumed and analyzed by itself.
+type vacuums struct {
+	Vacuums  int64 `db:"vacuums"`
+	Analyzes int64 `db:"analyzes"`
+}
+
+// countVacuums adds up all databases; without an administrator's connection it counts in the mesh's own. Its sessions have ended when it returns.
+func countVacuums(ctx context.Context, admin, owner string) (vacuums, error) {
+	url := owner
+	if admin != "" {
+		url = admin
+	}
+	var total vacuums
+	var conns []*pgx.Conn
+	count := func(database string) error {
+		cfg, err := pgx.ParseConfig(url)
+		if err != nil {
+			return fmt.Errorf("read the address of the database: %w", err)
+		}
+		if database != "" {
+			cfg.Database = database
+		}
+		conn, err := pgx.ConnectConfig(ctx, cfg)
+		if err != nil {
+			return fmt.Errorf("connect to database %s: %w", cfg.Database, err)
+		}
+		conns = append(conns, conn)
+		one, err := pg.One[vacuums](ctx, conn, countAutovacuums)
+		if err != nil {
+			return fmt.Errorf("count the vacuums of database %s: %w", cfg.Database, err)
+		}
+		total.Vacuums, total.Analyzes = total.Vacuums+one.Vacuums, total.Analyzes+one.Analyzes
+		return nil
+	}
+	err := count("")
+	if err == nil && admin != "" {
+		mine := conns[0].Config().Database
+		var list []string
+		list, err = pg.Values[string](ctx, conns[0], listDatabases)
+		for _, name := range list {
+			if name != mine && err == nil {
+				err = count(name)
+			}
+		}
+	}
+	return total, errors.Join(err, gone(ctx, url, conns...))
 }

@@ -42,7 +42,8 @@ type cost struct {
 // statements reads what each statement of a mesh costs. Without a connection the server cannot tell.
 type statements struct {
 	conn     *pgx.Conn
-	inspects bool // the server can tell what the write-ahead log is made of
+	url      string // of the administrator
+	inspects bool   // the server can tell what the write-ahead log is made of
 }
 
 // openStatements connects to the server of a mesh. The connection stays open while the mesh is measured, and counts as no connection of the mesh.
@@ -59,7 +60,7 @@ func openStatements(ctx context.Context, mesh *dev.Mesh) (statements, error) {
 		_ = conn.Close(ctx)
 		return statements{}, fmt.Errorf("make the extension of statements: %w", err)
 	}
-	out := statements{conn: conn}
+	out := statements{conn: conn, url: url}
 	if out.inspects, err = pg.Value[bool](ctx, conn, hasInspect); err == nil && out.inspects {
 		_, err = pg.Exec(ctx, conn, createInspect.For(struct{}{}))
 	}
