@@ -2,7 +2,9 @@ package plans
 
 import (
 	"maps"
+	"regexp"
 	"slices"
+	"strconv"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -140,6 +142,24 @@ func Whole(s *pg.Statement) bool {
 func Paged(s *pg.Statement) bool {
 	_, ok := paged[s.Name()]
 	return ok
+}
+
+// bound finds how many rows a statement takes at most: a parameter, which Arguments makes a page, or a number.
+var bound = regexp.MustCompile(`\bLIMIT (?:\$\d+|(\d+))`)
+
+// Bounds returns how many rows the bounds of a statement let through as Arguments calls it, those of one row apart.
+func Bounds(s *pg.Statement) []int64 {
+	var out []int64
+	for _, match := range bound.FindAllStringSubmatch(s.SQL(), -1) {
+		n := int64(PageSize)
+		if match[1] != "" {
+			n, _ = strconv.ParseInt(match[1], 10, 64) // digits
+		}
+		if n > 1 {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // Named returns the names of the statements that look at the whole fleet, at a page of it, or at none of it.
