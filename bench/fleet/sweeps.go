@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -15,7 +16,9 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/mesh/plans"
+	"github.com/gpuaas/mesh/services/lifecycle/findings"
 )
 
 // sweeps are the jobs that compare all of a fleet.
@@ -26,8 +29,17 @@ type SweepOptions struct {
 	Nodes, Workspaces int
 	Boxes             bool          // the machines are instances, one for each workspace
 	Limit             time.Duration // 10 minutes
-	Agent, Version    string
-	Logger            *slog.Logger
+	// Standing is how long the services run before the last round of sweeps begins. The default is StandingFor: what is
+	// wrong with a fleet is found and acted on only after it has been so for a while.
+	Standing       time.Duration
+	Agent, Version string
+	Logger         *slog.Logger
+}
+
+// StandingFor returns how long something has to be wrong before a sweep reports it and the watchdog takes a machine for
+// lost.
+func StandingFor() time.Duration {
+	return max(findings.Default().Grace, policy.Defaults().HeartbeatStaleAfter())
 }
 
 // found is what a sweep or a watchdog has found, or has done, of a kind.
@@ -50,15 +62,13 @@ var foundBySweeps = pg.Define(pg.RoleOwner, "bench.found_by_sweeps", `
 	UNION ALL SELECT 'identity ' || d.state, count(*) FROM recovery.identity d WHERE d.state <> 'active' GROUP BY 1
 	ORDER BY 1`)
 
-// RunSweeps starts the services of a mesh on a fleet, and reports what their first two rounds of sweeps find: nothing, of
-// a fleet that is what a mesh has written.
+// RunSweeps starts the services of a mesh on a fleet, and reports what their first rounds of sweeps find, two at least and
+// one after StandingFor: nothing, of a fleet that is what a mesh has written.
 func RunSweeps(ctx context.Context, o SweepOptions) (bench.Result, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.Limit == 0 {
-		o.Limit = 10 * time.Minute
-	}
+	o.Limit, o.Standing = cmp.Or(o.Limit, 10*time.Minute), cmp.Or(o.Standing, StandingFor())
 	size := plans.Size{Nodes: o.Nodes, Workspaces: o.Workspaces, Schemas: true, Boxes: o.Boxes}
 	if err := room(os.TempDir(), needed(size)); err != nil {
 		return bench.Result{}, err
@@ -75,11 +85,16 @@ func RunSweeps(ctx context.Context, o SweepOptions) (bench.Result, error) {
 
 func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Result, error) {
 	began := time.Now()
+	var stood map[string]float64
 	for {
-		waiting, err := notRun(r.Mesh.Registry().Gatherer())
+		done, err := succeeded(r.Mesh.Registry().Gatherer())
 		if err != nil {
 			return bench.Result{}, err
 		}
+		if stood == nil && time.Since(began) >= o.Standing {
+			stood = done
+		}
+		waiting := notRun(done, stood)
 		if len(waiting) == 0 {
 			break
 		}
@@ -107,18 +122,26 @@ func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Re
 		what = append(what, fmt.Sprintf("%s: %d", f.What, f.N))
 	}
 	details["nodes"], details["workspaces"], details["instances"], details["sweeps"], details["found"] = o.Nodes, o.Workspaces, o.Boxes, sweeps, what
-	details["baseline"] = "what two rounds of sweeps may find and the brake may stop"
+	details["standing"] = o.Standing.String()
+	details["baseline"] = "what rounds of sweeps may find and the brake may stop"
 	return bench.Result{
-		Name: "fleet sweeps", Value: float64(total), Unit: "findings, incidents, recoveries and brakes after two rounds of sweeps", Baseline: 0,
+		Name: "fleet sweeps", Value: float64(total), Unit: "findings, incidents, recoveries and brakes", Baseline: 0,
 		Ratio: float64(total), Required: 0, Passed: total == 0, Details: details,
 	}, nil
 }
 
-// rounds is how often each sweep has to succeed: what one suspects is reported by the next.
+// rounds is how often each sweep has to succeed: what one suspects is reported by the next. So often it has to succeed
+// too after the fleet has stood for long enough: the first to end then may have begun before.
 const rounds = 2
 
-// notRun returns the sweeps that have not succeeded so often yet.
-func notRun(from prometheus.Gatherer) ([]string, error) {
+// notRun returns the sweeps that have not succeeded so often yet, of which stood had succeeded when the fleet had stood for
+// long enough; nil: it has not yet, and all are waited for.
+func notRun(done, stood map[string]float64) []string {
+	return slices.DeleteFunc(slices.Clone(sweeps), func(s string) bool { return stood != nil && done[s] >= stood[s]+rounds })
+}
+
+// succeeded returns how often each job has succeeded.
+func succeeded(from prometheus.Gatherer) (map[string]float64, error) {
 	families, err := from.Gather()
 	if err != nil {
 		return nil, fmt.Errorf("read the metrics of the mesh: %w", err)
@@ -138,5 +161,5 @@ func notRun(from prometheus.Gatherer) ([]string, error) {
 			}
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(sweeps), func(s string) bool { return done[s] >= rounds }), nil
+	return done, nil
 }

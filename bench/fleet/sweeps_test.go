@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/gpuaas/mesh/bench/fleet"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -13,7 +14,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m, testkit.AtOnce(2)) }
 
 // TestTheSweepsOfALoadedFleetFindNothing: what is loaded is what a mesh would have written, in the workload
-// database and in the launch log too.
+// database and in the launch log too. The bench waits longer, until silence would be found as well.
 func TestTheSweepsOfALoadedFleetFindNothing(t *testing.T) {
 	testkit.IO(t)
 	for _, tt := range []struct {
@@ -28,7 +29,7 @@ func TestTheSweepsOfALoadedFleetFindNothing(t *testing.T) {
 			t.Parallel() // most of it is waiting for the second round
 			result, err := fleet.RunSweeps(testkit.Context(t), fleet.SweepOptions{
 				Nodes: tt.nodes, Workspaces: tt.workspaces, Boxes: tt.boxes,
-				Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test",
+				Standing: time.Second, Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test",
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -225,7 +225,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large.Flags().IntVar(&o.days, "history-days", 0,
 		"load workspaces that have ended within so many days as well: 1 % of the fleet a day, with their events")
 	large.Flags().BoolVar(&o.sweeps, "sweeps", false,
-		"start services on the largest fleet instead, and check that two rounds of their sweeps find nothing and no brake engages")
+		"start services on the largest fleet instead, and check that their sweeps find nothing and no brake engages, for some three minutes")
 	large.Flags().StringVar(&o.cache, "cache", "",
 		"keep the loaded databases in this directory, and take what this build has left there within 20 hours")
 	large.MarkFlagsMutuallyExclusive("sweeps", "cache")
