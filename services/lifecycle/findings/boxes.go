@@ -62,7 +62,7 @@ func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver
 	if err != nil {
 		return nil, err
 	}
-	list, err := driver.List(ctx)
+	list, err := driver.Standing(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list boxes: %w", err)
 	}
@@ -71,12 +71,9 @@ func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver
 		return nil, err
 	}
 	standing := map[boxKey]placement.Instance{}
-	ended := map[boxKey]placement.Instance{}
 	for _, b := range list {
-		if k := (boxKey{b.WorkspaceID, b.Epoch}); b.EndedAt.IsZero() {
-			standing[k] = b
-		} else {
-			ended[k] = b
+		if b.EndedAt.IsZero() {
+			standing[boxKey{b.WorkspaceID, b.Epoch}] = b
 		}
 	}
 	out, err := s.unknownBoxes(ctx, kind, standing)
@@ -88,10 +85,26 @@ func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver
 		return nil, err
 	}
 	out = append(out, strays...)
+	var missing []belief
 	for b := range before {
-		if _, there := standing[b.box()]; there || !after[b] {
-			continue
+		if _, there := standing[b.box()]; !there && after[b] {
+			missing = append(missing, b)
 		}
+	}
+	if len(missing) == 0 {
+		return out, nil
+	}
+	// Only now does it matter what has ended.
+	if list, err = driver.List(ctx); err != nil {
+		return nil, fmt.Errorf("list boxes: %w", err)
+	}
+	ended := map[boxKey]placement.Instance{}
+	for _, b := range list {
+		if !b.EndedAt.IsZero() {
+			ended[boxKey{b.WorkspaceID, b.Epoch}] = b
+		}
+	}
+	for _, b := range missing {
 		out = append(out, missingBox(kind, b, ended))
 	}
 	return out, nil

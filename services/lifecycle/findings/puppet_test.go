@@ -149,6 +149,12 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 	return out, nil
 }
 
+// Standing returns what has not ended, and what woke since.
+func (w *world) Standing(ctx context.Context) ([]placement.Instance, error) {
+	list, err := w.List(ctx)
+	return slices.DeleteFunc(list, func(i placement.Instance) bool { return !i.EndedAt.IsZero() && i.Strays == 0 }), err
+}
+
 // anyJoin stands for recovery's signature, which other tests hold: the state names what the session names.
 type anyJoin struct{}
 

@@ -81,7 +81,7 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 
 // twoInstances compares a placement's own list with nothing but itself: no row of ours makes a second instance right.
 func (s *Sweeper) twoInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
-	list, err := driver.List(ctx)
+	list, err := driver.Standing(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list instances: %w", err)
 	}

@@ -18,8 +18,8 @@ import (
 // unanswering is a placement that never answers a question for its list.
 type unanswering struct{ placement.Driver }
 
-// List blocks until ctx ends.
-func (unanswering) List(ctx context.Context) ([]placement.Instance, error) {
+// Standing blocks until ctx ends.
+func (unanswering) Standing(ctx context.Context) ([]placement.Instance, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
@@ -32,8 +32,8 @@ type deaf struct {
 	let   chan struct{}
 }
 
-// List blocks until the test lets it go.
-func (d *deaf) List(context.Context) ([]placement.Instance, error) {
+// Standing blocks until the test lets it go.
+func (d *deaf) Standing(context.Context) ([]placement.Instance, error) {
 	d.asked.Add(1)
 	<-d.let
 	return nil, errors.New("let go")

@@ -68,8 +68,11 @@ type Driver interface {
 	// Fence writes down that (workspace, epoch) counts as ended on a person's word, where End cannot confirm it: it is never launched afterwards and stands
 	// in the way of no later epoch. Nothing is ended by it, and what cannot be confirmed gone stays in List until it is.
 	Fence(ctx context.Context, workspaceID string, epoch int64, word string) error
-	// List answers everything that was ever launched.
+	// List returns everything that was ever launched. What looks often goes by Standing.
 	List(ctx context.Context) ([]Instance, error)
+	// Standing returns the instances of List that have not ended, and those in which processes were found after their end.
+	// What it costs does not grow with what has ended.
+	Standing(ctx context.Context) ([]Instance, error)
 }
 
 // LogEntry is what a launch log says of one (workspace, epoch).

@@ -3,6 +3,7 @@ package workspace
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +72,12 @@ func (s strict) List(context.Context) ([]placement.Instance, error) {
 		out = append(out, i)
 	}
 	return out, nil
+}
+
+// Standing returns what has not ended.
+func (s strict) Standing(ctx context.Context) ([]placement.Instance, error) {
+	list, err := s.List(ctx)
+	return slices.DeleteFunc(list, func(i placement.Instance) bool { return !i.EndedAt.IsZero() && i.Strays == 0 }), err
 }
 
 // plant puts an instance of a lost history at the provider.

@@ -141,6 +141,11 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 	return nil, errors.New("not asked")
 }
 
+// Standing is not asked for.
+func (w *world) Standing(context.Context) ([]placement.Instance, error) {
+	return nil, errors.New("not asked")
+}
+
 // standing lists what is there: boxes, what stands on them, registered nodes.
 func (w *world) standing() []string {
 	w.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,7 +43,14 @@ type Reaper struct {
 	deps  ReaperDeps
 	ended *prometheus.CounterVec
 	left  *prometheus.CounterVec
+
+	mu    sync.Mutex
+	whole map[commonv1.PlacementDriver]time.Time // when all that a driver ever launched was last judged, and nothing was left
 }
+
+// wholeEvery is the time between two sweeps that judge all that was ever launched. The others judge what stands, and what
+// has ended and was given up.
+const wholeEvery = 10 * time.Minute
 
 // Reaped counts what one sweep did.
 type Reaped struct {
@@ -54,7 +62,7 @@ type Reaped struct {
 // NewReaper makes a reaper.
 func NewReaper(deps ReaperDeps) (*Reaper, error) {
 	r := &Reaper{
-		deps: deps,
+		deps: deps, whole: map[commonv1.PlacementDriver]time.Time{},
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "orphan_boxes_ended_total", Help: "Boxes that no instance and no run owned, ended by the sweep, by placement.",
 		}, []string{"placement"}),
@@ -88,9 +96,9 @@ func (r *Reaper) Sweep(ctx context.Context) (Reaped, error) {
 
 func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) (Reaped, error) {
 	// The list first: whatever stands in it was committed here before it was launched, so what is read afterwards knows of it.
-	boxes, err := driver.List(ctx)
+	boxes, whole, err := r.listed(ctx, kind, driver)
 	if err != nil {
-		return Reaped{}, fmt.Errorf("list boxes: %w", err)
+		return Reaped{}, err
 	}
 	owners, err := ownersOf(ctx, r.deps.DB, boxes)
 	if err != nil {
@@ -129,7 +137,74 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 	if err == nil && changed > 0 {
 		r.deps.Committed()
 	}
+	r.judged(kind, whole, err == nil && out.Left == 0)
 	return out, err //nolint:wrapcheck // it says what it did
+}
+
+// givenUp is a box whose claim was given up and is not known to be gone.
+type givenUp struct {
+	WorkspaceID string `db:"workspace_id" expr:"@.workspace_id::text"`
+	Epoch       int64  `db:"epoch"`
+}
+
+// boxesGivenUp goes by the index of what was given up.
+var boxesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.boxes_given_up", `
+		SELECT `+pg.Columns[givenUp]("c")+` FROM lifecycle.resource_claim c
+		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1`)
+
+// listed returns the boxes of a driver that a sweep judges, and whether these are all that it ever launched: the first time,
+// every wholeEvery, and after a sweep that left something undone.
+func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]placement.Instance, bool, error) {
+	r.mu.Lock()
+	whole := time.Since(r.whole[kind]) >= wholeEvery
+	r.mu.Unlock()
+	list := driver.Standing
+	if whole {
+		list = driver.List
+	}
+	boxes, err := list(ctx)
+	if err != nil {
+		return nil, false, fmt.Errorf("list boxes: %w", err)
+	}
+	if whole {
+		return boxes, true, nil
+	}
+	claims, err := pg.All[givenUp](ctx, r.deps.DB, boxesGivenUp, kindInstance)
+	if err != nil {
+		return nil, false, fmt.Errorf("read what was given up: %w", err)
+	}
+	unlisted := make(map[givenUp]bool, len(claims))
+	for _, c := range claims {
+		unlisted[c] = true
+	}
+	for _, b := range boxes {
+		delete(unlisted, givenUp{b.WorkspaceID, b.Epoch})
+	}
+	if len(unlisted) == 0 {
+		return boxes, false, nil
+	}
+	all, err := driver.List(ctx)
+	if err != nil {
+		return nil, false, fmt.Errorf("list boxes: %w", err)
+	}
+	for _, b := range all {
+		if unlisted[givenUp{b.WorkspaceID, b.Epoch}] {
+			boxes = append(boxes, b)
+		}
+	}
+	return boxes, false, nil
+}
+
+// judged takes note of a sweep. One that left something undone is followed by one of everything.
+func (r *Reaper) judged(kind commonv1.PlacementDriver, whole, well bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case !well:
+		delete(r.whole, kind)
+	case whole:
+		r.whole[kind] = time.Now()
+	}
 }
 
 func (r *Reaper) attrs(kind commonv1.PlacementDriver, b placement.Instance) []any {

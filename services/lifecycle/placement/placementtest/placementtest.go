@@ -48,6 +48,21 @@ func Conform(t *testing.T, d placement.Driver, node string) {
 				out[i.InstanceID] = i.EndedAt.IsZero()
 			}
 		}
+		standing, err := d.Standing(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		alive := map[string]bool{}
+		for _, i := range standing {
+			if alive[i.InstanceID] = true; i.WorkspaceID == ws && !out[i.InstanceID] {
+				t.Errorf("instance %s stands, and is not listed as one that has not ended", i.InstanceID)
+			}
+		}
+		for id, stands := range out {
+			if alive[id] != stands {
+				t.Errorf("instance %s stands: %v, and is listed as standing: %v", id, alive[id], stands)
+			}
+		}
 		return out
 	}
 
@@ -71,6 +86,9 @@ func Conform(t *testing.T, d placement.Driver, node string) {
 		}
 		launch(t, first) // it is still its own history's
 		end(t, first.WorkspaceID, 2)
+		if got := listed(t, first.WorkspaceID); len(got) != 1 || got[first.InstanceID] {
+			t.Errorf("listed after the end: %v", got)
+		}
 		refused(t, box(first.WorkspaceID, 2), commonv1.Reason_REASON_EPOCH_ENDED)
 	})
 	t.Run("epochs do not overlap", func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -329,11 +330,20 @@ func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, wor
 	return nil
 }
 
-// List answers everything that was ever launched.
+// List returns everything that was ever launched.
 func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
+	return d.list(ctx, func(l *ledger) iter.Seq2[boxKey, *box] { return l.each() })
+}
+
+// Standing returns what has not ended, and what woke after its end.
+func (d *Driver) Standing(ctx context.Context) ([]placement.Instance, error) {
+	return d.list(ctx, func(l *ledger) iter.Seq2[boxKey, *box] { return l.noticed() })
+}
+
+func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[boxKey, *box]) ([]placement.Instance, error) {
 	var out []placement.Instance
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
-		for k, b := range l.each() {
+		for k, b := range of(l) {
 			if b.launchedAt.IsZero() && b.Op == opEnded {
 				continue // ended before it ever was
 			}

@@ -79,13 +79,14 @@ func keyOf(id string) (boxKey, bool) {
 type ledger struct {
 	boxes   map[boxKey]*box // all that the log names; each, visits them
 	alive   map[boxKey]*box // those of them that have not ended; live, visits them
+	woken   map[boxKey]*box // those that have ended, and in which processes were found since
 	highest map[string]int64
 	seq     int64 // the number of the last line
 	visited int   // instances that each and live have visited
 }
 
 func newLedger() *ledger {
-	return &ledger{boxes: map[boxKey]*box{}, alive: map[boxKey]*box{}, highest: map[string]int64{}}
+	return &ledger{boxes: map[boxKey]*box{}, alive: map[boxKey]*box{}, woken: map[boxKey]*box{}, highest: map[string]int64{}}
 }
 
 // each visits everything that was launched and is not forgotten. What runs often goes by live.
@@ -93,6 +94,19 @@ func (l *ledger) each() iter.Seq2[boxKey, *box] { return l.visit(l.boxes) }
 
 // live visits the instances that have not ended.
 func (l *ledger) live() iter.Seq2[boxKey, *box] { return l.visit(l.alive) }
+
+// noticed visits the instances that have not ended and those that woke after their end.
+func (l *ledger) noticed() iter.Seq2[boxKey, *box] {
+	return func(yield func(boxKey, *box) bool) {
+		for _, list := range []map[boxKey]*box{l.alive, l.woken} {
+			for k, b := range l.visit(list) {
+				if !yield(k, b) {
+					return
+				}
+			}
+		}
+	}
+}
 
 func (l *ledger) visit(list map[boxKey]*box) iter.Seq2[boxKey, *box] {
 	return func(yield func(boxKey, *box) bool) {
@@ -144,10 +158,13 @@ func (l *ledger) apply(e entry) {
 		}
 	default:
 	}
-	if b.live() {
+	delete(l.alive, k)
+	delete(l.woken, k)
+	switch {
+	case b.live():
 		l.alive[k] = b
-	} else {
-		delete(l.alive, k)
+	case b.Strays > 0:
+		l.woken[k] = b
 	}
 	l.highest[e.WorkspaceID] = max(l.highest[e.WorkspaceID], e.Epoch)
 }

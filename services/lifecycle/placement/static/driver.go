@@ -95,9 +95,18 @@ func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, wor
 	return nil
 }
 
-// List answers every slot that was ever taken.
+// List returns every slot that was ever taken.
 func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
-	slots, err := pg.All[slotRow](ctx, d.db, listSlots)
+	return d.list(ctx, listSlots)
+}
+
+// Standing returns the slots that are in use.
+func (d *Driver) Standing(ctx context.Context) ([]placement.Instance, error) {
+	return d.list(ctx, standingSlots)
+}
+
+func (d *Driver) list(ctx context.Context, which *pg.Statement) ([]placement.Instance, error) {
+	slots, err := pg.All[slotRow](ctx, d.db, which)
 	if err != nil {
 		return nil, fmt.Errorf("list slots: %w", err)
 	}

@@ -48,6 +48,9 @@ var (
 			fence_word)
 		VALUES ($1, $2, `+noID+`, `+noID+`, mesh.clock(), mesh.clock(), $3)
 		ON CONFLICT (workspace_id, epoch) DO UPDATE SET ended_at = mesh.clock(), fence_word = $3 WHERE s.ended_at IS NULL`)
+	// standingSlots goes by the index of the slots that have not ended.
+	standingSlots = pg.Define(pg.RoleLifecycle, "static.standing_slots", `
+		SELECT `+pg.Columns[slotRow]("s")+` FROM lifecycle.static_placement s WHERE s.node_id <> `+noID+` AND s.ended_at IS NULL`)
 	listSlots = pg.Define(pg.RoleLifecycle, "static.list_slots", `
 		SELECT `+pg.Columns[slotRow]("s")+` FROM lifecycle.static_placement s WHERE s.node_id <> `+noID)
 )

@@ -1,0 +1,60 @@
+package workspace
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+// countingDriver counts how often everything that was ever launched is asked for.
+type countingDriver struct {
+	placement.Driver
+
+	lists atomic.Int32
+}
+
+func (d *countingDriver) List(ctx context.Context) ([]placement.Instance, error) {
+	d.lists.Add(1)
+	return d.Driver.List(ctx) //nolint:wrapcheck // it stands for the driver
+}
+
+// TestASweepJudgesWhatStands: what has ended is judged by the first sweep, after one that left something undone, where it was
+// given up, and now and then.
+func TestASweepJudgesWhatStands(t *testing.T) {
+	m := newMorgue(t)
+	d := &countingDriver{Driver: m.driver}
+	m.reaper.deps.Drivers = map[commonv1.PlacementDriver]placement.Driver{byProcess: d}
+	sweep := func(what string, want Reaped, lists int32) {
+		t.Helper()
+		d.lists.Store(0)
+		m.sweep(want)
+		if n := d.lists.Load(); n != lists {
+			t.Errorf("%s: %d lists of everything that was ever launched, want %d", what, n, lists)
+		}
+	}
+	ended := func(p place) placement.Box {
+		t.Helper()
+		b := m.box(p)
+		if err := m.driver.End(t.Context(), b.WorkspaceID, b.Epoch); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	ended(place{instance: "ended", run: "failed"})
+	sweep("the first sweep", Reaped{}, 1)
+	sweep("one of a fleet at rest", Reaped{}, 0)
+	m.box(place{run: "failed"})
+	sweep("one that finds an orphan", Reaped{Ended: 1}, 0)
+	ended(place{instance: "ending", run: "failed", claimed: true, orphaned: true})
+	sweep("one after a box that has ended was given up", Reaped{Ended: 1}, 1)
+	sweep("the next", Reaped{}, 0)
+	ended(place{run: "failed"})
+	sweep("one after an end without a row", Reaped{}, 0)
+	m.reaper.whole[byProcess] = time.Now().Add(-wholeEvery)
+	sweep("one after ten minutes", Reaped{Ended: 1}, 1)
+	sweep("the one after that", Reaped{}, 0)
+}
