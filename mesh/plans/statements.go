@@ -15,6 +15,7 @@ var whole = map[string]float64{
 	"findings.provisions_of":   1, // the argument of the test lies before most runs
 	"launchlog.live_instances": 1,
 	"static.list_slots":        1,
+	"static.standing_slots":    1,
 	"view.count_nodes":         1,
 	"saga.workspaces_after":    6, // a batch of an announcement: the tenants are few, and read for each workspace
 	// Rebuilding projections reads and writes all of them.
@@ -110,6 +111,7 @@ const (
 // reasons says of each statement that looks at the whole fleet why it may.
 var reasons = map[string]string{
 	"findings.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom,
+	"static.standing_slots":       seldom,
 	"gate.read_nodes_without_key": repair, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
 	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair,

@@ -133,7 +133,24 @@ func (j *judging) machines(ctx context.Context) error {
 			return err
 		}
 	}
-	return j.closeOthers(ctx, kindMachine, func(i *incident) bool { return lost[i.Key] != nil || unknown[i.Key] })
+	// What nobody listens to is not read. It is as unknown as a machine of which that is known.
+	var listens *bool
+	var problem error
+	err := j.closeOthers(ctx, kindMachine, func(i *incident) bool {
+		if lost[i.Key] != nil || unknown[i.Key] {
+			return true
+		}
+		if listens == nil {
+			var listen bool
+			listen, problem = pg.Value[bool](ctx, j.tx, replicaListens)
+			listens = &listen
+		}
+		return problem != nil || !*listens
+	})
+	if problem != nil {
+		return fmt.Errorf("read who listens: %w", problem)
+	}
+	return err
 }
 
 // manualFor is how far back recoveries by people are looked for.

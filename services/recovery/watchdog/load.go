@@ -80,7 +80,8 @@ const upToDate = "15"
 
 // loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. Silence counts from when some
 // replica of nodeapi has listened without a gap. The active ones that no replica serves are found by the replicas that are named as serving, of
-// which there are few: those of none, and of each that has fallen silent.
+// which there are few: those of none, and of each that has fallen silent. While no replica listens nothing follows from that,
+// and none of them is read: that would be the whole fleet.
 var loadSuspects = pg.Define(pg.RoleRecovery, "watchdog.load_subjects", `
 WITH RECURSIVE listening AS (
 	SELECT l.listening_since AS since FROM mesh.replica l WHERE l.service = 'nodeapi' ORDER BY l.beat_at DESC LIMIT 1
@@ -95,10 +96,11 @@ WITH RECURSIVE listening AS (
 	SELECT c.workspace_id FROM recovery.recovery_record c WHERE c.ended_at IS NULL
 	UNION SELECT r.workspace_id FROM recovery.watch_run r WHERE r.stalled
 	UNION SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.register_failures > 0
-	UNION SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by IS NULL
+	UNION SELECT w.workspace_id FROM recovery.watch_workspace w
+		WHERE EXISTS (SELECT FROM fresh) AND w.state = 'active' AND w.served_by IS NULL
 	UNION SELECT u.workspace_id FROM server s CROSS JOIN LATERAL (
 			SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by = s.served_by) u
-		WHERE s.served_by NOT IN (SELECT f.replica_id FROM fresh f)
+		WHERE EXISTS (SELECT FROM fresh) AND s.served_by NOT IN (SELECT f.replica_id FROM fresh f)
 )
 SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.state_at, w.epoch, w.run_id,
 	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text, w.register_failures, w.register_failing_since, w.last_error_code,
@@ -122,6 +124,10 @@ LEFT JOIN recovery.watch_run r ON r.run_id = w.run_id
 LEFT JOIN recovery.recovery_record c ON c.workspace_id = w.workspace_id AND c.ended_at IS NULL
 LEFT JOIN recovery.watch_run o ON o.run_id = c.operation_id AND c.following
 ORDER BY w.workspace_id`)
+
+// replicaListens reports whether some replica of nodeapi listens.
+var replicaListens = pg.Define(pg.RoleRecovery, "watchdog.replica_listens", `
+	SELECT EXISTS (SELECT FROM mesh.replica p WHERE `+replicas.Listens("p")+`)`)
 
 // fleetCount is how many of a placement can fail as one, and how many boxes it has.
 type fleetCount struct {
