@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -119,7 +121,8 @@ type subjectNames struct {
 
 func subjectSamples() []subjectNames {
 	samples := []subjectNames{{person, false}, {person, true}}
-	for _, kind := range subjects {
+	for _, name := range slices.Sorted(maps.Keys(subjects)) {
+		kind := subjects[name]
 		samples = append(samples, subjectNames{objects[kind], false})
 		if objects[kind].tenants {
 			samples = append(samples, subjectNames{objects[kind], true})
