@@ -99,7 +99,8 @@ func growth(few, many, floor, times float64) float64 {
 
 // ofPages returns the exponent by which the buffers of a statement grew. A page that is full on the largest fleet, and that
 // the smallest one does not fill, is compared as if it did: what an answer of fixed size takes is not growth. Of a sweep the
-// page is what it reads: it is filled by as much more as was read, and by no more than a page has more than the fleet.
+// page is what it reads: it is filled by as much more as was read, and by no more than a page has more than half of the
+// fleet, for a page is measured from the middle on.
 func ofPages(m *measured, smallest plans.Size, times float64) float64 {
 	few, many := m.of[0], m.of[len(m.of)-1]
 	fill := 1.0
@@ -107,7 +108,7 @@ func ofPages(m *measured, smallest plans.Size, times float64) float64 {
 		fill = max(fill, float64(many.returned)/float64(few.returned))
 	}
 	if plans.Paged(m.statement) && few.rows > 0 {
-		fill = max(fill, min(float64(many.rows)/float64(few.rows), plans.PageSize/float64(smallest.Workspaces)))
+		fill = max(fill, min(float64(many.rows)/float64(few.rows), 2*plans.PageSize/float64(smallest.Workspaces)))
 	}
 	return growth(fill*float64(few.buffers), float64(many.buffers), grown, times)
 }

@@ -42,7 +42,7 @@ func TestAPageThatASmallFleetDoesNotFillIsNoGrowth(t *testing.T) {
 		},
 		{
 			name: "a sweep that reads more than a page has", statement: page,
-			few: figure{buffers: 320, rows: 100}, many: figure{buffers: 3200, rows: 1000},
+			few: figure{buffers: 320, rows: 100}, many: figure{buffers: 6400, rows: 2000},
 		},
 		{name: "a request that returns nothing", statement: list, few: figure{buffers: 320}, many: figure{buffers: 1600}},
 	} {
@@ -52,7 +52,7 @@ func TestAPageThatASmallFleetDoesNotFillIsNoGrowth(t *testing.T) {
 		}
 	}
 	m := &measured{statement: page, of: []figure{{buffers: 320, rows: 100}, {}, {buffers: 1600, rows: 500}}}
-	if by := ofPages(m, plans.Size{Nodes: 100, Workspaces: 500}, 10); by <= 0.2 {
+	if by := ofPages(m, plans.Size{Nodes: 100, Workspaces: 1000}, 10); by <= 0.2 {
 		t.Errorf("a sweep of a fleet that fills its page grows by an exponent of %.2f", by)
 	}
 }
