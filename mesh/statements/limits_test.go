@@ -90,7 +90,7 @@ func TestABoundHasAnOrder(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"function mesh_ca.cut_certificates", "function lifecycle.cut_tasks(interval,uuid,integer)"} {
+	for _, name := range []string{"function mesh_ca.cut_ended_certificates", "function lifecycle.cut_tasks(interval,uuid,integer)"} {
 		if !bounded[name] {
 			t.Errorf("no bound of %s was read", name)
 		}
