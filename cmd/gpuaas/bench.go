@@ -262,7 +262,28 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error { return runBenchChild(cmd, args[0]) },
 	}
 	cmd.AddCommand(child)
+	for _, sub := range cmd.Commands() {
+		prepare := sub.PreRun
+		sub.PreRunE = func(cmd *cobra.Command, args []string) error {
+			if prepare != nil {
+				prepare(cmd, args)
+			}
+			return takeDefaults(cmd)
+		}
+	}
 	return cmd
+}
+
+// takeDefaults sets the flags of a command that are not given to their defaults. An option that several benches share
+// has the default of the last one until then.
+func takeDefaults(cmd *cobra.Command) error {
+	var errs []error
+	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if !f.Changed {
+			errs = append(errs, f.Value.Set(f.DefValue))
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // benchChild is this binary again, as the server under measurement or as its load.

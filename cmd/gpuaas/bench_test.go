@@ -1,0 +1,25 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+)
+
+// TestBenchesHaveTheirOwnDefaults checks that what a flag that is not given is set to is what the help says: several
+// benches share an option, each with a default of its own.
+func TestBenchesHaveTheirOwnDefaults(t *testing.T) {
+	for i := range newBenchCommand(&client.Program{}).Commands() {
+		sub := newBenchCommand(&client.Program{}).Commands()[i]
+		if err := sub.PreRunE(sub, nil); err != nil {
+			t.Errorf("%s: %v", sub.CommandPath(), err)
+		}
+		sub.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Value.String() != f.DefValue {
+				t.Errorf("%s --%s is %s where it is not given, and its help says %s", sub.CommandPath(), f.Name, f.Value, f.DefValue)
+			}
+		})
+	}
+}
