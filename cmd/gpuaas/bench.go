@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/beside"
 	"github.com/gpuaas/mesh/bench/cancel"
+	"github.com/gpuaas/mesh/bench/fence"
 	"github.com/gpuaas/mesh/bench/finished"
 	"github.com/gpuaas/mesh/bench/fleet"
 	"github.com/gpuaas/mesh/bench/idle"
@@ -43,6 +44,7 @@ type benchOptions struct {
 	minutes int
 	table   io.Writer // gets what a bench prints before its result
 	nodes   int
+	rounds  int // of bench fence
 	spaces  int
 	boxes   int
 	history bool
@@ -117,6 +119,11 @@ func benchBesideRiver(ctx context.Context, o benchOptions, db *bench.Database) (
 func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
 	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: version, Logger: o.logger})
+}
+
+func benchFence(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
+	version, _ := obs.Build()
+	return fence.Run(ctx, fence.Options{Nodes: o.nodes, Rounds: o.rounds, Version: version, Logger: o.logger})
 }
 
 func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
@@ -201,6 +208,12 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	quiet := add("idle", "What a mesh costs in which nothing happens", 0, benchIdle)
 	quiet.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	quiet.Flags().IntVar(&o.minutes, "minutes", 2, "how long to measure, after a minute of rest")
+	fences := add("fence", "Time from a decision about a node to its closed session, and from its reactivation to the next", 0, benchFence)
+	fences.Long = "Holds, quarantines and fences the nodes of a mesh in turn and reactivates them, each at moments of its own.\n" +
+		"At p99 a session is to be closed 2 s after the decision, and the next one admitted 12 s after the reactivation."
+	fences.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	fences.Flags().IntVar(&o.nodes, "nodes", 8, "how many nodes")
+	fences.Flags().IntVar(&o.rounds, "rounds", 3, "how often each node is held, quarantined and fenced")
 	peers := add("peers", "Sagas beside DBOS Transact and tasks beside River, on the same Postgres", 0)
 	var only string
 	peers.Flags().StringVar(&only, "only", "", "measure sagas or tasks alone")

@@ -40,6 +40,7 @@ func examples() map[string][]string {
 	}
 	out["gpuaas bench sagas"] = append(out["gpuaas bench sagas"], "gpuaas bench sagas --finished 20000")
 	out["gpuaas bench idle"] = []string{"gpuaas bench idle", "gpuaas bench idle --minutes 5 -o json"}
+	out["gpuaas bench fence"] = []string{"gpuaas bench fence", "gpuaas bench fence --nodes 4 --rounds 1 -o json"}
 	out["gpuaas bench fleet"] = []string{
 		"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history-days 30",
 		"gpuaas bench fleet --cache /var/tmp/fleets",
