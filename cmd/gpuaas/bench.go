@@ -210,7 +210,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	quiet.Flags().IntVar(&o.minutes, "minutes", 2, "how long to measure, after a minute of rest")
 	fences := add("fence", "Time from a decision about a node to its closed session, and from its reactivation to the next", 0, benchFence)
 	fences.Long = "Holds, quarantines and fences the nodes of a mesh in turn and reactivates them, each at moments of its own.\n" +
-		"At p99 a session is to be closed 2 s after the decision, and the next one admitted 12 s after the reactivation."
+		"At p99 a session is to be closed 2 s after the decision, the next one admitted 12 s after the reactivation, and a task whose hint was lost\n" +
+		"to have ended 12 s after it was queued."
 	fences.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	fences.Flags().IntVar(&o.nodes, "nodes", 8, "how many nodes")
 	fences.Flags().IntVar(&o.rounds, "rounds", 3, "how often each node is held, quarantined and fenced")
