@@ -267,7 +267,9 @@ func (l *Ledger) Start(ctx context.Context, key Key) (Entry, error) {
 			return nil
 		},
 		after: func() {
-			if refused == nil {
+			// A commit that failed at its very end may have started it.
+			_, listed := l.open[key]
+			if refused == nil || listed && errors.Is(refused, ErrNotDelivered) && e.State == StateStarted {
 				l.open[key] = e
 			}
 		},
@@ -370,6 +372,9 @@ func (l *Ledger) Get(key Key) (Entry, bool, error) {
 	l.mu.Unlock()
 	if ok {
 		return e, true, nil
+	}
+	if l.store.owed.Load() {
+		return Entry{}, false, fmt.Errorf("read task %s: a commit before has failed, and none since has succeeded", key)
 	}
 	err := l.store.read(tasks, key.bytes(), func(value []byte) error {
 		var err error

@@ -45,9 +45,9 @@ func (t table) bucket() []byte {
 type store struct {
 	path    string
 	db      *bbolt.DB
-	journal *journal  // nil if there was no room for one
-	tried   time.Time // when there was no room
-	owed    bool      // a commit of the tables failed that they show all the same: nothing is stored before one has succeeded
+	journal *journal    // nil if there was no room for one
+	tried   time.Time   // when there was no room
+	owed    atomic.Bool // a commit of the tables failed that they show all the same: nothing is stored before one has succeeded
 	syncs   atomic.Int64
 
 	reservedTo int64 // how many bytes of the file have blocks
@@ -189,11 +189,12 @@ func (s *store) commit(apply func(*transaction) error) error {
 	t := &transaction{tables: tables, held: s.held, made: map[slot][]byte{}}
 	err = apply(t)
 	// Before a commit of the tables, which may have to map more of the file than a reader has.
-	if err := errors.Join(err, tables.Rollback()); err != nil || len(t.made) == 0 && !s.owed {
+	if err := errors.Join(err, tables.Rollback()); err != nil || len(t.made) == 0 && !s.owed.Load() {
 		return err
 	}
-	if s.journal == nil && time.Since(s.tried) > journalAgain && !s.owed {
-		if f, err := readFacts(s.db); err == nil {
+	if s.journal == nil && time.Since(s.tried) > journalAgain && !s.owed.Load() {
+		// One that the tables name already is not replaced: they would name what is not there.
+		if f, err := readFacts(s.db); err == nil && f.format == format {
 			_ = s.beginJournal(f) //nolint:errcheck // as without room
 		}
 	}
@@ -204,7 +205,7 @@ func (s *store) commit(apply func(*transaction) error) error {
 	for at, value := range t.made {
 		payload = appendChange(payload, at, value)
 	}
-	if s.owed || !s.journal.fits(len(payload)) {
+	if s.owed.Load() || !s.journal.fits(len(payload)) {
 		if err := s.settle(formatJournal); err != nil {
 			return err
 		}
@@ -231,7 +232,7 @@ const journalAgain = time.Minute
 // update puts changes into the tables.
 func (s *store) update(made map[slot][]byte) error {
 	err := s.tables(func(tx *bbolt.Tx) error { return setAll(tx, made) })
-	s.owed = err != nil
+	s.owed.Store(err != nil)
 	if err == nil {
 		s.reserve()
 	}
@@ -271,10 +272,12 @@ func (s *store) settle(as string) error {
 	if err != nil {
 		// If the tables show it, they may say after a kill that they have the records so far: none may stand behind these.
 		f, readErr := readFacts(s.db)
-		s.owed = s.owed || readErr != nil || f.applied == s.journal.number
+		if len(s.held) > 0 && (readErr != nil || f.applied == s.journal.number) {
+			s.owed.Store(true)
+		}
 		return err
 	}
-	s.owed = false
+	s.owed.Store(false)
 	s.journal.begin()
 	s.reserve()
 	s.mu.Lock()

@@ -63,6 +63,9 @@ func TestACommitOfTheTablesThatFailedAtItsEnd(t *testing.T) {
 			if _, err := l.Deliver(t.Context(), d); !errors.Is(err, broken) {
 				t.Errorf("answered as known without a sync: %v", err)
 			}
+			if e, found, err := l.Get(d.Key); err == nil {
+				t.Errorf("read without a sync: %v, %t", e.State, found)
+			}
 			failing = false
 			before := l.Stats().Fsyncs
 			if out, err := l.Deliver(t.Context(), d); err != nil || l.Stats().Fsyncs == before {
@@ -209,6 +212,18 @@ func TestAJournalComesWithRoom(t *testing.T) {
 	}
 	deliverTo(t, l, numbered(3))
 	if again := openAt(t, killed(t, path)); len(again.Unfinished()) != 4 {
+		t.Errorf("there are %d", len(again.Unfinished()))
+	}
+	// A commit of the tables that failed when the journal was begun may have named it.
+	if err := errors.Join(l.store.settle(formatJournal), l.store.journal.file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	l.store.journal, l.store.tried = nil, time.Now().Add(-journalAgain-time.Second)
+	deliverTo(t, l, numbered(4))
+	if l.store.journal != nil {
+		t.Error("a journal that the tables name was replaced")
+	}
+	if again := openAt(t, killed(t, path)); len(again.Unfinished()) != 5 {
 		t.Errorf("there are %d", len(again.Unfinished()))
 	}
 }
