@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -144,7 +146,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 				return err //nolint:wrapcheck // it says what it read
 			}
 			if last.State != commonv1.TaskState_TASK_STATE_SUCCEEDED {
-				if found && (!task.Terminal(last.State) || last.IdemKey == l.Key) {
+				if found && (last.IdemKey == l.Key || !task.Terminal(last.State) && !l.late(last)) {
 					return nil
 				}
 				queued, err = r.ask(ctx, tx, l)
@@ -163,6 +165,16 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 		r.deps.Tasks.Notify(l.NodeID)
 	}
 	return gone, nil
+}
+
+// reapLate is after how many minutes a task that has not ended is taken for lost: an agent gives one up after half an hour.
+const reapLate = 35
+
+// late reports whether a task of the orphan was queued that long ago. Tasks that an agent has taken have no other end while its session stands.
+func (l leftBehind) late(last task.Row) bool {
+	asked, err := strconv.ParseInt(strings.TrimPrefix(last.IdemKey, l.Asked), 10, 64)
+	now, nowErr := strconv.ParseInt(strings.TrimPrefix(l.Key, l.Asked), 10, 64)
+	return err != nil || nowErr != nil || now-asked >= reapLate
 }
 
 // whyReplaced is how it is known of an orphan that nothing of it is left, where a claim that came after stands for the same resource.

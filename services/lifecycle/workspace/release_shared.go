@@ -44,7 +44,7 @@ const (
 
 var sharedOrphans = pg.Define(pg.RoleLifecycle, "workspace.shared_orphans", `
 		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id, c.epoch,
-			'' AS node_id, '' AS key, '' AS before
+			'' AS node_id, '' AS asked, '' AS key
 		FROM lifecycle.resource_claim c LEFT JOIN lifecycle.orphan_try t ON t.claim_id = c.id
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND (t.next_at IS NULL OR t.next_at <= mesh.clock())
 			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
