@@ -149,18 +149,22 @@ func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 func (h *Hub) sweepNodes(ctx context.Context) bool {
 	call, cancel := context.WithTimeout(ctx, sweepWithin)
 	defer cancel()
-	more, after, err := nodesWithWork(call, h.db, h.page, h.after, func(nodes []string) error {
+	from := h.after
+	more, after, err := nodesWithWork(call, h.db, h.page, from, func(nodes []string) error {
 		h.Notify(nodes...)
 		return nil
 	})
 	h.after = after
 	if err != nil {
+		if after == from { // a page that cannot be read keeps the others from no list
+			h.after = firstNode
+		}
 		if ctx.Err() == nil {
 			h.logger.WarnContext(ctx, "nodes with work not listed", slog.Any("error", err))
 		}
 		return true
 	}
-	return more
+	return more || from != firstNode // the nodes before it are unknown
 }
 
 func (h *Hub) sweepCancels(ctx context.Context) bool {

@@ -185,6 +185,9 @@ func (j *judging) engageForRecords(ctx context.Context, missing wave.State) erro
 
 // engage stops automatic remedies and opens the incident. The brake has its numbers and its reason.
 func (j *judging) engage(ctx context.Context, i *incident) error {
+	if err := j.writes(); err != nil {
+		return err
+	}
 	b, now := j.brake, j.now
 	b.Engaged, b.Since, b.CalmSince = true, &now, nil
 	b.ReleasedBy, b.ReleaseReason, b.ReleasedAt = "", "", nil

@@ -137,7 +137,7 @@ func (j *judging) machines(ctx context.Context) error {
 	var listens *bool
 	var problem error
 	err := j.closeOthers(ctx, kindMachine, func(i *incident) bool {
-		if lost[i.Key] != nil || unknown[i.Key] {
+		if lost[i.Key] != nil || unknown[i.Key] || !j.listened {
 			return true
 		}
 		if listens == nil {

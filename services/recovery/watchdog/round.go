@@ -81,6 +81,7 @@ type judging struct {
 	limits   wave.Limits      // of nodes whose records are missing
 	boxes    map[string]int32 // of each placement; nil until fleet has counted them
 	units    int32            // of the fleet, counted with them
+	listened bool             // some replica of nodeapi did before the subjects were read
 	subjects []*subject
 	of       map[string]*subject
 	records  map[string]*record // open ones, by workspace
@@ -140,6 +141,10 @@ func (w *Watchdog) judgeOnce(ctx context.Context, out *Round, locked bool) ([]*r
 		}
 		if j.records, err = loadOpen(ctx, tx); err != nil {
 			return err
+		}
+		// Before the subjects are read: those of machines are read only if somebody listens.
+		if j.listened, err = pg.Value[bool](ctx, tx, replicaListens); err != nil {
+			return fmt.Errorf("read who listens: %w", err)
 		}
 		if j.subjects, err = loadSubjects(ctx, tx, set.HeartbeatStaleAfter(), now); err != nil {
 			return err
