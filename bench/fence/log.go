@@ -33,8 +33,8 @@ func openLog(path string) (*agentLog, error) {
 
 func (l *agentLog) Close() { _ = l.file.Close() } // it was only read
 
-// await returns when the agent logged the next such message. Messages before it are skipped.
-func (l *agentLog) await(ctx context.Context, message string) (time.Time, error) {
+// await returns when the agent logged the next such message since a moment. Others are skipped.
+func (l *agentLog) await(ctx context.Context, since time.Time, message string) (time.Time, error) {
 	for {
 		part, err := l.in.ReadBytes('\n')
 		l.part = append(l.part, part...)
@@ -51,7 +51,7 @@ func (l *agentLog) await(ctx context.Context, message string) (time.Time, error)
 			Time time.Time `json:"time"`
 			Msg  string    `json:"msg"`
 		}
-		if json.Unmarshal(l.part, &line) == nil && line.Msg == message {
+		if json.Unmarshal(l.part, &line) == nil && line.Msg == message && !line.Time.Before(since) {
 			l.part = l.part[:0]
 			return line.Time, nil
 		}

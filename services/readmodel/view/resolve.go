@@ -26,38 +26,39 @@ const (
 type object struct {
 	table, id string
 	name      string // what people call one: text, or NULL
-	from      string // joins that name needs
 	tenants   bool   // a tenant's person may look for them
 }
 
-// workspaceOf names no workspace of another tenant than the object's own.
-const workspaceOf = " LEFT JOIN readmodel.workspace w ON w.workspace_id = x.workspace_id AND w.tenant_id = x.tenant_id"
+const (
+	// nodeOf is the name of an object's node, looked up for each object: a join may read all nodes for one.
+	nodeOf = "(SELECT n.name FROM readmodel.node n WHERE n.node_id = x.node_id)"
+	// workspaceOf names no workspace of another tenant than the object's own.
+	workspaceOf = "(SELECT w.tenant || '/' || w.name FROM readmodel.workspace w WHERE w.workspace_id = x.workspace_id AND w.tenant_id = x.tenant_id)"
+)
 
 var objects = map[readmodelv1.ObjectKind]object{
-	readmodelv1.ObjectKind_OBJECT_KIND_NODE:      {table: "node", id: "node_id", name: "x.name"},
-	readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE: {table: "workspace", id: "workspace_id", name: "x.tenant || '/' || x.name", tenants: true},
-	readmodelv1.ObjectKind_OBJECT_KIND_TASK: {
-		table: "task", id: "task_id", name: "n.name", from: " LEFT JOIN readmodel.node n ON n.node_id = x.node_id",
-	},
-	readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION: {table: "allocation", id: "allocation_id", name: "w.tenant || '/' || w.name", from: workspaceOf},
+	readmodelv1.ObjectKind_OBJECT_KIND_NODE:       {table: "node", id: "node_id", name: "x.name"},
+	readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE:  {table: "workspace", id: "workspace_id", name: "x.tenant || '/' || x.name", tenants: true},
+	readmodelv1.ObjectKind_OBJECT_KIND_TASK:       {table: "task", id: "task_id", name: nodeOf},
+	readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION: {table: "allocation", id: "allocation_id", name: workspaceOf},
 	readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE: {
-		table: "instance", id: "instance_id", name: "w.tenant || '/' || w.name", from: workspaceOf, tenants: true,
+		table: "instance", id: "instance_id", name: workspaceOf, tenants: true,
 	},
 	readmodelv1.ObjectKind_OBJECT_KIND_TENANT:   {table: "tenant", id: "tenant_id", name: "x.name", tenants: true},
 	readmodelv1.ObjectKind_OBJECT_KIND_CLAIM:    {table: "claim", id: "claim_id", name: "x.body->>'name'"},
 	readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT: {table: "incident", id: "incident_id", name: "x.body->>'summary'"},
 	readmodelv1.ObjectKind_OBJECT_KIND_FINDING:  {table: "finding", id: "finding_id", name: "x.body->>'summary'"},
 	readmodelv1.ObjectKind_OBJECT_KIND_RUN: {
-		table: "run", id: "run_id", name: "w.tenant || '/' || w.name", from: workspaceOf, tenants: true,
+		table: "run", id: "run_id", name: workspaceOf, tenants: true,
 	},
 	readmodelv1.ObjectKind_OBJECT_KIND_RECOVERY: {
-		table: "recovery_record", id: "record_id", name: "w.tenant || '/' || w.name", from: workspaceOf, tenants: true,
+		table: "recovery_record", id: "record_id", name: workspaceOf, tenants: true,
 	},
 }
 
 // selects begins a query for the id and the name of objects; of returns its end: of one tenant, $4, and at most $3.
 func (o object) selects() string {
-	return fmt.Sprintf("SELECT x.%[2]s::text AS id, COALESCE(%[3]s, '') AS text FROM readmodel.%[1]s x%[4]s WHERE ", o.table, o.id, o.name, o.from)
+	return fmt.Sprintf("SELECT x.%[2]s::text AS id, COALESCE(%[3]s, '') AS text FROM readmodel.%[1]s x WHERE ", o.table, o.id, o.name)
 }
 
 func (o object) of(scoped bool, order string) string {
