@@ -454,7 +454,7 @@ func TestLedgerModel(t *testing.T) {
 			switch rapid.IntRange(0, 7).Draw(rt, "step") {
 			case 0, 1:
 				d := numbered(n)
-				d.Envelope = make([]byte, rapid.IntRange(0, 60_000).Draw(rt, "bytes"))
+				d.Envelope = make([]byte, rapid.IntRange(0, 30_000).Draw(rt, "bytes"))
 				d.Start = rapid.Bool().Draw(rt, "start")
 				deliverTo(t, l, d)
 				want[n] = StateDelivered
