@@ -209,6 +209,9 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 		bounded, cancel := context.WithTimeout(ctx, max(grace-age, lastLook))
 		defer cancel()
 		out, err := do(bounded, env)
+		if ctx.Err() == nil && err == nil && last && !out.Waits() {
+			return s.freeWithOrphans(ctx, env, out, kinds)
+		}
 		if ctx.Err() != nil || saga.Interrupted(err) || err == nil && (!out.Waits() || age < grace) {
 			return out, err
 		}
@@ -241,6 +244,20 @@ func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, erro
 		return 0, fmt.Errorf("read age of step: %w", err)
 	}
 	return time.Duration(age * float64(time.Second)), nil
+}
+
+// freeWithOrphans is how the last step of a forced release ends that has cleaned all that it could: the orphans of an
+// earlier operation, as of an undo that was skipped, keep no allocation from a person who has given a proof.
+func (s *Steps) freeWithOrphans(ctx context.Context, env *saga.Env, cleaned saga.Outcome, kinds []string) (saga.Outcome, error) {
+	a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
+	if err != nil || !held {
+		return cleaned, err
+	}
+	left, err := orphansOf(ctx, s.deps.DB, env.WorkspaceID, a.Epoch)
+	if err != nil || left == 0 {
+		return cleaned, err
+	}
+	return s.concede(ctx, env, true, fmt.Sprintf("%d resources were given up before", left), kinds)
 }
 
 // concede leaves what a step could not clean behind as orphan claims, on the word of a person. The last step also gives the hold back: the driver lets

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -224,5 +225,50 @@ func TestAReleaseIsForcedOnAPersonsWord(t *testing.T) {
 	// It may come back: nothing of the former epoch is in its way.
 	if _, open, err := saga.LiveRun(t.Context(), p.db.Pool(pg.RoleLifecycle), id); err != nil || open {
 		t.Errorf("an operation is open: %v", err)
+	}
+}
+
+// A decommission whose last undo was skipped has given everything up and holds the allocation still: the forced release
+// frees it, though there is nothing left to clean.
+func TestAForcedReleaseFreesWhatWasGivenUpBefore(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	id, node, _ := p.failedRelease()
+	testkit.Eventually(t, testkit.Patience, func() error {
+		switch w := p.workspace(id); w.State {
+		case "decommissioned":
+			return nil
+		case "stuck":
+			if _, err := p.seats[0].ask(operator(t.Context()), kSkipUndo, id); err != nil {
+				return err
+			}
+			return errors.New("its undo was skipped")
+		default:
+			return fmt.Errorf("it is %s", w.State)
+		}
+	})
+	a := p.hold(id)
+	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		t.Fatalf("its hold is %+v", a)
+	}
+	res, err := NewAllocations(p.seats[0].server).ForceRelease(operator(t.Context()), &lifecyclev1.ForceReleaseRequest{
+		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF, Reason: "the rack is dark",
+	})
+	if err != nil {
+		t.Fatalf("%v %v", res, err)
+	}
+	testkit.Eventually(t, testkit.Patience, func() error {
+		_, open, err := saga.LiveRun(t.Context(), p.db.Pool(pg.RoleLifecycle), id)
+		if open {
+			err = errors.New("the release is open")
+		}
+		return err
+	})
+	now := p.hold(id)
+	if now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || len(now.Devices) != 0 || now.Orphans == 0 {
+		t.Errorf("its hold is %+v", now)
+	}
+	if p.count(`SELECT count(*) FROM lifecycle.node_gate WHERE node_id = $1 AND cordoned AND cordoned_by = $2`, node, cordonOwner) != 1 {
+		t.Error("the machine is not cordoned, and orphans are left there")
 	}
 }
