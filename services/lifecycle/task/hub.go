@@ -38,8 +38,9 @@ type Hub struct {
 	// elsewhere fires when events were numbered, by whichever process: another replica of lifecycle may have queued work.
 	elsewhere *events.Signal
 	page      int // sweepPage
-	// after is the node behind which the next list of nodes with work begins. The loop alone reads it.
-	after string
+	// after is the node behind which the next list of nodes with work begins, and halved how often its pages are halved. The loop alone reads them.
+	after  string
+	halved int
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
@@ -145,18 +146,23 @@ func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 }
 
 // sweepNodes goes on where the list before failed, so that the last nodes have their turn though a list takes longer
-// than it may.
+// than it may. Where that one has not read a single page, its pages are half as long.
 func (h *Hub) sweepNodes(ctx context.Context) bool {
 	call, cancel := context.WithTimeout(ctx, sweepWithin)
 	defer cancel()
 	from := h.after
-	more, after, err := nodesWithWork(call, h.db, h.page, from, func(nodes []string) error {
+	page := max(1, h.page>>h.halved)
+	more, after, err := nodesWithWork(call, h.db, page, from, func(nodes []string) error {
 		h.Notify(nodes...)
 		return nil
 	})
 	h.after = after
 	if err != nil {
-		if after == from { // a page that cannot be read keeps the others from no list
+		switch {
+		case after != from:
+		case page > 1:
+			h.halved++
+		default:
 			h.after = firstNode
 		}
 		if ctx.Err() == nil {
@@ -164,6 +170,7 @@ func (h *Hub) sweepNodes(ctx context.Context) bool {
 		}
 		return true
 	}
+	h.halved = 0
 	return more || from != firstNode // the nodes before it are unknown
 }
 

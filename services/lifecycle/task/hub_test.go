@@ -73,6 +73,32 @@ func TestAFailedListGoesOnWhereItFailed(t *testing.T) {
 	}
 }
 
+// TestAFirstPageThatFailsIsTriedInPieces holds that a list which cannot read its first page reads shorter ones, until it
+// has come to an end.
+func TestAFirstPageThatFailsIsTriedInPieces(t *testing.T) {
+	k := newKit(t)
+	for range 3 {
+		k.enqueue(k.node())
+	}
+	list := k.hub.List(4)
+	for range 2 {
+		k.failsFrom(1)
+		list.Next(t.Context())
+	}
+	for n := range 3 {
+		k.failsFrom(2) // after one page
+		if nodes, _ := list.Next(t.Context()); len(nodes) != 1 {
+			t.Errorf("the page %d has %v, want one node", n, nodes)
+		}
+	}
+	k.failsFrom(0)
+	list.Next(t.Context())
+	k.failsFrom(2)
+	if nodes, _ := list.Next(t.Context()); len(nodes) != 3 {
+		t.Errorf("after a whole list a page has %v, want all three nodes", nodes)
+	}
+}
+
 // TestCancelsAreToldThoughNodesAreNotListed holds that a list of nodes which fails holds back no cancel.
 func TestCancelsAreToldThoughNodesAreNotListed(t *testing.T) {
 	k := newKit(t)

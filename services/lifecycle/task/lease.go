@@ -28,6 +28,21 @@ func dispatchable(t string) string {
 // offerAgainAfter is how long a task may stand offered and undelivered before the same session is offered it again.
 const offerAgainAfter = "2 seconds"
 
+// offerBytes bounds the payloads of one message with offers: a replica reads four MiB. What is beyond it stays leased,
+// and comes with a later message.
+const offerBytes = 2 << 20
+
+// fitting returns how many of the tasks go into one message: one at least.
+func fitting(tasks []picked) int {
+	size := 0
+	for i, t := range tasks {
+		if size += len(t.payload); i > 0 && size > offerBytes {
+			return i
+		}
+	}
+	return len(tasks)
+}
+
 // lease is one node's share of a lease.
 type lease struct {
 	session string
@@ -100,6 +115,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 	if wrote {
 		s.deps.Committed()
 	}
+	tasks = tasks[:fitting(tasks)]
 	for i := range tasks {
 		tasks[i].session = leases[tasks[i].NodeID].session
 	}

@@ -62,6 +62,7 @@ func resultState(s commonv1.TaskState) commonv1.TaskState {
 
 // ReportTasks takes what agents say of their tasks, under the gates of their nodes.
 func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
+	defer s.standing.reported(req.GetReports())
 	words, order, contradictions := gather(req)
 	nodes := make([]string, 0, len(req.GetReports()))
 	durable := false

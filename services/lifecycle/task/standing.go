@@ -15,9 +15,12 @@ const (
 	// outletMost bounds the tasks that wait to be offered over one stream. One past it is not offered now: it is
 	// leased, and is offered again as one whose offer was lost.
 	outletMost = 4096
-	// outletAtOnce bounds the tasks of one message.
+	// outletAtOnce bounds the tasks of one message; see fitting too.
 	outletAtOnce = 64
-	// underWay is how long a task that was leased unasked keeps others from being leased so, if no report comes.
+	// outletBytes bounds the payloads of what waits.
+	outletBytes = 32 << 20
+	// underWay is how long a task that was leased unasked keeps others from being leased so, if no report comes. After that
+	// its session stands no longer.
 	underWay = 2 * time.Second
 )
 
@@ -47,6 +50,7 @@ type outlet struct {
 
 	mu      sync.Mutex
 	waiting []picked
+	bytes   int // of the payloads of waiting
 	wake    chan struct{}
 }
 
@@ -66,6 +70,10 @@ func (s *standing) claim(nodeID string, now time.Time) stand {
 	defer s.mu.Unlock()
 	at := s.nodes[nodeID]
 	if at.out == nil || now.Before(at.until) {
+		return stand{}
+	}
+	if !at.until.IsZero() { // no report came: offers may be lost on this stream, and the lease that repeats this one has it stand again
+		delete(s.nodes, nodeID)
 		return stand{}
 	}
 	at.until = now.Add(s.underWay)
@@ -142,7 +150,11 @@ func (s *standing) remove(out *outlet) {
 // add has tasks offered, as far as there is room.
 func (o *outlet) add(offers ...picked) {
 	o.mu.Lock()
-	o.waiting = append(o.waiting, offers[:min(len(offers), outletMost-len(o.waiting))]...)
+	for _, offer := range offers {
+		if len(o.waiting) < outletMost && o.bytes+len(offer.payload) <= outletBytes {
+			o.waiting, o.bytes = append(o.waiting, offer), o.bytes+len(offer.payload)
+		}
+	}
 	o.mu.Unlock()
 	select {
 	case o.wake <- struct{}{}:
@@ -154,8 +166,11 @@ func (o *outlet) add(offers ...picked) {
 func (o *outlet) take() []picked {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	n := min(len(o.waiting), outletAtOnce)
+	n := fitting(o.waiting[:min(len(o.waiting), outletAtOnce)])
 	out := o.waiting[:n:n]
+	for _, offer := range out {
+		o.bytes -= len(offer.payload)
+	}
 	if o.waiting = o.waiting[n:]; len(o.waiting) == 0 {
 		o.waiting = nil
 	}

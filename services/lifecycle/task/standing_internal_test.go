@@ -47,3 +47,45 @@ func TestOffersOfOneMessageNameTheirOwnSessions(t *testing.T) {
 		}
 	})
 }
+
+// TestASessionThatNothingIsHeardOfStandsNoLonger holds that a task which was leased unasked, and of which no report has
+// come, is the last one so until the node's next lease.
+func TestASessionThatNothingIsHeardOfStandsNoLonger(t *testing.T) {
+	s := standing{underWay: underWay}
+	lease := &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{NodeId: "n", SessionId: "s", Generation: 1}}}
+	now := time.Now()
+	claim := func(after time.Duration) bool { return s.claim("n", now.Add(after)).out != nil }
+	s.put(newOutlet(), lease, nil)
+	if !claim(0) || claim(time.Second) {
+		t.Fatal("not one task was leased, and then none beside it")
+	}
+	s.reported([]*lifecyclev1.NodeReport{{NodeId: "n"}})
+	if !claim(time.Second) {
+		t.Fatal("none was leased after a report")
+	}
+	if claim(time.Second+underWay) || s.has("n") || claim(time.Hour) {
+		t.Error("the session stands, and nothing was heard of what was leased to it")
+	}
+	s.put(newOutlet(), lease, nil)
+	if !claim(time.Hour) {
+		t.Error("none was leased after the node's next lease")
+	}
+}
+
+// TestOffersThatWaitAreBounded holds that an outlet keeps no more than its bytes, and has room again for what it gave.
+func TestOffersThatWaitAreBounded(t *testing.T) {
+	out, large := newOutlet(), picked{payload: make([]byte, 1<<20)}
+	for range outletBytes>>20 + 1 {
+		out.add(large)
+	}
+	taken := 0
+	for offers := out.take(); len(offers) > 0; offers = out.take() {
+		if len(offers) > offerBytes>>20 {
+			t.Errorf("%d MiB of offers in one message", len(offers))
+		}
+		taken += len(offers)
+	}
+	if taken != outletBytes>>20 || out.bytes != 0 {
+		t.Errorf("%d offers of a MiB were kept, and %d bytes after the last", taken, out.bytes)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -254,4 +255,57 @@ func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 		t.Error("the session of an ended stream stands")
 	}
 	s.k.wants(s.probe(n), queued, 0, 0)
+}
+
+// TestLargeTasksComeInSeveralMessages holds that what is leased together, unasked or not, goes in messages that a replica
+// reads, and that all of it comes.
+func TestLargeTasksComeInSeveralMessages(t *testing.T) {
+	const nodes = 30
+	large := &nodev1.ProbeNoop{Nonce: strings.Repeat("n", 200<<10)}
+	s := newStreamed(t)
+	s.k.tasks.KeepUnderWay()
+	stream, err := s.open("nodeapi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []*node
+	for range nodes {
+		n := s.k.node()
+		s.stand(stream, n)
+		list = append(list, n)
+	}
+	want := map[string]bool{}
+	err = pg.InTx(t.Context(), s.k.pool, func(ctx context.Context, tx pgx.Tx) error {
+		for _, n := range list {
+			row, err := s.k.tasks.Enqueue(ctx, tx, task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: large})
+			if err != nil {
+				return err
+			}
+			want[row.TaskID] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for len(want) > 0 {
+		res, err := stream.Receive()
+		if err != nil {
+			t.Fatalf("%d of %d tasks have not come: %v", len(want), nodes, err)
+		}
+		for _, one := range res.GetLease().GetTasks() {
+			delete(want, one.GetTask().GetTaskId())
+		}
+	}
+	frame := leaseFrame(1, list[0])
+	for range 7 {
+		n := s.k.node()
+		for range 4 {
+			s.k.enqueue(n, func(spec *task.Spec) { spec.Payload = large })
+		}
+		frame.GetLease().Nodes = append(frame.GetLease().Nodes, leaseFrame(1, n).GetLease().GetNodes()...)
+	}
+	if res := s.ask(stream, frame); len(res.GetLease().GetTasks()) == 0 {
+		t.Fatalf("answered %v", res)
+	}
 }

@@ -97,7 +97,6 @@ func (s *Server) streamed(ctx context.Context, out *outlet, req *lifecyclev1.Str
 		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceReportTasksProcedure, r.Report, func(ctx context.Context) error {
 			res, err := s.ReportTasks(ctx, r.Report)
 			answer.Response = &lifecyclev1.StreamWorkResponse_Report{Report: res}
-			s.standing.reported(r.Report.GetReports())
 			return err
 		})
 	case *lifecyclev1.StreamWorkRequest_End:
