@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -111,7 +112,7 @@ func replace(path, moved string) (opened, error) {
 func (o opened) bind(nodeID string) error {
 	f, err := readFacts(o.store.db)
 	if err == nil && f.node == "" {
-		err = o.store.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyNodeID, []byte(nodeID)) })
+		err = o.store.tables(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyNodeID, []byte(nodeID)) })
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("bind task ledger to node %s: %w", nodeID, err), o.store.close())
@@ -226,11 +227,11 @@ func openDB(path string, opts *bbolt.Options) (*bbolt.DB, error) {
 		return db, nil
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("open %s: %w", path, ErrInUse)
-	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("open task ledger: %w", err)
-	default:
-		return nil, fmt.Errorf("open %s: %w: %w", path, ErrCorrupt, err)
 	}
+	if _, ok := errors.AsType[syscall.Errno](err); ok || errors.Is(err, fs.ErrPermission) { // it says nothing of what the file holds
+		return nil, fmt.Errorf("open task ledger: %w", err)
+	}
+	return nil, fmt.Errorf("open %s: %w: %w", path, ErrCorrupt, err)
 }
 
 // guarded turns a panic or a fault on mapped memory into an error.

@@ -50,6 +50,9 @@ type store struct {
 	owed    atomic.Bool // a commit of the tables failed that they show all the same: nothing is stored before one has succeeded
 	syncs   atomic.Int64
 
+	unsure bool // the last commit of the tables that was tried has failed, or is of a process before: what they show may not be on disk
+	shown  int  // the number of the commit that the tables show while unsure; 0 if it was not read
+
 	reservedTo int64 // how many bytes of the file have blocks
 
 	mu   sync.RWMutex // guards held; commits are made by one goroutine
@@ -93,6 +96,15 @@ func openStore(path string, db *bbolt.DB) (*store, error) {
 
 func (s *store) open() error {
 	s.reserve()
+	// A process before may have been killed, or have failed, before its last sync. Then the page cache shows tables that are not on disk, and the disk needs
+	// records of the journal that those tables have: it is neither replaced nor written from the front before they are on disk.
+	s.unsure = true
+	if err := s.confirm(); err != nil {
+		if !noRoom(err) {
+			return err
+		}
+		s.owed.Store(true)
+	}
 	f, err := readFacts(s.db)
 	if err != nil {
 		return err
@@ -110,8 +122,11 @@ func (s *store) open() error {
 	for _, c := range changes {
 		s.held[c.slot] = c.value
 	}
-	// Without room the journal keeps what it has, and takes what it has room for.
-	if err := s.settle(formatJournal); err != nil && !noRoom(err) {
+	err = s.settle(formatJournal)
+	if noRoom(err) { // the journal keeps what it has, and takes what it has room for
+		err = s.journal.file.Sync()
+	}
+	if err != nil {
 		return errors.Join(fmt.Errorf("bring task ledger up to its journal: %w", err), s.journal.file.Close())
 	}
 	return nil
@@ -120,6 +135,9 @@ func (s *store) open() error {
 // beginJournal makes a journal for tables that have everything. Without room for it there is none.
 func (s *store) beginJournal(f facts) error {
 	s.tried = time.Now()
+	if s.unsure { // the disk may need the journal that is there
+		return nil
+	}
 	j, err := newJournal(s.path+journalEnding, f.ledger)
 	if noRoom(err) {
 		return nil
@@ -132,6 +150,7 @@ func (s *store) beginJournal(f facts) error {
 		return nil
 	}
 	if f, readErr := readFacts(s.db); noRoom(err) && readErr == nil && f.format == formatJournal {
+		s.owed.Store(true) // the disk may not name the journal: no record is stored before it does
 		return nil
 	}
 	s.journal = nil
@@ -241,21 +260,51 @@ func (s *store) update(made map[slot][]byte) error {
 
 // tables makes one commit of the tables.
 func (s *store) tables(apply func(*bbolt.Tx) error) error {
-	s.syncs.Add(2)
+	if err := s.confirm(); err != nil {
+		return err
+	}
 	var err error
 	if s.failure != nil {
 		err = s.failure(false)
 	}
 	if err == nil {
-		err = s.db.Update(apply)
+		err = s.write(apply)
 	}
+	return err
+}
+
+// errForgotten is what a commit returns after one that failed, once the file shows what it had before that one.
+var errForgotten = errors.New("the machine has dropped a page that it could not write: the agent has to start again")
+
+// confirm makes what the tables show durable, if it may not be, by a commit that writes a meta page alone. Any other commit after one that failed may write
+// over pages that the tables on disk still use: bbolt takes them for free. The error is errForgotten if the page cache has lost the commit that failed.
+func (s *store) confirm() error {
+	if !s.unsure {
+		return nil
+	}
+	return s.write(func(tx *bbolt.Tx) error {
+		if s.shown != 0 && tx.ID() != s.shown+1 { // the free pages that bbolt knows are those of the state that is lost
+			return errForgotten
+		}
+		return nil
+	})
+}
+
+// write makes one commit of the tables, whatever became of the one before.
+func (s *store) write(apply func(*bbolt.Tx) error) error {
+	s.syncs.Add(2)
+	err := s.db.Update(apply)
 	if err == nil && s.failure != nil {
 		err = s.failure(true)
 	}
-	if err != nil {
-		return fmt.Errorf("commit tables: %w", err)
+	if s.unsure = err != nil; err == nil {
+		s.shown = 0
+		return nil
 	}
-	return nil
+	if !errors.Is(err, errForgotten) {
+		_ = s.db.View(func(tx *bbolt.Tx) error { s.shown = tx.ID(); return nil }) //nolint:errcheck // a transaction that reads
+	}
+	return fmt.Errorf("commit tables: %w", err)
 }
 
 // settle puts what is held into the tables, with the format that the file has from then on, and begins the journal again.
