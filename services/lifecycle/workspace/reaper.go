@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -46,6 +47,9 @@ type Reaper struct {
 
 	mu    sync.Mutex
 	whole map[commonv1.PlacementDriver]time.Time // when all that a driver ever launched was last judged, and nothing was left
+	// absent are boxes that were given up and that a driver has not in its list of all that it ever launched: that list is
+	// not read for them again, but by sweeps of everything.
+	absent map[commonv1.PlacementDriver]map[givenUp]bool
 }
 
 // wholeEvery is the time between two sweeps that judge all that was ever launched. The others judge what stands, and what
@@ -62,7 +66,7 @@ type Reaped struct {
 // NewReaper makes a reaper.
 func NewReaper(deps ReaperDeps) (*Reaper, error) {
 	r := &Reaper{
-		deps: deps, whole: map[commonv1.PlacementDriver]time.Time{},
+		deps: deps, whole: map[commonv1.PlacementDriver]time.Time{}, absent: map[commonv1.PlacementDriver]map[givenUp]bool{},
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "orphan_boxes_ended_total", Help: "Boxes that no instance and no run owned, ended by the sweep, by placement.",
 		}, []string{"placement"}),
@@ -147,16 +151,17 @@ type givenUp struct {
 	Epoch       int64  `db:"epoch"`
 }
 
-// boxesGivenUp goes by the index of what was given up.
+// boxesGivenUp goes by the index of what was given up. A box without a row may be of any placement.
 var boxesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.boxes_given_up", `
 		SELECT `+pg.Columns[givenUp]("c")+` FROM lifecycle.resource_claim c
-		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1`)
+		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1 AND NOT EXISTS (SELECT FROM lifecycle.instance i
+			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)
 
 // listed returns the boxes of a driver that a sweep judges, and whether these are all that it ever launched: the first time,
 // every wholeEvery, and after a sweep that left something undone.
 func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]placement.Instance, bool, error) {
 	r.mu.Lock()
-	whole := time.Since(r.whole[kind]) >= wholeEvery
+	whole, absent := time.Since(r.whole[kind]) >= wholeEvery, r.absent[kind]
 	r.mu.Unlock()
 	list := driver.Standing
 	if whole {
@@ -169,29 +174,37 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 	if whole {
 		return boxes, true, nil
 	}
-	claims, err := pg.All[givenUp](ctx, r.deps.DB, boxesGivenUp, kindInstance)
+	claims, err := pg.All[givenUp](ctx, r.deps.DB, boxesGivenUp, kindInstance, names.Of(kind))
 	if err != nil {
 		return nil, false, fmt.Errorf("read what was given up: %w", err)
 	}
-	unlisted := make(map[givenUp]bool, len(claims))
+	unlisted, still := map[givenUp]bool{}, map[givenUp]bool{}
 	for _, c := range claims {
-		unlisted[c] = true
+		if absent[c] {
+			still[c] = true
+		} else {
+			unlisted[c] = true
+		}
 	}
 	for _, b := range boxes {
 		delete(unlisted, givenUp{b.WorkspaceID, b.Epoch})
 	}
-	if len(unlisted) == 0 {
-		return boxes, false, nil
-	}
-	all, err := driver.List(ctx)
-	if err != nil {
-		return nil, false, fmt.Errorf("list boxes: %w", err)
-	}
-	for _, b := range all {
-		if unlisted[givenUp{b.WorkspaceID, b.Epoch}] {
-			boxes = append(boxes, b)
+	if len(unlisted) > 0 {
+		all, err := driver.List(ctx)
+		if err != nil {
+			return nil, false, fmt.Errorf("list boxes: %w", err)
 		}
+		for _, b := range all {
+			if key := (givenUp{b.WorkspaceID, b.Epoch}); unlisted[key] {
+				boxes = append(boxes, b)
+				delete(unlisted, key)
+			}
+		}
+		maps.Copy(still, unlisted)
 	}
+	r.mu.Lock()
+	r.absent[kind] = still
+	r.mu.Unlock()
 	return boxes, false, nil
 }
 
