@@ -182,16 +182,31 @@ func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation)
 	if err := r.back(ctx, h); err != nil {
 		return err
 	}
-	_, err := command(ctx, "retry-release", func(ctx context.Context) (*readmodelv1.RetryReleaseResponse, error) {
-		return r.Mesh.Client.Release.RetryRelease(ctx, &readmodelv1.RetryReleaseRequest{
-			Request: &lifecyclev1.RetryReleaseRequest{AllocationId: hold.GetAllocationId(), Reason: "drill"},
+	retry := func(ctx context.Context) error {
+		_, err := command(ctx, "retry-release", func(ctx context.Context) (*readmodelv1.RetryReleaseResponse, error) {
+			return r.Mesh.Client.Release.RetryRelease(ctx, &readmodelv1.RetryReleaseRequest{
+				Request: &lifecyclev1.RetryReleaseRequest{AllocationId: hold.GetAllocationId(), Reason: "drill"},
+			})
 		})
-	})
-	if err != nil {
+		return err
+	}
+	if err := retry(ctx); err != nil {
 		return at(StageRecover, err)
 	}
+	tried := hold.GetFence()
 	return r.recovered(ctx, "released after the machine's return: no claim, no workload is left, the machine takes new work", func(ctx context.Context) error {
-		return r.Mesh.freed(ctx, h, hold)
+		err := r.Mesh.freed(ctx, h, hold)
+		if err == nil {
+			return nil
+		}
+		// Five seconds may be too short again for a machine that is busy: it is asked once more, as an operator would.
+		now, readErr := r.Mesh.hold(ctx, h.id)
+		if readErr != nil || now.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || now.GetFence() <= tried {
+			return err
+		}
+		tried = now.GetFence()
+		r.note("the release was late again: %s", now.GetLastError())
+		return errors.Join(err, retry(ctx))
 	})
 }
 

@@ -24,9 +24,16 @@ type days struct {
 	today time.Time
 }
 
+// newDays returns a log on the day on which its first partition was made: the tests may have begun on the day before.
 func newDays(t *testing.T) days {
 	t.Helper()
-	d := days{t: t, Database: testkit.DB(t), today: time.Now().UTC().Truncate(24 * time.Hour)}
+	d := days{t: t, Database: testkit.DB(t)}
+	ctx := testkit.Context(t)
+	admin, err := pgx.Connect(ctx, d.AdminURL())
+	must(t, err)
+	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it has read
+	must(t, admin.QueryRow(ctx, `SELECT min(to_date(substr(c.relname, 7), 'YYYYMMDD')) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+		WHERE i.inhparent = 'events.event'::regclass AND c.relname ~ '[0-9]'`).Scan(&d.today))
 	d.seq = newSequencer(t, d.Database, nil, nil, events.SequencerConfig{})
 	d.at(0, 12*time.Hour)
 	d.cut()

@@ -78,8 +78,15 @@ func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 		if most := plans.Most(s, size, cost.Returned); cost.Rows > most {
 			t.Errorf("%s as %s reads %d rows for %d, more than %d:\n%s\n%q\n%s", s.Name(), role, cost.Rows, cost.Returned, most, s.SQL(), literals, cost.Plan)
 		}
-		// What a function reads is not in the plan. It is planned at the first call of a session.
-		if strings.HasSuffix(s.Name(), ".cut_batch") && cost.Buffers > cutBuffers {
+		// What a function reads is not in the plan. It is planned at the first call of a session, and the first cut of a day
+		// makes partitions.
+		cut := strings.HasSuffix(s.Name(), ".cut_batch")
+		if cut && cost.Buffers > cutBuffers {
+			if cost, err = plans.Explain(ctx, db.Pool(role), s, literals); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if cut && cost.Buffers > cutBuffers {
 			t.Errorf("%s as %s touches %d buffers for a batch of one row, more than %d:\n%s", s.Name(), role, cost.Buffers, cutBuffers, s.SQL())
 		}
 	}
