@@ -20,6 +20,8 @@ func TestCompare(t *testing.T) {
 		},
 		{name: "another word", shown: []string{"acme/demo active"}, printed: []string{"acme/demo failed"}},
 		{name: "a line more", shown: []string{"one"}, printed: []string{"one", "two"}},
+		{name: "a warning of the mesh", same: true, shown: []string{"ready"}, printed: []string{"02:21:53.130 WRN policy not read cleanly service=nodeapi", "ready"}},
+		{name: "an error of the mesh", shown: []string{"ready"}, printed: []string{"02:21:53.130 ERR it ended", "ready"}},
 		{name: "a line more where lines vary", some: true, same: true, shown: []string{"one", "three"}, printed: []string{"one", "two", "three"}},
 		{name: "another last line where lines vary", some: true, shown: []string{"one", "three"}, printed: []string{"one", "three", "[exit status 1]"}},
 		{name: "nothing printed where lines vary", some: true, shown: []string{"one"}},
