@@ -19,21 +19,24 @@ longest=(
 )
 
 # make check vets. Nothing reads debug information of a hundred programs, which takes a third of the time to link them.
-flags=(-race -vet=off -ldflags=-w -timeout 25m)
+flags=(-race -vet=off -ldflags=-w -timeout 40m)
 
-# at_once prints how many packages run at a time. Each brings processes of its own and mostly waits for them; where the
-# start of a process takes milliseconds, four packages that start whole meshes would wait past their limits.
-at_once() {
+# slow reports whether the start of a process takes milliseconds on this machine, as it does where each page that a
+# process touches first costs a trap into a hypervisor. Each package brings processes of its own and mostly waits for
+# them; on such a machine four packages, and four meshes of one package, would wait past their limits.
+slow() {
   local before i
   before=$(date +%s%N)
   for i in {1..100}; do "$(type -P true)"; done
-  if ((($(date +%s%N) - before) / 100 > 5000000)); then echo 2; else echo 4; fi
+  ((($(date +%s%N) - before) / 100 > 2500000))
 }
 
 full_tests() {
-  local wrap= packages
-  packages=$(at_once)
-  [[ $packages == 4 ]] || echo "a process takes milliseconds to start on this machine: $packages packages run at a time"
+  local wrap= beside=(-p 4)
+  if slow; then
+    beside=(-p 2 -parallel 2)
+    echo "a process takes milliseconds to start on this machine: two packages run at a time, and two tests of each"
+  fi
   build_programs || return 1
   if [[ -d internal/testkit/pgserver ]]; then
     wrap="go run ./internal/testkit/pgserver --"
@@ -42,7 +45,7 @@ full_tests() {
   # Up to two tests that fail are run once more, alone; what passes then is
   # listed as flaky in the last lines, with its first output under bin/flaky.
   GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary GOTEST_AGAIN="$wrap go test -json ${flags[*]}" \
-    scripts/gotest.sh -p "$packages" "${flags[@]}" "${longest[@]}" ./...
+    scripts/gotest.sh "${beside[@]}" "${flags[@]}" "${longest[@]}" ./...
 }
 
 totals() {
