@@ -33,7 +33,7 @@ func newRoot(program *client.Program) *cobra.Command {
 	root.AddGroup(&cobra.Group{ID: groupMesh, Title: "A mesh on this machine"}, &cobra.Group{ID: groupServices, Title: "Services and their database"})
 	root.AddCommand(newDevCommand(), newClusterCommand(), newBenchCommand(program), newDrillCommand(program))
 	root.AddCommand(newServiceCommands()...)
-	root.AddCommand(newMigrateCommand(), newComposeCommand(), newConfigCommand(), newVersionCommand(program))
+	root.AddCommand(newMigrateCommand(), newComposeCommand(), newIssuerCommand(program), newConfigCommand(), newVersionCommand(program))
 	program.Attach(root)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -87,100 +86,6 @@ func (m *Material) authorities() error {
 		return err
 	}
 	return nodes.Close()
-}
-
-// Renew replaces the certificates of services that are near their end, and answers whether it replaced any. The services find them by themselves.
-func (m *Material) Renew() (bool, error) {
-	renewed := false
-	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
-		for _, service := range Services() {
-			if m.good(service) {
-				continue
-			}
-			renewed = true
-			if err := m.issue(service); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return renewed, fmt.Errorf("renew certificates of services: %w", err)
-	}
-	return renewed, nil
-}
-
-// NextIssuer makes the next issuer of services and adds it to what services and agents' profiles trust. Certificates by it are made by the next Renew: a
-// running service shows its one once each replica and connected agent trusts the issuer.
-func (m *Material) NextIssuer() error { return m.issuers(m.services.Next) }
-
-// ForgetIssuers takes the issuers before the present one off what services and profiles are given. It comes after the control plane has retired them.
-func (m *Material) ForgetIssuers() error { return m.issuers(m.services.Forget) }
-
-func (m *Material) issuers(change func() error) error {
-	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
-		if err := change(); err != nil {
-			return err //nolint:wrapcheck // wrapped below
-		}
-		for _, service := range Services() {
-			if err := pki.WriteFile(m.Trust(service), pki.EncodeCertificates(m.services.Roots())); err != nil {
-				return fmt.Errorf("give %s the issuers: %w", service, err)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("change issuers of services: %w", err)
-	}
-	return nil
-}
-
-func (m *Material) renewLocked() error {
-	for _, service := range Services() {
-		if m.good(service) {
-			continue
-		}
-		if err := m.issue(service); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (m *Material) issue(service string) error {
-	if err := m.services.IssueToDir(service, filepath.Dir(m.Identity(service)), m.cfg.TTL); err != nil {
-		return fmt.Errorf("issue certificate of %s: %w", service, err)
-	}
-	return nil
-}
-
-// good says whether a service's certificate is of this issuer, names it and every host, and has time left.
-func (m *Material) good(service string) bool {
-	data, err := pki.ReadFile(m.Identity(service))
-	if err != nil {
-		return false
-	}
-	chain, err := pki.DecodeCertificates(data)
-	if err != nil {
-		return false
-	}
-	trust, err := pki.LoadBundle(m.Trust(service))
-	if err != nil || !slices.ContainsFunc(trust.Roots(), m.services.Root().Equal) {
-		return false
-	}
-	leaf := chain[0]
-	if leaf.CheckSignatureFrom(m.services.Root()) != nil {
-		return false
-	}
-	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != pki.ServiceID(m.cfg.TrustDomain, service).String() {
-		return false
-	}
-	for _, host := range m.cfg.Hosts {
-		if leaf.VerifyHostname(host) != nil {
-			return false
-		}
-	}
-	return leaf.NotAfter.Sub(m.cfg.Now()) > leaf.NotAfter.Sub(leaf.NotBefore)/renewShare
 }
 
 func (m *Material) keys() error {

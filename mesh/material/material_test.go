@@ -2,10 +2,13 @@ package material_test
 
 import (
 	"crypto/sha256"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -150,6 +153,118 @@ func TestCertificatesAreReplacedInTime(t *testing.T) {
 	}
 	if renewed, err := m.Renew(); err != nil || renewed {
 		t.Errorf("renewed %v, %v right after making", renewed, err)
+	}
+}
+
+// TestIssuersRollBesideARunningMesh: a mesh that runs renews certificates each hour with what it opened at its start, while another process changes the
+// issuer in the same directory.
+func TestIssuersRollBesideARunningMesh(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if _, err := material.Open(dir); !errors.Is(err, material.ErrNone) {
+		t.Fatalf("open of an empty directory: %v", err)
+	}
+	running, err := material.Make(material.Config{Dir: dir, TrustDomain: domain, Hosts: []string{"mesh.example", "192.0.2.7", "2001:db8::7"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	beside, err := material.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if renewed, err := beside.Renew(); err != nil || renewed {
+		t.Fatalf("renewed %v, %v: the certificates are good", renewed, err)
+	}
+	// issuers returns for each issuer of how many services it has issued the certificate, with a mark at the newest.
+	issuers := func(m *material.Material) string {
+		all, err := m.Issuers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, i := range all {
+			text := strconv.Itoa(len(i.Services))
+			if i.Newest {
+				text += "*"
+			}
+			out = append(out, text)
+		}
+		return strings.Join(out, " ")
+	}
+	if got := issuers(beside); got != "4*" {
+		t.Errorf("at first the issuers are %s", got)
+	}
+	if err := beside.NextIssuer(); err != nil {
+		t.Fatal(err)
+	}
+	if got := issuers(beside); got != "4 0*" {
+		t.Errorf("with a next one the issuers are %s", got)
+	}
+	if err := running.ForgetIssuers(); !errors.Is(err, material.ErrInUse) {
+		t.Errorf("an issuer in use is forgotten: %v", err)
+	}
+	for _, m := range []*material.Material{running, beside} {
+		renewed, err := m.Renew()
+		if err != nil || renewed != (m == running) {
+			t.Errorf("renewed %v, %v", renewed, err)
+		}
+		if got := issuers(m); got != "0 4*" {
+			t.Errorf("after the renewal the issuers are %s", got)
+		}
+	}
+	chain, err := pki.LoadStore(beside.Identity(material.NodeAPI), beside.Identity(material.NodeAPI))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := pki.ParseChain(chain.Certificate().Certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"localhost", "127.0.0.1", "mesh.example", "192.0.2.7", "2001:db8::7"} {
+		if err := leaf[0].VerifyHostname(host); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := beside.ForgetIssuers(); err != nil {
+		t.Fatal(err)
+	}
+	if got := issuers(beside); got != "4*" {
+		t.Errorf("at the end the issuers are %s", got)
+	}
+}
+
+// TestFilesKeepTheOwnerOfTheirDirectory: the containers' services run as another user than whoever changes their issuer.
+func TestFilesKeepTheOwnerOfTheirDirectory(t *testing.T) {
+	t.Parallel()
+	uid := os.Geteuid()
+	if uid == 0 {
+		uid = 65534 // only root gives files away
+	}
+	dir := t.TempDir()
+	m, err := material.Make(material.Config{Dir: dir, TrustDomain: domain})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, uid, uid))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.NextIssuer(); err != nil {
+		t.Fatal(err)
+	}
+	if renewed, err := m.Renew(); err != nil || !renewed {
+		t.Fatalf("renewed %v, %v", renewed, err)
+	}
+	for _, path := range []string{m.ServiceRoots(), m.Identity(material.NodeAPI), m.Trust(material.Lifecycle)} {
+		st, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := st.Sys().(*syscall.Stat_t).Uid; int(got) != uid { //nolint:forcetypeassert // of this system
+			t.Errorf("%s belongs to %d", path, got)
+		}
 	}
 }
 

@@ -36,13 +36,18 @@ func OpenServiceCA(dir, trustDomain string, hosts ...string) (*ServiceCA, error)
 		return nil, fmt.Errorf("open service authority: %w", err)
 	}
 	s := &ServiceCA{trustDomain: trustDomain, dir: dir, hosts: hosts}
-	err := pki.WithLock(filepath.Join(dir, lockFile), func() error {
-		return s.loadLocked()
-	})
-	if err != nil {
+	if err := pki.WithLock(filepath.Join(dir, lockFile), s.loadLocked); err != nil {
 		return nil, fmt.Errorf("open service authority: %w", err)
 	}
 	return s, nil
+}
+
+// Reload reads what another process has made of the directory since: its newest root issues from now on.
+func (s *ServiceCA) Reload() error {
+	if err := pki.WithLock(filepath.Join(s.dir, lockFile), s.loadLocked); err != nil {
+		return fmt.Errorf("read service authority: %w", err)
+	}
+	return nil
 }
 
 // nextRoots matches the files of the roots after the first.

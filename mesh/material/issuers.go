@@ -1,0 +1,257 @@
+package material
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+)
+
+// ErrNone is wrapped by the errors of Open for a directory that holds no material.
+var ErrNone = errors.New("no issuer of services stands in this directory")
+
+// Open opens the issuer of services of a directory that Make has filled, to change it while services use it. The trust domain and the hosts of its
+// certificates are those of the present ones. It makes nothing. It opens no passwords.
+func Open(dir string) (*Material, error) {
+	l := Layout{Dir: dir}
+	if _, err := os.Stat(l.ServiceRoots()); err != nil {
+		return nil, fmt.Errorf("open material: %w: %w", ErrNone, err)
+	}
+	leaf, err := leafOf(l.Identity(Recovery))
+	if err != nil {
+		return nil, fmt.Errorf("open material: the certificate of %s: %w", Recovery, err)
+	}
+	if len(leaf.URIs) != 1 {
+		return nil, fmt.Errorf("open material: the certificate of %s names %d identities", Recovery, len(leaf.URIs))
+	}
+	id, err := pki.ParseID(leaf.URIs[0].String())
+	if err != nil {
+		return nil, fmt.Errorf("open material: the certificate of %s: %w", Recovery, err)
+	}
+	m := &Material{Layout: l, cfg: Config{Dir: dir, TrustDomain: id.TrustDomain, Hosts: hostsOf(leaf), TTL: DefaultTTL, Now: time.Now}}
+	if m.services, err = ca.OpenServiceCA(m.ServiceCADir(), id.TrustDomain, m.cfg.Hosts...); err != nil {
+		return nil, fmt.Errorf("open material: %w", err)
+	}
+	return m, nil
+}
+
+func leafOf(path string) (*x509.Certificate, error) {
+	data, err := pki.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	chain, err := pki.DecodeCertificates(data)
+	if err != nil {
+		return nil, err
+	}
+	return chain[0], nil
+}
+
+// hostsOf returns the names and addresses of a certificate without those that each certificate has.
+func hostsOf(leaf *x509.Certificate) []string {
+	hosts := slices.DeleteFunc(slices.Clone(leaf.DNSNames), func(name string) bool { return name == "localhost" })
+	for _, ip := range leaf.IPAddresses {
+		if !ip.Equal(net.IPv4(127, 0, 0, 1)) && !ip.Equal(net.IPv6loopback) {
+			hosts = append(hosts, ip.String())
+		}
+	}
+	return hosts
+}
+
+// Issuer is a root of services' certificates that services trust.
+type Issuer struct {
+	// ID is the one by which `gpuaas keys list` shows it.
+	ID       string
+	NotAfter time.Time
+	// Newest is whether certificates are issued by it.
+	Newest bool
+	// Services are those whose certificates it has issued.
+	Services []string
+}
+
+// Issuers lists the issuers that services are given, the newest last.
+func (m *Material) Issuers() ([]Issuer, error) {
+	bundle, err := m.services.Bundle()
+	if err != nil {
+		return nil, fmt.Errorf("list issuers of services: %w", err)
+	}
+	roots, _ := bundle.Given()
+	var out []Issuer
+	for _, root := range roots {
+		issuer := Issuer{ID: pki.RootID(root), NotAfter: root.NotAfter, Newest: root.Equal(m.services.Root())}
+		for _, service := range Services() {
+			leaf, err := leafOf(m.Identity(service))
+			if err != nil {
+				return nil, fmt.Errorf("list issuers of services: the certificate of %s: %w", service, err)
+			}
+			if leaf.CheckSignatureFrom(root) == nil {
+				issuer.Services = append(issuer.Services, service)
+			}
+		}
+		out = append(out, issuer)
+	}
+	slices.SortStableFunc(out, func(a, b Issuer) int { return a.NotAfter.Compare(b.NotAfter) })
+	return out, nil
+}
+
+// Renew replaces the certificates of services that are near their end, or by an issuer before the newest, and reports whether it replaced any. The
+// services find them by themselves.
+func (m *Material) Renew() (bool, error) {
+	renewed := false
+	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
+		if err := m.services.Reload(); err != nil { // another process may have made the next issuer
+			return err //nolint:wrapcheck // wrapped below
+		}
+		for _, service := range Services() {
+			if m.good(service) {
+				continue
+			}
+			renewed = true
+			if err := m.issue(service); err != nil {
+				return err
+			}
+		}
+		return m.keepOwner()
+	})
+	if err != nil {
+		return renewed, fmt.Errorf("renew certificates of services: %w", err)
+	}
+	return renewed, nil
+}
+
+// NextIssuer makes the next issuer of services and adds it to what services and agents' profiles trust. Certificates by it are made by the next Renew: a
+// running service shows its one once each replica and connected agent trusts the issuer.
+func (m *Material) NextIssuer() error { return m.issuers(m.services.Next) }
+
+// ErrInUse is wrapped by the errors of ForgetIssuers while a certificate of an earlier issuer stands in the files.
+var ErrInUse = errors.New("has a certificate of an earlier issuer")
+
+// ForgetIssuers takes the issuers before the newest off what services and profiles are given. It comes after the control plane has retired them: services
+// trust one no longer then, and before that it cuts off at once those that show a certificate of it. It refuses while the files hold such a certificate.
+func (m *Material) ForgetIssuers() error {
+	return m.issuers(func() error {
+		if err := m.services.Reload(); err != nil {
+			return err //nolint:wrapcheck // wrapped by issuers
+		}
+		for _, service := range Services() {
+			leaf, err := leafOf(m.Identity(service))
+			if err != nil {
+				return fmt.Errorf("the certificate of %s: %w", service, err)
+			}
+			if leaf.CheckSignatureFrom(m.services.Root()) != nil {
+				return fmt.Errorf("%s %w", service, ErrInUse)
+			}
+		}
+		return m.services.Forget() //nolint:wrapcheck // wrapped by issuers
+	})
+}
+
+func (m *Material) issuers(change func() error) error {
+	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
+		if err := change(); err != nil {
+			return err //nolint:wrapcheck // wrapped below
+		}
+		for _, service := range Services() {
+			if err := pki.WriteFile(m.Trust(service), pki.EncodeCertificates(m.services.Roots())); err != nil {
+				return fmt.Errorf("give %s the issuers: %w", service, err)
+			}
+		}
+		return m.keepOwner()
+	})
+	if err != nil {
+		return fmt.Errorf("change issuers of services: %w", err)
+	}
+	return nil
+}
+
+func (m *Material) renewLocked() error {
+	for _, service := range Services() {
+		if m.good(service) {
+			continue
+		}
+		if err := m.issue(service); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Material) issue(service string) error {
+	if err := m.services.IssueToDir(service, filepath.Dir(m.Identity(service)), m.cfg.TTL); err != nil {
+		return fmt.Errorf("issue certificate of %s: %w", service, err)
+	}
+	return nil
+}
+
+// good reports whether a service's certificate is of this issuer, names it and every host, and has time left.
+func (m *Material) good(service string) bool {
+	leaf, err := leafOf(m.Identity(service))
+	if err != nil {
+		return false
+	}
+	trust, err := pki.LoadBundle(m.Trust(service))
+	if err != nil || !slices.ContainsFunc(trust.Roots(), m.services.Root().Equal) {
+		return false
+	}
+	if leaf.CheckSignatureFrom(m.services.Root()) != nil {
+		return false
+	}
+	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != pki.ServiceID(m.cfg.TrustDomain, service).String() {
+		return false
+	}
+	for _, host := range m.cfg.Hosts {
+		if leaf.VerifyHostname(host) != nil {
+			return false
+		}
+	}
+	return leaf.NotAfter.Sub(m.cfg.Now()) > leaf.NotAfter.Sub(leaf.NotBefore)/renewShare
+}
+
+// keepOwner gives what was written to the owner of its directory: services may run as another user than whoever changes their issuer.
+func (m *Material) keepOwner() error {
+	dirs := []string{m.ServiceCADir()}
+	for _, service := range Services() {
+		dirs = append(dirs, filepath.Dir(m.Identity(service)))
+	}
+	for _, dir := range dirs {
+		if err := giveTo(dir); err != nil {
+			return fmt.Errorf("keep the owner of %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// giveTo gives the files of a directory to its owner.
+func giveTo(dir string) error {
+	of, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	owner, ok := of.Sys().(*syscall.Stat_t)
+	if !ok || int(owner.Uid) == os.Geteuid() {
+		return nil
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := root.Lchown(entry.Name(), int(owner.Uid), int(owner.Gid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
