@@ -335,17 +335,34 @@ func (s *store) settle(as string) error {
 	return nil
 }
 
-// settleInPieces needs few free pages at a time: each commit has one value, and frees those of the pages that it has written anew. Until the last one the
-// file says that the tables have nothing of the journal, whose records then give the same values again.
+// settleInPieces needs few free pages at a time: each commit has a piece of what is held, half of the one that there was no room for, and frees those of
+// the pages that it has written anew. Until the last one the file says that the tables have nothing of the journal, whose records then give the same values
+// again.
 func (s *store) settleInPieces(over func(*bbolt.Tx) error) error {
 	order := slices.SortedFunc(maps.Keys(s.held), func(a, b slot) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.key, b.key)) })
-	for _, at := range order {
-		if err := s.tables(func(tx *bbolt.Tx) error { return set(tx, at, s.held[at]) }); err != nil {
+	for size := halved(len(order)); len(order) > 0; {
+		piece := order[:min(size, len(order))]
+		err := s.tables(func(tx *bbolt.Tx) error {
+			for _, at := range piece {
+				if err := set(tx, at, s.held[at]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		switch {
+		case err == nil:
+			order = order[len(piece):]
+		case noRoom(err) && len(piece) > 1:
+			size = halved(len(piece))
+		default:
 			return err
 		}
 	}
 	return s.tables(over)
 }
+
+func halved(n int) int { return (n + 1) / 2 }
 
 // reserved is how many bytes beyond those in use the file is given, once it has half of that or less: room for some hundred small tasks.
 const reserved = 1 << 20
