@@ -61,7 +61,7 @@ go build -o bin/testreport ./internal/tools/testreport
 set +e +o pipefail
 # shellcheck disable=SC2086 # the wrapper is a command with its arguments
 # A process that outlives the run must not keep the lock: 9 is closed for all.
-${GOTEST_WRAP:-} go test -json "$@" 9>&- |
+${GOTEST_WRAP:-} go test -json -exec "$PWD/scripts/testexec.sh" "$@" 9>&- |
   bin/testreport -summary "${GOTEST_SUMMARY:-}" -again "${GOTEST_AGAIN:-}" "${flags[@]}" 9>&-
 status=("${PIPESTATUS[@]}")
 case ${status[1]} in
