@@ -1,19 +1,19 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
@@ -33,7 +33,7 @@ func newIssuerCommand(program *client.Program) *cobra.Command {
 	var dir string
 	cmd.PersistentFlags().StringVar(&dir, "dir", "", "the --data-dir of dev or cluster, or the --dir of `gpuaas compose prepare`")
 	_ = cmd.MarkPersistentFlagRequired("dir")
-	step := func(use, short, long string, do func(m *material.Material, out io.Writer) error) *cobra.Command {
+	step := func(use, short, long string, do func(cmd *cobra.Command, m *material.Material) error) *cobra.Command {
 		return &cobra.Command{
 			Use: use, Short: short, Long: long, Args: noArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,62 +41,96 @@ func newIssuerCommand(program *client.Program) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if err := do(m, cmd.ErrOrStderr()); err != nil {
+				if err := do(cmd, m); err != nil {
 					return err
 				}
-				return tellIssuers(cmd.OutOrStdout(), m, program.JSON())
+				issuers, err := m.Issuers()
+				if err != nil {
+					return err
+				}
+				return client.Records(program, cmd, func(i listedIssuer) string { return i.KeyID }, issuerColumns, listIssuers(issuers))
 			},
 		}
 	}
 	cmd.AddCommand(
 		step("list", "List the issuers that services are given, with the services whose certificates they issued", "",
-			func(*material.Material, io.Writer) error { return nil }),
+			func(*cobra.Command, *material.Material) error { return nil }),
 		step("next", "Make the next issuer, and give it to services and new machines with its cross certificate",
 			"next makes the next issuer and a cross certificate of the present one for it, and adds both to what services, and machines that enrol,\n"+
 				"trust. Certificates stay as they are: renew replaces them.",
-			func(m *material.Material, _ io.Writer) error {
-				issuers, err := m.Issuers()
-				if err != nil {
-					return err
-				}
-				if newest := issuers[len(issuers)-1]; len(newest.Services) == 0 {
-					return client.Usage(fmt.Errorf("the issuer %s has issued no certificate yet: renew them before another issuer is made", newest.ID))
-				}
-				return m.NextIssuer()
+			func(_ *cobra.Command, m *material.Material) error {
+				return refusedWith(m.NextIssuer(), material.ErrUnused, "replace the certificates with `gpuaas issuer renew` before another issuer is made")
 			}),
 		step("renew", "Replace certificates of services that an earlier issuer has issued, or that are near their end",
-			"renew replaces certificates of services. A service shows the new one once each live replica trusts its issuer, and reports it until then;\n"+
-				"`gpuaas dev` and `gpuaas cluster up` do the same each hour.",
-			func(m *material.Material, out io.Writer) error {
+			"renew replaces certificates of services. A service shows the new one once each live replica trusts its issuer, and reports it until\n"+
+				"then. `gpuaas dev` does the same each hour.",
+			func(cmd *cobra.Command, m *material.Material) error {
 				renewed, err := m.Renew()
 				if err == nil && !renewed {
-					_, err = fmt.Fprintln(out, "each certificate is of the newest issuer and has time left: nothing was changed")
+					_, err = fmt.Fprintln(cmd.ErrOrStderr(), "each certificate is of the newest issuer and has time left: nothing was changed")
 				}
 				return err
 			}),
-		step("forget", "Take earlier issuers off what services and new machines trust",
-			"forget takes the issuers before the newest off what services, and machines that enrol, trust. It is refused while a certificate of\n"+
-				"one stands in the files. Wait until `gpuaas keys list` shows them as retired: before that, it cuts off at once a replica that has not\n"+
-				"taken its new certificate, as is right only for an issuer whose key others know.",
-			func(m *material.Material, _ io.Writer) error {
-				err := m.ForgetIssuers()
-				if errors.Is(err, material.ErrInUse) {
-					return client.Usage(fmt.Errorf("%w: `gpuaas issuer renew` replaces it", err))
-				}
-				return err
-			}),
+		newIssuerForget(step),
 	)
 	return cmd
 }
 
-// openMaterial opens what stands in the directory of a mesh, wherever below it.
+func newIssuerForget(step func(use, short, long string, do func(*cobra.Command, *material.Material) error) *cobra.Command) *cobra.Command {
+	var yes bool
+	cmd := step("forget", "Take earlier issuers off what services and new machines trust",
+		"forget takes the issuers before the newest off what services, and machines that enrol, trust. It is refused while a certificate of\n"+
+			"one stands in the files. Wait until `gpuaas keys list` shows them as retired: a replica that still shows a certificate of one is cut\n"+
+			"off at once. Do not wait where others know the key of an issuer.",
+		func(cmd *cobra.Command, m *material.Material) error {
+			issuers, err := m.Issuers()
+			if err != nil {
+				return err
+			}
+			var earlier []string
+			for _, i := range issuers {
+				if !i.Newest {
+					earlier = append(earlier, i.ID)
+				}
+			}
+			if len(earlier) == 0 {
+				_, err := fmt.Fprintln(cmd.ErrOrStderr(), "there is no earlier issuer: nothing was changed")
+				return err
+			}
+			err = client.Confirm(cmd, yes, earlier[len(earlier)-1],
+				"Services will no longer trust the issuers "+strings.Join(earlier, ", ")+" by their files.",
+				"A replica that still shows a certificate of one is cut off: `gpuaas keys list` shows what is needed.")
+			if err != nil {
+				return err
+			}
+			return refusedWith(m.ForgetIssuers(), material.ErrInUse, "replace it with `gpuaas issuer renew`")
+		})
+	cmd.Flags().BoolVar(&yes, "yes", false, "go ahead without asking; needed where there is no terminal to ask on")
+	return cmd
+}
+
+// refusedWith makes a refusal with a remedy of an error that wraps what. Others stay as they are.
+func refusedWith(err, what error, remedy string) error {
+	if !errors.Is(err, what) {
+		return err
+	}
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, err.Error(), fault.Remedy(remedy), fault.Cause(err))
+}
+
+// openMaterial opens what stands in the directory of a mesh, or in that of its data below it.
 func openMaterial(dir string) (*material.Material, error) {
+	if dir == "" {
+		return nil, client.Usage(errors.New("--dir is empty"))
+	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, client.Usage(err)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "material")); err == nil {
+	switch _, err := os.Stat(filepath.Join(dir, "material")); {
+	case err == nil:
 		dir = filepath.Join(dir, "material")
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
 	}
 	m, err := material.Open(dir)
 	if errors.Is(err, material.ErrNone) {
@@ -105,32 +139,30 @@ func openMaterial(dir string) (*material.Material, error) {
 	return m, err
 }
 
-func tellIssuers(out io.Writer, m *material.Material, structured bool) error {
-	issuers, err := m.Issuers()
-	if err != nil {
-		return err
-	}
-	if structured {
-		type row struct {
-			KeyID    string   `json:"key_id"`
-			Issues   bool     `json:"issues"`
-			NotAfter string   `json:"not_after"`
-			Services []string `json:"services"`
-		}
-		rows := []row{}
-		for _, i := range issuers {
-			rows = append(rows, row{i.ID, i.Newest, i.NotAfter.UTC().Format(time.RFC3339), append([]string{}, i.Services...)})
-		}
-		return json.NewEncoder(out).Encode(map[string]any{"issuers": rows})
-	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "KEY ID\tISSUES\tNOT AFTER\tCERTIFICATES OF")
+// listedIssuer is an issuer as it is listed.
+type listedIssuer struct {
+	KeyID    string   `json:"key_id"` // as in `gpuaas keys list`
+	Issues   bool     `json:"issues"`
+	NotAfter string   `json:"not_after"`
+	Services []string `json:"services"` // whose certificates it has issued
+}
+
+func listIssuers(issuers []material.Issuer) []listedIssuer {
+	var out []listedIssuer
 	for _, i := range issuers {
-		issues := "no"
-		if i.Newest {
-			issues = "yes"
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", i.ID, issues, i.NotAfter.UTC().Format(time.DateOnly), strings.Join(i.Services, " "))
+		out = append(out, listedIssuer{i.ID, i.Newest, i.NotAfter.UTC().Format(time.RFC3339), append([]string{}, i.Services...)})
 	}
-	return w.Flush()
+	return out
+}
+
+var issuerColumns = []client.Column[listedIssuer]{
+	{Title: "KEY ID", Value: func(i listedIssuer) string { return i.KeyID }},
+	{Title: "ISSUES", Value: func(i listedIssuer) string {
+		if i.Issues {
+			return "yes"
+		}
+		return "no"
+	}},
+	{Title: "NOT AFTER", Drop: 1, Value: func(i listedIssuer) string { return i.NotAfter }},
+	{Title: "CERTIFICATES OF", Text: true, Value: func(i listedIssuer) string { return strings.Join(i.Services, " ") }},
 }

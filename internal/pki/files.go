@@ -25,7 +25,8 @@ const (
 )
 
 // WriteFile replaces path with data: mode 0600, synced, and the directory synced after the rename. After it returns nil the new content
-// survives a crash; before, the old content does.
+// survives a crash; before, the old content does. What root writes belongs to the owner of the directory: a service that runs as another user finds no
+// file of its own that it cannot read.
 func WriteFile(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, dirMode); err != nil {
@@ -41,6 +42,9 @@ func WriteFile(path string, data []byte) (err error) {
 			err = errors.Join(err, ignoreMissing(os.Remove(tmp)))
 		}
 	}()
+	if err := giveToOwner(f, dir); err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), f.Close())
+	}
 	if _, err := f.Write(data); err != nil {
 		return errors.Join(fmt.Errorf("write %s: %w", path, err), f.Close())
 	}
@@ -54,6 +58,25 @@ func WriteFile(path string, data []byte) (err error) {
 		return fmt.Errorf("replace %s: %w", path, err)
 	}
 	return SyncDir(dir)
+}
+
+// giveToOwner gives a file that root has made to the owner of its directory.
+func giveToOwner(f *os.File, dir string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	st, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("look at directory: %w", err)
+	}
+	owner, ok := st.Sys().(*syscall.Stat_t)
+	if !ok || owner.Uid == 0 {
+		return nil
+	}
+	if err := f.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
+		return fmt.Errorf("give it to the owner of the directory: %w", err)
+	}
+	return nil
 }
 
 // SyncDir makes the names in dir durable.

@@ -4,11 +4,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pki"
@@ -19,11 +19,14 @@ import (
 var ErrNone = errors.New("no issuer of services stands in this directory")
 
 // Open opens the issuer of services of a directory that Make has filled, to change it while services use it. The trust domain and the hosts of its
-// certificates are those of the present ones. It makes nothing. It opens no passwords.
+// certificates are those of the present ones. It makes no key, and opens no passwords.
 func Open(dir string) (*Material, error) {
 	l := Layout{Dir: dir}
-	if _, err := os.Stat(l.ServiceRoots()); err != nil {
-		return nil, fmt.Errorf("open material: %w: %w", ErrNone, err)
+	switch _, err := os.Stat(l.ServiceRoots()); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("open material: %w: %s", ErrNone, dir)
+	case err != nil:
+		return nil, fmt.Errorf("open material: %w", err)
 	}
 	leaf, err := leafOf(l.Identity(Recovery))
 	if err != nil {
@@ -110,16 +113,9 @@ func (m *Material) Renew() (bool, error) {
 		if err := m.services.Reload(); err != nil { // another process may have made the next issuer
 			return err //nolint:wrapcheck // wrapped below
 		}
-		for _, service := range Services() {
-			if m.good(service) {
-				continue
-			}
-			renewed = true
-			if err := m.issue(service); err != nil {
-				return err
-			}
-		}
-		return m.keepOwner()
+		var err error
+		renewed, err = m.renewLocked()
+		return err
 	})
 	if err != nil {
 		return renewed, fmt.Errorf("renew certificates of services: %w", err)
@@ -127,9 +123,40 @@ func (m *Material) Renew() (bool, error) {
 	return renewed, nil
 }
 
+// ErrUnused is wrapped by the errors of NextIssuer while the newest issuer has issued nothing.
+var ErrUnused = errors.New("has issued no certificate yet")
+
 // NextIssuer makes the next issuer of services and adds it to what services and agents' profiles trust. Certificates by it are made by the next Renew: a
-// running service shows its one once each replica and connected agent trusts the issuer.
-func (m *Material) NextIssuer() error { return m.issuers(m.services.Next) }
+// running service shows its one once each replica and connected agent trusts the issuer. A call that was cut short is repeated: an issuer that not all
+// services were given is given to them, and no other is made.
+func (m *Material) NextIssuer() error {
+	return m.issuers(func() error {
+		if err := m.services.Reload(); err != nil {
+			return err //nolint:wrapcheck // wrapped by issuers
+		}
+		used, given := false, true
+		for _, service := range Services() {
+			leaf, err := leafOf(m.Identity(service))
+			if err != nil {
+				return fmt.Errorf("the certificate of %s: %w", service, err)
+			}
+			used = used || leaf.CheckSignatureFrom(m.services.Root()) == nil
+			trust, err := pki.LoadBundle(m.Trust(service))
+			if err != nil {
+				return fmt.Errorf("the issuers of %s: %w", service, err)
+			}
+			given = given && slices.ContainsFunc(trust.Roots(), m.services.Root().Equal)
+		}
+		switch {
+		case used:
+			return m.services.Next() //nolint:wrapcheck // wrapped by issuers
+		case given:
+			return fmt.Errorf("the issuer %s %w", pki.RootID(m.services.Root()), ErrUnused)
+		default:
+			return nil // its call did not end
+		}
+	})
+}
 
 // ErrInUse is wrapped by the errors of ForgetIssuers while a certificate of an earlier issuer stands in the files.
 var ErrInUse = errors.New("has a certificate of an earlier issuer")
@@ -164,7 +191,7 @@ func (m *Material) issuers(change func() error) error {
 				return fmt.Errorf("give %s the issuers: %w", service, err)
 			}
 		}
-		return m.keepOwner()
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("change issuers of services: %w", err)
@@ -172,16 +199,19 @@ func (m *Material) issuers(change func() error) error {
 	return nil
 }
 
-func (m *Material) renewLocked() error {
+// renewLocked replaces what is not good, and reports whether it replaced any. The caller holds the directory's lock.
+func (m *Material) renewLocked() (bool, error) {
+	renewed := false
 	for _, service := range Services() {
 		if m.good(service) {
 			continue
 		}
+		renewed = true
 		if err := m.issue(service); err != nil {
-			return err
+			return renewed, err
 		}
 	}
-	return nil
+	return renewed, nil
 }
 
 func (m *Material) issue(service string) error {
@@ -213,45 +243,4 @@ func (m *Material) good(service string) bool {
 		}
 	}
 	return leaf.NotAfter.Sub(m.cfg.Now()) > leaf.NotAfter.Sub(leaf.NotBefore)/renewShare
-}
-
-// keepOwner gives what was written to the owner of its directory: services may run as another user than whoever changes their issuer.
-func (m *Material) keepOwner() error {
-	dirs := []string{m.ServiceCADir()}
-	for _, service := range Services() {
-		dirs = append(dirs, filepath.Dir(m.Identity(service)))
-	}
-	for _, dir := range dirs {
-		if err := giveTo(dir); err != nil {
-			return fmt.Errorf("keep the owner of %s: %w", dir, err)
-		}
-	}
-	return nil
-}
-
-// giveTo gives the files of a directory to its owner.
-func giveTo(dir string) error {
-	of, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	owner, ok := of.Sys().(*syscall.Stat_t)
-	if !ok || int(owner.Uid) == os.Geteuid() {
-		return nil
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		if err := root.Lchown(entry.Name(), int(owner.Uid), int(owner.Gid)); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -58,7 +58,7 @@ func Make(cfg Config) (*Material, error) {
 	m := &Material{Layout: Layout{Dir: cfg.Dir}, cfg: cfg, Passwords: map[string]string{}}
 	// A service's certificate is replaced in two files; one maker at a time keeps them a pair.
 	err := pki.WithLock(filepath.Join(cfg.Dir, ".lock"), func() error {
-		for _, step := range []func() error{m.authorities, m.renewLocked, m.keys, m.passwords} {
+		for _, step := range []func() error{m.authorities, m.certificates, m.keys, m.passwords} {
 			if err := step(); err != nil {
 				return err
 			}
@@ -86,6 +86,11 @@ func (m *Material) authorities() error {
 		return err
 	}
 	return nodes.Close()
+}
+
+func (m *Material) certificates() error {
+	_, err := m.renewLocked()
+	return err
 }
 
 func (m *Material) keys() error {

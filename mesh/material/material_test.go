@@ -231,6 +231,77 @@ func TestIssuersRollBesideARunningMesh(t *testing.T) {
 	if got := issuers(beside); got != "4*" {
 		t.Errorf("at the end the issuers are %s", got)
 	}
+	// The files of retired roots may be removed, and the next root has a number of its own.
+	first := filepath.Join(running.ServiceCADir(), "root.pem")
+	if err := os.Remove(first); err != nil {
+		t.Fatal(err)
+	}
+	if err := beside.NextIssuer(); err != nil {
+		t.Fatal(err)
+	}
+	if got := issuers(beside); got != "4 0*" {
+		t.Errorf("with a third one the issuers are %s", got)
+	}
+	if _, err := os.Stat(first); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a first root was made again: %v", err)
+	}
+}
+
+// TestANextIssuerIsGivenToAll: a call that ended before each service was given the issuer is repeated, and makes no other.
+func TestANextIssuerIsGivenToAll(t *testing.T) {
+	t.Parallel()
+	m, err := material.Make(material.Config{Dir: t.TempDir(), TrustDomain: domain})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(m.Trust(material.Lifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.NextIssuer(); err != nil {
+		t.Fatal(err)
+	}
+	given, err := os.ReadFile(m.Trust(material.Lifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(m.Trust(material.Lifecycle), before, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.NextIssuer(); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := os.ReadFile(m.Trust(material.Lifecycle)); err != nil || string(again) != string(given) {
+		t.Errorf("%v: lifecycle is given other issuers than by the first call", err)
+	}
+	if err := m.NextIssuer(); !errors.Is(err, material.ErrUnused) {
+		t.Errorf("a third issuer is made: %v", err)
+	}
+}
+
+// TestAMissingKeyIsNoNewIssuer: where the key of the issuer was taken away, certificates of another one would be trusted by nobody.
+func TestAMissingKeyIsNoNewIssuer(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	m, err := material.Make(material.Config{Dir: dir, TrustDomain: domain})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(m.ServiceCADir(), "root.pem")); err != nil {
+		t.Fatal(err)
+	}
+	before := contents(t, dir)
+	_, openErr := material.Open(dir)
+	_, makeErr := material.Make(material.Config{Dir: dir, TrustDomain: domain})
+	_, renewErr := m.Renew()
+	for what, err := range map[string]error{"open": openErr, "make": makeErr, "renew": renewErr, "next": m.NextIssuer(), "forget": m.ForgetIssuers()} {
+		if err == nil || !strings.Contains(err.Error(), "root.pem") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if diff := cmp.Diff(before, contents(t, dir)); diff != "" {
+		t.Errorf("files changed: %s", diff)
+	}
 }
 
 // TestFilesKeepTheOwnerOfTheirDirectory: the containers' services run as another user than whoever changes their issuer.

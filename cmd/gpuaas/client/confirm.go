@@ -101,3 +101,9 @@ func (s *session) confirmed(ctx context.Context, ask func(context.Context) (ques
 		}
 	}
 }
+
+// Confirm asks the person to type name before what lost says is lost, as commands of the client do, for one beside them. It asks nothing if yes is set.
+func Confirm(cmd *cobra.Command, yes bool, name string, lost ...string) error {
+	s := &session{printer: &printer{sure: yes, in: terminalOf(cmd), err: cmd.ErrOrStderr()}}
+	return s.confirmed(cmd.Context(), func(context.Context) (question, error) { return question{name: name, lost: lost}, nil })
+}

@@ -134,7 +134,7 @@ func (p *Program) keysRotate() *cobra.Command {
 				for i, step := range issuerSteps {
 					note(s.err, "%d. %s", i+1, step)
 				}
-				note(s.err, "for a mesh of dev, cluster or compose: `gpuaas issuer next` does 1 and 2, `gpuaas issuer renew` 4, `gpuaas issuer forget` the last part of 5")
+				note(s.err, "for a mesh of dev, cluster or compose: `gpuaas issuer next --dir DIR` does 1 and 2, `issuer renew` 4, `issuer forget` the last part of 5")
 			}
 			if !req.GetDryRun() {
 				return nil

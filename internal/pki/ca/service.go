@@ -53,14 +53,27 @@ func (s *ServiceCA) Reload() error {
 // nextRoots matches the files of the roots after the first.
 const nextRoots = "root-*.pem"
 
+// errNoKey is returned where roots are given out whose key is not in the directory.
+var errNoKey = errors.New("the key of the root is missing")
+
 // loadLocked reads the newest root, or makes the first, and the file of roots. A newest root that the file lacks is added with its cross certificate:
-// it was made by a call of Next that did not end. The caller holds the directory's lock.
+// it was made by a call of Next that did not end. The first is made only where no root was given out: certificates of another one would be trusted by
+// nobody. The caller holds the directory's lock.
 func (s *ServiceCA) loadLocked() error {
 	paths, err := s.rootPaths()
 	if err != nil {
 		return err
 	}
 	newest := len(paths) - 1
+	given, err := pki.Exists(filepath.Join(s.dir, RootsFile))
+	if err != nil {
+		return err
+	}
+	if given {
+		if err := keyStands(paths[newest]); err != nil {
+			return err
+		}
+	}
 	if s.root, err = s.pair(paths[newest]); err != nil {
 		return err
 	}
@@ -73,6 +86,9 @@ func (s *ServiceCA) loadLocked() error {
 	if newest == 0 || slices.ContainsFunc(s.given, s.root.cert.Equal) {
 		return nil
 	}
+	if err := keyStands(paths[newest-1]); err != nil { // it signs the cross certificate
+		return err
+	}
 	before, err := s.pair(paths[newest-1])
 	if err != nil {
 		return err
@@ -82,6 +98,14 @@ func (s *ServiceCA) loadLocked() error {
 		return err
 	}
 	return s.writeRoots(append(slices.Clone(s.given), s.root.cert, cross))
+}
+
+func keyStands(path string) error {
+	found, err := pki.Exists(path)
+	if err == nil && !found {
+		err = fmt.Errorf("%s: %w", path, errNoKey)
+	}
+	return err
 }
 
 // rootPaths returns the files of the roots in the order in which they were made.
@@ -119,7 +143,12 @@ func (s *ServiceCA) Next() error {
 		if err != nil {
 			return err
 		}
-		if _, err := s.pair(filepath.Join(s.dir, fmt.Sprintf("root-%06d.pem", len(paths)+1))); err != nil {
+		// Files of retired roots may have been removed: the number follows the greatest.
+		number := 1
+		if _, err := fmt.Sscanf(filepath.Base(paths[len(paths)-1]), "root-%d.pem", &number); err != nil && len(paths) > 1 {
+			return fmt.Errorf("number of %s: %w", paths[len(paths)-1], err)
+		}
+		if _, err := s.pair(filepath.Join(s.dir, fmt.Sprintf("root-%06d.pem", number+1))); err != nil {
 			return err
 		}
 		return s.loadLocked()
@@ -141,6 +170,9 @@ func (s *ServiceCA) Forget() error {
 			if bytes.Equal(cert.RawSubjectPublicKeyInfo, s.root.cert.RawSubjectPublicKeyInfo) {
 				keep = append(keep, cert)
 			}
+		}
+		if !slices.ContainsFunc(keep, s.root.cert.Equal) {
+			return fmt.Errorf("the file of roots lacks %s", pki.RootID(s.root.cert))
 		}
 		return s.writeRoots(keep)
 	})
