@@ -43,7 +43,9 @@ in_memory() {
   fi
   memory=$dir
   trap leave EXIT
-  export GOTMPDIR=${GOTMPDIR:-/tmp} TMPDIR=$dir # what is built is large, and stays on disk
+  # What is built is large, and stays on disk: testexec.sh takes GOTMPDIR from the tests again.
+  [[ -n ${GOTMPDIR:-} ]] || export GOTMPDIR=/tmp GPUAAS_TEST_IN_MEMORY=1
+  export TMPDIR=$dir
 }
 # What a failed test kept for inspection stays until the next run.
 leave() {
@@ -60,8 +62,10 @@ mkdir -p bin
 go build -o bin/testreport ./internal/tools/testreport
 set +e +o pipefail
 # shellcheck disable=SC2086 # the wrapper is a command with its arguments
+# testexec.sh is found by PATH: go test splits what -exec is given at spaces.
+export PATH="$PWD/scripts:$PATH"
 # A process that outlives the run must not keep the lock: 9 is closed for all.
-${GOTEST_WRAP:-} go test -json -exec "$PWD/scripts/testexec.sh" "$@" 9>&- |
+${GOTEST_WRAP:-} go test -json -exec testexec.sh "$@" 9>&- |
   bin/testreport -summary "${GOTEST_SUMMARY:-}" -again "${GOTEST_AGAIN:-}" "${flags[@]}" 9>&-
 status=("${PIPESTATUS[@]}")
 case ${status[1]} in

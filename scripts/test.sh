@@ -44,7 +44,7 @@ full_tests() {
   # Those that take longest come first.
   # Up to two tests that fail are run once more, alone; what passes then is
   # listed as flaky in the last lines, with its first output under bin/flaky.
-  GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary GOTEST_AGAIN="$wrap go test -json -exec $PWD/scripts/testexec.sh ${flags[*]}" \
+  GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary GOTEST_AGAIN="$wrap go test -json -exec testexec.sh ${flags[*]}" \
     scripts/gotest.sh "${beside[@]}" "${flags[@]}" "${longest[@]}" ./...
 }
 

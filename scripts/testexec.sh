@@ -1,5 +1,6 @@
 #!/bin/sh
-# What go test runs each test's program by. GOTMPDIR says where go builds, on disk;
-# t.TempDir would follow it there from the memory that TMPDIR names.
-unset GOTMPDIR
+# What go test runs each test's program by. Where gotest.sh has set GOTMPDIR, it says
+# where go builds, on disk; t.TempDir would follow it there from the memory that
+# TMPDIR names.
+[ -z "${GPUAAS_TEST_IN_MEMORY:-}" ] || unset GOTMPDIR
 exec "$@"
