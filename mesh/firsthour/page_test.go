@@ -159,11 +159,9 @@ func cells(head, row string) map[string]string {
 // compare says how what a command printed differs from what the page shows. Columns of a table go where their cells are wide, and how wide an age or a
 // step is differs from run to run: only the columns that both have are compared.
 //
-// A mesh logs warnings on the terminal that it runs on, as that a query took long on a busy machine: those that are printed more are no difference.
+// On a busy machine a mesh warns on its terminal that something came too late: such a warning is no difference.
 func compare(shown, printed []string, some bool) error {
-	if !slices.ContainsFunc(shown, warning.MatchString) {
-		printed = slices.DeleteFunc(slices.Clone(printed), warning.MatchString)
-	}
+	printed = slices.DeleteFunc(slices.Clone(printed), late.MatchString)
 	if some {
 		if len(shown) == 0 || len(printed) == 0 {
 			return fmt.Errorf("shown are %d lines, printed %d", len(shown), len(printed))
@@ -198,8 +196,8 @@ func compare(shown, printed []string, some bool) error {
 	return nil
 }
 
-// warning is a line of the log that `gpuaas dev` writes on its terminal.
-var warning = regexp.MustCompile(`^\d\d:\d\d:\d\d\.\d{3} WRN `)
+// late is a warning in the log that `gpuaas dev` writes on its terminal.
+var late = regexp.MustCompile(`^\d\d:\d\d:\d\d\.\d{3} WRN .*(deadline exceeded|timeout)`)
 
 // same compares cells, either of which may be cut short.
 func same(shown, printed string) bool {
