@@ -95,7 +95,7 @@ func TestUnknownDrillsAreNamed(t *testing.T) {
 // TestDrillsAndTheirControls runs every drill in its scaled form with both controls, on one mesh, as `gpuaas drill run --all --controls` does.
 func TestDrillsAndTheirControls(t *testing.T) {
 	testkit.IO(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 18*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	began := time.Now()
 	m, err := drill.Start(ctx, testkit.Logger(t), drill.Config{
