@@ -70,7 +70,7 @@ func (p *Program) keysList() *cobra.Command {
 			"then signing; the one before is verifying_after until nothing that it signed is outstanding, then retired (docs/keys.md). Under\n" +
 			"the list stand the files that replicas refuse. Live replicas are those that have reported within 30 s. The keys of services are the\n" +
 			"issuers of services' certificates; the one before the present is needed while a replica shows a certificate of it.",
-		Example: "  gpuaas keys list\n  gpuaas keys list -o json --jq '.keys[] | select(.state == \"signing\") | .key_id'",
+		Example: "  gpuaas keys list\n  gpuaas keys list -o json --jq '.items[] | select(.state == \"signing\") | .key_id'",
 		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			answer, err := s.client.Keys.ListKeys(ctx, &readmodelv1.ListKeysRequest{})
