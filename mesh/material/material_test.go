@@ -279,7 +279,7 @@ func TestANextIssuerIsGivenToAll(t *testing.T) {
 	}
 }
 
-// TestAMissingKeyIsNoNewIssuer: where the key of the issuer was taken away, certificates of another one would be trusted by nobody.
+// TestAMissingKeyIsNoNewIssuer: where the key of the issuer was taken away, no service would trust certificates of another one.
 func TestAMissingKeyIsNoNewIssuer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -304,7 +304,7 @@ func TestAMissingKeyIsNoNewIssuer(t *testing.T) {
 	}
 }
 
-// TestFilesKeepTheOwnerOfTheirDirectory: the containers' services run as another user than whoever changes their issuer.
+// TestFilesKeepTheOwnerOfTheirDirectory: the containers' services do not run as root, which changes their issuer.
 func TestFilesKeepTheOwnerOfTheirDirectory(t *testing.T) {
 	t.Parallel()
 	uid := os.Geteuid()

@@ -57,8 +57,8 @@ const nextRoots = "root-*.pem"
 var errNoKey = errors.New("the key of the root is missing")
 
 // loadLocked reads the newest root, or makes the first, and the file of roots. A newest root that the file lacks is added with its cross certificate:
-// it was made by a call of Next that did not end. The first is made only where no root was given out: certificates of another one would be trusted by
-// nobody. The caller holds the directory's lock.
+// it was made by a call of Next that did not end. The first is made only where no root was given out: no service would trust certificates of
+// another one. The caller holds the directory's lock.
 func (s *ServiceCA) loadLocked() error {
 	paths, err := s.rootPaths()
 	if err != nil {
