@@ -118,7 +118,7 @@ func (o *ownLease) end(ctx context.Context, committed bool) {
 }
 
 // letGoWithin bounds how long a run that nobody drives is let go of: its lease ends by itself.
-const letGoWithin = 5 * time.Second
+const letGoWithin = 30 * time.Second
 
 // letGoUndriven makes a run that this driver has leased and does not drive due at once, if it exists.
 func (d *Driver) letGoUndriven(ctx context.Context, h *held) {
