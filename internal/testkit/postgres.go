@@ -153,7 +153,7 @@ func makeTemplate(ctx context.Context, admin *pgxpool.Pool, adminURL string) (st
 	if err != nil {
 		return "", err
 	}
-	name := "mesh_template_" + hash
+	name := "mesh_template_" + hash + "_2" // of what is installed here beside the migrations, the second version
 	conn, err := admin.Acquire(ctx)
 	if err != nil {
 		return "", fmt.Errorf("reach test postgres: %w", err)
@@ -208,12 +208,13 @@ func installMovableClock(ctx context.Context, ownerURL string) error {
 	}
 	defer func() { _ = conn.Close(ctx) }()
 	_, err = conn.Exec(ctx, `
-		CREATE TABLE mesh.clock_offset (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton), by interval NOT NULL);
+		CREATE TABLE mesh.clock_offset (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton), by interval NOT NULL,
+			stopped timestamptz);
 		INSERT INTO mesh.clock_offset (by) VALUES ('0');
 		GRANT SELECT ON mesh.clock_offset TO nodeapi, lifecycle, recovery, readmodel, sequencer, mesh_retention;
 		CREATE OR REPLACE FUNCTION mesh.clock() RETURNS timestamptz LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 		BEGIN
-			RETURN pg_catalog.clock_timestamp() + (SELECT o.by FROM mesh.clock_offset o);
+			RETURN (SELECT COALESCE(o.stopped, pg_catalog.clock_timestamp()) + o.by FROM mesh.clock_offset o);
 		END $$;`)
 	if err != nil {
 		return fmt.Errorf("install movable clock: %w", err)
@@ -348,6 +349,14 @@ func SetClockOffset(d *Database, by time.Duration) {
 	d.t.Helper()
 	if _, err := d.OwnerPool().Exec(Context(d.t), "UPDATE mesh.clock_offset SET by = make_interval(secs => $1)", by.Seconds()); err != nil {
 		d.t.Fatalf("set clock offset: %v", err)
+	}
+}
+
+// StopClock has the mesh clock of d stand still: from then on it is moved by SetClockOffset alone.
+func StopClock(d *Database) {
+	d.t.Helper()
+	if _, err := d.OwnerPool().Exec(Context(d.t), "UPDATE mesh.clock_offset SET stopped = clock_timestamp()"); err != nil {
+		d.t.Fatalf("stop clock: %v", err)
 	}
 }
 

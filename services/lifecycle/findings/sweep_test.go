@@ -90,7 +90,7 @@ func TestABoxThatEndedBehindTheProductsBack(t *testing.T) {
 	if s := b.sweep(); s.Suspected != 2 || s.Open != 0 {
 		t.Errorf("the first look makes %+v, want two suspicions", s)
 	}
-	b.pass(time.Minute - 2*time.Second)
+	b.pass(b.sweeper.cfg.Grace / 2)
 	if s := b.sweep(); s.Open != 0 {
 		t.Errorf("a second look within the grace makes %+v", s)
 	}

@@ -98,7 +98,7 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 	causes := make(chan error, 8)
 	b := newBed(t, waiting(causes))
 	cfg := b.config("a")
-	cfg.Lease, cfg.Heartbeat = time.Minute, 10*time.Second
+	cfg.Lease, cfg.Heartbeat = 2*time.Minute, 15*time.Second // the row stays locked for less than an idle transaction may last
 	b.drive(cfg)
 	_, locked := b.create("toy")
 	_, cancelled := b.create("toy")

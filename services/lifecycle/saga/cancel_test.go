@@ -86,7 +86,9 @@ func TestCancelOfADeafStepIsAbandoned(t *testing.T) {
 		return saga.Done(nil), nil
 	}
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
+	cfg := b.config("a")
+	cfg.CancelGrace = 2 * time.Second // it is waited for
+	b.drive(cfg)
 	ws, id := b.create("toy")
 	<-began
 	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error {

@@ -387,7 +387,7 @@ func TestPostgresRestartMidRun(t *testing.T) {
 	}
 	b := &bed{t: t, core: core}
 	cfg := b.config("a")
-	cfg.Lease = 3 * time.Second // it is waited for
+	cfg.Lease, cfg.Heartbeat = 3*time.Second, 200*time.Millisecond // it is waited for
 	b.drive(cfg)
 	<-killed
 	if err := server.Restart(ctx); err != nil {

@@ -65,8 +65,8 @@ func (b *bed) exec(sql string, args ...any) {
 func (b *bed) config(owner string) saga.Config {
 	return saga.Config{
 		// A lease and a grace that a busy machine does not use up: whose end a test wants, it brings about.
-		Owner: owner, Workers: 8, Lease: 20 * time.Second, Heartbeat: 200 * time.Millisecond, Poll: 50 * time.Millisecond,
-		CancelGrace: 2 * time.Second, StopGrace: 5 * time.Second, StallSweep: 50 * time.Millisecond,
+		Owner: owner, Workers: 8, Lease: 20 * time.Second, Heartbeat: 2 * time.Second, Poll: 50 * time.Millisecond,
+		CancelGrace: time.Minute, StopGrace: 5 * time.Second, StallSweep: 50 * time.Millisecond,
 	}
 }
 

@@ -329,7 +329,9 @@ func TestHeartbeatsOfAnOpenAttempt(t *testing.T) {
 		return saga.Done(nil), nil
 	}
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
+	cfg := b.config("a")
+	cfg.Lease = 10 * time.Minute // a heartbeat that takes longer than one more is cut off
+	b.drive(cfg)
 	_, id := b.create("toy")
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if list := b.timeline(id); len(list) != 2 || list[1].HeartbeatAt == nil {

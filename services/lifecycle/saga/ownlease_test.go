@@ -66,7 +66,8 @@ func TestAStartLeasesItsRun(t *testing.T) {
 	testkit.IO(t)
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one", "two"), States: states()})
 	cfg := b.config("a")
-	cfg.LeaseBatch = 1 // its look at the queue takes one worker of eight
+	cfg.LeaseBatch = 1                                    // its look at the queue takes one worker of eight
+	cfg.Heartbeat, cfg.Lease = time.Minute, 3*time.Minute // a heartbeat raises the version that is compared
 	b.drive(cfg)
 	b.driven()
 	id, err := b.starting(func() error { return nil })

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
@@ -185,6 +186,7 @@ func TestAProvenAttemptOfAnEndedTaskIsEvidence(t *testing.T) {
 func TestALaterAttemptIsHeldBackForItsProof(t *testing.T) {
 	for _, state := range []commonv1.TaskState{queued, dispatched, running} {
 		k := newKit(t)
+		testkit.StopClock(k.db)
 		n := k.node()
 		row := k.enqueue(n, func(s *task.Spec) { s.StartWithin = time.Hour })
 		attempt := int32(1)

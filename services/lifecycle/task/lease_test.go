@@ -37,6 +37,7 @@ func TestQueueingTheSameWishTwiceIsOneTask(t *testing.T) {
 
 func TestLeaseIsSignedForItsNode(t *testing.T) {
 	k := newKit(t)
+	testkit.StopClock(k.db) // what is leased is offered again after two seconds
 	n := k.node()
 	row := k.enqueue(n, func(s *task.Spec) { s.Epoch, s.OpSeq, s.WorkspaceID = 3, 7, ids.New() })
 	res := k.leaseOf(n)
@@ -109,6 +110,7 @@ func TestCordonDoesNotStopWhatIsForTheNodeItself(t *testing.T) {
 
 func TestOfferIsRepeatedWithItsAttemptAfterTwoSeconds(t *testing.T) {
 	k := newKit(t)
+	testkit.StopClock(k.db) // what is leased is offered again after two seconds
 	n := k.node()
 	row := k.enqueue(n)
 	first := k.lease(n)
@@ -141,6 +143,7 @@ func TestOfferIsRepeatedWithItsAttemptAfterTwoSeconds(t *testing.T) {
 
 func TestConcurrentLeasesNeverShareATask(t *testing.T) {
 	k := newKit(t)
+	testkit.StopClock(k.db) // what is leased is offered again after two seconds
 	n := k.node()
 	const tasks, replicas = 200, 8
 	for range tasks {
@@ -292,7 +295,8 @@ func TestFenceWaitsForTheLeaseUnderWay(t *testing.T) {
 // waiting answers nil when a backend waits for a lock.
 func (k *kit) waiting(ctx context.Context) error {
 	var n int
-	if err := k.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM pg_locks WHERE NOT granted`).Scan(&n); err != nil {
+	if err := k.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+		WHERE NOT l.granted AND a.datname = current_database()`).Scan(&n); err != nil {
 		return err
 	}
 	if n == 0 {

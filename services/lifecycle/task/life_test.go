@@ -377,7 +377,7 @@ func (k *kit) watch(ctx context.Context) <-chan *lifecyclev1.WatchWorkResponse {
 
 func (k *kit) until(hints <-chan *lifecyclev1.WatchWorkResponse, good func(*lifecyclev1.WatchWorkResponse) bool) {
 	k.t.Helper()
-	deadline := time.NewTimer(15 * time.Second)
+	deadline := time.NewTimer(testkit.Patience)
 	defer deadline.Stop()
 	for {
 		select {
@@ -394,6 +394,7 @@ func (k *kit) until(hints <-chan *lifecyclev1.WatchWorkResponse, good func(*life
 // TestALeaseWithoutAReportIsReportedByTheSweep: the node went away with the offer.
 func TestALeaseWithoutAReportIsReportedByTheSweep(t *testing.T) {
 	k := newKit(t)
+	testkit.StopClock(k.db) // what is leased is offered again after two seconds
 	n := k.node()
 	row := k.enqueue(n)
 	k.lease(n)

@@ -24,6 +24,7 @@ const (
 // In rollback mode probes are dispatched and nothing else is; results are taken, and what was held back goes out after the mode.
 func TestInRollbackModeProbesAloneAreDispatched(t *testing.T) {
 	k := newKit(t)
+	testkit.StopClock(k.db) // what is leased is offered again after two seconds
 	n := k.node()
 	before := k.enqueue(n, ofType(deploy))
 	ref := k.lease(n)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -146,12 +147,13 @@ func TestOneOfManyCreatesIsTheOperation(t *testing.T) {
 func redisLock(t *testing.T) *lock.Lock {
 	t.Helper()
 	testkit.IO(t)
-	client, err := lock.Dial(testkit.Redis(t).URL(), lock.Config{})
+	patient := lock.Config{Budget: 30 * time.Second, Cooldown: 20 * time.Millisecond} // a slow answer is not one that is missing
+	client, err := lock.Dial(testkit.Redis(t).URL(), patient)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.Close() })
-	l, err := lock.New(lock.Deps{Client: client, Logger: testkit.Logger(t)}, lock.Config{})
+	l, err := lock.New(lock.Deps{Client: client, Logger: testkit.Logger(t)}, patient)
 	if err != nil {
 		t.Fatal(err)
 	}

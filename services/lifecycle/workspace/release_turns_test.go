@@ -36,7 +36,7 @@ func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
 	}
 	reaper := p.machineReaper()
 	failed := 0
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, 2*testkit.Patience, func() error {
 		if _, err := reaper.Sweep(t.Context()); err != nil {
 			failed++
 		}

@@ -40,7 +40,8 @@ func TestEndBesideALaunch(t *testing.T) {
 	go func() { ended <- driver.End(ctx, workspace, 1) }()
 	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting bool
-		err := db.OwnerPool().QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid')`).Scan(&waiting)
+		err := db.OwnerPool().QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+			WHERE NOT l.granted AND l.locktype = 'transactionid' AND a.datname = current_database())`).Scan(&waiting)
 		if err == nil && !waiting {
 			err = errors.New("the end does not wait for the launch")
 		}
