@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 // answer is a response of the API as a client without our code reads it.
@@ -143,7 +144,7 @@ func TestStrangersAreRefusedBeforeTheirBodyIsRead(t *testing.T) {
 }
 
 func TestBodiesMustArriveInTime(t *testing.T) {
-	f := people(t, func(cfg *rpc.ServerConfig) { cfg.BodyTimeout = 100 * time.Millisecond })
+	f := people(t, func(cfg *rpc.ServerConfig) { cfg.BodyTimeout = 3 * time.Second })
 	body, write := io.Pipe()
 	t.Cleanup(func() { _ = write.Close() })
 	go func() { _, _ = write.Write([]byte("{")) }()
@@ -309,7 +310,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Errorf("an open connection suffers: %v", err)
 	}
 	second.CloseIdleConnections()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(testkit.Patience)
 	for err := call(f.Client(t, "recovery", nil)); err != nil; err = call(f.Client(t, "recovery", nil)) {
 		if time.Now().After(deadline) {
 			t.Fatalf("a place that was given back is not taken: %v", err)

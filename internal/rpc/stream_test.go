@@ -121,8 +121,8 @@ func TestStreamsEndWhenTheServerDrains(t *testing.T) {
 func TestStreamsEndWhenTheCertificateExpires(t *testing.T) {
 	opened := make(chan struct{}, 2)
 	f := start(t, waiting(opened), nil)
-	// Certificates count whole seconds: the streams have three at least to open in.
-	store, err := f.Services.Issue("nodeapi", 4*time.Second)
+	// Certificates count whole seconds: the streams have fourteen at least to open in.
+	store, err := f.Services.Issue("nodeapi", 15*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestClientsTakeUpANewCertificateWithoutARestart(t *testing.T) {
 		return &recoveryv1.RetireInstanceResponse{}, nil
 	}}, nil)
 	// Less than a minute is left, so the server asks for a new connection after every request.
-	store, err := f.Services.Issue("lifecycle", 30*time.Second)
+	store, err := f.Services.Issue("lifecycle", 55*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestClientsTakeUpANewCertificateWithoutARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := <-serials
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(50 * time.Second)
 	for {
 		if _, err := client.RetireInstance(t.Context(), retireRequest()); err != nil {
 			t.Fatal(err)

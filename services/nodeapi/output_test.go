@@ -91,6 +91,10 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	if req.GetWorkspaceId() != ws || req.GetEpoch() != 3 || req.GetWorkload() != "main" || req.GetFrom().GetOffset() != 7 || req.GetMaxBytes() != 100 {
 		t.Errorf("the agent is asked for %v", req)
 	}
+	again := <-read("main")
+	if f, ok := fault.As(again.err); !ok || f.Reason != commonv1.Reason_REASON_RATE_LIMITED || f.RetryAfter <= 0 || f.RetryAfter > 2*time.Second {
+		t.Errorf("the second read at once: %v", again.err)
+	}
 	// The agent takes its time over it: its tasks go out and come back meanwhile.
 	task := nodeapitest.Task(a.id, 100)
 	k.plane.Queue(a.id, true, task)
@@ -107,10 +111,6 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	got := <-waiting
 	if got.err != nil || string(got.res.GetOutput().GetData()) != string(want.GetData()) || got.res.GetOutput().GetNext().GetOffset() != 15 {
 		t.Fatalf("read %v, %v", got.res, got.err)
-	}
-	again := <-read("main")
-	if f, ok := fault.As(again.err); !ok || f.Reason != commonv1.Reason_REASON_RATE_LIMITED || f.RetryAfter <= 0 || f.RetryAfter > 2*time.Second {
-		t.Errorf("the second read at once: %v", again.err)
 	}
 	// The end of the session ends what waits for it.
 	waiting = read("other")

@@ -25,7 +25,10 @@ func TestFindingsAreShownWhereTheyMatter(t *testing.T) {
 	pos := k.Append(stranded)
 	operator := k.token("", "viewer")
 	findings := readmodelv1connect.NewFindingServiceClient(k.http(operator, true), k.url())
-	all, err := findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{MinPos: pos})
+	list := func() (*readmodelv1.ListFindingsResponse, error) {
+		return findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{MinPos: pos})
+	}
+	all, err := reached(t, list)
 	if err != nil || len(all.GetItems()) != 3 || all.GetItems()[0].GetFindingId() != stranded.GetFindingId() || !all.GetItems()[0].GetCordoned() {
 		t.Fatalf("ListFindings = %v, %v", all, err)
 	}
@@ -57,7 +60,7 @@ func TestFindingsAreShownWhereTheyMatter(t *testing.T) {
 	// What is resolved leaves the lists, and is there for who asks for all.
 	stranded.ResolvedAt = timestamppb.Now()
 	pos = k.Append(stranded)
-	if all, err = findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{MinPos: pos}); err != nil || len(all.GetItems()) != 2 {
+	if all, err = reached(t, list); err != nil || len(all.GetItems()) != 2 {
 		t.Errorf("ListFindings = %v, %v", all, err)
 	}
 	if all, err = findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{IncludeResolved: true, PageSize: 2}); err != nil || len(all.GetItems()) != 2 || all.GetNextPageToken() == "" {

@@ -72,7 +72,9 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 	pos := k.tell("brake.changed", "brake", "fleet", 1, &recoveryv1.Brake{Engaged: true, Affected: 5, Limit: 2, IncidentId: open.GetIncidentId(), Version: 1})
 	k.Number()
 
-	list, err := operator.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{MinPos: pos})
+	list, err := reached(t, func() (*readmodelv1.ListIncidentsResponse, error) {
+		return operator.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{MinPos: pos})
+	})
 	k.check(err)
 	open.Workspaces = []string{k.A.Name + "/" + k.A.WorkspaceName, k.B.Name + "/" + k.B.WorkspaceName} // names come with the answer
 	if len(list.GetItems()) != 1 || !proto.Equal(list.GetItems()[0], open) {

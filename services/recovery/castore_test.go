@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -38,7 +37,7 @@ func TestAuthoritysDatabaseHasATerm(t *testing.T) {
 		cfg.CADatabaseURLFile = config.SecretFile(write(t, filepath.Join(t.TempDir(), "ca-db"), other.AdminURL()))
 	})
 	pool := m.db.Pool(pg.RoleReadmodel)
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		accounts, err := retention.Accounts(m.ctx, pool)
 		if err != nil {
 			return err

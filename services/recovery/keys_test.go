@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -62,7 +63,7 @@ func TestAReplicaWithADirectoryOfItsOwnDoesNotStart(t *testing.T) {
 // Scenario: a person of the role security asks for the next key of join states over the real port, and the replica makes it, signs with it, and
 // reports a file that it cannot use.
 func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
-	m := start(t)
+	m := start(t, func(c *recovery.Config) { c.SweepEvery = time.Hour }) // the test alone looks for problems
 	console, url := m.client("readmodel")
 	people := recoveryv1connect.NewKeyServiceClient(console, url, rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
 	ask := func(dry bool, key string, roles ...string) error {

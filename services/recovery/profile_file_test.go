@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 // rootsFile is a file of certificate authorities, and the profile that was read from it, which is checked at each call.
@@ -129,7 +130,7 @@ func TestAFileThatHangsKeepsOneCallerWaiting(t *testing.T) {
 		if got != first {
 			t.Error("a file that hangs has changed the profile")
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(testkit.Patience):
 		t.Error("a file that hangs keeps all callers waiting")
 	}
 	if _, err := writer.Write(next); err != nil {

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
@@ -54,7 +53,7 @@ func TestTheProfileFollowsItsFile(t *testing.T) {
 	}
 	until := func(check func(now string) bool) {
 		t.Helper()
-		testkit.Eventually(t, 10*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if !check(fingerprint()) {
 				return errors.New("the fingerprint is another")
 			}

@@ -36,11 +36,14 @@ func TestBothKindsServeExpireDieAndComeBack(t *testing.T) {
 				t.Fatalf("real is %v", s.Real())
 			}
 			client := dial(t, s.URL())
-			if err := client.Set(ctx, "k", "v", 300*time.Millisecond).Err(); err != nil {
+			if err := client.Set(ctx, "k", "v", time.Hour).Err(); err != nil {
 				t.Fatal(err)
 			}
 			if v, err := client.Get(ctx, "k").Result(); err != nil || v != "v" {
 				t.Fatalf("%q, %v", v, err)
+			}
+			if err := client.Set(ctx, "k", "v", 300*time.Millisecond).Err(); err != nil {
+				t.Fatal(err)
 			}
 			testkit.Eventually(t, testkit.Patience, func() error {
 				if n, err := client.Exists(ctx, "k").Result(); err != nil || n != 0 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -67,7 +66,7 @@ func TestTheFirstCutDuringARebuildIsNotMissed(t *testing.T) {
 		report, err := p.Rebuild(ctx)
 		rebuilt <- outcome{report, err}
 	}()
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := text(t, l, `SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = x'72656275'::bigint::oid
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`); n != "1" {
 			return errors.New("the rebuild does not wait yet")

@@ -101,6 +101,7 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
 	expect("its gate is shut", true, "node_not_admitted", temporary, "until lifecycle opens its gate")
 	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true})
+	k.Beat(false) // a replica is silent after 15 s
 	expect("its gate is open", true, "", normal)
 
 	workspace(active, 2)

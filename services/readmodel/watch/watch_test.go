@@ -356,6 +356,7 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 		}
 	}
 	// Make sure that the hub looked while all was well: a change of the gate passes through it.
+	k.Beat(false) // a replica is silent after 15 s
 	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2})
 	k.sync()
 	w.until("gate", reason(true, ""))
@@ -408,9 +409,11 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 		})
 		k.sync()
 	}
+	k.Beat(false)
 	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
 	k.sync()
 	w.until("shut gate", agent(true, "node_not_admitted"))
+	k.Beat(false)
 	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true})
 	k.sync()
 	w.until("open gate", agent(true, ""))
@@ -425,6 +428,7 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	session(commonv1.SessionState_SESSION_STATE_ADMITTED)
 	later := k.watch(watch.Request{Filter: filter}, nil)
 	later.bootstrapped()
+	k.Beat(false)
 	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2}) // so that the hub has looked while all was well
 	k.sync()
 	later.until("gate", agent(true, ""))

@@ -80,7 +80,7 @@ func TestALargeIndexIsMadeByItsOwnJob(t *testing.T) {
 	}
 	built := make(chan error, 1)
 	go func() { built <- a.store.BuildIndexes(t.Context()) }()
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if err := a.walk(a.store); err == nil || !strings.Contains(a.failures()["authority_certificates"], "which is being made: ") {
 			return fmt.Errorf("a walk meanwhile ended with %w; accounts say %q", err, a.failures())
 		}
