@@ -17,6 +17,7 @@ func TestACrashLoopIsReportedOnce(t *testing.T) {
 	testkit.IO(t)
 	m := newMesh(t)
 	cfg := config(passable(t))
+	cfg.ObserveEvery = time.Hour // a full round reports the loop again
 	enrolled(t, m, cfg)
 	end, _ := run(t, open(t, cfg))
 	m.wait("admitted")

@@ -33,7 +33,7 @@ func TestBenchRuns(t *testing.T) {
 	db := testkit.DB(t)
 	r, err := resume.Run(testkit.Context(t), resume.Options{
 		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
-		Lease: 6 * time.Second, Runs: 6, Kills: 2, Logger: testkit.Logger(t),
+		Lease: 15 * time.Second, Runs: 6, Kills: 2, Logger: testkit.Logger(t),
 		Command: func(kind string) *exec.Cmd {
 			cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this very test
 			cmd.Env = append(os.Environ(), childKind+"="+kind)
@@ -49,7 +49,7 @@ func TestBenchRuns(t *testing.T) {
 	}
 	t.Log(text.String())
 	// Nobody may take a run over while its lease stands: the driver lived a third of it at most.
-	if r.Value < 3000 || r.Baseline <= 0 || r.Details["env_fsync"] != "on" {
+	if r.Value < 7500 || r.Baseline <= 0 || r.Details["env_fsync"] != "on" {
 		t.Errorf("result = %+v", r)
 	}
 }

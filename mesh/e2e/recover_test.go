@@ -215,10 +215,11 @@ func TestARunGoesOnByAnotherReplica(tt *testing.T) {
 	r, stop := watched(t, c)
 	killed := map[int]bool{}
 	var all []*wish
+	var starts []time.Duration
 	for round, point := range []string{"intent.after_commit*=kill:2", "advance.before_commit*=kill:3"} {
 		armed, others := c.Lifecycle[round], slices.Delete(slices.Clone(c.Lifecycle), round, round+1)
 		arm(t, armed, killed, "lifecycle.saga."+point)
-		prefer(t, c, others, killed)
+		starts = append(starts, prefer(t, c, others, killed)...)
 		var batch []*wish
 		for i := range 6 {
 			name := fmt.Sprintf("r%d-%d", round, i)
@@ -246,7 +247,7 @@ func TestARunGoesOnByAnotherReplica(tt *testing.T) {
 		t.must(armed.Name+" to be back", time.Minute, armed.Ready)
 	}
 	stop()
-	r.took = nil // who is left dead is not ready soon
+	r.took = map[string][]time.Duration{"start": starts} // who is left dead is not ready soon
 	r.judge(t, 2)
 	judgeWishes(t, c, all)
 	judgeWorld(t, c)
@@ -271,8 +272,8 @@ func arm(t test, p *cluster.Process, killed map[int]bool, point string) {
 }
 
 // prefer leaves a driver without the others for as long as it takes the operator's requests to come its way. A connection stays where it was made, and who is
-// asked for a workspace begins its run: the armed driver would else die late, or never.
-func prefer(t test, c *cluster.Cluster, others []*cluster.Process, killed map[int]bool) {
+// asked for a workspace begins its run: the armed driver would else die late, or never. It returns how long each took from its start until it was ready.
+func prefer(t test, c *cluster.Cluster, others []*cluster.Process, killed map[int]bool) []time.Duration {
 	t.Helper()
 	for _, p := range others {
 		p.LetDie()
@@ -282,10 +283,14 @@ func prefer(t test, c *cluster.Cluster, others []*cluster.Process, killed map[in
 		}
 	}
 	createTenant(t, c) // which is there already
+	var took []time.Duration
 	for _, p := range others {
+		began := time.Now()
 		if err := p.Start(); err != nil {
 			t.Fatal(err)
 		}
 		t.must(p.Name+" to be back", 2*time.Minute, p.Ready)
+		took = append(took, time.Since(began))
 	}
+	return took
 }

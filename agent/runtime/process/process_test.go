@@ -70,7 +70,7 @@ func TestDemoServesAndStops(t *testing.T) {
 		if said.PID != st.GetPid() || said.UID != int(st.GetUid()) {
 			t.Errorf("workload says %+v, status %v", said, st)
 		}
-		stopped, err := g.Stop(g.ctx, workspaceA, "web", 5*time.Second)
+		stopped, err := g.Stop(g.ctx, workspaceA, "web", testkit.Patience)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -344,7 +344,7 @@ func TestWaitSurvives(t *testing.T) {
 
 	// Too long a wait says how far it came.
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(state)})
-	got = call(t, "workspaces", "wait", "demo2", "--timeout", "3s", "-o", "json").wants(t, 6)
+	got = call(t, "workspaces", "wait", "demo2", "--timeout", "8s", "-o", "json").wants(t, 6)
 	if !strings.Contains(got.err, `"code":"deadline_exceeded"`) || !strings.Contains(got.err, "it is provisioning") || got.out != "" {
 		t.Errorf("stdout %q, stderr %s", got.out, got.err)
 	}
