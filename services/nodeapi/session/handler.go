@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -454,12 +455,14 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 	}
 	s, sess, instance, done := h.server, h.sess, h.sess.InstanceID(), h.renew
 	s.deps.Roster.Go(func() {
-		defer func() { <-done }()
+		over := sync.OnceFunc(func() { <-done })
+		defer over()
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		res, err := s.deps.Authority.RenewCertificate(ctx, &recoveryv1.RenewCertificateRequest{
 			NodeId: sess.Identity.NodeID, NodeInstanceId: instance, SessionId: sess.ID, Serial: sess.Identity.Serial, Csr: f.GetCsr(),
 		})
+		over() // an agent that has the answer may ask again
 		if err != nil {
 			s.deps.Logger.WarnContext(ctx, "certificate not renewed", slog.String("node_id", sess.Identity.NodeID), slog.Any("error", err))
 			answer(&nodev1.CertificateIssued{Denied: fault.ToDenial(err, "")})
