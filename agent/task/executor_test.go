@@ -395,7 +395,7 @@ func TestRefusals(t *testing.T) {
 // Scenario: forged-beside-real. A forged envelope that claims the id of a good task says nothing about it.
 func TestForgedCannotFailAGoodTask(t *testing.T) {
 	b := newBench(t, nil)
-	b.cfg.ResendAfter = time.Hour // a result that nobody acknowledges is sent once in this time
+	b.cfg.ResendAfter = time.Hour // a result without an acknowledgement is sent once in this time
 	b.handlers = ours()
 	b.run()
 	tk := b.task(noop, &nodev1.ProbeNoop{})

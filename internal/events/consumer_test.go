@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -311,8 +310,9 @@ func TestWaitFor(t *testing.T) {
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	insert := projection(t, d)
 	var wake, numbered events.Signal
-	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{}).Run)
-	cfg := events.ConsumerConfig{Name: "probe", Schema: "readmodel", Kinds: []string{"e"}}
+	// Nothing is found by a poll: a wake that is lost is a wait that does not end.
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{Poll: time.Hour}).Run)
+	cfg := events.ConsumerConfig{Name: "probe", Schema: "readmodel", Kinds: []string{"e"}, Poll: time.Hour}
 	deps := events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered, Wake: &wake}
 	c := newConsumer(t, deps, cfg)
 
@@ -323,7 +323,6 @@ func TestWaitFor(t *testing.T) {
 		t.Fatalf("with no consumer running: %v", err)
 	}
 	start(t, func(ctx context.Context) error { return c.Run(ctx, insert) })
-	var took []time.Duration
 	for v := int64(2); v < 30; v++ {
 		// Also an event that the consumer does not apply, and one that another replica's consumer waits for.
 		token = appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", v), event("other", "x", v))
@@ -331,16 +330,10 @@ func TestWaitFor(t *testing.T) {
 		if v%3 == 0 {
 			waiter = newConsumer(t, deps, cfg)
 		}
-		began := time.Now()
 		reached(t, waiter, token)
-		took = append(took, time.Since(began))
 		if got := len(projected(t, d)); int64(got) != v {
 			t.Fatalf("%d projected after waiting for %d", got, v)
 		}
-	}
-	// The least of them: a busy machine makes single ones slow, and a wake that does not come all.
-	if least := slices.Min(took); least > time.Second {
-		t.Errorf("waited %s at least", least)
 	}
 	for _, bad := range []string{ids.New(), "nonsense"} {
 		if err := c.WaitFor(ctx, bad); !errors.Is(err, events.ErrUnknownPosition) {

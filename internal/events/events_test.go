@@ -347,7 +347,7 @@ func TestNumbersAppearSoonAfterTheWake(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	var wake, numbered events.Signal
-	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{}).Run)
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{Poll: time.Hour}).Run) // what is not woken is not numbered
 	var took []time.Duration
 	for i := range 100 {
 		seen := numbered.C()
@@ -363,9 +363,6 @@ func TestNumbersAppearSoonAfterTheWake(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("wake to number: p50 %s, p95 %s, max %s", took[50], took[95], took[99])
-	if took[0] > 100*time.Millisecond { // a wake that does not come makes all of them late
-		t.Errorf("at least %s", took[0])
-	}
 }
 
 // Another process's consumer learns of new numbers without polling.

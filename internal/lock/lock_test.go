@@ -232,8 +232,8 @@ func TestKilledRedisIsUnknownAtOnceAndComesBack(t *testing.T) {
 		}
 		took = append(took, time.Since(begin))
 	}
-	if least := slices.Min(took); least > 20*time.Millisecond {
-		t.Errorf("51 answers took %v and more", least)
+	if most := slices.Max(took); most > patient.Budget/2 {
+		t.Errorf("one of 51 answers took %v: it waited for a server that is gone", most)
 	}
 	if l.Check(ctx) == nil {
 		t.Error("Check calls a dead server well")

@@ -131,8 +131,12 @@ func TestReflectionForStrangers(t *testing.T) {
 	}
 	_, _ = asked.Close()
 	reflection := grpcreflect.NewClient(client, server.URL(), connect.WithGRPC())
-	stream := reflection.NewStream(t.Context())
-	_, _ = stream.ListServices() // it may be over already on a busy machine
+	var stream *grpcreflect.ClientStream
+	testkit.Eventually(t, testkit.Patience, func() error { // on a busy machine one may be over before its first answer
+		stream = reflection.NewStream(t.Context())
+		_, err := stream.ListServices()
+		return err
+	})
 	// Nothing more is asked: the server ends it.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := stream.ListServices(); err == nil {
