@@ -62,7 +62,7 @@ func OpenDatabaseToLoad(ctx context.Context, logger *slog.Logger, dir string) (*
 func startDatabase(ctx context.Context, logger *slog.Logger, settings map[string]string) (*Database, error) {
 	dir, err := scratch.Make("bench")
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	d := &Database{dir: dir, passwords: map[string]string{}}
 	if err := d.start(ctx, logger, dir.Path(), settings); err != nil {
@@ -128,7 +128,7 @@ func (d *Database) Close() error {
 		err = d.server.Stop(ctx)
 	}
 	if d.dir == nil {
-		return err //nolint:wrapcheck // it says what it stopped
+		return err
 	}
 	return errors.Join(err, d.dir.Remove())
 }

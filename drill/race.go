@@ -383,7 +383,7 @@ func (x *race) holder(ctx context.Context, c *cluster.Cluster, op *lifecyclev1.O
 			}
 		}
 	}
-	return nil, nil //nolint:nilnil // nobody is an answer
+	return nil, nil
 }
 
 // judge reads the driver's ledger, one launch for each epoch, never two alive and as many epochs as there were operations, and then asks the API for a

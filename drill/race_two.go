@@ -91,7 +91,7 @@ func (x *race) twoInstances(ctx context.Context) (*lifecyclev1.Finding, error) {
 			return f, nil
 		}
 	}
-	return nil, nil //nolint:nilnil // none is what is hoped for
+	return nil, nil
 }
 
 // openTwo says that a finding on two instances is open; nil for none.

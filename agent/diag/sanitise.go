@@ -14,8 +14,6 @@ type rule struct {
 }
 
 // rules take out what may be secret. The order matters: whole blocks first, then what stands inside a line.
-//
-//nolint:gochecknoglobals // compiled once
 var rules = sync.OnceValue(func() []rule {
 	return []rule{
 		{regexp.MustCompile(`(?s)-----BEGIN [^-]*-----.*?(-----END [^-]*-----|$)`), "[pem]"},

@@ -35,7 +35,7 @@ const (
 )
 
 // changeable are the files that a journal may name: a record that names any other was not written by this package.
-var changeable = map[file]bool{ //nolint:gochecknoglobals // a constant
+var changeable = map[file]bool{
 	fileEnv: true, fileBundle: true, fileBundleOld: true, fileRecoveryBundle: true, fileRecoveryOld: true, fileCert: true, fileKey: true,
 	fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
 	fileServiceRoots: true,

@@ -350,7 +350,7 @@ func readJSON(path string, into any) (bool, error) {
 func readKey(path string) (crypto.Signer, error) {
 	data, err := pki.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // no key is a state of its own here
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err

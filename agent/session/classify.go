@@ -51,7 +51,7 @@ func (e *edgeError) Error() string {
 func (e *edgeError) Unwrap() error { return e.cause }
 
 // The alerts with which a TLS 1.3 server refuses a client's certificate.
-var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116} //nolint:gochecknoglobals // a constant
+var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116}
 
 // tooLargeWait, before the growing wait of every retry, keeps both sides from sending the same frame in a loop.
 const tooLargeWait = 5 * time.Second

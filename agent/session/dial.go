@@ -54,7 +54,7 @@ func (c watched) Read(p []byte) (int, error) {
 	if errors.As(err, &netErr) && netErr.Op == "remote error" {
 		c.wire.note(err)
 	}
-	return n, err //nolint:wrapcheck // a connection hands through its own errors
+	return n, err
 }
 
 // watchedTLS is TLS whose failures are kept.
@@ -68,7 +68,7 @@ func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw n
 	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
 		c.wire.note(&handshakeError{err})
-		return nil, nil, err //nolint:wrapcheck // grpc reads its own errors
+		return nil, nil, err
 	}
 	c.phases.enter(phaseWelcome)
 	return watched{conn, c.wire}, info, nil

@@ -174,7 +174,7 @@ func TestAnAgentFollowsTheKeysOfTasks(t *testing.T) {
 		listed = []*nodev1.TaskKey{retired, link(keys[1], true), link(keys[2], true), keys[3]}
 		p.mu.Unlock()
 		time.Sleep(time.Hour)
-		if err := h.id.(*identity.Store).Close(); err != nil { //nolint:forcetypeassert // it is what run opened
+		if err := h.id.(*identity.Store).Close(); err != nil {
 			t.Fatal(err)
 		}
 		h = run()

@@ -506,7 +506,7 @@ func TestSuperseded(t *testing.T) {
 	ran := make(chan string, 8)
 	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(_ context.Context, t *task.Task, _ task.Progress) (proto.Message, error) {
 		ran <- t.TaskID
-		return nil, nil //nolint:nilnil // a task may have no output
+		return nil, nil
 	})})
 	b.run()
 	high := b.task(deploy, &nodev1.WorkloadDeploy{})

@@ -45,7 +45,7 @@ func TestWhatIsFromBeforeTheSessionIsProven(t *testing.T) {
 	b.handlers[deploy] = task.HandlerFunc(func(ctx context.Context, _ *task.Task, _ task.Progress) (proto.Message, error) {
 		select {
 		case <-release:
-			return nil, nil //nolint:nilnil // no output
+			return nil, nil
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

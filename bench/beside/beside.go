@@ -155,7 +155,7 @@ func open(ctx context.Context, opts Options) (*session, error) {
 	s := &session{opts: opts}
 	base, err := rig.Open(ctx, opts.Database.URL(pg.RoleOwner), 2)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it opened
+		return nil, err
 	}
 	s.meter = meter{rig: base, postmaster: opts.Database.PID()}
 	if s.pool, err = pg.Open(ctx, pg.Config{URL: opts.Database.URL(pg.RoleReadmodel), ApplicationName: "bench projector", MaxConns: 3}); err == nil {
@@ -238,7 +238,7 @@ func (s *session) peer(ctx context.Context, engine string, setup peer.Setup) (*r
 func (r *running) stretch(ctx context.Context, load peer.Load) (peer.Stretch, error) {
 	var s peer.Stretch
 	err := r.child.Ask(ctx, load.Length+2*time.Minute, "stretch", load, &s)
-	return s, err //nolint:wrapcheck // it says what it asked
+	return s, err
 }
 
 // under makes a contender of an engine and a load.

@@ -42,7 +42,7 @@ func (m meter) read(ctx context.Context, c *contender) (spent, error) {
 	s := spent{processor: rig.ServerTime(m.postmaster)}
 	var err error
 	if s.wal, s.pages, err = m.rig.Written(ctx); err != nil {
-		return s, err //nolint:wrapcheck // it says what it read
+		return s, err
 	}
 	for _, pid := range c.processes {
 		s.processor += rig.ProcessorTime(int32(pid)) //nolint:gosec // a process id

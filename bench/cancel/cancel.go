@@ -111,7 +111,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
+		return bench.Result{}, err
 	}
 	defer base.Close(ctx)
 	g := &load{opts: opts, runs: map[string]*run{}}
@@ -141,7 +141,7 @@ func (g *load) close() {
 func (g *load) prepare(ctx context.Context) error {
 	workspaces, err := g.replicas[0].Workspaces(ctx, g.opts.Cancels)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it made
+		return err
 	}
 	for i, id := range workspaces {
 		x := &run{workspace: id, way: wayOther, beginning: make(chan struct{}), hearing: make(chan time.Time, 1)}
@@ -207,7 +207,7 @@ func (g *load) start(ctx context.Context, r *replica, x *run) error {
 		definition = parked
 	}
 	if _, err := r.Begin(ctx, x.workspace, definition); err != nil {
-		return err //nolint:wrapcheck // it says what it began
+		return err
 	}
 	r.Core.Committed()
 	return nil

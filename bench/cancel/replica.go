@@ -37,7 +37,7 @@ func newReplica(ctx context.Context, opts Options, definitions []saga.Definition
 	}
 	r, err := rig.NewReplica(ctx, cfg)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	log, err := audit.New(audit.Deps{Logger: opts.Logger, Pool: r.Pool, Schema: pg.RoleLifecycle, Policy: policy.Fixed{Set: policy.Defaults()}, Wake: r.Appended})
 	if err != nil {

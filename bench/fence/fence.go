@@ -108,7 +108,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	details, err := bench.Environment(ctx, nil)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+		return bench.Result{}, err
 	}
 	details["nodes"], details["rounds"] = opts.Nodes, opts.Rounds
 	return m.judge(details), nil
@@ -155,7 +155,7 @@ func (m *measured) measure(ctx context.Context, opts Options, mesh *dev.Mesh) er
 			return nil
 		})
 	}
-	return group.Wait() //nolint:wrapcheck // one says which node
+	return group.Wait()
 }
 
 // one shuts a node out, waits for a part of the time between two of its tries, and lets it in again.

@@ -61,7 +61,7 @@ func serve(ctx context.Context, mesh *dev.Mesh, pool *pgxpool.Pool, name string)
 			Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: node.GetNode().GetNodeId(), IdempotencyKey: key,
 			StartWithin: patience, Payload: &nodev1.ProbeNoop{Nonce: "bench"}, CreatedBy: "bench",
 		})
-		return err //nolint:wrapcheck // it says what it queued
+		return err
 	})
 	for err == nil && !task.Terminal(row.State) {
 		if !app.Sleep(ctx, 50*time.Millisecond) {
@@ -70,7 +70,7 @@ func serve(ctx context.Context, mesh *dev.Mesh, pool *pgxpool.Pool, name string)
 		err = pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 			var err error
 			row, err = task.ByKey(ctx, tx, key)
-			return err //nolint:wrapcheck // it says what it read
+			return err
 		})
 	}
 	if err == nil && row.State != commonv1.TaskState_TASK_STATE_SUCCEEDED {

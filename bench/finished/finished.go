@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	}
 	tmpl, err := plans.Make(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Ended: true, Logger: o.Logger})
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it made
+		return bench.Result{}, err
 	}
 	return o.compare(ctx, tmpl)
 }
@@ -124,20 +124,20 @@ func (o Options) open(ctx context.Context, tmpl *plans.Template, ended int) (*si
 	}
 	size := plans.Size{Nodes: 1, Workspaces: 1, Ended: ended, Days: days, Events: true}
 	if err := tmpl.Load(ctx, s.db.MeshURL(), size); err != nil {
-		return s, err //nolint:wrapcheck // it says what it loaded
+		return s, err
 	}
 	// What was loaded is on the disk before anything is measured.
 	if err := checkpointed(ctx, s.db); err != nil {
 		return s, err
 	}
 	if s.rig, err = rig.Open(ctx, s.db.URL(pg.RoleOwner), 1); err != nil {
-		return s, err //nolint:wrapcheck // it says what it opened
+		return s, err
 	}
 	s.load, err = sagas.Open(ctx, sagas.Options{
 		LifecycleURL: s.db.URL(pg.RoleLifecycle), SequencerURL: s.db.URL(pg.RoleSequencer),
 		Clients: o.Clients, Workers: o.Clients, Logger: o.Logger,
 	})
-	return s, err //nolint:wrapcheck // it says what it opened
+	return s, err
 }
 
 var checkpoint = pg.Define(pg.RoleOwner, "finished.checkpoint", `CHECKPOINT`)
@@ -165,7 +165,7 @@ func (s *side) close(ctx context.Context) error {
 		s.rig.Close(ctx)
 	}
 	if s.db != nil {
-		return s.db.Close() //nolint:wrapcheck,contextcheck // ended though the caller gave up
+		return s.db.Close() //nolint:contextcheck // ended though the caller gave up
 	}
 	return nil
 }
@@ -176,10 +176,10 @@ func (s *side) stretch(ctx context.Context, o Options) error {
 	own, server, log, err := s.rig.SpendSessions(ctx, func(ctx context.Context) error {
 		took, _, err := s.load.Stretch(ctx, o.Clients, o.Length)
 		units = len(took)
-		return err //nolint:wrapcheck // it says what it ran
+		return err
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it measured
+		return err
 	}
 	if units == 0 {
 		return errors.New("no saga ended in a stretch")

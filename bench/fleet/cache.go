@@ -40,12 +40,12 @@ func (l *loader) load(ctx context.Context, db *bench.Database, size plans.Size) 
 		source := plans.Source{Agent: l.o.Agent, Version: l.o.Version, Ended: l.o.HistoryDays > 0, Boxes: size.Boxes, Logger: l.o.Logger}
 		var err error
 		if l.template, err = plans.Make(ctx, source); err != nil {
-			return "", err //nolint:wrapcheck // it says what it made
+			return "", err
 		}
 	}
 	began := time.Now()
 	if err := l.template.Load(ctx, db.MeshURL(), size); err != nil {
-		return "", err //nolint:wrapcheck // it says what it loaded
+		return "", err
 	}
 	return fmt.Sprintf("in %.0f s", time.Since(began).Seconds()), nil
 }

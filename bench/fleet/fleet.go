@@ -163,7 +163,7 @@ func environment(ctx context.Context, db *bench.Database) (map[string]any, error
 		return nil, fmt.Errorf("open the database: %w", err)
 	}
 	defer owner.Close()
-	return bench.Environment(ctx, owner) //nolint:wrapcheck // it says what it read
+	return bench.Environment(ctx, owner)
 }
 
 var sizeOfDatabase = pg.Define(pg.RoleOwner, "bench.size_of_database", `SELECT pg_database_size(current_database())`)
@@ -191,7 +191,7 @@ func measureAll(ctx context.Context, o Options, db *bench.Database, all map[stri
 	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
 	args, err := plans.NewArguments(ctx, admin)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	pools := map[string]*pgxpool.Pool{}
 	defer func() {
@@ -237,14 +237,14 @@ func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpoo
 	literals, err := args.For(ctx, conn.Conn(), s)
 	conn.Release()
 	if err != nil {
-		return figure{}, err //nolint:wrapcheck // it says which statement
+		return figure{}, err
 	}
 	var f figure
 	var took []time.Duration
 	for began := time.Now(); len(took) < o.Calls && (len(took) < 2 || time.Since(began) < 2*time.Second); {
 		cost, err := plans.Explain(ctx, pool, s, literals)
 		if err != nil {
-			return figure{}, err //nolint:wrapcheck // it says which statement
+			return figure{}, err
 		}
 		took = append(took, cost.Took)
 		f.rows, f.buffers, f.returned = cost.Rows, cost.Buffers, cost.Returned

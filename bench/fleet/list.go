@@ -54,7 +54,7 @@ func RunList(ctx context.Context, o ListOptions) (bench.Result, error) {
 			result, err = lists(ctx, o, r)
 			return err
 		})
-	return result, err //nolint:wrapcheck // it says what it did
+	return result, err
 }
 
 // lists calls from all connections, first without counting.
@@ -86,7 +86,7 @@ func lists(ctx context.Context, o ListOptions, r plans.Running) (bench.Result, e
 	own, server = rig.ProcessorTime(int32(os.Getpid()))-own, rig.ServerTime(r.ServerPID)-server //nolint:gosec // a process id
 	details, err := bench.Environment(ctx, nil)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+		return bench.Result{}, err
 	}
 	each := func(spent time.Duration) float64 { return float64(spent.Microseconds()) / 1e3 / float64(len(took)) }
 	details["connections"], details["rows"] = listConnections, listPage
@@ -117,7 +117,7 @@ func connect(mesh *dev.Mesh) ([]*person.Client, error) {
 			Server: plan.Addresses.Console, TrustDomain: plan.TrustDomain, Roots: roots, Token: strings.TrimSpace(string(token)),
 		})
 		if err != nil {
-			return nil, err //nolint:wrapcheck // it says what it dialled
+			return nil, err
 		}
 		clients = append(clients, client)
 	}

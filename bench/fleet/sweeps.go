@@ -80,7 +80,7 @@ func RunSweeps(ctx context.Context, o SweepOptions) (bench.Result, error) {
 			result, err = awaitSweeps(ctx, o, r)
 			return err
 		})
-	return result, err //nolint:wrapcheck // it says what it did
+	return result, err
 }
 
 func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Result, error) {
@@ -113,7 +113,7 @@ func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Re
 	}
 	details, err := bench.Environment(ctx, nil)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+		return bench.Result{}, err
 	}
 	var total int64
 	what := []string{}

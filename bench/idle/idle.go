@@ -218,7 +218,7 @@ func judge(ctx context.Context, opts Options, before, after seen, log records) (
 	per := func(n int64) float64 { return math.Round(float64(n) / minutes) }
 	details, err := bench.Environment(ctx, nil)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+		return bench.Result{}, err
 	}
 	pages := log.pages()
 	commits, wal := per(after.Commits-before.Commits), per(after.WAL-before.WAL-pages)

@@ -29,7 +29,7 @@ var (
 func settleTables(ctx context.Context, mesh *dev.Mesh, owner string) error {
 	admin, err := mesh.StatementsURL()
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	if admin == "" {
 		return vacuum(ctx, owner, "", vacuumAll.For(struct{}{}))
@@ -99,7 +99,7 @@ func gone(ctx context.Context, url string, conns ...*pgx.Conn) error {
 			return nil
 		}
 		if !app.Sleep(ctx, 50*time.Millisecond) {
-			return context.Cause(ctx) //nolint:wrapcheck // the caller's own
+			return context.Cause(ctx)
 		}
 	}
 	return errors.New("a session goes on after its connection was closed")

@@ -50,7 +50,7 @@ type statements struct {
 func openStatements(ctx context.Context, mesh *dev.Mesh) (statements, error) {
 	url, err := mesh.StatementsURL()
 	if err != nil || url == "" {
-		return statements{}, err //nolint:wrapcheck // it says what it read
+		return statements{}, err
 	}
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

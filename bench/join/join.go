@@ -86,7 +86,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
+		return bench.Result{}, err
 	}
 	defer base.Close(ctx)
 	r := &server{opts: opts}

@@ -114,7 +114,7 @@ func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mes
 ) (err error) { //nolint:nonamedreturns // what is cleaned up joins its error
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it made
+		return err
 	}
 	defer func() { err = errors.Join(err, dir.Remove()) }()
 	terms := filepath.Join(dir.Path(), "policy.yaml")
@@ -254,7 +254,7 @@ func (o Options) judge(ctx context.Context, m measured, server *embedded.Server)
 	}
 	details, err := bench.Environment(ctx, nil)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+		return bench.Result{}, err
 	}
 	details["baseline"] = "KB that a life may leave after its terms, indexes included"
 	details["lives"], details["clients"] = o.Lives, o.Clients

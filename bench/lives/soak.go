@@ -105,7 +105,7 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.
 			select {
 			case <-next.C:
 			case <-ctx.Done():
-				return context.Cause(ctx) //nolint:wrapcheck // the reason of another
+				return context.Cause(ctx)
 			}
 		}
 		return nil
@@ -123,7 +123,7 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.
 				return err
 			}
 			if !app.Sleep(ctx, min(o.Every, max(o.Length-time.Since(began), time.Millisecond))) {
-				return context.Cause(ctx) //nolint:wrapcheck // the reason of another
+				return context.Cause(ctx)
 			}
 		}
 		return nil
@@ -165,7 +165,7 @@ func sizeOf(path string) (int64, error) {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("add up files: %w", err)
@@ -280,7 +280,7 @@ func (o SoakOptions) verdict(ctx context.Context, samples []sample, late int64) 
 	}
 	details, err := bench.Environment(ctx, nil)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+		return bench.Result{}, err
 	}
 	details["baseline"] = "growth from the time on that is judged, as a share of the mean"
 	details["minutes"], details["clients"], details["lives"] = o.Length.Minutes(), o.Clients, samples[len(samples)-1].Lives

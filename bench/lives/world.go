@@ -45,7 +45,7 @@ func (w *world) many(ctx context.Context, n int) error {
 		}
 		group.Go(func() error { return w.one(ctx, fmt.Sprintf("w-%08d", w.number.Add(1))) })
 	}
-	return group.Wait() //nolint:wrapcheck // one says which life
+	return group.Wait()
 }
 
 // one creates a workspace, recreates it and decommissions it.

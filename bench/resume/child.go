@@ -52,7 +52,7 @@ func Child(ctx context.Context, kind string, in io.Reader, out io.Writer, logger
 				defer r.Close()
 				r.Run(ctx)
 			})
-			return nil, nil //nolint:nilnil // the verb answers nothing
+			return nil, nil
 		},
 		"begun": func(context.Context, json.RawMessage) (any, error) { return begun.count(), nil },
 	})

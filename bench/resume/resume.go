@@ -63,13 +63,13 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
+		return bench.Result{}, err
 	}
 	defer base.Close(ctx)
 	// What a resumption cannot do without: one durable commit of a single row, which takes the run over.
 	raw, err := base.CommitTimes(ctx, 200)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
+		return bench.Result{}, err
 	}
 	var stood []time.Duration
 	var phases []string
@@ -91,7 +91,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 
 // newReplica makes a replica of lifecycle whose step does what do does.
 func newReplica(ctx context.Context, opts Options, do saga.StepFunc) (*rig.Replica, error) {
-	return rig.NewReplica(ctx, rig.ReplicaConfig{ //nolint:wrapcheck // it says what it made
+	return rig.NewReplica(ctx, rig.ReplicaConfig{
 		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 16, Workers: opts.Runs, Lease: opts.Lease, Logger: opts.Logger,
 		Definitions: []saga.Definition{{
 			Name: working, Version: 1, States: rig.States, Steps: []saga.Step{{Name: "work", Class: saga.Pure, Do: do}},
@@ -119,17 +119,17 @@ func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Durat
 	}
 	driver, err := process.Start(opts.Command, childDriver)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it started
+		return nil, err
 	}
 	defer driver.Stop()
 	cfg := driverConfig{LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Lease: opts.Lease, Runs: opts.Runs}
 	if err := driver.Ask(ctx, patience, "drive", cfg, nil); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it asked
+		return nil, err
 	}
 	err = until(ctx, patience, "the driver to begin every step", func() (bool, error) {
 		begun := 0
 		err := driver.Ask(ctx, patience, "begun", nil, &begun)
-		return begun == len(workspaces), err //nolint:wrapcheck // it says what it asked
+		return begun == len(workspaces), err
 	})
 	if err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Durat
 	}
 	killed := time.Now()
 	if err := driver.Kill(); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it killed
+		return nil, err
 	}
 	err = until(ctx, opts.Lease+patience, "every run to go on", func() (bool, error) { return resumed.count() == len(workspaces), nil })
 	if err != nil {
@@ -160,7 +160,7 @@ func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Durat
 	}
 	return took, until(ctx, patience, "every run to end", func() (bool, error) {
 		left, err := pg.Value[int](ctx, survivor.Pool, countUnfinished, workspaces)
-		return left == 0, err //nolint:wrapcheck // said by what was waited for
+		return left == 0, err
 	})
 }
 
@@ -168,11 +168,11 @@ func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Durat
 func start(ctx context.Context, r *rig.Replica, runs int) ([]string, error) {
 	workspaces, err := r.Workspaces(ctx, runs)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	for _, w := range workspaces {
 		if _, err := r.Begin(ctx, w, working); err != nil {
-			return nil, err //nolint:wrapcheck // it says what it began
+			return nil, err
 		}
 	}
 	return workspaces, nil

@@ -149,13 +149,13 @@ func (r *Replica) Workspaces(ctx context.Context, n int) ([]string, error) {
 		for i := range n {
 			id, err := r.Core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
 			if err != nil {
-				return err //nolint:wrapcheck // it says what it inserted
+				return err
 			}
 			out = append(out, id)
 		}
 		return nil
 	})
-	return out, err //nolint:wrapcheck // wrapped above
+	return out, err
 }
 
 // Begin begins a run on a workspace by a commit of its own. The caller tells the driver with Core.Committed.
@@ -166,7 +166,7 @@ func (r *Replica) Begin(ctx context.Context, workspace, definition string) (saga
 		started, err = r.Core.Start(ctx, tx, saga.StartRequest{
 			WorkspaceID: workspace, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: definition, Requester: "bench", NextEpoch: true,
 		})
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	if err != nil {
 		return started, fmt.Errorf("start run: %w", err)

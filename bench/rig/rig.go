@@ -53,7 +53,7 @@ func Open(ctx context.Context, ownerURL string, clients int32) (*Rig, error) {
 	r := &Rig{Owner: owner}
 	if r.Details, err = bench.Environment(ctx, owner); err != nil {
 		owner.Close()
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	for _, s := range []*pg.Statement{makeSchema, forgetTable, makeTable} {
 		if _, err := pg.Exec(ctx, owner, s); err != nil {
@@ -77,7 +77,7 @@ func (r *Rig) CommitTimes(ctx context.Context, n int) ([]time.Duration, error) {
 		for i := range n {
 			began := time.Now()
 			if _, err := pg.Exec(ctx, conn, insertCommit, i); err != nil {
-				return err //nolint:wrapcheck // wrapped below
+				return err
 			}
 			took = append(took, time.Since(began))
 		}
@@ -101,7 +101,7 @@ func (r *Rig) CommitRate(ctx context.Context, length time.Duration) (float64, er
 			errs <- r.Owner.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 				for n := int64(0); time.Now().Before(until); n++ {
 					if _, err := pg.Exec(ctx, conn, insertCommit, n); err != nil {
-						return err //nolint:wrapcheck // wrapped below
+						return err
 					}
 					done.Add(1)
 				}

@@ -85,7 +85,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	base, err := rig.Open(ctx, opts.OwnerURL, rig.RateClients)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
+		return bench.Result{}, err
 	}
 	defer base.Close(ctx)
 	r, err := Open(ctx, opts)
@@ -100,7 +100,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return float64(len(took.done)) / elapsed.Seconds(), err
 	})
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
+		return bench.Result{}, err
 	}
 	idle, _, err := r.run(ctx, r.workspaces[:perClient], opts.Length)
 	if err != nil {
@@ -136,7 +136,7 @@ func Open(ctx context.Context, opts Options) (*Load, error) {
 		Definitions: []saga.Definition{{Name: definition, Version: 1, Steps: steps, States: rig.States}},
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	r.stop = r.replica.Start(ctx)
 	if r.workspaces, err = r.replica.Workspaces(ctx, opts.Clients*perClient); err == nil {
@@ -254,7 +254,7 @@ func (r *Load) one(ctx context.Context, workspace string) (timings, error) {
 	started, err := r.replica.Begin(ctx, workspace, definition)
 	committed := time.Now()
 	if err != nil {
-		return timings{}, err //nolint:wrapcheck // it says what it began
+		return timings{}, err
 	}
 	w := r.watch(started.RunID)
 	r.replica.Core.Committed()

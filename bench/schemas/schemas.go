@@ -64,12 +64,12 @@ var calls = []struct {
 }{
 	{"create", func(ctx context.Context, t *tester, name string) error {
 		t.ids[name] = ids.New()
-		return workspace.MakeSchema(ctx, t.db, name, t.verifier, t.ids[name]) //nolint:wrapcheck // wrapped by measure
+		return workspace.MakeSchema(ctx, t.db, name, t.verifier, t.ids[name])
 	}},
 	{"login", func(ctx context.Context, t *tester, name string) error { return t.login(ctx, name) }},
 	{"read all names", func(ctx context.Context, t *tester, _ string) error { return t.names(ctx) }},
 	{"drop", func(ctx context.Context, t *tester, name string) error {
-		return workspace.DropSchema(ctx, t.db, name, t.ids[name]) //nolint:wrapcheck // wrapped by measure
+		return workspace.DropSchema(ctx, t.db, name, t.ids[name])
 	}},
 }
 
@@ -114,7 +114,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	}
 	defer t.db.Close()
 	if t.rig, err = rig.Open(ctx, o.Database.URL(pg.RoleOwner), 1); err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
+		return bench.Result{}, err
 	}
 	defer t.rig.Close(ctx)
 	var counts []int
@@ -189,7 +189,7 @@ func (t *tester) measure(
 ) (figure, error) {
 	log, _, err := t.rig.Written(ctx)
 	if err != nil {
-		return figure{}, err //nolint:wrapcheck // it says what it read
+		return figure{}, err
 	}
 	server := rig.ServerTime(t.o.Database.PID())
 	var took []time.Duration
@@ -203,7 +203,7 @@ func (t *tester) measure(
 	server = rig.ServerTime(t.o.Database.PID()) - server
 	after, _, err := t.rig.Written(ctx)
 	if err != nil {
-		return figure{}, err //nolint:wrapcheck // it says what it read
+		return figure{}, err
 	}
 	each := float64(len(names))
 	return figure{

@@ -48,14 +48,14 @@ func newFleet(t trust) (*fleet, error) {
 	f := &fleet{}
 	var err error
 	if f.nodes, err = nodeapitest.DecodeAuthority(t.Nodes); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	services, err := nodeapitest.DecodeAuthority(t.Services)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	f.roots, err = services.Bundle()
-	return f, err //nolint:wrapcheck // it says what it made
+	return f, err
 }
 
 // connect brings n agents to addr, a few at a time. sessions says whether they open one or only beat.

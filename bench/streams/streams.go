@@ -70,13 +70,13 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	db, err := rig.Open(ctx, opts.Database.URL(pg.RoleOwner), 2)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
+		return bench.Result{}, err
 	}
 	defer db.Close(ctx)
 	details := db.Details
 	dir, err := scratch.Make("bench")
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it made
+		return bench.Result{}, err
 	}
 	defer func() { _ = dir.Remove() }()
 	r := &mesh{opts: opts, dir: dir.Path()}
@@ -110,20 +110,20 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 func (r *mesh) surround(ctx context.Context) (func(), error) {
 	nodes, err := nodeapitest.NewAuthority("nodes")
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	services, err := nodeapitest.NewAuthority("services")
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	if r.trust.Nodes, err = nodes.Encode(); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it spelled
+		return nil, err
 	}
 	if r.trust.Services, err = services.Encode(); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it spelled
+		return nil, err
 	}
 	if r.server.Files, err = nodeapitest.WriteFiles(r.dir, "nodeapi", nodes, services); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it wrote
+		return nil, err
 	}
 	for role, path := range map[string]*string{pg.RoleNodeAPI: &r.server.Database, pg.RoleSequencer: &r.server.Sequencer} {
 		*path = filepath.Join(r.dir, role)
@@ -133,12 +133,12 @@ func (r *mesh) surround(ctx context.Context) (func(), error) {
 	}
 	plane, err := nodeapitest.NewPlane()
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	if r.server.Recovery, r.server.Lifecycle, err = plane.Listen(ctx, r.opts.Logger, services); err != nil {
 		cancel()
-		return nil, err //nolint:wrapcheck // it says what it opened
+		return nil, err
 	}
 	done := make(chan error, 1)
 	go func() { done <- plane.Run(ctx) }() // awaited by the answer
@@ -172,34 +172,34 @@ func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footpri
 	f := footprint{agents: r.opts.Agents}
 	server, err := process.Start(r.opts.Command, kind)
 	if err != nil {
-		return f, err //nolint:wrapcheck // it says what it started
+		return f, err
 	}
 	defer server.Stop()
 	load, err := process.Start(r.opts.Command, childAgents)
 	if err != nil {
-		return f, err //nolint:wrapcheck // it says what it started
+		return f, err
 	}
 	defer load.Stop()
 	const soon = time.Minute
 	var addr string
 	if err := server.Ask(ctx, soon, "start", r.server, &addr); err != nil {
-		return f, err //nolint:wrapcheck // it says what it asked
+		return f, err
 	}
 	if err := load.Ask(ctx, soon, "trust", r.trust, nil); err != nil {
-		return f, err //nolint:wrapcheck // it says what it asked
+		return f, err
 	}
 	// A few agents come and go first: what is made once is not charged to those who are counted.
 	if err := r.bring(ctx, load, agentsConfig{Addr: addr, N: min(64, r.opts.Agents), Sessions: sessions, Every: 200 * time.Millisecond}); err != nil {
 		return f, err
 	}
 	if err := load.Ask(ctx, soon, "leave", nil, nil); err != nil {
-		return f, err //nolint:wrapcheck // it says what it asked
+		return f, err
 	}
 	if err := pause(ctx, r.opts.Settle); err != nil {
 		return f, err
 	}
 	if err := server.Ask(ctx, soon, "measure", nil, &f.zero); err != nil {
-		return f, err //nolint:wrapcheck // it says what it asked
+		return f, err
 	}
 	began := time.Now()
 	if err := r.bring(ctx, load, agentsConfig{Addr: addr, N: r.opts.Agents, Sessions: sessions, Every: r.opts.Every}); err != nil {
@@ -210,11 +210,11 @@ func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footpri
 		return f, err
 	}
 	if err := server.Ask(ctx, soon, "measure", nil, &f.full); err != nil {
-		return f, err //nolint:wrapcheck // it says what it asked
+		return f, err
 	}
 	var alive int64
 	if err := load.Ask(ctx, soon, "status", nil, &alive); err != nil {
-		return f, err //nolint:wrapcheck // it says what it asked
+		return f, err
 	}
 	f.perAgent = float64(f.full.RSS-f.zero.RSS) / float64(r.opts.Agents)
 	return f, nil
@@ -223,13 +223,13 @@ func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footpri
 // bring connects agents and waits until each has had a heartbeat acknowledged.
 func (r *mesh) bring(ctx context.Context, load *process.Child, cfg agentsConfig) error {
 	if err := load.Ask(ctx, 10*time.Minute, "connect", cfg, nil); err != nil {
-		return err //nolint:wrapcheck // it says what it asked
+		return err
 	}
 	deadline := time.Now().Add(2*time.Minute + 3*cfg.Every)
 	for {
 		var beaten int64
 		if err := load.Ask(ctx, time.Minute, "status", nil, &beaten); err != nil {
-			return err //nolint:wrapcheck // it says what it asked
+			return err
 		}
 		if beaten >= int64(cfg.N) {
 			return nil

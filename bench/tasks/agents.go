@@ -134,24 +134,24 @@ func (f *fleet) start(ctx context.Context, cfg agentsConfig) error {
 	f.wg.Go(func() { f.acks.run(ctx) })
 	nodes, err := nodeapitest.DecodeAuthority(cfg.Trust)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	services, err := nodeapitest.DecodeAuthority(cfg.Services)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	roots, err := services.Bundle()
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it made
+		return err
 	}
 	set, err := envelope.ParseVerifierSet(cfg.Verifiers)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	for _, n := range cfg.Nodes {
 		cert, err := nodes.Node(n.ID)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what it made
+			return err
 		}
 		if err := f.one(ctx, cfg, n, &cert, roots, set); err != nil {
 			return fmt.Errorf("start agent: %w", err)
@@ -164,7 +164,7 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 	a := &agent{}
 	var err error
 	if a.ledger, err = ledger.Open(ledger.Config{Path: filepath.Join(cfg.Dir, n.ID+".db")}); err != nil {
-		return err //nolint:wrapcheck // wrapped by the caller
+		return err
 	}
 	clk := clock.New(0)
 	boot := ids.New()
@@ -173,7 +173,7 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 		Handlers: handlers(boot),
 	}, task.Config{NodeID: n.ID, DefaultConcurrency: 16})
 	if err != nil {
-		return err //nolint:wrapcheck // wrapped by the caller
+		return err
 	}
 	a.client, err = session.New(session.Deps{
 		Logger: f.logger, Clock: clk, Roots: roots, Endpoint: func() (string, error) { return cfg.Addr, nil },
@@ -194,7 +194,7 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 		},
 	}, session.Config{})
 	if err != nil {
-		return err //nolint:wrapcheck // wrapped by the caller
+		return err
 	}
 	f.agents = append(f.agents, a)
 	f.wg.Go(func() { _ = a.executor.Run(ctx) })

@@ -116,19 +116,19 @@ func (r *cluster) start(ctx context.Context) (func(), error) {
 	}
 	nodes, err := nodeapitest.NewAuthority("nodes")
 	if err != nil {
-		return stop, err //nolint:wrapcheck // it says what it made
+		return stop, err
 	}
 	services, err := nodeapitest.NewAuthority("services")
 	if err != nil {
-		return stop, err //nolint:wrapcheck // it says what it made
+		return stop, err
 	}
 	plane, err := nodeapitest.NewPlane()
 	if err != nil {
-		return stop, err //nolint:wrapcheck // it says what it made
+		return stop, err
 	}
 	recovery, _, err := plane.Listen(ctx, r.opts.Logger, services)
 	if err != nil {
-		return stop, err //nolint:wrapcheck // it says what it opened
+		return stop, err
 	}
 	run("plane", plane.Run)
 	key, lifecycle, err := r.lifecycle(ctx, run, plane, services, sequencerPool)
@@ -156,11 +156,11 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 	key := envelope.NewKey(private)
 	public, err := plane.Keys.Public()
 	if err != nil {
-		return key, "", err //nolint:wrapcheck // it says what it made
+		return key, "", err
 	}
 	verifier, err := joinstate.NewVerifier(public)
 	if err != nil {
-		return key, "", err //nolint:wrapcheck // it says what it made
+		return key, "", err
 	}
 	numbered := &events.Signal{}
 	r.wake = &events.Signal{}
@@ -178,11 +178,11 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 	r.gates = gate.NewServer(gate.Deps{Logger: r.opts.Logger, DB: r.pool, Join: verifier, Tasks: r.tasks, Box: noBox{}, Committed: r.wake.Notify, Slots: 1})
 	store, err := services.Service("lifecycle")
 	if err != nil {
-		return key, "", err //nolint:wrapcheck // it says what it made
+		return key, "", err
 	}
 	roots, err := services.Bundle()
 	if err != nil {
-		return key, "", err //nolint:wrapcheck // it says what it made
+		return key, "", err
 	}
 	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: r.opts.Logger, Persons: rpc.NewPersonVerifier(public, nil)}, rpc.ServerConfig{
 		Name: "internal", Addr: "127.0.0.1:0", MaxReadBytes: 8 << 20,
@@ -204,7 +204,7 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 func (r *cluster) nodeapi(ctx context.Context, run func(string, func(context.Context) error), nodes, services *nodeapitest.Authority, recovery, lifecycle string) (string, error) {
 	files, err := nodeapitest.WriteFiles(r.dir, "nodeapi", nodes, services)
 	if err != nil {
-		return "", err //nolint:wrapcheck // it says what it wrote
+		return "", err
 	}
 	cfg := nodeapi.Default()
 	cfg.TrustDomain = nodeapitest.TrustDomain
@@ -250,7 +250,7 @@ func (r *cluster) bring(ctx context.Context, run func(string, func(context.Conte
 	}
 	run("acks", func(ctx context.Context) error { return r.hear(ctx, lis) })
 	if r.agents, err = process.Start(r.opts.Command, childAgents); err != nil {
-		return err //nolint:wrapcheck // it says what it started
+		return err
 	}
 	set, err := envelope.NewVerifierSet(key.Public())
 	if err != nil {
@@ -258,19 +258,19 @@ func (r *cluster) bring(ctx context.Context, run func(string, func(context.Conte
 	}
 	cfg := agentsConfig{Addr: addr, Acks: lis.Addr().String(), Dir: r.dir, Nodes: r.nodes, Verifiers: set.String()}
 	if cfg.Trust, err = nodes.Encode(); err != nil {
-		return err //nolint:wrapcheck // it says what it spelled
+		return err
 	}
 	if cfg.Services, err = services.Encode(); err != nil {
-		return err //nolint:wrapcheck // it says what it spelled
+		return err
 	}
 	if err := r.agents.Ask(ctx, 2*time.Minute, "start", cfg, nil); err != nil {
-		return err //nolint:wrapcheck // it says what it asked
+		return err
 	}
 	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		var admitted int
 		if err := r.agents.Ask(ctx, time.Minute, "admitted", nil, &admitted); err != nil {
-			return err //nolint:wrapcheck // it says what it asked
+			return err
 		}
 		if admitted == len(r.nodes) {
 			return nil

@@ -76,7 +76,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	base, err := rig.Open(ctx, opts.Database.URL(pg.RoleOwner), rig.RateClients)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
+		return bench.Result{}, err
 	}
 	defer base.Close(ctx)
 	r, err := open(ctx, opts)
@@ -99,7 +99,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return float64(len(took)) / max(elapsed.Seconds(), 1e-9), err
 	})
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
+		return bench.Result{}, err
 	}
 	var steady []time.Duration
 	alone, err := base.Spend(ctx, []int{r.agents.PID()}, func(ctx context.Context) error {
@@ -108,7 +108,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return err
 	})
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
+		return bench.Result{}, err
 	}
 	details := base.Details
 	steadyProcessor, steadyWAL := alone.Of(len(steady))
@@ -134,7 +134,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 func open(ctx context.Context, opts Options) (*cluster, error) {
 	dir, err := scratch.Make("bench")
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	r := &cluster{opts: opts, dir: dir.Path(), waiting: map[string]*trip{}}
 	stop, err := r.start(ctx)
@@ -184,7 +184,7 @@ func (l *Load) Close() { l.cluster.close() }
 func (r *cluster) describe(ctx context.Context, details map[string]any) error {
 	var s ledgerStats
 	if err := r.agents.Ask(ctx, time.Minute, "ledgers", nil, &s); err != nil {
-		return err //nolint:wrapcheck // it says what it asked
+		return err
 	}
 	done := r.done.Load()
 	details["ledger_commits_per_task"] = math.Round(100*float64(s.Commits)/float64(max(done, 1))) / 100
@@ -192,7 +192,7 @@ func (r *cluster) describe(ctx context.Context, details map[string]any) error {
 	var raw float64
 	args := map[string]any{"Dir": r.dir, "Files": r.opts.Agents, "Length": r.opts.Length}
 	if err := r.agents.Ask(ctx, 5*time.Minute, "bbolt", args, &raw); err != nil {
-		return err //nolint:wrapcheck // it says what it asked
+		return err
 	}
 	details["raw_bbolt_commits_per_s"] = math.Round(raw)
 	details["raw_bbolt_files"] = r.opts.Agents

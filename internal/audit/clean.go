@@ -152,7 +152,7 @@ func details(in map[string]any) *structpb.Struct {
 	return out
 }
 
-func value(v any) *structpb.Value { //nolint:gocyclo // one case a type
+func value(v any) *structpb.Value {
 	switch v := v.(type) {
 	case nil:
 		return structpb.NewNullValue()

@@ -228,7 +228,7 @@ func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64)
 		return appendCounted(ctx, tx, p, w.Count, w.FirstAt, w.LastAt)
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // wrapped above
+		return err
 	}
 	if appended {
 		l.deps.Wake.Notify()
@@ -321,7 +321,7 @@ func (l *Log) summarise(ctx context.Context) error {
 			return err
 		})
 		if err != nil {
-			return err //nolint:wrapcheck // wrapped below
+			return err
 		}
 		if wrote {
 			l.deps.Wake.Notify()

@@ -21,7 +21,7 @@ type registry struct {
 }
 
 // children are those of this process. A forced stop must reach all of them, whoever started them.
-var children = &registry{live: map[*Process]struct{}{}} //nolint:gochecknoglobals // a process has one set of children
+var children = &registry{live: map[*Process]struct{}{}}
 
 // add notes a child before it is started. It fails once endAll has been called.
 func (r *registry) add(p *Process) error {

@@ -62,7 +62,7 @@ func plain(v reflect.Value) (any, error) {
 	switch v.Kind() { //nolint:exhaustive // scalars are as they are
 	case reflect.Pointer, reflect.Interface:
 		if v.IsNil() {
-			return nil, nil //nolint:nilnil // nothing to write
+			return nil, nil
 		}
 		return plain(v.Elem())
 	case reflect.Slice, reflect.Array:
@@ -77,7 +77,7 @@ func plain(v reflect.Value) (any, error) {
 		return out, nil
 	case reflect.Map:
 		if v.IsNil() {
-			return nil, nil //nolint:nilnil // nothing to write
+			return nil, nil
 		}
 		out := map[string]any{}
 		for it := v.MapRange(); it.Next(); {

@@ -33,7 +33,7 @@ func (s *Signal) horizon(ctx context.Context, read func(context.Context) (int64,
 	case reading <- struct{}{}:
 		defer func() { <-reading }()
 	case <-ctx.Done():
-		return 0, context.Cause(ctx) //nolint:wrapcheck // the caller's own
+		return 0, context.Cause(ctx)
 	}
 	s.mu.Lock()
 	pos, began, notified := s.shared.pos, time.Now(), s.shared.notified

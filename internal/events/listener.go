@@ -101,7 +101,7 @@ func (l *Listener) wait(ctx context.Context, conn *pgx.Conn) (string, error) {
 		return heard.Channel, nil
 	}
 	if ctx.Err() != nil || !pgconn.Timeout(err) || conn.IsClosed() {
-		return "", err //nolint:wrapcheck // wrapped by listen
+		return "", err
 	}
 	call, cancel = context.WithTimeout(ctx, askTimeout)
 	defer cancel()

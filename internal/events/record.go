@@ -81,7 +81,7 @@ func (r Record) Decode(m proto.Message) error {
 
 func (r Record) decode(m proto.Message) error {
 	if r.Stored != nil {
-		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(r.Stored, m) //nolint:wrapcheck // wrapped by Decode
+		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(r.Stored, m)
 	}
 	if name, stored := m.ProtoReflect().Descriptor().FullName(), r.messageType(); stored != "" && string(name) != stored {
 		return fmt.Errorf("the event carries a %s, not a %s", stored, name)
@@ -101,7 +101,7 @@ func (r Record) Payload() (json.RawMessage, error) {
 	}
 	found, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(name))
 	if errors.Is(err, protoregistry.NotFound) {
-		return json.Marshal(map[string]string{"type": name, "hex": hex.EncodeToString(r.Body)}) //nolint:wrapcheck // cannot fail
+		return json.Marshal(map[string]string{"type": name, "hex": hex.EncodeToString(r.Body)})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("find type of event %s at %d: %w", r.Kind, r.Pos, err)

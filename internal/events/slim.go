@@ -48,7 +48,7 @@ var slimPlans sync.Map // *slimPlan by full name of the message type
 // planOf returns the plan of a message type. Lists are followed one level deep.
 func planOf(d protoreflect.MessageDescriptor) *slimPlan {
 	if known, ok := slimPlans.Load(d.FullName()); ok {
-		return known.(*slimPlan) //nolint:forcetypeassert // nothing else is kept
+		return known.(*slimPlan)
 	}
 	p := fieldsOf(d)
 	for i := range d.Fields().Len() {
@@ -181,13 +181,13 @@ func eachField(raw []byte, what func(number protowire.Number, whole, value []byt
 // unmarshalBody reads the message of a body, slim or not.
 func unmarshalBody(body []byte, c Correlation, m proto.Message) error {
 	if len(body) == 0 || body[0] != slimMark {
-		return proto.Unmarshal(body, m) //nolint:wrapcheck // wrapped by Decode
+		return proto.Unmarshal(body, m)
 	}
 	if len(body) < 2 {
 		return fmt.Errorf("a slim body of %d bytes: %w", len(body), errWireFormat)
 	}
 	if err := proto.Unmarshal(body[2:], m); err != nil {
-		return err //nolint:wrapcheck // wrapped by Decode
+		return err
 	}
 	ids := c.texts()
 	planOf(m.ProtoReflect().Descriptor()).fill(m.ProtoReflect(), &ids, body[1])

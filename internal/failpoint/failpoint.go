@@ -36,7 +36,6 @@ type set struct {
 	past   map[string]bool // points under a pattern that are not armed any more
 }
 
-//nolint:gochecknoglobals // one set per process, read from the environment once: points are reached from everywhere
 var armed = sync.OnceValue(func() *set {
 	s := &set{points: parse(os.Getenv("GPUAAS_FAILPOINTS")), report: os.Getenv("GPUAAS_FAILPOINT_REPORT")}
 	return s

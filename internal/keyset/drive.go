@@ -392,5 +392,5 @@ func (c *change) note(ctx context.Context, tx pgx.Tx, action, keyID, reason, by 
 	_, err := audit.Record(ctx, tx, audit.Entry{
 		Action: action, Actor: by, Reason: reason, SubjectType: "key", SubjectID: keyID, Details: map[string]any{"kind": string(c.part.Kind)},
 	})
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }

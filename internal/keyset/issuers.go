@@ -122,7 +122,7 @@ func (i *issuers) admit(chain []*x509.Certificate, present *x509.Certificate) er
 	}
 	root, err := pki.Anchor(chain, i.Roots.Roots())
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	switch row := rowOf(*rows, root); {
 	case row == nil:
@@ -160,12 +160,12 @@ func (i *issuers) follow(rows []Key) error {
 	i.seen = rows
 	i.rows.Store(&rows)
 	if err := i.Roots.Follow(i.trusted); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if i.Changed != nil {
 		i.Changed(i.links())
 	}
-	return i.Store.Follow(i.crosses, i.admit) //nolint:wrapcheck // it says what it did
+	return i.Store.Follow(i.crosses, i.admit)
 }
 
 // certificates does a round of the issuers of services, as one does of a kind.
@@ -195,7 +195,7 @@ func (s *Set) certificates(ctx context.Context, r roundOf) ([]string, []string, 
 	bad(err)
 	chain, err := i.Store.Chain()
 	if err != nil {
-		return nil, nil, err //nolint:wrapcheck // it says what it did
+		return nil, nil, err
 	}
 	differs, err := s.issuersDiffer(ctx, rows, chain)
 	if err != nil {

@@ -21,11 +21,11 @@ func (c *change) register(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	}
 	chain, err := c.part.issuers.Store.Chain()
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	root, err := pki.Anchor(chain, c.part.issuers.Roots.Roots())
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if _, err := c.insertRoot(ctx, tx, root, Signing); err != nil {
 		return err

@@ -141,7 +141,7 @@ func (b *bench) want(states string) {
 	}
 }
 
-func (u *unit) signs() string { return pki.KeyID(u.view.Signing.Public().(ed25519.PublicKey)) } //nolint:forcetypeassert // of an Ed25519 key
+func (u *unit) signs() string { return pki.KeyID(u.view.Signing.Public().(ed25519.PublicKey)) }
 
 func refusedWith(t *testing.T, err error, reason commonv1.Reason, parts ...string) {
 	t.Helper()

@@ -200,7 +200,7 @@ func (s *Set) Run(ctx context.Context) error {
 	if _, dropErr := pg.Exec(gone, s.deps.Pool, deleteReplicas, s.deps.ReplicaID); dropErr != nil {
 		s.deps.Logger.DebugContext(gone, "taking this replica off the holders of keys failed", obs.Err(dropErr))
 	}
-	return err //nolint:wrapcheck // a panic, as it is
+	return err
 }
 
 // pause sleeps between two rounds: a poll where a rotation is under way, whose next step waits for reports that no event tells of; else until files have
@@ -278,7 +278,7 @@ func (s *Set) Refresh(ctx context.Context) error { return s.round(ctx, false) }
 // inTx is a change of the set by the service that signs.
 func (s *Set) inTx(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := pg.InTx(ctx, s.deps.Pool, fn); err != nil {
-		return err //nolint:wrapcheck // the caller says what it did
+		return err
 	}
 	s.deps.Wake.Notify()
 	return nil

@@ -112,12 +112,12 @@ func readSet(ctx context.Context, pool *pgxpool.Pool, batch *pg.Batch) ([]Key, [
 	batch.Queue(readKeys).Query(func(rows pgx.Rows) error {
 		var err error
 		keys, err = pgx.CollectRows(rows, pgx.RowToStructByName[Key])
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	batch.Queue(readOpenRotations).Query(func(rows pgx.Rows) error {
 		var err error
 		open, err = pgx.CollectRows(rows, pgx.RowToStructByName[Rotation])
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	if err := batch.Send(ctx, pool); err != nil {
 		return nil, nil, fmt.Errorf("read keys: %w", err)

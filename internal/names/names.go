@@ -100,10 +100,10 @@ var tables sync.Map
 
 func tableOf(d protoreflect.EnumDescriptor) *table {
 	if t, ok := tables.Load(d.FullName()); ok {
-		return t.(*table) //nolint:forcetypeassert // nothing else is stored
+		return t.(*table)
 	}
 	t, _ := tables.LoadOrStore(d.FullName(), newTable(d))
-	return t.(*table) //nolint:forcetypeassert // nothing else is stored
+	return t.(*table)
 }
 
 func newTable(d protoreflect.EnumDescriptor) *table {

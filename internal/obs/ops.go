@@ -137,5 +137,5 @@ func (s *OpsServer) Close() error {
 	if s.debug != nil {
 		err = errors.Join(err, s.debug.Close())
 	}
-	return err //nolint:wrapcheck // it says which
+	return err
 }

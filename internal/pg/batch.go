@@ -19,5 +19,5 @@ func (b *Batch) Send(ctx context.Context, q interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 },
 ) error {
-	return q.SendBatch(ctx, &b.queued).Close() //nolint:wrapcheck // the caller says what it did
+	return q.SendBatch(ctx, &b.queued).Close()
 }

@@ -112,7 +112,7 @@ func takeTurn(ctx context.Context, conn *pgxpool.Conn) error {
 	for {
 		var taken bool
 		if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(migrateLock)).Scan(&taken); err != nil || taken {
-			return err //nolint:wrapcheck // the caller says what it did
+			return err
 		}
 		timer := time.NewTimer(pause)
 		select {

@@ -19,7 +19,7 @@ func Queue(ctx context.Context, tx pgx.Tx, s *Statement, args ...any) error {
 		return nil
 	}
 	_, err := tx.Exec(ctx, s.text, args...)
-	return err //nolint:wrapcheck // the caller says what it did
+	return err
 }
 
 // OnEnd has a transaction of InTx call fn when it has ended, or the savepoint that it is called in was undone: committed says whether what was done in it
@@ -59,7 +59,7 @@ type pipelined struct {
 func begin(ctx context.Context, pool *pgxpool.Pool, sql string) (*pipelined, error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it did
+		return nil, err
 	}
 	return &pipelined{conn: conn, pending: []statement{{sql: sql}}}, nil
 }
@@ -101,7 +101,7 @@ func closing(answers pgx.BatchResults, known error) error {
 	if err == nil || errors.Is(known, err) || err.Error() == known.Error() {
 		return nil
 	}
-	return err //nolint:wrapcheck // joined by the caller
+	return err
 }
 
 // Exec implements pgx.Tx.
@@ -115,7 +115,7 @@ func (p *pipelined) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 		}
 	}
 	if len(p.pending) == 0 {
-		return p.conn.Exec(ctx, sql, args...) //nolint:wrapcheck // as any transaction
+		return p.conn.Exec(ctx, sql, args...)
 	}
 	answers, err := p.flush(ctx, func(b *pgx.Batch) { b.Queue(sql, args...) })
 	if err != nil {
@@ -125,7 +125,7 @@ func (p *pipelined) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 	if closed := answers.Close(); err == nil {
 		err = closed
 	}
-	return tag, err //nolint:wrapcheck // as any transaction
+	return tag, err
 }
 
 // Query implements pgx.Tx.
@@ -134,7 +134,7 @@ func (p *pipelined) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 		return failedRows{err: pgx.ErrTxClosed}, pgx.ErrTxClosed
 	}
 	if len(p.pending) == 0 {
-		return p.conn.Query(ctx, sql, args...) //nolint:wrapcheck // as any transaction
+		return p.conn.Query(ctx, sql, args...)
 	}
 	answers, err := p.flush(ctx, func(b *pgx.Batch) { b.Queue(sql, args...) })
 	if err != nil {
@@ -257,7 +257,7 @@ func (p *pipelined) settle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return answers.Close() //nolint:wrapcheck // as any transaction
+	return answers.Close()
 }
 
 // CopyFrom implements pgx.Tx.
@@ -265,7 +265,7 @@ func (p *pipelined) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 	if err := p.settle(ctx); err != nil {
 		return 0, err
 	}
-	return p.conn.CopyFrom(ctx, table, columns, from) //nolint:wrapcheck // as any transaction
+	return p.conn.CopyFrom(ctx, table, columns, from)
 }
 
 // LargeObjects implements pgx.Tx. There are none here.
@@ -276,7 +276,7 @@ func (p *pipelined) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 	if err := p.settle(ctx); err != nil {
 		return nil, err
 	}
-	return p.conn.Conn().Prepare(ctx, name, sql) //nolint:wrapcheck // as any transaction
+	return p.conn.Conn().Prepare(ctx, name, sql)
 }
 
 // savepoint is a part of a transaction that may be undone alone. Savepoints of one name nest: the innermost is meant.
@@ -339,7 +339,7 @@ func (r *answeredRows) Close() {
 
 func (r *answeredRows) Err() error {
 	if err := r.Rows.Err(); err != nil {
-		return err //nolint:wrapcheck // as any rows
+		return err
 	}
 	return r.err
 }
@@ -358,15 +358,15 @@ func (r oneRow) Scan(dest ...any) error {
 	defer r.rows.Close()
 	if !r.rows.Next() {
 		if err := r.rows.Err(); err != nil {
-			return err //nolint:wrapcheck // as any row
+			return err
 		}
 		return pgx.ErrNoRows
 	}
 	if err := r.rows.Scan(dest...); err != nil {
-		return err //nolint:wrapcheck // as any row
+		return err
 	}
 	r.rows.Close()
-	return r.rows.Err() //nolint:wrapcheck // as any row
+	return r.rows.Err()
 }
 
 // failedRows are the rows of a query that was not made.

@@ -165,12 +165,12 @@ func Statements() []*Statement {
 
 // Exec runs a statement and returns its command tag.
 func Exec(ctx context.Context, q Querier, s *Statement, args ...any) (pgconn.CommandTag, error) {
-	return q.Exec(ctx, s.text, args...) //nolint:wrapcheck // the caller says what it did
+	return q.Exec(ctx, s.text, args...)
 }
 
 // Query runs a statement and returns its rows, which the caller reads to the end or closes.
 func Query(ctx context.Context, q Querier, s *Statement, args ...any) (pgx.Rows, error) {
-	return q.Query(ctx, s.text, args...) //nolint:wrapcheck // the caller says what it did
+	return q.Query(ctx, s.text, args...)
 }
 
 // QueryRow runs a statement and returns its first row. Scan reports pgx.ErrNoRows if there is none.
@@ -203,15 +203,15 @@ func collectOne[T any](ctx context.Context, q Querier, read pgx.RowToFunc[T], s 
 	rows, err := q.Query(ctx, s.text, args...)
 	if err != nil {
 		var none T
-		return none, err //nolint:wrapcheck // the caller says what it did
+		return none, err
 	}
-	return pgx.CollectOneRow(rows, read) //nolint:wrapcheck // the caller says what it did
+	return pgx.CollectOneRow(rows, read)
 }
 
 func collect[T any](ctx context.Context, q Querier, read pgx.RowToFunc[T], s *Statement, args []any) ([]T, error) {
 	rows, err := q.Query(ctx, s.text, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it did
+		return nil, err
 	}
-	return pgx.CollectRows(rows, read) //nolint:wrapcheck // the caller says what it did
+	return pgx.CollectRows(rows, read)
 }

@@ -114,7 +114,7 @@ func start(ctx context.Context, db Beginner) (pgx.Tx, error) {
 	if pool, ok := db.(*pgxpool.Pool); ok {
 		return begin(ctx, pool, "begin")
 	}
-	return db.Begin(ctx) //nolint:wrapcheck // the caller says what it did
+	return db.Begin(ctx)
 }
 
 func rollback(ctx context.Context, tx pgx.Tx) {

@@ -110,7 +110,7 @@ type countedConn struct {
 // Close closes the connection and gives its place back.
 func (c *countedConn) Close() error {
 	defer c.leave()
-	return c.Conn.Close() //nolint:wrapcheck // it is the connection's own
+	return c.Conn.Close()
 }
 
 // enter gives a connection its place among the handshakes, for which the longest may have to go.

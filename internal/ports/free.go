@@ -21,7 +21,7 @@ const (
 )
 
 // reservations are held until they are released or the process ends: the port of a server that is down must stay its own.
-var reservations struct { //nolint:gochecknoglobals // the ports of a machine are one set
+var reservations struct {
 	sync.Mutex
 	held map[int]net.Listener
 }

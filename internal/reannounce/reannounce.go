@@ -80,7 +80,7 @@ func (s *Server) AnnounceRows(ctx context.Context, req *commonv1.AnnounceRowsReq
 			}
 			out.Rows, out.Next = int64(len(page)), source.Name+"/"+page[len(page)-1].AggregateID
 			out.Pos, err = events.Append(ctx, tx, page...)
-			return err //nolint:wrapcheck // wrapped below
+			return err
 		})
 		if err != nil {
 			return nil, fmt.Errorf("announce %s: %w", source.Name, err)

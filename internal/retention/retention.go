@@ -227,7 +227,7 @@ func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration, place *
 	for {
 		done, err := pg.One[Batch](ctx, w.deps.DB, c.Statement, term.Seconds(), after, batch)
 		if err != nil {
-			return total, &after, err //nolint:wrapcheck // wrapped by Walk
+			return total, &after, err
 		}
 		total += done.Cut
 		if done.Next == nil {
@@ -235,7 +235,7 @@ func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration, place *
 		}
 		after = *done.Next
 		if !app.Sleep(ctx, pause) {
-			return total, &after, ctx.Err() //nolint:wrapcheck // wrapped by Walk
+			return total, &after, ctx.Err()
 		}
 	}
 }
@@ -257,7 +257,7 @@ func (w *Walker) elsewhere(ctx context.Context, c Cut, until time.Time) (int64, 
 			return total, err
 		}
 		if !app.Sleep(ctx, pause) {
-			return total, ctx.Err() //nolint:wrapcheck // wrapped by Walk
+			return total, ctx.Err()
 		}
 	}
 }

@@ -24,7 +24,7 @@ import (
 const problemField protowire.Number = 1<<29 - 1
 
 // problemMark begins the problem's text. It is drawn at the start of the process, so that a client cannot send a message that has it.
-var problemMark = rand.Text() //nolint:gochecknoglobals // one secret of the process
+var problemMark = rand.Text()
 
 // codecs returns the options with which handlers decode requests: binary, and JSON that refuses unknown fields.
 func codecs(rules textRules) []connect.HandlerOption {
@@ -93,7 +93,7 @@ func (c *codec) Unmarshal(data []byte, message any) error {
 }
 
 // quoting are the decoding errors that quote the body, and with it perhaps a secret: a refusal is logged. Their first group is what can be repeated.
-var quoting = regexp.MustCompile( //nolint:gochecknoglobals // data
+var quoting = regexp.MustCompile(
 	`(?s)^(syntax error \(line \d+:\d+\)|\(line \d+:\d+\): (?:unexpected token|invalid value for (?:string|bytes) field [^\s:]+)).*$`)
 
 // decodeProblem is the text of a decoding error without the name of the library and what stands in the body, and with ordinary spaces.

@@ -164,7 +164,7 @@ func (d *description) build(file protoreflect.FileDescriptor) error {
 	if err != nil {
 		return fmt.Errorf("describe %s: %w", file.Path(), err)
 	}
-	return d.out.RegisterFile(out) //nolint:wrapcheck // it names the file
+	return d.out.RegisterFile(out)
 }
 
 // cut leaves of a file what is needed.

@@ -49,7 +49,7 @@ func (g *guard) frame(ctx context.Context, procedure string, message proto.Messa
 		return err
 	}
 	if err := protovalidate.Validate(message); err != nil {
-		return err //nolint:wrapcheck // finish makes a refusal of it
+		return err
 	}
 	return handle(ctx)
 }

@@ -85,7 +85,7 @@ func (d *describedFiles) FindFileByPath(path string) (protoreflect.FileDescripto
 	if err != nil {
 		return nil, err
 	}
-	return files.FindFileByPath(path) //nolint:wrapcheck // the caller knows its answers
+	return files.FindFileByPath(path)
 }
 
 func (d *describedFiles) FindDescriptorByName(name protoreflect.FullName) (protoreflect.Descriptor, error) {
@@ -93,7 +93,7 @@ func (d *describedFiles) FindDescriptorByName(name protoreflect.FullName) (proto
 	if err != nil {
 		return nil, err
 	}
-	return files.FindDescriptorByName(name) //nolint:wrapcheck // as above
+	return files.FindDescriptorByName(name)
 }
 
 // health serves grpc.health.v1.

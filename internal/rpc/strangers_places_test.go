@@ -31,7 +31,7 @@ type readSignal struct {
 
 func (r *readSignal) Read(p []byte) (int, error) {
 	r.once.Do(func() { r.read <- struct{}{} })
-	return r.ReadCloser.Read(p) //nolint:wrapcheck // of the body
+	return r.ReadCloser.Read(p)
 }
 
 // A question whose body never comes holds no place of those who ask, and is refused long before a stream of a stranger ends.

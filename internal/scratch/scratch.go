@@ -35,7 +35,7 @@ type Dir struct {
 }
 
 // held are the directories of this process. A forced stop must remove all of them, whoever made them.
-var held = struct { //nolint:gochecknoglobals // a process has one set of them
+var held = struct {
 	mu   sync.Mutex
 	dirs map[*Dir]struct{}
 }{dirs: map[*Dir]struct{}{}}
@@ -144,7 +144,7 @@ func removeOnce(path string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return os.RemoveAll(path) //nolint:wrapcheck // it names the path
+	return os.RemoveAll(path)
 }
 
 // End ends what a dead owner has left running in a directory.

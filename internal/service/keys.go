@@ -32,7 +32,7 @@ func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []
 		},
 	}, parts...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it did
+		return nil, err
 	}
 	// Reported, and no reason to be not ready: what was loaded before serves.
 	b.Health.Watch(PartKeys, func(context.Context) error {

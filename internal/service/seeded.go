@@ -58,5 +58,5 @@ func (b *Base) askSeeded(ctx context.Context) (bool, error) {
 const seededEvery = time.Second
 
 func seeded(by string) error {
-	return fault.New(commonv1.Reason_REASON_DATABASE_SEEDED, "", fault.Cause(fmt.Errorf("seeded by %s", by))) //nolint:wrapcheck // typed
+	return fault.New(commonv1.Reason_REASON_DATABASE_SEEDED, "", fault.Cause(fmt.Errorf("seeded by %s", by)))
 }

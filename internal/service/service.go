@@ -197,7 +197,7 @@ func (b *Base) Retention(ctx context.Context, cuts ...retention.Cut) (background
 	}
 	walker, err := retention.New(retention.Deps{Logger: b.Logger, DB: pool, Policy: b.Policy, Registerer: b.Registry.ForService(b.Name)}, cuts...)
 	if err != nil {
-		return background.Job{}, err //nolint:wrapcheck // it says what it did
+		return background.Job{}, err
 	}
 	return walker.Job(b.Config.RetentionSweep), nil
 }

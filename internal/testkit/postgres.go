@@ -26,7 +26,7 @@ const EnvPostgres = "GPUAAS_TEST_PG"
 const dirPattern = "gpuaas-testpg-*"
 
 // shared is the one Postgres of this process.
-var shared struct { //nolint:gochecknoglobals // one server per test process is the point
+var shared struct {
 	once   sync.Once
 	err    error
 	server *pgserver.Server

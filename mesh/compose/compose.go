@@ -74,7 +74,7 @@ func prepare(s State, cfg Config) error {
 		Dir: cfg.Dir, TrustDomain: cfg.TrustDomain, Hosts: append(append([]string{}, material.Services()...), cfg.Hosts...),
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	for _, dir := range []string{s.ClientDir(), s.BundleDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -106,16 +106,16 @@ func (s State) postgres(m *material.Material) error {
 		Scheme: "postgres", User: url.UserPassword(superuser, password), Host: postgresAddr, Path: "/postgres", RawQuery: "sslmode=disable",
 	}
 	if err := material.Keep(s.AdminURL(), admin.String()+"\n"); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	roles, err := yaml.Marshal(m.Passwords)
 	if err != nil {
 		return fmt.Errorf("render passwords of roles: %w", err)
 	}
 	if err := material.Keep(s.RolePasswords(), string(roles)); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
-	return m.Connect(material.Database{URL: admin.String()}) //nolint:wrapcheck // it says what it did
+	return m.Connect(material.Database{URL: admin.String()})
 }
 
 func (s State) redis() error {
@@ -124,7 +124,7 @@ func (s State) redis() error {
 		return fmt.Errorf("draw password of redis: %w", err)
 	}
 	u := url.URL{Scheme: "redis", User: url.UserPassword("", password), Host: redisAddr, Path: "/0"}
-	return material.Keep(s.RedisURLFile(), u.String()+"\n") //nolint:wrapcheck // it says what it did
+	return material.Keep(s.RedisURLFile(), u.String()+"\n")
 }
 
 // own gives everything below dir to those who run the services.

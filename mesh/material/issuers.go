@@ -111,7 +111,7 @@ func (m *Material) Renew() (bool, error) {
 	renewed := false
 	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
 		if err := m.services.Reload(); err != nil { // another process may have made the next issuer
-			return err //nolint:wrapcheck // wrapped below
+			return err
 		}
 		var err error
 		renewed, err = m.renewLocked()
@@ -132,7 +132,7 @@ var ErrUnused = errors.New("has issued no certificate yet")
 func (m *Material) NextIssuer() error {
 	return m.issuers(func() error {
 		if err := m.services.Reload(); err != nil {
-			return err //nolint:wrapcheck // wrapped by issuers
+			return err
 		}
 		used, given := false, true
 		for _, service := range Services() {
@@ -149,7 +149,7 @@ func (m *Material) NextIssuer() error {
 		}
 		switch {
 		case used:
-			return m.services.Next() //nolint:wrapcheck // wrapped by issuers
+			return m.services.Next()
 		case given:
 			return fmt.Errorf("the issuer %s %w", pki.RootID(m.services.Root()), ErrUnused)
 		default:
@@ -166,7 +166,7 @@ var ErrInUse = errors.New("has a certificate of an earlier issuer")
 func (m *Material) ForgetIssuers() error {
 	return m.issuers(func() error {
 		if err := m.services.Reload(); err != nil {
-			return err //nolint:wrapcheck // wrapped by issuers
+			return err
 		}
 		for _, service := range Services() {
 			leaf, err := leafOf(m.Identity(service))
@@ -177,14 +177,14 @@ func (m *Material) ForgetIssuers() error {
 				return fmt.Errorf("%s %w", service, ErrInUse)
 			}
 		}
-		return m.services.Forget() //nolint:wrapcheck // wrapped by issuers
+		return m.services.Forget()
 	})
 }
 
 func (m *Material) issuers(change func() error) error {
 	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
 		if err := change(); err != nil {
-			return err //nolint:wrapcheck // wrapped below
+			return err
 		}
 		for _, service := range Services() {
 			if err := pki.WriteFile(m.Trust(service), pki.EncodeCertificates(m.services.Roots())); err != nil {

@@ -333,7 +333,7 @@ func TestFilesKeepTheOwnerOfTheirDirectory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := st.Sys().(*syscall.Stat_t).Uid; int(got) != uid { //nolint:forcetypeassert // of this system
+		if got := st.Sys().(*syscall.Stat_t).Uid; int(got) != uid {
 			t.Errorf("%s belongs to %d", path, got)
 		}
 	}

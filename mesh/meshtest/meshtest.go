@@ -38,7 +38,7 @@ func Dir(tb testing.TB) string {
 }
 
 // build builds the programs once for each test process.
-var build = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals // what is shared is the build
+var build = sync.OnceValues(func() (string, error) {
 	// A test runs in its package's directory, and its source paths say nothing when it was built with -trimpath.
 	gomod, err := exec.Command("go", "env", "GOMOD").Output() //nolint:noctx // ends with the test process
 	if err != nil {

@@ -36,7 +36,7 @@ func Postgres(tb testing.TB, dir string) {
 const preparedPattern = "gpuaas-prepared-*"
 
 // prepared makes the directory that tests of this process copy.
-var prepared = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals // what is shared is the directory
+var prepared = sync.OnceValues(func() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) //nolint:forbidigo // no test's own
 	defer cancel()
 	sweep(preparedPattern)

@@ -272,7 +272,7 @@ func (c *copier) writeOne(w io.Writer, at level, n int) error {
 			b = []byte(c.renumber(string(b), n, c.written, at))
 		}
 		if _, err := w.Write(b); err != nil {
-			return err //nolint:wrapcheck // wrapped by Load
+			return err
 		}
 	}
 	return nil
@@ -322,7 +322,7 @@ func (t *Template) Load(ctx context.Context, url string, size Size) error {
 	// transaction has emptied.
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return t.loadAll(ctx, tx.Conn(), size) })
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it loaded
+		return err
 	}
 	return t.settle(ctx, conn, size)
 }

@@ -101,7 +101,7 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 func withServer(ctx context.Context, src Source, fn func(context.Context, *embedded.Server, string) error) (err error) { //nolint:nonamedreturns // what is removed at the end may fail
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it made
+		return err
 	}
 	defer func() { err = errors.Join(err, dir.Remove()) }()
 	server, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: src.Logger})
@@ -200,7 +200,7 @@ func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.
 func (src Source) enrol(ctx context.Context, mesh *dev.Mesh) (func() error, error) {
 	binary, err := agents.Find(src.Agent)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it looked for
+		return nil, err
 	}
 	plan := mesh.Plan()
 	agent, err := agents.New(src.Logger, agents.Config{
@@ -208,7 +208,7 @@ func (src Source) enrol(ctx context.Context, mesh *dev.Mesh) (func() error, erro
 		APIURL: plan.Addresses.Agents, EnrollURL: "https://" + plan.Addresses.Enroll, CAFile: plan.Material.ServiceRoots(),
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return nil, err
 	}
 	list := []*agents.Agent{agent}
 	if err := errors.Join(agent.Furnish(""), agents.Enrol(ctx, mesh.Client(), list)); err != nil {
@@ -261,7 +261,7 @@ func administrator(adminURL, database string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the address of the database: %w", err)
 	}
-	return pg.WithUser(adminURL, cfg.User, cfg.Password, database) //nolint:wrapcheck // it says what it read
+	return pg.WithUser(adminURL, cfg.User, cfg.Password, database)
 }
 
 var atRest = pg.Define(pg.RoleOwner, "plans.at_rest", `

@@ -26,7 +26,7 @@ const (
 func checkKeys(ctx context.Context, logger *slog.Logger, sealer *workspace.Sealer, lost []string) (bool, error) {
 	err := sealer.Check(ctx, lost)
 	if fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
-		return false, err //nolint:wrapcheck // a fault that names the keys
+		return false, err
 	}
 	if err != nil && ctx.Err() == nil {
 		logger.WarnContext(ctx, "keys of workload secrets not checked yet", obs.Err(err))

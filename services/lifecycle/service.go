@@ -65,7 +65,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	base, err := service.New(ctx, deps.Logger, deps.Registry, "lifecycle", cfg.Config,
 		service.WithPoolSettings(saga.PoolSettings()), service.WithNumbering(deps.Numbering))
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says whose
+		return nil, err
 	}
 	s := &Service{base: base, cfg: cfg}
 	if err := s.build(ctx); err != nil {
@@ -125,11 +125,11 @@ func (s *Service) build(ctx context.Context) error {
 	b.Health.Watch("lock_store", joins.Check)
 	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, nil)
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	stale, err := workspace.NewStale(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	hub := task.NewHub(b.Logger, b.DB, b.Numbered)
 	tasks := task.NewServer(task.Deps{
@@ -158,7 +158,7 @@ func (s *Service) build(ctx context.Context) error {
 	})
 	registry, err := steps.Registry()
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	s.core, err = saga.New(saga.Deps{
 		DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls,
@@ -185,7 +185,7 @@ func (s *Service) build(ctx context.Context) error {
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	sealer := &workspace.Sealer{DB: b.DB, Secrets: m.values, Committed: s.committed}
 	if _, err := checkKeys(ctx, b.Logger, sealer, s.cfg.WorkloadSecretsLostKeys); err != nil {
@@ -193,13 +193,13 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	scans, err := b.Pool(ctx, "findings", findings.Conns)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it opened
+		return err
 	}
 	finder, err := findings.New(findings.Deps{
 		Logger: b.Logger, DB: scans, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
 	}, findings.Config{Grace: s.cfg.FindingGrace})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	shared := workspace.NewSharedReaper(workspace.SharedReaperDeps{
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Committed: s.committed,
@@ -209,7 +209,7 @@ func (s *Service) build(ctx context.Context) error {
 	claims := &workspace.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
 	walk, err := b.Retention(ctx, cuts...)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	sweeps, err := background.New(background.Deps{
 		Pool: b.DB, Logger: b.Logger, Registerer: b.Registry.ForService(b.Name),
@@ -217,41 +217,41 @@ func (s *Service) build(ctx context.Context) error {
 		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			// What the log and the database disagree on is with recovery before anything is ended.
 			if err := guard.Check(ctx); err != nil {
-				return err //nolint:wrapcheck // it says what it did
+				return err
 			}
 			_, err := reaper.Sweep(ctx)
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}},
 		background.Job{Name: "machine_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := machines.Sweep(ctx)
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}},
 		background.Job{Name: "shared_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := shared.Sweep(ctx)
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}},
 		background.Job{Name: "claims", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := claims.Sweep(ctx)
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}},
 		walk,
 		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := finder.Sweep(ctx)
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}},
 		background.Job{Name: "two_instances", Every: s.cfg.FindingSweep, Timeout: twoTimeout, Run: func(ctx context.Context) error {
 			_, err := finder.SweepTwoInstances(ctx)
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	workspaces := workspace.NewServer(workspace.Deps{
 		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, Audit: b.Audit, DefaultQuota: s.cfg.DefaultQuota,
 		Secrets: m.values,
 	})
 	if s.server, err = b.InternalServer(ctx, m.persons); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	instances := workspace.NewInstances(workspace.InstancesDeps{
 		DB: b.DB, Drivers: drivers, Audit: b.Audit, Committed: s.committed,
@@ -259,7 +259,7 @@ func (s *Service) build(ctx context.Context) error {
 	})
 	nodeapi, err := b.Peers("nodeapi")
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	outputs := workspace.NewOutputs(workspace.OutputsDeps{DB: b.DB, Dial: func(address string) workspace.Relay {
 		c := nodeapi(address)
@@ -288,7 +288,7 @@ func (s *Service) build(ctx context.Context) error {
 			}
 			return app.EveryPaced(ctx, b.Logger, "woken-sweep", pause, func(ctx context.Context) error {
 				_, err := finder.SweepWoken(ctx)
-				return err //nolint:wrapcheck // it says what it did
+				return err
 			})
 		}},
 		app.Task{Name: "sagas", Phase: app.PhaseLeases, Run: func(ctx context.Context) error {
@@ -365,7 +365,7 @@ func (s *Service) openStores(ctx context.Context) error {
 // lockStore makes the lock that answers joins fast; nil if none is configured.
 func (s *Service) lockStore() (*lock.Lock, error) {
 	if s.cfg.RedisURLFile == "" {
-		return nil, nil //nolint:nilnil // a nil Lock answers Unknown
+		return nil, nil
 	}
 	url, err := s.cfg.RedisURLFile.Read()
 	if err != nil {
@@ -401,12 +401,12 @@ func (s *Service) committed() { s.core.Committed() }
 func apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	f := &nodev1.SessionChanged{}
 	if err := r.Decode(f); err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	if err := gate.OnSession(ctx, tx, f); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
-	return findings.OnSession(ctx, tx, f) //nolint:wrapcheck // it says what it did
+	return findings.OnSession(ctx, tx, f)
 }
 
 // sweep ends stale tasks at the cadence of the policy.
@@ -428,7 +428,7 @@ func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
 // Run serves until ctx ends, then stops in order.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.close()
-	return s.base.Run(ctx) //nolint:wrapcheck // it says whose
+	return s.base.Run(ctx)
 }
 
 func (s *Service) close() {
@@ -445,7 +445,7 @@ func (s *Service) PowerOffBoxes(ctx context.Context) error {
 	if s.boxes == nil {
 		return nil
 	}
-	return s.boxes.PowerOff(ctx) //nolint:wrapcheck // it says what it did
+	return s.boxes.PowerOff(ctx)
 }
 
 // Addr is where other services call.

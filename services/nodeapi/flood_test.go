@@ -120,7 +120,7 @@ func (k *kit) raw(a *agent, addr string, read bool) *raw {
 	r := &raw{
 		conn: conn.(*tls.Conn), framer: http2.NewFramer(conn, conn), goAway: make(chan http2.ErrCode, 16),
 		over: make(chan struct{}), ended: make(chan struct{}),
-	} //nolint:forcetypeassert // of tls.Dialer
+	}
 	if err := r.framer.WriteSettings(); err != nil {
 		k.t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ type Service struct {
 func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	base, err := service.New(ctx, deps.Logger, deps.Registry, "nodeapi", cfg.Config, service.WithNumbering(deps.Numbering))
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says whose
+		return nil, err
 	}
 	s := &Service{base: base, cfg: cfg}
 	if err := s.build(ctx); err != nil {
@@ -92,11 +92,11 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, nil)
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	lc, err := b.Peer("lifecycle", s.cfg.Peers.Lifecycle, nil)
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	recovery := recoveryv1connect.NewSessionServiceClient(rc.HTTP, rc.BaseURL, rc.Options...)
 	tasks := lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...)
@@ -135,7 +135,7 @@ func (s *Service) build(ctx context.Context) error {
 		return sess
 	}})
 	if s.internal, err = b.InternalServer(ctx, nil); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if err := s.internal.Mount(nodev1connect.NewRelayServiceHandler(outputs, s.internal.HandlerOptions()...)); err != nil {
 		return fmt.Errorf("mount services: %w", err)
@@ -253,7 +253,7 @@ func (s *Service) drain(ctx context.Context) error {
 }
 
 // Run serves until ctx ends, then asks the agents to go elsewhere and stops in order.
-func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) } //nolint:wrapcheck // it says whose
+func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) }
 
 // AgentAddr is where agents connect.
 func (s *Service) AgentAddr() string { return s.lis.Addr().String() }

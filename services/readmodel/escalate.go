@@ -24,21 +24,21 @@ func (s *Service) mountEscalation(deps gateway.Deps) error {
 	collector := escalation.New(escalation.Deps{
 		Logger: deps.Logger, Reader: deps.Reader, Parts: parts,
 		Policy: func(ctx context.Context) (*recoveryv1.GetPolicyResponse, error) {
-			return deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{}) //nolint:wrapcheck // the collector says whose
+			return deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{})
 		},
 		Actions: func(ctx context.Context, workspaceID string) (*lifecyclev1.GetActionsResponse, error) {
-			return deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID}) //nolint:wrapcheck // the collector says whose
+			return deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID})
 		},
 	})
 	path, handler := readmodelv1connect.NewEscalationServiceHandler(gateway.NewEscalation(deps, collector, s.record), s.options()...)
-	return s.people.Mount(path, handler) //nolint:wrapcheck // it says what
+	return s.people.Mount(path, handler)
 }
 
 // record writes an audit entry of what readmodel itself did for a person.
 func (s *Service) record(ctx context.Context, e audit.Entry) error {
 	err := pg.InTx(ctx, s.base.DB, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := s.base.Audit.Record(ctx, tx, e)
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)

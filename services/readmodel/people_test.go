@@ -597,7 +597,7 @@ type locked struct {
 func (l *locked) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.buf.Write(p) //nolint:wrapcheck // of a buffer
+	return l.buf.Write(p)
 }
 
 func (l *locked) String() string {

@@ -59,7 +59,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	base, err := service.New(ctx, deps.Logger, deps.Registry, "readmodel", cfg.Config,
 		service.WithPoolSettings(PoolSettings()), service.WithNumbering(deps.Numbering))
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says whose
+		return nil, err
 	}
 	s := &Service{base: base, cfg: cfg}
 	if err := s.build(ctx); err != nil {
@@ -81,11 +81,11 @@ func (s *Service) build(ctx context.Context) error {
 	var err error
 	s.projector, err = project.New(project.Deps{Logger: b.Logger, DB: b.DB, Numbered: b.Numbered, Wake: b.Wake, Registerer: metrics})
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	audit, err := project.NewAudit(project.Deps{Logger: b.Logger, DB: b.DB, Numbered: b.Numbered, Wake: b.Wake})
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	b.Consumes(project.ConsumerName, project.AuditConsumerName)
 	reader := view.NewReader(b.DB, b.Policy)
@@ -93,7 +93,7 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, DB: b.DB, Reader: reader, Advanced: s.projector.Advanced, Registerer: metrics,
 	}, watch.Config{Limits: s.cfg.watchLimits()})
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	owners, probes, err := s.owners(ctx, audit)
 	if err != nil {
@@ -110,13 +110,13 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	walk, err := b.Retention(ctx, cuts...)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	sweeps, err := background.New(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics},
 		background.Job{Name: "audit-checkpoint", Every: walk.Every, Timeout: time.Minute, Run: audit.Checkpoint},
 		background.Job{Name: "dead-rebuilds", Every: time.Hour, Timeout: time.Minute, Run: s.projector.DropDeadRebuilds}, walk)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	// Nothing takes a migration away but a restore.
 	b.Health.Ready("migrations", service.Seldom(10*time.Second, func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
@@ -155,16 +155,16 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (gateway.Own
 	}
 	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, asserter)
 	if err != nil {
-		return gateway.Owners{}, nil, err //nolint:wrapcheck // it says whose
+		return gateway.Owners{}, nil, err
 	}
 	lc, err := b.Peer("lifecycle", s.cfg.Peers.Lifecycle, asserter)
 	if err != nil {
-		return gateway.Owners{}, nil, err //nolint:wrapcheck // it says whose
+		return gateway.Owners{}, nil, err
 	}
 	probe := func(name string, c service.Client, parts ...string) gateway.Probe {
 		health := commonv1connect.NewHealthServiceClient(c.HTTP, c.BaseURL, c.Options...)
 		return gateway.Probe{Name: name, Parts: parts, Ask: func(ctx context.Context) (*commonv1.GetHealthResponse, error) {
-			return health.GetHealth(ctx, &commonv1.GetHealthRequest{}) //nolint:wrapcheck // it is shown as one sentence
+			return health.GetHealth(ctx, &commonv1.GetHealthRequest{})
 		}}
 	}
 	announcer := func(c service.Client) project.Owner {
@@ -192,7 +192,7 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	b := s.base
 	edge, err := gateway.Edge(s.cfg.TrustedOrigins)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	s.people, err = rpc.NewServer(ctx, rpc.ServerDeps{
 		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Authenticate: s.sessions.Authenticate, OnDenied: s.refusals.Denied,
@@ -205,68 +205,68 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return fmt.Errorf("open people's port: %w", err)
 	}
 	if err := s.people.MountHealth(func(ctx context.Context) bool { return b.Health.ReadyReport(ctx).OK() }); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	if s.cfg.Reflection {
 		if err := s.people.MountReflection(); err != nil {
-			return err //nolint:wrapcheck // it says what
+			return err
 		}
 	}
 	query := gateway.NewQuery(deps)
 	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(query, deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewIncidentServiceHandler(gateway.NewIncidents(query), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewRollbackServiceHandler(gateway.NewRollbacks(deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewKeyServiceHandler(gateway.NewKeys(deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewRetentionServiceHandler(gateway.NewRetention(s.base.DB, s.base.Policy), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewProjectionServiceHandler(gateway.NewProjections(deps, s.base.DB, s.base.Wake), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewEventServiceHandler(gateway.NewEvents(s.base.DB, s.base.DB, s.base.Wake), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewReleaseServiceHandler(gateway.NewReleases(query, deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewInstanceServiceHandler(gateway.NewInstances(deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewQueryServiceHandler(query, s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	path, handler = readmodelv1connect.NewAuditServiceHandler(gateway.NewAudit(deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	people := gateway.NewPeople(deps, gateway.PeopleDeps{DB: b.DB, Audit: b.Audit, Wake: b.Wake})
 	path, handler = readmodelv1connect.NewPeopleServiceHandler(people, s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	if err := s.mountEscalation(deps); err != nil {
 		return err
 	}
 	path, handler = readmodelv1connect.NewCommandServiceHandler(gateway.NewCommand(deps), s.options()...)
-	return s.people.Mount(path, handler) //nolint:wrapcheck // it says what
+	return s.people.Mount(path, handler)
 }
 
 func (s *Service) options() []connect.HandlerOption {
@@ -274,7 +274,7 @@ func (s *Service) options() []connect.HandlerOption {
 }
 
 // Run serves until ctx ends, then ends the streams and stops in order.
-func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) } //nolint:wrapcheck // it says whose
+func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) }
 
 // PeopleAddr is where people connect.
 func (s *Service) PeopleAddr() string { return s.people.Addr().String() }
@@ -290,7 +290,7 @@ func (s *Service) Services() []string { return s.people.Services() }
 
 // Verify compares the projection with one made anew from event 0.
 func (s *Service) Verify(ctx context.Context) (project.Report, error) {
-	return s.projector.Verify(ctx) //nolint:wrapcheck // it says what
+	return s.projector.Verify(ctx)
 }
 
 // Sessions are the people's sessions.
@@ -299,7 +299,7 @@ func (s *Service) Sessions() *gateway.Sessions { return s.sessions }
 // IssuePersonSession makes a session for a person whom the caller has authenticated and answers its token, which is stored nowhere. tenantID is empty
 // for people of the operator. db logs in as readmodel.
 func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
-	return gateway.IssuePersonSession(ctx, db, subject, tenantID, roles, ttl) //nolint:wrapcheck // it says what
+	return gateway.IssuePersonSession(ctx, db, subject, tenantID, roles, ttl)
 }
 
 // Admission is a person as they are made.
@@ -308,5 +308,5 @@ type Admission = gateway.Admission
 // AdmitPerson makes a person, or a further session of the one that is there, beside the API and returns the token, which is stored nowhere. db logs in
 // as readmodel.
 func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
-	return gateway.AdmitPerson(ctx, db, a) //nolint:wrapcheck // it says what
+	return gateway.AdmitPerson(ctx, db, a)
 }

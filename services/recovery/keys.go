@@ -63,8 +63,8 @@ func (s *Service) addKeys() error {
 	b := s.base
 	server, err := keys.NewServer(keys.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what is missing
+		return err
 	}
 	path, handler := recoveryv1connect.NewKeyServiceHandler(server, s.internal.HandlerOptions()...)
-	return s.internal.Mount(path, handler) //nolint:wrapcheck // it says what failed
+	return s.internal.Mount(path, handler)
 }

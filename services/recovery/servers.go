@@ -72,7 +72,7 @@ func (s *sessions) RenewCertificate(ctx context.Context, req *recoveryv1.RenewCe
 
 // WatchAuthority serves one replica's view.
 func (s *sessions) WatchAuthority(ctx context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
-	return s.poller.Watch(ctx, stream) //nolint:wrapcheck // it says what failed
+	return s.poller.Watch(ctx, stream)
 }
 
 // instances implements InstanceService.
@@ -122,7 +122,7 @@ func (s *persons) ChangeIdentity(ctx context.Context, req *recoveryv1.ChangeIden
 	r, pos, err := s.identities.Change(ctx, req.GetNodeId(), req.GetVerb(), req.GetReason(), identity.Actor{Subject: person.Subject, Roles: person.Roles})
 	if err != nil {
 		refused := audit.Entry{Action: "node." + names.Of(req.GetVerb()), Reason: req.GetReason(), SubjectType: "node", SubjectID: req.GetNodeId(), NodeID: req.GetNodeId()}
-		return nil, s.audit.Refuse(ctx, refused, shown(err)) //nolint:wrapcheck // it is the answer
+		return nil, s.audit.Refuse(ctx, refused, shown(err))
 	}
 	return &recoveryv1.ChangeIdentityResponse{Node: r.Proto(), Pos: pos}, nil
 }

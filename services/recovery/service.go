@@ -60,7 +60,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	base, err := service.New(ctx, deps.Logger, deps.Registry, "recovery", cfg.Config,
 		service.WithNumbering(deps.Numbering))
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says whose
+		return nil, err
 	}
 	s := &Service{base: base, cfg: cfg, signer: deps.Signer}
 	if err := s.build(ctx); err != nil {
@@ -91,7 +91,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	lc, err := b.Peer("lifecycle", s.cfg.Peers.Lifecycle, nil)
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	metrics := b.Registry.ForService(b.Name)
 	wakes := &signals{}
@@ -99,14 +99,14 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, Pool: b.DB, Keys: &s.keys.join, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit, Policy: b.Policy,
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	teller, err := identity.NewTeller(identity.TellerDeps{
 		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...), Told: &wakes.told, Wake: b.Wake,
 		Numbered: b.Numbered,
 	}, identity.TellerConfig{})
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	enroller, err := enrol.New(enrol.Deps{
 		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: told.current, TaskKeys: s.keys.taskKeys,
@@ -116,15 +116,15 @@ func (s *Service) build(ctx context.Context) error {
 		PerTokenBurst: s.cfg.EnrollPerTokenBurst, PerSecond: s.cfg.EnrollPerSecond, Burst: s.cfg.EnrollBurst,
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	poller, err := authority.New(authority.Deps{Logger: b.Logger, Registerer: metrics, Pool: b.DB, Changed: &wakes.changed}, authority.Config{})
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	admin, err := policyadmin.New(policyadmin.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit})
 	if err != nil {
-		return err //nolint:wrapcheck // it says whose
+		return err
 	}
 	ends := slices.Clone(cuts)
 	var indexes []background.Job
@@ -134,7 +134,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	walk, err := b.Retention(ctx, ends...)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	sweeps, err := newBackground(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics}, enroller, b.Wake,
 		s.cfg.SweepEvery, walk, storage.Watch{DB: b.DB, Policy: b.Policy, Volume: s.cfg.DatabaseVolume}, indexes...)
@@ -176,13 +176,13 @@ func (s *Service) openAuthority(ctx context.Context) error {
 	}
 	signer, err := ca.Open(cfg)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what failed
+		return err
 	}
 	s.signer, s.owned = signer, true
 	if cfg.DatabaseURL != "" {
 		s.castore, err = castore.Open(ctx, cfg.DatabaseURL)
 	}
-	return err //nolint:wrapcheck // nil, or it says what failed
+	return err
 }
 
 func (s *Service) serveInternal(
@@ -190,24 +190,24 @@ func (s *Service) serveInternal(
 ) error {
 	var err error
 	if s.internal, err = s.base.InternalServer(ctx, s.keys.persons); err != nil {
-		return err //nolint:wrapcheck // it says what failed
+		return err
 	}
 	opts := s.internal.HandlerOptions()
 	if err := s.internal.Mount(recoveryv1connect.NewSessionServiceHandler(
 		&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy}, opts...)); err != nil {
-		return err //nolint:wrapcheck // it says what failed
+		return err
 	}
 	rows := reannounce.NewServer(s.base.DB, s.base.Wake.Notify, append(watchdog.Announced(), identity.Announced())...)
 	if err := s.internal.Mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)); err != nil {
-		return err //nolint:wrapcheck // it says what failed
+		return err
 	}
 	if err := s.internal.Mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)); err != nil {
-		return err //nolint:wrapcheck // it says what failed
+		return err
 	}
 	if err := s.internal.Mount(recoveryv1connect.NewIdentityServiceHandler(&persons{identities: identities, enroller: enroller, audit: s.base.Audit}, opts...)); err != nil {
-		return err //nolint:wrapcheck // it says what failed
+		return err
 	}
-	return s.internal.Mount(recoveryv1connect.NewPolicyServiceHandler(admin, opts...)) //nolint:wrapcheck // it says what failed
+	return s.internal.Mount(recoveryv1connect.NewPolicyServiceHandler(admin, opts...))
 }
 
 func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) error {
@@ -227,7 +227,7 @@ func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) 
 		return fmt.Errorf("open enrolment port: %w", err)
 	}
 	s.base.Add(app.Task{Name: "enrolment", Phase: app.PhaseDrain, Run: s.enroll.Run})
-	return s.enroll.Mount(recoveryv1connect.NewEnrollmentServiceHandler(&enrolment{enroller: enroller}, s.enroll.HandlerOptions()...)) //nolint:wrapcheck // it says what failed
+	return s.enroll.Mount(recoveryv1connect.NewEnrollmentServiceHandler(&enrolment{enroller: enroller}, s.enroll.HandlerOptions()...))
 }
 
 // addRollback mounts the verbs of rollback mode and follows it. It comes after the internal port.
@@ -235,11 +235,11 @@ func (s *Service) addRollback() error {
 	b := s.base
 	mode, err := rollback.New(rollback.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what is missing
+		return err
 	}
 	path, handler := recoveryv1connect.NewRollbackServiceHandler(mode, s.internal.HandlerOptions()...)
 	if err := s.internal.Mount(path, handler); err != nil {
-		return err //nolint:wrapcheck // it says what failed
+		return err
 	}
 	b.Add(app.Task{Name: "rollback", Run: mode.Run})
 	return nil
@@ -248,7 +248,7 @@ func (s *Service) addRollback() error {
 // Run serves until ctx ends, then drains and stops in order.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.closeAuthority()
-	return s.base.Run(ctx) //nolint:wrapcheck // it says whose
+	return s.base.Run(ctx)
 }
 
 // Close gives back what New opened, if Run is never called.

@@ -18,7 +18,7 @@ import (
 func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.Signal, every time.Duration,
 	walk background.Job, room storage.Watch, more ...background.Job,
 ) (*background.Runner, error) {
-	return background.New(deps, append(more, walk, //nolint:wrapcheck // it says what it did
+	return background.New(deps, append(more, walk,
 		background.Job{Name: "enrolments", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			swept, err := enroller.Sweep(ctx)
 			if err != nil {
@@ -35,20 +35,20 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 			if told {
 				wake.Notify()
 			}
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}},
 		background.Job{Name: "fleet-counts", Every: watchdog.CompareEvery, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			found, err := watchdog.RepairCounts(ctx, deps.Pool, deps.Logger)
 			if err == nil && found.Placements+found.Machines > 0 {
 				wake.Notify()
 			}
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}},
 		background.Job{Name: "key-incidents", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			told, err := keys.Sweep(ctx, deps.Pool)
 			if told {
 				wake.Notify()
 			}
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}})...)
 }

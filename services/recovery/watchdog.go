@@ -18,17 +18,17 @@ func (s *Service) addWatchdog(lifecycle service.Client) error {
 		Lifecycle: lifecyclev1connect.NewWorkspaceServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
 	}, watchdog.Config{})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what is missing
+		return err
 	}
 	if err := s.internal.Mount(recoveryv1connect.NewWatchdogServiceHandler(dog, s.internal.HandlerOptions()...)); err != nil {
-		return err //nolint:wrapcheck // it says what failed
+		return err
 	}
 	b.Consumes(watchdog.ConsumerName)
 	b.Add(
 		app.Task{Name: "watchdog-facts", Run: dog.Consume},
 		app.Task{Name: "watchdog", Run: dog.Run},
 		app.Task{Name: "watchdog-counts", Run: func(ctx context.Context) error {
-			return app.Every(ctx, b.Logger, "watchdog-counts", watchdog.MeasureEvery, dog.Measure) //nolint:wrapcheck // a panic, as it is
+			return app.Every(ctx, b.Logger, "watchdog-counts", watchdog.MeasureEvery, dog.Measure)
 		}},
 	)
 	return nil

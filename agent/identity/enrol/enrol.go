@@ -323,7 +323,7 @@ func (e *EdgeError) Error() string {
 func (t edge) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := t.next.RoundTrip(request)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // net/http reads its own errors
+		return nil, err
 	}
 	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	ours := kind == "application/proto" || kind == "application/json" || kind == "application/connect+proto"

@@ -99,7 +99,7 @@ func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, 
 		if len(f.args)+len(f.ports)+len(f.env) > 0 || f.ready != "" || changed("min-uptime") {
 			return nil, errors.New("--arg, --port, --env, --ready-path and --min-uptime belong to a workload: name --image or --command")
 		}
-		return nil, nil //nolint:nilnil // no workload is asked for: the built-in one
+		return nil, nil
 	}
 	w := &nodev1.Workload{Name: f.workload, Image: f.image, Command: f.command, Args: f.args}
 	for i, text := range f.ports {

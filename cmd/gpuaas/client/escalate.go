@@ -87,7 +87,7 @@ func claimFile(out string) (*os.File, error) {
 func (s *session) escalate(ctx context.Context, ref, out string, file *os.File) (bundleReport, error) {
 	stream, err := s.client.Escalate.Escalate(ctx, &readmodelv1.EscalateRequest{Workspace: ref})
 	if err != nil {
-		return bundleReport{}, err //nolint:wrapcheck // it is the answer
+		return bundleReport{}, err
 	}
 	defer stream.Close() //nolint:errcheck // read to its end
 	report := bundleReport{out: out}
@@ -98,7 +98,7 @@ func (s *session) escalate(ctx context.Context, ref, out string, file *os.File) 
 		}
 	}
 	if err := stream.Err(); err != nil {
-		return report, err //nolint:wrapcheck // it is the answer
+		return report, err
 	}
 	if err := report.check(file); err != nil {
 		return report, err

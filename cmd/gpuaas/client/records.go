@@ -84,7 +84,7 @@ func Rows(out io.Writer, rows [][]string) error {
 		for _, row := range rows {
 			fmt.Fprintln(aligned, strings.Join(row, "\t")) //nolint:errcheck // Flush returns it
 		}
-		return aligned.Flush() //nolint:wrapcheck // the output's own
+		return aligned.Flush()
 	}
 	for _, row := range rows {
 		if _, err := fmt.Fprintln(out, strings.Join(row, "\t")); err != nil {

@@ -158,7 +158,7 @@ func (s *Server) startProcess(ctx context.Context) (backend, error) {
 // makeDir makes an empty directory. One of a fixed place may hold what a server that died suddenly has left.
 func (s *Server) makeDir() (string, error) {
 	if s.cfg.Dir == "" {
-		return os.MkdirTemp("", "gpuaas-redis-") //nolint:wrapcheck // the caller says what for
+		return os.MkdirTemp("", "gpuaas-redis-")
 	}
 	return s.cfg.Dir, errors.Join(os.RemoveAll(s.cfg.Dir), os.Mkdir(s.cfg.Dir, 0o700))
 }

@@ -25,12 +25,12 @@ type Witness struct {
 func (w *Witness) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	issued, err := w.Signer.Sign(ctx, req)
 	if err != nil && (!fault.Has(err, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE) || errors.Is(ctx.Err(), context.Canceled)) {
-		return issued, err //nolint:wrapcheck // it is the authority's own word
+		return issued, err
 	}
 	w.mu.Lock()
 	w.failed, w.at = err, time.Now()
 	w.mu.Unlock()
-	return issued, err //nolint:wrapcheck // it is the authority's own word
+	return issued, err
 }
 
 // Check answers whether the authority can be asked, holds a certificate that is good to sign with, and signed what it was asked for last.

@@ -45,7 +45,7 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 	entry := audit.Entry{Action: "finding.acknowledge", Reason: req.GetReason(), SubjectType: "finding", SubjectID: req.GetFindingId()}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		if _, err := pg.Exec(ctx, tx, takeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
@@ -66,7 +66,7 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 			return err
 		}
 		if _, err := audit.Record(ctx, tx, entry); err != nil {
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}
 		_, err = pg.Exec(ctx, tx, acknowledgeFinding, f.id, rpc.ActorFrom(ctx), req.GetReason())
 		if err != nil {
@@ -76,7 +76,7 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 		return err
 	})
 	if err != nil {
-		return nil, v.audit.Refuse(ctx, entry, err) //nolint:wrapcheck // it is the answer
+		return nil, v.audit.Refuse(ctx, entry, err)
 	}
 	s.deps.Committed()
 	return res, nil

@@ -15,5 +15,5 @@ func decided(ctx context.Context, tx pgx.Tx, action string, r row) error {
 		AllocationID: r.AllocationID, NodeID: r.NodeID,
 		Details: map[string]any{"finding_id": r.id, "kind": r.Kind, "severity": r.Severity, "cordoned": r.cordoned},
 	})
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }

@@ -29,7 +29,7 @@ const (
 func (s *Sweeper) lookAtDisks(ctx context.Context) ([]Seen, error) {
 	gates, err := gate.DiskFull(ctx, s.deps.DB)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	out := make([]Seen, 0, len(gates))
 	for _, g := range gates {
@@ -67,7 +67,7 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	}
 	g, ok, err := gate.Get(ctx, tx, f.GetNodeId())
 	if err != nil || !ok || g.Retired || g.SessionID != f.GetSessionId() {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	var known bool
 	err = pg.QueryRow(ctx, tx, diskFindingOpen, names.Of(nodeDiskFull), f.GetNodeId()).Scan(&known)
@@ -82,7 +82,7 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 		}
 	}
 	if err := gate.SetHost(ctx, tx, f.GetNodeId(), f.GetSessionId(), host); err != nil || known == full {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if full {
 		_, err := open(ctx, tx, sourceDisks, diskSeen(g.NodeID, g.Name, host.GetStateDisk()))

@@ -109,7 +109,7 @@ func (d *stored) finding() (row, error) {
 func oneFinding(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (row, error) {
 	d, err := pg.One[stored](ctx, q, s, args...)
 	if err != nil {
-		return row{}, err //nolint:wrapcheck // the caller says what it read
+		return row{}, err
 	}
 	return d.finding()
 }
@@ -118,9 +118,9 @@ func oneFinding(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any)
 func allFindings(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]row, error) {
 	list, err := pg.All[stored](ctx, q, s, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
+		return nil, err
 	}
-	return aside.Rows(ctx, "finding", list, func(d stored) string { return d.ID }, func(d stored) (row, error) { return d.finding() }) //nolint:wrapcheck // it says which
+	return aside.Rows(ctx, "finding", list, func(d stored) string { return d.ID }, func(d stored) (row, error) { return d.finding() })
 }
 
 func (r *row) event() (events.Event, error) {
@@ -207,7 +207,7 @@ func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	if s.Cordon && s.NodeID != "" {
 		by, err := gate.CordonUnlessIs(ctx, tx, s.NodeID, s.Summary, cordonBy(id))
 		if err != nil {
-			return false, err //nolint:wrapcheck // it says what it did
+			return false, err
 		}
 		cordoned = by != ""
 	}
@@ -296,7 +296,7 @@ func resolve(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, strin
 	}
 	if now.cordoned && now.NodeID != "" {
 		if err := gate.EndCordonOf(ctx, tx, now.NodeID, cordonBy(now.id)); err != nil {
-			return nil, "", err //nolint:wrapcheck // it says what it did
+			return nil, "", err
 		}
 	}
 	return announce(ctx, tx, now)

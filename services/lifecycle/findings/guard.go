@@ -19,9 +19,9 @@ type source struct {
 }
 
 // guarded are the types of rows that sagas own, in the order in which they are looked at.
-var guarded = []string{"workspace", "run", "allocation"} //nolint:gochecknoglobals // data
+var guarded = []string{"workspace", "run", "allocation"}
 
-var sources = map[string]source{ //nolint:gochecknoglobals // data
+var sources = map[string]source{
 	"workspace":  {table: "lifecycle.workspace", id: "id", live: "x.state <> 'decommissioned'"},
 	"run":        {table: "lifecycle.saga_run", id: "id", live: "x.finished_at IS NULL"},
 	"allocation": {table: "lifecycle.allocation", id: "allocation_id", live: "x.state <> 'released'"},

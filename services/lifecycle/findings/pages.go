@@ -95,7 +95,7 @@ func inPages[T any](ctx context.Context, s *Sweeper, rowType string, statement *
 	err := s.pages(ctx, rowType, func(ctx context.Context, after, upTo string) error {
 		rows, err := pg.All[T](ctx, s.deps.DB, statement, append([]any{after, upTo}, args...)...)
 		out = append(out, rows...)
-		return err //nolint:wrapcheck // the caller says what it reads
+		return err
 	})
 	return out, err
 }

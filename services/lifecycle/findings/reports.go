@@ -58,7 +58,7 @@ func (s *Sweeper) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
 	}
 	records, next, err := events.Read(ctx, tx, pos, []string{observedKind}, followBatch)
 	if err != nil {
-		return false, err //nolint:wrapcheck // it says what it read
+		return false, err
 	}
 	if next <= pos {
 		return false, nil
@@ -99,7 +99,7 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 	for p, r := range seen {
 		payload, err := r.Payload()
 		if err != nil {
-			return err //nolint:wrapcheck // it says which event
+			return err
 		}
 		workspaces, nodes, payloads, at = append(workspaces, p.WorkspaceID), append(nodes, p.NodeID), append(payloads, string(payload)), append(at, r.CreatedAt)
 	}
@@ -120,7 +120,7 @@ var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
 func (s *Sweeper) forgetOldReports(ctx context.Context) error {
 	err := s.pages(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
 		_, err := pg.Exec(ctx, s.deps.DB, forgetReports, after, upTo, s.cfg.Keep.Seconds())
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("forget reports: %w", err)

@@ -49,7 +49,7 @@ func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	}
 	var f recoveryv1.InstanceRefused
 	if err := r.Decode(&f); err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	if !ids.Valid(f.GetInstanceId()) || !ids.Valid(f.GetWorkspaceId()) {
 		return nil

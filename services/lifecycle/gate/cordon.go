@@ -26,7 +26,7 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 	res := &lifecyclev1.SetCordonResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		wanted, reason, next := req.GetCordoned(), req.GetReason(), by
 		if !wanted {
@@ -53,13 +53,13 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 		asked := g
 		asked.Cordoned = req.GetCordoned()
 		if _, err := audit.Record(ctx, tx, cordoned(asked, req.GetReason(), "")); err != nil || asked.Cordoned == g.Cordoned {
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}
 		_, err = audit.Record(ctx, tx, cordoned(g, reason, next))
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	s.deps.Committed()
 	return res, nil
@@ -90,7 +90,7 @@ func CordonFor(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) error 
 		return fmt.Errorf("report gate: %w", err)
 	}
 	_, err = audit.Record(ctx, tx, cordoned(g, reason, by))
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }
 
 // cordoned is the entry of a mark that was set or taken away; by is empty for who makes the request.

@@ -58,7 +58,7 @@ func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
 		return fmt.Errorf("report gate: %w", err)
 	}
 	_, err = audit.Record(ctx, tx, cordoned(g, reason, by))
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }
 
 // own says whether a cordon is by a part of the mesh rather than by a person.

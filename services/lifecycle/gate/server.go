@@ -127,7 +127,7 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 		return failpoint.Hit("lifecycle.fence.before_commit")
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	s.deps.Committed()
 	return res, nil
@@ -163,7 +163,7 @@ func (s *Server) SessionsReady(ctx context.Context, req *lifecyclev1.SessionsRea
 		return failpoint.Hit("lifecycle.session_ready.before_commit")
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	if err := failpoint.Hit("lifecycle.session_ready.after_commit"); err != nil {
 		return nil, err
@@ -236,7 +236,7 @@ func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 	}
 	state, err := s.deps.Join.Verify(r.GetJoinState())
 	if fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
-		return err //nolint:wrapcheck // a wait: this replica lacks a key of recovery's
+		return err
 	}
 	if err != nil || state.NodeID != r.GetNodeId() || state.NodeInstanceID != r.GetNodeInstanceId() || state.Generation != r.GetGeneration() {
 		// Wait, not stop: if keys of ours are missing here, the whole fleet would hear this.

@@ -31,7 +31,7 @@ func (r row) gate() (Gate, error) {
 func one(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Gate, error) {
 	r, err := pg.One[row](ctx, q, s, args...)
 	if err != nil {
-		return Gate{}, err //nolint:wrapcheck // the caller says what it read
+		return Gate{}, err
 	}
 	return r.gate()
 }
@@ -40,7 +40,7 @@ func one(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Gate,
 func all(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Gate, error) {
 	rows, err := pg.All[row](ctx, q, s, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
+		return nil, err
 	}
 	out := make([]Gate, len(rows))
 	for i, r := range rows {

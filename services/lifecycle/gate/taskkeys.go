@@ -99,7 +99,7 @@ func (s *Server) KeysHeld(ctx context.Context, req *lifecyclev1.KeysHeldRequest)
 		return nil
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	return &lifecyclev1.KeysHeldResponse{SessionIds: taken}, nil
 }

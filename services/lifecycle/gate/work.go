@@ -48,7 +48,7 @@ func QueueLockForWork(batch *pg.Batch, nodeIDs []string) Briefs {
 		for _, b := range list {
 			out[b.NodeID] = b
 		}
-		return err //nolint:wrapcheck // the sender of the batch says what it did
+		return err
 	})
 	return out
 }

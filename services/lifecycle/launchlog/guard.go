@@ -86,7 +86,7 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	}
 	log, err := driver.LaunchLog(ctx)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	at, active, err := g.position(ctx, kind, log)
 	if err != nil {
@@ -101,7 +101,7 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	}
 	var era int64
 	if era, err = pg.Era(ctx, g.deps.DB); err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	floor := floorOf(at, era)
 	facts := append(aheadFacts(log, rows, at.acceptedSeq, floor), behindFacts(kind, log, at.since(seen), live, floor)...)
@@ -216,7 +216,7 @@ func (g *Guard) forget(ctx context.Context, kind commonv1.PlacementDriver, drive
 	}
 	lines, err := driver.Forget(ctx, workspaces)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if lines > 0 {
 		g.deps.Logger.InfoContext(ctx, "launch log compacted", slog.String("placement", names.Of(kind)), slog.Int("lines", lines))

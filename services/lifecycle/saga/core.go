@@ -189,7 +189,7 @@ func (j *journal) flush(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	_, err := events.Append(ctx, tx, list...)
-	return err //nolint:wrapcheck // it says what it appended
+	return err
 }
 
 // flushPos is flush for a command that answers a position token: the id of the last event.
@@ -199,7 +199,7 @@ func (j *journal) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
 		return "", nil
 	}
 	list[len(list)-1].Unnamed = false
-	return events.Append(ctx, tx, list...) //nolint:wrapcheck // it says what it appended
+	return events.Append(ctx, tx, list...)
 }
 
 // take returns the events of what was collected, unnamed, which the journal has no more.

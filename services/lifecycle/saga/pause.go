@@ -74,7 +74,7 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 	n := 0
 	due, err := pg.Value[bool](ctx, c.db, anyPaused)
 	if err != nil || !due {
-		return 0, err //nolint:wrapcheck // wrapped by the caller
+		return 0, err
 	}
 	err = pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		n = 0
@@ -101,7 +101,7 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 		}
 		return c.moveOn(ctx, tx, runs, stood)
 	})
-	return n, err //nolint:wrapcheck // wrapped by the caller
+	return n, err
 }
 
 // lockPaused returns runs that stand still, and locks their tasks, which come before the runs in the order of locks.

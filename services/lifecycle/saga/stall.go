@@ -140,4 +140,4 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 	return marked, err
 }
 
-var errMoved = fmt.Errorf("it moved meanwhile") //nolint:gochecknoglobals // a sentinel
+var errMoved = fmt.Errorf("it moved meanwhile")

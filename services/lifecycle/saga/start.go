@@ -169,7 +169,7 @@ func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req Sta
 		def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds(),
 		names.Of(def.States.Running), req.DesiredState, boolInt(req.countRetry), from, req.retryUsed, req.OfEpoch,
 		own.owner(), whyStarted(def, own), own.length())
-	return &row, err //nolint:wrapcheck // wrapped by the caller
+	return &row, err
 }
 
 func whyStarted(def *Definition, own *ownLease) string {

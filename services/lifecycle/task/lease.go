@@ -69,7 +69,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 	}
 	signer, err := s.deps.Keys.Signer()
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it is the answer
+		return nil, err
 	}
 	asked.keyID = signer.ID()
 	var res *lifecyclev1.LeaseTasksResponse
@@ -107,7 +107,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 		return failpoint.Hit("lifecycle.lease.before_commit")
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	if err := failpoint.Hit("lifecycle.lease.after_commit"); err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 	batch.Queue(leaseTasks, asked.nodes, asked.sessions, asked.generations, asked.limits, asked.keyID).Query(func(found pgx.Rows) error {
 		var err error
 		rows, err = pgx.CollectRows(found, pgx.RowToStructByName[leasedRow])
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	if err := batch.Send(ctx, tx); err != nil {
 		return nil, nil, fmt.Errorf("lease tasks: %w", err)
@@ -183,7 +183,7 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 		row, err := r.row()
 		return picked{Row: row, keyID: r.KeyID, payload: r.Payload, report: r.Report}, err
 	})
-	return gates, out, err //nolint:wrapcheck // it says which
+	return gates, out, err
 }
 
 // firstNode is before the ids of all nodes.

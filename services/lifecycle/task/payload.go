@@ -47,7 +47,7 @@ func (s *Server) clearPayloads(ctx context.Context) (int, error) {
 		err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 			tag, err := pg.Exec(ctx, tx, clearPayloads, sweepBatch)
 			n = int(tag.RowsAffected())
-			return err //nolint:wrapcheck // wrapped below
+			return err
 		})
 		total += n
 		if err != nil {

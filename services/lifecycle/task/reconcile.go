@@ -62,7 +62,7 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 	}
 	still, err := rollback.Active(ctx, tx)
 	if err != nil {
-		return gate.Reconciled{}, err //nolint:wrapcheck // it says what it read
+		return gate.Reconciled{}, err
 	}
 	var out gate.Reconciled
 	known := map[string]bool{}

@@ -112,7 +112,7 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 		return failpoint.Hit("lifecycle.report.before_commit")
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	if err := failpoint.Hit("lifecycle.report.after_commit"); err != nil {
 		return nil, err
@@ -301,7 +301,7 @@ func queueReports(batch *pg.Batch, words []word) *[]reportedRow {
 	batch.Queue(applyReports, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs).Query(func(found pgx.Rows) error {
 		var err error
 		*rows, err = pgx.CollectRows(found, pgx.RowToStructByName[reportedRow])
-		return err //nolint:wrapcheck // wrapped by the sender
+		return err
 	})
 	return rows
 }

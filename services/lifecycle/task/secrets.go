@@ -52,7 +52,7 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 		return t.payload, nil //nolint:nilerr // the agent cannot read it either, and refuses this one task
 	}
 	if err := s.deps.Secrets.OpenDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
-		return nil, err //nolint:wrapcheck // a fault that names the variable
+		return nil, err
 	}
 	// The same task is the same bytes each time it is offered.
 	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(deploy)
@@ -114,7 +114,7 @@ func (s *Server) sealStored(ctx context.Context, t storedDeploy) (bool, error) {
 		keys = secretenv.KeysOfDeploy(deploy)
 		if keys != "" && keys != s.deps.Secrets.First() {
 			if err := s.deps.Secrets.ResealDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
-				return false, err //nolint:wrapcheck // a fault that names the variable
+				return false, err
 			}
 			keys = s.deps.Secrets.First()
 			if payload, err = (proto.MarshalOptions{Deterministic: true}).Marshal(deploy); err != nil {
@@ -124,7 +124,7 @@ func (s *Server) sealStored(ctx context.Context, t storedDeploy) (bool, error) {
 	}
 	tag, err := pg.Exec(ctx, s.deps.DB, sealDeploy, t.TaskID, t.Payload, payload, keys)
 	if err != nil {
-		return false, err //nolint:wrapcheck // wrapped by the caller
+		return false, err
 	}
 	return tag.RowsAffected() > 0 && !bytes.Equal(payload, t.Payload), nil
 }

@@ -94,7 +94,7 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 	var changed Row
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		r, err := one(ctx, tx, lockTask, req.GetTaskId())
 		if errors.Is(err, pgx.ErrNoRows) {
@@ -120,13 +120,13 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 		e.TenantID, e.WorkspaceID, e.WorkflowID, e.NodeID = r.TenantID, r.WorkspaceID, r.RunID, r.NodeID
 		e.Details = map[string]any{"type": r.Type, "was": r.State, "state": changed.State}
 		if _, err := s.deps.Audit.Record(ctx, tx, e); err != nil {
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}
 		res.Task, res.Pos = changed.Proto(), pos
 		return nil
 	})
 	if err != nil {
-		return nil, s.deps.Audit.Refuse(ctx, e, err) //nolint:wrapcheck // wrapped above
+		return nil, s.deps.Audit.Refuse(ctx, e, err)
 	}
 	s.deps.Committed()
 	s.announce(changed, req.GetReason())

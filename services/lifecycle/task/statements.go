@@ -33,7 +33,7 @@ func (r record) row() (Row, error) {
 func one(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Row, error) {
 	r, err := pg.One[record](ctx, q, s, args...)
 	if err != nil {
-		return Row{}, err //nolint:wrapcheck // the caller says what it read
+		return Row{}, err
 	}
 	return r.row()
 }
@@ -42,9 +42,9 @@ func one(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Row, 
 func all(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Row, error) {
 	records, err := pg.All[record](ctx, q, s, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
+		return nil, err
 	}
-	return aside.Rows(ctx, "task", records, func(r record) string { return r.TaskID }, record.row) //nolint:wrapcheck // it says which
+	return aside.Rows(ctx, "task", records, func(r record) string { return r.TaskID }, record.row)
 }
 
 // Rows with what else their statements return.

@@ -27,7 +27,7 @@ func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[life
 	send := func(res *lifecyclev1.StreamWorkResponse) error {
 		sending.Lock()
 		defer sending.Unlock()
-		return stream.Send(res) //nolint:wrapcheck // a stream that ends is no fault
+		return stream.Send(res)
 	}
 	// The replica knows by it that it is heard.
 	if err := send(&lifecyclev1.StreamWorkResponse{}); err != nil {

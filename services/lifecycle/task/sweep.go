@@ -78,7 +78,7 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 		return nil
 	})
 	if err != nil {
-		return 0, err //nolint:wrapcheck // wrapped by the caller
+		return 0, err
 	}
 	if reported+len(list) > 0 {
 		s.deps.Committed()
@@ -103,10 +103,10 @@ type ended struct {
 func end(ctx context.Context, tx pgx.Tx) ([]ended, error) {
 	rows, err := pg.All[staleRow](ctx, tx, endStale, sweepBatch)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by the caller
+		return nil, err
 	}
 	id := func(r staleRow) string { return r.TaskID }
-	return aside.Rows(ctx, "task", rows, id, func(r staleRow) (ended, error) { //nolint:wrapcheck // it says which
+	return aside.Rows(ctx, "task", rows, id, func(r staleRow) (ended, error) {
 		row, err := r.row()
 		return ended{Row: row, leasedAt: r.LeasedAt}, err
 	})

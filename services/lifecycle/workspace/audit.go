@@ -47,7 +47,7 @@ func (s *Server) decided(ctx context.Context, tx pgx.Tx, tenantID string, req *l
 		e.Details["name"] = c.GetTenant() + "/" + c.GetName()
 	}
 	_, err := s.deps.Audit.Record(ctx, tx, e)
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }
 
 // joined counts who was answered with an operation that is under way.
@@ -72,7 +72,7 @@ func (s *Server) refused(ctx context.Context, req *lifecyclev1.RequestOperationR
 	if person, ok := rpc.PersonFrom(ctx); ok {
 		e.TenantID = person.TenantID // a person of the operator was refused whoever's it is
 	}
-	return s.deps.Audit.Refuse(ctx, e, err) //nolint:wrapcheck // it is the answer
+	return s.deps.Audit.Refuse(ctx, e, err)
 }
 
 // releaseFailed records that a hold could not be given back; any other change of it is part of what its run did.
@@ -84,5 +84,5 @@ func releaseFailed(ctx context.Context, tx pgx.Tx, a allocation) error {
 		Action: "allocation.release", Outcome: audit.Failed, Reason: a.LastError, SubjectType: "allocation", SubjectID: a.ID, TenantID: a.TenantID,
 		WorkspaceID: a.WorkspaceID, AllocationID: a.ID, NodeID: a.NodeID, Details: map[string]any{"epoch": a.Epoch, "occupancy": a.Occupancy},
 	})
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }

@@ -37,7 +37,7 @@ func (c *ClaimConfirmer) Sweep(ctx context.Context) (int, error) {
 				return err
 			}
 			confirmed, err = saga.ConfirmStanding(ctx, tx, standing)
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		})
 		if err != nil {
 			return total, fmt.Errorf("confirm claims of earlier builds: %w", err)

@@ -52,7 +52,7 @@ type wish struct {
 func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
 	c := req.GetCreate()
 	if err := secretenv.Check(c.GetSpec()); err != nil {
-		return nil, err //nolint:wrapcheck // a fault
+		return nil, err
 	}
 	spec, err := s.deps.Catalogue.Complete(c.GetSpec())
 	if err != nil {
@@ -63,7 +63,7 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	}
 	w := wish{name: c.GetName(), spec: spec, runID: ids.New()}
 	if w.sum, err = secretenv.SumOf(spec); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it did
+		return nil, err
 	}
 	if w.tenant, err = s.tenantFor(ctx, s.deps.DB, c.GetTenant(), false); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 		return op, err
 	}
 	if err := rollback.Refuse(ctx, s.deps.DB); err != nil {
-		return nil, err //nolint:wrapcheck // a fault, or it says what it read
+		return nil, err
 	}
 	// The lock store only answers quickly that somebody is on it; what it says is confirmed by reading that run.
 	herd := uuid.NewSHA1(uuid.NameSpaceURL, []byte("gpuaas:"+w.tenant.ID+"/"+w.name)).String()
@@ -164,11 +164,11 @@ func (s *Server) replay(
 	}
 	run, err := saga.GetRun(ctx, q, kept.RunID)
 	if err != nil {
-		return nil, false, err //nolint:wrapcheck // it says what it read
+		return nil, false, err
 	}
 	ws, err := saga.GetWorkspace(ctx, q, run.WorkspaceID)
 	if err != nil {
-		return nil, false, err //nolint:wrapcheck // it says what it read
+		return nil, false, err
 	}
 	op := joined(ws, run)
 	op.Joined, op.Replayed = false, true
@@ -190,7 +190,7 @@ func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.O
 	case errors.Is(err, pgx.ErrNoRows):
 		return op, nil
 	case err != nil:
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	op.State, _ = names.Parse[commonv1.WorkspaceState](ws.State) //nolint:errcheck // unspecified of a newer build's
 	return op, nil
@@ -230,14 +230,14 @@ func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w wish, key str
 		if name != w.name {
 			return false, nil
 		}
-		return s.deps.Secrets.Matches(digest, w.sum) //nolint:wrapcheck // a fault
+		return s.deps.Secrets.Matches(digest, w.sum)
 	})
 }
 
 // keyDigest is what a create's idempotency key is stored with.
 func (s *Server) keyDigest(w wish) (string, error) {
 	digest, err := s.deps.Secrets.Digest(w.sum)
-	return w.name + "/" + digest, err //nolint:wrapcheck // it says what it did
+	return w.name + "/" + digest, err
 }
 
 // admit decides in one transaction: the name, the quota, the workspace, its run, its key.
@@ -272,7 +272,7 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 			return err
 		}
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		if op, ok, err = s.joinByName(ctx, tx, w); err != nil {
 			return err
@@ -297,7 +297,7 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 		return failpoint.Hit("lifecycle.admit.before_commit")
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	if err := failpoint.Hit("lifecycle.admit.after_commit"); err != nil {
 		return nil, err
@@ -320,16 +320,16 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev
 	}
 	ws, err := saga.GetWorkspace(ctx, tx, id)
 	if err != nil {
-		return nil, false, err //nolint:wrapcheck // it says what it read
+		return nil, false, err
 	}
 	run, open, err := saga.LiveRun(ctx, tx, id)
 	if err != nil {
-		return nil, false, err //nolint:wrapcheck // it says what it read
+		return nil, false, err
 	}
 	if open && joinable(run) {
 		same, err := s.deps.Secrets.Matches(ws.SpecDigest, w.sum)
 		if err != nil {
-			return nil, false, err //nolint:wrapcheck // a fault
+			return nil, false, err
 		}
 		if same {
 			return joined(ws, run), true, nil
@@ -380,14 +380,14 @@ func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestO
 		ID: id, TenantID: w.tenant.ID, Name: w.name, Spec: raw, SpecDigest: digest, CreatedBy: requester(ctx, req),
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it did
+		return nil, err
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
 		WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: DefinitionProvision, RunID: w.runID,
 		Input: newInput(w.tenant.Name, w.name, raw), Requester: requester(ctx, req), CorrelationID: obs.From(ctx).CorrelationID, NextEpoch: true,
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it did
+		return nil, err
 	}
 	op := answer(id, started)
 	return op, s.decided(ctx, tx, w.tenant.ID, req, op)
@@ -397,14 +397,14 @@ func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestO
 func (s *Server) sealed(w wish, workspaceID string) (json.RawMessage, string, error) {
 	spec, err := s.deps.Secrets.Seal(w.spec, secretenv.Owner{TenantID: w.tenant.ID, WorkspaceID: workspaceID})
 	if err != nil {
-		return nil, "", err //nolint:wrapcheck // it says what it did
+		return nil, "", err
 	}
 	raw, err := names.MarshalJSON(spec)
 	if err != nil {
 		return nil, "", fmt.Errorf("encode spec: %w", err)
 	}
 	digest, err := s.deps.Secrets.Digest(w.sum)
-	return raw, digest, err //nolint:wrapcheck // it says what it did
+	return raw, digest, err
 }
 
 // dryCreate says what a create would do.
@@ -415,7 +415,7 @@ func (s *Server) dryCreate(ctx context.Context, w wish) (*lifecyclev1.Operation,
 	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		there, ok, err := s.joinByName(ctx, tx, w)
 		if err != nil {
@@ -429,7 +429,7 @@ func (s *Server) dryCreate(ctx context.Context, w wish) (*lifecyclev1.Operation,
 		return within(ctx, tx, w.tenant, "", w.spec)
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	return op, nil
 }

@@ -40,7 +40,7 @@ func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error)
 	}
 	// Its values are opened again when each task is signed. Here nothing is made yet.
 	err = s.deps.Secrets.Opens(spec, secretenv.Owner{TenantID: env.TenantID, WorkspaceID: env.WorkspaceID})
-	return saga.Done(nil), err //nolint:wrapcheck // a fault, which says whether another try can help
+	return saga.Done(nil), err
 }
 
 var setEndpoints = pg.Define(pg.RoleLifecycle, "workspace.set_endpoints", `

@@ -54,7 +54,7 @@ func (s *Instances) EndInstance(ctx context.Context, req *lifecyclev1.EndInstanc
 	entry := audit.Entry{Action: "instance.end", Reason: req.GetReason(), SubjectType: "instance", SubjectID: req.GetInstance()}
 	res, err := s.end(ctx, req, &entry)
 	if err != nil && !req.GetDryRun() {
-		return nil, s.deps.Audit.Refuse(ctx, entry, err) //nolint:wrapcheck // it is the answer
+		return nil, s.deps.Audit.Refuse(ctx, entry, err)
 	}
 	return res, err
 }
@@ -70,7 +70,7 @@ func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest
 	}
 	err = pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error { return s.mayEnd(ctx, tx, found, entry) })
 	if err != nil {
-		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		return nil, err
 	}
 	res := &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance and everything that runs on it; the data on it is lost"}
 	if req.GetDryRun() {
@@ -83,7 +83,7 @@ func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest
 	}
 	if err := found.driver.End(ctx, found.WorkspaceID, found.Epoch); err != nil {
 		if _, typed := fault.As(err); typed {
-			return nil, err //nolint:wrapcheck // it is the answer
+			return nil, err
 		}
 		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the placement did not confirm the end of the instance", fault.Cause(err),
 			fault.Remedy("ask again: an end that is under way goes on"))
@@ -98,7 +98,7 @@ func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest
 			res.Instance = p
 		}
 		_, err = audit.Record(ctx, tx, *entry)
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("record end of instance: %w", err)
@@ -142,7 +142,7 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 			fault.Remedy("end it at its provider"))
 	}
 	if err := rollback.Refuse(ctx, tx); err != nil {
-		return err //nolint:wrapcheck // a fault, or it says what it read
+		return err
 	}
 	if _, err := pg.Exec(ctx, tx, lockWorkspace, found.WorkspaceID); err != nil {
 		return fmt.Errorf("lock workspace: %w", err)
@@ -157,7 +157,7 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 	}
 	w, err := saga.GetWorkspace(ctx, tx, found.WorkspaceID)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	entry.TenantID, entry.WorkspaceID = w.TenantID, w.ID
 	over := w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED) || w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED)

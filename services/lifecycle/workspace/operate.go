@@ -88,7 +88,7 @@ func (s *Server) ofOneMoment(ctx context.Context, tx pgx.Tx, was saga.Workspace,
 	}
 	now, readErr := saga.GetWorkspace(ctx, tx, was.ID)
 	if readErr != nil {
-		return readErr //nolint:wrapcheck // it says what it read
+		return readErr
 	}
 	if now.Version != was.Version {
 		return fault.New(commonv1.Reason_REASON_CONFLICT, "the workspace moved while the request was looked at")
@@ -105,7 +105,7 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 		}
 		if req.GetDryRun() {
 			if err := rollback.Refuse(ctx, tx); err != nil {
-				return err //nolint:wrapcheck // a fault, or it says what it read
+				return err
 			}
 			op, err = s.dryRun(ctx, tx, w, req)
 			return err
@@ -121,7 +121,7 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 			}
 		}
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		if op, err = s.verb(ctx, tx, w, req, runID); err != nil {
 			return s.ofOneMoment(ctx, tx, w, err)
@@ -132,7 +132,7 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 		return keepKey(ctx, tx, w.TenantID, key, wanted, op.GetOperationId())
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	s.deps.Core.Committed()
 	return op, nil
@@ -156,7 +156,7 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 	case kReset:
 		after, pos, err := core.Reset(ctx, tx, w.ID)
 		if err != nil {
-			return nil, err //nolint:wrapcheck // a fault, or it says what it did
+			return nil, err
 		}
 		state, _ := names.Parse[commonv1.WorkspaceState](after.State)
 		return &lifecyclev1.Operation{OperationId: after.RunID, WorkspaceId: w.ID, Kind: kReset, Epoch: after.Epoch, State: state, Pos: pos}, nil
@@ -172,7 +172,7 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 			CorrelationID: obs.From(ctx).CorrelationID, Limit: s.deps.Policy.Current().SagaRetryLimit(), Override: req.GetOverride(), Reason: req.GetReason(),
 		})
 		if err != nil {
-			return nil, err //nolint:wrapcheck // a fault, or it says what it did
+			return nil, err
 		}
 		op := answer(w.ID, out.Started)
 		op.Advice = out.Advice
@@ -193,7 +193,7 @@ func (s *Server) valuesOpen(w saga.Workspace) error {
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
 		return fmt.Errorf("read spec: %w", err)
 	}
-	return s.deps.Secrets.Opens(spec, secretenv.Owner{TenantID: w.TenantID, WorkspaceID: w.ID}) //nolint:wrapcheck // a fault
+	return s.deps.Secrets.Opens(spec, secretenv.Owner{TenantID: w.TenantID, WorkspaceID: w.ID})
 }
 
 // roomForRetry holds the tenant's quota for a workspace that comes back to life.
@@ -216,7 +216,7 @@ func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) 
 func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kind commonv1.OperationKind, by, reason string) (*lifecyclev1.Operation, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	if !open {
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open", fault.Unmet("no operation is open to "+strings.ReplaceAll(names.Of(kind), "_", " ")),
@@ -231,7 +231,7 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 	default:
 		// What is given up keeps its machine occupied, and gates come before runs.
 		if err := gate.LockOfWorkspace(ctx, tx, w.ID); err != nil {
-			return nil, err //nolint:wrapcheck // it says what it did
+			return nil, err
 		}
 		var orphans []saga.Claim
 		if v, orphans, err = s.deps.Core.SkipUndo(ctx, tx, run.ID, by, reason); err == nil {
@@ -239,11 +239,11 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 		}
 	}
 	if err != nil {
-		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		return nil, err
 	}
 	after, err := saga.GetWorkspace(ctx, tx, w.ID)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	return verbAnswer(after, v), nil
 }
@@ -254,11 +254,11 @@ func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, 
 	if w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK) {
 		run, open, err := saga.LiveRun(ctx, tx, w.ID)
 		if err != nil {
-			return nil, err //nolint:wrapcheck // it says what it read
+			return nil, err
 		}
 		if open {
 			if _, err := s.deps.Core.CloseStuck(ctx, tx, run.ID); err != nil {
-				return nil, err //nolint:wrapcheck // a fault, or it says what it did
+				return nil, err
 			}
 		}
 	}
@@ -270,7 +270,7 @@ func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, 
 		},
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		return nil, err
 	}
 	return answer(w.ID, started), nil
 }
@@ -278,7 +278,7 @@ func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, 
 func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	brings := req.GetKind() == kRetry || req.GetKind() == kRecreate
 	ends := req.GetKind() == kDecommission && run.Kind == names.Of(kDecommission)
@@ -341,7 +341,7 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 				o.Possible, o.Reason, o.Unmet = false, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, slices.Concat(fault.From(err).Unmet, o.GetUnmet())
 			}
 		} else if err != nil {
-			return err //nolint:wrapcheck // it says what it read
+			return err
 		}
 		var at timestamp
 		if err := pg.QueryRow(ctx, tx, clockNow).Scan(&at); err != nil {
@@ -351,7 +351,7 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 		return nil
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	return res, nil
 }
@@ -368,7 +368,7 @@ type condition struct {
 func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven, override bool) ([]*lifecyclev1.ActionOption, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	const unmet, inProgress, isStuck = commonv1.Reason_REASON_PRECONDITION_FAILED, commonv1.Reason_REASON_OPERATION_IN_PROGRESS, commonv1.Reason_REASON_RUN_STUCK
 	stuck := open && run.State == "stuck"
@@ -460,11 +460,11 @@ func retryConsequence(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga
 	}
 	claims, err := saga.LiveClaims(ctx, tx, w.ID)
 	if err != nil {
-		return "", err //nolint:wrapcheck // it says what it read
+		return "", err
 	}
 	advice, err := saga.RetryAdvice(ctx, tx, w.ID)
 	if err != nil {
-		return "", err //nolint:wrapcheck // it says what it read
+		return "", err
 	}
 	kinds := make([]string, 0, len(claims))
 	for _, c := range claims {

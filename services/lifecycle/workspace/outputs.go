@@ -86,7 +86,7 @@ func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputReq
 		return nil, fmt.Errorf("ask nodeapi for output: %w", errors.New(err.Error()))
 	}
 	if err != nil {
-		return nil, err //nolint:wrapcheck // a fault of the way, or of the agent
+		return nil, err
 	}
 	return &lifecyclev1.ReadOutputResponse{Workload: name, Output: res.GetOutput()}, nil
 }

@@ -55,7 +55,7 @@ func (s *Server) prove(
 	in.Word = &word{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
 	v, err := s.deps.Core.Amend(ctx, tx, run.ID, StepPrevious, in)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		return nil, err
 	}
 	op.Pos = v.Pos
 	e := wished(req)
@@ -63,7 +63,7 @@ func (s *Server) prove(
 	e.WorkflowID, e.TenantID = run.ID, w.TenantID
 	e.Details["epoch"] = run.Epoch
 	_, err = s.deps.Audit.Record(ctx, tx, e)
-	return op, err //nolint:wrapcheck // it says what it did
+	return op, err
 }
 
 var machinesAway = pg.Define(pg.RoleLifecycle, "workspace.machines_away",

@@ -142,7 +142,7 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 		r.deps.Committed()
 	}
 	r.judged(kind, whole, err == nil && out.Left == 0)
-	return out, err //nolint:wrapcheck // it says what it did
+	return out, err
 }
 
 // givenUp is a box whose claim was given up and is not known to be gone.
@@ -259,7 +259,7 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		reason = ""
 		if still, err := rollback.Active(ctx, tx); err != nil || still {
-			return err //nolint:wrapcheck // it says what it read
+			return err
 		}
 		if _, err := pg.Exec(ctx, tx, lockWorkspace, b.WorkspaceID); err != nil {
 			return fmt.Errorf("lock workspace: %w", err)
@@ -293,11 +293,11 @@ const boxEnded = "its instance has ended"
 // record writes down that an orphan has ended: its instance, what was given up with it, and the hold that waited for that.
 func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) error {
 	if err := gate.LockOfWorkspace(ctx, tx, b.WorkspaceID); err != nil { // the end of the instance may end a cordon
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	w, err := saga.GetWorkspace(ctx, tx, b.WorkspaceID)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	i, ok, err := instanceOf(ctx, tx, b.WorkspaceID, b.Epoch)
 	switch {
@@ -322,14 +322,14 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 		kinds = append(kinds, kindIdentity, kindStorage, kindWorkload) // what stood on the box is gone with it
 	}
 	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, boxEnded, kinds...); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{
 		Action: "workspace.orphan.end", Reason: why, SubjectType: "instance", SubjectID: b.InstanceID, TenantID: w.TenantID, WorkspaceID: b.WorkspaceID,
 		Details: map[string]any{"epoch": b.Epoch, "placement": kind, "provider_id": b.ProviderID},
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if err := tellOrphans(ctx, tx, b.WorkspaceID, b.Epoch); err != nil {
 		return err

@@ -19,7 +19,7 @@ type countingDriver struct {
 
 func (d *countingDriver) List(ctx context.Context) ([]placement.Instance, error) {
 	d.lists.Add(1)
-	return d.Driver.List(ctx) //nolint:wrapcheck // it stands for the driver
+	return d.Driver.List(ctx)
 }
 
 // TestASweepJudgesWhatStands: what has ended is judged by the first sweep, after one that left something undone, where it was

@@ -71,7 +71,7 @@ func (s *Server) recreate(
 ) (*lifecyclev1.Operation, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	if open && req.GetFencedProof() != noProof && run.State != names.Of(commonv1.RunState_RUN_STATE_STUCK) {
 		return s.prove(ctx, tx, w, run, req, by)
@@ -116,7 +116,7 @@ func (s *Server) recreate(
 		From:      from, ParentRunID: parent,
 	})
 	if err != nil || started.Joined {
-		return answer(w.ID, started), err //nolint:wrapcheck // a fault, or it says what it did
+		return answer(w.ID, started), err
 	}
 	// From here on it is not where it was: nobody is sent to a box that is about to end, and what its register was refused is history.
 	_, err = pg.Exec(ctx, tx, forgetPlace, w.ID)
@@ -206,7 +206,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	}
 	claims, err := saga.LiveClaims(ctx, tx, w.ID, kindInstance, kindWorkload, kindStorage)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	var away map[string]string
 	if !ownBox(spec.GetPlacement()) {

@@ -162,7 +162,7 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 			why := "no operation is open that releases it"
 			run, open, err := saga.LiveRun(ctx, tx, a.WorkspaceID)
 			if err != nil {
-				return err //nolint:wrapcheck // it says what it read
+				return err
 			}
 			if open {
 				why = fmt.Sprintf("operation %s is %s at the step %q: %s", run.ID, run.State, run.StepName(), run.WhyWaiting)
@@ -174,7 +174,7 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 		}
 		return nil
 	})
-	return n, err //nolint:wrapcheck // wrapped above
+	return n, err
 }
 
 var gatesOfLateReleases = pg.Define(pg.RoleLifecycle, "workspace.gates_of_late_releases", `
@@ -280,7 +280,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 	}
 	if last && held {
 		if err := env.Proceed(ctx); err != nil {
-			return saga.Outcome{}, err //nolint:wrapcheck // it says whether the step may go on
+			return saga.Outcome{}, err
 		}
 		if driver, ok := s.deps.Drivers[a.Placement]; ok {
 			if err := driver.Fence(ctx, env.WorkspaceID, a.Epoch, in.Word.String()); err != nil {

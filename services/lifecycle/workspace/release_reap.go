@@ -121,7 +121,7 @@ func (r *MachineReaper) next(ctx context.Context) ([]onMachine, error) {
 	list, err := pg.All[onMachine](ctx, r.deps.DB, orphansOnMachines, []string{kindWorkload, kindStorage}, reapBatch,
 		r.after.OrphanedAt, r.after.ClaimID)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by the caller
+		return nil, err
 	}
 	r.after = onMachine{}
 	if len(list) == reapBatch {
@@ -143,7 +143,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 		if !replaced {
 			last, found, err := task.LastNumbered(ctx, tx, l.Asked)
 			if err != nil {
-				return err //nolint:wrapcheck // it says what it read
+				return err
 			}
 			if last.State != commonv1.TaskState_TASK_STATE_SUCCEEDED {
 				if found && (last.IdemKey == l.Key || !task.Terminal(last.State) && !l.late(last)) {
@@ -158,7 +158,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 		return l.forget(ctx, tx, why)
 	})
 	if err != nil {
-		return false, err //nolint:wrapcheck // wrapped by the caller
+		return false, err
 	}
 	r.deps.Committed()
 	if queued {
@@ -194,16 +194,16 @@ var orphanStands = pg.Define(pg.RoleLifecycle, "workspace.orphan_stands", `
 // claim of the same name, on the same machine if it is on one, stands for it. An operation that begins meanwhile comes before, and is found, or after.
 func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) { //nolint:nonamedreturns // two answers of a kind
 	if still, err := rollback.Active(ctx, tx); err != nil || still {
-		return false, false, err //nolint:wrapcheck // wrapped by the caller
+		return false, false, err
 	}
 	if err := gate.LockOfWorkspace(ctx, tx, l.WorkspaceID); err != nil { // the end of the orphan may end a cordon
-		return false, false, err //nolint:wrapcheck // wrapped by the caller
+		return false, false, err
 	}
 	if _, err := pg.Exec(ctx, tx, lockWorkspace, l.WorkspaceID); err != nil {
 		return false, false, fmt.Errorf("lock workspace: %w", err)
 	}
 	if _, open, err := saga.LiveRun(ctx, tx, l.WorkspaceID); err != nil || open {
-		return false, false, err //nolint:wrapcheck // wrapped by the caller
+		return false, false, err
 	}
 	err = pg.QueryRow(ctx, tx, orphanStands, l.ClaimID).Scan(&free, &replaced)
 	if err != nil {
@@ -225,7 +225,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 		var standing bool
 		err := pg.QueryRow(ctx, tx, workloadsLeft, l.WorkspaceID, l.NodeID, kindWorkload, l.Epoch).Scan(&standing)
 		if err != nil || standing {
-			return false, err //nolint:wrapcheck // wrapped by the caller
+			return false, err
 		}
 	}
 	// Above everything that was asked of this workspace before, so that the agent takes it for the newest word. Nothing of a later epoch has this name on
@@ -236,7 +236,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 		return false, fmt.Errorf("draw number of operation: %w", err)
 	}
 	if _, _, err := saga.AnnounceWorkspace(ctx, tx, l.WorkspaceID); err != nil {
-		return false, err //nolint:wrapcheck // it says what it did
+		return false, err
 	}
 	kind, payload := commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, proto.Message(&nodev1.WorkloadRef{Name: l.Name})
 	if l.Kind == kindStorage {
@@ -246,13 +246,13 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: epoch, OpSeq: opSeq, IdempotencyKey: l.Key,
 		Payload: payload, CreatedBy: "reaper",
 	})
-	return err == nil, err //nolint:wrapcheck // it says what it did
+	return err == nil, err
 }
 
 // forget releases the claim of an orphan that is gone, and what was kept back because of it: the hold, and the machine's cordon.
 func (l leftBehind) forget(ctx context.Context, tx pgx.Tx, why string) error {
 	if err := saga.ReleaseOrphan(ctx, tx, l.ClaimID, why); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if err := tellOrphans(ctx, tx, l.WorkspaceID, l.Epoch); err != nil {
 		return err
@@ -262,7 +262,7 @@ func (l leftBehind) forget(ctx context.Context, tx pgx.Tx, why string) error {
 		Details: map[string]any{"epoch": l.Epoch, "kind": l.Kind, "name": l.Name},
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if err := freeCleaned(ctx, tx, placement.Instance{WorkspaceID: l.WorkspaceID, Epoch: l.Epoch}); err != nil || l.NodeID == "" {
 		return err

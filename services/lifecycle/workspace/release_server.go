@@ -38,7 +38,7 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 	entry := audit.Entry{Action: "allocation.retry_release", Reason: req.GetReason(), SubjectType: "allocation", SubjectID: req.GetAllocationId()}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		f, err := s.failedHold(ctx, tx, req.GetAllocationId(), !req.GetDryRun())
 		if err != nil {
@@ -61,7 +61,7 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 		return f.record(ctx, tx, entry, res.GetOperation())
 	})
 	if err != nil {
-		return nil, s.deps.Audit.Refuse(ctx, entry, err) //nolint:wrapcheck // it is the answer
+		return nil, s.deps.Audit.Refuse(ctx, entry, err)
 	}
 	s.deps.Core.Committed()
 	return res, nil
@@ -77,7 +77,7 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res.Claims = nil
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		f, err := s.failedHold(ctx, tx, req.GetAllocationId(), !req.GetDryRun())
 		if err != nil {
@@ -111,7 +111,7 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 		return f.record(ctx, tx, entry, res.GetOperation())
 	})
 	if err != nil {
-		return nil, s.deps.Audit.Refuse(ctx, entry, err) //nolint:wrapcheck // it is the answer
+		return nil, s.deps.Audit.Refuse(ctx, entry, err)
 	}
 	s.deps.Core.Committed()
 	return res, nil
@@ -158,10 +158,10 @@ func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string,
 		return nil, err
 	}
 	if f.run, f.open, err = saga.LiveRun(ctx, tx, f.hold.WorkspaceID); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	if f.claims, err = saga.LiveClaims(ctx, tx, f.hold.WorkspaceID); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(c saga.Claim) bool {
 		return c.Kind == kindSlot || c.Kind == kindInstance && !ownBox(f.hold.Placement) // rows of ours, given back with the hold
@@ -183,10 +183,10 @@ func lockBeforeHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
 		return fmt.Errorf("read allocation: %w", err)
 	}
 	if err := gate.LockOfWorkspace(ctx, tx, workspaceID); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if err := saga.LockLive(ctx, tx, workspaceID); err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if _, err := pg.Exec(ctx, tx, lockWorkspace, workspaceID); err != nil {
 		return fmt.Errorf("lock workspace: %w", err)
@@ -253,7 +253,7 @@ func (f *failedHold) foretell(kind commonv1.OperationKind, consequence string) *
 func (f *failedHold) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *lifecyclev1.Operation) error {
 	e.TenantID, e.WorkspaceID, e.AllocationID, e.NodeID, e.WorkflowID = f.hold.TenantID, f.hold.WorkspaceID, f.hold.ID, f.hold.NodeID, op.GetOperationId()
 	_, err := audit.Record(ctx, tx, e)
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }
 
 var allocationByID = pg.Define(pg.RoleLifecycle, "workspace.allocation_by_id",
@@ -270,7 +270,7 @@ func allocationNow(ctx context.Context, tx pgx.Tx, a allocation) (*lifecyclev1.A
 // retryRelease lets the stuck run go on, or begins one of its own where none is open. What was given up before is tried again too.
 func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedHold) (*lifecyclev1.Operation, error) {
 	if err := saga.ReadoptOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
-		return nil, err //nolint:wrapcheck // it says what it did
+		return nil, err
 	}
 	if err := tellOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
 		return nil, err
@@ -280,11 +280,11 @@ func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedHold) (*l
 	}
 	v, err := s.deps.Core.RetryUndo(ctx, tx, f.run.ID, rpc.ActorFrom(ctx))
 	if err != nil {
-		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		return nil, err
 	}
 	after, err := saga.GetWorkspace(ctx, tx, f.workspace.ID)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	return verbAnswer(after, v), nil
 }
@@ -297,7 +297,7 @@ func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedHold, kin
 	}
 	if f.open {
 		if _, err := s.deps.Core.CloseStuck(ctx, tx, f.run.ID); err != nil {
-			return nil, err //nolint:wrapcheck // a fault, or it says what it did
+			return nil, err
 		}
 	}
 	in := newInput(f.workspace.Tenant, f.workspace.Name, f.workspace.Spec)
@@ -306,7 +306,7 @@ func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedHold, kin
 		WorkspaceID: f.workspace.ID, Kind: kind, Definition: definition, Input: in, Requester: rpc.ActorFrom(ctx), CorrelationID: obs.From(ctx).CorrelationID,
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		return nil, err
 	}
 	return answer(f.workspace.ID, started), nil
 }

@@ -161,7 +161,7 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 			var held bool
 			err := pg.QueryRow(ctx, tx, instanceClaimed, l.WorkspaceID, kindInstance, l.Epoch).Scan(&held)
 			if err != nil || held {
-				return err //nolint:wrapcheck // wrapped below
+				return err
 			}
 		}
 		todo = true

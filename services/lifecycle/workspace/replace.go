@@ -75,7 +75,7 @@ func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, r
 		reason = "its instance does not connect"
 	}
 	_, err := s.deps.Core.CancelParked(ctx, tx, run.ID, StepStorage, by, reason)
-	return err //nolint:wrapcheck // a fault, or it says what it did
+	return err
 }
 
 // replaces is what a dry run says of a recreation that cancels an open run first.

@@ -73,7 +73,7 @@ func (d storedAllocation) allocation() (allocation, error) {
 func oneAllocation(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (allocation, error) {
 	d, err := pg.One[storedAllocation](ctx, q, s, args...)
 	if err != nil {
-		return allocation{}, err //nolint:wrapcheck // the caller says what it read
+		return allocation{}, err
 	}
 	return d.allocation()
 }
@@ -82,9 +82,9 @@ func oneAllocation(ctx context.Context, q pg.Querier, s *pg.Statement, args ...a
 func allAllocations(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]allocation, error) {
 	list, err := pg.All[storedAllocation](ctx, q, s, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
+		return nil, err
 	}
-	return aside.Rows(ctx, "allocation", list, func(d storedAllocation) string { return d.ID }, storedAllocation.allocation) //nolint:wrapcheck // it says which
+	return aside.Rows(ctx, "allocation", list, func(d storedAllocation) string { return d.ID }, storedAllocation.allocation)
 }
 
 // each converts what was read, up to the first that cannot be.
@@ -223,7 +223,7 @@ func (d storedInstance) instance() (instance, error) {
 func oneInstance(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (instance, error) {
 	d, err := pg.One[storedInstance](ctx, q, s, args...)
 	if err != nil {
-		return instance{}, err //nolint:wrapcheck // the caller says what it read
+		return instance{}, err
 	}
 	return d.instance()
 }

@@ -129,7 +129,7 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 			return nil
 		}
 		_, err := pg.Exec(ctx, tx, changeSchema.For("ALTER ROLE "+pgx.Identifier{name}.Sanitize()+" NOLOGIN"))
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("take login of role away: %w", err)
@@ -141,7 +141,7 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 			return err
 		}
 		if _, err := pg.Exec(ctx, tx, endSessionsOfRole, name); err != nil {
-			return err //nolint:wrapcheck // wrapped below
+			return err
 		}
 		return leave(ctx, tx, name)
 	})
@@ -154,14 +154,14 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 // asWriter changes the role of a schema if it exists and no later operation has written the schema; it tells change
 // whether the role may log in.
 func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w writer, change func(ctx context.Context, tx pgx.Tx, login bool) error) error {
-	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // the callers say what they do
+	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		var fenced, mine, role, login bool
 		err := pg.QueryRow(ctx, tx, fenceTableExists).Scan(&fenced)
 		if err != nil || !fenced {
-			return err //nolint:wrapcheck // as above
+			return err
 		}
 		if _, err := pg.Exec(ctx, tx, boundLockWait); err != nil {
-			return err //nolint:wrapcheck // as above
+			return err
 		}
 		// The row stays locked until the role is changed: a later operation that gives the login back comes after.
 		err = pg.QueryRow(ctx, tx, lockFence.For(struct{}{}), name, w.WorkspaceID, w.Epoch, w.OpSeq).Scan(&mine)
@@ -169,13 +169,13 @@ func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w writer, chan
 		case errors.Is(err, pgx.ErrNoRows):
 			return nil
 		case err != nil:
-			return err //nolint:wrapcheck // as above
+			return err
 		case !mine:
 			return passed()
 		}
 		err = pg.QueryRow(ctx, tx, roleAndLogin, name).Scan(&role, &login)
 		if err != nil || !role {
-			return err //nolint:wrapcheck // as above
+			return err
 		}
 		return change(ctx, tx, login)
 	})
@@ -186,7 +186,7 @@ func dropFenced(ctx context.Context, db *pgxpool.Pool, name string, w writer) er
 	if err := disarm(ctx, db, name, w); err != nil {
 		return err
 	}
-	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // wrapped inside
+	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		if err := fence(ctx, tx, name, w, true); err != nil {
 			return err
 		}
@@ -225,7 +225,7 @@ func dropOwn(ctx context.Context, db *pgxpool.Pool, name string, w writer, own f
 		}
 		return drop(ctx, tx, name, !own(byRole))
 	})
-	return kept, err //nolint:wrapcheck // wrapped inside
+	return kept, err
 }
 
 // note is the comment that a run leaves on the schema and the role that it makes, in the transaction that makes them.
@@ -261,7 +261,7 @@ var makeFenceTable = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.make_f
 func fenceTable(ctx context.Context, tx pgx.Tx) error {
 	var there bool
 	if err := pg.QueryRow(ctx, tx, fenceTableExists).Scan(&there); err != nil || there {
-		return err //nolint:wrapcheck // nil, or the connection's own
+		return err
 	}
 	_, err := pg.Exec(ctx, tx, makeFenceTable.For(struct{}{}))
 	if err != nil {

@@ -76,7 +76,7 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 // password that the role logs in with (see SchemaVerifier).
 func MakeSchema(ctx context.Context, db *pgxpool.Pool, name, verifier, workspaceID string) error {
 	w := writer{WorkspaceID: workspaceID, Epoch: 1, OpSeq: 1}
-	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // wrapped inside
+	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		if err := fence(ctx, tx, name, w, false); err != nil {
 			return err
 		}

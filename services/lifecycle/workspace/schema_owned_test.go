@@ -11,7 +11,7 @@ import (
 )
 
 // madeByATenant is what a tenant makes in its schema as its own role.
-var madeByATenant = []string{ //nolint:gochecknoglobals // data
+var madeByATenant = []string{
 	`CREATE TABLE mine (n int PRIMARY KEY)`, `INSERT INTO mine SELECT generate_series(1, 3)`, `CREATE SEQUENCE numbers`,
 	`CREATE VIEW seen AS SELECT key FROM kv`, `CREATE MATERIALIZED VIEW counted AS SELECT count(*) FROM mine`, `CREATE TYPE mood AS ENUM ('good')`,
 	`CREATE FUNCTION one() RETURNS int LANGUAGE sql AS 'SELECT 1'`, `ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO PUBLIC`,

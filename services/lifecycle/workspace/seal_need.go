@@ -57,7 +57,7 @@ func (s *Sealer) Count(ctx context.Context, keys []string) (map[string]int64, er
 		for _, c := range counts {
 			out[c.Key] = c.Rows
 		}
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("count rows by key of workload secrets: %w", err)

@@ -139,7 +139,7 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 		}
 		if digest != "" {
 			if digest, err = s.Secrets.Digest(sum); err != nil {
-				return err //nolint:wrapcheck // it says what it did
+				return err
 			}
 		}
 		if _, err = pg.Exec(ctx, tx, writeSpec, id, sealed, digest); err != nil {
@@ -147,12 +147,12 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 		}
 		changed = true
 		_, _, err = saga.AnnounceWorkspace(ctx, tx, id)
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err == nil && changed {
 		s.Committed()
 	}
-	return changed, err //nolint:wrapcheck // wrapped above
+	return changed, err
 }
 
 var inputOfRun = pg.Define(pg.RoleLifecycle, "workspace.input_of_run",
@@ -204,7 +204,7 @@ func (s *Sealer) spec(raw json.RawMessage, digest string, owner secretenv.Owner)
 	}
 	spec, sum, err := s.Secrets.Reseal(spec, owner)
 	if err != nil {
-		return nil, "", err //nolint:wrapcheck // it says what it did
+		return nil, "", err
 	}
 	out, err := names.MarshalJSON(spec)
 	if err != nil {
@@ -238,7 +238,7 @@ func (s *Sealer) keys(ctx context.Context) (int, error) {
 			name, sum, _ := strings.Cut(k.Digest, "/")
 			digest, err := s.Secrets.Digest(secretenv.Sum(sum))
 			if err != nil {
-				return total, err //nolint:wrapcheck // it says what it did
+				return total, err
 			}
 			_, err = pg.Exec(ctx, s.DB, writeKeyDigest, k.TenantID, k.Key, k.Digest, name+"/"+digest)
 			if err != nil {

@@ -82,7 +82,7 @@ var tenantColumns = pg.Columns[storedTenant]("t")
 func oneTenant(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (tenant, error) {
 	d, err := pg.One[storedTenant](ctx, q, s, args...)
 	if err != nil {
-		return tenant{}, err //nolint:wrapcheck // the caller says what it read
+		return tenant{}, err
 	}
 	return d.tenant(), nil
 }
@@ -124,7 +124,7 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 	res := &lifecyclev1.CreateTenantResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // a fault, or it says what it read
+			return err
 		}
 		t, err := oneTenant(ctx, tx, insertTenant, ids.New(), req.GetName(), q.Workspaces, q.GPUs, q.StorageBytes)
 		if errors.Is(err, pgx.ErrNoRows) {
@@ -150,10 +150,10 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 		_, err = s.deps.Audit.Record(ctx, tx, audit.Entry{
 			Action: "tenant.create", SubjectType: "tenant", SubjectID: t.ID, TenantID: t.ID, Details: map[string]any{"name": t.Name, "quota": t.proto().GetQuota()},
 		})
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	s.deps.Core.Committed()
 	return res, nil
@@ -189,7 +189,7 @@ func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRo
 func (s *Server) workspaceFor(ctx context.Context, q pg.Querier, id string) (saga.Workspace, error) {
 	w, err := saga.GetWorkspace(ctx, q, id)
 	if err != nil && !pg.IsNoRows(err) {
-		return saga.Workspace{}, err //nolint:wrapcheck // it says what it read
+		return saga.Workspace{}, err
 	}
 	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != w.TenantID) {
 		return saga.Workspace{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such workspace")

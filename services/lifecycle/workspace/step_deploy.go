@@ -55,7 +55,7 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	}
 	owner := secretenv.Owner{TenantID: env.TenantID, WorkspaceID: env.WorkspaceID}
 	if err := s.deps.Secrets.Opens(spec, owner); err != nil {
-		return saga.Outcome{}, err //nolint:wrapcheck // a fault, which says whether another try can help
+		return saga.Outcome{}, err
 	}
 	secrets := s.databaseEnv(schema, env.Epoch)
 	var claims []saga.Claim
@@ -69,7 +69,7 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		claims = append(claims, claim)
 		deploy := &nodev1.WorkloadDeploy{Workload: w, GpuDeviceIds: where.Devices, StorageName: storageName, SecretEnv: secrets}
 		if err := s.deps.Secrets.SealDeploy(deploy, owner); err != nil {
-			return saga.Outcome{}, err //nolint:wrapcheck // it says what it did
+			return saga.Outcome{}, err
 		}
 		out, done, err := s.do(ctx, env, taskSpec{
 			suffix: "deploy-" + w.GetName(), kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, nodeID: where.NodeID, payload: deploy,
@@ -223,7 +223,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 		queued, fresh = false, false
 		last, ok, err := task.Latest(ctx, tx, env.RunID, prefix)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what it read
+			return err
 		}
 		out = last
 		if ok && !task.Terminal(last.State) {
@@ -250,7 +250,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 			StartWithin: 30 * time.Second, CorrelationID: env.CorrelationID, CreatedBy: "saga",
 		})
 		if err != nil {
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}
 		out, queued = next, true
 		return nil

@@ -198,7 +198,7 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) er
 // somebody can reach it, its machine takes no new workspace until then, and the driver lets the next epoch be launched.
 func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64, w *word) error {
 	if err := env.Proceed(ctx); err != nil {
-		return err //nolint:wrapcheck // it says whether the step may go on
+		return err
 	}
 	if err := driver.Fence(ctx, env.WorkspaceID, epoch, w.String()); err != nil {
 		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the placement did not write the fenced proof down", err)
@@ -254,7 +254,7 @@ func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 	}
 	for _, c := range identities {
 		if err := env.Proceed(ctx); err != nil {
-			return err //nolint:wrapcheck // it says whether the step may go on
+			return err
 		}
 		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: fmt.Sprintf("epoch %d takes its place", env.Epoch),

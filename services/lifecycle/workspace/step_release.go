@@ -162,7 +162,7 @@ func (s *Steps) endBoxes(ctx context.Context, env *saga.Env) error {
 	}
 	for _, c := range identities {
 		if err := env.Proceed(ctx); err != nil {
-			return err //nolint:wrapcheck // it says whether the step may go on
+			return err
 		}
 		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: "its instance has ended",
@@ -175,7 +175,7 @@ func (s *Steps) endBoxes(ctx context.Context, env *saga.Env) error {
 		}
 	}
 	// A box that was prepared and never claimed has nothing at any provider.
-	return env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // wrapped inside
+	return env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, env.Epoch)
 		if err != nil || !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_PREPARED {
 			return err
@@ -206,7 +206,7 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 			}
 		}
 		if err := env.Proceed(ctx); err != nil {
-			return err //nolint:wrapcheck // it says whether the step may go on
+			return err
 		}
 		if err := driver.End(ctx, env.WorkspaceID, c.Epoch); err != nil {
 			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the instance is not confirmed ended", err)
@@ -226,7 +226,7 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 		}
 		if own {
 			if err := saga.ReleaseOrphans(ctx, tx, env.WorkspaceID, c.Epoch, boxEnded, kindStorage, kindWorkload); err != nil {
-				return err //nolint:wrapcheck // it says what it did
+				return err
 			}
 		}
 		if err := env.ReleaseTx(ctx, tx, c); err != nil {

@@ -113,13 +113,13 @@ func schemaName(tenant, workspace, workspaceID string) string {
 }
 
 // tenantMigrations are applied to a workspace's own schema, in order. What was applied is recorded there.
-var tenantMigrations = []string{ //nolint:gochecknoglobals // data
+var tenantMigrations = []string{
 	`CREATE TABLE {schema}.workspace_info (workspace_id uuid PRIMARY KEY, epoch bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`,
 	`CREATE TABLE {schema}.kv (key text PRIMARY KEY, value jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())`,
 }
 
 // tenantTables are the tables that stand after tenantMigrations; the tenant's role may read and write them.
-var tenantTables = []string{"schema_version", "workspace_info", "kv"} //nolint:gochecknoglobals // data
+var tenantTables = []string{"schema_version", "workspace_info", "kv"}
 
 // applySchema makes the workspace's login role and schema in the workload database and brings the schema up to date.
 func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -181,7 +181,7 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 		return err
 	})
 	if err != nil {
-		return 0, err //nolint:wrapcheck // wrapped above
+		return 0, err
 	}
 	return version, nil
 }
@@ -217,7 +217,7 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 	kept := make([]bool, len(claims))
 	for i, c := range claims {
 		if err := env.Proceed(ctx); err != nil {
-			return saga.Outcome{}, err //nolint:wrapcheck // it says whether the step may go on
+			return saga.Outcome{}, err
 		}
 		kept[i], err = dropOwn(ctx, s.deps.Workloads, c.Name, writerOf(env), own)
 		if err = s.deps.Stale.note(atSchema, err); err != nil {

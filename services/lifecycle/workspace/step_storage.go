@@ -137,7 +137,7 @@ func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.Wo
 		}
 		return nil
 	})
-	return a, i, err //nolint:wrapcheck // wrapped above
+	return a, i, err
 }
 
 var insertAllocationRow = pg.Define(pg.RoleLifecycle, "workspace.insert_allocation_row", `
@@ -364,7 +364,7 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 		a = moved
 		return nil
 	})
-	return a, err //nolint:wrapcheck // wrapped above
+	return a, err
 }
 
 // observeStorage says whether the step's work stands: the allocation, the live box and the confirmed directory of this epoch.

@@ -134,7 +134,7 @@ func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) err
 	if err := reportAllocations(ctx, tx, moved); err != nil {
 		return err
 	}
-	return task.Extend(ctx, tx, ids, stood) //nolint:wrapcheck // it says what it did
+	return task.Extend(ctx, tx, ids, stood)
 }
 
 // derive makes a secret for a purpose from the service's own.
@@ -173,7 +173,7 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 		queued = false
 		last, ok, err := task.Latest(ctx, tx, env.RunID, prefix)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what it read
+			return err
 		}
 		mine := prefix + fmt.Sprint(env.Attempt)
 		if ok && (!task.Terminal(last.State) || last.State == commonv1.TaskState_TASK_STATE_SUCCEEDED || last.IdemKey == mine) {
@@ -185,7 +185,7 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 			IdempotencyKey: mine, Payload: spec.payload, StartWithin: spec.within, CorrelationID: env.CorrelationID, CreatedBy: "saga",
 		})
 		queued = true
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err != nil {
 		return task.Row{}, fmt.Errorf("queue %s: %w", names.Of(spec.kind), err)
@@ -253,7 +253,7 @@ func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 	err := env.TxAfter(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		rows, err = s.deps.Tasks.CancelOfRun(ctx, tx, env.RunID, "the operation is being undone")
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}, nil)
 	if err != nil {
 		return fmt.Errorf("withdraw tasks: %w", err)
@@ -269,7 +269,7 @@ func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 // them, or end a cordon, takes it before the run's lock.
 func lockNodes(env *saga.Env) saga.TxFunc {
 	return func(ctx context.Context, tx pgx.Tx) error {
-		return gate.LockOfWorkspace(ctx, tx, env.WorkspaceID) //nolint:wrapcheck // it says what it did
+		return gate.LockOfWorkspace(ctx, tx, env.WorkspaceID)
 	}
 }
 

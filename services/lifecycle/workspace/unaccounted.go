@@ -86,9 +86,9 @@ var endUnlisted = pg.Define(pg.RoleLifecycle, "workspace.end_unlisted", `
 func unaccounted(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) ([]instance, error) {
 	list, err := pg.All[storedInstance](ctx, tx, s, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by the caller
+		return nil, err
 	}
-	return aside.Rows(ctx, "instance", list, func(d storedInstance) string { return d.ID }, storedInstance.instance) //nolint:wrapcheck // it says which
+	return aside.Rows(ctx, "instance", list, func(d storedInstance) string { return d.ID }, storedInstance.instance)
 }
 
 func reportUnaccounted(ctx context.Context, tx pgx.Tx, changed []instance) error {

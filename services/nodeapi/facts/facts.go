@@ -197,7 +197,7 @@ func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen
 	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
 		if len(evs) > 0 {
 			if _, err := events.Append(ctx, tx, evs...); err != nil {
-				return err //nolint:wrapcheck // wrapped below
+				return err
 			}
 		}
 		var err error
@@ -238,13 +238,13 @@ func (w *Writer) beat(ctx context.Context, leaving bool) {
 
 func (w *Writer) writeBeat(ctx context.Context, beat replicas.Beat, changed bool) (replicas.Written, error) {
 	if !changed {
-		return replicas.Write(ctx, w.db, beat) //nolint:wrapcheck // it says what it did
+		return replicas.Write(ctx, w.db, beat)
 	}
 	var written replicas.Written
 	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		if written, err = replicas.Write(ctx, tx, beat); err != nil {
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}
 		_, err = events.Append(ctx, tx, events.Event{
 			Kind: "replica.beat", AggregateType: "replica", AggregateID: beat.ReplicaID, AggregateVersion: written.Version,
@@ -253,9 +253,9 @@ func (w *Writer) writeBeat(ctx context.Context, beat replicas.Beat, changed bool
 				Sessions: int32(beat.Sessions), Late: int32(beat.Late), Leaving: beat.Leaving, Version: written.Version, //nolint:gosec // counts of sessions of one process
 			},
 		})
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
-	return written, err //nolint:wrapcheck // logged by the caller
+	return written, err
 }
 
 // Health explains a replica whose beat the rest of the mesh does not see.

@@ -263,7 +263,7 @@ func (w *Writer) writeChanged(ctx context.Context, tx pgx.Tx, changed []*observe
 		return nil
 	}
 	if _, err := events.AppendSeen(ctx, tx, w.observations(changed)...); err != nil {
-		return err //nolint:wrapcheck // wrapped by the caller
+		return err
 	}
 	var nodes, workspaces, goneNodes, goneWorkspaces []string
 	var digests, bodies [][]byte
@@ -417,7 +417,7 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 	}
 	dropped, err := pg.All[droppedRow](ctx, tx, dropObservations, ofNodes, workspaces)
 	if err != nil || len(dropped) == 0 {
-		return err //nolint:wrapcheck // wrapped by the caller
+		return err
 	}
 	evs := make([]events.Seen, len(dropped))
 	for i, d := range dropped {
@@ -429,7 +429,7 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 		evs[i].Event = observationEvent(d.NodeID, "", fact)
 	}
 	_, err = events.AppendSeen(ctx, tx, evs...)
-	return err //nolint:wrapcheck // wrapped by the caller
+	return err
 }
 
 // prune deletes rows of nodes that had no session for days, and of replicas that are gone. What such a node tells when it comes back is written anew.
@@ -443,5 +443,5 @@ func (w *Writer) prune(ctx context.Context) error {
 	if _, err := pg.Exec(ctx, w.db, pruneObservers); err != nil {
 		return fmt.Errorf("delete observations of nodes that are gone: %w", err)
 	}
-	return replicas.Forget(ctx, w.db) //nolint:wrapcheck // it says what it did
+	return replicas.Forget(ctx, w.db)
 }

@@ -148,7 +148,7 @@ func (a *Authority) Service(name string) (*pki.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pki.NewStore(key, chain) //nolint:wrapcheck // it says what it made
+	return pki.NewStore(key, chain)
 }
 
 func (a *Authority) service(name string) (crypto.Signer, [][]byte, error) {
@@ -170,7 +170,7 @@ func (a *Authority) service(name string) (crypto.Signer, [][]byte, error) {
 
 // Bundle is the root as a trust bundle.
 func (a *Authority) Bundle() (*pki.Bundle, error) {
-	return pki.NewBundle(a.Cert) //nolint:wrapcheck // it says what it made
+	return pki.NewBundle(a.Cert)
 }
 
 // Files of a service's own certificate and of whom it trusts.

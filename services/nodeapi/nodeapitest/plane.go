@@ -94,7 +94,7 @@ func (p *Plane) Listen(ctx context.Context, logger *slog.Logger, services *Autho
 	}
 	public, err := p.Keys.Public()
 	if err != nil {
-		return "", "", err //nolint:wrapcheck // it says whose
+		return "", "", err
 	}
 	open := func(name string, mount func(*rpc.Server) error) (string, error) {
 		store, err := services.Service(name)
@@ -185,7 +185,7 @@ func (p *Plane) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRequ
 		p.replaced[s.GetSessionId()] = s.GetReplacesNonce()
 		join, err := p.Keys.Sign(joinstate.State{NodeID: s.GetNodeId(), NodeInstanceID: s.GetNodeInstanceId(), Generation: n.GetIssued(), Serial: s.GetSerial()})
 		if err != nil {
-			return nil, err //nolint:wrapcheck // a test reads it
+			return nil, err
 		}
 		out.Verdict, out.Generation, out.JoinState = recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME, n.GetIssued(), join
 	}

@@ -100,7 +100,7 @@ func (p *Plane) WatchAuthority(ctx context.Context, stream *connect.BidiStream[r
 		p.mu.Unlock()
 		for _, f := range frames {
 			if err := stream.Send(f); err != nil {
-				return err //nolint:wrapcheck // the stream's own
+				return err
 			}
 		}
 	}
@@ -171,13 +171,13 @@ func (t tasks) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, s
 		p.mu.Unlock()
 	}()
 	if err := stream.Send(&lifecyclev1.WatchWorkResponse{}); err != nil {
-		return err //nolint:wrapcheck // the stream's own
+		return err
 	}
 	for {
 		select {
 		case m := <-ch:
 			if err := stream.Send(m); err != nil {
-				return err //nolint:wrapcheck // the stream's own
+				return err
 			}
 		case <-ctx.Done():
 			return nil

@@ -116,7 +116,7 @@ func (l *shedder) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
-			return nil, err //nolint:wrapcheck // grpc tells a temporary error from a final one by its type
+			return nil, err
 		}
 		if l.open.Add(1) > l.limit {
 			l.open.Add(-1)
@@ -140,5 +140,5 @@ func (c *counted) Close() error {
 	if c.closed.CompareAndSwap(false, true) {
 		c.from.open.Add(-1)
 	}
-	return c.Conn.Close() //nolint:wrapcheck // a connection's own error
+	return c.Conn.Close()
 }

@@ -60,7 +60,7 @@ func (h *handler) run(ctx context.Context) error {
 		return nil //nolint:nilerr // the connection is gone: there is nobody to tell
 	}
 	if h.sess.Gone() {
-		return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+		return fault.ToGRPC(err, "")
 	}
 	d := fault.ToDenial(err, "")
 	h.server.deps.Metrics.Refused(names.Of(d.GetReason()))
@@ -73,7 +73,7 @@ func (h *handler) run(ctx context.Context) error {
 	if !tooLarge { // else grpc has sent the stream's status already, and nothing comes after that
 		h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
 	}
-	return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+	return fault.ToGRPC(err, "")
 }
 
 // aside runs f in a goroutine of its own and waits for it. Opening a session goes deep, and a stack that has grown stays for as long as its goroutine:
@@ -98,7 +98,7 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 		return nil, fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT), fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
 	if err != nil {
-		return nil, err //nolint:wrapcheck // io.EOF and status errors are told apart by the caller
+		return nil, err
 	}
 	now := time.Now()
 	h.sess.Seen(now)

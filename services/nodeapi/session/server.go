@@ -238,7 +238,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 func (s *Server) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	info, err := connOf(ctx)
 	if err != nil {
-		return ctx, fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+		return ctx, fault.ToGRPC(err, "")
 	}
 	if info.streams.frame(time.Now(), s.lim.StreamsPerSecond) {
 		return ctx, nil
@@ -248,7 +248,7 @@ func (s *Server) tap(ctx context.Context, _ *tap.Info) (context.Context, error) 
 		s.deps.Logger.InfoContext(ctx, "connection cut: it opens too many streams", slog.String("node_id", info.peer.ID.Name))
 	}
 	_ = info.conn.Close()
-	return ctx, fault.ToGRPC(fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this connection opens too many streams"), "") //nolint:wrapcheck // as above
+	return ctx, fault.ToGRPC(fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this connection opens too many streams"), "")
 }
 
 // protect turns a panic of one stream into its end.
@@ -332,10 +332,10 @@ func (s *Server) readyBatch(ctx context.Context, reqs []*lifecyclev1.SessionRead
 func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
 	info, err := connOf(stream.Context())
 	if err != nil {
-		return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+		return fault.ToGRPC(err, "")
 	}
 	if info.peer.ID.Kind != pki.KindNode {
-		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "") //nolint:wrapcheck // it is the wire's error
+		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "")
 	}
 	now := time.Now()
 	who := payer{node: info.peer.ID.Name, serial: info.peer.Serial, source: sourceOf(info.conn.RemoteAddr().String())}
@@ -378,7 +378,7 @@ func (s *Server) refuse(stream roster.Stream, err error) error {
 	d := fault.ToDenial(err, "")
 	s.deps.Metrics.Refused(names.Of(d.GetReason()))
 	_ = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
-	return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+	return fault.ToGRPC(err, "")
 }
 
 func (s *Server) heartbeatAck(sequence int64) *nodev1.ConnectResponse {

@@ -361,7 +361,7 @@ func timedOut(err error) bool {
 func (r *Reporter) call(ctx context.Context, reports []*lifecyclev1.NodeReport) (*lifecyclev1.ReportTasksResponse, error) {
 	call, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	return r.lifecycle.ReportTasks(call, &lifecyclev1.ReportTasksRequest{ReplicaId: r.replicaID, Reports: reports}) //nolint:wrapcheck // logged by the caller
+	return r.lifecycle.ReportTasks(call, &lifecyclev1.ReportTasksRequest{ReplicaId: r.replicaID, Reports: reports})
 }
 
 // isolate sends each report of a refused batch alone, so that one node's words do not hold up those of all, and ends the session whose are refused.

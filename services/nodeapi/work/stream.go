@@ -122,7 +122,7 @@ type connection struct {
 func (s *Stream) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
 	c := s.standing(req)
 	if c == nil {
-		return s.calls.LeaseTasks(ctx, req) //nolint:wrapcheck // as the call
+		return s.calls.LeaseTasks(ctx, req)
 	}
 	res, err := c.ask(ctx, &lifecyclev1.StreamWorkRequest{Request: &lifecyclev1.StreamWorkRequest_Lease{Lease: req}})
 	return res.GetLease(), err
@@ -132,7 +132,7 @@ func (s *Stream) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 func (s *Stream) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
 	c := s.standing(req)
 	if c == nil {
-		return s.calls.ReportTasks(ctx, req) //nolint:wrapcheck // as the call
+		return s.calls.ReportTasks(ctx, req)
 	}
 	res, err := c.ask(ctx, &lifecyclev1.StreamWorkRequest{Request: &lifecyclev1.StreamWorkRequest_Report{Report: req}})
 	return res.GetReport(), err

@@ -117,11 +117,11 @@ func (b *bundle) finish() error {
 func encode(content any) ([]byte, error) {
 	raw, err := json.Marshal(content)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by the caller
+		return nil, err
 	}
 	var out bytes.Buffer
 	if err := json.Indent(&out, raw, "", "  "); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by the caller
+		return nil, err
 	}
 	out.WriteByte('\n')
 	return out.Bytes(), nil
@@ -132,7 +132,7 @@ type cleaned struct{ message proto.Message }
 
 // MarshalJSON implements json.Marshaler.
 func (c cleaned) MarshalJSON() ([]byte, error) {
-	return names.MarshalJSON(audit.Clean(c.message)) //nolint:wrapcheck // it says what
+	return names.MarshalJSON(audit.Clean(c.message))
 }
 
 // items is a list as the API shows lists.

@@ -123,7 +123,7 @@ func (a *absent) Error() string { return a.What + ": " + a.Why }
 
 // read calls fn with a snapshot of its own: one source that fails fails alone.
 func (g *gathering) read(ctx context.Context, fn func(ctx context.Context, s *view.Snapshot) error) error {
-	return g.deps.Reader.Read(ctx, g.req.Scope, func(ctx context.Context, s *view.Snapshot) error { //nolint:wrapcheck // it says what
+	return g.deps.Reader.Read(ctx, g.req.Scope, func(ctx context.Context, s *view.Snapshot) error {
 		g.position = s.Position
 		return fn(ctx, s)
 	})

@@ -39,14 +39,14 @@ func (g *gathering) sources() []source {
 			for _, a := range list {
 				g.sawNode(a.GetNodeId())
 			}
-			return list, next, err //nolint:wrapcheck // it says what
+			return list, next, err
 		})},
 		{"instances.json", "the instances", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Instance, string, error) {
 			list, next, err := s.Instances(ctx, boxes, p)
 			for _, i := range list {
 				g.sawNode(i.GetNodeId())
 			}
-			return list, next, err //nolint:wrapcheck // it says what
+			return list, next, err
 		})},
 		{"nodes.json", "the nodes, their sessions, facts and the agents' diagnostics", g.readNodes},
 		{"audit.json", "the audit entries", listed(g, &g.trail, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.AuditRow, string, error) {
@@ -119,7 +119,7 @@ func (g *gathering) allTimelines(ctx context.Context) (any, error) {
 		for _, r := range g.runs {
 			attempts, err := s.Steps(ctx, []string{r.GetRunId()})
 			if err != nil {
-				return err //nolint:wrapcheck // it says what
+				return err
 			}
 			out := round{RunID: r.GetRunId(), Kind: names.Of(r.GetKind()), Round: r.GetRound(), State: names.Of(r.GetState()), Items: []cleaned{}}
 			for _, item := range view.Timeline(r, attempts, s.Now) {
@@ -145,7 +145,7 @@ func (g *gathering) readNodes(ctx context.Context) (any, error) {
 			if err == nil {
 				g.nodes = append(g.nodes, n)
 			}
-			return err //nolint:wrapcheck // it says what
+			return err
 		})
 		switch {
 		case fault.Has(err, commonv1.Reason_REASON_NOT_FOUND):
@@ -230,10 +230,10 @@ func (g *gathering) versions(ctx context.Context) (any, error) {
 	err := g.read(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		if era, err = s.Era(ctx); err != nil {
-			return err //nolint:wrapcheck // it says what
+			return err
 		}
 		schema, err = s.Schema(ctx)
-		return err //nolint:wrapcheck // it says what
+		return err
 	})
 	if err != nil {
 		return nil, err

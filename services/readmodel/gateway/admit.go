@@ -87,7 +87,7 @@ func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, erro
 			return err
 		}
 		_, err = audit.Record(ctx, tx, entryOf(action, a, id))
-		return err //nolint:wrapcheck // it says what
+		return err
 	})
 	if err != nil {
 		return "", fmt.Errorf("admit %q: %w", a.Name, err)

@@ -22,7 +22,7 @@ func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest
 		return nil, err
 	}
 	if err := a.deps.Audit.WaitFor(ctx, req.GetMinPos()); err != nil {
-		return nil, err //nolint:wrapcheck // it is the answer
+		return nil, err
 	}
 	out := &readmodelv1.ListAuditResponse{}
 	err = a.deps.Reader.Read(ctx, scope, func(ctx context.Context, s *view.Snapshot) error {
@@ -30,23 +30,23 @@ func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest
 		if req.GetWorkspace() != "" {
 			w, err := s.Workspace(ctx, req.GetWorkspace())
 			if err != nil {
-				return err //nolint:wrapcheck // it is the answer
+				return err
 			}
 			f.WorkspaceID = w.GetWorkspaceId()
 		}
 		if req.GetNode() != "" {
 			n, err := s.Node(ctx, req.GetNode())
 			if err != nil {
-				return err //nolint:wrapcheck // it is the answer
+				return err
 			}
 			f.NodeID = n.GetNodeId()
 		}
 		var err error
 		out.Items, out.NextPageToken, err = s.Audit(ctx, f, view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it is the answer
+		return nil, err
 	}
 	return out, nil
 }
@@ -58,7 +58,7 @@ func (a *Audit) VerifyAudit(ctx context.Context, _ *readmodelv1.VerifyAuditReque
 	}
 	v, err := a.deps.Audit.Verify(ctx)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what
+		return nil, err
 	}
 	out := &readmodelv1.VerifyAuditResponse{
 		Intact: v.Intact(), Rows: v.Rows - v.From, HeadHash: v.Head, BrokenAt: v.BrokenAt, BrokenBecause: v.Because, From: v.From, Signed: v.Signed,

@@ -46,12 +46,12 @@ func (c *Command) find(ctx context.Context, fn func(ctx context.Context, s *view
 	}
 	err = c.deps.Reader.Read(ctx, scope, fn)
 	if !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	}
 	if err := c.deps.Projector.CatchUp(ctx); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
-	return c.deps.Reader.Read(ctx, scope, fn) //nolint:wrapcheck // it is the answer
+	return c.deps.Reader.Read(ctx, scope, fn)
 }
 
 func (c *Command) node(ctx context.Context, nameOrID string) (string, error) {
@@ -59,7 +59,7 @@ func (c *Command) node(ctx context.Context, nameOrID string) (string, error) {
 	err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		n, err := s.Node(ctx, nameOrID)
 		id = n.GetNodeId()
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	return id, err
 }
@@ -69,7 +69,7 @@ func (c *Command) workspace(ctx context.Context, ref string) (string, error) {
 	err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		w, err := s.Workspace(ctx, ref)
 		id = w.GetWorkspaceId()
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	return id, err
 }
@@ -114,14 +114,14 @@ func (c *Command) CreateWorkspace(ctx context.Context, req *readmodelv1.CreateWo
 		err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 			t, err := s.Tenant(ctx, tenant)
 			tenant = t.GetTenantId()
-			return err //nolint:wrapcheck // it is the answer
+			return err
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
 	create := func() (*lifecyclev1.RequestOperationResponse, error) {
-		return c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{ //nolint:wrapcheck // wrapped below
+		return c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
 			Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
 			Target: &lifecyclev1.RequestOperationRequest_Create{
 				Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: req.GetName(), Spec: req.GetSpec()},
@@ -136,7 +136,7 @@ func (c *Command) CreateWorkspace(ctx context.Context, req *readmodelv1.CreateWo
 		lookErr := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 			var err error
 			found, err = s.Tenant(ctx, tenant)
-			return err //nolint:wrapcheck // it is the answer
+			return err
 		})
 		switch {
 		case lookErr == nil:
@@ -232,7 +232,7 @@ func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskReq
 	}
 	err = c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		_, err := s.Task(ctx, req.GetTaskId())
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
 		return nil, err

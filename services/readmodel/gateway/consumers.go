@@ -101,7 +101,7 @@ func (e *Events) ForgetConsumer(ctx context.Context, req *readmodelv1.ForgetCons
 		return err
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
 	if out.GetConsumer() != nil && !req.GetDryRun() && e.wake != nil {
 		e.wake.Notify()
@@ -151,7 +151,7 @@ func forget(ctx context.Context, tx pgx.Tx, req *readmodelv1.ForgetConsumerReque
 			"position": found.Pos, "behind": found.Behind, "parked": found.Parked, "parked_taken": did.Taken, "moved_at": found.MovedAt,
 		},
 	})
-	return out, err //nolint:wrapcheck // it says what
+	return out, err
 }
 
 // failedAs reports whether the database refused with a code.

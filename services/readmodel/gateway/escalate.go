@@ -50,7 +50,7 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 		return err
 	}
 	if err := e.deps.Projector.WaitFor(ctx, req.GetMinPos()); err != nil {
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	}
 	person, _ := rpc.PersonFrom(ctx)
 	ask := escalation.Request{Scope: scope, Subject: person.Subject}
@@ -59,7 +59,7 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 		var err error
 		ask.Workspace, err = s.Workspace(ctx, req.GetWorkspace())
 		ask.At = s.Now
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
 		return err
@@ -80,9 +80,9 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 	out := &chunks{ctx: ctx, stream: stream, at: timestamppb.New(ask.At)}
 	buffered := bufio.NewWriterSize(out, chunkSize)
 	if err := e.collector.Write(ctx, buffered, ask); err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
-	return buffered.Flush() //nolint:wrapcheck // the stream's
+	return buffered.Flush()
 }
 
 // slots are the bundles that are being made, by who asked. The zero value has none.
@@ -130,10 +130,10 @@ func (c *chunks) Write(p []byte) (int, error) {
 		defer func() { _ = controller.SetWriteDeadline(time.Time{}) }()
 	}
 	if err := c.ctx.Err(); err != nil {
-		return 0, context.Cause(c.ctx) //nolint:wrapcheck // the caller's
+		return 0, context.Cause(c.ctx)
 	}
 	if err := c.stream.Send(&readmodelv1.EscalateResponse{Chunk: p, CollectedAt: c.at}); err != nil {
-		return 0, err //nolint:wrapcheck // the stream's
+		return 0, err
 	}
 	c.at = nil
 	return len(p), nil

@@ -72,7 +72,7 @@ func (e *Events) at(ctx context.Context, pos int64) (*readmodelv1.ListEventsResp
 			fault.Remedy("`gpuaas events show --since N` lists those that are there; what every service has read goes at its term"))
 	}
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	row, err := eventRow(&r)
 	if err != nil {
@@ -91,7 +91,7 @@ func (e *Events) list(ctx context.Context, after int64, kind string, size int) (
 		}
 		records, end, err := events.Read(ctx, e.db, after, nil, most)
 		if err != nil {
-			return nil, err //nolint:wrapcheck // it says what it read
+			return nil, err
 		}
 		for i := range records {
 			if kind != "" && records[i].Kind != kind {

@@ -24,7 +24,7 @@ func (f *Findings) ListFindings(ctx context.Context, req *readmodelv1.ListFindin
 		if req.GetWorkspace() != "" {
 			w, err := s.Workspace(ctx, req.GetWorkspace())
 			if err != nil {
-				return nil, "", err //nolint:wrapcheck // it is the answer
+				return nil, "", err
 			}
 			filter.WorkspaceID = w.GetWorkspaceId()
 		}
@@ -42,7 +42,7 @@ func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRe
 	err := f.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		res.Finding, err = s.Finding(ctx, req.GetFindingId())
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
 		return nil, err

@@ -31,7 +31,7 @@ func (i *Incidents) GetIncident(ctx context.Context, req *readmodelv1.GetInciden
 	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		out.Incident, out.Recoveries, err = s.Incident(ctx, req.GetIncidentId())
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func (i *Incidents) ListRecoveries(ctx context.Context, req *readmodelv1.ListRec
 		if req.GetWorkspace() != "" {
 			w, err := s.Workspace(ctx, req.GetWorkspace())
 			if err != nil {
-				return nil, "", err //nolint:wrapcheck // it is the answer
+				return nil, "", err
 			}
 			f.WorkspaceID = w.GetWorkspaceId()
 		}
@@ -67,7 +67,7 @@ func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeReque
 	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		out.Brake, err = s.Brake(ctx)
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
 		return nil, err

@@ -28,7 +28,7 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 	err = NewCommand(q.deps).find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		w, err := s.Workspace(ctx, req.GetWorkspace())
 		id = w.GetWorkspaceId()
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
 		return nil, err

@@ -107,10 +107,10 @@ func (p *People) CreatePerson(
 			return err
 		}
 		_, err = p.own.Audit.Record(ctx, tx, entryOf("person.create", a, out.GetPerson().GetPersonId()))
-		return err //nolint:wrapcheck // it says what
+		return err
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what
+		return nil, err
 	}
 	if replaced != "" {
 		p.deps.Sessions.recheck(replaced)
@@ -169,7 +169,7 @@ func (p *People) tenant(ctx context.Context, nameOrID string) (string, error) {
 	err := p.names.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		t, err := s.Tenant(ctx, nameOrID)
 		id = t.GetTenantId()
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 		return "", fault.New(
@@ -305,10 +305,10 @@ func (p *People) EndPerson(
 			Reason:      req.GetReason(),
 			Details:     map[string]any{"person_id": found.GetPersonId(), "roles": found.GetRoles()},
 		})
-		return err //nolint:wrapcheck // it says what
+		return err
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what
+		return nil, err
 	}
 	if ended {
 		p.deps.Sessions.recheck(out.GetPerson().GetName())
@@ -370,7 +370,7 @@ func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person
 	for i, p := range items {
 		choices[i] = "person " + p.ID + " " + p.Name
 	}
-	return nil, view.Ambiguous("person", ref, choices) //nolint:wrapcheck // it is the refusal
+	return nil, view.Ambiguous("person", ref, choices)
 }
 
 type securityPerson struct {

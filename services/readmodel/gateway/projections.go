@@ -38,7 +38,7 @@ func (p *Projections) VerifyProjections(ctx context.Context, _ *readmodelv1.Veri
 	defer cancel()
 	report, err := p.deps.Projector.Verify(ctx)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what
+		return nil, err
 	}
 	out := &readmodelv1.VerifyProjectionsResponse{Report: reportProto(report)}
 	for _, d := range report.Differences {
@@ -60,7 +60,7 @@ func (p *Projections) RebuildProjections(ctx context.Context, _ *readmodelv1.Reb
 		_, err := audit.Record(ctx, tx, audit.Entry{
 			Action: "projections.rebuild", SubjectType: "projections", SubjectID: project.ConsumerName,
 		})
-		return err //nolint:wrapcheck // it says what
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("record the rebuild of the projections: %w", err)
@@ -68,7 +68,7 @@ func (p *Projections) RebuildProjections(ctx context.Context, _ *readmodelv1.Reb
 	p.wake.Notify()
 	report, err := p.deps.Projector.Rebuild(ctx, p.deps.Owners.Announcers...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what
+		return nil, err
 	}
 	return &readmodelv1.RebuildProjectionsResponse{Report: reportProto(report)}, nil
 }

@@ -79,7 +79,7 @@ func scopeOf(ctx context.Context) (view.Scope, error) {
 	if !ok {
 		return view.Scope{}, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
 	}
-	return view.ScopeOf(p) //nolint:wrapcheck // it is the answer
+	return view.ScopeOf(p)
 }
 
 // read waits for minPos and calls fn with a snapshot for the person behind the call.
@@ -89,9 +89,9 @@ func (q *Query) read(ctx context.Context, minPos string, fn func(ctx context.Con
 		return err
 	}
 	if err := q.deps.Projector.WaitFor(ctx, minPos); err != nil {
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	}
-	return q.deps.Reader.Read(ctx, scope, fn) //nolint:wrapcheck // it is the answer
+	return q.deps.Reader.Read(ctx, scope, fn)
 }
 
 // pager is a request for a page.
@@ -153,7 +153,7 @@ func (q *Query) GetNode(ctx context.Context, req *readmodelv1.GetNodeRequest) (*
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		out.Node, err = s.Node(ctx, req.GetNode())
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	return out, err
 }
@@ -164,7 +164,7 @@ func (q *Query) Resolve(ctx context.Context, req *readmodelv1.ResolveRequest) (*
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		out, err = s.Resolve(ctx, req.GetRef(), req.GetKinds())
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	return out, err
 }
@@ -189,7 +189,7 @@ func (q *Query) ListWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspa
 	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Workspace, string, error) {
 		t, err := s.Tenant(ctx, req.GetTenant())
 		if err != nil {
-			return nil, "", err //nolint:wrapcheck // it is the answer
+			return nil, "", err
 		}
 		f.Tenant = t.GetTenantId()
 		return s.Workspaces(ctx, f, page)
@@ -209,12 +209,12 @@ func (q *Query) allWorkspaces(
 		return nil, err
 	}
 	if err := q.deps.Projector.WaitFor(ctx, req.GetMinPos()); err != nil {
-		return nil, err //nolint:wrapcheck // it is the answer
+		return nil, err
 	}
 	page := view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()}
 	items, next, err := q.deps.Reader.Workspaces(ctx, scope, f, page)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it is the answer
+		return nil, err
 	}
 	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, nil
 }
@@ -225,9 +225,9 @@ func (q *Query) GetWorkspace(ctx context.Context, req *readmodelv1.GetWorkspaceR
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		if out.Workspace, err = s.Workspace(ctx, req.GetWorkspace()); err != nil {
-			return err //nolint:wrapcheck // it is the answer
+			return err
 		}
-		return s.WithFindings(ctx, out.GetWorkspace()) //nolint:wrapcheck // it says what
+		return s.WithFindings(ctx, out.GetWorkspace())
 	})
 	return out, err
 }
@@ -238,7 +238,7 @@ func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineReq
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		out, err = s.Timeline(ctx, req.GetWorkspace(), req.GetRunId())
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	return out, err
 }
@@ -249,7 +249,7 @@ func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsReque
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		w, err := s.Workspace(ctx, req.GetWorkspace())
 		id = w.GetWorkspaceId()
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -268,7 +268,7 @@ func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest
 		if req.GetNode() != "" {
 			n, err := s.Node(ctx, req.GetNode())
 			if err != nil {
-				return nil, "", err //nolint:wrapcheck // it is the answer
+				return nil, "", err
 			}
 			f.NodeID = n.GetNodeId()
 		}
@@ -286,7 +286,7 @@ func (q *Query) GetTask(ctx context.Context, req *readmodelv1.GetTaskRequest) (*
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		out.Task, err = s.Task(ctx, req.GetTaskId())
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	return out, err
 }
@@ -340,7 +340,7 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 func (q *Query) ExplainReason(_ context.Context, req *readmodelv1.ExplainReasonRequest) (*readmodelv1.ExplainReasonResponse, error) {
 	rows, err := view.Explain(req.GetCode())
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it is the answer
+		return nil, err
 	}
 	return &readmodelv1.ExplainReasonResponse{Items: rows}, nil
 }
@@ -353,7 +353,7 @@ func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream
 	}
 	scope, err := view.ScopeOf(session.Person)
 	if err != nil {
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	}
 	fleet := slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_NODES) || slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_TASKS)
 	if fleet && !session.Person.Has("operator", "security", "viewer") {
@@ -365,14 +365,14 @@ func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream
 		if req.GetWorkspace() != "" {
 			w, err := s.Workspace(ctx, req.GetWorkspace())
 			if err != nil {
-				return err //nolint:wrapcheck // it is the answer
+				return err
 			}
 			f.WorkspaceID = w.GetWorkspaceId()
 		}
 		if req.GetNode() != "" {
 			n, err := s.Node(ctx, req.GetNode())
 			if err != nil {
-				return err //nolint:wrapcheck // it is the answer
+				return err
 			}
 			f.NodeID = n.GetNodeId()
 		}
@@ -383,7 +383,7 @@ func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream
 	}
 	recheck, release := q.deps.Sessions.Recheck(session.Person.Subject)
 	defer release()
-	return q.deps.Hub.Serve(ctx, watch.Request{ //nolint:wrapcheck // it is the answer
+	return q.deps.Hub.Serve(ctx, watch.Request{
 		Filter: f, Person: session.Person, Resume: req.GetResumeToken(), Recheck: recheck,
 		Alive: func(ctx context.Context) error { return q.deps.Sessions.Check(ctx, session) },
 	}, bounded(ctx, stream.Send))

@@ -22,10 +22,10 @@ func (r *Releases) GetAllocation(ctx context.Context, req *readmodelv1.GetAlloca
 	err := r.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		if res.Allocation, err = s.Allocation(ctx, req.GetAllocationId()); err != nil {
-			return err //nolint:wrapcheck // it is the answer
+			return err
 		}
 		res.Claims, _, err = s.Claims(ctx, view.BoxFilter{WorkspaceID: res.GetAllocation().GetWorkspaceId()}, view.Page{Size: mostClaims})
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	})
 	if err != nil {
 		return nil, err

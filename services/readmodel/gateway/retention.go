@@ -50,7 +50,7 @@ func (q *Query) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*rea
 	}
 	accounts, err := retention.Accounts(ctx, q.deps.DB)
 	if err != nil {
-		return nil, nil, err //nolint:wrapcheck // it says what it read
+		return nil, nil, err
 	}
 	out := &readmodelv1.HistoryStatus{EventsBytes: size.Events, DatabaseBytes: size.Database, OldestParkedAt: stamp(size.OldestParked)}
 	var components []*readmodelv1.ComponentStatus
@@ -133,7 +133,7 @@ func (r *Retention) GetRetention(ctx context.Context, _ *readmodelv1.GetRetentio
 	}
 	accounts, err := retention.Accounts(ctx, r.db)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	size, err := pg.One[historySize](ctx, r.db, readHistorySize)
 	if err != nil {

@@ -252,7 +252,7 @@ var sessionsByID = pg.Define(pg.RoleReadmodel, "gateway.sessions_by_id", `
 func (s *Sessions) readRows(ctx context.Context, ids []string) (map[string]sessionRow, error) {
 	rows, err := pg.All[sessionRow](ctx, s.db, sessionsByID, ids)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // read says what it read
+		return nil, err
 	}
 	found := make(map[string]sessionRow, len(rows))
 	for _, row := range rows {

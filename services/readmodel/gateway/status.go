@@ -46,25 +46,25 @@ func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) 
 	err = q.read(ctx, "", func(ctx context.Context, s *view.Snapshot) error {
 		counts, err := s.Counts(ctx)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what
+			return err
 		}
 		out.Nodes, out.NodesConnected, out.Workspaces = counts.Nodes, counts.Connected, counts.Workspaces
 		out.WorkspacesActive, out.LiveRuns, out.Position = counts.Active, counts.LiveRuns, s.Position
 		findings, err := s.FindingCounts(ctx)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what
+			return err
 		}
 		out.FindingsP0, out.FindingsP1, out.FindingsP2 = findings.P0, findings.P1, findings.P2
 		replicas, err := s.Replicas(ctx)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what
+			return err
 		}
 		if out.Era, err = s.Era(ctx); err != nil {
-			return err //nolint:wrapcheck // it says what
+			return err
 		}
 		rolledBack, err := s.RolledBack(ctx)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what
+			return err
 		}
 		if rolledBack {
 			out.Components = append(out.Components, rollbackMode(s.Now))

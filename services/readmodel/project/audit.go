@@ -57,12 +57,12 @@ func NewAudit(deps Deps) (*Audit, error) {
 
 // Run appends until ctx ends.
 func (a *Audit) Run(ctx context.Context) error {
-	return a.consumer.Run(ctx, appendAudit) //nolint:wrapcheck // it says whose
+	return a.consumer.Run(ctx, appendAudit)
 }
 
 // Drain appends everything that is numbered, for tests and tools.
 func (a *Audit) Drain(ctx context.Context) error {
-	return a.consumer.Drain(ctx, appendAudit) //nolint:wrapcheck // it says whose
+	return a.consumer.Drain(ctx, appendAudit)
 }
 
 // WaitFor waits until a command's position token is in the log, as Projector.WaitFor does.
@@ -300,7 +300,7 @@ func (w *walk) event(ctx context.Context) (*events.Record, error) {
 	for len(w.log) == 0 && w.after < w.until {
 		records, next, err := events.Read(ctx, w.tx, w.after, []string{audit.Kind}, verifyBatch)
 		if err != nil {
-			return nil, err //nolint:wrapcheck // it says what it read
+			return nil, err
 		}
 		if next <= w.after {
 			return nil, errors.New("the event log ends before the cursor")
@@ -308,7 +308,7 @@ func (w *walk) event(ctx context.Context) (*events.Record, error) {
 		w.log, w.after = records, next
 	}
 	if len(w.log) == 0 || w.log[0].Pos > w.until {
-		return nil, nil //nolint:nilnil // the end
+		return nil, nil
 	}
 	return &w.log[0], nil
 }

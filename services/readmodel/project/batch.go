@@ -38,7 +38,7 @@ func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Recor
 	if err := b.flush(ctx, tx); err != nil {
 		return err
 	}
-	return events.Later(failpoint.Hit("readmodel.project.before_commit")) //nolint:wrapcheck // no fault of the events
+	return events.Later(failpoint.Hit("readmodel.project.before_commit"))
 }
 
 // batch collects the rows of events.

@@ -27,7 +27,7 @@ type content struct {
 // decode reads an event's message, and returns the body of the row that is made of all of it.
 func decode[M proto.Message](r events.Record, m M) (M, *content, error) {
 	if err := r.Decode(m); err != nil {
-		return m, nil, err //nolint:wrapcheck // wrapped by whoever applies
+		return m, nil, err
 	}
 	return m, &content{message: m, stored: r.Stored}, nil
 }

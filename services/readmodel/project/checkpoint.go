@@ -140,12 +140,12 @@ func (a *Audit) Checkpoint(ctx context.Context) error {
 func (a *Audit) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, error) {
 	tx, err := a.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what for
+		return nil, err
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
 	end, err := pg.One[checkpoint](ctx, tx, auditEndRow)
 	if pg.IsNoRows(err) {
-		return nil, nil //nolint:nilnil // nothing to sign
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read its end: %w", err)

@@ -81,7 +81,7 @@ func New(deps Deps) (*Projector, error) {
 
 // Run applies until ctx ends.
 func (p *Projector) Run(ctx context.Context) error {
-	return p.consumer.Run(ctx, p.applier.apply) //nolint:wrapcheck // it says whose
+	return p.consumer.Run(ctx, p.applier.apply)
 }
 
 // measureEvery is how often a replica reads how far it is behind, for its metrics.
@@ -89,7 +89,7 @@ const measureEvery = 15 * time.Second
 
 // Measure keeps the gauges of lag until ctx ends.
 func (p *Projector) Measure(ctx context.Context) error {
-	return app.Every(ctx, p.logger, "projection-lag", measureEvery, func(ctx context.Context) error { //nolint:wrapcheck // it says whose
+	return app.Every(ctx, p.logger, "projection-lag", measureEvery, func(ctx context.Context) error {
 		lag, err := p.Lag(ctx)
 		if err != nil {
 			return err
@@ -103,7 +103,7 @@ func (p *Projector) Measure(ctx context.Context) error {
 
 // Drain applies everything that is numbered, for tests and tools.
 func (p *Projector) Drain(ctx context.Context) error {
-	return p.consumer.Drain(ctx, p.applier.apply) //nolint:wrapcheck // it says whose
+	return p.consumer.Drain(ctx, p.applier.apply)
 }
 
 // Advanced fires after this process has committed projected events.
@@ -146,22 +146,22 @@ func (p *Projector) CatchUp(ctx context.Context) error {
 
 // Lag is how far the projection is behind the log.
 func (p *Projector) Lag(ctx context.Context) (events.Lag, error) {
-	return p.consumer.Lag(ctx) //nolint:wrapcheck // it says whose
+	return p.consumer.Lag(ctx)
 }
 
 // Blockers names the database sessions that the sequencers wait for, as `role (pid n)`.
 func (p *Projector) Blockers(ctx context.Context) ([]string, error) {
-	return events.Blockers(ctx, p.db) //nolint:wrapcheck // it says what
+	return events.Blockers(ctx, p.db)
 }
 
 // Parked lists the events that were passed over.
 func (p *Projector) Parked(ctx context.Context) ([]events.ParkedEvent, error) {
-	return p.consumer.Parked(ctx) //nolint:wrapcheck // it says whose
+	return p.consumer.Parked(ctx)
 }
 
 // Replay applies one parked event.
 func (p *Projector) Replay(ctx context.Context, pos int64) error {
-	return p.consumer.Replay(ctx, pos, p.applier.apply) //nolint:wrapcheck // it says whose
+	return p.consumer.Replay(ctx, pos, p.applier.apply)
 }
 
 // Position is the cursor, on whichever replica it was moved.

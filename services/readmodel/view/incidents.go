@@ -83,7 +83,7 @@ var (
 func body[T any, M message[T]](ctx context.Context, s *Snapshot, statement *pg.Statement, args ...any) (M, error) {
 	raw, err := pg.Value[[]byte](ctx, s.tx, statement, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
+		return nil, err
 	}
 	return decode[T, M](raw)
 }

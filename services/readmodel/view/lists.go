@@ -58,7 +58,7 @@ type pair struct {
 func (s *Snapshot) pairs(ctx context.Context, statement *pg.Statement, args ...any) (map[string]string, error) {
 	rows, err := pg.All[pair](ctx, s.tx, statement, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
+		return nil, err
 	}
 	found := make(map[string]string, len(rows))
 	for _, row := range rows {

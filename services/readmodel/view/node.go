@@ -153,17 +153,17 @@ func (s *Snapshot) listeningSince() *time.Time {
 func rowsOf[R any](ctx context.Context, s *Snapshot, statement *pg.Statement, args ...any) ([]R, error) {
 	with := s.with
 	if with == nil {
-		return pg.All[R](ctx, s.tx, statement, args...) //nolint:wrapcheck // the caller says what it read
+		return pg.All[R](ctx, s.tx, statement, args...)
 	}
 	s.with = nil
 	var list []R
 	with.Queue(statement, args...).Query(func(rows pgx.Rows) error {
 		var err error
 		list, err = pgx.CollectRows(rows, pgx.RowToStructByName[R])
-		return err //nolint:wrapcheck // the caller says what it read
+		return err
 	})
 	err := with.Send(ctx, s.tx)
-	return list, err //nolint:wrapcheck // the caller says what it read
+	return list, err
 }
 
 // Replica is one replica of nodeapi as its beats tell.

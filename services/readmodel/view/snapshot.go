@@ -84,12 +84,12 @@ func refusal(err error) error {
 	case err == nil:
 		return nil
 	case pg.IsConnError(err):
-		return pg.Fault(err) //nolint:wrapcheck // it is the refusal
+		return pg.Fault(err)
 	case isCanceledByServer(err):
 		return tookTooLong(err)
 	}
 	if _, ok := fault.As(err); ok || errors.Is(err, context.Canceled) {
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	}
 	return fmt.Errorf("read projections: %w", err)
 }

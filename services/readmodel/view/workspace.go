@@ -135,7 +135,7 @@ func (b *bodies) page(
 	}
 	l.narrow(f)
 	rows, next, err := pageOf(l, scope, page, func(statement *pg.Statement, args ...any) ([]workspaceRow, error) {
-		return pg.All[workspaceRow](ctx, db, statement, args...) //nolint:wrapcheck // wrapped by pageOf
+		return pg.All[workspaceRow](ctx, db, statement, args...)
 	})
 	if err != nil {
 		return nil, "", err
@@ -327,7 +327,7 @@ func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
 
 // Era of the database.
 func (s *Snapshot) Era(ctx context.Context) (int64, error) {
-	return pg.Era(ctx, s.tx) //nolint:wrapcheck // it says what
+	return pg.Era(ctx, s.tx)
 }
 
 var rolledBack = pg.Define(pg.RoleReadmodel, "view.rolled_back", `SELECT mesh.rolled_back()`)

@@ -167,12 +167,12 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 func (h *Hub) readLog(ctx context.Context) error {
 	to, err := project.Position(ctx, h.deps.DB)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	for h.read < to {
 		records, next, err := events.Read(ctx, h.deps.DB, h.read, project.Kinds(), 1000)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what
+			return err
 		}
 		for _, r := range records {
 			if r.Pos <= to && h.shows(r) {
@@ -207,7 +207,7 @@ func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 			return err
 		})
 		if err != nil {
-			return 0, err //nolint:wrapcheck // it says what
+			return 0, err
 		}
 	}
 	for k := range due {
@@ -237,7 +237,7 @@ func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 func (h *Hub) subscribe(ctx context.Context, f Filter) (*subscription, int64, error) {
 	pos, err := project.Position(ctx, h.deps.DB)
 	if err != nil {
-		return nil, 0, err //nolint:wrapcheck // it says what
+		return nil, 0, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -67,7 +67,7 @@ func withWorkspaces(ctx context.Context, s *view.Snapshot, marks map[key]mark) (
 	}
 	found, err := s.WorkspacesOn(ctx, slices.Sorted(maps.Keys(byNode)))
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what
+		return nil, err
 	}
 	marks = maps.Clone(marks)
 	for workspace, node := range found {
@@ -167,7 +167,7 @@ func unless(gone bool) readmodelv1.Change {
 func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page view.Page) ([]item, string, error) {
 	found, next, err := s.Tasks(ctx, f, page)
 	if err != nil {
-		return nil, "", err //nolint:wrapcheck // it says what
+		return nil, "", err
 	}
 	owners, err := s.TenantsOfTasks(ctx, found)
 	items, err := each(found, err, func(t *readmodelv1.Task) item {
@@ -183,7 +183,7 @@ func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page view.P
 func steps(ctx context.Context, s *view.Snapshot, runIDs []string) ([]item, error) {
 	runs, _, err := s.Runs(ctx, view.RunFilter{IDs: runIDs}, view.Page{Size: chunk})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what
+		return nil, err
 	}
 	tenants := map[string]string{}
 	for _, r := range runs {

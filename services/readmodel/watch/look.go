@@ -69,9 +69,9 @@ func (h *Hub) readBeats(ctx context.Context) (string, error) {
 				fresh = append(fresh, r.ID)
 			}
 		}
-		return err //nolint:wrapcheck // it says what
+		return err
 	})
-	return strings.Join(fresh, " "), err //nolint:wrapcheck // it says what
+	return strings.Join(fresh, " "), err
 }
 
 // lookAgain returns the nodes that are not connected, from the last look and from those that may have changed since.
@@ -110,10 +110,10 @@ func (h *Hub) disconnected(ctx context.Context, ids []string) (map[string]string
 				out[n.GetNodeId()] = n.GetReason()
 			}
 			more = next
-			return err //nolint:wrapcheck // it says what
+			return err
 		})
 		if err != nil || more == "" {
-			return out, err //nolint:wrapcheck // it says what
+			return out, err
 		}
 		page.Token = more
 	}

@@ -47,7 +47,7 @@ func withOwners(ctx context.Context, s *view.Snapshot, items []item) error {
 	slices.Sort(nodes)
 	owners, err := s.NameOwners(ctx, slices.Compact(workspaces), slices.Compact(nodes))
 	if err != nil {
-		return err //nolint:wrapcheck // it says what
+		return err
 	}
 	for n := range items {
 		items[n].owners = owners

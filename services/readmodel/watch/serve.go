@@ -66,7 +66,7 @@ func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos in
 	for {
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx) //nolint:wrapcheck // whoever ended it said why
+			return context.Cause(ctx)
 		case <-sub.ready:
 		case <-beat.C:
 			reached := sub.reached()
@@ -166,7 +166,7 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 				return err
 			})
 			if err != nil {
-				return 0, err //nolint:wrapcheck // it says what
+				return 0, err
 			}
 			for _, i := range items {
 				if !f.wants(i) {
@@ -219,7 +219,7 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 	case readmodelv1.Topic_TOPIC_STEPS:
 		runs, next, err := s.Runs(ctx, view.RunFilter{WorkspaceID: f.WorkspaceID, LiveOnly: f.WorkspaceID == ""}, page)
 		if err != nil || len(runs) == 0 {
-			return nil, "", err //nolint:wrapcheck // it says what
+			return nil, "", err
 		}
 		ids := make([]string, len(runs))
 		for i, r := range runs {
@@ -245,7 +245,7 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 	for after := from; after < to; {
 		records, next, err := events.Read(ctx, h.deps.DB, after, project.Kinds(), 1000)
 		if err != nil {
-			return 0, err //nolint:wrapcheck // it says what
+			return 0, err
 		}
 		for _, r := range records {
 			if r.Pos <= to {
@@ -264,7 +264,7 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 		return err
 	})
 	if err != nil {
-		return 0, err //nolint:wrapcheck // it says what
+		return 0, err
 	}
 	for _, i := range items {
 		if !req.wants(i) {
@@ -283,7 +283,7 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 func (h *Hub) reached(ctx context.Context, from, to int64) (int64, error) {
 	now, err := project.Position(ctx, h.deps.DB)
 	if err != nil {
-		return 0, err //nolint:wrapcheck // it says what
+		return 0, err
 	}
 	to = max(to, now)
 	return to, checkResume(ctx, h.deps.DB, from, to, h.cfg.ResumeEvents)

@@ -170,7 +170,7 @@ func makeIndex(ctx context.Context, db *pgxpool.Pool, at place, k kind) error {
 			return fmt.Errorf("drop one that was left unfinished: %w", err)
 		}
 		if _, err := pg.Exec(ctx, conn, createIndex.For(mine)); err != nil {
-			return err //nolint:wrapcheck // the caller says what it did
+			return err
 		}
 	}
 	for _, former := range made {

@@ -66,7 +66,7 @@ func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Du
 
 func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.Duration, idempotencyKey, by string) (Bundle, error) {
 	if err := rollback.Refuse(ctx, tx); err != nil {
-		return Bundle{}, err //nolint:wrapcheck // it is the answer
+		return Bundle{}, err
 	}
 	tokenID := ""
 	if idempotencyKey != "" {
@@ -102,13 +102,13 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.
 	}
 	r.StateReason, r.StateBy = "bootstrap token issued", by
 	if out.Pos, err = identity.SaveQuietly(ctx, tx, r); err != nil {
-		return Bundle{}, err //nolint:wrapcheck // it says what it did
+		return Bundle{}, err
 	}
 	_, err = e.deps.Audit.Record(ctx, tx, audit.Entry{
 		Action: "node.bootstrap.issue", Actor: by, SubjectType: "node", SubjectID: r.NodeID, NodeID: r.NodeID,
 		Details: map[string]any{"name": name, "expires_at": out.ExpiresAt, "again": tokenID != ""},
 	})
-	return out, err //nolint:wrapcheck // it says what it did
+	return out, err
 }
 
 func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life time.Duration, idempotencyKey, by string) (string, time.Time, error) {

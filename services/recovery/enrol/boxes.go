@@ -130,7 +130,7 @@ func (e *Enroller) Prepare(ctx context.Context, req *recoveryv1.PrepareInstanceR
 
 func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) (string, error) {
 	if err := rollback.Refuse(ctx, tx); err != nil {
-		return "", err //nolint:wrapcheck // it is the answer
+		return "", err
 	}
 	highest, holder, err := lockEpoch(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetInstanceId())
 	if err != nil {
@@ -246,7 +246,7 @@ func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 func (e *Enroller) RetireBox(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // it is the answer
+			return err
 		}
 		nodeID, err := pg.Value[string](ctx, tx, endInstance, req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch())
 		if err != nil {

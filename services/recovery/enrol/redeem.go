@@ -46,7 +46,7 @@ func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	}
 	e.count("token", repeated, err)
 	noteForeignKey(&who, err)
-	return resp, e.deps.Audit.Refuse(ctx, who, err) //nolint:wrapcheck // it is the answer
+	return resp, e.deps.Audit.Refuse(ctx, who, err)
 }
 
 // noteForeignKey adds to an entry which node a refused key certifies.
@@ -203,7 +203,7 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 // repeatOf answers what this very key was given by this very token, if it still counts.
 func repeatOf(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption) (*repeat, error) {
 	if a.token.State != "used" || !bytes.Equal(a.token.UsedKey, a.key) {
-		return nil, nil //nolint:nilnil // not a repetition
+		return nil, nil
 	}
 	s, found, err := identity.SerialByKey(ctx, tx, r.NodeID, a.key)
 	if err != nil {

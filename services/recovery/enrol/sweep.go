@@ -16,7 +16,7 @@ type Swept struct{ Tokens, Claims, Sessions int64 }
 func (e *Enroller) Sweep(ctx context.Context) (Swept, error) {
 	var out Swept
 	if active, err := rollback.Active(ctx, e.deps.Pool); err != nil || active {
-		return out, err //nolint:wrapcheck // it says what it did
+		return out, err
 	}
 	for _, step := range []struct {
 		count *int64

@@ -205,7 +205,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	}
 	told, err := keys.ReportUnknown(b.ctx, tx, b.identities.deps.Replica, b.unknown)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	b.reported = b.reported || told
 	if err := b.suspects.judge(b.ctx, tx, b.identities.limits(), b.moment); err != nil {
@@ -340,7 +340,7 @@ func (b *opening) report(tx pgx.Tx) error {
 	}
 	mode, set, err := rollback.Record(b.ctx, tx, b.evidence...)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	if !set {
 		return nil

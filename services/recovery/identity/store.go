@@ -54,7 +54,7 @@ func (s *storedRecord) read(ctx context.Context) *Record {
 func readOne(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (*Record, error) {
 	row, err := pg.One[storedRecord](ctx, q, s, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
+		return nil, err
 	}
 	return row.read(ctx), nil
 }
@@ -130,7 +130,7 @@ func Get(ctx context.Context, q pg.Querier, nodeID string) (*Record, error) {
 func GetByName(ctx context.Context, tx pgx.Tx, name string) (*Record, error) {
 	r, err := readOne(ctx, tx, lockByName, name)
 	if pg.IsNoRows(err) {
-		return nil, nil //nolint:nilnil // absence is an answer here
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read node by name: %w", err)

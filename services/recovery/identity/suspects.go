@@ -37,7 +37,7 @@ func (s *suspects) judge(ctx context.Context, tx pgx.Tx, limits wave.Limits, m M
 	}
 	braked, err := wave.Judge(ctx, tx, limits, s.list)
 	if err != nil || !braked {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	for _, d := range s.denials {
 		*d = denial(ctx, commonv1.Reason_REASON_RECORDS_MISSING)
@@ -56,7 +56,7 @@ func (s *Identities) brakeHold(ctx context.Context, tx pgx.Tx, r *Record, reason
 	}
 	braked, err := wave.Judge(ctx, tx, s.limits(), []wave.Suspect{{NodeID: r.NodeID, Reason: reason}})
 	if err != nil {
-		return reason, err //nolint:wrapcheck // it says what it did
+		return reason, err
 	}
 	if braked {
 		reason = commonv1.Reason_REASON_RECORDS_MISSING

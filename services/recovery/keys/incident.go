@@ -223,13 +223,13 @@ func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error 
 		Correlation: events.Correlation{CorrelationID: r.ID},
 	})
 	if err != nil || action == "" {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{
 		Action: action, Reason: r.Summary, SubjectType: "incident", SubjectID: r.ID, CorrelationID: r.ID,
 		Details: map[string]any{"kind": incidentKind, "severity": severity, "count": r.Count},
 	})
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }
 
 // Sweep opens an incident for each live replica that reports keys it cannot use, and closes those that have had no evidence for a while. It reports
@@ -239,7 +239,7 @@ func Sweep(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		holders, err := keyset.Holders(ctx, tx)
 		if err != nil {
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}
 		var list []Report
 		for _, h := range holders {

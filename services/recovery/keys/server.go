@@ -49,10 +49,10 @@ func (s *Server) ListKeys(ctx context.Context, _ *recoveryv1.ListKeysRequest) (*
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		if rows, err = keyset.ReadKeys(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}
 		holders, err = keyset.Holders(ctx, tx)
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list keys: %w", pg.Fault(err))
@@ -87,19 +87,19 @@ func (s *Server) RotateKey(ctx context.Context, req *recoveryv1.RotateKeyRequest
 	by, reason := rpc.ActorFrom(ctx), strings.TrimSpace(req.GetReason())
 	entry := audit.Entry{Action: "key.rotate", SubjectType: "key", SubjectID: string(kind), Details: map[string]any{"dry_run": req.GetDryRun()}}
 	if reason == "" {
-		return nil, s.deps.Audit.Refuse(ctx, entry, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")) //nolint:wrapcheck // it is the answer
+		return nil, s.deps.Audit.Refuse(ctx, entry, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, ""))
 	}
 	out := &recoveryv1.RotateKeyResponse{Kind: req.GetKind()}
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // it is the answer
+			return err
 		}
 		if req.GetDryRun() {
-			return keyset.Check(ctx, tx, kind) //nolint:wrapcheck // it is the answer
+			return keyset.Check(ctx, tx, kind)
 		}
 		asked, fresh, err := keyset.Ask(ctx, tx, keyset.Request{Kind: kind, IdempotencyKey: req.GetIdempotencyKey(), By: by, Reason: reason})
 		if err != nil {
-			return err //nolint:wrapcheck // it is the answer
+			return err
 		}
 		out.RotationId, out.KeyId, out.RequestedAt = asked.ID, asked.KeyID, timestamppb.New(asked.RequestedAt)
 		if !fresh {
@@ -108,7 +108,7 @@ func (s *Server) RotateKey(ctx context.Context, req *recoveryv1.RotateKeyRequest
 		done := entry
 		done.Actor, done.Reason = by, reason
 		out.Pos, err = audit.Record(ctx, tx, done)
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("rotate key: %w", s.deps.Audit.Refuse(ctx, entry, pg.Fault(err)))

@@ -98,7 +98,7 @@ func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest
 
 func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRequest, by string, out *recoveryv1.SetPolicyResponse) error {
 	if err := rollback.Refuse(ctx, tx); err != nil {
-		return err //nolint:wrapcheck // it is the answer
+		return err
 	}
 	rows, present, err := lockAll(ctx, tx)
 	if err != nil {
@@ -129,7 +129,7 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by
 		}
 		maps.Copy(wanted, values)
 		if _, err := policy.NewSet(wanted); err != nil {
-			return err //nolint:wrapcheck // faults
+			return err
 		}
 		for _, key := range slices.Sorted(maps.Keys(values)) {
 			c := change{key, strings.TrimSpace(values[key]), by, reason}
@@ -172,7 +172,7 @@ type change struct{ key, value, by, reason string }
 // put stores a change and reports it. It answers the key as it is now, and the event's position.
 func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c change) (*recoveryv1.PolicyKey, string, error) {
 	if err := policystore.Put(ctx, tx, c.key, c.value, c.by, c.reason); err != nil {
-		return nil, "", err //nolint:wrapcheck // it says what it did
+		return nil, "", err
 	}
 	key, _ := policy.Lookup(c.key)
 	before := describe(key, rows).GetValue()
@@ -198,7 +198,7 @@ func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c chan
 		Details: map[string]any{"value": c.value, "before": before},
 	})
 	if err != nil {
-		return nil, "", err //nolint:wrapcheck // it says what it did
+		return nil, "", err
 	}
 	return shown, pos, nil
 }

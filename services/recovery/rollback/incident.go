@@ -72,7 +72,7 @@ var (
 func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) (*recoveryv1.Incident, error) {
 	r, err := pg.One[incidentRow](ctx, tx, s, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it did
+		return nil, err
 	}
 	return &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer, NextAction: r.NextAction,
@@ -137,7 +137,7 @@ func open(ctx context.Context, tx pgx.Tx, mode *Mode, nodes []string, now time.T
 		Details:       map[string]any{"kind": incidentKind, "severity": severity, "count": i.GetCount()},
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	_, err = tell(ctx, tx, i)
 	return err
@@ -158,13 +158,13 @@ func closeIncident(ctx context.Context, tx pgx.Tx, by string, now time.Time) (st
 		Details:       map[string]any{"kind": incidentKind, "severity": severity, "count": i.GetCount()},
 	})
 	if err != nil {
-		return "", err //nolint:wrapcheck // it says what it did
+		return "", err
 	}
 	return tell(ctx, tx, i)
 }
 
 func tell(ctx context.Context, tx pgx.Tx, i *recoveryv1.Incident) (string, error) {
-	return events.Append(ctx, tx, events.Event{ //nolint:wrapcheck // it says what it did
+	return events.Append(ctx, tx, events.Event{
 		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.GetIncidentId(), AggregateVersion: i.GetVersion(),
 		Payload:     i,
 		Correlation: events.Correlation{CorrelationID: i.GetIncidentId()},

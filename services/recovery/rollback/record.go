@@ -73,7 +73,7 @@ func Record(ctx context.Context, tx pgx.Tx, evidence ...Evidence) (*Mode, bool, 
 			},
 		})
 		if err != nil {
-			return nil, false, err //nolint:wrapcheck // it says what it did
+			return nil, false, err
 		}
 	}
 	return mode, set, nil
@@ -109,7 +109,7 @@ func accept(ctx context.Context, tx pgx.Tx, mode *Mode, by, reason string) (stri
 		},
 	})
 	if err != nil {
-		return "", err //nolint:wrapcheck // it says what it did
+		return "", err
 	}
 	pos, err := closeIncident(ctx, tx, by, now)
 	if err != nil {

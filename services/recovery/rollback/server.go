@@ -100,7 +100,7 @@ func (s *Server) AcceptRollback(
 	refused := audit.Entry{Action: "rollback.accept", SubjectType: "rollback", SubjectID: subject}
 	if reason == "" {
 		empty := fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
-		return nil, s.deps.Audit.Refuse(ctx, refused, empty) //nolint:wrapcheck // it is the answer
+		return nil, s.deps.Audit.Refuse(ctx, refused, empty)
 	}
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		mode, err := lock(ctx, tx)
@@ -163,7 +163,7 @@ func (s *Server) Sync(ctx context.Context) error {
 
 // Run calls Sync until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	return app.Every(ctx, s.deps.Logger, "rollback", SyncEvery, s.Sync) //nolint:wrapcheck // a panic, as it is
+	return app.Every(ctx, s.deps.Logger, "rollback", SyncEvery, s.Sync)
 }
 
 // Log writes that the mode was set on evidence. It belongs after the commit.

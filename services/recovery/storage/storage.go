@@ -201,11 +201,11 @@ func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error 
 		Correlation: events.Correlation{CorrelationID: r.ID},
 	})
 	if err != nil || action == "" {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{
 		Action: action, Reason: r.Summary, SubjectType: "incident", SubjectID: r.ID, CorrelationID: r.ID,
 		Details: map[string]any{"kind": kind, "severity": severity, "count": r.Count},
 	})
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }

@@ -97,7 +97,7 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 		return r.save(ctx, tx)
 	})
 	if err != nil {
-		return err //nolint:wrapcheck // wrapped by request
+		return err
 	}
 	w.metrics.asked.WithLabelValues(answerOf(op, refusal)).Inc()
 	count(w.metrics.moved(&before, r))

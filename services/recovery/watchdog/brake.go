@@ -88,7 +88,7 @@ func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
 	batch.Queue(read).Query(func(rows pgx.Rows) error {
 		var err error
 		b, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[brake])
-		return err //nolint:wrapcheck // wrapped below
+		return err
 	})
 	if err := batch.Send(ctx, tx); err != nil {
 		return nil, fmt.Errorf("read the brake: %w", err)
@@ -117,7 +117,7 @@ func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error)
 	if !aloud {
 		return "", nil
 	}
-	return events.Append(ctx, tx, b.event()) //nolint:wrapcheck // it says what it did
+	return events.Append(ctx, tx, b.event())
 }
 
 func (b *brake) event() events.Event {
@@ -146,7 +146,7 @@ func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
 	most := mostAffected(fleet, fraction)
 	missing, err := wave.Read(ctx, j.tx, j.limits)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	j.out.Engaged = b.Engaged
 	switch {
@@ -171,7 +171,7 @@ func (j *judging) engageForRecords(ctx context.Context, missing wave.State) erro
 	b, most := j.brake, j.limits.Most(missing.Fleet)
 	reasons, nodes, err := wave.Describe(ctx, j.tx)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	b.Affected, b.Fleet, b.Most, b.Cause = missing.Suspects, missing.Fleet, most, causeRecords
 	b.Reason = fmt.Sprintf("recovery lacks records of %d nodes that asked within %s (%s), more than %d: they are told to wait, and automatic remedies have stopped, "+
@@ -214,7 +214,7 @@ func decided(ctx context.Context, tx pgx.Tx, b *brake, action, reason string) er
 		Action: action, Reason: reason, SubjectType: "brake", SubjectID: "fleet",
 		Details: map[string]any{"affected": b.Affected, "fleet": b.Fleet, "limit": b.Most, "incident_id": b.IncidentID},
 	})
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }
 
 func (j *judging) whileEngaged(ctx context.Context, still, fleet, most int32, missing wave.State) error {

@@ -100,7 +100,7 @@ func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
 			return nil, fmt.Errorf("take from budget: %w", err)
 		}
 	}
-	return nil, nil //nolint:nilnil // nothing to wait for
+	return nil, nil
 }
 
 // giveBack returns the tokens of a recreation that did not happen. What is too much runs over at the next look.

@@ -66,10 +66,10 @@ func RepairCounts(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) 
 			Action: "fleet.recount", Reason: "the counts of the fleet were not those of its workspaces", SubjectType: "brake", SubjectID: "fleet",
 			Details: map[string]any{"placements": found.Placements, "machines": found.Machines, "kept": found.Kept, "counted": found.Counted},
 		})
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	})
 	if err != nil {
-		return found, err //nolint:wrapcheck // wrapped above
+		return found, err
 	}
 	logger.ErrorContext(ctx, "the counts of the fleet were wrong and are made anew", slog.Int64("placements", found.Placements),
 		slog.Int64("machines", found.Machines), slog.Int64("kept", found.Kept), slog.Int64("counted", found.Counted))

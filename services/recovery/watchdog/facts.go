@@ -49,7 +49,7 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 func workspaceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	w := &lifecyclev1.Workspace{}
 	if err := r.Decode(w); err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	if w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED {
 		return errors.New("the workspace has no state")
@@ -103,7 +103,7 @@ func recovers(kind commonv1.OperationKind) bool {
 func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	run := &lifecyclev1.Run{}
 	if err := r.Decode(run); err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	if run.GetState() == commonv1.RunState_RUN_STATE_UNSPECIFIED {
 		return errors.New("the run has no state")
@@ -155,7 +155,7 @@ func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 func stepChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	a := &lifecyclev1.StepAttempt{}
 	if err := r.Decode(a); err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	open := a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_RUNNING || a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING
 	if a.GetStalled() || !open || a.GetDirection() != commonv1.Direction_DIRECTION_DO {
@@ -172,7 +172,7 @@ func stepChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 func instanceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	i := &lifecyclev1.Instance{}
 	if err := r.Decode(i); err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	err := pg.Queue(ctx, tx, noteInstance,
 		i.GetWorkspaceId(), i.GetEpoch(), r.AggregateVersion, i.GetInstanceId(), names.Of(i.GetState()), placementName(i.GetPlacement()), i.GetNodeId(),
@@ -186,7 +186,7 @@ func instanceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	s := &nodev1.SessionChanged{}
 	if err := r.Decode(s); err != nil {
-		return err //nolint:wrapcheck // it says what it read
+		return err
 	}
 	serving := !s.GetLate() && (s.GetState() == commonv1.SessionState_SESSION_STATE_ADMITTED || s.GetState() == commonv1.SessionState_SESSION_STATE_DRAINING)
 	reason := ""

@@ -116,7 +116,7 @@ func (r *incidentRow) unread() error {
 func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) (*incident, error) {
 	r, err := pg.One[incidentRow](ctx, tx, s, args...)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it did
+		return nil, err
 	}
 	return r.read(ctx), nil
 }
@@ -153,7 +153,7 @@ func (i *incident) event() events.Event {
 func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
 	_, err := events.Append(ctx, tx, i.event())
 	if err != nil || (i.Version > 1 && i.ClosedAt == nil) {
-		return err //nolint:wrapcheck // it says what it did
+		return err
 	}
 	e := audit.Entry{
 		Action: "incident.open", Reason: i.Summary, SubjectType: "incident", SubjectID: i.ID, CorrelationID: i.ID,
@@ -166,14 +166,14 @@ func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	_, err = audit.Record(ctx, tx, e)
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }
 
 // openIncident reads the open one of a kind and key under its lock; nil if there is none.
 func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, key string) (*incident, error) {
 	i, err := readIncident(ctx, tx, lockIncident, names.Of(kind), key)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read incident: %w", err)

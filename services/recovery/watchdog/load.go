@@ -194,7 +194,7 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 			&s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason, &s.Identity, &s.Box,
 		}, append(present.targets(), op.targets()...)...)
 		if err := row.Scan(targets...); err != nil {
-			return nil, err //nolint:wrapcheck // wrapped below
+			return nil, err
 		}
 		var err error
 		// A state that this build does not know is no state in which anything is done.
@@ -229,7 +229,7 @@ func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
 	// One that this build cannot read stays open and is left to a replica that can.
 	list, err := aside.Rows(ctx, "watchdog.recovery", rows, func(r recordRow) string { return r.ID }, func(r recordRow) (*record, error) { return r.read() })
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
+		return nil, err
 	}
 	for _, r := range list {
 		out[r.WorkspaceID] = r

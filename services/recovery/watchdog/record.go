@@ -185,7 +185,7 @@ func (r *record) insert(ctx context.Context, tx pgx.Tx) (bool, error) {
 		return false, nil
 	}
 	_, err = events.Append(ctx, tx, r.event())
-	return true, err //nolint:wrapcheck // it says what it did
+	return true, err
 }
 
 // save writes the record over the version that it was read at, and reports it.
@@ -202,7 +202,7 @@ func (r *record) save(ctx context.Context, tx pgx.Tx) error {
 	}
 	r.Version = version
 	_, err = events.Append(ctx, tx, r.event())
-	return err //nolint:wrapcheck // it says what it did
+	return err
 }
 
 // errMoved says that another replica changed the row meanwhile: whoever meets it looks again.

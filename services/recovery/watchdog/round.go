@@ -124,7 +124,7 @@ func (w *Watchdog) judgeOnce(ctx context.Context, out *Round, locked bool) ([]*r
 		// What the database says of workspaces may be older than they are: no verdict is drawn from it.
 		if rolledBack, err := rollback.Active(ctx, tx); err != nil || rolledBack {
 			out.RolledBack = rolledBack
-			return err //nolint:wrapcheck // it says what it did
+			return err
 		}
 		now, err := clock(ctx, tx)
 		if err != nil {
@@ -162,7 +162,7 @@ func (w *Watchdog) judgeOnce(ctx context.Context, out *Round, locked bool) ([]*r
 	if err == nil {
 		count(counts)
 	}
-	return asks, err //nolint:wrapcheck // wrapped by RunOnce
+	return asks, err
 }
 
 func (j *judging) all(ctx context.Context, fraction float64) ([]*record, error) {
@@ -215,7 +215,7 @@ func (j *judging) all(ctx context.Context, fraction float64) ([]*record, error) 
 	if j.now.Sub(j.w.forgot) > time.Minute {
 		j.w.forgot = j.now
 		if err := wave.Forget(ctx, j.tx); err != nil {
-			return nil, err //nolint:wrapcheck // it says what it did
+			return nil, err
 		}
 		return asks, forget(ctx, j.tx)
 	}

@@ -22,7 +22,7 @@ func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrak
 	by := rpc.ActorFrom(ctx)
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
-			return err //nolint:wrapcheck // it is the answer
+			return err
 		}
 		b, err := readBrake(ctx, tx, true)
 		if err != nil {

@@ -120,24 +120,24 @@ func New(deps Deps, cfg Config) (*Watchdog, error) {
 		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger,
 	}, events.ConsumerConfig{Name: ConsumerName, Schema: "recovery", Kinds: Kinds()})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what is missing
+		return nil, err
 	}
 	return w, nil
 }
 
 // Consume takes events until ctx ends.
 func (w *Watchdog) Consume(ctx context.Context) error {
-	return w.consumer.Run(ctx, Apply) //nolint:wrapcheck // it says whose
+	return w.consumer.Run(ctx, Apply)
 }
 
 // Drain takes all events that are there, for tests and tools.
 func (w *Watchdog) Drain(ctx context.Context) error {
-	return w.consumer.Drain(ctx, Apply) //nolint:wrapcheck // it says whose
+	return w.consumer.Drain(ctx, Apply)
 }
 
 // Run makes rounds until ctx ends.
 func (w *Watchdog) Run(ctx context.Context) error {
-	return app.EveryPaced(ctx, w.deps.Logger, "watchdog", w.pause, func(ctx context.Context) error { //nolint:wrapcheck // a panic, as it is
+	return app.EveryPaced(ctx, w.deps.Logger, "watchdog", w.pause, func(ctx context.Context) error {
 		_, err := w.RunOnce(ctx)
 		return err
 	})

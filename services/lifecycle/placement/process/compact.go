@@ -37,7 +37,7 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 			}
 			there, err := pki.Exists(d.boxDir(k.workspaceID, k.epoch))
 			if err != nil {
-				return err //nolint:wrapcheck // it says which directory
+				return err
 			}
 			if b.live() || time.Since(b.endedAt) < d.cfg.RememberEnded || there || b.Seq == l.seq {
 				delete(forgotten, k.workspaceID)

@@ -121,7 +121,7 @@ func (d *Driver) Launch(ctx context.Context, b placement.Box) (placement.Launche
 			return err
 		}
 		if err := b.Permitted(ctx); err != nil {
-			return err //nolint:wrapcheck // it is the caller's own
+			return err
 		}
 		e := entry{WorkspaceID: b.WorkspaceID, Epoch: b.Epoch, InstanceID: b.InstanceID, GPUs: b.GPUs}
 		if have == nil {
@@ -230,7 +230,7 @@ func (d *Driver) furnish(b placement.Box) error {
 	}
 	file := filepath.Join(etc, "node-agent.env")
 	if ok, err := pki.Exists(file); err != nil || ok {
-		return err //nolint:wrapcheck // nil, or the file's own error; the agent may have changed the file since
+		return err
 	}
 	if err := pki.WriteFile(file, []byte(env)); err != nil {
 		return fmt.Errorf("write environment of box: %w", err)
@@ -299,7 +299,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 			return fmt.Errorf("end box: %w", err)
 		}
 		if err := failpoint.Hit("lifecycle.end.after_kill"); err != nil {
-			return err //nolint:wrapcheck // it says which
+			return err
 		}
 		err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 			if l.boxes[boxKey{workspaceID, epoch}].Op == opEnded {

@@ -36,7 +36,7 @@ func (d *Driver) logID() (string, error) {
 	path := filepath.Join(d.cfg.Dir, "launches.id")
 	there, err := pki.Exists(path)
 	if err != nil {
-		return "", err //nolint:wrapcheck // it says which file
+		return "", err
 	}
 	if !there {
 		if err := pki.WriteFile(path, []byte(ids.New()+"\n")); err != nil {
@@ -45,7 +45,7 @@ func (d *Driver) logID() (string, error) {
 	}
 	raw, err := pki.ReadFile(path)
 	if err != nil {
-		return "", err //nolint:wrapcheck // it says which file
+		return "", err
 	}
 	id := strings.TrimSpace(string(raw))
 	if !ids.Valid(id) {

@@ -38,7 +38,7 @@ func (d *Driver) Launch(ctx context.Context, box placement.Box) (placement.Launc
 			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch of the workspace is not confirmed ended")
 		}
 		if err := box.Permitted(ctx); err != nil {
-			return err //nolint:wrapcheck // it is the caller's own
+			return err
 		}
 		slot, err := pg.One[slotRow](ctx, tx, takeSlot, box.WorkspaceID, box.Epoch, box.InstanceID, box.NodeID)
 		if err != nil {
