@@ -237,7 +237,7 @@ func (f *facts) now() *commonv1.HostFacts {
 	return f.seen
 }
 
-// tell answers all facts and takes them for told.
+// tell returns all facts and takes them for told.
 func (f *facts) tell() *commonv1.HostFacts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -245,7 +245,7 @@ func (f *facts) tell() *commonv1.HostFacts {
 	return f.seen
 }
 
-// changed answers the facts if they are others than those told.
+// changed returns the facts if they are others than those told.
 func (f *facts) changed() *commonv1.HostFacts {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -28,7 +28,7 @@ func (a *Agent) askOutput(ctx context.Context, req *nodev1.OutputRequest) {
 	}
 }
 
-// readOutputs answers requests for output, one at a time, until ctx ends.
+// readOutputs returns requests for output, one at a time, until ctx ends.
 func (a *Agent) readOutputs(ctx context.Context) error {
 	for {
 		select {

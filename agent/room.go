@@ -172,7 +172,7 @@ func diskOf(s room.State) *commonv1.StateDisk {
 	}
 }
 
-// noRoom answers why nothing more is made on this host; nil if there is room.
+// noRoom returns why nothing more is made on this host; nil if there is room.
 func (a *Agent) noRoom() error {
 	state := a.room.State()
 	if !state.Full {

@@ -50,7 +50,7 @@ func (m *mesh) storage(workspace string, op int64) *nodev1.TaskResult {
 	return m.result(m.request(workspace, op, commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE, &nodev1.StorageAllocate{Name: "data", SizeBytes: 1 << 20}))
 }
 
-// disk answers what the heartbeats said last of the disk, once it is as wanted.
+// disk returns what the heartbeats said last of the disk, once it is as wanted.
 func (m *mesh) disk(full bool) *commonv1.StateDisk {
 	m.t.Helper()
 	var last *commonv1.StateDisk
@@ -311,7 +311,7 @@ func prepareFiles(t *testing.T, m *mesh, cfg agent.Config) {
 	}
 }
 
-// journalOf answers the journal of a change that ended half way, made on a copy of the agent's files.
+// journalOf returns the journal of a change that ended half way, made on a copy of the agent's files.
 func journalOf(t *testing.T, m *mesh, cfg agent.Config, scratch string) []byte {
 	t.Helper()
 	copyTree(t, filepath.Dir(cfg.StateDir), scratch)
@@ -339,7 +339,7 @@ func workload() *nodev1.WorkloadDeploy {
 	return &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{Name: "app", Command: []string{"/bin/sleep", "100000"}}, StorageName: "data"}
 }
 
-// ownerOf answers whose the storage of workspaceA is.
+// ownerOf returns whose the storage of workspaceA is.
 func ownerOf(t *testing.T, cfg agent.Config) uint32 {
 	t.Helper()
 	info, err := os.Stat(filepath.Join(cfg.StateDir, "workspaces", "storage", workspaceA, "data"))

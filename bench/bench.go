@@ -110,7 +110,7 @@ func cpuModel() string {
 	return "unknown"
 }
 
-// Percentile answers the p-th percentile (0 to 1) of durations in milliseconds; it sorts them in place. None is zero.
+// Percentile returns the p-th percentile (0 to 1) of durations in milliseconds; it sorts them in place. None is zero.
 func Percentile(durations []time.Duration, p float64) float64 {
 	if len(durations) == 0 {
 		return 0

@@ -245,7 +245,7 @@ func diagnosed(node *readmodelv1.Node, over bool) bool {
 	return false
 }
 
-// diskFinding answers the open finding about a node's disk; empty if there is none.
+// diskFinding returns the open finding about a node's disk; empty if there is none.
 func (m *Mesh) diskFinding(ctx context.Context, node string) (string, error) {
 	resp, err := m.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{PageSize: 500})
 	if err != nil {

@@ -110,12 +110,12 @@ func at(stage Stage, err error) error {
 	return &stageError{stage, err}
 }
 
-// Drills answers every drill, in the order of the matrix.
+// Drills returns every drill, in the order of the matrix.
 func Drills() []Drill {
 	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), restored(), oldInstance(), diskFull()}
 }
 
-// Find answers the drills of these names in the order of the matrix; an unknown name is an error that lists those there are.
+// Find returns the drills of these names in the order of the matrix; an unknown name is an error that lists those there are.
 func Find(names ...string) ([]Drill, error) {
 	all := Drills()
 	var unknown []string
@@ -145,7 +145,7 @@ func (d Drill) Able() error {
 	return nil
 }
 
-// Budget answers the drill's row.
+// Budget returns the drill's row.
 func (d Drill) Budget() policy.Budget {
 	b, _ := policy.BudgetOf(d.Name) // a test holds that every drill has its row
 	return b

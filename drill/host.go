@@ -93,7 +93,7 @@ func (m *Mesh) boxDir(workspaceID string, epoch int64) string {
 	return filepath.Join(m.cluster.Plan.BoxDir, "boxes", workspaceID+"-"+strconv.FormatInt(epoch, 10))
 }
 
-// boxPID answers the process of a box's agent by the ledger: as launched, or as powered on again last.
+// boxPID returns the process of a box's agent by the ledger: as launched, or as powered on again last.
 func (m *Mesh) boxPID(workspaceID string, epoch int64) (int, error) {
 	ledger, err := m.ledger()
 	if err != nil {

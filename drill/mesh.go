@@ -54,7 +54,7 @@ type Config struct {
 // lease of sagas in a scaled mesh: how long a run stays with a replica that fell silent.
 const scaledLease = 3 * time.Second
 
-// Scaled answers the policy values of a scaled mesh.
+// Scaled returns the policy values of a scaled mesh.
 func Scaled() map[string]string {
 	return map[string]string{
 		policy.SagaStepStallSeconds: "8", policy.SagaWaitReadyStallSeconds: "8", policy.SagaCancelGraceSeconds: "5",
@@ -175,7 +175,7 @@ func (m *Mesh) form() string {
 	return "production"
 }
 
-// policy answers the policy that the mesh runs with, as the API tells it.
+// policy returns the policy that the mesh runs with, as the API tells it.
 func (m *Mesh) policy(ctx context.Context) (policy.Set, error) {
 	resp, err := m.Client.Query.GetPolicy(ctx, &readmodelv1.GetPolicyRequest{})
 	if err != nil {
@@ -387,7 +387,7 @@ func (m *Mesh) anew(ctx context.Context, replicas []*cluster.Process, env ...str
 
 var errNotOwn = errors.New("this fault hurts hosts and processes: it is injected into a mesh of the drill's own alone; leave --context out")
 
-// own answers the cluster, or why there is none.
+// own returns the cluster, or why there is none.
 func (m *Mesh) own() (*cluster.Cluster, error) {
 	if m.cluster == nil {
 		return nil, at(StageGood, errNotOwn)

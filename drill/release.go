@@ -140,7 +140,7 @@ func (m *Mesh) onMachine(ctx context.Context, c *cluster.Cluster) (held, error) 
 	return held{}, fmt.Errorf("the workspace stands on %s, which is no machine of this mesh", ws.GetNodeName())
 }
 
-// hold answers the newest allocation of a workspace.
+// hold returns the newest allocation of a workspace.
 func (m *Mesh) hold(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
 	resp, err := m.Client.Query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: 100, WorkspaceId: id})
 	if err != nil {

@@ -119,7 +119,7 @@ func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error
 	return pid, err
 }
 
-// stall answers the verdict that the timeline gives of a run, or what is missing of it.
+// stall returns the verdict that the timeline gives of a run, or what is missing of it.
 func (m *Mesh) stall(ctx context.Context, ref, runID string) (Verdict, error) {
 	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: ref})
 	if err != nil {

@@ -51,7 +51,7 @@ func (b *Backoff) NextWithin(retryAfter, most time.Duration) time.Duration {
 	return max(retryAfter, 0) + b.Jitter(bound)
 }
 
-// Jitter answers a random duration in [0,bound).
+// Jitter returns a random duration in [0,bound).
 func (b *Backoff) Jitter(bound time.Duration) time.Duration {
 	if bound <= 0 || b.draw == nil {
 		return 0

@@ -105,7 +105,7 @@ func (l *Log) SetAside() error { return l.aside }
 // building are the names under which a record is written before it gets its own.
 const building = ".diagnostics-*"
 
-// Read answers the entries of a record, oldest first, without taking anything in it on trust: no symbolic link, no more than MaxBytes, every text
+// Read returns the entries of a record, oldest first, without taking anything in it on trust: no symbolic link, no more than MaxBytes, every text
 // cleaned, old ones left out. No file is no entries.
 func Read(path string, now time.Time) ([]Entry, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -237,7 +237,7 @@ func replace(path string, data []byte) error {
 	return nil
 }
 
-// Last answers the newest record of a code.
+// Last returns the newest record of a code.
 func (l *Log) Last(code commonv1.DiagnosticCode) (Entry, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -250,14 +250,14 @@ func (l *Log) Last(code commonv1.DiagnosticCode) (Entry, bool) {
 	return Entry{}, false
 }
 
-// Entries answers all records, oldest first.
+// Entries returns all records, oldest first.
 func (l *Log) Entries() []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.entries)
 }
 
-// Since answers the records that were seen after t as they go into Hello or a report, newest last, at most limit (0: MaxInHello) of the newest.
+// Since returns the records that were seen after t as they go into Hello or a report, newest last, at most limit (0: MaxInHello) of the newest.
 func (l *Log) Since(t time.Time, limit int) []*commonv1.Diagnostic {
 	if limit <= 0 || limit > MaxInHello {
 		limit = MaxInHello
@@ -274,7 +274,7 @@ func (l *Log) Since(t time.Time, limit int) []*commonv1.Diagnostic {
 	return out
 }
 
-// Proto answers the entry as it travels.
+// Proto returns the entry as it travels.
 func (e Entry) Proto() *commonv1.Diagnostic {
 	code, err := names.Parse[commonv1.DiagnosticCode](e.Code)
 	if err != nil {

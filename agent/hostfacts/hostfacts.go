@@ -132,7 +132,7 @@ func (c Config) disks() []*commonv1.Disk {
 	return out
 }
 
-// fsType answers the type of the mount with the longest prefix of p.
+// fsType returns the type of the mount with the longest prefix of p.
 func (c Config) fsType(p string) string {
 	data, err := os.ReadFile(c.path("proc/self/mounts"))
 	if err != nil {

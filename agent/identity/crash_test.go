@@ -183,7 +183,7 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 	tests := []struct {
 		name  string
 		setup func(w *world, s *identity.Store)
-		// prepare answers the operation; its inputs are the same for every try, as a peer's would be.
+		// prepare returns the operation; its inputs are the same for every try, as a peer's would be.
 		prepare func(w *world, s *identity.Store) func(s *identity.Store) error
 	}{
 		{name: "pending key", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {

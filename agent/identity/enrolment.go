@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Token answers the token to enrol with: empty if there is none, or if it is the one that this identity was made with, which must never be shown
+// Token returns the token to enrol with: empty if there is none, or if it is the one that this identity was made with, which must never be shown
 // again with another key.
 func (s *Store) Token() string {
 	s.mu.Lock()

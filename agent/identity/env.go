@@ -116,10 +116,10 @@ func validName(name string) bool {
 	return true
 }
 
-// Get answers a variable, empty if it is not set.
+// Get returns a variable, empty if it is not set.
 func (e Env) Get(name string) string { return e.values[name] }
 
-// With answers a copy in which name is value; an empty value removes it. Values with quotes or control characters are refused by Render's reader, so
+// With returns a copy in which name is value; an empty value removes it. Values with quotes or control characters are refused by Render's reader, so
 // they are never set: the caller passes what Clean accepts.
 func (e Env) With(name, value string) Env {
 	out := Env{names: slices.Clone(e.names), values: make(map[string]string, len(e.values)+1)}

@@ -16,7 +16,7 @@ import (
 // ErrNotOurs is wrapped when an issued certificate is not for this node or not for the key that asked.
 var ErrNotOurs = errors.New("the certificate is not for this node and its pending key")
 
-// PendingKey answers the key to ask for the next certificate with. It is on disk before it is answered, and stays the same until a certificate for
+// PendingKey returns the key to ask for the next certificate with. It is on disk before it is answered, and stays the same until a certificate for
 // it is stored or it is dropped, so that a lost reply is asked for again and not anew.
 func (s *Store) PendingKey() (crypto.Signer, error) {
 	s.mu.Lock()

@@ -220,7 +220,7 @@ func (s *Store) settleLocked() error {
 	return s.loadLocked()
 }
 
-// loadSlotLocked answers nil for a slot that is empty or broken.
+// loadSlotLocked returns nil for a slot that is empty or broken.
 func (s *Store) loadSlotLocked(cert, key file) *tls.Certificate {
 	certPEM, certErr := pki.ReadFile(s.path(cert))
 	keyPEM, keyErr := pki.ReadFile(s.path(key))
@@ -268,7 +268,7 @@ func (s *Store) ReloadEnv() error {
 	return s.loadEnvLocked()
 }
 
-// Node answers who this host is; false before its first enrolment, or if node.json is lost.
+// Node returns who this host is; false before its first enrolment, or if node.json is lost.
 func (s *Store) Node() (Node, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 )
 
-// Fence answers the highest epoch seen and the highest op_seq started of a workspace; zeros if nothing was.
+// Fence returns the highest epoch seen and the highest op_seq started of a workspace; zeros if nothing was.
 func (l *Ledger) Fence(workspaceID string) (epoch, opSeq int64, err error) { //nolint:nonamedreturns // two numbers that are easily swapped
 	err = l.store.read(fences, []byte(workspaceID), func(value []byte) error {
 		f := readFence(value)
@@ -18,7 +18,7 @@ type fence struct{ epoch, opSeq int64 }
 
 const fenceSize = 16
 
-// fenceOf answers the numbers of the task's workspace, and whether the rule applies to it at all.
+// fenceOf returns the numbers of the task's workspace, and whether the rule applies to it at all.
 func fenceOf(tx *transaction, d *Delivery) (bool, fence) {
 	if d.WorkspaceID == "" || Exempt(d.Type) {
 		return false, fence{}

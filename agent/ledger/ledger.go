@@ -365,7 +365,7 @@ func (l *Ledger) Ack(ctx context.Context, keys ...Key) error {
 	return nil
 }
 
-// Get answers what the ledger holds of an attempt.
+// Get returns what the ledger holds of an attempt.
 func (l *Ledger) Get(key Key) (Entry, bool, error) {
 	l.mu.Lock()
 	e, ok := l.open[key]

@@ -55,7 +55,7 @@ type State struct {
 type Config struct {
 	Dirs []string // the first is the state directory, which holds the probe
 	Now  func() time.Time
-	// Usage answers what the file system of a directory has.
+	// Usage returns what the file system of a directory has.
 	Usage func(dir string) (Usage, error)
 }
 
@@ -89,7 +89,7 @@ func (w *Watch) Note(err error) {
 	w.refused = err
 }
 
-// State answers what the last Check found.
+// State returns what the last Check found.
 func (w *Watch) State() State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -114,7 +114,7 @@ func (w *Watch) Check() (State, bool) {
 	return next, changed
 }
 
-// look answers the first directory without room, else the first directory.
+// look returns the first directory without room, else the first directory.
 func (w *Watch) look(wasFull bool, refused error) State {
 	first := State{Dir: w.cfg.Dirs[0]}
 	for i, dir := range w.cfg.Dirs {

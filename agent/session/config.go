@@ -85,7 +85,7 @@ type Deps struct {
 	Identity Identity
 	Clock    *clock.Clock
 	Roots    *pki.Bundle // trusts the node API
-	// Endpoint answers host:port of the node API, asked before each dial.
+	// Endpoint returns host:port of the node API, asked before each dial.
 	Endpoint func() (string, error)
 	// Record puts a diagnostic on disk. It is called before every retry. Nil: none is kept.
 	Record func(ctx context.Context, d Diagnostic) error

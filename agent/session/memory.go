@@ -57,7 +57,7 @@ func (m *Memory) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	return next, unbelieved, nil
 }
 
-// Node answers who it is.
+// Node returns who it is.
 func (m *Memory) Node() (identity.Node, bool) { return m.node, true }
 
 // Certificate is the one in use.
@@ -74,7 +74,7 @@ func (m *Memory) Other() *tls.Certificate {
 	return m.other
 }
 
-// JoinState answers what was stored last.
+// JoinState returns what was stored last.
 func (m *Memory) JoinState() ([]byte, int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

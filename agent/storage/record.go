@@ -36,7 +36,7 @@ func recordName(rel string) bool {
 	return validWorkspace(path.Clean(workspace)) && validName(name)
 }
 
-// nextProject answers a project id that no record and no directory has. A record that cannot be read stands for the id of its directory, if that has one.
+// nextProject returns a project id that no record and no directory has. A record that cannot be read stands for the id of its directory, if that has one.
 func (s *Store) nextProject() (uint32, error) {
 	next := uint32(firstProject)
 	err := fs.WalkDir(s.meta.FS(), ".", func(rel string, entry fs.DirEntry, err error) error {
@@ -56,7 +56,7 @@ func (s *Store) nextProject() (uint32, error) {
 	return next, nil
 }
 
-// projectOf answers the project id that the storage's directory has, zero if it has none of ours.
+// projectOf returns the project id that the storage's directory has, zero if it has none of ours.
 func (s *Store) projectOf(rel string) uint32 {
 	if s.deps.Quota == nil {
 		return 0
@@ -67,7 +67,7 @@ func (s *Store) projectOf(rel string) uint32 {
 	return 0
 }
 
-// read answers false if there is no record, and errRecord if it is not whole.
+// read returns false if there is no record, and errRecord if it is not whole.
 func (s *Store) read(rel string) (record, bool, error) {
 	data, err := s.meta.ReadFile(rel)
 	if errors.Is(err, fs.ErrNotExist) {

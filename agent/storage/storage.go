@@ -36,7 +36,7 @@ type Quota interface {
 	// Limit holds dir and all below it to bytes (0: no limit) under the project id, which is unique to it. False without an error says that this
 	// file system cannot.
 	Limit(dir string, project uint32, bytes int64) (bool, error)
-	// Project answers the project id that a directory has; zero for none.
+	// Project returns the project id that a directory has; zero for none.
 	Project(dir string) uint32
 }
 
@@ -115,7 +115,7 @@ func makeDir(path string, mode os.FileMode) error {
 // Close closes the trees; nothing in them changes.
 func (s *Store) Close() error { return errors.Join(s.root.Close(), s.meta.Close()) }
 
-// Path answers where the storage of that name is, and false if there is none.
+// Path returns where the storage of that name is, and false if there is none.
 func (s *Store) Path(workspaceID, name string) (string, bool, error) {
 	rel, err := relative(workspaceID, name)
 	if err != nil {

@@ -178,7 +178,7 @@ func (e *Executor) Types() []commonv1.TaskType {
 // InFlight lists the attempts without an acknowledged result, for Hello.
 func (e *Executor) InFlight() []*commonv1.TaskInFlight { return e.deps.Ledger.InFlight(4096) }
 
-// Stats answers the counters.
+// Stats returns the counters.
 func (e *Executor) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -363,7 +363,7 @@ func (e *Executor) count(f func(*Stats)) {
 	f(&e.stats)
 }
 
-// limit answers how many tasks of a kind run at once.
+// limit returns how many tasks of a kind run at once.
 func (e *Executor) limit(kind commonv1.TaskType) int {
 	if n := e.cfg.Concurrency[kind]; n > 0 {
 		return n

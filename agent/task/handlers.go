@@ -45,7 +45,7 @@ type HandlerDeps struct {
 	Diagnostics Diagnostics
 	BootID      string
 	Now         func() time.Time // the host's clock; nil means time.Now
-	// Room answers why the host has no room for more; nil says that it has. A nil function is not asked.
+	// Room returns why the host has no room for more; nil says that it has. A nil function is not asked.
 	Room func() error
 	// NoRoom is told of every error for want of room; nil: nobody is.
 	NoRoom func(error)
@@ -82,7 +82,7 @@ func (d HandlerDeps) within(run HandlerFunc) HandlerFunc {
 	}
 }
 
-// Handlers answers the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the second time, so after a restart
+// Handlers returns the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the second time, so after a restart
 // of the agent they run again, with one exception: a restart of a workload that had begun is observed, or it might restart twice.
 func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
 	if d.Now == nil {

@@ -206,7 +206,7 @@ func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 	e.mu.Unlock()
 }
 
-// verify answers the offer's task, or refuses it. A task that the ledger knows is taken whatever the time: its stored result is the answer.
+// verify returns the offer's task, or refuses it. A task that the ledger knows is taken whatever the time: its stored result is the answer.
 func (e *Executor) verify(ctx context.Context, offer *nodev1.TaskOffer) (Task, bool) {
 	signed, err := envelope.Verify(e.deps.Verifiers(), offer.GetEnvelope(), offer.GetSignature(), offer.GetKeyId())
 	if err != nil {

@@ -14,7 +14,7 @@ type turn struct {
 	started bool // one of them is marked in the ledger: what is lower has been superseded
 }
 
-// ordered answers the task's order, and false for tasks that change nothing, or nothing of a workspace.
+// ordered returns the task's order, and false for tasks that change nothing, or nothing of a workspace.
 func (t *Task) ordered() (order, bool) {
 	if t.WorkspaceID == "" || ledger.Exempt(t.Kind) {
 		return order{}, false

@@ -68,7 +68,7 @@ func judge(err error) (commonv1.TaskState, commonv1.Reason) {
 	return commonv1.TaskState_TASK_STATE_FAILED, reason
 }
 
-// describe answers what goes to the control plane: a fault's public sentence, else the error. Handlers keep secrets out of their errors.
+// describe returns what goes to the control plane: a fault's public sentence, else the error. Handlers keep secrets out of their errors.
 func describe(err error) string {
 	if f, ok := fault.As(err); ok && !errors.Is(err, ErrUnknown) {
 		return f.Public

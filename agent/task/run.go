@@ -209,7 +209,7 @@ func (e *Executor) begin(ctx context.Context, j *job) bool {
 	return false
 }
 
-// marked answers the entry of a task whose start was stored though the ledger said that it was not. Only this executor starts tasks, and it has not
+// marked returns the entry of a task whose start was stored though the ledger said that it was not. Only this executor starts tasks, and it has not
 // begun this one.
 func (e *Executor) marked(j *job, refused error) (ledger.Entry, error) {
 	entry, found, err := e.deps.Ledger.Get(j.key)

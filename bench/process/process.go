@@ -119,7 +119,7 @@ func (c *Child) Kill() error {
 // Verbs are what a child can do.
 type Verbs map[string]func(ctx context.Context, args json.RawMessage) (any, error)
 
-// Serve answers on out what comes on in, until in ends.
+// Serve returns on out what comes on in, until in ends.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, verbs Verbs) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 1<<20), 64<<20)
@@ -166,7 +166,7 @@ type Memory struct {
 	Goroutines int   `json:"goroutines"`
 }
 
-// Measure answers what this process holds after two collections that gave back what they could.
+// Measure returns what this process holds after two collections that gave back what they could.
 func Measure() (Memory, error) {
 	debug.FreeOSMemory()
 	debug.FreeOSMemory()

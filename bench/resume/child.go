@@ -80,7 +80,7 @@ func (t *tally) count() int {
 	return len(t.at)
 }
 
-// when answers when the step of a workspace began, false if it did not.
+// when returns when the step of a workspace began, false if it did not.
 func (t *tally) when(workspace string) (time.Time, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

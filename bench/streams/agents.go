@@ -183,7 +183,7 @@ func (f *fleet) read(a *agent) {
 	}
 }
 
-// status answers how many agents have had a heartbeat acknowledged, and fails if any lost its stream.
+// status returns how many agents have had a heartbeat acknowledged, and fails if any lost its stream.
 func (f *fleet) status() (int64, error) {
 	if n := f.lost.Load(); n > 0 {
 		return 0, fmt.Errorf("%d agents lost their stream", n)

@@ -66,7 +66,7 @@ func (l *Log) again(key string) bool {
 	return c != nil
 }
 
-// afford answers whether one more kind of an actor's refusals is written by itself.
+// afford reports whether one more kind of an actor's refusals is written by itself.
 func (l *Log) afford(actor string) bool {
 	window := l.window()
 	l.mu.Lock()

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// Clean answers a copy of m without secrets: the values of environments, the arguments and commands of workloads, bytes, texts in fields that are named
+// Clean returns a copy of m without secrets: the values of environments, the arguments and commands of workloads, bytes, texts in fields that are named
 // for a secret, and whatever looks like one elsewhere. Names and the number of values stay.
 func Clean[M proto.Message](m M) M {
 	out, _ := proto.Clone(m).(M)

@@ -113,7 +113,7 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 	return nil
 }
 
-// take answers how much of what is counted here for one thing the database has not been told, for a transaction to tell it. It is counted here again
+// take returns how much of what is counted here for one thing the database has not been told, for a transaction to tell it. It is counted here again
 // unless that commits, and forgotten if it does. A transaction whose end nobody says takes nothing: that is told later, as a window of its own.
 func (l *Log) take(tx pgx.Tx, settles string) int64 {
 	l.mu.Lock()

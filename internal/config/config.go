@@ -65,12 +65,12 @@ func Load[T any](defaults T, opts LoadOptions) (T, error) {
 	return out, nil
 }
 
-// Check answers what is wrong with a file alone, for a configuration with these defaults; nothing means that it would load.
+// Check returns what is wrong with a file alone, for a configuration with these defaults; nothing means that it would load.
 func Check[T any](defaults T, file string) []Problem {
 	return load(&defaults, LoadOptions{File: file})
 }
 
-// Problems answers the problems joined in an error of Load.
+// Problems returns the problems joined in an error of Load.
 func Problems(err error) []Problem {
 	if err == nil {
 		return nil
@@ -118,7 +118,7 @@ func load(target any, opts LoadOptions) []Problem {
 	return append(problems, validate(schema)...)
 }
 
-// readFile answers the file's values by key. Keys that the schema does not know are problems and left out.
+// readFile returns the file's values by key. Keys that the schema does not know are problems and left out.
 func readFile(path string, schema *schema, where map[string]string) (map[string]any, []Problem) {
 	if path == "" {
 		return nil, nil

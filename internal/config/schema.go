@@ -218,7 +218,7 @@ func (f *field) parse(text string) (any, error) {
 	}
 }
 
-// scanYAML answers the line of each known key and reports keys that are unknown, doubled, or a section where a value belongs. It answers nil
+// scanYAML returns the line of each known key and reports keys that are unknown, doubled, or a section where a value belongs. It answers nil
 // lines if the text is not YAML.
 func scanYAML(path string, raw []byte, s *schema) (map[string]int, []Problem) {
 	var doc yaml.Node

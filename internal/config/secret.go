@@ -19,7 +19,7 @@ const maxSecretSize = 64 << 10
 // SecretFile is the path of a file that holds a secret. The file is read when the secret is needed, so that a rotated one is found.
 type SecretFile string
 
-// Read answers the file's text without the line end. It refuses a file that group or others may read, one that is not a regular file, an
+// Read returns the file's text without the line end. It refuses a file that group or others may read, one that is not a regular file, an
 // empty one and one over 64 KiB.
 func (f SecretFile) Read() (Secret, error) {
 	if f == "" {

@@ -1,6 +1,6 @@
 package envelope
 
-// Claimed answers which task and attempt an envelope says it is, without believing it: only to name a refusal. Nothing may be done for a task on
+// Claimed returns which task and attempt an envelope says it is, without believing it: only to name a refusal. Nothing may be done for a task on
 // the strength of it.
 func Claimed(encoded []byte) (taskID string, attempt int32, ok bool) { //nolint:nonamedreturns // two claims and whether there are any
 	t, err := decode(encoded)
@@ -10,7 +10,7 @@ func Claimed(encoded []byte) (taskID string, attempt int32, ok bool) { //nolint:
 	return t.TaskID, t.Attempt, true
 }
 
-// ClaimedNode answers which node an envelope says that it is for. Nobody has vouched for it: it may only be used to leave a task alone.
+// ClaimedNode returns which node an envelope says that it is for. Nobody has vouched for it: it may only be used to leave a task alone.
 func ClaimedNode(encoded []byte) (string, bool) {
 	t, err := decode(encoded)
 	return t.NodeID, err == nil

@@ -54,7 +54,7 @@ func Sign(key Key, task Task) (Signed, error) {
 	return Signed{Bytes: encoded, Signature: ed25519.Sign(key.private, message(encoded)), KeyID: key.id}, nil
 }
 
-// Verify answers the task of an envelope that a key of the set has signed. Every refusal is fault task_signature_invalid, whatever was wrong:
+// Verify returns the task of an envelope that a key of the set has signed. Every refusal is fault task_signature_invalid, whatever was wrong:
 // who forges learns nothing from it.
 func Verify(set *VerifierSet, encoded, signature []byte, keyID string) (Task, error) {
 	public, ok := set.Key(keyID)

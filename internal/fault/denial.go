@@ -16,7 +16,7 @@ const (
 	maxPeerWait  = time.Hour
 )
 
-// ToDenial answers err as the message that goes to a peer. What is not a fault is sent as internal, or by its context's end.
+// ToDenial returns err as the message that goes to a peer. What is not a fault is sent as internal, or by its context's end.
 func ToDenial(err error, correlationID string) *commonv1.Denial {
 	e := From(err)
 	if e == nil {

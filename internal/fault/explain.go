@@ -18,7 +18,7 @@ type Explanation struct {
 	Action     commonv1.Action
 }
 
-// Explain answers the explanation of one reason; an unknown one is explained as such.
+// Explain returns the explanation of one reason; an unknown one is explained as such.
 func Explain(reason commonv1.Reason) Explanation {
 	row := RowOf(reason)
 	return Explanation{
@@ -26,7 +26,7 @@ func Explain(reason commonv1.Reason) Explanation {
 	}
 }
 
-// Catalogue answers the explanations of every reason, in the order of the enum.
+// Catalogue returns the explanations of every reason, in the order of the enum.
 func Catalogue() []Explanation {
 	all := names.All[commonv1.Reason]()
 	out := make([]Explanation, len(all))

@@ -92,7 +92,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap answers the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.cause }
 
 // Is makes errors.Is match two faults of the same reason.
@@ -101,12 +101,12 @@ func (e *Error) Is(target error) bool {
 	return ok && other.Reason == e.Reason
 }
 
-// As answers the outermost fault in err's chain.
+// As returns the outermost fault in err's chain.
 func As(err error) (*Error, bool) {
 	return errors.AsType[*Error](err)
 }
 
-// From answers err as a fault: itself if it is one, deadline_exceeded or unavailable for a context's end, else internal. nil stays nil.
+// From returns err as a fault: itself if it is one, deadline_exceeded or unavailable for a context's end, else internal. nil stays nil.
 func From(err error) *Error {
 	if err == nil {
 		return nil
@@ -126,7 +126,7 @@ func From(err error) *Error {
 	return New(commonv1.Reason_REASON_INTERNAL, "", Cause(err))
 }
 
-// ReasonOf answers the reason of From(err), and unspecified for nil.
+// ReasonOf returns the reason of From(err), and unspecified for nil.
 func ReasonOf(err error) commonv1.Reason {
 	if err == nil {
 		return commonv1.Reason_REASON_UNSPECIFIED
@@ -139,7 +139,7 @@ func Has(err error, reason commonv1.Reason) bool {
 	return errors.Is(err, &Error{Reason: reason})
 }
 
-// ActionOf answers what a refused peer does next. Whatever is not a fault, and every reason this build does not know, means wait; nil has no
+// ActionOf returns what a refused peer does next. Whatever is not a fault, and every reason this build does not know, means wait; nil has no
 // action.
 func ActionOf(err error) commonv1.Action {
 	if err == nil {
@@ -152,7 +152,7 @@ func ActionOf(err error) commonv1.Action {
 	return e.action()
 }
 
-// RetryAfterOf answers the least time the peer asked us to wait, zero if it asked nothing.
+// RetryAfterOf returns the least time the peer asked us to wait, zero if it asked nothing.
 func RetryAfterOf(err error) time.Duration {
 	if e, ok := As(err); ok {
 		return e.RetryAfter
@@ -171,7 +171,7 @@ func (e *Error) action() commonv1.Action {
 	return row.Action
 }
 
-// Fields answers the fault as pairs for a log line: reason, action and, where set, the conflicting id and the wait in seconds.
+// Fields returns the fault as pairs for a log line: reason, action and, where set, the conflicting id and the wait in seconds.
 func (e *Error) Fields() []string {
 	out := []string{"reason", names.Of(e.Reason), "action", names.Of(e.action())}
 	if e.ConflictingID != "" {

@@ -20,7 +20,7 @@ type Row struct {
 	Owner      string        // whose it is to repair
 }
 
-// RowOf answers the table's row of a reason. A reason this build does not know, and the unspecified one, is answered as one to wait on.
+// RowOf returns the table's row of a reason. A reason this build does not know, and the unspecified one, is answered as one to wait on.
 func RowOf(reason commonv1.Reason) Row {
 	row, _ := lookup(reason)
 	return row

@@ -11,7 +11,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// ToConnect answers err as it may leave a Connect server: the fault's code and sentence with its Denial as a detail. What is not a fault
+// ToConnect returns err as it may leave a Connect server: the fault's code and sentence with its Denial as a detail. What is not a fault
 // leaves as "internal error". nil stays nil.
 func ToConnect(err error, correlationID string) *connect.Error {
 	if err == nil {
@@ -25,7 +25,7 @@ func ToConnect(err error, correlationID string) *connect.Error {
 	return out
 }
 
-// FromConnect answers the error of a Connect call as a fault of ours: by the Denial the peer sent, else by its code alone, in which case the
+// FromConnect returns the error of a Connect call as a fault of ours: by the Denial the peer sent, else by its code alone, in which case the
 // peer may be no peer of ours but a proxy, and the action is wait. The wire error stays as the cause, for logs. nil stays nil.
 func FromConnect(err error) error {
 	if err == nil {
@@ -50,7 +50,7 @@ func FromConnect(err error) error {
 	return fromCode(codes.Code(ce.Code()), err)
 }
 
-// ToGRPC answers err as it may leave a grpc-go server, like ToConnect. nil stays nil.
+// ToGRPC returns err as it may leave a grpc-go server, like ToConnect. nil stays nil.
 func ToGRPC(err error, correlationID string) error {
 	if err == nil {
 		return nil

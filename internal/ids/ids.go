@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// New answers a fresh UUIDv7 in canonical spelling. Later calls in the same process answer larger text.
+// New returns a fresh UUIDv7 in canonical spelling. Later calls in the same process answer larger text.
 func New() string {
 	return uuid.Must(uuid.NewV7()).String()
 }
@@ -36,7 +36,7 @@ func Valid(s string) bool {
 	return s[14] == '7' && (s[19] == '8' || s[19] == '9' || s[19] == 'a' || s[19] == 'b')
 }
 
-// Check answers an error that names the field if s is not a valid id.
+// Check returns an error that names the field if s is not a valid id.
 func Check(field, s string) error {
 	if Valid(s) {
 		return nil

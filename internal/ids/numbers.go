@@ -19,12 +19,12 @@ type OpSeq int64
 // Number is any of the counters that carry the era.
 type Number interface{ ~int64 }
 
-// NextWithEra answers the number after n in the given era: max(n+1, era << 40). It is the same arithmetic as mesh.next(n) in SQL.
+// NextWithEra returns the number after n in the given era: max(n+1, era << 40). It is the same arithmetic as mesh.next(n) in SQL.
 func NextWithEra[N Number](n N, era int64) N {
 	return max(n+1, N(era<<EraShift))
 }
 
-// EraOf answers the era in which n was drawn.
+// EraOf returns the era in which n was drawn.
 func EraOf[N Number](n N) int64 {
 	return int64(n) >> EraShift
 }

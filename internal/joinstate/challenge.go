@@ -29,7 +29,7 @@ func challengeDigest(nonce []byte, nodeID string) []byte {
 	return h.Sum(nil)
 }
 
-// SignChallenge answers a challenge with the key of the node's certificate.
+// SignChallenge returns a challenge with the key of the node's certificate.
 func SignChallenge(key crypto.Signer, nonce []byte, nodeID string) ([]byte, error) {
 	digest := challengeDigest(nonce, nodeID)
 	if k, ok := key.(ed25519.PrivateKey); ok {

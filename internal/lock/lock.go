@@ -102,7 +102,7 @@ type Lock struct {
 	outcomes *prometheus.CounterVec
 }
 
-// Dial answers a client for a redis:// or rediss:// address, set up so that no call outlives the budget: no retries, short dials. It connects
+// Dial returns a client for a redis:// or rediss:// address, set up so that no call outlives the budget: no retries, short dials. It connects
 // lazily. The driver's own chatter on stderr is silenced for the process: the Lock reports what matters.
 func Dial(url string, config Config) (*redis.Client, error) {
 	opts, err := redis.ParseURL(url)
@@ -128,7 +128,7 @@ type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
 
-// New answers a Lock. It never dials.
+// New returns a Lock. It never dials.
 func New(deps Deps, config Config) (*Lock, error) {
 	if deps.Logger == nil {
 		return nil, errors.New("lock: a logger is needed")
@@ -227,7 +227,7 @@ func (l *Lock) compareAnd(ctx context.Context, operation, script, workspaceID, r
 	return done
 }
 
-// Check answers whether Redis answers within the budget, for a status page; a process is ready without it. It goes past the breaker. A mesh without
+// Check reports whether Redis answers within the budget, for a status page; a process is ready without it. It goes past the breaker. A mesh without
 // a lock store is obs.ErrOff.
 func (l *Lock) Check(ctx context.Context) error {
 	if l == nil || l.client == nil {

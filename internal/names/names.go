@@ -42,7 +42,7 @@ func Parse[E protoreflect.Enum](s string) (E, error) {
 	return e, nil
 }
 
-// All answers every declared value but the unspecified one, in the order of the declaration.
+// All returns every declared value but the unspecified one, in the order of the declaration.
 func All[E protoreflect.Enum]() []E {
 	var zero E
 	values := zero.Descriptor().Values()
@@ -57,7 +57,7 @@ func All[E protoreflect.Enum]() []E {
 	return out
 }
 
-// Spellings answers how All's values are spelled, for CHECK constraints, completions and tests.
+// Spellings returns how All's values are spelled, for CHECK constraints, completions and tests.
 func Spellings[E protoreflect.Enum]() []string {
 	all := All[E]()
 	out := make([]string, len(all))
@@ -166,7 +166,7 @@ func parse(d protoreflect.EnumDescriptor, s string) (protoreflect.EnumNumber, er
 	return 0, &UnknownError{Enum: string(d.Name()), Value: s[:min(len(s), 64)], Known: t.known}
 }
 
-// prefix answers the value prefix that buf's rules give an enum: NodeIdentityState -> NODE_IDENTITY_STATE_.
+// prefix returns the value prefix that buf's rules give an enum: NodeIdentityState -> NODE_IDENTITY_STATE_.
 func prefix(name protoreflect.Name) string {
 	var b strings.Builder
 	for i, r := range string(name) {

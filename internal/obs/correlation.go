@@ -43,12 +43,12 @@ type Correlation struct {
 
 type correlationKey struct{}
 
-// With answers a context that carries c; ids that are empty in c keep the value the context had.
+// With returns a context that carries c; ids that are empty in c keep the value the context had.
 func With(ctx context.Context, c Correlation) context.Context {
 	return context.WithValue(ctx, correlationKey{}, From(ctx).merge(c))
 }
 
-// From answers the correlation of the context, empty if it has none.
+// From returns the correlation of the context, empty if it has none.
 func From(ctx context.Context) Correlation {
 	c, _ := ctx.Value(correlationKey{}).(Correlation)
 	return c
@@ -83,7 +83,7 @@ func fields(c *Correlation) [8]field {
 	}
 }
 
-// Attrs answers the ids that are set, for a log line without a context.
+// Attrs returns the ids that are set, for a log line without a context.
 func (c Correlation) Attrs() []slog.Attr {
 	out := make([]slog.Attr, 0, 8)
 	for _, f := range fields(&c) {

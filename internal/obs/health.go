@@ -15,7 +15,7 @@ import (
 // CheckTimeout is how long one health check may take.
 const CheckTimeout = 2 * time.Second
 
-// Check answers nil if what it looks at works. It heeds its context.
+// Check returns nil if what it looks at works. It heeds its context.
 type Check func(ctx context.Context) error
 
 // Health holds the named checks of a process. Readiness is every check and no drain; liveness is the live checks only: a lost database makes
@@ -34,7 +34,7 @@ type named struct {
 	check Check
 }
 
-// NewHealth answers a health without checks: alive and ready.
+// NewHealth returns a health without checks: alive and ready.
 func NewHealth() *Health { return &Health{} }
 
 // Ready adds a check of something that requests need. A check of the same name is replaced.

@@ -21,7 +21,7 @@ type LogConfig struct {
 	Color  bool   `koanf:"color"`  // text only
 }
 
-// Validate answers what is wrong with the configuration.
+// Validate returns what is wrong with the configuration.
 func (c LogConfig) Validate() error {
 	if _, err := c.level(); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (c LogConfig) level() (slog.Level, error) {
 	return level, nil
 }
 
-// NewLogger answers a logger that writes to w, adds the correlation of each line's context, and redacts what looks like a secret.
+// NewLogger returns a logger that writes to w, adds the correlation of each line's context, and redacts what looks like a secret.
 func NewLogger(w io.Writer, c LogConfig) (*slog.Logger, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (h correlating) WithGroup(name string) slog.Handler {
 	return h
 }
 
-// Err answers the attribute for an error's text, cause included. For nil it is empty and not printed.
+// Err returns the attribute for an error's text, cause included. For nil it is empty and not printed.
 func Err(err error) slog.Attr {
 	if err == nil {
 		return slog.Attr{}
@@ -134,7 +134,7 @@ func Err(err error) slog.Attr {
 	return slog.String(KeyError, err.Error())
 }
 
-// Reason answers the attribute for the reason of an error: a fault's, or how the error would leave the process.
+// Reason returns the attribute for the reason of an error: a fault's, or how the error would leave the process.
 func Reason(err error) slog.Attr {
 	if err == nil {
 		return slog.Attr{}

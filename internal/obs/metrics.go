@@ -28,7 +28,7 @@ type Registry struct {
 	inner *prometheus.Registry
 }
 
-// NewRegistry answers a registry with the Go runtime's, the process's and the build's metrics.
+// NewRegistry returns a registry with the Go runtime's, the process's and the build's metrics.
 func NewRegistry() (*Registry, error) {
 	inner := prometheus.NewRegistry()
 	r := &Registry{Registerer: prometheus.WrapRegistererWithPrefix(MetricPrefix, inner), inner: inner}
@@ -52,12 +52,12 @@ func NewRegistry() (*Registry, error) {
 	return r, nil
 }
 
-// ForService answers a registerer whose metrics carry the label service, so that several services of one process share one registry.
+// ForService returns a registerer whose metrics carry the label service, so that several services of one process share one registry.
 func (r *Registry) ForService(name string) prometheus.Registerer {
 	return prometheus.WrapRegistererWith(prometheus.Labels{KeyService: name}, r)
 }
 
-// Gatherer answers what is exposed.
+// Gatherer returns what is exposed.
 func (r *Registry) Gatherer() prometheus.Gatherer { return r.inner }
 
 // Handler serves the metrics.
@@ -68,7 +68,7 @@ func (r *Registry) Handler() http.Handler {
 // stamped is the version that the linker wrote: -X github.com/gpuaas/mesh/internal/obs.stamped=v1.2.3. Empty in a build that nobody named.
 var stamped string
 
-// Build answers the version and the revision that the running binary was built from.
+// Build returns the version and the revision that the running binary was built from.
 func Build() (string, string) {
 	version, revision := "dev", "unknown"
 	info, ok := debug.ReadBuildInfo()
@@ -89,7 +89,7 @@ func Build() (string, string) {
 	return version, revision
 }
 
-// ReasonLabel answers a reason as a metric label: from the closed enum, and `other` for anything else, so that a peer cannot add series.
+// ReasonLabel returns a reason as a metric label: from the closed enum, and `other` for anything else, so that a peer cannot add series.
 func ReasonLabel(reason commonv1.Reason) string {
 	if !fault.Known(reason) {
 		return "other"

@@ -96,7 +96,7 @@ func listenDebug(ctx context.Context, path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// Addr answers the address it listens on.
+// Addr returns the address it listens on.
 func (s *OpsServer) Addr() string { return s.listener.Addr().String() }
 
 // Run serves until ctx ends.

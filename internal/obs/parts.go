@@ -104,7 +104,7 @@ func found(err error) part {
 	}
 }
 
-// Parts answers what the last look found, in the order in which the checks were added: those that the process is not ready without first. A check
+// Parts returns what the last look found, in the order in which the checks were added: those that the process is not ready without first. A check
 // that was not looked at yet is not among them.
 func (h *Health) Parts() []*commonv1.Part {
 	h.mu.Lock()

@@ -19,7 +19,7 @@ var (
 	urlQuery    = regexp.MustCompile(`(https?|wss?)(://[^\s?"'<>]+)\?[^\s"'<>]*`)
 )
 
-// Redact answers s without what looks like a secret: private keys, JSON web tokens, bearer credentials, passwords in URLs and assignments, and
+// Redact returns s without what looks like a secret: private keys, JSON web tokens, bearer credentials, passwords in URLs and assignments, and
 // the query string of any web address.
 func Redact(s string) string {
 	if !suspicious(s) {
@@ -50,7 +50,7 @@ func suspicious(s string) bool {
 	return false
 }
 
-// RedactURL answers a URL's scheme, host and path only.
+// RedactURL returns a URL's scheme, host and path only.
 func RedactURL(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -62,7 +62,7 @@ func RedactURL(raw string) string {
 // Secret is text that prints as [redacted] wherever it is printed by accident; Reveal answers it.
 type Secret string
 
-// Reveal answers the text itself.
+// Reveal returns the text itself.
 func (s Secret) Reveal() string { return string(s) }
 
 // String hides the text.

@@ -34,10 +34,10 @@ type Budget struct {
 	Recover  time.Duration // zero unless WithinBudget
 }
 
-// Budgets answers the rows in the order of the matrix.
+// Budgets returns the rows in the order of the matrix.
 func Budgets() []Budget { return slices.Clone(budgets) }
 
-// BudgetOf answers the row of a drill.
+// BudgetOf returns the row of a drill.
 func BudgetOf(name string) (Budget, bool) {
 	for _, b := range budgets {
 		if b.Name == name {

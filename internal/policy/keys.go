@@ -111,10 +111,10 @@ type Key struct {
 	defaulted float64
 }
 
-// Keys answers every key in the order they are listed to people.
+// Keys returns every key in the order they are listed to people.
 func Keys() []Key { return slices.Clone(keys) }
 
-// Lookup answers the key of a name.
+// Lookup returns the key of a name.
 func Lookup(name string) (Key, bool) {
 	for _, k := range keys {
 		if k.Name == name {

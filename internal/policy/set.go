@@ -12,10 +12,10 @@ type Set struct {
 	numbers map[string]float64 // the same, read
 }
 
-// Defaults answers the set in which nothing was given.
+// Defaults returns the set in which nothing was given.
 func Defaults() Set { return Set{} }
 
-// NewSet answers the set with the given values, as stored: an unknown key, a value outside its bounds, or a certificate that lives too long
+// NewSet returns the set with the given values, as stored: an unknown key, a value outside its bounds, or a certificate that lives too long
 // for the recovery token is left out and reported in the error, which joins all of them; the set is good all the same. Weakenings are not
 // judged here: whoever stored them was asked.
 func NewSet(values map[string]string) (Set, error) {
@@ -70,7 +70,7 @@ func (s Set) without(key string) Set {
 	return out
 }
 
-// number answers the key's value, else its default.
+// number returns the key's value, else its default.
 func (s Set) number(key string) float64 {
 	if n, ok := s.numbers[key]; ok {
 		return n
@@ -79,7 +79,7 @@ func (s Set) number(key string) float64 {
 	return k.defaulted
 }
 
-// Get answers the value of a key as text, its default if nothing was given, and whether there is such a key.
+// Get returns the value of a key as text, its default if nothing was given, and whether there is such a key.
 func (s Set) Get(key string) (string, bool) {
 	if text, ok := s.text[key]; ok {
 		return text, true
@@ -88,7 +88,7 @@ func (s Set) Get(key string) (string, bool) {
 	return k.Default, ok
 }
 
-// Given answers the values that were given, by key.
+// Given returns the values that were given, by key.
 func (s Set) Given() map[string]string { return maps.Clone(s.text) }
 
 // Overridden says whether a value was given for the key.
@@ -107,7 +107,7 @@ func (s Set) Equal(other Set) bool {
 	return true
 }
 
-// Duration answers a key of seconds, zero for any other.
+// Duration returns a key of seconds, zero for any other.
 func (s Set) Duration(key string) time.Duration {
 	if k, ok := Lookup(key); !ok || k.Kind != Seconds {
 		return 0

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Reader answers the policy in force.
+// Reader returns the policy in force.
 type Reader interface {
 	Current() Set
 }
@@ -23,7 +23,7 @@ type Reader interface {
 // Fixed is a Reader whose policy never changes.
 type Fixed struct{ Set Set }
 
-// Current answers the set.
+// Current returns the set.
 func (f Fixed) Current() Set { return f.Set }
 
 // LoadFunc reads the stored values by key. Package policystore has the one that reads the database.
@@ -59,7 +59,7 @@ type snapshot struct {
 	changed chan struct{} // closed when another snapshot follows
 }
 
-// NewSource answers a source that has read nothing yet.
+// NewSource returns a source that has read nothing yet.
 func NewSource(load LoadFunc, logger *slog.Logger, config SourceConfig) *Source {
 	if config.Interval <= 0 {
 		config.Interval = 2 * time.Second
@@ -75,10 +75,10 @@ func NewSource(load LoadFunc, logger *slog.Logger, config SourceConfig) *Source 
 	return s
 }
 
-// Current answers the policy in force. It is cheap enough for a hot path.
+// Current returns the policy in force. It is cheap enough for a hot path.
 func (s *Source) Current() Set { return s.current.Load().set }
 
-// Changed answers the policy in force and a channel that is closed when it is replaced by a different one.
+// Changed returns the policy in force and a channel that is closed when it is replaced by a different one.
 func (s *Source) Changed() (Set, <-chan struct{}) {
 	snap := s.current.Load()
 	return snap.set, snap.changed

@@ -38,7 +38,7 @@ func (r StateRow) BudgetWithin(s Set) time.Duration {
 	return r.Budget
 }
 
-// States answers every row, by enum and in the order of its values.
+// States returns every row, by enum and in the order of its values.
 func States() []StateRow {
 	out := slices.Clone(states)
 	for i := range out {
@@ -47,7 +47,7 @@ func States() []StateRow {
 	return out
 }
 
-// StateOf answers the row of a state.
+// StateOf returns the row of a state.
 func StateOf(state protoreflect.Enum) (StateRow, bool) {
 	enum, name := state.Descriptor().FullName(), names.Of(state)
 	for _, r := range states {

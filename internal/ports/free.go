@@ -26,7 +26,7 @@ var reservations struct {
 	held map[int]net.Listener
 }
 
-// Free answers n loopback addresses, host:port, that nobody listens on. No other call answers one of them, in any process on this machine, while this
+// Free returns n loopback addresses, host:port, that nobody listens on. No other call answers one of them, in any process on this machine, while this
 // process lives.
 func Free(ctx context.Context, n int) ([]string, error) {
 	var out []string
@@ -40,7 +40,7 @@ func Free(ctx context.Context, n int) ([]string, error) {
 	return out, nil
 }
 
-// Pick answers a port that nobody listens on at the host, the empty one being all addresses. It is reserved as Free's are.
+// Pick returns a port that nobody listens on at the host, the empty one being all addresses. It is reserved as Free's are.
 func Pick(ctx context.Context, host string) (int, error) {
 	highest := ephemeralFrom()
 	var last error

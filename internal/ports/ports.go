@@ -32,7 +32,7 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("%s is in use by %s: choose another with %s, or end it", e.Addr, holder, e.Flag)
 }
 
-// Check answers an *InUseError if the address cannot be listened on because somebody else does. A port of zero is always free.
+// Check returns an *InUseError if the address cannot be listened on because somebody else does. A port of zero is always free.
 func Check(ctx context.Context, flag, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

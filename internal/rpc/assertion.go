@@ -73,7 +73,7 @@ func (a *Asserter) Replace(key ed25519.PrivateKey) { a.key.Store(&key) }
 // Guard makes confirmed be asked before each assertion; its error is the refusal.
 func (a *Asserter) Guard(confirmed func() error) { a.guard.Store(&confirmed) }
 
-// WithClock answers the same asserter with another clock.
+// WithClock returns the same asserter with another clock.
 func (a *Asserter) WithClock(now func() time.Time) *Asserter {
 	return &Asserter{key: a.key, guard: a.guard, now: now}
 }

@@ -26,7 +26,7 @@ func (d *tlsDialer) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return (&tls.Dialer{Config: d.config}).DialContext(ctx, "tcp", addr)
 }
 
-// GRPCPeer answers the verified certificate of whoever opened a call of grpc-go. Errors wrap pki.ErrIdentity.
+// GRPCPeer returns the verified certificate of whoever opened a call of grpc-go. Errors wrap pki.ErrIdentity.
 func GRPCPeer(ctx context.Context, trustDomain string) (pki.Peer, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

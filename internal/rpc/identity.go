@@ -28,7 +28,7 @@ type (
 	personKey struct{}
 )
 
-// PeerFrom answers the verified certificate of whoever made the request, if it has one.
+// PeerFrom returns the verified certificate of whoever made the request, if it has one.
 func PeerFrom(ctx context.Context) (pki.Peer, bool) {
 	peer, ok := ctx.Value(peerKey{}).(pki.Peer)
 	return peer, ok
@@ -39,7 +39,7 @@ func WithPeer(ctx context.Context, peer pki.Peer) context.Context {
 	return context.WithValue(ctx, peerKey{}, peer)
 }
 
-// PersonFrom answers on whose behalf the request is made, if it is on anyone's.
+// PersonFrom returns on whose behalf the request is made, if it is on anyone's.
 func PersonFrom(ctx context.Context) (Person, bool) {
 	person, ok := ctx.Value(personKey{}).(Person)
 	return person, ok

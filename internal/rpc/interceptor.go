@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Authenticator answers the person of a request by what only readmodel can verify: a session cookie or a bearer token. Its refusal is a fault.
+// Authenticator returns the person of a request by what only readmodel can verify: a session cookie or a bearer token. Its refusal is a fault.
 type Authenticator func(ctx context.Context, procedure string, header http.Header) (Person, error)
 
 // guard is the outermost server interceptor: correlation, panics, allow-list, person, log, metrics, sanitising.

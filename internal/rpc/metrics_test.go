@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// refusals answers the counter of refusals, by `procedure reason`.
+// refusals returns the counter of refusals, by `procedure reason`.
 func refusals(t *testing.T, f *fixture) map[string]float64 {
 	t.Helper()
 	families, err := f.registry.Gather()

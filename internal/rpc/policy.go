@@ -134,7 +134,7 @@ func methodPolicy(method protoreflect.MethodDescriptor) (Policy, error) {
 	return policy, nil
 }
 
-// serviceOfPath answers the service of a procedure or of the path that a generated handler is mounted on.
+// serviceOfPath returns the service of a procedure or of the path that a generated handler is mounted on.
 func serviceOfPath(path string) (string, bool) {
 	rest, ok := strings.CutPrefix(path, "/")
 	if !ok {

@@ -93,7 +93,7 @@ type ServerDeps struct {
 	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
 	// Persons verifies assertions; nil on ports whose methods are for no person.
 	Persons *PersonVerifier
-	// Authenticate answers the person of methods whose callers include `person`; nil elsewhere.
+	// Authenticate returns the person of methods whose callers include `person`; nil elsewhere.
 	Authenticate Authenticator
 	// OnDenied is told of every request of an authenticated person that was refused for the person's roles, before the refusal is sent. Nil: nobody is.
 	OnDenied func(ctx context.Context, d Denial)

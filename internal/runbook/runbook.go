@@ -19,7 +19,7 @@ type Row struct {
 	Advice string // what a person does next
 }
 
-// Of answers the row of a step; the bool is false if there is none.
+// Of returns the row of a step; the bool is false if there is none.
 func Of(step string) (Row, bool) {
 	i := slices.IndexFunc(rows, func(r Row) bool { return r.Step == step })
 	if i < 0 {
@@ -38,7 +38,7 @@ func OfWorkload(step string) Row {
 	}
 }
 
-// Rows answers all of them, in the order in which the steps come.
+// Rows returns all of them, in the order in which the steps come.
 func Rows() []Row { return slices.Clone(rows) }
 
 // patience is the way on for every step of a teardown: it never goes back, so it is tried again or passed over.

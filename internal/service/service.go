@@ -62,7 +62,7 @@ type Config struct {
 	SeededDatabase bool `koanf:"seeded_database"`
 }
 
-// Default answers the shared defaults.
+// Default returns the shared defaults.
 func Default() Config {
 	return Config{TrustDomain: "mesh.local", DatabaseConns: 16, Listen: "127.0.0.1:0", OpsListen: "127.0.0.1:0", RetentionSweep: retention.Every}
 }
@@ -320,7 +320,7 @@ func (b *Base) InternalServer(ctx context.Context, persons *rpc.PersonVerifier) 
 // health implements HealthService.
 type health struct{ base *Base }
 
-// GetHealth answers what this replica's own checks found last.
+// GetHealth returns what this replica's own checks found last.
 func (h health) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
 	version, _ := obs.Build()
 	return &commonv1.GetHealthResponse{

@@ -33,7 +33,7 @@ const Program = "gpuaas-node-agent"
 // exitReplaced is the agent's exit code for a box that must not be started again.
 const exitReplaced = 5
 
-// Find answers the agent's binary: the one named, else the one beside this program, else the one on PATH.
+// Find returns the agent's binary: the one named, else the one beside this program, else the one on PATH.
 func Find(named string) (string, error) {
 	if named == "" {
 		self, err := os.Executable()

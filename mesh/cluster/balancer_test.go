@@ -21,7 +21,7 @@ const patience = time.Minute
 // firstRecord is a TLS handshake record, as far as a balancer reads one.
 var firstRecord = []byte{recordHandshake, 3, 1, 0, 5, 'h', 'e', 'l', 'l', 'o'}
 
-// replicaOf answers every connection's first record with its name, and counts them. Its health is served beside it.
+// replicaOf returns every connection's first record with its name, and counts them. Its health is served beside it.
 type replicaOf struct {
 	backend
 

@@ -121,7 +121,7 @@ func prepared(t *testing.T) (compose.State, compose.Config) {
 	return state, cfg
 }
 
-// inState answers where a path of the compose file stands in a state that was prepared elsewhere.
+// inState returns where a path of the compose file stands in a state that was prepared elsewhere.
 func inState(t *testing.T, state compose.State, path string) string {
 	t.Helper()
 	usual, err := filepath.Abs(filepath.Join(root, "deploy", "compose", "state"))
@@ -201,7 +201,7 @@ func contents(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// inContainer answers the file of this machine that a container finds under a path: a mount of the state, a secret or a configuration.
+// inContainer returns the file of this machine that a container finds under a path: a mount of the state, a secret or a configuration.
 func inContainer(t *testing.T, p *types.Project, s types.ServiceConfig, state compose.State, path string) string {
 	t.Helper()
 	if name, ok := strings.CutPrefix(path, "/run/secrets/"); ok {

@@ -85,7 +85,7 @@ type ConfigError struct{ Problems []error }
 
 func (e *ConfigError) Error() string { return errors.Join(e.Problems...).Error() }
 
-// Unwrap answers the problems.
+// Unwrap returns the problems.
 func (e *ConfigError) Unwrap() []error { return e.Problems }
 
 // settled is a configuration with everything decided.
@@ -193,7 +193,7 @@ type AddressError struct{ Problems []error }
 
 func (e *AddressError) Error() string { return errors.Join(e.Problems...).Error() }
 
-// Unwrap answers the problems.
+// Unwrap returns the problems.
 func (e *AddressError) Unwrap() []error { return e.Problems }
 
 // hosts are what the services' certificates must name beside the loopback addresses.

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/meshtest"
 )
 
-// cli answers a function that runs the client's program as a person would.
+// cli returns a function that runs the client's program as a person would.
 func cli(t test, c *cluster.Cluster) func(args ...string) []byte {
 	t.Helper()
 	roots, err := pki.ReadFile(c.Material.ServiceRoots())

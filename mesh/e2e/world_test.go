@@ -216,7 +216,7 @@ func judgeWorld(t test, c *cluster.Cluster) {
 	t.Log(summary)
 }
 
-// look answers what is not as promised, and what there is.
+// look returns what is not as promised, and what there is.
 func look(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Conn) (wrong []string, summary string) {
 	t.Helper()
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }

@@ -44,7 +44,7 @@ func (s Session) admission() readmodel.Admission {
 	return readmodel.Admission{Name: s.Subject, TenantID: s.TenantID, Roles: s.Roles, Life: s.Life}
 }
 
-// Admit answers the bearer token of a file if it still is a session of that person with at least half of its life left, else makes a session and puts
+// Admit returns the bearer token of a file if it still is a session of that person with at least half of its life left, else makes a session and puts
 // its token there. databaseURL logs in as readmodel.
 func Admit(ctx context.Context, databaseURL, file string, s Session) (string, error) {
 	db, err := pg.Open(ctx, pg.Config{URL: databaseURL, ApplicationName: "gpuaas-admit", MaxConns: 1})

@@ -35,7 +35,7 @@ type Running interface {
 // Kind is one service that a process can be.
 type Kind struct {
 	Name string
-	// Check answers everything that is wrong with a configuration file.
+	// Check returns everything that is wrong with a configuration file.
 	Check func(file string) []config.Problem
 	// Load reads a configuration file with the environment over it.
 	Load func(file string, environ []string) (Loaded, error)
@@ -95,7 +95,7 @@ func openRecovery(ctx context.Context, logger *slog.Logger, registry *obs.Regist
 	return recovery.New(ctx, recovery.Deps{Logger: logger, Registry: registry}, cfg)
 }
 
-// Lookup answers a kind by its name.
+// Lookup returns a kind by its name.
 func Lookup(name string) (Kind, bool) {
 	kinds := Kinds()
 	i := slices.IndexFunc(kinds, func(k Kind) bool { return k.Name == name })
@@ -108,7 +108,7 @@ func Lookup(name string) (Kind, bool) {
 // ErrUndetected says that a file does not tell whose configuration it is.
 var ErrUndetected = errors.New("the file does not say whose configuration it is: add `service:` with the name of one, or name it with --service")
 
-// Detect answers whose configuration a file is, by its key `service`.
+// Detect returns whose configuration a file is, by its key `service`.
 func Detect(file string) (Kind, error) {
 	data, err := pki.ReadFile(file)
 	if err != nil {

@@ -65,7 +65,7 @@ type Config struct {
 	FindingGrace            time.Duration             `koanf:"finding_grace"`    // how long a contradiction must last to be a finding
 }
 
-// Default answers the defaults.
+// Default returns the defaults.
 func Default() Config {
 	return Config{
 		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16, SagaLease: saga.Default().Lease, OrphanSweep: 30 * time.Second,

@@ -42,7 +42,7 @@ type Config struct {
 	FramesPerSecond int           `koanf:"frames_per_second"` // of one session; more ends it
 }
 
-// Default answers the defaults.
+// Default returns the defaults.
 func Default() Config {
 	return Config{
 		Config: service.Default(), AgentListen: "127.0.0.1:0", DrainSpread: 2 * time.Second, DrainTimeout: 10 * time.Second,

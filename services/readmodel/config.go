@@ -41,7 +41,7 @@ func (c Config) watchLimits() watch.Limits {
 	}
 }
 
-// Default answers the defaults.
+// Default returns the defaults.
 func Default() Config {
 	return Config{Config: service.Default(), PeopleListen: "127.0.0.1:0", WatchStreams: 1024}
 }

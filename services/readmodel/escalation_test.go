@@ -29,7 +29,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
-// escalate answers the files of a bundle by name.
+// escalate returns the files of a bundle by name.
 func (k *kit) escalate(token, workspace string) (map[string][]byte, error) {
 	k.t.Helper()
 	client := readmodelv1connect.NewEscalationServiceClient(k.http(token, true), k.url())

@@ -53,7 +53,7 @@ type Config struct {
 	DatabaseVolume string `koanf:"database_volume"`
 }
 
-// Default answers the defaults.
+// Default returns the defaults.
 func Default() Config {
 	return Config{
 		Config: service.Default(), EnrollListen: "127.0.0.1:0", Profile: Profile{Name: "default"},

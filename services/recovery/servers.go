@@ -29,7 +29,7 @@ type sessions struct {
 	policy     policy.Reader
 }
 
-// OpenSessions answers a batch of Hellos.
+// OpenSessions returns a batch of Hellos.
 func (s *sessions) OpenSessions(ctx context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
 	results, moment, err := s.identities.Open(ctx, req.GetSessions())
 	if err != nil {

@@ -354,7 +354,7 @@ func understand(err error) error {
 	return fault.FromConnect(err)
 }
 
-// decide answers the wait before the next request, or the error that ends Run.
+// decide returns the wait before the next request, or the error that ends Run.
 func (e *Enroller) decide(err error) (time.Duration, error) {
 	var limited *EdgeError
 	if errors.As(err, &limited) {

@@ -258,7 +258,7 @@ func portFree(n int32) bool {
 
 const nvidiaMajor = 195
 
-// deniedDevices answers the rules that keep a workload from the real devices it was not given.
+// deniedDevices returns the rules that keep a workload from the real devices it was not given.
 func deniedDevices(host []*commonv1.Gpu, given []string) []string {
 	var rules []string
 	for _, g := range host {

@@ -99,7 +99,7 @@ func reachable(path string) bool {
 	}
 }
 
-// CheckReachable answers an error that names the directory above path which users other than its owner cannot traverse.
+// CheckReachable returns an error that names the directory above path which users other than its owner cannot traverse.
 func CheckReachable(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -142,7 +142,7 @@ func (s state) restarted() int32 {
 	return s.Restarts
 }
 
-// wantedBy answers whether a workload is to run whose desired file cannot be read: unless it was stopped, it was to run.
+// wantedBy reports whether a workload is to run whose desired file cannot be read: unless it was stopped, it was to run.
 func wantedBy(s state) desired { return desired{Run: s.Phase != phaseStopped} }
 
 // unfinished reports whether a file of a workload's directory is what an unfinished write left.
@@ -191,7 +191,7 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// readFile answers false if there is no such file.
+// readFile returns false if there is no such file.
 func readFile(dir, name string, v any) (bool, error) {
 	data, err := os.ReadFile(filepath.Join(dir, name)) //nolint:gosec // the agent's own directory
 	if errors.Is(err, fs.ErrNotExist) {

@@ -57,7 +57,7 @@ func parseStat(pid int, data []byte) (stat, error) {
 	return stat{ident: ident{PID: pid, Start: start}, parent: parent, session: session, zombie: fields[0] == "Z" || fields[0] == "X"}, nil
 }
 
-// identOf answers the identity of a living process.
+// identOf returns the identity of a living process.
 func identOf(pid int) (ident, error) {
 	s, err := readStat(pid)
 	if err != nil {
@@ -91,7 +91,7 @@ func (i ident) alive() bool {
 	return err == nil && s.Start == i.Start && !s.zombie
 }
 
-// open answers a handle on exactly this process, or -1 if it is gone. The handle is taken before the start time is compared, so that what is
+// open returns a handle on exactly this process, or -1 if it is gone. The handle is taken before the start time is compared, so that what is
 // signalled by it is what was compared.
 func (i ident) open() int {
 	if i.PID <= 0 {

@@ -205,7 +205,7 @@ func (g *rig) output(workload, want string) {
 	})
 }
 
-// shimOf answers the pid of a workload's shim.
+// shimOf returns the pid of a workload's shim.
 func (g *rig) shimOf(name string) int {
 	g.t.Helper()
 	var s struct {

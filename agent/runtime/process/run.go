@@ -109,7 +109,7 @@ func (s *shim) watch() (bool, error) {
 	}
 }
 
-// adoptedEnd answers a channel that closes when an adopted child ends; nil for one of our own. The goroutine lives as long as that child, or as
+// adoptedEnd returns a channel that closes when an adopted child ends; nil for one of our own. The goroutine lives as long as that child, or as
 // this process.
 func (s *shim) adoptedEnd() <-chan struct{} {
 	if s.own {

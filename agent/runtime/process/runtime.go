@@ -241,7 +241,7 @@ func (r *Runtime) problem(w *workload, err error) {
 // Problems are what New found broken; texts for people.
 func (r *Runtime) Problems() []string { return slices.Clone(r.problems) }
 
-// workload answers the entry of k, and makes one if there is none.
+// workload returns the entry of k, and makes one if there is none.
 func (r *Runtime) workload(k key) *workload {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -416,7 +416,7 @@ func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace ti
 	return gone, nil
 }
 
-// Status answers one workload, or all of a workspace if name is empty. One that is not there has the phase absent.
+// Status returns one workload, or all of a workspace if name is empty. One that is not there has the phase absent.
 func (r *Runtime) Status(ctx context.Context, workspaceID, name string) ([]*nodev1.WorkloadStatus, error) {
 	if !validWorkspace(workspaceID) {
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id is malformed")
@@ -436,7 +436,7 @@ func (r *Runtime) Status(ctx context.Context, workspaceID, name string) ([]*node
 	return out, nil
 }
 
-// Observe answers every workload of the host, by workspace, for Observation frames.
+// Observe returns every workload of the host, by workspace, for Observation frames.
 func (r *Runtime) Observe(ctx context.Context) map[string][]*nodev1.WorkloadStatus {
 	out := map[string][]*nodev1.WorkloadStatus{}
 	for _, w := range r.list() {
@@ -458,7 +458,7 @@ func (r *Runtime) notify() {
 	}
 }
 
-// list answers the workloads in the order of their keys.
+// list returns the workloads in the order of their keys.
 func (r *Runtime) list() []*workload {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -324,7 +324,7 @@ func (s *shim) restore() {
 	_ = s.save() // refused on a full disk, it is tried again soon
 }
 
-// tell answers the waiting agent, once. The agent may be gone: nobody reads then, and that is no error.
+// tell returns the waiting agent, once. The agent may be gone: nobody reads then, and that is no error.
 func (s *shim) tell(err error) {
 	if s.out == nil {
 		return

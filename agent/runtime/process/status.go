@@ -31,7 +31,7 @@ const (
 // waitsForList is the detail of a workload that should run and was not started after a boot.
 const waitsForList = "waits for the control plane to list its epoch as one that may run on this node"
 
-// look answers the status of a workload, or nil if it is not deployed. It does not wait for an operation under way: files tell enough.
+// look returns the status of a workload, or nil if it is not deployed. It does not wait for an operation under way: files tell enough.
 func (r *Runtime) look(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
 	if w.mu.TryLock() {
 		defer w.mu.Unlock()

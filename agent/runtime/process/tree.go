@@ -26,7 +26,7 @@ type tree struct {
 	parent  int // a shim that reaps the workload's orphans: every descendant belongs. 0: unknown
 }
 
-// members answers the living processes of the workload.
+// members returns the living processes of the workload.
 func (t tree) members() []ident {
 	found := map[int]ident{}
 	for _, dir := range t.cgroups {

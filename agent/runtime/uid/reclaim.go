@@ -50,7 +50,7 @@ func (t *Table) register() error {
 	return nil
 }
 
-// roots answers the directories of all agents that share the table.
+// roots returns the directories of all agents that share the table.
 func (t *Table) roots() ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(t.cfg.Dir, rootsFile+"*"))
 	if err != nil {
@@ -170,7 +170,7 @@ func remains(roots []string, workspaceID string) (bool, error) {
 	return false, nil
 }
 
-// runningUIDs answers every id that a process of this host has in any role: real, effective, saved, of the file system.
+// runningUIDs returns every id that a process of this host has in any role: real, effective, saved, of the file system.
 func runningUIDs() (map[int]bool, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

@@ -106,7 +106,7 @@ func (t *Table) settle(id int) error {
 	return err
 }
 
-// ownersOf answers the workspaces that have a directory of that user id in one of the roots.
+// ownersOf returns the workspaces that have a directory of that user id in one of the roots.
 func ownersOf(roots []string, id int) (map[string]bool, error) {
 	out := map[string]bool{}
 	for _, root := range roots {

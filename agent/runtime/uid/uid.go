@@ -94,7 +94,7 @@ func Open(cfg Config) (*Table, error) {
 // Enabled says whether workspaces have ids of their own.
 func (t *Table) Enabled() bool { return !t.cfg.Disabled }
 
-// Of answers the id of a workspace, and claims one if it has none. Without root it answers the agent's own.
+// Of returns the id of a workspace, and claims one if it has none. Without root it answers the agent's own.
 func (t *Table) Of(workspaceID string) (int, error) {
 	if t.cfg.Disabled {
 		return os.Getuid(), nil
@@ -119,7 +119,7 @@ func (t *Table) Of(workspaceID string) (int, error) {
 
 var errFull = errors.New("all ids of the range are taken")
 
-// choose answers the id that the workspace has, or claims one.
+// choose returns the id that the workspace has, or claims one.
 func (t *Table) choose(workspaceID string) (_ int, err error) {
 	release, err := t.lock(unix.LOCK_SH)
 	if err != nil {

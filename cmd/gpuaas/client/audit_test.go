@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Escalate answers the bundle of the test's choice.
+// Escalate returns the bundle of the test's choice.
 func (f *fake) Escalate(_ context.Context, req *readmodelv1.EscalateRequest, stream *connect.ServerStream[readmodelv1.EscalateResponse]) error {
 	f.mu.Lock()
 	bundle := f.bundle

@@ -39,7 +39,7 @@ func (p *Program) complete(cmd *cobra.Command, ask func(context.Context, *sessio
 	return found, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completer answers what may stand at a place of the command line.
+// completer returns what may stand at a place of the command line.
 type completer = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective)
 
 // onlyFirst completes the first argument and no further one.

@@ -84,7 +84,7 @@ func refuse(f *fake, method string, err error) {
 	f.answers[method] = func(any) (connect.AnyResponse, error) { return nil, err }
 }
 
-// sent answers the requests of one type, in order.
+// sent returns the requests of one type, in order.
 func sent[Q proto.Message](f *fake) []Q {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +97,7 @@ func sent[Q proto.Message](f *fake) []Q {
 	return out
 }
 
-// WrapUnary answers in place of the handlers.
+// WrapUnary returns in place of the handlers.
 func (f *fake) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		message, _ := req.Any().(proto.Message)
@@ -139,7 +139,7 @@ func (f *fake) watching(fn func(context.Context, *readmodelv1.WatchRequest, func
 	f.watch = fn
 }
 
-// WhoAmI answers the person behind a token.
+// WhoAmI returns the person behind a token.
 func (f *fake) WhoAmI(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*readmodelv1.WhoAmIResponse, error) {
 	who, _ := rpc.PersonFrom(ctx)
 	return &readmodelv1.WhoAmIResponse{Subject: who.Subject, Roles: who.Roles}, nil

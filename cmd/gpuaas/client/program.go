@@ -94,7 +94,7 @@ func (p *Program) Flags(root *cobra.Command) {
 	_ = root.RegisterFlagCompletionFunc("context", p.completeContexts)
 }
 
-// Commands answers all commands of the client.
+// Commands returns all commands of the client.
 func (p *Program) Commands() []*cobra.Command {
 	return []*cobra.Command{
 		p.statusCommand(), p.tenantsCommand(), p.peopleCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// Problems answers what is wrong with the gathered metrics of ours; those of the Go runtime and the process are left alone.
+// Problems returns what is wrong with the gathered metrics of ours; those of the Go runtime and the process are left alone.
 func Problems(g prometheus.Gatherer) ([]string, error) {
 	families, err := g.Gather()
 	if err != nil {

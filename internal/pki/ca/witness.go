@@ -33,7 +33,7 @@ func (w *Witness) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	return issued, err
 }
 
-// Check answers whether the authority can be asked, holds a certificate that is good to sign with, and signed what it was asked for last.
+// Check reports whether the authority can be asked, holds a certificate that is good to sign with, and signed what it was asked for last.
 func (w *Witness) Check(ctx context.Context) error {
 	certs, err := w.Intermediates(ctx)
 	if err == nil && len(certs) == 0 {

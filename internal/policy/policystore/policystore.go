@@ -24,7 +24,7 @@ var (
 		ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value, updated_at = EXCLUDED.updated_at, updated_by = EXCLUDED.updated_by, reason = EXCLUDED.reason`)
 )
 
-// Load answers the function with which a policy.Source reads the table. Every service's role may.
+// Load returns the function with which a policy.Source reads the table. Every service's role may.
 func Load(db pg.Querier) policy.LoadFunc {
 	return func(ctx context.Context) (map[string]string, error) {
 		rows, err := List(ctx, db)
@@ -48,7 +48,7 @@ type Row struct {
 	Reason    string    `db:"reason"`
 }
 
-// List answers the stored values in the order of their keys.
+// List returns the stored values in the order of their keys.
 func List(ctx context.Context, db pg.Querier) ([]Row, error) {
 	out, err := pg.All[Row](ctx, db, listValues)
 	if err != nil {

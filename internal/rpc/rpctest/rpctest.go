@@ -56,7 +56,7 @@ func NewAuthorities(tb testing.TB) *Authorities {
 	return &Authorities{Nodes: nodes, Services: services, NodeRoots: nodeRoots, ServiceRoots: serviceRoots}
 }
 
-// Service answers a certificate of a service, good for an hour.
+// Service returns a certificate of a service, good for an hour.
 func (a *Authorities) Service(tb testing.TB, name string) *pki.Store {
 	tb.Helper()
 	store, err := a.Services.Issue(name, time.Hour)
@@ -64,7 +64,7 @@ func (a *Authorities) Service(tb testing.TB, name string) *pki.Store {
 	return store
 }
 
-// Node answers a certificate of a node, good for an hour.
+// Node returns a certificate of a node, good for an hour.
 func (a *Authorities) Node(tb testing.TB, nodeID string) *pki.Store {
 	tb.Helper()
 	key, err := pki.NewKey()
@@ -89,7 +89,7 @@ func (a *Authorities) ServerTLS(tb testing.TB, service string) pki.ServerConfig 
 	}
 }
 
-// Client answers an HTTP client for a service, which shows store (nil: nothing) and closes with the test.
+// Client returns an HTTP client for a service, which shows store (nil: nothing) and closes with the test.
 func (a *Authorities) Client(tb testing.TB, server string, store *pki.Store) *http.Client {
 	tb.Helper()
 	client, err := rpc.HTTPClient(pki.ClientConfig{
@@ -253,7 +253,7 @@ func Refused(err error) bool {
 	}
 }
 
-// ReasonOfWire answers the reason that an error carried over the wire.
+// ReasonOfWire returns the reason that an error carried over the wire.
 func ReasonOfWire(err error) commonv1.Reason {
 	var failed *connect.Error
 	if !errors.As(err, &failed) {

@@ -6,7 +6,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// hideSecrets answers a copy of evidence as people may see it: what a tenant gives its own workloads may be anything, and is hidden whatever it is
+// hideSecrets returns a copy of evidence as people may see it: what a tenant gives its own workloads may be anything, and is hidden whatever it is
 // called; so is what looks like a secret anywhere else. Which fields there are stays.
 func hideSecrets(m map[string]any) (map[string]any, error) {
 	given, _ := hideGiven(m, false).(map[string]any)

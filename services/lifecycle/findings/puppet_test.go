@@ -120,7 +120,7 @@ func (w *world) Fence(_ context.Context, workspaceID string, epoch int64, _ stri
 	return nil
 }
 
-// List answers everything that was ever launched.
+// List returns everything that was ever launched.
 func (w *world) List(context.Context) ([]placement.Instance, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

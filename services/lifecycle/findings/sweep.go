@@ -53,7 +53,7 @@ type Config struct {
 	Page int
 }
 
-// Default answers the defaults.
+// Default returns the defaults.
 func Default() Config {
 	return Config{
 		Grace: time.Minute, Fresh: 3 * time.Minute, ProvisionWindow: 15 * time.Minute, ProvisionLimit: 3,

@@ -31,7 +31,7 @@ func CordonUnlessIs(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) (
 // Release is who cordons a node on which a release has left something.
 const Release = "release"
 
-// heir answers who else wants a node cordoned, and why; empty if nobody does. The oldest wish comes first.
+// heir returns who else wants a node cordoned, and why; empty if nobody does. The oldest wish comes first.
 func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string, error) {
 	wish, err := pg.One[cordonWish](ctx, tx, nextCordon, nodeID, except, Release)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {

@@ -31,7 +31,7 @@ func (p *page) Write(b []byte) (int, error) {
 	return p.text.Write(b)
 }
 
-// lines answers the lines of a run with that message.
+// lines returns the lines of a run with that message.
 func (p *page) lines(t *testing.T, message, runID string) []map[string]any {
 	t.Helper()
 	p.mu.Lock()

@@ -26,7 +26,7 @@ type Deps struct {
 	Logger   *slog.Logger
 	// Appended is notified after every commit that appended events: the sequencer's Wake. May be nil.
 	Appended *events.Signal
-	// Stalls answers how long a step of a definition, or with an empty step a run of it, may show no progress by the policy in force; zero leaves it to
+	// Stalls returns how long a step of a definition, or with an empty step a run of it, may show no progress by the policy in force; zero leaves it to
 	// the definition. It is asked whenever it is needed, so that a new policy acts on what runs already. May be nil.
 	Stalls func(definition, step string) time.Duration
 	// Resumed moves on, in the transaction in which runs go on that stood still, what else counts the time of their workspaces. May be nil.

@@ -136,7 +136,7 @@ func (p RetryPolicy) orDefault(d RetryPolicy) RetryPolicy {
 	return p
 }
 
-// wait answers how long to wait after the given number of failures.
+// wait returns how long to wait after the given number of failures.
 func (p RetryPolicy) wait(failures int) time.Duration {
 	d := p.First
 	for range failures - 1 {
@@ -148,7 +148,7 @@ func (p RetryPolicy) wait(failures int) time.Duration {
 	return min(d, p.Max)
 }
 
-// normalized answers a definition with defaults filled in, or every problem it has.
+// normalized returns a definition with defaults filled in, or every problem it has.
 func normalized(d Definition) (Definition, error) {
 	var problems []error
 	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -237,13 +237,13 @@ func NewRegistry(definitions ...Definition) (*Registry, error) {
 	return r, errors.Join(problems...)
 }
 
-// Newest answers the definition that new runs of that name start with.
+// Newest returns the definition that new runs of that name start with.
 func (r *Registry) Newest(name string) (*Definition, bool) {
 	d, ok := r.newest[name]
 	return d, ok
 }
 
-// All answers the newest version of every definition.
+// All returns the newest version of every definition.
 func (r *Registry) All() []*Definition {
 	out := make([]*Definition, 0, len(r.newest))
 	for _, name := range slices.Sorted(maps.Keys(r.newest)) {
@@ -252,7 +252,7 @@ func (r *Registry) All() []*Definition {
 	return out
 }
 
-// Get answers one version of a definition.
+// Get returns one version of a definition.
 func (r *Registry) Get(name string, version int) (*Definition, bool) {
 	d, ok := r.byKey[key(name, version)]
 	return d, ok

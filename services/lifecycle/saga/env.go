@@ -215,12 +215,12 @@ func (e *Env) changeClaim(ctx context.Context, tx pgx.Tx, verb string, claim Cla
 	return announceClaim(ctx, tx, &c)
 }
 
-// Claims answers the workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
+// Claims returns the workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
 func (e *Env) Claims(ctx context.Context, kinds ...string) ([]Claim, error) {
 	return LiveClaims(ctx, e.core.db, e.WorkspaceID, kinds...)
 }
 
-// LiveClaims answers a workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
+// LiveClaims returns a workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
 func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...string) ([]Claim, error) {
 	claims, err := pg.All[Claim](ctx, q, liveClaims, workspaceID, append([]string{}, kinds...))
 	if err != nil {

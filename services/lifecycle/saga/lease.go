@@ -88,7 +88,7 @@ func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length ti
 	return out, bad, nil
 }
 
-// drivable answers the definition by which this build drives a run, or why it cannot.
+// drivable returns the definition by which this build drives a run, or why it cannot.
 func (c *Core) drivable(r *Run) (*Definition, error) {
 	def, ok := c.registry.Get(r.Definition, r.DefVersion)
 	switch {

@@ -260,7 +260,7 @@ func touch(ctx context.Context, tx pgx.Tx, j *journal, workspaces, runs, states,
 	return nil
 }
 
-// undoFrom answers the step at which a compensation of h begins: the last one that may have left something, which is the present one or a later
+// undoFrom returns the step at which a compensation of h begins: the last one that may have left something, which is the present one or a later
 // one of which a claim was adopted from an earlier run. -1 means that nothing is to be undone.
 func (c *Core) undoFrom(ctx context.Context, h *held) (int, error) {
 	from := h.run.Step
@@ -282,7 +282,7 @@ func (c *Core) undoFrom(ctx context.Context, h *held) (int, error) {
 	return undoable(h.def, from), nil
 }
 
-// undoable answers the last step at or before i that has an Undo.
+// undoable returns the last step at or before i that has an Undo.
 func undoable(def *Definition, i int) int {
 	for ; i >= 0; i-- {
 		if def.Steps[i].Undo != nil {

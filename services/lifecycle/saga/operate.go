@@ -17,7 +17,7 @@ import (
 // ResetAdvice is how long after a cancel a refused Reset is worth trying again.
 const ResetAdvice = 2 * time.Minute
 
-// Verb answers what a verb did to a run.
+// Verb returns what a verb did to a run.
 type Verb struct {
 	Run     Run
 	Changed bool   // false: it was so already
@@ -156,7 +156,7 @@ type RetryRequest struct {
 	EpochClaim string
 }
 
-// Retried answers a Retry.
+// Retried returns a Retry.
 type Retried struct {
 	Started
 	Used   int

@@ -129,7 +129,7 @@ func (e *StepError) lastOutput() string {
 	return e.LastOutput
 }
 
-// Unwrap answers the cause.
+// Unwrap returns the cause.
 func (e *StepError) Unwrap() error { return e.cause }
 
 // Fail makes an error that no further attempt can mend: the step fails for good.

@@ -47,7 +47,7 @@ type StartRequest struct {
 	retryUsed  int
 }
 
-// Started answers a start.
+// Started returns a start.
 type Started struct {
 	RunID  string
 	Kind   commonv1.OperationKind // of the run that serves the request

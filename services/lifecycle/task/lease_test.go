@@ -292,7 +292,7 @@ func TestFenceWaitsForTheLeaseUnderWay(t *testing.T) {
 	}
 }
 
-// waiting answers nil when a backend waits for a lock.
+// waiting returns nil when a backend waits for a lock.
 func (k *kit) waiting(ctx context.Context) error {
 	var n int
 	if err := k.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)

@@ -30,7 +30,7 @@ import (
 // standingBoxes is what stands, and one line more for each workspace with two boxes.
 type standingBoxes struct{ *world }
 
-// List answers the world's own list.
+// List returns the world's own list.
 func (s standingBoxes) List(context.Context) ([]string, error) {
 	out := s.standing()
 	boxes := map[string]int{}

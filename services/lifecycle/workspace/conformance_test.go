@@ -40,7 +40,7 @@ type resource struct {
 	tenant   string
 }
 
-// List answers everything that provisioning makes.
+// List returns everything that provisioning makes.
 func (r resource) List(ctx context.Context) ([]string, error) {
 	out := r.world.standing()
 	rows, err := r.workload.Query(ctx, `

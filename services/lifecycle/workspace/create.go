@@ -94,7 +94,7 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	return op, err
 }
 
-// fastJoin answers a join from the run that the lock store named, if that run is open, of this workspace, and of this spec.
+// fastJoin returns a join from the run that the lock store named, if that run is open, of this workspace, and of this spec.
 func (s *Server) fastJoin(ctx context.Context, w wish, runID string) (*lifecyclev1.Operation, bool) {
 	run, err := saga.GetRun(ctx, s.deps.DB, runID)
 	if err != nil || !joinable(run) || run.TenantID != w.tenant.ID {
@@ -139,7 +139,7 @@ type keptOperation struct {
 	RunKept     bool   `db:"run_kept" expr:"EXISTS (SELECT FROM lifecycle.saga_run r WHERE r.id = @.run_id)"`
 }
 
-// replay answers what an idempotency key was answered before; same says whether that was for this request.
+// replay returns what an idempotency key was answered before; same says whether that was for this request.
 func (s *Server) replay(
 	ctx context.Context, q pg.Querier, tenantID, key string, same func(was string) (bool, error),
 ) (*lifecyclev1.Operation, bool, error) {

@@ -100,7 +100,7 @@ const (
 	sagaStall      = 15 * time.Minute
 )
 
-// Registry answers the definitions that this build runs. What usually stands behind a step that hangs, and what to do, is in internal/runbook by the
+// Registry returns the definitions that this build runs. What usually stands behind a step that hangs, and what to do, is in internal/runbook by the
 // step's name.
 func (s *Steps) Registry() (*saga.Registry, error) {
 	step := func(name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {

@@ -2,5 +2,5 @@ package workspace
 
 import "github.com/gpuaas/mesh/internal/fault"
 
-// asFault answers the refusal in err, or an internal one.
+// asFault returns the refusal in err, or an internal one.
 func asFault(err error) *fault.Error { return fault.From(err) }

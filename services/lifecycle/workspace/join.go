@@ -44,7 +44,7 @@ const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.st
 	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2) AND r.state IN ('pending', 'running', 'waiting')
 		AND NOT mesh.rolled_back()`
 
-// joinFast answers a join by one read: of the run that the lock store named, by its primary key, or, where the lock store says nothing, of the run that
+// joinFast returns a join by one read: of the run that the lock store named, by its primary key, or, where the lock store says nothing, of the run that
 // holds the workspace. Whoever brings an idempotency key takes the long way, where the key is kept; so do whoever brings a proof, which is to be
 // used, and the watchdog, which may be served otherwise.
 func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest, h herd) (*lifecyclev1.Operation, bool) {

@@ -35,7 +35,7 @@ type account struct {
 	keys [linearKeys]struct{ stands, run string }
 }
 
-// hidden answers every state to which drivers may have brought the workspace while nobody looked.
+// hidden returns every state to which drivers may have brought the workspace while nobody looked.
 func hidden(s sketch) []sketch {
 	out := []sketch{s}
 	seen := map[sketch]bool{s: true}
@@ -70,7 +70,7 @@ func hidden(s sketch) []sketch {
 	return out
 }
 
-// step answers the states in which the workspace may be after an answer; none if no order of things explains it.
+// step returns the states in which the workspace may be after an answer; none if no order of things explains it.
 func (r rules) step(was account, in called, out heard) []account {
 	var next []account
 	for _, s := range hidden(was.s) {

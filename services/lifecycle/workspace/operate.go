@@ -80,7 +80,7 @@ func needsReason(req *lifecyclev1.RequestOperationRequest) error {
 // operateTries bounds how often a request looks again at a workspace that moves while it looks.
 const operateTries = 8
 
-// ofOneMoment answers a refusal only if the workspace stood still while it was looked at: the workspace and its run are read one after the other, and what
+// ofOneMoment returns a refusal only if the workspace stood still while it was looked at: the workspace and its run are read one after the other, and what
 // was true of neither moment must not be answered. Whatever changes the run changes the workspace's version with it.
 func (s *Server) ofOneMoment(ctx context.Context, tx pgx.Tx, was saga.Workspace, err error) error {
 	if _, refused := fault.As(err); !refused {

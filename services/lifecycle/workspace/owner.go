@@ -79,7 +79,7 @@ var ownersOfInstances = pg.Define(pg.RoleLifecycle, "workspace.owners_of_instanc
 		LEFT JOIN lifecycle.saga_run r ON r.workspace_id = b.workspace_id AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = b.workspace_id AND i.epoch = b.epoch`)
 
-// ownersOf answers what is known about each box, in their order, as of one moment.
+// ownersOf returns what is known about each box, in their order, as of one moment.
 func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]Owner, error) {
 	out := make([]Owner, len(boxes))
 	var workspaces []string

@@ -181,7 +181,7 @@ func (m *morgue) box(p place) placement.Box {
 	return b
 }
 
-// standing answers the workspaces whose box has not ended by the driver's own list.
+// standing returns the workspaces whose box has not ended by the driver's own list.
 func (m *morgue) standing() map[string]bool {
 	m.t.Helper()
 	list, err := m.driver.List(m.t.Context())
@@ -208,7 +208,7 @@ func (m *morgue) sweep(want Reaped) {
 	}
 }
 
-// ends answers the end reasons of the workspace's instances that were told as events.
+// ends returns the end reasons of the workspace's instances that were told as events.
 func (m *morgue) ends(workspaceID string) []string {
 	m.t.Helper()
 	var out []string

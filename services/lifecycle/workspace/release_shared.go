@@ -182,7 +182,7 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 	return w, todo, nil
 }
 
-// takeAway answers how it is known that the resource is gone. Taking away what is not there succeeds.
+// takeAway returns how it is known that the resource is gone. Taking away what is not there succeeds.
 func (r *SharedReaper) takeAway(ctx context.Context, l leftBehind, w writer) (string, error) {
 	switch l.Kind {
 	case kindSchema:

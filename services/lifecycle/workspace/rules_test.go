@@ -117,7 +117,7 @@ func (s *sketch) brings() bool {
 // onItsWay says whether a run is open that somebody may join.
 func (s *sketch) onItsWay() bool { return s.Open && !s.Stuck && !s.Undoing && !s.Cancelled }
 
-// decide answers what a request is answered of a workspace in this state.
+// decide returns what a request is answered of a workspace in this state.
 func (r rules) decide(s sketch, verb string, override bool) verdict {
 	if r.plant == verb+" always" {
 		return verdict{how: does}

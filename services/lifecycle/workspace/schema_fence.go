@@ -237,7 +237,7 @@ var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.holder
 	return `SELECT f.workspace_id::text FROM gpuaas_fence.schema f WHERE f.name = $1`
 })
 
-// schemaHolder answers which workspace a name in the workload database is of, by its fence; empty if nobody ever wrote it.
+// schemaHolder returns which workspace a name in the workload database is of, by its fence; empty if nobody ever wrote it.
 func schemaHolder(ctx context.Context, db *pgxpool.Pool, name string) (string, error) {
 	var workspace string
 	err := pg.QueryRow(ctx, db, holderOfSchema.For(struct{}{}), name).Scan(&workspace)

@@ -34,7 +34,7 @@ type Deps struct {
 	DB        *pgxpool.Pool
 	Core      *saga.Core
 	Catalogue Catalogue
-	// Lock answers joins fast and may be nil: it decides nothing.
+	// Lock returns joins fast and may be nil: it decides nothing.
 	Lock   *lock.Lock
 	Policy policy.Reader
 	// Audit writes down what is refused and joined; what changes state is written with its change. Nil: that alone.

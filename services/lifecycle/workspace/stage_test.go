@@ -253,7 +253,7 @@ type history struct {
 	over                   map[string]bool // claims that were released
 }
 
-// wrong answers everything that does not hold of a workspace at any moment.
+// wrong returns everything that does not hold of a workspace at any moment.
 func (g *stage) wrong(id string, before *history) ([]string, error) {
 	ctx := testkit.Context(g.t)
 	var out []string

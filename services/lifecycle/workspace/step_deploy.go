@@ -214,7 +214,7 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 var probeIsDue = pg.Define(pg.RoleLifecycle, "workspace.probe_is_due",
 	`SELECT mesh.clock() - $1::timestamptz >= $2::interval`)
 
-// probe answers the newest status task of this attempt, and queues the next once the last is old enough. fresh says that its result was not seen before.
+// probe returns the newest status task of this attempt, and queues the next once the last is old enough. fresh says that its result was not seen before.
 func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.Row, bool, error) {
 	var out task.Row
 	queued, fresh := false, false

@@ -304,7 +304,7 @@ func previousAlive(err error) string {
 	return why
 }
 
-// orKeep answers the moved row, or the one before if the move failed: a transaction may run twice, and its second run must compare the same state.
+// orKeep returns the moved row, or the one before if the move failed: a transaction may run twice, and its second run must compare the same state.
 func orKeep(old, moved instance, err error) instance {
 	if err != nil {
 		return old

@@ -98,7 +98,7 @@ type Steps struct{ deps StepDeps }
 // NewSteps makes the functions.
 func NewSteps(deps StepDeps) *Steps { return &Steps{deps: deps} }
 
-// Stalls answers how long a step, or with an empty step a run, may show no progress by the policy in force; zero without a policy.
+// Stalls returns how long a step, or with an empty step a run, may show no progress by the policy in force; zero without a policy.
 func (s *Steps) Stalls(_, step string) time.Duration {
 	if s.deps.Policy == nil {
 		return 0
@@ -273,7 +273,7 @@ func lockNodes(env *saga.Env) saga.TxFunc {
 	}
 }
 
-// claimsOf answers the live claims of the step's kinds, those of this epoch and of earlier ones.
+// claimsOf returns the live claims of the step's kinds, those of this epoch and of earlier ones.
 func claimsOf(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
 	claims, err := env.Claims(ctx, kinds...)
 	if err != nil {

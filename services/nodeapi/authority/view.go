@@ -93,7 +93,7 @@ func (v *View) WaitFresh(ctx context.Context) error {
 	}
 }
 
-// Get answers what is known of a node; nil if nothing is.
+// Get returns what is known of a node; nil if nothing is.
 func (v *View) Get(nodeID string) *recoveryv1.NodeAuthority {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

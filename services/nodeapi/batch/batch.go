@@ -106,7 +106,7 @@ func (b *Batcher[Q, R]) gather(first item[Q, R]) []item[Q, R] {
 	return items
 }
 
-// serve answers items by one call. A call that is refused for what it carries is split, so that one bad request does not refuse all that ride with it.
+// serve returns items by one call. A call that is refused for what it carries is split, so that one bad request does not refuse all that ride with it.
 func (b *Batcher[Q, R]) serve(ctx context.Context, items []item[Q, R]) {
 	reqs := make([]Q, len(items))
 	for i, it := range items {

@@ -26,7 +26,7 @@ import (
 // flushMost bounds the facts of one transaction.
 const flushMost = 512
 
-// Counts answers how many sessions stand here and how many are late.
+// Counts returns how many sessions stand here and how many are late.
 type Counts func() (sessions, late int)
 
 // Replica is what others are told of this one.

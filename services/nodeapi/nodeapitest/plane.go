@@ -43,7 +43,7 @@ type Plane struct {
 	Report func(*lifecyclev1.ReportTasksRequest) error
 	// Refuse refuses the report of one result; nil: none.
 	Refuse func(*nodev1.TaskResult) *lifecyclev1.TaskRefusal
-	// Renew answers renewals; nil: they fail.
+	// Renew returns renewals; nil: they fail.
 	Renew func(*recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error)
 
 	services []*rpc.Server
@@ -141,14 +141,14 @@ func (p *Plane) count(name string) {
 	p.rpcs[name]++
 }
 
-// Calls answers how often each method was called.
+// Calls returns how often each method was called.
 func (p *Plane) Calls() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.rpcs)
 }
 
-// node answers the record of a node, made at the first word of it. p.mu is held.
+// node returns the record of a node, made at the first word of it. p.mu is held.
 func (p *Plane) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 	n := p.nodes[nodeID]
 	if n == nil {
@@ -160,7 +160,7 @@ func (p *Plane) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 	return n
 }
 
-// OpenSessions answers each Hello with the next generation.
+// OpenSessions returns each Hello with the next generation.
 func (p *Plane) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,21 +256,21 @@ func (p *Plane) Silence(on bool) {
 	p.silent = on
 }
 
-// Challenges answers what was reported of challenges.
+// Challenges returns what was reported of challenges.
 func (p *Plane) Challenges() []*recoveryv1.ReportChallengeRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.challenges)
 }
 
-// Opened answers the opens that were asked for.
+// Opened returns the opens that were asked for.
 func (p *Plane) Opened() []*recoveryv1.OpenSession {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.opened)
 }
 
-// Readies answers the sessions that raised a gate.
+// Readies returns the sessions that raised a gate.
 func (p *Plane) Readies() []*lifecyclev1.SessionReady {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -284,7 +284,7 @@ func (p *Plane) Held(sessionID string) []string {
 	return slices.Clone(p.held[sessionID])
 }
 
-// Reports answers what was reported of tasks.
+// Reports returns what was reported of tasks.
 func (p *Plane) Reports() []*lifecyclev1.NodeReport {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -191,7 +191,7 @@ func (r *Roster) RepeatClosed(s *Session) {
 	r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_CLOSED, false))
 }
 
-// Current answers the admitted session of a node, nil if there is none here.
+// Current returns the admitted session of a node, nil if there is none here.
 func (r *Roster) Current(nodeID string) *Session {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -209,14 +209,14 @@ func (r *Roster) CurrentAll() []*Session {
 	return out
 }
 
-// Counts answers how many sessions stand here, and how many of them are late.
+// Counts returns how many sessions stand here, and how many of them are late.
 func (r *Roster) Counts() (int, int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.current), r.lateNow
 }
 
-// Open answers how many streams stand here, admitted or not.
+// Open returns how many streams stand here, admitted or not.
 func (r *Roster) Open() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

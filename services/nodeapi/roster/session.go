@@ -188,7 +188,7 @@ func (s *Session) SendInline(f *nodev1.ConnectResponse) bool {
 	return !s.Gone()
 }
 
-// enqueue answers true when the caller is to write.
+// enqueue returns true when the caller is to write.
 func (s *Session) enqueue(f *nodev1.ConnectResponse) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

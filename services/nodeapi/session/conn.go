@@ -111,7 +111,7 @@ type shedder struct {
 	onShed func()
 }
 
-// Accept answers the next connection that is within the limit.
+// Accept returns the next connection that is within the limit.
 func (l *shedder) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()

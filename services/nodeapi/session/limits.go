@@ -83,14 +83,14 @@ func (p *pace) roll(now time.Time) {
 	}
 }
 
-// frame answers false when there are more than there may be.
+// frame returns false when there are more than there may be.
 func (p *pace) frame(now time.Time, limit int) bool {
 	p.roll(now)
 	p.frames++
 	return p.frames <= limit
 }
 
-// heartbeat answers false when this heartbeat is to be coalesced with one of the same second.
+// heartbeat returns false when this heartbeat is to be coalesced with one of the same second.
 func (p *pace) heartbeat(now time.Time, limit int) bool {
 	p.roll(now)
 	p.heartbeats++

@@ -150,7 +150,7 @@ func (p *pending) due() time.Time {
 	return p.since.Add(lazyWait)
 }
 
-// part answers what goes and what stays of what is due: results go with all that was said of their tasks, and what was said of other tasks waits on for
+// part returns what goes and what stays of what is due: results go with all that was said of their tasks, and what was said of other tasks waits on for
 // their results if it may, nil if there is nothing of the kind. Tasks are independent of each other, so their order may change; the words on one of them
 // never part, nor do they from the envelopes that prove them.
 func (p *pending) part(now time.Time) (*pending, *pending) {
@@ -175,7 +175,7 @@ func (p *pending) part(now time.Time) (*pending, *pending) {
 	return &pending{report: n, since: p.since, frames: p.frames - frames, bytes: p.bytes}, &pending{report: rest, since: p.since, frames: frames}
 }
 
-// divide answers those that go, and those that stay.
+// divide returns those that go, and those that stay.
 func divide[T any](all []T, goes func(T) bool) ([]T, []T) {
 	var taken, left []T
 	for _, v := range all {
@@ -249,7 +249,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 }
 
-// take answers what is to be reported now, and after how long something that was left is due; zero: nothing was.
+// take returns what is to be reported now, and after how long something that was left is due; zero: nothing was.
 func (r *Reporter) take(now time.Time) ([]*roster.Session, []*lifecyclev1.NodeReport, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

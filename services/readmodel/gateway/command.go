@@ -25,7 +25,7 @@ func NewCommand(deps Deps) *Command { return &Command{deps: deps} }
 // ownersError is what an owner has decided, and has written down itself.
 type ownersError struct{ error }
 
-// Unwrap answers the owner's fault.
+// Unwrap returns the owner's fault.
 func (e *ownersError) Unwrap() error { return e.error }
 
 // ownerError is an owner's answer as it may go on to the person. What the owner refused of us, not of the person, is no answer to the person.

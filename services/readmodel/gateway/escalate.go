@@ -91,7 +91,7 @@ type slots struct {
 	taken map[string]bool
 }
 
-// take answers what ends the bundle, or a refusal.
+// take returns what ends the bundle, or a refusal.
 func (s *slots) take(p rpc.Person) (func(), error) {
 	who, most := p.TenantID+"/"+p.Subject, bundlesAtOnce
 	if p.TenantID != "" {

@@ -25,7 +25,7 @@ func (i *Incidents) ListIncidents(ctx context.Context, req *readmodelv1.ListInci
 	return &readmodelv1.ListIncidentsResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetIncident answers one with the recoveries that it speaks of.
+// GetIncident returns one with the recoveries that it speaks of.
 func (i *Incidents) GetIncident(ctx context.Context, req *readmodelv1.GetIncidentRequest) (*readmodelv1.GetIncidentResponse, error) {
 	out := &readmodelv1.GetIncidentResponse{}
 	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -58,7 +58,7 @@ func (i *Incidents) ListRecoveries(ctx context.Context, req *readmodelv1.ListRec
 	return &readmodelv1.ListRecoveriesResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetBrake answers the fleet brake.
+// GetBrake returns the fleet brake.
 func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeRequest) (*readmodelv1.GetBrakeResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

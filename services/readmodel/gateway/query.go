@@ -101,7 +101,7 @@ type pager interface {
 	GetPageToken() string
 }
 
-// list answers a page of what fn lists.
+// list returns a page of what fn lists.
 func list[T any](ctx context.Context, q *Query, req pager, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error)) ([]T, string, error) {
 	var items []T
 	var next string
@@ -113,7 +113,7 @@ func list[T any](ctx context.Context, q *Query, req pager, fn func(ctx context.C
 	return items, next, err
 }
 
-// WhoAmI answers the person behind the session.
+// WhoAmI returns the person behind the session.
 func (q *Query) WhoAmI(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*readmodelv1.WhoAmIResponse, error) {
 	session, err := q.session(ctx)
 	if err != nil {
@@ -147,7 +147,7 @@ func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest
 	return &readmodelv1.ListNodesResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetNode answers one node by id or name.
+// GetNode returns one node by id or name.
 func (q *Query) GetNode(ctx context.Context, req *readmodelv1.GetNodeRequest) (*readmodelv1.GetNodeResponse, error) {
 	out := &readmodelv1.GetNodeResponse{}
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -219,7 +219,7 @@ func (q *Query) allWorkspaces(
 	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetWorkspace answers one workspace.
+// GetWorkspace returns one workspace.
 func (q *Query) GetWorkspace(ctx context.Context, req *readmodelv1.GetWorkspaceRequest) (*readmodelv1.GetWorkspaceResponse, error) {
 	out := &readmodelv1.GetWorkspaceResponse{}
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -232,7 +232,7 @@ func (q *Query) GetWorkspace(ctx context.Context, req *readmodelv1.GetWorkspaceR
 	return out, err
 }
 
-// GetTimeline answers the runs and step attempts of a workspace.
+// GetTimeline returns the runs and step attempts of a workspace.
 func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineRequest) (*readmodelv1.GetTimelineResponse, error) {
 	var out *readmodelv1.GetTimelineResponse
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -280,7 +280,7 @@ func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest
 	return &readmodelv1.ListTasksResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetTask answers one task with every transition.
+// GetTask returns one task with every transition.
 func (q *Query) GetTask(ctx context.Context, req *readmodelv1.GetTaskRequest) (*readmodelv1.GetTaskResponse, error) {
 	out := &readmodelv1.GetTaskResponse{}
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {

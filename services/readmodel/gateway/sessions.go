@@ -139,7 +139,7 @@ func (s *Sessions) FromHeader(ctx context.Context, header http.Header) (Session,
 	return session, nil
 }
 
-// Check answers whether a session still is what it was: alive, of the same person, with the same roles.
+// Check reports whether a session still is what it was: alive, of the same person, with the same roles.
 func (s *Sessions) Check(ctx context.Context, was Session) error {
 	now, _, err := s.read(ctx, was.ID)
 	if err != nil {

@@ -34,7 +34,7 @@ const (
 	KindObservation = "workload.observed"
 )
 
-// Kinds answers all of them.
+// Kinds returns all of them.
 func Kinds() []string {
 	return []string{
 		KindNode, KindSession, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance, KindClaim,

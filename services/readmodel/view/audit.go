@@ -46,7 +46,7 @@ var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p par
 	return "SELECT " + pg.Columns[auditRow]("a") + " FROM readmodel.audit a" + where + " ORDER BY a.number DESC LIMIT $" + strconv.Itoa(n+1)
 }, parts{}, parts{conditions: auditConditions}, parts{scoped: true}, parts{conditions: auditConditions, scoped: true})
 
-// Audit answers one page of the audit log, newest first.
+// Audit returns one page of the audit log, newest first.
 func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*readmodelv1.AuditRow, string, error) {
 	l := listing{args: []any{s.scope.arg()}}
 	if f.WorkspaceID != "" {

@@ -83,7 +83,7 @@ func Describe(f NodeFacts, now time.Time) NodeStatus {
 	return s
 }
 
-// describeIdentity answers what an identity's state decides alone.
+// describeIdentity returns what an identity's state decides alone.
 func describeIdentity(i *recoveryv1.NodeIdentity) (commonv1.UserState, string, string, bool) {
 	const (
 		operator = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
@@ -164,7 +164,7 @@ type WorkspaceFacts struct {
 	Workloads  WorkloadStatus
 }
 
-// DescribeWorkspace answers the family that a workspace's user sees. Drift that touches neither runtime nor access leaves it normal. An agent that
+// DescribeWorkspace returns the family that a workspace's user sees. Drift that touches neither runtime nor access leaves it normal. An agent that
 // cannot act does touch it: nothing that is asked of the workspace is done meanwhile, though its workload may run on. While nobody of ours listens,
 // the outage is ours and what runs is normal. A workload that fails is its tenant's to correct, and keeps its workspace from being normal. A workspace that has stalled on its way up is normal again when it has come up: that another attempt or another
 // operation began is no evidence of anything.

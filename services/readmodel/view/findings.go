@@ -22,7 +22,7 @@ var findingLayout = layout{
 
 var listFindings = pg.DefineDynamic(pg.RoleReadmodel, "view.list_findings", findingLayout.compose, findingLayout.samples()...)
 
-// Findings answers one page, newest first. They speak of machines and of other tenants' neighbours: who is bound to a tenant is refused.
+// Findings returns one page, newest first. They speak of machines and of other tenants' neighbours: who is bound to a tenant is refused.
 func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]*lifecyclev1.Finding, string, error) {
 	if !s.scope.Everything() {
 		return nil, "", operatorsOnly()
@@ -43,7 +43,7 @@ func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]
 	}, items, next, err)
 }
 
-// Finding answers one finding, open or over.
+// Finding returns one finding, open or over.
 func (s *Snapshot) Finding(ctx context.Context, id string) (*lifecyclev1.Finding, error) {
 	found, _, err := s.Findings(ctx, FindingFilter{ID: id, Resolved: true}, Page{Size: 1})
 	if err != nil {

@@ -19,7 +19,7 @@ type RecoveryFilter struct {
 	From, To    time.Time
 }
 
-// Recoveries answers one page, newest first.
+// Recoveries returns one page, newest first.
 func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) ([]*recoveryv1.RecoveryRecord, string, error) {
 	l := s.boxes(&recoveryLayout, listRecoveries, BoxFilter{WorkspaceID: f.WorkspaceID})
 	if f.Workspaces != nil {
@@ -40,7 +40,7 @@ var incidentLayout = layout{
 
 var listIncidents = pg.DefineDynamic(pg.RoleReadmodel, "view.list_incidents", incidentLayout.compose, incidentLayout.samples()...)
 
-// Incidents answers one page, newest first: the open ones, or all. They list whom else something befell: who is bound to a tenant is refused.
+// Incidents returns one page, newest first: the open ones, or all. They list whom else something befell: who is bound to a tenant is refused.
 func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*recoveryv1.Incident, string, error) {
 	if !s.scope.Everything() {
 		return nil, "", operatorsOnly()
@@ -88,7 +88,7 @@ func body[T any, M message[T]](ctx context.Context, s *Snapshot, statement *pg.S
 	return decode[T, M](raw)
 }
 
-// Incident answers one by id, with the recoveries that it speaks of.
+// Incident returns one by id, with the recoveries that it speaks of.
 func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Incident, []*recoveryv1.RecoveryRecord, error) {
 	if !s.scope.Everything() || !isUUID(id) {
 		return nil, nil, notFound("incident")
@@ -115,7 +115,7 @@ func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Inciden
 	return i, records, err
 }
 
-// Brake answers the fleet brake; one that has never moved is not engaged.
+// Brake returns the fleet brake; one that has never moved is not engaged.
 func (s *Snapshot) Brake(ctx context.Context) (*recoveryv1.Brake, error) {
 	if !s.scope.Everything() {
 		return nil, notFound("brake")

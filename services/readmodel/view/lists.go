@@ -92,7 +92,7 @@ var taskLayout = layout{
 
 var listTasks = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tasks", taskLayout.compose, taskLayout.samples()...)
 
-// Tasks answers one page, newest first.
+// Tasks returns one page, newest first.
 func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readmodelv1.Task, string, error) {
 	l := listing{layout: &taskLayout, statement: listTasks, args: []any{s.scope.arg()}}
 	if f.NodeID != "" {
@@ -164,7 +164,7 @@ func (s *Snapshot) transitions(ctx context.Context, tasks []*readmodelv1.Task) e
 	return nil
 }
 
-// Task answers one by id.
+// Task returns one by id.
 func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, error) {
 	found, _, err := s.Tasks(ctx, TaskFilter{IDs: idList(id)}, Page{Size: 1})
 	if err != nil {
@@ -232,7 +232,7 @@ func (s *Snapshot) boxes(of *layout, statement *pg.Dynamic[parts], f BoxFilter) 
 	return l
 }
 
-// Instances answers one page, newest first.
+// Instances returns one page, newest first.
 func (s *Snapshot) Instances(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Instance, string, error) {
 	l := s.boxes(&instanceLayout, listInstances, f)
 	if f.LiveOnly {
@@ -244,7 +244,7 @@ func (s *Snapshot) Instances(ctx context.Context, f BoxFilter, page Page) ([]*li
 	}, items, next, err)
 }
 
-// Claims answers one page, newest first.
+// Claims returns one page, newest first.
 func (s *Snapshot) Claims(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Claim, string, error) {
 	l := s.boxes(&claimLayout, listClaims, f)
 	if f.Orphaned {
@@ -259,7 +259,7 @@ func (s *Snapshot) Claims(ctx context.Context, f BoxFilter, page Page) ([]*lifec
 	}, items, next, err)
 }
 
-// Allocations answers one page, newest first.
+// Allocations returns one page, newest first.
 func (s *Snapshot) Allocations(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Allocation, string, error) {
 	items, next, err := run(ctx, s, s.boxes(&allocationLayout, listAllocations, f), page, fromBody[lifecyclev1.Allocation])
 	return namedPage(ctx, s, func(a *lifecyclev1.Allocation) nameless {
@@ -267,7 +267,7 @@ func (s *Snapshot) Allocations(ctx context.Context, f BoxFilter, page Page) ([]*
 	}, items, next, err)
 }
 
-// Allocation answers one hold.
+// Allocation returns one hold.
 func (s *Snapshot) Allocation(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
 	found, _, err := s.Allocations(ctx, BoxFilter{IDs: idList(id)}, Page{Size: 1})
 	if err != nil {
@@ -286,7 +286,7 @@ type RunFilter struct {
 	IDs         []string
 }
 
-// Runs answers one page, newest first.
+// Runs returns one page, newest first.
 func (s *Snapshot) Runs(ctx context.Context, f RunFilter, page Page) ([]*lifecyclev1.Run, string, error) {
 	l := s.boxes(&runLayout, listRuns, BoxFilter{WorkspaceID: f.WorkspaceID, IDs: f.IDs})
 	if f.LiveOnly {
@@ -300,7 +300,7 @@ var stepsOfRuns = pg.Define(pg.RoleReadmodel, "view.steps_of_runs", `
 	WHERE r.run_id = ANY($2::uuid[]) AND ($1::uuid IS NULL OR r.tenant_id = $1) AND t.run_id = ANY($2::uuid[])
 	ORDER BY t.run_id, t.step, t.direction, t.attempt LIMIT 10000`)
 
-// Steps answers all attempts of runs, in the order of the steps. It is scoped by the runs' tenants. What a step left for later ones is the saga's own
+// Steps returns all attempts of runs, in the order of the steps. It is scoped by the runs' tenants. What a step left for later ones is the saga's own
 // and is not answered.
 func (s *Snapshot) Steps(ctx context.Context, runIDs []string) ([]*lifecyclev1.StepAttempt, error) {
 	bodies, err := pg.Values[[]byte](ctx, s.tx, stepsOfRuns, s.scope.arg(), runIDs)
@@ -329,7 +329,7 @@ func idList(id string) []string {
 var tenantsOfTasks = pg.Define(pg.RoleReadmodel, "view.tenants_of_tasks", `
 	SELECT t.task_id::text AS id, t.tenant_id::text AS text FROM readmodel.task t WHERE t.task_id = ANY($1::uuid[]) AND t.tenant_id IS NOT NULL`)
 
-// TenantsOfTasks answers whose tasks are, by task id; nobody's are left out.
+// TenantsOfTasks returns whose tasks are, by task id; nobody's are left out.
 func (s *Snapshot) TenantsOfTasks(ctx context.Context, tasks []*readmodelv1.Task) (map[string]string, error) {
 	ids := make([]string, 0, len(tasks))
 	for _, t := range tasks {

@@ -75,7 +75,7 @@ var nodeLayout = layout{
 
 var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout.compose, nodeLayout.samples()...)
 
-// Nodes answers one page by name.
+// Nodes returns one page by name.
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readmodelv1.Node, string, error) {
 	listening := s.listeningSince()
 	l := listing{layout: &nodeLayout, statement: listNodes, args: []any{s.Now, BeatFresh, s.scope.arg()}}
@@ -186,7 +186,7 @@ type replicaRow struct {
 var listReplicas = pg.Define(pg.RoleReadmodel, "view.list_replicas", `
 	SELECT `+pg.Columns[replicaRow]("r")+` FROM mesh.replica r WHERE r.service = 'nodeapi' AND r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
 
-// Replicas answers those that beat within the last ten minutes.
+// Replicas returns those that beat within the last ten minutes.
 func (s *Snapshot) Replicas(ctx context.Context) ([]Replica, error) {
 	rows, err := pg.All[replicaRow](ctx, s.tx, listReplicas, s.Now, BeatFresh)
 	if err != nil {

@@ -16,7 +16,7 @@ type Scope struct {
 	outputs  bool // what workloads wrote is shown
 }
 
-// ScopeOf answers a person's. A person with a tenant is bound to it, whatever the roles say; one without must be of the operator's people.
+// ScopeOf returns a person's. A person with a tenant is bound to it, whatever the roles say; one without must be of the operator's people.
 func ScopeOf(p rpc.Person) (Scope, error) {
 	if p.TenantID != "" {
 		return Scope{tenantID: p.TenantID, outputs: true}, nil

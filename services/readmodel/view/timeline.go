@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// Timeline answers a workspace, its runs (newest first, those that a reset has archived too) and the items of one of them: of the run that is named,
+// Timeline returns a workspace, its runs (newest first, those that a reset has archived too) and the items of one of them: of the run that is named,
 // else of the one that stands in the workspace. A run that is none of this workspace's is fault not_found, whosever it is.
 func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv1.GetTimelineResponse, error) {
 	w, err := s.Workspace(ctx, ref)

@@ -98,12 +98,12 @@ var workspaceLayout = layout{
 
 var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", workspaceLayout.compose, workspaceLayout.samples()...)
 
-// Workspaces answers one page by tenant and name.
+// Workspaces returns one page by tenant and name.
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
 	return s.kept.page(ctx, s.tx, s.scope, s.Now, s.staleAfter, f, page)
 }
 
-// Workspaces answers one page by tenant and name, as of one moment of the call. It needs no snapshot where what it is
+// Workspaces returns one page by tenant and name, as of one moment of the call. It needs no snapshot where what it is
 // made of is kept: one statement reads which rows these are. Rows that are not kept are read by another one, and where
 // one of them has changed in between all is read anew in a snapshot.
 func (r *Reader) Workspaces(
@@ -235,7 +235,7 @@ var workspacesOnNodes = pg.Define(pg.RoleReadmodel, "view.workspaces_on_nodes", 
 	SELECT w.workspace_id::text AS id, w.node_id::text AS text FROM readmodel.workspace w
 	WHERE w.node_id = ANY($1::uuid[]) AND w.state <> 'decommissioned' AND ($2::uuid IS NULL OR w.tenant_id = $2)`)
 
-// WorkspacesOn answers which workspaces that live name one of the nodes: the node's id, by the workspace's.
+// WorkspacesOn returns which workspaces that live name one of the nodes: the node's id, by the workspace's.
 func (s *Snapshot) WorkspacesOn(ctx context.Context, nodeIDs []string) (map[string]string, error) {
 	found, err := s.pairs(ctx, workspacesOnNodes, nodeIDs, s.scope.arg())
 	if err != nil {
@@ -253,7 +253,7 @@ var tenantLayout = layout{
 
 var listTenants = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tenants", tenantLayout.compose, tenantLayout.samples()...)
 
-// Tenants answers one page by name.
+// Tenants returns one page by name.
 func (s *Snapshot) Tenants(ctx context.Context, page Page) ([]*lifecyclev1.Tenant, string, error) {
 	return run(ctx, s, listing{layout: &tenantLayout, statement: listTenants, args: []any{s.scope.arg()}}, page, fromBody[lifecyclev1.Tenant])
 }

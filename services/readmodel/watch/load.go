@@ -155,7 +155,7 @@ func runItem(r *lifecyclev1.Run) item {
 	}
 }
 
-// unless answers how an object changed that may have gone from what a snapshot holds.
+// unless returns how an object changed that may have gone from what a snapshot holds.
 func unless(gone bool) readmodelv1.Change {
 	if gone {
 		return readmodelv1.Change_CHANGE_DESTROYED

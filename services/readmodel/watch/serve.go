@@ -23,7 +23,7 @@ type Request struct {
 
 	Person rpc.Person // who watches: the bounds count persons and tenants
 	Resume string     // token; empty: begin with a snapshot
-	// Alive answers an error once the person may not watch any more. It is asked every few seconds; nil: for ever.
+	// Alive returns an error once the person may not watch any more. It is asked every few seconds; nil: for ever.
 	Alive func(ctx context.Context) error
 	// Recheck has Alive asked at once; nil: it is asked at its intervals alone.
 	Recheck <-chan struct{}
@@ -188,7 +188,7 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 	})
 }
 
-// pageOf answers one page of what a snapshot holds: nodes that are not retired, workspaces that live, instances that live, tasks that are current, live
+// pageOf returns one page of what a snapshot holds: nodes that are not retired, workspaces that live, instances that live, tasks that are current, live
 // runs and their steps; for one workspace or node everything that is kept of it.
 func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page view.Page) ([]item, string, error) {
 	narrow := f.WorkspaceID != "" || f.NodeID != ""

@@ -78,7 +78,7 @@ func (s *subscription) offer(items []item, pos int64) {
 	}
 }
 
-// take answers what is to be sent now, and the position that is reached once it is.
+// take returns what is to be sent now, and the position that is reached once it is.
 func (s *subscription) take() ([]item, int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

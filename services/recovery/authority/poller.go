@@ -229,7 +229,7 @@ var decisionsAfter = pg.Define(pg.RoleRecovery, "authority.decisions_after", `
 	WHERE i.authority_seq > $1 AND (i.state <> 'retired' OR $1 > 0 OR i.state_at > mesh.clock() - interval '2 days')
 	ORDER BY i.authority_seq LIMIT $2`)
 
-// read answers what changed after a number, in order. The numbers are in the order of commits, so nothing below one that was seen can appear later.
+// read returns what changed after a number, in order. The numbers are in the order of commits, so nothing below one that was seen can appear later.
 func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAuthority, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()

@@ -171,7 +171,7 @@ func (p *Poller) offerLocked(w *watcher, frame *recoveryv1.WatchAuthorityRespons
 	}
 }
 
-// taken answers what is queued.
+// taken returns what is queued.
 func (p *Poller) taken(w *watcher) []*recoveryv1.WatchAuthorityResponse {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -83,7 +83,7 @@ func (e *Enroller) release(ctx context.Context, c *claim, why error) {
 	}
 }
 
-// stateRefusal answers why a node in this state may be given no certificate, nil if it may. held says that a hold is no obstacle: a person
+// stateRefusal returns why a node in this state may be given no certificate, nil if it may. held says that a hold is no obstacle: a person
 // issued the token to end it.
 func stateRefusal(r *identity.Record, held bool) error {
 	switch r.State {

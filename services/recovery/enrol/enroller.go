@@ -92,7 +92,7 @@ type Deps struct {
 	Policy     policy.Reader
 	// Profile returns what agents are told of where they belong.
 	Profile func() *commonv1.Profile
-	// TaskKeys answers the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
+	// TaskKeys returns the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
 	TaskKeys func() (string, error)
 	// Audit writes down what is refused. Nil: nothing is.
 	Audit *audit.Log

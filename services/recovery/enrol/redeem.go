@@ -200,7 +200,7 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 	return c, done, nil
 }
 
-// repeatOf answers what this very key was given by this very token, if it still counts.
+// repeatOf returns what this very key was given by this very token, if it still counts.
 func repeatOf(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption) (*repeat, error) {
 	if a.token.State != "used" || !bytes.Equal(a.token.UsedKey, a.key) {
 		return nil, nil

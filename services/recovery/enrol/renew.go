@@ -96,7 +96,7 @@ func mayRenew(ctx context.Context, tx pgx.Tx, req *recoveryv1.RenewCertificateRe
 	return r, nil
 }
 
-// claimRenewal answers a claim, or what this key was given before.
+// claimRenewal returns a claim, or what this key was given before.
 func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, key []byte) (*claim, identity.Serial, error) {
 	var c *claim
 	var found identity.Serial

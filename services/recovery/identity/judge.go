@@ -150,7 +150,7 @@ func holdsAnother(s Standing, p Presented) bool {
 
 func deny(reason commonv1.Reason) Verdict { return Verdict{Ruling: RulingDeny, Reason: reason} }
 
-// RefusalOf answers why an identity in this state opens nothing; unspecified for an active one.
+// RefusalOf returns why an identity in this state opens nothing; unspecified for an active one.
 func RefusalOf(state commonv1.NodeIdentityState) commonv1.Reason {
 	switch state {
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE:

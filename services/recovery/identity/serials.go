@@ -103,12 +103,12 @@ func loadUses(ctx context.Context, tx pgx.Tx, serials []string) (map[string]Seri
 	return out, nil
 }
 
-// SerialByKey answers the certificate that a node was issued for a key; false if there is none.
+// SerialByKey returns the certificate that a node was issued for a key; false if there is none.
 func SerialByKey(ctx context.Context, q pg.Querier, nodeID string, keySHA256 []byte) (Serial, bool, error) {
 	return readSerial(ctx, q, serialByKey, nodeID, keySHA256)
 }
 
-// SerialByName answers one certificate; false if it is not ours.
+// SerialByName returns one certificate; false if it is not ours.
 func SerialByName(ctx context.Context, q pg.Querier, serial string) (Serial, bool, error) {
 	return readSerial(ctx, q, serialByName, serial)
 }

@@ -102,7 +102,7 @@ const (
 	verdictChallenge = "challenge"
 )
 
-// Open answers a batch of Hellos in one transaction, in the order asked.
+// Open returns a batch of Hellos in one transaction, in the order asked.
 func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, Moment, error) {
 	var batch *opening
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -354,7 +354,7 @@ func (b *opening) report(tx pgx.Tx) error {
 	return nil
 }
 
-// again answers from the session's row, the first time as every other.
+// again returns from the session's row, the first time as every other.
 func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*recoveryv1.OpenResult, error) {
 	if row.NodeID != o.GetNodeId() || row.InstanceID != o.GetNodeInstanceId() {
 		return b.denied(o, r, commonv1.Reason_REASON_IDENTITY_MISMATCH), nil

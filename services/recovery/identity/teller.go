@@ -172,7 +172,7 @@ func (t *Teller) runOnce(ctx context.Context) (int, error) {
 	return len(due), errors.Join(failures...)
 }
 
-// take answers who is due and puts off when they are due again, so that replicas share the work and a refusal is not asked in a circle.
+// take returns who is due and puts off when they are due again, so that replicas share the work and a refusal is not asked in a circle.
 func (t *Teller) take(ctx context.Context) ([]*Record, error) {
 	due, err := readAll(ctx, t.deps.Pool, takeUntold, t.cfg.Batch, t.cfg.Retry.Seconds())
 	if err != nil {

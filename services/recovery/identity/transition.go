@@ -21,7 +21,7 @@ const (
 	AlarmTokenReuse = "token_reuse"
 )
 
-// Transition answers the state that a verb leads to from a state. roles are those of the person who asks; the system's own holds have none to
+// Transition returns the state that a verb leads to from a state. roles are those of the person who asks; the system's own holds have none to
 // show. Asking for the state that is already there is refused as a conflict by name, never silently repeated: each accepted verb draws a fence.
 func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb, roles []string) (commonv1.NodeIdentityState, error) {
 	to := verbTarget(verb)

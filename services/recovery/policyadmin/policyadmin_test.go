@@ -56,7 +56,7 @@ func (d *desk) get(key string) *recoveryv1.PolicyKey {
 	return out.GetKeys()[0]
 }
 
-// told answers the changes that were told as events, as `key value version by`, in the order in which they were made.
+// told returns the changes that were told as events, as `key value version by`, in the order in which they were made.
 func (d *desk) told() []string {
 	d.t.Helper()
 	var out []string

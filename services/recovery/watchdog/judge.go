@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/runbook"
 )
 
-// detect answers the trigger of a workspace without a record; unspecified if nothing is wrong that may be acted on. A machine that several share and that is
+// detect returns the trigger of a workspace without a record; unspecified if nothing is wrong that may be acted on. A machine that several share and that is
 // silent is none: see machines.
 func detect(s *subject, cfg Config, now time.Time) commonv1.RecoveryTrigger {
 	switch s.State { //nolint:exhaustive // undo states, stuck and what is over never trigger

@@ -176,7 +176,7 @@ func (n *nullRun) run() *run {
 	}
 }
 
-// loadSubjects answers them by workspace, in the order of their ids.
+// loadSubjects returns them by workspace, in the order of their ids.
 func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now time.Time) ([]*subject, error) {
 	rows, err := pg.Query(ctx, tx, loadSuspects)
 	if err != nil {

@@ -80,7 +80,7 @@ func withheldLabel(by string) string {
 	return by
 }
 
-// moved answers what a change of a record counts for.
+// moved returns what a change of a record counts for.
 func (m *metrics) moved(before, after *record) []prometheus.Counter {
 	var out []prometheus.Counter
 	if after.WithheldBy != "" && after.WithheldBy != before.WithheldBy {

@@ -142,7 +142,7 @@ func look(pid int, root string) (proc, bool) {
 	return p, true
 }
 
-// below answers the id of the box whose directory a path lies in; empty if it lies in none.
+// below returns the id of the box whose directory a path lies in; empty if it lies in none.
 func below(root, path string) string {
 	rest, ok := strings.CutPrefix(path, root+"/")
 	if !ok {
@@ -155,7 +155,7 @@ func below(root, path string) string {
 	return id
 }
 
-// agentOf answers whose agent a command line is: `… run … --state-dir <root>/<id>/state …`.
+// agentOf returns whose agent a command line is: `… run … --state-dir <root>/<id>/state …`.
 func agentOf(args []string, root string) string {
 	if len(args) < 2 || args[1] != "run" {
 		return ""

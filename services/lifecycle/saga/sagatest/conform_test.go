@@ -121,7 +121,7 @@ func toy(s *shelf) saga.Definition {
 
 var began sync.Map
 
-// first answers when this run's wait was first seen.
+// first returns when this run's wait was first seen.
 func first(env *saga.Env) time.Time {
 	at, _ := began.LoadOrStore(env.RunID, time.Now())
 	return at.(time.Time)

@@ -57,7 +57,7 @@ func (p *plan) hit() {
 	p.hits++
 }
 
-// points answers the hook of one core: it records the kill points passed, and crashes at the intended one, once. A core that crashed commits
+// points returns the hook of one core: it records the kill points passed, and crashes at the intended one, once. A core that crashed commits
 // nothing more.
 func (p *plan) points() func(context.Context, string, saga.Place) error {
 	var dead atomic.Bool
