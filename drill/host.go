@@ -88,7 +88,7 @@ func launches(ledger []line, workspaceID string) (int, int64, error) {
 	return count, live, errors.Join(errs...)
 }
 
-// boxDir is where a box stands.
+// instanceDir is where a box stands.
 func (m *Mesh) boxDir(workspaceID string, epoch int64) string {
 	return filepath.Join(m.cluster.Plan.BoxDir, "boxes", workspaceID+"-"+strconv.FormatInt(epoch, 10))
 }

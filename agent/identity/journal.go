@@ -48,7 +48,7 @@ type change struct {
 	Remove  bool   `json:"remove,omitempty"`
 }
 
-type journal struct {
+type intentLog struct {
 	Operation string   `json:"operation"`
 	Changes   []change `json:"changes"`
 }
@@ -69,7 +69,7 @@ func (s *Store) path(f file) string {
 
 // commit makes all changes or none. Once the journal is durable the changes are decided: a crash after that is finished by Open.
 func (s *Store) commit(operation string, changes []change) error {
-	record, err := json.Marshal(journal{Operation: operation, Changes: changes})
+	record, err := json.Marshal(intentLog{Operation: operation, Changes: changes})
 	if err != nil {
 		return fmt.Errorf("encode journal: %w", err)
 	}
@@ -104,31 +104,31 @@ func (s *Store) replayLocked() error {
 	if _, host := errors.AsType[*fs.PathError](err); host {
 		return fmt.Errorf("read journal: %w", err)
 	}
-	var record journal
+	var record intentLog
 	if err == nil {
-		record, err = parseJournal(data)
+		record, err = parseIntentLog(data)
 	}
 	if err != nil {
-		return s.setJournalAsideLocked(err)
+		return s.setIntentLogAsideLocked(err)
 	}
 	return s.apply("replay", record.Changes)
 }
 
-func parseJournal(data []byte) (journal, error) {
-	var record journal
+func parseIntentLog(data []byte) (intentLog, error) {
+	var record intentLog
 	if err := json.Unmarshal(data, &record); err != nil {
-		return journal{}, err
+		return intentLog{}, err
 	}
 	for _, c := range record.Changes {
 		if !changeable[c.File] {
-			return journal{}, fmt.Errorf("it names %q", c.File)
+			return intentLog{}, fmt.Errorf("it names %q", c.File)
 		}
 	}
 	return record, nil
 }
 
-// setJournalAsideLocked keeps the file under another name for a person to look at: it may hold the only copy of a key.
-func (s *Store) setJournalAsideLocked(why error) error {
+// setIntentLogAsideLocked keeps the file under another name for a person to look at: it may hold the only copy of a key.
+func (s *Store) setIntentLogAsideLocked(why error) error {
 	path := s.path(fileJournal)
 	aside := fmt.Sprintf("%s.unreadable-%d", path, time.Now().UnixNano())
 	if err := os.Rename(path, aside); err != nil {

@@ -95,7 +95,7 @@ func TestDisowned(t *testing.T) {
 	foreign, own := task(deploy, ids.New(), 1, 1), task(deploy, ids.New(), 1, 1)
 	mustDeliver(t, l, foreign, own)
 	for range 2 { // the second finds nothing, and that is no error
-		if err := l.Disown(t.Context(), foreign.Key); err != nil {
+		if err := l.Abandon(t.Context(), foreign.Key); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -106,7 +106,7 @@ func TestDisowned(t *testing.T) {
 		if _, known, err := l.Get(foreign.Key); known || err != nil {
 			t.Errorf("it is known still (%v)", err)
 		}
-		kept, err := l.Disowned()
+		kept, err := l.Abandoned()
 		if err != nil || len(kept) != 1 || kept[0].Key != foreign.Key || string(kept[0].Envelope) != string(foreign.Envelope) {
 			t.Errorf("kept %v, %v", kept, err)
 		}

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Disown takes an attempt that was signed for another node out of everything that this ledger lists, and keeps it in a table of its own: it is evidence,
+// Abandon takes an attempt that was signed for another node out of everything that this ledger lists, and keeps it in a table of its own: it is evidence,
 // and it is not this node's to run or to speak of. An unknown key is no error.
-func (l *Ledger) Disown(ctx context.Context, key Key) error {
+func (l *Ledger) Abandon(ctx context.Context, key Key) error {
 	// It stops being listed at once, whether or not the move is on disk.
 	l.mu.Lock()
 	delete(l.open, key)
@@ -28,8 +28,8 @@ func (l *Ledger) Disown(ctx context.Context, key Key) error {
 	return nil
 }
 
-// Disowned lists the attempts that were signed for another node.
-func (l *Ledger) Disowned() ([]Entry, error) {
+// Abandoned lists the attempts that were signed for another node.
+func (l *Ledger) Abandoned() ([]Entry, error) {
 	var out []Entry
 	err := l.store.each(foreign, func(_, value []byte) (bool, error) {
 		e, err := decode(value)

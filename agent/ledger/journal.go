@@ -60,7 +60,7 @@ func openJournal(path, ledgerID, id string) (*journal, error) {
 	}
 }
 
-// newJournal makes a journal for a ledger whose tables have everything, in place of the one that is there. One of another ledger, whose file was moved
+// newLaunchLog makes a journal for a ledger whose tables have everything, in place of the one that is there. One of another ledger, whose file was moved
 // away without it, is kept under a name with that ledger's id.
 func newJournal(path, ledgerID string) (*journal, error) {
 	// What a crash, or a disk that was full, left while a new file was made.

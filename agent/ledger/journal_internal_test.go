@@ -481,14 +481,14 @@ func TestLedgerModel(t *testing.T) {
 			case 4:
 				n := pick()
 				if want[n] == StateFinished {
-					if err := errors.Join(l.Ack(t.Context(), numbered(n).Key), l.Disown(t.Context(), Key{TaskID: "none", Attempt: 1})); err != nil {
+					if err := errors.Join(l.Ack(t.Context(), numbered(n).Key), l.Abandon(t.Context(), Key{TaskID: "none", Attempt: 1})); err != nil {
 						rt.Fatal(err)
 					}
 					want[n] = StateAcked
 				}
 			case 5:
 				n := pick()
-				if err := l.Disown(t.Context(), numbered(n).Key); err != nil {
+				if err := l.Abandon(t.Context(), numbered(n).Key); err != nil {
 					rt.Fatal(err)
 				}
 				if want[n] != 0 {
@@ -518,7 +518,7 @@ func TestLedgerModel(t *testing.T) {
 			if !maps.Equal(got, want) {
 				rt.Fatalf("there are %v, want %v", got, want)
 			}
-			if kept, err := l.Disowned(); err != nil || len(kept) != len(disowned) {
+			if kept, err := l.Abandoned(); err != nil || len(kept) != len(disowned) {
 				rt.Fatalf("disowned: %d of %d, %v", len(kept), len(disowned), err)
 			}
 		}

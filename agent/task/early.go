@@ -11,14 +11,14 @@ const (
 	earlyFor = 10 * time.Minute
 )
 
-// earlyCancels remembers cancels of tasks that were not offered yet: a cancel may overtake its offer between two sessions. It is used by one
+// prestartCancels remembers cancels of tasks that were not offered yet: a cancel may overtake its offer between two sessions. It is used by one
 // goroutine. The oldest goes when it is full, and each after its time.
-type earlyCancels struct {
+type prestartCancels struct {
 	at    map[ledger.Key]time.Time
 	order []ledger.Key // the same keys, oldest first
 }
 
-func (c *earlyCancels) add(key ledger.Key, now time.Time) {
+func (c *prestartCancels) add(key ledger.Key, now time.Time) {
 	c.prune(now)
 	if _, held := c.at[key]; held {
 		return
@@ -34,13 +34,13 @@ func (c *earlyCancels) add(key ledger.Key, now time.Time) {
 	c.order = append(c.order, key)
 }
 
-func (c *earlyCancels) has(key ledger.Key, now time.Time) bool {
+func (c *prestartCancels) has(key ledger.Key, now time.Time) bool {
 	c.prune(now)
 	_, held := c.at[key]
 	return held
 }
 
-func (c *earlyCancels) prune(now time.Time) {
+func (c *prestartCancels) prune(now time.Time) {
 	for len(c.order) > 0 && now.Sub(c.at[c.order[0]]) > earlyFor {
 		delete(c.at, c.order[0])
 		c.order = c.order[1:]

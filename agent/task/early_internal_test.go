@@ -8,7 +8,7 @@ import (
 )
 
 func TestEarlyCancelsAreBounded(t *testing.T) {
-	var c earlyCancels
+	var c prestartCancels
 	start := time.Unix(1000, 0)
 	key := func(i int) ledger.Key { return ledger.Key{TaskID: "t", Attempt: int32(i + 1)} } //nolint:gosec // small
 	for i := range maxEarly + 5 {

@@ -87,7 +87,7 @@ type Executor struct {
 	intake chan item
 	kick   chan struct{} // wakes Run after Attach
 
-	early earlyCancels // Run's alone
+	early prestartCancels // Run's alone
 
 	mu      sync.Mutex // guards what follows
 	sender  Sender

@@ -60,7 +60,7 @@ func TestTasksOfAnotherNodeAreNotTakenUp(t *testing.T) {
 			}
 			b.run()
 			testkit.Eventually(t, testkit.Patience, func() error {
-				if kept, err := b.led.Disowned(); err != nil || len(kept) != 1 || kept[0].Key != key {
+				if kept, err := b.led.Abandoned(); err != nil || len(kept) != 1 || kept[0].Key != key {
 					return errors.Join(err, errors.New("it is not set aside"))
 				}
 				return nil

@@ -188,7 +188,7 @@ func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 	}
 	j, err := e.revive(&entry)
 	if fault.Has(err, commonv1.Reason_REASON_TASK_WRONG_NODE) {
-		e.disown(ctx, &entry, err)
+		e.abandon(ctx, &entry, err)
 		return
 	}
 	e.sendDelivered(&j.task)

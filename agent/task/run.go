@@ -25,7 +25,7 @@ func (e *Executor) resume(ctx context.Context) {
 		j, err := e.revive(&entry)
 		started := entry.State == ledger.StateStarted
 		if fault.Has(err, commonv1.Reason_REASON_TASK_WRONG_NODE) {
-			e.disown(ctx, &entry, err)
+			e.abandon(ctx, &entry, err)
 			continue
 		}
 		if err != nil {
@@ -80,11 +80,11 @@ func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
 	return j, nil
 }
 
-// disown sets aside a task that another node was given: this one was imaged from it, ledger included. It is not run, and nothing is said of it: its
+// abandon sets aside a task that another node was given: this one was imaged from it, ledger included. It is not run, and nothing is said of it: its
 // own node does both.
-func (e *Executor) disown(ctx context.Context, entry *ledger.Entry, err error) {
+func (e *Executor) abandon(ctx context.Context, entry *ledger.Entry, err error) {
 	e.evidence(ctx, "task of another node was in the ledger", entry.Key, entry.Envelope, entry.KeyID, err)
-	if err := e.deps.Ledger.Disown(context.WithoutCancel(ctx), entry.Key); err != nil {
+	if err := e.deps.Ledger.Abandon(context.WithoutCancel(ctx), entry.Key); err != nil {
 		// The next restart tries again.
 		e.deps.Logger.ErrorContext(ctx, "task of another node was not set aside", slog.String("task_id", entry.Key.TaskID), slog.Any("error", err))
 	}

@@ -97,7 +97,7 @@ func (r *Replica) build(cfg ReplicaConfig) error {
 			return fmt.Errorf("make listener: %w", err)
 		}
 		r.loops["listener"] = listener.Run
-		r.loops["elsewhere"] = func(ctx context.Context) error { return r.Core.FollowElsewhere(ctx, numbered) }
+		r.loops["elsewhere"] = func(ctx context.Context) error { return r.Core.FollowRemoteWakes(ctx, numbered) }
 	}
 	return nil
 }

@@ -371,7 +371,7 @@ func (m *Mesh) Run(ctx context.Context) error {
 		}})
 	}
 	if m.boxes != nil {
-		tasks = append(tasks, app.Task{Name: "boxes", Phase: app.PhaseDrain, Stop: m.boxes.PowerOffBoxes})
+		tasks = append(tasks, app.Task{Name: "boxes", Phase: app.PhaseDrain, Stop: m.boxes.PowerOffInstances})
 	}
 	runErr := app.Group{Logger: m.deps.Logger, Grace: 9 * time.Second}.Run(ctx, tasks...)
 	return errors.Join(runErr, m.end(context.WithoutCancel(ctx)))
@@ -383,7 +383,7 @@ func (m *Mesh) end(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	if m.boxes != nil {
-		errs = append(errs, m.boxes.PowerOffBoxes(ctx))
+		errs = append(errs, m.boxes.PowerOffInstances(ctx))
 	}
 	_, err := agents.End(ctx, m.dir, 500*time.Millisecond)
 	m.ops, m.services, m.numbering = nil, nil, nil // they have been run, so they closed themselves

@@ -127,7 +127,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stale, err := workspace.NewStale(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
+	stale, err := workspace.NewEpochRefusals(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("build saga driver: %w", err)
 	}
 	gates := gate.NewServer(gate.Deps{
-		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Box: workspace.Boxes{Core: s.core}, Committed: s.committed,
+		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Box: workspace.Registrations{Core: s.core}, Committed: s.committed,
 		Slots: s.cfg.Placement.Static.SlotsPerNode,
 	})
 	reaper, err := workspace.NewReaper(workspace.ReaperDeps{
@@ -298,7 +298,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "work-hints", Run: hub.Run},
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return consumer.Run(ctx, apply) }},
 		app.Task{Name: "task-sweep", Run: func(ctx context.Context) error { return s.sweep(ctx, tasks) }},
-		app.Task{Name: "wake-elsewhere", Run: func(ctx context.Context) error { return s.core.FollowElsewhere(ctx, b.Numbered) }},
+		app.Task{Name: "wake-elsewhere", Run: func(ctx context.Context) error { return s.core.FollowRemoteWakes(ctx, b.Numbered) }},
 		app.Task{Name: "background", Run: sweeps.Run},
 		app.Task{Name: "seal-stored", Run: func(ctx context.Context) error {
 			return s.sealStored(ctx, sealer, tasks)
@@ -440,8 +440,8 @@ func (s *Service) close() {
 	}
 }
 
-// PowerOffBoxes stops everything that runs on launched boxes without ending them, for a host that goes down.
-func (s *Service) PowerOffBoxes(ctx context.Context) error {
+// PowerOffInstances stops everything that runs on launched boxes without ending them, for a host that goes down.
+func (s *Service) PowerOffInstances(ctx context.Context) error {
 	if s.boxes == nil {
 		return nil
 	}

@@ -101,10 +101,10 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	teller, err := identity.NewTeller(identity.TellerDeps{
+	teller, err := identity.NewNotifier(identity.NotifierDeps{
 		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...), Told: &wakes.told, Wake: b.Wake,
 		Numbered: b.Numbered,
-	}, identity.TellerConfig{})
+	}, identity.NotifierConfig{})
 	if err != nil {
 		return err
 	}

@@ -54,9 +54,9 @@ type nodeClaim struct {
 	At        time.Time `db:"at"`
 }
 
-// lookAtAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was written down longer after the
+// detectAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was written down longer after the
 // last change of what it is compared with than the grace: an older one may speak of what was.
-func (s *Sweeper) lookAtAgents(ctx context.Context) ([]Seen, error) {
+func (s *Sweeper) detectAgents(ctx context.Context) ([]Seen, error) {
 	var out []Seen
 	loose := map[string][]record{}
 	err := s.pages(ctx, "workspace", func(ctx context.Context, after, upTo string) error {

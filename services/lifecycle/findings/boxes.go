@@ -11,13 +11,13 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// boxKey names a box.
-type boxKey struct {
+// instanceKey names a box.
+type instanceKey struct {
 	workspaceID string
 	epoch       int64
 }
 
-func (k boxKey) String() string { return fmt.Sprintf("%s:%d", k.workspaceID, k.epoch) }
+func (k instanceKey) String() string { return fmt.Sprintf("%s:%d", k.workspaceID, k.epoch) }
 
 // belief is a row that says that a box stands.
 type belief struct {
@@ -31,7 +31,7 @@ type belief struct {
 	Version     int64  `db:"version"`
 }
 
-func (b belief) box() boxKey { return boxKey{b.WorkspaceID, b.Epoch} }
+func (b belief) instance() instanceKey { return instanceKey{b.WorkspaceID, b.Epoch} }
 
 var standingByRows = pg.Define(pg.RoleLifecycle, "findings.standing_by_rows", `
 		SELECT 'allocation' AS what, a.allocation_id::text AS id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id,
@@ -55,9 +55,9 @@ func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (
 	return out, nil
 }
 
-// lookAtBoxes compares a driver's own list with our rows. What should stand is read before the list and once more after it: a box that ends on its way
+// detectInstances compares a driver's own list with our rows. What should stand is read before the list and once more after it: a box that ends on its way
 // is missed by both, or its row has changed. What stands is read before its rows: they were committed before it was launched.
-func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
+func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
 	before, err := s.believed(ctx, kind)
 	if err != nil {
 		return nil, err
@@ -70,13 +70,13 @@ func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver
 	if err != nil {
 		return nil, err
 	}
-	standing := map[boxKey]placement.Instance{}
+	standing := map[instanceKey]placement.Instance{}
 	for _, b := range list {
 		if b.EndedAt.IsZero() {
-			standing[boxKey{b.WorkspaceID, b.Epoch}] = b
+			standing[instanceKey{b.WorkspaceID, b.Epoch}] = b
 		}
 	}
-	out, err := s.unknownBoxes(ctx, kind, standing)
+	out, err := s.unknownInstances(ctx, kind, standing)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver
 	out = append(out, strays...)
 	var missing []belief
 	for b := range before {
-		if _, there := standing[b.box()]; !there && after[b] {
+		if _, there := standing[b.instance()]; !there && after[b] {
 			missing = append(missing, b)
 		}
 	}
@@ -98,27 +98,27 @@ func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver
 	if list, err = driver.List(ctx); err != nil {
 		return nil, fmt.Errorf("list boxes: %w", err)
 	}
-	ended := map[boxKey]placement.Instance{}
+	ended := map[instanceKey]placement.Instance{}
 	for _, b := range list {
 		if !b.EndedAt.IsZero() {
-			ended[boxKey{b.WorkspaceID, b.Epoch}] = b
+			ended[instanceKey{b.WorkspaceID, b.Epoch}] = b
 		}
 	}
 	for _, b := range missing {
-		out = append(out, missingBox(kind, b, ended))
+		out = append(out, missingInstance(kind, b, ended))
 	}
 	return out, nil
 }
 
-func missingBox(kind commonv1.PlacementDriver, b belief, ended map[boxKey]placement.Instance) Seen {
+func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instanceKey]placement.Instance) Seen {
 	found := "the provider has never heard of it"
-	if e, ok := ended[b.box()]; ok {
+	if e, ok := ended[b.instance()]; ok {
 		found = "the provider says that it ended at " + e.EndedAt.UTC().Format("2006-01-02T15:04:05Z")
 	}
 	out := Seen{
 		Kind: allocationEmpty, Severity: p1, SubjectType: b.What, SubjectID: b.ID, WorkspaceID: b.WorkspaceID, TenantID: b.TenantID, NodeID: b.NodeID,
 		AllocationID: b.ID, NextAction: nextEmpty, Summary: "an allocation is active and its instance is not there: " + found, Cordon: true,
-		Before: map[string]any{"box": b.box().String(), "placement": names.Of(kind)}, After: map[string]any{"found": found},
+		Before: map[string]any{"box": b.instance().String(), "placement": names.Of(kind)}, After: map[string]any{"found": found},
 	}
 	if b.What == "claim" {
 		out.Kind, out.AllocationID, out.NextAction, out.Cordon = claimEmpty, "", nextClaimEmpty, false
@@ -127,8 +127,8 @@ func missingBox(kind commonv1.PlacementDriver, b belief, ended map[boxKey]placem
 	return out
 }
 
-// boxFacts is what our rows say of a box that stands.
-type boxFacts struct {
+// instanceFacts is what our rows say of a box that stands.
+type instanceFacts struct {
 	WorkspaceID string `db:"workspace_id"` // empty if it is not known here
 	BoxEpoch    int64  `db:"box_epoch"`
 	Epoch       int64  `db:"epoch"`
@@ -150,8 +150,8 @@ var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", 
 		FROM unnest($1::uuid[], $2::bigint[]) AS b (workspace_id, epoch) JOIN lifecycle.workspace w ON w.id = b.workspace_id
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`)
 
-// unknownBoxes finds boxes that stand and that no row names as standing.
-func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDriver, standing map[boxKey]placement.Instance) ([]Seen, error) {
+// unknownInstances finds boxes that stand and that no row names as standing.
+func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementDriver, standing map[instanceKey]placement.Instance) ([]Seen, error) {
 	var workspaces []string
 	var epochs []int64
 	for k := range standing {
@@ -159,30 +159,30 @@ func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDrive
 			workspaces, epochs = append(workspaces, k.workspaceID), append(epochs, k.epoch)
 		}
 	}
-	facts := make(map[boxKey]boxFacts, len(workspaces))
+	facts := make(map[instanceKey]instanceFacts, len(workspaces))
 	for from := 0; from < len(workspaces); from += s.cfg.Page {
 		upTo := min(from+s.cfg.Page, len(workspaces))
-		list, err := pg.All[boxFacts](ctx, s.deps.DB, rowsOfInstances, workspaces[from:upTo], epochs[from:upTo])
+		list, err := pg.All[instanceFacts](ctx, s.deps.DB, rowsOfInstances, workspaces[from:upTo], epochs[from:upTo])
 		if err != nil {
 			return nil, fmt.Errorf("read rows of boxes: %w", err)
 		}
 		for _, f := range list {
-			facts[boxKey{f.WorkspaceID, f.BoxEpoch}] = f
+			facts[instanceKey{f.WorkspaceID, f.BoxEpoch}] = f
 		}
 	}
 	var out []Seen
 	for k, b := range standing {
-		if x, ok := unknownBox(kind, b, facts[k]); ok {
+		if x, ok := unknownInstance(kind, b, facts[k]); ok {
 			out = append(out, x)
 		}
 	}
 	return out, nil
 }
 
-// unknownBox judges one box that stands. Between its launch and the record of it a box is its run's. That two of one workspace stand is found by
+// unknownInstance judges one box that stands. Between its launch and the record of it a box is its run's. That two of one workspace stand is found by
 // SweepTwoInstances.
-func unknownBox(kind commonv1.PlacementDriver, b placement.Instance, f boxFacts) (Seen, bool) {
-	k := boxKey{b.WorkspaceID, b.Epoch}
+func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f instanceFacts) (Seen, bool) {
+	k := instanceKey{b.WorkspaceID, b.Epoch}
 	out := Seen{
 		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID, NodeID: f.NodeID, NextAction: nextUnknownBox,
 		After: map[string]any{

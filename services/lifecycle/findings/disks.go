@@ -25,8 +25,8 @@ const (
 		"by themselves once the agent reports room"
 )
 
-// lookAtDisks finds the nodes whose agents last reported that their own directories have no room. An agent that is away has reported nothing else.
-func (s *Sweeper) lookAtDisks(ctx context.Context) ([]Seen, error) {
+// detectDisks finds the nodes whose agents last reported that their own directories have no room. An agent that is away has reported nothing else.
+func (s *Sweeper) detectDisks(ctx context.Context) ([]Seen, error) {
 	gates, err := gate.DiskFull(ctx, s.deps.DB)
 	if err != nil {
 		return nil, err

@@ -28,9 +28,9 @@ var sources = map[string]source{
 	"node":       {table: "lifecycle.node_gate", id: "node_id"}, // not guarded; sweeps read it in pages too
 }
 
-// lookAtRows is the drift guard. Triggers leave evidence of each write that the product did not make; only where they may have been kept from firing
+// detectRows is the drift guard. Triggers leave evidence of each write that the product did not make; only where they may have been kept from firing
 // since the last look are the rows themselves looked at.
-func (s *Sweeper) lookAtRows(ctx context.Context) ([]Seen, error) {
+func (s *Sweeper) detectRows(ctx context.Context) ([]Seen, error) {
 	broken, err := s.brokenSeals(ctx)
 	if err != nil {
 		return nil, err

@@ -108,7 +108,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	b.world.tasks = tasks
 	b.world.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Box: workspace.Boxes{Core: b.core}, Committed: committed, Slots: 4,
+		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Box: workspace.Registrations{Core: b.core}, Committed: committed, Slots: 4,
 	})
 	b.keys = keys
 	b.server = workspace.NewServer(workspace.Deps{

@@ -42,7 +42,7 @@ type world struct {
 	gates      *gate.Server
 	tasks      *task.Server
 	silent     bool
-	strays     map[boxKey]int // processes of ended boxes that the provider found and ended
+	strays     map[instanceKey]int // processes of ended boxes that the provider found and ended
 	straysAt   time.Time
 }
 
@@ -83,7 +83,7 @@ func (w *world) RetireInstance(_ context.Context, req *recoveryv1.RetireInstance
 }
 
 // Launch makes a box.
-func (w *world) Launch(_ context.Context, b placement.Box) (placement.Launched, error) {
+func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := fmt.Sprintf("%s:%d", b.WorkspaceID, b.Epoch)

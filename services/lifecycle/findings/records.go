@@ -113,7 +113,7 @@ var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
 	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE `+page("h.workspace_id")+` AND NOT `+busy("h.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`)
 
-func (s *Sweeper) lookAtRecords(ctx context.Context) ([]Seen, error) {
+func (s *Sweeper) detectRecords(ctx context.Context) ([]Seen, error) {
 	list, err := inPages[record](ctx, s, "node", devicesOfReleased)
 	if err != nil {
 		return nil, fmt.Errorf("compare devices with allocations: %w", err)
@@ -212,8 +212,8 @@ var provisionsOf = pg.Define(pg.RoleLifecycle, "findings.provisions_of", `
 		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate') AND r.created_at > mesh.clock() - make_interval(secs => $2)
 		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
 
-// lookAtProvisions finds names that are provisioned again and again.
-func (s *Sweeper) lookAtProvisions(ctx context.Context) ([]Seen, error) {
+// detectProvisions finds names that are provisioned again and again.
+func (s *Sweeper) detectProvisions(ctx context.Context) ([]Seen, error) {
 	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by clocks of replicas, for which some minutes are allowed.
 	var now time.Time
 	if err := pg.QueryRow(ctx, s.deps.DB, clockNow).Scan(&now); err != nil {

@@ -62,9 +62,9 @@ type schemaThere struct {
 	workspaceID  string // the last to write it, by its fence
 }
 
-// lookAtSchemas compares the workload database with the claims on it. What is claimed is read before and after what is there; what is there is read
+// detectSchemas compares the workload database with the claims on it. What is claimed is read before and after what is there; what is there is read
 // before the claims that should hold it, for those are written before it is made.
-func (s *Sweeper) lookAtSchemas(ctx context.Context) ([]Seen, error) {
+func (s *Sweeper) detectSchemas(ctx context.Context) ([]Seen, error) {
 	before, err := s.heldSchemas(ctx, false)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ func (b *bed) firstLook() []Seen {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	seen, err := fresh.lookAtRows(b.t.Context())
+	seen, err := fresh.detectRows(b.t.Context())
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -124,16 +124,16 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		return nil, fmt.Errorf("register metrics of findings: %w", err)
 	}
 	s.checks = []detector{
-		{"rows", s.lookAtRows},
-		{"records", s.lookAtRecords},
-		{"agents", s.lookAtAgents},
-		{"schemas", s.lookAtSchemas},
-		{"provisions", s.lookAtProvisions},
-		{sourceDisks, s.lookAtDisks},
+		{"rows", s.detectRows},
+		{"records", s.detectRecords},
+		{"agents", s.detectAgents},
+		{"schemas", s.detectSchemas},
+		{"provisions", s.detectProvisions},
+		{sourceDisks, s.detectDisks},
 	}
 	for _, kind := range slices.Sorted(maps.Keys(deps.Drivers)) {
 		s.checks = append(s.checks, detector{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) {
-			return s.lookAtBoxes(ctx, kind, deps.Drivers[kind])
+			return s.detectInstances(ctx, kind, deps.Drivers[kind])
 		}})
 	}
 	return s, nil

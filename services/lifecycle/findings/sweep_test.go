@@ -208,7 +208,7 @@ func TestABoxBesideTheProduct(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	stranger := ids.New()
-	for _, box := range []placement.Box{{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()}, {WorkspaceID: id, Epoch: 2, InstanceID: ids.New()}} {
+	for _, box := range []placement.LaunchRequest{{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()}, {WorkspaceID: id, Epoch: 2, InstanceID: ids.New()}} {
 		if _, err := b.world.Launch(t.Context(), box); err != nil {
 			t.Fatal(err)
 		}

@@ -110,7 +110,7 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 					t.Error("the other checks succeeded, and this shows nothing")
 				}
 			}()
-			for _, box := range []placement.Box{
+			for _, box := range []placement.LaunchRequest{
 				{WorkspaceID: id, Epoch: 2, InstanceID: ids.New()},
 				{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()},
 				{WorkspaceID: stranger, Epoch: 2, InstanceID: ids.New()},

@@ -130,7 +130,7 @@ func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
 	out := make([]Seen, 0, len(list))
 	for _, r := range list {
 		out = append(out, Seen{
-			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: boxKey{r.WorkspaceID, r.Epoch}.String(), WorkspaceID: r.WorkspaceID,
+			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: instanceKey{r.WorkspaceID, r.Epoch}.String(), WorkspaceID: r.WorkspaceID,
 			TenantID: r.TenantID, NodeID: r.NodeID, NextAction: nextWoke, Certain: true,
 			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; it was refused as %s", r.Epoch, r.Name,
 				r.Reason),
@@ -165,7 +165,7 @@ func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, lis
 			continue
 		}
 		seen := Seen{
-			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: boxKey{b.WorkspaceID, b.Epoch}.String(), NextAction: nextStrays, Certain: true,
+			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: instanceKey{b.WorkspaceID, b.Epoch}.String(), NextAction: nextStrays, Certain: true,
 			Summary: fmt.Sprintf("%d processes of epoch %d, which the launch log says has ended, ran on its host; they were ended", b.Strays, b.Epoch),
 			Before:  map[string]any{"ended_at": b.EndedAt.UTC().Format(time.RFC3339)},
 			After: map[string]any{

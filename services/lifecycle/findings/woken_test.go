@@ -103,7 +103,7 @@ func TestStraysAreAFinding(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.world.mu.Lock()
-	b.world.strays, b.world.straysAt = map[boxKey]int{{id, 7}: 3}, time.Now()
+	b.world.strays, b.world.straysAt = map[instanceKey]int{{id, 7}: 3}, time.Now()
 	b.world.mu.Unlock()
 	b.sweep()
 	f := wantOnly(t, b.open(), "ended_instance_woke instance "+id+":7")[0]

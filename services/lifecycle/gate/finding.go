@@ -33,7 +33,7 @@ const Release = "release"
 
 // heir returns who else wants a node cordoned, and why; empty if nobody does. The oldest wish comes first.
 func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string, error) {
-	wish, err := pg.One[cordonWish](ctx, tx, nextCordon, nodeID, except, Release)
+	wish, err := pg.One[cordonRequest](ctx, tx, nextCordon, nodeID, except, Release)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", "", fmt.Errorf("look for who else cordons the node: %w", err)
 	}

@@ -298,7 +298,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 		t.Fatalf("%v, %v", held, err)
 	}
 	for what, err := range map[string]error{
-		"a lower generation": held[node].MayLease(6, ""), "a higher one": held[node].MayLease(8, ""), "no gate": gate.Brief{}.MayLease(0, ""),
+		"a lower generation": held[node].MayLease(6, ""), "a higher one": held[node].MayLease(8, ""), "no gate": gate.View{}.MayLease(0, ""),
 	} {
 		if !fault.Has(err, commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
 			t.Errorf("%s: %v", what, err)

@@ -53,8 +53,8 @@ type Reconciled struct {
 	Cancel       []*nodev1.TaskRef
 }
 
-// Box hears of launched boxes.
-type Box interface {
+// Instance hears of launched boxes.
+type Instance interface {
 	// SessionReady runs in the transaction that raises a box's gate.
 	SessionReady(ctx context.Context, tx pgx.Tx, g Gate) error
 	// RegisterFailures runs in the transaction that applies a box's fence: count refusals since it last registered, 0 if it has.
@@ -67,7 +67,7 @@ type Deps struct {
 	DB     *pgxpool.Pool
 	Join   Verifier
 	Tasks  Tasks
-	Box    Box
+	Box    Instance
 	// Committed is called after each commit that wrote events or woke a run.
 	Committed func()
 	// Slots is how many workspaces an enrolled machine holds.

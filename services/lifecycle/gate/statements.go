@@ -51,8 +51,8 @@ func all(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Gat
 	return out, nil
 }
 
-// cordonWish is who wants a node cordoned, and why.
-type cordonWish struct {
+// cordonRequest is who wants a node cordoned, and why.
+type cordonRequest struct {
 	By     string `db:"by"`
 	Reason string `db:"reason"`
 }
@@ -72,7 +72,7 @@ var (
 	lockGates = pg.Define(pg.RoleLifecycle, "gate.lock_all", `
 		SELECT `+columns+` FROM lifecycle.node_gate g WHERE g.node_id = ANY($1::uuid[]) ORDER BY g.node_id FOR NO KEY UPDATE`)
 	lockGatesForWork = pg.Define(pg.RoleLifecycle, "gate.lock_for_work", `
-		SELECT `+pg.Columns[Brief]("g")+` FROM lifecycle.node_gate g WHERE g.node_id = ANY($1::uuid[])
+		SELECT `+pg.Columns[View]("g")+` FROM lifecycle.node_gate g WHERE g.node_id = ANY($1::uuid[])
 			ORDER BY g.node_id FOR SHARE`)
 	lockGatesOfWorkspace = pg.Define(pg.RoleLifecycle, "gate.lock_of_workspace", `
 		SELECT FROM lifecycle.node_gate g WHERE g.node_id IN (

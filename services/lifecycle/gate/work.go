@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Brief is what a lease or a report must know of a gate.
-type Brief struct {
+// View is what a lease or a report must know of a gate.
+type View struct {
 	NodeID       string `db:"node_id" expr:"@.node_id::text"`
 	InstanceID   string `db:"node_instance_id" expr:"coalesce(@.node_instance_id::text, '')"` // of the node
 	Admitted     bool   `db:"admitted"`
@@ -23,11 +23,11 @@ type Brief struct {
 	TaskKeys []string `db:"task_keys" expr:"CASE WHEN @.task_keys_epoch = @.session_epoch THEN @.task_keys END"`
 }
 
-// Briefs are gates by node.
-type Briefs map[string]Brief
+// Views are gates by node.
+type Views map[string]View
 
 // LockForWork reads gates under FOR SHARE in the order of their ids, so that a fence waits for who holds them and who comes after it sees it.
-func LockForWork(ctx context.Context, tx pgx.Tx, nodeIDs []string) (Briefs, error) {
+func LockForWork(ctx context.Context, tx pgx.Tx, nodeIDs []string) (Views, error) {
 	var batch pg.Batch
 	out := QueueLockForWork(&batch, nodeIDs)
 	if err := batch.Send(ctx, tx); err != nil {
@@ -40,11 +40,11 @@ func LockForWork(ctx context.Context, tx pgx.Tx, nodeIDs []string) (Briefs, erro
 // stood when the locks were taken, or later, since in READ COMMITTED each takes its snapshot as it begins, and it begins when the one before has ended: one
 // that joins the gates sees those of the locked rows, however long it had waited for a fence. A single statement would not do: its snapshot is
 // older than its locks.
-func QueueLockForWork(batch *pg.Batch, nodeIDs []string) Briefs {
-	out := make(Briefs, len(nodeIDs))
+func QueueLockForWork(batch *pg.Batch, nodeIDs []string) Views {
+	out := make(Views, len(nodeIDs))
 	batch.Queue(lockGatesForWork, nodeIDs).Query(func(rows pgx.Rows) error {
 		clear(out) // a transaction that is tried again
-		list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Brief])
+		list, err := pgx.CollectRows(rows, pgx.RowToStructByName[View])
 		for _, b := range list {
 			out[b.NodeID] = b
 		}
@@ -68,7 +68,7 @@ func MayLeaseSQL(generation, keyID string) string {
 const HoldsSigningKeySQL = `coalesce((SELECT k.key_id FROM mesh.signing_key k WHERE k.kind = 'task_signing' AND k.state = 'signing') = ANY (` + taskKeysSQL + `), true)`
 
 // MayLease refuses a lease to any session but the one that the gate was raised to, and lets one wait whose agent does not hold the key that signs.
-func (b Brief) MayLease(generation int64, keyID string) error {
+func (b View) MayLease(generation int64, keyID string) error {
 	if b.NodeID == "" || !b.Admitted || b.SessionEpoch != generation {
 		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is not open to this session")
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Box is what is to be launched.
-type Box struct {
+// LaunchRequest is what is to be launched.
+type LaunchRequest struct {
 	WorkspaceID string
 	TenantID    string
 	Epoch       int64
@@ -31,7 +31,7 @@ type Box struct {
 }
 
 // Permitted asks the box's Permit, if it has one.
-func (b Box) Permitted(ctx context.Context) error {
+func (b LaunchRequest) Permitted(ctx context.Context) error {
 	if b.Permit == nil {
 		return nil
 	}
@@ -61,7 +61,7 @@ type Instance struct {
 type Driver interface {
 	// Launch makes the box, or returns the one that is there if it is the same instance. Refusals are faults: instance_of_lost_history, epoch_superseded,
 	// epoch_ended, previous_epoch_alive, no_capacity; launch_failed may be tried again.
-	Launch(ctx context.Context, box Box) (Launched, error)
+	Launch(ctx context.Context, box LaunchRequest) (Launched, error)
 	// End ends the box and all that runs on it, and returns once that is confirmed. A box that never was is confirmed at once. Either way
 	// (workspace, epoch) is never launched afterwards.
 	End(ctx context.Context, workspaceID string, epoch int64) error
@@ -101,7 +101,7 @@ type Logged interface {
 }
 
 // LostHistory returns the refusal of a box whose epoch has another instance at the driver already: evidence that the database went back.
-func LostHistory(providerID, have string, asked Box) error {
+func LostHistory(providerID, have string, asked LaunchRequest) error {
 	return fault.New(commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY,
 		fmt.Sprintf("epoch %d of the workspace has instance %s at the placement, and %s was asked for", asked.Epoch, have, asked.InstanceID),
 		fault.Conflicting(providerID))

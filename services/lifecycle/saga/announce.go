@@ -20,20 +20,20 @@ var (
 func Announced() []reannounce.Source {
 	return []reannounce.Source{
 		reannounce.Rows("workspaces", workspacesAfter, func(w Workspace) (events.Event, error) {
-			return collected(func(j *journal) error { return j.workspace(&w) })
+			return collected(func(j *eventBuffer) error { return j.workspace(&w) })
 		}),
 		reannounce.Rows("runs", runsAfter, func(r Run) (events.Event, error) {
-			return collected(func(j *journal) error { j.run(&r); return nil })
+			return collected(func(j *eventBuffer) error { j.run(&r); return nil })
 		}),
 		reannounce.Rows("claims", claimsAfter, func(c Claim) (events.Event, error) {
-			return collected(func(j *journal) error { j.claim(&c); return nil })
+			return collected(func(j *eventBuffer) error { j.claim(&c); return nil })
 		}),
 	}
 }
 
 // collected returns the event that a journal has of one row.
-func collected(add func(*journal) error) (events.Event, error) {
-	var j journal
+func collected(add func(*eventBuffer) error) (events.Event, error) {
+	var j eventBuffer
 	if err := add(&j); err != nil {
 		return events.Event{}, err
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // decided adds the audit entry of a run that ended or got stuck; a run that is parked has decided nothing.
-func (j *journal) decided(ctx context.Context, run *Run) {
+func (j *eventBuffer) decided(ctx context.Context, run *Run) {
 	e := audit.Entry{
 		Action: actionOf(run.Kind), SubjectType: "workspace", SubjectID: run.WorkspaceID, TenantID: run.TenantID, WorkspaceID: run.WorkspaceID,
 		WorkflowID: run.ID, CorrelationID: run.CorrelationID, Details: map[string]any{"epoch": run.Epoch, "round": run.Round, "requester": run.Requester},

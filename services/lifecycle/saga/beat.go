@@ -80,7 +80,7 @@ func (d *Driver) cancels(ctx context.Context) {
 			return
 		case <-heard:
 			heard = d.core.cancels.C() // before the look: a cancel that comes during it is looked for after it
-			if err := d.lookForCancels(ctx); err != nil && ctx.Err() == nil {
+			if err := d.findCancels(ctx); err != nil && ctx.Err() == nil {
 				d.log.WarnContext(ctx, "look for cancels failed", slog.String("error", err.Error()))
 			}
 		}
@@ -139,7 +139,7 @@ func (d *Driver) beatOnce(ctx context.Context) ([]*activity, error) {
 		if len(runs) == 0 {
 			return nil
 		}
-		var j journal
+		var j eventBuffer
 		alive := make([]string, 0, len(runs))
 		for i := range runs {
 			alive = append(alive, runs[i].ID)
@@ -194,9 +194,9 @@ func (d *Driver) beatOne(ctx context.Context, id string, a *activity) error {
 	return nil
 }
 
-// lookForCancels asks, without extending anything, which runs in hand have been cancelled: the quick way from a Cancel to the step's context. The next
+// findCancels asks, without extending anything, which runs in hand have been cancelled: the quick way from a Cancel to the step's context. The next
 // heartbeat brings what it misses.
-func (d *Driver) lookForCancels(ctx context.Context) error {
+func (d *Driver) findCancels(ctx context.Context) error {
 	held := map[string]*activity{}
 	var runIDs []string
 	for _, a := range d.snapshot() {

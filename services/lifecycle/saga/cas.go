@@ -15,7 +15,7 @@ import (
 // errCancelPending tells a healthy driver that its compare-and-set missed because of a cancel, not because of a lost lease.
 var errCancelPending = errors.New("a cancel is pending")
 
-// columns are the arrays of moveColumns.
+// columns are the arrays of transitionColumns.
 type columns struct {
 	ids, phases, states, clStates, clWhys, codes, errs, layers, whys, causes, lastOutputs, names []string
 	outputs                                                                                      []*string
@@ -27,7 +27,7 @@ type columns struct {
 	stalls                                                                                       []float64
 }
 
-func (c *columns) add(mv *move, state, why string, keep bool, stall time.Duration) {
+func (c *columns) add(mv *transition, state, why string, keep bool, stall time.Duration) {
 	code, text, layer := mv.cl.code()
 	open := &mv.h.attempt
 	c.ids, c.fences = append(c.ids, mv.h.run.ID), append(c.fences, mv.h.run.Fence)
@@ -49,7 +49,7 @@ func (c *columns) args(more ...any) []any {
 	}, more...)
 }
 
-func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*move, j *journal) error {
+func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
 	if len(moves) == 0 {
 		return nil
 	}
@@ -79,7 +79,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*move, j *jour
 			}
 			continue
 		}
-		mv.to = held{def: mv.h.def, run: mv.h.run, paused: row.Paused}
+		mv.to = leasedRun{def: mv.h.def, run: mv.h.run, paused: row.Paused}
 		if err := c.copyAdvanced(ctx, tx, mv, row); err != nil {
 			return err
 		}
@@ -120,7 +120,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*move, j *jour
 const noDeadline = 24 * time.Hour
 
 // state is that of a run while the attempt is open.
-func (n *next) state() string {
+func (n *nextAttempt) state() string {
 	if n.phase == phaseUndo {
 		return stateCompensating
 	}
@@ -128,7 +128,7 @@ func (n *next) state() string {
 }
 
 // copyAdvanced brings the copy of a run to what the statement has written. If its version says that others have written the row too, it is read anew.
-func (c *Core) copyAdvanced(ctx context.Context, tx pgx.Tx, mv *move, row *advancedRow) error {
+func (c *Core) copyAdvanced(ctx context.Context, tx pgx.Tx, mv *transition, row *advancedRow) error {
 	run, to := &mv.to.run, mv.next
 	if row.Version != run.Version+1 {
 		now, err := GetRun(ctx, tx, run.ID)
@@ -145,13 +145,13 @@ func (c *Core) copyAdvanced(ctx context.Context, tx pgx.Tx, mv *move, row *advan
 	return nil
 }
 
-func (r *Run) copyError(mv *move) {
+func (r *Run) copyError(mv *transition) {
 	r.ErrorCode, r.Error, r.ErrorLayer = mv.cl.code()
 	r.ErrorStep = mv.h.run.Step
 }
 
 // closedAttempt is the attempt as it was closed or parked: what is held of it with what the statement has written, or its row if others have written it too.
-func (c *Core) closedAttempt(ctx context.Context, tx pgx.Tx, mv *move, version int64, finished *time.Time) (Attempt, error) {
+func (c *Core) closedAttempt(ctx context.Context, tx pgx.Tx, mv *transition, version int64, finished *time.Time) (Attempt, error) {
 	a := mv.h.attempt
 	switch version {
 	case 0:
@@ -174,7 +174,7 @@ func (c *Core) closedAttempt(ctx context.Context, tx pgx.Tx, mv *move, version i
 	return a, nil
 }
 
-func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*move, j *journal) error {
+func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
 	if len(moves) == 0 {
 		return nil
 	}
@@ -229,7 +229,7 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*move, j *jou
 }
 
 // copyReleased is copyAdvanced for a run that left its driver.
-func (c *Core) copyReleased(ctx context.Context, tx pgx.Tx, mv *move, row *releasedRow) error {
+func (c *Core) copyReleased(ctx context.Context, tx pgx.Tx, mv *transition, row *releasedRow) error {
 	run, to := mv.h.run, mv.rest
 	if row.Version != run.Version+1 {
 		now, err := GetRun(ctx, tx, run.ID)
@@ -250,7 +250,7 @@ func (c *Core) copyReleased(ctx context.Context, tx pgx.Tx, mv *move, row *relea
 func isMiss(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err, errCancelPending) }
 
 // whyMissed tells a pending cancel from a lost lease after a compare-and-set that found nothing.
-func (c *Core) whyMissed(ctx context.Context, tx pgx.Tx, mv *move) error {
+func (c *Core) whyMissed(ctx context.Context, tx pgx.Tx, mv *transition) error {
 	now, err := GetRun(ctx, tx, mv.h.run.ID)
 	if err != nil {
 		return err

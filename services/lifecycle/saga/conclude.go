@@ -63,7 +63,7 @@ func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err err
 }
 
 // succeeded closes the attempt and goes on: forward to the next step, back to the next undo, or to the end.
-func (d *Driver) succeeded(ctx context.Context, h *held, out Outcome) (bool, error) {
+func (d *Driver) succeeded(ctx context.Context, h *leasedRun, out Outcome) (bool, error) {
 	raw, err := marshalOutput(out.output)
 	if err != nil {
 		return d.failed(ctx, h, attemptFailed, &StepError{Layer: h.step().Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: err.Error(), cause: err})
@@ -73,7 +73,7 @@ func (d *Driver) succeeded(ctx context.Context, h *held, out Outcome) (bool, err
 		return d.undone(ctx, h, cl, out.rows)
 	}
 	if h.run.Step+1 < len(h.def.Steps) {
-		return d.moved(d.advance(ctx, h, cl, next{step: h.run.Step + 1, phase: phaseDo, rows: out.rows}), h)
+		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: h.run.Step + 1, phase: phaseDo, rows: out.rows}), h)
 	}
 	err = d.release(ctx, h, cl, rest{state: stateSucceeded, workspace: names.Of(h.def.States.Succeeded), rows: out.rows, point: "finish"})
 	if err == nil {
@@ -83,9 +83,9 @@ func (d *Driver) succeeded(ctx context.Context, h *held, out Outcome) (bool, err
 }
 
 // undone goes one step further back, or ends the run as failed and clean.
-func (d *Driver) undone(ctx context.Context, h *held, cl closing, rows writes) (bool, error) {
+func (d *Driver) undone(ctx context.Context, h *leasedRun, cl closing, rows writes) (bool, error) {
 	if to := undoable(h.def, h.run.Step-1); to >= 0 {
-		return d.moved(d.advance(ctx, h, cl, next{step: to, phase: phaseUndo, passOver: true, rows: rows}), h)
+		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: to, phase: phaseUndo, passOver: true, rows: rows}), h)
 	}
 	err := d.release(ctx, h, cl, rest{state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true, rows: rows, point: "finish"})
 	if err == nil {
@@ -95,14 +95,14 @@ func (d *Driver) undone(ctx context.Context, h *held, cl closing, rows writes) (
 }
 
 // moved and ended sort the errors of a write: a step's own rows that fail are the step's failure.
-func (d *Driver) moved(err error, h *held) (bool, error) {
+func (d *Driver) moved(err error, h *leasedRun) (bool, error) {
 	if err == nil {
 		return true, nil
 	}
 	return d.ended(err, h)
 }
 
-func (d *Driver) ended(err error, h *held) (bool, error) {
+func (d *Driver) ended(err error, h *leasedRun) (bool, error) {
 	var rows *rowsError
 	if err == nil || !errors.As(err, &rows) || waitable(err) || errors.Is(err, ErrFenced) {
 		return false, err
@@ -117,7 +117,7 @@ func (e *stepFailureError) Error() string { return e.step.Error() }
 func (e *stepFailureError) Unwrap() error { return e.step }
 
 // waits parks the attempt, unless its budget is used up by then.
-func (d *Driver) waits(ctx context.Context, h *held, out Outcome, how ending) (bool, error) {
+func (d *Driver) waits(ctx context.Context, h *leasedRun, out Outcome, how ending) (bool, error) {
 	if errors.Is(how.cause, ErrCancelRequested) {
 		return d.cancelled(ctx, h, attemptCancelled, false)
 	}
@@ -140,7 +140,7 @@ func (d *Driver) waits(ctx context.Context, h *held, out Outcome, how ending) (b
 }
 
 // park gives up the lease with the attempt open.
-func (d *Driver) park(ctx context.Context, h *held, w WaitFor, rows writes) error {
+func (d *Driver) park(ctx context.Context, h *leasedRun, w WaitFor, rows writes) error {
 	state := stateWaiting
 	if h.run.Phase == phaseUndo {
 		state = stateCompensating
@@ -161,7 +161,7 @@ func (d *Driver) park(ctx context.Context, h *held, w WaitFor, rows writes) erro
 }
 
 // left is how long the open attempt may still wait: to the end of its budget, or of the run.
-func (h *held) left() time.Duration {
+func (h *leasedRun) left() time.Duration {
 	left := h.step().Budget
 	if h.attempt.DeadlineAt != nil && h.run.HeartbeatAt != nil {
 		left = h.attempt.DeadlineAt.Sub(later(h.attempt.StartedAt, *h.run.HeartbeatAt))
@@ -173,7 +173,7 @@ func (h *held) left() time.Duration {
 }
 
 // failed closes the attempt as failed: tried again within the policy, else the step has failed for good.
-func (d *Driver) failed(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
+func (d *Driver) failed(ctx context.Context, h *leasedRun, state string, e *StepError) (bool, error) {
 	policy := h.step().Retry
 	if h.run.Phase == phaseUndo {
 		policy = h.step().UndoRetry
@@ -205,7 +205,7 @@ func (d *Driver) failed(ctx context.Context, h *held, state string, e *StepError
 
 // levelOf returns at which level a failure is logged. That a later operation of its workspace came before a step is
 // nobody's fault, where the database knows of one: after a rollback it may not know what a resource has seen.
-func (d *Driver) levelOf(ctx context.Context, h *held, e *StepError) slog.Level {
+func (d *Driver) levelOf(ctx context.Context, h *leasedRun, e *StepError) slog.Level {
 	switch e.Reason { //nolint:exhaustive // every other failure is a warning
 	case commonv1.Reason_REASON_TASK_SUPERSEDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_FENCED_OUT:
 		later, err := pg.Value[bool](ctx, d.core.db, knowsLater, h.run.WorkspaceID, h.run.OpLast, h.run.Epoch)
@@ -217,14 +217,14 @@ func (d *Driver) levelOf(ctx context.Context, h *held, e *StepError) slog.Level 
 }
 
 // tell logs a failure with what lies under it, once it is on record.
-func (d *Driver) tell(ctx context.Context, h *held, at *Attempt, e *StepError, level slog.Level, forGood bool) {
+func (d *Driver) tell(ctx context.Context, h *leasedRun, at *Attempt, e *StepError, level slog.Level, forGood bool) {
 	d.log.Log(ctx, level, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID), slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID),
 		slog.String(obs.KeyTenantID, h.run.TenantID), slog.String(obs.KeyCorrelationID, h.run.CorrelationID), slog.String("step", at.Name),
 		slog.String("direction", at.Dir), slog.Int("attempt", at.Attempt), slog.String("error_layer", layerName(e)), slog.String(obs.KeyReason, names.Of(e.Reason)),
 		obs.Err(e))
 }
 
-func direction(h *held) string {
+func direction(h *leasedRun) string {
 	if h.run.Phase == phaseUndo {
 		return "undoing"
 	}
@@ -232,7 +232,7 @@ func direction(h *held) string {
 }
 
 // exhausted ends the forward phase, or makes the run stuck in the backward one.
-func (d *Driver) exhausted(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
+func (d *Driver) exhausted(ctx context.Context, h *leasedRun, state string, e *StepError) (bool, error) {
 	at, level := h.attempt, d.levelOf(ctx, h, e)
 	more, err := d.exhaust(ctx, h, state, e)
 	if err == nil {
@@ -241,7 +241,7 @@ func (d *Driver) exhausted(ctx context.Context, h *held, state string, e *StepEr
 	return more, err
 }
 
-func (d *Driver) exhaust(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
+func (d *Driver) exhaust(ctx context.Context, h *leasedRun, state string, e *StepError) (bool, error) {
 	if h.run.Phase == phaseDo && !h.def.Sticks {
 		return d.giveUp(ctx, h, state, e)
 	}
@@ -265,7 +265,7 @@ func (d *Driver) exhaust(ctx context.Context, h *held, state string, e *StepErro
 }
 
 // giveUp leaves the forward phase because of an error: it compensates, or, if the step retains, ends as failed with every claim kept.
-func (d *Driver) giveUp(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
+func (d *Driver) giveUp(ctx context.Context, h *leasedRun, state string, e *StepError) (bool, error) {
 	cl := closing{state: state, err: e}
 	if h.step().Retain {
 		err := d.release(ctx, h, cl, rest{state: stateFailed, workspace: names.Of(h.def.States.Failed), keepError: true, point: "finish"})
@@ -278,7 +278,7 @@ func (d *Driver) giveUp(ctx context.Context, h *held, state string, e *StepError
 }
 
 // cancelled leaves the forward phase because someone asked for it.
-func (d *Driver) cancelled(ctx context.Context, h *held, state string, abandoned bool) (bool, error) {
+func (d *Driver) cancelled(ctx context.Context, h *leasedRun, state string, abandoned bool) (bool, error) {
 	by := h.run.CancelBy
 	if h.run.CancelAt == nil {
 		// The heartbeat saw the cancel; this copy of the row is older.
@@ -296,7 +296,7 @@ func (d *Driver) cancelled(ctx context.Context, h *held, state string, abandoned
 }
 
 // turnBack begins the compensation. An abandoned step may still be running: the fence is raised, so that nothing it writes is taken.
-func (d *Driver) turnBack(ctx context.Context, h *held, cl closing, abandoned bool) (bool, error) {
+func (d *Driver) turnBack(ctx context.Context, h *leasedRun, cl closing, abandoned bool) (bool, error) {
 	if abandoned {
 		d.core.stats.Abandoned.Add(1)
 	}
@@ -311,7 +311,7 @@ func (d *Driver) turnBack(ctx context.Context, h *held, cl closing, abandoned bo
 		}
 		return d.ended(err, h)
 	}
-	n := next{step: from, phase: phaseUndo, bumpFence: abandoned, passOver: true, keepError: true}
+	n := nextAttempt{step: from, phase: phaseUndo, bumpFence: abandoned, passOver: true, keepError: true}
 	return d.moved(d.advance(ctx, h, cl, n), h)
 }
 

@@ -74,7 +74,7 @@ type Core struct {
 	withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
 	onPoint  func(ctx context.Context, name string, at Place) error
 	cancels  events.Signal                 // a run of which a driver here may hold the lease was cancelled
-	notified atomic.Pointer[events.Signal] // of what other replicas have done; nil until FollowElsewhere runs
+	notified atomic.Pointer[events.Signal] // of what other replicas have done; nil until FollowRemoteWakes runs
 	reserved uint64                        // workers that runs which are being started have taken; under driving
 	resting  atomic.Bool                   // no run was live when a driver here last looked
 	asked    atomic.Bool                   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
@@ -113,15 +113,15 @@ func (c *Core) Committed() {
 	c.appended.Urge() // the replica that drives the run learns of its cancel by the event's number
 }
 
-// journal collects the rows that a transaction changed, and appends their events in one statement at its end. Attempts that change together with their
+// eventBuffer collects the rows that a transaction changed, and appends their events in one statement at its end. Attempts that change together with their
 // run travel in the run's event.
-type journal struct {
+type eventBuffer struct {
 	list []events.Event
 	runs map[string]*lifecyclev1.Run
 	lone []*Attempt // attempts whose run has not been collected
 }
 
-func (j *journal) run(r *Run) {
+func (j *eventBuffer) run(r *Run) {
 	payload := r.Proto()
 	if j.runs == nil {
 		j.runs = map[string]*lifecyclev1.Run{}
@@ -146,7 +146,7 @@ func (j *journal) run(r *Run) {
 	})
 }
 
-func (j *journal) step(a *Attempt) {
+func (j *eventBuffer) step(a *Attempt) {
 	if run := j.runs[a.RunID]; run != nil {
 		run.ChangedSteps = append(run.ChangedSteps, a.Proto())
 		return
@@ -163,14 +163,14 @@ func stepEvent(a *Attempt) events.Event {
 	}
 }
 
-func (j *journal) claim(c *Claim) {
+func (j *eventBuffer) claim(c *Claim) {
 	j.list = append(j.list, events.Event{
 		Kind: "claim.changed", AggregateType: "claim", AggregateID: c.ID, AggregateVersion: c.Version, Payload: c.Proto(),
 		Correlation: events.Correlation{TenantID: c.TenantID, WorkspaceID: c.WorkspaceID, WorkflowID: c.RunID, NodeID: c.NodeID},
 	})
 }
 
-func (j *journal) workspace(w *Workspace) error {
+func (j *eventBuffer) workspace(w *Workspace) error {
 	payload, err := w.Proto()
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (j *journal) workspace(w *Workspace) error {
 }
 
 // flush appends what was collected, for no caller to wait for.
-func (j *journal) flush(ctx context.Context, tx pgx.Tx) error {
+func (j *eventBuffer) flush(ctx context.Context, tx pgx.Tx) error {
 	list := j.take()
 	if len(list) == 0 {
 		return nil
@@ -193,7 +193,7 @@ func (j *journal) flush(ctx context.Context, tx pgx.Tx) error {
 }
 
 // flushPos is flush for a command that answers a position token: the id of the last event.
-func (j *journal) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
+func (j *eventBuffer) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
 	list := j.take()
 	if len(list) == 0 {
 		return "", nil
@@ -203,7 +203,7 @@ func (j *journal) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
 }
 
 // take returns the events of what was collected, unnamed, which the journal has no more.
-func (j *journal) take() []events.Event {
+func (j *eventBuffer) take() []events.Event {
 	for _, a := range j.lone {
 		j.list = append(j.list, stepEvent(a))
 	}
@@ -216,7 +216,7 @@ func (j *journal) take() []events.Event {
 }
 
 func announceClaim(ctx context.Context, tx pgx.Tx, c *Claim) error {
-	var j journal
+	var j eventBuffer
 	j.claim(c)
 	return j.flush(ctx, tx)
 }
@@ -228,7 +228,7 @@ func AnnounceWorkspace(ctx context.Context, tx pgx.Tx, workspaceID string) (Work
 	if err != nil {
 		return Workspace{}, "", err
 	}
-	var j journal
+	var j eventBuffer
 	if err := j.workspace(&w); err != nil {
 		return Workspace{}, "", err
 	}

@@ -17,11 +17,11 @@ import (
 
 // Driver leases runs and executes their steps. Any number of drivers may work on one database.
 type Driver struct {
-	core  *Core
-	cfg   Config
-	log   *slog.Logger
-	slots chan struct{} // one token per free worker
-	moves chan *move
+	core        *Core
+	cfg         Config
+	log         *slog.Logger
+	slots       chan struct{} // one token per free worker
+	transitions chan *transition
 
 	gathering sync.Mutex // held by the committer that takes moves
 
@@ -39,8 +39,8 @@ type Driver struct {
 
 // activity is one run in the hands of this driver.
 type activity struct {
-	id string // of the run
-	h  *held  // belongs to the goroutine that drives it
+	id string     // of the run
+	h  *leasedRun // belongs to the goroutine that drives it
 
 	beating atomic.Bool // a heartbeat of its own waits for its row
 
@@ -68,7 +68,7 @@ func NewDriver(core *Core, cfg Config) (*Driver, error) {
 	cfg = cfg.withDefaults()
 	d := &Driver{
 		core: core, cfg: cfg, log: core.log.With(slog.String("owner", cfg.Owner)), slots: make(chan struct{}, cfg.Workers),
-		moves: make(chan *move, cfg.Workers), active: map[string]*activity{}, poison: map[string]time.Time{},
+		transitions: make(chan *transition, cfg.Workers), active: map[string]*activity{}, poison: map[string]time.Time{},
 	}
 	for range cfg.Workers {
 		d.slots <- struct{}{}

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// elsewhereEvery bounds how often what other replicas did is looked for.
-const elsewhereEvery = 100 * time.Millisecond
+// remoteWakeEvery bounds how often what other replicas did is looked for.
+const remoteWakeEvery = 100 * time.Millisecond
 
 // atRest reports whether no run is live, and other replicas tell this process when one is started.
 func (c *Core) atRest(ctx context.Context) bool {
@@ -29,15 +29,15 @@ func (c *Core) atRest(ctx context.Context) bool {
 	return resting
 }
 
-// FollowElsewhere wakes the drivers of this process for what other replicas did, until ctx ends: soon after events were numbered, and not more than a few
+// FollowRemoteWakes wakes the drivers of this process for what other replicas did, until ctx ends: soon after events were numbered, and not more than a few
 // times a second, they look for runs to lease and for cancels of the runs in their hands. What it misses comes by the next poll or heartbeat.
-func (c *Core) FollowElsewhere(ctx context.Context, numbered *events.Signal) error {
+func (c *Core) FollowRemoteWakes(ctx context.Context, numbered *events.Signal) error {
 	c.notified.Store(numbered)
 	for {
 		woken := numbered.C() // before the look: what comes during the pause is looked for after it
 		c.runnable.Notify()
 		c.cancels.Notify()
-		if !app.Sleep(ctx, elsewhereEvery) {
+		if !app.Sleep(ctx, remoteWakeEvery) {
 			return nil
 		}
 		select {

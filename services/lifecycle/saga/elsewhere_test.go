@@ -34,7 +34,7 @@ func TestACancelAtAnotherReplicaNeedsNoHeartbeat(t *testing.T) {
 	numbered := &events.Signal{}
 	following, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
-	go func() { done <- driving.core.FollowElsewhere(following, numbered) }()
+	go func() { done <- driving.core.FollowRemoteWakes(following, numbered) }()
 	defer func() {
 		stop()
 		if err := <-done; err != nil {

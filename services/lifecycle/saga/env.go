@@ -117,7 +117,7 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 		return nil
 	}
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
-		var j journal
+		var j eventBuffer
 		r, err := pg.One[Run](ctx, tx, progressRun, e.RunID, e.Fence, moved, news)
 		if pg.IsNoRows(err) {
 			return ErrFenced
@@ -249,7 +249,7 @@ func reviseOrphans(ctx context.Context, tx pgx.Tx, change orphanChange, args ...
 	if err != nil {
 		return fmt.Errorf("change orphan claims: %w", err)
 	}
-	var j journal
+	var j eventBuffer
 	for i := range changed {
 		j.claim(&changed[i])
 	}

@@ -16,8 +16,8 @@ import (
 // leaseMargin is how much earlier than granted a lease is given up here.
 const leaseMargin = 500 * time.Millisecond
 
-// lastLook is what an attempt gets that wakes at the end of its budget: what it waited for may have come.
-const lastLook = 2 * time.Second
+// lastCheck is what an attempt gets that wakes at the end of its budget: what it waited for may have come.
+const lastCheck = 2 * time.Second
 
 // drive takes one leased run as far as it goes: until it parks, ends, sticks, or the lease is lost.
 func (d *Driver) drive(work context.Context, a *activity) {
@@ -25,7 +25,7 @@ func (d *Driver) drive(work context.Context, a *activity) {
 	log := d.log.With(slog.String("workflow_id", a.h.run.ID), slog.String("workspace_id", a.h.run.WorkspaceID), slog.String("tenant_id", a.h.run.TenantID),
 		slog.String("correlation_id", a.h.run.CorrelationID))
 	for {
-		more, err := d.turn(work, a)
+		more, err := d.attempt(work, a)
 		a.mu.Lock()
 		a.fence = a.h.run.Fence // an abandoned step raised it
 		a.mu.Unlock()
@@ -45,8 +45,8 @@ func (d *Driver) drive(work context.Context, a *activity) {
 	}
 }
 
-// turn executes one attempt and writes what came of it. more says that another attempt is open and still ours.
-func (d *Driver) turn(work context.Context, a *activity) (bool, error) {
+// attempt executes one attempt and writes what came of it. more says that another attempt is open and still ours.
+func (d *Driver) attempt(work context.Context, a *activity) (bool, error) {
 	h := a.h
 	if a.lost() {
 		return false, ErrFenced
@@ -55,25 +55,25 @@ func (d *Driver) turn(work context.Context, a *activity) (bool, error) {
 	forward := h.run.Phase == phaseDo
 	switch {
 	case h.paused:
-		return d.settle(work, a, func(ctx context.Context) (bool, error) { return false, d.pause(ctx, h) })
+		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return false, d.pause(ctx, h) })
 	case forward && h.run.CancelAt != nil:
-		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, attemptCancelled, false) })
+		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, attemptCancelled, false) })
 	case d.stopping(work):
-		return d.settle(work, a, func(ctx context.Context) (bool, error) {
+		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) {
 			return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, writes{})
 		})
 	case forward && h.overdue:
 		late := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED, Public: "the operation is past its deadline"}
-		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, late) })
+		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, late) })
 	case h.run.Losses >= d.cfg.MaxLosses:
 		lost := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: fmt.Sprintf("%d workers in a row were lost at this step", h.run.Losses)}
-		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, lost) })
+		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, lost) })
 	}
 	ans, how := d.call(work, a)
 	if a.lost() {
 		return false, ErrFenced
 	}
-	return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.conclude(ctx, a, ans.out, ans.err, how) })
+	return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.conclude(ctx, a, ans.out, ans.err, how) })
 }
 
 // ending says why a step's context ended before the step did.
@@ -95,7 +95,7 @@ func (d *Driver) call(work context.Context, a *activity) (answer, ending) {
 	defer cancel(nil)
 	limit := h.left()
 	if limit <= 0 {
-		limit = lastLook
+		limit = lastCheck
 	}
 	ctx, stop := context.WithTimeoutCause(ctx, limit, ErrBudget)
 	defer stop()
@@ -192,7 +192,7 @@ func (d *Driver) perform(ctx context.Context, step *Step, env *Env) (Outcome, er
 	return step.Do(ctx, env)
 }
 
-func (d *Driver) env(h *held) *Env {
+func (d *Driver) env(h *leasedRun) *Env {
 	return &Env{
 		RunID: h.run.ID, WorkspaceID: h.run.WorkspaceID, TenantID: h.run.TenantID, CorrelationID: h.run.CorrelationID, Requester: h.run.Requester,
 		Kind: spelled[commonv1.OperationKind](h.run.Kind), Round: h.run.Round, Step: h.run.Step, StepName: h.attempt.Name,
@@ -201,9 +201,9 @@ func (d *Driver) env(h *held) *Env {
 	}
 }
 
-// settle writes what came of a turn. While the lease is known to hold, a database that does not answer is asked again; a commit whose answer
+// commitWithRetry writes what came of a turn. While the lease is known to hold, a database that does not answer is asked again; a commit whose answer
 // was lost is looked up before anything else is done.
-func (d *Driver) settle(work context.Context, a *activity, write func(ctx context.Context) (bool, error)) (bool, error) {
+func (d *Driver) commitWithRetry(work context.Context, a *activity, write func(ctx context.Context) (bool, error)) (bool, error) {
 	wait := 20 * time.Millisecond
 	for {
 		more, err := write(work)

@@ -27,14 +27,14 @@ func (d *Driver) commits(ctx context.Context) {
 }
 
 // nextGroup waits for a move and takes what comes with it. Only one committer gathers at a time: while one writes, the other gathers.
-func (d *Driver) nextGroup(ctx context.Context) []*move {
+func (d *Driver) nextGroup(ctx context.Context) []*transition {
 	d.gathering.Lock()
 	defer d.gathering.Unlock()
-	var group []*move
+	var group []*transition
 	select {
 	case <-ctx.Done():
 		return nil
-	case mv := <-d.moves:
+	case mv := <-d.transitions:
 		group = append(group, mv)
 	}
 	d.mu.Lock()
@@ -44,7 +44,7 @@ func (d *Driver) nextGroup(ctx context.Context) []*move {
 	defer timer.Stop()
 	for len(group) < groupSize {
 		select {
-		case mv := <-d.moves:
+		case mv := <-d.transitions:
 			group = append(group, mv)
 			continue
 		default:
@@ -53,7 +53,7 @@ func (d *Driver) nextGroup(ctx context.Context) []*move {
 			return group
 		}
 		select {
-		case mv := <-d.moves:
+		case mv := <-d.transitions:
 			group = append(group, mv)
 		case <-timer.C:
 			return group
@@ -65,11 +65,11 @@ func (d *Driver) nextGroup(ctx context.Context) []*move {
 }
 
 // commit writes a group. If it fails for a reason that is not the database's absence, each move is tried alone, so that one cannot hurt another.
-func (d *Driver) commit(ctx context.Context, group []*move) {
+func (d *Driver) commit(ctx context.Context, group []*transition) {
 	err := d.core.write(ctx, group)
 	if err != nil && len(group) > 1 && !waitable(err) && ctx.Err() == nil {
 		for _, mv := range group {
-			d.commit(ctx, []*move{mv})
+			d.commit(ctx, []*transition{mv})
 		}
 		return
 	}
@@ -82,13 +82,13 @@ func (d *Driver) commit(ctx context.Context, group []*move) {
 }
 
 // submit writes one move and applies it to what is held. A move with rows of its step's own has a transaction of its own.
-func (d *Driver) submit(ctx context.Context, mv *move) error {
+func (d *Driver) submit(ctx context.Context, mv *transition) error {
 	mv.done = make(chan struct{})
 	if !mv.rows().empty() {
-		d.commit(ctx, []*move{mv})
+		d.commit(ctx, []*transition{mv})
 	} else {
 		select {
-		case d.moves <- mv:
+		case d.transitions <- mv:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -116,10 +116,10 @@ func (d *Driver) submit(ctx context.Context, mv *move) error {
 	return d.core.point(ctx, mv.point()+".after_commit", from)
 }
 
-func (d *Driver) advance(ctx context.Context, h *held, cl closing, n next) error {
-	return d.submit(ctx, &move{h: h, cl: cl, next: &n})
+func (d *Driver) advance(ctx context.Context, h *leasedRun, cl closing, n nextAttempt) error {
+	return d.submit(ctx, &transition{h: h, cl: cl, next: &n})
 }
 
-func (d *Driver) release(ctx context.Context, h *held, cl closing, to rest) error {
-	return d.submit(ctx, &move{h: h, cl: cl, rest: &to})
+func (d *Driver) release(ctx context.Context, h *leasedRun, cl closing, to rest) error {
+	return d.submit(ctx, &transition{h: h, cl: cl, rest: &to})
 }

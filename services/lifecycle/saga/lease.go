@@ -28,7 +28,7 @@ func (e *unreadableError) Unwrap() error { return e.err }
 
 // lease takes up to limit runs that are due, closes what their former drivers left open as lost, resumes what was parked and opens the next
 // attempt of the rest, in one transaction. bad are leased runs that cannot be driven.
-func (c *Core) lease(ctx context.Context, owner string, length time.Duration, limit int, skip []string) (out []*held, bad []*unreadableError, err error) { //nolint:nonamedreturns // three values
+func (c *Core) lease(ctx context.Context, owner string, length time.Duration, limit int, skip []string) (out []*leasedRun, bad []*unreadableError, err error) { //nolint:nonamedreturns // three values
 	err = pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		out, bad = nil, nil
 		var err error
@@ -58,16 +58,16 @@ func (c *Core) lease(ctx context.Context, owner string, length time.Duration, li
 	return out, bad, c.point(ctx, "lease.after_commit", out[0].place())
 }
 
-func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length time.Duration, limit int, skip []string) ([]*held, []*unreadableError, error) {
+func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length time.Duration, limit int, skip []string) ([]*leasedRun, []*unreadableError, error) {
 	rows, err := pg.Query(ctx, tx, leaseRuns, owner, length.Seconds(), limit, c.registry.keys, append([]string{}, skip...))
 	if err != nil {
 		return nil, nil, fmt.Errorf("lease runs: %w", err)
 	}
 	defer rows.Close()
-	var out []*held
+	var out []*leasedRun
 	var bad []*unreadableError
 	for rows.Next() {
-		h := &held{outputs: map[string]json.RawMessage{}}
+		h := &leasedRun{outputs: map[string]json.RawMessage{}}
 		var left float64
 		if err := rows.Scan(join(targets(&h.run), []any{&left, &h.paused, &h.former.fence, &h.former.attempt, &h.former.since, &h.outdrawn})...); err != nil {
 			return nil, nil, &unreadableError{runID: h.run.ID, err: err}
@@ -155,7 +155,7 @@ func loseUnreadable(ctx context.Context, tx pgx.Tx, bad []*unreadableError) erro
 	if err := pg.Queue(ctx, tx, dropOpen, runIDs); err != nil {
 		return fmt.Errorf("take back attempts: %w", err)
 	}
-	var j journal
+	var j eventBuffer
 	for i := range closed {
 		j.step(&closed[i])
 	}
@@ -164,8 +164,8 @@ func loseUnreadable(ctx context.Context, tx pgx.Tx, bad []*unreadableError) erro
 
 // openAttempts gives every leased run its open attempt. It runs in statements after the lease, so that they see what the former drivers
 // committed before the lease got their rows' locks.
-func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) error {
-	var j journal
+func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*leasedRun) error {
+	var j eventBuffer
 	if err := c.takeOver(ctx, tx, leased, &j); err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 		}
 	}
 	if len(toOpen) > 0 {
-		if err := opened(ctx, tx, openNext, toOpen, byID); err != nil {
+		if err := opened(ctx, tx, insertAttempts, toOpen, byID); err != nil {
 			return err
 		}
 	}
@@ -214,8 +214,8 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 
 // takeOver closes what the former drivers of leased runs left open as lost, and resumes what was parked. A run that was
 // never leased before has its first attempt already.
-func (c *Core) takeOver(ctx context.Context, tx pgx.Tx, leased []*held, j *journal) error {
-	byID := map[string]*held{}
+func (c *Core) takeOver(ctx context.Context, tx pgx.Tx, leased []*leasedRun, j *eventBuffer) error {
+	byID := map[string]*leasedRun{}
 	var seen []string
 	var lost lostOpen
 	for _, h := range leased {
@@ -265,7 +265,7 @@ func attempts(ctx context.Context, tx pgx.Tx, change *pg.Statement, args ...any)
 	return out, nil
 }
 
-func (c *Core) loadOutputs(ctx context.Context, tx pgx.Tx, runIDs []string, byID map[string]*held) error {
+func (c *Core) loadOutputs(ctx context.Context, tx pgx.Tx, runIDs []string, byID map[string]*leasedRun) error {
 	outputs, err := pg.All[stepOutput](ctx, tx, stepOutputs, runIDs)
 	if err != nil {
 		return fmt.Errorf("load outputs: %w", err)
@@ -336,7 +336,7 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 				return fmt.Errorf("tell of stuck run: %w", err)
 			}
 		}
-		var j journal
+		var j eventBuffer
 		j.run(&r)
 		for i := range closed {
 			j.step(&closed[i])

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// held is a run that this process drives: its row and its open attempt as of the last transaction.
-type held struct {
+// leasedRun is a run that this process drives: its row and its open attempt as of the last transaction.
+type leasedRun struct {
 	run      Run
 	attempt  Attempt
 	def      *Definition
@@ -29,9 +29,9 @@ type held struct {
 	runLeft time.Duration
 }
 
-func (h *held) step() *Step { return &h.def.Steps[h.run.Step] }
+func (h *leasedRun) step() *Step { return &h.def.Steps[h.run.Step] }
 
-func (h *held) place() Place {
+func (h *leasedRun) place() Place {
 	return Place{RunID: h.run.ID, Step: h.run.Step, Direction: h.run.Phase}
 }
 
@@ -57,8 +57,8 @@ func layerName(e *StepError) string {
 	return names.Of(e.Layer)
 }
 
-// next is the attempt that an advance opens.
-type next struct {
+// nextAttempt is the attempt that an advance opens.
+type nextAttempt struct {
 	step      int
 	phase     string
 	bumpFence bool
@@ -82,31 +82,31 @@ type rest struct {
 	point     string // park or finish
 }
 
-// move is one write of a driver: the open attempt closes, and either the next one opens (next) or the lease is given up (rest).
-type move struct {
-	h    *held
+// transition is one write of a driver: the open attempt closes, and either the next one opens (next) or the lease is given up (rest).
+type transition struct {
+	h    *leasedRun
 	cl   closing
-	next *next
+	next *nextAttempt
 	rest *rest
 
-	to     held // after an advance
-	runNow Run  // after a release
+	to     leasedRun // after an advance
+	runNow Run       // after a release
 	err    error
 	done   chan struct{}
 }
 
-func (mv *move) rows() writes {
+func (mv *transition) rows() writes {
 	if mv.next != nil {
 		return mv.next.rows
 	}
 	return mv.rest.rows
 }
 
-func (mv *move) passOver() bool {
+func (mv *transition) passOver() bool {
 	return (mv.next != nil && mv.next.passOver) || (mv.rest != nil && mv.rest.passOver)
 }
 
-func (mv *move) point() string {
+func (mv *transition) point() string {
 	if mv.next != nil {
 		return "advance"
 	}
@@ -115,10 +115,10 @@ func (mv *move) point() string {
 
 // write makes moves of different runs in one transaction, and says of each in err whether it missed. Their events go with it. A returned error
 // rolled all of them back.
-func (c *Core) write(ctx context.Context, moves []*move) error {
-	slices.SortFunc(moves, func(a, b *move) int { return strings.Compare(a.h.run.ID, b.h.run.ID) })
+func (c *Core) write(ctx context.Context, moves []*transition) error {
+	slices.SortFunc(moves, func(a, b *transition) int { return strings.Compare(a.h.run.ID, b.h.run.ID) })
 	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
-		var advances, releases []*move
+		var advances, releases []*transition
 		for _, mv := range moves {
 			mv.err = nil
 			if err := c.stepRows(ctx, tx, mv.h, mv.rows()); err != nil {
@@ -140,7 +140,7 @@ func (c *Core) write(ctx context.Context, moves []*move) error {
 				return fmt.Errorf("lock runs: %w", err)
 			}
 		}
-		var j journal
+		var j eventBuffer
 		if err := c.advanceAll(ctx, tx, advances, &j); err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func (c *Core) write(ctx context.Context, moves []*move) error {
 		return nil // all that was written is gone, and the move says what it missed
 	case errors.Is(err, errRowsOfMiss):
 		for _, mv := range moves {
-			if err := c.write(ctx, []*move{mv}); err != nil {
+			if err := c.write(ctx, []*transition{mv}); err != nil {
 				return err
 			}
 		}
@@ -186,7 +186,7 @@ var errRowsOfMiss = errors.New("the step's end was not taken")
 
 // stepRows writes a step's own rows under the lease. The run and then its workspace are locked before what they are
 // about.
-func (c *Core) stepRows(ctx context.Context, tx pgx.Tx, h *held, w writes) error {
+func (c *Core) stepRows(ctx context.Context, tx pgx.Tx, h *leasedRun, w writes) error {
 	if w.empty() {
 		return nil
 	}
@@ -220,7 +220,7 @@ func (e *rowsError) Error() string { return "write rows of step: " + e.err.Error
 func (e *rowsError) Unwrap() error { return e.err }
 
 // touchWorkspaces gives the workspaces of runs that left their driver their state.
-func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*move, j *journal) error {
+func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
 	var workspaces, runs, states, codes, errs []string
 	for _, mv := range moves {
 		if mv.err != nil || mv.rest.workspace == "" {
@@ -240,11 +240,11 @@ func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*move, j 
 }
 
 // touchWorkspace changes one workspace's state and last error beside its run.
-func (c *Core) touchWorkspace(ctx context.Context, tx pgx.Tx, run *Run, j *journal, state, code, text string) error {
+func (c *Core) touchWorkspace(ctx context.Context, tx pgx.Tx, run *Run, j *eventBuffer, state, code, text string) error {
 	return touch(ctx, tx, j, []string{run.WorkspaceID}, []string{run.ID}, []string{state}, []string{code}, []string{text})
 }
 
-func touch(ctx context.Context, tx pgx.Tx, j *journal, workspaces, runs, states, codes, errs []string) error {
+func touch(ctx context.Context, tx pgx.Tx, j *eventBuffer, workspaces, runs, states, codes, errs []string) error {
 	changed, err := pg.All[Workspace](ctx, tx, touchWorkspacesOf, workspaces, runs, states, codes, errs)
 	if err != nil {
 		return fmt.Errorf("change workspaces: %w", err)
@@ -262,7 +262,7 @@ func touch(ctx context.Context, tx pgx.Tx, j *journal, workspaces, runs, states,
 
 // undoFrom returns the step at which a compensation of h begins: the last one that may have left something, which is the present one or a later
 // one of which a claim was adopted from an earlier run. -1 means that nothing is to be undone.
-func (c *Core) undoFrom(ctx context.Context, h *held) (int, error) {
+func (c *Core) undoFrom(ctx context.Context, h *leasedRun) (int, error) {
 	from := h.run.Step
 	claims, err := LiveClaims(ctx, c.db, h.run.WorkspaceID)
 	if err != nil {

@@ -33,7 +33,7 @@ func openAttempt(run *Run) Attempt {
 }
 
 // openIn takes the attempt that was opened in the run's row into what is held.
-func (h *held) openIn() {
+func (h *leasedRun) openIn() {
 	h.attempt = openAttempt(&h.run)
 	deadline := h.attempt.StartedAt.Add(h.step().Budget)
 	h.attempt.DeadlineAt = &deadline

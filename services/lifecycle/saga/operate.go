@@ -85,7 +85,7 @@ func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input a
 		return Verb{}, fmt.Errorf("amend run: %w", err)
 	}
 	c.makesDue(tx)
-	var j journal
+	var j eventBuffer
 	j.run(&r)
 	pos, err := j.flushPos(ctx, tx)
 	return Verb{Run: r, Changed: true, Pos: pos}, err
@@ -304,7 +304,7 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 	if err != nil {
 		return Verb{}, nil, fmt.Errorf("orphan claims: %w", err)
 	}
-	var j journal
+	var j eventBuffer
 	for i := range orphans {
 		j.claim(&orphans[i])
 	}
@@ -365,7 +365,7 @@ func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *Run, step int, why str
 }
 
 func (c *Core) withWorkspace(ctx context.Context, tx pgx.Tx, r *Run, state, code, text string) (Verb, error) {
-	var j journal
+	var j eventBuffer
 	j.run(r)
 	if err := c.touchWorkspace(ctx, tx, r, &j, state, code, text); err != nil {
 		return Verb{}, err

@@ -17,8 +17,8 @@ import (
 // if it is there. If the process ends between the commit and the first step, the run stays leased until its lease ends, as any run whose driver dies.
 type ownLease struct {
 	driver *Driver
-	sent   time.Time // when the lease was asked for: it is not believed for longer than from then on
-	held   *held     // nil until the run is inserted
+	sent   time.Time  // when the lease was asked for: it is not believed for longer than from then on
+	held   *leasedRun // nil until the run is inserted
 }
 
 // reserve takes a free worker of a driver of this process for a run that tx is about to start. It returns nil if none is free, or if nobody would hear of
@@ -91,7 +91,7 @@ func (o *ownLease) length() float64 {
 
 // hold takes the run that was inserted under the lease.
 func (o *ownLease) hold(run *Run, def *Definition, paused bool) *Attempt {
-	h := &held{run: *run, def: def, outputs: map[string]json.RawMessage{}, paused: paused, runLeft: noDeadline}
+	h := &leasedRun{run: *run, def: def, outputs: map[string]json.RawMessage{}, paused: paused, runLeft: noDeadline}
 	if run.DeadlineAt != nil && run.OpenSince != nil {
 		h.runLeft = run.DeadlineAt.Sub(*run.OpenSince)
 	}
@@ -121,7 +121,7 @@ func (o *ownLease) end(ctx context.Context, committed bool) {
 const letGoWithin = 30 * time.Second
 
 // letGoUndriven makes a run that this driver has leased and does not drive due at once, if it exists.
-func (d *Driver) letGoUndriven(ctx context.Context, h *held) {
+func (d *Driver) letGoUndriven(ctx context.Context, h *leasedRun) {
 	ctx, cancel := context.WithTimeout(ctx, letGoWithin)
 	defer cancel()
 	tag, err := pg.Exec(ctx, d.core.db, letGoRun, h.run.ID, h.run.Fence, d.cfg.Owner)

@@ -28,7 +28,7 @@ func whyPaused() string {
 
 // pause parks the open attempt, forward or undoing, because rollback mode is set. Nobody leases the run until Resume lets it go on: no clock of it
 // counts meanwhile, and no attempt is used up.
-func (d *Driver) pause(ctx context.Context, h *held) error {
+func (d *Driver) pause(ctx context.Context, h *leasedRun) error {
 	state := stateWaiting
 	if h.run.Phase == phaseUndo {
 		state = stateCompensating
@@ -126,7 +126,7 @@ func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runs []string, stood []flo
 	if err != nil {
 		return err
 	}
-	var j journal
+	var j eventBuffer
 	for i := range steps {
 		j.step(&steps[i])
 	}

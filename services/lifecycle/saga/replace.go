@@ -33,7 +33,7 @@ func (c *Core) CancelParked(ctx context.Context, tx pgx.Tx, runID, step, by, rea
 	if err != nil {
 		return Verb{}, err
 	}
-	var j journal
+	var j eventBuffer
 	j.run(&r)
 	for i := range closed {
 		j.step(&closed[i])

@@ -116,7 +116,7 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 		if err != nil {
 			return fmt.Errorf("flag run: %w", err)
 		}
-		var j journal
+		var j eventBuffer
 		if s.Attempt > 0 {
 			if err := pg.Queue(ctx, tx, keepOpen, []string{s.RunID}); err != nil {
 				return fmt.Errorf("keep attempt: %w", err)

@@ -32,7 +32,7 @@ func ConfirmStanding(ctx context.Context, tx pgx.Tx, standing []Standing) (int, 
 	if err != nil {
 		return 0, fmt.Errorf("confirm claims: %w", err)
 	}
-	var j journal
+	var j eventBuffer
 	for i := range confirmed {
 		j.claim(&confirmed[i])
 	}

@@ -195,7 +195,7 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 			return Started{}, fmt.Errorf("give range of numbers: %w", err)
 		}
 	}
-	var j journal
+	var j eventBuffer
 	if own == nil {
 		c.makesDue(tx)
 	} else {

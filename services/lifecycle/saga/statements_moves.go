@@ -10,12 +10,12 @@ import (
 // The statements that every write of a driver goes through: each is a compare-and-set on the leases of many runs at once, and returns of a run what this
 // process cannot know: its numbers, the clock, and the versions by which it sees whether its own copy of the rows is still right.
 
-// moveColumns are what every write of a driver is told, one array a column, one element a run.
-const moveColumns = `$1::uuid[], $2::bigint[], $3::int[], $4::text[], $5::bool[], $6::int[], $7::text[], $8::text[], $9::text[], $10::text[],
+// transitionColumns are what every write of a driver is told, one array a column, one element a run.
+const transitionColumns = `$1::uuid[], $2::bigint[], $3::int[], $4::text[], $5::bool[], $6::int[], $7::text[], $8::text[], $9::text[], $10::text[],
 	$11::text[], $12::text[], $13::bool[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[], $19::bigint[], $20::timestamptz[],
 	$21::timestamptz[], $22::float8[], $23::bigint[]`
 
-const moveNames = `id, fence, step, phase, pass, attempt, cl_state, cl_why, code, err, layer, output, keep, state, why, cause, last_output, name, op_seq,
+const transitionNames = `id, fence, step, phase, pass, attempt, cl_state, cl_why, code, err, layer, output, keep, state, why, cause, last_output, name, op_seq,
 	started, deadline, stall, version`
 
 // casRun is the compare-and-set that every write of a driver goes through. The elements come in the order of the runs' ids, and so do the locks. A
@@ -65,8 +65,8 @@ var setMeanwhile = func() string {
 
 // advanceRuns closes the open attempts of runs and opens the next ones. The attempt that it opens is the first of its step and direction: forward a run
 // comes to a step once, back as well, and what follows a failure, a loss or an operator's verb is opened by a lease.
-var advanceRuns = pg.Define(pg.RoleLifecycle, "saga.advance_runs", `WITH m AS (SELECT * FROM unnest(`+moveColumns+`, $24::int[], $25::text[], $26::bool[])
-	AS m (`+moveNames+`, n_step, n_phase, bump)),
+var advanceRuns = pg.Define(pg.RoleLifecycle, "saga.advance_runs", `WITH m AS (SELECT * FROM unnest(`+transitionColumns+`, $24::int[], $25::text[], $26::bool[])
+	AS m (`+transitionNames+`, n_step, n_phase, bump)),
 u AS (UPDATE lifecycle.saga_run r SET step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0,
 	tried_since = mesh.clock(), fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = `+stuckKept+`,
 	`+setError+`, op_seq = mesh.next(r.op_seq), open_attempt = 1, open_since = mesh.clock(), version = r.version + 1`+casRun+`,
@@ -93,9 +93,9 @@ type advancedRow struct {
 	ClosedAt      *time.Time `db:"closed_at"`
 }
 
-var releaseLeases = pg.Define(pg.RoleLifecycle, "saga.release_leases", `WITH m AS (SELECT * FROM unnest(`+moveColumns+`, $24::bool[], $25::int[], $26::bigint[],
+var releaseLeases = pg.Define(pg.RoleLifecycle, "saga.release_leases", `WITH m AS (SELECT * FROM unnest(`+transitionColumns+`, $24::bool[], $25::int[], $26::bigint[],
 		$27::float8[], $28::text[])
-	AS m (`+moveNames+`, wakeable, tries, signal, after, stuck)),
+	AS m (`+transitionNames+`, wakeable, tries, signal, after, stuck)),
 u AS (UPDATE lifecycle.saga_run r SET state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.tries, losses = 0,
 	next_at = CASE WHEN m.wakeable AND r.signal <> m.signal THEN mesh.clock() ELSE mesh.clock() + make_interval(secs => m.after) END,
 	why_waiting = m.why, stuck_reason = CASE WHEN m.stuck <> '' THEN m.stuck ELSE `+stuckParked+` END,

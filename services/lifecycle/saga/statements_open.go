@@ -50,8 +50,8 @@ var (
 	// useUpRange takes from runs what is left of their ranges.
 	useUpRange = pg.Define(pg.RoleLifecycle, "saga.use_up_range", `
 		UPDATE lifecycle.saga_run r SET op_seq = r.op_last WHERE r.id = ANY ($1::uuid[])`)
-	// openNext opens the next attempt of runs that were just leased.
-	openNext = pg.Define(pg.RoleLifecycle, "saga.open_attempts", `
+	// insertAttempts opens the next attempt of runs that were just leased.
+	insertAttempts = pg.Define(pg.RoleLifecycle, "saga.open_attempts", `
 		UPDATE lifecycle.saga_run r SET op_seq = mesh.next(r.op_seq), open_since = mesh.clock(),
 			open_attempt = 1 + COALESCE((SELECT max(p.attempt) FROM lifecycle.saga_step p
 				WHERE p.run_id = r.id AND p.step = r.step AND p.dir = r.phase), 0)

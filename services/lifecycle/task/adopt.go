@@ -18,7 +18,7 @@ import (
 // ahead is a task whose row stands below the attempt that its node reports.
 type ahead struct {
 	row  Row
-	word word
+	word taskUpdate
 }
 
 // adoptProven looks for words on attempts above their row's. An attempt is drawn only by a lease, which signs it and
@@ -26,12 +26,12 @@ type ahead struct {
 // lease. The envelope tells which. With it the row takes the attempt over, and the word is returned to be applied;
 // without it the word is refused. A task that has ended stays as it is: its attempt is raised, so that no later lease
 // draws the same one, and a result of it is late evidence.
-func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []word, done *applied) ([]word, error) {
+func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []taskUpdate, done *applied) ([]taskUpdate, error) {
 	list, err := findAhead(ctx, tx, words)
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
-	var out []word
+	var out []taskUpdate
 	for _, a := range list {
 		keyID, refusal := s.prove(a.word)
 		if refusal != nil {
@@ -48,7 +48,7 @@ func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []word, done 
 
 // findAhead locks and returns the rows that stand below the attempt of a word, with the lower attempts of a task before
 // the higher ones.
-func findAhead(ctx context.Context, tx pgx.Tx, words []word) ([]ahead, error) {
+func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, error) {
 	if len(words) == 0 {
 		return nil, nil
 	}
@@ -76,7 +76,7 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []word) ([]ahead, error) {
 }
 
 // prove returns the key of the envelope of ours that proves the attempt of a word, or the refusal of a word that none proves.
-func (s *Server) prove(w word) (string, *lifecyclev1.TaskRefusal) {
+func (s *Server) prove(w taskUpdate) (string, *lifecyclev1.TaskRefusal) {
 	refusal := &lifecyclev1.TaskRefusal{Task: w.ref, EnvelopeWanted: len(w.signed) == 0}
 	err := fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the report names an attempt that is above the task's",
 		fault.Remedy("send the report with the signed envelope of that attempt"))

@@ -17,7 +17,7 @@ const maxLateEvidence = 8
 
 // keepLate keeps results that change nothing any more. A result that was applied before, and whose acknowledgement was
 // lost, is not evidence of anything new and is left out; so is one of an attempt above the row's, which nothing proves.
-func keepLate(ctx context.Context, tx pgx.Tx, words []word) error {
+func keepLate(ctx context.Context, tx pgx.Tx, words []taskUpdate) error {
 	if len(words) == 0 {
 		return nil
 	}

@@ -77,7 +77,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 	wrote := false
 	err = pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res, tasks, wrote = &lifecyclev1.LeaseTasksResponse{}, nil, false // a second try begins with nothing
-		var gates gate.Briefs
+		var gates gate.Views
 		var err error
 		gates, tasks, err = pick(ctx, tx, asked)
 		if err != nil {
@@ -167,7 +167,7 @@ type ask struct {
 // pick locks the gates of the nodes that ask and, where they are open to the session, takes the oldest queued tasks of each that are dispatchable, and those
 // that were offered to this very session and not delivered in time. A task that is offered again keeps its attempt: the agent's ledger knows it, if it came
 // through. Both statements go in one round trip; see gate.QueueLockForWork for why the second one believes the gates as they were locked.
-func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, error) {
+func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Views, []picked, error) {
 	var batch pg.Batch
 	gates := gate.QueueLockForWork(&batch, asked.nodes)
 	var rows []leasedRow

@@ -22,8 +22,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
-// word is the furthest thing that a report says of one attempt of one task.
-type word struct {
+// taskUpdate is the furthest thing that a report says of one attempt of one task.
+type taskUpdate struct {
 	ref       *nodev1.TaskRef
 	node      string
 	epoch     int64 // session epoch of the reporter
@@ -36,7 +36,7 @@ type word struct {
 }
 
 // state is where the task goes by this word alone.
-func (w word) state() commonv1.TaskState {
+func (w taskUpdate) state() commonv1.TaskState {
 	switch {
 	case w.result != nil:
 		return resultState(w.result.GetState())
@@ -78,7 +78,7 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 		if err != nil {
 			return err
 		}
-		var late []word
+		var late []taskUpdate
 		for _, key := range order {
 			if w := words[key]; !gates[w.node].Admitted && w.result != nil {
 				late = append(late, w)
@@ -135,15 +135,15 @@ func said(nodeID string, ref *nodev1.TaskRef) string { return key(ref) + "/" + n
 // gather folds a batch into one word of each node on each attempt, in a stable order so that rows are locked in the
 // same order by everyone. Of results that contradict each other the first is the node's word; the others are returned
 // apart, as evidence.
-func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string, []word) {
-	words := map[string]word{}
+func gather(req *lifecyclev1.ReportTasksRequest) (map[string]taskUpdate, []string, []taskUpdate) {
+	words := map[string]taskUpdate{}
 	var order []string
-	var contradictions []word
-	at := func(r *lifecyclev1.NodeReport, ref *nodev1.TaskRef, put func(*word)) {
+	var contradictions []taskUpdate
+	at := func(r *lifecyclev1.NodeReport, ref *nodev1.TaskRef, put func(*taskUpdate)) {
 		k := said(r.GetNodeId(), ref)
 		w, ok := words[k]
 		if !ok {
-			w = word{ref: ref, node: r.GetNodeId(), epoch: r.GetGeneration(), session: r.GetSessionId()}
+			w = taskUpdate{ref: ref, node: r.GetNodeId(), epoch: r.GetGeneration(), session: r.GetSessionId()}
 			order = append(order, k)
 		}
 		put(&w)
@@ -151,16 +151,16 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string, []w
 	}
 	for _, r := range req.GetReports() {
 		for _, ref := range r.GetDelivered() {
-			at(r, ref, func(w *word) { w.delivered = true })
+			at(r, ref, func(w *taskUpdate) { w.delivered = true })
 		}
 		for _, f := range r.GetStarted() {
-			at(r, f.GetTask(), func(w *word) { w.started = true })
+			at(r, f.GetTask(), func(w *taskUpdate) { w.started = true })
 		}
 		for _, f := range r.GetProgress() {
-			at(r, f.GetTask(), func(w *word) { w.note = f.GetNote() })
+			at(r, f.GetTask(), func(w *taskUpdate) { w.note = f.GetNote() })
 		}
 		for _, f := range r.GetResults() {
-			at(r, f.GetTask(), func(w *word) {
+			at(r, f.GetTask(), func(w *taskUpdate) {
 				if f.GetSigned() != nil {
 					w.signed = append(w.signed, f.GetSigned())
 				}
@@ -168,7 +168,7 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string, []w
 				case w.result == nil:
 					w.result = f
 				case resultState(w.result.GetState()) != resultState(f.GetState()):
-					contradictions = append(contradictions, word{ref: f.GetTask(), node: w.node, epoch: r.GetGeneration(), session: r.GetSessionId(), result: f})
+					contradictions = append(contradictions, taskUpdate{ref: f.GetTask(), node: w.node, epoch: r.GetGeneration(), session: r.GetSessionId(), result: f})
 				}
 			})
 		}
@@ -226,9 +226,9 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 
 // apply locks the gates of nodes and moves the tasks of those that are admitted forward. What moves nothing is late evidence, if it is a result, or proves
 // an attempt that the row has lost, or is refused.
-func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]word, order []string, durable bool) (gate.Briefs, applied, error) {
+func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]taskUpdate, order []string, durable bool) (gate.Views, applied, error) {
 	done := applied{settled: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
-	all := make([]word, len(order))
+	all := make([]taskUpdate, len(order))
 	for i, k := range order {
 		all[i] = words[k]
 	}
@@ -248,7 +248,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 	if err != nil {
 		return nil, done, err
 	}
-	rest := slices.DeleteFunc(all, func(w word) bool { return !gates[w.node].Admitted || moved[said(w.node, w.ref)] })
+	rest := slices.DeleteFunc(all, func(w taskUpdate) bool { return !gates[w.node].Admitted || moved[said(w.node, w.ref)] })
 	adopted, err := s.adoptProven(ctx, tx, rest, &done)
 	if err != nil {
 		return nil, done, err
@@ -264,7 +264,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 			return nil, done, err
 		}
 	}
-	var late []word
+	var late []taskUpdate
 	for _, w := range rest { // in their order, so that everybody locks rows in the same one
 		k := said(w.node, w.ref)
 		if w.result == nil || again[k] || done.refused[k] != nil {
@@ -277,7 +277,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 }
 
 // queueReports adds the statement that moves the open tasks whose attempt is the one reported to a batch, and returns where its rows will be.
-func queueReports(batch *pg.Batch, words []word) *[]reportedRow {
+func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 	n := len(words)
 	taskIDs, nodes, states, notes := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	reasons, texts, attempts, outputs := make([]string, n), make([]string, n), make([]int32, n), make([][]byte, n)
@@ -307,7 +307,7 @@ func queueReports(batch *pg.Batch, words []word) *[]reportedRow {
 }
 
 // advanced reports the tasks that were moved, notes in done what that settles, and returns the attempts that were moved.
-func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]word, rows []reportedRow, done *applied) (map[string]bool, error) {
+func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskUpdate, rows []reportedRow, done *applied) (map[string]bool, error) {
 	advanced := make(map[string]bool, len(rows))
 	var evs []events.Event
 	for _, reported := range rows {
@@ -342,7 +342,7 @@ func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]word,
 }
 
 // transitions lists the states that the task went through since `was`, so that what came together is still told apart.
-func transitions(r Row, before reportedRow, w word) []*lifecyclev1.TaskTransition {
+func transitions(r Row, before reportedRow, w taskUpdate) []*lifecyclev1.TaskTransition {
 	var out []*lifecyclev1.TaskTransition
 	was := before.Was
 	if before.LeasedAt != nil {
@@ -369,7 +369,7 @@ func transitions(r Row, before reportedRow, w word) []*lifecyclev1.TaskTransitio
 // that says when the task started it has that time: by the agent's clock, but not before the state that the row had and
 // not after the result, both by the database's.
 func (r Row) reported(
-	state commonv1.TaskState, byItself bool, before reportedRow, w word,
+	state commonv1.TaskState, byItself bool, before reportedRow, w taskUpdate,
 ) *lifecyclev1.TaskTransition {
 	out := r.transition(state, "")
 	if w.result.GetStartedAt() == nil {

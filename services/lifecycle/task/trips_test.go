@@ -124,7 +124,7 @@ func TestALeaseThatWaitedForAFenceFindsTheGateShut(t *testing.T) {
 	}
 	k.wants(id, queued, 0, 0)
 	// The briefs are those of the locks, also where the transaction is tried again.
-	var briefs gate.Briefs
+	var briefs gate.Views
 	if err := pg.InTx(ctx, k.pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		briefs, err = gate.LockForWork(ctx, tx, []string{n.id})

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// wished is the entry of a request as far as the request tells.
-func wished(req *lifecyclev1.RequestOperationRequest) audit.Entry {
+// requested is the entry of a request as far as the request tells.
+func requested(req *lifecyclev1.RequestOperationRequest) audit.Entry {
 	e := audit.Entry{
 		Action: "workspace." + names.Of(req.GetKind()), Reason: req.GetReason(), SubjectType: "workspace", SubjectID: req.GetWorkspaceId(),
 		WorkspaceID: req.GetWorkspaceId(), Details: map[string]any{},
@@ -40,7 +40,7 @@ func (s *Server) decided(ctx context.Context, tx pgx.Tx, tenantID string, req *l
 	if op.GetJoined() || op.GetReplayed() || op.GetDryRun() {
 		return nil
 	}
-	e := wished(req)
+	e := requested(req)
 	e.SubjectID, e.WorkspaceID, e.WorkflowID, e.TenantID = op.GetWorkspaceId(), op.GetWorkspaceId(), op.GetOperationId(), tenantID
 	e.Details["epoch"] = op.GetEpoch()
 	if c := req.GetCreate(); c != nil {
@@ -55,7 +55,7 @@ func (s *Server) joined(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	if !op.GetJoined() || op.GetDryRun() {
 		return
 	}
-	e := wished(req)
+	e := requested(req)
 	e.Action += ".join"
 	e.Reason, e.WorkspaceID, e.WorkflowID = "", op.GetWorkspaceId(), op.GetOperationId()
 	if err := s.deps.Audit.Repeated(ctx, e); err != nil && ctx.Err() == nil {
@@ -68,7 +68,7 @@ func (s *Server) refused(ctx context.Context, req *lifecyclev1.RequestOperationR
 	if req.GetDryRun() {
 		return err
 	}
-	e := wished(req)
+	e := requested(req)
 	if person, ok := rpc.PersonFrom(ctx); ok {
 		e.TenantID = person.TenantID // a person of the operator was refused whoever's it is
 	}

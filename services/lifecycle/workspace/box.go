@@ -11,11 +11,11 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// Boxes hears of launched boxes through their gates.
-type Boxes struct{ Core *saga.Core }
+// Registrations hears of launched boxes through their gates.
+type Registrations struct{ Core *saga.Core }
 
 // SessionReady wakes the run that waits for its box's agent. A box that has a session has registered.
-func (b Boxes) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
+func (b Registrations) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
 	if g.WorkspaceID == "" {
 		return nil
 	}
@@ -27,7 +27,7 @@ func (b Boxes) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
 
 // RegisterFailures writes on the workspace how often its box was refused since it last registered and why, if the box is of the workspace's epoch. One
 // that has a session has registered, whoever else tries with its secret; a count of zero says that it has.
-func (b Boxes) RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error {
+func (b Registrations) RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error {
 	if count == 0 {
 		return b.registered(ctx, tx, workspaceID, epoch)
 	}
@@ -47,7 +47,7 @@ var forgetRegisterFailures = pg.Define(pg.RoleLifecycle, "workspace.forget_regis
 		WHERE id = $1 AND epoch = $2 AND register_failures > 0`)
 
 // registered forgets the refusals of a box that got through.
-func (b Boxes) registered(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
+func (b Registrations) registered(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
 	return announceIf(ctx, tx, forgetRegisterFailures, workspaceID, epoch)
 }
 

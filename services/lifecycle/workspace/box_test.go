@@ -49,7 +49,7 @@ func TestRefusedRegistersStandOnTheWorkspaceUntilItsBoxRegisters(t *testing.T) {
 	told(node, 2, 1, 1, "mint_consumed")
 	shows("refused again", 1, "register_failing", "mint_consumed")
 	err := pg.InTx(t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-		return Boxes{Core: p.seats[0].core}.registered(ctx, tx, id, 1)
+		return Registrations{Core: p.seats[0].core}.registered(ctx, tx, id, 1)
 	})
 	if err != nil {
 		t.Fatal(err)

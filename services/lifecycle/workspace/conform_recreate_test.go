@@ -128,7 +128,7 @@ func (w *world) furnish(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, e
 		return "", err
 	}
 	node := prepared.GetNodeId()
-	if _, err := w.Launch(ctx, placement.Box{WorkspaceID: id, Epoch: 1, InstanceID: instance}); err != nil {
+	if _, err := w.Launch(ctx, placement.LaunchRequest{WorkspaceID: id, Epoch: 1, InstanceID: instance}); err != nil {
 		return "", err
 	}
 	w.mu.Lock()

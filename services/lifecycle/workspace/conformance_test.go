@@ -126,12 +126,12 @@ type boxes struct{ core *atomic.Pointer[saga.Core] }
 
 // SessionReady wakes the run of the box.
 func (b boxes) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
-	return Boxes{Core: b.core.Load()}.SessionReady(ctx, tx, g)
+	return Registrations{Core: b.core.Load()}.SessionReady(ctx, tx, g)
 }
 
 // RegisterFailures writes them down.
 func (b boxes) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32, text string) error {
-	return Boxes{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
+	return Registrations{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
 }
 
 // forget clears what a run that succeeded left, from outside.

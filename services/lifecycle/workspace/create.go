@@ -39,8 +39,8 @@ func (t *timestamp) Scan(v any) error {
 	return nil
 }
 
-// wish is a create as it is compared: the completed spec, with open values, and its sum. It is never stored.
-type wish struct {
+// createRequest is a create as it is compared: the completed spec, with open values, and its sum. It is never stored.
+type createRequest struct {
 	tenant tenant
 	name   string
 	spec   *lifecyclev1.WorkspaceSpec
@@ -61,7 +61,7 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	if err := checkShape(spec.GetWorkloads()); err != nil {
 		return nil, err
 	}
-	w := wish{name: c.GetName(), spec: spec, runID: ids.New()}
+	w := createRequest{name: c.GetName(), spec: spec, runID: ids.New()}
 	if w.sum, err = secretenv.SumOf(spec); err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 }
 
 // fastJoin returns a join from the run that the lock store named, if that run is open, of this workspace, and of this spec.
-func (s *Server) fastJoin(ctx context.Context, w wish, runID string) (*lifecyclev1.Operation, bool) {
+func (s *Server) fastJoin(ctx context.Context, w createRequest, runID string) (*lifecyclev1.Operation, bool) {
 	run, err := saga.GetRun(ctx, s.deps.DB, runID)
 	if err != nil || !joinable(run) || run.TenantID != w.tenant.ID {
 		return nil, false
@@ -224,7 +224,7 @@ func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string
 }
 
 // replayCreate is replay for a create, whose spec is compared by a digest of whichever key made it.
-func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w wish, key string) (*lifecyclev1.Operation, bool, error) {
+func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w createRequest, key string) (*lifecyclev1.Operation, bool, error) {
 	return s.replay(ctx, q, w.tenant.ID, key, func(was string) (bool, error) {
 		name, digest, _ := strings.Cut(was, "/")
 		if name != w.name {
@@ -235,13 +235,13 @@ func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w wish, key str
 }
 
 // keyDigest is what a create's idempotency key is stored with.
-func (s *Server) keyDigest(w wish) (string, error) {
+func (s *Server) keyDigest(w createRequest) (string, error) {
 	digest, err := s.deps.Secrets.Digest(w.sum)
 	return w.name + "/" + digest, err
 }
 
 // admit decides in one transaction: the name, the quota, the workspace, its run, its key.
-func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
+func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w createRequest) (*lifecyclev1.Operation, error) {
 	for {
 		op, err := s.admitOnce(ctx, req, w)
 		// Somebody took the name between our look and our insert: look again.
@@ -256,7 +256,7 @@ func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationReq
 	}
 }
 
-func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
+func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w createRequest) (*lifecyclev1.Operation, error) {
 	var op *lifecyclev1.Operation
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := lockKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey()); err != nil {
@@ -309,7 +309,7 @@ var workspaceByName = pg.Define(pg.RoleLifecycle, "workspace.workspace_by_name",
 	`SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND standing > 0`)
 
 // joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with the id of who has it.
-func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev1.Operation, bool, error) {
+func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w createRequest) (*lifecyclev1.Operation, bool, error) {
 	var id string
 	err := pg.QueryRow(ctx, tx, workspaceByName, w.tenant.ID, w.name).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -370,7 +370,7 @@ func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifec
 	return nil
 }
 
-func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
+func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestOperationRequest, w createRequest) (*lifecyclev1.Operation, error) {
 	id := ids.New()
 	raw, digest, err := s.sealed(w, id)
 	if err != nil {
@@ -394,7 +394,7 @@ func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestO
 }
 
 // sealed returns a wish's spec and digest as they are stored with the workspace that is made of it.
-func (s *Server) sealed(w wish, workspaceID string) (json.RawMessage, string, error) {
+func (s *Server) sealed(w createRequest, workspaceID string) (json.RawMessage, string, error) {
 	spec, err := s.deps.Secrets.Seal(w.spec, secretenv.Owner{TenantID: w.tenant.ID, WorkspaceID: workspaceID})
 	if err != nil {
 		return nil, "", err
@@ -408,7 +408,7 @@ func (s *Server) sealed(w wish, workspaceID string) (json.RawMessage, string, er
 }
 
 // dryCreate says what a create would do.
-func (s *Server) dryCreate(ctx context.Context, w wish) (*lifecyclev1.Operation, error) {
+func (s *Server) dryCreate(ctx context.Context, w createRequest) (*lifecyclev1.Operation, error) {
 	op := &lifecyclev1.Operation{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, DryRun: true, State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
 		Consequence: fmt.Sprintf("provisions %s/%s by %s with %d GPUs", w.tenant.Name, w.name, names.Of(w.spec.GetPlacement()), w.spec.GetGpus()),

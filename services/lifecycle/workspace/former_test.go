@@ -23,14 +23,14 @@ import (
 // strict is the world with the refusals of a real driver, and with its list.
 type strict struct{ *world }
 
-func (s strict) Launch(ctx context.Context, b placement.Box) (placement.Launched, error) {
+func (s strict) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	if err := s.mayLaunch(b); err != nil {
 		return placement.Launched{}, err
 	}
 	return s.world.Launch(ctx, b)
 }
 
-func (s strict) mayLaunch(b placement.Box) error {
+func (s strict) mayLaunch(b placement.LaunchRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key, have := range s.boxes {

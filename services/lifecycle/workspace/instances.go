@@ -179,7 +179,7 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 
 // retire ends the identity of the instance, if recovery knows one.
 func (s *Instances) retire(ctx context.Context, found listedInstance) error {
-	if !ownBox(found.kind) || !ids.Valid(found.InstanceID) {
+	if !ownInstance(found.kind) || !ids.Valid(found.InstanceID) {
 		return nil
 	}
 	_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{

@@ -43,7 +43,7 @@ func (m *morgue) events(which string, args ...any) int {
 // What the placement runs for a workspace that is not known is shown, left alone by sweeps, and ended by a person's word, once.
 func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 	m := newMorgue(t)
-	foreign := placement.Box{WorkspaceID: ids.New(), Epoch: 3, InstanceID: ids.New(), LaunchSecret: "gls_x"}
+	foreign := placement.LaunchRequest{WorkspaceID: ids.New(), Epoch: 3, InstanceID: ids.New(), LaunchSecret: "gls_x"}
 	if _, err := m.driver.Launch(t.Context(), foreign); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 	m := newMorgue(t)
 	server := m.instances()
-	end := func(b placement.Box) error {
+	end := func(b placement.LaunchRequest) error {
 		_, err := server.EndInstance(operator(t.Context()), &lifecyclev1.EndInstanceRequest{Instance: b.InstanceID, Reason: "it looks strange"})
 		return err
 	}
@@ -102,7 +102,7 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 	used := m.box(place{instance: "ended", run: "succeeded"})
 	m.exec(`UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`, used.WorkspaceID)
 	want(t, end(used), commonv1.Reason_REASON_PRECONDITION_FAILED)
-	for _, b := range []placement.Box{held, busy, used} {
+	for _, b := range []placement.LaunchRequest{held, busy, used} {
 		if !m.standing()[b.WorkspaceID] {
 			t.Error("an instance that is accounted for was ended")
 		}

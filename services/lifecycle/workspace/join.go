@@ -14,17 +14,17 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// herd is one request among many for the same workspace: the id that its run gets if it is the one that begins, and what the lock store says.
-type herd struct {
+// joinHint is one request among many for the same workspace: the id that its run gets if it is the one that begins, and what the lock store says.
+type joinHint struct {
 	workspaceID string
 	runID       string
 	held        lock.Outcome
 }
 
-// herdOf asks the lock store who is on it, for the kinds that join each other. It only answers fast: without it, or if it is wrong, the database
+// joinHintOf asks the lock store who is on it, for the kinds that join each other. It only answers fast: without it, or if it is wrong, the database
 // decides all the same.
-func (s *Server) herdOf(ctx context.Context, req *lifecyclev1.RequestOperationRequest) herd {
-	h := herd{workspaceID: req.GetWorkspaceId(), runID: ids.New()}
+func (s *Server) joinHintOf(ctx context.Context, req *lifecyclev1.RequestOperationRequest) joinHint {
+	h := joinHint{workspaceID: req.GetWorkspaceId(), runID: ids.New()}
 	if (req.GetKind() == kRecreate || req.GetKind() == kRetry) && !req.GetDryRun() {
 		h.held = s.deps.Lock.Acquire(ctx, h.workspaceID, h.runID)
 	}
@@ -47,7 +47,7 @@ const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.st
 // joinFast returns a join by one read: of the run that the lock store named, by its primary key, or, where the lock store says nothing, of the run that
 // holds the workspace. Whoever brings an idempotency key takes the long way, where the key is kept; so do whoever brings a proof, which is to be
 // used, and the watchdog, which may be served otherwise.
-func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest, h herd) (*lifecyclev1.Operation, bool) {
+func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest, h joinHint) (*lifecyclev1.Operation, bool) {
 	if byWatchdog(ctx, req) || h.held.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() || req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
 		return nil, false
 	}
@@ -67,7 +67,7 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 }
 
 // settle leaves the lock store naming the run that serves, so that the next one finds it at once.
-func (s *Server) settle(ctx context.Context, h herd, op *lifecyclev1.Operation, err error) {
+func (s *Server) settle(ctx context.Context, h joinHint, op *lifecyclev1.Operation, err error) {
 	holder := h.held.RunID
 	switch h.held.Kind {
 	case lock.Unknown:

@@ -51,7 +51,7 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	if req.GetExpectedEpoch() != 0 && req.GetKind() != kRecreate {
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "an expected epoch goes with a recreation alone")
 	}
-	h := s.herdOf(ctx, req)
+	h := s.joinHintOf(ctx, req)
 	if op, ok := s.joinFast(ctx, req, h); ok {
 		return op, nil
 	}

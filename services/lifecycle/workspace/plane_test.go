@@ -196,7 +196,7 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 			Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 			Secrets: cfg.signing,
 		})
-		p.world.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks, Box: Boxes{Core: s.core}, Committed: committed, Slots: 4})
+		p.world.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks, Box: Registrations{Core: s.core}, Committed: committed, Slots: 4})
 	}
 	return s
 }

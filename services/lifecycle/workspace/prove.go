@@ -43,7 +43,7 @@ func (s *Server) prove(
 		op.Consequence = "joins the operation under way, which has a proof already: " + in.Word.String()
 		return op, nil
 	}
-	if !ownBox(spec.GetPlacement()) {
+	if !ownInstance(spec.GetPlacement()) {
 		if err := s.provable(ctx, tx, w, run, spec); err != nil {
 			return nil, err
 		}
@@ -52,13 +52,13 @@ func (s *Server) prove(
 	if req.GetDryRun() {
 		return op, nil
 	}
-	in.Word = &word{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
+	in.Word = &attestation{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
 	v, err := s.deps.Core.Amend(ctx, tx, run.ID, StepPrevious, in)
 	if err != nil {
 		return nil, err
 	}
 	op.Pos = v.Pos
-	e := wished(req)
+	e := requested(req)
 	e.Action += ".prove"
 	e.WorkflowID, e.TenantID = run.ID, w.TenantID
 	e.Details["epoch"] = run.Epoch

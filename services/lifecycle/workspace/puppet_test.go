@@ -91,7 +91,7 @@ func (w *world) RetireInstance(_ context.Context, req *recoveryv1.RetireInstance
 }
 
 // Launch makes a box.
-func (w *world) Launch(_ context.Context, b placement.Box) (placement.Launched, error) {
+func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := fmt.Sprintf("%s:%d", b.WorkspaceID, b.Epoch)

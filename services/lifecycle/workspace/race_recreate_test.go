@@ -32,7 +32,7 @@ type launched struct {
 }
 
 // Launch launches for real, once nothing holds it; the puppet moves in.
-func (l launched) Launch(ctx context.Context, b placement.Box) (placement.Launched, error) {
+func (l launched) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	if err := l.holds.wait(ctx, b.WorkspaceID); err != nil {
 		return placement.Launched{}, err
 	}

@@ -151,8 +151,8 @@ type givenUp struct {
 	Epoch       int64  `db:"epoch"`
 }
 
-// boxesGivenUp goes by the index of what was given up. A box without a row may be of any placement.
-var boxesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.boxes_given_up", `
+// instancesGivenUp goes by the index of what was given up. A box without a row may be of any placement.
+var instancesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.boxes_given_up", `
 		SELECT `+pg.Columns[givenUp]("c")+` FROM lifecycle.resource_claim c
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1 AND NOT EXISTS (SELECT FROM lifecycle.instance i
 			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)
@@ -174,7 +174,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 	if whole {
 		return boxes, true, nil
 	}
-	claims, err := pg.All[givenUp](ctx, r.deps.DB, boxesGivenUp, kindInstance, names.Of(kind))
+	claims, err := pg.All[givenUp](ctx, r.deps.DB, instancesGivenUp, kindInstance, names.Of(kind))
 	if err != nil {
 		return nil, false, fmt.Errorf("read what was given up: %w", err)
 	}
@@ -237,7 +237,7 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 	if err := driver.End(ctx, b.WorkspaceID, b.Epoch); err != nil {
 		return false, fmt.Errorf("end box: %w", err)
 	}
-	if ownBox(kind) && ids.Valid(b.InstanceID) {
+	if ownInstance(kind) && ids.Valid(b.InstanceID) {
 		_, err := r.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch, Reason: "its instance was an orphan and has ended",
 		})
@@ -287,8 +287,8 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 	return reason, nil
 }
 
-// boxEnded is how it is known of orphans on a box that they are gone.
-const boxEnded = "its instance has ended"
+// instanceEnded is how it is known of orphans on a box that they are gone.
+const instanceEnded = "its instance has ended"
 
 // record writes down that an orphan has ended: its instance, what was given up with it, and the hold that waited for that.
 func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) error {
@@ -318,10 +318,10 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 		return err
 	}
 	kinds := []string{kindSlot, kindInstance}
-	if ownBox(kind) {
+	if ownInstance(kind) {
 		kinds = append(kinds, kindIdentity, kindStorage, kindWorkload) // what stood on the box is gone with it
 	}
-	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, boxEnded, kinds...); err != nil {
+	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, instanceEnded, kinds...); err != nil {
 		return err
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{

@@ -148,9 +148,9 @@ type place struct {
 }
 
 // box makes a workspace and launches a real box for its first epoch.
-func (m *morgue) box(p place) placement.Box {
+func (m *morgue) box(p place) placement.LaunchRequest {
 	m.t.Helper()
-	b := placement.Box{WorkspaceID: ids.New(), TenantID: m.tenant, Epoch: 1, InstanceID: ids.New(), LaunchSecret: "gls_x"}
+	b := placement.LaunchRequest{WorkspaceID: ids.New(), TenantID: m.tenant, Epoch: 1, InstanceID: ids.New(), LaunchSecret: "gls_x"}
 	run := ids.New()
 	m.exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch, run_id) VALUES ($1, $2, $3, 'failed', $4, $5)`,
 		b.WorkspaceID, m.tenant, "w-"+b.WorkspaceID, max(p.epoch, 1), run)
@@ -222,14 +222,14 @@ func (m *morgue) ends(workspaceID string) []string {
 
 func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 	m := newMorgue(t)
-	kept := map[string]placement.Box{
+	kept := map[string]placement.LaunchRequest{
 		"launched and not yet recorded": m.box(place{instance: "launching", run: "running", claimed: true}),
 		"being undone":                  m.box(place{instance: "ending", run: "compensating", claimed: true}),
 		"held by a run that is stuck":   m.box(place{instance: "ending", run: "stuck", claimed: true, orphaned: true}),
 		"live":                          m.box(place{instance: "live", run: "succeeded", claimed: true}),
 		"kept for a retry":              m.box(place{instance: "live", run: "failed", claimed: true}),
 	}
-	foreign := placement.Box{WorkspaceID: ids.New(), Epoch: 1, InstanceID: ids.New(), LaunchSecret: "gls_x"}
+	foreign := placement.LaunchRequest{WorkspaceID: ids.New(), Epoch: 1, InstanceID: ids.New(), LaunchSecret: "gls_x"}
 	if _, err := m.driver.Launch(t.Context(), foreign); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 	m.exec(`UPDATE lifecycle.workspace SET epoch = 0 WHERE id = $1`, ahead.WorkspaceID)
 	kept["of an epoch that this database has not drawn"] = ahead
 
-	ended := map[string]placement.Box{
+	ended := map[string]placement.LaunchRequest{
 		"given up":         m.box(place{instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "release_failed", occupy: "cleanup"}),
 		"never recorded":   m.box(place{run: "failed"}),
 		"ended by its row": m.box(place{instance: "ended", run: "failed"}),
@@ -291,14 +291,14 @@ func TestAnEndThatWasNotRecordedIsFinishedByTheNextSweep(t *testing.T) {
 	unrecorded := m.box(place{run: "failed"})
 	m.people.refuse = errors.New("recovery is away")
 	m.sweep(Reaped{Left: 2})
-	for _, b := range []placement.Box{recorded, unrecorded} {
+	for _, b := range []placement.LaunchRequest{recorded, unrecorded} {
 		if m.standing()[b.WorkspaceID] || len(m.ends(b.WorkspaceID)) != 0 {
 			t.Fatal("the box is to be ended, and not recorded so while its identity lives")
 		}
 	}
 	m.people.refuse = nil
 	m.sweep(Reaped{Ended: 2})
-	for _, b := range []placement.Box{recorded, unrecorded} {
+	for _, b := range []placement.LaunchRequest{recorded, unrecorded} {
 		if got := m.ends(b.WorkspaceID); len(got) != 1 {
 			t.Fatalf("told as %q", got)
 		}

@@ -36,7 +36,7 @@ func TestASweepJudgesWhatStands(t *testing.T) {
 			t.Errorf("%s: %d lists of everything that was ever launched, want %d", what, n, lists)
 		}
 	}
-	ended := func(p place) placement.Box {
+	ended := func(p place) placement.LaunchRequest {
 		t.Helper()
 		b := m.box(p)
 		if err := m.driver.End(t.Context(), b.WorkspaceID, b.Epoch); err != nil {

@@ -23,14 +23,14 @@ import (
 
 const noProof = commonv1.FencedProof_FENCED_PROOF_UNSPECIFIED
 
-// word is a person's word that nothing of an epoch that cannot be confirmed ended still runs. It travels in the run's input, so it is on record with it.
-type word struct {
+// attestation is a person's word that nothing of an epoch that cannot be confirmed ended still runs. It travels in the run's input, so it is on record with it.
+type attestation struct {
 	Proof  string `json:"fenced_proof"`
 	By     string `json:"by"`
 	Reason string `json:"reason"`
 }
 
-func (w *word) String() string { return fmt.Sprintf("%s, says %s: %s", w.Proof, w.By, w.Reason) }
+func (w *attestation) String() string { return fmt.Sprintf("%s, says %s: %s", w.Proof, w.By, w.Reason) }
 
 // mayProve refuses a proof from whoever may not give one.
 func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) error {
@@ -102,7 +102,7 @@ func (s *Server) recreate(
 			return nil, v.refusal()
 		}
 		if req.GetFencedProof() != noProof {
-			in.Word = &word{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
+			in.Word = &attestation{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
 		}
 	}
 	correlation := req.GetCorrelationId()
@@ -209,7 +209,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 		return nil, err
 	}
 	var away map[string]string
-	if !ownBox(spec.GetPlacement()) {
+	if !ownInstance(spec.GetPlacement()) {
 		if away, err = s.machinesAway(ctx, tx, r, claims, w.Epoch, proven); err != nil {
 			return nil, err
 		}
@@ -272,7 +272,7 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 	}
 	switch {
 	case len(claims) == 0, len(away) > 0 && !stays:
-	case ownBox(spec.GetPlacement()):
+	case ownInstance(spec.GetPlacement()):
 		first += fmt.Sprintf("stops the workloads and ends the instance of epoch %d with the storage on it; ", w.Epoch)
 	default:
 		first += fmt.Sprintf("removes the workloads of epoch %d; ", w.Epoch)

@@ -76,7 +76,7 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 		if err != nil {
 			return saga.Outcome{}, err
 		}
-		bounded, cancel := context.WithTimeout(ctx, max(left, lastLook))
+		bounded, cancel := context.WithTimeout(ctx, max(left, lastCheck))
 		defer cancel()
 		out, err := fn(bounded, env)
 		if ctx.Err() != nil || saga.Interrupted(err) || err == nil && !out.Waits() || !s.releaseLate(ctx, env) {
@@ -109,8 +109,8 @@ func publicOf(err error) string {
 	return fault.From(err).Public
 }
 
-// lastLook is what a step gets that begins after the deadline: what it waited for may have come.
-const lastLook = 2 * time.Second
+// lastCheck is what a step gets that begins after the deadline: what it waited for may have come.
+const lastCheck = 2 * time.Second
 
 var releaseTimeLeft = pg.Define(pg.RoleLifecycle, "workspace.release_time_left", `
 		SELECT coalesce((SELECT extract(epoch FROM release_deadline_at - mesh.clock()) FROM lifecycle.allocation
@@ -206,7 +206,7 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 			return saga.Outcome{}, err
 		}
 		// Whoever comes to it late, since the driver before has died, tries it once more all the same.
-		bounded, cancel := context.WithTimeout(ctx, max(grace-age, lastLook))
+		bounded, cancel := context.WithTimeout(ctx, max(grace-age, lastCheck))
 		defer cancel()
 		out, err := do(bounded, env)
 		if ctx.Err() == nil && err == nil && last && !out.Waits() {
@@ -291,7 +291,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		for _, c := range claims {
 			// A slot is a row of ours, and the box of a machine that was there before is no box: both are given back with the hold.
-			if c.Kind == kindSlot || c.Kind == kindInstance && held && !ownBox(a.Placement) {
+			if c.Kind == kindSlot || c.Kind == kindInstance && held && !ownInstance(a.Placement) {
 				if err := env.ReleaseTx(ctx, tx, c); err != nil {
 					return fmt.Errorf("release %s: %w", c.Kind, err)
 				}
@@ -304,12 +304,12 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 		if !last {
 			return tellOrphans(ctx, tx, env.WorkspaceID, a.Epoch)
 		}
-		return s.freeHold(ctx, tx, env, in.Word)
+		return s.freeAllocation(ctx, tx, env, in.Word)
 	}).After(lockNodes(env)), nil
 }
 
-// freeHold ends a forced release: the hold is released, and its machine cordoned for as long as something was left there.
-func (s *Steps) freeHold(ctx context.Context, tx pgx.Tx, env *saga.Env, w *word) error {
+// freeAllocation ends a forced release: the hold is released, and its machine cordoned for as long as something was left there.
+func (s *Steps) freeAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, w *attestation) error {
 	a, held, err := liveAllocation(ctx, tx, env.WorkspaceID)
 	if err != nil || !held {
 		return err

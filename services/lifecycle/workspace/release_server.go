@@ -40,7 +40,7 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err
 		}
-		f, err := s.failedHold(ctx, tx, req.GetAllocationId(), !req.GetDryRun())
+		f, err := s.failedReleaseOf(ctx, tx, req.GetAllocationId(), !req.GetDryRun())
 		if err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err
 		}
-		f, err := s.failedHold(ctx, tx, req.GetAllocationId(), !req.GetDryRun())
+		f, err := s.failedReleaseOf(ctx, tx, req.GetAllocationId(), !req.GetDryRun())
 		if err != nil {
 			return err
 		}
@@ -101,7 +101,7 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 		if err := f.acknowledged(req.GetAckOrphans()); err != nil {
 			return err
 		}
-		w := &word{Proof: names.Of(req.GetFencedProof()), By: rpc.ActorFrom(ctx), Reason: req.GetReason()}
+		w := &attestation{Proof: names.Of(req.GetFencedProof()), By: rpc.ActorFrom(ctx), Reason: req.GetReason()}
 		if res.Operation, err = s.startRelease(ctx, tx, f, kForceRelease, w); err != nil {
 			return err
 		}
@@ -119,8 +119,8 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 
 const retryReleaseConsequence = "cleans up again what the release has left; the allocation ends released, or release_failed again"
 
-// failedHold is a hold that is looked at to be got free.
-type failedHold struct {
+// failedRelease is a hold that is looked at to be got free.
+type failedRelease struct {
 	hold      allocation
 	workspace saga.Workspace
 	run       saga.Run
@@ -135,10 +135,10 @@ var (
 		`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`)
 )
 
-// failedHold reads the hold of an allocation. With change, all that the two verbs change is locked before, in the order
+// failedRelease reads the hold of an allocation. With change, all that the two verbs change is locked before, in the order
 // of locks; without, nothing is: a question never waits for what is under way.
-func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string, change bool) (*failedHold, error) {
-	f := &failedHold{}
+func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID string, change bool) (*failedRelease, error) {
+	f := &failedRelease{}
 	var err error
 	read := failedAllocation
 	if change {
@@ -164,7 +164,7 @@ func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string,
 		return nil, err
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(c saga.Claim) bool {
-		return c.Kind == kindSlot || c.Kind == kindInstance && !ownBox(f.hold.Placement) // rows of ours, given back with the hold
+		return c.Kind == kindSlot || c.Kind == kindInstance && !ownInstance(f.hold.Placement) // rows of ours, given back with the hold
 	})
 	return f, nil
 }
@@ -195,7 +195,7 @@ func lockBeforeHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
 }
 
 // unmet lists what keeps the hold from being got free.
-func (f *failedHold) unmet() []string {
+func (f *failedRelease) unmet() []string {
 	var out []string
 	if f.hold.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		out = append(out, "the allocation is "+names.Of(f.hold.State)+", not release_failed")
@@ -206,7 +206,7 @@ func (f *failedHold) unmet() []string {
 	return out
 }
 
-func (f *failedHold) refusal() error {
+func (f *failedRelease) refusal() error {
 	unmet := f.unmet()
 	if len(unmet) == 0 {
 		return nil
@@ -219,7 +219,7 @@ func (f *failedHold) refusal() error {
 }
 
 // acknowledged refuses unless everything that may be left behind was named, and nothing else.
-func (f *failedHold) acknowledged(acks []string) error {
+func (f *failedRelease) acknowledged(acks []string) error {
 	var missing []string
 	known := map[string]bool{}
 	for _, c := range f.claims {
@@ -241,16 +241,16 @@ func (f *failedHold) acknowledged(acks []string) error {
 	return nil
 }
 
-func (f *failedHold) forceConsequence() string {
+func (f *failedRelease) forceConsequence() string {
 	return fmt.Sprintf("tries each undo for %s; up to %d claims that cannot be cleaned become orphans, the allocation ends released, and its machine stays cordoned until "+
 		"they are reaped", ForceGrace, len(f.claims))
 }
 
-func (f *failedHold) foretell(kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
+func (f *failedRelease) foretell(kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
 	return foretold(f.workspace, kind, consequence)
 }
 
-func (f *failedHold) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *lifecyclev1.Operation) error {
+func (f *failedRelease) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *lifecyclev1.Operation) error {
 	e.TenantID, e.WorkspaceID, e.AllocationID, e.NodeID, e.WorkflowID = f.hold.TenantID, f.hold.WorkspaceID, f.hold.ID, f.hold.NodeID, op.GetOperationId()
 	_, err := audit.Record(ctx, tx, e)
 	return err
@@ -268,7 +268,7 @@ func allocationNow(ctx context.Context, tx pgx.Tx, a allocation) (*lifecyclev1.A
 }
 
 // retryRelease lets the stuck run go on, or begins one of its own where none is open. What was given up before is tried again too.
-func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedHold) (*lifecyclev1.Operation, error) {
+func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedRelease) (*lifecyclev1.Operation, error) {
 	if err := saga.ReadoptOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
 		return nil, err
 	}
@@ -290,7 +290,7 @@ func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedHold) (*l
 }
 
 // startRelease begins a run that cleans up. One that is stuck is closed in the same transaction.
-func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedHold, kind commonv1.OperationKind, w *word) (*lifecyclev1.Operation, error) {
+func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedRelease, kind commonv1.OperationKind, w *attestation) (*lifecyclev1.Operation, error) {
 	definition := DefinitionRelease
 	if f.workspace.DesiredState == "decommissioned" || f.workspace.State == "decommissioned" || f.open && f.run.Kind == "decommission" {
 		definition = DefinitionReleaseDecommissioned
@@ -321,7 +321,7 @@ func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w saga.Workspace
 	}
 	unmet := []string{"no release of an allocation of the workspace has failed"}
 	if held {
-		f, err := s.failedHold(ctx, tx, a.ID, false)
+		f, err := s.failedReleaseOf(ctx, tx, a.ID, false)
 		if err != nil {
 			return nil, err
 		}

@@ -329,7 +329,7 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 	if a := p.hold(id); a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || a.Orphans != 0 {
 		t.Errorf("its hold is %+v", a)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload' AND orphan_reason = 'lost; reaped: `+boxEnded+`'`, id); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload' AND orphan_reason = 'lost; reaped: `+instanceEnded+`'`, id); n != 1 {
 		t.Error("what was given up on the box is not gone with it")
 	}
 }

@@ -53,7 +53,7 @@ func (s *Server) replaceable(
 	}
 	ofThisEpoch := req.GetExpectedEpoch() == 0 || req.GetExpectedEpoch() == w.Epoch
 	if !byWatchdog(ctx, req) || !joinable(run) || !ofThisEpoch || run.Epoch != w.Epoch ||
-		!ownBox(spec.GetPlacement()) || run.StepName() != StepStorage || !strings.HasPrefix(run.StuckReason, stepStalled) {
+		!ownInstance(spec.GetPlacement()) || run.StepName() != StepStorage || !strings.HasPrefix(run.StuckReason, stepStalled) {
 		return false, nil
 	}
 	var gone bool

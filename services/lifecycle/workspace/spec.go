@@ -70,7 +70,7 @@ func (c Catalogue) Complete(in *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Workspa
 			RestartPolicy: nodev1.RestartPolicy_RESTART_POLICY_ALWAYS,
 		}}
 		// On a machine its endpoint is told by the machine's address, so it must answer there.
-		if !ownBox(spec.GetPlacement()) {
+		if !ownInstance(spec.GetPlacement()) {
 			spec.Workloads[0].Env = map[string]string{"HOST": "0.0.0.0"}
 		}
 	}
@@ -171,7 +171,7 @@ type input struct {
 	Tenant    string          `json:"tenant"`
 	Workspace string          `json:"workspace"`
 	Spec      json.RawMessage `json:"spec"`
-	Word      *word           `json:"word,omitempty"` // of a recreation whose former epoch cannot be confirmed ended
+	Word      *attestation    `json:"word,omitempty"` // of a recreation whose former epoch cannot be confirmed ended
 }
 
 func newInput(tenant, workspace string, spec json.RawMessage) input {

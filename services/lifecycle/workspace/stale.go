@@ -18,13 +18,13 @@ const (
 	atSchema = "schema"
 )
 
-// Stale counts what came with an epoch or an operation sequence that has been passed, and was refused where it arrived. A run that did so fails with the
+// EpochRefusals counts what came with an epoch or an operation sequence that has been passed, and was refused where it arrived. A run that did so fails with the
 // same reason, and its timeline shows it. Refused mints are counted by recovery.
-type Stale struct{ refused *prometheus.CounterVec }
+type EpochRefusals struct{ refused *prometheus.CounterVec }
 
-// NewStale registers the counters; writes that the fence of a run refused are read from the core.
-func NewStale(metrics prometheus.Registerer, core func() *saga.Core) (*Stale, error) {
-	s := &Stale{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+// NewEpochRefusals registers the counters; writes that the fence of a run refused are read from the core.
+func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*EpochRefusals, error) {
+	s := &EpochRefusals{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stale_epochs_refused_total", Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at a task " +
 			"by its agent, or at a schema by its database, by the reason of the refusal.",
 	}, []string{"at", "reason"})}
@@ -53,12 +53,12 @@ func NewStale(metrics prometheus.Registerer, core func() *saga.Core) (*Stale, er
 }
 
 // Tasks counts tasks whose agent refused them because it has seen a later operation of their workspace.
-func (s *Stale) Tasks(n int) {
+func (s *EpochRefusals) Tasks(n int) {
 	s.refused.WithLabelValues(atTask, obs.ReasonLabel(commonv1.Reason_REASON_TASK_SUPERSEDED)).Add(float64(n))
 }
 
 // note counts err if it is the refusal of a number that has been passed, and answers it. A nil Stale counts nothing.
-func (s *Stale) note(at string, err error) error {
+func (s *EpochRefusals) note(at string, err error) error {
 	e, ok := errors.AsType[*saga.StepError](err)
 	if s == nil || !ok {
 		return err

@@ -17,7 +17,7 @@ func TestStaleEpochsAreCountedByReasonAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewStale(registry.ForService("lifecycle"), func() *saga.Core { return nil })
+	s, err := NewEpochRefusals(registry.ForService("lifecycle"), func() *saga.Core { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestStaleEpochsAreCountedByReasonAlone(t *testing.T) {
 	if err := s.note(atTask, nil); err != nil {
 		t.Error(err)
 	}
-	var none *Stale
+	var none *EpochRefusals
 	if err := none.note(atTask, errors.New("x")); err == nil {
 		t.Error("the error was lost")
 	}

@@ -115,7 +115,7 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	own := held && ownBox(a.Placement)
+	own := held && ownInstance(a.Placement)
 	waiting := 0
 	for _, c := range claims {
 		if own && (c.NodeID == "" || !s.reachable(ctx, c.NodeID)) {
@@ -205,7 +205,7 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 		return saga.Wait(saga.WaitFor{For: probeEvery, Why: found.why, WakeOnSignal: true}), nil
 	}
 	host := "127.0.0.1"
-	if g, ok, err := gate.Get(ctx, s.deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 && !ownBox(spec.GetPlacement()) {
+	if g, ok, err := gate.Get(ctx, s.deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 && !ownInstance(spec.GetPlacement()) {
 		host = g.Host.GetAddresses()[0]
 	}
 	return saga.Done(readyOutput{Endpoints: endpoints(host, status)}), nil

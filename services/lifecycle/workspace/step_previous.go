@@ -37,7 +37,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
 	}
-	own := ownBox(spec.GetPlacement())
+	own := ownInstance(spec.GetPlacement())
 	f, err := s.formerOf(ctx, env, own, in.Word != nil)
 	if err != nil {
 		return saga.Outcome{}, err
@@ -63,7 +63,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 		return saga.Outcome{}, err
 	}
 	for _, c := range boxes {
-		if err = s.endBox(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil && !saga.Interrupted(err) {
+		if err = s.endInstance(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil && !saga.Interrupted(err) {
 			err = s.fence(ctx, env, driver, c.Epoch, in.Word)
 		}
 		if err != nil {
@@ -77,7 +77,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return s.passHold(ctx, tx, env, slots, f.kept != "") }), nil
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return s.passAllocation(ctx, tx, env, slots, f.kept != "") }), nil
 }
 
 // previousClaims are the live claims of earlier epochs.
@@ -196,7 +196,7 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) er
 
 // fence goes on without the driver's confirmation, on a person's word: what may still be there of the epoch becomes orphan claims that are reaped when
 // somebody can reach it, its machine takes no new workspace until then, and the driver lets the next epoch be launched.
-func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64, w *word) error {
+func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64, w *attestation) error {
 	if err := env.Proceed(ctx); err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 		if err != nil {
 			return err
 		}
-		own := ok && ownBox(i.Placement)
+		own := ok && ownInstance(i.Placement)
 		reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", epoch, env.WorkspaceID, w.Proof, w.Reason)
 		for _, c := range left {
 			// A box of its own may stand: the sweep of the driver's list ends it. A machine that was there before is no box.
@@ -275,9 +275,9 @@ var preparedBefore = pg.Define(pg.RoleLifecycle, "workspace.prepared_before",
 var slotOfAllocation = pg.Define(pg.RoleLifecycle, "workspace.slot_of_allocation",
 	`SELECT slot FROM lifecycle.allocation WHERE allocation_id = $1`)
 
-// passHold gives the hold of an earlier epoch back. With keep, this epoch holds the same slot of the same machine from the same moment on, so that
+// passAllocation gives the hold of an earlier epoch back. With keep, this epoch holds the same slot of the same machine from the same moment on, so that
 // nobody else takes what its storage stands on.
-func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []saga.Claim, keep bool) error {
+func (s *Steps) passAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []saga.Claim, keep bool) error {
 	for _, c := range slots {
 		if err := env.ReleaseTx(ctx, tx, c); err != nil {
 			return fmt.Errorf("release slot: %w", err)
@@ -311,15 +311,15 @@ func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []
 	if !keep || slot == nil {
 		return nil
 	}
-	return s.holdAgain(ctx, tx, env, a, *slot)
+	return s.allocateAgain(ctx, tx, env, a, *slot)
 }
 
 var holdSlotAgain = pg.Define(pg.RoleLifecycle, "workspace.hold_slot_again", `
 		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
 		VALUES ($1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
 
-// holdAgain inserts the hold of this epoch on the slot of an earlier one.
-func (s *Steps) holdAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation, slot int32) error {
+// allocateAgain inserts the hold of this epoch on the slot of an earlier one.
+func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation, slot int32) error {
 	allocationID := ids.New()
 	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
 		return err

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// ownBox says whether a placement makes a box for the workspace alone: what stands on it ends with it.
-func ownBox(p commonv1.PlacementDriver) bool {
+// ownInstance says whether a placement makes a box for the workspace alone: what stands on it ends with it.
+func ownInstance(p commonv1.PlacementDriver) bool {
 	return p != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
 }
 
@@ -30,10 +30,10 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	if waiting, err := s.releaseStorage(ctx, env, held && ownBox(a.Placement)); err != nil || waiting {
+	if waiting, err := s.releaseStorage(ctx, env, held && ownInstance(a.Placement)); err != nil || waiting {
 		return waitTask("waiting for the agent to remove the workspace's directory"), err
 	}
-	if err := s.endBoxes(ctx, env); err != nil {
+	if err := s.endInstances(ctx, env); err != nil {
 		return saga.Outcome{}, err
 	}
 	slots, err := claimsOf(ctx, env, kindSlot)
@@ -68,7 +68,7 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (allocation, error) {
 	out := a
 	within := orDefault(s.deps.ReleaseDeadline, ReleaseDeadline)
-	if ownBox(a.Placement) {
+	if ownInstance(a.Placement) {
 		within = max(within, boxRelease)
 	}
 	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -145,14 +145,14 @@ func (s *Steps) overdue(ctx context.Context, env *saga.Env) bool {
 	return err == nil && late
 }
 
-// endBoxes ends every box of the workspace that is claimed, and its identity with it.
-func (s *Steps) endBoxes(ctx context.Context, env *saga.Env) error {
+// endInstances ends every box of the workspace that is claimed, and its identity with it.
+func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
 	claims, err := claimsOf(ctx, env, kindInstance)
 	if err != nil {
 		return err
 	}
 	for _, c := range claims {
-		if err := s.endBox(ctx, env, c); err != nil {
+		if err := s.endInstance(ctx, env, c); err != nil {
 			return err
 		}
 	}
@@ -185,7 +185,7 @@ func (s *Steps) endBoxes(ctx context.Context, env *saga.Env) error {
 	})
 }
 
-func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
+func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) error {
 	i, ok, err := instanceOf(ctx, s.deps.DB, env.WorkspaceID, c.Epoch)
 	if err != nil {
 		return err
@@ -212,8 +212,8 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the instance is not confirmed ended", err)
 		}
 	}
-	own := ok && ownBox(i.Placement)
-	rest, err := s.onBox(ctx, env, c, own)
+	own := ok && ownInstance(i.Placement)
+	rest, err := s.onInstance(ctx, env, c, own)
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 			}
 		}
 		if own {
-			if err := saga.ReleaseOrphans(ctx, tx, env.WorkspaceID, c.Epoch, boxEnded, kindStorage, kindWorkload); err != nil {
+			if err := saga.ReleaseOrphans(ctx, tx, env.WorkspaceID, c.Epoch, instanceEnded, kindStorage, kindWorkload); err != nil {
 				return err
 			}
 		}
@@ -246,8 +246,8 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 	return nil
 }
 
-// onBox lists the node-local claims that go with the box.
-func (s *Steps) onBox(ctx context.Context, env *saga.Env, box saga.Claim, own bool) ([]saga.Claim, error) {
+// onInstance lists the node-local claims that go with the box.
+func (s *Steps) onInstance(ctx context.Context, env *saga.Env, box saga.Claim, own bool) ([]saga.Claim, error) {
 	if !own {
 		return nil, nil
 	}

@@ -190,12 +190,12 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_EPOCH_ENDED, "the instance of this epoch has ended", nil)
 	default:
 	}
-	box := placement.Box{
+	box := placement.LaunchRequest{
 		WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, Epoch: env.Epoch, InstanceID: i.ID, NodeID: a.NodeID, GPUs: spec.GetGpus(),
 		NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch), Permit: env.Proceed,
 	}
 	node := a.NodeID
-	if ownBox(a.Placement) {
+	if ownInstance(a.Placement) {
 		box.LaunchSecret = s.launchSecret(i.ID)
 		var err error
 		if node, err = s.prepareIdentity(ctx, env, i, box); err != nil {
@@ -239,7 +239,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 }
 
 // prepareIdentity has recovery register the identity of an instance before its launch, confirms the claim on it, and returns the node that it will be.
-func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance, box placement.Box) (string, error) {
+func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance, box placement.LaunchRequest) (string, error) {
 	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
 		return "", fmt.Errorf("claim identity: %w", err)

@@ -78,7 +78,7 @@ type StepDeps struct {
 	Drivers    map[commonv1.PlacementDriver]placement.Driver
 	Catalogue  Catalogue
 	// Stale counts refusals of epochs that have been passed. May be nil.
-	Stale *Stale
+	Stale *EpochRefusals
 	// LaunchLog compares launch logs with the database; nothing is launched before it has. May be nil.
 	LaunchLog LaunchLog
 	// Secret derives launch secrets and database passwords, so that none is stored.

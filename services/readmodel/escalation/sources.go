@@ -20,7 +20,7 @@ import (
 // sources are the files in the order in which they are read: the later ones use what the earlier ones found.
 func (g *gathering) sources() []source {
 	id := g.req.Workspace.GetWorkspaceId()
-	boxes := view.BoxFilter{WorkspaceID: id, Released: true}
+	boxes := view.PerWorkspaceFilter{WorkspaceID: id, Released: true}
 	return []source{
 		{"workspace.json", "the workspace", func(context.Context) (any, error) { return cleaned{g.req.Workspace}, nil }},
 		{"same_name.json", "workspaces of the same tenant and name", g.sameName},

@@ -293,7 +293,7 @@ func (q *Query) GetTask(ctx context.Context, req *readmodelv1.GetTaskRequest) (*
 
 // ListInstances lists launched boxes.
 func (q *Query) ListInstances(ctx context.Context, req *readmodelv1.ListInstancesRequest) (*readmodelv1.ListInstancesResponse, error) {
-	f := view.BoxFilter{WorkspaceID: req.GetWorkspaceId(), LiveOnly: req.GetLiveOnly()}
+	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId(), LiveOnly: req.GetLiveOnly()}
 	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Instance, string, error) {
 		return s.Instances(ctx, f, page)
 	})
@@ -305,7 +305,7 @@ func (q *Query) ListInstances(ctx context.Context, req *readmodelv1.ListInstance
 
 // ListClaims lists resource claims.
 func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsRequest) (*readmodelv1.ListClaimsResponse, error) {
-	f := view.BoxFilter{WorkspaceID: req.GetWorkspaceId(), Orphaned: req.GetOrphanedOnly(), Released: req.GetIncludeReleased()}
+	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId(), Orphaned: req.GetOrphanedOnly(), Released: req.GetIncludeReleased()}
 	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Claim, string, error) {
 		return s.Claims(ctx, f, page)
 	})
@@ -317,7 +317,7 @@ func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsReque
 
 // ListAllocations lists allocations.
 func (q *Query) ListAllocations(ctx context.Context, req *readmodelv1.ListAllocationsRequest) (*readmodelv1.ListAllocationsResponse, error) {
-	f := view.BoxFilter{WorkspaceID: req.GetWorkspaceId()}
+	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId()}
 	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Allocation, string, error) {
 		return s.Allocations(ctx, f, page)
 	})

@@ -24,7 +24,7 @@ func (r *Releases) GetAllocation(ctx context.Context, req *readmodelv1.GetAlloca
 		if res.Allocation, err = s.Allocation(ctx, req.GetAllocationId()); err != nil {
 			return err
 		}
-		res.Claims, _, err = s.Claims(ctx, view.BoxFilter{WorkspaceID: res.GetAllocation().GetWorkspaceId()}, view.Page{Size: mostClaims})
+		res.Claims, _, err = s.Claims(ctx, view.PerWorkspaceFilter{WorkspaceID: res.GetAllocation().GetWorkspaceId()}, view.Page{Size: mostClaims})
 		return err
 	})
 	if err != nil {

@@ -21,7 +21,7 @@ type RecoveryFilter struct {
 
 // Recoveries returns one page, newest first.
 func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) ([]*recoveryv1.RecoveryRecord, string, error) {
-	l := s.boxes(&recoveryLayout, listRecoveries, BoxFilter{WorkspaceID: f.WorkspaceID})
+	l := s.perWorkspace(&recoveryLayout, listRecoveries, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID})
 	if f.Workspaces != nil {
 		l.and(ofWorkspaces, f.Workspaces)
 	}

@@ -176,8 +176,8 @@ func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, erro
 	return found[0], nil
 }
 
-// BoxFilter narrows lists of instances, claims and allocations. Zero fields do not.
-type BoxFilter struct {
+// PerWorkspaceFilter narrows lists of instances, claims and allocations. Zero fields do not.
+type PerWorkspaceFilter struct {
 	WorkspaceID string
 	LiveOnly    bool // instances
 	Orphaned    bool // claims
@@ -197,8 +197,8 @@ const (
 	theFinding    condition = "x.finding_id = ?::uuid"
 )
 
-// boxLayout is that of a list of what belongs to workspaces.
-func boxLayout(name, table, id string, more ...condition) layout {
+// perWorkspaceLayout is that of a list of what belongs to workspaces.
+func perWorkspaceLayout(name, table, id string, more ...condition) layout {
 	return layout{
 		name: name, columns: "x.body", from: "readmodel." + table + " x", id: "x." + id, lead: 1, tenant: "x.tenant_id",
 		conditions: append([]condition{ofWorkspace, byIDs(id)}, more...),
@@ -208,11 +208,11 @@ func boxLayout(name, table, id string, more ...condition) layout {
 func byIDs(id string) condition { return condition("x." + id + " = ANY(?::uuid[])") }
 
 var (
-	instanceLayout   = boxLayout("instances", "instance", "instance_id", live)
-	claimLayout      = boxLayout("claims", "claim", "claim_id", orphaned, unreleased)
-	allocationLayout = boxLayout("allocations", "allocation", "allocation_id")
-	runLayout        = boxLayout("runs", "run", "run_id", live)
-	recoveryLayout   = boxLayout("recoveries", "recovery_record", "record_id", ofWorkspaces, detectedFrom, detectedUntil)
+	instanceLayout   = perWorkspaceLayout("instances", "instance", "instance_id", live)
+	claimLayout      = perWorkspaceLayout("claims", "claim", "claim_id", orphaned, unreleased)
+	allocationLayout = perWorkspaceLayout("allocations", "allocation", "allocation_id")
+	runLayout        = perWorkspaceLayout("runs", "run", "run_id", live)
+	recoveryLayout   = perWorkspaceLayout("recoveries", "recovery_record", "record_id", ofWorkspaces, detectedFrom, detectedUntil)
 
 	listInstances   = pg.DefineDynamic(pg.RoleReadmodel, "view.list_instances", instanceLayout.compose, instanceLayout.samples()...)
 	listClaims      = pg.DefineDynamic(pg.RoleReadmodel, "view.list_claims", claimLayout.compose, claimLayout.samples()...)
@@ -221,7 +221,7 @@ var (
 	listRecoveries  = pg.DefineDynamic(pg.RoleReadmodel, "view.list_recoveries", recoveryLayout.compose, recoveryLayout.samples()...)
 )
 
-func (s *Snapshot) boxes(of *layout, statement *pg.Dynamic[parts], f BoxFilter) listing {
+func (s *Snapshot) perWorkspace(of *layout, statement *pg.Dynamic[parts], f PerWorkspaceFilter) listing {
 	l := listing{layout: of, statement: statement, args: []any{s.scope.arg()}}
 	if f.WorkspaceID != "" {
 		l.and(ofWorkspace, optional(f.WorkspaceID))
@@ -233,8 +233,8 @@ func (s *Snapshot) boxes(of *layout, statement *pg.Dynamic[parts], f BoxFilter) 
 }
 
 // Instances returns one page, newest first.
-func (s *Snapshot) Instances(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Instance, string, error) {
-	l := s.boxes(&instanceLayout, listInstances, f)
+func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Instance, string, error) {
+	l := s.perWorkspace(&instanceLayout, listInstances, f)
 	if f.LiveOnly {
 		l.and(live)
 	}
@@ -245,8 +245,8 @@ func (s *Snapshot) Instances(ctx context.Context, f BoxFilter, page Page) ([]*li
 }
 
 // Claims returns one page, newest first.
-func (s *Snapshot) Claims(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Claim, string, error) {
-	l := s.boxes(&claimLayout, listClaims, f)
+func (s *Snapshot) Claims(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Claim, string, error) {
+	l := s.perWorkspace(&claimLayout, listClaims, f)
 	if f.Orphaned {
 		l.and(orphaned)
 	}
@@ -260,8 +260,8 @@ func (s *Snapshot) Claims(ctx context.Context, f BoxFilter, page Page) ([]*lifec
 }
 
 // Allocations returns one page, newest first.
-func (s *Snapshot) Allocations(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Allocation, string, error) {
-	items, next, err := run(ctx, s, s.boxes(&allocationLayout, listAllocations, f), page, fromBody[lifecyclev1.Allocation])
+func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Allocation, string, error) {
+	items, next, err := run(ctx, s, s.perWorkspace(&allocationLayout, listAllocations, f), page, fromBody[lifecyclev1.Allocation])
 	return namedPage(ctx, s, func(a *lifecyclev1.Allocation) nameless {
 		return nameless{workspaceID: a.GetWorkspaceId(), nodeID: a.GetNodeId(), workspace: &a.Workspace, node: &a.NodeName}
 	}, items, next, err)
@@ -269,7 +269,7 @@ func (s *Snapshot) Allocations(ctx context.Context, f BoxFilter, page Page) ([]*
 
 // Allocation returns one hold.
 func (s *Snapshot) Allocation(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
-	found, _, err := s.Allocations(ctx, BoxFilter{IDs: idList(id)}, Page{Size: 1})
+	found, _, err := s.Allocations(ctx, PerWorkspaceFilter{IDs: idList(id)}, Page{Size: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +288,7 @@ type RunFilter struct {
 
 // Runs returns one page, newest first.
 func (s *Snapshot) Runs(ctx context.Context, f RunFilter, page Page) ([]*lifecyclev1.Run, string, error) {
-	l := s.boxes(&runLayout, listRuns, BoxFilter{WorkspaceID: f.WorkspaceID, IDs: f.IDs})
+	l := s.perWorkspace(&runLayout, listRuns, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID, IDs: f.IDs})
 	if f.LiveOnly {
 		l.and(live)
 	}

@@ -25,21 +25,21 @@ func TestNamesStandBesideIDs(t *testing.T) {
 	read := func(scope view.Scope) map[string]names {
 		found := map[string]names{}
 		err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
-			instances, _, err := s.Instances(ctx, view.BoxFilter{}, view.Page{})
+			instances, _, err := s.Instances(ctx, view.PerWorkspaceFilter{}, view.Page{})
 			if err != nil {
 				return err
 			}
 			for _, i := range instances {
 				found[i.GetInstanceId()] = names{i.GetWorkspace(), i.GetNodeName()}
 			}
-			claims, _, err := s.Claims(ctx, view.BoxFilter{}, view.Page{})
+			claims, _, err := s.Claims(ctx, view.PerWorkspaceFilter{}, view.Page{})
 			if err != nil {
 				return err
 			}
 			for _, c := range claims {
 				found[c.GetClaimId()] = names{c.GetWorkspace(), c.GetNodeName()}
 			}
-			allocations, _, err := s.Allocations(ctx, view.BoxFilter{}, view.Page{})
+			allocations, _, err := s.Allocations(ctx, view.PerWorkspaceFilter{}, view.Page{})
 			if err != nil {
 				return err
 			}

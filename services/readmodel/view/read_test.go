@@ -242,7 +242,7 @@ func TestPagesMeetEachItemOnce(t *testing.T) {
 		return nil
 	}
 	got := pages(func(ctx context.Context, s *view.Snapshot, p view.Page) ([]string, string, error) {
-		found, next, err := s.Instances(ctx, view.BoxFilter{}, p)
+		found, next, err := s.Instances(ctx, view.PerWorkspaceFilter{}, p)
 		out := []string{}
 		for _, i := range found {
 			out = append(out, i.GetInstanceId())

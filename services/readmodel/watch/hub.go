@@ -155,7 +155,7 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 	}
 	if time.Since(h.looked) >= h.cfg.Look {
 		// What the log tells does not wait for the look over all nodes, which may time out on a large fleet.
-		if err := h.look(ctx); err != nil && ctx.Err() == nil {
+		if err := h.scan(ctx); err != nil && ctx.Err() == nil {
 			h.deps.Logger.WarnContext(ctx, "look at the age of the nodes' sessions failed", slog.Any("error", err))
 		}
 		h.looked = time.Now()

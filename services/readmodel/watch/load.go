@@ -92,7 +92,7 @@ func loadTopic(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, i
 		items, _, err := tasks(ctx, s, view.TaskFilter{IDs: ids}, page)
 		return items, err
 	case readmodelv1.Topic_TOPIC_INSTANCES:
-		found, _, err := s.Instances(ctx, view.BoxFilter{IDs: ids}, page)
+		found, _, err := s.Instances(ctx, view.PerWorkspaceFilter{IDs: ids}, page)
 		return each(found, err, instanceItem)
 	case readmodelv1.Topic_TOPIC_RUNS:
 		found, _, err := s.Runs(ctx, view.RunFilter{IDs: ids}, page)

@@ -14,9 +14,9 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// wholeLook is how often all nodes are looked at though nothing asks for it: a policy may have changed how old a
+// wholeScan is how often all nodes are looked at though nothing asks for it: a policy may have changed how old a
 // silence counts.
-const wholeLook = 5 * time.Minute
+const wholeScan = 5 * time.Minute
 
 // noteNodes notes the nodes that an event changes, for the next look.
 func (h *Hub) noteNodes(r events.Record) {
@@ -31,20 +31,20 @@ func (h *Hub) noteNodes(r events.Record) {
 	}
 }
 
-// look finds the nodes whose state follows from the time alone: a replica that fell silent, a silence that has
+// scan finds the nodes whose state follows from the time alone: a replica that fell silent, a silence that has
 // grown old. While the same replicas beat, these can only be nodes whose events have come since the last look, and
 // those whose silence is not old yet.
-func (h *Hub) look(ctx context.Context) error {
+func (h *Hub) scan(ctx context.Context) error {
 	beats, err := h.readBeats(ctx)
 	if err != nil {
 		return err
 	}
 	var now map[string]string
-	whole := h.nodes == nil || beats != h.beats || time.Since(h.whole) >= wholeLook
+	whole := h.nodes == nil || beats != h.beats || time.Since(h.whole) >= wholeScan
 	if whole {
 		now, err = h.disconnected(ctx, nil)
 	} else {
-		now, err = h.lookAgain(ctx)
+		now, err = h.scanAgain(ctx)
 	}
 	if err != nil {
 		return err
@@ -74,8 +74,8 @@ func (h *Hub) readBeats(ctx context.Context) (string, error) {
 	return strings.Join(fresh, " "), err
 }
 
-// lookAgain returns the nodes that are not connected, from the last look and from those that may have changed since.
-func (h *Hub) lookAgain(ctx context.Context) (map[string]string, error) {
+// scanAgain returns the nodes that are not connected, from the last look and from those that may have changed since.
+func (h *Hub) scanAgain(ctx context.Context) (map[string]string, error) {
 	again := maps.Clone(h.events)
 	if again == nil {
 		again = map[string]struct{}{}

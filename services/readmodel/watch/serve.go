@@ -209,7 +209,7 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 		}
 		return items, next, err
 	case readmodelv1.Topic_TOPIC_INSTANCES:
-		found, next, err := s.Instances(ctx, view.BoxFilter{WorkspaceID: f.WorkspaceID, LiveOnly: !narrow}, page)
+		found, next, err := s.Instances(ctx, view.PerWorkspaceFilter{WorkspaceID: f.WorkspaceID, LiveOnly: !narrow}, page)
 		items, err := each(found, err, instanceItem)
 		return items, next, err
 	case readmodelv1.Topic_TOPIC_RUNS:

@@ -32,7 +32,7 @@ func (c *claim) now() time.Time { return c.dbTime.Add(time.Since(c.taken)) }
 // takeClaim claims the node for one attempt under the lock on its row. An attempt whose lease has run out is abandoned: it may have been signed,
 // and what was signed is then an orphan. Another one under way is fault enrollment_in_flight.
 func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byte, lease time.Duration, now time.Time) (*claim, error) {
-	held, err := pg.One[heldClaim](ctx, tx, readClaim, nodeID)
+	held, err := pg.One[heldLease](ctx, tx, readClaim, nodeID)
 	switch {
 	case pg.IsNoRows(err):
 	case err != nil:

@@ -39,8 +39,8 @@ type instance struct {
 	Retired     bool   `db:"retired" expr:"@.retired_at IS NOT NULL"`
 }
 
-// heldClaim is an enrolment that is under way.
-type heldClaim struct {
+// heldLease is an enrolment that is under way.
+type heldLease struct {
 	ID    string    `db:"enrollment_id" expr:"@.enrollment_id::text"`
 	Until time.Time `db:"lease_until"`
 }
@@ -123,7 +123,7 @@ var (
 // Claims.
 var (
 	readClaim = pg.Define(pg.RoleRecovery, "enrol.read_claim", `
-		SELECT `+pg.Columns[heldClaim]("e")+` FROM recovery.enrollment e WHERE e.node_id = $1 AND e.state = 'claimed'`)
+		SELECT `+pg.Columns[heldLease]("e")+` FROM recovery.enrollment e WHERE e.node_id = $1 AND e.state = 'claimed'`)
 
 	insertClaim = pg.Define(pg.RoleRecovery, "enrol.insert_claim", `
 		INSERT INTO recovery.enrollment (enrollment_id, token_id, node_id, csr_key_sha256, state, lease_until)

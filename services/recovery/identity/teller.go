@@ -27,8 +27,8 @@ type Gate interface {
 	ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error)
 }
 
-// TellerConfig bounds the loop; zero fields take the defaults.
-type TellerConfig struct {
+// NotifierConfig bounds the loop; zero fields take the defaults.
+type NotifierConfig struct {
 	Poll     time.Duration // between looks without a wake; 500 ms, and ten seconds while Numbered listens
 	Batch    int           // nodes of one round; 64
 	Parallel int           // calls at once; 8
@@ -36,7 +36,7 @@ type TellerConfig struct {
 	Retry    time.Duration // before an unacknowledged node is due again; 1 s
 }
 
-func (c TellerConfig) withDefaults() TellerConfig {
+func (c NotifierConfig) withDefaults() NotifierConfig {
 	if c.Poll <= 0 {
 		c.Poll = 500 * time.Millisecond
 	}
@@ -55,8 +55,8 @@ func (c TellerConfig) withDefaults() TellerConfig {
 	return c
 }
 
-// TellerDeps is what the loop works with.
-type TellerDeps struct {
+// NotifierDeps is what the loop works with.
+type NotifierDeps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Gate   Gate
@@ -64,26 +64,26 @@ type TellerDeps struct {
 	Told, Wake, Numbered *events.Signal
 }
 
-// Teller tells lifecycle of fences until it has acknowledged them. Every replica runs one: telling twice is harmless, telling late is not.
-type Teller struct {
-	deps   TellerDeps
-	cfg    TellerConfig
+// Notifier tells lifecycle of fences until it has acknowledged them. Every replica runs one: telling twice is harmless, telling late is not.
+type Notifier struct {
+	deps   NotifierDeps
+	cfg    NotifierConfig
 	failed bool
 }
 
-// NewTeller checks its dependencies.
-func NewTeller(deps TellerDeps, cfg TellerConfig) (*Teller, error) {
+// NewNotifier checks its dependencies.
+func NewNotifier(deps NotifierDeps, cfg NotifierConfig) (*Notifier, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Gate == nil {
 		return nil, errors.New("teller needs a logger, a pool and lifecycle's gate")
 	}
-	return &Teller{deps: deps, cfg: cfg.withDefaults()}, nil
+	return &Notifier{deps: deps, cfg: cfg.withDefaults()}, nil
 }
 
 // stillOwed is how long after a failure what was not told is asked for at the short period: each try puts it off by a second.
 const stillOwed = 15 * time.Second
 
 // Run tells until ctx ends.
-func (t *Teller) Run(ctx context.Context) error {
+func (t *Notifier) Run(ctx context.Context) error {
 	var owed time.Time
 	for {
 		wake, numbered := t.deps.Told.C(), t.deps.Numbered.C()
@@ -120,7 +120,7 @@ func (t *Teller) Run(ctx context.Context) error {
 }
 
 // note logs the first failure of a row and its end: lifecycle may be away for an hour.
-func (t *Teller) note(ctx context.Context, err error) {
+func (t *Notifier) note(ctx context.Context, err error) {
 	switch {
 	case err != nil && !t.failed:
 		t.deps.Logger.WarnContext(ctx, "telling lifecycle of identities failed", slog.Any(obs.KeyError, err))
@@ -135,7 +135,7 @@ type acknowledged struct {
 	fence  int64 // that lifecycle has applied
 }
 
-func (t *Teller) runOnce(ctx context.Context) (int, error) {
+func (t *Notifier) runOnce(ctx context.Context) (int, error) {
 	due, err := t.take(ctx)
 	if err != nil || len(due) == 0 {
 		return 0, err
@@ -173,7 +173,7 @@ func (t *Teller) runOnce(ctx context.Context) (int, error) {
 }
 
 // take returns who is due and puts off when they are due again, so that replicas share the work and a refusal is not asked in a circle.
-func (t *Teller) take(ctx context.Context) ([]*Record, error) {
+func (t *Notifier) take(ctx context.Context) ([]*Record, error) {
 	due, err := readAll(ctx, t.deps.Pool, takeUntold, t.cfg.Batch, t.cfg.Retry.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("take untold nodes: %w", err)
@@ -182,7 +182,7 @@ func (t *Teller) take(ctx context.Context) ([]*Record, error) {
 	return slices.DeleteFunc(due, func(r *Record) bool { return !r.Readable() }), nil
 }
 
-func (t *Teller) tell(ctx context.Context, r *Record) (int64, error) {
+func (t *Notifier) tell(ctx context.Context, r *Record) (int64, error) {
 	ctx, cancel := context.WithTimeout(obs.With(ctx, obs.Correlation{
 		CorrelationID: ids.New(), NodeID: r.NodeID, NodeInstanceID: r.InstanceID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID,
 	}), t.cfg.Timeout)
@@ -202,7 +202,7 @@ func (t *Teller) tell(ctx context.Context, r *Record) (int64, error) {
 	return resp.GetFenceEpoch(), nil
 }
 
-func (t *Teller) acknowledge(ctx context.Context, acks []acknowledged) error {
+func (t *Notifier) acknowledge(ctx context.Context, acks []acknowledged) error {
 	if len(acks) == 0 {
 		return nil
 	}

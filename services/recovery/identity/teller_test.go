@@ -51,8 +51,8 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
 	g := &gate{fail: 3, high: map[string]int64{}}
-	teller, err := identity.NewTeller(identity.TellerDeps{Logger: testkit.Logger(t), Pool: b.pool, Gate: g, Told: b.told},
-		identity.TellerConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
+	teller, err := identity.NewNotifier(identity.NotifierDeps{Logger: testkit.Logger(t), Pool: b.pool, Gate: g, Told: b.told},
+		identity.NotifierConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,8 +105,8 @@ func TestAnUnknownStateStopsNoTelling(t *testing.T) {
 	})
 	testkit.WithoutValue(t, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED)
 	g := &gate{high: map[string]int64{}}
-	teller, err := identity.NewTeller(identity.TellerDeps{Logger: testkit.Logger(t), Pool: b.pool, Gate: g, Told: b.told},
-		identity.TellerConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
+	teller, err := identity.NewNotifier(identity.NotifierDeps{Logger: testkit.Logger(t), Pool: b.pool, Gate: g, Told: b.told},
+		identity.NotifierConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuaas/mesh/internal/runbook"
 )
 
-// boxStep is the step that has a box launched and waits for its session.
-const boxStep = runbook.StepBox
+// instanceStep is the step that has a box launched and waits for its session.
+const instanceStep = runbook.StepBox
 
 // lateRun begins the reason of a run that lasts too long as a whole, whichever step it is at.
 const lateRun = "run_stalled"
@@ -21,22 +21,22 @@ func passed(r *record, op *run) bool {
 		op.CancelBy == "" && op.Step != r.Step && !strings.HasPrefix(op.StuckReason, lateRun)
 }
 
-// awaitsBox says whether an operation hangs at the step in which a launched box of the workspace's own is to come.
-func awaitsBox(op *run, s *subject) bool {
-	return op != nil && op.Stalled && op.Step == boxStep && s.Box == "live" && !s.static()
+// awaitsInstance says whether an operation hangs at the step in which a launched box of the workspace's own is to come.
+func awaitsInstance(op *run, s *subject) bool {
+	return op != nil && op.Stalled && op.Step == instanceStep && s.Box == "live" && !s.static()
 }
 
 // absent says whether an operation hangs because its box does not come: it has no session, though somebody has listened
 // for long enough. No wait brings that box, and its step would be tried again with it until the deadline of the
 // operation.
 func absent(op *run, s *subject) bool {
-	return awaitsBox(op, s) && s.Reach == reachLost
+	return awaitsInstance(op, s) && s.Reach == reachLost
 }
 
-// replaceBox decides whether another box may help. One of our own operations whose box does not come either is a failed
+// replaceInstance decides whether another box may help. One of our own operations whose box does not come either is a failed
 // attempt: two for the same cause, or as many as a recovery has, show that the cause does not pass. Such an operation
 // is followed to its end, which is the record's.
-func replaceBox(r *record, op *run, cfg Config) wish {
+func replaceInstance(r *record, op *run, cfg Config) request {
 	switch {
 	case r.ByPerson:
 		return nothing

@@ -63,20 +63,20 @@ func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 	return r
 }
 
-// wish is what a record wants done.
-type wish int
+// request is what a record wants done.
+type request int
 
 const (
-	nothing  wish = iota
-	withdraw      // the request that was written down and is not answered: it is wanted no longer
-	replay        // that request, whose operation can be seen: its answer alone is missing
-	repeat        // that request, if nothing withholds it
-	recreate      // a new request, if nothing withholds it
+	nothing  request = iota
+	withdraw         // the request that was written down and is not answered: it is wanted no longer
+	replay           // that request, whose operation can be seen: its answer alone is missing
+	repeat           // that request, if nothing withholds it
+	recreate         // a new request, if nothing withholds it
 )
 
 // follow looks at the workspace of an open record and moves the record on. It touches the record alone. s is nil if nothing is known of the workspace.
 // A request that is not answered is judged like one that was never made: what has changed since may be that it must not be made.
-func follow(r *record, s *subject, cfg Config, now time.Time) wish {
+func follow(r *record, s *subject, cfg Config, now time.Time) request {
 	if !r.pending() {
 		return moveOn(r, s, cfg, now)
 	}
@@ -99,7 +99,7 @@ func follow(r *record, s *subject, cfg Config, now time.Time) wish {
 }
 
 // moveOn is follow for a record without a request on its way.
-func moveOn(r *record, s *subject, cfg Config, now time.Time) wish {
+func moveOn(r *record, s *subject, cfg Config, now time.Time) request {
 	switch {
 	case s == nil:
 		return nothing // its events have not come, or come no more: nothing may be concluded
@@ -134,7 +134,7 @@ func moveOn(r *record, s *subject, cfg Config, now time.Time) wish {
 }
 
 // underWay is a workspace on its way up by an operation that the record does not follow yet.
-func underWay(r *record, s *subject, now time.Time) wish {
+func underWay(r *record, s *subject, now time.Time) request {
 	if s.RunID != r.RunID && s.RunID != r.OperationID {
 		join(r, s) // somebody else's: joined, not fought
 		return nothing
@@ -156,7 +156,7 @@ func underWay(r *record, s *subject, now time.Time) wish {
 	return nothing
 }
 
-func whileActive(r *record, s *subject, now time.Time) wish {
+func whileActive(r *record, s *subject, now time.Time) request {
 	worked := byItself
 	if s.RunID != r.RunID && s.Run != nil {
 		worked = s.Run.Kind
@@ -185,7 +185,7 @@ func join(r *record, s *subject) {
 }
 
 // followOperation moves on with the operation that the record waits for.
-func followOperation(r *record, s *subject, cfg Config, now time.Time) wish {
+func followOperation(r *record, s *subject, cfg Config, now time.Time) request {
 	op := s.Op
 	if op != nil && op.ID != r.RunID && !ours(op.Requester) {
 		r.ByPerson, r.Trigger = true, triggerManual
@@ -211,7 +211,7 @@ func followOperation(r *record, s *subject, cfg Config, now time.Time) wish {
 	}
 	switch {
 	case op.ID == s.RunID && absent(op, s):
-		return replaceBox(r, op, cfg)
+		return replaceInstance(r, op, cfg)
 	case r.OperationID == r.RunID && passed(r, op):
 		r.end(outcomeRecovered, byItself, now)
 	}
@@ -230,7 +230,7 @@ func workedBy(r *record, op *run) string {
 }
 
 // operationFailed decides whether another attempt may help.
-func operationFailed(r *record, op *run, cfg Config, now time.Time) wish {
+func operationFailed(r *record, op *run, cfg Config, now time.Time) request {
 	r.Following = false
 	takenOver(r, op)
 	if r.ByPerson {

@@ -329,7 +329,7 @@ func (j *judging) withheld(r *record, s *subject) bool {
 		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise lifecycle would be asked to recreate the workspace", nil)
 	case s.Identity != "" && s.Identity != "active" && s.Identity != "pending" && s.Identity != "retired":
 		r.withhold(withheldByIdentity, "the identity of its node is "+s.Identity+", which is no failure of the instance: it stays as it is until that is decided", nil)
-	case awaitsBox(s.Run, s) && s.Reach == reachUnknown:
+	case awaitsInstance(s.Run, s) && s.Reach == reachUnknown:
 		r.withhold(withheldByDeafness, "nobody has listened to instances for long enough: that its instance has no session says nothing yet", nil)
 	case s.static() && s.Reach == reachLost:
 		r.withhold(withheldByMachine, "its machine cannot be asked, so that nothing proves that its work has ended", nil)

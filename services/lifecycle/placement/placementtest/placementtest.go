@@ -13,10 +13,10 @@ import (
 // Conform checks the contract against a driver. node is the machine that boxes are placed on, empty for a driver that makes its own.
 func Conform(t *testing.T, d placement.Driver, node string) {
 	t.Helper()
-	box := func(ws string, epoch int64) placement.Box {
-		return placement.Box{WorkspaceID: ws, TenantID: ids.New(), Epoch: epoch, InstanceID: ids.New(), NodeID: node, LaunchSecret: "gls_secret"}
+	box := func(ws string, epoch int64) placement.LaunchRequest {
+		return placement.LaunchRequest{WorkspaceID: ws, TenantID: ids.New(), Epoch: epoch, InstanceID: ids.New(), NodeID: node, LaunchSecret: "gls_secret"}
 	}
-	launch := func(t *testing.T, b placement.Box) placement.Launched {
+	launch := func(t *testing.T, b placement.LaunchRequest) placement.Launched {
 		t.Helper()
 		out, err := d.Launch(t.Context(), b)
 		if err != nil {
@@ -24,7 +24,7 @@ func Conform(t *testing.T, d placement.Driver, node string) {
 		}
 		return out
 	}
-	refused := func(t *testing.T, b placement.Box, want commonv1.Reason) {
+	refused := func(t *testing.T, b placement.LaunchRequest, want commonv1.Reason) {
 		t.Helper()
 		if _, err := d.Launch(t.Context(), b); err == nil || fault.ReasonOf(err) != want {
 			t.Fatalf("launch of epoch %d: got %v, want %v", b.Epoch, err, want)

@@ -35,7 +35,7 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 			if !forgotten[k.workspaceID] {
 				continue
 			}
-			there, err := pki.Exists(d.boxDir(k.workspaceID, k.epoch))
+			there, err := pki.Exists(d.instanceDir(k.workspaceID, k.epoch))
 			if err != nil {
 				return err
 			}
@@ -58,7 +58,7 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 
 // compactLocked writes the log anew without the lines of some workspaces, if these are many enough. The file that
 // stands is replaced as a whole, and by a durable one; each line keeps its number. Only for the holder of the lock.
-func (j *journal) compactLocked(forgotten map[string]bool) (gone int, err error) { //nolint:nonamedreturns // the file is closed on every way out
+func (j *launchLog) compactLocked(forgotten map[string]bool) (gone int, err error) { //nolint:nonamedreturns // the file is closed on every way out
 	f, err := os.OpenFile(j.path, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, fmt.Errorf("open launch ledger: %w", err)
@@ -102,7 +102,7 @@ func (j *journal) compactLocked(forgotten map[string]bool) (gone int, err error)
 }
 
 // replace puts a file with the given text in the place of the log.
-func (j *journal) replace(text []byte) error {
+func (j *launchLog) replace(text []byte) error {
 	next := j.path + ".next"
 	f, err := os.OpenFile(next, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|unix.O_CLOEXEC, 0o600)
 	if err != nil {

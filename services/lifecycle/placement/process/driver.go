@@ -50,7 +50,7 @@ type Config struct {
 type Driver struct {
 	cfg     Config
 	logger  *slog.Logger
-	journal *journal
+	journal *launchLog
 
 	mu      sync.Mutex
 	off     bool
@@ -86,29 +86,29 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	if cfg.Dir, err = filepath.EvalSymlinks(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("place boxes: %w", err)
 	}
-	return &Driver{cfg: cfg, logger: logger, journal: newJournal(cfg.Dir), backoff: map[string]restart{}}, nil
+	return &Driver{cfg: cfg, logger: logger, journal: newLaunchLog(cfg.Dir), backoff: map[string]restart{}}, nil
 }
 
-func boxID(workspaceID string, epoch int64) string {
+func instanceID(workspaceID string, epoch int64) string {
 	return workspaceID + "-" + strconv.FormatInt(epoch, 10)
 }
 
 // root is the directory that holds the boxes' own.
 func (d *Driver) root() string { return filepath.Join(d.cfg.Dir, "boxes") }
 
-func (d *Driver) boxDir(workspaceID string, epoch int64) string {
-	return filepath.Join(d.root(), boxID(workspaceID, epoch))
+func (d *Driver) instanceDir(workspaceID string, epoch int64) string {
+	return filepath.Join(d.root(), instanceID(workspaceID, epoch))
 }
 
 func providerID(workspaceID string, epoch int64) string {
-	return "process:" + boxID(workspaceID, epoch)
+	return "process:" + instanceID(workspaceID, epoch)
 }
 
 // Launch makes a box, or returns the one that is there if it is the very instance that is asked for.
-func (d *Driver) Launch(ctx context.Context, b placement.Box) (placement.Launched, error) {
+func (d *Driver) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	var out placement.Launched
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
-		k := boxKey{b.WorkspaceID, b.Epoch}
+		k := instanceKey{b.WorkspaceID, b.Epoch}
 		have := l.boxes[k]
 		if err := sameInstance(have, b); err != nil {
 			return err
@@ -157,7 +157,7 @@ func (d *Driver) Launch(ctx context.Context, b placement.Box) (placement.Launche
 }
 
 // sameInstance refuses an instance other than the one that the log has at this epoch: only a history that the database lost can have launched that one.
-func sameInstance(have *box, b placement.Box) error {
+func sameInstance(have *instance, b placement.LaunchRequest) error {
 	if have == nil || have.Op == opEnded || have.Op == opEnding || have.InstanceID == b.InstanceID {
 		return nil
 	}
@@ -165,8 +165,8 @@ func sameInstance(have *box, b placement.Box) error {
 }
 
 // mayLaunch holds the rules of epochs and of capacity.
-func (d *Driver) mayLaunch(l *ledger, b placement.Box) error {
-	if have := l.boxes[boxKey{b.WorkspaceID, b.Epoch}]; have != nil && (have.Op == opEnded || have.Op == opEnding) {
+func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
+	if have := l.boxes[instanceKey{b.WorkspaceID, b.Epoch}]; have != nil && (have.Op == opEnded || have.Op == opEnding) {
 		return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
 	}
 	if l.highest[b.WorkspaceID] > b.Epoch {
@@ -194,8 +194,8 @@ func (d *Driver) mayLaunch(l *ledger, b placement.Box) error {
 }
 
 // furnish writes the files that a box boots from. Writing them again changes nothing.
-func (d *Driver) furnish(b placement.Box) error {
-	dir := d.boxDir(b.WorkspaceID, b.Epoch)
+func (d *Driver) furnish(b placement.LaunchRequest) error {
+	dir := d.instanceDir(b.WorkspaceID, b.Epoch)
 	etc := filepath.Join(dir, "etc")
 	// The box's own directory first: it is traversable by the users of its workloads, its keys are not.
 	for _, d := range []struct {
@@ -240,12 +240,12 @@ func (d *Driver) furnish(b placement.Box) error {
 
 // start starts the agent of a box, unless one runs already: a crash between a start and its record leaves it there.
 func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []string) (int, error) {
-	dir := d.boxDir(workspaceID, epoch)
+	dir := d.instanceDir(workspaceID, epoch)
 	procs, err := scan(d.root(), everything)
 	if err != nil {
 		return 0, err
 	}
-	for _, p := range procs[boxID(workspaceID, epoch)] {
+	for _, p := range procs[instanceID(workspaceID, epoch)] {
 		if p.agent {
 			return p.pid, nil
 		}
@@ -284,7 +284,7 @@ func killPoints() []string {
 func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error {
 	ended := false
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
-		have := l.boxes[boxKey{workspaceID, epoch}]
+		have := l.boxes[instanceKey{workspaceID, epoch}]
 		if ended = have != nil && have.Op == opEnded; ended || have != nil && have.Op == opEnding {
 			return nil
 		}
@@ -295,14 +295,14 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 	}
 	if !ended {
 		// Processes die without the ledger's lock: from `ending` on nobody launches the box or powers it on, so others need not wait.
-		if err := endAll(ctx, d.root(), everything, []string{boxID(workspaceID, epoch)}, 3*time.Second); err != nil {
+		if err := endAll(ctx, d.root(), everything, []string{instanceID(workspaceID, epoch)}, 3*time.Second); err != nil {
 			return fmt.Errorf("end box: %w", err)
 		}
 		if err := failpoint.Hit("lifecycle.end.after_kill"); err != nil {
 			return err
 		}
 		err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
-			if l.boxes[boxKey{workspaceID, epoch}].Op == opEnded {
+			if l.boxes[instanceKey{workspaceID, epoch}].Op == opEnded {
 				return nil
 			}
 			return write(entry{Op: opEnded, WorkspaceID: workspaceID, Epoch: epoch})
@@ -318,7 +318,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 // Fence lets later epochs be launched though this one is not confirmed ended. It counts against the capacity until it is.
 func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
-		have := l.boxes[boxKey{workspaceID, epoch}]
+		have := l.boxes[instanceKey{workspaceID, epoch}]
 		if have != nil && (have.Op == opEnded || have.Fenced != "") {
 			return nil
 		}
@@ -332,15 +332,15 @@ func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, wor
 
 // List returns everything that was ever launched.
 func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
-	return d.list(ctx, func(l *ledger) iter.Seq2[boxKey, *box] { return l.each() })
+	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.each() })
 }
 
 // Standing returns what has not ended, and what woke after its end.
 func (d *Driver) Standing(ctx context.Context) ([]placement.Instance, error) {
-	return d.list(ctx, func(l *ledger) iter.Seq2[boxKey, *box] { return l.noticed() })
+	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.noticed() })
 }
 
-func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[boxKey, *box]) ([]placement.Instance, error) {
+func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKey, *instance]) ([]placement.Instance, error) {
 	var out []placement.Instance
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		for k, b := range of(l) {
@@ -409,13 +409,13 @@ func (d *Driver) keepOnce(ctx context.Context) error {
 }
 
 // due paces restarts of a box that keeps dying.
-func (d *Driver) due(k boxKey) bool {
+func (d *Driver) due(k instanceKey) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.off {
 		return false
 	}
-	id := boxID(k.workspaceID, k.epoch)
+	id := instanceID(k.workspaceID, k.epoch)
 	r := d.backoff[id]
 	now := time.Now()
 	if now.Before(r.next) {
@@ -430,7 +430,7 @@ func (d *Driver) due(k boxKey) bool {
 	return true
 }
 
-func (d *Driver) restore(ctx context.Context, k boxKey, b *box, write func(entry) error) error {
+func (d *Driver) restore(ctx context.Context, k instanceKey, b *instance, write func(entry) error) error {
 	pid, err := d.start(k.workspaceID, k.epoch, b.GPUs, nil)
 	if err != nil {
 		return err
@@ -447,7 +447,7 @@ func (d *Driver) PowerOff(ctx context.Context) error {
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		var live []string
 		for k := range l.live() {
-			live = append(live, boxID(k.workspaceID, k.epoch))
+			live = append(live, instanceID(k.workspaceID, k.epoch))
 		}
 		return endAll(ctx, d.root(), everything, live, 2*time.Second)
 	})

@@ -64,11 +64,11 @@ func newDriver(t *testing.T, maxBoxes, maxGPUs int) *Driver {
 	return d
 }
 
-func newBox(ws string, epoch int64) placement.Box {
-	return placement.Box{WorkspaceID: ws, Epoch: epoch, InstanceID: ids.New(), LaunchSecret: "gls_secret"}
+func newBox(ws string, epoch int64) placement.LaunchRequest {
+	return placement.LaunchRequest{WorkspaceID: ws, Epoch: epoch, InstanceID: ids.New(), LaunchSecret: "gls_secret"}
 }
 
-func mustLaunch(t *testing.T, d *Driver, b placement.Box) {
+func mustLaunch(t *testing.T, d *Driver, b placement.LaunchRequest) {
 	t.Helper()
 	if _, err := d.Launch(t.Context(), b); err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func running(t *testing.T, d *Driver, ws string, epoch int64) (int, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine := procs[boxID(ws, epoch)]
+	mine := procs[instanceID(ws, epoch)]
 	for _, p := range mine {
 		if p.agent {
 			agents++
@@ -132,7 +132,7 @@ func TestLaunchIsIdempotent(t *testing.T) {
 	}
 	waitProcs(t, d, ws, 1, 1, 2)
 	// Workloads run as other users and must come through to their own directories, and not into the keys.
-	for path, want := range map[string]os.FileMode{d.boxDir(ws, 1): 0o711, filepath.Join(d.boxDir(ws, 1), "state"): 0o711, filepath.Join(d.boxDir(ws, 1), "etc"): 0o700} {
+	for path, want := range map[string]os.FileMode{d.instanceDir(ws, 1): 0o711, filepath.Join(d.instanceDir(ws, 1), "state"): 0o711, filepath.Join(d.instanceDir(ws, 1), "etc"): 0o700} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v %v, want %v", path, info, err, want)
 		}
@@ -176,7 +176,7 @@ func TestEndEndsEverythingAndLeavesATombstone(t *testing.T) {
 	waitProcs(t, d, ws, 1, 0, 0)
 	_, err := d.Launch(t.Context(), newBox(ws, 1))
 	wantReason(t, err, commonv1.Reason_REASON_EPOCH_ENDED)
-	if _, err := os.Stat(filepath.Join(d.boxDir(ws, 1), "etc", "node-agent.env")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(d.instanceDir(ws, 1), "etc", "node-agent.env")); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("the box's token was left behind: %v", err)
 	}
 }
@@ -253,7 +253,7 @@ func TestADeadAgentIsPoweredOnAgainAsTheSameBox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range procs[boxID(ws, 1)] {
+	for _, p := range procs[instanceID(ws, 1)] {
 		if p.agent {
 			if err := unix.Kill(p.pid, unix.SIGKILL); err != nil {
 				t.Fatal(err)

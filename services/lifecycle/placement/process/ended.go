@@ -22,7 +22,7 @@ const pruneEvery = 10 * time.Minute
 // discard removes what an ended instance must not leave behind: its keys, its data and its control groups. Its logs and diagnostics stay as evidence
 // until prune removes them.
 func (d *Driver) discard(workspaceID string, epoch int64) {
-	dir := d.boxDir(workspaceID, epoch)
+	dir := d.instanceDir(workspaceID, epoch)
 	keep := map[string]bool{"agent.log": true, "diagnostics.jsonl": true}
 	if err := cgroup.Remove(filepath.Join(dir, "state")); err != nil {
 		d.logger.Warn("control groups of an ended instance not removed; tried again later", slog.String("path", dir), slog.Any("error", err))

@@ -15,7 +15,7 @@ import (
 // group makes a control group as the agent of the instance does, and returns its directory; nothing where this host gives none.
 func group(t *testing.T, d *Driver, ws string, epoch int64) string {
 	t.Helper()
-	state := filepath.Join(d.boxDir(ws, epoch), "state")
+	state := filepath.Join(d.instanceDir(ws, epoch), "state")
 	for _, top := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		root := filepath.Join(top, cgroup.Name(state))
 		if err := os.MkdirAll(filepath.Join(root, ws, "app"), 0o755); err != nil { //nolint:gosec // the kernel's file system
@@ -42,7 +42,7 @@ func TestAnEndedInstanceLeavesNoControlGroup(t *testing.T) {
 			t.Errorf("the control group of the ended instance is left: %v", err)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(d.boxDir(ws, 1), "agent.log")); err != nil {
+	if _, err := os.Stat(filepath.Join(d.instanceDir(ws, 1), "agent.log")); err != nil {
 		t.Errorf("its log is not kept: %v", err)
 	}
 }
@@ -77,11 +77,11 @@ func TestDirectoriesOfEndedInstancesAreRemoved(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	want := []string{boxID(ws, 3), boxID(ws, 4), boxID(ws, 5), "somebody-elses-7"}
+	want := []string{instanceID(ws, 3), instanceID(ws, 4), instanceID(ws, 5), "somebody-elses-7"}
 	if got := left(time.Now()); !slices.Equal(got, want) {
 		t.Errorf("left %q, want %q", got, want)
 	}
-	want = []string{boxID(ws, 5), "somebody-elses-7"}
+	want = []string{instanceID(ws, 5), "somebody-elses-7"}
 	if got := left(time.Now().Add(2 * time.Hour)); !slices.Equal(got, want) {
 		t.Errorf("left after the time %q, want %q", got, want)
 	}
@@ -106,7 +106,7 @@ func TestForgottenWorkspacesLeaveTheLaunchLog(t *testing.T) {
 	mustLaunch(t, d, newBox(last, 1))
 	mustEnd(t, d, last, 1)
 	for _, ws := range []string{over, last} {
-		if err := os.RemoveAll(d.boxDir(ws, 1)); err != nil {
+		if err := os.RemoveAll(d.instanceDir(ws, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -46,8 +46,8 @@ type entry struct {
 	Seq         int64     `json:"seq,omitempty"`    // the number of the line; a line that has none is numbered by its place
 }
 
-// box is where one (workspace, epoch) stands by the journal.
-type box struct {
+// instance is where one (workspace, epoch) stands by the journal.
+type instance struct {
 	entry
 
 	launchedAt time.Time
@@ -57,48 +57,48 @@ type box struct {
 	ending     int64     // the number of the line with which its end began
 }
 
-func (b *box) live() bool { return b != nil && b.Op != opEnded }
+func (b *instance) live() bool { return b != nil && b.Op != opEnded }
 
-type boxKey struct {
+type instanceKey struct {
 	workspaceID string
 	epoch       int64
 }
 
 // keyOf returns the key of a box's id, and whether it is one.
-func keyOf(id string) (boxKey, bool) {
+func keyOf(id string) (instanceKey, bool) {
 	at := strings.LastIndexByte(id, '-')
 	if at < 0 {
-		return boxKey{}, false
+		return instanceKey{}, false
 	}
 	epoch, err := strconv.ParseInt(id[at+1:], 10, 64)
-	k := boxKey{id[:at], epoch}
-	return k, err == nil && boxID(k.workspaceID, k.epoch) == id
+	k := instanceKey{id[:at], epoch}
+	return k, err == nil && instanceID(k.workspaceID, k.epoch) == id
 }
 
 // ledger is the journal as read: who stands where, and the highest epoch seen of each workspace.
 type ledger struct {
-	boxes   map[boxKey]*box // all that the log names; each, visits them
-	alive   map[boxKey]*box // those of them that have not ended; live, visits them
-	woken   map[boxKey]*box // those that have ended, and in which processes were found since
+	boxes   map[instanceKey]*instance // all that the log names; each, visits them
+	alive   map[instanceKey]*instance // those of them that have not ended; live, visits them
+	woken   map[instanceKey]*instance // those that have ended, and in which processes were found since
 	highest map[string]int64
 	seq     int64 // the number of the last line
 	visited int   // instances that each and live have visited
 }
 
 func newLedger() *ledger {
-	return &ledger{boxes: map[boxKey]*box{}, alive: map[boxKey]*box{}, woken: map[boxKey]*box{}, highest: map[string]int64{}}
+	return &ledger{boxes: map[instanceKey]*instance{}, alive: map[instanceKey]*instance{}, woken: map[instanceKey]*instance{}, highest: map[string]int64{}}
 }
 
 // each visits everything that was launched and is not forgotten. What runs often goes by live.
-func (l *ledger) each() iter.Seq2[boxKey, *box] { return l.visit(l.boxes) }
+func (l *ledger) each() iter.Seq2[instanceKey, *instance] { return l.visit(l.boxes) }
 
 // live visits the instances that have not ended.
-func (l *ledger) live() iter.Seq2[boxKey, *box] { return l.visit(l.alive) }
+func (l *ledger) live() iter.Seq2[instanceKey, *instance] { return l.visit(l.alive) }
 
 // noticed visits the instances that have not ended and those that woke after their end.
-func (l *ledger) noticed() iter.Seq2[boxKey, *box] {
-	return func(yield func(boxKey, *box) bool) {
-		for _, list := range []map[boxKey]*box{l.alive, l.woken} {
+func (l *ledger) noticed() iter.Seq2[instanceKey, *instance] {
+	return func(yield func(instanceKey, *instance) bool) {
+		for _, list := range []map[instanceKey]*instance{l.alive, l.woken} {
 			for k, b := range l.visit(list) {
 				if !yield(k, b) {
 					return
@@ -108,8 +108,8 @@ func (l *ledger) noticed() iter.Seq2[boxKey, *box] {
 	}
 }
 
-func (l *ledger) visit(list map[boxKey]*box) iter.Seq2[boxKey, *box] {
-	return func(yield func(boxKey, *box) bool) {
+func (l *ledger) visit(list map[instanceKey]*instance) iter.Seq2[instanceKey, *instance] {
+	return func(yield func(instanceKey, *instance) bool) {
 		for k, b := range list {
 			l.visited++
 			if !yield(k, b) {
@@ -124,10 +124,10 @@ func (l *ledger) apply(e entry) {
 		e.Seq = l.seq + 1
 	}
 	l.seq = max(l.seq, e.Seq)
-	k := boxKey{e.WorkspaceID, e.Epoch}
+	k := instanceKey{e.WorkspaceID, e.Epoch}
 	b := l.boxes[k]
 	if b == nil {
-		b = &box{first: e.Seq}
+		b = &instance{first: e.Seq}
 		l.boxes[k] = b
 	}
 	if (e.Op == opEnding || e.Op == opEnded) && b.ending == 0 {
@@ -169,8 +169,8 @@ func (l *ledger) apply(e entry) {
 	l.highest[e.WorkspaceID] = max(l.highest[e.WorkspaceID], e.Epoch)
 }
 
-// journal is an append-only file, locked by whoever reads it to decide and synced before a decision takes effect. Replicas on one host share it.
-type journal struct {
+// launchLog is an append-only file, locked by whoever reads it to decide and synced before a decision takes effect. Replicas on one host share it.
+type launchLog struct {
 	path string
 	lock *fileLock
 	kept *kept // what was read last; only for the holder of the lock
@@ -185,15 +185,15 @@ type kept struct {
 	last   []byte // the last of them, with its number and its time
 }
 
-func newJournal(dir string) *journal {
-	return &journal{path: filepath.Join(dir, "launches.jsonl"), lock: newFileLock(filepath.Join(dir, "launches.lock"))}
+func newLaunchLog(dir string) *launchLog {
+	return &launchLog{path: filepath.Join(dir, "launches.jsonl"), lock: newFileLock(filepath.Join(dir, "launches.lock"))}
 }
 
 // errTorn says that the journal has a line in its middle that is none.
 var errTorn = errors.New("launch ledger is damaged")
 
 // with runs fn with the journal locked and read. It waits for the lock as long as ctx lets it, and fault unavailable says that it did so in vain.
-func (j *journal) with(ctx context.Context, fn func(l *ledger, write func(entry) error) error) (err error) {
+func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entry) error) error) (err error) {
 	release, err := j.lock.acquire(ctx)
 	if err != nil {
 		return err
@@ -242,7 +242,7 @@ func (j *journal) with(ctx context.Context, fn func(l *ledger, write func(entry)
 }
 
 // keep keeps what was read for the next time, if the file ends with it.
-func (j *journal) keep(f *os.File, k *kept) {
+func (j *launchLog) keep(f *os.File, k *kept) {
 	info, err := f.Stat()
 	if err == nil && info.Size() == k.whole {
 		k.info, j.kept = info, k
@@ -252,7 +252,7 @@ func (j *journal) keep(f *os.File, k *kept) {
 // read returns the journal. Of a file that has grown since the last time, and has the last line that was read where it
 // stood, it reads what was appended. A file that was replaced or cut, or was changed at its old length, is read anew. Lines
 // are only ever appended: it does not notice that an earlier line was edited where others were appended since.
-func (j *journal) read(f *os.File) (*kept, error) {
+func (j *launchLog) read(f *os.File) (*kept, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("look at launch ledger: %w", err)

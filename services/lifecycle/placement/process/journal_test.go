@@ -15,7 +15,7 @@ import (
 )
 
 // logOf writes a launch log of so many instances that have ended, and returns its journal.
-func logOf(t *testing.T, instances int) *journal {
+func logOf(t *testing.T, instances int) *launchLog {
 	t.Helper()
 	dir := t.TempDir()
 	var out bytes.Buffer
@@ -32,11 +32,11 @@ func logOf(t *testing.T, instances int) *journal {
 	if err := os.WriteFile(filepath.Join(dir, "launches.jsonl"), out.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return newJournal(dir)
+	return newLaunchLog(dir)
 }
 
 // instances returns how many instances a journal has.
-func (j *journal) instances(t *testing.T) int {
+func (j *launchLog) instances(t *testing.T) int {
 	t.Helper()
 	n := 0
 	if err := j.with(testkit.Context(t), func(l *ledger, _ func(entry) error) error {
@@ -49,7 +49,7 @@ func (j *journal) instances(t *testing.T) int {
 }
 
 // append launches an instance in the journal.
-func (j *journal) append(t *testing.T) {
+func (j *launchLog) append(t *testing.T) {
 	t.Helper()
 	if err := j.with(testkit.Context(t), func(_ *ledger, write func(entry) error) error {
 		return write(entry{Op: opLaunched, WorkspaceID: ids.New(), Epoch: 1})
@@ -79,10 +79,10 @@ func TestALogThatStandsIsNotReadAgain(t *testing.T) {
 // TestWhatOthersWriteIntoTheLogIsSeen: what another replica appends or compacts, and what a person puts in its place.
 func TestWhatOthersWriteIntoTheLogIsSeen(t *testing.T) {
 	j := logOf(t, 10)
-	other := newJournal(filepath.Dir(j.path))
+	other := newLaunchLog(filepath.Dir(j.path))
 	check := func(after string, want int) {
 		t.Helper()
-		for name, j := range map[string]*journal{"this": j, "another": other} {
+		for name, j := range map[string]*launchLog{"this": j, "another": other} {
 			if n := j.instances(t); n != want {
 				t.Errorf("after %s %s replica sees %d instances, not %d", after, name, n, want)
 			}

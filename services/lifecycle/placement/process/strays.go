@@ -19,7 +19,7 @@ func (d *Driver) endStrays(ctx context.Context) error {
 	if err != nil || len(procs) == 0 {
 		return err
 	}
-	var ended []boxKey
+	var ended []instanceKey
 	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		for id := range procs {
 			if k, ok := keyOf(id); ok && l.boxes[k] != nil && l.boxes[k].Op == opEnded {
@@ -33,13 +33,13 @@ func (d *Driver) endStrays(ctx context.Context) error {
 	}
 	var problems []error
 	for _, k := range ended {
-		problems = append(problems, d.endStraysOf(ctx, k, len(procs[boxID(k.workspaceID, k.epoch)])))
+		problems = append(problems, d.endStraysOf(ctx, k, len(procs[instanceID(k.workspaceID, k.epoch)])))
 	}
 	return errors.Join(problems...)
 }
 
-func (d *Driver) endStraysOf(ctx context.Context, k boxKey, found int) error {
-	if err := endAll(ctx, d.root(), marked, []string{boxID(k.workspaceID, k.epoch)}, 3*time.Second); err != nil {
+func (d *Driver) endStraysOf(ctx context.Context, k instanceKey, found int) error {
+	if err := endAll(ctx, d.root(), marked, []string{instanceID(k.workspaceID, k.epoch)}, 3*time.Second); err != nil {
 		return fmt.Errorf("end what runs of an ended instance: %w", err)
 	}
 	d.logger.ErrorContext(ctx, "processes of an ended instance were found and ended", slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch),

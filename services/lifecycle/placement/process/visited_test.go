@@ -64,7 +64,7 @@ func TestWhatRunsOftenVisitsWhatStands(t *testing.T) {
 // TestAnIDOfABoxIsItsKey: what a directory or a process is named by leads to its line, and nothing else does.
 func TestAnIDOfABoxIsItsKey(t *testing.T) {
 	ws := ids.New()
-	if k, ok := keyOf(boxID(ws, 12)); !ok || k != (boxKey{ws, 12}) {
+	if k, ok := keyOf(instanceID(ws, 12)); !ok || k != (instanceKey{ws, 12}) {
 		t.Errorf("the id of epoch 12 is of %+v, %v", k, ok)
 	}
 	for _, id := range []string{"", "-", ws, ws + "-", ws + "-01", ws + "-x"} {

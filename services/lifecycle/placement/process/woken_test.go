@@ -26,7 +26,7 @@ func keep(t *testing.T, d *Driver) {
 // that carries its marker alone.
 func wake(t *testing.T, d *Driver, ws string, epoch int64) {
 	t.Helper()
-	dir := d.boxDir(ws, epoch)
+	dir := d.instanceDir(ws, epoch)
 	agent := exec.Command(os.Args[0], "run", "--state-dir", filepath.Join(dir, "state")) //nolint:gosec,noctx // this test binary
 	marked := exec.Command("sleep", "3600")                                              //nolint:noctx // ended by the driver
 	marked.Env = append(os.Environ(), marker+"="+dir)
@@ -77,7 +77,7 @@ func TestAReaderOfAnEndedInstanceIsLeftAlone(t *testing.T) {
 	mustLaunch(t, d, newBox(ws, 1))
 	mustEnd(t, d, ws, 1)
 	reader := exec.Command("sleep", "3600") //nolint:noctx // ended below
-	reader.Dir = filepath.Join(d.boxDir(ws, 1), "state")
+	reader.Dir = filepath.Join(d.instanceDir(ws, 1), "state")
 	if err := reader.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ type Driver struct{ db *pgxpool.Pool }
 func New(db *pgxpool.Pool) *Driver { return &Driver{db: db} }
 
 // Launch takes the slot on box.NodeID, or returns the one that is there if it is the same instance.
-func (d *Driver) Launch(ctx context.Context, box placement.Box) (placement.Launched, error) {
+func (d *Driver) Launch(ctx context.Context, box placement.LaunchRequest) (placement.Launched, error) {
 	var out placement.Launched
 	err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
 		placed, err := pg.One[epochsRow](ctx, tx, placedEpochs, box.WorkspaceID, box.Epoch)
