@@ -88,7 +88,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 		outputs: make(chan *nodev1.OutputRequest, outputsWaiting),
 	}
 	if err := a.open(ctx); err != nil {
-		a.leaveWord(ctx, err)
+		a.recordExit(ctx, err)
 		return nil, errors.Join(err, a.Close())
 	}
 	return a, nil
@@ -183,7 +183,7 @@ func (a *Agent) openHost(ctx context.Context) error {
 	a.facts = newFacts(hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs})
 	state, _ := a.room.Check()
 	a.facts.setRoom(diskOf(state))
-	a.facts.look(ctx)
+	a.facts.refresh(ctx)
 	if a.work, err = process.New(process.Deps{Logger: a.deps.Logger, UIDs: uids}, process.Config{
 		StateDir: workloads, WorkDir: runs,
 		Cgroups: process.DetectCgroups(a.cfg.StateDir), GPUs: a.facts.now().GetGpus(),
@@ -201,7 +201,7 @@ func (a *Agent) openHost(ctx context.Context) error {
 			a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "workspaces cannot reach their directories", slog.Any("error", err))
 		}
 	}
-	a.facts.look(ctx) // again, since the directories are there now: what the first session tells of the host stands until something changes
+	a.facts.refresh(ctx) // again, since the directories are there now: what the first session tells of the host stands until something changes
 	return nil
 }
 

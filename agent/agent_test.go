@@ -131,7 +131,7 @@ func TestRunEnrolsByItselfWhereATokenIsHeld(t *testing.T) {
 	}
 }
 
-func TestReplacedBoxEndsForGood(t *testing.T) {
+func TestReplacedInstanceEndsForGood(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
 	enrolled(t, m, cfg)

@@ -19,7 +19,7 @@ func TestTheFirstFactsStand(t *testing.T) {
 	}
 	told := a.facts.tell()
 	a.checkRoom(t.Context(), true)
-	a.facts.look(t.Context())
+	a.facts.refresh(t.Context())
 	if changed := a.facts.changed(); changed != nil {
 		t.Errorf("told %v, then found %v: %v", told, changed, hostfacts.Changed(told, changed))
 	}

@@ -210,7 +210,7 @@ type facts struct {
 
 func newFacts(cfg hostfacts.Config) *facts { return &facts{cfg: cfg} }
 
-func (f *facts) look(ctx context.Context) {
+func (f *facts) refresh(ctx context.Context) {
 	seen := hostfacts.Collect(ctx, f.cfg)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -261,6 +261,6 @@ func (a *Agent) watchFacts(ctx context.Context) error {
 		if err := a.pause(ctx, a.cfg.FactsEvery); err != nil {
 			return err
 		}
-		a.facts.look(ctx)
+		a.facts.refresh(ctx)
 	}
 }

@@ -68,7 +68,7 @@ type mesh struct {
 	host      *commonv1.HostFacts // as told last
 	told      []*commonv1.Diagnostic
 	keys      []*nodev1.TaskKey // of Welcome
-	held      chan []string     // as agents report of the keys of tasks
+	accepted  chan []string     // as agents report of the keys of tasks
 	streams   []grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
 }
 
@@ -77,7 +77,7 @@ func newMesh(t *testing.T) *mesh {
 	testkit.IO(t)
 	m := &mesh{
 		t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096),
-		observed: make(chan *nodev1.Observation, 4096), held: make(chan []string, 4096),
+		observed: make(chan *nodev1.Observation, 4096), accepted: make(chan []string, 4096),
 	}
 	var err error
 	if m.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
@@ -209,7 +209,7 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 	if err != nil || ready.GetReady().GetGeneration() != generation {
 		return fmt.Errorf("ready %v: %w", ready, err)
 	}
-	m.held <- ready.GetReady().GetTaskKeyIds()
+	m.accepted <- ready.GetReady().GetTaskKeyIds()
 	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
 		Generation: generation, ServerTime: timestamppb.Now(), RunListFollows: lists,
 	}}}); err != nil {
@@ -237,7 +237,7 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 			}
 			err = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now()}}})
 		case *nodev1.ConnectRequest_TaskKeysHeld:
-			m.held <- f.TaskKeysHeld.GetKeyIds()
+			m.accepted <- f.TaskKeysHeld.GetKeyIds()
 		case *nodev1.ConnectRequest_Observation:
 			m.observed <- f.Observation
 		case *nodev1.ConnectRequest_TaskDelivered:

@@ -75,9 +75,9 @@ func (a *Agent) noted(err error) error {
 	return err
 }
 
-// leaveWord records why this agent cannot start, so that a host whose supervisor starts it again and again says why. The directory of another agent is
+// recordExit records why this agent cannot start, so that a host whose supervisor starts it again and again says why. The directory of another agent is
 // left alone.
-func (a *Agent) leaveWord(ctx context.Context, why error) {
+func (a *Agent) recordExit(ctx context.Context, why error) {
 	if _, other := errors.AsType[*identity.LockedError](why); other || a.room == nil {
 		return
 	}

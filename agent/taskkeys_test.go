@@ -44,7 +44,7 @@ func TestTheAgentTakesNewKeysOfTasksWithoutARestart(t *testing.T) {
 		}
 		slices.Sort(want)
 		select {
-		case got := <-m.held:
+		case got := <-m.accepted:
 			if !slices.Equal(got, want) {
 				t.Fatalf("%s: the agent holds %q, want %q", what, got, want)
 			}

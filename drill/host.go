@@ -51,7 +51,7 @@ func readLedger(file string) ([]line, error) {
 }
 
 func (m *Mesh) ledger() ([]line, error) {
-	return readLedger(filepath.Join(m.cluster.Plan.BoxDir, "launches.jsonl"))
+	return readLedger(filepath.Join(m.cluster.Plan.InstanceDir, "launches.jsonl"))
 }
 
 // launches judges a ledger's lines of one workspace: each epoch is launched once, and none begins while another lives. It answers how many were launched,
@@ -89,12 +89,12 @@ func launches(ledger []line, workspaceID string) (int, int64, error) {
 }
 
 // instanceDir is where a box stands.
-func (m *Mesh) boxDir(workspaceID string, epoch int64) string {
-	return filepath.Join(m.cluster.Plan.BoxDir, "boxes", workspaceID+"-"+strconv.FormatInt(epoch, 10))
+func (m *Mesh) instanceDir(workspaceID string, epoch int64) string {
+	return filepath.Join(m.cluster.Plan.InstanceDir, "boxes", workspaceID+"-"+strconv.FormatInt(epoch, 10))
 }
 
-// boxPID returns the process of a box's agent by the ledger: as launched, or as powered on again last.
-func (m *Mesh) boxPID(workspaceID string, epoch int64) (int, error) {
+// instancePID returns the process of a box's agent by the ledger: as launched, or as powered on again last.
+func (m *Mesh) instancePID(workspaceID string, epoch int64) (int, error) {
 	ledger, err := m.ledger()
 	if err != nil {
 		return 0, err
@@ -113,7 +113,7 @@ func (m *Mesh) boxPID(workspaceID string, epoch int64) (int, error) {
 
 // oneLife holds that of all epochs of a workspace just this one has an agent; zero: none has.
 func (m *Mesh) oneLife(workspaceID string, epoch int64) error {
-	dirs, err := filepath.Glob(filepath.Join(m.cluster.Plan.BoxDir, "boxes", workspaceID+"-*"))
+	dirs, err := filepath.Glob(filepath.Join(m.cluster.Plan.InstanceDir, "boxes", workspaceID+"-*"))
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (m *Mesh) oneLife(workspaceID string, epoch int64) error {
 				n++
 			}
 		}
-		switch mine := dir == m.boxDir(workspaceID, epoch); {
+		switch mine := dir == m.instanceDir(workspaceID, epoch); {
 		case mine && n != 1:
 			return fmt.Errorf("%d agents run in the instance of epoch %d", n, epoch)
 		case !mine && len(procs) > 0:

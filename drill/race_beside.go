@@ -200,7 +200,7 @@ func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, er
 		return nil, err
 	}
 	open := func() error { _, err := c.ShutOut(c.Plan.Addresses.Agents, false); return err }
-	pid, err := x.r.Mesh.boxPID(x.id, x.epoch)
+	pid, err := x.r.Mesh.instancePID(x.id, x.epoch)
 	if err != nil {
 		return nil, errors.Join(err, open())
 	}

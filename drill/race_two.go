@@ -51,7 +51,7 @@ func (x *race) detects(ctx context.Context) error {
 		f, err := x.twoInstances(ctx)
 		return errors.Join(err, openTwo(f))
 	})
-	return at(StageEvidence, errors.Join(err, reend(c.Plan.BoxDir, x.id, x.epoch-1)))
+	return at(StageEvidence, errors.Join(err, reend(c.Plan.InstanceDir, x.id, x.epoch-1)))
 }
 
 // doubled makes two instances of the workspace stand in the driver's list, and waits for the finding.
@@ -60,7 +60,7 @@ func (x *race) doubled(ctx context.Context, c *cluster.Cluster) error {
 	began := time.Now()
 	return await(ctx, "the finding on two instances", seesTwo, func(ctx context.Context) error {
 		// A look for orphans that was due when the replicas ended still ends the instance once.
-		again, err := unend(c.Plan.BoxDir, x.id, former)
+		again, err := unend(c.Plan.InstanceDir, x.id, former)
 		if err != nil {
 			return err
 		}

@@ -78,7 +78,7 @@ func runRegister(ctx context.Context, r *Run) error {
 	}
 	id, epoch := op.GetWorkspaceId(), op.GetEpoch()
 	defer r.leave(ctx, id)
-	box := m.boxDir(id, epoch)
+	box := m.instanceDir(id, epoch)
 	pid, err := m.launched(ctx, id, epoch)
 	if err != nil {
 		return at(StageGood, err)
@@ -169,7 +169,7 @@ func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error
 		}
 		r.about(op.GetWorkspaceId())
 		r.evidence(op.GetOperationId())
-		env, err := firstEnvironment(ctx, filepath.Join(r.Mesh.boxDir(op.GetWorkspaceId(), op.GetEpoch()), "etc", "node-agent.env"))
+		env, err := firstEnvironment(ctx, filepath.Join(r.Mesh.instanceDir(op.GetWorkspaceId(), op.GetEpoch()), "etc", "node-agent.env"))
 		if err == nil {
 			return op, env, nil
 		}

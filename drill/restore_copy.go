@@ -20,7 +20,7 @@ type backup struct {
 }
 
 func (m *Mesh) logFiles() []string {
-	return []string{filepath.Join(m.cluster.Plan.BoxDir, "launches.jsonl"), filepath.Join(m.cluster.Plan.BoxDir, "launches.id")}
+	return []string{filepath.Join(m.cluster.Plan.InstanceDir, "launches.jsonl"), filepath.Join(m.cluster.Plan.InstanceDir, "launches.id")}
 }
 
 // backUp copies the database while its server is stopped, and waits until the mesh is well again.

@@ -165,7 +165,7 @@ func (r *Run) evidence(ids ...string) {
 // inject makes the fault, unless it is withheld, and measures that it took by proof, which shares no code with the detector.
 func (r *Run) inject(ctx context.Context, what string, do, proof func(ctx context.Context) error) error {
 	var err error
-	if r.before, err = r.Mesh.look(ctx, r.subject); err != nil {
+	if r.before, err = r.Mesh.check(ctx, r.subject); err != nil {
 		return at(StageGood, err)
 	}
 	r.faultAt = time.Now()
@@ -226,7 +226,7 @@ func (r *Run) check(ctx context.Context) error {
 	if !strings.Contains(got.Next, want.Next) || got.Next == "" {
 		wrong = append(wrong, fmt.Sprintf("the next action is %q and does not speak of %q", got.Next, want.Next))
 	}
-	now, err := r.Mesh.look(ctx, r.subject)
+	now, err := r.Mesh.check(ctx, r.subject)
 	if err != nil {
 		return at(StageVerdict, err)
 	}

@@ -107,7 +107,7 @@ func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error
 	err := await(ctx, "the launch of the box", settle, func(context.Context) error {
 		for range 20 {
 			var err error
-			if pid, err = m.boxPID(id, epoch); err == nil {
+			if pid, err = m.instancePID(id, epoch); err == nil {
 				return nil
 			}
 			if err := wait(ctx, 2*time.Millisecond); err != nil {

@@ -81,7 +81,7 @@ func runOldInstance(ctx context.Context, r *Run) error {
 	if err := m.awaitServing(ctx, id, present); err != nil {
 		return at(StageGood, err)
 	}
-	pid, err := m.boxPID(id, present)
+	pid, err := m.instancePID(id, present)
 	if err != nil {
 		return at(StageGood, err)
 	}
@@ -273,12 +273,12 @@ func workloadStarts(dir string) (map[string]string, error) {
 // snapshot copies an instance's directory while its agent stands still, so that the copy works at its own path, and
 // answers it with the digest of its identity.
 func (m *Mesh) snapshot(id string, epoch int64) (string, string, error) {
-	pid, err := m.boxPID(id, epoch)
+	pid, err := m.instancePID(id, epoch)
 	if err != nil {
 		return "", "", err
 	}
-	from := m.boxDir(id, epoch)
-	to := filepath.Join(filepath.Dir(m.cluster.Plan.BoxDir), "woken", filepath.Base(from))
+	from := m.instanceDir(id, epoch)
+	to := filepath.Join(filepath.Dir(m.cluster.Plan.InstanceDir), "woken", filepath.Base(from))
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return "", "", err
 	}

@@ -15,7 +15,7 @@ import (
 // observe takes the look that later ones are compared with. What is made after it is not compared.
 func (r *Run) observe(ctx context.Context) error {
 	var err error
-	r.before, err = r.Mesh.look(ctx, r.subject)
+	r.before, err = r.Mesh.check(ctx, r.subject)
 	return at(StageGood, err)
 }
 

@@ -89,7 +89,7 @@ func TestANodeIDIsChecked(t *testing.T) {
 	openAs(t, path, ids.New()) // nothing holds the file
 }
 
-func TestDisowned(t *testing.T) {
+func TestAbandoned(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "l")
 	l := openAs(t, path, "")
 	foreign, own := task(deploy, ids.New(), 1, 1), task(deploy, ids.New(), 1, 1)

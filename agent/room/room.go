@@ -102,7 +102,7 @@ func (w *Watch) Check() (State, bool) {
 	refused, was := w.refused, w.state
 	w.refused = nil
 	w.mu.Unlock()
-	next := w.look(was.Full, refused)
+	next := w.measure(was.Full, refused)
 	changed := next.Full != was.Full
 	next.Since = was.Since
 	if changed {
@@ -114,8 +114,8 @@ func (w *Watch) Check() (State, bool) {
 	return next, changed
 }
 
-// look returns the first directory without room, else the first directory.
-func (w *Watch) look(wasFull bool, refused error) State {
+// measure returns the first directory without room, else the first directory.
+func (w *Watch) measure(wasFull bool, refused error) State {
 	first := State{Dir: w.cfg.Dirs[0]}
 	for i, dir := range w.cfg.Dirs {
 		u, err := w.cfg.Usage(dir)

@@ -22,24 +22,24 @@ import (
 func TestWhatKeepsItAway(t *testing.T) {
 	tests := []struct {
 		name   string
-		plane  func(p *plane)
-		deps   func(p *plane, d *session.Deps)
+		plane  func(p *fakeServer)
+		deps   func(p *fakeServer, d *session.Deps)
 		code   commonv1.DiagnosticCode
 		fewest time.Duration // between two dials
 	}{
-		{name: "server of another authority", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, deps: func(p *plane, d *session.Deps) {
+		{name: "server of another authority", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, deps: func(p *fakeServer, d *session.Deps) {
 			other, err := agenttest.NewAuthority("another", time.Now())
 			if err != nil {
 				p.t.Fatal(err)
 			}
 			d.Roots = other.Bundle()
 		}},
-		{name: "another service", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, plane: func(p *plane) {
+		{name: "another service", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, plane: func(p *fakeServer) {
 			p.server.Stop()
 			p.pipe = newPipe()
 			p.serve("lifecycle")
 		}},
-		{name: "our certificate is refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED, plane: func(p *plane) {
+		{name: "our certificate is refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED, plane: func(p *fakeServer) {
 			p.server.Stop()
 			p.pipe = newPipe()
 			nodes, err := agenttest.NewAuthority("another", time.Now())
@@ -50,23 +50,23 @@ func TestWhatKeepsItAway(t *testing.T) {
 			p.serve("nodeapi")
 			p.nodes = nodes
 		}},
-		{name: "name not resolved", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED, deps: func(_ *plane, d *session.Deps) {
+		{name: "name not resolved", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED, deps: func(_ *fakeServer, d *session.Deps) {
 			d.Dial = func(context.Context, string) (net.Conn, error) {
 				return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "nodeapi", IsNotFound: true}}
 			}
 		}},
-		{name: "refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED, deps: func(_ *plane, d *session.Deps) {
+		{name: "refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED, deps: func(_ *fakeServer, d *session.Deps) {
 			d.Dial = func(context.Context, string) (net.Conn, error) {
 				return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
 			}
 		}},
-		{name: "a limit of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, plane: func(p *plane) { p.page(http.StatusTooManyRequests) }, fewest: 30 * time.Second},
-		{name: "a page of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, plane: func(p *plane) { p.page(http.StatusOK) }},
+		{name: "a limit of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, plane: func(p *fakeServer) { p.page(http.StatusTooManyRequests) }, fewest: 30 * time.Second},
+		{name: "a page of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, plane: func(p *fakeServer) { p.page(http.StatusOK) }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPlane(t)
+				p := newFakeServer(t)
 				m := p.memory()
 				if tt.plane != nil {
 					tt.plane(p)
@@ -100,7 +100,7 @@ func TestWhatKeepsItAway(t *testing.T) {
 }
 
 // page serves what an edge would, in the control plane's place and with its certificate.
-func (p *plane) page(status int) {
+func (p *fakeServer) page(status int) {
 	p.server.Stop()
 	p.pipe = newPipe()
 	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, "nodeapi"), time.Now().Add(-time.Hour), time.Now().Add(100*time.Hour))

@@ -38,7 +38,7 @@ func (v *visit) untilExpiry() error {
 }
 
 // opensOf are the opens with one certificate.
-func (p *plane) opensOf(serial string) []open {
+func (p *fakeServer) opensOf(serial string) []open {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []open
@@ -59,7 +59,7 @@ func rateLimited(retryAfter time.Duration) error {
 func TestHandOverIsRetriedBeforeTheCertificateEnds(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
-			p := newPlane(t)
+			p := newFakeServer(t)
 			p.ttl = 52 * time.Second
 			first := p.memory()
 			ends, serial := first.Certificate().Leaf.NotAfter, p.current
@@ -99,7 +99,7 @@ func TestAtExpiryTheNextCertificateIsTried(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for seed := range testkit.Repeat[uint64](2, 10) {
 				synctest.Test(t, func(t *testing.T) {
-					p := newPlane(t)
+					p := newFakeServer(t)
 					p.ttl = 52 * time.Second
 					id := p.memory()
 					ends, serial := id.Certificate().Leaf.NotAfter, p.current
@@ -135,7 +135,7 @@ func TestAtExpiryTheNextCertificateIsTried(t *testing.T) {
 // waits to be opened again.
 func TestClosedSessionGoesOnWithTheNextCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		id := p.memory()
 		serial := p.current
 		p.script = func(v *visit) error {
@@ -163,7 +163,7 @@ func TestClosedSessionGoesOnWithTheNextCertificate(t *testing.T) {
 // TestAdmissionEndsTheBackoff: what failed before an admission does not slow the retries after it.
 func TestAdmissionEndsTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		refuse := map[int]bool{0: true, 1: true, 2: true, 3: true, 4: true, 5: true, 7: true, 9: true}
 		p.script = func(v *visit) error {
 			if refuse[v.n] {
@@ -195,7 +195,7 @@ func TestAdmissionEndsTheBackoff(t *testing.T) {
 // as soon as it is admitted has one of its own.
 func TestSessionsThatEndAtOnceAreNotOpenedWithoutPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.script = func(v *visit) error {
 			generation, err := v.issue()
 			if err != nil {
@@ -225,7 +225,7 @@ func TestTheShortestLives(t *testing.T) {
 	lives := testkit.Repeat(100, 300)
 	for seed := range testkit.Repeat[uint64](1, 2) {
 		synctest.Test(t, func(t *testing.T) {
-			p := newPlane(t)
+			p := newFakeServer(t)
 			p.ttl, p.backdate, p.interval = life, time.Minute, 5*time.Second
 			s := p.memory()
 			p.script = func(v *visit) error {

@@ -25,7 +25,7 @@ import (
 
 // harness is one agent's session against a plane, in a bubble.
 type harness struct {
-	*plane
+	*fakeServer
 	client *session.Client
 	deps   session.Deps
 	id     session.Identity
@@ -41,9 +41,9 @@ type harness struct {
 	offers      int
 }
 
-func start(t *testing.T, p *plane, id session.Identity, change func(*session.Deps, *session.Config)) *harness {
+func start(t *testing.T, p *fakeServer, id session.Identity, change func(*session.Deps, *session.Config)) *harness {
 	t.Helper()
-	h := &harness{plane: p, id: id, done: make(chan error, 1)}
+	h := &harness{fakeServer: p, id: id, done: make(chan error, 1)}
 	h.deps = session.Deps{
 		Logger: slog.New(slog.DiscardHandler), Identity: id, Clock: clock.New(0), Roots: p.service.Bundle(),
 		Endpoint: func() (string, error) { return "nodeapi:1", nil },
@@ -99,10 +99,10 @@ func (h *harness) stop() {
 	if err := <-h.done; err != nil {
 		h.t.Errorf("Run: %v", err)
 	}
-	h.plane.end()
+	h.fakeServer.end()
 }
 
-func (p *plane) end() {
+func (p *fakeServer) end() {
 	p.t.Helper()
 	p.server.Stop()
 	if p.closer != nil {
@@ -131,12 +131,12 @@ func (h *harness) until(what string, within time.Duration, done func() bool) {
 
 func (h *harness) admitted() bool { return h.client.Generation() != 0 }
 
-func (p *plane) memory() *session.Memory {
+func (p *fakeServer) memory() *session.Memory {
 	return session.NewMemory(identity.Node{NodeID: p.nodeID, InstanceID: ids.New(), TrustDomain: agenttest.TrustDomain}, p.cert())
 }
 
 // disk enrols an identity on disk at the plane.
-func (p *plane) disk(dirs identity.Dirs, opts ...identity.Option) *identity.Store {
+func (p *fakeServer) disk(dirs identity.Dirs, opts ...identity.Option) *identity.Store {
 	p.t.Helper()
 	s, err := identity.Open(dirs, opts...)
 	if err != nil {
@@ -174,19 +174,19 @@ func dirsOf(t *testing.T) identity.Dirs {
 	return identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")}
 }
 
-func (p *plane) opened() int {
+func (p *fakeServer) opened() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.opens)
 }
 
-func (p *plane) session(n int) *visit {
+func (p *fakeServer) session(n int) *visit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.sessions[n]
 }
 
-func (p *plane) saw(frame string) int {
+func (p *fakeServer) saw(frame string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := 0
@@ -200,8 +200,8 @@ func (p *plane) saw(frame string) int {
 
 func (h *harness) fail(what string, within time.Duration) {
 	h.t.Helper()
-	h.plane.mu.Lock()
-	defer h.plane.mu.Unlock()
+	h.fakeServer.mu.Lock()
+	defer h.fakeServer.mu.Unlock()
 	h.hmu.Lock()
 	defer h.hmu.Unlock()
 	h.t.Fatalf("not within %v: %s (opens %d, frames %q, diagnostics %v)", within, what, len(h.opens), h.frames, h.diagnostics)

@@ -83,7 +83,7 @@ func (r replica) Accept() (net.Conn, error) {
 }
 
 // replicas serves the plane at n more listeners. gates stop the replicas of all planes that share them.
-func (p *plane) replicas(gates []*gate) []replica {
+func (p *fakeServer) replicas(gates []*gate) []replica {
 	var out []replica
 	for _, g := range gates {
 		r := replica{newPipe(), g}
@@ -129,7 +129,7 @@ func TestAPausedReplicaLosesItsSessions(t *testing.T) {
 		var fleet []*harness
 		away := make([]absence, agents)
 		for i := range agents {
-			p := newPlane(t)
+			p := newFakeServer(t)
 			behind := p.replicas(gates)
 			// Each agent's connections go round: with one turn for all, what others dial meanwhile decides how often one meets the stopped replica.
 			var next atomic.Int64

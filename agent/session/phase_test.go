@@ -60,16 +60,16 @@ func TestEachPhaseHasItsTime(t *testing.T) {
 	tests := map[string]struct {
 		within time.Duration
 		detail string
-		bad    func(p *plane) func(context.Context) (net.Conn, error) // the way to the bad place
-		script func(v *visit) error                                   // of the first stream
+		bad    func(p *fakeServer) func(context.Context) (net.Conn, error) // the way to the bad place
+		script func(v *visit) error                                        // of the first stream
 	}{
-		"connection": {within: 3 * time.Second, bad: func(*plane) func(context.Context) (net.Conn, error) {
+		"connection": {within: 3 * time.Second, bad: func(*fakeServer) func(context.Context) (net.Conn, error) {
 			return func(ctx context.Context) (net.Conn, error) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
 		}},
-		"TLS handshake": {within: 4 * time.Second, detail: "no TLS handshake from 192.0.2.1:443 within 4s", bad: func(*plane) func(context.Context) (net.Conn, error) {
+		"TLS handshake": {within: 4 * time.Second, detail: "no TLS handshake from 192.0.2.1:443 within 4s", bad: func(*fakeServer) func(context.Context) (net.Conn, error) {
 			backlog := newPipe()
 			go func() { _, _ = backlog.Accept() }() // and nothing is read
 			return func(ctx context.Context) (net.Conn, error) { return backlog.dial(ctx, "") }
@@ -93,7 +93,7 @@ func TestEachPhaseHasItsTime(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPlane(t)
+				p := newFakeServer(t)
 				p.script = func(v *visit) error {
 					if tt.script != nil && v.n == 0 {
 						return tt.script(v)
@@ -131,7 +131,7 @@ func TestEachPhaseHasItsTime(t *testing.T) {
 // TestAServerThatWorksOnAnOpeningIsWaitedFor: it has much to do, and says so every two seconds.
 func TestAServerThatWorksOnAnOpeningIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		busy := func(v *visit) error {
 			for range 4 {
 				time.Sleep(2 * time.Second)
@@ -176,7 +176,7 @@ func TestAServerThatWorksOnAnOpeningIsWaitedFor(t *testing.T) {
 // phase, for a server that is slow and not paused.
 func TestSilenceEverywhereIsNoHaste(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		const slow = 15 * time.Second
 		p.script = func(v *visit) error {
 			time.Sleep(slow)
@@ -207,7 +207,7 @@ func TestAddressesAreSpread(t *testing.T) {
 	first := map[string]int{}
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
-			p := newPlane(t)
+			p := newFakeServer(t)
 			where := &places{bad: func(ctx context.Context) (net.Conn, error) { return p.pipe.dial(ctx, "") }}
 			h := start(t, p, p.memory(), func(d *session.Deps, cfg *session.Config) {
 				where.use(p.pipe.dial)(d, cfg)

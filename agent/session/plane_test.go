@@ -64,8 +64,8 @@ func (p *pipe) dial(ctx context.Context, _ string) (net.Conn, error) {
 	}
 }
 
-// plane is a control plane with the table of join states and serials, as small as it can be. It raises an alarm where the real one would.
-type plane struct {
+// fakeServer is a control plane with the table of join states and serials, as small as it can be. It raises an alarm where the real one would.
+type fakeServer struct {
 	nodev1.UnimplementedNodeServiceServer
 	t       *testing.T
 	nodes   *agenttest.Authority
@@ -108,7 +108,7 @@ type open struct {
 
 // visit is one stream.
 type visit struct {
-	*plane
+	*fakeServer
 	n      int
 	stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
 	sendMu sync.Mutex
@@ -118,9 +118,9 @@ type visit struct {
 	nonce  string
 }
 
-func newPlane(t *testing.T) *plane {
+func newFakeServer(t *testing.T) *fakeServer {
 	t.Helper()
-	p := &plane{t: t, pipe: newPipe(), nodeID: ids.New(), ttl: 8 * time.Hour, byKey: map[string][]byte{}, results: map[string]int{}, interval: 10 * time.Second}
+	p := &fakeServer{t: t, pipe: newPipe(), nodeID: ids.New(), ttl: 8 * time.Hour, byKey: map[string][]byte{}, results: map[string]int{}, interval: 10 * time.Second}
 	var err error
 	if p.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func newPlane(t *testing.T) *plane {
 	return p
 }
 
-func (p *plane) serve(name string) {
+func (p *fakeServer) serve(name string) {
 	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-time.Hour), time.Now().Add(900*time.Hour))
 	if err != nil {
 		p.t.Fatal(err)
@@ -150,7 +150,7 @@ func (p *plane) serve(name string) {
 }
 
 // cert issues a certificate that the plane knows as current.
-func (p *plane) cert() *tls.Certificate {
+func (p *fakeServer) cert() *tls.Certificate {
 	p.t.Helper()
 	pair, err := p.nodes.Pair(pki.NodeID(agenttest.TrustDomain, p.nodeID), time.Now().Add(-p.backdate), time.Now().Add(p.ttl))
 	if err != nil {
@@ -160,14 +160,14 @@ func (p *plane) cert() *tls.Certificate {
 	return pair
 }
 
-func (p *plane) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
+func (p *fakeServer) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
 	from, _ := peer.FromContext(stream.Context())
 	info, _ := from.AuthInfo.(credentials.TLSInfo)
 	first, err := stream.Recv()
 	if err != nil {
 		return err
 	}
-	v := &visit{plane: p, stream: stream, hello: first.GetHello(), leaf: info.State.PeerCertificates[0], nonce: ids.New()}
+	v := &visit{fakeServer: p, stream: stream, hello: first.GetHello(), leaf: info.State.PeerCertificates[0], nonce: ids.New()}
 	v.serial = pki.SerialString(v.leaf.SerialNumber)
 	p.mu.Lock()
 	v.n = len(p.opens)
@@ -188,7 +188,7 @@ func (p *plane) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, n
 	return v.normal()
 }
 
-func (p *plane) alarm(what string) {
+func (p *fakeServer) alarm(what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.alarms = append(p.alarms, what)

@@ -19,7 +19,7 @@ import (
 
 func TestRenewsAtHalfLifeAndHandsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.interval = 5 * time.Minute
 		s := p.disk(dirsOf(t))
 		begin := time.Now()
@@ -70,7 +70,7 @@ func TestRenewsAtHalfLifeAndHandsOver(t *testing.T) {
 
 func TestLostCertificateIsAskedForWithTheSameKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.interval = time.Minute
 		p.dropIssued = 3
 		h := start(t, p, p.memory(), nil)
@@ -84,7 +84,7 @@ func TestLostCertificateIsAskedForWithTheSameKey(t *testing.T) {
 
 func TestRenewalRefusedKeepsTheSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.interval = time.Minute
 		p.denyRenewal = fault.ToDenial(fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, ""), "")
 		h := start(t, p, p.memory(), nil)
@@ -105,7 +105,7 @@ func TestRenewalRefusedKeepsTheSession(t *testing.T) {
 // key, and the session stays.
 func TestAForeignKeyIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.interval = time.Minute
 		p.firstKeyIsForeign = true
 		h := start(t, p, p.memory(), nil)
@@ -120,7 +120,7 @@ func TestAForeignKeyIsReplaced(t *testing.T) {
 // TestFallsBackToTheCertificateThatWorks: the next certificate was issued and superseded before it was used.
 func TestFallsBackToTheCertificateThatWorks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.interval = time.Minute
 		p.supersedeNextCerts = true
 		s := p.disk(dirsOf(t))
@@ -148,7 +148,7 @@ func TestFallsBackToTheCertificateThatWorks(t *testing.T) {
 
 func TestNeverOpensWithAnExpiredCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		m := p.memory()
 		time.Sleep(p.ttl + time.Second)
 		h := start(t, p, m, nil)
@@ -167,7 +167,7 @@ func TestNeverOpensWithAnExpiredCertificate(t *testing.T) {
 
 func TestWaitsForAClockThatIsBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.interval = time.Minute
 		h := start(t, p, p.memory(), func(d *session.Deps, _ *session.Config) { d.Clock = clock.New(-time.Hour) })
 		time.Sleep(30 * time.Minute)
@@ -183,7 +183,7 @@ func TestWaitsForAClockThatIsBehind(t *testing.T) {
 
 func TestResultsMoveWithTheHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.ttl = 10 * time.Minute
 		h := start(t, p, p.memory(), nil)
 		h.until("admitted", time.Second, h.admitted)
@@ -224,7 +224,7 @@ func TestKilledBetweenAnyTwoEffects(t *testing.T) {
 	for nth := 1; nth < most; nth++ {
 		hit := ""
 		synctest.Test(t, func(t *testing.T) {
-			p := newPlane(t)
+			p := newFakeServer(t)
 			p.ttl, p.interval = 10*time.Minute, time.Minute
 			dirs := dirsOf(t)
 			s := p.disk(dirs)

@@ -40,7 +40,7 @@ func TestRootsThatAreNotTakenAreRecordedByTheirCause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPlane(t)
+				p := newFakeServer(t)
 				list := &nodev1.ServiceRoots{Roots: []*nodev1.ServiceRoot{{Certificate: []byte("a root")}}}
 				p.script = func(v *visit) error {
 					generation, err := v.issue()

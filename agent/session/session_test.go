@@ -18,7 +18,7 @@ import (
 
 func TestOpensBeatsAndSaysGoodbye(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		h := start(t, p, p.memory(), nil)
 		h.until("admitted", time.Second, h.admitted)
 		time.Sleep(10 * time.Minute)
@@ -64,7 +64,7 @@ func TestLostReplies(t *testing.T) {
 	for name, lose := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPlane(t)
+				p := newFakeServer(t)
 				p.script = func(v *visit) error {
 					if v.n < 3 {
 						return lose(v)
@@ -88,7 +88,7 @@ func TestLostReplies(t *testing.T) {
 
 func TestSupersededComesBackWithinTwoSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		var closed time.Time
 		p.script = func(v *visit) error {
 			if v.n > 0 {
@@ -112,7 +112,7 @@ func TestSupersededComesBackWithinTwoSeconds(t *testing.T) {
 
 func TestChallengeIsAnsweredWithTheCertificatesKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.script = func(v *visit) error {
 			if err := v.challenge(); err != nil {
 				return err
@@ -130,7 +130,7 @@ func TestChallengeIsAnsweredWithTheCertificatesKey(t *testing.T) {
 
 func TestReconnectHandsOverWithoutAGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		h := start(t, p, p.memory(), nil)
 		h.until("admitted", time.Second, h.admitted)
 		first := p.session(0)
@@ -183,7 +183,7 @@ func TestWhatDenialsMean(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.reason.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPlane(t)
+				p := newFakeServer(t)
 				p.script = func(v *visit) error { return v.deny(fault.New(tt.reason, "")) }
 				h := start(t, p, p.memory(), nil)
 				err := <-h.done
@@ -221,7 +221,7 @@ func TestWaits(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPlane(t)
+				p := newFakeServer(t)
 				p.script = func(v *visit) error { return v.deny(tt.denial) }
 				h := start(t, p, p.memory(), nil)
 				time.Sleep(20 * time.Minute)
@@ -244,7 +244,7 @@ func TestWaits(t *testing.T) {
 
 func TestRecordsBeforeEveryRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		_ = p.pipe.Close()
 		h := start(t, p, p.memory(), nil)
 		time.Sleep(time.Hour)
@@ -265,7 +265,7 @@ func TestRecordsBeforeEveryRetry(t *testing.T) {
 
 func TestSilentServerIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.script = func(v *visit) error {
 			if v.n > 0 {
 				return v.normal()
@@ -288,7 +288,7 @@ func TestSilentServerIsLeft(t *testing.T) {
 
 func TestOversizeFrameEndsTheConnectionOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		p.script = func(v *visit) error {
 			if v.n > 0 {
 				return v.normal()
@@ -321,7 +321,7 @@ func TestProtocolViolations(t *testing.T) {
 	for name, violate := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := newPlane(t)
+				p := newFakeServer(t)
 				p.script = func(v *visit) error {
 					if v.n > 0 {
 						return v.normal()
@@ -342,7 +342,7 @@ func TestProtocolViolations(t *testing.T) {
 
 func TestNothingIsTakenWithoutASession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		_ = p.pipe.Close()
 		h := start(t, p, p.memory(), nil)
 		synctest.Wait()

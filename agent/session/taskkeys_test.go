@@ -50,7 +50,7 @@ func idsOf(keys ...*nodev1.TaskKey) []string {
 func TestAnAgentFollowsTheKeysOfTasks(t *testing.T) {
 	dirs := dirsOf(t)
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlane(t)
+		p := newFakeServer(t)
 		keys := taskKeys(t, 4)
 		foreign := taskKeys(t, 2)
 		first := keys[0].GetKeyId() + ":" + base64.StdEncoding.EncodeToString(keys[0].GetPublicKey())

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	maxEarly = 1024
-	earlyFor = 10 * time.Minute
+	maxEarly    = 1024
+	prestartFor = 10 * time.Minute
 )
 
 // prestartCancels remembers cancels of tasks that were not offered yet: a cancel may overtake its offer between two sessions. It is used by one
@@ -41,7 +41,7 @@ func (c *prestartCancels) has(key ledger.Key, now time.Time) bool {
 }
 
 func (c *prestartCancels) prune(now time.Time) {
-	for len(c.order) > 0 && now.Sub(c.at[c.order[0]]) > earlyFor {
+	for len(c.order) > 0 && now.Sub(c.at[c.order[0]]) > prestartFor {
 		delete(c.at, c.order[0])
 		c.order = c.order[1:]
 	}

@@ -19,11 +19,11 @@ func TestEarlyCancelsAreBounded(t *testing.T) {
 		t.Fatalf("%d and %d are held", len(c.at), len(c.order))
 	}
 	for i := range maxEarly + 5 {
-		if got, want := c.has(key(i), start.Add(earlyFor)), i >= 5; got != want {
+		if got, want := c.has(key(i), start.Add(prestartFor)), i >= 5; got != want {
 			t.Fatalf("%d is held: %v", i, got)
 		}
 	}
-	if c.has(key(maxEarly), start.Add(earlyFor+time.Second)) || len(c.at)+len(c.order) != 0 {
+	if c.has(key(maxEarly), start.Add(prestartFor+time.Second)) || len(c.at)+len(c.order) != 0 {
 		t.Errorf("%d are held after their time", len(c.at))
 	}
 }

@@ -87,7 +87,7 @@ type Executor struct {
 	intake chan item
 	kick   chan struct{} // wakes Run after Attach
 
-	early prestartCancels // Run's alone
+	prestart prestartCancels // Run's alone
 
 	mu      sync.Mutex // guards what follows
 	sender  Sender

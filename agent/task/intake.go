@@ -72,7 +72,7 @@ func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
 		}
 		seen[key] = true
 		j := &job{task: t, key: key}
-		if e.early.has(key, time.Now()) {
+		if e.prestart.has(key, time.Now()) {
 			j.dropped = droppedCancel
 		}
 		start, ok := e.reserve(j)
@@ -196,7 +196,7 @@ func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 		e.finish(ctx, j, e.resultOf(j, nil, err))
 		return
 	}
-	if e.early.has(key, time.Now()) {
+	if e.prestart.has(key, time.Now()) {
 		j.dropped = droppedCancel
 	}
 	e.mu.Lock()

@@ -31,7 +31,7 @@ func (e *Executor) resultOf(j *job, out proto.Message, err error) *nodev1.TaskRe
 		msg.StartedAt = timestamppb.New(j.started)
 	}
 	if err != nil {
-		msg.State, msg.Reason = judge(err)
+		msg.State, msg.Reason = resultOf(err)
 		msg.Error = cut(clean(describe(err), maxError), maxError)
 	}
 	if out != nil {
@@ -52,7 +52,7 @@ func superseded(j *job) *nodev1.TaskResult {
 	}
 }
 
-func judge(err error) (commonv1.TaskState, commonv1.Reason) {
+func resultOf(err error) (commonv1.TaskState, commonv1.Reason) {
 	switch {
 	case errors.Is(err, ErrUnknown):
 		return commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, commonv1.Reason_REASON_UNSPECIFIED

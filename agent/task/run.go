@@ -304,7 +304,7 @@ func (e *Executor) cancelTask(ctx context.Context, ref *nodev1.TaskRef) {
 	if j == nil {
 		e.mu.Unlock()
 		if _, known, err := e.deps.Ledger.Get(key); err != nil || !known {
-			e.early.add(key, time.Now())
+			e.prestart.add(key, time.Now())
 		}
 		return
 	}

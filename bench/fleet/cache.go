@@ -37,7 +37,7 @@ type loader struct {
 // load loads a fleet and returns how long that took.
 func (l *loader) load(ctx context.Context, db *bench.Database, size plans.Size) (string, error) {
 	if l.template == nil {
-		source := plans.Source{Agent: l.o.Agent, Version: l.o.Version, Ended: l.o.HistoryDays > 0, Boxes: size.Boxes, Logger: l.o.Logger}
+		source := plans.Source{Agent: l.o.Agent, Version: l.o.Version, Ended: l.o.HistoryDays > 0, Instances: size.Instances, Logger: l.o.Logger}
 		var err error
 		if l.template, err = plans.Make(ctx, source); err != nil {
 			return "", err
@@ -172,7 +172,7 @@ func thisBuild() (string, error) {
 
 func (c *cache) path(size plans.Size) string {
 	return filepath.Join(c.dir, fmt.Sprintf("fleet-%d-%d-%d-%d-%t-%t-%s",
-		size.Nodes, size.Workspaces, size.Ended, size.Days, size.Events, size.Boxes, c.build))
+		size.Nodes, size.Workspaces, size.Ended, size.Days, size.Events, size.Instances, c.build))
 }
 
 // has reports whether a fleet is there whole and new enough.

@@ -50,7 +50,7 @@ func TestTheCacheGivesWholeFleetsOfThisBuildAlone(t *testing.T) {
 	if _, there := place(c, large, now); there {
 		t.Error("a fleet without events serves for one with them")
 	}
-	if _, there := place(c, plans.Size{Nodes: 1, Workspaces: 10, Boxes: true}, now); there {
+	if _, there := place(c, plans.Size{Nodes: 1, Workspaces: 10, Instances: true}, now); there {
 		t.Error("a fleet of slots serves for one of instances")
 	}
 	if _, there := place(&cache{dir: c.dir, build: "another"}, small, now); there {

@@ -37,7 +37,7 @@ const grown = 200
 // Options says what to measure.
 type Options struct {
 	Nodes, Workspaces int  // of the largest fleet; 1,000 and 10,000
-	Boxes             bool // the machines are instances, one for each workspace; there are as many as workspaces
+	Instances         bool // the machines are instances, one for each workspace; there are as many as workspaces
 	Calls             int  // of each statement; 20
 	History           bool
 	// HistoryDays is over how many days workspaces have ended, at the rate of plans.EndedOf; 0: none has. It has events
@@ -52,7 +52,7 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.Boxes {
+	if o.Instances {
 		o.Nodes = o.Workspaces
 	}
 	o.Nodes, o.Workspaces, o.Calls = cmp.Or(o.Nodes, 1000), cmp.Or(o.Workspaces, 10000), cmp.Or(o.Calls, 20)
@@ -127,7 +127,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 		workspaces := o.Workspaces * tenths / 10
 		sizes = append(sizes, plans.Size{
 			Nodes: o.Nodes * tenths / 10, Workspaces: workspaces, Events: o.History || o.HistoryDays > 0,
-			Ended: plans.HistoryOf(workspaces, o.HistoryDays), Days: o.HistoryDays, Boxes: o.Boxes,
+			Ended: plans.HistoryOf(workspaces, o.HistoryDays), Days: o.HistoryDays, Instances: o.Instances,
 		})
 	}
 	if need := needed(sizes[len(sizes)-1]); need > MostBytes {

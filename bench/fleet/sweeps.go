@@ -27,7 +27,7 @@ var sweeps = []string{"claims", "findings", "machine_orphans", "orphans", "share
 // SweepOptions says on which fleet to wait for sweeps.
 type SweepOptions struct {
 	Nodes, Workspaces int
-	Boxes             bool          // the machines are instances, one for each workspace
+	Instances         bool          // the machines are instances, one for each workspace
 	Limit             time.Duration // 10 minutes
 	// Standing is how long the services run before the last round of sweeps begins. The default is StandingFor: what is
 	// wrong with a fleet is found and acted on only after it has been so for a while.
@@ -69,12 +69,12 @@ func RunSweeps(ctx context.Context, o SweepOptions) (bench.Result, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	o.Limit, o.Standing = cmp.Or(o.Limit, 10*time.Minute), cmp.Or(o.Standing, StandingFor())
-	size := plans.Size{Nodes: o.Nodes, Workspaces: o.Workspaces, Schemas: true, Boxes: o.Boxes}
+	size := plans.Size{Nodes: o.Nodes, Workspaces: o.Workspaces, Schemas: true, Instances: o.Instances}
 	if err := room(os.TempDir(), needed(size)); err != nil {
 		return bench.Result{}, err
 	}
 	var result bench.Result
-	err := plans.Serve(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Boxes: o.Boxes, Logger: o.Logger}, size,
+	err := plans.Serve(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Instances: o.Instances, Logger: o.Logger}, size,
 		func(ctx context.Context, r plans.Running) error {
 			var err error
 			result, err = awaitSweeps(ctx, o, r)
@@ -121,7 +121,7 @@ func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Re
 		total += f.N
 		what = append(what, fmt.Sprintf("%s: %d", f.What, f.N))
 	}
-	details["nodes"], details["workspaces"], details["instances"], details["sweeps"], details["found"] = o.Nodes, o.Workspaces, o.Boxes, sweeps, what
+	details["nodes"], details["workspaces"], details["instances"], details["sweeps"], details["found"] = o.Nodes, o.Workspaces, o.Instances, sweeps, what
 	details["standing"] = o.Standing.String()
 	details["baseline"] = "what rounds of sweeps may find and the brake may stop"
 	return bench.Result{

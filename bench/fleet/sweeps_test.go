@@ -28,7 +28,7 @@ func TestTheSweepsOfALoadedFleetFindNothing(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel() // most of it is waiting for the second round
 			result, err := fleet.RunSweeps(testkit.Context(t), fleet.SweepOptions{
-				Nodes: tt.nodes, Workspaces: tt.workspaces, Boxes: tt.boxes,
+				Nodes: tt.nodes, Workspaces: tt.workspaces, Instances: tt.boxes,
 				Standing: time.Nanosecond, Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test",
 			})
 			if err != nil {

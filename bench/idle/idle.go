@@ -133,7 +133,7 @@ func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan 
 	if err != nil {
 		return bench.Result{}, err
 	}
-	before, err := look(ctx, strings.TrimSpace(string(url)))
+	before, err := readCounters(ctx, strings.TrimSpace(string(url)))
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -148,7 +148,7 @@ func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan 
 	if err != nil {
 		return bench.Result{}, err
 	}
-	after, err := look(ctx, strings.TrimSpace(string(url)))
+	after, err := readCounters(ctx, strings.TrimSpace(string(url)))
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -189,8 +189,8 @@ type counted struct {
 	Connections int64 `db:"connections"`
 }
 
-// look reads the counters over a connection of its own, which it closes.
-func look(ctx context.Context, url string) (seen, error) {
+// readCounters reads the counters over a connection of its own, which it closes.
+func readCounters(ctx context.Context, url string) (seen, error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return seen{}, fmt.Errorf("connect to the database: %w", err)

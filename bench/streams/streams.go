@@ -131,7 +131,7 @@ func (r *mesh) surround(ctx context.Context) (func(), error) {
 			return nil, fmt.Errorf("write database url: %w", err)
 		}
 	}
-	plane, err := nodeapitest.NewPlane()
+	plane, err := nodeapitest.NewBackend()
 	if err != nil {
 		return nil, err
 	}

@@ -63,11 +63,11 @@ type trip struct {
 	ended chan time.Time
 }
 
-type noBox struct{}
+type noInstance struct{}
 
-func (noBox) SessionReady(context.Context, pgx.Tx, gate.Gate) error { return nil }
+func (noInstance) SessionReady(context.Context, pgx.Tx, gate.Gate) error { return nil }
 
-func (noBox) RegisterFailures(context.Context, pgx.Tx, string, int64, int32, string) error {
+func (noInstance) RegisterFailures(context.Context, pgx.Tx, string, int64, int32, string) error {
 	return nil
 }
 
@@ -122,7 +122,7 @@ func (r *cluster) start(ctx context.Context) (func(), error) {
 	if err != nil {
 		return stop, err
 	}
-	plane, err := nodeapitest.NewPlane()
+	plane, err := nodeapitest.NewBackend()
 	if err != nil {
 		return stop, err
 	}
@@ -146,7 +146,7 @@ func (r *cluster) start(ctx context.Context) (func(), error) {
 }
 
 // lifecycle serves gates and tasks as the service does.
-func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.Context) error), plane *nodeapitest.Plane, services *nodeapitest.Authority,
+func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.Context) error), plane *nodeapitest.Backend, services *nodeapitest.Authority,
 	sequencerPool *pgxpool.Pool,
 ) (envelope.Key, string, error) {
 	_, private, err := ed25519.GenerateKey(nil)
@@ -175,7 +175,7 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 		Logger: r.opts.Logger, DB: r.pool, Key: key, Hub: r.hub, Committed: r.wake.Notify,
 		Wake: func(context.Context, pgx.Tx, []string) error { return nil },
 	})
-	r.gates = gate.NewServer(gate.Deps{Logger: r.opts.Logger, DB: r.pool, Join: verifier, Tasks: r.tasks, Box: noBox{}, Committed: r.wake.Notify, Slots: 1})
+	r.gates = gate.NewServer(gate.Deps{Logger: r.opts.Logger, DB: r.pool, Join: verifier, Tasks: r.tasks, Instances: noInstance{}, Committed: r.wake.Notify, Slots: 1})
 	store, err := services.Service("lifecycle")
 	if err != nil {
 		return key, "", err

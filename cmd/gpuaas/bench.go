@@ -38,26 +38,26 @@ import (
 
 // benchOptions are the flags of the benches.
 type benchOptions struct {
-	program *client.Program
-	logger  *slog.Logger
-	agents  int
-	minutes int
-	table   io.Writer // gets what a bench prints before its result
-	nodes   int
-	rounds  int // of bench fence
-	spaces  int
-	boxes   int
-	history bool
-	profile string
-	lives   int
-	clients int
-	schemas int
-	days    int // of history
-	cache   string
-	sweeps  bool // check the first sweeps of a fleet
-	ended   int  // workspaces that have ended before
-	alone   bool // without a database of the bench's
-	verbose bool
+	program   *client.Program
+	logger    *slog.Logger
+	agents    int
+	minutes   int
+	table     io.Writer // gets what a bench prints before its result
+	nodes     int
+	rounds    int // of bench fence
+	spaces    int
+	instances int
+	history   bool
+	profile   string
+	lives     int
+	clients   int
+	schemas   int
+	days      int // of history
+	cache     string
+	sweeps    bool // check the first sweeps of a fleet
+	ended     int  // workspaces that have ended before
+	alone     bool // without a database of the bench's
+	verbose   bool
 }
 
 // bencher measures one thing on a database of its own.
@@ -128,16 +128,16 @@ func benchFence(ctx context.Context, o benchOptions, _ *bench.Database) (bench.R
 
 func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
-	if o.boxes > 0 {
-		o.nodes, o.spaces = o.boxes, o.boxes
+	if o.instances > 0 {
+		o.nodes, o.spaces = o.instances, o.instances
 	}
 	if o.sweeps {
 		return fleet.RunSweeps(ctx, fleet.SweepOptions{
-			Nodes: o.nodes, Workspaces: o.spaces, Boxes: o.boxes > 0, Version: version, Logger: o.logger,
+			Nodes: o.nodes, Workspaces: o.spaces, Instances: o.instances > 0, Version: version, Logger: o.logger,
 		})
 	}
 	return fleet.Run(ctx, fleet.Options{
-		Nodes: o.nodes, Workspaces: o.spaces, Boxes: o.boxes > 0, History: o.history, HistoryDays: o.days,
+		Nodes: o.nodes, Workspaces: o.spaces, Instances: o.instances > 0, History: o.history, HistoryDays: o.days,
 		Cache: o.cache, Version: version, Out: o.table, Logger: o.logger,
 	})
 }
@@ -231,7 +231,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
 	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
-	large.Flags().IntVar(&o.boxes, "boxes", 0,
+	large.Flags().IntVar(&o.instances, "boxes", 0,
 		"instances of the largest fleet, launched for a workspace each, in place of machines with slots")
 	large.MarkFlagsMutuallyExclusive("boxes", "nodes")
 	large.MarkFlagsMutuallyExclusive("boxes", "workspaces")

@@ -72,7 +72,7 @@ func (s *Set) round(ctx context.Context, start bool) error {
 func (s *Set) saving(holds, problems []string) []any {
 	takes := make([]string, 0, len(s.parts))
 	for _, p := range s.parts {
-		takes = append(takes, p.word(""))
+		takes = append(takes, p.text(""))
 		if p.Distributed != nil {
 			takes = append(takes, distributes+string(p.Kind))
 		}
@@ -166,7 +166,7 @@ func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, 
 	}
 	for _, row := range rows {
 		if _, ok := view.Privates[row.KeyID]; row.State != Retired && (p.Signs && ok || !p.Signs && trusted[row.KeyID] != nil) {
-			holds = append(holds, p.word(row.KeyID))
+			holds = append(holds, p.text(row.KeyID))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(bad)) {

@@ -71,7 +71,7 @@ const (
 // LiveFor is how long after its last report a replica counts as alive.
 const LiveFor = liveFor
 
-func (p *Part) word(keyID string) string {
+func (p *Part) text(keyID string) string {
 	verb := "verify"
 	if p.Signs {
 		verb = "sign"

@@ -120,7 +120,7 @@ func TestAcquireReleaseExtend(t *testing.T) {
 	}
 }
 
-func TestHerdHasOneWinner(t *testing.T) {
+func TestAThousandClientsHaveOneWinner(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
 	l := open(t, testkit.Redis(t), patient)

@@ -104,7 +104,7 @@ type health struct {
 	mu      sync.Mutex
 	at      time.Time
 	last    healthv1.HealthCheckResponse_ServingStatus
-	looking chan struct{} // closed at the end of the look that is under way; nil: nobody looks
+	probing chan struct{} // closed at the end of the look that is under way; nil: nobody looks
 }
 
 func (h *health) check(
@@ -149,15 +149,15 @@ func (h *health) watch(
 // waits for it if that is too old. A caller that hangs up does not spoil the look for the others.
 func (h *health) status(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
 	h.mu.Lock()
-	age, looking, last := time.Since(h.at), h.looking, h.last
+	age, looking, last := time.Since(h.at), h.probing, h.last
 	switch {
 	case age < healthFresh, looking != nil && age < healthStale:
 		h.mu.Unlock()
 		return last
 	case looking == nil:
-		h.looking = make(chan struct{})
+		h.probing = make(chan struct{})
 		h.mu.Unlock()
-		return h.look(ctx)
+		return h.probe(ctx)
 	}
 	h.mu.Unlock()
 	select {
@@ -170,15 +170,15 @@ func (h *health) status(ctx context.Context) healthv1.HealthCheckResponse_Servin
 	return h.last
 }
 
-// look asks whether the process is ready, and tells those who wait.
-func (h *health) look(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
+// probe asks whether the process is ready, and tells those who wait.
+func (h *health) probe(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
 	status := healthv1.HealthCheckResponse_NOT_SERVING
 	defer func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.last, h.at = status, time.Now()
-		close(h.looking)
-		h.looking = nil
+		close(h.probing)
+		h.probing = nil
 	}()
 	if h.ready(context.WithoutCancel(ctx)) {
 		status = healthv1.HealthCheckResponse_SERVING

@@ -9,8 +9,8 @@ package runbook
 
 import "slices"
 
-// StepBox is the step that has a box launched and waits until its agent has a session. Lifecycle gives it its name, and the watchdog knows it by that.
-const StepBox = "Allocate storage"
+// StepInstance is the step that has a box launched and waits until its agent has a session. Lifecycle gives it its name, and the watchdog knows it by that.
+const StepInstance = "Allocate storage"
 
 // Row is what the runbook says of one step.
 type Row struct {
@@ -58,7 +58,7 @@ var rows = []Row{
 			"comes back, `gpuaas workspaces cancel WS`, and once it is failed `gpuaas workspaces recreate WS --fenced-proof PROOF --reason TEXT`",
 	},
 	{
-		Step:  StepBox,
+		Step:  StepInstance,
 		Cause: "no slot, device or storage is free, the instance does not start, or its agent cannot enrol",
 		Advice: "look at the platform's health, at free capacity and at the workspace's register failures; after five minutes without progress the " +
 			"watchdog replaces an instance that does not connect, within its budgets; otherwise cancel, reset and retry",

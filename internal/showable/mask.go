@@ -65,7 +65,7 @@ func (m Mask) Around(window []byte, from, to int, whole bool) (bool, bool) {
 	if margin == 0 {
 		return true, true
 	}
-	at := look(window[:len(window)-Unfinished(window)], 0, 0).at // what is unfinished may be no text
+	at := find(window[:len(window)-Unfinished(window)], 0, 0).at // what is unfinished may be no text
 	uncertain := 0
 	if !whole {
 		uncertain, _ = slices.BinarySearch(at, longest)
@@ -92,11 +92,11 @@ func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 		slices.SortFunc(spans, func(a, b span) int { return a.from - b.from })
 	}
 	if !plain(window) {
-		clean := look(window, from, to)
+		clean := find(window, from, to)
 		from, to = clean.from, clean.to
 		spans = append(spans, clean.raw(m.spans(clean.text, false))...)
 		if tail { // a sequence that is cut is not seen
-			clean = look(window[:len(window)-Unfinished(window)], 0, 0)
+			clean = find(window[:len(window)-Unfinished(window)], 0, 0)
 			spans = append(spans, clean.raw(m.spans(clean.text, true))...)
 			clean = clean.cut(window)
 			spans = append(spans, clean.raw(m.spans(clean.text, true))...)
@@ -140,7 +140,7 @@ func (m Mask) heads(window []byte, tail bool) []span {
 	whole := window[:len(window)-Unfinished(window)]
 	starts := make([]seen, 0, 5)
 	for _, begin := range resumes(window) {
-		starts = append(starts, lookFrom(whole, begin, m.Margin(), 0, 0))
+		starts = append(starts, findFrom(whole, begin, m.Margin(), 0, 0))
 	}
 	for _, clean := range append(starts, starts[0].begun(window)) {
 		n := m.ending(clean.text)
@@ -174,7 +174,7 @@ func (m Mask) Held(data []byte, head bool) int {
 	held := max(rest, m.held(data))
 	if head {
 		for _, begin := range resumes(data) {
-			clean := lookFrom(data[:len(data)-rest], begin, m.Margin(), 0, 0)
+			clean := findFrom(data[:len(data)-rest], begin, m.Margin(), 0, 0)
 			if n := len(clean.text); n > 0 && n < m.Margin() && m.inside(clean.text) {
 				held = max(held, len(data)-int(clean.at[0]))
 			}
@@ -183,7 +183,7 @@ func (m Mask) Held(data []byte, head bool) int {
 	if plain(data) {
 		return held
 	}
-	clean := look(data[:len(data)-rest], 0, 0)
+	clean := find(data[:len(data)-rest], 0, 0)
 	if n := m.held(clean.text); n > 0 {
 		held = max(held, len(data)-int(clean.at[len(clean.at)-n]))
 	}

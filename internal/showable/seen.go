@@ -14,13 +14,13 @@ type seen struct {
 	to   int
 }
 
-// look returns what is seen of a window, and its piece without the parts of escape sequences that its borders cut.
-func look(window []byte, from, to int) seen {
-	return lookFrom(window, 0, len(window), from, to)
+// find returns what is seen of a window, and its piece without the parts of escape sequences that its borders cut.
+func find(window []byte, from, to int) seen {
+	return findFrom(window, 0, len(window), from, to)
 }
 
-// lookFrom returns what is seen of a window from a place on, up to about most bytes, and its piece as look does.
-func lookFrom(window []byte, begin, most, from, to int) seen {
+// findFrom returns what is seen of a window from a place on, up to about most bytes, and its piece as look does.
+func findFrom(window []byte, begin, most, from, to int) seen {
 	size := max(0, min(len(window)-begin, most))
 	out := seen{text: make([]byte, 0, size), at: make([]int32, 0, size), from: from, to: to}
 	for begin < len(window) && len(out.text) < most {

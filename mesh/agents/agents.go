@@ -346,9 +346,9 @@ func End(ctx context.Context, dir string, gentle time.Duration) (int, error) {
 	return reap.End(ctx, dir, Program, gentle)
 }
 
-// PointBoxes tells the boxes that a process driver launched below dir where the mesh is now. A box that believes otherwise is powered off first; the
+// PointInstances tells the boxes that a process driver launched below dir where the mesh is now. A box that believes otherwise is powered off first; the
 // driver powers it on again.
-func PointBoxes(ctx context.Context, dir, apiURL, enrollURL string) error {
+func PointInstances(ctx context.Context, dir, apiURL, enrollURL string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "boxes", "*", "etc", "node-agent.env"))
 	if err != nil {
 		return fmt.Errorf("list boxes: %w", err)

@@ -115,7 +115,7 @@ func (c *Cluster) address(ctx context.Context) error {
 		}
 	}
 	c.Plan = topology.Plan{
-		Material: c.Material, TrustDomain: TrustDomain, AgentBinary: filepath.Join(c.cfg.Programs, agents.Program), BoxDir: filepath.Join(c.cfg.Dir, "placement"),
+		Material: c.Material, TrustDomain: TrustDomain, AgentBinary: filepath.Join(c.cfg.Programs, agents.Program), InstanceDir: filepath.Join(c.cfg.Dir, "placement"),
 		Redis: true, Placement: "process", Profile: "cluster", Log: obs.LogConfig{Level: c.cfg.LogLevel}, Drain: 2 * time.Second,
 		Addresses: topology.Addresses{Recovery: free[3], Lifecycle: free[4], Console: c.cfg.Console, Enroll: c.cfg.Enroll, Agents: c.cfg.Agents},
 	}
@@ -254,7 +254,7 @@ func (c *Cluster) furnish(ctx context.Context) error {
 		}
 		c.Nodes = append(c.Nodes, a)
 	}
-	return agents.PointBoxes(ctx, c.Plan.BoxDir, c.Plan.Addresses.Agents, "https://"+c.Plan.Addresses.Enroll)
+	return agents.PointInstances(ctx, c.Plan.InstanceDir, c.Plan.Addresses.Agents, "https://"+c.Plan.Addresses.Enroll)
 }
 
 // Processes are those of the services, in the order in which they are started.
@@ -342,9 +342,9 @@ func (c *Cluster) Keep(ctx context.Context) error {
 	return app.Run(ctx, c.logger, tasks...)
 }
 
-// Boxes is the process driver's own ledger, read beside lifecycle: what was launched and what lives.
-func (c *Cluster) Boxes() (*process.Driver, error) {
-	return process.New(c.logger, c.Plan.Boxes())
+// Instances is the process driver's own ledger, read beside lifecycle: what was launched and what lives.
+func (c *Cluster) Instances() (*process.Driver, error) {
+	return process.New(c.logger, c.Plan.Instances())
 }
 
 // Close ends everything that was started, workloads included.
@@ -363,8 +363,8 @@ func (c *Cluster) Close(ctx context.Context) error {
 	}
 	stopping.Wait()
 	errs = append(errs, stops...)
-	if c.Plan.BoxDir != "" {
-		driver, err := c.Boxes()
+	if c.Plan.InstanceDir != "" {
+		driver, err := c.Instances()
 		if err == nil {
 			err = driver.PowerOff(ctx)
 		}

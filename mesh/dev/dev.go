@@ -84,7 +84,7 @@ type Mesh struct {
 	plan      topology.Plan
 	numbering *service.Numbering // of all services
 	services  []running
-	boxes     *lifecycle.Service
+	instances *lifecycle.Service
 	agents    []*agents.Agent
 	person    *person.Client
 	token     string
@@ -152,7 +152,7 @@ func (m *Mesh) takeDirectory(ctx context.Context) error {
 	}
 	m.dir = abs
 	// Servers and workloads run as other users and pass through here; each file is closed by its own mode.
-	for _, dir := range []string{m.dir, m.agentsDir(), m.boxDir()} {
+	for _, dir := range []string{m.dir, m.agentsDir(), m.instanceDir()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("make data directory: %w", err)
 		}
@@ -166,8 +166,8 @@ func (m *Mesh) takeDirectory(ctx context.Context) error {
 	return m.deps.Opened(m.dir)
 }
 
-func (m *Mesh) agentsDir() string { return filepath.Join(m.dir, "agents") }
-func (m *Mesh) boxDir() string    { return filepath.Join(m.dir, "placement") }
+func (m *Mesh) agentsDir() string   { return filepath.Join(m.dir, "agents") }
+func (m *Mesh) instanceDir() string { return filepath.Join(m.dir, "placement") }
 
 // Dir is the data directory.
 func (m *Mesh) Dir() string { return m.dir }
@@ -261,7 +261,7 @@ func (m *Mesh) furnish(ctx context.Context) error {
 		}
 		m.agents = append(m.agents, a)
 	}
-	return agents.PointBoxes(ctx, m.boxDir(), m.cfg.NodeAddr, "https://"+m.cfg.EnrollAddr)
+	return agents.PointInstances(ctx, m.instanceDir(), m.cfg.NodeAddr, "https://"+m.cfg.EnrollAddr)
 }
 
 // simulatedGPUs are what each agent of dev declares, so that workspaces with GPUs can be tried anywhere.
@@ -274,7 +274,7 @@ func (m *Mesh) makePlan(ctx context.Context) error {
 		return err
 	}
 	m.plan = topology.Plan{
-		Material: m.material, TrustDomain: TrustDomain, AgentBinary: m.cfg.agent, BoxDir: m.boxDir(), Redis: m.stores.RedisKind() != "none",
+		Material: m.material, TrustDomain: TrustDomain, AgentBinary: m.cfg.agent, InstanceDir: m.instanceDir(), Redis: m.stores.RedisKind() != "none",
 		Placement: "process", Profile: "dev", Reflection: true, Drain: 2 * time.Second,
 		RetentionSweep: m.cfg.RetentionSweep,
 		KeepEnded:      m.cfg.KeepEnded,
@@ -370,8 +370,8 @@ func (m *Mesh) Run(ctx context.Context) error {
 			}
 		}})
 	}
-	if m.boxes != nil {
-		tasks = append(tasks, app.Task{Name: "boxes", Phase: app.PhaseDrain, Stop: m.boxes.PowerOffInstances})
+	if m.instances != nil {
+		tasks = append(tasks, app.Task{Name: "boxes", Phase: app.PhaseDrain, Stop: m.instances.PowerOffInstances})
 	}
 	runErr := app.Group{Logger: m.deps.Logger, Grace: 9 * time.Second}.Run(ctx, tasks...)
 	return errors.Join(runErr, m.end(context.WithoutCancel(ctx)))
@@ -382,8 +382,8 @@ func (m *Mesh) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var errs []error
-	if m.boxes != nil {
-		errs = append(errs, m.boxes.PowerOffInstances(ctx))
+	if m.instances != nil {
+		errs = append(errs, m.instances.PowerOffInstances(ctx))
 	}
 	_, err := agents.End(ctx, m.dir, 500*time.Millisecond)
 	m.ops, m.services, m.numbering = nil, nil, nil // they have been run, so they closed themselves

@@ -47,12 +47,12 @@ func (m *Mesh) buildServices(ctx context.Context) error {
 		return err
 	}
 	m.services = append(m.services, running{Running: r, name: material.Recovery, close: r.Close})
-	if m.boxes, err = lifecycle.New(ctx, lifecycle.Deps{
+	if m.instances, err = lifecycle.New(ctx, lifecycle.Deps{
 		Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering,
 	}, m.plan.Lifecycle(anyPort)); err != nil {
 		return err
 	}
-	m.services = append(m.services, running{Running: m.boxes, name: material.Lifecycle})
+	m.services = append(m.services, running{Running: m.instances, name: material.Lifecycle})
 	n, err := nodeapi.New(ctx, nodeapi.Deps{
 		Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering,
 	}, m.plan.NodeAPI(m.cfg.NodeAddr, anyPort))

@@ -14,10 +14,10 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// TestABoxThatNeverConnectsIsReplacedByTheWatchdog turns the agent of a new workspace's box away until its step has
+// TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog turns the agent of a new workspace's box away until its step has
 // stalled and the watchdog has asked. What waited for it is cancelled, the box is confirmed ended, and the next one,
 // which is let in, brings the workspace up: one recovery, one launch for each epoch.
-func TestABoxThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
+func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Policy: map[string]string{"node.heartbeat_stale_after_seconds": "10", "saga.step_stall_seconds": "45"}})
 	createTenant(t, c)
@@ -25,8 +25,8 @@ func TestABoxThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	w := &wish{name: "absent", key: "absent"}
-	if err := createAll(t.ctx, c, []*wish{w}); err != nil {
+	w := &request{name: "absent", key: "absent"}
+	if err := createAll(t.ctx, c, []*request{w}); err != nil {
 		t.Fatal(err)
 	}
 	look := func(ctx context.Context) (*readmodelv1.Workspace, error) {
@@ -87,10 +87,10 @@ func TestABoxThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 	}
 	awaitSettled(t, c, 2*time.Minute)
 	quiet(t, c)
-	if launched, _ := judgeLedger(t, c); launched != 2 {
+	if launched, _ := checkLedger(t, c); launched != 2 {
 		t.Errorf("%d boxes were launched for two epochs of one workspace", launched)
 	}
-	judgeWishes(t, c, []*wish{w})
-	judgeWorld(t, c)
-	judgeLogs(t, c, nil)
+	checkRequests(t, c, []*request{w})
+	checkWorld(t, c)
+	checkLogs(t, c, nil)
 }

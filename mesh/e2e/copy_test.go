@@ -19,7 +19,7 @@ func TestACopyIsFoundAcrossAKill(tt *testing.T) {
 	ctx := t.ctx
 	c := start(t, cluster.Config{Nodes: 1, Env: []string{"GPUAAS_FAILPOINTS=recovery.report_challenge.*=kill", "GPUAAS_NODEAPI_OPEN_EVERY=200ms"}})
 	before := machines(t, c)
-	root := filepath.Dir(c.Plan.BoxDir)
+	root := filepath.Dir(c.Plan.InstanceDir)
 	copied := filepath.Join(root, "agents", "copy")
 	if err := os.CopyFS(copied, os.DirFS(filepath.Join(root, "agents", "n1"))); err != nil {
 		t.Fatal(err)
@@ -54,5 +54,5 @@ func TestACopyIsFoundAcrossAKill(tt *testing.T) {
 	if points, _ := hits(t, c); points["recovery.report_challenge.before_commit"] == 0 {
 		t.Error("recovery was not killed as it was told of the answer")
 	}
-	judgeLogs(t, c, nil)
+	checkLogs(t, c, nil)
 }

@@ -77,16 +77,16 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 			_, _ = c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: name})
 		}
 	}
-	var all []*wish
+	var all []*request
 	for i := 0; time.Since(began) < 14*time.Minute; i++ {
 		left := missing()
 		t.Logf("%.0f s: %d points are to be hit: %v", time.Since(began).Seconds(), len(left), left)
 		if i >= 2 && !slices.ContainsFunc(left, func(p string) bool { return !renewal(p) }) {
 			break // time alone brings what is left
 		}
-		var batch []*wish
+		var batch []*request
 		for n := range 2 * len(c.Nodes) {
-			w := &wish{
+			w := &request{
 				name: fmt.Sprintf("s-%02d-%d", i, n), key: fmt.Sprintf("s-%02d-%d", i, n),
 				spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
 			}
@@ -144,7 +144,7 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 	})
 	healed(t, c, before)
 	quiet(t, c)
-	judgeWishes(t, c, all)
+	checkRequests(t, c, all)
 	t.want("the new key of tasks to sign", time.Minute, func(ctx context.Context) error {
 		_, states, err := keysOf(ctx, security, recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING)
 		if err == nil && (len(states) != 2 || states[1] != "signing") {
@@ -168,6 +168,6 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 			t.Errorf("machine %s was enrolled as %d instances", name, len(instances))
 		}
 	}
-	judgeWorld(t, c)
-	judgeLogs(t, c, nil)
+	checkWorld(t, c)
+	checkLogs(t, c, nil)
 }

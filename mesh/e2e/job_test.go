@@ -127,8 +127,8 @@ func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
 		}
 		return nil
 	})
-	judgeWorld(t, c)
-	judgeLogs(t, c, nil)
+	checkWorld(t, c)
+	checkLogs(t, c, nil)
 }
 
 // readsOutput reads what a workload writes through all services and its agent, and what one wrote last that exits again and again.

@@ -47,11 +47,11 @@ func TestAHundredCreatesOfOneNameAreOneOperation(tt *testing.T) {
 		t.run(tc.name, func(t test) { joinOne(t, c, "one-"+tc.name, tc.disturb, tc.mend) })
 	}
 	awaitSettled(t, c, time.Minute)
-	if launched, _ := judgeLedger(t, c); launched != 4 {
+	if launched, _ := checkLedger(t, c); launched != 4 {
 		t.Errorf("%d boxes were launched for 4 workspaces", launched)
 	}
-	judgeWorld(t, c)
-	judgeLogs(t, c, killed)
+	checkWorld(t, c)
+	checkLogs(t, c, killed)
 }
 
 func joinOne(t test, c *cluster.Cluster, name string, disturb, mend func() error) {

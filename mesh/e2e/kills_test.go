@@ -150,11 +150,11 @@ func shape(n int) (spec *lifecyclev1.WorkspaceSpec, doomed bool) {
 	}
 }
 
-func wishes(prefix string, n int) []*wish {
-	var out []*wish
+func requests(prefix string, n int) []*request {
+	var out []*request
 	for i := range n {
 		spec, doomed := shape(i)
-		out = append(out, &wish{name: fmt.Sprintf("%s-%02d", prefix, i), key: fmt.Sprintf("key-%s-%02d", prefix, i), spec: spec, doomed: doomed})
+		out = append(out, &request{name: fmt.Sprintf("%s-%02d", prefix, i), key: fmt.Sprintf("key-%s-%02d", prefix, i), spec: spec, doomed: doomed})
 	}
 	return out
 }
@@ -180,11 +180,11 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 		}
 	}
 	var doomedMu sync.Mutex
-	var extra []*wish
+	var extra []*request
 	var group sync.WaitGroup
 	ctx := t.ctx
 	measured, stop := watched(t, c, stir(t, c, func(i int) {
-		w := &wish{name: fmt.Sprintf("doomed-%03d", i), key: fmt.Sprintf("doomed-%03d", i), spec: doomedSpec(), doomed: true}
+		w := &request{name: fmt.Sprintf("doomed-%03d", i), key: fmt.Sprintf("doomed-%03d", i), spec: doomedSpec(), doomed: true}
 		doomedMu.Lock()
 		extra = append(extra, w)
 		doomedMu.Unlock()
@@ -195,13 +195,13 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 		})
 	}))
 	began := time.Now()
-	var all []*wish
+	var all []*request
 	missing := func() []string {
 		points, _ := hits(t, c)
 		return slices.DeleteFunc(slices.Clone(want), func(p string) bool { return points[p] > 0 })
 	}
 	for round := 0; round < 4 && (round < 2 || len(missing()) > 0); round++ {
-		batch := wishes(fmt.Sprintf("r%d", round), 8)
+		batch := requests(fmt.Sprintf("r%d", round), 8)
 		all = append(all, batch...)
 		if err := createAll(ctx, c, batch); err != nil {
 			t.Error(err)
@@ -233,10 +233,10 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 		t.Errorf("%d of %d kill points were not hit: %v", len(left), len(want), left)
 	}
 	quiet(t, c)
-	measured.judge(t, 5)
-	judgeWishes(t, c, all)
-	judgeWorld(t, c)
-	judgeLogs(t, c, killed)
+	measured.check(t, 5)
+	checkRequests(t, c, all)
+	checkWorld(t, c)
+	checkLogs(t, c, killed)
 }
 
 // quiet waits until no task is in flight any more: what has no session expires.
@@ -283,7 +283,7 @@ func TestKillsAtRandom(tt *testing.T) {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone
 		}
 	})
-	all := wishes("w", testkit.Repeat(20, 50))
+	all := requests("w", testkit.Repeat(20, 50))
 	began := time.Now()
 	ctx := t.ctx
 	if err := createAll(ctx, c, all); err != nil {
@@ -306,10 +306,10 @@ func TestKillsAtRandom(tt *testing.T) {
 	healed(t, c, before)
 	t.Logf("settled: %v, %.1f s after the last kill", awaitSettled(t, c, 2*time.Minute), time.Since(heal).Seconds())
 	quiet(t, c)
-	measured.judge(t, 0)
-	judgeWishes(t, c, all)
-	judgeWorld(t, c)
-	judgeLogs(t, c, killed)
+	measured.check(t, 0)
+	checkRequests(t, c, all)
+	checkWorld(t, c)
+	checkLogs(t, c, killed)
 }
 
 // enough kills make a run of TestKillsAtRandom one.
@@ -329,7 +329,7 @@ func victim(c *cluster.Cluster, random *rand.Rand) (string, int) {
 		a := c.Nodes[random.IntN(len(c.Nodes))]
 		return a.Name(), a.PID()
 	default:
-		procs, err := reap.Under(c.Plan.BoxDir, agents.Program)
+		procs, err := reap.Under(c.Plan.InstanceDir, agents.Program)
 		if err != nil {
 			return "", 0
 		}

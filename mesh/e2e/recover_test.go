@@ -127,8 +127,8 @@ func (r *recoveries) runsOf(ctx context.Context, exit cluster.Exit) ([]interrupt
 	return out, err
 }
 
-// judge prints what was measured and holds the budget of resumption. It is called when everything is at rest.
-func (r *recoveries) judge(t test, least int) {
+// check prints what was measured and holds the budget of resumption. It is called when everything is at rest.
+func (r *recoveries) check(t test, least int) {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -214,16 +214,16 @@ func TestARunGoesOnByAnotherReplica(tt *testing.T) {
 	createTenant(t, c)
 	r, stop := watched(t, c)
 	killed := map[int]bool{}
-	var all []*wish
+	var all []*request
 	var starts []time.Duration
 	for round, point := range []string{"intent.after_commit*=kill:2", "advance.before_commit*=kill:3"} {
 		armed, others := c.Lifecycle[round], slices.Delete(slices.Clone(c.Lifecycle), round, round+1)
 		arm(t, armed, killed, "lifecycle.saga."+point)
 		starts = append(starts, prefer(t, c, others, killed)...)
-		var batch []*wish
+		var batch []*request
 		for i := range 6 {
 			name := fmt.Sprintf("r%d-%d", round, i)
-			batch = append(batch, &wish{name: name, key: name, spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC}})
+			batch = append(batch, &request{name: name, key: name, spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC}})
 		}
 		all = append(all, batch...)
 		if err := createAll(t.ctx, c, batch); err != nil {
@@ -248,10 +248,10 @@ func TestARunGoesOnByAnotherReplica(tt *testing.T) {
 	}
 	stop()
 	r.took = map[string][]time.Duration{"start": starts} // who is left dead is not ready soon
-	r.judge(t, 2)
-	judgeWishes(t, c, all)
-	judgeWorld(t, c)
-	judgeLogs(t, c, killed)
+	r.check(t, 2)
+	checkRequests(t, c, all)
+	checkWorld(t, c)
+	checkLogs(t, c, killed)
 }
 
 // arm starts one driver anew with a kill point, and lets it stay dead. The others have none: were all armed, all could die, and nobody would be left.

@@ -58,5 +58,5 @@ func TestAReactivatedNodeReturns(tt *testing.T) {
 		t.must("the session to open", time.Minute, connected(true))
 		t.Logf("back %.1f s after the end of %s", time.Since(began).Seconds(), verb)
 	}
-	judgeLogs(t, c, nil)
+	checkLogs(t, c, nil)
 }

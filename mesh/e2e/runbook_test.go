@@ -37,8 +37,8 @@ func newOperator(t test, c *cluster.Cluster) *operator {
 	}}
 }
 
-// said is what a command answered: its data, or its refusal.
-type said struct {
+// report is what a command answered: its data, or its refusal.
+type report struct {
 	code    int
 	data    map[string]any
 	refusal struct {
@@ -49,13 +49,13 @@ type said struct {
 }
 
 // call runs one command to its end.
-func (o *operator) call(ctx context.Context, args ...string) (said, error) {
+func (o *operator) call(ctx context.Context, args ...string) (report, error) {
 	cmd := exec.CommandContext(ctx, o.program, append(append([]string{}, args...), o.flags...)...) //nolint:gosec // the program under test
 	cmd.WaitDelay = 10 * time.Second
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
-	s := said{raw: strings.TrimSpace(out.String() + errs.String())}
+	s := report{raw: strings.TrimSpace(out.String() + errs.String())}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		s.code = exit.ExitCode()
 		var refusal struct{ Error json.RawMessage }
@@ -199,8 +199,8 @@ func TestTheRunbookByHand(tt *testing.T) {
 	o.does("workspaces", "decommission", ref, "--reason", "the walk is over", "--yes")
 	o.awaits(text(created["workspace_id"]), "decommissioned")
 	quiet(t, c)
-	judgeLedger(t, c)
-	judgeWorld(t, c)
+	checkLedger(t, c)
+	checkWorld(t, c)
 }
 
 func text(v any) string { s, _ := v.(string); return s }

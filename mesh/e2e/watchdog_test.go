@@ -26,8 +26,8 @@ func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Policy: map[string]string{"node.heartbeat_stale_after_seconds": "10"}})
 	createTenant(t, c)
-	w := &wish{name: "lost", key: "lost"}
-	if err := createAll(t.ctx, c, []*wish{w}); err != nil {
+	w := &request{name: "lost", key: "lost"}
+	if err := createAll(t.ctx, c, []*request{w}); err != nil {
 		t.Fatal(err)
 	}
 	awaitActive(t, c, w, 1)
@@ -43,7 +43,7 @@ func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 		return refused
 	}
 	shutOut(true)
-	agent, _, _ := below(t, filepath.Join(c.Plan.BoxDir, "boxes", w.workspace+"-1"))
+	agent, _, _ := below(t, filepath.Join(c.Plan.InstanceDir, "boxes", w.workspace+"-1"))
 	if len(agent) != 1 {
 		t.Fatalf("the box has %d agents", len(agent))
 	}
@@ -66,15 +66,15 @@ func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 	for _, p := range c.Recovery {
 		p.BeforeStart(nil)
 	}
-	judgeRecovery(t, c, w)
+	checkRecovery(t, c, w)
 	awaitSettled(t, c, 2*time.Minute)
 	quiet(t, c)
-	if launched, _ := judgeLedger(t, c); launched != 2 {
+	if launched, _ := checkLedger(t, c); launched != 2 {
 		t.Errorf("%d boxes were launched for two epochs of one workspace", launched)
 	}
-	judgeWishes(t, c, []*wish{w})
-	judgeWorld(t, c)
-	judgeLogs(t, c, killed)
+	checkRequests(t, c, []*request{w})
+	checkWorld(t, c)
+	checkLogs(t, c, killed)
 }
 
 // armWatchdogs starts every replica of recovery anew, to be killed at each of the points once, whoever comes to it first.
@@ -99,7 +99,7 @@ func armWatchdogs(t test, c *cluster.Cluster, killed map[int]bool) {
 }
 
 // awaitActive waits until a workspace is active in an epoch.
-func awaitActive(t test, c *cluster.Cluster, w *wish, epoch int64) {
+func awaitActive(t test, c *cluster.Cluster, w *request, epoch int64) {
 	t.Helper()
 	t.must(fmt.Sprintf("%s to be active in epoch %d", w.name, epoch), 4*time.Minute, func(ctx context.Context) error {
 		resp, err := c.Client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: w.workspace})
@@ -114,8 +114,8 @@ func awaitActive(t test, c *cluster.Cluster, w *wish, epoch int64) {
 	})
 }
 
-// judgeRecovery holds that one recovery was recorded and is over, that it took one operation and one token of each budget, and that nobody else was asked.
-func judgeRecovery(t test, c *cluster.Cluster, w *wish) {
+// checkRecovery holds that one recovery was recorded and is over, that it took one operation and one token of each budget, and that nobody else was asked.
+func checkRecovery(t test, c *cluster.Cluster, w *request) {
 	t.Helper()
 	t.must("the recovery to be over", 3*time.Minute, func(ctx context.Context) error {
 		resp, err := c.Client.Incidents.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{Workspace: w.workspace})

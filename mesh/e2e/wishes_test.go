@@ -28,8 +28,8 @@ func createTenant(t test, c *cluster.Cluster) {
 	})
 }
 
-// wish is one workspace that somebody wants, as the client knows it.
-type wish struct {
+// request is one workspace that somebody wants, as the client knows it.
+type request struct {
 	name   string
 	key    string
 	spec   *lifecyclev1.WorkspaceSpec
@@ -51,7 +51,7 @@ func doomedSpec() *lifecyclev1.WorkspaceSpec {
 }
 
 // create asks until it is answered, and then once more: the same key must get the same answer.
-func (w *wish) create(ctx context.Context, c *cluster.Cluster) error {
+func (w *request) create(ctx context.Context, c *cluster.Cluster) error {
 	began := time.Now()
 	ask := func(ctx context.Context) error {
 		w.mu.Lock()
@@ -97,7 +97,7 @@ func insistUnlessFinal(ctx context.Context, what string, limit time.Duration, do
 }
 
 // createAll creates them all at once and waits for the answers.
-func createAll(ctx context.Context, c *cluster.Cluster, wishes []*wish) error {
+func createAll(ctx context.Context, c *cluster.Cluster, wishes []*request) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(wishes))
 	for i, w := range wishes {
@@ -107,8 +107,8 @@ func createAll(ctx context.Context, c *cluster.Cluster, wishes []*wish) error {
 	return errors.Join(errs...)
 }
 
-// judgeWishes holds that each wish has exactly one workspace, by the operation that it was answered, and that the doomed alone failed.
-func judgeWishes(t test, c *cluster.Cluster, wishes []*wish) {
+// checkRequests holds that each wish has exactly one workspace, by the operation that it was answered, and that the doomed alone failed.
+func checkRequests(t test, c *cluster.Cluster, wishes []*request) {
 	t.Helper()
 	byName := map[string][]*readmodelv1.Workspace{}
 	for _, ws := range workspaces(t, c) {

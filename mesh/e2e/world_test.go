@@ -76,7 +76,7 @@ type launch struct {
 // readLedger reads the ledger as a stranger would.
 func readLedger(t test, c *cluster.Cluster) []launch {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(c.Plan.BoxDir, "launches.jsonl"))
+	data, err := os.ReadFile(filepath.Join(c.Plan.InstanceDir, "launches.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,9 +94,9 @@ func readLedger(t test, c *cluster.Cluster) []launch {
 	return out
 }
 
-// judgeLedger holds: one launch for each workspace and epoch, and never two epochs of a workspace at once. It answers how many were launched and which
+// checkLedger holds: one launch for each workspace and epoch, and never two epochs of a workspace at once. It answers how many were launched and which
 // boxes live.
-func judgeLedger(t test, c *cluster.Cluster) (launched int, live map[string]int64) {
+func checkLedger(t test, c *cluster.Cluster) (launched int, live map[string]int64) {
 	t.Helper()
 	count, live := map[string]int{}, map[string]int64{}
 	for _, l := range readLedger(t, c) {
@@ -173,10 +173,10 @@ func settled(s commonv1.WorkspaceState) bool {
 }
 
 // awaitSettled waits until every workspace is, or those of some wishes alone, and answers how many of each state there are.
-func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*wish) map[string]int {
+func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*request) map[string]int {
 	t.Helper()
 	meant := func(name string) bool {
-		return len(only) == 0 || slices.ContainsFunc(only, func(w *wish) bool { return w.name == name })
+		return len(only) == 0 || slices.ContainsFunc(only, func(w *request) bool { return w.name == name })
 	}
 	var states map[string]int
 	t.want("workspaces to settle", limit, func(context.Context) error {
@@ -196,15 +196,15 @@ func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*wish
 	return states
 }
 
-// judgeWorld holds the promises about a mesh that is at rest, from outside. It gets a while to come to rest: what died a moment ago is started again. What
+// checkWorld holds the promises about a mesh that is at rest, from outside. It gets a while to come to rest: what died a moment ago is started again. What
 // is wrong in its history stays wrong.
-func judgeWorld(t test, c *cluster.Cluster) {
+func checkWorld(t test, c *cluster.Cluster) {
 	t.Helper()
 	mesh, tenants := database(t, c, pg.DatabaseMesh), database(t, c, pg.DatabaseWorkloads)
 	var wrong []string
 	var summary string
 	_ = insist(t.ctx, "the mesh to be at rest", time.Minute, func(ctx context.Context) error { // what is wrong to the end is told below
-		if wrong, summary = look(ctx, t, c, mesh, tenants); len(wrong) > 0 {
+		if wrong, summary = observe(ctx, t, c, mesh, tenants); len(wrong) > 0 {
 			return errors.New(wrong[0])
 		}
 		return nil
@@ -212,16 +212,16 @@ func judgeWorld(t test, c *cluster.Cluster) {
 	for _, w := range wrong {
 		t.Error(w)
 	}
-	judgeProjections(t, c, mesh)
+	checkProjections(t, c, mesh)
 	t.Log(summary)
 }
 
-// look returns what is not as promised, and what there is.
-func look(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Conn) (wrong []string, summary string) {
+// observe returns what is not as promised, and what there is.
+func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Conn) (wrong []string, summary string) {
 	t.Helper()
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	list := workspaces(t, c)
-	launched, live := judgeLedger(t, c)
+	launched, live := checkLedger(t, c)
 	schemas := column(t, tenants, `SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 't\_%' ORDER BY 1`)
 	roles := column(t, tenants, `SELECT rolname::text FROM pg_roles WHERE rolname LIKE 't\_%' ORDER BY 1`)
 	active := 0
@@ -233,7 +233,7 @@ func look(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Co
 				complain("workspace %s has epoch %d, its box has epoch %d", ws.GetName(), ws.GetEpoch(), epoch)
 			}
 		}
-		agent, demo, all := below(t, filepath.Join(c.Plan.BoxDir, "boxes", ws.GetWorkspaceId()+"-"+strconv.FormatInt(ws.GetEpoch(), 10)))
+		agent, demo, all := below(t, filepath.Join(c.Plan.InstanceDir, "boxes", ws.GetWorkspaceId()+"-"+strconv.FormatInt(ws.GetEpoch(), 10)))
 		process := ws.GetSpec().GetPlacement() == commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 		switch ws.GetState() {
 		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
@@ -259,8 +259,8 @@ func look(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Co
 	if len(schemas) != active || len(roles) != active {
 		complain("%d workspaces are active; the workload database has %d schemas and %d roles", active, len(schemas), len(roles))
 	}
-	_, demo, _ := below(t, c.Plan.BoxDir)
-	_, demoOnMachines, _ := below(t, filepath.Join(filepath.Dir(c.Plan.BoxDir), "agents"))
+	_, demo, _ := below(t, c.Plan.InstanceDir)
+	_, demoOnMachines, _ := below(t, filepath.Join(filepath.Dir(c.Plan.InstanceDir), "agents"))
 	if n := len(demo) + len(demoOnMachines); n != active {
 		complain("%d workloads run for %d active workspaces", n, active)
 	}
@@ -336,8 +336,8 @@ func inLog(t test, mesh *pgx.Conn) []string {
 	return problems
 }
 
-// judgeProjections compares what people are told with what the owners know.
-func judgeProjections(t test, c *cluster.Cluster, mesh *pgx.Conn) {
+// checkProjections compares what people are told with what the owners know.
+func checkProjections(t test, c *cluster.Cluster, mesh *pgx.Conn) {
 	t.Helper()
 	compare := func(what, sql string, told func(ctx context.Context) ([]string, error)) {
 		t.Helper()
@@ -435,7 +435,7 @@ func judgeProjections(t test, c *cluster.Cluster, mesh *pgx.Conn) {
 func hits(t test, c *cluster.Cluster) (points map[string]int, pids map[int]bool) {
 	t.Helper()
 	points, pids = map[string]int{}, map[int]bool{}
-	data, err := os.ReadFile(filepath.Join(filepath.Dir(c.Plan.BoxDir), hitsFile))
+	data, err := os.ReadFile(filepath.Join(filepath.Dir(c.Plan.InstanceDir), hitsFile))
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
@@ -451,8 +451,8 @@ func hits(t test, c *cluster.Cluster) (points map[string]int, pids map[int]bool)
 	return points, pids
 }
 
-// judgeLogs holds that no program ended by a fault of its own: every end was a kill of ours, and nobody panicked.
-func judgeLogs(t test, c *cluster.Cluster, killed map[int]bool) {
+// checkLogs holds that no program ended by a fault of its own: every end was a kill of ours, and nobody panicked.
+func checkLogs(t test, c *cluster.Cluster, killed map[int]bool) {
 	t.Helper()
 	exits := map[*cluster.Process][]cluster.Exit{}
 	for _, p := range c.Processes() {
@@ -467,7 +467,7 @@ func judgeLogs(t test, c *cluster.Cluster, killed map[int]bool) {
 			}
 		}
 	}
-	err := filepath.WalkDir(filepath.Dir(c.Plan.BoxDir), func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(filepath.Dir(c.Plan.InstanceDir), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".log") || strings.HasSuffix(path, "postgres.log") {
 			return nil //nolint:nilerr // directories of boxes come and go
 		}

@@ -19,16 +19,16 @@ func TestEachWorkspaceOfAFleetOfInstancesHasAMachineOfItsOwn(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
 	tmpl, err := plans.Make(ctx, plans.Source{
-		Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test", Ended: true, Boxes: true,
+		Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test", Ended: true, Instances: true,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tmpl.Load(ctx, db.AdminURL(), plans.Size{Nodes: 10, Workspaces: 100, Boxes: true}); err == nil {
+	if err := tmpl.Load(ctx, db.AdminURL(), plans.Size{Nodes: 10, Workspaces: 100, Instances: true}); err == nil {
 		t.Error("10 machines were loaded for 100 instances")
 	}
-	size := plans.Size{Nodes: 100, Workspaces: 100, Ended: 50, Days: 10, Events: true, Boxes: true}
+	size := plans.Size{Nodes: 100, Workspaces: 100, Ended: 50, Days: 10, Events: true, Instances: true}
 	if err := tmpl.Load(ctx, db.AdminURL(), size); err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func (t *Template) launchLines(size Size) int {
 // writeLaunches replaces the launch log by that of a fleet. This process stands in for the agents of all instances, so
 // that the placement takes them for running.
 func (t *Template) writeLaunches(size Size) error {
-	if !t.boxes {
+	if !t.instances {
 		return nil
 	}
 	ticks, err := ownTicks()

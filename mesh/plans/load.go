@@ -28,8 +28,8 @@ type Size struct {
 	Ended, Days int
 	// Schemas reports whether the workload database gets the schemas of the workspaces, if a mesh is to run on the fleet.
 	Schemas bool
-	// Boxes reports whether the machines are instances, one for each workspace. Those of the template must be.
-	Boxes bool
+	// Instances reports whether the machines are instances, one for each workspace. Those of the template must be.
+	Instances bool
 }
 
 func (s Size) tenants() int {
@@ -86,7 +86,7 @@ func (t *Template) split(row string) []piece {
 			forms := []form{plain, hexed}
 			if uuids.MatchString(token) {
 				forms = append(forms, bare, hexbare)
-				if t.boxes && at >= ofWorkspace {
+				if t.instances && at >= ofWorkspace {
 					instances = append(instances, token)
 				}
 			}
@@ -305,7 +305,7 @@ func (s Size) slots() int { return (s.Workspaces+s.Nodes-1)/s.Nodes + 1 }
 // Load replaces what a migrated database has by copies of the template; url logs in as the administrator. Nothing
 // else may use the database.
 func (t *Template) Load(ctx context.Context, url string, size Size) error {
-	if size.Boxes != t.boxes || t.boxes && size.Nodes != size.Workspaces {
+	if size.Instances != t.instances || t.instances && size.Nodes != size.Workspaces {
 		return errors.New("each workspace of a fleet of instances has a machine of its own, as that of the template has")
 	}
 	conn, err := pgx.Connect(ctx, url)

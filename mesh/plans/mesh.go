@@ -35,10 +35,10 @@ type Source struct {
 	Agent   string // the agent's program; empty: beside this one
 	Version string
 	Ended   bool // the template has a workspace too that was recreated and decommissioned
-	// Boxes reports whether the machine of the template is an instance that was launched for its workspace, and not one
+	// Instances reports whether the machine of the template is an instance that was launched for its workspace, and not one
 	// that was enrolled beforehand.
-	Boxes  bool
-	Logger *slog.Logger
+	Instances bool
+	Logger    *slog.Logger
 }
 
 // discard takes what a person would read.
@@ -163,7 +163,7 @@ func withMesh(
 
 // fromMesh furnishes the mesh and captures its rows.
 func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.Server) (_ *Template, err error) {
-	if !src.Boxes {
+	if !src.Instances {
 		var stop func() error
 		if stop, err = src.enrol(ctx, mesh); err != nil {
 			return nil, err
@@ -186,11 +186,11 @@ func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.
 	if err := rest(ctx, conn); err != nil {
 		return nil, err
 	}
-	tmpl, err := capture(ctx, conn, src.Boxes)
-	if err != nil || !src.Boxes {
+	tmpl, err := capture(ctx, conn, src.Instances)
+	if err != nil || !src.Instances {
 		return tmpl, err
 	}
-	if tmpl.launches, err = readLaunches(mesh.Plan().BoxDir); err != nil {
+	if tmpl.launches, err = readLaunches(mesh.Plan().InstanceDir); err != nil {
 		return nil, err
 	}
 	return tmpl, nil
@@ -243,7 +243,7 @@ func (src Source) provision(ctx context.Context, client *person.Client) error {
 // create makes a workspace of the tenant, and waits until it is active.
 func (src Source) create(ctx context.Context, client *person.Client, name string) error {
 	driver := commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
-	if src.Boxes {
+	if src.Instances {
 		driver = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 	}
 	_, err := client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{

@@ -49,7 +49,7 @@ func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error 
 		calls = append(calls, call{cursorsToEnd.For(schema), nil})
 	}
 	calls = append(calls, call{beat, nil})
-	if t.boxes {
+	if t.instances {
 		calls = append(calls, call{readLaunchLog, []any{t.launchLines(size)}})
 	}
 	for _, c := range calls {

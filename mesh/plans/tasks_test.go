@@ -24,7 +24,7 @@ func statement(t *testing.T, name string) *pg.Statement {
 func TestWhatIsReadOfEachMachineIsBoundByMachines(t *testing.T) {
 	s := statement(t, "gate.read_nodes_without_key")
 	for size, want := range map[plans.Size]int64{
-		{Nodes: 3000, Workspaces: 30000}: 7000, {Nodes: 3000, Workspaces: 3000, Boxes: true}: 7000,
+		{Nodes: 3000, Workspaces: 30000}: 7000, {Nodes: 3000, Workspaces: 3000, Instances: true}: 7000,
 	} {
 		if most := plans.Most(s, size, 1); most != want {
 			t.Errorf("%d rows may be read of %+v, want %d", most, size, want)

@@ -33,8 +33,8 @@ type Template struct {
 	tables []table
 	levels map[string]level // of each id and name that copies replace
 	// Of instances: each workspace has a machine of its own, whose rows and ids belong to the workspace.
-	boxes    bool
-	launches launches
+	instances bool
+	launches  launches
 }
 
 // table has the rows of one table in the format of COPY.
@@ -74,7 +74,7 @@ func capture(ctx context.Context, conn *pgx.Conn, boxes bool) (*Template, error)
 	if err != nil {
 		return nil, fmt.Errorf("read the tables of the template: %w", err)
 	}
-	tmpl := &Template{boxes: boxes, levels: map[string]level{
+	tmpl := &Template{instances: boxes, levels: map[string]level{
 		tenantName: ofTenant, nodeName: ofNode, workspaceName: ofWorkspace, endedName: ofEnded,
 	}}
 	for len(columns) > 0 {
@@ -128,12 +128,12 @@ func (t *Template) classify() error {
 				name := tab.columns[i]
 				switch {
 				case field == `\N` || field == "":
-				case slices.Contains(shared, name), t.boxes && name == "boot_id":
+				case slices.Contains(shared, name), t.instances && name == "boot_id":
 					// All instances of the template ran on one host.
 					general[field] = true
 				case name == "tenant_id" && uuids.MatchString(field), tab.name == "lifecycle.tenant" && name == "id":
 					t.levels[field] = ofTenant
-				case t.boxes:
+				case t.instances:
 				case name == "serial" && serials.MatchString(field), name == "csr_key_sha256":
 					t.levels[field] = ofNode
 				case slices.Contains(ofMachine, name) && uuids.MatchString(field) && tab.name != "readmodel.person_session":
@@ -163,7 +163,7 @@ func (t *Template) classify() error {
 		}
 	}
 	needed := []level{ofTenant, ofNode, ofWorkspace}
-	if t.boxes {
+	if t.instances {
 		t.classifySerials()
 		needed = []level{ofTenant, ofWorkspace}
 	}

@@ -47,7 +47,7 @@ func Under(dir, program string) ([]Process, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		if p, ok := look(pid); ok {
+		if p, ok := inspect(pid); ok {
 			all[pid], mine[pid] = p, root(p, dir, program)
 		}
 	}
@@ -86,7 +86,7 @@ func root(p Process, dir, program string) bool {
 
 func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-func look(pid int) (Process, bool) {
+func inspect(pid int) (Process, bool) {
 	base := filepath.Join("/proc", strconv.Itoa(pid))
 	stat, err := os.ReadFile(filepath.Join(base, "stat"))
 	if err != nil {

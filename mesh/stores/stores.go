@@ -110,7 +110,7 @@ func (s *Stores) start(ctx context.Context) error {
 	if err := s.material.Connect(db); err != nil {
 		return err
 	}
-	if err := s.look(ctx, admin); err != nil {
+	if err := s.check(ctx, admin); err != nil {
 		return err
 	}
 	if err := pg.Provision(ctx, admin, pg.Provisioning{Passwords: s.material.Passwords, Exclusive: s.Postgres != nil}); err != nil {
@@ -137,7 +137,7 @@ type serverSettings struct {
 var readServerSettings = pg.Define(pg.RoleOwner, "stores.read_server_settings", `
 	SELECT split_part(current_setting('server_version'), ' ', 1) AS version, current_setting('fsync') AS fsync`)
 
-func (s *Stores) look(ctx context.Context, admin string) error {
+func (s *Stores) check(ctx context.Context, admin string) error {
 	conn, err := pgx.Connect(ctx, admin)
 	if err != nil {
 		return fmt.Errorf("connect to the database: %w", err)

@@ -32,7 +32,7 @@ type Plan struct {
 	TrustDomain    string
 	Addresses      Addresses
 	AgentBinary    string
-	BoxDir         string // where the process driver keeps its boxes
+	InstanceDir    string // where the process driver keeps its boxes
 	Redis          bool   // whether there is a lock store
 	Placement      string // of workspaces that do not say
 	Reflection     bool   // gRPC reflection on the people's port
@@ -101,7 +101,7 @@ func (p Plan) Lifecycle(ops string) lifecycle.Config {
 	if p.Placement != "" {
 		c.DefaultPlacement = p.Placement
 	}
-	c.Placement.Process = p.Boxes()
+	c.Placement.Process = p.Instances()
 	c.Peers = lifecycle.Peers{Recovery: p.Addresses.Recovery}
 	return c
 }
@@ -116,10 +116,10 @@ func (p Plan) Readmodel(ops string, hosts []string) readmodel.Config {
 	return c
 }
 
-// Boxes configures the driver that launches boxes as processes.
-func (p Plan) Boxes() process.Config {
+// Instances configures the driver that launches boxes as processes.
+func (p Plan) Instances() process.Config {
 	c := lifecycle.Default().Placement.Process
-	c.Dir, c.AgentBinary, c.CAFile = p.BoxDir, p.AgentBinary, p.Material.ServiceRoots()
+	c.Dir, c.AgentBinary, c.CAFile = p.InstanceDir, p.AgentBinary, p.Material.ServiceRoots()
 	c.KeepEnded, c.RememberEnded = p.KeepEnded, p.KeepEnded
 	c.APIURL, c.EnrollURL = p.Addresses.Agents, "https://"+p.Addresses.Enroll
 	return c

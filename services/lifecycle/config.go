@@ -76,7 +76,7 @@ func Default() Config {
 			"small": {MaxGPUs: 1, MaxStorageBytes: 10 << 30, MaxWorkloads: 2},
 		},
 		DefaultQuota: workspace.Quota{Workspaces: 100, GPUs: 64, StorageBytes: 1 << 40},
-		Placement:    Placement{Static: Static{SlotsPerNode: 4}, Process: process.Config{MaxBoxes: 128, MaxGPUs: 64}},
+		Placement:    Placement{Static: Static{SlotsPerNode: 4}, Process: process.Config{MaxInstances: 128, MaxGPUs: 64}},
 	}
 }
 

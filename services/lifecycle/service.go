@@ -56,7 +56,7 @@ type Service struct {
 	server    *rpc.Server
 	workloads *pgxpool.Pool
 	redis     *redis.Client
-	boxes     *process.Driver
+	instances *process.Driver
 	core      *saga.Core
 }
 
@@ -150,7 +150,7 @@ func (s *Service) build(ctx context.Context) error {
 	})
 	catalogue := workspace.Catalogue{Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault, Placements: slices.Collect(maps.Keys(drivers))}
 	steps := workspace.NewSteps(workspace.StepDeps{
-		Stale: stale, LaunchLog: guard,
+		EpochRefusals: stale, LaunchLog: guard,
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret, Secrets: m.values,
@@ -177,7 +177,7 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("build saga driver: %w", err)
 	}
 	gates := gate.NewServer(gate.Deps{
-		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Box: workspace.Registrations{Core: s.core}, Committed: s.committed,
+		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: workspace.Registrations{Core: s.core}, Committed: s.committed,
 		Slots: s.cfg.Placement.Static.SlotsPerNode,
 	})
 	reaper, err := workspace.NewReaper(workspace.ReaperDeps{
@@ -307,8 +307,8 @@ func (s *Service) build(ctx context.Context) error {
 			return app.Every(ctx, b.Logger, "finding-counts", s.cfg.FindingSweep, finder.Measure)
 		}},
 	)
-	if s.boxes != nil {
-		b.Add(app.Task{Name: "boxes", Run: s.boxes.Keep})
+	if s.instances != nil {
+		b.Add(app.Task{Name: "boxes", Run: s.instances.Keep})
 	}
 	return nil
 }
@@ -387,10 +387,10 @@ func (s *Service) drivers() (map[commonv1.PlacementDriver]placement.Driver, erro
 		return out, nil
 	}
 	var err error
-	if s.boxes, err = process.New(s.base.Logger, s.cfg.Placement.Process); err != nil {
+	if s.instances, err = process.New(s.base.Logger, s.cfg.Placement.Process); err != nil {
 		return nil, fmt.Errorf("build process placement: %w", err)
 	}
-	out[commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS] = s.boxes
+	out[commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS] = s.instances
 	return out, nil
 }
 
@@ -442,10 +442,10 @@ func (s *Service) close() {
 
 // PowerOffInstances stops everything that runs on launched boxes without ending them, for a host that goes down.
 func (s *Service) PowerOffInstances(ctx context.Context) error {
-	if s.boxes == nil {
+	if s.instances == nil {
 		return nil
 	}
-	return s.boxes.PowerOff(ctx)
+	return s.instances.PowerOff(ctx)
 }
 
 // Addr is where other services call.

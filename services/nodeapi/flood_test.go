@@ -446,7 +446,7 @@ func TestAnOversizeResultChangesNothing(t *testing.T) {
 		huge[i] = byte(rand.Uint32()) //nolint:gosec // not to be compressed
 	}
 	task.GetTaskResult().Output = huge
-	frame, reports := task, len(k.plane.Reports())
+	frame, reports := task, len(k.backend.Reports())
 	grown := peak(t)
 	_ = a.stream.Send(frame) // the refusal is read
 	// grpc itself refuses before it reads, so the code is the type; the agent knows it for frame_too_large.
@@ -463,7 +463,7 @@ func TestAnOversizeResultChangesNothing(t *testing.T) {
 		}
 		return nil
 	})
-	if got := len(k.plane.Reports()); got != reports {
+	if got := len(k.backend.Reports()); got != reports {
 		t.Errorf("%d reports were %d", got, reports)
 	}
 	again := a.again()

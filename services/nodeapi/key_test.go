@@ -12,7 +12,7 @@ func TestRecoveryIsToldTheKey(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())
 	want := sha256.Sum256(a.cert.Leaf.RawSubjectPublicKeyInfo)
-	opened := k.plane.Opened()
+	opened := k.backend.Opened()
 	if len(opened) != 1 || !bytes.Equal(opened[0].GetKeySha256(), want[:]) {
 		t.Errorf("opened with %v", opened)
 	}

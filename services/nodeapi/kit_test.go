@@ -38,12 +38,12 @@ const patience = time.Minute
 type kit struct {
 	t                   *testing.T
 	nodes, services     *nodeapitest.Authority
-	plane               *nodeapitest.Plane
+	backend             *nodeapitest.Backend
 	db                  *testkit.Database
 	recovery, lifecycle string
 }
 
-func newKit(t *testing.T, prepare ...func(*nodeapitest.Plane)) *kit {
+func newKit(t *testing.T, prepare ...func(*nodeapitest.Backend)) *kit {
 	t.Helper()
 	testkit.IO(t)
 	k := &kit{t: t, db: testkit.DB(t)}
@@ -54,16 +54,16 @@ func newKit(t *testing.T, prepare ...func(*nodeapitest.Plane)) *kit {
 	if k.services, err = nodeapitest.NewAuthority("services"); err != nil {
 		t.Fatal(err)
 	}
-	if k.plane, err = nodeapitest.NewPlane(); err != nil {
+	if k.backend, err = nodeapitest.NewBackend(); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range prepare {
-		p(k.plane)
+		p(k.backend)
 	}
-	if k.recovery, k.lifecycle, err = k.plane.Listen(t.Context(), testkit.Logger(t), k.services); err != nil {
+	if k.recovery, k.lifecycle, err = k.backend.Listen(t.Context(), testkit.Logger(t), k.services); err != nil {
 		t.Fatal(err)
 	}
-	run(t, "plane", k.plane.Run)
+	run(t, "plane", k.backend.Run)
 	return k
 }
 
@@ -106,7 +106,7 @@ func (k *kit) replica(change ...func(*nodeapi.Config)) *replica {
 	cfg.DatabaseURLFile = k.secret(dir, "db", k.db.URL(pg.RoleNodeAPI))
 	cfg.SequencerURLFile = k.secret(dir, "seq", k.db.URL(pg.RoleSequencer))
 	cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = files.Cert, files.Key, files.ServiceCA, files.NodeCA
-	public, err := k.plane.Keys.Public()
+	public, err := k.backend.Keys.Public()
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -328,7 +328,7 @@ func (k *kit) session(r *replica) *agent {
 func (k *kit) raised(a *agent) {
 	k.t.Helper()
 	testkit.Eventually(k.t, patience, func() error {
-		for _, r := range k.plane.Readies() {
+		for _, r := range k.backend.Readies() {
 			if r.GetSessionId() == a.session {
 				return nil
 			}

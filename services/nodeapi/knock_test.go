@@ -128,7 +128,7 @@ func TestARevokedCertificateCostsItsNodeNothing(t *testing.T) {
 		t.Run(reason.String(), func(t *testing.T) {
 			var good atomic.Value // serial of the certificate that counts
 			good.Store("")
-			k := newKit(t, func(p *nodeapitest.Plane) {
+			k := newKit(t, func(p *nodeapitest.Backend) {
 				p.Deny = func(s *recoveryv1.OpenSession) *commonv1.Denial {
 					if serial := good.Load(); serial == "" || serial == s.GetSerial() {
 						return nil
@@ -144,7 +144,7 @@ func TestARevokedCertificateCostsItsNodeNothing(t *testing.T) {
 			}
 			k.connect(a, r.AgentAddr(), true)
 			a.open()
-			good.Store(k.plane.Opened()[0].GetSerial())
+			good.Store(k.backend.Opened()[0].GetSerial())
 			thief := &agent{t: t, id: a.id, instance: a.instance}
 			n, stop := k.knock(r.AgentAddr(), revoked, func() *nodev1.ConnectRequest { return thief.hello() })
 			if refused := k.comesBack(a, r.AgentAddr(), n, 3); refused != 0 {
@@ -153,7 +153,7 @@ func TestARevokedCertificateCostsItsNodeNothing(t *testing.T) {
 			stop()
 			// What recovery refused once is kept from it: it is asked at a pace of its own.
 			asked := 0
-			for _, o := range k.plane.Opened() {
+			for _, o := range k.backend.Opened() {
 				if o.GetSerial() != good.Load() {
 					asked++
 				}
@@ -173,7 +173,7 @@ func TestACopyOfTheKeyAloneCostsItsNodeNothing(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		t.Run(fmt.Sprintf("old_join_state_%v", old), func(t *testing.T) {
 			var confirmed atomic.Int64
-			k := newKit(t, func(p *nodeapitest.Plane) {
+			k := newKit(t, func(p *nodeapitest.Backend) {
 				p.Challenge = func(s *recoveryv1.OpenSession) bool {
 					state, err := p.Keys.Verify(s.GetJoinState())
 					return confirmed.Load() > 0 && (err != nil || state.Generation < confirmed.Load())
@@ -195,15 +195,15 @@ func TestACopyOfTheKeyAloneCostsItsNodeNothing(t *testing.T) {
 				t.Errorf("the node was refused %d times", refused)
 			}
 			stop()
-			if len(k.plane.Challenges()) == 0 {
+			if len(k.backend.Challenges()) == 0 {
 				t.Error("nobody was challenged")
 			}
-			for _, c := range k.plane.Challenges() {
+			for _, c := range k.backend.Challenges() {
 				if c.GetAnswered() {
 					t.Errorf("a challenge counts as answered: %v", c)
 				}
 			}
-			t.Logf("%d knocks were ended, of which %d were challenged", n.ended.Load(), len(k.plane.Challenges()))
+			t.Logf("%d knocks were ended, of which %d were challenged", n.ended.Load(), len(k.backend.Challenges()))
 		})
 	}
 }

@@ -31,7 +31,7 @@ func isOffer(f *nodev1.ConnectResponse) bool { return f.GetTaskOffer() != nil }
 func isAck(f *nodev1.ConnectResponse) bool   { return f.GetTaskResultAck() != nil }
 
 func (k *kit) fence(node string) {
-	k.plane.Change(node, func(n *recoveryv1.NodeAuthority) {
+	k.backend.Change(node, func(n *recoveryv1.NodeAuthority) {
 		n.State, n.FenceEpoch = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, n.GetFenceEpoch()+1
 	})
 }
@@ -41,7 +41,7 @@ func TestWorkGoesOutAndComesBack(t *testing.T) {
 	r := k.replica()
 	a, b := k.session(r), k.session(r)
 	task := nodeapitest.Task(a.id, 100)
-	k.plane.Queue(a.id, true, task)
+	k.backend.Queue(a.id, true, task)
 	offer := a.next("an offer", isOffer).GetTaskOffer()
 	if len(offer.GetEnvelope()) != 100 || offer.GetCorrelationId() != task.GetTask().GetTaskId() {
 		t.Errorf("offered %v", offer)
@@ -54,7 +54,7 @@ func TestWorkGoesOutAndComesBack(t *testing.T) {
 		t.Errorf("acknowledged %v", ack)
 	}
 	delivered, started, results := 0, 0, 0
-	for _, rep := range k.plane.Reports() {
+	for _, rep := range k.backend.Reports() {
 		delivered, started, results = delivered+len(rep.GetDelivered()), started+len(rep.GetStarted()), results+len(rep.GetResults())
 		if rep.GetSessionId() != a.session || rep.GetGeneration() != a.generation || rep.GetNodeInstanceId() != a.instance {
 			t.Errorf("reported for %v", rep)
@@ -63,7 +63,7 @@ func TestWorkGoesOutAndComesBack(t *testing.T) {
 	if delivered != 1 || started != 1 || results != 1 {
 		t.Errorf("reported %d, %d, %d", delivered, started, results)
 	}
-	k.plane.Cancel(&lifecyclev1.TaskCancelHint{NodeId: a.id, Task: task.GetTask(), Epoch: 3, Reason: "why"})
+	k.backend.Cancel(&lifecyclev1.TaskCancelHint{NodeId: a.id, Task: task.GetTask(), Epoch: 3, Reason: "why"})
 	cancel := a.next("a cancel", func(f *nodev1.ConnectResponse) bool { return f.GetTaskCancel() != nil }).GetTaskCancel()
 	if cancel.GetEpoch() != 3 || cancel.GetReason() != "why" {
 		t.Errorf("cancel %v", cancel)
@@ -78,13 +78,13 @@ func TestLapsedAuthority(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
 	a, fenced := k.session(r), k.session(r)
-	k.plane.Silence(true)
+	k.backend.Silence(true)
 	testkit.Eventually(t, patience, func() error {
 		return k.wantUnready(r, "authority")
 	})
 	task := nodeapitest.Task(a.id, 10)
-	k.plane.Queue(a.id, true, task)
-	before := k.plane.Calls()
+	k.backend.Queue(a.id, true, task)
+	before := k.backend.Calls()
 	a.send(result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil))
 	a.send(beat(1))
 	a.next("an answer to a heartbeat", func(f *nodev1.ConnectResponse) bool {
@@ -93,13 +93,13 @@ func TestLapsedAuthority(t *testing.T) {
 		}
 		return f.GetHeartbeatAck() != nil
 	})
-	if after := k.plane.Calls(); after["ReportTasks"] != before["ReportTasks"] || after["LeaseTasks"] != before["LeaseTasks"] {
+	if after := k.backend.Calls(); after["ReportTasks"] != before["ReportTasks"] || after["LeaseTasks"] != before["LeaseTasks"] {
 		t.Errorf("calls on a stale view: %v, then %v", before, after)
 	}
 	// The decision that was missed comes with the first answers, before anything else is sent.
 	k.fence(fenced.id)
-	k.plane.Queue(fenced.id, true, nodeapitest.Task(fenced.id, 10))
-	k.plane.Silence(false)
+	k.backend.Queue(fenced.id, true, nodeapitest.Task(fenced.id, 10))
+	k.backend.Silence(false)
 	offered, acked := false, false
 	a.next("the held offer and acknowledgement", func(f *nodev1.ConnectResponse) bool {
 		offered, acked = offered || isOffer(f), acked || isAck(f)
@@ -146,11 +146,11 @@ func TestADecisionClosesTheSession(t *testing.T) {
 		t.Run(state.String(), func(t *testing.T) {
 			a := k.session(r)
 			// This agent reads its denial and does not hang up.
-			before := k.plane.Calls()
-			k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.State = state })
-			k.plane.Queue(a.id, true, nodeapitest.Task(a.id, 10))
+			before := k.backend.Calls()
+			k.backend.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.State = state })
+			k.backend.Queue(a.id, true, nodeapitest.Task(a.id, 10))
 			a.denied(reason)
-			after := k.plane.Calls()
+			after := k.backend.Calls()
 			for _, call := range []string{"WatchAuthority", "OpenSessions"} {
 				if before[call] != after[call] {
 					t.Errorf("%d calls of %s before the decision, %d after it", before[call], call, after[call])
@@ -171,7 +171,7 @@ func TestADecisionClosesTheSession(t *testing.T) {
 func TestARetiredInstanceIsSentToRecovery(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())
-	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) {
+	k.backend.Change(a.id, func(n *recoveryv1.NodeAuthority) {
 		n.State, n.Launched = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, true
 	})
 	if denial := a.denied(commonv1.Reason_REASON_SESSION_UNKNOWN); denial.GetAction() != commonv1.Action_ACTION_WAIT ||
@@ -185,13 +185,13 @@ func TestWhatMayRunIsListedBeforeAnyOffer(t *testing.T) {
 	runs := []*nodev1.WorkspaceEpoch{{WorkspaceId: ids.New(), Epoch: 3}}
 	for name, listed := range map[string]bool{"listed": true, "of an earlier version": false} {
 		t.Run(name, func(t *testing.T) {
-			k := newKit(t, func(p *nodeapitest.Plane) {
+			k := newKit(t, func(p *nodeapitest.Backend) {
 				if listed {
 					p.Runs = func(*lifecyclev1.SessionReady) []*nodev1.WorkspaceEpoch { return runs }
 				}
 			})
 			a := k.session(k.replica())
-			k.plane.Queue(a.id, true, nodeapitest.Task(a.id, 10))
+			k.backend.Queue(a.id, true, nodeapitest.Task(a.id, 10))
 			first := a.next("a list or an offer", func(f *nodev1.ConnectResponse) bool { return f.GetRunList() != nil || f.GetTaskOffer() != nil })
 			list := first.GetRunList()
 			if list == nil || list.GetUnlisted() == listed || len(list.GetMayRun()) != map[bool]int{true: 1}[listed] {
@@ -225,7 +225,7 @@ func TestNewerSessionReplacesTheOlder(t *testing.T) {
 				}
 			})
 			k.raised(newer)
-			k.plane.Queue(newer.id, true, nodeapitest.Task(newer.id, 10))
+			k.backend.Queue(newer.id, true, nodeapitest.Task(newer.id, 10))
 			newer.next("an offer", isOffer)
 			if !c.names {
 				old.denied(commonv1.Reason_REASON_SESSION_SUPERSEDED)
@@ -256,13 +256,13 @@ func TestSupersededSerialIsClosed(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
 	a := k.session(r)
-	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.CurrentSerial, n.Confirmed = "77", n.GetConfirmed()-1 })
-	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) {
+	k.backend.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.CurrentSerial, n.Confirmed = "77", n.GetConfirmed()-1 })
+	k.backend.Change(a.id, func(n *recoveryv1.NodeAuthority) {
 		n.NextSerial, n.Confirmed = pki.SerialString(a.cert.Leaf.SerialNumber), a.generation
 	})
 	a.send(beat(1))
 	a.next("an answer", func(f *nodev1.ConnectResponse) bool { return f.GetHeartbeatAck() != nil })
-	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.NextSerial = "78" })
+	k.backend.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.NextSerial = "78" })
 	a.denied(commonv1.Reason_REASON_SERIAL_SUPERSEDED)
 }
 
@@ -285,7 +285,7 @@ func TestSessionEndsWithItsCertificate(t *testing.T) {
 
 func TestRenewalOverTheStream(t *testing.T) {
 	ask := make(chan *recoveryv1.RenewCertificateRequest, 8)
-	k := newKit(t, func(p *nodeapitest.Plane) {
+	k := newKit(t, func(p *nodeapitest.Backend) {
 		p.Renew = func(req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
 			ask <- req
 			if len(req.GetCsr()) == 64 {
@@ -315,7 +315,7 @@ func TestRenewalOverTheStream(t *testing.T) {
 // TestOneBadReportHoldsUpNobody: lifecycle refuses what one node says; the others are acknowledged and that session ends.
 func TestOneBadReportHoldsUpNobody(t *testing.T) {
 	bad := ids.New()
-	k := newKit(t, func(p *nodeapitest.Plane) {
+	k := newKit(t, func(p *nodeapitest.Backend) {
 		p.Report = func(req *lifecyclev1.ReportTasksRequest) error {
 			for _, r := range req.GetReports() {
 				for _, res := range r.GetResults() {
@@ -329,11 +329,11 @@ func TestOneBadReportHoldsUpNobody(t *testing.T) {
 	})
 	r := k.replica()
 	good, evil := k.session(r), k.session(r)
-	k.plane.Silence(true) // so that both ride in one report
+	k.backend.Silence(true) // so that both ride in one report
 	testkit.Eventually(t, patience, func() error { return k.wantUnready(r, "authority") })
 	evil.send(result(&nodev1.TaskRef{TaskId: bad, Attempt: 1}, nil))
 	good.send(result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil))
-	k.plane.Silence(false)
+	k.backend.Silence(false)
 	good.next("an acknowledgement", isAck)
 	evil.denied(commonv1.Reason_REASON_PROTOCOL_VIOLATION)
 }
@@ -405,7 +405,7 @@ func TestSlowAgentLosesItsStream(t *testing.T) {
 	// Two facts of one session that wait together are written as one.
 	testkit.Eventually(t, testkit.Patience, func() error { return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ") })
 	for range 64 {
-		k.plane.Queue(a.id, true, nodeapitest.Task(a.id, 200<<10), nodeapitest.Task(a.id, 200<<10))
+		k.backend.Queue(a.id, true, nodeapitest.Task(a.id, 200<<10), nodeapitest.Task(a.id, 200<<10))
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
 		return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ", "SESSION_STATE_CLOSED REASON_SLOW_CONSUMER")
@@ -490,13 +490,13 @@ func TestIdleSessionsCostNoGoroutine(t *testing.T) {
 	})
 }
 
-// TestWordsOfATaskStayTogether ends one task in the moment in which another is delivered: the report of the first does not take along what the second
+// TestUpdatesOfATaskStayTogether ends one task in the moment in which another is delivered: the report of the first does not take along what the second
 // says alone, and nothing of either is lost or told twice.
-func TestWordsOfATaskStayTogether(t *testing.T) {
+func TestUpdatesOfATaskStayTogether(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())
 	short, long := nodeapitest.Task(a.id, 100), nodeapitest.Task(a.id, 100)
-	k.plane.Queue(a.id, true, short, long)
+	k.backend.Queue(a.id, true, short, long)
 	a.next("an offer", isOffer)
 	a.next("another offer", isOffer)
 	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{
@@ -508,7 +508,7 @@ func TestWordsOfATaskStayTogether(t *testing.T) {
 	a.send(result(long.GetTask(), nil))
 	a.next("another acknowledgement", isAck)
 	said := map[string][]string{}
-	for _, rep := range k.plane.Reports() {
+	for _, rep := range k.backend.Reports() {
 		for _, ref := range rep.GetDelivered() {
 			said[ref.GetTaskId()] = append(said[ref.GetTaskId()], "delivered")
 		}

@@ -38,15 +38,15 @@ func TestSessionOpensInOrder(t *testing.T) {
 	k.connect(a, r.AgentAddr(), true)
 	a.open(func(h *nodev1.Hello) { h.BootId = "boot\x00id" })
 	k.raised(a)
-	ready := k.plane.Readies()[0]
-	state, err := k.plane.Keys.Verify(ready.GetJoinState())
+	ready := k.backend.Readies()[0]
+	state, err := k.backend.Keys.Verify(ready.GetJoinState())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if state.NodeID != a.id || state.Generation != a.generation || ready.GetSessionId() != a.session {
 		t.Errorf("the gate was raised with %+v", state)
 	}
-	open := k.plane.Opened()[0]
+	open := k.backend.Opened()[0]
 	if open.GetSerial() != pki.SerialString(a.cert.Leaf.SerialNumber) || open.GetBootId() != "boot\uFFFDid" {
 		t.Errorf("opened with %v", open)
 	}
@@ -54,7 +54,7 @@ func TestSessionOpensInOrder(t *testing.T) {
 	testkit.Eventually(t, patience, func() error { return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ") })
 	var before map[string]int
 	testkit.Eventually(t, patience, func() error {
-		if before = k.plane.Calls(); before["LeaseTasks"] == 0 || before["WatchWork"] == 0 {
+		if before = k.backend.Calls(); before["LeaseTasks"] == 0 || before["WatchWork"] == 0 {
 			return fmt.Errorf("calls %v", before)
 		}
 		return nil
@@ -65,7 +65,7 @@ func TestSessionOpensInOrder(t *testing.T) {
 	a.next("an acknowledged heartbeat", func(f *nodev1.ConnectResponse) bool {
 		return f.GetHeartbeatAck() != nil && f.GetHeartbeatAck().GetProfileFingerprint() == "profile" && !f.GetHeartbeatAck().GetServerTime().AsTime().IsZero()
 	})
-	if after := k.plane.Calls(); fmt.Sprint(before) != fmt.Sprint(after) {
+	if after := k.backend.Calls(); fmt.Sprint(before) != fmt.Sprint(after) {
 		t.Errorf("heartbeats became calls: %v, then %v", before, after)
 	}
 	if err := k.wantFacts(a.session, "SESSION_STATE_ADMITTED "); err != nil {
@@ -100,7 +100,7 @@ func TestHelloOfAnotherNodeIsRefused(t *testing.T) {
 	a.denied(commonv1.Reason_REASON_IDENTITY_MISMATCH)
 	b.send(beat(1))
 	b.next("an answer", func(f *nodev1.ConnectResponse) bool { return f.GetHeartbeatAck() != nil })
-	if n := len(k.plane.Opened()); n != 1 {
+	if n := len(k.backend.Opened()); n != 1 {
 		t.Errorf("%d opens reached recovery", n)
 	}
 }
@@ -145,7 +145,7 @@ func TestCertificates(t *testing.T) {
 			}
 		})
 	}
-	if n := len(k.plane.Opened()); n != 0 {
+	if n := len(k.backend.Opened()); n != 0 {
 		t.Errorf("%d opens reached recovery", n)
 	}
 	// A common name means nothing.
@@ -153,7 +153,7 @@ func TestCertificates(t *testing.T) {
 	a.cert = issue(k.nodes, nodeapitest.Leaf{URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()}, Common: "spiffe://" + nodeapitest.TrustDomain + "/node/" + ids.New()})
 	k.connect(a, r.AgentAddr(), true)
 	a.open()
-	if got := k.plane.Opened()[0].GetNodeId(); got != a.id {
+	if got := k.backend.Opened()[0].GetNodeId(); got != a.id {
 		t.Errorf("opened as %s", got)
 	}
 }
@@ -270,7 +270,7 @@ func TestOpensAreRationed(t *testing.T) {
 func TestAnOpeningThatWaitsIsReported(t *testing.T) {
 	waiting := make(chan struct{})
 	release := sync.OnceFunc(func() { close(waiting) })
-	k := newKit(t, func(p *nodeapitest.Plane) {
+	k := newKit(t, func(p *nodeapitest.Backend) {
 		p.Deny = func(*recoveryv1.OpenSession) *commonv1.Denial {
 			<-waiting
 			return nil
@@ -325,7 +325,7 @@ func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
 // TestAShutNodeMayAskAtItsPace: a node that is held is told when to ask again, and may ask then, however rarely others may open.
 func TestAShutNodeMayAskAtItsPace(t *testing.T) {
 	var shut atomic.Bool
-	k := newKit(t, func(p *nodeapitest.Plane) {
+	k := newKit(t, func(p *nodeapitest.Backend) {
 		p.Deny = func(*recoveryv1.OpenSession) *commonv1.Denial {
 			if !shut.Load() {
 				return nil
@@ -336,7 +336,7 @@ func TestAShutNodeMayAskAtItsPace(t *testing.T) {
 	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst, c.OpenEvery = 1, time.Hour })
 	a := k.session(r)
 	shut.Store(true)
-	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.State = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD })
+	k.backend.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.State = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD })
 	wait := a.denied(commonv1.Reason_REASON_IDENTITY_HELD).GetRetryAfter().AsDuration()
 	if wait <= 0 || wait > 5*time.Second {
 		t.Fatalf("a held node is told to ask again after %s", wait)
@@ -366,7 +366,7 @@ func TestAShutNodeMayAskAtItsPace(t *testing.T) {
 }
 
 func TestRefusalsOfRecoveryReachTheAgent(t *testing.T) {
-	k := newKit(t, func(p *nodeapitest.Plane) {
+	k := newKit(t, func(p *nodeapitest.Backend) {
 		p.Deny = func(*recoveryv1.OpenSession) *commonv1.Denial {
 			return fault.ToDenial(fault.New(commonv1.Reason_REASON_SERIAL_SUPERSEDED, ""), "")
 		}
@@ -385,7 +385,7 @@ func TestRefusalsOfRecoveryReachTheAgent(t *testing.T) {
 
 // TestChallenge: an old generation is asked for a signature; only a good one in time makes a copy.
 func TestChallenge(t *testing.T) {
-	k := newKit(t, func(p *nodeapitest.Plane) { p.Challenge = func(*recoveryv1.OpenSession) bool { return true } })
+	k := newKit(t, func(p *nodeapitest.Backend) { p.Challenge = func(*recoveryv1.OpenSession) bool { return true } })
 	r := k.replica(func(c *nodeapi.Config) { c.ChallengeWithin = time.Minute })
 	impatient := k.replica(func(c *nodeapi.Config) { c.ChallengeWithin = 3 * time.Second })
 	cases := []struct {
@@ -413,7 +413,7 @@ func TestChallenge(t *testing.T) {
 			c.answer(a, challenge.GetNonce())
 			_ = a.wantEnd()
 			testkit.Eventually(t, patience, func() error {
-				got := k.plane.Challenges()
+				got := k.backend.Challenges()
 				if len(got) <= i {
 					return errors.New("not reported")
 				}
@@ -442,7 +442,7 @@ func (a *agent) answer(nonce []byte, nodeID string) {
 // TestGateIsAskedUntilItOpens: a node whose fence has not reached lifecycle yet is admitted and waits for work, not refused.
 func TestGateIsAskedUntilItOpens(t *testing.T) {
 	asked := 0
-	k := newKit(t, func(p *nodeapitest.Plane) {
+	k := newKit(t, func(p *nodeapitest.Backend) {
 		p.Gate = func(*lifecyclev1.SessionReady) *commonv1.Denial {
 			if asked++; asked < 4 {
 				return fault.ToDenial(fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, ""), "")
@@ -452,6 +452,6 @@ func TestGateIsAskedUntilItOpens(t *testing.T) {
 	})
 	r := k.replica()
 	a := k.session(r)
-	k.plane.Queue(a.id, true, nodeapitest.Task(a.id, 10))
+	k.backend.Queue(a.id, true, nodeapitest.Task(a.id, 10))
 	a.next("an offer", func(f *nodev1.ConnectResponse) bool { return f.GetTaskOffer() != nil })
 }

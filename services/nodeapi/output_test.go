@@ -97,7 +97,7 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	}
 	// The agent takes its time over it: its tasks go out and come back meanwhile.
 	task := nodeapitest.Task(a.id, 100)
-	k.plane.Queue(a.id, true, task)
+	k.backend.Queue(a.id, true, task)
 	a.next("an offer", isOffer)
 	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{task.GetTask()}}}})
 	a.send(result(task.GetTask(), []byte("out")))

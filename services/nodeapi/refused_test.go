@@ -16,7 +16,7 @@ const invented = 1000 // and every attempt above it
 func isRefusal(f *nodev1.ConnectResponse) bool { return f.GetTaskReportRefused() != nil }
 
 // refusing is a plane that refuses what is reported of invented attempts.
-func refusing(p *nodeapitest.Plane) {
+func refusing(p *nodeapitest.Backend) {
 	p.Refuse = func(f *nodev1.TaskResult) *lifecyclev1.TaskRefusal {
 		if f.GetTask().GetAttempt() < invented {
 			return nil
@@ -80,13 +80,13 @@ func TestEnvelopesReachLifecycle(t *testing.T) {
 	}})
 	a.next("an acknowledgement", isAck)
 	var withDelivery, withResult bool
-	for _, r := range k.plane.Reports() {
+	for _, r := range k.backend.Reports() {
 		withDelivery = withDelivery || len(r.GetDelivered()) == 1 && len(r.GetSigned()) == 1 && r.GetSigned()[0].GetKeyId() == "k"
 		for _, f := range r.GetResults() {
 			withResult = withResult || string(f.GetSigned().GetEnvelope()) == "envelope"
 		}
 	}
 	if !withDelivery || !withResult {
-		t.Errorf("reported %v", k.plane.Reports())
+		t.Errorf("reported %v", k.backend.Reports())
 	}
 }

@@ -82,7 +82,7 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	}
 	first := welcome.GetTaskKeys()[0].GetKeyId()
 	earlier, _ := open(3)
-	for _, s := range k.plane.Readies() {
+	for _, s := range k.backend.Readies() {
 		want := []string{first}
 		if s.GetSessionId() == earlier.session {
 			want = nil
@@ -111,7 +111,7 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	}
 	now.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskKeysHeld{TaskKeysHeld: &nodev1.TaskKeysHeld{KeyIds: next.IDs()}}})
 	testkit.Eventually(t, patience, func() error {
-		if got := k.plane.Held(now.session); !slices.Equal(got, next.IDs()) {
+		if got := k.backend.Held(now.session); !slices.Equal(got, next.IDs()) {
 			return fmt.Errorf("lifecycle knows of %q", got)
 		}
 		return nil

@@ -19,7 +19,7 @@ func TestManyUnknownTasks(t *testing.T) {
 		protocol, frames int
 	}{{2, 4096}, {3, 8}} {
 		t.Run(fmt.Sprintf("protocol %d", test.protocol), func(t *testing.T) {
-			k := newKit(t, func(p *nodeapitest.Plane) {
+			k := newKit(t, func(p *nodeapitest.Backend) {
 				p.Stop = func(s *lifecyclev1.SessionReady) []*nodev1.TaskRef {
 					var out []*nodev1.TaskRef
 					for _, task := range s.GetTasksInFlight() {

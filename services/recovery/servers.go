@@ -89,7 +89,7 @@ func (s *instances) PrepareInstance(ctx context.Context, req *recoveryv1.Prepare
 
 // RetireInstance ends the identity of a box.
 func (s *instances) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
-	if err := s.enroller.RetireBox(ctx, req); err != nil {
+	if err := s.enroller.RetireInstance(ctx, req); err != nil {
 		return nil, shown(err)
 	}
 	return &recoveryv1.RetireInstanceResponse{}, nil

@@ -31,7 +31,7 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 			return nil
 		}},
 		background.Job{Name: "storage", Every: storage.Every, Timeout: time.Minute, Run: func(ctx context.Context) error {
-			told, err := room.Look(ctx)
+			told, err := room.Measure(ctx)
 			if told {
 				wake.Notify()
 			}

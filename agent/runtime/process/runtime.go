@@ -426,7 +426,7 @@ func (r *Runtime) Status(ctx context.Context, workspaceID, name string) ([]*node
 		if w.key.workspaceID != workspaceID || (name != "" && w.key.name != name) {
 			continue
 		}
-		if st := r.look(ctx, w); st != nil {
+		if st := r.check(ctx, w); st != nil {
 			out = append(out, st)
 		}
 	}
@@ -440,7 +440,7 @@ func (r *Runtime) Status(ctx context.Context, workspaceID, name string) ([]*node
 func (r *Runtime) Observe(ctx context.Context) map[string][]*nodev1.WorkloadStatus {
 	out := map[string][]*nodev1.WorkloadStatus{}
 	for _, w := range r.list() {
-		if st := r.look(ctx, w); st != nil {
+		if st := r.check(ctx, w); st != nil {
 			out[w.key.workspaceID] = append(out[w.key.workspaceID], st)
 		}
 	}

@@ -196,7 +196,7 @@ func (s *shim) supervise() (int, error) {
 	// A workload that never ran and cannot be executed stays so, and its deploy says why. Later it is tried again.
 	fresh := s.state.Run == ""
 	if s.state.HasExited && s.state.Phase == phaseExited {
-		if done, err := s.judge(s.state.ExitCode, ranUnknown); done || err != nil {
+		if done, err := s.evaluate(s.state.ExitCode, ranUnknown); done || err != nil {
 			return shimDone, err
 		}
 	}
@@ -258,11 +258,11 @@ func (s *shim) ended() (bool, error) {
 		return false, err
 	}
 	s.closeChild()
-	return s.judge(s.code, ran)
+	return s.evaluate(s.code, ran)
 }
 
-// judge applies the policy to an exit and says whether it stays so.
-func (s *shim) judge(code int32, ran time.Duration) (bool, error) {
+// evaluate applies the policy to an exit and says whether it stays so.
+func (s *shim) evaluate(code int32, ran time.Duration) (bool, error) {
 	detail := describeExit(code)
 	if s.spec.Policy == policyNever || (s.spec.Policy != policyAlways && code == 0) {
 		return true, s.end(phaseExited, detail)

@@ -31,8 +31,8 @@ const (
 // waitsForList is the detail of a workload that should run and was not started after a boot.
 const waitsForList = "waits for the control plane to list its epoch as one that may run on this node"
 
-// look returns the status of a workload, or nil if it is not deployed. It does not wait for an operation under way: files tell enough.
-func (r *Runtime) look(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
+// check returns the status of a workload, or nil if it is not deployed. It does not wait for an operation under way: files tell enough.
+func (r *Runtime) check(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
 	if w.mu.TryLock() {
 		defer w.mu.Unlock()
 		if !w.present {
@@ -202,7 +202,7 @@ func (r *Runtime) observeChanges(ctx context.Context) bool {
 	changed := false
 	for _, w := range r.list() {
 		var digest string
-		if st := r.look(ctx, w); st.GetCrashLoop() {
+		if st := r.check(ctx, w); st.GetCrashLoop() {
 			digest = crashLoops
 		} else if st != nil {
 			digest = strings.Join([]string{

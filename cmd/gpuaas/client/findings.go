@@ -115,7 +115,7 @@ func evidence(s *structpb.Struct) string {
 func findingLines(found []*lifecyclev1.Finding) string {
 	lines := make([]string, 0, len(found))
 	for _, f := range found {
-		lines = append(lines, fmt.Sprintf("%s %s: %s; %s", word(f.GetSeverity()), word(f.GetKind()), f.GetSummary(), f.GetNextAction()))
+		lines = append(lines, fmt.Sprintf("%s %s: %s; %s", enumText(f.GetSeverity()), enumText(f.GetKind()), f.GetSummary(), f.GetNextAction()))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -212,7 +212,7 @@ func (t trouble) lines() [][2]string {
 		out = append(out, [2]string{"BRAKE", "engaged: " + t.brake.GetReason() + " (`gpuaas brake release --reason TEXT`)"})
 	}
 	for _, i := range t.incidents {
-		out = append(out, [2]string{"INCIDENT", strings.ToUpper(word(i.GetSeverity())) + " " + word(i.GetKind()) + ": " + i.GetSummary() + " (" + i.GetIncidentId() + ")"})
+		out = append(out, [2]string{"INCIDENT", strings.ToUpper(enumText(i.GetSeverity())) + " " + enumText(i.GetKind()) + ": " + i.GetSummary() + " (" + i.GetIncidentId() + ")"})
 	}
 	return out
 }

@@ -61,7 +61,7 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 	if !page.watch {
 		return list(s.printer, from.view, items, next)
 	}
-	rows := &follower[T]{pr: s.printer, view: from.view, said: map[string]string{}}
+	rows := &follower[T]{pr: s.printer, view: from.view, printed: map[string]string{}}
 	if err := rows.begin(items); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 				return false, nil
 			}
 			if page.limit > 0 && changed.GetChange() == readmodelv1.Change_CHANGE_SNAPSHOT && !rows.knows(item) {
-				rows.said[rows.id(item)] = rows.text(item) // it was there, and was not to be printed
+				rows.printed[rows.id(item)] = rows.text(item) // it was there, and was not to be printed
 				return false, nil
 			}
 			return false, rows.change(item, from.keep == nil || from.keep(item))
@@ -89,17 +89,17 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 
 // follower prints the rows of a list as they change.
 type follower[T proto.Message] struct {
-	pr    *printer
-	view  view[T]
-	items []T               // those that are shown, for the layout
-	said  map[string]string // what was printed of each, by id
-	sheet *sheet[T]
+	pr      *printer
+	view    view[T]
+	items   []T               // those that are shown, for the layout
+	printed map[string]string // what was printed of each, by id
+	sheet   *sheet[T]
 }
 
 // begin prints the list as it is.
 func (f *follower[T]) begin(items []T) error {
 	for _, item := range items {
-		f.said[f.id(item)] = f.text(item)
+		f.printed[f.id(item)] = f.text(item)
 	}
 	if f.pr.structured() || f.pr.format == formatName {
 		return list(f.pr, f.view, items, "")
@@ -116,12 +116,12 @@ func (f *follower[T]) begin(items []T) error {
 // change prints an item that is not as it was printed last. One that the filters do not let through any more is printed as it is now, and then forgotten.
 func (f *follower[T]) change(item T, kept bool) error {
 	id, text := f.id(item), f.text(item)
-	before, known := f.said[id]
+	before, known := f.printed[id]
 	switch {
 	case !kept && !known, known && before == text:
 		return nil
 	case kept:
-		f.said[id] = text
+		f.printed[id] = text
 	}
 	if !kept {
 		f.forget(id)
@@ -155,12 +155,12 @@ func (f *follower[T]) row(item T) string {
 }
 
 func (f *follower[T]) forget(id string) {
-	delete(f.said, id)
+	delete(f.printed, id)
 	f.items = slices.DeleteFunc(f.items, func(item T) bool { return f.id(item) == id })
 }
 
 func (f *follower[T]) knows(item T) bool {
-	_, known := f.said[f.id(item)]
+	_, known := f.printed[f.id(item)]
 	return known
 }
 
@@ -239,9 +239,9 @@ func (f *follower[T]) retain(items []T) {
 	for _, item := range items {
 		here[f.id(item)] = true
 	}
-	for id := range f.said {
+	for id := range f.printed {
 		if !here[id] {
-			delete(f.said, id)
+			delete(f.printed, id)
 		}
 	}
 	f.items = slices.DeleteFunc(f.items, func(item T) bool { return !here[f.id(item)] })

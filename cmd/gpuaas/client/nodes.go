@@ -43,7 +43,7 @@ var nodeView = view[*readmodelv1.Node]{
 		{title: "identity: alarm", path: "identity.alarm"},
 		{title: "session: state", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
-			return onlyIf(session != nil, strings.TrimSpace(fmt.Sprintf("%s (generation %d) %s", word(session.GetState()), session.GetGeneration(), onlyIf(session.GetLate(), "late"))))
+			return onlyIf(session != nil, strings.TrimSpace(fmt.Sprintf("%s (generation %d) %s", enumText(session.GetState()), session.GetGeneration(), onlyIf(session.GetLate(), "late"))))
 		}},
 		{title: "session: peer", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
@@ -51,7 +51,7 @@ var nodeView = view[*readmodelv1.Node]{
 		}},
 		{title: "session: closed", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
-			return onlyIf(session.GetClosedAt() != nil, strings.TrimSpace(pr.when(session.GetClosedAt())+" "+word(session.GetCloseReason())+" "+session.GetCloseDetail()))
+			return onlyIf(session.GetClosedAt() != nil, strings.TrimSpace(pr.when(session.GetClosedAt())+" "+enumText(session.GetCloseReason())+" "+session.GetCloseDetail()))
 		}},
 		{title: "gate: cordon", of: func(_ *printer, n *readmodelv1.Node) string {
 			gate := n.GetGate()
@@ -67,7 +67,7 @@ var nodeView = view[*readmodelv1.Node]{
 			lines := make([]string, 0, len(n.GetSession().GetDiagnostics()))
 			for _, d := range n.GetSession().GetDiagnostics() {
 				over := onlyIf(d.GetEndedAt() != nil, " (over since "+pr.when(d.GetEndedAt())+")")
-				lines = append(lines, fmt.Sprintf("%s x%d %s %s%s", word(d.GetCode()), d.GetCount(), pr.when(d.GetObservedAt()), d.GetDetail(), over))
+				lines = append(lines, fmt.Sprintf("%s x%d %s %s%s", enumText(d.GetCode()), d.GetCount(), pr.when(d.GetObservedAt()), d.GetDetail(), over))
 			}
 			return strings.Join(lines, "\n")
 		}},
@@ -91,7 +91,7 @@ func identityText(pr *printer, id *recoveryv1.NodeIdentity) string {
 	if id == nil {
 		return ""
 	}
-	text := word(id.GetState()) + onlyIf(id.GetFencing(), ", fence not yet acknowledged")
+	text := enumText(id.GetState()) + onlyIf(id.GetFencing(), ", fence not yet acknowledged")
 	if id.GetStateReason() != "" {
 		text += ": " + id.GetStateReason()
 	}
@@ -187,7 +187,7 @@ func (p *Program) nodesWatch() *cobra.Command {
 			}
 			return s.printChanges(ctx, req, func(item *readmodelv1.WatchItem) (string, []string) {
 				n := item.GetNode()
-				return or(n.GetName(), item.GetId()), []string{"connected=" + yesNo(n.GetConnected()), word(n.GetUserState()), word(n.GetIdentity().GetState()), n.GetReason()}
+				return or(n.GetName(), item.GetId()), []string{"connected=" + yesNo(n.GetConnected()), enumText(n.GetUserState()), enumText(n.GetIdentity().GetState()), n.GetReason()}
 			})
 		}),
 	}
@@ -243,7 +243,7 @@ func (s *session) losesNode(ref *string, verb recoveryv1.IdentityVerb) func(cont
 		*ref = n.GetNodeId()
 		lost := nodeLostBy[verb]
 		state := fmt.Sprintf("Its identity is %s and it is %sconnected, with %d of its %d slots in use, as last seen.",
-			or(word(n.GetIdentity().GetState()), "unknown"), onlyIf(!n.GetConnected(), "not "), n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
+			or(enumText(n.GetIdentity().GetState()), "unknown"), onlyIf(!n.GetConnected(), "not "), n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
 		return question{or(n.GetName(), n.GetNodeId()), []string{fmt.Sprintf(lost, or(n.GetName(), n.GetNodeId())), state}}, nil
 	}
 }

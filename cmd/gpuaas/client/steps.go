@@ -86,7 +86,7 @@ func (t *stepPrinter) key(item *readmodelv1.TimelineItem) string {
 	if item.GetAttempt() > 1 {
 		name += " (attempt " + number(item.GetAttempt()) + ")"
 	}
-	text := word(item.GetState())
+	text := enumText(item.GetState())
 	switch {
 	case item.GetFinishedAt() != nil && item.GetStartedAt() != nil:
 		text += " in " + item.GetFinishedAt().AsTime().Sub(item.GetStartedAt().AsTime()).Round(time.Millisecond).String()

@@ -50,7 +50,7 @@ var taskView = view[*readmodelv1.Task]{
 // transitionText is one change of a task: its time, and how long after the first it came.
 func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.TaskTransition) string {
 	since := tr.GetAt().AsTime().Sub(all[0].GetAt().AsTime())
-	text := fmt.Sprintf("%s +%s %s", tr.GetAt().AsTime().UTC().Format("15:04:05.000"), since.Round(time.Millisecond), word(tr.GetState()))
+	text := fmt.Sprintf("%s +%s %s", tr.GetAt().AsTime().UTC().Format("15:04:05.000"), since.Round(time.Millisecond), enumText(tr.GetState()))
 	if tr.GetSessionEpoch() != 0 {
 		text += fmt.Sprintf(" (session epoch %d, attempt %d)", tr.GetSessionEpoch(), tr.GetAttempt())
 	}
@@ -223,7 +223,7 @@ func (s *session) followTask(ctx context.Context, task *lifecyclev1.Task, pos st
 	case errors.Is(err, errWaited):
 		return &exitError{
 			code: ExitTimeout, reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED,
-			message: fmt.Sprintf("task %s is %s after %s", task.GetTaskId(), word(last.GetState()), timeout),
+			message: fmt.Sprintf("task %s is %s after %s", task.GetTaskId(), enumText(last.GetState()), timeout),
 			remedy:  "look at it later: gpuaas tasks get " + task.GetTaskId(),
 		}
 	case err != nil:
@@ -233,7 +233,7 @@ func (s *session) followTask(ctx context.Context, task *lifecyclev1.Task, pos st
 		if reason == commonv1.Reason_REASON_UNSPECIFIED {
 			reason = commonv1.Reason_REASON_INTERNAL
 		}
-		return &exitError{code: ExitError, reason: reason, message: fmt.Sprintf("task %s ended %s: %s", task.GetTaskId(), word(last.GetState()), last.GetError())}
+		return &exitError{code: ExitError, reason: reason, message: fmt.Sprintf("task %s ended %s: %s", task.GetTaskId(), enumText(last.GetState()), last.GetError())}
 	}
 	return nil
 }

@@ -61,9 +61,9 @@ func parseCondition(text string) (condition, error) {
 	}
 	return condition{text, func(w *readmodelv1.Workspace) bool {
 		if field == "state" {
-			return wanted[word(w.GetState())]
+			return wanted[enumText(w.GetState())]
 		}
-		return wanted[word(w.GetUserState())]
+		return wanted[enumText(w.GetUserState())]
 	}}, nil
 }
 
@@ -94,7 +94,7 @@ func (p *Program) workspacesWait() *cobra.Command {
 				if want.holds(w) {
 					return true, nil
 				}
-				if now := word(w.GetState()); now != told {
+				if now := enumText(w.GetState()); now != told {
 					note(s.err, "%s is %s%s", fullName(w), now, onlyIf(w.GetLastError() != "", ": "+clean(w.GetLastError())))
 					told = now
 				}
@@ -134,7 +134,7 @@ func (p *Program) workspacesWait() *cobra.Command {
 // waitedTooLong says how far it came in the time it had.
 func waitedTooLong(text string, last *readmodelv1.Workspace) error {
 	if last != nil {
-		text += ": it is " + word(last.GetState())
+		text += ": it is " + enumText(last.GetState())
 		if last.GetCurrentStep() != "" {
 			text += ", at " + last.GetCurrentStep()
 		}
@@ -180,7 +180,7 @@ func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each 
 func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation, name string, want commonv1.WorkspaceState, timeout time.Duration) error {
 	ctx, cancel := within(ctx, timeout)
 	defer cancel()
-	note(s.err, "%s %s (epoch %d)%s", word(op.GetKind()), op.GetOperationId(), op.GetEpoch(), onlyIf(op.GetJoined(), ", joined one under way"))
+	note(s.err, "%s %s (epoch %d)%s", enumText(op.GetKind()), op.GetOperationId(), op.GetEpoch(), onlyIf(op.GetJoined(), ", joined one under way"))
 	steps := &stepPrinter{s: s, workspaceID: op.GetWorkspaceId(), runID: op.GetOperationId(), printed: map[string]bool{}}
 	var last *readmodelv1.Workspace
 	err := s.followWorkspace(ctx, op.GetWorkspaceId(), op.GetPos(), func(item *readmodelv1.WatchItem) (bool, error) {
@@ -197,7 +197,7 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 	}
 	switch {
 	case errors.Is(err, errWaited):
-		return waitedTooLong(fmt.Sprintf("%s has not ended after %s", word(op.GetKind()), timeout), last)
+		return waitedTooLong(fmt.Sprintf("%s has not ended after %s", enumText(op.GetKind()), timeout), last)
 	case err != nil:
 		if ctx.Err() != nil {
 			if last != nil {
@@ -205,7 +205,7 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 			}
 			wait := "gpuaas workspaces wait " + name
 			if want != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
-				wait += " --for state=" + word(want)
+				wait += " --for state=" + enumText(want)
 			}
 			return interrupted("interrupted; the operation goes on: " + wait)
 		}
@@ -235,7 +235,7 @@ func endedElsewhere(w *readmodelv1.Workspace, remedy string) error {
 	}
 	return &exitError{
 		code: ExitRefused, reason: reason, remedy: remedy,
-		message: fmt.Sprintf("%s is %s: %s", fullName(w), word(w.GetState()), or(w.GetLastError(), "no error is recorded")),
+		message: fmt.Sprintf("%s is %s: %s", fullName(w), enumText(w.GetState()), or(w.GetLastError(), "no error is recorded")),
 	}
 }
 
@@ -288,11 +288,11 @@ func (p *Program) workspacesWatch() *cobra.Command {
 			return s.printChanges(ctx, req, func(item *readmodelv1.WatchItem) (string, []string) {
 				if step := item.GetStep(); step != nil {
 					return "step " + number(step.GetStep()+1) + " " + step.GetName(), []string{
-						word(step.GetDirection()), word(step.GetState()), "attempt " + number(step.GetAttempt()), or(step.GetError(), step.GetWhyWaiting()),
+						enumText(step.GetDirection()), enumText(step.GetState()), "attempt " + number(step.GetAttempt()), or(step.GetError(), step.GetWhyWaiting()),
 					}
 				}
 				w := item.GetWorkspace()
-				return or(fullName(w), item.GetId()), []string{word(w.GetState()), word(w.GetUserState()), w.GetCurrentStep(), or(or(or(w.GetAgentDetail(), w.GetWorkloadDetail()), w.GetLastError()), w.GetWhyWaiting())}
+				return or(fullName(w), item.GetId()), []string{enumText(w.GetState()), enumText(w.GetUserState()), w.GetCurrentStep(), or(or(or(w.GetAgentDetail(), w.GetWorkloadDetail()), w.GetLastError()), w.GetWhyWaiting())}
 			})
 		}),
 	}
@@ -321,7 +321,7 @@ func (s *session) printChanges(ctx context.Context, req *readmodelv1.WatchReques
 		if s.format == formatName {
 			return false, s.line(clean(name))
 		}
-		fields = append([]string{s.now().UTC().Format("15:04:05.000"), word(item.GetChange()), name}, fields...)
+		fields = append([]string{s.now().UTC().Format("15:04:05.000"), enumText(item.GetChange()), name}, fields...)
 		for i, field := range fields {
 			fields[i] = clean(field)
 			if s.tty {

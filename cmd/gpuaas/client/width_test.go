@@ -292,7 +292,7 @@ func TestWriteErrorsFail(t *testing.T) {
 // TestFollowedRowsStayInTheirColumns: a row that changes stands in the columns above it; where it has no room there the header comes anew.
 func TestFollowedRowsStayInTheirColumns(t *testing.T) {
 	var out bytes.Buffer
-	rows := &follower[*readmodelv1.Workspace]{pr: terminal(&out, 80), view: workspaceView, said: map[string]string{}}
+	rows := &follower[*readmodelv1.Workspace]{pr: terminal(&out, 80), view: workspaceView, printed: map[string]string{}}
 	workspace := func(id, name, failure string) *readmodelv1.Workspace {
 		return &readmodelv1.Workspace{WorkspaceId: id, Tenant: "acme", Name: name, State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, LastError: failure}
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// word spells an enum for people: nothing where nothing is set.
-func word(e protoreflect.Enum) string {
+// enumText spells an enum for people: nothing where nothing is set.
+func enumText(e protoreflect.Enum) string {
 	if e.Number() == 0 {
 		return ""
 	}

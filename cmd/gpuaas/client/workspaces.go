@@ -233,7 +233,7 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 		{title: "DIRECTION", path: "direction", wide: true},
 		{title: "ATTEMPT", drop: 1, path: "attempt", as: nonzero},
 		{title: "STATE", of: func(_ *printer, i *readmodelv1.TimelineItem) string {
-			return or(word(i.GetState()), "not begun") + onlyIf(i.GetStalled(), " (stalled)")
+			return or(enumText(i.GetState()), "not begun") + onlyIf(i.GetStalled(), " (stalled)")
 		}},
 		{title: "STARTED", drop: 4, moves: true, path: "started_at"},
 		{title: "DURATION", drop: 2, moves: true, path: "duration_seconds"},
@@ -242,7 +242,7 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 		}},
 		{title: "PROGRESS", drop: 3, path: "progress"},
 		{title: "ERROR", drop: 6, below: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
-			layer := word(i.GetErrorLayer())
+			layer := enumText(i.GetErrorLayer())
 			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(), i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
 		}},
 		{title: "CAUSE", path: "likely_cause", wide: true},
@@ -343,7 +343,7 @@ var actionView = view[*lifecyclev1.ActionOption]{
 }
 
 // verb is a kind of operation as the command is called.
-func verb(kind commonv1.OperationKind) string { return strings.ReplaceAll(word(kind), "_", "-") }
+func verb(kind commonv1.OperationKind) string { return strings.ReplaceAll(enumText(kind), "_", "-") }
 
 func (p *Program) workspacesActions() *cobra.Command {
 	return &cobra.Command{
@@ -456,7 +456,7 @@ func (s *session) loses(req *readmodelv1.OperateWorkspaceRequest, lost string) f
 		if _, err := s.command.OperateWorkspace(ctx, dry); err != nil {
 			return question{}, err
 		}
-		state := fmt.Sprintf("It is %s now%s.", word(w.GetState()), onlyIf(w.GetNodeName() != "", ", on "+w.GetNodeName()))
+		state := fmt.Sprintf("It is %s now%s.", enumText(w.GetState()), onlyIf(w.GetNodeName() != "", ", on "+w.GetNodeName()))
 		return question{fullName(w), []string{fmt.Sprintf(lost, fullName(w)), state}}, nil
 	}
 }

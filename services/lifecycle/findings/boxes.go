@@ -129,15 +129,15 @@ func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instance
 
 // instanceFacts is what our rows say of a box that stands.
 type instanceFacts struct {
-	WorkspaceID string `db:"workspace_id"` // empty if it is not known here
-	BoxEpoch    int64  `db:"box_epoch"`
-	Epoch       int64  `db:"epoch"`
-	TenantID    string `db:"tenant_id"`
-	Name        string `db:"name"`
-	BusyHere    bool   `db:"busy_here"`
-	Instance    string `db:"instance"`
-	NodeID      string `db:"node_id"`
-	Claimed     bool   `db:"claimed"`
+	WorkspaceID   string `db:"workspace_id"` // empty if it is not known here
+	InstanceEpoch int64  `db:"box_epoch"`
+	Epoch         int64  `db:"epoch"`
+	TenantID      string `db:"tenant_id"`
+	Name          string `db:"name"`
+	BusyHere      bool   `db:"busy_here"`
+	Instance      string `db:"instance"`
+	NodeID        string `db:"node_id"`
+	Claimed       bool   `db:"claimed"`
 }
 
 var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", `
@@ -167,7 +167,7 @@ func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementD
 			return nil, fmt.Errorf("read rows of boxes: %w", err)
 		}
 		for _, f := range list {
-			facts[instanceKey{f.WorkspaceID, f.BoxEpoch}] = f
+			facts[instanceKey{f.WorkspaceID, f.InstanceEpoch}] = f
 		}
 	}
 	var out []Seen
@@ -184,7 +184,7 @@ func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementD
 func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f instanceFacts) (Seen, bool) {
 	k := instanceKey{b.WorkspaceID, b.Epoch}
 	out := Seen{
-		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID, NodeID: f.NodeID, NextAction: nextUnknownBox,
+		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID, NodeID: f.NodeID, NextAction: nextUnknownInstance,
 		After: map[string]any{
 			"provider_id": b.ProviderID, "instance_id": b.InstanceID, "placement": names.Of(kind), "started_at": b.StartedAt.UTC().Format("2006-01-02T15:04:05Z"),
 		},

@@ -28,7 +28,7 @@ func (b *bed) machine() *machine {
 	if _, err := b.world.gates.ApplyFence(b.t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: m.node, FenceEpoch: 1, Admitted: true, Name: "m1"}); err != nil {
 		b.t.Fatal(err)
 	}
-	if m.session = b.world.connect(b.t.Context(), &worldBox{node: m.node, ledger: ids.New()}); m.session == "" {
+	if m.session = b.world.connect(b.t.Context(), &worldInstance{node: m.node, ledger: ids.New()}); m.session == "" {
 		b.t.Fatal("the gate was not raised")
 	}
 	return m

@@ -90,7 +90,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 		t.Fatal(err)
 	}
 	tasks := task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return b.core.Wake(ctx, tx, runs...) }, Secrets: keys,
 	})
 	steps := workspace.NewSteps(workspace.StepDeps{
@@ -108,7 +108,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	b.world.tasks = tasks
 	b.world.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Box: workspace.Registrations{Core: b.core}, Committed: committed, Slots: 4,
+		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: workspace.Registrations{Core: b.core}, Committed: committed, Slots: 4,
 	})
 	b.keys = keys
 	b.server = workspace.NewServer(workspace.Deps{

@@ -28,16 +28,16 @@ import (
 
 // The key that the puppet's tasks are signed with.
 var (
-	puppetKey          = envelope.NewKey(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
-	puppetVerifiers, _ = envelope.NewVerifierSet(puppetKey.Public())
+	fakeAgentKey          = envelope.NewKey(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
+	fakeAgentVerifiers, _ = envelope.NewVerifierSet(fakeAgentKey.Public())
 )
 
 // world is everything outside lifecycle: a provider of boxes, the agents on them, and recovery's register. It keeps its own ledger, and refuses
 // nothing that a real one would not refuse: what is made twice stands there twice.
 type world struct {
 	mu         sync.Mutex
-	boxes      map[string]*worldBox // by workspace:epoch
-	identities map[string]string    // instance → node
+	instances  map[string]*worldInstance // by workspace:epoch
+	identities map[string]string         // instance → node
 	launches   map[string]int
 	gates      *gate.Server
 	tasks      *task.Server
@@ -46,7 +46,7 @@ type world struct {
 	straysAt   time.Time
 }
 
-type worldBox struct {
+type worldInstance struct {
 	instance, node string
 	ended, fenced  bool
 	things         []string // what stands on it
@@ -55,7 +55,7 @@ type worldBox struct {
 }
 
 func newWorld() *world {
-	return &world{boxes: map[string]*worldBox{}, identities: map[string]string{}, launches: map[string]int{}}
+	return &world{instances: map[string]*worldInstance{}, identities: map[string]string{}, launches: map[string]int{}}
 }
 
 // PrepareInstance registers a node and opens its gate, as recovery would once it has enrolled.
@@ -87,13 +87,13 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := fmt.Sprintf("%s:%d", b.WorkspaceID, b.Epoch)
-	have := w.boxes[k]
+	have := w.instances[k]
 	if have != nil && have.ended {
 		return placement.Launched{}, fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "ended")
 	}
 	if have == nil {
 		w.launches[k]++
-		w.boxes[k] = &worldBox{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
+		w.instances[k] = &worldInstance{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
 	}
 	return placement.Launched{ProviderID: "puppet:" + k}, nil
 }
@@ -103,10 +103,10 @@ func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := fmt.Sprintf("%s:%d", workspaceID, epoch)
-	if w.boxes[k] == nil {
-		w.boxes[k] = &worldBox{}
+	if w.instances[k] == nil {
+		w.instances[k] = &worldInstance{}
 	}
-	w.boxes[k].ended, w.boxes[k].things = true, nil
+	w.instances[k].ended, w.instances[k].things = true, nil
 	return nil
 }
 
@@ -114,7 +114,7 @@ func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 func (w *world) Fence(_ context.Context, workspaceID string, epoch int64, _ string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if b := w.boxes[fmt.Sprintf("%s:%d", workspaceID, epoch)]; b != nil {
+	if b := w.instances[fmt.Sprintf("%s:%d", workspaceID, epoch)]; b != nil {
 		b.fenced = true
 	}
 	return nil
@@ -128,7 +128,7 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 		return nil, errors.New("the provider does not answer")
 	}
 	var out []placement.Instance
-	for k, b := range w.boxes {
+	for k, b := range w.instances {
 		workspaceID, epoch, _ := strings.Cut(k, ":")
 		n, err := strconv.ParseInt(epoch, 10, 64)
 		if err != nil {
@@ -185,11 +185,11 @@ func (w *world) play(ctx context.Context) {
 	}
 }
 
-func (w *world) live() []*worldBox {
+func (w *world) live() []*worldInstance {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var out []*worldBox
-	for _, b := range w.boxes {
+	var out []*worldInstance
+	for _, b := range w.instances {
 		if !b.ended && b.node != "" {
 			out = append(out, b)
 		}
@@ -197,7 +197,7 @@ func (w *world) live() []*worldBox {
 	return out
 }
 
-func (w *world) connect(ctx context.Context, b *worldBox) string {
+func (w *world) connect(ctx context.Context, b *worldInstance) string {
 	session, instance := ids.New(), ids.New()
 	res, err := w.gates.SessionsReady(ctx, &lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: []*lifecyclev1.SessionReady{{
 		NodeId: b.node, NodeInstanceId: instance, SessionId: session, Generation: 1, JoinState: []byte(b.node + "|" + instance), LedgerId: b.ledger,
@@ -209,7 +209,7 @@ func (w *world) connect(ctx context.Context, b *worldBox) string {
 	return session
 }
 
-func (w *world) work(ctx context.Context, b *worldBox, session string) {
+func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 	res, err := w.tasks.LeaseTasks(ctx, &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{NodeId: b.node, SessionId: session, Generation: 1, MaxTasks: 8}}})
 	if err != nil {
 		return
@@ -231,7 +231,7 @@ func (w *world) work(ctx context.Context, b *worldBox, session string) {
 }
 
 // act does what a task asks, once for each attempt.
-func (w *world) act(b *worldBox, t *lifecyclev1.LeasedTask) *nodev1.TaskResult {
+func (w *world) act(b *worldInstance, t *lifecyclev1.LeasedTask) *nodev1.TaskResult {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := fmt.Sprint(t.GetTask().GetTaskId(), t.GetTask().GetAttempt())
@@ -250,11 +250,11 @@ func (w *world) act(b *worldBox, t *lifecyclev1.LeasedTask) *nodev1.TaskResult {
 	return r
 }
 
-func (b *worldBox) has(thing string) bool {
+func (b *worldInstance) has(thing string) bool {
 	return slices.Contains(b.things, thing)
 }
 
-func (b *worldBox) drop(thing string) {
+func (b *worldInstance) drop(thing string) {
 	kept := b.things[:0]
 	for _, t := range b.things {
 		if t != thing {
@@ -264,8 +264,8 @@ func (b *worldBox) drop(thing string) {
 	b.things = kept
 }
 
-func (w *world) effect(b *worldBox, o *nodev1.TaskOffer) (proto.Message, error) {
-	t, err := envelope.Verify(puppetVerifiers, o.GetEnvelope(), o.GetSignature(), o.GetKeyId())
+func (w *world) effect(b *worldInstance, o *nodev1.TaskOffer) (proto.Message, error) {
+	t, err := envelope.Verify(fakeAgentVerifiers, o.GetEnvelope(), o.GetSignature(), o.GetKeyId())
 	if err != nil {
 		return nil, err
 	}

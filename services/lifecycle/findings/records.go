@@ -30,11 +30,11 @@ const (
 
 // What people are to do about each kind.
 const (
-	nextOccupied    = "find out whose work it is; end it with the node's own tools or decommission its workspace; the cordon ends with the finding"
-	nextEmpty       = "recreate the workspace, or decommission it; if its tenant works there all the same, escalate before doing either"
-	nextUnknownBox  = "if this database was restored, follow docs/restore.md first; a recreation of its workspace ends it, and where that is not known here `gpuaas instances end PROVIDER_ID --reason TEXT --yes` does, once nobody works in it"
-	nextClaimEmpty  = "recreate or decommission the workspace: both make what is missing again or release the claim"
-	nextStorageGone = "find out on the node who removed the directory, before anything else writes there: what the workspace kept in it is gone; bring it back from a copy, or " +
+	nextOccupied        = "find out whose work it is; end it with the node's own tools or decommission its workspace; the cordon ends with the finding"
+	nextEmpty           = "recreate the workspace, or decommission it; if its tenant works there all the same, escalate before doing either"
+	nextUnknownInstance = "if this database was restored, follow docs/restore.md first; a recreation of its workspace ends it, and where that is not known here `gpuaas instances end PROVIDER_ID --reason TEXT --yes` does, once nobody works in it"
+	nextClaimEmpty      = "recreate or decommission the workspace: both make what is missing again or release the claim"
+	nextStorageGone     = "find out on the node who removed the directory, before anything else writes there: what the workspace kept in it is gone; bring it back from a copy, or " +
 		"recreate or decommission the workspace"
 	nextUnclaimed  = "find out who made it; drop it once nobody needs it, or bring back the claim that should hold it"
 	nextLeftBehind = "the sweep of orphans drops the schema and the role of that name once it can; if this stays, end whoever reads it, or drop both by hand"

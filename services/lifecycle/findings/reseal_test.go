@@ -29,7 +29,7 @@ func (b *bed) sealing(lines ...string) (*secretenv.Keys, *workspace.Sealer, *tas
 		b.t.Fatal(err)
 	}
 	db := b.db.Pool(pg.RoleLifecycle)
-	return keys, &workspace.Sealer{DB: db, Secrets: keys, Committed: func() { b.core.Committed() }}, task.NewServer(task.Deps{DB: db, Secrets: keys, Key: puppetKey})
+	return keys, &workspace.Sealer{DB: db, Secrets: keys, Committed: func() { b.core.Committed() }}, task.NewServer(task.Deps{DB: db, Secrets: keys, Key: fakeAgentKey})
 }
 
 // needs returns how many rows need a key.

@@ -60,8 +60,8 @@ func (b *bed) crowd(id string, many int) {
 	}
 }
 
-// TestALookAtRecordsGrowsWithTheFleet shows that the statements read in proportion: three times the workspaces are three times the rows read, and not nine.
-func TestALookAtRecordsGrowsWithTheFleet(t *testing.T) {
+// TestTheDetectorOfRecordsGrowsWithTheFleet shows that the statements read in proportion: three times the workspaces are three times the rows read, and not nine.
+func TestTheDetectorOfRecordsGrowsWithTheFleet(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()

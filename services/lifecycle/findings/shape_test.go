@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg/migrations"
 )
 
-// firstLook lets a lifecycle look that has just started: it reads all rows that live.
-func (b *bed) firstLook() []Seen {
+// firstSweep lets a lifecycle look that has just started: it reads all rows that live.
+func (b *bed) firstSweep() []Seen {
 	b.t.Helper()
 	deps := b.sweeper.deps
 	deps.Metrics = prometheus.NewRegistry()
@@ -49,7 +49,7 @@ func TestAColumnThatIsAddedBreaksNoSeal(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if seen := b.firstLook(); len(seen) != 0 {
+	if seen := b.firstSweep(); len(seen) != 0 {
 		t.Errorf("rows that were sealed before do not fit: %v", seen)
 	}
 	if err := b.operate(t.Context(), kRecreate, id); err != nil {
@@ -63,12 +63,12 @@ func TestAColumnThatIsAddedBreaksNoSeal(t *testing.T) {
 	if _, err := b.hand(superuser).Exec(t.Context(), `VACUUM FULL lifecycle.workspace`); err != nil {
 		t.Fatal(err)
 	}
-	if seen := b.firstLook(); len(seen) != 0 {
+	if seen := b.firstSweep(); len(seen) != 0 {
 		t.Errorf("rows that were sealed before do not fit after VACUUM FULL: %v", seen)
 	}
 	b.byHand(`ALTER TABLE lifecycle.workspace DISABLE TRIGGER seal_row`, `UPDATE lifecycle.workspace SET added_number = 8 WHERE id = '`+other+`'`,
 		`ALTER TABLE lifecycle.workspace ENABLE ALWAYS TRIGGER seal_row`)
-	if seen := b.firstLook(); len(seen) != 1 || seen[0].SubjectID != other {
+	if seen := b.firstSweep(); len(seen) != 1 || seen[0].SubjectID != other {
 		t.Errorf("the new column of a row of the former shape was changed: %v", seen)
 	}
 }
@@ -82,17 +82,17 @@ func TestAColumnThatGoes(t *testing.T) {
 	if _, err := owner.Exec(t.Context(), `ALTER TABLE lifecycle.allocation DROP COLUMN last_error`); err != nil {
 		t.Fatal(err)
 	}
-	if seen := b.firstLook(); len(seen) != 1 {
+	if seen := b.firstSweep(); len(seen) != 1 {
 		t.Errorf("a column has gone: %v", seen)
 	}
 	if _, err := owner.Exec(t.Context(), `CALL lifecycle.seal_again()`); err != nil {
 		t.Fatal(err)
 	}
-	if seen, left := b.firstLook(), b.evidence(); len(seen) != 0 || left != "" {
+	if seen, left := b.firstSweep(), b.evidence(); len(seen) != 0 || left != "" {
 		t.Errorf("after its rows were sealed again: %v, %s", seen, left)
 	}
 	b.as(pg.RoleOwner, `UPDATE lifecycle.allocation SET gpus = 5 WHERE workspace_id = $1`, id)
-	if seen := b.firstLook(); len(seen) != 1 {
+	if seen := b.firstSweep(); len(seen) != 1 {
 		t.Errorf("a change by hand after that: %v", seen)
 	}
 }
@@ -122,7 +122,7 @@ func TestSealsOfAnEarlierBuildFit(t *testing.T) {
 	exec(`UPDATE lifecycle.workspace SET last_error = 'mine' WHERE id = $1`, other)
 	exec(`INSERT INTO lifecycle.event_cursor (name, pos) VALUES ('row-witness', 3) ON CONFLICT (name) DO UPDATE SET pos = 3`)
 	exec(up)
-	if seen := b.firstLook(); len(seen) != 1 || seen[0].SubjectID != other || len(seen[0].Evidence) != 1 {
+	if seen := b.firstSweep(); len(seen) != 1 || seen[0].SubjectID != other || len(seen[0].Evidence) != 1 {
 		t.Errorf("after the migration: %v", seen)
 	}
 	if pos := b.text(`SELECT coalesce(max(pos), -1)::text FROM lifecycle.event_cursor WHERE name = $1`, ReportsConsumer); pos != "3" {
@@ -132,7 +132,7 @@ func TestSealsOfAnEarlierBuildFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.until(id, active)
-	if seen := b.firstLook(); len(seen) != 1 || len(seen[0].Evidence) != 1 {
+	if seen := b.firstSweep(); len(seen) != 1 || len(seen[0].Evidence) != 1 {
 		t.Errorf("an operation of this build leaves %v", seen)
 	}
 }

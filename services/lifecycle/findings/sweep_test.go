@@ -81,7 +81,7 @@ func TestASweepThatSeesNothingSettlesNothing(t *testing.T) {
 	}
 }
 
-func TestABoxThatEndedBehindTheProductsBack(t *testing.T) {
+func TestAnInstanceThatEndedBehindTheProductsBack(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	if err := b.world.End(t.Context(), id, 1); err != nil {
@@ -204,7 +204,7 @@ func TestACordonPassesToWhoeverElseWantsIt(t *testing.T) {
 	}
 }
 
-func TestABoxBesideTheProduct(t *testing.T) {
+func TestAnInstanceBesideTheProduct(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	stranger := ids.New()

@@ -29,8 +29,8 @@ const (
 // errStillAsked says that a placement has not answered an earlier sweep.
 var errStillAsked = errors.New("the placement has not answered an earlier question for its list")
 
-// lastWord is how long a sweep that is to end waits for placements which heed that.
-const lastWord = time.Second
+// lastReport is how long a sweep that is to end waits for placements which heed that.
+const lastReport = time.Second
 
 // SweepTwoInstances finds the workspaces of which a placement runs two instances at once. It is a sweep of its own, and each placement is asked by itself:
 // no other check, and no other placement, that fails or does not answer keeps it from its finding. It returns when ctx ends; a placement that heeds no
@@ -71,7 +71,7 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 			case one := <-results:
 				total.add(one.swept)
 				errs = append(errs, one.err)
-			case <-time.After(lastWord):
+			case <-time.After(lastReport):
 				return total, errors.Join(append(errs, fmt.Errorf("%s: a placement does not answer: %w", sourceTwo, context.Cause(ctx)))...)
 			}
 		}

@@ -160,7 +160,7 @@ func TestABatchLocksBeforeItReconciles(t *testing.T) {
 	}
 }
 
-func TestABoxWhoseWorkspaceRefusesItLeavesNothing(t *testing.T) {
+func TestAnInstanceWhoseWorkspaceRefusesItLeavesNothing(t *testing.T) {
 	k := newKit(t)
 	node, ws, instance := ids.New(), ids.New(), ids.New()
 	_, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 1, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws, Epoch: 1})
@@ -189,8 +189,8 @@ func TestABoxWhoseWorkspaceRefusesItLeavesNothing(t *testing.T) {
 	if res := k.ready(ids.New(), session(node, instance, 1))[0]; !res.GetAccepted() {
 		t.Errorf("afterwards: %v", res)
 	}
-	if len(k.heard.boxes) != 3 || k.heard.boxes[2] != ws {
-		t.Errorf("told of boxes %q", k.heard.boxes)
+	if len(k.heard.instances) != 3 || k.heard.instances[2] != ws {
+		t.Errorf("told of boxes %q", k.heard.instances)
 	}
 }
 

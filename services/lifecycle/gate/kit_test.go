@@ -50,7 +50,7 @@ type heard struct {
 	locked    []gate.Ready
 	order     []string // of the calls
 	newLedger []bool
-	boxes     []string
+	instances []string
 	failures  []string
 	refuse    error
 }
@@ -71,7 +71,7 @@ func (h *heard) Fenced(context.Context, pgx.Tx, string) error {
 }
 
 func (h *heard) SessionReady(_ context.Context, _ pgx.Tx, g gate.Gate) error {
-	h.boxes = append(h.boxes, g.WorkspaceID)
+	h.instances = append(h.instances, g.WorkspaceID)
 	return h.refuse
 }
 
@@ -96,7 +96,7 @@ func newKit(t *testing.T) *kit {
 	k := &kit{t: t, db: testkit.DB(t), heard: &heard{}, ctx: rpc.WithPerson(testkit.Context(t), rpc.Person{Subject: "ann", Roles: []string{"operator"}})}
 	k.pool = k.db.Pool(pg.RoleLifecycle)
 	k.server = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: k.pool, Join: written{}, Tasks: k.heard, Box: k.heard, Committed: func() { k.committed.Add(1) }, Slots: 4,
+		Logger: testkit.Logger(t), DB: k.pool, Join: written{}, Tasks: k.heard, Instances: k.heard, Committed: func() { k.committed.Add(1) }, Slots: 4,
 	})
 	return k
 }

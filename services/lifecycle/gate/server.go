@@ -63,11 +63,11 @@ type Instance interface {
 
 // Deps of the server.
 type Deps struct {
-	Logger *slog.Logger
-	DB     *pgxpool.Pool
-	Join   Verifier
-	Tasks  Tasks
-	Box    Instance
+	Logger    *slog.Logger
+	DB        *pgxpool.Pool
+	Join      Verifier
+	Tasks     Tasks
+	Instances Instance
 	// Committed is called after each commit that wrote events or woke a run.
 	Committed func()
 	// Slots is how many workspaces an enrolled machine holds.
@@ -119,7 +119,7 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 			}
 		}
 		if req.GetWorkspaceId() != "" {
-			err := s.deps.Box.RegisterFailures(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetRegisterFailures(), req.GetRegisterError())
+			err := s.deps.Instances.RegisterFailures(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetRegisterFailures(), req.GetRegisterError())
 			if err != nil {
 				return fmt.Errorf("tell workspace of refused registers: %w", err)
 			}
@@ -275,7 +275,7 @@ func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
 		return nil, Gate{}, fmt.Errorf("reconcile tasks: %w", err)
 	}
 	if raised.InstanceID != "" {
-		if err := s.deps.Box.SessionReady(ctx, tx, raised); err != nil {
+		if err := s.deps.Instances.SessionReady(ctx, tx, raised); err != nil {
 			return nil, Gate{}, fmt.Errorf("tell workspace of its box: %w", err)
 		}
 	}

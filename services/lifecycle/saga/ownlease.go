@@ -18,7 +18,7 @@ import (
 type ownLease struct {
 	driver *Driver
 	sent   time.Time  // when the lease was asked for: it is not believed for longer than from then on
-	held   *leasedRun // nil until the run is inserted
+	leased *leasedRun // nil until the run is inserted
 }
 
 // reserve takes a free worker of a driver of this process for a run that tx is about to start. It returns nil if none is free, or if nobody would hear of
@@ -97,7 +97,7 @@ func (o *ownLease) hold(run *Run, def *Definition, paused bool) *Attempt {
 	}
 	h.overdue = h.runLeft <= 0
 	h.openIn()
-	o.held = h
+	o.leased = h
 	return &h.attempt
 }
 
@@ -105,14 +105,14 @@ func (o *ownLease) hold(run *Run, def *Definition, paused bool) *Attempt {
 func (o *ownLease) end(ctx context.Context, committed bool) {
 	d := o.driver
 	switch {
-	case o.held == nil:
+	case o.leased == nil:
 		d.slots <- struct{}{}
 	case committed && d.adopt(ctx, o):
 	default:
 		// It was rolled back, or nobody knows, or the driver stops: if the run is there, it is due at once.
 		go func() {
 			defer func() { d.slots <- struct{}{} }()
-			d.letGoUndriven(ctx, o.held)
+			d.letGoUndriven(ctx, o.leased)
 		}()
 	}
 }
@@ -140,7 +140,7 @@ func (d *Driver) adopt(ctx context.Context, o *ownLease) bool {
 	if d.closed || d.work == nil {
 		return false
 	}
-	h, work := o.held, d.work
+	h, work := o.leased, d.work
 	a := &activity{id: h.run.ID, h: h, fence: h.run.Fence, deadline: o.sent.Add(d.cfg.Lease)}
 	d.active[a.id] = a
 	d.core.stats.Leased.Add(1)

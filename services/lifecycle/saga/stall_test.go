@@ -97,7 +97,7 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 }
 
 // A step that tells the same over and over has not moved: neither its stall clock nor its row does. A driver that is lost changes nothing of that.
-func TestOnlyNewWordsAreProgress(t *testing.T) {
+func TestOnlyNewReportsAreProgress(t *testing.T) {
 	testkit.IO(t)
 	var looks atomic.Int32
 	steps := pureSteps("wait")

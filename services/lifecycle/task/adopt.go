@@ -17,8 +17,8 @@ import (
 
 // ahead is a task whose row stands below the attempt that its node reports.
 type ahead struct {
-	row  Row
-	word taskUpdate
+	row    Row
+	update taskUpdate
 }
 
 // adoptProven looks for words on attempts above their row's. An attempt is drawn only by a lease, which signs it and
@@ -33,15 +33,15 @@ func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []taskUpdate,
 	}
 	var out []taskUpdate
 	for _, a := range list {
-		keyID, refusal := s.prove(a.word)
+		keyID, refusal := s.prove(a.update)
 		if refusal != nil {
-			done.refused[said(a.word.node, a.word.ref)] = refusal
+			done.refused[updateKey(a.update.node, a.update.ref)] = refusal
 			continue
 		}
 		if err := s.adoptAttempt(ctx, tx, a, keyID); err != nil {
 			return nil, err
 		}
-		out = append(out, a.word)
+		out = append(out, a.update)
 	}
 	return out, nil
 }
@@ -70,7 +70,7 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, err
 		case err != nil:
 			return nil, fmt.Errorf("read task behind its report: %w", err)
 		}
-		out = append(out, ahead{row: row, word: words[r.Place-1]})
+		out = append(out, ahead{row: row, update: words[r.Place-1]})
 	}
 	return out, nil
 }
@@ -101,7 +101,7 @@ func (s *Server) prove(w taskUpdate) (string, *lifecyclev1.TaskRefusal) {
 // adoptAttempt raises the row to the proven attempt, if it is still as it was read.
 func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead, keyID string) error {
 	moved, err := one(ctx, tx, adoptAttempt,
-		a.row.TaskID, a.word.ref.GetAttempt(), a.word.epoch, a.word.session, a.word.node, keyID)
+		a.row.TaskID, a.update.ref.GetAttempt(), a.update.epoch, a.update.session, a.update.node, keyID)
 	if err != nil {
 		return fmt.Errorf("adopt attempt of task %s: %w", a.row.TaskID, err)
 	}

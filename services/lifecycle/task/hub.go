@@ -35,9 +35,9 @@ const (
 type Hub struct {
 	db     *pgxpool.Pool
 	logger *slog.Logger
-	// elsewhere fires when events were numbered, by whichever process: another replica of lifecycle may have queued work.
-	elsewhere *events.Signal
-	page      int // sweepPage
+	// remote fires when events were numbered, by whichever process: another replica of lifecycle may have queued work.
+	remote *events.Signal
+	page   int // sweepPage
 	// after is the node behind which the next list of nodes with work begins, and halved how often its pages are halved. The loop alone reads them.
 	after  string
 	halved int
@@ -55,7 +55,7 @@ type watcher struct {
 // NewHub makes a hub.
 func NewHub(logger *slog.Logger, db *pgxpool.Pool, elsewhere *events.Signal) *Hub {
 	return &Hub{
-		db: db, logger: logger, elsewhere: elsewhere, page: sweepPage, after: firstNode, watchers: map[*watcher]struct{}{},
+		db: db, logger: logger, remote: elsewhere, page: sweepPage, after: firstNode, watchers: map[*watcher]struct{}{},
 	}
 }
 
@@ -97,7 +97,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	whole := true
 	busy, last := time.Now(), time.Now()
 	for {
-		elsewhere := h.elsewhere.C()
+		elsewhere := h.remote.C()
 		began := time.Now()
 		if h.sweep(ctx, whole) {
 			busy = began
@@ -111,7 +111,7 @@ func (h *Hub) Run(ctx context.Context) error {
 		}
 		rest := sweepEvery
 		if time.Since(busy) > busyFor {
-			rest = h.elsewhere.Period(sweepEvery)
+			rest = h.remote.Period(sweepEvery)
 		}
 		told := time.NewTimer(max(0, rest-time.Since(last)))
 		select {

@@ -55,7 +55,7 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: k.pool, Join: joins, Tasks: k.tasks, Box: noBox{}, Committed: func() {}, Slots: 1,
+		Logger: testkit.Logger(t), DB: k.pool, Join: joins, Tasks: k.tasks, Instances: noInstance{}, Committed: func() {}, Slots: 1,
 	})
 	n := k.node()
 	raise := func(keys ...string) {

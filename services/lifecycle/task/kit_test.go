@@ -62,11 +62,11 @@ type kit struct {
 	superseded atomic.Int64
 }
 
-type noBox struct{}
+type noInstance struct{}
 
-func (noBox) SessionReady(context.Context, pgx.Tx, gate.Gate) error { return nil }
+func (noInstance) SessionReady(context.Context, pgx.Tx, gate.Gate) error { return nil }
 
-func (noBox) RegisterFailures(context.Context, pgx.Tx, string, int64, int32, string) error {
+func (noInstance) RegisterFailures(context.Context, pgx.Tx, string, int64, int32, string) error {
 	return nil
 }
 
@@ -103,7 +103,7 @@ func newKit(t *testing.T) *kit {
 		},
 	})
 	k.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: k.pool, Join: verifier, Tasks: k.tasks, Box: noBox{}, Committed: func() {}, Slots: 1,
+		Logger: testkit.Logger(t), DB: k.pool, Join: verifier, Tasks: k.tasks, Instances: noInstance{}, Committed: func() {}, Slots: 1,
 	})
 	return k
 }

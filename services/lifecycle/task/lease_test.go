@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-func TestQueueingTheSameWishTwiceIsOneTask(t *testing.T) {
+func TestQueueingTheSameRequestTwiceIsOneTask(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	const key = "run/step/1"

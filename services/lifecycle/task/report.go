@@ -86,7 +86,7 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 		}
 		superseded = done.superseded
 		for _, w := range contradictions {
-			if done.refused[said(w.node, w.ref)] == nil {
+			if done.refused[updateKey(w.node, w.ref)] == nil {
 				late = append(late, w)
 			}
 		}
@@ -128,9 +128,9 @@ func key(ref *nodev1.TaskRef) string {
 	return fmt.Sprintf("%s/%d", ref.GetTaskId(), ref.GetAttempt())
 }
 
-// said names what one node says of an attempt. Two nodes may name the same one, if the disk of one is a copy of the other's: their words never mix, and
+// updateKey names what one node says of an attempt. Two nodes may name the same one, if the disk of one is a copy of the other's: their words never mix, and
 // only those of the task's own node count.
-func said(nodeID string, ref *nodev1.TaskRef) string { return key(ref) + "/" + nodeID }
+func updateKey(nodeID string, ref *nodev1.TaskRef) string { return key(ref) + "/" + nodeID }
 
 // gather folds a batch into one word of each node on each attempt, in a stable order so that rows are locked in the
 // same order by everyone. Of results that contradict each other the first is the node's word; the others are returned
@@ -140,7 +140,7 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]taskUpdate, []strin
 	var order []string
 	var contradictions []taskUpdate
 	at := func(r *lifecyclev1.NodeReport, ref *nodev1.TaskRef, put func(*taskUpdate)) {
-		k := said(r.GetNodeId(), ref)
+		k := updateKey(r.GetNodeId(), ref)
 		w, ok := words[k]
 		if !ok {
 			w = taskUpdate{ref: ref, node: r.GetNodeId(), epoch: r.GetGeneration(), session: r.GetSessionId()}
@@ -177,7 +177,7 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]taskUpdate, []strin
 			if !ok {
 				continue
 			}
-			k := said(r.GetNodeId(), &nodev1.TaskRef{TaskId: taskID, Attempt: attempt})
+			k := updateKey(r.GetNodeId(), &nodev1.TaskRef{TaskId: taskID, Attempt: attempt})
 			if w, reported := words[k]; reported {
 				w.signed = append(w.signed, signed)
 				words[k] = w
@@ -200,7 +200,7 @@ type applied struct {
 func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportResult) {
 	told := map[string]bool{}
 	refuse := func(ref *nodev1.TaskRef) bool {
-		k := said(r.GetNodeId(), ref)
+		k := updateKey(r.GetNodeId(), ref)
 		refusal := a.refused[k]
 		if refusal != nil && !told[k] {
 			told[k] = true
@@ -218,7 +218,7 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 		refuse(f.GetTask())
 	}
 	for _, f := range r.GetResults() {
-		if !refuse(f.GetTask()) && a.settled[said(r.GetNodeId(), f.GetTask())] {
+		if !refuse(f.GetTask()) && a.settled[updateKey(r.GetNodeId(), f.GetTask())] {
 			one.Acknowledged = append(one.Acknowledged, f.GetTask())
 		}
 	}
@@ -248,7 +248,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 	if err != nil {
 		return nil, done, err
 	}
-	rest := slices.DeleteFunc(all, func(w taskUpdate) bool { return !gates[w.node].Admitted || moved[said(w.node, w.ref)] })
+	rest := slices.DeleteFunc(all, func(w taskUpdate) bool { return !gates[w.node].Admitted || moved[updateKey(w.node, w.ref)] })
 	adopted, err := s.adoptProven(ctx, tx, rest, &done)
 	if err != nil {
 		return nil, done, err
@@ -266,7 +266,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 	}
 	var late []taskUpdate
 	for _, w := range rest { // in their order, so that everybody locks rows in the same one
-		k := said(w.node, w.ref)
+		k := updateKey(w.node, w.ref)
 		if w.result == nil || again[k] || done.refused[k] != nil {
 			continue
 		}
@@ -318,7 +318,7 @@ func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskU
 		case err != nil:
 			return nil, fmt.Errorf("apply reports: %w", err)
 		}
-		k := said(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
+		k := updateKey(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
 		w := words[k]
 		evs = append(evs, r.event(transitions(r, reported, w)...))
 		advanced[k] = true

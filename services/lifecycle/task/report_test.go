@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-func TestWordsMoveATaskForwardOnly(t *testing.T) {
+func TestUpdatesMoveATaskForwardOnly(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	row := k.enqueue(n, ofRun(ids.New()))

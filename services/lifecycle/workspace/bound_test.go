@@ -12,7 +12,7 @@ import (
 
 // TestABoundPersonIsNoOperator: a person of a tenant who has the role operator as well gets nothing of what concerns machines that others share.
 func TestABoundPersonIsNoOperator(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	tenantID := p.workspace(id).TenantID
 	for name, tc := range map[string]struct {

@@ -13,8 +13,8 @@ import (
 )
 
 // Scenario: register-401-no-live-token. What recovery refuses a box stands on its workspace until the box is through, and no longer.
-func TestRefusedRegistersStandOnTheWorkspaceUntilItsBoxRegisters(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing.T) {
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	told := func(node string, fence, epoch int64, count int32, why string) {
 		t.Helper()

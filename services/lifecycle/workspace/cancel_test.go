@@ -13,7 +13,7 @@ import (
 
 // A cancel is answered at once, and what an agent was asked to do is taken back while the agent is still silent.
 func TestACancelReachesWhatAnAgentWasAskedToDo(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.world.mu.Lock()
 	p.world.mute = true
 	p.world.mu.Unlock()

@@ -23,7 +23,7 @@ type claimRow struct {
 	ID   string
 }
 
-func (p *plane) claims(workspaceID, which string) []claimRow {
+func (p *cluster) claims(workspaceID, which string) []claimRow {
 	p.t.Helper()
 	rows, err := p.db.Pool(pg.RoleLifecycle).Query(testkit.Context(p.t), `
 		SELECT c.kind, c.deterministic_name, c.external_ref, c.epoch, c.confirmed_at IS NOT NULL, false, c.id::text
@@ -48,7 +48,7 @@ func (p *plane) claims(workspaceID, which string) []claimRow {
 func TestEveryClaimOfWhatStandsIsConfirmed(t *testing.T) {
 	for _, where := range []commonv1.PlacementDriver{byProcess, byStatic} {
 		t.Run(fmt.Sprint(where), func(t *testing.T) {
-			p := newPlane(t, planeConfig{seats: 1, lease: 5 * time.Second})
+			p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second})
 			if where == byStatic {
 				p.machine("m1")
 			}
@@ -89,7 +89,7 @@ func TestEveryClaimOfWhatStandsIsConfirmed(t *testing.T) {
 // TestClaimsOfEarlierBuildsAreConfirmed makes the claims what a database has that earlier builds wrote: intended, though what they claim stands. Of these
 // the sweep confirms each, and no other.
 func TestClaimsOfEarlierBuildsAreConfirmed(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 5 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second})
 	p.machine("m1")
 	tenant := p.tenant()
 	var works []string

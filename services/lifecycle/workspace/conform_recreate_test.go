@@ -27,11 +27,11 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// standingBoxes is what stands, and one line more for each workspace with two boxes.
-type standingBoxes struct{ *world }
+// standingInstances is what stands, and one line more for each workspace with two boxes.
+type standingInstances struct{ *world }
 
 // List returns the world's own list.
-func (s standingBoxes) List(context.Context) ([]string, error) {
+func (s standingInstances) List(context.Context) ([]string, error) {
 	out := s.standing()
 	boxes := map[string]int{}
 	for _, line := range out {
@@ -47,7 +47,7 @@ func (s standingBoxes) List(context.Context) ([]string, error) {
 
 // The steps that a recreation has of its own, and the first that it shares: the end of the former box and the launch of the next, with every fault at
 // every point. What comes after is held by the conformance of provisioning.
-func TestTheChangeOfBoxesKeepsTheContractOfTheSaga(t *testing.T) {
+func TestTheChangeOfInstancesKeepsTheContractOfTheSaga(t *testing.T) {
 	t.Parallel()
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -63,10 +63,10 @@ func TestTheChangeOfBoxesKeepsTheContractOfTheSaga(t *testing.T) {
 	log := testkit.Logger(t)
 	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = task.NewServer(task.Deps{
-		Logger: log, DB: pool, Key: puppetKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
+		Logger: log, DB: pool, Key: fakeAgentKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) }, Secrets: keys,
 	})
-	w.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: w.tasks, Box: boxes{&core}, Committed: committed, Slots: 4})
+	w.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: w.tasks, Instances: instances{&core}, Committed: committed, Slots: 4})
 	steps := NewSteps(StepDeps{
 		Logger: log, DB: pool, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue(),
 		Drivers: map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
@@ -96,7 +96,7 @@ func TestTheChangeOfBoxesKeepsTheContractOfTheSaga(t *testing.T) {
 	wg.Go(func() { w.play(ctx) })
 	t.Cleanup(func() { stop(); wg.Wait() })
 	sagatest.Conform(t, sagatest.Case{
-		DB: db, Definition: short, Resource: standingBoxes{w}, Input: newInput("acme", "demo", json.RawMessage(raw)),
+		DB: db, Definition: short, Resource: standingInstances{w}, Input: newInput("acme", "demo", json.RawMessage(raw)),
 		Running: func(c *saga.Core) { core.Store(c) },
 		Workspace: func(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, error) {
 			return w.furnish(ctx, c, tx)
@@ -132,8 +132,8 @@ func (w *world) furnish(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, e
 		return "", err
 	}
 	w.mu.Lock()
-	w.boxes[id+":1"].things = []string{"storage", "workload demo"}
-	w.boxes[id+":1"].results = map[string]*nodev1.TaskResult{}
+	w.instances[id+":1"].things = []string{"storage", "workload demo"}
+	w.instances[id+":1"].results = map[string]*nodev1.TaskResult{}
 	w.mu.Unlock()
 	if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET epoch = 1, state = 'active' WHERE id = $1`, id); err != nil {
 		return "", err

@@ -28,9 +28,9 @@ import (
 
 // The key that the puppet's tasks are signed with.
 var (
-	puppetPrivate      = ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
-	puppetKey          = envelope.NewKey(puppetPrivate)
-	puppetVerifiers, _ = envelope.NewVerifierSet(puppetKey.Public())
+	fakeAgentPrivate      = ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	fakeAgentKey          = envelope.NewKey(fakeAgentPrivate)
+	fakeAgentVerifiers, _ = envelope.NewVerifierSet(fakeAgentKey.Public())
 )
 
 // resource asks the world and the workload database what is there.
@@ -72,10 +72,10 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 	pool := db.Pool("lifecycle")
 	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) }, Secrets: keys,
 	})
-	w.gates = gate.NewServer(gate.Deps{Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: w.tasks, Box: boxes{&core}, Committed: committed, Slots: 4})
+	w.gates = gate.NewServer(gate.Deps{Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: w.tasks, Instances: instances{&core}, Committed: committed, Slots: 4})
 	tenant := "x" + strings.ReplaceAll(ids.New(), "-", "")[18:]
 	steps := NewSteps(StepDeps{
 		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys,
@@ -121,16 +121,16 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 	}
 }
 
-// boxes wakes runs of whichever core drives now.
-type boxes struct{ core *atomic.Pointer[saga.Core] }
+// instances wakes runs of whichever core drives now.
+type instances struct{ core *atomic.Pointer[saga.Core] }
 
 // SessionReady wakes the run of the box.
-func (b boxes) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
+func (b instances) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
 	return Registrations{Core: b.core.Load()}.SessionReady(ctx, tx, g)
 }
 
 // RegisterFailures writes them down.
-func (b boxes) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32, text string) error {
+func (b instances) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32, text string) error {
 	return Registrations{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
 }
 
@@ -138,7 +138,7 @@ func (b boxes) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch
 func (w *world) forget(workspaceID string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for k, b := range w.boxes {
+	for k, b := range w.instances {
 		if strings.HasPrefix(k, workspaceID+":") {
 			b.ended, b.things = true, nil
 			delete(w.identities, b.instance)

@@ -15,7 +15,7 @@ import (
 )
 
 // provision asks for a workspace of one workload whose agent reports what the world is told to.
-func (p *plane) provision(name string, crashes int32, reported *nodev1.WorkloadStatus) string {
+func (p *cluster) provision(name string, crashes int32, reported *nodev1.WorkloadStatus) string {
 	p.t.Helper()
 	p.world.mu.Lock()
 	p.world.workload, p.world.crashes, p.world.restarted = reported, crashes, 0
@@ -34,7 +34,7 @@ func (p *plane) provision(name string, crashes int32, reported *nodev1.WorkloadS
 }
 
 // waits returns the attempts of the wait for readiness.
-func (p *plane) waits(runID string) []saga.Attempt {
+func (p *cluster) waits(runID string) []saga.Attempt {
 	p.t.Helper()
 	all, err := saga.Timeline(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), runID)
 	if err != nil {
@@ -51,7 +51,7 @@ func (p *plane) waits(runID string) []saga.Attempt {
 
 // TestACrashLoopEndsTheWait: what exits again and again is the tenant's failure, found at once and not tried for another window.
 func TestACrashLoopEndsTheWait(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	backoff := func() *nodev1.WorkloadStatus {
 		return &nodev1.WorkloadStatus{Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 1, Detail: "exited with status 1", LastOutput: "no module named x"}
 	}
@@ -104,7 +104,7 @@ func TestACrashLoopEndsTheWait(t *testing.T) {
 // TestARecreationOutlivesACrashLoop: the undo of a recreation would take schema and storage, and what the workload depends on may still be starting.
 func TestARecreationOutlivesACrashLoop(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	for name, tc := range map[string]struct {
 		crashes  int32
 		reported *nodev1.WorkloadStatus
@@ -168,8 +168,8 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 	}
 }
 
-// TestJudgeReadiness counts restarts that have happened, and lays at the tenant's door what is the tenant's.
-func TestJudgeReadiness(t *testing.T) {
+// TestReadinessOf counts restarts that have happened, and lays at the tenant's door what is the tenant's.
+func TestReadinessOf(t *testing.T) {
 	const running, backoff, exited = nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
 	const tenant, mesh = commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME
 	spec := &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{Name: "main"}}}
@@ -199,7 +199,7 @@ func TestJudgeReadiness(t *testing.T) {
 		"never started by its agent":          {phase: exited, code: 127, detail: "prepare start: no room", layer: mesh, text: "ended before it was ready: prepare start: no room"},
 		"ended with a status of its own 127":  {phase: exited, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with status 127"},
 	} {
-		got := judge(spec, &nodev1.WorkloadStatusOutput{Workloads: []*nodev1.WorkloadStatus{
+		got := readinessOf(spec, &nodev1.WorkloadStatusOutput{Workloads: []*nodev1.WorkloadStatus{
 			{Name: "main", Phase: tc.phase, Restarts: tc.restarts, ExitCode: tc.code, Detail: tc.detail},
 		}}, map[string]int32{"main": tc.before}, 3)
 		text, layer, retryable := got.why, commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED, false

@@ -11,7 +11,7 @@ import (
 
 // A flip that the database refuses keeps all that was made: after a reset the retry only flips, in the same epoch and on the same box.
 func TestAFlipThatFailsKeepsWhatWasMade(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	tenant := p.tenant()
 	exec := func(sql string) {
 		t.Helper()

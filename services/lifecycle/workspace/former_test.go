@@ -33,8 +33,8 @@ func (s strict) Launch(ctx context.Context, b placement.LaunchRequest) (placemen
 func (s strict) mayLaunch(b placement.LaunchRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for key, have := range s.boxes {
-		ws, epoch := splitBox(key)
+	for key, have := range s.instances {
+		ws, epoch := splitInstance(key)
 		if ws != b.WorkspaceID || have.ended {
 			continue
 		}
@@ -49,7 +49,7 @@ func (s strict) mayLaunch(b placement.LaunchRequest) error {
 	return nil
 }
 
-func splitBox(key string) (string, int64) {
+func splitInstance(key string) (string, int64) {
 	ws, text, _ := strings.Cut(key, ":")
 	var epoch int64
 	_, _ = fmt.Sscan(text, &epoch)
@@ -60,8 +60,8 @@ func (s strict) List(context.Context) ([]placement.Instance, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []placement.Instance
-	for key, b := range s.boxes {
-		ws, epoch := splitBox(key)
+	for key, b := range s.instances {
+		ws, epoch := splitInstance(key)
 		if !ids.Valid(ws) {
 			continue
 		}
@@ -81,23 +81,23 @@ func (s strict) Standing(ctx context.Context) ([]placement.Instance, error) {
 }
 
 // plant puts an instance of a lost history at the provider.
-func (p *plane) plant(id string, epoch int64) string {
+func (p *cluster) plant(id string, epoch int64) string {
 	p.t.Helper()
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
 	instance := ids.New()
-	p.world.boxes[fmt.Sprintf("%s:%d", id, epoch)] = &worldBox{instance: instance}
+	p.world.instances[fmt.Sprintf("%s:%d", id, epoch)] = &worldInstance{instance: instance}
 	return instance
 }
 
-func (p *plane) standingOf(id string, epoch int64) bool {
+func (p *cluster) standingOf(id string, epoch int64) bool {
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
-	b := p.world.boxes[fmt.Sprintf("%s:%d", id, epoch)]
+	b := p.world.instances[fmt.Sprintf("%s:%d", id, epoch)]
 	return b != nil && !b.ended
 }
 
-func (p *plane) reaper(driver placement.Driver) *Reaper {
+func (p *cluster) reaper(driver placement.Driver) *Reaper {
 	p.t.Helper()
 	reg, err := obs.NewRegistry()
 	if err != nil {
@@ -114,7 +114,7 @@ func (p *plane) reaper(driver placement.Driver) *Reaper {
 }
 
 // wake has the workspace's run look again now.
-func (p *plane) wake(id string) {
+func (p *cluster) wake(id string) {
 	p.t.Helper()
 	core := p.seats[0].core
 	if err := pg.InTx(p.t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error { return core.WakeWorkspaces(ctx, tx, id) }); err != nil {
@@ -126,7 +126,7 @@ func (p *plane) wake(id string) {
 // A recreation whose placement still runs an earlier instance that no row names waits for its end, however often it is refused, and then goes on.
 func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 	var driver strict
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, boxes: func(w *world) placement.Driver { driver = strict{w}; return driver }})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, instances: func(w *world) placement.Driver { driver = strict{w}; return driver }})
 	id := p.create(p.tenant(), "demo", byProcess)
 	// A history that was lost had recreated it; the number that is drawn now stands above that, as after a raise of the era.
 	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace SET epoch = 4, version = version + 1 WHERE id = $1`, id); err != nil {
@@ -181,7 +181,7 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 func TestALaunchAtAnEpochOfALostHistoryIsRefusedAndEndsNothing(t *testing.T) {
 	t.Parallel()
 	var driver strict
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, boxes: func(w *world) placement.Driver { driver = strict{w}; return driver }})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, instances: func(w *world) placement.Driver { driver = strict{w}; return driver }})
 	id := p.create(p.tenant(), "demo", byProcess)
 	if err := p.world.End(t.Context(), id, 1); err != nil { // the lost history had ended it
 		t.Fatal(err)

@@ -151,7 +151,7 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 	if err != nil {
 		return err
 	}
-	verdict, why := Judge(found.Instance, owners[0])
+	verdict, why := Belongs(found.Instance, owners[0])
 	if !owners[0].Known {
 		return nil
 	}

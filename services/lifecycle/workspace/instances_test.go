@@ -95,11 +95,11 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 		_, err := server.EndInstance(operator(t.Context()), &lifecyclev1.EndInstanceRequest{Instance: b.InstanceID, Reason: "it looks strange"})
 		return err
 	}
-	held := m.box(place{instance: "live", run: "failed", claimed: true})
+	held := m.instance(place{instance: "live", run: "failed", claimed: true})
 	want(t, end(held), commonv1.Reason_REASON_PRECONDITION_FAILED)
-	busy := m.box(place{instance: "launching", run: "running", claimed: true})
+	busy := m.instance(place{instance: "launching", run: "running", claimed: true})
 	want(t, end(busy), commonv1.Reason_REASON_PRECONDITION_FAILED)
-	used := m.box(place{instance: "ended", run: "succeeded"})
+	used := m.instance(place{instance: "ended", run: "succeeded"})
 	m.exec(`UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`, used.WorkspaceID)
 	want(t, end(used), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	for _, b := range []placement.LaunchRequest{held, busy, used} {
@@ -107,7 +107,7 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 			t.Error("an instance that is accounted for was ended")
 		}
 	}
-	over := m.box(place{instance: "ended", run: "failed"})
+	over := m.instance(place{instance: "ended", run: "failed"})
 	m.exec(`UPDATE lifecycle.workspace SET epoch = 0 WHERE id = $1`, over.WorkspaceID)
 	if err := end(over); err != nil || m.standing()[over.WorkspaceID] {
 		t.Errorf("one of an epoch that was never drawn here, of a workspace that has failed: %v", err)
@@ -117,7 +117,7 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 // An instance that was shown as unaccounted for and is superseded later is shown as ended under the same id, above the versions that were shown.
 func TestAnUnaccountedInstanceThatIsSupersededGoesOnUnderItsId(t *testing.T) {
 	m := newMorgue(t)
-	b := m.box(place{run: "failed"})
+	b := m.instance(place{run: "failed"})
 	m.exec(`UPDATE lifecycle.workspace SET epoch = 0 WHERE id = $1`, b.WorkspaceID)
 	m.sweep(Reaped{Unknown: 1})
 	m.exec(`UPDATE lifecycle.workspace SET epoch = 2 WHERE id = $1`, b.WorkspaceID)

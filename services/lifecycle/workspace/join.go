@@ -18,7 +18,7 @@ import (
 type joinHint struct {
 	workspaceID string
 	runID       string
-	held        lock.Outcome
+	leased      lock.Outcome
 }
 
 // joinHintOf asks the lock store who is on it, for the kinds that join each other. It only answers fast: without it, or if it is wrong, the database
@@ -26,7 +26,7 @@ type joinHint struct {
 func (s *Server) joinHintOf(ctx context.Context, req *lifecyclev1.RequestOperationRequest) joinHint {
 	h := joinHint{workspaceID: req.GetWorkspaceId(), runID: ids.New()}
 	if (req.GetKind() == kRecreate || req.GetKind() == kRetry) && !req.GetDryRun() {
-		h.held = s.deps.Lock.Acquire(ctx, h.workspaceID, h.runID)
+		h.leased = s.deps.Lock.Acquire(ctx, h.workspaceID, h.runID)
 	}
 	return h
 }
@@ -48,16 +48,16 @@ const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.st
 // holds the workspace. Whoever brings an idempotency key takes the long way, where the key is kept; so do whoever brings a proof, which is to be
 // used, and the watchdog, which may be served otherwise.
 func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest, h joinHint) (*lifecyclev1.Operation, bool) {
-	if byWatchdog(ctx, req) || h.held.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() || req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
+	if byWatchdog(ctx, req) || h.leased.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() || req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
 		return nil, false
 	}
 	args := []any{h.workspaceID, bringing()}
-	if h.held.Kind == lock.Held {
-		args = append(args, h.held.RunID)
+	if h.leased.Kind == lock.Held {
+		args = append(args, h.leased.RunID)
 	}
 	var run saga.Run
 	var tenantID, state string
-	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.held.Kind == lock.Held), args...).Scan(&run.ID, &tenantID, &run.Kind, &run.Epoch, &state); err != nil {
+	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.leased.Kind == lock.Held), args...).Scan(&run.ID, &tenantID, &run.Kind, &run.Epoch, &state); err != nil {
 		return nil, false // nothing of it is sure: the long way finds out, and says what is wrong
 	}
 	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != tenantID {
@@ -68,8 +68,8 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 
 // settle leaves the lock store naming the run that serves, so that the next one finds it at once.
 func (s *Server) settle(ctx context.Context, h joinHint, op *lifecyclev1.Operation, err error) {
-	holder := h.held.RunID
-	switch h.held.Kind {
+	holder := h.leased.RunID
+	switch h.leased.Kind {
 	case lock.Unknown:
 		return
 	case lock.Won:
@@ -80,7 +80,7 @@ func (s *Server) settle(ctx context.Context, h joinHint, op *lifecyclev1.Operati
 	if err == nil && !op.GetReplayed() && op.GetKind() != commonv1.OperationKind_OPERATION_KIND_DECOMMISSION {
 		serves = op.GetOperationId()
 	}
-	if holder == serves || serves == "" && h.held.Kind == lock.Held {
+	if holder == serves || serves == "" && h.leased.Kind == lock.Held {
 		return
 	}
 	s.deps.Lock.Release(ctx, h.workspaceID, holder)

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// askLook reads the workspace's row.
-const askLook = "look"
+// askView reads the workspace's row.
+const askView = "look"
 
 // called is a request of a client, and heard what it was answered.
 type called struct {
@@ -89,7 +89,7 @@ func (r rules) explains(now account, in called, out heard) (account, bool) {
 	if !create && in.id != s.ID {
 		s = sketch{ID: in.id, State: "decommissioned"} // one that had the name before
 	}
-	if in.verb == askLook {
+	if in.verb == askView {
 		if s.ID != now.s.ID {
 			return now, out.state == s.State
 		}

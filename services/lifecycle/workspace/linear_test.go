@@ -76,7 +76,7 @@ type replica struct {
 }
 
 func (r *replica) call(ctx context.Context, tenant string, in called) (heard, error) {
-	if in.verb == askLook {
+	if in.verb == askView {
 		w, err := saga.GetWorkspace(ctx, r.pool, in.id)
 		return heard{id: w.ID, run: w.RunID, state: w.State, epoch: w.Epoch, reset: w.ResetDone, used: w.RetryUsed}, err
 	}
@@ -163,7 +163,7 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 	for c := range clients {
 		wg.Go(func() {
 			dice := rand.New(rand.NewPCG(seed, uint64(c))) //nolint:gosec // it is to be repeated
-			wishes := append([]string{askCreate, askCreate, askOther, askLook, askLook, askRetry, askRecreate, askReplace, askReset, askReset}, verbs()...)
+			wishes := append([]string{askCreate, askCreate, askOther, askView, askView, askRetry, askRecreate, askReplace, askReset, askReset}, verbs()...)
 			for range requests {
 				in := called{verb: wishes[dice.IntN(len(wishes))], override: dice.IntN(4) == 0}
 				if dice.IntN(5) == 0 {
@@ -178,7 +178,7 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 				if in.verb != askCreate && in.verb != askOther {
 					in.id = id
 				}
-				if in.verb == askLook {
+				if in.verb == askView {
 					in.key = ""
 				}
 				call := time.Since(base)
@@ -227,7 +227,7 @@ func alone(t *testing.T, all []*replica, tenant string) []porcupine.Operation {
 			}
 			return err
 		})
-		switch ask(askLook, id).state {
+		switch ask(askView, id).state {
 		case "active":
 			ask(askReset, id)
 			ask(askRecreate, id)
@@ -362,7 +362,7 @@ func TestTheSpecificationFindsSomebodyGuilty(t *testing.T) {
 		return porcupine.Operation{Input: in, Output: out, Call: n, Return: n + 15}
 	}
 	made := at(0, askCreate, heard{id: "w", run: "r1", epoch: 1})
-	active := at(20, askLook, heard{id: "w", run: "r1", epoch: 1, state: "active"})
+	active := at(20, askView, heard{id: "w", run: "r1", epoch: 1, state: "active"})
 	for name, tc := range map[string]struct {
 		past   []porcupine.Operation
 		guilty bool
@@ -379,7 +379,7 @@ func TestTheSpecificationFindsSomebodyGuilty(t *testing.T) {
 		"a join of what nobody began": {guilty: true, past: []porcupine.Operation{made, active, at(40, askRecreate, heard{id: "w", run: "r9", epoch: 2, joined: true})}},
 		"a reset of what is active":   {guilty: true, past: []porcupine.Operation{made, active, at(40, askReset, heard{id: "w", run: "r1", epoch: 1})}},
 		"a stale look": {guilty: true, past: []porcupine.Operation{
-			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(60, askLook, heard{id: "w", run: "r1", epoch: 1, state: "active"}),
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(60, askView, heard{id: "w", run: "r1", epoch: 1, state: "active"}),
 		}},
 	} {
 		if got := porcupine.CheckOperations(rules{}.specification(), tc.past); got == tc.guilty {

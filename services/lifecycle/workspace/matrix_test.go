@@ -269,15 +269,15 @@ func TestEveryRequestInEveryState(t *testing.T) {
 						t.Errorf("%s: %s %s, want %s (%v)", state, what, got, cells[i], err)
 						continue
 					}
-					d.judge(state, what, id, got, op, err)
+					d.check(state, what, id, got, op, err)
 				}
 			}
 		})
 	}
 }
 
-// judge looks at what goes with an answer.
-func (d *desk) judge(state, what, id, got string, op *lifecyclev1.Operation, err error) {
+// check looks at what goes with an answer.
+func (d *desk) check(state, what, id, got string, op *lifecyclev1.Operation, err error) {
 	d.t.Helper()
 	live := d.count(`SELECT count(*) FROM lifecycle.saga_run WHERE workspace_id = '` + id + `' AND finished_at IS NULL`)
 	if live > 1 {
@@ -352,7 +352,7 @@ func TestActionsSayWhatRequestsAreAnswered(t *testing.T) {
 }
 
 // A herd is answered by one operation whatever becomes of the lock store in its midst.
-func TestAHerdJoinsWhateverTheLockStoreDoes(t *testing.T) {
+func TestManyRequestsJoinWhateverTheLockStoreDoes(t *testing.T) {
 	for store, open := range lockStates(t) {
 		t.Run(store, func(t *testing.T) {
 			joins, disturb := open(t)

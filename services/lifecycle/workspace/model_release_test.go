@@ -11,7 +11,7 @@ import (
 )
 
 // newest reads the workspace's newest allocation; an id that nothing has if it never had one.
-func (a *tale) newest() (id string, fence int64) {
+func (a *scenario) newest() (id string, fence int64) {
 	id = ids.New()
 	err := a.db.OwnerPool().QueryRow(testkit.Context(a.t), `SELECT coalesce(max(x.id), $2), coalesce(max(x.fence), 1) FROM (
 		SELECT allocation_id::text AS id, fence FROM lifecycle.allocation WHERE workspace_id = $1 ORDER BY epoch DESC, created_at DESC LIMIT 1) AS x`,
@@ -23,7 +23,7 @@ func (a *tale) newest() (id string, fence int64) {
 }
 
 // askRelease asks for a release of the workspace's newest allocation to be tried again, or forced.
-func (a *tale) askRelease(ctx context.Context, q asking) (*lifecyclev1.Operation, error) {
+func (a *scenario) askRelease(ctx context.Context, q request) (*lifecyclev1.Operation, error) {
 	allocations := NewAllocations(a.seats[q.seat].server)
 	id, fence := a.newest()
 	if q.verb == askRetryRelease {
@@ -50,7 +50,7 @@ func (a *tale) askRelease(ctx context.Context, q asking) (*lifecyclev1.Operation
 }
 
 // expectsRelease is what the model says to a request about the workspace's newest allocation.
-func (a *tale) expectsRelease(q asking) verdict {
+func (a *scenario) expectsRelease(q request) verdict {
 	v := a.rules.decide(a.s, q.verb, false)
 	switch {
 	case q.who == "stranger", a.count(`SELECT count(*) FROM lifecycle.allocation WHERE workspace_id = $1`, a.s.ID) == 0:
@@ -66,9 +66,9 @@ func (a *tale) expectsRelease(q asking) verdict {
 }
 
 // failsToRelease brings the tale's workspace into a stuck decommission whose release of the allocation has failed.
-func (a *tale) failsToRelease() {
+func (a *scenario) failsToRelease() {
 	a.settles()
-	a.request(asking{verb: askDecommission})
+	a.request(request{verb: askDecommission})
 	a.mu.Lock()
 	a.faults["Release storage and box/do"], a.troubled = failsBefore, true
 	a.mu.Unlock()
@@ -84,33 +84,33 @@ func (a *tale) failsToRelease() {
 // TestTheModelKnowsTheWaysOutOfAFailedRelease asks for both where they are possible and where not, and holds the service to the model.
 func TestTheModelKnowsTheWaysOutOfAFailedRelease(t *testing.T) {
 	g := newStage(t, nil)
-	for name, script := range map[string]func(a *tale){
-		"retry of what is stuck": func(a *tale) {
-			a.request(asking{verb: askRetryRelease})
-			a.request(asking{verb: askRetryRelease}) // its run is open again
+	for name, script := range map[string]func(a *scenario){
+		"retry of what is stuck": func(a *scenario) {
+			a.request(request{verb: askRetryRelease})
+			a.request(request{verb: askRetryRelease}) // its run is open again
 			a.settles()
 		},
-		"forced": func(a *tale) {
-			a.request(asking{verb: askForceRelease, who: "stranger"})
-			a.request(asking{verb: askForceRelease, override: true})
-			a.request(asking{verb: askForceRelease, noReason: true})
-			a.request(asking{verb: askForceRelease, who: "operator"})
-			a.request(asking{verb: askForceRelease})
-			a.request(asking{verb: askCancel})
+		"forced": func(a *scenario) {
+			a.request(request{verb: askForceRelease, who: "stranger"})
+			a.request(request{verb: askForceRelease, override: true})
+			a.request(request{verb: askForceRelease, noReason: true})
+			a.request(request{verb: askForceRelease, who: "operator"})
+			a.request(request{verb: askForceRelease})
+			a.request(request{verb: askCancel})
 			a.settles()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := &tale{stage: g, rt: t, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
+			a := &scenario{stage: g, rt: t, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
 			a.tenant = g.tenant()
 			if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
 				t.Fatal(err)
 			}
 			a.other = ids.New()
 			defer a.leave()
-			a.request(asking{verb: askCreate})
+			a.request(request{verb: askCreate})
 			for _, verb := range releaseVerbs() {
-				a.request(asking{verb: verb}) // nothing was released yet
+				a.request(request{verb: verb}) // nothing was released yet
 			}
 			a.failsToRelease()
 			script(a)
@@ -118,7 +118,7 @@ func TestTheModelKnowsTheWaysOutOfAFailedRelease(t *testing.T) {
 				t.Errorf("in the end %+v", a.s)
 			}
 			for _, verb := range releaseVerbs() {
-				a.request(asking{verb: verb})
+				a.request(request{verb: verb})
 			}
 		})
 	}

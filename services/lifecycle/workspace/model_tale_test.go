@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// tale is one sequence: a name, the workspace that has it, and the model of it.
-type tale struct {
+// scenario is one sequence: a name, the workspace that has it, and the model of it.
+type scenario struct {
 	*stage
 
 	rt       fataler
@@ -33,7 +33,7 @@ type tale struct {
 	before   history
 	troubled bool     // something was done to the open run by which it may fail
 	acks     []string // claims that the last dry run of a forced release has listed
-	said     []string
+	reported []string
 	counts   map[string]int
 }
 
@@ -41,21 +41,23 @@ type fataler interface {
 	Fatalf(format string, args ...any)
 }
 
-func (a *tale) fail(format string, args ...any) {
-	a.rt.Fatalf("%s\nin %+v\nafter %s", fmt.Sprintf(format, args...), a.s, strings.Join(a.said, "; "))
+func (a *scenario) fail(format string, args ...any) {
+	a.rt.Fatalf("%s\nin %+v\nafter %s", fmt.Sprintf(format, args...), a.s, strings.Join(a.reported, "; "))
 }
 
-func (a *tale) say(format string, args ...any) { a.said = append(a.said, fmt.Sprintf(format, args...)) }
+func (a *scenario) say(format string, args ...any) {
+	a.reported = append(a.reported, fmt.Sprintf(format, args...))
+}
 
-// asking is one request.
-type asking struct {
+// request is one request.
+type request struct {
 	verb, who, key     string
 	override, noReason bool // of a forced release: another fence than the allocation's, and no claim acknowledged
 	seat               int
 	dry                bool
 }
 
-func (a *tale) ask(q asking) (*lifecyclev1.Operation, error) {
+func (a *scenario) ask(q request) (*lifecyclev1.Operation, error) {
 	ctx := testkit.Context(a.t)
 	switch q.who {
 	case "operator":
@@ -89,7 +91,7 @@ func (a *tale) ask(q asking) (*lifecyclev1.Operation, error) {
 }
 
 // expects is what the model says to a request: who may ask at all, whether the key was answered before, and then the rules.
-func (a *tale) expects(q asking) (verdict, string) {
+func (a *scenario) expects(q request) (verdict, string) {
 	if q.verb == askReplace {
 		q.who = "service"
 	}
@@ -120,7 +122,7 @@ func (a *tale) expects(q asking) (verdict, string) {
 	return a.rules.decide(a.s, q.verb, q.override), ""
 }
 
-func (a *tale) stands(verb string) string {
+func (a *scenario) stands(verb string) string {
 	switch verb {
 	case askCreate, askOther:
 		return verb
@@ -131,7 +133,7 @@ func (a *tale) stands(verb string) string {
 }
 
 // request asks for something in three ways, in the table of actions, as a dry run and in earnest, and holds the answers to the model.
-func (a *tale) request(q asking) {
+func (a *scenario) request(q request) {
 	a.s.Healthy = a.s.State == "active" && a.offset-a.healthy >= time.Hour
 	before, err := a.traces(a.tenantID)
 	if err != nil {
@@ -177,7 +179,7 @@ func (a *tale) request(q asking) {
 }
 
 // compare holds an answer to a verdict.
-func (a *tale) compare(what string, q asking, want verdict, got *lifecyclev1.Operation, err error, replayed string) {
+func (a *scenario) compare(what string, q request, want verdict, got *lifecyclev1.Operation, err error, replayed string) {
 	if want.how == refuses {
 		if err == nil || names.Of(fault.ReasonOf(err)) != want.reason {
 			a.fail("%s by %s is to be refused with %s: %v, %v", what, q.who, want.reason, got, err)
@@ -212,7 +214,7 @@ func (a *tale) compare(what string, q asking, want verdict, got *lifecyclev1.Ope
 }
 
 // table holds the table of actions to the rules.
-func (a *tale) table() {
+func (a *scenario) table() {
 	if a.s.ID == "" {
 		return
 	}
@@ -239,8 +241,8 @@ func (a *tale) table() {
 }
 
 // observe reads what there is and holds it to the model: as drivers may have left it (moved), or to the last field.
-func (a *tale) observe(moved bool) {
-	now, run, err := a.look(a.s.ID)
+func (a *scenario) observe(moved bool) {
+	now, run, err := a.view(a.s.ID)
 	if err != nil {
 		a.fail("%v", err)
 	}
@@ -250,7 +252,7 @@ func (a *tale) observe(moved bool) {
 	}
 	was := a.s
 	if !moved {
-		was.Boxed, was.Placed, was.Unclean, was.Boxless, was.Held = now.Boxed, now.Placed, now.Unclean, now.Boxless, now.Held
+		was.WithInstance, was.Placed, was.Unclean, was.WithoutInstance, was.Held = now.WithInstance, now.Placed, now.Unclean, now.WithoutInstance, now.Held
 		if was != now {
 			a.fail("the model has %+v, there is %+v", was, now)
 		}
@@ -275,7 +277,7 @@ func (a *tale) observe(moved bool) {
 	a.s.Healthy = false
 }
 
-func (a *tale) holds() {
+func (a *scenario) holds() {
 	if a.s.ID == "" {
 		return
 	}

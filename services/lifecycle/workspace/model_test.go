@@ -66,14 +66,14 @@ func rapidly(t *testing.T, set map[string]string) {
 	}
 }
 
-func (a *tale) planted() bool {
+func (a *scenario) planted() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.faults) > 0
 }
 
 // drives lets a driver live: to its death after so many points, or until the run rests.
-func (a *tale) drives(points int64, within time.Duration) {
+func (a *scenario) drives(points int64, within time.Duration) {
 	if a.s.ID == "" || !a.s.Open || a.s.Stuck {
 		return
 	}
@@ -92,7 +92,7 @@ func (a *tale) drives(points int64, within time.Duration) {
 }
 
 // settles takes every hindrance from the agents away and waits until the run rests; what was made to fail goes on failing.
-func (a *tale) settles() {
+func (a *scenario) settles() {
 	a.world.mu.Lock()
 	a.world.mute = false
 	a.world.mu.Unlock()
@@ -100,7 +100,7 @@ func (a *tale) settles() {
 	a.comes()
 	for tries := 0; a.s.Open && !a.s.Stuck; tries++ {
 		if tries == 5 {
-			run, _, _ := a.look(a.s.ID)
+			run, _, _ := a.view(a.s.ID)
 			a.fail("it does not rest: %+v", run)
 		}
 		if tries > 0 { // what waits for a deadline gets it
@@ -120,7 +120,7 @@ func (a *tale) settles() {
 	}
 }
 
-func (a *tale) away(is bool) {
+func (a *scenario) away(is bool) {
 	if a.machine == "" || a.s.Away == is {
 		return
 	}
@@ -134,7 +134,7 @@ func (a *tale) away(is bool) {
 
 // stays lets no agent of a box connect from now on, drives what is open until it waits for its box or time is up, and lets it be flagged: if it waits for a box
 // of its own, that box does not come.
-func (a *tale) stays(within time.Duration) {
+func (a *scenario) stays(within time.Duration) {
 	a.world.mu.Lock()
 	a.world.deadTo = math.MaxInt64 - 1
 	a.world.mu.Unlock()
@@ -153,14 +153,14 @@ func (a *tale) stays(within time.Duration) {
 	if a.s.ID != "" {
 		a.observe(true)
 	}
-	a.say("no box comes: %v, its run held: %v", a.s.Boxless, a.s.Held)
-	if a.s.Boxless {
+	a.say("no box comes: %v, its run held: %v", a.s.WithoutInstance, a.s.Held)
+	if a.s.WithoutInstance {
 		a.counts["boxless"]++
 	}
 }
 
 // comes lets agents connect, and waits until the box that a run waits for has.
-func (a *tale) comes() {
+func (a *scenario) comes() {
 	a.world.mu.Lock()
 	was := a.world.deadTo
 	a.world.deadTo = 0
@@ -169,8 +169,8 @@ func (a *tale) comes() {
 		return
 	}
 	testkit.Eventually(a.t, testkit.Patience, func() error {
-		now, _, err := a.look(a.s.ID)
-		if err == nil && now.Boxless {
+		now, _, err := a.view(a.s.ID)
+		if err == nil && now.WithoutInstance {
 			err = errors.New("its box does not connect")
 		}
 		return err
@@ -180,7 +180,7 @@ func (a *tale) comes() {
 }
 
 // step is one random thing that happens.
-func (a *tale) step(rt *rapid.T) {
+func (a *scenario) step(rt *rapid.T) {
 	all := slices.Concat([]string{askCreate, askOther, askReplace, askReplace}, verbs(), releaseVerbs())
 	steps := []string{
 		"ask", "ask", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "die", "die", "rest", "rest", "rest", "jump", "plant", "plant", "heal",
@@ -198,7 +198,7 @@ func (a *tale) step(rt *rapid.T) {
 	}
 	switch what {
 	case "ask":
-		q := asking{
+		q := request{
 			verb: rapid.SampledFrom(all).Draw(rt, "verb"), who: rapid.SampledFrom([]string{"service", "operator", "member", "member", "operator", "stranger"}).Draw(rt, "who"),
 			key: rapid.SampledFrom([]string{"", "", "", "", "k1", "k2", "k3"}).Draw(rt, "key"), override: rapid.IntRange(0, 3).Draw(rt, "override") == 0,
 			noReason: rapid.IntRange(0, 9).Draw(rt, "reasonless") == 0, seat: rapid.IntRange(0, 1).Draw(rt, "seat"),
@@ -264,7 +264,7 @@ func (a *tale) step(rt *rapid.T) {
 		}
 	case "fail release":
 		if a.s.State == "active" || a.s.State == "failed" {
-			a.request(asking{verb: askDecommission, who: "service"})
+			a.request(request{verb: askDecommission, who: "service"})
 		}
 		a.troubled = true
 		where := "Release storage and box/do"
@@ -317,7 +317,7 @@ func TestTheWorkspaceKeepsToItsRules(t *testing.T) {
 
 // play is one sequence, on a name of its own.
 func (g *stage) play(rt *rapid.T, r rules, n int, counts map[string]int, flush func()) {
-	a := &tale{
+	a := &scenario{
 		stage: g, rt: rt, rules: r, name: "demo", where: byProcess, flush: flush, keys: map[string]string{}, counts: counts,
 	}
 	a.tenant, a.other = g.tenant(), ""
@@ -340,7 +340,7 @@ func (g *stage) play(rt *rapid.T, r rules, n int, counts map[string]int, flush f
 	clear(a.faults)
 	a.mu.Unlock()
 	if a.s.State == "active" || a.s.State == "failed" || a.s.State == "stuck" {
-		a.request(asking{verb: askDecommission, who: "service"})
+		a.request(request{verb: askDecommission, who: "service"})
 		a.settles()
 	}
 	if a.s.ID != "" && a.s.State != "decommissioned" {
@@ -349,14 +349,14 @@ func (g *stage) play(rt *rapid.T, r rules, n int, counts map[string]int, flush f
 }
 
 // leave takes a sequence's hindrances away, whether or not it failed.
-func (a *tale) leave() {
+func (a *scenario) leave() {
 	a.mu.Lock()
 	clear(a.faults)
 	a.mu.Unlock()
 	a.world.mu.Lock()
 	a.world.mute = false
 	a.world.deadTo = 0
-	delete(a.world.boxes, "machine:"+a.machine)
+	delete(a.world.instances, "machine:"+a.machine)
 	a.world.mu.Unlock()
 	a.away(false)
 	// What a sequence left open is nobody's, and its machine takes no other.

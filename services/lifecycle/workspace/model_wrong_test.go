@@ -17,47 +17,47 @@ func (accuser) Fatalf(format string, args ...any) { panic(guilty{fmt.Sprintf(for
 // A model with a wrong rule must be found to differ from the product.
 func TestTheModelSeesAWrongRule(t *testing.T) {
 	g := newStage(t, nil)
-	for plant, script := range map[string]func(a *tale){
-		"": func(a *tale) {
+	for plant, script := range map[string]func(a *scenario){
+		"": func(a *scenario) {
 			a.stays(time.Minute)
-			if !a.s.Boxless {
+			if !a.s.WithoutInstance {
 				t.Errorf("its box is there: %+v", a.s)
 			}
-			a.request(asking{verb: askRecreate})
-			a.request(asking{verb: askReplace, key: "k1"})
-			a.request(asking{verb: askRecreate, key: "k1"})
+			a.request(request{verb: askRecreate})
+			a.request(request{verb: askReplace, key: "k1"})
+			a.request(request{verb: askRecreate, key: "k1"})
 			a.settles()
 			if a.s.State != "active" || a.s.Epoch != 2 {
 				t.Errorf("in the end %+v", a.s)
 			}
 		},
-		"retry_release always": func(a *tale) {
+		"retry_release always": func(a *scenario) {
 			a.settles()
-			a.request(asking{verb: askRetryRelease})
+			a.request(request{verb: askRetryRelease})
 		},
-		"force_release always": func(a *tale) {
+		"force_release always": func(a *scenario) {
 			a.settles()
-			a.request(asking{verb: askForceRelease})
+			a.request(request{verb: askForceRelease})
 		},
-		"reset always": func(a *tale) { a.request(asking{verb: askReset}) },
-		"retry without reset": func(a *tale) {
+		"reset always": func(a *scenario) { a.request(request{verb: askReset}) },
+		"retry without reset": func(a *scenario) {
 			a.mu.Lock()
 			a.faults[StepDeploy+"/do"], a.troubled = failsBefore, true
 			a.mu.Unlock()
 			a.settles()
-			a.request(asking{verb: askRetry})
+			a.request(request{verb: askRetry})
 		},
-		"the watchdog joins": func(a *tale) {
+		"the watchdog joins": func(a *scenario) {
 			a.stays(time.Minute)
-			a.request(asking{verb: askReplace})
+			a.request(request{verb: askReplace})
 		},
-		"recreate keeps epoch": func(a *tale) {
+		"recreate keeps epoch": func(a *scenario) {
 			a.settles()
-			a.request(asking{verb: askRecreate})
+			a.request(request{verb: askRecreate})
 		},
 	} {
 		t.Run(plant, func(t *testing.T) {
-			a := &tale{stage: g, rt: accuser{}, rules: rules{plant: plant}, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
+			a := &scenario{stage: g, rt: accuser{}, rules: rules{plant: plant}, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
 			a.tenant = g.tenant()
 			if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
 				t.Fatal(err)
@@ -73,7 +73,7 @@ func TestTheModelSeesAWrongRule(t *testing.T) {
 					t.Logf("caught: %s", first)
 				}
 			}()
-			a.request(asking{verb: askCreate})
+			a.request(request{verb: askCreate})
 			script(a)
 		})
 	}
@@ -82,21 +82,21 @@ func TestTheModelSeesAWrongRule(t *testing.T) {
 // A teardown that is late has nothing to go back to: it is stuck, and its claims stay.
 func TestALateDecommissionIsStuck(t *testing.T) {
 	g := newStage(t, nil)
-	a := &tale{stage: g, rt: t, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
+	a := &scenario{stage: g, rt: t, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
 	a.tenant = g.tenant()
 	if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
 		t.Fatal(err)
 	}
-	a.request(asking{verb: askCreate})
+	a.request(request{verb: askCreate})
 	a.settles()
-	a.request(asking{verb: askDecommission})
+	a.request(request{verb: askDecommission})
 	a.troubled = true
 	g.jump(2 * time.Hour)
 	a.settles()
 	if a.s.State != "stuck" {
 		t.Fatalf("it is %s", a.s.State)
 	}
-	a.request(asking{verb: askRetryUndo})
+	a.request(request{verb: askRetryUndo})
 	a.settles()
 	if a.s.State != "decommissioned" {
 		t.Fatalf("it is %s after it was tried again", a.s.State)

@@ -30,7 +30,7 @@ func (f *fakeRelay) ReadOutput(_ context.Context, req *nodev1.ReadOutputRequest)
 
 // TestOutputIsReadWhereTheWorkspaceRuns: by whom it may be, of the workload that is meant, from the replica that has the node's session.
 func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.provision("demo", 0, nil)
 	w := p.rests(id, "active")
 	relay, dialled := &fakeRelay{}, []string{}

@@ -39,11 +39,11 @@ const (
 	Unknown Verdict = "unknown" // the database says nothing: its silence is no evidence
 )
 
-// Judge says whose a box is, and why if it is an orphan or unknown. An orphan needs positive evidence: a database that knows of the workspace and has
+// Belongs says whose a box is, and why if it is an orphan or unknown. An orphan needs positive evidence: a database that knows of the workspace and has
 // drawn that epoch, no open run in it, and a row or a claim that says the box ended or was given up. A workspace or an epoch that the database has
 // never heard of means that the database went back, or that the driver serves another one: ending the box would then end somebody's work. So does another
 // instance at the present epoch; once a later epoch is drawn it is as superseded as any.
-func Judge(b placement.Instance, o Owner) (Verdict, string) {
+func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 	recorded := o.Instance == "" || o.Instance == "ended"
 	switch {
 	case !o.Known:

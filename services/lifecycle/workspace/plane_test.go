@@ -28,16 +28,16 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// plane is lifecycle in several replicas over one database, with the puppet world around it.
-type plane struct {
+// cluster is lifecycle in several replicas over one database, with the puppet world around it.
+type cluster struct {
 	t     *testing.T
 	db    *testkit.Database
 	world *world
-	seats []*seat
+	seats []*member
 }
 
-// seat is one replica: its own connections, server and driver of sagas.
-type seat struct {
+// member is one replica: its own connections, server and driver of sagas.
+type member struct {
 	pool   *pgxpool.Pool
 	core   *saga.Core
 	steps  *Steps
@@ -47,21 +47,21 @@ type seat struct {
 	frozen chan struct{} // closed when the replica goes on
 }
 
-type planeConfig struct {
-	seats   int
-	lease   time.Duration
-	joins   func(seat int) *lock.Lock
-	boxes   func(w *world) placement.Driver // nil: the world itself
-	workers int
-	release time.Duration   // deadline of releases
-	secrets *secretenv.Keys // nil: a fresh key
-	signing *secretenv.Keys // of the replica that hands out tasks; nil: secrets
-	tracer  pgx.QueryTracer // of the replicas' statements. May be nil
-	grace   time.Duration   // of each step of a forced one; zero: as long as a step waits before it looks again
+type clusterConfig struct {
+	seats     int
+	lease     time.Duration
+	joins     func(seat int) *lock.Lock
+	instances func(w *world) placement.Driver // nil: the world itself
+	workers   int
+	release   time.Duration   // deadline of releases
+	secrets   *secretenv.Keys // nil: a fresh key
+	signing   *secretenv.Keys // of the replica that hands out tasks; nil: secrets
+	tracer    pgx.QueryTracer // of the replicas' statements. May be nil
+	grace     time.Duration   // of each step of a forced one; zero: as long as a step waits before it looks again
 }
 
 // freeze stops everything that the replica says to the database, as a pause of its process would, until thaw is called.
-func (s *seat) freeze() func() {
+func (s *member) freeze() func() {
 	until := make(chan struct{})
 	s.mu.Lock()
 	s.frozen = until
@@ -69,7 +69,7 @@ func (s *seat) freeze() func() {
 	return sync.OnceFunc(func() { close(until) })
 }
 
-func (s *seat) pass(ctx context.Context, _ *pgx.Conn) (bool, error) {
+func (s *member) pass(ctx context.Context, _ *pgx.Conn) (bool, error) {
 	s.mu.Lock()
 	until := s.frozen
 	s.mu.Unlock()
@@ -84,7 +84,7 @@ func (s *seat) pass(ctx context.Context, _ *pgx.Conn) (bool, error) {
 	}
 }
 
-func newPlane(t *testing.T, cfg planeConfig) *plane {
+func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 	t.Helper()
 	testkit.IO(t)
 	if cfg.secrets == nil {
@@ -93,7 +93,7 @@ func newPlane(t *testing.T, cfg planeConfig) *plane {
 	if cfg.signing == nil {
 		cfg.signing = cfg.secrets
 	}
-	p := &plane{t: t, db: testkit.DB(t), world: newWorld()}
+	p := &cluster{t: t, db: testkit.DB(t), world: newWorld()}
 	p.world.replica = ids.New()
 	p.beat(time.Hour)
 	workloads, err := pg.Open(t.Context(), pg.Config{URL: p.db.WorkloadURL(), MaxConns: 4})
@@ -102,8 +102,8 @@ func newPlane(t *testing.T, cfg planeConfig) *plane {
 	}
 	t.Cleanup(workloads.Close)
 	var boxes placement.Driver = p.world
-	if cfg.boxes != nil {
-		boxes = cfg.boxes(p.world)
+	if cfg.instances != nil {
+		boxes = cfg.instances(p.world)
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var loops sync.WaitGroup
@@ -140,9 +140,9 @@ func newPlane(t *testing.T, cfg planeConfig) *plane {
 	return p
 }
 
-func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes placement.Driver, committed func()) *seat {
+func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, boxes placement.Driver, committed func()) *member {
 	p.t.Helper()
-	s := &seat{}
+	s := &member{}
 	pc, err := pgxpool.ParseConfig(p.db.URL(pg.RoleLifecycle))
 	if err != nil {
 		p.t.Fatal(err)
@@ -158,7 +158,7 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 	p.t.Cleanup(s.pool.Close)
 	log := testkit.Logger(p.t)
 	tasks := task.NewServer(task.Deps{
-		Logger: log, DB: s.pool, Key: puppetKey, Hub: task.NewHub(log, s.pool, nil), Committed: committed,
+		Logger: log, DB: s.pool, Key: fakeAgentKey, Hub: task.NewHub(log, s.pool, nil), Committed: committed,
 		Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 		Secrets: cfg.secrets,
 	})
@@ -192,17 +192,17 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 		// The agents talk to a replica that is never frozen: their own way through is nodeapi's.
 		pool := p.db.Pool(pg.RoleLifecycle)
 		p.world.tasks = task.NewServer(task.Deps{
-			Logger: log, DB: pool, Key: puppetKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
+			Logger: log, DB: pool, Key: fakeAgentKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
 			Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 			Secrets: cfg.signing,
 		})
-		p.world.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks, Box: Registrations{Core: s.core}, Committed: committed, Slots: 4})
+		p.world.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks, Instances: Registrations{Core: s.core}, Committed: committed, Slots: 4})
 	}
 	return s
 }
 
 // beat lets the agents' replica live until then, by the database's clock; a negative time makes it fall silent.
-func (p *plane) beat(until time.Duration) {
+func (p *cluster) beat(until time.Duration) {
 	p.t.Helper()
 	if _, err := p.db.OwnerPool().Exec(p.t.Context(), `DELETE FROM mesh.replica`); err != nil {
 		p.t.Fatal(err)
@@ -211,7 +211,7 @@ func (p *plane) beat(until time.Duration) {
 }
 
 // machine enrols a shared machine, whose agent connects.
-func (p *plane) machine(name string) string {
+func (p *cluster) machine(name string) string {
 	p.t.Helper()
 	node := ids.New()
 	_, err := p.world.gates.ApplyFence(p.t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 1, Admitted: true, Name: name})
@@ -219,7 +219,7 @@ func (p *plane) machine(name string) string {
 		p.t.Fatal(err)
 	}
 	p.world.mu.Lock()
-	p.world.boxes["machine:"+name] = &worldBox{node: node, ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
+	p.world.instances["machine:"+name] = &worldInstance{node: node, ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
 	p.world.mu.Unlock()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
 		if !p.seats[0].steps.reachable(p.t.Context(), node) {
@@ -231,7 +231,7 @@ func (p *plane) machine(name string) string {
 }
 
 // tenant makes a tenant of its own.
-func (p *plane) tenant() string {
+func (p *cluster) tenant() string {
 	p.t.Helper()
 	name := "x" + strings.ReplaceAll(ids.New(), "-", "")[18:]
 	if _, err := p.seats[0].server.CreateTenant(p.t.Context(), &lifecyclev1.CreateTenantRequest{Name: name}); err != nil {
@@ -241,7 +241,7 @@ func (p *plane) tenant() string {
 }
 
 // create asks for a workspace and waits until it is active.
-func (p *plane) create(tenant, name string, where commonv1.PlacementDriver) string {
+func (p *cluster) create(tenant, name string, where commonv1.PlacementDriver) string {
 	p.t.Helper()
 	res, err := p.seats[0].server.RequestOperation(p.t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
@@ -256,7 +256,7 @@ func (p *plane) create(tenant, name string, where commonv1.PlacementDriver) stri
 	return res.GetOperation().GetWorkspaceId()
 }
 
-func (p *plane) workspace(id string) saga.Workspace {
+func (p *cluster) workspace(id string) saga.Workspace {
 	p.t.Helper()
 	w, err := saga.GetWorkspace(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
@@ -266,13 +266,13 @@ func (p *plane) workspace(id string) saga.Workspace {
 }
 
 // rests waits for a state of the workspace.
-func (p *plane) rests(id, state string) saga.Workspace {
+func (p *cluster) rests(id, state string) saga.Workspace {
 	p.t.Helper()
 	return p.restsWithin(testkit.Patience, id, state)
 }
 
 // restsWithin is rests with a limit of the caller's, who makes replicas lose time.
-func (p *plane) restsWithin(limit time.Duration, id, state string) saga.Workspace {
+func (p *cluster) restsWithin(limit time.Duration, id, state string) saga.Workspace {
 	p.t.Helper()
 	var w saga.Workspace
 	testkit.Eventually(p.t, limit, func() error {
@@ -287,7 +287,7 @@ func (p *plane) restsWithin(limit time.Duration, id, state string) saga.Workspac
 
 // restsAfterRetries is rests for a run that waits between its attempts: with each check the mesh's clock goes on by a
 // second. The plane's lease must be longer than all of it.
-func (p *plane) restsAfterRetries(id, state string) saga.Workspace {
+func (p *cluster) restsAfterRetries(id, state string) saga.Workspace {
 	p.t.Helper()
 	var w saga.Workspace
 	var on time.Duration
@@ -303,7 +303,7 @@ func (p *plane) restsAfterRetries(id, state string) saga.Workspace {
 }
 
 // ask asks a seat for an operation on a workspace.
-func (s *seat) ask(ctx context.Context, kind commonv1.OperationKind, id string, change ...func(*lifecyclev1.RequestOperationRequest)) (*lifecyclev1.Operation, error) {
+func (s *member) ask(ctx context.Context, kind commonv1.OperationKind, id string, change ...func(*lifecyclev1.RequestOperationRequest)) (*lifecyclev1.Operation, error) {
 	req := &lifecyclev1.RequestOperationRequest{
 		Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "a test asks",
 	}
@@ -314,7 +314,7 @@ func (s *seat) ask(ctx context.Context, kind commonv1.OperationKind, id string, 
 	return res.GetOperation(), err
 }
 
-func (p *plane) count(sql string, args ...any) int {
+func (p *cluster) count(sql string, args ...any) int {
 	p.t.Helper()
 	var n int
 	if err := p.db.OwnerPool().QueryRow(p.t.Context(), sql, args...).Scan(&n); err != nil {

@@ -18,17 +18,17 @@ func powered(r *lifecyclev1.RequestOperationRequest) {
 }
 
 // darken takes a machine's agent away for good; those of other machines come to another replica.
-func (p *plane) darken(name string) {
+func (p *cluster) darken(name string) {
 	p.t.Helper()
 	p.world.mu.Lock()
-	delete(p.world.boxes, "machine:"+name)
+	delete(p.world.instances, "machine:"+name)
 	p.world.replica = ids.New()
 	p.world.mu.Unlock()
 	p.beat(time.Hour)
 }
 
 // leave writes down what a former epoch has left on a machine: a box, a workload and, with storage, a directory.
-func (p *plane) leave(id string, epoch int64, machine, node string, storage bool) {
+func (p *cluster) leave(id string, epoch int64, machine, node string, storage bool) {
 	p.t.Helper()
 	names := map[string]string{kindInstance: fmt.Sprintf("%s:%d", id, epoch), kindWorkload: "former"}
 	things := []string{"workload former"}
@@ -46,25 +46,25 @@ func (p *plane) leave(id string, epoch int64, machine, node string, storage bool
 	}
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
-	if b := p.world.boxes["machine:"+machine]; b != nil {
+	if b := p.world.instances["machine:"+machine]; b != nil {
 		b.things = append(b.things, things...)
 	}
 }
 
-func (p *plane) claimsOn(id, node, which string) int {
+func (p *cluster) claimsOn(id, node, which string) int {
 	p.t.Helper()
 	return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND node_id = $2 AND `+which, id, node)
 }
 
 // Former boxes on several machines are judged one by one: the word that was given for the dark one says nothing of the one that answers.
-func TestFormerBoxesAreJudgedEachByItsMachine(t *testing.T) {
+func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 	t.Parallel()
 	const orphaned = `kind IN ('workload', 'storage') AND orphaned_at IS NOT NULL AND released_at IS NULL`
 	const removed = `kind IN ('workload', 'storage') AND orphaned_at IS NULL AND released_at IS NOT NULL AND deterministic_name = 'former'`
 	asked := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND node_id = $2`
 
 	t.Run("the slot is on the dark one", func(t *testing.T) {
-		p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+		p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 		dark := p.machine("m1")
 		id := p.create(p.tenant(), "demo", byStatic)
 		p.darken("m1")
@@ -96,13 +96,13 @@ func TestFormerBoxesAreJudgedEachByItsMachine(t *testing.T) {
 		}
 		p.world.mu.Lock()
 		defer p.world.mu.Unlock()
-		if got := p.world.boxes["machine:m2"].things; len(got) != 2 || slices.Contains(got, "workload former") {
+		if got := p.world.instances["machine:m2"].things; len(got) != 2 || slices.Contains(got, "workload former") {
 			t.Errorf("on the machine there stand %q", got)
 		}
 	})
 
 	t.Run("the slot is on the one that answers", func(t *testing.T) {
-		p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+		p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 		dark := p.machine("m2")
 		p.darken("m2")
 		bright := p.machine("m1")
@@ -145,7 +145,7 @@ func TestFormerBoxesAreJudgedEachByItsMachine(t *testing.T) {
 
 // What an attempt has given up on a dark machine, the next attempt does not take for something to keep.
 func TestAFencedMachineIsNotKeptByTheNextAttempt(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	dark := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	p.darken("m1")

@@ -26,7 +26,7 @@ func TestAProofIsNeverDropped(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			joins := tc.joins(t)
-			p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, joins: func(int) *lock.Lock { return joins }})
+			p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, joins: func(int) *lock.Lock { return joins }})
 			s := p.seats[0]
 			p.machine("m1")
 			tenant := p.tenant()
@@ -77,8 +77,8 @@ func TestAProofIsNeverDropped(t *testing.T) {
 			refused(res.GetOperation().GetWorkspaceId(), commonv1.Reason_REASON_OPERATION_IN_PROGRESS) // it would not look at a proof
 
 			p.world.mu.Lock()
-			dark := p.world.boxes["machine:m1"]
-			delete(p.world.boxes, "machine:m1")
+			dark := p.world.instances["machine:m1"]
+			delete(p.world.instances, "machine:m1")
 			p.world.replica, p.world.mute = ids.New(), false
 			p.world.mu.Unlock()
 			p.beat(time.Hour)

@@ -33,8 +33,8 @@ import (
 // nothing that a real one would not refuse: what is made twice stands there twice.
 type world struct {
 	mu         sync.Mutex
-	boxes      map[string]*worldBox // by workspace:epoch
-	identities map[string]string    // instance → node
+	instances  map[string]*worldInstance // by workspace:epoch
+	identities map[string]string         // instance → node
 	launches   map[string]int
 	overlaps   []string               // launches while an earlier epoch stood and was not fenced: what no real driver does
 	refuse     string                 // the type of task that fails at every agent
@@ -54,7 +54,7 @@ type world struct {
 	deployed   func(*nodev1.WorkloadDeploy) // told of each deploy, as its agent got it, before it is done. May be nil
 }
 
-type worldBox struct {
+type worldInstance struct {
 	instance, node string
 	ended, fenced  bool
 	things         []string // what stands on it
@@ -63,7 +63,7 @@ type worldBox struct {
 }
 
 func newWorld() *world {
-	return &world{boxes: map[string]*worldBox{}, identities: map[string]string{}, launches: map[string]int{}}
+	return &world{instances: map[string]*worldInstance{}, identities: map[string]string{}, launches: map[string]int{}}
 }
 
 // PrepareInstance registers a node and opens its gate, as recovery would once it has enrolled.
@@ -95,18 +95,18 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := fmt.Sprintf("%s:%d", b.WorkspaceID, b.Epoch)
-	have := w.boxes[k]
+	have := w.instances[k]
 	if have != nil && have.ended {
 		return placement.Launched{}, fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "ended")
 	}
 	if have == nil {
-		for other, o := range w.boxes {
+		for other, o := range w.instances {
 			if strings.HasPrefix(other, b.WorkspaceID+":") && !o.ended && !o.fenced {
 				w.overlaps = append(w.overlaps, k+" beside "+other)
 			}
 		}
 		w.launches[k]++
-		w.boxes[k] = &worldBox{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
+		w.instances[k] = &worldInstance{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
 	}
 	return placement.Launched{ProviderID: "puppet:" + k}, nil
 }
@@ -119,10 +119,10 @@ func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 	if w.endless {
 		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the provider does not answer")
 	}
-	if w.boxes[k] == nil {
-		w.boxes[k] = &worldBox{}
+	if w.instances[k] == nil {
+		w.instances[k] = &worldInstance{}
 	}
-	w.boxes[k].ended, w.boxes[k].things = true, nil
+	w.instances[k].ended, w.instances[k].things = true, nil
 	return nil
 }
 
@@ -130,7 +130,7 @@ func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 func (w *world) Fence(_ context.Context, workspaceID string, epoch int64, _ string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if b := w.boxes[fmt.Sprintf("%s:%d", workspaceID, epoch)]; b != nil {
+	if b := w.instances[fmt.Sprintf("%s:%d", workspaceID, epoch)]; b != nil {
 		b.fenced = true
 	}
 	return nil
@@ -151,7 +151,7 @@ func (w *world) standing() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []string
-	for k, b := range w.boxes {
+	for k, b := range w.instances {
 		if b.ended {
 			continue
 		}
@@ -231,11 +231,11 @@ func (w *world) impaired() bool {
 	return w.mute || w.deadTo > 0
 }
 
-func (w *world) live() []*worldBox {
+func (w *world) live() []*worldInstance {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var out []*worldBox
-	for k, b := range w.boxes {
+	var out []*worldInstance
+	for k, b := range w.instances {
 		if !b.ended && b.node != "" && epochOf(k) > w.deadTo {
 			out = append(out, b)
 		}
@@ -253,7 +253,7 @@ func epochOf(key string) int64 {
 	return n
 }
 
-func (w *world) connect(ctx context.Context, b *worldBox) string {
+func (w *world) connect(ctx context.Context, b *worldInstance) string {
 	session, instance, replica := ids.New(), ids.New(), w.replica
 	if replica == "" {
 		replica = ids.New()
@@ -268,7 +268,7 @@ func (w *world) connect(ctx context.Context, b *worldBox) string {
 	return session
 }
 
-func (w *world) work(ctx context.Context, b *worldBox, session string) {
+func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 	w.mu.Lock()
 	mute := w.mute
 	w.mu.Unlock()
@@ -296,7 +296,7 @@ func (w *world) work(ctx context.Context, b *worldBox, session string) {
 }
 
 // act does what a task asks, once for each attempt.
-func (w *world) act(b *worldBox, t *lifecyclev1.LeasedTask) *nodev1.TaskResult {
+func (w *world) act(b *worldInstance, t *lifecyclev1.LeasedTask) *nodev1.TaskResult {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := fmt.Sprint(t.GetTask().GetTaskId(), t.GetTask().GetAttempt())
@@ -318,11 +318,11 @@ func (w *world) act(b *worldBox, t *lifecyclev1.LeasedTask) *nodev1.TaskResult {
 	return r
 }
 
-func (b *worldBox) has(thing string) bool {
+func (b *worldInstance) has(thing string) bool {
 	return slices.Contains(b.things, thing)
 }
 
-func (b *worldBox) drop(thing string) {
+func (b *worldInstance) drop(thing string) {
 	kept := b.things[:0]
 	for _, t := range b.things {
 		if t != thing {
@@ -332,8 +332,8 @@ func (b *worldBox) drop(thing string) {
 	b.things = kept
 }
 
-func (w *world) effect(b *worldBox, o *nodev1.TaskOffer) (proto.Message, error) {
-	t, err := envelope.Verify(puppetVerifiers, o.GetEnvelope(), o.GetSignature(), o.GetKeyId())
+func (w *world) effect(b *worldInstance, o *nodev1.TaskOffer) (proto.Message, error) {
+	t, err := envelope.Verify(fakeAgentVerifiers, o.GetEnvelope(), o.GetSignature(), o.GetKeyId())
 	if err != nil {
 		return nil, err
 	}

@@ -83,8 +83,8 @@ func (h *holds) wait(ctx context.Context, workspaceID string) error {
 	}
 }
 
-// realBoxes is a driver of processes whose ledger stands in dir.
-func realBoxes(t *testing.T, dir string) *process.Driver {
+// realInstances is a driver of processes whose ledger stands in dir.
+func realInstances(t *testing.T, dir string) *process.Driver {
 	t.Helper()
 	agent, ca := filepath.Join(dir, "agent"), filepath.Join(dir, "ca.pem")
 	if err := os.WriteFile(agent, []byte("#!/bin/sh\nexec sleep 3600\n"), 0o700); err != nil { //nolint:gosec // it is to be run
@@ -94,7 +94,7 @@ func realBoxes(t *testing.T, dir string) *process.Driver {
 		t.Fatal(err)
 	}
 	d, err := process.New(testkit.Logger(t), process.Config{
-		Dir: filepath.Join(dir, "p"), AgentBinary: agent, EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxBoxes: 64, MaxGPUs: 64,
+		Dir: filepath.Join(dir, "p"), AgentBinary: agent, EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxInstances: 64, MaxGPUs: 64,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -114,8 +114,8 @@ type line struct {
 	Epoch       int64  `json:"epoch"`
 }
 
-// judgeLedger walks the driver's ledger and answers the launches and every moment at which two boxes of one workspace stood, or one was launched twice.
-func judgeLedger(raw []byte) (int, []string) {
+// checkLedger walks the driver's ledger and answers the launches and every moment at which two boxes of one workspace stood, or one was launched twice.
+func checkLedger(raw []byte) (int, []string) {
 	var wrong []string
 	launches := 0
 	stands := map[string]map[int64]bool{}
@@ -155,7 +155,7 @@ func TestTheLedgersJudgeSeesDoubleLaunches(t *testing.T) {
 		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ending","workspace_id":"a","epoch":1}` + "\n" + `{"op":"launched","workspace_id":"a","epoch":2}`: true,
 		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ended","workspace_id":"a","epoch":1}` + "\n" + `{"op":"launched","workspace_id":"a","epoch":1}`:  true,
 	} {
-		if _, wrong := judgeLedger([]byte(text)); (len(wrong) > 0) != guilty {
+		if _, wrong := checkLedger([]byte(text)); (len(wrong) > 0) != guilty {
 			t.Errorf("%s: %q", text, wrong)
 		}
 	}
@@ -193,9 +193,9 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	held, paused := make(chan struct{}), make(chan struct{})
 	isHeld, isPaused := sync.OnceFunc(func() { close(held) }), sync.OnceFunc(func() { close(paused) })
 	launches := &holds{of: map[string]<-chan struct{}{}, reached: isHeld}
-	p := newPlane(t, planeConfig{
+	p := newCluster(t, clusterConfig{
 		seats: seats, lease: lease, workers: 16,
-		boxes: func(w *world) placement.Driver { return launched{realBoxes(t, dir), w, launches} },
+		instances: func(w *world) placement.Driver { return launched{realInstances(t, dir), w, launches} },
 		joins: func(int) *lock.Lock {
 			l, err := lock.New(lock.Deps{Client: dial(), Logger: testkit.Logger(t)}, lock.Config{TTL: 250 * time.Millisecond})
 			if err != nil {
@@ -326,7 +326,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	launchedBoxes, wrong := judgeLedger(raw)
+	launchedBoxes, wrong := checkLedger(raw)
 	if len(wrong) > 0 {
 		t.Errorf("the driver's ledger: %q", wrong)
 	}

@@ -29,9 +29,9 @@ type readiness struct {
 	ended  *saga.StepError // a workload has ended for good, or is in a crash loop
 }
 
-// judge counts the ready workloads and finds what has ended. before are the restarts of each workload at its deploy. One that has been restarted limit
+// readinessOf counts the ready workloads and finds what has ended. before are the restarts of each workload at its deploy. One that has been restarted limit
 // times since, and has ended once more without having been ready, is in a crash loop.
-func judge(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32, limit int32) readiness {
+func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32, limit int32) readiness {
 	byName := map[string]*nodev1.WorkloadStatus{}
 	for _, w := range status.GetWorkloads() {
 		byName[w.GetName()] = w

@@ -111,7 +111,7 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 	var out Reaped
 	var unknown []placement.Instance
 	for i, b := range boxes {
-		switch v, why := Judge(b, owners[i]); v {
+		switch v, why := Belongs(b, owners[i]); v {
 		case Owned, Gone:
 		case Unknown:
 			if !b.EndedAt.IsZero() {
@@ -268,7 +268,7 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 		if err != nil {
 			return err
 		}
-		v, why := Judge(b, owners[0])
+		v, why := Belongs(b, owners[0])
 		if v != Orphan {
 			return nil
 		}

@@ -52,7 +52,7 @@ func TestJudge(t *testing.T) {
 		"ended and recorded, but a claim says it may be there":  {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended", GivenUp: true}, Orphan},
 		"a stuck run owns the workspace, hence its present box": {placement.Instance{Epoch: 2}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, Owned},
 	} {
-		got, why := Judge(tc.box, tc.o)
+		got, why := Belongs(tc.box, tc.o)
 		if got != tc.want {
 			t.Errorf("%s: got %s (%s), want %s", name, got, why, tc.want)
 		}
@@ -107,7 +107,7 @@ func newMorgue(t *testing.T) *morgue {
 		t.Fatal(err)
 	}
 	d, err := process.New(testkit.Logger(t), process.Config{
-		Dir: filepath.Join(dir, "p"), AgentBinary: agent, EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxBoxes: 16,
+		Dir: filepath.Join(dir, "p"), AgentBinary: agent, EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxInstances: 16,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -147,8 +147,8 @@ type place struct {
 	allocation, occupy string
 }
 
-// box makes a workspace and launches a real box for its first epoch.
-func (m *morgue) box(p place) placement.LaunchRequest {
+// instance makes a workspace and launches a real box for its first epoch.
+func (m *morgue) instance(p place) placement.LaunchRequest {
 	m.t.Helper()
 	b := placement.LaunchRequest{WorkspaceID: ids.New(), TenantID: m.tenant, Epoch: 1, InstanceID: ids.New(), LaunchSecret: "gls_x"}
 	run := ids.New()
@@ -223,26 +223,26 @@ func (m *morgue) ends(workspaceID string) []string {
 func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 	m := newMorgue(t)
 	kept := map[string]placement.LaunchRequest{
-		"launched and not yet recorded": m.box(place{instance: "launching", run: "running", claimed: true}),
-		"being undone":                  m.box(place{instance: "ending", run: "compensating", claimed: true}),
-		"held by a run that is stuck":   m.box(place{instance: "ending", run: "stuck", claimed: true, orphaned: true}),
-		"live":                          m.box(place{instance: "live", run: "succeeded", claimed: true}),
-		"kept for a retry":              m.box(place{instance: "live", run: "failed", claimed: true}),
+		"launched and not yet recorded": m.instance(place{instance: "launching", run: "running", claimed: true}),
+		"being undone":                  m.instance(place{instance: "ending", run: "compensating", claimed: true}),
+		"held by a run that is stuck":   m.instance(place{instance: "ending", run: "stuck", claimed: true, orphaned: true}),
+		"live":                          m.instance(place{instance: "live", run: "succeeded", claimed: true}),
+		"kept for a retry":              m.instance(place{instance: "live", run: "failed", claimed: true}),
 	}
 	foreign := placement.LaunchRequest{WorkspaceID: ids.New(), Epoch: 1, InstanceID: ids.New(), LaunchSecret: "gls_x"}
 	if _, err := m.driver.Launch(t.Context(), foreign); err != nil {
 		t.Fatal(err)
 	}
 	kept["of a workspace that this database does not know"] = foreign
-	ahead := m.box(place{instance: "ended", run: "failed"})
+	ahead := m.instance(place{instance: "ended", run: "failed"})
 	m.exec(`UPDATE lifecycle.workspace SET epoch = 0 WHERE id = $1`, ahead.WorkspaceID)
 	kept["of an epoch that this database has not drawn"] = ahead
 
 	ended := map[string]placement.LaunchRequest{
-		"given up":         m.box(place{instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "release_failed", occupy: "cleanup"}),
-		"never recorded":   m.box(place{run: "failed"}),
-		"ended by its row": m.box(place{instance: "ended", run: "failed"}),
-		"superseded":       m.box(place{epoch: 2, instance: "ended", run: "running"}),
+		"given up":         m.instance(place{instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "release_failed", occupy: "cleanup"}),
+		"never recorded":   m.instance(place{run: "failed"}),
+		"ended by its row": m.instance(place{instance: "ended", run: "failed"}),
+		"superseded":       m.instance(place{epoch: 2, instance: "ended", run: "running"}),
 	}
 	m.sweep(Reaped{Ended: len(ended), Unknown: 2})
 
@@ -287,8 +287,8 @@ func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 
 func TestAnEndThatWasNotRecordedIsFinishedByTheNextSweep(t *testing.T) {
 	m := newMorgue(t)
-	recorded := m.box(place{instance: "live", run: "failed", claimed: true, orphaned: true})
-	unrecorded := m.box(place{run: "failed"})
+	recorded := m.instance(place{instance: "live", run: "failed", claimed: true, orphaned: true})
+	unrecorded := m.instance(place{run: "failed"})
 	m.people.refuse = errors.New("recovery is away")
 	m.sweep(Reaped{Left: 2})
 	for _, b := range []placement.LaunchRequest{recorded, unrecorded} {
@@ -306,10 +306,10 @@ func TestAnEndThatWasNotRecordedIsFinishedByTheNextSweep(t *testing.T) {
 	m.sweep(Reaped{})
 }
 
-// TestAnOperationThatBeginsMeanwhileKeepsItsBox: the list was taken and judged before it began; the second look is the one that counts.
-func TestAnOperationThatBeginsMeanwhileKeepsItsBox(t *testing.T) {
+// TestAnOperationThatBeginsMeanwhileKeepsItsInstance: the list was taken and judged before it began; the second look is the one that counts.
+func TestAnOperationThatBeginsMeanwhileKeepsItsInstance(t *testing.T) {
 	m := newMorgue(t)
-	b := m.box(place{instance: "ended", run: "failed"})
+	b := m.instance(place{instance: "ended", run: "failed"})
 	list, err := m.driver.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -318,7 +318,7 @@ func TestAnOperationThatBeginsMeanwhileKeepsItsBox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v, _ := Judge(list[0], owners[0]); v != Orphan {
+	if v, _ := Belongs(list[0], owners[0]); v != Orphan {
 		t.Fatalf("it is %s at first", v)
 	}
 	m.exec(`UPDATE lifecycle.saga_run SET state = 'running', finished_at = NULL WHERE workspace_id = $1`, b.WorkspaceID)

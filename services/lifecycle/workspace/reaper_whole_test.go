@@ -38,7 +38,7 @@ func TestASweepJudgesWhatStands(t *testing.T) {
 	}
 	ended := func(p place) placement.LaunchRequest {
 		t.Helper()
-		b := m.box(p)
+		b := m.instance(p)
 		if err := m.driver.End(t.Context(), b.WorkspaceID, b.Epoch); err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +47,7 @@ func TestASweepJudgesWhatStands(t *testing.T) {
 	ended(place{instance: "ended", run: "failed"})
 	sweep("the first sweep", Reaped{}, 1)
 	sweep("one of a fleet at rest", Reaped{}, 0)
-	m.box(place{run: "failed"})
+	m.instance(place{run: "failed"})
 	sweep("one that finds an orphan", Reaped{Ended: 1}, 0)
 	ended(place{instance: "ending", run: "failed", claimed: true, orphaned: true})
 	sweep("one after a box that has ended was given up", Reaped{Ended: 1}, 1)

@@ -23,7 +23,7 @@ import (
 
 const byStatic = commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
 
-func (p *plane) actionOf(id string, kind commonv1.OperationKind) *lifecyclev1.ActionOption {
+func (p *cluster) actionOf(id string, kind commonv1.OperationKind) *lifecyclev1.ActionOption {
 	p.t.Helper()
 	res, err := p.seats[0].server.GetActions(p.t.Context(), &lifecyclev1.GetActionsRequest{WorkspaceId: id})
 	if err != nil {
@@ -39,7 +39,7 @@ func (p *plane) actionOf(id string, kind commonv1.OperationKind) *lifecyclev1.Ac
 }
 
 // recreated asks for a recreation and waits for its good end.
-func (p *plane) recreated(id string) (saga.Workspace, *lifecyclev1.Operation) {
+func (p *cluster) recreated(id string) (saga.Workspace, *lifecyclev1.Operation) {
 	p.t.Helper()
 	was := p.workspace(id)
 	op, err := p.seats[0].ask(p.t.Context(), kRecreate, id)
@@ -55,7 +55,7 @@ func (p *plane) recreated(id string) (saga.Workspace, *lifecyclev1.Operation) {
 	return p.rests(id, "active"), op
 }
 
-func (p *plane) never(text string) {
+func (p *cluster) never(text string) {
 	p.t.Helper()
 	if len(p.world.overlaps) > 0 {
 		p.t.Errorf("%s: %v", text, p.world.overlaps)
@@ -67,8 +67,8 @@ func (p *plane) never(text string) {
 	}
 }
 
-func TestARecreationEndsTheBoxAndProvisionsTheNextEpoch(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+func TestARecreationEndsTheInstanceAndProvisionsTheNextEpoch(t *testing.T) {
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	tenant := p.tenant()
 	id := p.create(tenant, "demo", byProcess)
 	var made string
@@ -116,7 +116,7 @@ func TestARecreationEndsTheBoxAndProvisionsTheNextEpoch(t *testing.T) {
 }
 
 func TestAFailedWorkspaceIsRecreated(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	p.world.mu.Lock()
 	p.world.refuse = "workload.deploy"
@@ -144,7 +144,7 @@ func TestAFailedWorkspaceIsRecreated(t *testing.T) {
 }
 
 func TestACancelledRecreationIsUndone(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	p.world.mu.Lock()
 	p.world.mute = true // nobody answers, so the run waits in the middle
@@ -167,9 +167,9 @@ func TestACancelledRecreationIsUndone(t *testing.T) {
 }
 
 // A provider that confirms nothing holds a recreation up, unless an operator gives their word; what may stand is left to the sweep.
-func TestABoxThatCannotBeConfirmedEnded(t *testing.T) {
+func TestAnInstanceThatCannotBeConfirmedEnded(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	p.world.mu.Lock()
 	p.world.endless = true
@@ -215,7 +215,7 @@ func TestABoxThatCannotBeConfirmedEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v, why := Judge(placement.Instance{WorkspaceID: id, Epoch: 2}, owners[0]); v != Orphan {
+	if v, why := Belongs(placement.Instance{WorkspaceID: id, Epoch: 2}, owners[0]); v != Orphan {
 		t.Errorf("the sweep would leave the fenced box standing: %s %s", v, why)
 	}
 	p.never("a fenced box")
@@ -226,7 +226,7 @@ func operator(ctx context.Context) context.Context {
 }
 
 func TestOnAMachineStorageAndSlotAreKept(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
 	p.machine("m2")
 	id := p.create(p.tenant(), "demo", byStatic)
@@ -256,7 +256,7 @@ func TestOnAMachineStorageAndSlotAreKept(t *testing.T) {
 }
 
 func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	was := p.workspace(id)
@@ -292,8 +292,8 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_NO_CAPACITY)
 	// The dark machine's agents stay away while another machine comes.
 	p.world.mu.Lock()
-	dark := p.world.boxes["machine:m1"]
-	delete(p.world.boxes, "machine:m1")
+	dark := p.world.instances["machine:m1"]
+	delete(p.world.instances, "machine:m1")
 	p.world.replica = ids.New()
 	p.world.mu.Unlock()
 	p.beat(time.Hour)
@@ -337,7 +337,7 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 
 // A machine that goes away between the request and the step is waited for, and nothing of the next epoch begins.
 func TestAMachineThatGoesAwayIsWaitedFor(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	p.world.mu.Lock()
@@ -366,7 +366,7 @@ func TestAMachineThatGoesAwayIsWaitedFor(t *testing.T) {
 
 // What was decided about one epoch does not replace the next one; while an operation that serves is open it is joined.
 func TestARecreationOfAnotherEpochIsRefused(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	ask := func(kind commonv1.OperationKind, epoch int64, dry bool, key string) (*lifecyclev1.Operation, error) {
 		return p.seats[0].ask(t.Context(), kind, id, func(r *lifecyclev1.RequestOperationRequest) {
@@ -420,7 +420,7 @@ func TestARecreationOfAnotherEpochIsRefused(t *testing.T) {
 
 // The epoch is compared where the run begins: of many who decided about one epoch, and come when it is over, none replaces the next.
 func TestTheEpochIsComparedWhereTheRunBegins(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	err := pg.InTx(t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		stale := p.workspace(id)

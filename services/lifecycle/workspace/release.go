@@ -22,8 +22,8 @@ const (
 	// ReleaseDeadline is how long a release may take before the hold counts as release_failed, where the configuration says nothing.
 	ReleaseDeadline = 2 * time.Minute
 
-	// boxRelease is the least that a release of a box of its own gets: its agent is waited for twice before the box is ended all the same.
-	boxRelease = time.Minute
+	// instanceRelease is the least that a release of a box of its own gets: its agent is waited for twice before the box is ended all the same.
+	instanceRelease = time.Minute
 
 	// ForceGrace is how long each undo of a forced release is tried.
 	ForceGrace = 10 * time.Second

@@ -17,7 +17,7 @@ import (
 )
 
 // occupy holds the lock of a workspace's schema in the workload database, as a session that hangs would, until the answered function is called.
-func (p *plane) occupy(workspaceID string) func() {
+func (p *cluster) occupy(workspaceID string) func() {
 	p.t.Helper()
 	w := p.workspace(workspaceID)
 	conn, err := pgx.Connect(p.t.Context(), p.db.WorkloadURL())
@@ -38,18 +38,18 @@ func (p *plane) occupy(workspaceID string) func() {
 	return free
 }
 
-func (p *plane) machineReaper() *MachineReaper {
+func (p *cluster) machineReaper() *MachineReaper {
 	return NewMachineReaper(MachineReaperDeps{Logger: testkit.Logger(p.t), DB: p.db.Pool(pg.RoleLifecycle), Tasks: p.world.tasks, Committed: func() {}})
 }
 
-func (p *plane) cordoned(node string) bool {
+func (p *cluster) cordoned(node string) bool {
 	p.t.Helper()
 	return p.count(`SELECT count(*) FROM lifecycle.node_gate WHERE node_id = $1 AND cordoned`, node) == 1
 }
 
 // A release ends at its deadline whatever it hangs on: here on a database that does not answer. A forced one does not wait for it either.
 func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	free := p.occupy(id)
@@ -106,7 +106,7 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 
 // A release that nobody drives is no less late.
 func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	releasing := func(since string) {
@@ -142,7 +142,7 @@ func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
 
 // What a later epoch has on the machine is never touched for the sake of an earlier one's orphan.
 func TestAnOrphanIsReapedByItsEpoch(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	standing := fmt.Sprint(p.world.standing())
@@ -167,7 +167,7 @@ func TestAnOrphanIsReapedByItsEpoch(t *testing.T) {
 	}
 	same, gone := orphan("demo"), orphan("former")
 	p.world.mu.Lock()
-	p.world.boxes["machine:m1"].things = append(p.world.boxes["machine:m1"].things, "workload former")
+	p.world.instances["machine:m1"].things = append(p.world.instances["machine:m1"].things, "workload former")
 	p.world.mu.Unlock()
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := p.machineReaper().Sweep(t.Context()); err != nil {

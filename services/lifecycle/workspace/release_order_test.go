@@ -18,7 +18,7 @@ import (
 // deadlock with it.
 func TestARetryOfAReleaseLocksTheAllocationLast(t *testing.T) {
 	testkit.IO(t)
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	ctx := testkit.Context(t)
 	id, _, a := p.failedRelease()
 	pool := p.seats[0].pool

@@ -135,7 +135,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	gone, queued := false, false
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		gone, queued = false, false
-		free, replaced, err := l.look(ctx, tx)
+		free, replaced, err := l.inspect(ctx, tx)
 		if err != nil || !free {
 			return err
 		}
@@ -190,9 +190,9 @@ var orphanStands = pg.Define(pg.RoleLifecycle, "workspace.orphan_stands", `
 				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))
 		FROM lifecycle.resource_claim c WHERE c.id = $1`)
 
-// look locks the workspace of an orphan and looks once more: free says that it is still given up, that no operation is open and that rollback mode is not set, replaced that a later
+// inspect locks the workspace of an orphan and looks once more: free says that it is still given up, that no operation is open and that rollback mode is not set, replaced that a later
 // claim of the same name, on the same machine if it is on one, stands for it. An operation that begins meanwhile comes before, and is found, or after.
-func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) { //nolint:nonamedreturns // two answers of a kind
+func (l leftBehind) inspect(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) { //nolint:nonamedreturns // two answers of a kind
 	if still, err := rollback.Active(ctx, tx); err != nil || still {
 		return false, false, err
 	}

@@ -108,7 +108,7 @@ func (r *SharedReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	gone := false
 	err = pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		// An operation that took the claim up again meanwhile takes its resource away itself.
-		if gone, _, err = l.look(ctx, tx); err != nil || !gone {
+		if gone, _, err = l.inspect(ctx, tx); err != nil || !gone {
 			return err
 		}
 		return l.forget(ctx, tx, why)
@@ -142,7 +142,7 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 	todo := false
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		w, todo = writer{}, false
-		free, replaced, err := l.look(ctx, tx)
+		free, replaced, err := l.inspect(ctx, tx)
 		if err != nil || !free {
 			return err
 		}

@@ -19,17 +19,17 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-func (p *plane) sharedReaper() *SharedReaper {
+func (p *cluster) sharedReaper() *SharedReaper {
 	return NewSharedReaper(SharedReaperDeps{
 		Logger: testkit.Logger(p.t), DB: p.db.Pool(pg.RoleLifecycle), Workloads: p.workloads(), Identities: p.world, Committed: func() {},
 	})
 }
 
 // workloads is the pool that the seats use.
-func (p *plane) workloads() *pgxpool.Pool { return p.seats[0].steps.deps.Workloads }
+func (p *cluster) workloads() *pgxpool.Pool { return p.seats[0].steps.deps.Workloads }
 
 // admin is a session in the workload database that no pool knows of.
-func (p *plane) admin() *pgx.Conn {
+func (p *cluster) admin() *pgx.Conn {
 	p.t.Helper()
 	conn, err := pgx.Connect(p.t.Context(), p.db.WorkloadURL())
 	if err != nil {
@@ -40,7 +40,7 @@ func (p *plane) admin() *pgx.Conn {
 }
 
 // login logs in as the workspace's role, with the password that its workloads have.
-func (p *plane) login(id string) (*pgx.Conn, error) {
+func (p *cluster) login(id string) (*pgx.Conn, error) {
 	p.t.Helper()
 	w := p.workspace(id)
 	name := schemaName(w.Tenant, w.Name, w.ID)
@@ -52,7 +52,7 @@ func (p *plane) login(id string) (*pgx.Conn, error) {
 }
 
 // mayLogIn says whether the workspace's role exists and may log in, as the server's own catalogue has it.
-func (p *plane) mayLogIn(admin *pgx.Conn, id string) (role, login, schema bool) {
+func (p *cluster) mayLogIn(admin *pgx.Conn, id string) (role, login, schema bool) {
 	p.t.Helper()
 	w := p.workspace(id)
 	return hasRole(p.t, admin, schemaName(w.Tenant, w.Name, w.ID))
@@ -70,7 +70,7 @@ func hasRole(t *testing.T, admin *pgx.Conn, name string) (role, login, schema bo
 }
 
 // force gets a failed release free on a person's word, with every claim acknowledged.
-func (p *plane) force(id string) {
+func (p *cluster) force(id string) {
 	p.t.Helper()
 	a := p.hold(id)
 	req := &lifecyclev1.ForceReleaseRequest{
@@ -92,7 +92,7 @@ func (p *plane) force(id string) {
 }
 
 // given inserts a claim that was given up.
-func (p *plane) given(id, kind, name string, epoch int64) string {
+func (p *cluster) given(id, kind, name string, epoch int64) string {
 	p.t.Helper()
 	claim := ids.New()
 	_, err := p.db.OwnerPool().Exec(p.t.Context(), `
@@ -104,7 +104,7 @@ func (p *plane) given(id, kind, name string, epoch int64) string {
 	return claim
 }
 
-func (p *plane) reapedWhy(claim string) string {
+func (p *cluster) reapedWhy(claim string) string {
 	p.t.Helper()
 	var why string
 	err := p.db.OwnerPool().QueryRow(testkit.Context(p.t), `SELECT CASE WHEN released_at IS NULL THEN '' ELSE orphan_reason END FROM lifecycle.resource_claim WHERE id = $1`, claim).Scan(&why)
@@ -114,7 +114,7 @@ func (p *plane) reapedWhy(claim string) string {
 	return why
 }
 
-func (p *plane) givenUp(id, kind string) int {
+func (p *cluster) givenUp(id, kind string) int {
 	p.t.Helper()
 	return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = $2 AND orphaned_at IS NOT NULL AND released_at IS NULL`, id, kind)
 }
@@ -123,7 +123,7 @@ func (p *plane) givenUp(id, kind string) int {
 // reader has gone the sweep drops it. Until then it is tried less and less often.
 func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second, grace: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second, grace: 15 * time.Second})
 	p.machine("m1")
 	tenant := p.tenant()
 	id := p.create(tenant, "demo", byStatic)
@@ -220,7 +220,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 
 // The workload database is down when a person forces the release: the schema is left with its login, and reaped as soon as the database is back.
 func TestASchemaThatNobodyCouldReachIsReaped(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	admin := p.admin()
@@ -271,7 +271,7 @@ func TestASchemaThatNobodyCouldReachIsReaped(t *testing.T) {
 
 // What a later claim or another workspace stands for is never taken away for the sake of an orphan, and no work is disturbed.
 func TestASharedOrphanOfAnothersResource(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	admin := p.admin()
 	tenant := p.tenant()
 	former := p.create(tenant, "demo", byProcess)
@@ -336,7 +336,7 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 
 // Whoever gives the login back is never overtaken by an earlier operation that takes it away.
 func TestTakingALoginAwayKeepsToTheFence(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	w := p.workspace(id)
 	name := schemaName(w.Tenant, w.Name, id)

@@ -19,7 +19,7 @@ import (
 )
 
 // away makes the machines' agents silent, or lets them answer again.
-func (p *plane) away(gone bool) {
+func (p *cluster) away(gone bool) {
 	p.world.mu.Lock()
 	p.world.mute = gone
 	p.world.mu.Unlock()
@@ -33,7 +33,7 @@ func (p *plane) away(gone bool) {
 var newestAllocation = pg.Define(pg.RoleLifecycle, "workspace.test_newest_allocation",
 	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 ORDER BY a.created_at DESC LIMIT 1`)
 
-func (p *plane) hold(workspaceID string) allocation {
+func (p *cluster) hold(workspaceID string) allocation {
 	p.t.Helper()
 	a, err := oneAllocation(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), newestAllocation, workspaceID)
 	if err != nil {
@@ -43,7 +43,7 @@ func (p *plane) hold(workspaceID string) allocation {
 }
 
 // failedRelease decommissions a workspace on a machine that does not answer, until its release has failed.
-func (p *plane) failedRelease() (id, node string, a allocation) { //nolint:nonamedreturns // two ids
+func (p *cluster) failedRelease() (id, node string, a allocation) { //nolint:nonamedreturns // two ids
 	p.t.Helper()
 	node = p.machine("m1")
 	id = p.create(p.tenant(), "demo", byStatic)
@@ -62,7 +62,7 @@ func (p *plane) failedRelease() (id, node string, a allocation) { //nolint:nonam
 	return id, node, a
 }
 
-func (p *plane) placeable() error {
+func (p *cluster) placeable() error {
 	return pg.InTx(p.t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		_, _, err := takeSlot(ctx, tx, 0)
 		return err
@@ -71,7 +71,7 @@ func (p *plane) placeable() error {
 
 // Scenario: release-failed-stuck.
 func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	id, node, a := p.failedRelease()
 	for _, kind := range []commonv1.OperationKind{kRetryRelease, kForceRelease} {
 		if o := p.actionOf(id, kind); !o.GetPossible() || o.GetConsequence() == "" {
@@ -118,9 +118,9 @@ func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
 }
 
-func TestAReleaseIsForcedOnAPersonsWord(t *testing.T) {
+func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	id, node, a := p.failedRelease()
 	allocations := NewAllocations(p.seats[0].server)
 	req := func(change ...func(*lifecyclev1.ForceReleaseRequest)) *lifecyclev1.ForceReleaseRequest {
@@ -232,7 +232,7 @@ func TestAReleaseIsForcedOnAPersonsWord(t *testing.T) {
 // frees it, though there is nothing left to clean.
 func TestAForcedReleaseFreesWhatWasGivenUpBefore(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	id, node, _ := p.failedRelease()
 	testkit.Eventually(t, testkit.Patience, func() error {
 		switch w := p.workspace(id); w.State {

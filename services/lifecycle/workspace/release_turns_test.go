@@ -12,7 +12,7 @@ import (
 
 // Orphans that cannot be reaped, more than a sweep looks at, do not keep a later one from its turn.
 func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	// Of workspaces that are not there: each try fails.
@@ -52,7 +52,7 @@ func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
 
 // An orphan whose turn comes back late is released by what was asked of it before, and is asked for again only once that has failed.
 func TestAnOrphanIsReleasedByAnEarlierTask(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	claim := ids.New()

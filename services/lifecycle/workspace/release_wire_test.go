@@ -15,7 +15,7 @@ import (
 )
 
 // wire serves the allocations of a seat on a port of their own, and answers a client of readmodel's that asserts the person of each call.
-func (p *plane) wire() lifecyclev1connect.AllocationServiceClient {
+func (p *cluster) wire() lifecyclev1connect.AllocationServiceClient {
 	p.t.Helper()
 	authorities := rpctest.NewAuthorities(p.t)
 	asserter := rpc.NewAsserter(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)), nil)
@@ -38,8 +38,8 @@ func (p *plane) wire() lifecyclev1connect.AllocationServiceClient {
 }
 
 // Every wrong way to force a release, over the wire, and none of them changes a row.
-func TestEveryWrongWordIsRefusedAndChangesNothing(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	id, _, a := p.failedRelease()
 	client := p.wire()
 	dry := &lifecyclev1.ForceReleaseRequest{

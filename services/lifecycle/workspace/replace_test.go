@@ -36,7 +36,7 @@ func watchdogs(key string, epoch int64) func(*lifecyclev1.RequestOperationReques
 }
 
 // begun asks for a workspace and does not wait for it.
-func (p *plane) begun(where commonv1.PlacementDriver) (string, string) {
+func (p *cluster) begun(where commonv1.PlacementDriver) (string, string) {
 	p.t.Helper()
 	res, err := p.seats[0].server.RequestOperation(p.t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
@@ -50,13 +50,13 @@ func (p *plane) begun(where commonv1.PlacementDriver) (string, string) {
 }
 
 // dead says up to which epoch the agents of boxes never connect.
-func (p *plane) dead(to int64) {
+func (p *cluster) dead(to int64) {
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
 	p.world.deadTo = to
 }
 
-func (p *plane) run(id string) saga.Run {
+func (p *cluster) run(id string) saga.Run {
 	p.t.Helper()
 	r, err := saga.GetRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
@@ -66,7 +66,7 @@ func (p *plane) run(id string) saga.Run {
 }
 
 // parked waits until a run looks for something at a step, again and again.
-func (p *plane) parked(run, step, why string) {
+func (p *cluster) parked(run, step, why string) {
 	p.t.Helper()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
 		if r := p.run(run); r.State != "waiting" || r.StepName() != step || !strings.Contains(r.WhyWaiting, why) {
@@ -79,7 +79,7 @@ func (p *plane) parked(run, step, why string) {
 const noAgent = "waiting for the agent on the workspace's node to connect"
 
 // stalls lets a run that waits for its box be flagged.
-func (p *plane) stalls(run string, ahead time.Duration) {
+func (p *cluster) stalls(run string, ahead time.Duration) {
 	p.t.Helper()
 	p.parked(run, StepStorage, "waiting for the agent")
 	testkit.SetClockOffset(p.db, ahead)
@@ -92,7 +92,7 @@ func (p *plane) stalls(run string, ahead time.Duration) {
 }
 
 // watchdog asks as the watchdog until its request has met the run at rest: a driver may be looking after it just then.
-func (p *plane) watchdog(id, key string, epoch int64) *lifecyclev1.Operation {
+func (p *cluster) watchdog(id, key string, epoch int64) *lifecyclev1.Operation {
 	p.t.Helper()
 	var op *lifecyclev1.Operation
 	testkit.Eventually(p.t, testkit.Patience, func() error {
@@ -108,8 +108,8 @@ func (p *plane) watchdog(id, key string, epoch int64) *lifecyclev1.Operation {
 
 // The box of the first epoch never connects. The watchdog's recreation cancels what waits for it and takes its place in
 // one transaction; the next box is launched once the first is confirmed ended, and the workspace comes up.
-func TestTheWatchdogReplacesABoxThatDoesNotCome(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 2, lease: 15 * time.Second})
+func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
+	p := newCluster(t, clusterConfig{seats: 2, lease: 15 * time.Second})
 	p.dead(1)
 	p.world.mu.Lock()
 	p.world.endless = true // no end is confirmed before the test says so
@@ -183,7 +183,7 @@ func TestTheWatchdogReplacesABoxThatDoesNotCome(t *testing.T) {
 // operation that had adopted them is cancelled.
 func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	p.dead(2)
 	op, err := p.seats[0].ask(t.Context(), kRecreate, id)
@@ -205,8 +205,8 @@ func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 
 // Only the watchdog replaces, and only what waits for a box of its own that has no session and counts as stalled.
 // Everybody else joins, as ever.
-func TestOnlyAStalledWaitForABoxIsReplaced(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+func TestOnlyAStalledWaitForAnInstanceIsReplaced(t *testing.T) {
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	joins := func(when, id, run string, ctx context.Context, change ...func(*lifecyclev1.RequestOperationRequest)) {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
@@ -277,7 +277,7 @@ func TestOnlyAStalledWaitForABoxIsReplaced(t *testing.T) {
 
 // A machine that was there before is not replaced: it has a session or it proves nothing.
 func TestAMachineIsNotReplaced(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.machine("m1")
 	p.world.mu.Lock()
 	p.world.mute = true
@@ -296,7 +296,7 @@ func TestAMachineIsNotReplaced(t *testing.T) {
 func TestACancelWinsOverTheWatchdog(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		t.Run(fmt.Sprintf("first %v", first), func(t *testing.T) {
-			p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+			p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 			p.dead(5)
 			id, run := p.begun(byProcess)
 			p.stalls(run, 6*time.Minute)
@@ -340,7 +340,7 @@ func TestACancelWinsOverTheWatchdog(t *testing.T) {
 
 // What keeps a recreation from beginning keeps what it would replace: both are one transaction.
 func TestAReplacementThatCannotBeginCancelsNothing(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.dead(1)
 	id, run := p.begun(byProcess)
 	p.stalls(run, 6*time.Minute)
@@ -361,7 +361,7 @@ func TestAReplacementThatCannotBeginCancelsNothing(t *testing.T) {
 // Watchdogs, users and a cancel at once, again and again: one operation is open at any moment, each epoch has one box,
 // and whoever was told of an operation was told of one that was open or had taken its place.
 func TestReplacementsTakeTurns(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 3, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 3, lease: 15 * time.Second})
 	p.dead(1)
 	id, run := p.begun(byProcess)
 	p.stalls(run, 6*time.Minute)

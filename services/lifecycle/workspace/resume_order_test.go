@@ -22,7 +22,7 @@ import (
 // goes on, and its tasks get their time back.
 func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 	var seen deadlocks
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	op, node := p.asks()
 	leased := p.leased(node)
 	thaw := p.seats[0].freeze() // the test alone lets the run go on
@@ -47,7 +47,7 @@ func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 	reached, free := sync.OnceFunc(func() { close(atRun) }), sync.OnceFunc(func() { close(goOn) })
 	defer free()
 	tasks := task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
 		Committed: func() {},
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error {
 			reached()

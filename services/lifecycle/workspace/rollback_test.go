@@ -17,7 +17,7 @@ const rolledBack = commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK
 
 // Every command that would begin, end or change something is refused in rollback mode, and the table of actions says the same.
 func TestCommandsAreRefusedInRollbackMode(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	tenant := p.tenant()
 	id := p.create(tenant, "demo", byProcess)
 	testkit.SetRollback(p.db, true)
@@ -75,7 +75,7 @@ func TestCommandsAreRefusedInRollbackMode(t *testing.T) {
 
 // A create that is under way launches nothing in rollback mode, and goes on afterwards.
 func TestNothingIsLaunchedInRollbackMode(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	tenant := p.tenant()
 	thaw := p.seats[0].freeze() // the run is there before the mode, and its driver takes it up in the mode
 	pool := p.db.Pool("lifecycle")
@@ -112,7 +112,7 @@ func TestNothingIsLaunchedInRollbackMode(t *testing.T) {
 // No sweep ends, releases or gives up anything in rollback mode.
 func TestSweepsLeaveEverythingInRollbackMode(t *testing.T) {
 	m := newMorgue(t)
-	b := m.box(place{instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "releasing", occupy: "cleanup"})
+	b := m.instance(place{instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "releasing", occupy: "cleanup"})
 	m.exec(`UPDATE lifecycle.allocation SET release_deadline_at = mesh.clock() - interval '1 hour' WHERE workspace_id = $1`, b.WorkspaceID)
 	testkit.SetRollback(m.db, true)
 	shared := NewSharedReaper(SharedReaperDeps{

@@ -56,25 +56,25 @@ const retryLimit = 3
 
 // sketch is a workspace as the rules know it. The run is the one that has it, or had it last.
 type sketch struct {
-	ID, State string
-	Epoch     int64
-	Other     bool // it was made with the other spec
-	Run, Kind string
-	Open      bool
-	Undoing   bool
-	Cancelled bool
-	Stuck     bool
-	Reset     bool
-	Used      int  // retries
-	Healthy   bool // active for an hour
-	Boxed     bool // a box is claimed
-	Placed    bool // something is claimed on a shared machine
-	Away      bool // that machine does not answer
-	Unclean   bool // the release of its allocation has failed
-	Boxless   bool // the run waits, stalled, for a launched box of its own that has no session
-	Held      bool // a driver has the run in its hands, or has died with it
-	Leaving   bool // its decommission was begun
-	Skipped   bool // a step of its run was given up by hand: what that may have left keeps the allocation
+	ID, State       string
+	Epoch           int64
+	Other           bool // it was made with the other spec
+	Run, Kind       string
+	Open            bool
+	Undoing         bool
+	Cancelled       bool
+	Stuck           bool
+	Reset           bool
+	Used            int  // retries
+	Healthy         bool // active for an hour
+	WithInstance    bool // a box is claimed
+	Placed          bool // something is claimed on a shared machine
+	Away            bool // that machine does not answer
+	Unclean         bool // the release of its allocation has failed
+	WithoutInstance bool // the run waits, stalled, for a launched box of its own that has no session
+	Held            bool // a driver has the run in its hands, or has died with it
+	Leaving         bool // its decommission was begun
+	Skipped         bool // a step of its run was given up by hand: what that may have left keeps the allocation
 }
 
 // The ways of an answer.
@@ -178,7 +178,7 @@ func (r rules) decide(s sketch, verb string, override bool) verdict {
 		return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
 	case askReplace:
 		switch {
-		case !s.onItsWay(), !s.brings(), !s.Boxless, r.plant == "the watchdog joins":
+		case !s.onItsWay(), !s.brings(), !s.WithoutInstance, r.plant == "the watchdog joins":
 			return r.bring(s, askRecreate, override)
 		case s.Held:
 			return refusal(commonv1.Reason_REASON_CONFLICT)
@@ -232,7 +232,7 @@ func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
 			s.Used = 0
 		}
 		switch {
-		case verb == askRecreate && r.plant != "recreate keeps epoch", verb == askRetry && !s.Boxed:
+		case verb == askRecreate && r.plant != "recreate keeps epoch", verb == askRetry && !s.WithInstance:
 			s.Epoch++
 		}
 		if verb == askRetry {

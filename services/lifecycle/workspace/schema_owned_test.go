@@ -19,9 +19,9 @@ var madeByATenant = []string{
 }
 
 // tenantOf makes a workspace, logs in as its role and makes what a tenant makes.
-func tenantOf(t *testing.T) (p *plane, id, name string, conn *pgx.Conn) { //nolint:nonamedreturns // two strings
+func tenantOf(t *testing.T) (p *cluster, id, name string, conn *pgx.Conn) { //nolint:nonamedreturns // two strings
 	t.Helper()
-	p = newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p = newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id = p.create(p.tenant(), "demo", byProcess)
 	w := p.workspace(id)
 	conn, err := p.login(id)

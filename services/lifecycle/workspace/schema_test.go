@@ -16,7 +16,7 @@ import (
 )
 
 // schemas is the workload database, as somebody who meddles with it.
-func (p *plane) schemas(sql string, args ...any) {
+func (p *cluster) schemas(sql string, args ...any) {
 	p.t.Helper()
 	db, err := pgxpool.New(p.t.Context(), p.db.WorkloadURL())
 	if err != nil {
@@ -29,7 +29,7 @@ func (p *plane) schemas(sql string, args ...any) {
 }
 
 // attemptsAt are the attempts at a step in a direction.
-func (p *plane) attemptsAt(runID, step, dir string) []saga.Attempt {
+func (p *cluster) attemptsAt(runID, step, dir string) []saga.Attempt {
 	p.t.Helper()
 	all, err := saga.Timeline(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), runID)
 	if err != nil {
@@ -47,7 +47,7 @@ func (p *plane) attemptsAt(runID, step, dir string) []saga.Attempt {
 // The statement that fails is what an operator looks for; a tenant's person reads one sentence.
 func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, planeConfig{seats: 1, lease: time.Hour})
+	p := newCluster(t, clusterConfig{seats: 1, lease: time.Hour})
 	tenant := p.tenant()
 	name := schemaName(tenant, "demo", "")
 	p.schemas(fmt.Sprintf(`CREATE SCHEMA %[1]s; CREATE TABLE %[1]s.kv (key text);
@@ -78,7 +78,7 @@ func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 
 // A write that comes too late is refused by the schema's own database, and is not tried again: its run fails with that reason.
 func TestAStaleWriteOfASchemaFailsAsWhatItIs(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	p.schemas(`UPDATE gpuaas_fence.schema SET epoch = epoch + 100 WHERE workspace_id = $1`, id)
 	op, err := p.seats[0].ask(t.Context(), kRecreate, id)

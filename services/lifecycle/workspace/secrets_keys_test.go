@@ -90,7 +90,7 @@ func TestWhatOnlyAnswersHaveIsRefusedInRequests(t *testing.T) {
 
 // TestAValueOpensInItsOwnWorkspaceAlone copies a sealed value into another workspace of the same tenant, as whoever can write the table could.
 func TestAValueOpensInItsOwnWorkspaceAlone(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 5 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second})
 	tenant := p.tenant()
 	create := func(name, value string) string {
 		res, err := p.seats[0].server.RequestOperation(t.Context(), withEnv(tenant, name, "", map[string]string{"FOO": value}))
@@ -121,7 +121,7 @@ func TestAValueOpensInItsOwnWorkspaceAlone(t *testing.T) {
 // TestWithoutItsKeyNothingIsDeployed loses the key while the task that deploys is queued: the replica that would sign it has another set.
 func TestWithoutItsKeyNothingIsDeployed(t *testing.T) {
 	old := secretenv.NewKey()
-	p := newPlane(t, planeConfig{seats: 1, lease: 5 * time.Second, secrets: secretKeys(t, old), signing: secretKeys(t, secretenv.NewKey())})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second, secrets: secretKeys(t, old), signing: secretKeys(t, secretenv.NewKey())})
 	p.world.mu.Lock()
 	p.world.deployed = func(d *nodev1.WorkloadDeploy) { t.Errorf("an agent was given %v", d.GetWorkload()) }
 	p.world.mu.Unlock()

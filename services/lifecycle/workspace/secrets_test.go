@@ -34,7 +34,7 @@ func withEnv(tenant, name, key string, env map[string]string) *lifecyclev1.Reque
 // TestEnvironmentValuesAreNowhereInTheDatabase searches every table while the task that deploys is on its way, and again at the end. The agents get the
 // values, at the first deploy and at that of the next epoch.
 func TestEnvironmentValuesAreNowhereInTheDatabase(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 5 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second})
 	env := map[string]string{"FOO": canary, "EMPTY": ""}
 	var mu sync.Mutex
 	deploys := 0

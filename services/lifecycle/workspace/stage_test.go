@@ -28,7 +28,7 @@ import (
 
 // stage is a plane whose drivers work only while they are told to, and die where they are told to.
 type stage struct {
-	*plane
+	*cluster
 
 	pool      *pgxpool.Pool
 	workloads *pgxpool.Pool
@@ -48,7 +48,7 @@ const stageLease = 3 * time.Second
 func newStage(t *testing.T, joins func(int) *lock.Lock) *stage {
 	t.Helper()
 	testkit.IO(t)
-	p := &plane{t: t, db: testkit.DB(t), world: newWorld()}
+	p := &cluster{t: t, db: testkit.DB(t), world: newWorld()}
 	p.world.replica = ids.New()
 	p.beat(100000 * time.Hour)
 	workloads, err := pg.Open(t.Context(), pg.Config{URL: p.db.WorkloadURL(), MaxConns: 4})
@@ -57,8 +57,8 @@ func newStage(t *testing.T, joins func(int) *lock.Lock) *stage {
 	}
 	t.Cleanup(workloads.Close)
 	keys := secretKeys(t, secretenv.NewKey())
-	cfg := planeConfig{seats: 2, joins: joins, secrets: keys, signing: keys}
-	g := &stage{plane: p, workloads: workloads, secrets: keys, faults: map[string]string{}, hits: map[string]int{}}
+	cfg := clusterConfig{seats: 2, joins: joins, secrets: keys, signing: keys}
+	g := &stage{cluster: p, workloads: workloads, secrets: keys, faults: map[string]string{}, hits: map[string]int{}}
 	committed := func() {
 		if core := g.living.Load(); core != nil {
 			core.Committed()
@@ -205,8 +205,8 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 	return dead
 }
 
-// look reads a workspace as the rules know it.
-func (g *stage) look(id string) (sketch, saga.Run, error) {
+// view reads a workspace as the rules know it.
+func (g *stage) view(id string) (sketch, saga.Run, error) {
 	ctx := testkit.Context(g.t)
 	w, err := saga.GetWorkspace(ctx, g.pool, id)
 	if err != nil {
@@ -223,13 +223,13 @@ func (g *stage) look(id string) (sketch, saga.Run, error) {
 	}
 	err = g.pool.QueryRow(ctx, `
 		SELECT count(*) FILTER (WHERE kind = 'instance') > 0, count(*) FILTER (WHERE kind IN ('instance', 'storage', 'workload') AND node_id IS NOT NULL) > 0
-		FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`, id).Scan(&s.Boxed, &s.Placed)
+		FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`, id).Scan(&s.WithInstance, &s.Placed)
 	if err == nil {
 		err = g.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1 AND state = 'release_failed')`, id).Scan(&s.Unclean)
 	}
 	if err == nil && s.onItsWay() && run.StepName() == StepStorage && strings.HasPrefix(run.StuckReason, "step_stalled") {
 		err = g.pool.QueryRow(ctx, `SELECT count(*) = 1 FROM lifecycle.instance i LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
-			WHERE i.workspace_id = $1 AND i.state = 'live' AND i.placement <> 'static' AND g.session_epoch = 0`, id).Scan(&s.Boxless)
+			WHERE i.workspace_id = $1 AND i.state = 'live' AND i.placement <> 'static' AND g.session_epoch = 0`, id).Scan(&s.WithoutInstance)
 	}
 	s.Held = run.Live() && (run.Owner != "" || run.State == "pending")
 	return s, run, err
@@ -374,7 +374,7 @@ func (g *stage) disagrees(id, tenant, name, machine string, stuck bool) ([]strin
 	}
 	there := map[string]bool{}
 	g.world.mu.Lock()
-	for k, b := range g.world.boxes {
+	for k, b := range g.world.instances {
 		if (machine == "" || k != "machine:"+machine) && !strings.HasPrefix(k, id+":") || b.ended {
 			continue
 		}

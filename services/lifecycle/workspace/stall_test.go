@@ -15,7 +15,7 @@ import (
 
 // A workload that runs and is never ready is asked for every second, and is told as stalled all the same: after the ten minutes of a wait, until it moves.
 func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.world.mu.Lock()
 	p.world.unready = true
 	p.world.mu.Unlock()

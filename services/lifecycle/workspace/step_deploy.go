@@ -187,7 +187,7 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 	if _, err := env.Output(StepDeploy, &before); err != nil {
 		return saga.Outcome{}, fmt.Errorf("read output of %q: %w", StepDeploy, err)
 	}
-	found := judge(spec, status, before.Restarts, s.crashLoop())
+	found := readinessOf(spec, status, before.Restarts, s.crashLoop())
 	switch {
 	case found.ended != nil && env.Kind == kRecreate:
 		return saga.Wait(meanwhile(found.ended)), nil

@@ -69,7 +69,7 @@ func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (
 	out := a
 	within := orDefault(s.deps.ReleaseDeadline, ReleaseDeadline)
 	if ownInstance(a.Placement) {
-		within = max(within, boxRelease)
+		within = max(within, instanceRelease)
 	}
 	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		moved, err := moveAllocation(ctx, tx, a, allocationMove{

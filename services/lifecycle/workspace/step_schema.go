@@ -172,7 +172,7 @@ var (
 func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
 	version := 0
 	err := pg.InTx(ctx, s.deps.Workloads, func(ctx context.Context, tx pgx.Tx) error {
-		if err := s.deps.Stale.note(atSchema, fence(ctx, tx, name, writerOf(env), false)); err != nil {
+		if err := s.deps.EpochRefusals.note(atSchema, fence(ctx, tx, name, writerOf(env), false)); err != nil {
 			return err
 		}
 		verifier := scramVerifier(s.databasePassword(name, env.Epoch), s.derive("salt", name)[:16])
@@ -220,7 +220,7 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 			return saga.Outcome{}, err
 		}
 		kept[i], err = dropOwn(ctx, s.deps.Workloads, c.Name, writerOf(env), own)
-		if err = s.deps.Stale.note(atSchema, err); err != nil {
+		if err = s.deps.EpochRefusals.note(atSchema, err); err != nil {
 			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped", fmt.Errorf("drop schema %s: %w", c.Name, err))
 		}
 	}
@@ -264,7 +264,7 @@ func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) erro
 	if err := env.Proceed(ctx); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
 	}
-	if err := s.deps.Stale.note(atSchema, dropFenced(ctx, s.deps.Workloads, name, writerOf(env))); err != nil {
+	if err := s.deps.EpochRefusals.note(atSchema, dropFenced(ctx, s.deps.Workloads, name, writerOf(env))); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
 	}
 	return nil

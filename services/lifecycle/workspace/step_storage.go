@@ -54,16 +54,16 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	}
 	a, i, err := s.reserve(ctx, env, spec)
 	if err != nil {
-		return saga.Outcome{}, s.deps.Stale.note(atLaunch, err)
+		return saga.Outcome{}, s.deps.EpochRefusals.note(atLaunch, err)
 	}
 	i, err = s.launch(ctx, env, driver, a, i, spec)
 	if fault.Has(err, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE) {
 		// Whoever ends the former instance, the sweep of the placement's own list at the latest, is done well within the budget of this step.
-		_ = s.deps.Stale.note(atLaunch, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), fault.From(err).Public, err))
+		_ = s.deps.EpochRefusals.note(atLaunch, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), fault.From(err).Public, err))
 		return waitTask(previousAlive(err)), nil
 	}
 	if err != nil {
-		return saga.Outcome{}, s.deps.Stale.note(atLaunch, err)
+		return saga.Outcome{}, s.deps.EpochRefusals.note(atLaunch, err)
 	}
 	g, ok, err := gate.Get(ctx, s.deps.DB, i.NodeID)
 	if err != nil {
@@ -312,7 +312,7 @@ func orKeep(old, moved instance, err error) instance {
 	return moved
 }
 
-var heldDevices = pg.Define(pg.RoleLifecycle, "workspace.held_devices",
+var leasedDevices = pg.Define(pg.RoleLifecycle, "workspace.held_devices",
 	`SELECT device_id FROM lifecycle.gpu_hold WHERE node_id = $1`)
 
 var holdDevice = pg.Define(pg.RoleLifecycle, "workspace.hold_device",
@@ -331,7 +331,7 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		a = was // a second try begins where the first did
 		var free []string
-		held, err := pg.Values[string](ctx, tx, heldDevices, g.NodeID)
+		held, err := pg.Values[string](ctx, tx, leasedDevices, g.NodeID)
 		if err != nil {
 			return fmt.Errorf("read held devices: %w", err)
 		}

@@ -32,7 +32,7 @@ import (
 // The steps of a workspace's way up, by the names that the timeline shows.
 const (
 	StepValidate = "Validate request"
-	StepStorage  = runbook.StepBox
+	StepStorage  = runbook.StepInstance
 	StepHandle   = "Allocate workflow handle"
 	StepSchema   = "Apply per-tenant schema"
 	StepDeploy   = "Deploy tenant workloads"
@@ -77,8 +77,8 @@ type StepDeps struct {
 	Identities Identities
 	Drivers    map[commonv1.PlacementDriver]placement.Driver
 	Catalogue  Catalogue
-	// Stale counts refusals of epochs that have been passed. May be nil.
-	Stale *EpochRefusals
+	// EpochRefusals counts refusals of epochs that have been passed. May be nil.
+	EpochRefusals *EpochRefusals
 	// LaunchLog compares launch logs with the database; nothing is launched before it has. May be nil.
 	LaunchLog LaunchLog
 	// Secret derives launch secrets and database passwords, so that none is stored.

@@ -20,13 +20,13 @@ import (
 type failing struct {
 	step string
 	// begin makes the step fail, or wait until the recreate is cancelled.
-	begin  func(p *plane, name string)
+	begin  func(p *cluster, name string)
 	cancel bool
-	end    func(p *plane, name string)
+	end    func(p *cluster, name string)
 }
 
-func refusing(kind string) func(*plane, string) {
-	return func(p *plane, _ string) {
+func refusing(kind string) func(*cluster, string) {
+	return func(p *cluster, _ string) {
 		p.world.mu.Lock()
 		defer p.world.mu.Unlock()
 		p.world.refuse, p.world.reason = kind, commonv1.Reason_REASON_UNSPECIFIED
@@ -36,8 +36,8 @@ func refusing(kind string) func(*plane, string) {
 	}
 }
 
-func with(change func(w *world)) func(*plane, string) {
-	return func(p *plane, _ string) {
+func with(change func(w *world)) func(*cluster, string) {
+	return func(p *cluster, _ string) {
 		p.world.mu.Lock()
 		defer p.world.mu.Unlock()
 		change(p.world)
@@ -48,15 +48,15 @@ func with(change func(w *world)) func(*plane, string) {
 func failures() []failing {
 	const forbid = `CREATE FUNCTION lifecycle.forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no handles now'; END $$;
 		CREATE TRIGGER forbid BEFORE INSERT OR UPDATE ON lifecycle.workspace_handle FOR EACH ROW EXECUTE FUNCTION lifecycle.forbid()`
-	owner := func(sql string) func(*plane, string) {
-		return func(p *plane, _ string) {
+	owner := func(sql string) func(*cluster, string) {
+		return func(p *cluster, _ string) {
 			if _, err := p.db.OwnerPool().Exec(p.t.Context(), sql); err != nil {
 				p.t.Fatal(err)
 			}
 		}
 	}
-	tenant := func(sql string) func(*plane, string) {
-		return func(p *plane, name string) {
+	tenant := func(sql string) func(*cluster, string) {
+		return func(p *cluster, name string) {
 			p.schemas(strings.ReplaceAll(sql, "{schema}", pgx.Identifier{name}.Sanitize()))
 		}
 	}
@@ -76,7 +76,7 @@ func failures() []failing {
 }
 
 // comesTo waits until the open run of a workspace is at a step and has done something there that did not end it.
-func (p *plane) comesTo(id, step string) {
+func (p *cluster) comesTo(id, step string) {
 	p.t.Helper()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
 		run, open, err := saga.LiveRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
@@ -91,7 +91,7 @@ func (p *plane) comesTo(id, step string) {
 }
 
 // keeps fails unless the rows of the tenant stand, and nothing else is claimed.
-func (p *plane) keeps(id, name string) {
+func (p *cluster) keeps(id, name string) {
 	p.t.Helper()
 	var rows int
 	quoted := pgx.Identifier{name}.Sanitize()
@@ -163,7 +163,7 @@ func TestAFailedRecreateKeepsTheSchema(t *testing.T) {
 }
 
 // retried resets a failed workspace and asks for a retry.
-func (p *plane) retried(id string) {
+func (p *cluster) retried(id string) {
 	p.t.Helper()
 	for _, kind := range []commonv1.OperationKind{kReset, kRetry} {
 		if _, err := p.seats[0].ask(p.t.Context(), kind, id); err != nil {
@@ -174,7 +174,7 @@ func (p *plane) retried(id string) {
 }
 
 // hasItsRows fails unless the role of the workspace reads what it wrote.
-func (p *plane) hasItsRows(id string) {
+func (p *cluster) hasItsRows(id string) {
 	p.t.Helper()
 	conn, err := p.login(id)
 	if err != nil {
@@ -189,7 +189,7 @@ func (p *plane) hasItsRows(id string) {
 // TestASchemaKnowsWhichRunMadeIt: a driver that dies after it has made a schema, and before that is recorded, leaves the
 // note of its run on it, in the transaction that made it. Another run's undo finds that note and drops nothing.
 func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id, first, second := ids.New(), ids.New(), ids.New()
 	name := schemaName(p.tenant(), "demo", id) // roles belong to the whole server
 	ran := func(run string, epoch, op int64) *saga.Env {

@@ -60,7 +60,7 @@ func (d *deadlocks) none(t *testing.T) {
 }
 
 // traced is a pool of the role lifecycle whose deadlocks are kept.
-func (p *plane) traced(d *deadlocks) *pgxpool.Pool {
+func (p *cluster) traced(d *deadlocks) *pgxpool.Pool {
 	p.t.Helper()
 	cfg, err := pgxpool.ParseConfig(p.db.URL(pg.RoleLifecycle))
 	if err != nil {
@@ -77,7 +77,7 @@ func (p *plane) traced(d *deadlocks) *pgxpool.Pool {
 }
 
 // blocked waits until a statement that contains text waits for a lock.
-func (p *plane) blocked(text string) {
+func (p *cluster) blocked(text string) {
 	p.t.Helper()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
 		var found bool
@@ -96,7 +96,7 @@ func (p *plane) blocked(text string) {
 
 // asks begins a workspace and waits until its box's agent, which takes no work, has been asked for storage. It returns
 // the operation and the node.
-func (p *plane) asks() (*lifecyclev1.Operation, string) {
+func (p *cluster) asks() (*lifecyclev1.Operation, string) {
 	p.t.Helper()
 	p.world.mu.Lock()
 	p.world.mute = true
@@ -125,7 +125,7 @@ func (p *plane) asks() (*lifecyclev1.Operation, string) {
 }
 
 // sessionOf is the session that holds a node's gate.
-func (p *plane) sessionOf(node string) string {
+func (p *cluster) sessionOf(node string) string {
 	p.t.Helper()
 	var session string
 	err := p.db.OwnerPool().QueryRow(p.t.Context(), `SELECT session_id::text FROM lifecycle.node_gate WHERE node_id = $1`, node).
@@ -137,7 +137,7 @@ func (p *plane) sessionOf(node string) string {
 }
 
 // leased leases the one task of a node for its session.
-func (p *plane) leased(node string) *lifecyclev1.LeasedTask {
+func (p *cluster) leased(node string) *lifecyclev1.LeasedTask {
 	p.t.Helper()
 	res, err := p.world.tasks.LeaseTasks(p.t.Context(), &lifecyclev1.LeaseTasksRequest{
 		Nodes: []*lifecyclev1.NodeLease{{NodeId: node, SessionId: p.sessionOf(node), Generation: 1, MaxTasks: 8}},
@@ -152,7 +152,7 @@ func (p *plane) leased(node string) *lifecyclev1.LeasedTask {
 // and its tasks are withdrawn.
 func TestACancelMeetsAResult(t *testing.T) {
 	var seen deadlocks
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, tracer: &seen})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, tracer: &seen})
 	op, node := p.asks()
 	leased := p.leased(node)
 	atRun, goOn := make(chan struct{}), make(chan struct{})
@@ -160,7 +160,7 @@ func TestACancelMeetsAResult(t *testing.T) {
 	defer free()
 	pool := p.traced(&seen)
 	tasks := task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
 		Committed: func() {},
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error {
 			reached()
@@ -202,7 +202,7 @@ func TestACancelMeetsAResult(t *testing.T) {
 // TestACancelWithdrawsAtOnce: what agents were asked for is withdrawn with the cancel, though the step under way does
 // not heed it.
 func TestACancelWithdrawsAtOnce(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	op, node := p.asks()
 	p.leased(node)
 	// No driver says anything to the database until the replica goes on: what is withdrawn now is withdrawn by the cancel.
@@ -230,7 +230,7 @@ func TestACancelWithdrawsAtOnce(t *testing.T) {
 // TestAnImageOnAMachineOfProcesses: an agent that cannot run what it is asked to is not asked again: the step has
 // failed for good, and the run is undone.
 func TestAnImageOnAMachineOfProcesses(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.world.mu.Lock()
 	p.world.refuse, p.world.reason = "storage.allocate", commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE
 	p.world.mu.Unlock()

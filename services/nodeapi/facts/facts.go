@@ -47,8 +47,8 @@ type Writer struct {
 	mu      sync.Mutex
 	pending map[string]*nodev1.SessionChanged
 	order   []string
-	seen    map[held]*observed
-	flying  map[held]bool // taken from seen, and being compared and written
+	seen    map[kept]*observed
+	flying  map[kept]bool // taken from seen, and being compared and written
 	poke    chan struct{}
 	lastOK  time.Time
 
@@ -62,7 +62,7 @@ type Writer struct {
 func New(logger *slog.Logger, db *pgxpool.Pool, replica Replica, wake func(), counts Counts, onTime func(sent, received, server time.Time)) *Writer {
 	return &Writer{
 		logger: logger, db: db, wake: wake, replica: replica, counts: counts, onTime: onTime,
-		pending: map[string]*nodev1.SessionChanged{}, seen: map[held]*observed{}, flying: map[held]bool{}, poke: make(chan struct{}, 1),
+		pending: map[string]*nodev1.SessionChanged{}, seen: map[kept]*observed{}, flying: map[kept]bool{}, poke: make(chan struct{}, 1),
 		observers: map[string]*observer{}, unread: map[string]int64{}, now: time.Now,
 	}
 }

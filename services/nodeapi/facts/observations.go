@@ -28,8 +28,8 @@ const (
 	pruneEvery = time.Hour
 )
 
-// held names a workspace as one node has it: what another says of it is another's word.
-type held struct{ workspaceID, nodeID string }
+// kept names a workspace as one node has it: what another says of it is another's word.
+type kept struct{ workspaceID, nodeID string }
 
 // observed is the newest observation of one workspace's workloads that has not been compared with what is written, or differs from it.
 type observed struct {
@@ -67,7 +67,7 @@ func (w *Writer) Observed(nodeID, instanceID string, generation int64, f *nodev1
 	if o == nil {
 		return // a newer session tells it all
 	}
-	at, now := held{f.GetWorkspaceId(), nodeID}, w.now()
+	at, now := kept{f.GetWorkspaceId(), nodeID}, w.now()
 	// While an earlier one of the same workspace is being written, what is written is not known.
 	if k := o.known[at.workspaceID]; k != nil && k.digest == digest && !w.flying[at] {
 		k.heard = now
@@ -135,7 +135,7 @@ func (w *Writer) giveBackObserved(seen []*observed) {
 	defer w.mu.Unlock()
 	for _, o := range seen {
 		o.waited = true
-		at := held{o.fact.GetWorkspaceId(), o.nodeID}
+		at := kept{o.fact.GetWorkspaceId(), o.nodeID}
 		if _, newer := w.seen[at]; !newer {
 			w.seen[at] = o
 		}
@@ -346,7 +346,7 @@ func observationEvent(nodeID, instanceID string, fact *nodev1.Observation) event
 
 // overdue is an observation that its session has not repeated.
 type overdue struct {
-	held
+	kept
 
 	generation int64
 	heard      time.Time
@@ -361,8 +361,8 @@ func (w *Writer) takeOverdue() []overdue {
 	for node, o := range w.observers {
 		for workspace, k := range o.known {
 			if len(out) < flushMost && now.Sub(k.heard) > staleAfter {
-				out = append(out, overdue{held{workspace, node}, o.generation, k.heard})
-				w.flying[held{workspace, node}] = true // what is repeated meanwhile is written after it
+				out = append(out, overdue{kept{workspace, node}, o.generation, k.heard})
+				w.flying[kept{workspace, node}] = true // what is repeated meanwhile is written after it
 			}
 		}
 	}
@@ -407,11 +407,11 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 	for _, s := range standing {
 		newest[s.NodeID] = s.Generation
 	}
-	heard := map[held]time.Time{}
+	heard := map[kept]time.Time{}
 	var ofNodes, workspaces []string
 	for _, l := range late {
 		if newest[l.nodeID] <= l.generation {
-			heard[l.held] = l.heard
+			heard[l.kept] = l.heard
 			ofNodes, workspaces = append(ofNodes, l.nodeID), append(workspaces, l.workspaceID)
 		}
 	}
@@ -425,7 +425,7 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 		if err := proto.Unmarshal(d.Body, fact); err != nil {
 			fact = &nodev1.Observation{WorkspaceId: d.WorkspaceID} // what it said does not matter any more
 		}
-		fact.StaleSince = timestamppb.New(d.Now.Add(-w.now().Sub(heard[held{d.WorkspaceID, d.NodeID}])))
+		fact.StaleSince = timestamppb.New(d.Now.Add(-w.now().Sub(heard[kept{d.WorkspaceID, d.NodeID}])))
 		evs[i].Event = observationEvent(d.NodeID, "", fact)
 	}
 	_, err = events.AppendSeen(ctx, tx, evs...)

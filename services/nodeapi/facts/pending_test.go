@@ -18,7 +18,7 @@ func TestAFullWriterTakesNewerObservations(t *testing.T) {
 	}
 	w.Observed(node, "", 1, &nodev1.Observation{WorkspaceId: workspace, Epoch: 2})
 	w.Observed(node, "", 1, &nodev1.Observation{WorkspaceId: ids.New()})
-	if epoch := w.seen[held{workspace, node}].fact.GetEpoch(); epoch != 2 {
+	if epoch := w.seen[kept{workspace, node}].fact.GetEpoch(); epoch != 2 {
 		t.Errorf("the observation of epoch %d waits, want that of epoch 2", epoch)
 	}
 	if n := len(w.seen); n != observationsPending {

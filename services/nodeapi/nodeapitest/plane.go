@@ -24,9 +24,9 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// Plane is recovery and lifecycle, as far as nodeapi sees them, in memory. A node is known, and active, from its first Hello on. Set its hooks before
+// Backend is recovery and lifecycle, as far as nodeapi sees them, in memory. A node is known, and active, from its first Hello on. Set its hooks before
 // it serves.
-type Plane struct {
+type Backend struct {
 	recoveryv1connect.UnimplementedSessionServiceHandler
 
 	Keys *joinstate.Keys
@@ -69,8 +69,8 @@ type watcher struct {
 	wake   chan struct{}
 }
 
-// NewPlane makes a plane without nodes.
-func NewPlane() (*Plane, error) {
+// NewBackend makes a plane without nodes.
+func NewBackend() (*Backend, error) {
 	_, private, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		return nil, fmt.Errorf("make join state key: %w", err)
@@ -79,7 +79,7 @@ func NewPlane() (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make join state keys: %w", err)
 	}
-	return &Plane{
+	return &Backend{
 		Keys: keys, nodes: map[string]*recoveryv1.NodeAuthority{}, replaced: map[string]string{}, watchers: map[*watcher]struct{}{}, rpcs: map[string]int{},
 		held: map[string][]string{},
 		work: map[string][]*lifecyclev1.LeasedTask{}, hints: map[chan *lifecyclev1.WatchWorkResponse]struct{}{},
@@ -87,7 +87,7 @@ func NewPlane() (*Plane, error) {
 }
 
 // Listen opens the internal ports of both services and answers where they are.
-func (p *Plane) Listen(ctx context.Context, logger *slog.Logger, services *Authority) (recovery, lifecycle string, err error) { //nolint:nonamedreturns // two addresses
+func (p *Backend) Listen(ctx context.Context, logger *slog.Logger, services *Authority) (recovery, lifecycle string, err error) { //nolint:nonamedreturns // two addresses
 	roots, err := services.Bundle()
 	if err != nil {
 		return "", "", err
@@ -118,16 +118,16 @@ func (p *Plane) Listen(ctx context.Context, logger *slog.Logger, services *Autho
 		return "", "", err
 	}
 	lifecycle, err = open("lifecycle", func(s *rpc.Server) error {
-		path, h := lifecyclev1connect.NewGateServiceHandler(gates{plane: p}, s.HandlerOptions()...)
+		path, h := lifecyclev1connect.NewGateServiceHandler(gates{backend: p}, s.HandlerOptions()...)
 		err := s.Mount(path, h)
-		path, h = lifecyclev1connect.NewTaskServiceHandler(tasks{plane: p}, s.HandlerOptions()...)
+		path, h = lifecyclev1connect.NewTaskServiceHandler(tasks{backend: p}, s.HandlerOptions()...)
 		return errors.Join(err, s.Mount(path, h))
 	})
 	return recovery, lifecycle, err
 }
 
 // Run serves until ctx ends.
-func (p *Plane) Run(ctx context.Context) error {
+func (p *Backend) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(p.services))
 	for i, s := range p.services {
@@ -137,19 +137,19 @@ func (p *Plane) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (p *Plane) count(name string) {
+func (p *Backend) count(name string) {
 	p.rpcs[name]++
 }
 
 // Calls returns how often each method was called.
-func (p *Plane) Calls() map[string]int {
+func (p *Backend) Calls() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.rpcs)
 }
 
 // node returns the record of a node, made at the first word of it. p.mu is held.
-func (p *Plane) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
+func (p *Backend) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 	n := p.nodes[nodeID]
 	if n == nil {
 		n = &recoveryv1.NodeAuthority{
@@ -161,7 +161,7 @@ func (p *Plane) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 }
 
 // OpenSessions returns each Hello with the next generation.
-func (p *Plane) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
+func (p *Backend) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("OpenSessions")
@@ -193,7 +193,7 @@ func (p *Plane) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRequ
 }
 
 // ConfirmSessions counts Ready.
-func (p *Plane) ConfirmSessions(_ context.Context, req *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error) {
+func (p *Backend) ConfirmSessions(_ context.Context, req *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("ConfirmSessions")
@@ -225,7 +225,7 @@ func clone(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
 }
 
 // change gives a node its next place in the order of decisions and tells the watchers. p.mu is held.
-func (p *Plane) change(n *recoveryv1.NodeAuthority) {
+func (p *Backend) change(n *recoveryv1.NodeAuthority) {
 	p.sequence++
 	n.Sequence = p.sequence
 	p.nodes[n.GetNodeId()] = n
@@ -241,7 +241,7 @@ func clonedDelta(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
 }
 
 // Change decides something about a node.
-func (p *Plane) Change(nodeID string, decide func(*recoveryv1.NodeAuthority)) {
+func (p *Backend) Change(nodeID string, decide func(*recoveryv1.NodeAuthority)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := clone(p.node(nodeID, ""))
@@ -250,56 +250,56 @@ func (p *Plane) Change(nodeID string, decide func(*recoveryv1.NodeAuthority)) {
 }
 
 // Silence stops the answers to pings, or lets them go on: without them a replica's view goes stale.
-func (p *Plane) Silence(on bool) {
+func (p *Backend) Silence(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.silent = on
 }
 
 // Challenges returns what was reported of challenges.
-func (p *Plane) Challenges() []*recoveryv1.ReportChallengeRequest {
+func (p *Backend) Challenges() []*recoveryv1.ReportChallengeRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.challenges)
 }
 
 // Opened returns the opens that were asked for.
-func (p *Plane) Opened() []*recoveryv1.OpenSession {
+func (p *Backend) Opened() []*recoveryv1.OpenSession {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.opened)
 }
 
 // Readies returns the sessions that raised a gate.
-func (p *Plane) Readies() []*lifecyclev1.SessionReady {
+func (p *Backend) Readies() []*lifecyclev1.SessionReady {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.readies)
 }
 
 // Held returns the keys of tasks that the agent of a session reported in its middle.
-func (p *Plane) Held(sessionID string) []string {
+func (p *Backend) Held(sessionID string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.held[sessionID])
 }
 
 // Reports returns what was reported of tasks.
-func (p *Plane) Reports() []*lifecyclev1.NodeReport {
+func (p *Backend) Reports() []*lifecyclev1.NodeReport {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.reports)
 }
 
 // Forget drops what was recorded: a bench with many agents has no use for it.
-func (p *Plane) Forget() {
+func (p *Backend) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.opened, p.readies, p.reports = nil, nil, nil
 }
 
 // Queue gives a node tasks to be leased; hint says whether its replica is told.
-func (p *Plane) Queue(nodeID string, hint bool, tasks ...*lifecyclev1.LeasedTask) {
+func (p *Backend) Queue(nodeID string, hint bool, tasks ...*lifecyclev1.LeasedTask) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.work[nodeID] = append(p.work[nodeID], tasks...)
@@ -309,13 +309,13 @@ func (p *Plane) Queue(nodeID string, hint bool, tasks ...*lifecyclev1.LeasedTask
 }
 
 // Cancel asks to stop a task.
-func (p *Plane) Cancel(c *lifecyclev1.TaskCancelHint) {
+func (p *Backend) Cancel(c *lifecyclev1.TaskCancelHint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.hintLocked(&lifecyclev1.WatchWorkResponse{Cancels: []*lifecyclev1.TaskCancelHint{c}})
 }
 
-func (p *Plane) hintLocked(m *lifecyclev1.WatchWorkResponse) {
+func (p *Backend) hintLocked(m *lifecyclev1.WatchWorkResponse) {
 	for ch := range p.hints {
 		select {
 		case ch <- m:

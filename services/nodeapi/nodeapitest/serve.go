@@ -14,7 +14,7 @@ import (
 )
 
 // ReportChallenge records how a challenge ended.
-func (p *Plane) ReportChallenge(_ context.Context, req *recoveryv1.ReportChallengeRequest) (*recoveryv1.ReportChallengeResponse, error) {
+func (p *Backend) ReportChallenge(_ context.Context, req *recoveryv1.ReportChallengeRequest) (*recoveryv1.ReportChallengeResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("ReportChallenge")
@@ -27,7 +27,7 @@ func (p *Plane) ReportChallenge(_ context.Context, req *recoveryv1.ReportChallen
 }
 
 // RenewCertificate asks the hook.
-func (p *Plane) RenewCertificate(_ context.Context, req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
+func (p *Backend) RenewCertificate(_ context.Context, req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
 	p.mu.Lock()
 	p.count("RenewCertificate")
 	renew := p.Renew
@@ -47,7 +47,7 @@ func (w *watcher) put(f *recoveryv1.WatchAuthorityResponse) {
 }
 
 // WatchAuthority sends a snapshot, then deltas, and answers pings after them.
-func (p *Plane) WatchAuthority(ctx context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
+func (p *Backend) WatchAuthority(ctx context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
 	first, err := stream.Receive()
 	if err != nil || first.GetSubscribe() == nil {
 		return errors.Join(errors.New("no subscription"), err)
@@ -108,12 +108,12 @@ func (p *Plane) WatchAuthority(ctx context.Context, stream *connect.BidiStream[r
 
 type gates struct {
 	lifecyclev1connect.UnimplementedGateServiceHandler
-	plane *Plane
+	backend *Backend
 }
 
 // SessionsReady raises every gate that the hook does not refuse.
 func (g gates) SessionsReady(_ context.Context, req *lifecyclev1.SessionsReadyRequest) (*lifecyclev1.SessionsReadyResponse, error) {
-	p := g.plane
+	p := g.backend
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("SessionsReady")
@@ -140,7 +140,7 @@ func (g gates) SessionsReady(_ context.Context, req *lifecyclev1.SessionsReadyRe
 
 // KeysHeld takes what agents hold.
 func (g gates) KeysHeld(_ context.Context, req *lifecyclev1.KeysHeldRequest) (*lifecyclev1.KeysHeldResponse, error) {
-	p := g.plane
+	p := g.backend
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("KeysHeld")
@@ -154,12 +154,12 @@ func (g gates) KeysHeld(_ context.Context, req *lifecyclev1.KeysHeldRequest) (*l
 
 type tasks struct {
 	lifecyclev1connect.UnimplementedTaskServiceHandler
-	plane *Plane
+	backend *Backend
 }
 
 // WatchWork passes hints on.
 func (t tasks) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, stream *connect.ServerStream[lifecyclev1.WatchWorkResponse]) error {
-	p := t.plane
+	p := t.backend
 	ch := make(chan *lifecyclev1.WatchWorkResponse, 256)
 	p.mu.Lock()
 	p.count("WatchWork")
@@ -187,7 +187,7 @@ func (t tasks) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, s
 
 // LeaseTasks hands out what was queued.
 func (t tasks) LeaseTasks(_ context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
-	p := t.plane
+	p := t.backend
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("LeaseTasks")
@@ -208,7 +208,7 @@ func (t tasks) LeaseTasks(_ context.Context, req *lifecyclev1.LeaseTasksRequest)
 
 // ReportTasks records and acknowledges, unless the hook fails.
 func (t tasks) ReportTasks(_ context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
-	p := t.plane
+	p := t.backend
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("ReportTasks")

@@ -211,7 +211,7 @@ func TestTheLastFrameIsSentBeforeTheEnd(t *testing.T) {
 		s, w := admitted(r, stuck)
 		s.Send(&nodev1.ConnectResponse{})
 		synctest.Wait()
-		time.AfterFunc(lastWords/2, func() { close(stuck) })
+		time.AfterFunc(lastFrames/2, func() { close(stuck) })
 		r.Remove(s)
 		if w.isClosed() || w.last() == nil {
 			t.Error("cut in the middle of a frame")
@@ -222,7 +222,7 @@ func TestTheLastFrameIsSentBeforeTheEnd(t *testing.T) {
 		synctest.Wait()
 		began := time.Now()
 		r.Remove(s)
-		if took := time.Since(began); !w.isClosed() || took != lastWords {
+		if took := time.Since(began); !w.isClosed() || took != lastFrames {
 			t.Errorf("closed %t after %s", w.isClosed(), took)
 		}
 	})

@@ -244,8 +244,8 @@ func (s *Session) begin() {
 	s.mu.Unlock()
 }
 
-// lastWords is how long the frame under way may take when the handler has ended.
-const lastWords = time.Second
+// lastFrames is how long the frame under way may take when the handler has ended.
+const lastFrames = time.Second
 
 // finish is called by the handler as its last act: nothing may send after it returns.
 func (s *Session) finish() {
@@ -257,7 +257,7 @@ func (s *Session) finish() {
 	}
 	// A writer that is blocked on a peer which does not read ends with the connection. One that has just sent its last frame needs a moment, and a
 	// connection that is closed at once takes the stream's status with it.
-	cut := time.AfterFunc(lastWords, func() { _ = s.Identity.Conn.Close() })
+	cut := time.AfterFunc(lastFrames, func() { _ = s.Identity.Conn.Close() })
 	defer cut.Stop()
 	for s.writing {
 		s.wait()

@@ -34,11 +34,11 @@ type budgets struct {
 }
 
 const (
-	// oftenEvery is how often a node may open that is shut out, or whose certificate lives for less than briefLife: it is below
+	// oftenEvery is how often a node may open that is shut out, or whose certificate lives for less than shortLife: it is below
 	// every wait that a node that is shut out is told, and at one open in ten seconds a certificate of twenty would be replaced
 	// too late.
 	oftenEvery = 2 * time.Second
-	briefLife  = time.Minute
+	shortLife  = time.Minute
 	// refusedEvery is the pace of a serial that recovery refused. Its holder is told to renew or to recover, never to
 	// ask again with it.
 	refusedEvery = 30 * time.Second

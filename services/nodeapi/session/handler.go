@@ -38,7 +38,7 @@ type handler struct {
 	join   []byte // the join state of our Welcome
 	pace   pace
 	renew  chan struct{} // holds a token while a renewal is under way
-	keys   *heldKeys
+	keys   *agentKeys
 	// listed is the frame of the list of keys that Welcome had.
 	listed *nodev1.ConnectResponse
 	// rooted is the frame of the list of roots that Welcome had.
@@ -207,7 +207,7 @@ func (h *handler) ready(ctx context.Context, generation int64) error {
 			if f.Ready.GetGeneration() != generation {
 				return fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "Ready names another generation than Welcome did")
 			}
-			h.keys = &heldKeys{held: f.Ready.GetTaskKeyIds()}
+			h.keys = &agentKeys{reported: f.Ready.GetTaskKeyIds()}
 			return h.confirm(ctx, generation)
 		case *nodev1.ConnectRequest_Heartbeat:
 			h.heartbeat(f.Heartbeat)

@@ -339,7 +339,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	}
 	now := time.Now()
 	who := payer{node: info.peer.ID.Name, serial: info.peer.Serial, source: sourceOf(info.conn.RemoteAddr().String())}
-	who.often = pki.Life(info.peer.Leaf) < briefLife
+	who.often = pki.Life(info.peer.Leaf) < shortLife
 	if n := s.deps.View.Get(who.node); n != nil && n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		who.often = true
 	}

@@ -73,39 +73,39 @@ func (s *Server) sendKeys(frame *nodev1.ConnectResponse) {
 	}
 }
 
-// heldKeys are the keys of tasks that the agent of a session has reported, and what lifecycle knows of them. Safe for concurrent use.
-type heldKeys struct {
+// agentKeys are the keys of tasks that the agent of a session has reported, and what lifecycle knows of them. Safe for concurrent use.
+type agentKeys struct {
 	mu        sync.Mutex
-	held      []string
+	reported  []string
 	known     []string // to lifecycle
 	raised    bool     // the gate is raised to the session
 	reporting bool     // a report is under way
 }
 
-func (k *heldKeys) current() []string {
+func (k *agentKeys) current() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.held
+	return k.reported
 }
 
 // hold notes what the agent reports, and reports whether the caller is to pass it on.
-func (k *heldKeys) hold(ids []string) bool {
+func (k *agentKeys) hold(ids []string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.held = ids
+	k.reported = ids
 	return k.beginLocked()
 }
 
 // gateRaised notes that the gate was raised with ids, and reports whether the caller is to pass on what has come since.
-func (k *heldKeys) gateRaised(ids []string) bool {
+func (k *agentKeys) gateRaised(ids []string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.raised, k.known = true, ids
 	return k.beginLocked()
 }
 
-func (k *heldKeys) beginLocked() bool {
-	if !k.raised || k.reporting || slices.Equal(k.held, k.known) {
+func (k *agentKeys) beginLocked() bool {
+	if !k.raised || k.reporting || slices.Equal(k.reported, k.known) {
 		return false
 	}
 	k.reporting = true
@@ -113,19 +113,19 @@ func (k *heldKeys) beginLocked() bool {
 }
 
 // took notes that lifecycle knows ids, and returns what is to be passed on next; nil ends the report.
-func (k *heldKeys) took(ids []string) []string {
+func (k *agentKeys) took(ids []string) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.known = ids
-	if slices.Equal(k.held, k.known) {
+	if slices.Equal(k.reported, k.known) {
 		k.reporting = false
 		return nil
 	}
-	return k.held
+	return k.reported
 }
 
 // reportKeys passes on what an agent holds until lifecycle has taken the last of it, or the session is gone. It does not keep the reader waiting.
-func (s *Server) reportKeys(ctx context.Context, sess *roster.Session, keys *heldKeys) {
+func (s *Server) reportKeys(ctx context.Context, sess *roster.Session, keys *agentKeys) {
 	s.deps.Roster.Go(func() {
 		pause := 50 * time.Millisecond
 		for ids := keys.current(); ids != nil && !sess.Gone() && ctx.Err() == nil; {

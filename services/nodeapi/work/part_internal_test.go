@@ -19,7 +19,7 @@ func of(refs []*nodev1.TaskRef) []string {
 	return out
 }
 
-func TestPartLeavesWordsWithoutAResult(t *testing.T) {
+func TestPartLeavesUpdatesWithoutAResult(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	made := func(since time.Time) *pending {

@@ -169,7 +169,7 @@ func attempted(procedure string, message any) audit.Entry {
 	case *readmodelv1.RotateKeyRequest:
 		return entry("key.rotate", "key", names.Of(m.GetKind()))
 	default:
-		e := entry(methodWords(procedure), "", "")
+		e := entry(methodText(procedure), "", "")
 		named(&e, message)
 		return e
 	}
@@ -184,8 +184,8 @@ func named(e *audit.Entry, message any) {
 	}
 }
 
-// methodWords makes `audit.verify_audit` of /gpuaas.readmodel.v1.AuditService/VerifyAudit.
-func methodWords(procedure string) string {
+// methodText makes `audit.verify_audit` of /gpuaas.readmodel.v1.AuditService/VerifyAudit.
+func methodText(procedure string) string {
 	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/"), "/")
 	if i := strings.LastIndexByte(service, '.'); i >= 0 {
 		service = service[i+1:]

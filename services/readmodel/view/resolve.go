@@ -148,7 +148,7 @@ func (s *Snapshot) Resolve(ctx context.Context, ref string, kinds []readmodelv1.
 	}
 	what := "object"
 	if len(kinds) == 1 {
-		what = kindWords(kinds[0])
+		what = kindText(kinds[0])
 	}
 	return only(what, ref, found)
 }
@@ -164,7 +164,7 @@ func only(what, ref string, found []*readmodelv1.ResolveResponse) (*readmodelv1.
 	return nil, ambiguous(what, ref, found)
 }
 
-func kindWords(kind readmodelv1.ObjectKind) string {
+func kindText(kind readmodelv1.ObjectKind) string {
 	return strings.ReplaceAll(names.Of(kind), "_", " ")
 }
 
@@ -253,7 +253,7 @@ func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 func (s *Snapshot) collect(ctx context.Context, kind readmodelv1.ObjectKind, by *pg.Statement, args ...any) ([]*readmodelv1.ResolveResponse, error) {
 	rows, err := pg.All[pair](ctx, s.tx, by, args...)
 	if err != nil {
-		return nil, fmt.Errorf("resolve %s: %w", kindWords(kind), err)
+		return nil, fmt.Errorf("resolve %s: %w", kindText(kind), err)
 	}
 	found := make([]*readmodelv1.ResolveResponse, len(rows))
 	for i, row := range rows {
@@ -347,11 +347,11 @@ func (s *Snapshot) lookUp(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 			return "", err
 		}
 		if len(found) > 0 {
-			one, err := only(kindWords(kind), ref, found)
+			one, err := only(kindText(kind), ref, found)
 			return one.GetId(), err
 		}
 	}
-	return "", notFound(kindWords(kind))
+	return "", notFound(kindText(kind))
 }
 
 func first[T any](found []*T) *T {
@@ -365,7 +365,7 @@ func first[T any](found []*T) *T {
 func ambiguous(what, ref string, found []*readmodelv1.ResolveResponse) error {
 	choices := make([]string, 0, len(found))
 	for _, one := range found {
-		choices = append(choices, strings.TrimSpace(kindWords(one.GetKind())+" "+one.GetId()+" "+one.GetName()))
+		choices = append(choices, strings.TrimSpace(kindText(one.GetKind())+" "+one.GetId()+" "+one.GetName()))
 	}
 	return Ambiguous(what, ref, choices)
 }

@@ -27,8 +27,8 @@ type Config struct {
 	Interval time.Duration
 	// Poll is how often other replicas' commits are looked for; 500 ms.
 	Poll time.Duration
-	// Look is how often nodes are compared with the time; 2 s.
-	Look time.Duration
+	// Scan is how often nodes are compared with the time; 2 s.
+	Scan time.Duration
 	// Heartbeat of a stream; 15 s.
 	Heartbeat time.Duration
 	// Check is how often a stream's session is looked at; 2 s.
@@ -51,7 +51,7 @@ func (c Config) withDefaults() Config {
 	count(&c.ResumeEvents, 5000)
 	span(&c.Interval, 250*time.Millisecond)
 	span(&c.Poll, 500*time.Millisecond)
-	span(&c.Look, 2*time.Second)
+	span(&c.Scan, 2*time.Second)
 	span(&c.Heartbeat, 15*time.Second)
 	span(&c.Check, 2*time.Second)
 	return c
@@ -79,15 +79,15 @@ type Hub struct {
 	pos  int64 // everything up to it has been offered to all; -1: not known, nobody watches
 
 	// Of the loop alone.
-	dirty  map[key]mark
-	sent   map[key]time.Time
-	read   int64
-	looked time.Time
-	nodes  map[string]string     // reason of each node that is not connected
-	events map[string]struct{}   // the nodes whose events were read since the last look
-	beats  string                // which replicas beat at the last look
-	whole  time.Time             // of the last look over all nodes
-	seen   map[observedOn]string // what the workloads of each observed workspace last showed
+	dirty   map[key]mark
+	sent    map[key]time.Time
+	read    int64
+	scanned time.Time
+	nodes   map[string]string     // reason of each node that is not connected
+	events  map[string]struct{}   // the nodes whose events were read since the last look
+	beats   string                // which replicas beat at the last look
+	whole   time.Time             // of the last look over all nodes
+	seen    map[observedOn]string // what the workloads of each observed workspace last showed
 
 	slow prometheus.Counter
 }
@@ -153,12 +153,12 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 	if err := h.readLog(ctx); err != nil {
 		return 0, err
 	}
-	if time.Since(h.looked) >= h.cfg.Look {
+	if time.Since(h.scanned) >= h.cfg.Scan {
 		// What the log tells does not wait for the look over all nodes, which may time out on a large fleet.
 		if err := h.scan(ctx); err != nil && ctx.Err() == nil {
 			h.deps.Logger.WarnContext(ctx, "look at the age of the nodes' sessions failed", slog.Any("error", err))
 		}
-		h.looked = time.Now()
+		h.scanned = time.Now()
 	}
 	return h.send(ctx)
 }

@@ -346,7 +346,7 @@ func TestAnObjectIsSentFourTimesASecondAtMostAndItsLastStateAlways(t *testing.T)
 
 // No event says that a replica died: the watch finds out by looking.
 func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
-	k := newKit(t, watch.Config{Look: 50 * time.Millisecond}, true)
+	k := newKit(t, watch.Config{Scan: 50 * time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}, NodeID: k.A.NodeID}}, nil)
 	w.bootstrapped()
 	reason := func(connected bool, reason string) func(*readmodelv1.WatchResponse) bool {
@@ -369,7 +369,7 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 
 // The look over all nodes is the widest statement of the hub: while it fails, what the log tells is sent all the same.
 func TestAFailedLookStopsNoWatch(t *testing.T) {
-	k := newKit(t, watch.Config{Look: time.Millisecond}, true)
+	k := newKit(t, watch.Config{Scan: time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS}}}, nil)
 	w.bootstrapped()
 	if _, err := k.DB.OwnerPool().Exec(testkit.Context(t), "REVOKE SELECT ON readmodel.gate FROM "+pg.RoleReadmodel); err != nil {
@@ -386,7 +386,7 @@ func TestAFailedLookStopsNoWatch(t *testing.T) {
 
 // A workspace shows whether its agent can act, which no event of the workspace tells.
 func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
-	k := newKit(t, watch.Config{Look: 50 * time.Millisecond}, true)
+	k := newKit(t, watch.Config{Scan: 50 * time.Millisecond}, true)
 	at := k.workspace(k.A, active)
 	at.NodeId = k.A.NodeID
 	k.Put(at)

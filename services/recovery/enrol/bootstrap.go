@@ -141,7 +141,7 @@ func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life tim
 // mayBootstrap says whether an operator may hand out a token for a node that exists.
 func mayBootstrap(r *identity.Record) error {
 	switch {
-	case r.BoxID != "":
+	case r.LaunchedInstanceID != "":
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the node is a workspace's instance", fault.Unmet("the node belongs to a workspace: no operator enrolled it"),
 			fault.Remedy("recreate the workspace"))
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:

@@ -20,10 +20,10 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// judgeLaunch is the gate of a box. The mint belongs to (workspace, epoch, instance): another key may take it only while the previous
+// checkLaunch is the gate of a box. The mint belongs to (workspace, epoch, instance): another key may take it only while the previous
 // certificate was never used, after a wait, a few times, and the earlier certificate dies first. A box that may not is told to wait if its epoch is
 // the present one and to stop if a later one was prepared; lifecycle is told how often and why.
-func (e *Enroller) judgeLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+func (e *Enroller) checkLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
 		return refuseEnded(ctx, tx, r)
 	}
@@ -37,7 +37,7 @@ func (e *Enroller) judgeLaunch(ctx context.Context, tx pgx.Tx, r *identity.Recor
 	if r.Epoch < highest.Epoch {
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, ""), m)
 	}
-	if highest.InstanceID != r.BoxID || a.token.State == "revoked" || a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt) {
+	if highest.InstanceID != r.LaunchedInstanceID || a.token.State == "revoked" || a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt) {
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "this instance has no live launch secret"), m)
 	}
 	if a.token.State == "issued" {
@@ -50,7 +50,7 @@ func (e *Enroller) judgeLaunch(ctx context.Context, tx pgx.Tx, r *identity.Recor
 		}
 		return done, nil, err
 	}
-	return e.judgeSecondMint(ctx, tx, r, a, m)
+	return e.checkSecondMint(ctx, tx, r, a, m)
 }
 
 // refuseEnded refuses a retired instance, and reports that it was started again.
@@ -64,7 +64,7 @@ func refuseEnded(ctx context.Context, tx pgx.Tx, r *identity.Record) (*repeat, e
 	return nil, fault.New(r.Ended(), "the instance has been retired"), nil
 }
 
-func (e *Enroller) judgeSecondMint(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
 	previous, found, err := identity.SerialByName(ctx, tx, a.token.UsedSerial)
 	if err != nil {
 		return nil, nil, err
@@ -164,7 +164,7 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 	}
 	r := &identity.Record{
 		NodeID: ids.New(), Name: name, StateBy: "lifecycle", StateReason: "prepared for an instance", WorkspaceID: req.GetWorkspaceId(),
-		TenantID: req.GetTenantId(), Epoch: req.GetEpoch(), BoxID: req.GetInstanceId(),
+		TenantID: req.GetTenantId(), Epoch: req.GetEpoch(), LaunchedInstanceID: req.GetInstanceId(),
 	}
 	if _, err := identity.Insert(ctx, tx, r); err != nil {
 		if pg.IsUnique(err, "identity_name") {
@@ -240,10 +240,10 @@ func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 	return name + "-" + req.GetInstanceId()[24:], nil
 }
 
-// RetireBox ends the identity of a box that has ended. Idempotent; an instance that is not known leaves a tombstone, so that a preparation that
+// RetireInstance ends the identity of a box that has ended. Idempotent; an instance that is not known leaves a tombstone, so that a preparation that
 // comes late finds it ended. In rollback mode no identity is retired: which instances have ended is what a person has
 // to look at first.
-func (e *Enroller) RetireBox(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {
+func (e *Enroller) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err

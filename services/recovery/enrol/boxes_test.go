@@ -100,8 +100,8 @@ func TestBootstrapGate(t *testing.T) {
 	}
 }
 
-// TestReadyBoxKeepsItsMint: once a session was ready on the certificate, no other key takes it.
-func TestReadyBoxKeepsItsMint(t *testing.T) {
+// TestAReadyInstanceKeepsItsMint: once a session was ready on the certificate, no other key takes it.
+func TestAReadyInstanceKeepsItsMint(t *testing.T) {
 	k := newKit(t)
 	b := k.prepare(ids.New(), 1)
 	k.mustEnroll(b.secret, k.csr())
@@ -111,14 +111,14 @@ func TestReadyBoxKeepsItsMint(t *testing.T) {
 	k.refused(err, commonv1.Reason_REASON_MINT_CONSUMED)
 }
 
-func TestRetireBox(t *testing.T) {
+func TestRetireInstance(t *testing.T) {
 	k := newKit(t)
 	ws := ids.New()
 	b := k.prepare(ws, 1)
 	k.mustEnroll(b.secret, k.csr())
 	retire := func(instance string) {
 		t.Helper()
-		err := k.enroller.RetireBox(k.ctx, &recoveryv1.RetireInstanceRequest{InstanceId: instance, WorkspaceId: ws, Epoch: 1, Reason: "ended"})
+		err := k.enroller.RetireInstance(k.ctx, &recoveryv1.RetireInstanceRequest{InstanceId: instance, WorkspaceId: ws, Epoch: 1, Reason: "ended"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -187,8 +187,8 @@ func (k *kit) exec(sql string, args ...any) {
 	}
 }
 
-// box is a prepared instance with its launch secret.
-type box struct{ instance, workspace, node, secret string }
+// instance is a prepared instance with its launch secret.
+type instance struct{ instance, workspace, node, secret string }
 
 func newSecret(instance string) (string, []byte) {
 	raw := make([]byte, 32)
@@ -198,9 +198,9 @@ func newSecret(instance string) (string, []byte) {
 	return text, sum[:]
 }
 
-func (k *kit) prepare(workspace string, epoch int64) box {
+func (k *kit) prepare(workspace string, epoch int64) instance {
 	k.t.Helper()
-	b := box{instance: ids.New(), workspace: workspace}
+	b := instance{instance: ids.New(), workspace: workspace}
 	var hash []byte
 	b.secret, hash = newSecret(b.instance)
 	var err error

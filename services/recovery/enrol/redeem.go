@@ -178,9 +178,9 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 		a.token = t
 		switch t.Kind {
 		case KindLaunch:
-			done, refused, err = e.judgeLaunch(ctx, tx, r, a, m)
+			done, refused, err = e.checkLaunch(ctx, tx, r, a, m)
 		case KindBootstrap:
-			done, refused, err = e.judgeBootstrap(ctx, tx, r, a, m)
+			done, refused, err = e.checkBootstrap(ctx, tx, r, a, m)
 		}
 		if err != nil || done != nil || refused != nil {
 			return err
@@ -219,7 +219,7 @@ func repeatOf(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption)
 	return &repeat{record: r, serial: s}, nil
 }
 
-func (e *Enroller) judgeBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+func (e *Enroller) checkBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
 	switch {
 	case a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt):
 		return nil, nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")

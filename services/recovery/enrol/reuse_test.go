@@ -48,8 +48,8 @@ func TestAKeyCertifiesOneNode(t *testing.T) {
 	k.mustEnroll(second.Token, k.csr())
 }
 
-// TestABoxHasAKeyOfItsOwn registers a launched instance with the key of a node.
-func TestABoxHasAKeyOfItsOwn(t *testing.T) {
+// TestAnInstanceHasAKeyOfItsOwn registers a launched instance with the key of a node.
+func TestAnInstanceHasAKeyOfItsOwn(t *testing.T) {
 	k := newKit(t)
 	csr := k.csr()
 	k.mustEnroll(k.bootstrap("node-1").Token, csr)

@@ -32,7 +32,7 @@ func (k *kit) waits(what string, err error) {
 
 // A box that the database would refuse for good is told to wait in rollback mode: its epoch or its secret may be of the
 // history that is lost.
-func TestRollbackModeStopsNoBox(t *testing.T) {
+func TestRollbackModeStopsNoInstance(t *testing.T) {
 	k := newKit(t)
 	ws := ids.New()
 	old := k.prepare(ws, 1)
@@ -40,7 +40,7 @@ func TestRollbackModeStopsNoBox(t *testing.T) {
 	_, err := k.enroll(old.secret, k.csr())
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
 	ended := k.prepare(ids.New(), 1)
-	if err := k.enroller.RetireBox(k.ctx, &recoveryv1.RetireInstanceRequest{
+	if err := k.enroller.RetireInstance(k.ctx, &recoveryv1.RetireInstanceRequest{
 		InstanceId:  ended.instance,
 		WorkspaceId: ids.New(), Epoch: 1,
 	}); err != nil {
@@ -93,7 +93,7 @@ func TestRollbackModeEndsAndBeginsNothing(t *testing.T) {
 		WorkspaceId: ids.New(), TenantId: ids.New(), Epoch: 1, InstanceId: ids.New(), SecretSha256: hash, NodeName: "box",
 	})
 	k.waits("prepare", err)
-	k.waits("retire", k.enroller.RetireBox(k.ctx, &recoveryv1.RetireInstanceRequest{
+	k.waits("retire", k.enroller.RetireInstance(k.ctx, &recoveryv1.RetireInstanceRequest{
 		InstanceId:  b.instance,
 		WorkspaceId: b.workspace, Epoch: 1,
 	}))

@@ -26,7 +26,7 @@ func MarkEnded(ctx context.Context, tx pgx.Tx, records map[string]*Record) error
 	retired := map[string][]*Record{}
 	var workspaces []string
 	for _, r := range records {
-		if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED || r.BoxID == "" {
+		if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED || r.LaunchedInstanceID == "" {
 			continue
 		}
 		r.ended = commonv1.Reason_REASON_EPOCH_ENDED
@@ -44,7 +44,7 @@ func MarkEnded(ctx context.Context, tx pgx.Tx, records map[string]*Record) error
 	}
 	for _, h := range holders {
 		for _, r := range retired[h.WorkspaceID] {
-			if r.BoxID != h.InstanceID {
+			if r.LaunchedInstanceID != h.InstanceID {
 				r.ended = commonv1.Reason_REASON_EPOCH_SUPERSEDED
 			}
 		}
@@ -70,7 +70,7 @@ type Caller struct{ RemoteAddress, MachineID, BootID string }
 // ReportWoken appends the event that a retired instance asked and was refused, unless one was appended within the last
 // five minutes. It returns whether it did. MarkEnded was called on the record.
 func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, error) {
-	due, err := pg.One[refused](ctx, tx, countRefusal, r.BoxID, reportEvery.Seconds())
+	due, err := pg.One[refused](ctx, tx, countRefusal, r.LaunchedInstanceID, reportEvery.Seconds())
 	if pg.IsNoRows(err) {
 		return false, nil
 	}
@@ -78,9 +78,9 @@ func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, er
 		return false, fmt.Errorf("count refusal of instance: %w", err)
 	}
 	_, err = events.Append(ctx, tx, events.Event{
-		Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.BoxID, AggregateVersion: due.Refusals,
+		Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.LaunchedInstanceID, AggregateVersion: due.Refusals,
 		Payload: &recoveryv1.InstanceRefused{
-			InstanceId: r.BoxID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, NodeId: r.NodeID, Reason: r.ended,
+			InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, NodeId: r.NodeID, Reason: r.ended,
 			RemoteAddress: cut(by.RemoteAddress), MachineId: cut(by.MachineID), BootId: cut(by.BootID), RefusedAt: timestamppb.New(due.RefusedAt),
 			Version: due.Refusals,
 		},

@@ -13,37 +13,37 @@ import (
 
 // Record is one node's row, held under its lock while it is changed.
 type Record struct {
-	NodeID            string                     `db:"node_id" expr:"@.node_id::text"`
-	Name              string                     `db:"name"`
-	InstanceID        string                     `db:"node_instance_id" expr:"COALESCE(@.node_instance_id::text, '')"` // of the node: one per enrolment
-	State             commonv1.NodeIdentityState `db:"-"`
-	StateReason       string                     `db:"state_reason"`
-	StateBy           string                     `db:"state_by"`
-	StateAt           time.Time                  `db:"state_at"`
-	Alarm             string                     `db:"alarm"`
-	FenceEpoch        int64                      `db:"fence_epoch"`
-	FenceAcked        int64                      `db:"fence_acked"`
-	Told              int64                      `db:"told"`
-	ToldAcked         int64                      `db:"told_acked"`
-	Issued            int64                      `db:"issued"`
-	Confirmed         int64                      `db:"confirmed"`
-	ConfirmedSession  string                     `db:"confirmed_session_id" expr:"COALESCE(@.confirmed_session_id::text, '')"`
-	ReplacedNonce     string                     `db:"replaced_nonce"`
-	CurrentSerial     string                     `db:"current_serial"`
-	NextSerial        string                     `db:"next_serial"`
-	CertificateEnds   time.Time                  `db:"-"` // zero without a certificate
-	IssuerFingerprint string                     `db:"issuer_fingerprint"`
-	WorkspaceID       string                     `db:"workspace_id" expr:"COALESCE(@.workspace_id::text, '')"` // of a launched box, with the three below
-	TenantID          string                     `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
-	Epoch             int64                      `db:"epoch"`
-	BoxID             string                     `db:"instance_id" expr:"COALESCE(@.instance_id::text, '')"`
-	Mints             int32                      `db:"mints"`
-	RefusedRegisters  int32                      `db:"refused_registers"`
-	LastRefusal       commonv1.Reason            `db:"-"`
-	AuthoritySeq      int64                      `db:"authority_seq"`
-	JoinKeys          []string                   `db:"join_keys"`
-	Version           int64                      `db:"version"`
-	CreatedAt         time.Time                  `db:"created_at"`
+	NodeID             string                     `db:"node_id" expr:"@.node_id::text"`
+	Name               string                     `db:"name"`
+	InstanceID         string                     `db:"node_instance_id" expr:"COALESCE(@.node_instance_id::text, '')"` // of the node: one per enrolment
+	State              commonv1.NodeIdentityState `db:"-"`
+	StateReason        string                     `db:"state_reason"`
+	StateBy            string                     `db:"state_by"`
+	StateAt            time.Time                  `db:"state_at"`
+	Alarm              string                     `db:"alarm"`
+	FenceEpoch         int64                      `db:"fence_epoch"`
+	FenceAcked         int64                      `db:"fence_acked"`
+	Told               int64                      `db:"told"`
+	ToldAcked          int64                      `db:"told_acked"`
+	Issued             int64                      `db:"issued"`
+	Confirmed          int64                      `db:"confirmed"`
+	ConfirmedSession   string                     `db:"confirmed_session_id" expr:"COALESCE(@.confirmed_session_id::text, '')"`
+	ReplacedNonce      string                     `db:"replaced_nonce"`
+	CurrentSerial      string                     `db:"current_serial"`
+	NextSerial         string                     `db:"next_serial"`
+	CertificateEnds    time.Time                  `db:"-"` // zero without a certificate
+	IssuerFingerprint  string                     `db:"issuer_fingerprint"`
+	WorkspaceID        string                     `db:"workspace_id" expr:"COALESCE(@.workspace_id::text, '')"` // of a launched box, with the three below
+	TenantID           string                     `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
+	Epoch              int64                      `db:"epoch"`
+	LaunchedInstanceID string                     `db:"instance_id" expr:"COALESCE(@.instance_id::text, '')"`
+	Mints              int32                      `db:"mints"`
+	RefusedRegisters   int32                      `db:"refused_registers"`
+	LastRefusal        commonv1.Reason            `db:"-"`
+	AuthoritySeq       int64                      `db:"authority_seq"`
+	JoinKeys           []string                   `db:"join_keys"`
+	Version            int64                      `db:"version"`
+	CreatedAt          time.Time                  `db:"created_at"`
 
 	correlationForNext string          `db:"-"`
 	ended              commonv1.Reason `db:"-"` // what a retired instance is told; see MarkEnded
@@ -72,7 +72,7 @@ func (r *Record) Proto() *recoveryv1.NodeIdentity {
 		NodeId: r.NodeID, Name: r.Name, NodeInstanceId: r.InstanceID, State: r.State, StateReason: r.StateReason, StateBy: r.StateBy,
 		StateAt: timestamppb.New(r.StateAt), FenceEpoch: r.FenceEpoch, Fencing: r.Fencing(), CurrentSerial: r.CurrentSerial,
 		NextSerial: r.NextSerial, IssuerFingerprint: r.IssuerFingerprint, Issued: r.Issued, Confirmed: r.Confirmed,
-		WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, InstanceId: r.BoxID, Mints: r.Mints,
+		WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, InstanceId: r.LaunchedInstanceID, Mints: r.Mints,
 		RefusedRegisters: r.RefusedRegisters, LastRefusal: r.LastRefusal, CreatedAt: timestamppb.New(r.CreatedAt), Version: r.Version,
 		Alarm: r.Alarm,
 	}
@@ -87,7 +87,7 @@ func (r *Record) Authority() *recoveryv1.NodeAuthority {
 	return &recoveryv1.NodeAuthority{
 		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, State: r.State, FenceEpoch: r.FenceEpoch, CurrentSerial: r.CurrentSerial,
 		NextSerial: r.NextSerial, Issued: r.Issued, Confirmed: r.Confirmed, ConfirmedSessionId: r.ConfirmedSession, Sequence: r.AuthoritySeq,
-		ReplacedNonce: r.ReplacedNonce, Launched: r.BoxID != "",
+		ReplacedNonce: r.ReplacedNonce, Launched: r.LaunchedInstanceID != "",
 	}
 }
 

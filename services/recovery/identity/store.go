@@ -145,7 +145,7 @@ func Insert(ctx context.Context, tx pgx.Tx, r *Record) (string, error) {
 		return "", err
 	}
 	r.State, r.StateAt, r.CreatedAt, r.Version = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, m.Now, m.Now, 0
-	_, err = pg.Exec(ctx, tx, insertNode, r.NodeID, r.Name, r.StateBy, r.StateReason, m.Now, r.WorkspaceID, r.TenantID, r.Epoch, r.BoxID)
+	_, err = pg.Exec(ctx, tx, insertNode, r.NodeID, r.Name, r.StateBy, r.StateReason, m.Now, r.WorkspaceID, r.TenantID, r.Epoch, r.LaunchedInstanceID)
 	if err != nil {
 		return "", fmt.Errorf("insert node: %w", err)
 	}

@@ -189,7 +189,7 @@ func (t *Notifier) tell(ctx context.Context, r *Record) (int64, error) {
 	defer cancel()
 	req := &lifecyclev1.ApplyFenceRequest{
 		NodeId: r.NodeID, FenceEpoch: r.FenceEpoch, Admitted: r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
-		NodeInstanceId: r.InstanceID, Name: r.Name, InstanceId: r.BoxID, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
+		NodeInstanceId: r.InstanceID, Name: r.Name, InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
 		Retired: r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, RegisterFailures: r.RefusedRegisters,
 	}
 	if r.LastRefusal != commonv1.Reason_REASON_UNSPECIFIED {

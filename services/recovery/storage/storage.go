@@ -98,8 +98,8 @@ type Watch struct {
 	Free func(dir string) (int64, error)
 }
 
-// Look takes a sample, and opens, goes on with or closes the incident. It reports whether it has appended events.
-func (w Watch) Look(ctx context.Context) (bool, error) {
+// Measure takes a sample, and opens, goes on with or closes the incident. It reports whether it has appended events.
+func (w Watch) Measure(ctx context.Context) (bool, error) {
 	told := false
 	err := pg.InTx(ctx, w.DB, func(ctx context.Context, tx pgx.Tx) error {
 		now, err := pg.One[current](ctx, tx, readCurrent)

@@ -61,7 +61,7 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 	}
 	look := func() bool {
 		t.Helper()
-		told, err := w.Look(t.Context())
+		told, err := w.Measure(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,13 +77,13 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 	// A process that does not see the volume, and has no limit of its own, ends nothing, and keeps on saying what was seen.
 	blind := w
 	blind.Volume = ""
-	if told, err := blind.Look(t.Context()); err != nil || told || count(true) != 1 {
+	if told, err := blind.Measure(t.Context()); err != nil || told || count(true) != 1 {
 		t.Fatalf("%d incidents are open after a look without the volume, told %t, error %v", count(true), told, err)
 	}
 	if _, err := db.OwnerPool().Exec(t.Context(), `UPDATE mesh.storage_sample SET at = at - interval '2 hours'`); err != nil {
 		t.Fatal(err)
 	}
-	if told, err := blind.Look(t.Context()); err != nil || told || count(true) != 1 {
+	if told, err := blind.Measure(t.Context()); err != nil || told || count(true) != 1 {
 		t.Fatalf("%d incidents are open after a look without any limit, told %t, error %v", count(true), told, err)
 	}
 	free = 1 << 40

@@ -125,7 +125,7 @@ func (b *brake) event() events.Event {
 }
 
 // brakeFleet engages the brake when too much fails at once, and lets go when the cause has been gone for the dwell.
-func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
+func (j *evaluation) brakeFleet(ctx context.Context, fraction float64) error {
 	b, cfg := j.brake, j.w.cfg
 	j.fraction = fraction
 	since := j.now.Add(-cfg.BrakeWindow)
@@ -167,7 +167,7 @@ func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
 }
 
 // engageForRecords engages the brake because recovery lacks records of too many nodes.
-func (j *judging) engageForRecords(ctx context.Context, missing wave.State) error {
+func (j *evaluation) engageForRecords(ctx context.Context, missing wave.State) error {
 	b, most := j.brake, j.limits.Most(missing.Fleet)
 	reasons, nodes, err := wave.Describe(ctx, j.tx)
 	if err != nil {
@@ -184,7 +184,7 @@ func (j *judging) engageForRecords(ctx context.Context, missing wave.State) erro
 }
 
 // engage stops automatic remedies and opens the incident. The brake has its numbers and its reason.
-func (j *judging) engage(ctx context.Context, i *incident) error {
+func (j *evaluation) engage(ctx context.Context, i *incident) error {
 	if err := j.writes(); err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func decided(ctx context.Context, tx pgx.Tx, b *brake, action, reason string) er
 	return err
 }
 
-func (j *judging) whileEngaged(ctx context.Context, still, fleet, most int32, missing wave.State) error {
+func (j *evaluation) whileEngaged(ctx context.Context, still, fleet, most int32, missing wave.State) error {
 	b := j.brake
 	before := *b
 	if b.Cause == causeRecords {

@@ -61,7 +61,7 @@ var (
 )
 
 // take takes a token of both buckets, or of none and answers what has to be waited for.
-func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
+func (j *evaluation) take(ctx context.Context, r *record) (*wait, error) {
 	if err := j.writes(); err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
 		return nil, err
 	}
 	perWorkspace := float64(j.rate)
-	perPlacement := perWorkspace * math.Max(1, math.Ceil(j.fraction*float64(j.boxes[r.Placement])))
+	perPlacement := perWorkspace * math.Max(1, math.Ceil(j.fraction*float64(j.instances[r.Placement])))
 	var longest *wait
 	type bucket struct {
 		scope, key   string
@@ -113,7 +113,7 @@ func (w *Watchdog) giveBack(ctx context.Context, tx pgx.Tx, r *record) error {
 }
 
 // budgets keeps one incident a budget that is used up, for as long as a recovery waits for it.
-func (j *judging) budgets(ctx context.Context) error {
+func (j *evaluation) budgets(ctx context.Context) error {
 	waiting := map[string][]*record{}
 	for _, r := range j.records {
 		if r.EndedAt == nil && (strings.HasPrefix(r.WithheldBy, scopeWorkspace+":") || strings.HasPrefix(r.WithheldBy, scopePlacement+":")) {

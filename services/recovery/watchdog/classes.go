@@ -60,7 +60,7 @@ var (
 
 // classes makes one incident of what the same step does to many: the same error at ClassTenants tenants, or at two tenants and ClassPair workspaces,
 // within ClassWindow. It is closed when it has not been seen for ClassQuiet.
-func (j *judging) classes(ctx context.Context) error {
+func (j *evaluation) classes(ctx context.Context) error {
 	cfg := j.w.cfg
 	found, err := pg.All[class](ctx, j.tx, findClasses, cfg.ClassWindow.Seconds())
 	if err != nil {
@@ -96,7 +96,7 @@ func (j *judging) classes(ctx context.Context) error {
 }
 
 // seenAgain keeps an open class open: fewer than make a new one are enough for that.
-func (j *judging) seenAgain(ctx context.Context, i *incident, seen time.Time) error {
+func (j *evaluation) seenAgain(ctx context.Context, i *incident, seen time.Time) error {
 	was, err := openIncident(ctx, j.tx, i.Kind, i.Key)
 	if err != nil || was == nil || !seen.After(was.LastSeenAt) {
 		return err
@@ -106,7 +106,7 @@ func (j *judging) seenAgain(ctx context.Context, i *incident, seen time.Time) er
 }
 
 // machines keeps one incident for each shared machine that cannot be asked. Its workspaces stay where they are.
-func (j *judging) machines(ctx context.Context) error {
+func (j *evaluation) machines(ctx context.Context) error {
 	lost, unknown := map[string]*incident{}, map[string]bool{}
 	for _, s := range j.subjects {
 		if !s.static() || s.NodeID == "" || s.State != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
@@ -158,7 +158,7 @@ const manualFor = time.Hour
 
 // manual keeps the record of what people brought back by themselves: a retry or a recreation that succeeded after an operation that had failed or hung, and
 // of which no record knows.
-func (j *judging) manual(ctx context.Context) error {
+func (j *evaluation) manual(ctx context.Context) error {
 	list, err := pg.All[manualRecovery](ctx, j.tx, findManual, manualFor.Seconds(), requesterName)
 	if err != nil {
 		return fmt.Errorf("look for recoveries by people: %w", err)

@@ -80,7 +80,7 @@ func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 		want := map[string]int32{}
 		for _, row := range list {
 			units += row.Units
-			want[row.Placement] = row.Boxes
+			want[row.Placement] = row.Instances
 		}
 		var gotUnits int32
 		var got map[string]int32

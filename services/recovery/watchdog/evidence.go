@@ -8,7 +8,7 @@ import (
 )
 
 // instanceStep is the step that has a box launched and waits for its session.
-const instanceStep = runbook.StepBox
+const instanceStep = runbook.StepInstance
 
 // lateRun begins the reason of a run that lasts too long as a whole, whichever step it is at.
 const lateRun = "run_stalled"
@@ -23,7 +23,7 @@ func passed(r *record, op *run) bool {
 
 // awaitsInstance says whether an operation hangs at the step in which a launched box of the workspace's own is to come.
 func awaitsInstance(op *run, s *subject) bool {
-	return op != nil && op.Stalled && op.Step == instanceStep && s.Box == "live" && !s.static()
+	return op != nil && op.Stalled && op.Step == instanceStep && s.Instance == "live" && !s.static()
 }
 
 // absent says whether an operation hangs because its box does not come: it has no session, though somebody has listened

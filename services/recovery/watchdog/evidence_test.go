@@ -13,7 +13,7 @@ import (
 )
 
 // joins lets lifecycle answer each request with the operation that is open on the box.
-func (k *kit) joins(b *box) {
+func (k *kit) joins(b *instance) {
 	k.owner.set(func() {
 		k.owner.answer = func(r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
 			return &lifecyclev1.Operation{OperationId: b.run.GetRunId(), WorkspaceId: r.GetWorkspaceId(), Joined: true, Epoch: b.ws.GetEpoch()}, nil
@@ -22,7 +22,7 @@ func (k *kit) joins(b *box) {
 }
 
 // attempt is one of the box's operation at the step where it is.
-func (b *box) attempt(n int32, state commonv1.AttemptState, stalled bool, version int64) *lifecyclev1.StepAttempt {
+func (b *instance) attempt(n int32, state commonv1.AttemptState, stalled bool, version int64) *lifecyclev1.StepAttempt {
 	step := b.run.GetStep()
 	return &lifecyclev1.StepAttempt{
 		RunId: b.run.GetRunId(), Step: step, Name: steps[step], Direction: commonv1.Direction_DIRECTION_DO, Attempt: n, Stalled: stalled, Version: version,
@@ -31,7 +31,7 @@ func (b *box) attempt(n int32, state commonv1.AttemptState, stalled bool, versio
 }
 
 // moves reports the box's operation as it stands, with the attempts that changed with it.
-func (k *kit) moves(b *box, stuck string, changed ...*lifecyclev1.StepAttempt) {
+func (k *kit) moves(b *instance, stuck string, changed ...*lifecyclev1.StepAttempt) {
 	k.t.Helper()
 	b.run.StuckReason, b.run.ChangedSteps = stuck, changed
 	k.put(b.run)
@@ -171,7 +171,7 @@ func TestAStallThatEndsFailedIsNotRecovered(t *testing.T) {
 }
 
 // absent is a workspace whose box was launched and has no session, while nodeapi listens.
-func (k *kit) absent(tenant, name string) *box {
+func (k *kit) absent(tenant, name string) *instance {
 	k.t.Helper()
 	b := k.provision(tenant, name, byProcess)
 	k.beat()
@@ -179,7 +179,7 @@ func (k *kit) absent(tenant, name string) *box {
 	return b
 }
 
-func (k *kit) launched(b *box) {
+func (k *kit) launched(b *instance) {
 	k.t.Helper()
 	k.put(&lifecyclev1.Instance{
 		InstanceId: ids.New(), WorkspaceId: b.ws.GetWorkspaceId(), Epoch: b.ws.GetEpoch(), State: commonv1.InstanceState_INSTANCE_STATE_LIVE,
@@ -188,7 +188,7 @@ func (k *kit) launched(b *box) {
 }
 
 // replaces lets lifecycle answer with an operation of its own, and makes it the box's: what stalled is cancelled first.
-func (k *kit) replaces(b *box) {
+func (k *kit) replaces(b *instance) {
 	k.t.Helper()
 	list := k.owner.asked()
 	last := list[len(list)-1]
@@ -203,7 +203,7 @@ func (k *kit) replaces(b *box) {
 
 // The cause of the stall is a box that does not come. Lifecycle puts the next in its place, and what is there then is
 // followed to its end.
-func TestABoxThatDoesNotComeIsReplaced(t *testing.T) {
+func TestAnInstanceThatDoesNotComeIsReplaced(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
 	first := b.run.GetRunId()
@@ -238,7 +238,7 @@ func TestABoxThatDoesNotComeIsReplaced(t *testing.T) {
 
 // The next box does not come either: one more is asked for, and then it is no passing cause. The last operation is
 // followed to its end, which ends the record.
-func TestBoxesThatDoNotComeAreNotReplacedForever(t *testing.T) {
+func TestInstancesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
 	for want := 1; want <= 2; want++ {
@@ -273,7 +273,7 @@ func TestBoxesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 
 // A join of what has not been flagged yet is asked again when it is: the refused registers of a box are seen long
 // before its step counts as stalled.
-func TestAJoinIsAskedAgainOnceTheBoxIsGivenUp(t *testing.T) {
+func TestAJoinIsAskedAgainOnceTheInstanceIsGivenUp(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
 	k.joins(b)
@@ -305,7 +305,7 @@ func TestAJoinIsAskedAgainOnceTheBoxIsGivenUp(t *testing.T) {
 
 // Nobody listens to boxes: that none comes is not their failure, and nothing is asked until somebody has listened for
 // long enough.
-func TestABoxIsNotReplacedWhileNobodyListens(t *testing.T) {
+func TestAnInstanceIsNotReplacedWhileNobodyListens(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
 	k.pass(6 * time.Minute)
@@ -329,7 +329,7 @@ func TestABoxIsNotReplacedWhileNobodyListens(t *testing.T) {
 }
 
 // Budget, brake and people hold this back like any recreation.
-func TestABoxThatDoesNotComeIsReplacedWithinItsLimits(t *testing.T) {
+func TestAnInstanceThatDoesNotComeIsReplacedWithinItsLimits(t *testing.T) {
 	t.Run("brake", func(t *testing.T) {
 		k := newKit(t)
 		b := k.absent("acme", "one")

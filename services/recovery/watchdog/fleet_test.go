@@ -16,9 +16,9 @@ import (
 )
 
 // fleet is n active workspaces, each in its own box.
-func (k *kit) fleet(n int) []*box {
+func (k *kit) fleet(n int) []*instance {
 	k.t.Helper()
-	out := make([]*box, n)
+	out := make([]*instance, n)
 	for i := range out {
 		out[i] = k.up("acme", fmt.Sprintf("w%d", i), byProcess, ids.New())
 	}
@@ -26,7 +26,7 @@ func (k *kit) fleet(n int) []*box {
 }
 
 // settleAll loses the sessions of boxes and lets them be noticed and acted on.
-func (k *kit) settleAll(boxes []*box) {
+func (k *kit) settleAll(boxes []*instance) {
 	k.t.Helper()
 	for _, b := range boxes {
 		k.lose(b)
@@ -162,7 +162,7 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 	k.policySet("churn.recreates_per_hour", "2")
 	b := k.up("acme", "one", byProcess, ids.New())
 	for n := 1; n <= 2; n++ {
-		k.settleAll([]*box{b})
+		k.settleAll([]*instance{b})
 		k.wantAsked(n)
 		k.start(b, kRecreate, k.record(b).GetOperationId(), asked, recreating)
 		k.back(b)
@@ -171,7 +171,7 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 		k.wantOutcome(k.record(b), recovered)
 	}
 	began := k.now()
-	k.settleAll([]*box{b})
+	k.settleAll([]*instance{b})
 	k.wantAsked(2)
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
@@ -281,7 +281,7 @@ func TestHeldIdentityIsNoReasonToRecreate(t *testing.T) {
 		node, ids.New()); err != nil {
 		t.Fatal(err)
 	}
-	k.settleAll([]*box{b})
+	k.settleAll([]*instance{b})
 	k.wantAsked(0)
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
@@ -365,7 +365,7 @@ func TestWhatCountsAsAClass(t *testing.T) {
 	}
 }
 
-func TestBoxThatCannotRegister(t *testing.T) {
+func TestInstanceThatCannotRegister(t *testing.T) {
 	k := newKit(t)
 	b := k.provision("acme", "one", byProcess)
 	b.ws.RegisterFailures, b.ws.LastErrorCode, b.ws.LastError = 2, "register_failing", "token_consumed"

@@ -183,7 +183,7 @@ func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, ke
 
 // raise opens an incident, or goes on with the open one of the same kind and key: whom it concerns is added to, and it is counted again at most each
 // incidentEvery. i becomes what is stored.
-func (j *judging) raise(ctx context.Context, i *incident) error {
+func (j *evaluation) raise(ctx context.Context, i *incident) error {
 	if i.LastSeenAt.IsZero() {
 		i.LastSeenAt = j.now
 	}
@@ -208,7 +208,7 @@ func (j *judging) raise(ctx context.Context, i *incident) error {
 }
 
 // touch goes on with the open incident of a kind and key; without one it does nothing.
-func (j *judging) touch(ctx context.Context, i *incident) error {
+func (j *evaluation) touch(ctx context.Context, i *incident) error {
 	was, err := openIncident(ctx, j.tx, i.Kind, i.Key)
 	if err != nil || was == nil {
 		return err
@@ -217,7 +217,7 @@ func (j *judging) touch(ctx context.Context, i *incident) error {
 	return j.goOn(ctx, was, i)
 }
 
-func (j *judging) goOn(ctx context.Context, was, i *incident) error {
+func (j *evaluation) goOn(ctx context.Context, was, i *incident) error {
 	more := false
 	for _, l := range []struct{ was, add *[]string }{{&was.Tenants, &i.Tenants}, {&was.Workspaces, &i.Workspaces}, {&was.Nodes, &i.Nodes}} {
 		for _, id := range *l.add {
@@ -252,7 +252,7 @@ func (j *judging) goOn(ctx context.Context, was, i *incident) error {
 }
 
 // closeOthers closes the open incidents of a kind that go on no longer.
-func (j *judging) closeOthers(ctx context.Context, kind commonv1.IncidentKind, goesOn func(*incident) bool) error {
+func (j *evaluation) closeOthers(ctx context.Context, kind commonv1.IncidentKind, goesOn func(*incident) bool) error {
 	rows, err := pg.All[incidentRow](ctx, j.tx, lockIncidents, names.Of(kind))
 	if err != nil {
 		return fmt.Errorf("read incidents: %w", err)

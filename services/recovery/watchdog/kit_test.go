@@ -208,8 +208,8 @@ func (k *kit) round() watchdog.Round {
 	return out
 }
 
-// box is a workspace with what belongs to it.
-type box struct {
+// instance is a workspace with what belongs to it.
+type instance struct {
 	ws      *lifecyclev1.Workspace
 	run     *lifecyclev1.Run
 	session *nodev1.SessionChanged
@@ -233,9 +233,9 @@ func tenantID(name string) string {
 }
 
 // provision is a workspace of a tenant on its way up.
-func (k *kit) provision(tenant, name string, where commonv1.PlacementDriver) *box {
+func (k *kit) provision(tenant, name string, where commonv1.PlacementDriver) *instance {
 	k.t.Helper()
-	b := &box{ws: &lifecyclev1.Workspace{
+	b := &instance{ws: &lifecyclev1.Workspace{
 		WorkspaceId: ids.New(), TenantId: tenantID(tenant), Tenant: tenant, Name: name, State: provisioning, Epoch: 1,
 		Spec: &lifecyclev1.WorkspaceSpec{Placement: where}, StateAt: timestamppb.New(k.now()),
 	}}
@@ -244,7 +244,7 @@ func (k *kit) provision(tenant, name string, where commonv1.PlacementDriver) *bo
 }
 
 // start begins an operation on the box.
-func (k *kit) start(b *box, kind commonv1.OperationKind, runID, requester string, state commonv1.WorkspaceState) {
+func (k *kit) start(b *instance, kind commonv1.OperationKind, runID, requester string, state commonv1.WorkspaceState) {
 	k.t.Helper()
 	b.run = &lifecyclev1.Run{
 		RunId: runID, WorkspaceId: b.ws.GetWorkspaceId(), TenantId: b.ws.GetTenantId(), Kind: kind, State: commonv1.RunState_RUN_STATE_RUNNING, Phase: "do",
@@ -255,7 +255,7 @@ func (k *kit) start(b *box, kind commonv1.OperationKind, runID, requester string
 }
 
 // succeed ends the box's operation well.
-func (k *kit) succeed(b *box) {
+func (k *kit) succeed(b *instance) {
 	k.t.Helper()
 	b.run.State, b.run.FinishedAt, b.run.StuckReason, b.run.ChangedSteps = commonv1.RunState_RUN_STATE_SUCCEEDED, timestamppb.New(k.now()), "", nil
 	b.ws.State, b.ws.StateAt, b.ws.RegisterFailures = active, timestamppb.New(k.now()), 0
@@ -263,7 +263,7 @@ func (k *kit) succeed(b *box) {
 }
 
 // fail ends it at a step, undone.
-func (k *kit) fail(b *box, step int32, code string) {
+func (k *kit) fail(b *instance, step int32, code string) {
 	k.t.Helper()
 	k.undo(b, step, code)
 	b.run.State, b.run.FinishedAt, b.run.ChangedSteps = commonv1.RunState_RUN_STATE_FAILED, timestamppb.New(k.now()), nil
@@ -272,7 +272,7 @@ func (k *kit) fail(b *box, step int32, code string) {
 }
 
 // undo makes it go back from a step.
-func (k *kit) undo(b *box, step int32, code string) {
+func (k *kit) undo(b *instance, step int32, code string) {
 	k.t.Helper()
 	b.run.State, b.run.Phase, b.run.Step, b.run.ErrorCode, b.run.Error = commonv1.RunState_RUN_STATE_COMPENSATING, "undo", step, code, "it said "+code
 	b.run.StuckReason = ""
@@ -284,7 +284,7 @@ func (k *kit) undo(b *box, step int32, code string) {
 }
 
 // stall flags the box's operation at a step.
-func (k *kit) stall(b *box, step int32) {
+func (k *kit) stall(b *instance, step int32) {
 	k.t.Helper()
 	b.run.Step, b.run.StuckReason = step, `step_stalled: no progress at "`+steps[step]+`" for 00:05:00`
 	b.run.ChangedSteps = []*lifecyclev1.StepAttempt{{
@@ -296,7 +296,7 @@ func (k *kit) stall(b *box, step int32) {
 }
 
 // up is an active workspace whose box has a session.
-func (k *kit) up(tenant, name string, where commonv1.PlacementDriver, node string) *box {
+func (k *kit) up(tenant, name string, where commonv1.PlacementDriver, node string) *instance {
 	k.t.Helper()
 	b := k.provision(tenant, name, where)
 	b.ws.NodeId = node
@@ -313,14 +313,14 @@ func (k *kit) up(tenant, name string, where commonv1.PlacementDriver, node strin
 }
 
 // lose ends the session of the box.
-func (k *kit) lose(b *box) {
+func (k *kit) lose(b *instance) {
 	k.t.Helper()
 	b.session.State, b.session.CloseReason = commonv1.SessionState_SESSION_STATE_CLOSED, commonv1.Reason_REASON_SESSION_SUPERSEDED
 	k.put(b.session)
 }
 
 // back opens another session of the box's node.
-func (k *kit) back(b *box) {
+func (k *kit) back(b *instance) {
 	k.t.Helper()
 	b.session = &nodev1.SessionChanged{
 		SessionId: ids.New(), NodeId: b.session.GetNodeId(), ReplicaId: k.replica, Generation: b.session.GetGeneration() + 1,
@@ -355,7 +355,7 @@ func latest[M proto.Message](k *kit, kind, id string, m M) M {
 	return m
 }
 
-func (k *kit) record(b *box) *recoveryv1.RecoveryRecord {
+func (k *kit) record(b *instance) *recoveryv1.RecoveryRecord {
 	k.t.Helper()
 	return latest(k, "recovery_record.changed", b.ws.GetWorkspaceId(), &recoveryv1.RecoveryRecord{})
 }

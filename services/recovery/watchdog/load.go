@@ -52,7 +52,7 @@ type subject struct {
 	LastErrorCode, LastError            string
 	Run                                 *run   // the workspace's present or last one, if it is worth a look
 	Op                                  *run   // the operation that its open record follows
-	Box                                 string // state of the present epoch's instance; empty if there is none
+	Instance                            string // state of the present epoch's instance; empty if there is none
 	Reach                               reach
 	LostSince                           time.Time // of reachLost
 	CloseReason                         string
@@ -133,7 +133,7 @@ var replicaListens = pg.Define(pg.RoleRecovery, "watchdog.replica_listens", `
 type fleetCount struct {
 	Placement string `db:"placement"`
 	Units     int32  `db:"units"`
-	Boxes     int32  `db:"boxes"`
+	Instances int32  `db:"boxes"`
 }
 
 // countFleet reads what the triggers of the watchdog's workspaces count, and adds those that are being recovered and
@@ -191,7 +191,7 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 		var present, op nullRun
 		targets := append([]any{
 			&s.WorkspaceID, &s.TenantID, &s.Tenant, &s.Name, &state, &s.StateAt, &s.Epoch, &s.RunID, &s.Placement, &node, &s.RegisterFailures,
-			&s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason, &s.Identity, &s.Box,
+			&s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason, &s.Identity, &s.Instance,
 		}, append(present.targets(), op.targets()...)...)
 		if err := row.Scan(targets...); err != nil {
 			return nil, err
@@ -247,19 +247,19 @@ func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) 
 	of := map[string]int32{}
 	for _, row := range rows {
 		fleet += row.Units
-		of[row.Placement] = row.Boxes
+		of[row.Placement] = row.Instances
 	}
 	return fleet, of, nil
 }
 
 // fleet returns how many of the fleet can fail as one. It counts once a round, and the boxes with them.
-func (j *judging) fleet(ctx context.Context) (int32, error) {
-	if j.boxes == nil {
+func (j *evaluation) fleet(ctx context.Context) (int32, error) {
+	if j.instances == nil {
 		units, boxes, err := loadFleet(ctx, j.tx)
 		if err != nil {
 			return 0, err
 		}
-		j.units, j.boxes = units, boxes
+		j.units, j.instances = units, boxes
 	}
 	return j.units, nil
 }

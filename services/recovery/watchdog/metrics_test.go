@@ -37,7 +37,7 @@ func TestMetricsTellWhatTheWatchdogDoes(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "1")
 	b := k.up("acme", "one", byProcess, ids.New())
-	var others []*box // of the placement, whose budget is so above that of the one
+	var others []*instance // of the placement, whose budget is so above that of the one
 	for _, name := range []string{"two", "three", "four", "five", "six"} {
 		others = append(others, k.up("acme", name, byProcess, ids.New()))
 	}

@@ -38,7 +38,7 @@ const parallel = 8
 func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 	out := Round{}
 	noting, appended := events.Noting(ctx)
-	asks, err := w.judge(noting, &out)
+	asks, err := w.evaluate(noting, &out)
 	if err != nil {
 		return out, fmt.Errorf("judge workspaces: %w", err)
 	}
@@ -70,48 +70,48 @@ func (w *Watchdog) hold(ctx context.Context, tx pgx.Tx) (bool, error) {
 	return mine, nil
 }
 
-// judging is one round's view.
-type judging struct {
-	w        *Watchdog
-	tx       pgx.Tx
-	now      time.Time
-	brake    *brake
-	locked   bool             // the brake's row is locked
-	fraction float64          // of the fleet that may fail at once
-	limits   wave.Limits      // of nodes whose records are missing
-	boxes    map[string]int32 // of each placement; nil until fleet has counted them
-	units    int32            // of the fleet, counted with them
-	listened bool             // some replica of nodeapi did before the subjects were read
-	subjects []*subject
-	of       map[string]*subject
-	records  map[string]*record // open ones, by workspace
-	rate     int                // recreations an hour
-	out      *Round
-	counts   []prometheus.Counter // of what is written, once it is committed
+// evaluation is one round's view.
+type evaluation struct {
+	w         *Watchdog
+	tx        pgx.Tx
+	now       time.Time
+	brake     *brake
+	locked    bool             // the brake's row is locked
+	fraction  float64          // of the fleet that may fail at once
+	limits    wave.Limits      // of nodes whose records are missing
+	instances map[string]int32 // of each placement; nil until fleet has counted them
+	units     int32            // of the fleet, counted with them
+	listened  bool             // some replica of nodeapi did before the subjects were read
+	subjects  []*subject
+	of        map[string]*subject
+	records   map[string]*record // open ones, by workspace
+	rate      int                // recreations an hour
+	out       *Round
+	counts    []prometheus.Counter // of what is written, once it is committed
 }
 
 // errUnlocked ends a round that has something to write or to ask for and has not locked the brake's row.
 var errUnlocked = errors.New("the brake's row is not locked")
 
 // writes is called before a round writes or asks for anything. Its error is errUnlocked where the round has to begin again with the brake's row locked.
-func (j *judging) writes() error {
+func (j *evaluation) writes() error {
 	if !j.locked {
 		return errUnlocked
 	}
 	return nil
 }
 
-// judge writes everything that follows from what is known now, and answers the records whose request is to be sent. It begins without the lock of the
+// evaluate writes everything that follows from what is known now, and answers the records whose request is to be sent. It begins without the lock of the
 // brake's row, which is written to the log, and again with it if there is anything to write: what others have written under the lock is read then.
-func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
-	asks, err := w.judgeOnce(ctx, out, false)
+func (w *Watchdog) evaluate(ctx context.Context, out *Round) ([]*record, error) {
+	asks, err := w.evaluateOnce(ctx, out, false)
 	if errors.Is(err, errUnlocked) {
-		asks, err = w.judgeOnce(ctx, out, true)
+		asks, err = w.evaluateOnce(ctx, out, true)
 	}
 	return asks, err
 }
 
-func (w *Watchdog) judgeOnce(ctx context.Context, out *Round, locked bool) ([]*record, error) {
+func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([]*record, error) {
 	var asks []*record
 	var counts []prometheus.Counter
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -132,7 +132,7 @@ func (w *Watchdog) judgeOnce(ctx context.Context, out *Round, locked bool) ([]*r
 		}
 		set := w.deps.Policy.Current()
 		// The brake's row is the lock under which everything is judged that is written or asked for: two who act at once take turns.
-		j := &judging{
+		j := &evaluation{
 			w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{}, limits: wave.LimitsOf(w.deps.Policy),
 			locked: locked,
 		}
@@ -165,7 +165,7 @@ func (w *Watchdog) judgeOnce(ctx context.Context, out *Round, locked bool) ([]*r
 	return asks, err
 }
 
-func (j *judging) all(ctx context.Context, fraction float64) ([]*record, error) {
+func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, error) {
 	if err := j.detectAll(ctx); err != nil {
 		return nil, err
 	}
@@ -223,7 +223,7 @@ func (j *judging) all(ctx context.Context, fraction float64) ([]*record, error) 
 }
 
 // order is that of the detections.
-func (j *judging) order() []string {
+func (j *evaluation) order() []string {
 	list := make([]string, 0, len(j.records))
 	for id := range j.records {
 		list = append(list, id)
@@ -245,7 +245,7 @@ func compareText(a, b string) int {
 	return 0
 }
 
-func (j *judging) detectAll(ctx context.Context) error {
+func (j *evaluation) detectAll(ctx context.Context) error {
 	for _, s := range j.subjects {
 		if j.records[s.WorkspaceID] != nil {
 			continue
@@ -275,7 +275,7 @@ func (j *judging) detectAll(ctx context.Context) error {
 }
 
 // step moves one record on, and says whether its request is to be sent.
-func (j *judging) step(ctx context.Context, r *record, s *subject) (bool, error) {
+func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, error) {
 	cfg := j.w.cfg
 	wanted := follow(r, s, cfg, j.now)
 	switch wanted {
@@ -323,7 +323,7 @@ func (j *judging) step(ctx context.Context, r *record, s *subject) (bool, error)
 }
 
 // withheld says whether anything but a budget keeps a workspace from being recreated, and notes what.
-func (j *judging) withheld(r *record, s *subject) bool {
+func (j *evaluation) withheld(r *record, s *subject) bool {
 	switch {
 	case j.brake.Engaged:
 		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise lifecycle would be asked to recreate the workspace", nil)

@@ -13,7 +13,7 @@ import (
 )
 
 // unanswered is a box without session whose recreation was asked for while lifecycle could not be reached.
-func (k *kit) unanswered(tenant, name string, where commonv1.PlacementDriver) *box {
+func (k *kit) unanswered(tenant, name string, where commonv1.PlacementDriver) *instance {
 	k.t.Helper()
 	b := k.up(tenant, name, where, ids.New())
 	k.owner.set(func() {
@@ -41,7 +41,7 @@ func (k *kit) wantWithdrawn() {
 	}
 }
 
-func TestUnansweredRequestIsWithdrawnWhenTheBoxServesAgain(t *testing.T) {
+func TestUnansweredRequestIsWithdrawnWhenTheInstanceServesAgain(t *testing.T) {
 	k := newKit(t)
 	b := k.unanswered("acme", "one", byProcess)
 	k.back(b)

@@ -49,7 +49,7 @@ func (k *kit) settle() {
 	k.round()
 }
 
-func TestBoxWithoutSessionIsRecreatedAndRecorded(t *testing.T) {
+func TestInstanceWithoutSessionIsRecreatedAndRecorded(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
 	k.listen(time.Minute)
@@ -419,7 +419,7 @@ func TestLostAnswerIsAskedAgainUnderTheSameKey(t *testing.T) {
 func TestTwoWatchdogsAtOnceMakeOneOperation(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "60")
-	var boxes []*box
+	var boxes []*instance
 	for range 40 {
 		boxes = append(boxes, k.up("acme", ids.New(), byProcess, ids.New()))
 	}

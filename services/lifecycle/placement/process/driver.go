@@ -30,13 +30,13 @@ import (
 
 // Config of the driver.
 type Config struct {
-	Dir         string `koanf:"dir"`          // where boxes and the ledger stand
-	AgentBinary string `koanf:"agent_binary"` // gpuaas-node-agent
-	EnrollURL   string `koanf:"enroll_url"`
-	APIURL      string `koanf:"api_url"`
-	CAFile      string `koanf:"ca_file"` // what a box trusts the control plane by
-	MaxBoxes    int    `koanf:"max_boxes"`
-	MaxGPUs     int    `koanf:"max_gpus"`
+	Dir          string `koanf:"dir"`          // where boxes and the ledger stand
+	AgentBinary  string `koanf:"agent_binary"` // gpuaas-node-agent
+	EnrollURL    string `koanf:"enroll_url"`
+	APIURL       string `koanf:"api_url"`
+	CAFile       string `koanf:"ca_file"` // what a box trusts the control plane by
+	MaxInstances int    `koanf:"max_boxes"`
+	MaxGPUs      int    `koanf:"max_gpus"`
 	// What an ended instance leaves as evidence, its log and its diagnostics, is removed after KeepEnded (7 days), and earlier where more than
 	// KeepEndedMax (1000) have ended.
 	KeepEnded    time.Duration `koanf:"keep_ended"`
@@ -109,7 +109,7 @@ func (d *Driver) Launch(ctx context.Context, b placement.LaunchRequest) (placeme
 	var out placement.Launched
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 		k := instanceKey{b.WorkspaceID, b.Epoch}
-		have := l.boxes[k]
+		have := l.instances[k]
 		if err := sameInstance(have, b); err != nil {
 			return err
 		}
@@ -147,7 +147,7 @@ func (d *Driver) Launch(ctx context.Context, b placement.LaunchRequest) (placeme
 		if err := write(e); err != nil {
 			return err
 		}
-		out = placement.Launched{ProviderID: providerID(b.WorkspaceID, b.Epoch), StartedAt: l.boxes[k].launchedAt}
+		out = placement.Launched{ProviderID: providerID(b.WorkspaceID, b.Epoch), StartedAt: l.instances[k].launchedAt}
 		return nil
 	})
 	if err != nil {
@@ -166,7 +166,7 @@ func sameInstance(have *instance, b placement.LaunchRequest) error {
 
 // mayLaunch holds the rules of epochs and of capacity.
 func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
-	if have := l.boxes[instanceKey{b.WorkspaceID, b.Epoch}]; have != nil && (have.Op == opEnded || have.Op == opEnding) {
+	if have := l.instances[instanceKey{b.WorkspaceID, b.Epoch}]; have != nil && (have.Op == opEnded || have.Op == opEnding) {
 		return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
 	}
 	if l.highest[b.WorkspaceID] > b.Epoch {
@@ -184,7 +184,7 @@ func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
 		boxes++
 		gpus += int(have.GPUs)
 	}
-	if boxes >= d.cfg.MaxBoxes {
+	if boxes >= d.cfg.MaxInstances {
 		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d instances stand on this host, as many as it may hold", boxes))
 	}
 	if gpus+int(b.GPUs) > d.cfg.MaxGPUs {
@@ -284,7 +284,7 @@ func killPoints() []string {
 func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error {
 	ended := false
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
-		have := l.boxes[instanceKey{workspaceID, epoch}]
+		have := l.instances[instanceKey{workspaceID, epoch}]
 		if ended = have != nil && have.Op == opEnded; ended || have != nil && have.Op == opEnding {
 			return nil
 		}
@@ -302,7 +302,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 			return err
 		}
 		err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
-			if l.boxes[instanceKey{workspaceID, epoch}].Op == opEnded {
+			if l.instances[instanceKey{workspaceID, epoch}].Op == opEnded {
 				return nil
 			}
 			return write(entry{Op: opEnded, WorkspaceID: workspaceID, Epoch: epoch})
@@ -318,7 +318,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 // Fence lets later epochs be launched though this one is not confirmed ended. It counts against the capacity until it is.
 func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
-		have := l.boxes[instanceKey{workspaceID, epoch}]
+		have := l.instances[instanceKey{workspaceID, epoch}]
 		if have != nil && (have.Op == opEnded || have.Fenced != "") {
 			return nil
 		}

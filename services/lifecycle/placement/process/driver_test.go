@@ -51,7 +51,7 @@ func newDriver(t *testing.T, maxBoxes, maxGPUs int) *Driver {
 		t.Fatal(err)
 	}
 	d, err := New(testkit.Logger(t), Config{
-		Dir: filepath.Join(dir, "p"), AgentBinary: os.Args[0], EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxBoxes: maxBoxes, MaxGPUs: maxGPUs,
+		Dir: filepath.Join(dir, "p"), AgentBinary: os.Args[0], EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxInstances: maxBoxes, MaxGPUs: maxGPUs,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func newDriver(t *testing.T, maxBoxes, maxGPUs int) *Driver {
 	return d
 }
 
-func newBox(ws string, epoch int64) placement.LaunchRequest {
+func newInstance(ws string, epoch int64) placement.LaunchRequest {
 	return placement.LaunchRequest{WorkspaceID: ws, Epoch: epoch, InstanceID: ids.New(), LaunchSecret: "gls_secret"}
 }
 
@@ -121,7 +121,7 @@ func TestConformance(t *testing.T) { placementtest.Conform(t, newDriver(t, 16, 1
 func TestLaunchIsIdempotent(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	b := newBox(ws, 1)
+	b := newInstance(ws, 1)
 	first, err := d.Launch(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
@@ -147,9 +147,9 @@ func TestLaunchIsIdempotent(t *testing.T) {
 func TestAnInstanceOfALostHistoryIsNotAdopted(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	waitProcs(t, d, ws, 1, 1, 2)
-	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	_, err := d.Launch(t.Context(), newInstance(ws, 1))
 	wantReason(t, err, commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY)
 	waitProcs(t, d, ws, 1, 1, 2) // it goes on: it may be somebody's work
 
@@ -161,7 +161,7 @@ func TestAnInstanceOfALostHistoryIsNotAdopted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = d.Launch(t.Context(), newBox(other, 1))
+	_, err = d.Launch(t.Context(), newInstance(other, 1))
 	wantReason(t, err, commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY)
 	waitProcs(t, d, other, 1, 0, 0)
 }
@@ -169,12 +169,12 @@ func TestAnInstanceOfALostHistoryIsNotAdopted(t *testing.T) {
 func TestEndEndsEverythingAndLeavesATombstone(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	waitProcs(t, d, ws, 1, 1, 2)
 	mustEnd(t, d, ws, 1)
 	mustEnd(t, d, ws, 1)
 	waitProcs(t, d, ws, 1, 0, 0)
-	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	_, err := d.Launch(t.Context(), newInstance(ws, 1))
 	wantReason(t, err, commonv1.Reason_REASON_EPOCH_ENDED)
 	if _, err := os.Stat(filepath.Join(d.instanceDir(ws, 1), "etc", "node-agent.env")); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("the box's token was left behind: %v", err)
@@ -184,31 +184,31 @@ func TestEndEndsEverythingAndLeavesATombstone(t *testing.T) {
 func TestEpochsDoNotOverlap(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 2))
-	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 2))
+	_, err := d.Launch(t.Context(), newInstance(ws, 1))
 	wantReason(t, err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
-	_, err = d.Launch(t.Context(), newBox(ws, 3))
+	_, err = d.Launch(t.Context(), newInstance(ws, 3))
 	wantReason(t, err, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE)
 	mustEnd(t, d, ws, 2)
-	mustLaunch(t, d, newBox(ws, 3))
+	mustLaunch(t, d, newInstance(ws, 3))
 }
 
 // A box that counts as ended on a person's word stands in nobody's way, is listed until it is really gone, and takes its place on the host until then.
 func TestAFencedEpochStandsInNobodysWay(t *testing.T) {
 	d := newDriver(t, 2, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	waitProcs(t, d, ws, 1, 1, 2)
 	for range 2 {
 		if err := d.Fence(t.Context(), ws, 1, "powered_off, says olga: it is dark"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	_, err := d.Launch(t.Context(), newInstance(ws, 1))
 	wantReason(t, err, commonv1.Reason_REASON_EPOCH_ENDED)
-	mustLaunch(t, d, newBox(ws, 2))
+	mustLaunch(t, d, newInstance(ws, 2))
 	waitProcs(t, d, ws, 1, 1, 2) // a word ends nothing
-	_, err = d.Launch(t.Context(), newBox(ids.New(), 1))
+	_, err = d.Launch(t.Context(), newInstance(ids.New(), 1))
 	wantReason(t, err, commonv1.Reason_REASON_NO_CAPACITY)
 	list, err := d.List(t.Context())
 	if err != nil || len(list) != 2 || !list[0].EndedAt.IsZero() || !list[1].EndedAt.IsZero() {
@@ -220,34 +220,34 @@ func TestAFencedEpochStandsInNobodysWay(t *testing.T) {
 	}
 	mustEnd(t, d, ws, 1)
 	waitProcs(t, d, ws, 1, 0, 0)
-	mustLaunch(t, d, newBox(ids.New(), 1))
+	mustLaunch(t, d, newInstance(ids.New(), 1))
 }
 
 func TestAnEpochEndedBeforeItWasIsNeverLaunched(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
 	mustEnd(t, d, ws, 1)
-	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	_, err := d.Launch(t.Context(), newInstance(ws, 1))
 	wantReason(t, err, commonv1.Reason_REASON_EPOCH_ENDED)
 }
 
 func TestCapacityIsExact(t *testing.T) {
 	d := newDriver(t, 2, 2)
-	a, b := newBox(ids.New(), 1), newBox(ids.New(), 1)
+	a, b := newInstance(ids.New(), 1), newInstance(ids.New(), 1)
 	a.GPUs, b.GPUs = 1, 2
 	mustLaunch(t, d, a)
 	_, err := d.Launch(t.Context(), b)
 	wantReason(t, err, commonv1.Reason_REASON_NO_CAPACITY)
 	b.GPUs = 1
 	mustLaunch(t, d, b)
-	_, err = d.Launch(t.Context(), newBox(ids.New(), 1))
+	_, err = d.Launch(t.Context(), newInstance(ids.New(), 1))
 	wantReason(t, err, commonv1.Reason_REASON_NO_CAPACITY)
 }
 
-func TestADeadAgentIsPoweredOnAgainAsTheSameBox(t *testing.T) {
+func TestADeadAgentIsPoweredOnAgainAsTheSameInstance(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	waitProcs(t, d, ws, 1, 1, 2)
 	procs, err := scan(d.root(), everything)
 	if err != nil {
@@ -282,7 +282,7 @@ func TestADeadAgentIsPoweredOnAgainAsTheSameBox(t *testing.T) {
 func TestAStartWithoutItsRecordIsAdopted(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	b := newBox(ws, 1)
+	b := newInstance(ws, 1)
 	err := d.journal.with(t.Context(), func(_ *ledger, write func(entry) error) error {
 		return write(entry{Op: opIntent, WorkspaceID: ws, Epoch: 1, InstanceID: b.InstanceID})
 	})
@@ -303,7 +303,7 @@ func TestAStartWithoutItsRecordIsAdopted(t *testing.T) {
 func TestATornLastLineIsCut(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	f, err := os.OpenFile(d.journal.path, os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
@@ -322,7 +322,7 @@ func TestATornLastLineIsCut(t *testing.T) {
 
 func TestADamagedLedgerIsRefused(t *testing.T) {
 	d := newDriver(t, 4, 4)
-	mustLaunch(t, d, newBox(ids.New(), 1))
+	mustLaunch(t, d, newInstance(ids.New(), 1))
 	raw, err := os.ReadFile(d.journal.path)
 	if err != nil {
 		t.Fatal(err)

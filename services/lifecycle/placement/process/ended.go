@@ -59,7 +59,7 @@ func (d *Driver) prune(ctx context.Context, now time.Time) error {
 	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		for _, e := range entries {
 			k, ok := keyOf(e.Name())
-			if b := l.boxes[k]; ok && b != nil && b.Op == opEnded {
+			if b := l.instances[k]; ok && b != nil && b.Op == opEnded {
 				ended = append(ended, old{dir: filepath.Join(d.root(), e.Name()), endedAt: b.endedAt})
 			}
 		}

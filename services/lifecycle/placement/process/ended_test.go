@@ -34,7 +34,7 @@ func group(t *testing.T, d *Driver, ws string, epoch int64) string {
 func TestAnEndedInstanceLeavesNoControlGroup(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	root := group(t, d, ws, 1)
 	mustEnd(t, d, ws, 1)
 	if root != "" {
@@ -53,7 +53,7 @@ func TestDirectoriesOfEndedInstancesAreRemoved(t *testing.T) {
 	d.cfg.KeepEnded, d.cfg.KeepEndedMax = time.Hour, 2
 	ws := ids.New()
 	for epoch := int64(1); epoch <= 5; epoch++ {
-		mustLaunch(t, d, newBox(ws, epoch))
+		mustLaunch(t, d, newInstance(ws, epoch))
 		if epoch < 5 {
 			mustEnd(t, d, ws, epoch)
 		}
@@ -98,12 +98,12 @@ func TestForgottenWorkspacesLeaveTheLaunchLog(t *testing.T) {
 	d := newDriver(t, 8, 8)
 	over, onDisk, live, last := ids.New(), ids.New(), ids.New(), ids.New()
 	for _, ws := range []string{over, onDisk} {
-		mustLaunch(t, d, newBox(ws, 1))
+		mustLaunch(t, d, newInstance(ws, 1))
 		mustEnd(t, d, ws, 1)
 	}
-	running := newBox(live, 1)
+	running := newInstance(live, 1)
 	mustLaunch(t, d, running)
-	mustLaunch(t, d, newBox(last, 1))
+	mustLaunch(t, d, newInstance(last, 1))
 	mustEnd(t, d, last, 1)
 	for _, ws := range []string{over, last} {
 		if err := os.RemoveAll(d.instanceDir(ws, 1)); err != nil {
@@ -135,7 +135,7 @@ func TestForgottenWorkspacesLeaveTheLaunchLog(t *testing.T) {
 		}
 	}
 	mustLaunch(t, d, running)
-	mustLaunch(t, d, newBox(ids.New(), 1))
+	mustLaunch(t, d, newInstance(ids.New(), 1))
 	next, err := d.LaunchLog(t.Context())
 	if err != nil || next.Seq != before.Seq+2 {
 		t.Fatalf("the next launch ends the log at line %d, error %v; want %d", next.Seq, err, before.Seq+2)

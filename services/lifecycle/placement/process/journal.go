@@ -77,20 +77,20 @@ func keyOf(id string) (instanceKey, bool) {
 
 // ledger is the journal as read: who stands where, and the highest epoch seen of each workspace.
 type ledger struct {
-	boxes   map[instanceKey]*instance // all that the log names; each, visits them
-	alive   map[instanceKey]*instance // those of them that have not ended; live, visits them
-	woken   map[instanceKey]*instance // those that have ended, and in which processes were found since
-	highest map[string]int64
-	seq     int64 // the number of the last line
-	visited int   // instances that each and live have visited
+	instances map[instanceKey]*instance // all that the log names; each, visits them
+	alive     map[instanceKey]*instance // those of them that have not ended; live, visits them
+	woken     map[instanceKey]*instance // those that have ended, and in which processes were found since
+	highest   map[string]int64
+	seq       int64 // the number of the last line
+	visited   int   // instances that each and live have visited
 }
 
 func newLedger() *ledger {
-	return &ledger{boxes: map[instanceKey]*instance{}, alive: map[instanceKey]*instance{}, woken: map[instanceKey]*instance{}, highest: map[string]int64{}}
+	return &ledger{instances: map[instanceKey]*instance{}, alive: map[instanceKey]*instance{}, woken: map[instanceKey]*instance{}, highest: map[string]int64{}}
 }
 
 // each visits everything that was launched and is not forgotten. What runs often goes by live.
-func (l *ledger) each() iter.Seq2[instanceKey, *instance] { return l.visit(l.boxes) }
+func (l *ledger) each() iter.Seq2[instanceKey, *instance] { return l.visit(l.instances) }
 
 // live visits the instances that have not ended.
 func (l *ledger) live() iter.Seq2[instanceKey, *instance] { return l.visit(l.alive) }
@@ -125,10 +125,10 @@ func (l *ledger) apply(e entry) {
 	}
 	l.seq = max(l.seq, e.Seq)
 	k := instanceKey{e.WorkspaceID, e.Epoch}
-	b := l.boxes[k]
+	b := l.instances[k]
 	if b == nil {
 		b = &instance{first: e.Seq}
-		l.boxes[k] = b
+		l.instances[k] = b
 	}
 	if (e.Op == opEnding || e.Op == opEnded) && b.ending == 0 {
 		b.ending = e.Seq

@@ -40,7 +40,7 @@ func (j *launchLog) instances(t *testing.T) int {
 	t.Helper()
 	n := 0
 	if err := j.with(testkit.Context(t), func(l *ledger, _ func(entry) error) error {
-		n = len(l.boxes)
+		n = len(l.instances)
 		return nil
 	}); err != nil {
 		t.Fatal(err)

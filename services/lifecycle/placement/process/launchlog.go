@@ -15,7 +15,7 @@ import (
 func (d *Driver) LaunchLog(ctx context.Context) (placement.LaunchLog, error) {
 	var out placement.LaunchLog
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
-		out = placement.LaunchLog{Seq: l.seq, Entries: make([]placement.LogEntry, 0, len(l.boxes))}
+		out = placement.LaunchLog{Seq: l.seq, Entries: make([]placement.LogEntry, 0, len(l.instances))}
 		for k, b := range l.each() {
 			out.Entries = append(out.Entries, placement.LogEntry{
 				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID, First: b.first, Ended: b.ending, Fenced: b.Fenced != "",

@@ -38,7 +38,7 @@ func held(t *testing.T, d *Driver) func() {
 func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	free := held(t, d)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	type call struct {
@@ -46,7 +46,7 @@ func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
 		err  error
 	}
 	calls := map[string]func() error{
-		"Launch": func() error { _, err := d.Launch(ctx, newBox(ids.New(), 1)); return err },
+		"Launch": func() error { _, err := d.Launch(ctx, newInstance(ids.New(), 1)); return err },
 		"List":   func() error { _, err := d.List(ctx); return err },
 		"End":    func() error { return d.End(ctx, ws, 1) },
 		"Fence":  func() error { return d.Fence(ctx, ws, 1, "an operator's word") },

@@ -45,7 +45,7 @@ func alive(pid int, ticks uint64) bool {
 // proc is one process of the host.
 type proc struct {
 	pid, ppid int
-	box       string // the id of the box that it belongs to; empty: none
+	instance  string // the id of the box that it belongs to; empty: none
 	agent     bool   // it is the box's agent itself
 	nearby    bool   // it merely stands in the box's directory
 }
@@ -71,9 +71,9 @@ func scan(root string, of breadth) (map[string][]proc, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		if p, ok := look(pid, root); ok {
+		if p, ok := inspect(pid, root); ok {
 			if p.nearby && of == marked {
-				p.box = ""
+				p.instance = ""
 			}
 			all[pid] = p
 		}
@@ -82,8 +82,8 @@ func scan(root string, of breadth) (map[string][]proc, error) {
 	for changed := true; changed; {
 		changed = false
 		for pid, p := range all {
-			if parent := all[p.ppid]; p.box == "" && parent.box != "" {
-				p.box = parent.box
+			if parent := all[p.ppid]; p.instance == "" && parent.instance != "" {
+				p.instance = parent.instance
 				all[pid] = p
 				changed = true
 			}
@@ -91,14 +91,14 @@ func scan(root string, of breadth) (map[string][]proc, error) {
 	}
 	out := map[string][]proc{}
 	for _, p := range all {
-		if p.box != "" {
-			out[p.box] = append(out[p.box], p)
+		if p.instance != "" {
+			out[p.instance] = append(out[p.instance], p)
 		}
 	}
 	return out, nil
 }
 
-func look(pid int, root string) (proc, bool) {
+func inspect(pid int, root string) (proc, bool) {
 	base := filepath.Join("/proc", strconv.Itoa(pid))
 	stat, err := os.ReadFile(filepath.Join(base, "stat"))
 	if err != nil {
@@ -116,27 +116,27 @@ func look(pid int, root string) (proc, bool) {
 	p.ppid, _ = strconv.Atoi(fields[1])
 	if cmd, err := os.ReadFile(filepath.Join(base, "cmdline")); err == nil {
 		args := strings.Split(string(cmd), "\x00")
-		if p.box = agentOf(args, root); p.box != "" {
+		if p.instance = agentOf(args, root); p.instance != "" {
 			p.agent = true
 			return p, true
 		}
 		// A shim names its workload's directory. What else names a path below the box may be an operator's look into its log.
 		if len(args) > 2 && args[1] == "shim" {
-			p.box = below(root, args[2])
+			p.instance = below(root, args[2])
 		}
 	}
-	if env, err := os.ReadFile(filepath.Join(base, "environ")); err == nil && p.box == "" {
+	if env, err := os.ReadFile(filepath.Join(base, "environ")); err == nil && p.instance == "" {
 		for v := range strings.SplitSeq(string(env), "\x00") {
 			if id, ok := strings.CutPrefix(v, marker+"="+root+"/"); ok {
-				p.box = id
+				p.instance = id
 			}
 		}
 	}
-	if cwd, err := os.Readlink(filepath.Join(base, "cwd")); err == nil && p.box == "" {
+	if cwd, err := os.Readlink(filepath.Join(base, "cwd")); err == nil && p.instance == "" {
 		// A workload that lost its shim and hid its environment still stands in its directory, as its workspace's user: never as ours, if we are root.
 		if info, err := os.Stat(base); err == nil && (os.Getuid() != 0 || ownerOf(info) != 0) {
-			p.box = below(root, cwd)
-			p.nearby = p.box != ""
+			p.instance = below(root, cwd)
+			p.nearby = p.instance != ""
 		}
 	}
 	return p, true

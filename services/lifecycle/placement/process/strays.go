@@ -22,7 +22,7 @@ func (d *Driver) endStrays(ctx context.Context) error {
 	var ended []instanceKey
 	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		for id := range procs {
-			if k, ok := keyOf(id); ok && l.boxes[k] != nil && l.boxes[k].Op == opEnded {
+			if k, ok := keyOf(id); ok && l.instances[k] != nil && l.instances[k].Op == opEnded {
 				ended = append(ended, k)
 			}
 		}

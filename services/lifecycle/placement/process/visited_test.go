@@ -34,7 +34,7 @@ func TestWhatRunsOftenVisitsWhatStands(t *testing.T) {
 		t.Fatal(err)
 	}
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	for _, tt := range []struct {
 		name string
 		run  func() error
@@ -42,7 +42,7 @@ func TestWhatRunsOftenVisitsWhatStands(t *testing.T) {
 	}{
 		{name: "a round of Keep", run: func() error { return d.keepOnce(ctx) }, most: 1},
 		{name: "a scan for strays", run: func() error { return d.endStrays(ctx) }, most: 1},
-		{name: "a launch", run: func() error { _, err := d.Launch(ctx, newBox(ids.New(), 1)); return err }, most: 2},
+		{name: "a launch", run: func() error { _, err := d.Launch(ctx, newInstance(ids.New(), 1)); return err }, most: 2},
 	} {
 		before := visited(t, d)
 		if err := tt.run(); err != nil {
@@ -61,8 +61,8 @@ func TestWhatRunsOftenVisitsWhatStands(t *testing.T) {
 	}
 }
 
-// TestAnIDOfABoxIsItsKey: what a directory or a process is named by leads to its line, and nothing else does.
-func TestAnIDOfABoxIsItsKey(t *testing.T) {
+// TestAnIDOfAnInstanceIsItsKey: what a directory or a process is named by leads to its line, and nothing else does.
+func TestAnIDOfAnInstanceIsItsKey(t *testing.T) {
 	ws := ids.New()
 	if k, ok := keyOf(instanceID(ws, 12)); !ok || k != (instanceKey{ws, 12}) {
 		t.Errorf("the id of epoch 12 is of %+v, %v", k, ok)

@@ -43,9 +43,9 @@ func wake(t *testing.T, d *Driver, ws string, epoch int64) {
 func TestProcessesOfAnEndedEpochAreEnded(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	mustEnd(t, d, ws, 1)
-	mustLaunch(t, d, newBox(ws, 2))
+	mustLaunch(t, d, newInstance(ws, 2))
 	waitProcs(t, d, ws, 2, 1, 2)
 	wake(t, d, ws, 1)
 	keep(t, d)
@@ -74,7 +74,7 @@ func TestProcessesOfAnEndedEpochAreEnded(t *testing.T) {
 func TestAReaderOfAnEndedInstanceIsLeftAlone(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
-	mustLaunch(t, d, newBox(ws, 1))
+	mustLaunch(t, d, newInstance(ws, 1))
 	mustEnd(t, d, ws, 1)
 	reader := exec.Command("sleep", "3600") //nolint:noctx // ended below
 	reader.Dir = filepath.Join(d.instanceDir(ws, 1), "state")

@@ -22,41 +22,41 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // shelf is a resource with a ledger of its own. It refuses nothing: what is put twice stands there twice.
 type shelf struct {
 	mu    sync.Mutex
-	boxes []string
+	items []string
 }
 
 func (s *shelf) put(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.boxes = append(s.boxes, name)
+	s.items = append(s.items, name)
 }
 
 func (s *shelf) has(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Contains(s.boxes, name)
+	return slices.Contains(s.items, name)
 }
 
 func (s *shelf) remove(match func(string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kept := s.boxes[:0]
-	for _, b := range s.boxes {
+	kept := s.items[:0]
+	for _, b := range s.items {
 		if !match(b) {
 			kept = append(kept, b)
 		}
 	}
-	s.boxes = kept
+	s.items = kept
 }
 
 func (s *shelf) List(context.Context) ([]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]string(nil), s.boxes...), nil
+	return append([]string(nil), s.items...), nil
 }
 
 // instanceStep puts a box on the shelf: intent, look, put, confirm with the step's end.
-func boxStep(s *shelf, kind string) saga.Step {
+func shelfStep(s *shelf, kind string) saga.Step {
 	name := func(env *saga.Env) string { return fmt.Sprintf("%s/%s/%d", env.WorkspaceID, kind, env.Epoch) }
 	return saga.Step{
 		Name: "put " + kind, Class: saga.Create, Kinds: []string{kind},
@@ -111,7 +111,7 @@ func toy(s *shelf) saga.Definition {
 		return saga.Done(nil), nil
 	}}
 	return saga.Definition{
-		Name: "toy", Version: 1, Steps: []saga.Step{boxStep(s, "disk"), wait, boxStep(s, "lamp")},
+		Name: "toy", Version: 1, Steps: []saga.Step{shelfStep(s, "disk"), wait, shelfStep(s, "lamp")},
 		States: saga.WorkspaceStates{
 			Running: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
