@@ -8,7 +8,7 @@
 //	            ┌────────── token ──────────┐        ┌── refused: recover, rebundle (slow cadence, a bundle may come) ──┐
 //	            ▼                           │        ▼                                                                   │
 //	start ─► enrol ─► identity on disk ─► session ─► work … ─────────────────────────────────────────────────────────────┘
-//	            └── epoch_superseded ──► ErrReplaced        └── epoch_superseded ──► ErrReplaced: this box ends for good
+//	            └── epoch_superseded ──► ErrReplaced        └── epoch_superseded ──► ErrReplaced: this instance ends for good
 //
 // Guarantees: one agent per state directory; every file of the agent is closed to others; after a crash the same identity; what runs for tenants goes
 // on when Run returns.

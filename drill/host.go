@@ -88,12 +88,12 @@ func launches(ledger []line, workspaceID string) (int, int64, error) {
 	return count, live, errors.Join(errs...)
 }
 
-// instanceDir is where a box stands.
+// instanceDir is where an instance stands.
 func (m *Mesh) instanceDir(workspaceID string, epoch int64) string {
 	return filepath.Join(m.cluster.Plan.InstanceDir, "boxes", workspaceID+"-"+strconv.FormatInt(epoch, 10))
 }
 
-// instancePID returns the process of a box's agent by the ledger: as launched, or as powered on again last.
+// instancePID returns the process of an instance's agent by the ledger: as launched, or as powered on again last.
 func (m *Mesh) instancePID(workspaceID string, epoch int64) (int, error) {
 	ledger, err := m.ledger()
 	if err != nil {

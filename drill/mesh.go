@@ -136,10 +136,10 @@ func reapLater(cfg Config, dir string) (func() error, error) {
 	return func() error { return errors.Join(in.Close(), cmd.Wait()) }, nil
 }
 
-// Reap waits until its caller's caller is gone, which ends in, and then ends what runs below the directory of a mesh: boxes, agents and workloads.
+// Reap waits until its caller's caller is gone, which ends in, and then ends what runs below the directory of a mesh: instances, agents and workloads.
 func Reap(ctx context.Context, in io.Reader, dir string) error {
 	_, _ = io.Copy(io.Discard, in)
-	if err := wait(ctx, 300*time.Millisecond); err != nil { // the kernel ends the services, which would launch boxes again
+	if err := wait(ctx, 300*time.Millisecond); err != nil { // the kernel ends the services, which would launch instances again
 		return err
 	}
 	_, err := agents.End(ctx, dir, 500*time.Millisecond)

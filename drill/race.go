@@ -29,7 +29,7 @@ const racers = 100
 // reasonJoined is what the API's mark on an operation, that a request joined it, is called where it explains reasons.
 const reasonJoined = "operation_joined"
 
-// doubleProvision is row 27: everybody who may replace a box does so at once.
+// doubleProvision is row 27: everybody who may replace an instance does so at once.
 func doubleProvision() Drill {
 	return Drill{
 		Name: "double-provision-race",

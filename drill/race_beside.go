@@ -84,7 +84,7 @@ func (x *race) beside(ctx context.Context) error {
 	return at(StageInjected, fmt.Errorf("in %d rounds the watchdog did not once ask while the others did", instants))
 }
 
-// together kills the box's agent, and when the watchdog is about to ask for a recreation, has all others ask too: lifecycle is stopped until all stand before
+// together kills the instance's agent, and when the watchdog is about to ask for a recreation, has all others ask too: lifecycle is stopped until all stand before
 // it, and goes on with all of them at once. It answers whether the watchdog's request was one of them, by the recovery's own record of when it asked.
 func (x *race) together(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) (bool, error) {
 	c, err := x.r.Mesh.own()
@@ -194,7 +194,7 @@ func (x *race) requesters(ctx context.Context, operationID string) ([]string, er
 	return by, nil
 }
 
-// orphan kills the box's agent and does not let it in again, so that the watchdog misses it. The answer opens the way for the next box.
+// orphan kills the instance's agent and does not let it in again, so that the watchdog misses it. The answer opens the way for the next instance.
 func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, error) {
 	if _, err := c.ShutOut(c.Plan.Addresses.Agents, true); err != nil {
 		return nil, err
@@ -213,7 +213,7 @@ func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, er
 	return open, nil
 }
 
-// detected waits for the watchdog's record of the box, before it asked for anything.
+// detected waits for the watchdog's record of the instance, before it asked for anything.
 func (x *race) detected(ctx context.Context) (*recoveryv1.RecoveryRecord, error) {
 	var record *recoveryv1.RecoveryRecord
 	err := await(ctx, "the watchdog to miss the box", x.r.policy.HeartbeatStaleAfter()+settle, func(ctx context.Context) error {

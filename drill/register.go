@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// register is row 28: a box consumes its mint and dies, and the one that boots in its place has another key.
+// register is row 28: an instance consumes its mint and dies, and the one that boots in its place has another key.
 func register() Drill {
 	return Drill{
 		Name: "register-401-no-live-token",
@@ -53,7 +53,7 @@ func runRegister(ctx context.Context, r *Run) error {
 		return err
 	}
 	if m.Scaled {
-		// A mint lasts as long as a scaled step may stand still: nobody is to take the box for one that does not come while it is asked to wait.
+		// A mint lasts as long as a scaled step may stand still: nobody is to take the instance for one that does not come while it is asked to wait.
 		if err := m.setPolicy(ctx, policy.SagaStepStallSeconds, "120"); err != nil {
 			return at(StageGood, err)
 		}
@@ -159,7 +159,7 @@ func (m *Mesh) oneLaunch(id string) error {
 // errLate says that an agent was faster than this drill.
 var errLate = errors.New("the box had enrolled before its environment was caught")
 
-// caught makes a workspace and answers it with what its box boots with. An agent may be faster than this drill on a busy machine: then another is made.
+// caught makes a workspace and answers it with what its instance boots with. An agent may be faster than this drill on a busy machine: then another is made.
 func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error) {
 	const tries = 5
 	for try := 1; ; try++ {
@@ -180,7 +180,7 @@ func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error
 	}
 }
 
-// firstEnvironment is what a box boots with, caught before its agent enrols and writes it anew.
+// firstEnvironment is what an instance boots with, caught before its agent enrols and writes it anew.
 func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
 	var env []byte
 	err := await(ctx, "the box's environment", settle, func(ctx context.Context) error {
@@ -201,7 +201,7 @@ func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
 	return env, err
 }
 
-// reimage leaves a box as it was before its first boot. The agent is stopped first, so that it writes nothing in between, and killed last, since it is powered
+// reimage leaves an instance as it was before its first boot. The agent is stopped first, so that it writes nothing in between, and killed last, since it is powered
 // on again as soon as it is gone.
 func reimage(pid int, box string, env []byte) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -217,7 +217,7 @@ func reimage(pid int, box string, env []byte) error {
 	return errors.Join(err, os.WriteFile(file, env, 0o600), syscall.Kill(pid, syscall.SIGKILL))
 }
 
-// digest is over the files that make a box's identity: its keys and certificates, and who it is.
+// digest is over the files that make an instance's identity: its keys and certificates, and who it is.
 func digest(box string) string {
 	sum := sha256.New()
 	keys, _ := filepath.Glob(filepath.Join(box, "etc", "*.pem")) // the pattern is good

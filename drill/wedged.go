@@ -101,7 +101,7 @@ func runWedged(ctx context.Context, r *Run) error {
 	return r.unwedge(ctx, id, op)
 }
 
-// launched waits until the ledger has the launch of a box and answers its agent's process. It looks often: what comes next must not be missed.
+// launched waits until the ledger has the launch of an instance and answers its agent's process. It looks often: what comes next must not be missed.
 func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error) {
 	var pid int
 	err := await(ctx, "the launch of the box", settle, func(context.Context) error {
@@ -194,7 +194,7 @@ func (r *Run) unwedged(ctx context.Context, id string, epoch int64) error {
 	return r.retire(ctx, id)
 }
 
-// compensated holds that nothing of an epoch is left: its run ended failed with no attempt open, its claims are released, its box is ended in the ledger and
+// compensated holds that nothing of an epoch is left: its run ended failed with no attempt open, its claims are released, its instance is ended in the ledger and
 // empty on the host.
 func (m *Mesh) compensated(ctx context.Context, id string, op *lifecyclev1.Operation) error {
 	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: id})
@@ -221,7 +221,7 @@ func (m *Mesh) compensated(ctx context.Context, id string, op *lifecyclev1.Opera
 	return m.nothingLeft(ctx, id)
 }
 
-// nothingLeft holds that a workspace without a box has no claims, no hold, no live instance, and that the ledger and the host agree.
+// nothingLeft holds that a workspace without an instance has no claims, no hold, no live instance, and that the ledger and the host agree.
 func (m *Mesh) nothingLeft(ctx context.Context, id string) error {
 	claims, err := m.claims(ctx, id)
 	if err != nil {

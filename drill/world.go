@@ -18,7 +18,7 @@ type world struct {
 	parked            int32
 }
 
-// check reads the world without what the fault is about: workspaces by id, nodes by id, and the boxes of those workspaces.
+// check reads the world without what the fault is about: workspaces by id, nodes by id, and the instances of those workspaces.
 func (m *Mesh) check(ctx context.Context, subject []string) (world, error) {
 	var w world
 	err := await(ctx, "a look at what is to stay as it is", patience, func(ctx context.Context) error {

@@ -13,7 +13,7 @@
 // In state (`/var/lib/gpuaas`):
 //
 //	lock                     held while the directory is in use, with the holder's pid
-//	node.json                node_id, node_instance_id, workspace and epoch of a box, policy
+//	node.json                node_id, node_instance_id, workspace and epoch of an instance, policy
 //	join-state.json          generation and signed join state
 //	service-roots.json       of a trust bundle that a list of roots has changed: which roots were given to this host
 //	journal.json             a change of several files that is decided and perhaps not yet wholly applied

@@ -31,7 +31,7 @@ type Node struct {
 	InstanceID         string `json:"node_instance_id"`
 	Name               string `json:"node_name,omitempty"`
 	TrustDomain        string `json:"trust_domain"`
-	WorkspaceID        string `json:"workspace_id,omitempty"` // of a launched box
+	WorkspaceID        string `json:"workspace_id,omitempty"` // of a launched instance
 	Epoch              int64  `json:"epoch,omitempty"`
 	ProfileName        string `json:"profile_name,omitempty"`
 	ProfileFingerprint string `json:"profile_fingerprint,omitempty"`

@@ -1,7 +1,7 @@
-// Command gpuaas-node-agent is the agent of a GPU machine or of a launched box.
+// Command gpuaas-node-agent is the agent of a GPU machine or of a launched instance.
 //
 // Exit codes: 0 an orderly end · 1 an error · 2 usage or configuration · 4 not allowed, such as a second agent on one state directory ·
-// 5 this box has been replaced by one of a later epoch: a supervisor must not start it again.
+// 5 this instance has been replaced by one of a later epoch: a supervisor must not start it again.
 package main
 
 import (

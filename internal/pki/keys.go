@@ -45,7 +45,7 @@ func NewCSR(key crypto.Signer, id ID) ([]byte, error) {
 	return der, nil
 }
 
-// NewAnonymousCSR makes a certificate request that names nobody: for a box that does not yet know its node id.
+// NewAnonymousCSR makes a certificate request that names nobody: for an instance that does not yet know its node id.
 func NewAnonymousCSR(key crypto.Signer) ([]byte, error) {
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 	if err != nil {

@@ -9,7 +9,7 @@ package runbook
 
 import "slices"
 
-// StepInstance is the step that has a box launched and waits until its agent has a session. Lifecycle gives it its name, and the watchdog knows it by that.
+// StepInstance is the step that has an instance launched and waits until its agent has a session. Lifecycle gives it its name, and the watchdog knows it by that.
 const StepInstance = "Allocate storage"
 
 // Row is what the runbook says of one step.

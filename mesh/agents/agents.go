@@ -30,7 +30,7 @@ import (
 // Program is the file name of the agent.
 const Program = "gpuaas-node-agent"
 
-// exitReplaced is the agent's exit code for a box that must not be started again.
+// exitReplaced is the agent's exit code for an instance that must not be started again.
 const exitReplaced = 5
 
 // Find returns the agent's binary: the one named, else the one beside this program, else the one on PATH.
@@ -346,7 +346,7 @@ func End(ctx context.Context, dir string, gentle time.Duration) (int, error) {
 	return reap.End(ctx, dir, Program, gentle)
 }
 
-// PointInstances tells the boxes that a process driver launched below dir where the mesh is now. A box that believes otherwise is powered off first; the
+// PointInstances tells the instances that a process driver launched below dir where the mesh is now. An instance that believes otherwise is powered off first; the
 // driver powers it on again.
 func PointInstances(ctx context.Context, dir, apiURL, enrollURL string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "boxes", "*", "etc", "node-agent.env"))

@@ -39,7 +39,7 @@ const (
 	sessionLife = 30 * 24 * time.Hour
 	// LogFile is the name of the log in the data directory. The command that runs the mesh writes it.
 	LogFile = "dev.log"
-	// agentsGrace is how long agents and boxes may take to end by themselves.
+	// agentsGrace is how long agents and instances may take to end by themselves.
 	agentsGrace = 2 * time.Second
 )
 
@@ -240,7 +240,7 @@ func (m *Mesh) admit(ctx context.Context) error {
 	return err
 }
 
-// furnish makes the agents' directories, ends those that an earlier mesh left, and points all of them and the boxes at the addresses of this one.
+// furnish makes the agents' directories, ends those that an earlier mesh left, and points all of them and the instances at the addresses of this one.
 func (m *Mesh) furnish(ctx context.Context) error {
 	if n, err := agents.EndLeftovers(ctx, m.agentsDir(), agentsGrace); err != nil {
 		return err

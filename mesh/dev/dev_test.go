@@ -254,7 +254,7 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 	if again.GetWorkspaceId() != ws.GetWorkspaceId() || again.GetEpoch() != ws.GetEpoch() {
 		t.Errorf("the workspace was %s in epoch %d and is %s in epoch %d", ws.GetWorkspaceId(), ws.GetEpoch(), again.GetWorkspaceId(), again.GetEpoch())
 	}
-	// Its box was powered on again, and finds the mesh although that stands on other ports now.
+	// Its instance was powered on again, and finds the mesh although that stands on other ports now.
 	box := again.GetNodeName()
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if !second.node(t, box).GetConnected() {

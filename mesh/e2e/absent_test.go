@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog turns the agent of a new workspace's box away until its step has
-// stalled and the watchdog has asked. What waited for it is cancelled, the box is confirmed ended, and the next one,
+// TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog turns the agent of a new workspace's instance away until its step has
+// stalled and the watchdog has asked. What waited for it is cancelled, the instance is confirmed ended, and the next one,
 // which is let in, brings the workspace up: one recovery, one launch for each epoch.
 func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)

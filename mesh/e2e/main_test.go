@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		app.Sleep(ctx, 300*time.Millisecond) // the kernel ends the services, which would launch boxes again
+		app.Sleep(ctx, 300*time.Millisecond) // the kernel ends the services, which would launch instances again
 		if err := end(ctx, dir); err != nil {
 			os.Exit(1)
 		}
@@ -60,7 +60,7 @@ func reapLater(t test, dir string) {
 	})
 }
 
-// end ends the boxes, agents and workloads below a mesh's directory.
+// end ends the instances, agents and workloads below a mesh's directory.
 func end(ctx context.Context, dir string) error {
 	_, err := agents.End(ctx, dir, 500*time.Millisecond)
 	return err

@@ -116,7 +116,7 @@ func (o *operator) awaits(ref, state string) map[string]any {
 	return got
 }
 
-// waitsFor asks until the standing run of a workspace is at a step for which the box must come in, which it cannot: the operation is in the middle.
+// waitsFor asks until the standing run of a workspace is at a step for which the instance must come in, which it cannot: the operation is in the middle.
 func (o *operator) waitsFor(ref, run string) {
 	o.t.Helper()
 	o.t.must("the operation of "+ref+" to be under way", 2*time.Minute, func(ctx context.Context) error {

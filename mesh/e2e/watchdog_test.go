@@ -20,7 +20,7 @@ import (
 // watchdogPoints lie about the one request by which the watchdog acts: it is written down and not sent, and sent and not known to be answered.
 var watchdogPoints = []string{"recovery.watchdog.before_request", "recovery.watchdog.after_request"}
 
-// TestTheWatchdogRecreatesOnceThoughItIsKilled takes the box of a workspace away for good and kills the watchdog on both sides of its request. Another replica,
+// TestTheWatchdogRecreatesOnceThoughItIsKilled takes the instance of a workspace away for good and kills the watchdog on both sides of its request. Another replica,
 // or the same one started anew, must end what was begun, and the workspace must be recreated once.
 func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
@@ -34,7 +34,7 @@ func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 	killed := map[int]bool{}
 	armWatchdogs(t, c, killed)
 
-	// The agent dies, and what powers its box on again is turned away: nothing but a new box brings the workspace back while the way is shut.
+	// The agent dies, and what powers its instance on again is turned away: nothing but a new instance brings the workspace back while the way is shut.
 	shutOut := func(shut bool) (refused int64) {
 		refused, err := c.ShutOut(c.Plan.Addresses.Agents, shut)
 		if err != nil {

@@ -95,7 +95,7 @@ func readLedger(t test, c *cluster.Cluster) []launch {
 }
 
 // checkLedger holds: one launch for each workspace and epoch, and never two epochs of a workspace at once. It answers how many were launched and which
-// boxes live.
+// instances live.
 func checkLedger(t test, c *cluster.Cluster) (launched int, live map[string]int64) {
 	t.Helper()
 	count, live := map[string]int{}, map[string]int64{}
@@ -469,7 +469,7 @@ func checkLogs(t test, c *cluster.Cluster, killed map[int]bool) {
 	}
 	err := filepath.WalkDir(filepath.Dir(c.Plan.InstanceDir), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".log") || strings.HasSuffix(path, "postgres.log") {
-			return nil //nolint:nilerr // directories of boxes come and go
+			return nil //nolint:nilerr // directories of instances come and go
 		}
 		data, err := os.ReadFile(path)
 		if err != nil {

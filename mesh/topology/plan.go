@@ -32,7 +32,7 @@ type Plan struct {
 	TrustDomain    string
 	Addresses      Addresses
 	AgentBinary    string
-	InstanceDir    string // where the process driver keeps its boxes
+	InstanceDir    string // where the process driver keeps its instances
 	Redis          bool   // whether there is a lock store
 	Placement      string // of workspaces that do not say
 	Reflection     bool   // gRPC reflection on the people's port
@@ -116,7 +116,7 @@ func (p Plan) Readmodel(ops string, hosts []string) readmodel.Config {
 	return c
 }
 
-// Instances configures the driver that launches boxes as processes.
+// Instances configures the driver that launches instances as processes.
 func (p Plan) Instances() process.Config {
 	c := lifecycle.Default().Placement.Process
 	c.Dir, c.AgentBinary, c.CAFile = p.InstanceDir, p.AgentBinary, p.Material.ServiceRoots()

@@ -58,7 +58,7 @@ type Config struct {
 	Peers                   Peers                     `koanf:"peers"`
 	Workers                 int                       `koanf:"workers"`          // sagas driven at once
 	SagaLease               time.Duration             `koanf:"saga_lease"`       // how long a run stays with a replica that fell silent
-	OrphanSweep             time.Duration             `koanf:"orphan_sweep"`     // how often boxes are looked for that are nobody's
+	OrphanSweep             time.Duration             `koanf:"orphan_sweep"`     // how often instances are looked for that are nobody's
 	ReleaseDeadline         time.Duration             `koanf:"release_deadline"` // how long a release may take before its hold is release_failed
 	FindingSweep            time.Duration             `koanf:"finding_sweep"`    // how often rows and resources are compared
 	WokenSweep              time.Duration             `koanf:"woken_sweep"`      // how often findings are made of ended instances that were started again

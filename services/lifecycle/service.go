@@ -440,7 +440,7 @@ func (s *Service) close() {
 	}
 }
 
-// PowerOffInstances stops everything that runs on launched boxes without ending them, for a host that goes down.
+// PowerOffInstances stops everything that runs on launched instances without ending them, for a host that goes down.
 func (s *Service) PowerOffInstances(ctx context.Context) error {
 	if s.instances == nil {
 		return nil

@@ -47,7 +47,7 @@ type Config struct {
 	EnrollPerTokenSecond float64       `koanf:"enroll_per_token_second"`
 	EnrollPerTokenBurst  int           `koanf:"enroll_per_token_burst"`
 	ClaimLease           time.Duration `koanf:"claim_lease"`
-	MintWait             time.Duration `koanf:"mint_wait"` // before another key of a box may take a launch secret whose first certificate was never used
+	MintWait             time.Duration `koanf:"mint_wait"` // before another key of an instance may take a launch secret whose first certificate was never used
 	SweepEvery           time.Duration `koanf:"sweep_every"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
 	DatabaseVolume string `koanf:"database_volume"`

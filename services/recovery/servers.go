@@ -78,7 +78,7 @@ func (s *sessions) WatchAuthority(ctx context.Context, stream *connect.BidiStrea
 // instances implements InstanceService.
 type instances struct{ enroller *enrol.Enroller }
 
-// PrepareInstance names the node that a box will be.
+// PrepareInstance names the node that an instance will be.
 func (s *instances) PrepareInstance(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error) {
 	nodeID, err := s.enroller.Prepare(ctx, req)
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *instances) PrepareInstance(ctx context.Context, req *recoveryv1.Prepare
 	return &recoveryv1.PrepareInstanceResponse{NodeId: nodeID}, nil
 }
 
-// RetireInstance ends the identity of a box.
+// RetireInstance ends the identity of an instance.
 func (s *instances) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
 	if err := s.enroller.RetireInstance(ctx, req); err != nil {
 		return nil, shown(err)

@@ -36,7 +36,7 @@ var ErrNoToken = errors.New("no enrolment token is held")
 // ErrNotPinned says that the bundle which pins the enrolment listener cannot be read.
 var ErrNotPinned = errors.New("the pinned trust for enrolment cannot be read")
 
-// StopError says that the control plane told this host to stop, such as a box whose workspace has a later epoch.
+// StopError says that the control plane told this host to stop, such as an instance whose workspace has a later epoch.
 type StopError struct{ Denial *fault.Error }
 
 // Error is the refusal.

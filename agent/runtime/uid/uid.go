@@ -4,7 +4,7 @@
 // root's or one that the host's user database names. It takes ids back when all are given, and then only those of which nothing is left: an id that
 // was never given is the better choice, as a former owner may have left files where nobody looks.
 //
-// Guarantees: the same workspace gets the same id as long as it has anything on the host; agents that share the directory (boxes on one host) never
+// Guarantees: the same workspace gets the same id as long as it has anything on the host; agents that share the directory (instances on one host) never
 // give one id twice, because claiming is an exclusive creation and taking back excludes every other use of the table. A claim that is empty or cut
 // is settled by what its id owns on the host; until then its id is given to nobody.
 package uid

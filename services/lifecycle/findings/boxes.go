@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// instanceKey names a box.
+// instanceKey names an instance.
 type instanceKey struct {
 	workspaceID string
 	epoch       int64
@@ -19,7 +19,7 @@ type instanceKey struct {
 
 func (k instanceKey) String() string { return fmt.Sprintf("%s:%d", k.workspaceID, k.epoch) }
 
-// belief is a row that says that a box stands.
+// belief is a row that says that an instance stands.
 type belief struct {
 	What        string `db:"what"`
 	ID          string `db:"id"`
@@ -55,7 +55,7 @@ func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (
 	return out, nil
 }
 
-// detectInstances compares a driver's own list with our rows. What should stand is read before the list and once more after it: a box that ends on its way
+// detectInstances compares a driver's own list with our rows. What should stand is read before the list and once more after it: an instance that ends on its way
 // is missed by both, or its row has changed. What stands is read before its rows: they were committed before it was launched.
 func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
 	before, err := s.believed(ctx, kind)
@@ -127,7 +127,7 @@ func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instance
 	return out
 }
 
-// instanceFacts is what our rows say of a box that stands.
+// instanceFacts is what our rows say of an instance that stands.
 type instanceFacts struct {
 	WorkspaceID   string `db:"workspace_id"` // empty if it is not known here
 	InstanceEpoch int64  `db:"box_epoch"`
@@ -150,7 +150,7 @@ var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", 
 		FROM unnest($1::uuid[], $2::bigint[]) AS b (workspace_id, epoch) JOIN lifecycle.workspace w ON w.id = b.workspace_id
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`)
 
-// unknownInstances finds boxes that stand and that no row names as standing.
+// unknownInstances finds instances that stand and that no row names as standing.
 func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementDriver, standing map[instanceKey]placement.Instance) ([]Seen, error) {
 	var workspaces []string
 	var epochs []int64
@@ -179,7 +179,7 @@ func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementD
 	return out, nil
 }
 
-// unknownInstance judges one box that stands. Between its launch and the record of it a box is its run's. That two of one workspace stand is found by
+// unknownInstance judges one instance that stands. Between its launch and the record of it an instance is its run's. That two of one workspace stand is found by
 // SweepTwoInstances.
 func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f instanceFacts) (Seen, bool) {
 	k := instanceKey{b.WorkspaceID, b.Epoch}

@@ -47,7 +47,7 @@ const (
 
 const superuser = "superuser"
 
-// bed is a lifecycle that works: real sagas over a real database and workload database, a sequencer, and a world of boxes; and a sweeper over it.
+// bed is a lifecycle that works: real sagas over a real database and workload database, a sequencer, and a world of instances; and a sweeper over it.
 type bed struct {
 	keys      *secretenv.Keys
 	keyLine   string // of the key file
@@ -131,7 +131,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 	return b
 }
 
-// run drives the sagas, the boxes and the sequencer until the test ends.
+// run drives the sagas, the instances and the sequencer until the test ends.
 func (b *bed) run(appended *events.Signal) {
 	b.t.Helper()
 	driver, err := saga.NewDriver(b.core, saga.Config{

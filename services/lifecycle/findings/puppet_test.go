@@ -32,7 +32,7 @@ var (
 	fakeAgentVerifiers, _ = envelope.NewVerifierSet(fakeAgentKey.Public())
 )
 
-// world is everything outside lifecycle: a provider of boxes, the agents on them, and recovery's register. It keeps its own ledger, and refuses
+// world is everything outside lifecycle: a provider of instances, the agents on them, and recovery's register. It keeps its own ledger, and refuses
 // nothing that a real one would not refuse: what is made twice stands there twice.
 type world struct {
 	mu         sync.Mutex
@@ -42,7 +42,7 @@ type world struct {
 	gates      *gate.Server
 	tasks      *task.Server
 	silent     bool
-	strays     map[instanceKey]int // processes of ended boxes that the provider found and ended
+	strays     map[instanceKey]int // processes of ended instances that the provider found and ended
 	straysAt   time.Time
 }
 
@@ -82,7 +82,7 @@ func (w *world) RetireInstance(_ context.Context, req *recoveryv1.RetireInstance
 	return &recoveryv1.RetireInstanceResponse{}, nil
 }
 
-// Launch makes a box.
+// Launch makes an instance.
 func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,7 +98,7 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 	return placement.Launched{ProviderID: "puppet:" + k}, nil
 }
 
-// End ends a box and all that stands on it.
+// End ends an instance and all that stands on it.
 func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,7 +167,7 @@ func (anyJoin) Verify(signed []byte) (joinstate.State, error) {
 	return joinstate.State{NodeID: part[0], NodeInstanceID: part[1], Generation: 1}, nil
 }
 
-// play is the agents of all boxes: they connect, take work, do it, and report it, until ctx ends.
+// play is the agents of all instances: they connect, take work, do it, and report it, until ctx ends.
 func (w *world) play(ctx context.Context) {
 	connected := map[string]string{}
 	for ctx.Err() == nil {

@@ -105,7 +105,7 @@ func TestAnInstanceThatEndedBehindTheProductsBack(t *testing.T) {
 	if err != nil || !g.Cordoned || g.CordonedBy != cordonBy(found[0].id) {
 		t.Errorf("the node is cordoned %v by %q (%v)", g.Cordoned, g.CordonedBy, err)
 	}
-	// Its decommission brings rows and box together again; the finding and its cordon end.
+	// Its decommission brings rows and instance together again; the finding and its cordon end.
 	if err := b.operate(t.Context(), kDecommission, id); err != nil {
 		t.Fatal(err)
 	}

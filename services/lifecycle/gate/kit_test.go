@@ -45,7 +45,7 @@ func (written) Verify(signed []byte) (joinstate.State, error) {
 	return s, err
 }
 
-// heard is what tasks and boxes were told within the gate's transactions.
+// heard is what tasks and instances were told within the gate's transactions.
 type heard struct {
 	locked    []gate.Ready
 	order     []string // of the calls

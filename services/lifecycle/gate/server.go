@@ -53,11 +53,11 @@ type Reconciled struct {
 	Cancel       []*nodev1.TaskRef
 }
 
-// Instance hears of launched boxes.
+// Instance hears of launched instances.
 type Instance interface {
-	// SessionReady runs in the transaction that raises a box's gate.
+	// SessionReady runs in the transaction that raises an instance's gate.
 	SessionReady(ctx context.Context, tx pgx.Tx, g Gate) error
-	// RegisterFailures runs in the transaction that applies a box's fence: count refusals since it last registered, 0 if it has.
+	// RegisterFailures runs in the transaction that applies an instance's fence: count refusals since it last registered, 0 if it has.
 	RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error
 }
 
@@ -211,7 +211,7 @@ func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, rep
 	switch {
 	case err != nil:
 	case g.InstanceID != "":
-		// A box's workspace may refuse it after the gate's row was written.
+		// An instance's workspace may refuse it after the gate's row was written.
 		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			res, raised, err = s.raise(ctx, tx, g, replicaID, r)
 			return err

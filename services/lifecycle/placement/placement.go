@@ -1,4 +1,4 @@
-// Package placement is how boxes come to be: the contract of its drivers.
+// Package placement is how instances come to be: the contract of its drivers.
 //
 // A driver owns its launch log and believes nothing else about what it launched. Guarantees of every driver: Launch is idempotent on (workspace,
 // epoch, instance); another instance at an epoch that has one is refused, for it is of a history that the database lost; an epoch below the highest seen
@@ -23,14 +23,14 @@ type LaunchRequest struct {
 	InstanceID  string
 	NodeName    string
 	NodeID      string // of the machine, for a driver that does not make one
-	// LaunchSecret lets the box enrol, once.
+	// LaunchSecret lets the instance enrol, once.
 	LaunchSecret string
 	GPUs         int32
 	// Permit is asked right before a new launch is written down, with whatever the driver holds to decide: what it refuses is not launched. May be nil.
 	Permit func(ctx context.Context) error
 }
 
-// Permitted asks the box's Permit, if it has one.
+// Permitted asks the instance's Permit, if it has one.
 func (b LaunchRequest) Permitted(ctx context.Context) error {
 	if b.Permit == nil {
 		return nil
@@ -57,12 +57,12 @@ type Instance struct {
 	StraysAt time.Time
 }
 
-// Driver makes and ends boxes.
+// Driver makes and ends instances.
 type Driver interface {
-	// Launch makes the box, or returns the one that is there if it is the same instance. Refusals are faults: instance_of_lost_history, epoch_superseded,
+	// Launch makes the instance, or returns the one that is there if it is the same instance. Refusals are faults: instance_of_lost_history, epoch_superseded,
 	// epoch_ended, previous_epoch_alive, no_capacity; launch_failed may be tried again.
 	Launch(ctx context.Context, box LaunchRequest) (Launched, error)
-	// End ends the box and all that runs on it, and returns once that is confirmed. A box that never was is confirmed at once. Either way
+	// End ends the instance and all that runs on it, and returns once that is confirmed. An instance that never was is confirmed at once. Either way
 	// (workspace, epoch) is never launched afterwards.
 	End(ctx context.Context, workspaceID string, epoch int64) error
 	// Fence writes down that (workspace, epoch) counts as ended on a person's word, where End cannot confirm it: it is never launched afterwards and stands
@@ -100,7 +100,7 @@ type Logged interface {
 	Forget(ctx context.Context, workspaceIDs []string) (int, error)
 }
 
-// LostHistory returns the refusal of a box whose epoch has another instance at the driver already: evidence that the database went back.
+// LostHistory returns the refusal of an instance whose epoch has another instance at the driver already: evidence that the database went back.
 func LostHistory(providerID, have string, asked LaunchRequest) error {
 	return fault.New(commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY,
 		fmt.Sprintf("epoch %d of the workspace has instance %s at the placement, and %s was asked for", asked.Epoch, have, asked.InstanceID),

@@ -11,10 +11,10 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// Registrations hears of launched boxes through their gates.
+// Registrations hears of launched instances through their gates.
 type Registrations struct{ Core *saga.Core }
 
-// SessionReady wakes the run that waits for its box's agent. A box that has a session has registered.
+// SessionReady wakes the run that waits for its instance's agent. An instance that has a session has registered.
 func (b Registrations) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
 	if g.WorkspaceID == "" {
 		return nil
@@ -25,7 +25,7 @@ func (b Registrations) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate)
 	return b.registered(ctx, tx, g.WorkspaceID, g.Epoch)
 }
 
-// RegisterFailures writes on the workspace how often its box was refused since it last registered and why, if the box is of the workspace's epoch. One
+// RegisterFailures writes on the workspace how often its instance was refused since it last registered and why, if the instance is of the workspace's epoch. One
 // that has a session has registered, whoever else tries with its secret; a count of zero says that it has.
 func (b Registrations) RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error {
 	if count == 0 {
@@ -46,7 +46,7 @@ var forgetRegisterFailures = pg.Define(pg.RoleLifecycle, "workspace.forget_regis
 			last_error = CASE WHEN last_error_code = 'register_failing' THEN '' ELSE last_error END
 		WHERE id = $1 AND epoch = $2 AND register_failures > 0`)
 
-// registered forgets the refusals of a box that got through.
+// registered forgets the refusals of an instance that got through.
 func (b Registrations) registered(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
 	return announceIf(ctx, tx, forgetRegisterFailures, workspaceID, epoch)
 }

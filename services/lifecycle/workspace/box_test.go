@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Scenario: register-401-no-live-token. What recovery refuses a box stands on its workspace until the box is through, and no longer.
+// Scenario: register-401-no-live-token. What recovery refuses an instance stands on its workspace until the instance is through, and no longer.
 func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
@@ -34,7 +34,7 @@ func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing
 	node := p.workspace(id).NodeID
 	told(node, 1, 1, 3, "mint_consumed")
 	shows("while its box has a session", 0, "", "")
-	// The box is gone from the mesh: now its refusals are why nothing is done.
+	// The instance is gone from the mesh: now its refusals are why nothing is done.
 	if _, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, node); err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// standingInstances is what stands, and one line more for each workspace with two boxes.
+// standingInstances is what stands, and one line more for each workspace with two instances.
 type standingInstances struct{ *world }
 
 // List returns the world's own list.
@@ -45,7 +45,7 @@ func (s standingInstances) List(context.Context) ([]string, error) {
 	return out, nil
 }
 
-// The steps that a recreation has of its own, and the first that it shares: the end of the former box and the launch of the next, with every fault at
+// The steps that a recreation has of its own, and the first that it shares: the end of the former instance and the launch of the next, with every fault at
 // every point. What comes after is held by the conformance of provisioning.
 func TestTheChangeOfInstancesKeepsTheContractOfTheSaga(t *testing.T) {
 	t.Parallel()

@@ -124,7 +124,7 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 // instances wakes runs of whichever core drives now.
 type instances struct{ core *atomic.Pointer[saga.Core] }
 
-// SessionReady wakes the run of the box.
+// SessionReady wakes the run of the instance.
 func (b instances) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
 	return Registrations{Core: b.core.Load()}.SessionReady(ctx, tx, g)
 }

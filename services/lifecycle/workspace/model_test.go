@@ -132,8 +132,8 @@ func (a *scenario) away(is bool) {
 	a.beat(by)
 }
 
-// stays lets no agent of a box connect from now on, drives what is open until it waits for its box or time is up, and lets it be flagged: if it waits for a box
-// of its own, that box does not come.
+// stays lets no agent of an instance connect from now on, drives what is open until it waits for its instance or time is up, and lets it be flagged: if it waits for an instance
+// of its own, that instance does not come.
 func (a *scenario) stays(within time.Duration) {
 	a.world.mu.Lock()
 	a.world.deadTo = math.MaxInt64 - 1
@@ -159,7 +159,7 @@ func (a *scenario) stays(within time.Duration) {
 	}
 }
 
-// comes lets agents connect, and waits until the box that a run waits for has.
+// comes lets agents connect, and waits until the instance that a run waits for has.
 func (a *scenario) comes() {
 	a.world.mu.Lock()
 	was := a.world.deadTo

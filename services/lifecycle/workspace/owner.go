@@ -19,16 +19,16 @@ type Owner struct {
 	RunEpoch int64
 	// Instance is the state of the instance's row, empty if there is none; InstanceID is the instance that it names.
 	Instance, InstanceID string
-	Held                 bool // a claim on this box is neither released nor given up
-	GivenUp              bool // a claim on this box was given up and is not known to be gone
+	Held                 bool // a claim on this instance is neither released nor given up
+	GivenUp              bool // a claim on this instance was given up and is not known to be gone
 }
 
-// another reports whether the row of the box's epoch names another instance than the one that stands there.
+// another reports whether the row of the instance's epoch names another instance than the one that stands there.
 func (o Owner) another(b placement.Instance) bool {
 	return o.InstanceID != "" && b.InstanceID != "" && o.InstanceID != b.InstanceID
 }
 
-// Verdict on a box of a driver's list.
+// Verdict on an instance of a driver's list.
 type Verdict string
 
 // The verdicts. Only an Orphan is ended.
@@ -39,9 +39,9 @@ const (
 	Unknown Verdict = "unknown" // the database says nothing: its silence is no evidence
 )
 
-// Belongs says whose a box is, and why if it is an orphan or unknown. An orphan needs positive evidence: a database that knows of the workspace and has
-// drawn that epoch, no open run in it, and a row or a claim that says the box ended or was given up. A workspace or an epoch that the database has
-// never heard of means that the database went back, or that the driver serves another one: ending the box would then end somebody's work. So does another
+// Belongs says whose an instance is, and why if it is an orphan or unknown. An orphan needs positive evidence: a database that knows of the workspace and has
+// drawn that epoch, no open run in it, and a row or a claim that says the instance ended or was given up. A workspace or an epoch that the database has
+// never heard of means that the database went back, or that the driver serves another one: ending the instance would then end somebody's work. So does another
 // instance at the present epoch; once a later epoch is drawn it is as superseded as any.
 func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 	recorded := o.Instance == "" || o.Instance == "ended"
@@ -53,7 +53,7 @@ func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 	case b.Epoch == o.Epoch && o.another(b):
 		return Unknown, fmt.Sprintf("epoch %d was drawn here for instance %s", b.Epoch, o.InstanceID)
 	case o.RunOpen && o.RunEpoch == b.Epoch, o.Held:
-		// Between its launch and the record of it a box is its run's; a claim that is held is adopted by a retry, or undone.
+		// Between its launch and the record of it an instance is its run's; a claim that is held is adopted by a retry, or undone.
 		return Owned, ""
 	case !b.EndedAt.IsZero() && o.Instance == "ended" && !o.GivenUp:
 		return Gone, ""
@@ -79,7 +79,7 @@ var ownersOfInstances = pg.Define(pg.RoleLifecycle, "workspace.owners_of_instanc
 		LEFT JOIN lifecycle.saga_run r ON r.workspace_id = b.workspace_id AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = b.workspace_id AND i.epoch = b.epoch`)
 
-// ownersOf returns what is known about each box, in their order, as of one moment.
+// ownersOf returns what is known about each instance, in their order, as of one moment.
 func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]Owner, error) {
 	out := make([]Owner, len(boxes))
 	var workspaces []string

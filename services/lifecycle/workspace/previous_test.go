@@ -27,7 +27,7 @@ func (p *cluster) darken(name string) {
 	p.beat(time.Hour)
 }
 
-// leave writes down what a former epoch has left on a machine: a box, a workload and, with storage, a directory.
+// leave writes down what a former epoch has left on a machine: an instance, a workload and, with storage, a directory.
 func (p *cluster) leave(id string, epoch int64, machine, node string, storage bool) {
 	p.t.Helper()
 	names := map[string]string{kindInstance: fmt.Sprintf("%s:%d", id, epoch), kindWorkload: "former"}
@@ -56,7 +56,7 @@ func (p *cluster) claimsOn(id, node, which string) int {
 	return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND node_id = $2 AND `+which, id, node)
 }
 
-// Former boxes on several machines are judged one by one: the word that was given for the dark one says nothing of the one that answers.
+// Former instances on several machines are judged one by one: the word that was given for the dark one says nothing of the one that answers.
 func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 	t.Parallel()
 	const orphaned = `kind IN ('workload', 'storage') AND orphaned_at IS NOT NULL AND released_at IS NULL`

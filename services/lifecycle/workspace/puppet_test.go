@@ -29,7 +29,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// world is everything outside lifecycle: a provider of boxes, the agents on them, and recovery's register. It keeps its own ledger, and refuses
+// world is everything outside lifecycle: a provider of instances, the agents on them, and recovery's register. It keeps its own ledger, and refuses
 // nothing that a real one would not refuse: what is made twice stands there twice.
 type world struct {
 	mu         sync.Mutex
@@ -44,9 +44,9 @@ type world struct {
 	workload   *nodev1.WorkloadStatus // how every workload is reported, if set; its restarts grow by one with each report up to crashes
 	crashes    int32
 	restarted  int32
-	deadTo     int64  // the agents of boxes up to this epoch never connect
+	deadTo     int64  // the agents of instances up to this epoch never connect
 	played     int64  // turns of all agents
-	endless    bool   // no box can be confirmed ended
+	endless    bool   // no instance can be confirmed ended
 	refusals   int    // of launches, where the world is strict
 	replica    string // at which agents have their sessions; empty: each at another that never lived
 	gates      *gate.Server
@@ -90,7 +90,7 @@ func (w *world) RetireInstance(_ context.Context, req *recoveryv1.RetireInstance
 	return &recoveryv1.RetireInstanceResponse{}, nil
 }
 
-// Launch makes a box.
+// Launch makes an instance.
 func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -111,7 +111,7 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 	return placement.Launched{ProviderID: "puppet:" + k}, nil
 }
 
-// End ends a box and all that stands on it.
+// End ends an instance and all that stands on it.
 func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -146,7 +146,7 @@ func (w *world) Standing(context.Context) ([]placement.Instance, error) {
 	return nil, errors.New("not asked")
 }
 
-// standing lists what is there: boxes, what stands on them, registered nodes.
+// standing lists what is there: instances, what stands on them, registered nodes.
 func (w *world) standing() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -179,7 +179,7 @@ func (anyJoin) Verify(signed []byte) (joinstate.State, error) {
 	return joinstate.State{NodeID: part[0], NodeInstanceID: part[1], Generation: 1}, nil
 }
 
-// play is the agents of all boxes: they connect, take work, do it, and report it, until ctx ends.
+// play is the agents of all instances: they connect, take work, do it, and report it, until ctx ends.
 func (w *world) play(ctx context.Context) {
 	connected := map[string]string{}
 	for ctx.Err() == nil {
@@ -217,7 +217,7 @@ func (w *world) turns(t *testing.T) {
 	})
 }
 
-// dead says whether some boxes never connect.
+// dead says whether some instances never connect.
 func (w *world) dead() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -243,7 +243,7 @@ func (w *world) live() []*worldInstance {
 	return out
 }
 
-// epochOf is the epoch of a box by its key; a machine is of none, and above all of them.
+// epochOf is the epoch of an instance by its key; a machine is of none, and above all of them.
 func epochOf(key string) int64 {
 	_, text, _ := strings.Cut(key, ":")
 	n, err := strconv.ParseInt(text, 10, 64)

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
 )
 
-// launched is a real driver of processes, whose boxes' agents the puppet plays.
+// launched is a real driver of processes, whose instances' agents the puppet plays.
 type launched struct {
 	*process.Driver
 
@@ -44,7 +44,7 @@ func (l launched) Launch(ctx context.Context, b placement.LaunchRequest) (placem
 	return out, err
 }
 
-// End lets the puppet's box stand until the real one is confirmed ended.
+// End lets the puppet's instance stand until the real one is confirmed ended.
 func (l launched) End(ctx context.Context, workspaceID string, epoch int64) error {
 	if err := l.Driver.End(ctx, workspaceID, epoch); err != nil {
 		return err
@@ -114,7 +114,7 @@ type line struct {
 	Epoch       int64  `json:"epoch"`
 }
 
-// checkLedger walks the driver's ledger and answers the launches and every moment at which two boxes of one workspace stood, or one was launched twice.
+// checkLedger walks the driver's ledger and answers the launches and every moment at which two instances of one workspace stood, or one was launched twice.
 func checkLedger(raw []byte) (int, []string) {
 	var wrong []string
 	launches := 0

@@ -39,7 +39,7 @@ type ReaperDeps struct {
 	Committed func()
 }
 
-// Reaper compares the drivers' own lists with what lifecycle knows, and ends boxes that are nobody's. What it may end is judged by Judge alone.
+// Reaper compares the drivers' own lists with what lifecycle knows, and ends instances that are nobody's. What it may end is judged by Judge alone.
 type Reaper struct {
 	deps  ReaperDeps
 	ended *prometheus.CounterVec
@@ -47,7 +47,7 @@ type Reaper struct {
 
 	mu    sync.Mutex
 	whole map[commonv1.PlacementDriver]time.Time // when all that a driver ever launched was last judged, and nothing was left
-	// absent are boxes that were given up and that a driver has not in its list of all that it ever launched: that list is
+	// absent are instances that were given up and that a driver has not in its list of all that it ever launched: that list is
 	// not read for them again, but by sweeps of everything.
 	absent map[commonv1.PlacementDriver]map[givenUp]bool
 }
@@ -60,7 +60,7 @@ const wholeEvery = 10 * time.Minute
 type Reaped struct {
 	Ended   int // orphans that are confirmed ended, and recorded so
 	Left    int // orphans that could not be ended; the next sweep tries again
-	Unknown int // boxes that this database cannot account for; a sweep never ends them
+	Unknown int // instances that this database cannot account for; a sweep never ends them
 }
 
 // NewReaper makes a reaper.
@@ -145,19 +145,19 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 	return out, err
 }
 
-// givenUp is a box whose claim was given up and is not known to be gone.
+// givenUp is an instance whose claim was given up and is not known to be gone.
 type givenUp struct {
 	WorkspaceID string `db:"workspace_id" expr:"@.workspace_id::text"`
 	Epoch       int64  `db:"epoch"`
 }
 
-// instancesGivenUp goes by the index of what was given up. A box without a row may be of any placement.
+// instancesGivenUp goes by the index of what was given up. An instance without a row may be of any placement.
 var instancesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.boxes_given_up", `
 		SELECT `+pg.Columns[givenUp]("c")+` FROM lifecycle.resource_claim c
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1 AND NOT EXISTS (SELECT FROM lifecycle.instance i
 			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)
 
-// listed returns the boxes of a driver that a sweep judges, and whether these are all that it ever launched: the first time,
+// listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: the first time,
 // every wholeEvery, and after a sweep that left something undone.
 func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]placement.Instance, bool, error) {
 	r.mu.Lock()
@@ -228,7 +228,7 @@ func (r *Reaper) attrs(kind commonv1.PlacementDriver, b placement.Instance) []an
 }
 
 // reap ends one orphan and records it. It judges once more with the workspace's row locked, so that an operation that begins meanwhile comes either
-// before, and owns the box, or after, and finds its epoch ending.
+// before, and owns the instance, or after, and finds its epoch ending.
 func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver, b placement.Instance) (bool, error) {
 	why, err := r.condemn(ctx, b)
 	if err != nil || why == "" {
@@ -253,7 +253,7 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 	return true, nil
 }
 
-// condemn says why the box may be ended, empty if it may not after all: in rollback mode none may. A box that has a row is marked ending before anything happens to it.
+// condemn says why the instance may be ended, empty if it may not after all: in rollback mode none may. An instance that has a row is marked ending before anything happens to it.
 func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, error) {
 	reason := ""
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -287,7 +287,7 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 	return reason, nil
 }
 
-// instanceEnded is how it is known of orphans on a box that they are gone.
+// instanceEnded is how it is known of orphans on an instance that they are gone.
 const instanceEnded = "its instance has ended"
 
 // record writes down that an orphan has ended: its instance, what was given up with it, and the hold that waited for that.
@@ -319,7 +319,7 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 	}
 	kinds := []string{kindSlot, kindInstance}
 	if ownInstance(kind) {
-		kinds = append(kinds, kindIdentity, kindStorage, kindWorkload) // what stood on the box is gone with it
+		kinds = append(kinds, kindIdentity, kindStorage, kindWorkload) // what stood on the instance is gone with it
 	}
 	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, instanceEnded, kinds...); err != nil {
 		return err
@@ -356,7 +356,7 @@ var insertEndedInstance = pg.Define(pg.RoleLifecycle, "workspace.insert_ended_in
 		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason, version)
 		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8, $9) RETURNING `+instanceColumns)
 
-// insertEnded gives a box that was never recorded its line among the ended ones.
+// insertEnded gives an instance that was never recorded its line among the ended ones.
 func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, tenantID, why string) error {
 	id, version, err := accountFor(ctx, tx, kind, b)
 	if err != nil {

@@ -139,7 +139,7 @@ func (m *morgue) exec(sql string, args ...any) {
 	}
 }
 
-// place is how a workspace with a box stands.
+// place is how a workspace with an instance stands.
 type place struct {
 	epoch              int64
 	instance, run      string // states; empty instance: no row
@@ -147,7 +147,7 @@ type place struct {
 	allocation, occupy string
 }
 
-// instance makes a workspace and launches a real box for its first epoch.
+// instance makes a workspace and launches a real instance for its first epoch.
 func (m *morgue) instance(p place) placement.LaunchRequest {
 	m.t.Helper()
 	b := placement.LaunchRequest{WorkspaceID: ids.New(), TenantID: m.tenant, Epoch: 1, InstanceID: ids.New(), LaunchSecret: "gls_x"}
@@ -181,7 +181,7 @@ func (m *morgue) instance(p place) placement.LaunchRequest {
 	return b
 }
 
-// standing returns the workspaces whose box has not ended by the driver's own list.
+// standing returns the workspaces whose instance has not ended by the driver's own list.
 func (m *morgue) standing() map[string]bool {
 	m.t.Helper()
 	list, err := m.driver.List(m.t.Context())

@@ -49,7 +49,7 @@ func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) err
 	return nil
 }
 
-// ofEpoch refuses a recreation that was decided about another epoch than the present one: somebody has replaced that box already.
+// ofEpoch refuses a recreation that was decided about another epoch than the present one: somebody has replaced that instance already.
 func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
 	if req.GetExpectedEpoch() == 0 || req.GetExpectedEpoch() == w.Epoch {
 		return nil
@@ -64,8 +64,8 @@ var forgetPlace = pg.Define(pg.RoleLifecycle, "workspace.forget_place", `
 		UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0,
 			version = version + 1 WHERE id = $1`)
 
-// recreate ends the box of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it. The watchdog alone
-// has a run cancelled first whose box does not come.
+// recreate ends the instance of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it. The watchdog alone
+// has a run cancelled first whose instance does not come.
 func (s *Server) recreate(
 	ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID, by string,
 ) (*lifecyclev1.Operation, error) {
@@ -118,7 +118,7 @@ func (s *Server) recreate(
 	if err != nil || started.Joined {
 		return answer(w.ID, started), err
 	}
-	// From here on it is not where it was: nobody is sent to a box that is about to end, and what its register was refused is history.
+	// From here on it is not where it was: nobody is sent to an instance that is about to end, and what its register was refused is history.
 	_, err = pg.Exec(ctx, tx, forgetPlace, w.ID)
 	if err != nil {
 		return nil, fmt.Errorf("clear endpoints: %w", err)

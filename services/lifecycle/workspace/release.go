@@ -22,7 +22,7 @@ const (
 	// ReleaseDeadline is how long a release may take before the hold counts as release_failed, where the configuration says nothing.
 	ReleaseDeadline = 2 * time.Minute
 
-	// instanceRelease is the least that a release of a box of its own gets: its agent is waited for twice before the box is ended all the same.
+	// instanceRelease is the least that a release of an instance of its own gets: its agent is waited for twice before the instance is ended all the same.
 	instanceRelease = time.Minute
 
 	// ForceGrace is how long each undo of a forced release is tried.
@@ -290,7 +290,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		for _, c := range claims {
-			// A slot is a row of ours, and the box of a machine that was there before is no box: both are given back with the hold.
+			// A slot is a row of ours, and the instance of a machine that was there before is no instance: both are given back with the hold.
 			if c.Kind == kindSlot || c.Kind == kindInstance && held && !ownInstance(a.Placement) {
 				if err := env.ReleaseTx(ctx, tx, c); err != nil {
 					return fmt.Errorf("release %s: %w", c.Kind, err)

@@ -27,7 +27,7 @@ type SharedReaperDeps struct {
 	Committed  func()
 }
 
-// SharedReaper takes away what releases have left behind that stands on no machine: schemas with their login roles, identities of boxes, handles. It
+// SharedReaper takes away what releases have left behind that stands on no machine: schemas with their login roles, identities of instances, handles. It
 // does so while no operation on the workspace is open, never what a later claim stands for, and asks again and again, less and less often.
 type SharedReaper struct{ deps SharedReaperDeps }
 
@@ -157,7 +157,7 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 			}
 			w.WorkspaceID = l.WorkspaceID
 			return l.forget(ctx, tx, "the handle was dropped")
-		case kindIdentity: // not while its box is held
+		case kindIdentity: // not while its instance is held
 			var held bool
 			err := pg.QueryRow(ctx, tx, instanceClaimed, l.WorkspaceID, kindInstance, l.Epoch).Scan(&held)
 			if err != nil || held {

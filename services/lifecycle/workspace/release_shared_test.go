@@ -311,7 +311,7 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 		t.Error("the handle of the workspace that lives is gone")
 	}
 
-	// A handle that nobody holds goes, and what was given up on a box is gone with the box.
+	// A handle that nobody holds goes, and what was given up on an instance is gone with the instance.
 	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.resource_claim SET orphaned_at = mesh.clock(), orphaned_by = 'olga', orphan_reason = 'lost'
 		WHERE workspace_id = $1 AND kind IN ('workload', 'handle') AND released_at IS NULL`, id); err != nil {
 		t.Fatal(err)

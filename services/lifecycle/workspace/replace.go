@@ -40,8 +40,8 @@ var instanceWithoutSession = pg.Define(pg.RoleLifecycle, "workspace.instance_wit
 		AND `+gate.ListeningSQL)
 
 // replaceable says whether the watchdog's recreation cancels an open run first, instead of joining it. It does if the
-// run waits, stalled, for a box of the workspace's own that was launched and has no session while somebody listens:
-// such a wait ends with the run's deadline alone, since the box that would end it is gone, and nothing of the tenant's
+// run waits, stalled, for an instance of the workspace's own that was launched and has no session while somebody listens:
+// such a wait ends with the run's deadline alone, since the instance that would end it is gone, and nothing of the tenant's
 // runs yet. All else that stalls may go on by itself and is joined. A run that a driver is looking after at this moment
 // is a conflict: a moment later it waits again, or has gone on.
 func (s *Server) replaceable(

@@ -49,7 +49,7 @@ func (p *cluster) begun(where commonv1.PlacementDriver) (string, string) {
 	return res.GetOperation().GetWorkspaceId(), res.GetOperation().GetOperationId()
 }
 
-// dead says up to which epoch the agents of boxes never connect.
+// dead says up to which epoch the agents of instances never connect.
 func (p *cluster) dead(to int64) {
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
@@ -78,7 +78,7 @@ func (p *cluster) parked(run, step, why string) {
 
 const noAgent = "waiting for the agent on the workspace's node to connect"
 
-// stalls lets a run that waits for its box be flagged.
+// stalls lets a run that waits for its instance be flagged.
 func (p *cluster) stalls(run string, ahead time.Duration) {
 	p.t.Helper()
 	p.parked(run, StepStorage, "waiting for the agent")
@@ -106,8 +106,8 @@ func (p *cluster) watchdog(id, key string, epoch int64) *lifecyclev1.Operation {
 	return op
 }
 
-// The box of the first epoch never connects. The watchdog's recreation cancels what waits for it and takes its place in
-// one transaction; the next box is launched once the first is confirmed ended, and the workspace comes up.
+// The instance of the first epoch never connects. The watchdog's recreation cancels what waits for it and takes its place in
+// one transaction; the next instance is launched once the first is confirmed ended, and the workspace comes up.
 func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 2, lease: 15 * time.Second})
 	p.dead(1)
@@ -145,7 +145,7 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 			t.Errorf("asked beside it: %v %v", op, err)
 		}
 	}
-	// Nothing is launched before the former box is confirmed ended.
+	// Nothing is launched before the former instance is confirmed ended.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND name = $2 AND state = 'failed'`, now.ID, StepPrevious); n < 2 {
 			return fmt.Errorf("%d attempts to end the former box", n)
@@ -179,7 +179,7 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// What the tenant has elsewhere outlives the box: schema and handle are kept, as in every recreation, though the
+// What the tenant has elsewhere outlives the instance: schema and handle are kept, as in every recreation, though the
 // operation that had adopted them is cancelled.
 func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 	t.Parallel()
@@ -203,7 +203,7 @@ func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 	}
 }
 
-// Only the watchdog replaces, and only what waits for a box of its own that has no session and counts as stalled.
+// Only the watchdog replaces, and only what waits for an instance of its own that has no session and counts as stalled.
 // Everybody else joins, as ever.
 func TestOnlyAStalledWaitForAnInstanceIsReplaced(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
@@ -239,7 +239,7 @@ func TestOnlyAStalledWaitForAnInstanceIsReplaced(t *testing.T) {
 	joins("nobody listens to boxes", id, run, recovery, watchdogs("e", 1))
 	p.beat(time.Hour)
 
-	// The box comes, and hangs at something else.
+	// The instance comes, and hangs at something else.
 	p.world.mu.Lock()
 	p.world.mute = true
 	p.world.mu.Unlock()
@@ -358,7 +358,7 @@ func TestAReplacementThatCannotBeginCancelsNothing(t *testing.T) {
 	}
 }
 
-// Watchdogs, users and a cancel at once, again and again: one operation is open at any moment, each epoch has one box,
+// Watchdogs, users and a cancel at once, again and again: one operation is open at any moment, each epoch has one instance,
 // and whoever was told of an operation was told of one that was open or had taken its place.
 func TestReplacementsTakeTurns(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 3, lease: 15 * time.Second})

@@ -248,7 +248,7 @@ func (i instance) event() events.Event {
 var instanceByEpoch = pg.Define(pg.RoleLifecycle, "workspace.instance_by_epoch",
 	`SELECT `+instanceColumns+` FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2`)
 
-// instanceOf reads the box of one epoch; the bool is false if there is none.
+// instanceOf reads the instance of one epoch; the bool is false if there is none.
 func instanceOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int64) (instance, bool, error) {
 	i, err := oneInstance(ctx, q, instanceByEpoch, workspaceID, epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -267,7 +267,7 @@ var changeInstance = pg.Define(pg.RoleLifecycle, "workspace.change_instance", `
 			ended_at = CASE WHEN $3 = 'ended' AND i.ended_at IS NULL THEN mesh.clock() ELSE i.ended_at END, version = i.version + 1
 		WHERE i.instance_id = $1 AND i.state = $2 RETURNING `+instanceColumns)
 
-// setInstance changes a box by compare-and-set, and reports it. Empty strings leave what is there.
+// setInstance changes an instance by compare-and-set, and reports it. Empty strings leave what is there.
 func setInstance(ctx context.Context, tx pgx.Tx, i instance, state commonv1.InstanceState, providerID, nodeID, endReason string) (instance, error) {
 	moved, err := oneInstance(ctx, tx, changeInstance,
 		i.ID, names.Of(i.State), names.Of(state), providerID, nodeID, endReason)

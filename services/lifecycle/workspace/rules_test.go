@@ -67,11 +67,11 @@ type sketch struct {
 	Reset           bool
 	Used            int  // retries
 	Healthy         bool // active for an hour
-	WithInstance    bool // a box is claimed
+	WithInstance    bool // an instance is claimed
 	Placed          bool // something is claimed on a shared machine
 	Away            bool // that machine does not answer
 	Unclean         bool // the release of its allocation has failed
-	WithoutInstance bool // the run waits, stalled, for a launched box of its own that has no session
+	WithoutInstance bool // the run waits, stalled, for a launched instance of its own that has no session
 	Held            bool // a driver has the run in its hands, or has died with it
 	Leaving         bool // its decommission was begun
 	Skipped         bool // a step of its run was given up by hand: what that may have left keeps the allocation

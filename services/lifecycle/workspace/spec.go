@@ -3,7 +3,7 @@
 //
 // It believes the placement drivers for what was launched, agents' results for what was done on a node, and recovery for identities, which it asks for
 // and never touches. Single-flight is the saga core's: whoever would create or replace asks RequestOperation, and the database decides. An open operation is
-// joined; for the watchdog alone, one that waits for a box which does not come is cancelled in the transaction of the recreation that takes its place.
+// joined; for the watchdog alone, one that waits for an instance which does not come is cancelled in the transaction of the recreation that takes its place.
 package workspace
 
 import (

@@ -102,7 +102,7 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	}), nil
 }
 
-// remove has the workloads removed. Where the workspace has a box of its own, an agent that cannot act does not hold it up: they end with the box.
+// remove has the workloads removed. Where the workspace has an instance of its own, an agent that cannot act does not hold it up: they end with the instance.
 func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	if err := s.withdraw(ctx, env); err != nil {
 		return saga.Outcome{}, err

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// endPrevious makes room for the epoch of this run: the workloads of earlier ones are stopped through their agent where it can be reached, their boxes
+// endPrevious makes room for the epoch of this run: the workloads of earlier ones are stopped through their agent where it can be reached, their instances
 // are confirmed ended by the driver, their identities retired, their hold given back. On a shared machine the storage stays, and goes over to this
 // epoch with the slot. What has been done already is not looked for again: claims of earlier epochs are all that is left to do.
 //
@@ -86,10 +86,10 @@ func previousClaims(ctx context.Context, env *saga.Env, kinds ...string) ([]saga
 	return slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.Epoch >= env.Epoch }), err
 }
 
-// former is what earlier epochs have left, judged once for the whole call: machines come and go meanwhile. Each box is judged by its own machine.
+// former is what earlier epochs have left, judged once for the whole call: machines come and go meanwhile. Each instance is judged by its own machine.
 type former struct {
 	own    bool
-	claims []saga.Claim    // workloads, storage and boxes
+	claims []saga.Claim    // workloads, storage and instances
 	away   map[string]bool // machines that do not answer
 	lost   map[int64]bool  // epochs on such machines that a person has given their word for
 	kept   string          // the shared machine whose slot and storage go over to this epoch; empty if there is none
@@ -124,7 +124,7 @@ func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (
 	return f, err
 }
 
-// stopPrevious has the workloads of earlier epochs removed where that is not left to the end of their box, and on a shared machine that this epoch does
+// stopPrevious has the workloads of earlier epochs removed where that is not left to the end of their instance, and on a shared machine that this epoch does
 // not take over the storage as well. It answers what is waited for; a machine that does not answer keeps nobody from cleaning up on the others.
 func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (string, error) {
 	away, waiting := 0, 0
@@ -134,7 +134,7 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 				continue
 			}
 			if f.own && !s.reachable(ctx, c.NodeID) || f.away[c.NodeID] {
-				continue // it ends with its box, or is waited for below
+				continue // it ends with its instance, or is waited for below
 			}
 			spec := taskSpec{
 				suffix: "stop-" + c.Name, kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, nodeID: c.NodeID,
@@ -216,7 +216,7 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 		own := ok && ownInstance(i.Placement)
 		reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", epoch, env.WorkspaceID, w.Proof, w.Reason)
 		for _, c := range left {
-			// A box of its own may stand: the sweep of the driver's list ends it. A machine that was there before is no box.
+			// An instance of its own may stand: the sweep of the driver's list ends it. A machine that was there before is no instance.
 			if c.Kind == kindInstance && !own {
 				if err := env.ReleaseTx(ctx, tx, c); err != nil {
 					return fmt.Errorf("release instance: %w", err)
@@ -246,7 +246,7 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 	return nil
 }
 
-// retirePrevious ends the identities of earlier boxes: whatever still runs with one is refused from now on.
+// retirePrevious ends the identities of earlier instances: whatever still runs with one is refused from now on.
 func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 	identities, err := previousClaims(ctx, env, kindIdentity)
 	if err != nil {
@@ -283,7 +283,7 @@ func (s *Steps) passAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, sl
 			return fmt.Errorf("release slot: %w", err)
 		}
 	}
-	// A box that was prepared and never launched has nothing at any provider.
+	// An instance that was prepared and never launched has nothing at any provider.
 	prepared, err := pg.Values[int64](ctx, tx, preparedBefore, env.WorkspaceID, env.Epoch)
 	if err != nil {
 		return fmt.Errorf("look for prepared boxes: %w", err)

@@ -16,12 +16,12 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// ownInstance says whether a placement makes a box for the workspace alone: what stands on it ends with it.
+// ownInstance says whether a placement makes an instance for the workspace alone: what stands on it ends with it.
 func ownInstance(p commonv1.PlacementDriver) bool {
 	return p != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
 }
 
-// release undoes allocate from the claims: the directory, the box, its identity, the slot. Releasing what is not there succeeds.
+// release undoes allocate from the claims: the directory, the instance, its identity, the slot. Releasing what is not there succeeds.
 func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	if err := s.withdraw(ctx, env); err != nil {
 		return saga.Outcome{}, err
@@ -87,8 +87,8 @@ func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (
 	return out, nil
 }
 
-// releaseStorage has the directory removed. On a box that is ended afterwards anyway, an agent that cannot act does not hold the release up: what is
-// left goes with the box. It answers true while the task is under way.
+// releaseStorage has the directory removed. On an instance that is ended afterwards anyway, an agent that cannot act does not hold the release up: what is
+// left goes with the instance. It answers true while the task is under way.
 func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bool, error) {
 	claims, err := claimsOf(ctx, env, kindStorage)
 	if err != nil || len(claims) == 0 {
@@ -96,7 +96,7 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 	}
 	for _, c := range claims {
 		if own && (c.NodeID == "" || !s.reachable(ctx, c.NodeID)) {
-			continue // released with its box
+			continue // released with its instance
 		}
 		_, done, err := s.do(ctx, env, taskSpec{
 			suffix: "storage-release", kind: commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, nodeID: c.NodeID,
@@ -131,7 +131,7 @@ func (s *Steps) reachable(ctx context.Context, nodeID string) bool {
 	return err == nil && ok
 }
 
-// releaseGrace is how long an agent gets to clean up before the box it stands on is ended all the same.
+// releaseGrace is how long an agent gets to clean up before the instance it stands on is ended all the same.
 const releaseGrace = "15 seconds"
 
 var undoIsOverdue = pg.Define(pg.RoleLifecycle, "workspace.undo_is_overdue", `
@@ -145,7 +145,7 @@ func (s *Steps) overdue(ctx context.Context, env *saga.Env) bool {
 	return err == nil && late
 }
 
-// endInstances ends every box of the workspace that is claimed, and its identity with it.
+// endInstances ends every instance of the workspace that is claimed, and its identity with it.
 func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
 	claims, err := claimsOf(ctx, env, kindInstance)
 	if err != nil {
@@ -174,7 +174,7 @@ func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
 			return fmt.Errorf("release identity: %w", err)
 		}
 	}
-	// A box that was prepared and never claimed has nothing at any provider.
+	// An instance that was prepared and never claimed has nothing at any provider.
 	return env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, env.Epoch)
 		if err != nil || !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_PREPARED {
@@ -218,7 +218,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 		return err
 	}
 	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		// What stood on a box that is confirmed ended is gone with it.
+		// What stood on an instance that is confirmed ended is gone with it.
 		for _, r := range rest {
 			if err := env.ReleaseTx(ctx, tx, r); err != nil {
 				return fmt.Errorf("release what stood on the box: %w", err)
@@ -246,7 +246,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 	return nil
 }
 
-// onInstance lists the node-local claims that go with the box.
+// onInstance lists the node-local claims that go with the instance.
 func (s *Steps) onInstance(ctx context.Context, env *saga.Env, box saga.Claim, own bool) ([]saga.Claim, error) {
 	if !own {
 		return nil, nil

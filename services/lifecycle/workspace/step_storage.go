@@ -37,7 +37,7 @@ type storageOutput struct {
 	Devices      []string `json:"gpu_device_ids"`
 }
 
-// allocate reserves a slot and GPUs, has a box launched, waits for its session and has the directory made. It is called again after each wait and
+// allocate reserves a slot and GPUs, has an instance launched, waits for its session and has the directory made. It is called again after each wait and
 // goes on from what it finds.
 func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	_, spec, err := readInput(env.Input)
@@ -181,7 +181,7 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 	return nil
 }
 
-// launch has the box made, if its placement makes one, and writes down what was made.
+// launch has the instance made, if its placement makes one, and writes down what was made.
 func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driver, a allocation, i instance, spec *lifecyclev1.WorkspaceSpec) (instance, error) {
 	switch i.State {
 	case commonv1.InstanceState_INSTANCE_STATE_LIVE:
@@ -367,7 +367,7 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 	return a, err
 }
 
-// observeStorage says whether the step's work stands: the allocation, the live box and the confirmed directory of this epoch.
+// observeStorage says whether the step's work stands: the allocation, the live instance and the confirmed directory of this epoch.
 func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	a, ok, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil {

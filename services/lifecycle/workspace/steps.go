@@ -53,7 +53,7 @@ const (
 	kindWorkload = "workload"
 )
 
-// Identities is recovery, asked for the identities of boxes.
+// Identities is recovery, asked for the identities of instances.
 type Identities interface {
 	PrepareInstance(context.Context, *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error)
 	RetireInstance(context.Context, *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error)
@@ -144,7 +144,7 @@ func (s *Steps) derive(purpose, id string) []byte {
 	return m.Sum(nil)
 }
 
-// launchSecret is the token that the box of an instance enrols with.
+// launchSecret is the token that the instance of an instance enrols with.
 func (s *Steps) launchSecret(instanceID string) string {
 	return "gls_" + strings.ReplaceAll(instanceID, "-", "") + "_" + base64.RawURLEncoding.EncodeToString(s.derive("launch", instanceID))
 }

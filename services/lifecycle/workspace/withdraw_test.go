@@ -94,7 +94,7 @@ func (p *cluster) blocked(text string) {
 	})
 }
 
-// asks begins a workspace and waits until its box's agent, which takes no work, has been asked for storage. It returns
+// asks begins a workspace and waits until its instance's agent, which takes no work, has been asked for storage. It returns
 // the operation and the node.
 func (p *cluster) asks() (*lifecyclev1.Operation, string) {
 	p.t.Helper()

@@ -291,7 +291,7 @@ func (q *Query) GetTask(ctx context.Context, req *readmodelv1.GetTaskRequest) (*
 	return out, err
 }
 
-// ListInstances lists launched boxes.
+// ListInstances lists launched instances.
 func (q *Query) ListInstances(ctx context.Context, req *readmodelv1.ListInstancesRequest) (*readmodelv1.ListInstancesResponse, error) {
 	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId(), LiveOnly: req.GetLiveOnly()}
 	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Instance, string, error) {

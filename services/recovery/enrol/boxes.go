@@ -20,8 +20,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// checkLaunch is the gate of a box. The mint belongs to (workspace, epoch, instance): another key may take it only while the previous
-// certificate was never used, after a wait, a few times, and the earlier certificate dies first. A box that may not is told to wait if its epoch is
+// checkLaunch is the gate of an instance. The mint belongs to (workspace, epoch, instance): another key may take it only while the previous
+// certificate was never used, after a wait, a few times, and the earlier certificate dies first. An instance that may not is told to wait if its epoch is
 // the present one and to stop if a later one was prepared; lifecycle is told how often and why.
 func (e *Enroller) checkLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
@@ -89,7 +89,7 @@ func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.R
 	return nil, nil, err
 }
 
-// refuseRegister counts a refusal, so that a workspace whose box cannot register says why. In rollback mode nothing is
+// refuseRegister counts a refusal, so that a workspace whose instance cannot register says why. In rollback mode nothing is
 // counted: it would be the ground of a recreation, and what is refused may be newer than the database.
 func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Record, why *fault.Error, m identity.Moment) (*repeat, error, error) {
 	if m.RolledBack {
@@ -107,7 +107,7 @@ func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Re
 	return nil, why, nil
 }
 
-// Prepare records the hash of a launch secret and names the node that the box will be. Idempotent on the instance: a repetition may bring a
+// Prepare records the hash of a launch secret and names the node that the instance will be. Idempotent on the instance: a repetition may bring a
 // new secret as long as the old one was not used.
 func (e *Enroller) Prepare(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (string, error) {
 	var nodeID string
@@ -227,7 +227,7 @@ func takeOver(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 	return nil
 }
 
-// freeName is the name asked for, made unique among the living: a box must not fail to start because its predecessor is not yet retired.
+// freeName is the name asked for, made unique among the living: an instance must not fail to start because its predecessor is not yet retired.
 func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) (string, error) {
 	name := req.GetNodeName()
 	if name == "" {
@@ -240,7 +240,7 @@ func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 	return name + "-" + req.GetInstanceId()[24:], nil
 }
 
-// RetireInstance ends the identity of a box that has ended. Idempotent; an instance that is not known leaves a tombstone, so that a preparation that
+// RetireInstance ends the identity of an instance that has ended. Idempotent; an instance that is not known leaves a tombstone, so that a preparation that
 // comes late finds it ended. In rollback mode no identity is retired: which instances have ended is what a person has
 // to look at first.
 func (e *Enroller) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {

@@ -39,7 +39,7 @@ func TestPrepareIsIdempotent(t *testing.T) {
 	k.refused(err, commonv1.Reason_REASON_CONFLICT)
 	_, err = again(2, b.instance, hash)
 	k.refused(err, commonv1.Reason_REASON_CONFLICT)
-	// The epoch has its box.
+	// The epoch has its instance.
 	_, err = again(1, ids.New(), other)
 	k.refused(err, commonv1.Reason_REASON_CONFLICT)
 	next := k.prepare(ws, 2)
@@ -91,7 +91,7 @@ func TestBootstrapGate(t *testing.T) {
 	testkit.SetClockOffset(k.db, 200*time.Second)
 	_, err = k.enroll(b.secret, k.csr())
 	k.refused(err, commonv1.Reason_REASON_MINT_CONSUMED)
-	// A later epoch: the box is told to stop.
+	// A later epoch: the instance is told to stop.
 	k.prepare(ws, 2)
 	_, err = k.enroll(b.secret, csr)
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
@@ -142,7 +142,7 @@ func TestRetireInstance(t *testing.T) {
 		WorkspaceId: ws, TenantId: ids.New(), Epoch: 1, InstanceId: late, SecretSha256: hash, NodeName: "box",
 	})
 	k.refused(err, commonv1.Reason_REASON_EPOCH_ENDED)
-	// Names are free again, and a living one never stands in the way of a box.
+	// Names are free again, and a living one never stands in the way of an instance.
 	first, second := k.prepare(ids.New(), 1), k.prepare(ids.New(), 1)
 	if a, b := k.record(first.node).Name, k.record(second.node).Name; a != "box" || b == "box" {
 		t.Fatalf("%q and %q", a, b)

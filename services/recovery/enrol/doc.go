@@ -1,4 +1,4 @@
-// Package enrol owns how a machine comes to a certificate: bootstrap tokens of operators, launch secrets of boxes, and renewal over a session.
+// Package enrol owns how a machine comes to a certificate: bootstrap tokens of operators, launch secrets of instances, and renewal over a session.
 //
 // It believes a token only by its hash, a key only by the signature of its request, and time only by the database. It never lets the
 // authority's own one-time tokens carry the promise: they are burnt before they are verified and before their answer arrives. The promise is a
@@ -9,5 +9,5 @@
 //
 // Guarantees: one signing per (node, key) whose answer was stored, and the same key is given the same certificate again; another key with a
 // valid proof is refused and, for an operator's token, revokes it and raises an alarm; one enrolment per node is in flight; a certificate that was
-// signed and not stored is never accepted. A box of a lower epoch is told to stop, one of the present epoch to wait.
+// signed and not stored is never accepted. An instance of a lower epoch is told to stop, one of the present epoch to wait.
 package enrol

@@ -28,7 +28,7 @@ type Config struct {
 	ClaimLease time.Duration
 	// SignTimeout of one attempt at the authority, shorter than the lease: 7 s.
 	SignTimeout time.Duration
-	// LaunchSecretLife is how long a box may take to register: 24 h.
+	// LaunchSecretLife is how long an instance may take to register: 24 h.
 	LaunchSecretLife time.Duration
 	// MintWait and MintLimit bound how another key may take a launch secret whose first certificate was never used: after 30 s, 3 times.
 	MintWait  time.Duration

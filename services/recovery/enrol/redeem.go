@@ -123,7 +123,7 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (
 	if err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
-	// A box is told to wait, never that it has failed for good: the launch that prepared it decides about it.
+	// An instance is told to wait, never that it has failed for good: the launch that prepared it decides about it.
 	if t.Kind == KindBootstrap && !now.Before(t.ExpiresAt) {
 		return nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
 	}

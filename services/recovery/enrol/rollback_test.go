@@ -30,7 +30,7 @@ func (k *kit) waits(what string, err error) {
 	}
 }
 
-// A box that the database would refuse for good is told to wait in rollback mode: its epoch or its secret may be of the
+// An instance that the database would refuse for good is told to wait in rollback mode: its epoch or its secret may be of the
 // history that is lost.
 func TestRollbackModeStopsNoInstance(t *testing.T) {
 	k := newKit(t)

@@ -20,7 +20,7 @@ type Kind string
 // The kinds, as they are stored.
 const (
 	KindBootstrap Kind = "bootstrap" // an operator's, for one node
-	KindLaunch    Kind = "launch"    // a launched box's
+	KindLaunch    Kind = "launch"    // a launched instance's
 )
 
 const (

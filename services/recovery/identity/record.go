@@ -33,7 +33,7 @@ type Record struct {
 	NextSerial         string                     `db:"next_serial"`
 	CertificateEnds    time.Time                  `db:"-"` // zero without a certificate
 	IssuerFingerprint  string                     `db:"issuer_fingerprint"`
-	WorkspaceID        string                     `db:"workspace_id" expr:"COALESCE(@.workspace_id::text, '')"` // of a launched box, with the three below
+	WorkspaceID        string                     `db:"workspace_id" expr:"COALESCE(@.workspace_id::text, '')"` // of a launched instance, with the three below
 	TenantID           string                     `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
 	Epoch              int64                      `db:"epoch"`
 	LaunchedInstanceID string                     `db:"instance_id" expr:"COALESCE(@.instance_id::text, '')"`

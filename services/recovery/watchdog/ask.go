@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// joinedAgain is how long after a join lifecycle is asked again for a box that does not come: what it knows of the box may lag behind.
+// joinedAgain is how long after a join lifecycle is asked again for an instance that does not come: what it knows of the instance may lag behind.
 const joinedAgain = time.Minute
 
 // reasonMost bounds the reason of a request.
@@ -139,7 +139,7 @@ func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal er
 	}
 	because := names.Of(f.Reason) + ": " + f.Public
 	if f.Reason == commonv1.Reason_REASON_CONFLICT {
-		// The box that was judged is there no longer. What is there instead is judged when its events have come, and ends the record if it serves.
+		// The instance that was judged is there no longer. What is there instead is judged when its events have come, and ends the record if it serves.
 		because, r.Refusals = "somebody was quicker: "+because, 0
 	}
 	r.withhold(withheldByOwner, because, &next)

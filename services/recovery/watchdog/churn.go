@@ -14,7 +14,7 @@ import (
 )
 
 // A recreation takes one token of its workspace's bucket and one of its placement's. A workspace's holds churn.recreates_per_hour and refills at that
-// rate. A placement's lets as many of its boxes as may fail together without the brake, a fifth by default and at least one, use up theirs.
+// rate. A placement's lets as many of its instances as may fail together without the brake, a fifth by default and at least one, use up theirs.
 
 const (
 	scopeWorkspace = "workspace"

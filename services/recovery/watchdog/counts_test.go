@@ -110,7 +110,7 @@ const insertUp = `INSERT INTO recovery.watch_workspace (workspace_id, version, t
 	register_failures, last_error_code, last_error)
 	VALUES (gen_random_uuid(), 1, gen_random_uuid(), 'acme', 'one', 'active', mesh.clock(), 1, '', $1, $2, 0, '', '')`
 
-// wantFleet holds the counts to so many units, and so many boxes of each placement.
+// wantFleet holds the counts to so many units, and so many instances of each placement.
 func wantFleet(ctx context.Context, t *testing.T, pool *pgxpool.Pool, units int32, boxes map[string]int32) {
 	t.Helper()
 	if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

@@ -1,4 +1,4 @@
-// Package watchdog owns what is done for a workspace without being asked: it sees from events that one is stalled, that its box has no session or cannot
+// Package watchdog owns what is done for a workspace without being asked: it sees from events that one is stalled, that its instance has no session or cannot
 // enrol, asks lifecycle to recreate it, and keeps the record of how that went. It owns recovery records, incidents, the budget of recreations and the
 // fleet brake.
 //

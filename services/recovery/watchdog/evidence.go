@@ -7,7 +7,7 @@ import (
 	"github.com/gpuaas/mesh/internal/runbook"
 )
 
-// instanceStep is the step that has a box launched and waits for its session.
+// instanceStep is the step that has an instance launched and waits for its session.
 const instanceStep = runbook.StepInstance
 
 // lateRun begins the reason of a run that lasts too long as a whole, whichever step it is at.
@@ -21,19 +21,19 @@ func passed(r *record, op *run) bool {
 		op.CancelBy == "" && op.Step != r.Step && !strings.HasPrefix(op.StuckReason, lateRun)
 }
 
-// awaitsInstance says whether an operation hangs at the step in which a launched box of the workspace's own is to come.
+// awaitsInstance says whether an operation hangs at the step in which a launched instance of the workspace's own is to come.
 func awaitsInstance(op *run, s *subject) bool {
 	return op != nil && op.Stalled && op.Step == instanceStep && s.Instance == "live" && !s.static()
 }
 
-// absent says whether an operation hangs because its box does not come: it has no session, though somebody has listened
-// for long enough. No wait brings that box, and its step would be tried again with it until the deadline of the
+// absent says whether an operation hangs because its instance does not come: it has no session, though somebody has listened
+// for long enough. No wait brings that instance, and its step would be tried again with it until the deadline of the
 // operation.
 func absent(op *run, s *subject) bool {
 	return awaitsInstance(op, s) && s.Reach == reachLost
 }
 
-// replaceInstance decides whether another box may help. One of our own operations whose box does not come either is a failed
+// replaceInstance decides whether another instance may help. One of our own operations whose instance does not come either is a failed
 // attempt: two for the same cause, or as many as a recovery has, show that the cause does not pass. Such an operation
 // is followed to its end, which is the record's.
 func replaceInstance(r *record, op *run, cfg Config) request {

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// joins lets lifecycle answer each request with the operation that is open on the box.
+// joins lets lifecycle answer each request with the operation that is open on the instance.
 func (k *kit) joins(b *instance) {
 	k.owner.set(func() {
 		k.owner.answer = func(r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
@@ -21,7 +21,7 @@ func (k *kit) joins(b *instance) {
 	})
 }
 
-// attempt is one of the box's operation at the step where it is.
+// attempt is one of the instance's operation at the step where it is.
 func (b *instance) attempt(n int32, state commonv1.AttemptState, stalled bool, version int64) *lifecyclev1.StepAttempt {
 	step := b.run.GetStep()
 	return &lifecyclev1.StepAttempt{
@@ -30,7 +30,7 @@ func (b *instance) attempt(n int32, state commonv1.AttemptState, stalled bool, v
 	}
 }
 
-// moves reports the box's operation as it stands, with the attempts that changed with it.
+// moves reports the instance's operation as it stands, with the attempts that changed with it.
 func (k *kit) moves(b *instance, stuck string, changed ...*lifecyclev1.StepAttempt) {
 	k.t.Helper()
 	b.run.StuckReason, b.run.ChangedSteps = stuck, changed
@@ -170,7 +170,7 @@ func TestAStallThatEndsFailedIsNotRecovered(t *testing.T) {
 	k.metric("watchdog_recoveries_ended_total", "failed", 1)
 }
 
-// absent is a workspace whose box was launched and has no session, while nodeapi listens.
+// absent is a workspace whose instance was launched and has no session, while nodeapi listens.
 func (k *kit) absent(tenant, name string) *instance {
 	k.t.Helper()
 	b := k.provision(tenant, name, byProcess)
@@ -187,7 +187,7 @@ func (k *kit) launched(b *instance) {
 	})
 }
 
-// replaces lets lifecycle answer with an operation of its own, and makes it the box's: what stalled is cancelled first.
+// replaces lets lifecycle answer with an operation of its own, and makes it the instance's: what stalled is cancelled first.
 func (k *kit) replaces(b *instance) {
 	k.t.Helper()
 	list := k.owner.asked()
@@ -201,7 +201,7 @@ func (k *kit) replaces(b *instance) {
 	k.launched(b)
 }
 
-// The cause of the stall is a box that does not come. Lifecycle puts the next in its place, and what is there then is
+// The cause of the stall is an instance that does not come. Lifecycle puts the next in its place, and what is there then is
 // followed to its end.
 func TestAnInstanceThatDoesNotComeIsReplaced(t *testing.T) {
 	k := newKit(t)
@@ -236,7 +236,7 @@ func TestAnInstanceThatDoesNotComeIsReplaced(t *testing.T) {
 	}
 }
 
-// The next box does not come either: one more is asked for, and then it is no passing cause. The last operation is
+// The next instance does not come either: one more is asked for, and then it is no passing cause. The last operation is
 // followed to its end, which ends the record.
 func TestInstancesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 	k := newKit(t)
@@ -271,7 +271,7 @@ func TestInstancesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 	k.wantAsked(2)
 }
 
-// A join of what has not been flagged yet is asked again when it is: the refused registers of a box are seen long
+// A join of what has not been flagged yet is asked again when it is: the refused registers of an instance are seen long
 // before its step counts as stalled.
 func TestAJoinIsAskedAgainOnceTheInstanceIsGivenUp(t *testing.T) {
 	k := newKit(t)
@@ -303,7 +303,7 @@ func TestAJoinIsAskedAgainOnceTheInstanceIsGivenUp(t *testing.T) {
 	}
 }
 
-// Nobody listens to boxes: that none comes is not their failure, and nothing is asked until somebody has listened for
+// Nobody listens to instances: that none comes is not their failure, and nothing is asked until somebody has listened for
 // long enough.
 func TestAnInstanceIsNotReplacedWhileNobodyListens(t *testing.T) {
 	k := newKit(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// fleet is n active workspaces, each in its own box.
+// fleet is n active workspaces, each in its own instance.
 func (k *kit) fleet(n int) []*instance {
 	k.t.Helper()
 	out := make([]*instance, n)
@@ -25,7 +25,7 @@ func (k *kit) fleet(n int) []*instance {
 	return out
 }
 
-// settleAll loses the sessions of boxes and lets them be noticed and acted on.
+// settleAll loses the sessions of instances and lets them be noticed and acted on.
 func (k *kit) settleAll(boxes []*instance) {
 	k.t.Helper()
 	for _, b := range boxes {
@@ -198,7 +198,7 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 	}
 }
 
-// Boxes of one placement share a budget as well: what wears out a provider is not any single workspace.
+// Instances of one placement share a budget as well: what wears out a provider is not any single workspace.
 func TestPlacementHasItsBudget(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "1")

@@ -243,7 +243,7 @@ func (k *kit) provision(tenant, name string, where commonv1.PlacementDriver) *in
 	return b
 }
 
-// start begins an operation on the box.
+// start begins an operation on the instance.
 func (k *kit) start(b *instance, kind commonv1.OperationKind, runID, requester string, state commonv1.WorkspaceState) {
 	k.t.Helper()
 	b.run = &lifecyclev1.Run{
@@ -254,7 +254,7 @@ func (k *kit) start(b *instance, kind commonv1.OperationKind, runID, requester s
 	k.put(b.run, b.ws)
 }
 
-// succeed ends the box's operation well.
+// succeed ends the instance's operation well.
 func (k *kit) succeed(b *instance) {
 	k.t.Helper()
 	b.run.State, b.run.FinishedAt, b.run.StuckReason, b.run.ChangedSteps = commonv1.RunState_RUN_STATE_SUCCEEDED, timestamppb.New(k.now()), "", nil
@@ -283,7 +283,7 @@ func (k *kit) undo(b *instance, step int32, code string) {
 	k.put(b.run)
 }
 
-// stall flags the box's operation at a step.
+// stall flags the instance's operation at a step.
 func (k *kit) stall(b *instance, step int32) {
 	k.t.Helper()
 	b.run.Step, b.run.StuckReason = step, `step_stalled: no progress at "`+steps[step]+`" for 00:05:00`
@@ -295,7 +295,7 @@ func (k *kit) stall(b *instance, step int32) {
 	b.run.ChangedSteps = nil
 }
 
-// up is an active workspace whose box has a session.
+// up is an active workspace whose instance has a session.
 func (k *kit) up(tenant, name string, where commonv1.PlacementDriver, node string) *instance {
 	k.t.Helper()
 	b := k.provision(tenant, name, where)
@@ -312,14 +312,14 @@ func (k *kit) up(tenant, name string, where commonv1.PlacementDriver, node strin
 	return b
 }
 
-// lose ends the session of the box.
+// lose ends the session of the instance.
 func (k *kit) lose(b *instance) {
 	k.t.Helper()
 	b.session.State, b.session.CloseReason = commonv1.SessionState_SESSION_STATE_CLOSED, commonv1.Reason_REASON_SESSION_SUPERSEDED
 	k.put(b.session)
 }
 
-// back opens another session of the box's node.
+// back opens another session of the instance's node.
 func (k *kit) back(b *instance) {
 	k.t.Helper()
 	b.session = &nodev1.SessionChanged{

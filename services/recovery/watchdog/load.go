@@ -30,7 +30,7 @@ func (r *run) over() bool {
 	return r != nil && (r.Phase == "undo" || r.State == "compensating" || r.FinishedAt != nil)
 }
 
-// reach is whether a workspace's box can be reached, as far as anybody listened.
+// reach is whether a workspace's instance can be reached, as far as anybody listened.
 type reach int
 
 const (
@@ -63,7 +63,7 @@ func (s *subject) path() string { return s.Tenant + "/" + s.Name }
 
 func (s *subject) static() bool { return s.Placement == placementStatic }
 
-// unit is what fails as one: a box with its workspace, a machine with all of its.
+// unit is what fails as one: an instance with its workspace, a machine with all of its.
 func (s *subject) unit() string {
 	if s.static() && s.NodeID != "" {
 		return s.NodeID
@@ -129,7 +129,7 @@ ORDER BY w.workspace_id`)
 var replicaListens = pg.Define(pg.RoleRecovery, "watchdog.replica_listens", `
 	SELECT EXISTS (SELECT FROM mesh.replica p WHERE `+replicas.Listens("p")+`)`)
 
-// fleetCount is how many of a placement can fail as one, and how many boxes it has.
+// fleetCount is how many of a placement can fail as one, and how many instances it has.
 type fleetCount struct {
 	Placement string `db:"placement"`
 	Units     int32  `db:"units"`
@@ -237,7 +237,7 @@ func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
 	return out, nil
 }
 
-// loadFleet counts what can fail as one among the workspaces that are to be up: boxes, and machines that several share; and the boxes of each placement.
+// loadFleet counts what can fail as one among the workspaces that are to be up: instances, and machines that several share; and the instances of each placement.
 func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) {
 	rows, err := pg.All[fleetCount](ctx, tx, countFleet, placementStatic)
 	if err != nil {
@@ -252,7 +252,7 @@ func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) 
 	return fleet, of, nil
 }
 
-// fleet returns how many of the fleet can fail as one. It counts once a round, and the boxes with them.
+// fleet returns how many of the fleet can fail as one. It counts once a round, and the instances with them.
 func (j *evaluation) fleet(ctx context.Context) (int32, error) {
 	if j.instances == nil {
 		units, boxes, err := loadFleet(ctx, j.tx)

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// unanswered is a box without session whose recreation was asked for while lifecycle could not be reached.
+// unanswered is an instance without session whose recreation was asked for while lifecycle could not be reached.
 func (k *kit) unanswered(tenant, name string, where commonv1.PlacementDriver) *instance {
 	k.t.Helper()
 	b := k.up(tenant, name, where, ids.New())

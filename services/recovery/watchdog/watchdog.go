@@ -45,7 +45,7 @@ type Config struct {
 	Timeout          time.Duration // of one request; 5 s
 	RefusedFirst     time.Duration // before a refused request is made again; 15 s, doubled each time
 	RefusedMost      time.Duration // 5 min
-	RegisterFailures int32         // refused registers that make a box one that cannot enrol; 3, as many as it has mints
+	RegisterFailures int32         // refused registers that make an instance one that cannot enrol; 3, as many as it has mints
 	RegisterFor      time.Duration // for how long; 1 min
 	Attempts         int32         // operations a recovery; 3, after which the runbook says that it is no passing cause
 	PersonFor        time.Duration // how long a workspace that a person has taken over may stay failed before its recovery counts as failed; 1 h

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// Conform checks the contract against a driver. node is the machine that boxes are placed on, empty for a driver that makes its own.
+// Conform checks the contract against a driver. node is the machine that instances are placed on, empty for a driver that makes its own.
 func Conform(t *testing.T, d placement.Driver, node string) {
 	t.Helper()
 	box := func(ws string, epoch int64) placement.LaunchRequest {

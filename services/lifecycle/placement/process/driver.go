@@ -1,9 +1,9 @@
-// Package process launches boxes as real agent processes on this host: the embedded default.
+// Package process launches instances as real agent processes on this host: the embedded default.
 //
 // What runs of an epoch that the ledger says has ended (a restored copy, or what somebody started by hand) is found and ended, and its line says so.
 //
 // It owns the launch ledger, a journal that is locked to decide and synced before a decision takes effect; replicas of lifecycle on one host share it.
-// A box outlives lifecycle. Keep powers a box whose agent died on again, as a cloud provider restarts a machine: that is no launch.
+// An instance outlives lifecycle. Keep powers an instance whose agent died on again, as a cloud provider restarts a machine: that is no launch.
 package process
 
 import (
@@ -30,11 +30,11 @@ import (
 
 // Config of the driver.
 type Config struct {
-	Dir          string `koanf:"dir"`          // where boxes and the ledger stand
+	Dir          string `koanf:"dir"`          // where instances and the ledger stand
 	AgentBinary  string `koanf:"agent_binary"` // gpuaas-node-agent
 	EnrollURL    string `koanf:"enroll_url"`
 	APIURL       string `koanf:"api_url"`
-	CAFile       string `koanf:"ca_file"` // what a box trusts the control plane by
+	CAFile       string `koanf:"ca_file"` // what an instance trusts the control plane by
 	MaxInstances int    `koanf:"max_boxes"`
 	MaxGPUs      int    `koanf:"max_gpus"`
 	// What an ended instance leaves as evidence, its log and its diagnostics, is removed after KeepEnded (7 days), and earlier where more than
@@ -78,7 +78,7 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	if cfg.KeepEndedMax == 0 {
 		cfg.KeepEndedMax = 1000
 	}
-	// Workloads run as other users and must reach their own directories below; each box's own files are closed by their modes.
+	// Workloads run as other users and must reach their own directories below; each instance's own files are closed by their modes.
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "boxes"), 0o711); err != nil { //nolint:gosec // traversable on purpose
 		return nil, fmt.Errorf("make directory of boxes: %w", err)
 	}
@@ -93,7 +93,7 @@ func instanceID(workspaceID string, epoch int64) string {
 	return workspaceID + "-" + strconv.FormatInt(epoch, 10)
 }
 
-// root is the directory that holds the boxes' own.
+// root is the directory that holds the instances' own.
 func (d *Driver) root() string { return filepath.Join(d.cfg.Dir, "boxes") }
 
 func (d *Driver) instanceDir(workspaceID string, epoch int64) string {
@@ -104,7 +104,7 @@ func providerID(workspaceID string, epoch int64) string {
 	return "process:" + instanceID(workspaceID, epoch)
 }
 
-// Launch makes a box, or returns the one that is there if it is the very instance that is asked for.
+// Launch makes an instance, or returns the one that is there if it is the very instance that is asked for.
 func (d *Driver) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	var out placement.Launched
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
@@ -193,11 +193,11 @@ func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
 	return nil
 }
 
-// furnish writes the files that a box boots from. Writing them again changes nothing.
+// furnish writes the files that an instance boots from. Writing them again changes nothing.
 func (d *Driver) furnish(b placement.LaunchRequest) error {
 	dir := d.instanceDir(b.WorkspaceID, b.Epoch)
 	etc := filepath.Join(dir, "etc")
-	// The box's own directory first: it is traversable by the users of its workloads, its keys are not.
+	// The instance's own directory first: it is traversable by the users of its workloads, its keys are not.
 	for _, d := range []struct {
 		path string
 		mode os.FileMode
@@ -238,7 +238,7 @@ func (d *Driver) furnish(b placement.LaunchRequest) error {
 	return nil
 }
 
-// start starts the agent of a box, unless one runs already: a crash between a start and its record leaves it there.
+// start starts the agent of an instance, unless one runs already: a crash between a start and its record leaves it there.
 func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []string) (int, error) {
 	dir := d.instanceDir(workspaceID, epoch)
 	procs, err := scan(d.root(), everything)
@@ -255,7 +255,7 @@ func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []st
 		return 0, fmt.Errorf("open box log: %w", err)
 	}
 	defer log.Close() //nolint:errcheck // the child has its own
-	//nolint:gosec,noctx // the binary is the operator's configuration; a box outlives every context of this process
+	//nolint:gosec,noctx // the binary is the operator's configuration; an instance outlives every context of this process
 	cmd := exec.Command(d.cfg.AgentBinary, "run", "--etc-dir", filepath.Join(dir, "etc"), "--state-dir", filepath.Join(dir, "state"), "--gpus", strconv.Itoa(int(gpus)))
 	cmd.Env = []string{marker + "=" + dir, "PATH=" + os.Getenv("PATH"), "HOME=" + dir}
 	cmd.Env = append(cmd.Env, environ...)
@@ -269,7 +269,7 @@ func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []st
 	return cmd.Process.Pid, nil
 }
 
-// killPoints are a drill's, for a box's first start alone: a box that is powered on again must get past the point at which it died.
+// killPoints are a drill's, for an instance's first start alone: an instance that is powered on again must get past the point at which it died.
 func killPoints() []string {
 	var out []string
 	for _, name := range []string{"GPUAAS_FAILPOINT_REPORT", "GPUAAS_BOX_FAILPOINTS"} {
@@ -280,7 +280,7 @@ func killPoints() []string {
 	return out
 }
 
-// End ends a box and confirms that nothing of it runs.
+// End ends an instance and confirms that nothing of it runs.
 func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error {
 	ended := false
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
@@ -294,7 +294,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 		return fmt.Errorf("end box: %w", err)
 	}
 	if !ended {
-		// Processes die without the ledger's lock: from `ending` on nobody launches the box or powers it on, so others need not wait.
+		// Processes die without the ledger's lock: from `ending` on nobody launches the instance or powers it on, so others need not wait.
 		if err := endAll(ctx, d.root(), everything, []string{instanceID(workspaceID, epoch)}, 3*time.Second); err != nil {
 			return fmt.Errorf("end box: %w", err)
 		}
@@ -360,7 +360,7 @@ func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKe
 	return out, nil
 }
 
-// Keep powers boxes on again whose agent has died, and ends what runs of instances that have ended, until ctx ends.
+// Keep powers instances on again whose agent has died, and ends what runs of instances that have ended, until ctx ends.
 func (d *Driver) Keep(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -408,7 +408,7 @@ func (d *Driver) keepOnce(ctx context.Context) error {
 	return nil
 }
 
-// due paces restarts of a box that keeps dying.
+// due paces restarts of an instance that keeps dying.
 func (d *Driver) due(k instanceKey) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -439,7 +439,7 @@ func (d *Driver) restore(ctx context.Context, k instanceKey, b *instance, write 
 	return write(entry{Op: opRestarted, WorkspaceID: k.workspaceID, Epoch: k.epoch, PID: pid, StartTicks: startTicks(pid)})
 }
 
-// PowerOff stops everything that runs on the boxes without ending them: the next Keep powers them on again. It is for a host that goes down.
+// PowerOff stops everything that runs on the instances without ending them: the next Keep powers them on again. It is for a host that goes down.
 func (d *Driver) PowerOff(ctx context.Context) error {
 	d.mu.Lock()
 	d.off = true

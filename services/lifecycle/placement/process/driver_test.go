@@ -82,7 +82,7 @@ func mustEnd(t *testing.T, d *Driver, ws string, epoch int64) {
 	}
 }
 
-// running counts the box's agents, and everything of the box.
+// running counts the instance's agents, and everything of the instance.
 func running(t *testing.T, d *Driver, ws string, epoch int64) (int, int) {
 	t.Helper()
 	agents := 0
@@ -193,7 +193,7 @@ func TestEpochsDoNotOverlap(t *testing.T) {
 	mustLaunch(t, d, newInstance(ws, 3))
 }
 
-// A box that counts as ended on a person's word stands in nobody's way, is listed until it is really gone, and takes its place on the host until then.
+// An instance that counts as ended on a person's word stands in nobody's way, is listed until it is really gone, and takes its place on the host until then.
 func TestAFencedEpochStandsInNobodysWay(t *testing.T) {
 	d := newDriver(t, 2, 4)
 	ws := ids.New()
@@ -333,7 +333,7 @@ func TestADamagedLedgerIsRefused(t *testing.T) {
 	if _, err := d.List(t.Context()); !errors.Is(err, errTorn) {
 		t.Fatalf("got %v", err)
 	}
-	// The cleanup must still find its boxes.
+	// The cleanup must still find its instances.
 	if err := os.WriteFile(d.journal.path, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}

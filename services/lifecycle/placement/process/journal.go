@@ -25,10 +25,10 @@ type op string
 
 const (
 	opIntent    op = "intent"    // a launch is about to happen
-	opLaunched  op = "launched"  // the box's agent runs
-	opRestarted op = "restarted" // the same box, powered on again: no launch
+	opLaunched  op = "launched"  // the instance's agent runs
+	opRestarted op = "restarted" // the same instance, powered on again: no launch
 	opEnding    op = "ending"
-	opEnded     op = "ended" // a tombstone: nothing of the box runs any more
+	opEnded     op = "ended" // a tombstone: nothing of the instance runs any more
 )
 
 // entry is one line of the journal.
@@ -42,7 +42,7 @@ type entry struct {
 	StartTicks  uint64    `json:"start_ticks,omitempty"` // with the pid, names a process for ever
 	GPUs        int32     `json:"gpus,omitempty"`
 	Strays      int       `json:"strays,omitempty"` // processes that were found running after the end, and were ended
-	Fenced      string    `json:"fenced,omitempty"` // the word on which the box counts as ended though it may still run
+	Fenced      string    `json:"fenced,omitempty"` // the word on which the instance counts as ended though it may still run
 	Seq         int64     `json:"seq,omitempty"`    // the number of the line; a line that has none is numbered by its place
 }
 
@@ -64,7 +64,7 @@ type instanceKey struct {
 	epoch       int64
 }
 
-// keyOf returns the key of a box's id, and whether it is one.
+// keyOf returns the key of an instance's id, and whether it is one.
 func keyOf(id string) (instanceKey, bool) {
 	at := strings.LastIndexByte(id, '-')
 	if at < 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// LaunchLog returns what the launch log says of everything that it ever named, ended boxes and tombstones too.
+// LaunchLog returns what the launch log says of everything that it ever named, ended instances and tombstones too.
 func (d *Driver) LaunchLog(ctx context.Context) (placement.LaunchLog, error) {
 	var out placement.LaunchLog
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marker is in the environment of a box's agent and of whatever inherits it.
+// marker is in the environment of an instance's agent and of whatever inherits it.
 const marker = "GPUAAS_BOX"
 
 // startTicks reads when a process began, in clock ticks since boot (proc(5), field 22 of stat). Zero: there is no such process.
@@ -45,21 +45,21 @@ func alive(pid int, ticks uint64) bool {
 // proc is one process of the host.
 type proc struct {
 	pid, ppid int
-	instance  string // the id of the box that it belongs to; empty: none
-	agent     bool   // it is the box's agent itself
-	nearby    bool   // it merely stands in the box's directory
+	instance  string // the id of the instance that it belongs to; empty: none
+	agent     bool   // it is the instance's agent itself
+	nearby    bool   // it merely stands in the instance's directory
 }
 
-// breadth says what scan takes for a box's.
+// breadth says what scan takes for an instance's.
 type breadth int
 
 const (
-	everything breadth = iota // also what merely stands in one of the box's directories
-	marked                    // what carries the marker, or is a shim or an agent of the box, and their descendants
+	everything breadth = iota // also what merely stands in one of the instance's directories
+	marked                    // what carries the marker, or is a shim or an agent of the instance, and their descendants
 )
 
-// scan lists the processes of all boxes below root by the boxes' ids: by the marker, by a shim's or an agent's directory, by where a workload stands, and
-// all descendants of those. One look at the host serves all boxes.
+// scan lists the processes of all instances below root by the instances' ids: by the marker, by a shim's or an agent's directory, by where a workload stands, and
+// all descendants of those. One look at the host serves all instances.
 func scan(root string, of breadth) (map[string][]proc, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -78,7 +78,7 @@ func scan(root string, of breadth) (map[string][]proc, error) {
 			all[pid] = p
 		}
 	}
-	// Descendants of what is the box's are the box's.
+	// Descendants of what is the instance's are the instance's.
 	for changed := true; changed; {
 		changed = false
 		for pid, p := range all {
@@ -120,7 +120,7 @@ func inspect(pid int, root string) (proc, bool) {
 			p.agent = true
 			return p, true
 		}
-		// A shim names its workload's directory. What else names a path below the box may be an operator's look into its log.
+		// A shim names its workload's directory. What else names a path below the instance may be an operator's look into its log.
 		if len(args) > 2 && args[1] == "shim" {
 			p.instance = below(root, args[2])
 		}
@@ -142,7 +142,7 @@ func inspect(pid int, root string) (proc, bool) {
 	return p, true
 }
 
-// below returns the id of the box whose directory a path lies in; empty if it lies in none.
+// below returns the id of the instance whose directory a path lies in; empty if it lies in none.
 func below(root, path string) string {
 	rest, ok := strings.CutPrefix(path, root+"/")
 	if !ok {
@@ -150,7 +150,7 @@ func below(root, path string) string {
 	}
 	id, rest, _ := strings.Cut(rest, "/")
 	if rest == "" {
-		return "" // the box's own directory is an operator's to stand in
+		return "" // the instance's own directory is an operator's to stand in
 	}
 	return id
 }
@@ -175,10 +175,10 @@ func ownerOf(info os.FileInfo) uint32 {
 	return 0
 }
 
-// errAlive says that a box has processes that do not end.
+// errAlive says that an instance has processes that do not end.
 var errAlive = errors.New("processes of the box do not end")
 
-// endAll ends every process of these boxes: the agents first and gently, so that they can write down what they did, then everything by force, until a
+// endAll ends every process of these instances: the agents first and gently, so that they can write down what they did, then everything by force, until a
 // look finds nothing.
 func endAll(ctx context.Context, root string, of breadth, ids []string, gentle time.Duration) error {
 	procs, err := scan(root, of)

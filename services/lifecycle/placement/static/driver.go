@@ -1,4 +1,4 @@
-// Package static places workspaces on machines that were enrolled before: a slot, no box of its own.
+// Package static places workspaces on machines that were enrolled before: a slot, no instance of its own.
 //
 // Its ledger is a table. It cannot end a machine, so it confirms an end only on proof that nothing of the workspace is left there: no claim on a
 // workload or on storage of that epoch. An unreachable machine therefore keeps its workspaces.

@@ -55,7 +55,7 @@ func (s *shelf) List(context.Context) ([]string, error) {
 	return append([]string(nil), s.items...), nil
 }
 
-// instanceStep puts a box on the shelf: intent, look, put, confirm with the step's end.
+// instanceStep puts an instance on the shelf: intent, look, put, confirm with the step's end.
 func shelfStep(s *shelf, kind string) saga.Step {
 	name := func(env *saga.Env) string { return fmt.Sprintf("%s/%s/%d", env.WorkspaceID, kind, env.Epoch) }
 	return saga.Step{
