@@ -34,7 +34,7 @@ func doubleProvision() Drill {
 	return Drill{
 		Name: "double-provision-race",
 		Injects: "in each round a hundred requests, half of the workspace's user and half of an admin, ask at once for its recreation: alone, while the lock store is " +
-			"flushed every few milliseconds, and in the moment in which the watchdog asks too, which misses the session of the box that was killed: lifecycle is held " +
+			"flushed every few milliseconds, and in the moment in which the watchdog asks too, which misses the session of the instance that was killed: lifecycle is held " +
 			"until all of them stand before it; then the replica that holds the run is stopped for longer than its lease",
 		Sees:     "one operation for all, joined by all others; the workspace recovering",
 		Recovers: "by itself: the next epoch alone is launched, once, when the former has ended; a holder that wakes after its lease is fenced out",

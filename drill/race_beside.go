@@ -209,14 +209,14 @@ func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, er
 	if err != nil {
 		return nil, errors.Join(err, open())
 	}
-	x.r.note("the agent of the box, process %d, is gone", pid)
+	x.r.note("the agent of the instance, process %d, is gone", pid)
 	return open, nil
 }
 
 // detected waits for the watchdog's record of the instance, before it asked for anything.
 func (x *race) detected(ctx context.Context) (*recoveryv1.RecoveryRecord, error) {
 	var record *recoveryv1.RecoveryRecord
-	err := await(ctx, "the watchdog to miss the box", x.r.policy.HeartbeatStaleAfter()+settle, func(ctx context.Context) error {
+	err := await(ctx, "the watchdog to miss the instance", x.r.policy.HeartbeatStaleAfter()+settle, func(ctx context.Context) error {
 		var err error
 		record, err = x.recovery(ctx, "")
 		return err

@@ -22,14 +22,14 @@ import (
 func register() Drill {
 	return Drill{
 		Name: "register-401-no-live-token",
-		Injects: "a box enrols while the node API takes no newcomer, so that its certificate is never used; then its agent is killed, its keys and state are " +
+		Injects: "an instance enrols while the node API takes no newcomer, so that its certificate is never used; then its agent is killed, its keys and state are " +
 			"wiped and its first environment put back, as after a reimage: the same launch secret, another key",
 		Sees:     "retryable denials counted on the workspace with their reason; the workspace temporary",
-		Recovers: "by itself: the gate opens again for the box of the present epoch; no launch, no other epoch",
+		Recovers: "by itself: the gate opens again for the instance of the present epoch; no launch, no other epoch",
 		Needs:    "its own mesh: process placement on this host, and the balancer before the node API",
 		Expect:   Verdict{Reason: "register_failing", UserState: "temporary", Owner: "recovery", Next: "wait"},
 		Mutation: "the replicas of recovery are started anew with a mint_wait of one millisecond: the gate that is to notice a second key lets it pass and counts " +
-			"nothing; the mint is consumed by a dead box as before",
+			"nothing; the mint is consumed by a dead instance as before",
 		mutated: StageDetected,
 		mutate: func(ctx context.Context, r *Run) (func(context.Context) error, error) {
 			c, err := r.Mesh.own()
@@ -84,11 +84,11 @@ func runRegister(ctx context.Context, r *Run) error {
 		return at(StageGood, err)
 	}
 	identity := filepath.Join(box, "state", "node.json")
-	if err := await(ctx, "the box to enrol", settle, func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
+	if err := await(ctx, "the instance to enrol", settle, func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
 		return at(StageGood, err)
 	}
 	before, agent := digest(box), kernel(pid)
-	err = r.inject(ctx, fmt.Sprintf("the box's identity (its files' digest was %.12s) wiped and its agent, process %d, killed", before, pid),
+	err = r.inject(ctx, fmt.Sprintf("the instance's identity (its files' digest was %.12s) wiped and its agent, process %d, killed", before, pid),
 		func(context.Context) error { return reimage(pid, box, env) },
 		func(context.Context) error {
 			if after := digest(box); after == before {
@@ -115,7 +115,7 @@ func runRegister(ctx context.Context, r *Run) error {
 		return err
 	}
 	refused := int32(0)
-	err = r.recovered(ctx, "the box of the same epoch registered with its new key, the workspace active, its endpoint answers", func(ctx context.Context) error {
+	err = r.recovered(ctx, "the instance of the same epoch registered with its new key, the workspace active, its endpoint answers", func(ctx context.Context) error {
 		if ws, err := m.workspace(ctx, id); err == nil {
 			refused = max(refused, ws.GetRegisterFailures())
 		}
@@ -157,7 +157,7 @@ func (m *Mesh) oneLaunch(id string) error {
 }
 
 // errLate says that an agent was faster than this drill.
-var errLate = errors.New("the box had enrolled before its environment was caught")
+var errLate = errors.New("the instance had enrolled before its environment was caught")
 
 // caught makes a workspace and answers it with what its instance boots with. An agent may be faster than this drill on a busy machine: then another is made.
 func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error) {
@@ -183,7 +183,7 @@ func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error
 // firstEnvironment is what an instance boots with, caught before its agent enrols and writes it anew.
 func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
 	var env []byte
-	err := await(ctx, "the box's environment", settle, func(ctx context.Context) error {
+	err := await(ctx, "the instance's environment", settle, func(ctx context.Context) error {
 		var err error
 		for range 20 {
 			if env, err = os.ReadFile(file); err == nil { //nolint:gosec // of our own mesh

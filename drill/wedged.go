@@ -20,10 +20,10 @@ import (
 func wedged() Drill {
 	return Drill{
 		Name:    "saga-step-wedged",
-		Injects: "SIGSTOP of the box's agent while its workspace is provisioned, then SIGKILL of the replica of lifecycle that had launched it",
+		Injects: "SIGSTOP of the instance's agent while its workspace is provisioned, then SIGKILL of the replica of lifecycle that had launched it",
 		Sees:    "the step stalled on the timeline with likely cause and advice; the workspace temporary",
 		Recovers: "reset is refused, cancel, compensations, reset, retry; nothing orphaned at the API, in the driver's ledger and among the processes. Where the " +
-			"watchdog is quicker than the person, its recreation has brought the next box",
+			"watchdog is quicker than the person, its recreation has brought the next instance",
 		Needs:  "its own mesh: process placement on this host",
 		Expect: Verdict{Reason: "step_stalled", UserState: "temporary", Owner: "lifecycle", Next: "cancel"},
 		Mutation: "the drivers are started anew with saga.step_stall_seconds at its upper bound, so that their sweep looks for the same silence and reports it " +
@@ -81,7 +81,7 @@ func runWedged(ctx context.Context, r *Run) error {
 	}
 	agent := kernel(pid)
 	worker := kernel(agent.parent)
-	err = r.inject(ctx, fmt.Sprintf("SIGSTOP of the box's agent, process %d, and SIGKILL of its launcher, process %d, as the kernel shows them", pid, agent.parent),
+	err = r.inject(ctx, fmt.Sprintf("SIGSTOP of the instance's agent, process %d, and SIGKILL of its launcher, process %d, as the kernel shows them", pid, agent.parent),
 		func(context.Context) error {
 			return errors.Join(syscall.Kill(pid, syscall.SIGSTOP), syscall.Kill(agent.parent, syscall.SIGKILL))
 		},
@@ -104,7 +104,7 @@ func runWedged(ctx context.Context, r *Run) error {
 // launched waits until the ledger has the launch of an instance and answers its agent's process. It looks often: what comes next must not be missed.
 func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error) {
 	var pid int
-	err := await(ctx, "the launch of the box", settle, func(context.Context) error {
+	err := await(ctx, "the launch of the instance", settle, func(context.Context) error {
 		for range 20 {
 			var err error
 			if pid, err = m.instancePID(id, epoch); err == nil {

@@ -351,7 +351,7 @@ func End(ctx context.Context, dir string, gentle time.Duration) (int, error) {
 func PointInstances(ctx context.Context, dir, apiURL, enrollURL string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "boxes", "*", "etc", "node-agent.env"))
 	if err != nil {
-		return fmt.Errorf("list boxes: %w", err)
+		return fmt.Errorf("list instances: %w", err)
 	}
 	for _, file := range files {
 		env, err := readEnv(file)
@@ -366,7 +366,7 @@ func PointInstances(ctx context.Context, dir, apiURL, enrollURL string) error {
 			return err
 		}
 		if err := Point(file, map[string]string{identity.EnvAPIURL: apiURL, identity.EnvRecoveryURL: enrollURL}); err != nil {
-			return fmt.Errorf("point box: %w", err)
+			return fmt.Errorf("point instance: %w", err)
 		}
 	}
 	return nil

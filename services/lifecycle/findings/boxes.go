@@ -64,7 +64,7 @@ func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDr
 	}
 	list, err := driver.Standing(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list boxes: %w", err)
+		return nil, fmt.Errorf("list instances: %w", err)
 	}
 	after, err := s.believed(ctx, kind)
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDr
 	}
 	// Only now does it matter what has ended.
 	if list, err = driver.List(ctx); err != nil {
-		return nil, fmt.Errorf("list boxes: %w", err)
+		return nil, fmt.Errorf("list instances: %w", err)
 	}
 	ended := map[instanceKey]placement.Instance{}
 	for _, b := range list {
@@ -164,7 +164,7 @@ func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementD
 		upTo := min(from+s.cfg.Page, len(workspaces))
 		list, err := pg.All[instanceFacts](ctx, s.deps.DB, rowsOfInstances, workspaces[from:upTo], epochs[from:upTo])
 		if err != nil {
-			return nil, fmt.Errorf("read rows of boxes: %w", err)
+			return nil, fmt.Errorf("read rows of instances: %w", err)
 		}
 		for _, f := range list {
 			facts[instanceKey{f.WorkspaceID, f.InstanceEpoch}] = f

@@ -276,7 +276,7 @@ func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
 	}
 	if raised.InstanceID != "" {
 		if err := s.deps.Instances.SessionReady(ctx, tx, raised); err != nil {
-			return nil, Gate{}, fmt.Errorf("tell workspace of its box: %w", err)
+			return nil, Gate{}, fmt.Errorf("tell workspace of its instance: %w", err)
 		}
 	}
 	if _, err := events.Append(ctx, tx, raised.event()); err != nil {

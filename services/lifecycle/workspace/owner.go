@@ -93,7 +93,7 @@ func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]
 	}
 	rows, err := pg.Query(ctx, q, ownersOfInstances, workspaces, epochs, kindInstance)
 	if err != nil {
-		return nil, fmt.Errorf("read owners of boxes: %w", err)
+		return nil, fmt.Errorf("read owners of instances: %w", err)
 	}
 	var n int
 	var o Owner
@@ -103,7 +103,7 @@ func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read owners of boxes: %w", err)
+		return nil, fmt.Errorf("read owners of instances: %w", err)
 	}
 	return out, nil
 }

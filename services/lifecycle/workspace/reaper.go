@@ -88,7 +88,7 @@ func (r *Reaper) Sweep(ctx context.Context) (Reaped, error) {
 	for kind, driver := range r.deps.Drivers {
 		one, err := r.sweepDriver(ctx, kind, driver)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("sweep %s boxes: %w", names.Of(kind), err))
+			errs = append(errs, fmt.Errorf("sweep %s instances: %w", names.Of(kind), err))
 			continue
 		}
 		r.left.WithLabelValues(names.Of(kind), "not_ended").Add(float64(one.Left))
@@ -125,11 +125,11 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 			switch ended, err := r.reap(ctx, kind, driver, b); {
 			case err != nil:
 				out.Left++
-				r.deps.Logger.WarnContext(ctx, "orphaned box not ended", append(r.attrs(kind, b), slog.String("why", why), obs.Err(err))...)
+				r.deps.Logger.WarnContext(ctx, "orphaned instance not ended", append(r.attrs(kind, b), slog.String("why", why), obs.Err(err))...)
 			case ended:
 				out.Ended++
 				r.ended.WithLabelValues(names.Of(kind)).Inc()
-				r.deps.Logger.WarnContext(ctx, "orphaned box ended", append(r.attrs(kind, b), slog.String("why", why))...)
+				r.deps.Logger.WarnContext(ctx, "orphaned instance ended", append(r.attrs(kind, b), slog.String("why", why))...)
 			}
 		}
 	}
@@ -169,7 +169,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 	}
 	boxes, err := list(ctx)
 	if err != nil {
-		return nil, false, fmt.Errorf("list boxes: %w", err)
+		return nil, false, fmt.Errorf("list instances: %w", err)
 	}
 	if whole {
 		return boxes, true, nil
@@ -192,7 +192,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 	if len(unlisted) > 0 {
 		all, err := driver.List(ctx)
 		if err != nil {
-			return nil, false, fmt.Errorf("list boxes: %w", err)
+			return nil, false, fmt.Errorf("list instances: %w", err)
 		}
 		for _, b := range all {
 			if key := (givenUp{b.WorkspaceID, b.Epoch}); unlisted[key] {
@@ -235,19 +235,19 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 		return false, err
 	}
 	if err := driver.End(ctx, b.WorkspaceID, b.Epoch); err != nil {
-		return false, fmt.Errorf("end box: %w", err)
+		return false, fmt.Errorf("end instance: %w", err)
 	}
 	if ownInstance(kind) && ids.Valid(b.InstanceID) {
 		_, err := r.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch, Reason: "its instance was an orphan and has ended",
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-			return false, fmt.Errorf("retire identity of box: %w", err)
+			return false, fmt.Errorf("retire identity of instance: %w", err)
 		}
 	}
 	err = pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error { return record(ctx, tx, kind, b, why) })
 	if err != nil {
-		return false, fmt.Errorf("record end of box: %w", err)
+		return false, fmt.Errorf("record end of instance: %w", err)
 	}
 	r.deps.Committed()
 	return true, nil

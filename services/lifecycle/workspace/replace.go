@@ -59,7 +59,7 @@ func (s *Server) replaceable(
 	var gone bool
 	err := pg.QueryRow(ctx, tx, instanceWithoutSession, w.ID, w.Epoch, names.Of(commonv1.InstanceState_INSTANCE_STATE_LIVE)).Scan(&gone)
 	if err != nil {
-		return false, fmt.Errorf("look for the box's session: %w", err)
+		return false, fmt.Errorf("look for the instance's session: %w", err)
 	}
 	if gone && run.State != names.Of(commonv1.RunState_RUN_STATE_WAITING) {
 		return false, fault.New(commonv1.Reason_REASON_CONFLICT,

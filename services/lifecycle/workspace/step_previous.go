@@ -286,7 +286,7 @@ func (s *Steps) passAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, sl
 	// An instance that was prepared and never launched has nothing at any provider.
 	prepared, err := pg.Values[int64](ctx, tx, preparedBefore, env.WorkspaceID, env.Epoch)
 	if err != nil {
-		return fmt.Errorf("look for prepared boxes: %w", err)
+		return fmt.Errorf("look for prepared instances: %w", err)
 	}
 	for _, epoch := range prepared {
 		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, epoch)

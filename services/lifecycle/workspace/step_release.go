@@ -221,7 +221,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 		// What stood on an instance that is confirmed ended is gone with it.
 		for _, r := range rest {
 			if err := env.ReleaseTx(ctx, tx, r); err != nil {
-				return fmt.Errorf("release what stood on the box: %w", err)
+				return fmt.Errorf("release what stood on the instance: %w", err)
 			}
 		}
 		if own {

@@ -282,7 +282,7 @@ func (e *Enroller) RetireInstance(ctx context.Context, req *recoveryv1.RetireIns
 		return fmt.Errorf("retire instance: %w", err)
 	}
 	e.committed()
-	e.deps.Logger.InfoContext(ctx, "box retired", slog.String("instance_id", req.GetInstanceId()), slog.String(obs.KeyWorkspaceID, req.GetWorkspaceId()),
+	e.deps.Logger.InfoContext(ctx, "instance retired", slog.String("instance_id", req.GetInstanceId()), slog.String(obs.KeyWorkspaceID, req.GetWorkspaceId()),
 		slog.Int64("epoch", req.GetEpoch()), slog.Time("at", time.Now()))
 	return nil
 }

@@ -66,7 +66,7 @@ type restart struct {
 func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	abs, err := filepath.Abs(cfg.Dir)
 	if err != nil {
-		return nil, fmt.Errorf("place boxes: %w", err)
+		return nil, fmt.Errorf("place instances: %w", err)
 	}
 	cfg.Dir = abs
 	if cfg.KeepEnded == 0 {
@@ -80,11 +80,11 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	}
 	// Workloads run as other users and must reach their own directories below; each instance's own files are closed by their modes.
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "boxes"), 0o711); err != nil { //nolint:gosec // traversable on purpose
-		return nil, fmt.Errorf("make directory of boxes: %w", err)
+		return nil, fmt.Errorf("make directory of instances: %w", err)
 	}
 	// The kernel names working directories by their real paths.
 	if cfg.Dir, err = filepath.EvalSymlinks(cfg.Dir); err != nil {
-		return nil, fmt.Errorf("place boxes: %w", err)
+		return nil, fmt.Errorf("place instances: %w", err)
 	}
 	return &Driver{cfg: cfg, logger: logger, journal: newLaunchLog(cfg.Dir), backoff: map[string]restart{}}, nil
 }
@@ -151,7 +151,7 @@ func (d *Driver) Launch(ctx context.Context, b placement.LaunchRequest) (placeme
 		return nil
 	})
 	if err != nil {
-		return placement.Launched{}, fmt.Errorf("launch box: %w", err)
+		return placement.Launched{}, fmt.Errorf("launch instance: %w", err)
 	}
 	return out, nil
 }
@@ -203,16 +203,16 @@ func (d *Driver) furnish(b placement.LaunchRequest) error {
 		mode os.FileMode
 	}{{dir, 0o711}, {etc, 0o700}, {filepath.Join(dir, "state"), 0o711}} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
-			return fmt.Errorf("make box directory: %w", err)
+			return fmt.Errorf("make instance directory: %w", err)
 		}
 		// What a umask took away, or an earlier try made otherwise.
 		if err := os.Chmod(d.path, d.mode); err != nil {
-			return fmt.Errorf("open box directory: %w", err)
+			return fmt.Errorf("open instance directory: %w", err)
 		}
 	}
 	ca, err := os.ReadFile(d.cfg.CAFile)
 	if err != nil {
-		return fmt.Errorf("read trust of boxes: %w", err)
+		return fmt.Errorf("read trust of instances: %w", err)
 	}
 	bundle := filepath.Join(etc, "ca-bundle.crt")
 	recoveryBundle := filepath.Join(etc, "recovery-ca-bundle.crt")
@@ -225,7 +225,7 @@ func (d *Driver) furnish(b placement.LaunchRequest) error {
 	}, "\n")
 	for path, data := range map[string][]byte{bundle: ca, recoveryBundle: ca} {
 		if err := pki.WriteFile(path, data); err != nil {
-			return fmt.Errorf("write trust of box: %w", err)
+			return fmt.Errorf("write trust of instance: %w", err)
 		}
 	}
 	file := filepath.Join(etc, "node-agent.env")
@@ -233,7 +233,7 @@ func (d *Driver) furnish(b placement.LaunchRequest) error {
 		return err
 	}
 	if err := pki.WriteFile(file, []byte(env)); err != nil {
-		return fmt.Errorf("write environment of box: %w", err)
+		return fmt.Errorf("write environment of instance: %w", err)
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []st
 	}
 	log, err := os.OpenFile(filepath.Join(dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return 0, fmt.Errorf("open box log: %w", err)
+		return 0, fmt.Errorf("open instance log: %w", err)
 	}
 	defer log.Close() //nolint:errcheck // the child has its own
 	//nolint:gosec,noctx // the binary is the operator's configuration; an instance outlives every context of this process
@@ -262,7 +262,7 @@ func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []st
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return 0, fmt.Errorf("start agent of box: %w", err)
+		return 0, fmt.Errorf("start agent of instance: %w", err)
 	}
 	// Whoever starts it reaps it for as long as it lives; nothing depends on that.
 	go func() { _ = cmd.Wait() }()
@@ -291,12 +291,12 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 		return write(entry{Op: opEnding, WorkspaceID: workspaceID, Epoch: epoch})
 	})
 	if err != nil {
-		return fmt.Errorf("end box: %w", err)
+		return fmt.Errorf("end instance: %w", err)
 	}
 	if !ended {
 		// Processes die without the ledger's lock: from `ending` on nobody launches the instance or powers it on, so others need not wait.
 		if err := endAll(ctx, d.root(), everything, []string{instanceID(workspaceID, epoch)}, 3*time.Second); err != nil {
-			return fmt.Errorf("end box: %w", err)
+			return fmt.Errorf("end instance: %w", err)
 		}
 		if err := failpoint.Hit("lifecycle.end.after_kill"); err != nil {
 			return err
@@ -308,7 +308,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 			return write(entry{Op: opEnded, WorkspaceID: workspaceID, Epoch: epoch})
 		})
 		if err != nil {
-			return fmt.Errorf("end box: %w", err)
+			return fmt.Errorf("end instance: %w", err)
 		}
 	}
 	d.discard(workspaceID, epoch)
@@ -325,7 +325,7 @@ func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, wor
 		return write(entry{Op: opEnding, WorkspaceID: workspaceID, Epoch: epoch, Fenced: word})
 	})
 	if err != nil {
-		return fmt.Errorf("fence box: %w", err)
+		return fmt.Errorf("fence instance: %w", err)
 	}
 	return nil
 }
@@ -355,7 +355,7 @@ func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKe
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list boxes: %w", err)
+		return nil, fmt.Errorf("list instances: %w", err)
 	}
 	return out, nil
 }
@@ -379,7 +379,7 @@ func (d *Driver) Keep(ctx context.Context) error {
 			swept = time.Now()
 		}
 		if err := d.keepOnce(ctx); err != nil {
-			d.logger.WarnContext(ctx, "boxes not kept", slog.Any("error", err))
+			d.logger.WarnContext(ctx, "instances not kept", slog.Any("error", err))
 		}
 		select {
 		case <-tick.C:
@@ -403,7 +403,7 @@ func (d *Driver) keepOnce(ctx context.Context) error {
 		return errors.Join(errs...)
 	})
 	if err != nil {
-		return fmt.Errorf("keep boxes: %w", err)
+		return fmt.Errorf("keep instances: %w", err)
 	}
 	return nil
 }
@@ -435,7 +435,7 @@ func (d *Driver) restore(ctx context.Context, k instanceKey, b *instance, write 
 	if err != nil {
 		return err
 	}
-	d.logger.InfoContext(ctx, "box powered on again", slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch), slog.Int("pid", pid))
+	d.logger.InfoContext(ctx, "instance powered on again", slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch), slog.Int("pid", pid))
 	return write(entry{Op: opRestarted, WorkspaceID: k.workspaceID, Epoch: k.epoch, PID: pid, StartTicks: startTicks(pid)})
 }
 
@@ -452,7 +452,7 @@ func (d *Driver) PowerOff(ctx context.Context) error {
 		return endAll(ctx, d.root(), everything, live, 2*time.Second)
 	})
 	if err != nil {
-		return fmt.Errorf("power boxes off: %w", err)
+		return fmt.Errorf("power instances off: %w", err)
 	}
 	return nil
 }

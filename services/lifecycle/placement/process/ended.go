@@ -38,7 +38,7 @@ func (d *Driver) discard(workspaceID string, epoch int64) {
 				continue
 			}
 			if err := os.RemoveAll(filepath.Join(dir, sub, e.Name())); err != nil {
-				d.logger.Warn("box's files not removed", slog.String("path", e.Name()), slog.Any("error", err))
+				d.logger.Warn("instance's files not removed", slog.String("path", e.Name()), slog.Any("error", err))
 			}
 		}
 	}

@@ -176,7 +176,7 @@ func ownerOf(info os.FileInfo) uint32 {
 }
 
 // errAlive says that an instance has processes that do not end.
-var errAlive = errors.New("processes of the box do not end")
+var errAlive = errors.New("processes of the instance do not end")
 
 // endAll ends every process of these instances: the agents first and gently, so that they can write down what they did, then everything by force, until a
 // look finds nothing.
