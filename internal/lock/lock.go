@@ -1,4 +1,4 @@
-// Package lock asks Redis whether someone is already at work on a workspace, so that a herd of requests is answered fast.
+// Package lock asks Redis whether someone is already at work on a workspace, so that many requests is answered fast.
 //
 // It owns the key gpuaas:ws:<id>:op and nothing else. It believes a value only if it is an id, and an answer only if it came within the
 // budget. It decides nothing: Postgres does, by its unique index and the run's fence. Whoever wins here still inserts the run, and whoever is

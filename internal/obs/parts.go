@@ -16,7 +16,7 @@ import (
 // ErrOff is answered by a check of something that is not configured, on purpose.
 var ErrOff = errors.New("none is configured")
 
-// sampleEvery is how often a process looks at what it reports. Whoever asks is answered from the last look, so that no herd reaches a part.
+// sampleEvery is how often a process looks at what it reports. A caller gets the last sample, so that many callers ask a part once.
 const sampleEvery = 2 * time.Second
 
 // sampleSoon is how often it looks while something that it needs is down: what has just begun, or come back, is not called down for long.

@@ -202,7 +202,7 @@ func (g *guard) denied(ctx context.Context, procedure string, message any, err e
 	}
 }
 
-// personService has no wishes of its own: whatever it asks, it asks for a person, even where other services may ask for themselves.
+// personService is the service that asks on behalf of people alone, also where other services may ask for themselves.
 const personService = "readmodel"
 
 func (g *guard) identifyPeer(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion, error) {

@@ -138,7 +138,7 @@ func stir(t test, c *cluster.Cluster, doomed func(i int)) func(context.Context) 
 	}
 }
 
-// shape returns the spec of the n-th wish: most get an instance, some a slot on a machine, some are doomed.
+// shape returns the spec of the n-th request: most get an instance, some a slot on a machine, some are doomed.
 func shape(n int) (spec *lifecyclev1.WorkspaceSpec, doomed bool) {
 	switch n % 10 {
 	case 3:

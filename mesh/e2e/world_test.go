@@ -172,7 +172,7 @@ func settled(s commonv1.WorkspaceState) bool {
 	}
 }
 
-// awaitSettled waits until every workspace is, or those of some wishes alone, and answers how many of each state there are.
+// awaitSettled waits until every workspace is, or those of some requests alone, and answers how many of each state there are.
 func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*request) map[string]int {
 	t.Helper()
 	meant := func(name string) bool {

@@ -181,7 +181,7 @@ func (r *Runtime) listen(ctx context.Context, in *os.File) error {
 	return nil
 }
 
-// halt ends the workload and its shim. The caller holds w.mu. The wish is on disk before anything is signalled, so that a stop which is cut short is
+// halt ends the workload and its shim. The caller holds w.mu. The request is on disk before anything is signalled, so that a stop which is cut short is
 // finished by whoever comes next.
 func (r *Runtime) halt(ctx context.Context, w *workload, grace time.Duration) error {
 	if grace <= 0 {

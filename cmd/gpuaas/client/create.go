@@ -55,7 +55,7 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.region, "region", "", "region (default: the mesh's)")
 }
 
-// spec builds the wish. changed tells which flags were given.
+// spec builds the request. changed tells which flags were given.
 func (f *specFlags) spec(changed func(string) bool, stdin io.Reader) (*lifecyclev1.WorkspaceSpec, error) {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if f.file != "" {

@@ -220,7 +220,7 @@ func TestAnInstanceBesideTheProduct(t *testing.T) {
 	if found[1].Severity != p1 || found[1].WorkspaceID != id || !strings.Contains(found[1].Summary, "no row names it") {
 		t.Errorf("got %+v", found[1])
 	}
-	if found[1].After["provider_id"] != "puppet:"+id+":2" {
+	if found[1].After["provider_id"] != "fake:"+id+":2" {
 		t.Errorf("the evidence is %v", found[1].After)
 	}
 }

@@ -31,13 +31,13 @@ func CordonUnlessIs(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) (
 // Release is who cordons a node on which a release has left something.
 const Release = "release"
 
-// heir returns who else wants a node cordoned, and why; empty if nobody does. The oldest wish comes first.
+// heir returns who else wants a node cordoned, and why; empty if nobody does. The oldest request comes first.
 func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string, error) {
-	wish, err := pg.One[cordonRequest](ctx, tx, nextCordon, nodeID, except, Release)
+	request, err := pg.One[cordonRequest](ctx, tx, nextCordon, nodeID, except, Release)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", "", fmt.Errorf("look for who else cordons the node: %w", err)
 	}
-	return wish.By, wish.Reason, nil
+	return request.By, request.Reason, nil
 }
 
 // EndCordonOf takes a node's cordon away if it is by's own, or passes it to another who wants it: an open finding, or what a release left there. Anybody

@@ -93,7 +93,7 @@ func TestCancelledWithALostLedger(t *testing.T) {
 	}
 	k.started(n, refs[ran.TaskID])
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := k.tasks.CancelOfRun(ctx, tx, run, "the person's wish")
+		_, err := k.tasks.CancelOfRun(ctx, tx, run, "the person's request")
 		return err
 	})
 	n.ledger = ids.New()
@@ -214,7 +214,7 @@ func TestCancel(t *testing.T) {
 	var rows []task.Row
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		rows, err = k.tasks.CancelOfRun(ctx, tx, run, "the person's wish")
+		rows, err = k.tasks.CancelOfRun(ctx, tx, run, "the person's request")
 		return err
 	})
 	if len(rows) != 2 {

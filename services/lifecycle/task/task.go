@@ -34,7 +34,7 @@ type Spec struct {
 	RunID       string
 	Epoch       int64
 	OpSeq       int64
-	// IdempotencyKey names the wish: queueing the same again answers the task that is there.
+	// IdempotencyKey names the request: queueing the same again answers the task that is there.
 	IdempotencyKey string
 	Payload        proto.Message
 	// StartWithin is how long after queueing it may still start.

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// The key that the puppet's tasks are signed with.
+// The key that the fake agent's tasks are signed with.
 var (
 	fakeAgentPrivate      = ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
 	fakeAgentKey          = envelope.NewKey(fakeAgentPrivate)

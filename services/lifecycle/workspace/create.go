@@ -78,8 +78,8 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 		return nil, err
 	}
 	// The lock store only answers quickly that somebody is on it; what it says is confirmed by reading that run.
-	herd := uuid.NewSHA1(uuid.NameSpaceURL, []byte("gpuaas:"+w.tenant.ID+"/"+w.name)).String()
-	held := s.deps.Lock.Acquire(ctx, herd, w.runID)
+	hint := uuid.NewSHA1(uuid.NameSpaceURL, []byte("gpuaas:"+w.tenant.ID+"/"+w.name)).String()
+	held := s.deps.Lock.Acquire(ctx, hint, w.runID)
 	if held.Kind == lock.Held {
 		if op, ok := s.fastJoin(ctx, w, held.RunID); ok {
 			if req.GetIdempotencyKey() == "" {
@@ -89,7 +89,7 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	}
 	op, err := s.admit(ctx, req, w)
 	if held.Kind == lock.Won && (err != nil || op.GetJoined()) {
-		s.deps.Lock.Release(ctx, herd, w.runID)
+		s.deps.Lock.Release(ctx, hint, w.runID)
 	}
 	return op, err
 }
@@ -393,7 +393,7 @@ func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestO
 	return op, s.decided(ctx, tx, w.tenant.ID, req, op)
 }
 
-// sealed returns a wish's spec and digest as they are stored with the workspace that is made of it.
+// sealed returns a request's spec and digest as they are stored with the workspace that is made of it.
 func (s *Server) sealed(w createRequest, workspaceID string) (json.RawMessage, string, error) {
 	spec, err := s.deps.Secrets.Seal(w.spec, secretenv.Owner{TenantID: w.tenant.ID, WorkspaceID: workspaceID})
 	if err != nil {

@@ -40,10 +40,10 @@ func (s strict) mayLaunch(b placement.LaunchRequest) error {
 		}
 		switch {
 		case epoch == b.Epoch && have.instance != b.InstanceID:
-			return placement.LostHistory("puppet:"+key, have.instance, b)
+			return placement.LostHistory("fake:"+key, have.instance, b)
 		case epoch < b.Epoch && !have.fenced:
 			s.refusals++
-			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch is not confirmed ended", fault.Conflicting("puppet:"+key))
+			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch is not confirmed ended", fault.Conflicting("fake:"+key))
 		}
 	}
 	return nil
@@ -65,7 +65,7 @@ func (s strict) List(context.Context) ([]placement.Instance, error) {
 		if !ids.Valid(ws) {
 			continue
 		}
-		i := placement.Instance{WorkspaceID: ws, Epoch: epoch, InstanceID: b.instance, ProviderID: "puppet:" + key, StartedAt: time.Unix(1, 0)}
+		i := placement.Instance{WorkspaceID: ws, Epoch: epoch, InstanceID: b.instance, ProviderID: "fake:" + key, StartedAt: time.Unix(1, 0)}
 		if b.ended {
 			i.EndedAt = time.Unix(2, 0)
 		}

@@ -163,9 +163,9 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 	for c := range clients {
 		wg.Go(func() {
 			dice := rand.New(rand.NewPCG(seed, uint64(c))) //nolint:gosec // it is to be repeated
-			wishes := append([]string{askCreate, askCreate, askOther, askView, askView, askRetry, askRecreate, askReplace, askReset, askReset}, verbs()...)
+			requests := append([]string{askCreate, askCreate, askOther, askView, askView, askRetry, askRecreate, askReplace, askReset, askReset}, verbs()...)
 			for range requests {
-				in := called{verb: wishes[dice.IntN(len(wishes))], override: dice.IntN(4) == 0}
+				in := called{verb: requests[dice.IntN(len(requests))], override: dice.IntN(4) == 0}
 				if dice.IntN(5) == 0 {
 					in.key = fmt.Sprintf("k%d", dice.IntN(linearKeys))
 				}

@@ -243,7 +243,7 @@ func TestEveryRequestInEveryState(t *testing.T) {
 	t.Parallel()
 	for store, open := range lockStates(t) {
 		if store == "flushed" || store == "dead" {
-			continue // to one caller at a time they are `up` and `paused`; a herd meets them below
+			continue // to one caller at a time they are `up` and `paused`; many requests meet them below
 		}
 		t.Run("lock store "+store, func(t *testing.T) {
 			joins, before := open(t)
@@ -351,7 +351,7 @@ func TestActionsSayWhatRequestsAreAnswered(t *testing.T) {
 	}
 }
 
-// A herd is answered by one operation whatever becomes of the lock store in its midst.
+// A crowd of requests is answered by one operation whatever becomes of the lock store in its midst.
 func TestManyRequestsJoinWhateverTheLockStoreDoes(t *testing.T) {
 	for store, open := range lockStates(t) {
 		t.Run(store, func(t *testing.T) {
@@ -359,12 +359,12 @@ func TestManyRequestsJoinWhateverTheLockStoreDoes(t *testing.T) {
 			d := &desk{bed: newBed(t, joins)}
 			d.tenant("acme")
 			id, _ := d.put("active")
-			var herd sync.WaitGroup
+			var group sync.WaitGroup
 			var mu sync.Mutex
 			operations := map[string]int{}
 			began := 0
 			for n := range 200 {
-				herd.Go(func() {
+				group.Go(func() {
 					if n%10 == 0 {
 						disturb(id)
 					}
@@ -383,7 +383,7 @@ func TestManyRequestsJoinWhateverTheLockStoreDoes(t *testing.T) {
 					}
 				})
 			}
-			herd.Wait()
+			group.Wait()
 			if len(operations) != 1 || began != 1 {
 				t.Errorf("%d began, the answers name %v", began, operations)
 			}

@@ -65,7 +65,7 @@ func (a *scenario) expectsRelease(q request) verdict {
 	return v
 }
 
-// failsToRelease brings the tale's workspace into a stuck decommission whose release of the allocation has failed.
+// failsToRelease brings the scenario's workspace into a stuck decommission whose release of the allocation has failed.
 func (a *scenario) failsToRelease() {
 	a.settles()
 	a.request(request{verb: askDecommission})

@@ -297,21 +297,21 @@ func TestTheWorkspaceKeepsToItsRules(t *testing.T) {
 	g := newStage(t, func(int) *lock.Lock { return locks(t, dialLocks(t, store.URL())) })
 	until := time.Now().Add(within)
 	counts := map[string]int{}
-	tales := 0
+	sequences := 0
 	rapidly(t, map[string]string{"seed": strconv.FormatUint(modelSeed(t), 10), "checks": "100000", "nofailfile": "true", "shrinktime": "15s"})
 	failed := false
 	rapid.Check(t, func(rt *rapid.T) {
-		if !failed && time.Now().After(until) && tales >= 2 && counts["deaths"] > 0 {
+		if !failed && time.Now().After(until) && sequences >= 2 && counts["deaths"] > 0 {
 			return // the library asks for so many sequences; we for as many as there is time for
 		}
 		failed = true // a sequence that fails is tried again to make it shorter, whatever the time
-		g.play(rt, rules{}, tales, counts, func() { flusher.FlushAll(testkit.Context(t)) })
+		g.play(rt, rules{}, sequences, counts, func() { flusher.FlushAll(testkit.Context(t)) })
 		failed = false
-		tales++
+		sequences++
 	})
-	t.Logf("%d sequences, %d lives of drivers: %v", tales, g.lives, counts)
-	if tales < 2 || counts["deaths"] == 0 {
-		t.Errorf("%d sequences and %d deaths show nothing", tales, counts["deaths"])
+	t.Logf("%d sequences, %d lives of drivers: %v", sequences, g.lives, counts)
+	if sequences < 2 || counts["deaths"] == 0 {
+		t.Errorf("%d sequences and %d deaths show nothing", sequences, counts["deaths"])
 	}
 }
 

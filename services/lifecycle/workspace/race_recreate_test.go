@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
 )
 
-// launched is a real driver of processes, whose instances' agents the puppet plays.
+// launched is a real driver of processes, whose instances' agents the fake agent plays.
 type launched struct {
 	*process.Driver
 
@@ -31,7 +31,7 @@ type launched struct {
 	holds *holds
 }
 
-// Launch launches for real, once nothing holds it; the puppet moves in.
+// Launch launches for real, once nothing holds it; the fake agent moves in.
 func (l launched) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	if err := l.holds.wait(ctx, b.WorkspaceID); err != nil {
 		return placement.Launched{}, err
@@ -44,7 +44,7 @@ func (l launched) Launch(ctx context.Context, b placement.LaunchRequest) (placem
 	return out, err
 }
 
-// End lets the puppet's instance stand until the real one is confirmed ended.
+// End lets the fake agent's instance stand until the real one is confirmed ended.
 func (l launched) End(ctx context.Context, workspaceID string, epoch int64) error {
 	if err := l.Driver.End(ctx, workspaceID, epoch); err != nil {
 		return err

@@ -74,7 +74,7 @@ func (c *Command) workspace(ctx context.Context, ref string) (string, error) {
 	return id, err
 }
 
-// requester says for whom an operation is asked: an operator's wish is told from a user's.
+// requester says for whom an operation is asked: an operator's request is told from a user's.
 func requester(ctx context.Context) string {
 	if p, ok := rpc.PersonFrom(ctx); ok && p.Operator() {
 		return "admin"

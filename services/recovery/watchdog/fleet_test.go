@@ -344,7 +344,7 @@ func TestSameErrorAtManyTenantsIsOneIncident(t *testing.T) {
 	}
 }
 
-// A cancel is a wish, not a failure; a stall at the same step is one.
+// A cancel is a request, not a failure; a stall at the same step is one.
 func TestWhatCountsAsAClass(t *testing.T) {
 	k := newKit(t)
 	for _, tenant := range []string{"a", "b", "c"} {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// tenant of all wishes.
+// tenant of all requests.
 const tenant = "acme"
 
 func createTenant(t test, c *cluster.Cluster) {
@@ -97,18 +97,18 @@ func insistUnlessFinal(ctx context.Context, what string, limit time.Duration, do
 }
 
 // createAll creates them all at once and waits for the answers.
-func createAll(ctx context.Context, c *cluster.Cluster, wishes []*request) error {
+func createAll(ctx context.Context, c *cluster.Cluster, requests []*request) error {
 	var wg sync.WaitGroup
-	errs := make([]error, len(wishes))
-	for i, w := range wishes {
+	errs := make([]error, len(requests))
+	for i, w := range requests {
 		wg.Go(func() { errs[i] = w.create(ctx, c) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-// checkRequests holds that each wish has exactly one workspace, by the operation that it was answered, and that the doomed alone failed.
-func checkRequests(t test, c *cluster.Cluster, wishes []*request) {
+// checkRequests holds that each request has exactly one workspace, by the operation that it was answered, and that the doomed alone failed.
+func checkRequests(t test, c *cluster.Cluster, requests []*request) {
 	t.Helper()
 	byName := map[string][]*readmodelv1.Workspace{}
 	for _, ws := range workspaces(t, c) {
@@ -116,10 +116,10 @@ func checkRequests(t test, c *cluster.Cluster, wishes []*request) {
 	}
 	var slowest time.Duration
 	calls := 0
-	for _, w := range wishes {
+	for _, w := range requests {
 		got := byName[w.name]
 		if len(got) != 1 || got[0].GetWorkspaceId() != w.workspace {
-			t.Errorf("the wish %s for workspace %s has %d workspaces: %v", w.name, w.workspace, len(got), got)
+			t.Errorf("the request %s for workspace %s has %d workspaces: %v", w.name, w.workspace, len(got), got)
 			continue
 		}
 		if !w.doomed && got[0].GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_FAILED {
@@ -131,5 +131,5 @@ func checkRequests(t test, c *cluster.Cluster, wishes []*request) {
 		slowest = max(slowest, w.answeredIn)
 		calls += w.calls
 	}
-	t.Logf("%d wishes, %d calls, the slowest answer after %.1f s", len(wishes), calls, slowest.Seconds())
+	t.Logf("%d requests, %d calls, the slowest answer after %.1f s", len(requests), calls, slowest.Seconds())
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// The key that the puppet's tasks are signed with.
+// The key that the fake agent's tasks are signed with.
 var (
 	fakeAgentKey          = envelope.NewKey(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
 	fakeAgentVerifiers, _ = envelope.NewVerifierSet(fakeAgentKey.Public())
@@ -95,7 +95,7 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 		w.launches[k]++
 		w.instances[k] = &worldInstance{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
 	}
-	return placement.Launched{ProviderID: "puppet:" + k}, nil
+	return placement.Launched{ProviderID: "fake:" + k}, nil
 }
 
 // End ends an instance and all that stands on it.
@@ -134,7 +134,7 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 		if err != nil {
 			return nil, err
 		}
-		i := placement.Instance{WorkspaceID: workspaceID, Epoch: n, InstanceID: b.instance, ProviderID: "puppet:" + k, StartedAt: time.Unix(1, 0)}
+		i := placement.Instance{WorkspaceID: workspaceID, Epoch: n, InstanceID: b.instance, ProviderID: "fake:" + k, StartedAt: time.Unix(1, 0)}
 		if b.ended {
 			i.EndedAt = time.Unix(2, 0)
 		}
@@ -142,7 +142,7 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 	}
 	for k, n := range w.strays {
 		out = append(out, placement.Instance{
-			WorkspaceID: k.workspaceID, Epoch: k.epoch, ProviderID: "puppet:" + k.String(), StartedAt: time.Unix(1, 0), EndedAt: time.Unix(2, 0), Strays: n,
+			WorkspaceID: k.workspaceID, Epoch: k.epoch, ProviderID: "fake:" + k.String(), StartedAt: time.Unix(1, 0), EndedAt: time.Unix(2, 0), Strays: n,
 			StraysAt: w.straysAt,
 		})
 	}
@@ -158,7 +158,7 @@ func (w *world) Standing(ctx context.Context) ([]placement.Instance, error) {
 // anyJoin stands for recovery's signature, which other tests hold: the state names what the session names.
 type anyJoin struct{}
 
-// Verify reads the state that the puppet wrote.
+// Verify reads the state that the fake agent wrote.
 func (anyJoin) Verify(signed []byte) (joinstate.State, error) {
 	part := strings.Split(string(signed), "|")
 	if len(part) != 2 {
@@ -305,7 +305,7 @@ func (w *world) effect(b *worldInstance, o *nodev1.TaskOffer) (proto.Message, er
 		}
 		return out, nil
 	default:
-		return nil, fmt.Errorf("the puppet does not do %s", t.Type)
+		return nil, fmt.Errorf("the fake agent does not do %s", t.Type)
 	}
 }
 

@@ -108,7 +108,7 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 		w.launches[k]++
 		w.instances[k] = &worldInstance{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
 	}
-	return placement.Launched{ProviderID: "puppet:" + k}, nil
+	return placement.Launched{ProviderID: "fake:" + k}, nil
 }
 
 // End ends an instance and all that stands on it.
@@ -170,7 +170,7 @@ func (w *world) standing() []string {
 // anyJoin stands for recovery's signature, which other tests hold: the state names what the session names.
 type anyJoin struct{}
 
-// Verify reads the state that the puppet wrote.
+// Verify reads the state that the fake agent wrote.
 func (anyJoin) Verify(signed []byte) (joinstate.State, error) {
 	part := strings.Split(string(signed), "|")
 	if len(part) != 2 {
@@ -387,7 +387,7 @@ func (w *world) effect(b *worldInstance, o *nodev1.TaskOffer) (proto.Message, er
 		}
 		return out, nil
 	default:
-		return nil, fmt.Errorf("the puppet does not do %s", t.Type)
+		return nil, fmt.Errorf("the fake agent does not do %s", t.Type)
 	}
 }
 

@@ -28,7 +28,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// cluster is lifecycle in several replicas over one database, with the puppet world around it.
+// cluster is lifecycle in several replicas over one database, with the fake world around it.
 type cluster struct {
 	t     *testing.T
 	db    *testkit.Database
