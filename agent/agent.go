@@ -32,7 +32,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ErrReplaced means that the epoch of this instance has ended or was replaced by a later one: it must not be started again.
+// ErrReplaced means that the epoch of this instance has ended or was replaced by a later one: it must not be started
+// again.
 var ErrReplaced = errors.New("the epoch of this instance is over")
 
 // Deps are what an Agent needs.
@@ -40,7 +41,7 @@ type Deps struct {
 	Logger *slog.Logger
 }
 
-// Agent is one node agent.
+// Agent is one node agent, with all parts that New has opened.
 type Agent struct {
 	cfg    Config
 	deps   Deps
@@ -59,21 +60,21 @@ type Agent struct {
 
 	refusals  refusals
 	verifiers atomic.Pointer[envelope.VerifierSet]
-	// keysRefused says that a list of keys of tasks was refused and that the control plane has not been told.
+	// keysRefused is true after a list of task keys was refused, until the refusal was reported to the control plane.
 	keysRefused atomic.Bool
-	// autoRecovery is what the last policy said of it; nil: what enrolment said.
+	// autoRecovery is the setting of the last policy; nil: the setting from enrolment applies.
 	autoRecovery atomic.Pointer[bool]
-	executor     chan *task.Executor // handed from the session's loop to the task's, once
+	executor     chan *task.Executor // sent once, by the session's loop to the tasks' loop
 	mu           sync.Mutex          // guards what follows, and ledger until there are tasks
 	tasks        *task.Executor
 	client       *session.Client
-	lastSeen     time.Time // when a session was admitted last: diagnostics since then are told
+	lastSeen     time.Time // when a session was admitted last: Hello brings the diagnostics since then
 	nudge        chan struct{}
 	outputs      chan *nodev1.OutputRequest
 }
 
-// New opens everything that this agent owns on its host, and reports all problems of cfg. Another agent on the same directory is *identity.LockedError.
-// Close ends what New opened.
+// New opens everything that this agent owns on its host, and reports all problems of cfg. Another agent on the same
+// directory is *identity.LockedError. Close ends what New opened.
 func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 	cfg = cfg.withDefaults()
 	offset, offsetErr := clock.OffsetFromEnvironment()
@@ -128,7 +129,7 @@ func (a *Agent) open(ctx context.Context) error {
 	return a.openOps(ctx)
 }
 
-// openLedger opens the task ledger as the node's; an empty id leaves it nobody's until there is one.
+// openLedger opens the task ledger as the node's. With an empty id the ledger is bound to no node until there is one.
 func (a *Agent) openLedger(ctx context.Context, nodeID string) (*ledger.Ledger, error) {
 	l, err := ledger.Open(ledger.Config{
 		Path: filepath.Join(a.cfg.StateDir, LedgerFile), NodeID: nodeID, MoveCorruptAside: !a.cfg.KeepCorruptLedger, Now: a.clock.Wall,
@@ -165,7 +166,7 @@ func (a *Agent) bindLedgerLocked(ctx context.Context, nodeID string) error {
 	return err
 }
 
-// openHost opens what touches workspaces.
+// openHost opens the parts that touch workspaces: uids, host facts, the workload runtime and storage.
 func (a *Agent) openHost(ctx context.Context) error {
 	root := os.Getuid() == 0
 	if strings.HasPrefix(filepath.Clean(a.cfg.WorkDir)+"/", filepath.Clean(a.cfg.StateDir)+"/") {
@@ -201,11 +202,12 @@ func (a *Agent) openHost(ctx context.Context) error {
 			a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "workspaces cannot reach their directories", slog.Any("error", err))
 		}
 	}
-	a.facts.refresh(ctx) // again, since the directories are there now: what the first session tells of the host stands until something changes
+	// again, since the directories are there now: the facts of the first session stand until something changes
+	a.facts.refresh(ctx)
 	return nil
 }
 
-// Close lets go of what New opened. Workloads go on.
+// Close closes what New opened. Workloads go on.
 func (a *Agent) Close() error {
 	var problems []error
 	if a.ops != nil {
@@ -226,7 +228,7 @@ func (a *Agent) Close() error {
 	return errors.Join(problems...)
 }
 
-// OpsAddr is where metrics and health are served; empty without OpsListen.
+// OpsAddr returns the address on which metrics and health are served; empty without OpsListen.
 func (a *Agent) OpsAddr() string {
 	if a.ops == nil {
 		return ""
@@ -234,8 +236,8 @@ func (a *Agent) OpsAddr() string {
 	return a.ops.Addr()
 }
 
-// Run works until ctx ends (nil; workloads go on), or until this instance is replaced (ErrReplaced; its workloads are stopped first), and closes what New
-// opened. It is called once.
+// Run works until ctx ends (nil; workloads go on), or until this instance is replaced (ErrReplaced; its workloads are
+// stopped first), and closes what New opened. It is called once.
 func (a *Agent) Run(ctx context.Context) error {
 	tasks := []app.Task{
 		{Name: "session", Phase: app.PhaseDrain, Run: a.hold},
@@ -254,7 +256,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(err, a.Close())
 }
 
-// Enrol makes this host a node, with dir as its operator's bundle if one is named, and returns when a certificate is held. It is not called beside Run.
+// Enrol makes this host a node, with dir as its operator's bundle if one is named, and returns once it holds a
+// certificate. It must not be called while Run runs.
 func (a *Agent) Enrol(ctx context.Context, bundle string) error {
 	if bundle != "" {
 		err := a.store.InstallBundle(bundle)
@@ -277,7 +280,7 @@ func (a *Agent) Enrol(ctx context.Context, bundle string) error {
 	return a.replaced(ctx, a.enrol.Run(ctx))
 }
 
-// Node is who this host is.
+// Node returns the identity of this host; false before its first enrolment.
 func (a *Agent) Node() (identity.Node, bool) { return a.store.Node() }
 
 // execute runs the tasks once there is a node to run them for.
@@ -290,7 +293,7 @@ func (a *Agent) execute(ctx context.Context) error {
 	}
 }
 
-// readVerifiers takes the task verifiers of node-agent.env. Without any, no task is accepted.
+// readVerifiers loads the task verifiers from node-agent.env. Without any, no task is accepted.
 func (a *Agent) readVerifiers() error {
 	set, err := a.store.TaskKeys()
 	if err != nil {
@@ -300,7 +303,8 @@ func (a *Agent) readVerifiers() error {
 	return nil
 }
 
-// prepare makes the parts that need an identity, once, and takes what a new enrolment changed.
+// prepare makes the parts that need an identity, once, and loads the task verifiers again, which a new enrolment may
+// have changed.
 func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	if err := a.readVerifiers(); err != nil {
 		return err

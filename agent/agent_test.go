@@ -37,7 +37,7 @@ func TestEnrolsConnectsWorksAndComesBack(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
 	enrolled(t, m, cfg)
-	enrolled(t, m, cfg) // the same bundle again does nothing
+	enrolled(t, m, cfg) // the same bundle again changes nothing
 	if m.instances != 1 {
 		t.Fatalf("%d enrolments", m.instances)
 	}
@@ -72,7 +72,7 @@ func TestEnrolsConnectsWorksAndComesBack(t *testing.T) {
 	noSecrets(t, cfg)
 }
 
-// noSecrets wants the token nowhere under the state directory: it was spent.
+// noSecrets fails the test if a file under the state directory has the token, which was spent.
 func noSecrets(t *testing.T, cfg agent.Config) {
 	t.Helper()
 	for _, dir := range []string{cfg.EtcDir, cfg.StateDir} {
@@ -214,7 +214,8 @@ func TestConfigProblemsAreReportedTogether(t *testing.T) {
 	}
 }
 
-// TestTheBinaryLinksOnlyWhatAHostNeeds: an agent that links a database driver or the authority is one more thing to patch on every machine.
+// TestTheBinaryLinksOnlyWhatAHostNeeds: an agent that linked a database driver or the authority would have to be
+// patched for them on every machine.
 func TestTheBinaryLinksOnlyWhatAHostNeeds(t *testing.T) {
 	testkit.IO(t)
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "github.com/gpuaas/mesh/cmd/gpuaas-node-agent").Output()

@@ -20,35 +20,35 @@ const (
 	DefaultUIDDir = "/var/lib/gpuaas-uids"
 )
 
-// Config is how an agent runs. Zero fields take the defaults named here.
+// Config configures an agent. Zero fields take the defaults named here.
 type Config struct {
 	EtcDir   string // default DefaultEtcDir
 	StateDir string // default DefaultStateDir
-	// WorkDir holds what workspaces see of the host: storage and working directories. Every directory above it must be open to traversal by others.
-	// Default: `workspaces` in StateDir.
+	// WorkDir has the parts of the host that workspaces see: storage and working directories. Every directory above it
+	// must be open to traversal by others. Default: `workspaces` in StateDir.
 	WorkDir string
 	UIDDir  string // default DefaultUIDDir; unused without root
 
-	SimulatedGPUs int    // declared instead of found; zero looks for real ones
+	SimulatedGPUs int    // declared instead of found; zero: the host is scanned for real ones
 	OpsListen     string // loopback host:port for metrics and health; empty: none
 	Version       string // of this build
 
-	// KeepCorruptLedger makes a task ledger that cannot be read an error. Else it is set aside and a new one begins: the control plane sees that it is
-	// another, and asks what became of what had been started.
+	// KeepCorruptLedger makes a task ledger that cannot be read an error. Else it is set aside and a new one begins: the
+	// control plane sees another ledger id, and asks what became of the tasks that had been started.
 	KeepCorruptLedger bool
 
 	Session session.Config
 	Enrol   enrol.Config
 
-	FactsEvery   time.Duration // between two looks at the host. Default 60 s
+	FactsEvery   time.Duration // between two scans of the host. Default 60 s
 	RoomEvery    time.Duration // between two checks for room on the disks. Default 5 s
 	ObserveEvery time.Duration // between two full observations of the workloads. Default 60 s
 	ObserveLeast time.Duration // between two observations because of changes. Default 500 ms
 	SlowRetry    time.Duration // where only an operator can help. Default 60 s
-	TrustEvery   time.Duration // between two looks at the trust bundle's file. Default 10 s
+	TrustEvery   time.Duration // between two reads of the trust bundle's file. Default 10 s
 }
 
-// Default is an installed agent.
+// Default returns the configuration of an installed agent.
 func Default() Config { return Config{}.withDefaults() }
 
 func (c Config) withDefaults() Config {
@@ -76,16 +76,16 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ConfigError says what is wrong with a Config, all of it.
+// ConfigError reports all problems of a Config.
 type ConfigError struct{ Problems error }
 
 // Error lists the problems.
 func (e *ConfigError) Error() string { return "configuration: " + e.Problems.Error() }
 
-// Unwrap is the list.
+// Unwrap returns the problems.
 func (e *ConfigError) Unwrap() error { return e.Problems }
 
-// Validate reports every problem.
+// Validate returns every problem of c, joined; nil if there is none.
 func (c Config) Validate() error {
 	var problems []error
 	for _, dir := range []struct{ name, path string }{

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// Serve does for a workspace what its first tasks ask of an agent that is not connected: it takes one into the ledger, and makes its storage.
+// Serve does the first work for a workspace on an agent that is not connected: it takes a task into the ledger, and
+// makes the workspace's storage.
 func Serve(ctx context.Context, a *Agent, workspaceID string) error {
 	_, err := a.ledger.Deliver(ctx, ledger.Delivery{
 		Key: ledger.Key{TaskID: ids.New(), Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE, WorkspaceID: workspaceID, Epoch: 1, OpSeq: 1,

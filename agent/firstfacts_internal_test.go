@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestTheFirstFactsStand holds that what an agent tells of its host at its first session is what it finds a minute later: a difference would be told to the
-// control plane and written there, by each machine.
+// TestTheFirstFactsStand checks that the facts of the first session are those of a minute later: each machine would
+// report a difference to the control plane, which would write it.
 func TestTheFirstFactsStand(t *testing.T) {
 	testkit.IO(t)
 	dir := t.TempDir()

@@ -37,7 +37,7 @@ func (a *Agent) enrolFacts() enrol.Facts {
 	return enrol.Facts{AgentVersion: a.cfg.Version, BootID: hostfacts.BootID(), Host: a.facts.now(), Profile: a.profile()}
 }
 
-// hooks joins the session with the tasks.
+// hooks returns the session's hooks, which connect it with the executor, the workloads and the host's facts.
 func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 	return session.Hooks{
 		Hello: func(hello *nodev1.Hello) {
@@ -94,8 +94,8 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 	}
 }
 
-// runList lets what the control plane lists be started. An older one lists nothing: its admission alone says that this node is not replaced, and what is
-// deployed may start.
+// runList allows the runtime to start the workspaces' epochs on the control plane's list. An older control plane sends
+// no list: its admission alone means that this node is not replaced, and every deployed workload may start.
 func (a *Agent) runList(_ context.Context, list *nodev1.RunList) {
 	if list == nil || list.GetUnlisted() {
 		a.work.SetRunAll()
@@ -115,7 +115,8 @@ func (a *Agent) wakeObserver() {
 	}
 }
 
-// observe tells the control plane of the workloads: at once when one changed, all of them at the start of a session and every ObserveEvery.
+// observe reports the workloads to the control plane: those that changed at once, all of them at the start of a session
+// and every ObserveEvery.
 func (a *Agent) observe(ctx context.Context) error {
 	told := map[string]observation.Digest{}
 	full := time.NewTicker(a.cfg.ObserveEvery)
@@ -148,7 +149,8 @@ func (a *Agent) pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// observeOnce queues an observation for each workspace whose last one differs. What the session does not take is told again later.
+// observeOnce queues an observation for each workspace whose last one differs. An observation that the session does not
+// take is sent by a later call.
 func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Digest) {
 	a.mu.Lock()
 	client := a.client
@@ -186,7 +188,8 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Dig
 	}
 }
 
-// observeStorage returns which directories a workspace has; nil, which is no evidence, if they cannot be read or are too many for one frame.
+// observeStorage returns which directories a workspace has. It returns nil if they cannot be read or are too many for
+// one frame: a nil report is no evidence about them.
 func (a *Agent) observeStorage(ctx context.Context, workspaceID string) *nodev1.StorageReport {
 	present, err := a.disk.Names(workspaceID)
 	if err != nil {
@@ -199,7 +202,7 @@ func (a *Agent) observeStorage(ctx context.Context, workspaceID string) *nodev1.
 	return &nodev1.StorageReport{Names: present}
 }
 
-// facts is what is known of the host, and what of it was told.
+// facts holds the last facts of the host, and those that were last sent to the control plane.
 type facts struct {
 	cfg  hostfacts.Config
 	mu   sync.Mutex
@@ -218,7 +221,7 @@ func (f *facts) refresh(ctx context.Context) {
 	f.seen = seen
 }
 
-// setRoom puts what was found of the disks into the facts.
+// setRoom puts the state of the disks into the facts.
 func (f *facts) setRoom(found *commonv1.StateDisk) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -226,7 +229,7 @@ func (f *facts) setRoom(found *commonv1.StateDisk) {
 	if f.seen == nil {
 		return
 	}
-	seen := proto.CloneOf(f.seen) // what was told is not changed after the fact
+	seen := proto.CloneOf(f.seen) // the message may have been sent already and must not change
 	seen.StateDisk = found
 	f.seen = seen
 }
@@ -237,7 +240,7 @@ func (f *facts) now() *commonv1.HostFacts {
 	return f.seen
 }
 
-// tell returns all facts and takes them for told.
+// tell returns all facts and marks them as sent.
 func (f *facts) tell() *commonv1.HostFacts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -245,7 +248,7 @@ func (f *facts) tell() *commonv1.HostFacts {
 	return f.seen
 }
 
-// changed returns the facts if they are others than those told.
+// changed returns the facts and marks them as sent, if they differ from those sent last; else nil.
 func (f *facts) changed() *commonv1.HostFacts {
 	f.mu.Lock()
 	defer f.mu.Unlock()

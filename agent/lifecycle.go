@@ -18,7 +18,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// hold keeps this host a node with a session: it enrols where it must and comes back from every refusal that a person or the control plane can lift.
+// hold keeps this host enrolled and its session open: it enrols where it must, and tries again after every refusal that
+// a person or the control plane can lift.
 func (a *Agent) hold(ctx context.Context) error {
 	roots, err := a.enrolled(ctx)
 	if err != nil {
@@ -29,7 +30,7 @@ func (a *Agent) hold(ctx context.Context) error {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		_ = pki.Watch(watch, a.deps.Logger, a.cfg.TrustEvery, roots) // answers nil when its context ends
+		_ = pki.Watch(watch, a.deps.Logger, a.cfg.TrustEvery, roots) // returns nil when its context ends
 	}()
 	defer func() { cancel(); <-watched }()
 	for {
@@ -51,14 +52,14 @@ func (a *Agent) hold(ctx context.Context) error {
 			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "trust bundle not read again", slog.Any("error", err))
 		}
 		if again, _ := a.store.Node(); again.NodeID != node.NodeID {
-			// The ledger, the gate of the tasks and everything logged belong to the node before.
+			// The ledger, the gate of the tasks and the logger's attributes belong to the previous node.
 			return fmt.Errorf("this host was enrolled as another node (%s, was %s): start the agent again", again.NodeID, node.NodeID)
 		}
 	}
 }
 
-// takeRoots stores which roots of services are trusted by a list of the control plane; the bundle is read again from its
-// file (TrustEvery).
+// takeRoots stores the roots of services that follow from a list of the control plane. The watch reads the bundle again
+// from its file within TrustEvery.
 func (a *Agent) takeRoots(ctx context.Context, links []pki.RootLink) error {
 	changed, err := a.store.TakeServiceRoots(links)
 	if changed {
@@ -67,7 +68,7 @@ func (a *Agent) takeRoots(ctx context.Context, links []pki.RootLink) error {
 	return err
 }
 
-// enrolled waits until this host holds an identity and the trust to use it with.
+// enrolled waits until this host has an identity, and returns the trust bundle to use it with.
 func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
 	for !a.holds() {
 		if err := a.waitIfStopped(ctx, a.enrol.Run(ctx)); err != nil {
@@ -79,20 +80,21 @@ func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
 		if err == nil {
 			return roots, nil
 		}
-		// An operator's bundle brings it; nobody else can.
+		// Only an operator's bundle can bring it.
 		if err := a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, "trust bundle for the node API: "+err.Error()); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// holds says whether this host has an identity, be its certificate good or not.
+// holds reports whether this host has an identity, be its certificate good or not.
 func (a *Agent) holds() bool {
 	_, ok := a.store.Node()
 	return ok && (a.store.Certificate() != nil || a.store.Other() != nil)
 }
 
-// waitIfStopped waits at the slow cadence after a refusal that only a person can lift; every other error is the end.
+// waitIfStopped waits at the slow cadence after a refusal that only a person can lift. It returns every other error,
+// which ends the agent.
 func (a *Agent) waitIfStopped(ctx context.Context, err error) error {
 	stop, ok := errors.AsType[*enrol.StopError](err)
 	if !ok || ends(stop.Denial) {
@@ -101,14 +103,15 @@ func (a *Agent) waitIfStopped(ctx context.Context, err error) error {
 	return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 }
 
-// refused follows a session's end that the session itself cannot mend. nil means: try again.
+// refused acts on a session's end that the session itself cannot repair: it enrols again or waits. It returns nil if
+// the caller is to try again.
 func (a *Agent) refused(ctx context.Context, err error) error {
 	if stop, ok := errors.AsType[*session.StopError](err); ok {
 		if ends(stop.Denial) {
 			return a.replaced(ctx, err)
 		}
-		// Retired, copied, mismatched: nothing that this host does will help, but a person may lift it or bring a bundle, and a host whose agent has
-		// ended tells nobody anything.
+		// Retired, copied, mismatched: this host cannot lift these refusals, but a person may, or may bring a bundle. The
+		// agent waits for that instead of ending, since a host without an agent reports nothing.
 		if a.store.Token() == "" {
 			return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 		}
@@ -127,7 +130,8 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 	return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED, detail)
 }
 
-// mayEnrol says whether there is a token to enrol with. Where automatic recovery is off only what an operator issued counts.
+// mayEnrol reports whether there is a token to enrol with. Where automatic recovery is off, only a token that an
+// operator issued counts.
 func (a *Agent) mayEnrol() bool {
 	token := a.store.Token()
 	if token == "" {
@@ -142,7 +146,7 @@ func (a *Agent) mayEnrol() bool {
 	return !ok || allowed || byOperator
 }
 
-// blocked records why nothing goes on, waits at the slow cadence and reads node-agent.env again.
+// blocked records why the agent cannot go on, waits at the slow cadence and reads node-agent.env again.
 func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
 	wait := a.cfg.SlowRetry/2 + a.jitter(a.cfg.SlowRetry/2)
 	a.meters.retry(code)
@@ -173,7 +177,8 @@ func ends(denial *fault.Error) bool {
 	return denial.Reason == commonv1.Reason_REASON_EPOCH_SUPERSEDED || denial.Reason == commonv1.Reason_REASON_EPOCH_ENDED
 }
 
-// replaced makes ErrReplaced of a stop that is for good, once the workloads of this instance are stopped: whoever has its workspace now must not meet them.
+// replaced returns ErrReplaced for a refusal that ends this instance, after it has stopped the instance's workloads:
+// the instance that has the workspace now must not run beside them. Other errors are returned.
 func (a *Agent) replaced(ctx context.Context, err error) error {
 	if denial, ok := fault.As(err); ok && ends(denial) {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "this instance has been replaced: its workloads are stopped, and then the agent ends",
@@ -202,7 +207,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// profile is where this agent believes its control plane to be.
+// profile returns the endpoints of the control plane that this agent uses, and how it was installed.
 func (a *Agent) profile() *commonv1.ProfileFacts {
 	env := a.store.Env()
 	node, _ := a.store.Node()

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestACrashLoopIsReportedOnce: an agent reports a workload that exits again and again when it enters the loop, by the number of restarts that the control plane
-// asks for, and not with each restart.
+// TestACrashLoopIsReportedOnce: an agent reports a workload that exits again and again when it enters the loop, by the
+// number of restarts in the control plane's policy, and not with each restart.
 func TestACrashLoopIsReportedOnce(t *testing.T) {
 	testkit.IO(t)
 	m := newMesh(t)

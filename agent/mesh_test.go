@@ -65,10 +65,10 @@ type mesh struct {
 	enrolFail error
 	results   chan *nodev1.TaskResult
 	frames    chan string
-	host      *commonv1.HostFacts // as told last
+	host      *commonv1.HostFacts // as reported last
 	told      []*commonv1.Diagnostic
 	keys      []*nodev1.TaskKey // of Welcome
-	accepted  chan []string     // as agents report of the keys of tasks
+	accepted  chan []string     // the ids of task keys that agents report
 	streams   []grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
 }
 
@@ -327,7 +327,7 @@ func (m *mesh) waitObserved(workspace string, phase nodev1.WorkloadPhase) {
 	}
 }
 
-// cut ends the last session in a way that the agent mends by itself.
+// cut ends the last session with an error after which the agent reconnects by itself.
 func (m *mesh) cut() {
 	m.t.Helper()
 	denied := fault.ToDenial(fault.New(commonv1.Reason_REASON_UNAVAILABLE, ""), "")
@@ -372,7 +372,7 @@ func open(t *testing.T, cfg agent.Config) *agent.Agent {
 	return a
 }
 
-// run starts an agent and answers how to end it.
+// run starts an agent, and returns a function that ends it and a channel with its error.
 func run(t *testing.T, a *agent.Agent) (func() error, <-chan error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

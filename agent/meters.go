@@ -67,7 +67,7 @@ func (a *Agent) openOps(ctx context.Context) error {
 		a.mu.Lock()
 		l := a.ledger
 		a.mu.Unlock()
-		if l == nil { // it could not be opened for the node that this host became
+		if l == nil { // it could not be opened for the node as which this host was enrolled
 			return 0
 		}
 		return float64(l.Stats().Open)

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestAWipedDirectoryIsReported: the agent reports the directories of a workspace with its workloads, and reports anew when one is gone.
+// TestAWipedDirectoryIsReported: the agent reports the directories of a workspace with its workloads, and reports anew
+// when one is gone.
 func TestAWipedDirectoryIsReported(t *testing.T) {
 	testkit.IO(t)
 	m := newMesh(t)

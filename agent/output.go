@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	outputsWaiting = 4               // requests for output that wait for their turn
+	outputsWaiting = 4               // requests for output that may wait
 	outputWithin   = 4 * time.Second // of one read; the control plane waits a little longer
 )
 
@@ -28,7 +28,7 @@ func (a *Agent) askOutput(ctx context.Context, req *nodev1.OutputRequest) {
 	}
 }
 
-// readOutputs returns requests for output, one at a time, until ctx ends.
+// readOutputs serves requests for output, one at a time, until ctx ends.
 func (a *Agent) readOutputs(ctx context.Context) error {
 	for {
 		select {
@@ -60,7 +60,7 @@ func (a *Agent) tellOutput(ctx context.Context, chunk *nodev1.OutputChunk) {
 	if client == nil {
 		return
 	}
-	if err := client.Output(chunk); err != nil { // who asked is told that the session ended, or that nothing came
+	if err := client.Output(chunk); err != nil { // the control plane notices that the session ended, or that nothing came
 		a.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "output not sent", slog.Any("error", err))
 	}
 }

@@ -15,18 +15,19 @@ import (
 
 const codeKeysRefused = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED
 
-// refusalEvery bounds the records of one reason: whoever floods an agent with bad offers must neither wear out its disk nor push the rest of the record
-// out of its bounds. Every refusal is counted and logged.
+// refusalEvery bounds the records of one reason: a peer that floods an agent with bad offers must neither wear out its
+// disk nor push the other entries out of the bounded record. Every refusal is counted and logged.
 const refusalEvery = 10 * time.Minute
 
-// refusals remembers which were recorded.
+// refusals remembers when a refusal of each reason was last recorded.
 type refusals struct {
 	mu   sync.Mutex
 	last map[commonv1.Reason]time.Time
 	more map[commonv1.Reason]int // since the last record
 }
 
-// due says whether a refusal of this reason is recorded now, and how many were not since the last one that was.
+// due reports whether a refusal of this reason is to be recorded now, and returns how many were not recorded since the
+// last one that was.
 func (r *refusals) due(reason commonv1.Reason, now time.Time) (int, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,7 +43,8 @@ func (r *refusals) due(reason commonv1.Reason, now time.Time) (int, bool) {
 	return more, true
 }
 
-// reportKeysRefused sends the diagnostic of a list of the keys of tasks that was refused, once. Without a session it is sent after the next admission.
+// reportKeysRefused sends the diagnostic of a refused list of task keys, once. Without a session it is sent after the
+// next admission.
 func (a *Agent) reportKeysRefused() {
 	if !a.keysRefused.Load() {
 		return
@@ -53,7 +55,7 @@ func (a *Agent) reportKeysRefused() {
 	}
 }
 
-// refusedTask counts a task that was not taken, and leaves evidence of it on the disk.
+// refusedTask counts a task that was refused, and records it on the disk at most once per refusalEvery and reason.
 func (a *Agent) refusedTask(ctx context.Context, r task.Refusal) {
 	a.meters.refusedTask(r.Reason)
 	more, due := a.refusals.due(r.Reason, r.At)

@@ -19,7 +19,7 @@ func TestRecordsOfRefusalsAreBounded(t *testing.T) {
 	}{
 		{0, forged, 0, true},
 		{time.Second, forged, 0, false},
-		{time.Second, wrong, 0, true}, // a reason that is rare is not lost in a flood of another
+		{time.Second, wrong, 0, true}, // a rare reason is recorded during a flood of another one
 		{refusalEvery - time.Second, forged, 0, false},
 		{refusalEvery, forged, 2, true},
 		{refusalEvery + time.Second, wrong, 0, true},

@@ -25,7 +25,8 @@ const (
 	codeStateFile = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED
 )
 
-// openRoom begins to watch the directories that this agent writes to, and opens the reserve for what it cannot do without.
+// openRoom begins to watch the directories that this agent writes to, and opens the reserve for its identity and
+// diagnostics.
 func (a *Agent) openRoom(ctx context.Context) error {
 	const closed = 0o700
 	if err := os.MkdirAll(a.cfg.StateDir, closed); err != nil {
@@ -42,7 +43,7 @@ func (a *Agent) openRoom(ctx context.Context) error {
 	return nil
 }
 
-// openDiagnostics opens the diagnostic record, whatever stands there.
+// openDiagnostics opens the diagnostic record. A file that cannot be read as one is set aside and reported.
 func (a *Agent) openDiagnostics(ctx context.Context) error {
 	var err error
 	if a.diag, err = diag.Open(diag.Config{Path: filepath.Join(a.cfg.StateDir, DiagnosticsFile), Now: a.clock.Wall, Room: a.spare}); err != nil {
@@ -54,7 +55,7 @@ func (a *Agent) openDiagnostics(ctx context.Context) error {
 	return nil
 }
 
-// problems records what was found broken of the agent's own files.
+// problems logs and records which of the agent's own files were found broken.
 func (a *Agent) problems(ctx context.Context, of string, found []string) {
 	for _, problem := range found {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "state file problem", slog.String("of", of), slog.String("problem", problem))
@@ -62,27 +63,27 @@ func (a *Agent) problems(ctx context.Context, of string, found []string) {
 	}
 }
 
-// record keeps a diagnostic for which nothing is tried again.
+// record keeps a diagnostic after which nothing is tried again.
 func (a *Agent) record(ctx context.Context, code commonv1.DiagnosticCode, detail string) {
 	if err := a.noted(a.diag.Record(code, detail, 0)); err != nil {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 	}
 }
 
-// noted tells the watch of an error that speaks of room, and answers it.
+// noted passes err to the watch, which notes errors for want of room, and returns err.
 func (a *Agent) noted(err error) error {
 	a.room.Note(err)
 	return err
 }
 
-// recordExit records why this agent cannot start, so that a host whose supervisor starts it again and again says why. The directory of another agent is
-// left alone.
+// recordExit records why this agent cannot start, so that the record of a host whose supervisor starts the agent again
+// and again has the cause. The directory of another agent is left alone.
 func (a *Agent) recordExit(ctx context.Context, why error) {
 	if _, other := errors.AsType[*identity.LockedError](why); other || a.room == nil {
 		return
 	}
 	if a.diag == nil && a.openDiagnostics(ctx) != nil {
-		return // there is nowhere to leave it but the log
+		return // the error is in the log only
 	}
 	code := codeStateFile
 	if room.IsFull(why) {
@@ -91,7 +92,8 @@ func (a *Agent) recordExit(ctx context.Context, why error) {
 	a.record(ctx, code, "the agent cannot start: "+why.Error())
 }
 
-// watchRoom checks the disks until ctx ends, and tells of every change: in the host's record, over the stream, and as a fact of the host.
+// watchRoom checks the disks until ctx ends, and reports every change: in the host's record, over the stream, and as a
+// fact of the host.
 func (a *Agent) watchRoom(ctx context.Context) error {
 	ticker := time.NewTicker(a.cfg.RoomEvery)
 	defer ticker.Stop()
@@ -111,7 +113,8 @@ func (a *Agent) watchRoom(ctx context.Context) error {
 	}
 }
 
-// checkRoom checks once. It answers what is to be told over the stream; nil: nothing changed. The first check ends what an earlier agent began.
+// checkRoom checks once. It returns the report to send over the stream; nil: nothing changed. The first check also ends
+// a diagnostic that an earlier process of the agent recorded.
 func (a *Agent) checkRoom(ctx context.Context, first bool) *nodev1.DiagnosticReport {
 	state, changed := a.room.Check()
 	a.facts.setRoom(diskOf(state))
@@ -145,7 +148,8 @@ func (a *Agent) checkRoom(ctx context.Context, first bool) *nodev1.DiagnosticRep
 	return &nodev1.DiagnosticReport{Diagnostics: []*commonv1.Diagnostic{last.Proto()}}
 }
 
-// tell gives the session a report and says whether it took it. A session that opens later hears of it in Hello.
+// tell gives the session a report and returns whether the session took it. A session that opens later sends it in
+// Hello.
 func (a *Agent) tell(report *nodev1.DiagnosticReport) bool {
 	a.mu.Lock()
 	client := a.client
@@ -165,14 +169,14 @@ func (a *Agent) withDisk(told []*commonv1.Diagnostic) []*commonv1.Diagnostic {
 	return append(told, last.Proto())
 }
 
-// diskOf is the state of the disks as a fact of the host.
+// diskOf returns the state of the disks as a fact of the host.
 func diskOf(s room.State) *commonv1.StateDisk {
 	return &commonv1.StateDisk{
 		Full: s.Full, Path: s.Dir, SizeBytes: s.SizeBytes, FreeBytes: s.FreeBytes, Since: timestamppb.New(s.Since), Detail: s.Detail,
 	}
 }
 
-// noRoom returns why nothing more is made on this host; nil if there is room.
+// noRoom returns the error with which this host refuses to make more; nil if there is room.
 func (a *Agent) noRoom() error {
 	state := a.room.State()
 	if !state.Full {
@@ -181,7 +185,7 @@ func (a *Agent) noRoom() error {
 	return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL, fmt.Sprintf("the node's state directory has no room: %s: %s", state.Dir, state.Detail))
 }
 
-// outOfRoom takes an error of a writer, and lets the next refusal know.
+// outOfRoom passes an error of a writer to the watch: the next check counts it.
 func (a *Agent) outOfRoom(err error) {
 	a.room.Note(err)
 }

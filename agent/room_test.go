@@ -50,7 +50,7 @@ func (m *mesh) storage(workspace string, op int64) *nodev1.TaskResult {
 	return m.result(m.request(workspace, op, commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE, &nodev1.StorageAllocate{Name: "data", SizeBytes: 1 << 20}))
 }
 
-// disk returns what the heartbeats said last of the disk, once it is as wanted.
+// disk returns the last disk state in the heartbeats, once it is as wanted.
 func (m *mesh) disk(full bool) *commonv1.StateDisk {
 	m.t.Helper()
 	var last *commonv1.StateDisk
@@ -80,8 +80,9 @@ func (m *mesh) diagnosed(ended bool) {
 	})
 }
 
-// TestAFullDiskIsToldAndSurvived fills the disk under a connected agent: it keeps its stream and its workload, opens a new session, refuses what would
-// add to the host with the reason, tells of it on the host and over the stream, and works again by itself once there is room.
+// TestAFullDiskIsToldAndSurvived fills the disk under a connected agent: it keeps its stream and its workload, opens a
+// new session, refuses tasks that need more disk space with the reason, reports it in the host's record and over the
+// stream, and works again by itself once there is room.
 func TestAFullDiskIsToldAndSurvived(t *testing.T) {
 	m := newMesh(t)
 	disk := testkit.SmallDisk(t, 24<<20)
@@ -161,7 +162,7 @@ var keyMaterial = []string{
 	"etc/cert.pem", "etc/key.pem", "etc/cert-next.pem", "etc/key-next.pem", "etc/key-pending.pem", journalFile, "etc/node-agent.env", "etc/ca-bundle.crt", "etc/recovery-ca-bundle.crt", "state/node.json", "state/join-state.json",
 }
 
-// damages are what a full disk, a kill or a power cut make of a file that was not written in order.
+// damages are the states in which a full disk, a kill or a power cut can leave a file that was not written in order.
 var damages = []struct {
 	name string
 	of   func(whole []byte) []byte
@@ -174,8 +175,9 @@ var damages = []struct {
 	}},
 }
 
-// TestEveryFileOfTheAgentMayBeLost empties, cuts and half-writes every file that a working agent has on its host, one after the other. The agent starts
-// each time; it serves another workspace, unless the file is key material: then it records which, and a bundle of an operator's brings it back.
+// TestEveryFileOfTheAgentMayBeLost empties, cuts and half-writes every file that a working agent has on its host, one
+// after the other. The agent starts each time; it serves another workspace, unless the file is key material: then it
+// records which, and a bundle of an operator's brings it back.
 func TestEveryFileOfTheAgentMayBeLost(t *testing.T) {
 	m := newMesh(t)
 	root := publicDir(t)
@@ -293,7 +295,7 @@ func issue(m *mesh, s *identity.Store) error {
 	return s.StoreIssued(pki.EncodeChain([][]byte{der}), "")
 }
 
-// prepareFiles makes what the agent writes only at times: the next certificate, a pending key, a diagnostic.
+// prepareFiles makes the files that the agent writes only at times: the next certificate, a pending key, a diagnostic.
 func prepareFiles(t *testing.T, m *mesh, cfg agent.Config) {
 	t.Helper()
 	s, err := identity.Open(identity.Dirs{Etc: cfg.EtcDir, State: cfg.StateDir})
@@ -339,7 +341,7 @@ func workload() *nodev1.WorkloadDeploy {
 	return &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{Name: "app", Command: []string{"/bin/sleep", "100000"}}, StorageName: "data"}
 }
 
-// ownerOf returns whose the storage of workspaceA is.
+// ownerOf returns the uid of the owner of workspaceA's storage.
 func ownerOf(t *testing.T, cfg agent.Config) uint32 {
 	t.Helper()
 	info, err := os.Stat(filepath.Join(cfg.StateDir, "workspaces", "storage", workspaceA, "data"))
@@ -368,7 +370,7 @@ func publicDir(t *testing.T) string {
 	return dir
 }
 
-// filesUnder lists the agent's own files: not what workspaces wrote, nor outputs.
+// filesUnder returns the agent's own files, without files of workspaces and outputs.
 func filesUnder(t *testing.T, root string) []string {
 	t.Helper()
 	var out []string

@@ -14,8 +14,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestTheAgentTakesNewKeysOfTasksWithoutARestart rotates the key by which tasks are signed under a running agent and under one that is away: each task of a
-// key that the agent reports succeeds, a list of a stranger changes nothing, and is told.
+// TestTheAgentTakesNewKeysOfTasksWithoutARestart rotates the key by which tasks are signed under a running agent and
+// under one that is away: each task of a key that the agent reports succeeds, a list with a stranger's keys changes
+// nothing, and is reported.
 func TestTheAgentTakesNewKeysOfTasksWithoutARestart(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())

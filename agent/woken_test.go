@@ -23,8 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// processes are what the record of a workload names: its shim and its first process, and the start that it was last
-// made in.
+// processes are those in the record of a workload: its shim and its first process, with the mark of its last run.
 type processes struct {
 	Run         string
 	Shim, Child struct{ PID int }
@@ -49,7 +48,7 @@ func lives(pid int) bool {
 	return err == nil && pid > 0 && !strings.HasPrefix(after, "Z")
 }
 
-// woken is a host on which the workload "work" of epoch 1 was deployed and of which nothing runs any more, as after a
+// woken returns a host on which the workload "work" of epoch 1 was deployed and none of its processes runs, as after a
 // boot.
 func woken(t *testing.T) (*mesh, agent.Config, string) {
 	t.Helper()
@@ -81,7 +80,7 @@ func woken(t *testing.T) (*mesh, agent.Config, string) {
 	return m, cfg, workspace
 }
 
-// killed ends what a record names: the shim first, which would bring the workload back.
+// killed ends the processes of a record: the shim first, which would bring the workload back.
 func killed(t *testing.T, p processes) {
 	t.Helper()
 	for _, pid := range []int{p.Shim.PID, p.Child.PID} {
@@ -131,8 +130,8 @@ func refusedTimes(t *testing.T, cfg agent.Config, want int64) {
 	})
 }
 
-// Refused for whatever cause, an agent that starts after a boot starts nothing: not for an identity that is unknown,
-// and not for one that is told to stop.
+// An agent that starts after a boot and is refused starts no workload, whether its identity is unknown or is told to
+// stop.
 func TestNothingIsStartedForARefusedIdentity(t *testing.T) {
 	m, cfg, workspace := woken(t)
 	defer func() { killed(t, recorded(t, cfg, workspace)) }()
@@ -160,7 +159,8 @@ func TestNothingIsStartedForARefusedIdentity(t *testing.T) {
 	}
 }
 
-// An agent that is admitted after a boot starts what the control plane lists, once it has listed it.
+// An agent that is admitted after a boot starts the workloads whose epochs the control plane lists, once it has sent
+// the list.
 func TestAfterABootWhatIsListedIsStarted(t *testing.T) {
 	m, cfg, workspace := woken(t)
 	defer func() { killed(t, recorded(t, cfg, workspace)) }()
@@ -203,7 +203,7 @@ func TestAfterABootWhatIsListedIsStarted(t *testing.T) {
 	}
 }
 
-// A control plane of an earlier version lists nothing: its admission is enough.
+// A control plane of an earlier version sends no list: its admission is enough.
 func TestAnOlderControlPlaneListsNothing(t *testing.T) {
 	m, cfg, workspace := woken(t)
 	defer func() { killed(t, recorded(t, cfg, workspace)) }()

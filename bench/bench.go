@@ -1,6 +1,7 @@
-// Package bench holds what all benches share: the form of a result, and the environment it was measured in.
+// Package bench holds the parts that all benches share: the form of a result, and the environment it was measured in.
 //
-// A result is an absolute value beside a raw baseline measured in the same run on the same machine; only their ratio is required to hold.
+// A result is an absolute value beside a raw baseline measured in the same run on the same machine; only their ratio is
+// required to hold.
 package bench
 
 import (
@@ -19,16 +20,16 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Result is what a bench measured.
+// Result is the result of a bench.
 type Result struct {
 	Name     string  `json:"name"`
 	Value    float64 `json:"value"`
 	Unit     string  `json:"unit"`
-	Baseline float64 `json:"baseline"` // in Unit or in what Details says
+	Baseline float64 `json:"baseline"` // in Unit or in the unit that Details names
 	Ratio    float64 `json:"ratio"`    // of Value to Baseline
 	Required float64 `json:"required"` // bound on Ratio
 	Passed   bool    `json:"passed"`
-	// NotJudged is what is required too and could not be held against it here, each with the reason.
+	// NotJudged lists the further requirements that could not be checked here, each with the reason.
 	NotJudged []string `json:"not_judged,omitempty"`
 	// Details are further figures and the environment.
 	Details map[string]any `json:"details,omitempty"`
@@ -71,8 +72,8 @@ func (r Result) WriteText(w io.Writer) error {
 
 var currentSetting = pg.Define(pg.RoleOwner, "bench.current_setting", `SELECT current_setting($1)`)
 
-// Environment names the machine, and the database's version and durability settings if db is not nil. A database without fsync is refused:
-// durability is not simulated.
+// Environment returns a description of the machine, and the database's version and durability settings if db is not
+// nil. A database without fsync is refused: durability is not simulated.
 func Environment(ctx context.Context, db *pgxpool.Pool) (map[string]any, error) {
 	env := map[string]any{
 		"env_cpus": runtime.NumCPU(), "env_cpu": cpuModel(), "env_go": runtime.Version(), "env_os": runtime.GOOS + "/" + runtime.GOARCH,
@@ -110,7 +111,8 @@ func cpuModel() string {
 	return "unknown"
 }
 
-// Percentile returns the p-th percentile (0 to 1) of durations in milliseconds; it sorts them in place. None is zero.
+// Percentile returns the p-th percentile (0 to 1) of durations in milliseconds; it sorts them in place. It returns zero
+// if there are none.
 func Percentile(durations []time.Duration, p float64) float64 {
 	if len(durations) == 0 {
 		return 0

@@ -25,7 +25,7 @@ type Database struct {
 
 // StartDatabase makes a cluster in a fresh temporary directory and migrates it. Close ends it.
 func StartDatabase(ctx context.Context, logger *slog.Logger) (*Database, error) {
-	// What a mesh runs with, but no checkpoint in the middle of a measurement.
+	// The settings of a mesh, but without a checkpoint in the middle of a measurement.
 	return startDatabase(ctx, logger, map[string]string{"checkpoint_timeout": "30min", "max_wal_size": "8GB"})
 }
 
@@ -36,13 +36,13 @@ func StartDatabaseWithoutPages(ctx context.Context, logger *slog.Logger) (*Datab
 	})
 }
 
-// StartDatabaseToLoad makes a cluster for a bench that loads gigabytes. What a transaction loads into a table that
-// it has emptied is not logged, and the log stays small.
+// StartDatabaseToLoad makes a cluster for a bench that loads gigabytes. Rows that a transaction loads into a table that
+// it has emptied are not logged, and the log stays small.
 func StartDatabaseToLoad(ctx context.Context, logger *slog.Logger) (*Database, error) {
 	return startDatabase(ctx, logger, toLoad())
 }
 
-// toLoad are the settings of a server that gigabytes are loaded into.
+// toLoad returns the settings of a server into which gigabytes are loaded.
 func toLoad() map[string]string {
 	return map[string]string{
 		"checkpoint_timeout": "30min", "max_wal_size": "2GB",
@@ -50,7 +50,7 @@ func toLoad() map[string]string {
 	}
 }
 
-// OpenDatabaseToLoad is StartDatabaseToLoad in a directory that stays when the database is closed.
+// OpenDatabaseToLoad does the same as StartDatabaseToLoad in a directory that stays when the database is closed.
 func OpenDatabaseToLoad(ctx context.Context, logger *slog.Logger, dir string) (*Database, error) {
 	d := &Database{passwords: map[string]string{}}
 	if err := d.start(ctx, logger, dir, toLoad()); err != nil {
@@ -91,26 +91,27 @@ func (d *Database) start(ctx context.Context, logger *slog.Logger, dir string, s
 	return nil
 }
 
-// URL is the connection string of a role.
+// URL returns the connection string of a role.
 func (d *Database) URL(role string) string {
 	return d.server.URL(pg.DatabaseMesh, role, d.passwords[role])
 }
 
-// WorkloadsURL is the connection string of a role to the database of workloads.
+// WorkloadsURL returns the connection string of a role to the database of workloads.
 func (d *Database) WorkloadsURL(role string) string { return d.WorkloadsURLOf(role, d.passwords[role]) }
 
-// WorkloadsURLOf is the connection string of a role that was made since, with its password.
+// WorkloadsURLOf returns the connection string of a role that was made since, with its password.
 func (d *Database) WorkloadsURLOf(role, password string) string {
 	return d.server.URL(pg.DatabaseWorkloads, role, password)
 }
 
-// AdminURL is the connection string of the superuser, for databases of others on the same server.
+// AdminURL returns the connection string of the superuser, for other databases on the same server.
 func (d *Database) AdminURL() string { return d.server.AdminURL() }
 
 // PID returns the process id of the postmaster.
 func (d *Database) PID() int { return d.server.PID() }
 
-// MeshURL is the connection string of the server's administrator to this database, for loading what no service may write.
+// MeshURL returns the connection string of the server's administrator to this database, for loading rows that no
+// service may write.
 func (d *Database) MeshURL() string {
 	cfg, err := pgx.ParseConfig(d.server.AdminURL())
 	if err != nil {

@@ -33,7 +33,7 @@ func diskFull() Drill {
 		Mutation: "the agent is started with --room-every of an hour: the check that is to notice the disk runs as before and never gets there; the disk fills as " +
 			"before, and writes to it are refused",
 		mutated: StageDetected,
-		scale:   10, // the agent looks for room every few seconds in either form
+		scale:   10, // the agent checks the free space every few seconds in either form
 		able:    mayMount,
 		run:     runDiskFull,
 	}
@@ -41,7 +41,7 @@ func diskFull() Drill {
 
 const smallDisk = 160 << 20 // the agent keeps a copy of its own program there
 
-// mayMount tries what the drill needs of the host, and leaves nothing.
+// mayMount tries whether this process may mount the file system that the drill needs, and leaves nothing behind.
 func mayMount() error {
 	const needs = "the drill mounts a file system of its own, which this user or host does not allow (run it as root)"
 	if os.Geteuid() != 0 {
@@ -124,7 +124,8 @@ func runDiskFull(ctx context.Context, r *Run) error {
 	return r.takesWorkAgain(ctx, s, first, finding, pid, agent)
 }
 
-// takesWorkAgain holds that everything ends by itself and that the next workspace is made on the machine.
+// takesWorkAgain checks that every effect of the fault ends by itself and that the next workspace is made on the
+// machine.
 func (r *Run) takesWorkAgain(ctx context.Context, s smallMachine, first held, finding string, pid int, agent process) error {
 	m := r.Mesh
 	err := await(ctx, "the diagnostic and the finding to end", r.Drill.recoverWithin(m.Scaled), func(ctx context.Context) error {
@@ -158,7 +159,8 @@ func (r *Run) takesWorkAgain(ctx context.Context, s smallMachine, first held, fi
 	return errors.Join(r.retire(ctx, op.GetWorkspaceId()), r.retire(ctx, first.id))
 }
 
-// keepsWorking holds that the agent is the process that it was, with its stream, and that what runs there serves.
+// keepsWorking checks that the agent is the same process as before, with its stream, and that the workloads on the
+// machine serve.
 func (r *Run) keepsWorking(ctx context.Context, first held, pid int, agent process) error {
 	if now := kernel(pid); now.start != agent.start || now.state == "" || now.state == "Z" {
 		return fmt.Errorf("the agent, process %d, has ended", pid)
@@ -173,7 +175,8 @@ func (r *Run) keepsWorking(ctx context.Context, first held, pid int, agent proce
 	return answers(ctx, first.url)
 }
 
-// notPlaced asks for a workspace that only the machine without room could take, and holds that its timeline says why it is not made.
+// notPlaced requests a workspace that only the machine without room could take, and checks that its timeline has the
+// reason why it is not made.
 func (r *Run) notPlaced(ctx context.Context) error {
 	m := r.Mesh
 	op, err := m.create(ctx, fresh("full"), &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
@@ -197,7 +200,8 @@ func (r *Run) notPlaced(ctx context.Context) error {
 	})
 }
 
-// withoutRoom is the verdict on a node whose disk is full, whole: its reason, the diagnostic of its host, the finding, and the finding's cordon.
+// withoutRoom returns the complete verdict on a node whose disk is full: its reason, the diagnostic of its host, the
+// finding, and the finding's cordon.
 func (m *Mesh) withoutRoom(ctx context.Context, id string) (Verdict, string, error) {
 	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
 	if err != nil {
@@ -217,7 +221,7 @@ func (m *Mesh) withoutRoom(ctx context.Context, id string) (Verdict, string, err
 	return v, finding, nil
 }
 
-// withRoom holds that all of that is over.
+// withRoom checks that all of that is over.
 func (m *Mesh) withRoom(ctx context.Context, id, finding string) error {
 	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
 	if err != nil {
@@ -259,8 +263,8 @@ func (m *Mesh) diskFinding(ctx context.Context, node string) (string, error) {
 	return "", nil
 }
 
-// onSmallDisk gives the first machine a state directory on a small file system, with all that stood in it, and keeps the others out of placement. The
-// answer puts everything back, as well as it can.
+// onSmallDisk gives the first machine a state directory on a small file system, with everything that was in it, and
+// keeps the others out of placement. The returned function puts everything back, as well as it can.
 func (r *Run) onSmallDisk(ctx context.Context, c *cluster.Cluster) (smallMachine, func(), error) {
 	m, machine := r.Mesh, c.Nodes[0]
 	dir := filepath.Join(c.Dir(), "agents", machine.Name())
@@ -313,7 +317,7 @@ func (r *Run) connected(ctx context.Context, machine *agents.Agent) error {
 	})
 }
 
-// cordon sets or takes a person's cordon.
+// cordon sets or removes a person's cordon.
 func (m *Mesh) cordon(ctx context.Context, node string, on bool) error {
 	_, err := command(ctx, "cordon", func(ctx context.Context) (*readmodelv1.SetCordonResponse, error) {
 		return m.Client.Command.SetCordon(ctx, &readmodelv1.SetCordonRequest{Node: node, Cordoned: on, Reason: "drill"})
@@ -371,7 +375,7 @@ func fill(path string) error {
 	return f.Close()
 }
 
-// refusesWrites holds that the file system of a directory takes nothing more.
+// refusesWrites checks that the file system of a directory refuses writes.
 func refusesWrites(dir string) error {
 	path := filepath.Join(dir, "drill-probe")
 	const more = 128 << 10

@@ -1,10 +1,13 @@
-// Package drill runs the rows of the failure matrix: each brings its part of a mesh to a known good state, injects a real fault, measures how long the API
-// needs to say what is wrong and the mesh needs to be whole again, and judges both by the row's budgets.
+// Package drill runs the rows of the failure matrix: each brings its part of a mesh to a known good state, injects a
+// real fault, measures how long the API takes to report the fault and the mesh takes to recover, and judges both by the
+// row's budgets.
 //
-// It owns a mesh of separate processes for as long as it runs, and nothing in it. It believes what people are told by the public API about verdicts, and only
-// the host about faults: processes, signals, files, the ledger that the placement driver keeps for itself, a lock store's own counters. Whether a fault took
-// is never read from what is to detect it. It never speaks SQL, never calls a service behind the API, and never asks a program to pretend.
+// It owns a mesh of separate processes for as long as it runs, and no state inside them. It takes verdicts from the
+// public API alone, and evidence of faults from the host alone: processes, signals, files, the launch log that the
+// placement driver keeps for itself, a lock store's own counters. Whether a fault took effect is never read from the
+// detector under test. It never uses SQL, never calls a service behind the API, and never makes a program simulate a
+// fault.
 //
-// Guarantees: a drill whose fault did not take fails, and so does one that saw too little. Each has two controls that must fail, each at its own stage: the
-// fault withheld, and the detector mutated.
+// Guarantees: a drill whose fault did not take effect fails, and so does one with too little evidence. Each has two
+// controls that must fail, each at its own stage: the fault withheld, and the detector mutated.
 package drill

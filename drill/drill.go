@@ -12,25 +12,28 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// Drill is one row of the matrix as something that can be run. Its severity and budgets are package policy's.
+// Drill is one row of the matrix in executable form. Its severity and budgets are package policy's.
 type Drill struct {
 	Name string
-	// What a person reads: what is injected, what is seen, how it is over, and what it needs.
+	// Texts for people: the injected fault, how it is detected, how it ends, and what the drill needs.
 	Injects, Sees, Recovers, Needs string
-	// Outside marks a fault that can be injected through the API alone, so that it can be drilled on a mesh that somebody else runs.
+	// Outside marks a fault that can be injected through the API alone, so that it can be drilled on a mesh of another
+	// operator.
 	Outside bool
 	Expect  Verdict
-	// Mutation says why the mutated detector is one: what notices the fault is really changed, and the fault is not.
+	// Mutation is the reason why the mutation is valid: it changes the detector of the fault, and not the fault.
 	Mutation string
 
-	mutate  func(ctx context.Context, r *Run) (undo func(context.Context) error, err error) // nil: the drill feeds its verifier the other reading by itself
-	mutated Stage                                                                           // where the mutated detector must make it fail
-	able    func() error                                                                    // nil: any host will do
+	// Nil: the drill itself gives its verifier a changed reading.
+	mutate func(ctx context.Context, r *Run) (undo func(context.Context) error, err error)
+	// The stage at which the mutated detector must make it fail.
+	mutated Stage
+	able    func() error // nil: any host will do
 	run     func(ctx context.Context, r *Run) error
 	scale   time.Duration // by how much a scaled run is to detect sooner than production; zero: scaleDetect
 }
 
-// Verdict is what the API must say of the fault.
+// Verdict is what the API must report about the fault.
 type Verdict struct {
 	Reason    string // closed code
 	UserState string // family
@@ -38,7 +41,7 @@ type Verdict struct {
 	Next      string // a part of the next action
 }
 
-// Stage is a part of a drill, and where one failed.
+// Stage is a part of a drill; of a failure, the part that failed.
 type Stage string
 
 // The stages, in their order.
@@ -61,7 +64,7 @@ const (
 	Mutated  Control = "detector-mutated"
 )
 
-// Result is one drill as it went. Durations are seconds of wall time.
+// Result is the result of one drill. Durations are seconds of wall time.
 type Result struct {
 	Name                   string   `json:"name"`
 	Severity               string   `json:"severity"`
@@ -74,7 +77,8 @@ type Result struct {
 	RecoveryBudgetSeconds  float64  `json:"recovery_budget_seconds"`
 	Passed                 bool     `json:"passed"`
 	EvidenceIDs            []string `json:"evidence_ids"` // workspaces, runs, instances, allocations: each may be traced
-	Why                    string   `json:"why"`          // what failed and at which stage; of a control, what failed as it had to
+	// Why names the failure and its stage; of a control, the expected failure.
+	Why string `json:"why"`
 
 	Row            int       `json:"row"`
 	Form           string    `json:"form"` // `scaled` or `production`
@@ -82,7 +86,7 @@ type Result struct {
 	Stage          string    `json:"stage"` // where it failed
 	Owner          string    `json:"owner"`
 	NextAction     string    `json:"next_action"`
-	InjectedBy     string    `json:"injected_by"` // what was done, and what measured it
+	InjectedBy     string    `json:"injected_by"` // how the fault was injected, and what measured it
 	Recovery       string    `json:"recovery"`    // what ends the failure: `automatic`, `within_budget`
 	DetectionP95   float64   `json:"detection_p95_seconds"`
 	Notes          []string  `json:"notes"`
@@ -115,7 +119,8 @@ func Drills() []Drill {
 	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), restored(), oldInstance(), diskFull()}
 }
 
-// Find returns the drills of these names in the order of the matrix; an unknown name is an error that lists those there are.
+// Find returns the drills of these names in the order of the matrix; an unknown name is an error that lists the known
+// ones.
 func Find(names ...string) ([]Drill, error) {
 	all := Drills()
 	var unknown []string
@@ -134,7 +139,7 @@ func Find(names ...string) ([]Drill, error) {
 	return slices.DeleteFunc(all, func(d Drill) bool { return !slices.Contains(names, d.Name) }), nil
 }
 
-// Able says why this host cannot run the drill on a mesh of its own; nil if it can. It changes nothing.
+// Able returns why this host cannot run the drill on a mesh of its own; nil if it can. It changes nothing.
 func (d Drill) Able() error {
 	if d.able == nil {
 		return nil
@@ -151,14 +156,14 @@ func (d Drill) Budget() policy.Budget {
 	return b
 }
 
-// Scaled runs are judged by budgets as much shorter as their policy values make detection and repair: a quarter of the production budget to detect, where no
-// policy key says it, and a twelfth to recover.
+// Scaled runs are judged by budgets as much shorter as their policy values make detection and repair: a quarter of the
+// production budget to detect, where no policy key determines it, and a twelfth to recover.
 const (
 	scaleDetect  = 4
 	scaleRecover = 12
 )
 
-// detectWithin is the detection budget of a run under a policy.
+// detectWithin returns the detection budget of a run under a policy.
 func (d Drill) detectWithin(set policy.Set, scaled bool) time.Duration {
 	b := d.Budget()
 	if scaled && b.DetectKey == "" {
@@ -167,7 +172,7 @@ func (d Drill) detectWithin(set policy.Set, scaled bool) time.Duration {
 	return b.DetectWithin(set)
 }
 
-// recoverWithin is the recovery budget of a run.
+// recoverWithin returns the recovery budget of a run.
 func (d Drill) recoverWithin(scaled bool) time.Duration {
 	if scaled {
 		return d.Budget().RecoverWithin() / scaleRecover

@@ -18,7 +18,7 @@ import (
 // envReap makes this test binary the reaper of the named directory.
 const envReap = "GPUAAS_DRILL_REAP"
 
-// TestMain doubles as the process that ends what a mesh has launched, however suddenly the tests end.
+// TestMain doubles as the process that ends everything that a mesh has launched, however suddenly the tests end.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(envReap); dir != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// TestEveryDrillIsWhole holds that nothing is missing by which a drill could be read, judged or doubted.
+// TestEveryDrillIsWhole checks that no drill lacks a text, a budget or a control.
 func TestEveryDrillIsWhole(t *testing.T) {
 	rows := []int{}
 	for _, d := range drill.Drills() {
@@ -62,7 +62,7 @@ func TestEveryDrillIsWhole(t *testing.T) {
 	}
 }
 
-// TestResultsCarryTheContract holds the names that scripts read.
+// TestResultsCarryTheContract checks the names that scripts read.
 func TestResultsCarryTheContract(t *testing.T) {
 	raw, err := json.Marshal(drill.Result{})
 	if err != nil {
@@ -92,7 +92,8 @@ func TestUnknownDrillsAreNamed(t *testing.T) {
 	}
 }
 
-// TestDrillsAndTheirControls runs every drill in its scaled form with both controls, on one mesh, as `gpuaas drill run --all --controls` does.
+// TestDrillsAndTheirControls runs every drill in its scaled form with both controls, on one mesh, as `gpuaas drill run
+// --all --controls` does.
 func TestDrillsAndTheirControls(t *testing.T) {
 	testkit.IO(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)

@@ -1,4 +1,4 @@
 package drill
 
-// Complete says whether a drill can be run and controlled.
+// Complete reports whether a drill can be run and controlled.
 func Complete(d Drill) bool { return d.run != nil && d.mutated != "" }

@@ -16,9 +16,10 @@ import (
 	"github.com/gpuaas/mesh/mesh/reap"
 )
 
-// This file reads the host as a stranger would: nothing here is shared with what detects faults or with the driver whose ledger it reads.
+// This file reads the host independently: it shares no code with the detectors of faults or with the driver whose
+// launch log it reads.
 
-// line is one entry of the placement driver's ledger.
+// line is one entry of the placement driver's launch log.
 type line struct {
 	Op          string    `json:"op"`
 	At          time.Time `json:"at"`
@@ -27,7 +28,7 @@ type line struct {
 	PID         int       `json:"pid"`
 }
 
-// readLedger reads the whole lines of a ledger; a last one without its end is not written yet.
+// readLedger reads the complete lines of a launch log; a last line without its end is not written yet.
 func readLedger(file string) ([]line, error) {
 	data, err := os.ReadFile(file) //nolint:gosec // of our own mesh
 	if errors.Is(err, fs.ErrNotExist) {
@@ -54,8 +55,8 @@ func (m *Mesh) ledger() ([]line, error) {
 	return readLedger(filepath.Join(m.cluster.Plan.InstanceDir, "launches.jsonl"))
 }
 
-// launches judges a ledger's lines of one workspace: each epoch is launched once, and none begins while another lives. It answers how many were launched,
-// and the epoch that lives, zero for none.
+// launches checks a launch log's lines of one workspace: each epoch is launched once, and none begins while another
+// lives. It returns how many were launched, and the epoch that lives, zero for none.
 func launches(ledger []line, workspaceID string) (int, int64, error) {
 	count, live := 0, int64(0)
 	launched := map[int64]int{}
@@ -88,12 +89,12 @@ func launches(ledger []line, workspaceID string) (int, int64, error) {
 	return count, live, errors.Join(errs...)
 }
 
-// instanceDir is where an instance stands.
+// instanceDir returns the directory of an instance.
 func (m *Mesh) instanceDir(workspaceID string, epoch int64) string {
 	return filepath.Join(m.cluster.Plan.InstanceDir, "boxes", workspaceID+"-"+strconv.FormatInt(epoch, 10))
 }
 
-// instancePID returns the process of an instance's agent by the ledger: as launched, or as powered on again last.
+// instancePID returns the process of an instance's agent by the launch log: as launched, or as last powered on again.
 func (m *Mesh) instancePID(workspaceID string, epoch int64) (int, error) {
 	ledger, err := m.ledger()
 	if err != nil {
@@ -111,7 +112,7 @@ func (m *Mesh) instancePID(workspaceID string, epoch int64) (int, error) {
 	return pid, nil
 }
 
-// oneLife holds that of all epochs of a workspace just this one has an agent; zero: none has.
+// oneLife checks that of all epochs of a workspace only this one has a live agent; zero: none has.
 func (m *Mesh) oneLife(workspaceID string, epoch int64) error {
 	dirs, err := filepath.Glob(filepath.Join(m.cluster.Plan.InstanceDir, "boxes", workspaceID+"-*"))
 	if err != nil {
@@ -138,14 +139,14 @@ func (m *Mesh) oneLife(workspaceID string, epoch int64) error {
 	return nil
 }
 
-// process is what the kernel says of a process.
+// process is the kernel's record of a process.
 type process struct {
 	state  string // R, S, T, Z; empty: there is none
 	parent int
-	start  uint64 // with the number, names a process for ever
+	start  uint64 // with the pid, identifies a process for ever
 }
 
-// kernel asks it.
+// kernel reads it.
 func kernel(pid int) process {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -162,7 +163,7 @@ func kernel(pid int) process {
 	return p
 }
 
-// gone says that a process is no more.
+// gone returns nil if a process has ended.
 func gone(pid int, was process) error {
 	if now := kernel(pid); now.state != "" && now.state != "Z" && now.start == was.start {
 		return fmt.Errorf("process %d is there, in state %s", pid, now.state)
@@ -170,7 +171,7 @@ func gone(pid int, was process) error {
 	return nil
 }
 
-// stopped says that a process is stopped.
+// stopped returns nil if a process is stopped.
 func stopped(pid int) error {
 	if s := kernel(pid).state; s != "T" {
 		return fmt.Errorf("process %d is in state %q, not stopped", pid, s)

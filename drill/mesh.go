@@ -30,13 +30,14 @@ import (
 // Tenant of everything that drills make.
 const Tenant = "drill"
 
-// Mesh is what drills run on.
+// Mesh is the mesh on which drills run.
 type Mesh struct {
 	Client *person.Client
-	// Scaled says that the mesh runs with the short policy values of Scaled(): its drills are judged by scaled budgets.
+	// Scaled reports whether the mesh runs with the short policy values of Scaled(): its drills are judged by scaled
+	// budgets.
 	Scaled bool
 
-	cluster *cluster.Cluster // nil: somebody else's mesh, of which only the API is known
+	cluster *cluster.Cluster // nil: a mesh of another operator, of which only the API is known
 	stop    func(context.Context) error
 }
 
@@ -47,11 +48,12 @@ type Config struct {
 	Dir        string // empty: a temporary one, which is removed unless Keep
 	Production bool   // production timers instead of the scaled ones
 	LogLevel   string
-	// Reaper is a process that outlives this one and calls Reap(dir) as soon as its standard input ends, however suddenly; nil: nobody does.
+	// Reaper is a process that outlives this one and calls Reap(dir) as soon as its standard input ends, for any reason;
+	// nil: no process does.
 	Reaper func(dir string) *exec.Cmd
 }
 
-// lease of sagas in a scaled mesh: how long a run stays with a replica that fell silent.
+// lease of sagas in a scaled mesh: how long a run stays leased to a silent replica.
 const scaledLease = 3 * time.Second
 
 // Scaled returns the policy values of a scaled mesh.
@@ -63,7 +65,7 @@ func Scaled() map[string]string {
 	}
 }
 
-// scaledEnv is what of a scaled mesh is configuration and no policy.
+// scaledEnv returns the settings of a scaled mesh that are configuration and not policy.
 func scaledEnv() []string {
 	return []string{
 		"GPUAAS_LIFECYCLE_SAGA_LEASE=" + scaledLease.String(), "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s", "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=5s",
@@ -71,7 +73,7 @@ func scaledEnv() []string {
 	}
 }
 
-// nodes of a mesh of the drills' own: one for the fault, one that must not notice.
+// nodes of a mesh of the drills' own: one for the fault, one that must not be affected.
 const ownNodes = 2
 
 // Start brings up a mesh of the drills' own. Close ends it.
@@ -120,7 +122,8 @@ func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) 
 	return m, nil
 }
 
-// reapLater starts the process that ends what a mesh has launched if we cannot any more. The answer lets it go.
+// reapLater starts the process that ends everything that a mesh has launched if this process dies. The returned
+// function releases it.
 func reapLater(cfg Config, dir string) (func() error, error) {
 	if cfg.Reaper == nil {
 		return func() error { return nil }, nil
@@ -136,23 +139,27 @@ func reapLater(cfg Config, dir string) (func() error, error) {
 	return func() error { return errors.Join(in.Close(), cmd.Wait()) }, nil
 }
 
-// Reap waits until its caller's caller is gone, which ends in, and then ends what runs below the directory of a mesh: instances, agents and workloads.
+// Reap waits until in ends, which is when the process that started this one is gone, and then ends all processes below
+// the directory of a mesh: instances, agents and workloads.
 func Reap(ctx context.Context, in io.Reader, dir string) error {
 	_, _ = io.Copy(io.Discard, in)
-	if err := wait(ctx, 300*time.Millisecond); err != nil { // the kernel ends the services, which would launch instances again
+	// The kernel ends the services, which would launch instances again.
+	if err := wait(ctx, 300*time.Millisecond); err != nil {
 		return err
 	}
 	_, err := agents.End(ctx, dir, 500*time.Millisecond)
 	return err
 }
 
-// On is a mesh that somebody else runs, with its policy as it is. Only faults that the API takes can be injected there.
+// On returns a mesh that another operator runs, with its policy as it is. Only faults that the API can cause can be
+// injected there.
 func On(client *person.Client) *Mesh { return &Mesh{Client: client} }
 
-// Own says whether the mesh is the drills' own, with hosts and processes that may be hurt.
+// Own reports whether the mesh is the drills' own, whose hosts and processes they may damage.
 func (m *Mesh) Own() bool { return m.cluster != nil }
 
-// Close ends a mesh of the drills' own, whatever runs on it, and removes its files; of another it ends the connection alone.
+// Close ends a mesh of the drills' own with everything that runs on it, and removes its files; of another mesh it only
+// closes the connection.
 func (m *Mesh) Close(ctx context.Context) error {
 	if m.stop == nil {
 		return nil
@@ -160,7 +167,7 @@ func (m *Mesh) Close(ctx context.Context) error {
 	return m.stop(ctx)
 }
 
-// Tails are the ends of the logs, for people.
+// Tails returns the ends of the logs, for people.
 func (m *Mesh) Tails(lines int) string {
 	if m.cluster == nil {
 		return ""
@@ -175,7 +182,7 @@ func (m *Mesh) form() string {
 	return "production"
 }
 
-// policy returns the policy that the mesh runs with, as the API tells it.
+// policy returns the policy that the mesh runs with, as the API reports it.
 func (m *Mesh) policy(ctx context.Context) (policy.Set, error) {
 	resp, err := m.Client.Query.GetPolicy(ctx, &readmodelv1.GetPolicyRequest{})
 	if err != nil {
@@ -190,7 +197,8 @@ func (m *Mesh) policy(ctx context.Context) (policy.Set, error) {
 	return policy.NewSet(values)
 }
 
-// good waits until the mesh is as it should be before a fault: all parts well, all machines connected, and a workspace that nothing is to happen to active.
+// good waits until the mesh is as it should be before a fault: all parts well, all machines connected, and the
+// bystander active.
 func (m *Mesh) good(ctx context.Context) error {
 	if err := await(ctx, "every part of the mesh to be well", settle, m.well); err != nil {
 		return err
@@ -224,7 +232,7 @@ func (m *Mesh) well(ctx context.Context) error {
 
 const bystander = "bystander"
 
-// bystander makes the tenant and the workspace that nothing is to happen to, or finds them.
+// bystander makes the tenant and the workspace that no fault may affect, or finds them.
 func (m *Mesh) bystander(ctx context.Context) error {
 	_, err := m.Client.Command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{
 		Name: Tenant, Quota: &lifecyclev1.Quota{Workspaces: 100, Gpus: 64, StorageBytes: 1 << 40},
@@ -251,13 +259,13 @@ func (m *Mesh) bystander(ctx context.Context) error {
 	})
 }
 
-// fresh is a name that no drill before has used.
+// fresh returns a name that no earlier drill has used.
 func fresh(prefix string) string {
 	id := ids.New()
 	return prefix + "-" + id[len(id)-8:]
 }
 
-// create asks for a workspace, again if the answer was lost.
+// create requests a workspace, again if the answer was lost.
 func (m *Mesh) create(ctx context.Context, name string, spec *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Operation, error) {
 	key := ids.New()
 	return command(ctx, "create "+name, func(ctx context.Context) (*lifecyclev1.Operation, error) {
@@ -266,7 +274,7 @@ func (m *Mesh) create(ctx context.Context, name string, spec *lifecyclev1.Worksp
 	})
 }
 
-// operate asks for a verb, as the command line does; again if the answer was lost.
+// operate requests a verb, as the command line does; again if the answer was lost.
 func (m *Mesh) operate(ctx context.Context, workspace string, kind commonv1.OperationKind) (*lifecyclev1.Operation, error) {
 	key := ids.New()
 	return command(ctx, names.Of(kind), func(ctx context.Context) (*lifecyclev1.Operation, error) {
@@ -277,10 +285,11 @@ func (m *Mesh) operate(ctx context.Context, workspace string, kind commonv1.Oper
 	})
 }
 
-// patience is for answers that are lost while a replica is replaced.
+// patience is how long a request is repeated whose answers are lost while a replica is replaced.
 const patience = time.Minute
 
-// settle is for what must be so before a fault or after its repair, and is no budget of the drill: the machine may be busy.
+// settle is how long a condition before a fault or after its repair may take; it is no budget of the drill: the machine
+// may be busy.
 const settle = 3 * time.Minute
 
 // command repeats a request with an idempotency key until it is answered: a refusal is an answer.
@@ -299,7 +308,7 @@ func command[T any](ctx context.Context, what string, ask func(ctx context.Conte
 	return out, errors.Join(err, refused)
 }
 
-// passing says whether a request may simply be made again.
+// passing reports whether a request may simply be made again.
 func passing(err error) bool {
 	for _, r := range []commonv1.Reason{
 		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_CONFLICT,
@@ -331,7 +340,7 @@ func (m *Mesh) awaitState(ctx context.Context, ref string, want commonv1.Workspa
 	})
 }
 
-// explain asks the API who owns a reason and what is to be done about it.
+// explain adds the owner of the verdict's reason and its remedy, as the API explains them.
 func (m *Mesh) explain(ctx context.Context, v Verdict) (Verdict, error) {
 	var items []*readmodelv1.ReasonText
 	err := await(ctx, "the explanation of "+v.Reason, patience, func(ctx context.Context) error {
@@ -364,8 +373,7 @@ func (m *Mesh) setPolicy(ctx context.Context, key, value string) error {
 }
 
 // anew ends the replicas of a service in order, one after the other, and has them started again, with env in their
-// environment from then on. One that is killed would keep its place as the one that runs periodic work for another
-// 15 seconds.
+// environment from then on. A killed replica would keep the leadership of periodic work for another 15 seconds.
 func (m *Mesh) anew(ctx context.Context, replicas []*cluster.Process, env ...string) error {
 	for _, p := range replicas {
 		p.BeforeStart(func() []string { return env })
@@ -387,7 +395,7 @@ func (m *Mesh) anew(ctx context.Context, replicas []*cluster.Process, env ...str
 
 var errNotOwn = errors.New("this fault hurts hosts and processes: it is injected into a mesh of the drill's own alone; leave --context out")
 
-// own returns the cluster, or why there is none.
+// own returns the cluster, or an error if the mesh is not the drills' own.
 func (m *Mesh) own() (*cluster.Cluster, error) {
 	if m.cluster == nil {
 		return nil, at(StageGood, errNotOwn)
@@ -395,7 +403,7 @@ func (m *Mesh) own() (*cluster.Cluster, error) {
 	return m.cluster, nil
 }
 
-// Refuse says why a drill cannot be run on this mesh; nil if it can.
+// Refuse returns why a drill cannot be run on this mesh; nil if it can.
 func (m *Mesh) Refuse(d Drill) error {
 	if m.cluster == nil && !d.Outside {
 		return fmt.Errorf("%s: %w", d.Name, errNotOwn)

@@ -26,10 +26,10 @@ import (
 // racers ask at the same instant in each round.
 const racers = 100
 
-// reasonJoined is what the API's mark on an operation, that a request joined it, is called where it explains reasons.
+// reasonJoined is the name, among explained reasons, of the API's mark on an operation that a request joined.
 const reasonJoined = "operation_joined"
 
-// doubleProvision is row 27: everybody who may replace an instance does so at once.
+// doubleProvision is row 27: all who may replace an instance do so at once.
 func doubleProvision() Drill {
 	return Drill{
 		Name: "double-provision-race",
@@ -50,7 +50,7 @@ func doubleProvision() Drill {
 	}
 }
 
-// race is what one drill carries from round to round.
+// race is the state that one drill carries from round to round.
 type race struct {
 	r     *Run
 	id    string
@@ -58,7 +58,7 @@ type race struct {
 	ops   []string
 	turns int
 
-	askers []*person.Client // of different people, who ask in turns
+	askers []*person.Client // of different people, who send requests in turn
 	flying atomic.Int64     // requests under way
 }
 
@@ -90,7 +90,7 @@ func runRace(ctx context.Context, r *Run) error {
 		fault func(ctx context.Context, run func(ctx context.Context) (*lifecyclev1.Operation, error)) error
 	}
 	rounds := []round{{"plain", x.plain}}
-	if m.Own() && r.Control == None { // the controls are about the race and its judge, and need no more than one
+	if m.Own() && r.Control == None { // the controls are about the race and its verifier, and need only one round
 		rounds = append(rounds, round{"lock store flushed", x.flushed})
 	}
 	for _, next := range rounds {
@@ -165,8 +165,9 @@ func (x *race) round(ctx context.Context, what string, disturb func(context.Cont
 	return nil
 }
 
-// ask makes n requests at the same instant, all for a recreation, and holds that they were answered by one operation that one of them began at most. It
-// returns the operation, the reason "operation_joined" where the API said of every other request that it joined, and how many were in flight at once.
+// ask makes n requests at the same instant, all for a recreation, and checks that all were answered with one operation
+// that at most one of them began. It returns the operation, the reason "operation_joined" if the API reported of every
+// other request that it joined, and how many were in flight at once.
 func (x *race) ask(ctx context.Context, n int) (*lifecyclev1.Operation, string, int64, error) {
 	type answer struct {
 		op  *lifecyclev1.Operation
@@ -222,10 +223,11 @@ func (x *race) ask(ctx context.Context, n int) (*lifecyclev1.Operation, string, 
 	return op, reason, most.Load(), nil
 }
 
-// userState is what the workspace's user is told while the operation is under way.
+// userState returns the state that the workspace's user sees while the operation is under way.
 func (x *race) userState(ctx context.Context) string {
 	var state string
-	_ = await(ctx, "the recreation to be seen", patience, func(ctx context.Context) error { // what was not seen is judged by check
+	// If the state was not seen, check fails.
+	_ = await(ctx, "the recreation to be seen", patience, func(ctx context.Context) error {
 		ws, err := x.r.Mesh.workspace(ctx, x.id)
 		state = names.Of(ws.GetUserState())
 		if err == nil && ws.GetEpoch() <= x.epoch {
@@ -236,14 +238,14 @@ func (x *race) userState(ctx context.Context) string {
 	return state
 }
 
-// plain is a race without anything else.
+// plain is a race without a disturbance.
 func (x *race) plain(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
 	_, err := run(ctx)
 	return err
 }
 
-// flushed takes everything from the lock store every few milliseconds while the race goes on. The store's own counter says that it did; an imitation has
-// none, and there the confirmed commands are counted.
+// flushed flushes the lock store every few milliseconds while the race goes on. The store's own counter is the
+// evidence; an imitation has none, and there the confirmed commands are counted.
 func (x *race) flushed(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
 	c, err := x.r.Mesh.own()
 	if err != nil {
@@ -290,7 +292,7 @@ func (x *race) flushed(ctx context.Context, run func(context.Context) (*lifecycl
 	return at(StageInjected, err)
 }
 
-// flushes is how often a store says that it was flushed.
+// flushes returns how often a store was flushed, by its own counter.
 func flushes(ctx context.Context, store *redis.Client) (int, error) {
 	info, err := store.Info(ctx, "commandstats").Result()
 	if err != nil {
@@ -305,10 +307,12 @@ func flushes(ctx context.Context, store *redis.Client) (int, error) {
 	return 0, nil
 }
 
-// holds is how often a holder is tried to be caught: a run is parked most of the time, and one that is parked when its last holder stops loses nothing.
+// holds is how often the drill tries to stop a holder: a run is parked most of the time, and a parked run loses nothing
+// when its last holder stops.
 const holds = 20
 
-// hold races until a replica was stopped that held the run, for longer than the lease, and another went on with it meanwhile.
+// hold races until a replica that had leased the run was stopped for longer than the lease, and another continued the
+// run meanwhile.
 func (x *race) hold(ctx context.Context) error {
 	for range holds {
 		lost := false
@@ -324,8 +328,9 @@ func (x *race) hold(ctx context.Context) error {
 	return at(StageInjected, fmt.Errorf("in %d rounds no run was held by the replica that was stopped", holds))
 }
 
-// paused stops the replica that holds the run for longer than the run's lease, and answers whether the run's attempt was lost by that: another replica took
-// the run over and said so on the timeline. The kernel says that the holder stood still from the first moment to the last.
+// paused stops the replica that has leased the run for longer than the run's lease, and reports whether the run's
+// attempt was lost by that: another replica took the run over, as the timeline records. The kernel confirms that the
+// holder was stopped the whole time.
 func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) (bool, error) {
 	c, err := x.r.Mesh.own()
 	if err != nil {
@@ -361,7 +366,7 @@ func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecycle
 	return false, nil
 }
 
-// pause is longer than a lease.
+// pause returns a duration longer than a lease.
 func (x *race) pause() time.Duration {
 	if x.r.Mesh.Scaled {
 		return scaledLease + 2*time.Second
@@ -369,7 +374,8 @@ func (x *race) pause() time.Duration {
 	return 20 * time.Second
 }
 
-// holder is the replica that holds a run, caught while it does; nil: it was held by none for as long as it was looked at.
+// holder returns the replica that has leased a run, while it has; nil: no replica had leased it while the drill
+// watched.
 func (x *race) holder(ctx context.Context, c *cluster.Cluster, op *lifecyclev1.Operation) (*cluster.Process, error) {
 	for began := time.Now(); time.Since(began) < time.Second; {
 		resp, err := x.r.Mesh.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: x.id})
@@ -386,8 +392,8 @@ func (x *race) holder(ctx context.Context, c *cluster.Cluster, op *lifecyclev1.O
 	return nil, nil
 }
 
-// judge reads the driver's ledger, one launch for each epoch, never two alive and as many epochs as there were operations, and then asks the API for a
-// finding on two instances, which the product's own detector makes.
+// judge checks the driver's launch log, one launch for each epoch, never two alive and as many epochs as there were
+// operations, and then asks the API for a finding on two instances, which the product's own detector makes.
 func (x *race) judge(ctx context.Context) error {
 	r := x.r
 	if !r.Mesh.Own() {
@@ -411,7 +417,7 @@ func (x *race) judge(ctx context.Context) error {
 	return x.detects(ctx)
 }
 
-// judgeInstances judges what the API lists, where the ledger is out of reach.
+// judgeInstances checks the instances that the API lists, where the launch log is out of reach.
 func (x *race) judgeInstances(ctx context.Context) error {
 	resp, err := x.r.Mesh.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: 500, WorkspaceId: x.id})
 	if err != nil {

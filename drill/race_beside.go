@@ -16,14 +16,15 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// Who asks, beside the watchdog.
+// The requesters, beside the watchdog.
 const (
 	raceUser  = "drill-user"
 	raceAdmin = "drill-admin"
 )
 
-// invite lets the workspace's user and an admin in, each with a session of their own; in a mesh of somebody else all requests are of whoever runs the drill.
-// They are others in each turn: the audit log counts what one person does again and again in one entry.
+// invite admits the workspace's user and an admin, each with a session of their own; in a mesh of another operator all
+// requests are of the person who runs the drill. They are different people in each turn: the audit log counts repeated
+// actions of one person in one entry.
 func (x *race) invite(ctx context.Context) error {
 	m := x.r.Mesh
 	x.dismiss()
@@ -48,7 +49,7 @@ func (x *race) invite(ctx context.Context) error {
 	return nil
 }
 
-// called is a person's name in this turn.
+// called returns a person's name in this turn.
 func (x *race) called(who string) string { return fmt.Sprintf("%s-%d", who, x.turns) }
 
 func (x *race) dismiss() {
@@ -60,15 +61,16 @@ func (x *race) dismiss() {
 }
 
 const (
-	// instants is how often the instant of the watchdog's request is aimed at.
+	// instants is how often the drill aims at the instant of the watchdog's request.
 	instants = 5
-	// aim is how long after its detection the watchdog's request is waited for: it waits five seconds itself, and then for its next round.
+	// aim is how long after its detection the watchdog's request is waited for: it waits five seconds itself, and then for
+	// its next round.
 	aim = 4 * time.Second
-	// longest is how long lifecycle is held at most; the watchdog waits that long for an answer.
+	// longest is how long lifecycle is stopped at most; the watchdog waits that long for an answer.
 	longest = 4500 * time.Millisecond
 )
 
-// beside races until the watchdog's own request fell into the race.
+// beside races until the watchdog's own request falls into the race.
 func (x *race) beside(ctx context.Context) error {
 	for range instants {
 		met := false
@@ -84,8 +86,9 @@ func (x *race) beside(ctx context.Context) error {
 	return at(StageInjected, fmt.Errorf("in %d rounds the watchdog did not once ask while the others did", instants))
 }
 
-// together kills the instance's agent, and when the watchdog is about to ask for a recreation, has all others ask too: lifecycle is stopped until all stand before
-// it, and goes on with all of them at once. It answers whether the watchdog's request was one of them, by the recovery's own record of when it asked.
+// together kills the instance's agent, and when the watchdog is about to ask for a recreation, lets all others send
+// theirs too: lifecycle is stopped until all requests wait for it, and handles all of them at once. It reports whether
+// the watchdog's request was one of them, by the time in the recovery's own record.
 func (x *race) together(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) (bool, error) {
 	c, err := x.r.Mesh.own()
 	if err != nil {
@@ -120,7 +123,7 @@ func (x *race) together(ctx context.Context, run func(context.Context) (*lifecyc
 		op, err := run(ctx)
 		answers <- answer{op, err}
 	}()
-	// It is only as good an aim as the machine is quick: what counts is read from the record afterwards.
+	// How well this aims depends on the speed of the machine: the result is read from the record afterwards.
 	_ = await(ctx, "the watchdog to ask", longest, func(ctx context.Context) error {
 		if record, err = x.recovery(ctx, record.GetRecordId()); err != nil {
 			return err
@@ -140,8 +143,8 @@ func (x *race) together(ctx context.Context, run func(context.Context) (*lifecyc
 	return x.met(ctx, record.GetRecordId(), got.op, waiting, began, ended)
 }
 
-// met says whether the watchdog asked between two moments; then all requesters must have got the one operation: people by the audit log, the watchdog by its
-// record.
+// met reports whether the watchdog sent its request between two moments; then all requesters must have got the one
+// operation: people by the audit log, the watchdog by its record.
 func (x *race) met(ctx context.Context, recordID string, op *lifecyclev1.Operation, waiting int64, began, ended time.Time) (bool, error) {
 	record, err := x.recovery(ctx, recordID)
 	if err != nil {
@@ -174,7 +177,7 @@ func (x *race) met(ctx context.Context, recordID string, op *lifecyclev1.Operati
 	return true, nil
 }
 
-// requesters are the people who asked for an operation, whether they began it or joined, as the audit log has them.
+// requesters returns the people who requested an operation, whether they began it or joined, from the audit log.
 func (x *race) requesters(ctx context.Context, operationID string) ([]string, error) {
 	resp, err := x.r.Mesh.Client.Audit.ListAudit(ctx, &readmodelv1.ListAuditRequest{PageSize: 500, Workspace: x.id, Action: "workspace.recreate"})
 	if err != nil {
@@ -194,7 +197,8 @@ func (x *race) requesters(ctx context.Context, operationID string) ([]string, er
 	return by, nil
 }
 
-// orphan kills the instance's agent and does not let it in again, so that the watchdog misses it. The answer opens the way for the next instance.
+// orphan kills the instance's agent and does not admit it again, so that the watchdog misses it. The returned function
+// admits the next instance.
 func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, error) {
 	if _, err := c.ShutOut(c.Plan.Addresses.Agents, true); err != nil {
 		return nil, err
@@ -213,7 +217,7 @@ func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, er
 	return open, nil
 }
 
-// detected waits for the watchdog's record of the instance, before it asked for anything.
+// detected waits for the watchdog's record of the instance, before the watchdog's request.
 func (x *race) detected(ctx context.Context) (*recoveryv1.RecoveryRecord, error) {
 	var record *recoveryv1.RecoveryRecord
 	err := await(ctx, "the watchdog to miss the instance", x.r.policy.HeartbeatStaleAfter()+settle, func(ctx context.Context) error {
@@ -224,7 +228,7 @@ func (x *race) detected(ctx context.Context) (*recoveryv1.RecoveryRecord, error)
 	return record, err
 }
 
-// recovery is a record of the workspace: by its id, or the one that is open.
+// recovery returns a record of the workspace: by its id, or the one that is open.
 func (x *race) recovery(ctx context.Context, id string) (*recoveryv1.RecoveryRecord, error) {
 	resp, err := x.r.Mesh.Client.Incidents.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{PageSize: 100, Workspace: x.id})
 	if err != nil {
@@ -238,7 +242,8 @@ func (x *race) recovery(ctx context.Context, id string) (*recoveryv1.RecoveryRec
 	return nil, errors.New("there is no such recovery")
 }
 
-// stopAll stops processes, and holds by the kernel that they stand. The answer lets them go on; it may be called once.
+// stopAll stops processes, and checks with the kernel that they are stopped. The returned function continues them; it
+// may be called once.
 func stopAll(ctx context.Context, processes []*cluster.Process) (func() error, error) {
 	var pids []int
 	release := func() error {

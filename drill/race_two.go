@@ -19,13 +19,13 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// seesTwo is how long the product's detector of two instances has where its sweep runs every second.
+// seesTwo is how long the product's detector of two instances may take where its sweep runs every second.
 const seesTwo = 30 * time.Second
 
-// detects proves that the product itself finds two instances of one workspace: that the API shows no such finding
-// after the races says something only then. The end of the former epoch's instance is taken out of the driver's
-// ledger, so that the placement lists two, while the sweep that would end one of them waits; afterwards that sweep
-// runs again, ends the instance once more, and the finding is resolved.
+// detects proves that the product itself finds two instances of one workspace: only then does the absence of such a
+// finding after the races prove anything. The end of the former epoch's instance is taken out of the driver's launch
+// log, so that the placement lists two, while the sweep that would end one of them waits; afterwards that sweep runs
+// again, ends the instance once more, and the finding is resolved.
 func (x *race) detects(ctx context.Context) error {
 	m := x.r.Mesh
 	c, err := m.own()
@@ -54,12 +54,12 @@ func (x *race) detects(ctx context.Context) error {
 	return at(StageEvidence, errors.Join(err, reend(c.Plan.InstanceDir, x.id, x.epoch-1)))
 }
 
-// doubled makes two instances of the workspace stand in the driver's list, and waits for the finding.
+// doubled makes the driver list two instances of the workspace, and waits for the finding.
 func (x *race) doubled(ctx context.Context, c *cluster.Cluster) error {
 	former := x.epoch - 1
 	began := time.Now()
 	return await(ctx, "the finding on two instances", seesTwo, func(ctx context.Context) error {
-		// A look for orphans that was due when the replicas ended still ends the instance once.
+		// A scan for orphans that was due when the replicas ended still ends the instance once.
 		again, err := unend(c.Plan.InstanceDir, x.id, former)
 		if err != nil {
 			return err
@@ -80,7 +80,7 @@ func (x *race) doubled(ctx context.Context, c *cluster.Cluster) error {
 	})
 }
 
-// twoInstances is the open finding on two instances of the workspace, nil for none.
+// twoInstances returns the open finding on two instances of the workspace, nil for none.
 func (x *race) twoInstances(ctx context.Context) (*lifecyclev1.Finding, error) {
 	resp, err := x.r.Mesh.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{Workspace: x.id, PageSize: 100})
 	if err != nil {
@@ -94,7 +94,7 @@ func (x *race) twoInstances(ctx context.Context) (*lifecyclev1.Finding, error) {
 	return nil, nil
 }
 
-// openTwo says that a finding on two instances is open; nil for none.
+// openTwo returns nil if there is no open finding on two instances, else an error.
 func openTwo(f *lifecyclev1.Finding) error {
 	if f == nil {
 		return nil
@@ -102,9 +102,9 @@ func openTwo(f *lifecyclev1.Finding) error {
 	return fmt.Errorf("finding %s is open: %s", f.GetFindingId(), f.GetSummary())
 }
 
-// unend makes the end of an instance in the launch ledger of the process driver the beginning of that end, as if it had
-// not come to it. No line goes: a ledger that is shorter than the database remembers starts the rollback mode. It reports
-// whether the end was there.
+// unend turns the end of an instance in the launch log of the process driver into the beginning of that end, as if the
+// end were incomplete. No line is removed: a launch log that is shorter than the database remembers starts rollback
+// mode. It reports whether the end was there.
 func unend(dir, workspaceID string, epoch int64) (bool, error) {
 	there := false
 	err := rewrite(dir, func(text string, l line) string {
@@ -117,7 +117,8 @@ func unend(dir, workspaceID string, epoch int64) (bool, error) {
 	return there, err
 }
 
-// reend puts the end of an instance to where it belongs, behind its beginning, so that the ledger can be judged again.
+// reend puts the end of an instance back in its place, behind its beginning, so that the launch log can be checked
+// again.
 func reend(dir, workspaceID string, epoch int64) error {
 	begun := false
 	return rewrite(dir, func(text string, l line) string {
@@ -133,7 +134,7 @@ func reend(dir, workspaceID string, epoch int64) error {
 	})
 }
 
-// rewrite replaces each line of the launch ledger of the process driver under the lock that the driver takes for each
+// rewrite replaces each line of the launch log of the process driver under the lock that the driver takes for each
 // change.
 func rewrite(dir string, change func(text string, l line) string) (err error) {
 	lock, err := os.OpenFile(filepath.Join(dir, "launches.lock"), os.O_RDWR|os.O_CREATE, 0o600)

@@ -53,7 +53,8 @@ func runRegister(ctx context.Context, r *Run) error {
 		return err
 	}
 	if m.Scaled {
-		// A mint lasts as long as a scaled step may stand still: nobody is to take the instance for one that does not come while it is asked to wait.
+		// A mint lasts as long as a scaled step may stand still: the watchdog must not take the instance for missing while
+		// the drill makes it wait.
 		if err := m.setPolicy(ctx, policy.SagaStepStallSeconds, "120"); err != nil {
 			return at(StageGood, err)
 		}
@@ -143,7 +144,7 @@ func runRegister(ctx context.Context, r *Run) error {
 	return r.retire(ctx, id)
 }
 
-// oneLaunch holds that a workspace had one launch in all.
+// oneLaunch checks that a workspace had one launch in all.
 func (m *Mesh) oneLaunch(id string) error {
 	ledger, err := m.ledger()
 	if err != nil {
@@ -156,10 +157,11 @@ func (m *Mesh) oneLaunch(id string) error {
 	return err
 }
 
-// errLate says that an agent was faster than this drill.
+// errLate is returned if an agent was faster than this drill.
 var errLate = errors.New("the instance had enrolled before its environment was caught")
 
-// caught makes a workspace and answers it with what its instance boots with. An agent may be faster than this drill on a busy machine: then another is made.
+// caught makes a workspace and returns it with the environment that its instance boots with. An agent may be faster
+// than this drill on a busy machine: then another is made.
 func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error) {
 	const tries = 5
 	for try := 1; ; try++ {
@@ -180,7 +182,8 @@ func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error
 	}
 }
 
-// firstEnvironment is what an instance boots with, caught before its agent enrols and writes it anew.
+// firstEnvironment returns the environment that an instance boots with, read before its agent enrols and writes it
+// anew.
 func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
 	var env []byte
 	err := await(ctx, "the instance's environment", settle, func(ctx context.Context) error {
@@ -201,8 +204,8 @@ func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
 	return env, err
 }
 
-// reimage leaves an instance as it was before its first boot. The agent is stopped first, so that it writes nothing in between, and killed last, since it is powered
-// on again as soon as it is gone.
+// reimage restores an instance to its state before its first boot. The agent is stopped first, so that it writes
+// nothing in between, and killed last, since it is powered on again as soon as it is gone.
 func reimage(pid int, box string, env []byte) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return err
@@ -217,7 +220,7 @@ func reimage(pid int, box string, env []byte) error {
 	return errors.Join(err, os.WriteFile(file, env, 0o600), syscall.Kill(pid, syscall.SIGKILL))
 }
 
-// digest is over the files that make an instance's identity: its keys and certificates, and who it is.
+// digest returns a digest of the files that make an instance's identity: its keys and certificates, and its ids.
 func digest(box string) string {
 	sum := sha256.New()
 	keys, _ := filepath.Glob(filepath.Join(box, "etc", "*.pem")) // the pattern is good

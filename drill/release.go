@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/reap"
 )
 
-// releaseFailed is row 30: the machine that holds a workspace is away while the workspace is released.
+// releaseFailed is row 30: the machine of a workspace's allocation is disconnected while the workspace is released.
 func releaseFailed() Drill {
 	return Drill{
 		Name: "release-failed-stuck",
@@ -118,7 +118,7 @@ func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster, way func(conte
 	return way(ctx, h, hold)
 }
 
-// onMachine makes a workspace on one of the machines and answers where it is.
+// onMachine makes a workspace on one of the machines and returns it with that machine.
 func (m *Mesh) onMachine(ctx context.Context, c *cluster.Cluster) (held, error) {
 	op, err := m.create(ctx, fresh("release"), &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
 	if err != nil {
@@ -158,7 +158,8 @@ func (m *Mesh) hold(ctx context.Context, id string) (*lifecyclev1.Allocation, er
 	return newest, nil
 }
 
-// failedRelease is the verdict on a hold whose release has failed, whole: occupied for cleanup, with a reason, on a machine that takes nothing new.
+// failedRelease returns the complete verdict on an allocation whose release has failed: occupied for cleanup, with a
+// reason, on a machine that takes nothing new.
 func (m *Mesh) failedRelease(ctx context.Context, h held, hold *lifecyclev1.Allocation) (Verdict, error) {
 	ws, err := m.workspace(ctx, h.id)
 	if err != nil {
@@ -177,7 +178,7 @@ func (m *Mesh) failedRelease(ctx context.Context, h held, hold *lifecyclev1.Allo
 	return v, nil
 }
 
-// retried is the first way out: the machine returns, and the release is tried again.
+// retried is the first remedy: the machine returns, and the release is tried again.
 func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation) error {
 	if err := r.back(ctx, h); err != nil {
 		return err
@@ -199,7 +200,7 @@ func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation)
 		if err == nil {
 			return nil
 		}
-		// Five seconds may be too short again for a machine that is busy: it is asked once more, as an operator would.
+		// Five seconds may be too short again for a machine that is busy: the drill retries once more, as an operator would.
 		now, readErr := r.Mesh.hold(ctx, h.id)
 		if readErr != nil || now.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || now.GetFence() <= tried {
 			return err
@@ -210,7 +211,8 @@ func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation)
 	})
 }
 
-// forced is the second: the hold is given up with evidence while the machine is away, and cleaned when it returns.
+// forced is the second remedy: the allocation is given up with evidence while the machine is disconnected, and cleaned
+// when it returns.
 func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) error {
 	m := r.Mesh
 	force := func(ctx context.Context, dry bool, fence int64, orphans ...string) (*lifecyclev1.ForceReleaseResponse, error) {
@@ -260,7 +262,7 @@ func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) 
 	})
 }
 
-// refused says that an answer is a refusal: of a changed fence too, which asking again would not mend.
+// refused reports whether an error is a refusal that a repetition would get again, that of a changed fence included.
 func refused(err error) bool {
 	_, typed := fault.As(err)
 	return typed && (!passing(err) || fault.Has(err, commonv1.Reason_REASON_CONFLICT))
@@ -280,7 +282,8 @@ func (r *Run) back(ctx context.Context, h held) error {
 	}))
 }
 
-// givenUp holds that a hold is released on a person's word: what was not cleaned is orphaned and the machine takes nothing new.
+// givenUp checks that an allocation is released on a person's attestation: the uncleaned remains are orphaned and the
+// machine takes no new work.
 func (m *Mesh) givenUp(ctx context.Context, h held) error {
 	hold, err := m.hold(ctx, h.id)
 	if err != nil {
@@ -307,7 +310,7 @@ func (m *Mesh) givenUp(ctx context.Context, h held) error {
 	return nil
 }
 
-// freed holds that nothing of a hold is left: at the API, and on the machine's own list of processes.
+// freed checks that nothing of an allocation is left: at the API, and in the machine's own list of processes.
 func (m *Mesh) freed(ctx context.Context, h held, was *lifecyclev1.Allocation) error {
 	hold, err := m.hold(ctx, h.id)
 	if err != nil {
@@ -340,7 +343,7 @@ func (m *Mesh) freed(ctx context.Context, h held, was *lifecyclev1.Allocation) e
 	return m.noWorkload(h)
 }
 
-// noWorkload holds that no process of a workspace runs on its machine.
+// noWorkload checks that no process of a workspace runs on its machine.
 func (m *Mesh) noWorkload(h held) error {
 	procs, err := reap.Under(filepath.Join(m.cluster.Dir(), "agents", h.machine.Name()), agents.Program)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/agents"
 )
 
-// restored is row 35: an older database under agents, a launch log and instances that are newer.
+// restored is row 35: a database that is older than the agents, the launch log and the instances.
 func restored() Drill {
 	return Drill{
 		Name: "restore-reuses-nothing",
@@ -42,10 +42,10 @@ func restored() Drill {
 // lost are the workspaces of which the database forgets something.
 type lost struct {
 	recreated, gone, made string           // ids
-	epochs                map[string]int64 // the highest that each has had
+	epochs                map[string]int64 // the highest epoch that each has had
 }
 
-// beforeBackup makes the workspaces that stand when the backup is taken.
+// beforeBackup makes the workspaces that exist when the backup is taken.
 func (r *Run) beforeBackup(ctx context.Context) (*lost, error) {
 	l := &lost{epochs: map[string]int64{}}
 	for _, id := range []*string{&l.recreated, &l.gone} {
@@ -62,7 +62,7 @@ func (r *Run) beforeBackup(ctx context.Context) (*lost, error) {
 	return l, nil
 }
 
-// afterBackup does what the database is to forget.
+// afterBackup makes the changes that the database is to lose.
 func (r *Run) afterBackup(ctx context.Context, l *lost) error {
 	m := r.Mesh
 	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
@@ -136,7 +136,7 @@ func runRestored(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	r.faultAt = time.Now() // the budget counts from the control plane's return: before that nothing could say anything
+	r.faultAt = time.Now() // the budget counts from the control plane's return: before that the API cannot report anything
 	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) { return m.rolledBack(ctx, l, len(closed)) })
 	if err != nil {
 		return err
@@ -145,7 +145,8 @@ func runRestored(ctx context.Context, r *Run) error {
 		if n, err := agents.Await(ctx, m.Client, c.Nodes, settle); err != nil || n < len(c.Nodes) {
 			return at(StageVerdict, errors.Join(err, fmt.Errorf("%d of %d machines are connected", n, len(c.Nodes))))
 		}
-		// Its agent lost its session with the services, restore or not: what its user is told counts once it is back.
+		// Its agent lost its session with the services, restore or not: the state that its user sees counts once the agent is
+		// back.
 		err := await(ctx, "the bystander's agent", settle, func(ctx context.Context) error {
 			w, err := m.workspace(ctx, Tenant+"/"+bystander)
 			if err == nil && !w.GetAgentConnected() {
@@ -176,7 +177,7 @@ func runRestored(ctx context.Context, r *Run) error {
 	return errors.Join(r.retire(ctx, l.recreated), r.retire(ctx, l.gone))
 }
 
-// rolledBack is the verdict: the mode, with the launch log as its evidence, and one incident.
+// rolledBack returns the verdict: the mode, with the launch log as its evidence, and one incident.
 func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, error) {
 	answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
 	if err != nil {
@@ -207,7 +208,7 @@ func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, er
 	}, nil
 }
 
-// incidents are those of rollbacks, open and over, the newest first.
+// incidents returns the incidents of rollbacks, open and over, the newest first.
 func (m *Mesh) incidents(ctx context.Context) ([]*recoveryv1.Incident, error) {
 	resp, err := m.Client.Incidents.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{IncludeClosed: true, PageSize: 1000})
 	return slices.DeleteFunc(resp.GetItems(), func(i *recoveryv1.Incident) bool {
@@ -215,7 +216,8 @@ func (m *Mesh) incidents(ctx context.Context) ([]*recoveryv1.Incident, error) {
 	}), err
 }
 
-// standsStill holds that commands are refused, and that the launch log gets no line about a launch or an end, however often the sweeps come by.
+// standsStill checks that commands are refused, and that the launch log gets no line about a launch or an end, however
+// often the sweeps run.
 func (r *Run) standsStill(ctx context.Context, l *lost) error {
 	m := r.Mesh
 	before, err := m.decisions()
@@ -247,7 +249,7 @@ func (r *Run) standsStill(ctx context.Context, l *lost) error {
 	return err
 }
 
-// decisions counts the lines of the launch log that are about a launch or an end.
+// decisions returns the number of lines of the launch log that are about a launch or an end.
 func (m *Mesh) decisions() (int, error) {
 	ledger, err := m.ledger()
 	return len(slices.DeleteFunc(ledger, func(l line) bool { return l.Op == "restarted" })), err
@@ -260,7 +262,8 @@ func (r *Run) accept(ctx context.Context) error {
 	return err
 }
 
-// converges recreates what the database believes to stand, has the instance ended that nothing accounts for, and holds that no number came twice.
+// converges recreates the workspaces that the database lists, ends the instance that no row accounts for, and checks
+// that no number was used twice.
 func (r *Run) converges(ctx context.Context, l *lost, before int) error {
 	m := r.Mesh
 	asked := map[string]bool{}
@@ -301,7 +304,8 @@ func (r *Run) converges(ctx context.Context, l *lost, before int) error {
 	return at(StageEvidence, err)
 }
 
-// endLost ends the instance of a workspace that the database has forgotten, as the list of instances shows it, by an operator's verb.
+// endLost ends the instance of a workspace that the database has forgotten, as the list of instances names it, by an
+// operator's verb.
 func (m *Mesh) endLost(ctx context.Context, workspaceID string) error {
 	resp, err := m.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{WorkspaceId: workspaceID})
 	if err != nil {
@@ -320,7 +324,7 @@ func (m *Mesh) endLost(ctx context.Context, workspaceID string) error {
 	return m.oneLife(workspaceID, 0)
 }
 
-// neverTwice holds that no epoch was launched twice, and none after a higher one.
+// neverTwice checks that no epoch was launched twice, and none after a higher one.
 func (m *Mesh) neverTwice(l *lost) error {
 	ledger, err := m.ledger()
 	if err != nil {
@@ -343,8 +347,8 @@ func (m *Mesh) neverTwice(l *lost) error {
 	return err
 }
 
-// declared restores once more, and declares it before any service is started: the era is raised, and what agents and the launch log remember of earlier eras
-// makes no second incident, not after it was accepted either.
+// declared restores once more, and declares it before any service is started: the era is raised, and the evidence of
+// earlier eras that agents and the launch log keep makes no second incident, not even after it was accepted.
 func (r *Run) declared(ctx context.Context, l *lost) error {
 	m := r.Mesh
 	b, err := m.backUp(ctx)
@@ -408,7 +412,7 @@ func (r *Run) declared(ctx context.Context, l *lost) error {
 	return errors.Join(err, m.neverTwice(l))
 }
 
-// declare is what an operator does before the services are started.
+// declare runs the command that an operator runs before the services are started.
 func (m *Mesh) declare(ctx context.Context) error {
 	c := m.cluster
 	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(c.Plan.AgentBinary), "gpuaas"), "migrate", "restored", //nolint:gosec // of our own mesh

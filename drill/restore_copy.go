@@ -15,7 +15,7 @@ import (
 type backup struct {
 	dir  string
 	logs map[string][]byte // the launch log's files by path
-	// marker is the name of a file that is written into the copy as it is put back: Postgres leaves files alone that it does not know.
+	// marker is the name of a file that is written into the copy as it is put back: Postgres ignores unknown files.
 	marker string
 }
 
@@ -78,7 +78,7 @@ func (m *Mesh) startAll(ctx context.Context) error {
 			return err
 		}
 	}
-	// A process that was stopped on purpose has ended as well: how often it has is no sign of anything here.
+	// A process that was stopped on purpose has ended as well: the number of its ends proves nothing here.
 	return await(ctx, "every service to be ready", settle, func(ctx context.Context) error {
 		for _, p := range m.cluster.Processes() {
 			if err := p.Ready(ctx); err != nil {
@@ -89,10 +89,10 @@ func (m *Mesh) startAll(ctx context.Context) error {
 	})
 }
 
-// dataDir is where the database stands.
+// dataDir returns the directory of the database.
 func (m *Mesh) dataDir() string { return filepath.Join(m.cluster.Dir(), "postgres", "data") }
 
-// swapFiles writes the contents of files and keeps in was what they held.
+// swapFiles writes the contents of files and keeps their former contents in was.
 func swapFiles(files, was map[string][]byte) error {
 	var errs []error
 	for path, raw := range files {
@@ -105,7 +105,7 @@ func swapFiles(files, was map[string][]byte) error {
 	return errors.Join(errs...)
 }
 
-// unmutate puts the newer launch log and the way of the agents back, and accepts what they then show.
+// unmutate restores the newer launch log and the agents' access, and accepts the evidence that they then report.
 func (m *Mesh) unmutate(ctx context.Context, newer map[string][]byte) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
 	defer cancel()

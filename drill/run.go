@@ -33,11 +33,12 @@ type Options struct {
 	Logger *slog.Logger
 	// Controls runs each drill's two controls after it, and inverts their results.
 	Controls bool
-	// Each is called with every result as it comes; nil: nobody is told.
+	// Each is called with every result as it comes; it may be nil.
 	Each func(Result)
 }
 
-// All runs drills one after the other on one mesh and answers their results. The error is of the mesh, not of a drill.
+// All runs drills one after the other on one mesh and returns their results. The error is one of the mesh, not of a
+// drill.
 func All(ctx context.Context, m *Mesh, drills []Drill, o Options) ([]Result, error) {
 	var out []Result
 	for _, d := range drills {
@@ -87,7 +88,8 @@ func One(ctx context.Context, m *Mesh, d Drill, control Control, logger *slog.Lo
 	return out
 }
 
-// inverted judges a control: it passes if the drill failed, and where it had to. A drill that failed for any other cause proves nothing.
+// inverted judges a control: it passes if the drill failed, and at the stage at which it had to. A drill that failed
+// for any other cause proves nothing.
 func inverted(d Drill, control Control, err error) (bool, string) {
 	want := StageInjected
 	if control == Mutated {
@@ -125,7 +127,7 @@ func (r *Run) whole(ctx context.Context) error {
 	}
 	r.Mesh.comeToRest(ctx)
 	if r.Control == Mutated && r.Drill.mutate != nil {
-		// The budget stands as it was: it is the detector that changes, not what is asked of it.
+		// The budget stays as it was: the mutation changes the detector, not its budget.
 		undo, err := r.Drill.mutate(ctx, r)
 		if err != nil {
 			return fmt.Errorf("mutate the detector: %w", err)
@@ -136,14 +138,14 @@ func (r *Run) whole(ctx context.Context) error {
 	return r.Drill.run(ctx, r)
 }
 
-// note tells the step under way, and keeps it with the result.
+// note logs the step under way, and keeps it with the result.
 func (r *Run) note(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
 	r.Logger.Info("step of a drill", slog.String("step", line))
 	r.result.Notes = append(r.result.Notes, line)
 }
 
-// about names what the fault is about: it is traced, and it alone may change.
+// about names the objects of the fault: they are traced, and they alone may change.
 func (r *Run) about(ids ...string) {
 	for _, id := range ids {
 		if id != "" && !slices.Contains(r.subject, id) {
@@ -153,7 +155,7 @@ func (r *Run) about(ids ...string) {
 	}
 }
 
-// evidence adds ids by which what happened can be found again.
+// evidence adds ids by which the events of the drill can be found.
 func (r *Run) evidence(ids ...string) {
 	for _, id := range ids {
 		if id != "" && !slices.Contains(r.result.EvidenceIDs, id) {
@@ -162,7 +164,8 @@ func (r *Run) evidence(ids ...string) {
 	}
 }
 
-// inject makes the fault, unless it is withheld, and measures that it took by proof, which shares no code with the detector.
+// inject makes the fault, unless it is withheld, and verifies by proof, which shares no code with the detector, that it
+// took effect.
 func (r *Run) inject(ctx context.Context, what string, do, proof func(ctx context.Context) error) error {
 	var err error
 	if r.before, err = r.Mesh.check(ctx, r.subject); err != nil {
@@ -182,10 +185,10 @@ func (r *Run) inject(ctx context.Context, what string, do, proof func(ctx contex
 	return nil
 }
 
-// took is how long a fault may need until the host shows it.
+// took is how long a fault may take until the host shows it.
 const took = 3 * time.Second
 
-// detect asks the API until it gives a verdict, at most for the detection budget.
+// detect polls the API until it gives a verdict, at most for the detection budget.
 func (r *Run) detect(ctx context.Context, look func(ctx context.Context) (Verdict, error)) error {
 	budget := time.Duration(r.result.DetectionBudgetSeconds * float64(time.Second))
 	err := await(ctx, "the verdict", max(time.Until(r.faultAt.Add(budget)), time.Millisecond), func(ctx context.Context) error {
@@ -207,7 +210,8 @@ func (r *Run) detect(ctx context.Context, look func(ctx context.Context) (Verdic
 	return nil
 }
 
-// check compares the verdict with the row's, asks the API who owns the reason and what is to be done, and holds that nothing unrelated changed.
+// check compares the verdict with the row's, reads the owner of the reason and the remedy from the API, and checks that
+// nothing unrelated changed.
 func (r *Run) check(ctx context.Context) error {
 	want := r.Drill.Expect
 	got, err := r.Mesh.explain(ctx, r.verdict)
@@ -254,12 +258,14 @@ func (r *Run) recovered(ctx context.Context, what string, checklist func(ctx con
 	return nil
 }
 
-// pause returns how long to wait between two checks of what has been waited for so long: a fiftieth of it, from 50 to 250 milliseconds.
+// pause returns how long to wait between two checks after having waited so long: a fiftieth of that, from 50 to 250
+// milliseconds.
 func pause(waited time.Duration) time.Duration {
 	return min(max(waited/50, 50*time.Millisecond), 250*time.Millisecond)
 }
 
-// await checks again until do succeeds or limit has passed; then its error is what was waited for, with the last error of do.
+// await checks again until do succeeds or limit has passed; then its error names the awaited condition, with the last
+// error of do.
 func await(ctx context.Context, what string, limit time.Duration, do func(ctx context.Context) error) error {
 	began := time.Now()
 	for {

@@ -34,7 +34,8 @@ func wedged() Drill {
 	}
 }
 
-// blindStalls puts the stall budgets out of reach of the sweep, as an operator could, and answers the way back.
+// blindStalls puts the stall budgets out of reach of the sweep, as an operator could, and returns the function that
+// puts them back.
 func blindStalls(ctx context.Context, r *Run) (func(context.Context) error, error) {
 	c, err := r.Mesh.own()
 	if err != nil {
@@ -101,7 +102,8 @@ func runWedged(ctx context.Context, r *Run) error {
 	return r.unwedge(ctx, id, op)
 }
 
-// launched waits until the ledger has the launch of an instance and answers its agent's process. It looks often: what comes next must not be missed.
+// launched waits until the launch log has the launch of an instance and returns its agent's process. It polls often, so
+// that the next step is not missed.
 func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error) {
 	var pid int
 	err := await(ctx, "the launch of the instance", settle, func(context.Context) error {
@@ -119,7 +121,7 @@ func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error
 	return pid, err
 }
 
-// stall returns the verdict that the timeline gives of a run, or what is missing of it.
+// stall returns the verdict of the timeline on a run, or an error that names its missing parts.
 func (m *Mesh) stall(ctx context.Context, ref, runID string) (Verdict, error) {
 	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: ref})
 	if err != nil {
@@ -148,7 +150,7 @@ func (m *Mesh) stall(ctx context.Context, ref, runID string) (Verdict, error) {
 	return v, fmt.Errorf("no step of %d is flagged; the workspace is at %q: %s", len(resp.GetItems()), ws.GetCurrentStep(), ws.GetWhyWaiting())
 }
 
-// unwedge is the runbook, with its first two steps tried in the wrong order too.
+// unwedge follows the runbook, with its first two steps tried in the wrong order too.
 func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operation) error {
 	m := r.Mesh
 	_, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RESET)
@@ -184,7 +186,7 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 	return r.unwedged(ctx, id, again.GetEpoch())
 }
 
-// unwedged holds that the workspace serves in a later epoch, and ends it.
+// unwedged checks that the workspace serves in a later epoch, and ends it.
 func (r *Run) unwedged(ctx context.Context, id string, epoch int64) error {
 	if err := r.recovered(ctx, "active in the next epoch, its endpoint answers, nothing is left of the former one", func(ctx context.Context) error {
 		return r.Mesh.serving(ctx, id, epoch)
@@ -194,8 +196,8 @@ func (r *Run) unwedged(ctx context.Context, id string, epoch int64) error {
 	return r.retire(ctx, id)
 }
 
-// compensated holds that nothing of an epoch is left: its run ended failed with no attempt open, its claims are released, its instance is ended in the ledger and
-// empty on the host.
+// compensated checks that nothing of an epoch is left: its run ended failed with no attempt open, its claims are
+// released, its instance is ended in the launch log and empty on the host.
 func (m *Mesh) compensated(ctx context.Context, id string, op *lifecyclev1.Operation) error {
 	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: id})
 	if err != nil {
@@ -221,7 +223,8 @@ func (m *Mesh) compensated(ctx context.Context, id string, op *lifecyclev1.Opera
 	return m.nothingLeft(ctx, id)
 }
 
-// nothingLeft holds that a workspace without an instance has no claims, no hold, no live instance, and that the ledger and the host agree.
+// nothingLeft checks that a workspace without an instance has no claims, no allocation, no live instance, and that the
+// launch log and the host agree.
 func (m *Mesh) nothingLeft(ctx context.Context, id string) error {
 	claims, err := m.claims(ctx, id)
 	if err != nil {
@@ -251,7 +254,7 @@ func (m *Mesh) nothingLeft(ctx context.Context, id string) error {
 	return errors.Join(err, m.oneLife(id, 0))
 }
 
-// claims are those of a workspace that are not released.
+// claims returns the claims of a workspace that are not released.
 func (m *Mesh) claims(ctx context.Context, id string) ([]*lifecyclev1.Claim, error) {
 	resp, err := m.Client.Query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{PageSize: 500, WorkspaceId: id})
 	return resp.GetItems(), err

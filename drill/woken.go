@@ -22,7 +22,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/reap"
 )
 
-// oldInstance is row 36: a copy of an instance whose epoch is over is started beside the one that has its workspace.
+// oldInstance is row 36: a copy of an instance whose epoch is over is started beside the present instance of its
+// workspace.
 func oldInstance() Drill {
 	return Drill{
 		Name: "old-instance-wakes",
@@ -116,7 +117,7 @@ func runOldInstance(ctx context.Context, r *Run) error {
 	return r.retire(ctx, id)
 }
 
-// awaitServing waits until a workspace is whole in an epoch.
+// awaitServing waits until a workspace is fully serving in an epoch.
 func (m *Mesh) awaitServing(ctx context.Context, id string, epoch int64) error {
 	return await(ctx, fmt.Sprintf("epoch %d to serve", epoch), settle, func(ctx context.Context) error { return m.serving(ctx, id, epoch) })
 }
@@ -140,7 +141,7 @@ func (r *Run) wokenVerdict(ctx context.Context, id string, epoch int64) (Verdict
 	return Verdict{}, fmt.Errorf("%d findings speak of the workspace, none of the instance of epoch %d", len(found.GetItems()), epoch)
 }
 
-// woken is a copy of an instance and what became of it.
+// woken is a copy of an instance and the state of its agent.
 type woken struct {
 	mesh     *Mesh
 	cluster  *cluster.Cluster
@@ -154,7 +155,7 @@ type woken struct {
 	code    int
 }
 
-// exitReplaced is the exit code of an agent that was told that its epoch is over.
+// exitReplaced is the exit code of an agent whose epoch is over.
 const exitReplaced = 5
 
 // start starts the agent of the copy.
@@ -172,7 +173,7 @@ func (w *woken) start(context.Context) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	// Nobody has waited for it: the number is its own, ended or not.
+	// No wait has collected it yet: the pid is its own, ended or not.
 	w.pid, w.process, w.done = cmd.Process.Pid, kernel(cmd.Process.Pid), make(chan struct{})
 	go func() {
 		defer close(w.done)
@@ -182,7 +183,7 @@ func (w *woken) start(context.Context) error {
 	return nil
 }
 
-// end takes the copy's agent away if it is there still, and whatever it started.
+// end kills the copy's agent if it still runs, and all processes that it started.
 func (w *woken) end(ctx context.Context) {
 	if w.done == nil {
 		return
@@ -196,8 +197,8 @@ func (w *woken) end(ctx context.Context) {
 	_, _ = agents.End(ctx, w.dir, 0)
 }
 
-// ran holds, by the kernel, the files and the launch log, that the fault took: an agent ran with the identity of an
-// epoch that is over while a later one lives.
+// ran checks, by the kernel, the files and the launch log, that the fault took effect: an agent ran with the identity
+// of an epoch that is over while a later one lives.
 func (w *woken) ran(id string, former, present int64) error {
 	if w.process.start == 0 {
 		return errors.New("the kernel knows of no agent of the copy")
@@ -220,7 +221,7 @@ func (w *woken) ran(id string, former, present int64) error {
 	return err
 }
 
-// over holds that the copy's agent has ended as replaced and that none of its workloads was ever started.
+// over checks that the copy's agent has ended as replaced and that none of its workloads was ever started.
 func (w *woken) over() error {
 	select {
 	case <-w.done:
@@ -270,8 +271,8 @@ func workloadStarts(dir string) (map[string]string, error) {
 	return out, nil
 }
 
-// snapshot copies an instance's directory while its agent stands still, so that the copy works at its own path, and
-// answers it with the digest of its identity.
+// snapshot copies an instance's directory while its agent is stopped, so that the copy works at its own path, and
+// returns it with the digest of its identity.
 func (m *Mesh) snapshot(id string, epoch int64) (string, string, error) {
 	pid, err := m.instancePID(id, epoch)
 	if err != nil {
@@ -293,7 +294,7 @@ func (m *Mesh) snapshot(id string, epoch int64) (string, string, error) {
 const largestText = 1 << 20
 
 // copyTree copies directories and regular files with their modes. In texts the path of the tree becomes that of its
-// copy. What goes away meanwhile is left out.
+// copy. Files that vanish meanwhile are left out.
 func copyTree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {

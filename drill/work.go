@@ -12,15 +12,15 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// observe takes the look that later ones are compared with. What is made after it is not compared.
+// observe takes the snapshot that later ones are compared with. Objects that are made after it are not compared.
 func (r *Run) observe(ctx context.Context) error {
 	var err error
 	r.before, err = r.Mesh.check(ctx, r.subject)
 	return at(StageGood, err)
 }
 
-// serving holds that a workspace is whole again in an epoch: active and normal to its user, its endpoints answer, and claims, ledger and host know of no
-// other epoch and of no orphan.
+// serving checks that a workspace fully serves again in an epoch: active and normal to its user, its endpoints answer,
+// and claims, launch log and host have no other epoch and no orphan.
 func (m *Mesh) serving(ctx context.Context, id string, epoch int64) error {
 	ws, err := m.workspace(ctx, id)
 	if err != nil {
@@ -65,7 +65,7 @@ func (m *Mesh) serving(ctx context.Context, id string, epoch int64) error {
 	return errors.Join(err, m.oneLife(id, epoch))
 }
 
-// answers says whether a URL answers 200.
+// answers returns nil if a URL answers 200.
 func answers(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -84,7 +84,7 @@ func answers(ctx context.Context, url string) error {
 	return nil
 }
 
-// retire decommissions a workspace at the end of a drill and holds that nothing of it is left anywhere.
+// retire decommissions a workspace at the end of a drill and checks that nothing of it is left anywhere.
 func (r *Run) retire(ctx context.Context, id string) error {
 	m := r.Mesh
 	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION); err != nil {
@@ -100,13 +100,14 @@ func (r *Run) retire(ctx context.Context, id string) error {
 	return at(StageEvidence, err)
 }
 
-// leave takes away, as well as it can, what a drill that failed has left, so that the next one finds a mesh that is well.
+// leave removes, as well as it can, the remains of a failed drill, so that the next one finds a healthy mesh.
 func (r *Run) leave(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 	defer cancel()
 	m := r.Mesh
 	asked := map[commonv1.OperationKind]time.Time{}
-	_ = await(ctx, "the drill's workspace to go", 2*time.Minute, func(ctx context.Context) error { // what it does not reach, Close ends
+	// Close ends what is still there afterwards.
+	_ = await(ctx, "the drill's workspace to go", 2*time.Minute, func(ctx context.Context) error {
 		ws, err := m.workspace(ctx, id)
 		if err != nil {
 			return err
@@ -126,7 +127,7 @@ func (r *Run) leave(ctx context.Context, id string) {
 	})
 }
 
-// or is the first error that is one.
+// or returns err if it is not nil, else otherwise.
 func or(err, otherwise error) error {
 	if err != nil {
 		return err

@@ -12,13 +12,14 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// world is what the API tells of everything that a fault is not about, as it was at one moment.
+// world is the API's view, at one moment, of everything that a fault is not about.
 type world struct {
 	workspaces, nodes map[string]string
 	parked            int32
 }
 
-// check reads the world without what the fault is about: workspaces by id, nodes by id, and the instances of those workspaces.
+// check reads the world without the objects of the fault: workspaces by id, nodes by id, and the instances of those
+// workspaces.
 func (m *Mesh) check(ctx context.Context, subject []string) (world, error) {
 	var w world
 	err := await(ctx, "a look at what is to stay as it is", patience, func(ctx context.Context) error {
@@ -36,8 +37,8 @@ func (m *Mesh) check(ctx context.Context, subject []string) (world, error) {
 	return w, err
 }
 
-// comeToRest waits for active workspaces that are on their way back, as after an earlier drill: they would be taken for what the next fault has changed. A
-// mesh with one that stays away is drilled as it is.
+// comeToRest waits for active workspaces that are still recovering, as after an earlier drill: they would be taken for
+// changes by the next fault. A mesh with one that does not recover is drilled as it is.
 func (m *Mesh) comeToRest(ctx context.Context) {
 	_ = await(ctx, "workspaces that are on their way back", time.Minute, func(ctx context.Context) error { //nolint:errcheck // see above
 		for token := ""; ; {
@@ -95,7 +96,7 @@ func (w world) readNodes(ctx context.Context, m *Mesh, subject []string) error {
 	}
 }
 
-// changed lists what is not as it was.
+// changed returns what differs from an earlier world.
 func (w world) changed(now world) []string {
 	var out []string
 	for _, c := range []struct {

@@ -1,6 +1,7 @@
-// Package agenttest makes what the agent's tests need of a mesh: an authority whose certificates last as long as a test says, with any clock.
+// Package agenttest has the parts of a mesh that the agent's tests need: an authority that issues certificates of any
+// validity, by any clock.
 //
-// It is linked by tests only. It believes every request: it must never sign outside a test.
+// Only tests link it. It signs every request, so it must never be used outside a test.
 package agenttest
 
 import (
@@ -19,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// TrustDomain is that of all identities made here.
+// TrustDomain is the trust domain of all identities made here.
 const TrustDomain = "mesh.test"
 
 // Authority signs for tests.
@@ -29,7 +30,7 @@ type Authority struct {
 	next atomic.Int64
 }
 
-// NewAuthority makes a root that is valid around now.
+// NewAuthority returns an authority whose root is valid around now.
 func NewAuthority(name string, now time.Time) (*Authority, error) {
 	key, err := pki.NewKey()
 	if err != nil {
@@ -52,17 +53,17 @@ func NewAuthority(name string, now time.Time) (*Authority, error) {
 	return a, nil
 }
 
-// Bundle is the root as a trust bundle.
+// Bundle returns the root as a trust bundle.
 func (a *Authority) Bundle() *pki.Bundle {
 	b := new(pki.Bundle)
-	_ = b.Set(a.Cert) // refuses only what is no authority, and this is one
+	_ = b.Set(a.Cert) // Set refuses only certificates that are no authority's, and this one is
 	return b
 }
 
-// PEM spells the root.
+// PEM returns the root in PEM.
 func (a *Authority) PEM() []byte { return pki.EncodeCertificates([]*x509.Certificate{a.Cert}) }
 
-// Sign issues a certificate for id and answers it in DER. Each has a serial of its own.
+// Sign issues a certificate for id and returns it in DER. Each has a serial of its own.
 func (a *Authority) Sign(id pki.ID, pub crypto.PublicKey, from, to time.Time) ([]byte, error) {
 	usage := x509.ExtKeyUsageClientAuth
 	if id.Kind == pki.KindService {
@@ -79,7 +80,7 @@ func (a *Authority) Sign(id pki.ID, pub crypto.PublicKey, from, to time.Time) ([
 	return der, nil
 }
 
-// Pair issues a certificate with a new key.
+// Pair issues a certificate with a new key and returns both.
 func (a *Authority) Pair(id pki.ID, from, to time.Time) (*tls.Certificate, error) {
 	key, err := pki.NewKey()
 	if err != nil {
@@ -96,7 +97,7 @@ func (a *Authority) Pair(id pki.ID, from, to time.Time) (*tls.Certificate, error
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
 }
 
-// SignCSR issues a node's certificate for a request, as PEM.
+// SignCSR issues a node's certificate for a request and returns it in PEM.
 func (a *Authority) SignCSR(csr []byte, nodeID string, from, to time.Time) ([]byte, error) {
 	request, err := x509.ParseCertificateRequest(csr)
 	if err != nil {

@@ -1,7 +1,9 @@
-// Package backoff owns the waits between attempts of an agent: full jitter under a doubling bound, and never before the time a peer asked for.
+// Package backoff owns the waits between attempts of an agent: full jitter under a doubling bound, and never before the
+// time a peer asked for.
 //
-// A fleet that lost its control plane at one moment must not come back at one moment: every wait is drawn from the whole range, so that the
-// arrivals of many agents are spread evenly. It reads no clock and keeps no timer; the caller waits.
+// A fleet that lost its control plane at one moment must not reconnect at one moment: every wait is drawn from the
+// whole range, so that the arrivals of many agents are spread evenly. It reads no clock and keeps no timer; the caller
+// waits.
 package backoff
 
 import (
@@ -22,19 +24,19 @@ type Backoff struct {
 	draw    func(n int64) int64 // uniform in [0,n)
 }
 
-// New makes a counter at zero failures.
+// New returns a Backoff with zero failures.
 func New(policy Policy) *Backoff {
 	return &Backoff{policy: policy, draw: rand.Int64N}
 }
 
-// WithDraw replaces the source of chance; draw(n) answers a number in [0,n).
+// WithDraw replaces the random source, and returns b; draw(n) returns a number in [0,n).
 func (b *Backoff) WithDraw(draw func(n int64) int64) *Backoff {
 	b.draw = draw
 	return b
 }
 
-// Next counts one failure and answers how long to wait: a random part of the present range, after retryAfter has passed. The jitter comes on top
-// of what the peer asked for, since it asked many at once.
+// Next counts one failure and returns how long to wait: retryAfter and a random part of the present range. The jitter
+// is added to the peer's retryAfter, since the peer sent the same one to many agents at once.
 func (b *Backoff) Next(retryAfter time.Duration) time.Duration {
 	return b.NextWithin(retryAfter, b.policy.Cap)
 }
@@ -59,8 +61,8 @@ func (b *Backoff) Jitter(bound time.Duration) time.Duration {
 	return time.Duration(b.draw(int64(bound)))
 }
 
-// Attempts is the number of failures in a row.
+// Attempts returns the number of failures in a row.
 func (b *Backoff) Attempts() int { return b.attempt }
 
-// Reset forgets the failures.
+// Reset sets the number of failures to zero.
 func (b *Backoff) Reset() { b.attempt = 0 }

@@ -1,10 +1,11 @@
-// Package clock owns the agent's idea of time.
+// Package clock owns the agent's estimate of the true time.
 //
-// It believes the control plane's time once it has heard it, and counts on from there with the host's monotonic clock; the host's wall clock is
-// evidence only, used until then. So a host whose wall clock jumps does not judge certificates by the jump. It decides nothing itself: leases,
-// expiry and fences are the database's.
+// It uses the control plane's time once it has received it, extrapolated with the host's monotonic clock; the host's
+// wall clock is used only until then. So a jump of the host's wall clock does not change how the agent judges
+// certificates. It decides nothing itself: leases, expiry and fences are the database's.
 //
-// The wall clock is read in one place, Wall, which a drill can offset with GPUAAS_CLOCK_OFFSET (a Go duration) in builds that are no releases.
+// The wall clock is read in one place, Wall, which a drill can offset with GPUAAS_CLOCK_OFFSET (a Go duration) in
+// builds other than releases.
 package clock
 
 import (
@@ -12,36 +13,37 @@ import (
 	"time"
 )
 
-// maxRoundTrip is the slowest answer whose time is believed: half of it is the error.
+// maxRoundTrip is the longest round trip of a reply whose time is used: half of it is the error.
 const maxRoundTrip = 10 * time.Second
 
-// Clock is safe for concurrent use.
+// Clock estimates the server's time. It is safe for concurrent use.
 type Clock struct {
 	offset time.Duration
 	start  time.Time // carries the monotonic reading
 
 	mu     sync.Mutex
 	heard  bool
-	server time.Time     // the server's time when it was heard
-	at     time.Time     // the monotonic moment of it
+	server time.Time     // the server's time when it was received
+	at     time.Time     // when it was received, by the monotonic clock
 	trip   time.Duration // round trip of the reading in use
 }
 
-// New makes a clock whose wall reading is shifted by offset.
+// New returns a Clock whose wall reading is shifted by offset.
 func New(offset time.Duration) *Clock {
 	return &Clock{offset: offset, start: time.Now()}
 }
 
-// Wall is the host's wall clock, shifted by the drill's offset if there is one.
+// Wall returns the time of the host's wall clock, shifted by the drill's offset if there is one.
 func (c *Clock) Wall() time.Time {
 	return time.Now().Round(0).Add(c.offset)
 }
 
-// Elapsed is the time since the clock was made, unmoved by any change of the wall clock.
+// Elapsed returns the time since the clock was made, which changes of the wall clock do not affect.
 func (c *Clock) Elapsed() time.Duration { return time.Since(c.start) }
 
-// Observe takes a server's time that was asked for at sent and has just arrived. A reading with a shorter round trip, or one that is newer by a
-// minute, replaces the one in use; the server's time is taken for the middle of the round trip.
+// Observe takes a server's time from a reply that has just arrived, to a request that was sent at sent. A reading with
+// a shorter round trip, or one that is newer by a minute, replaces the one in use; the server's time is taken to be
+// that of the middle of the round trip.
 func (c *Clock) Observe(server, sent time.Time) {
 	if server.IsZero() {
 		return
@@ -59,7 +61,8 @@ func (c *Clock) Observe(server, sent time.Time) {
 	c.heard, c.server, c.at, c.trip = true, server.Add(trip/2), now, trip
 }
 
-// Now is the best idea of the true time: the server's, counted on by the monotonic clock, else the wall clock.
+// Now returns the best estimate of the true time: the server's, extrapolated by the monotonic clock, else the wall
+// clock's.
 func (c *Clock) Now() time.Time {
 	if t, ok := c.Server(); ok {
 		return t
@@ -67,7 +70,7 @@ func (c *Clock) Now() time.Time {
 	return c.Wall()
 }
 
-// Server is the server's time counted on, if it has been heard.
+// Server returns the server's time, extrapolated; false if no server's time was received yet.
 func (c *Clock) Server() (time.Time, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,7 +80,7 @@ func (c *Clock) Server() (time.Time, bool) {
 	return c.server.Add(time.Since(c.at)), true
 }
 
-// Skew is how far the host's wall clock is ahead of the server's, if that has been heard.
+// Skew returns how far the host's wall clock is ahead of the server's; false if no server's time was received yet.
 func (c *Clock) Skew() (time.Duration, bool) {
 	server, ok := c.Server()
 	if !ok {

@@ -4,5 +4,5 @@ package clock
 
 import "time"
 
-// OffsetFromEnvironment is always zero in release builds.
+// OffsetFromEnvironment returns zero in release builds.
 func OffsetFromEnvironment() (time.Duration, error) { return 0, nil }

@@ -1,13 +1,14 @@
-// Package diag owns the agent's diagnostic record: what went wrong on this host, written down before each retry, for the time when the control plane
-// cannot be told.
+// Package diag owns the agent's diagnostic record: the failures on this host, recorded before each retry, for the time
+// when the control plane cannot be reached.
 //
-// It believes nothing that it reads back beyond its own bounds: the file may have been forged by anyone with access to the host, and its content is
-// evidence, not truth. It never holds secrets: details lose tokens, query strings, credentials in URLs and key material before they are stored. It
-// never decides what a diagnostic means.
+// It enforces its bounds on what it reads back as well: a user with access to the host may have forged the file, and
+// its content is evidence, not truth. It never holds secrets: details lose tokens, query strings, credentials in URLs
+// and key material before they are stored. It never decides what a diagnostic means.
 //
-// Guarantees: what Record answered is on disk; what it could not write is kept in memory, told to the control plane and written with the next record;
-// the file has mode 0600, at most MaxRecords records and MaxBytes bytes, none older than MaxAge; the same code and detail in a row is one record with a
-// count; a file that cannot be read is set aside, never an obstacle, and what an unfinished write left is removed.
+// Guarantees: when Record returns nil the record is on disk; one that it could not write is kept in memory, sent to the
+// control plane and written with the next record; the file has mode 0600, at most MaxRecords records and MaxBytes
+// bytes, none older than MaxAge; the same code and detail in a row is one record with a count; a file that cannot be
+// read is set aside, and never keeps the agent from starting, and leftovers of an unfinished write are removed.
 package diag
 
 import (
@@ -38,10 +39,11 @@ const (
 	MaxBytes   = 256 << 10
 	MaxAge     = 7 * 24 * time.Hour
 	MaxDetail  = 512
-	MaxInHello = 64 // what one frame carries
+	MaxInHello = 64 // at most in one frame
 )
 
-// Entry is one record: what was seen, first and last when, how often in a row, and how long the agent waits before it tries again.
+// Entry is one record: what was seen, first and last when, how often in a row, and how long the agent waits before it
+// tries again.
 type Entry struct {
 	Code      string        `json:"code"`
 	Detail    string        `json:"detail"`
@@ -49,30 +51,31 @@ type Entry struct {
 	LastSeen  time.Time     `json:"last_seen"`
 	Count     int64         `json:"count"`
 	NextRetry time.Duration `json:"next_retry_nanoseconds"`
-	// EndedAt is set once what it reports is over; zero where nobody says so.
+	// EndedAt is when the reported condition ended; zero if it has not, or if no caller of End reports that.
 	EndedAt time.Time `json:"ended_at,omitzero"`
 }
 
-// Config says where the record is.
+// Config sets where the record is.
 type Config struct {
 	Path string
 	Now  func() time.Time // the host's clock; nil means time.Now
-	// Room gives up room for the record where the disk has none; nil: nothing is held for it.
+	// Room is the reserve whose blocks are given up for the record where the disk has no room; nil: there is no reserve.
 	Room *room.Reserve
 }
 
-// Log is safe for concurrent use by one process.
+// Log is an open diagnostic record. It is safe for concurrent use by one process.
 type Log struct {
 	path  string
 	now   func() time.Time
 	room  *room.Reserve
-	aside error // why the file that was there is set aside; nil: it is not
+	aside error // why the existing file was set aside; nil: it was not
 
 	mu      sync.Mutex
 	entries []Entry
 }
 
-// Open reads what is there. A record that cannot be read is renamed to `<path>.bad` and a new one begins.
+// Open opens the record and reads its entries. A record that cannot be read is renamed to `<path>.bad` and a new one
+// begins.
 func Open(cfg Config) (*Log, error) {
 	l := &Log{path: cfg.Path, now: cfg.Now, room: cfg.Room}
 	if l.now == nil {
@@ -102,11 +105,11 @@ func Open(cfg Config) (*Log, error) {
 // SetAside reports why the record that Open found was set aside; nil if it was not.
 func (l *Log) SetAside() error { return l.aside }
 
-// building are the names under which a record is written before it gets its own.
+// building is the pattern of the names under which a record is written before it is renamed.
 const building = ".diagnostics-*"
 
-// Read returns the entries of a record, oldest first, without taking anything in it on trust: no symbolic link, no more than MaxBytes, every text
-// cleaned, old ones left out. No file is no entries.
+// Read returns the entries of a record, oldest first, without taking anything in it on trust: no symbolic link, no more
+// than MaxBytes, every text cleaned, old ones left out. No file is no entries.
 func Read(path string, now time.Time) ([]Entry, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -141,7 +144,8 @@ func Read(path string, now time.Time) ([]Entry, error) {
 	return bound(entries, now), nil
 }
 
-// bound leaves out what is old, unknown or too much. Details are clean already.
+// bound returns the entries without those that are too old, have an unknown code or exceed MaxRecords. Details are
+// clean already.
 func bound(entries []Entry, now time.Time) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, e := range entries {
@@ -158,7 +162,7 @@ func bound(entries []Entry, now time.Time) []Entry {
 	return slices.Clip(out)
 }
 
-// Record notes a diagnostic and returns when it is on disk. Call it before the retry that nextRetry announces.
+// Record records a diagnostic and returns once it is on disk. Call it before the retry that nextRetry announces.
 func (l *Log) Record(code commonv1.DiagnosticCode, detail string, nextRetry time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -178,7 +182,8 @@ func (l *Log) Record(code commonv1.DiagnosticCode, detail string, nextRetry time
 	return failpoint.Hit("agent.diag.after_fsync")
 }
 
-// End marks the newest record of a code as over and returns when that is on disk. It reports whether there was one that was not over.
+// End marks the newest record of a code as over and returns once that is on disk. It reports whether there was one that
+// was not over.
 func (l *Log) End(code commonv1.DiagnosticCode) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -197,7 +202,7 @@ func (l *Log) End(code commonv1.DiagnosticCode) (bool, error) {
 	return false, nil
 }
 
-// write replaces the file so that a crash leaves the old or the new one.
+// write replaces the file, so that a crash leaves the old or the new one.
 func (l *Log) write(entries []Entry) error {
 	data, err := json.Marshal(entries)
 	for err == nil && len(data) > MaxBytes && len(entries) > 1 {
@@ -220,7 +225,7 @@ func (l *Log) write(entries []Entry) error {
 	return nil
 }
 
-// replace gives path the content: written and synced under another name, then renamed.
+// replace gives path the content data: it writes and syncs it under another name and then renames it.
 func replace(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), building) // mode 0600
 	if err != nil {
@@ -257,7 +262,8 @@ func (l *Log) Entries() []Entry {
 	return slices.Clone(l.entries)
 }
 
-// Since returns the records that were seen after t as they go into Hello or a report, newest last, at most limit (0: MaxInHello) of the newest.
+// Since returns the records that were seen after t as they go into Hello or a report, newest last, at most limit (0:
+// MaxInHello) of the newest.
 func (l *Log) Since(t time.Time, limit int) []*commonv1.Diagnostic {
 	if limit <= 0 || limit > MaxInHello {
 		limit = MaxInHello
@@ -274,7 +280,7 @@ func (l *Log) Since(t time.Time, limit int) []*commonv1.Diagnostic {
 	return out
 }
 
-// Proto returns the entry as it travels.
+// Proto returns the entry as a message.
 func (e Entry) Proto() *commonv1.Diagnostic {
 	code, err := names.Parse[commonv1.DiagnosticCode](e.Code)
 	if err != nil {

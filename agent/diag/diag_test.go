@@ -92,7 +92,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// A record that others wrote is evidence at most, and never an obstacle.
+// A record that was forged or damaged is evidence at most, and never keeps the agent from starting.
 func TestForged(t *testing.T) {
 	dir := t.TempDir()
 	secret := filepath.Join(dir, "secret")

@@ -13,7 +13,7 @@ type rule struct {
 	replace string
 }
 
-// rules take out what may be secret. The order matters: whole blocks first, then what stands inside a line.
+// rules remove what may be secret. The order matters: whole blocks first, then parts of a line.
 var rules = sync.OnceValue(func() []rule {
 	return []rule{
 		{regexp.MustCompile(`(?s)-----BEGIN [^-]*-----.*?(-----END [^-]*-----|$)`), "[pem]"},
@@ -27,8 +27,8 @@ var rules = sync.OnceValue(func() []rule {
 	}
 })
 
-// Sanitise makes a detail fit to be stored and shown: one line of valid text, at most MaxDetail bytes, without tokens, credentials, key material and
-// query strings. It is the same when it is applied again.
+// Sanitise returns a detail that may be stored and shown: one line of valid text, at most MaxDetail bytes, without
+// tokens, credentials, key material and query strings. Sanitising the result again does not change it.
 func Sanitise(s string) string {
 	if len(s) > 8*MaxDetail {
 		s = s[:8*MaxDetail]

@@ -46,7 +46,7 @@ func simulated(n int) []*commonv1.Gpu {
 	return out
 }
 
-// fromDriver reads what the kernel module says of each device: one directory per PCI address.
+// fromDriver reads the kernel module's files about each device: one directory per PCI address.
 func (c Config) fromDriver() []*commonv1.Gpu {
 	dirs, err := filepath.Glob(c.path("proc/driver/nvidia/gpus/*/information"))
 	if err != nil {
@@ -98,8 +98,8 @@ func (c Config) driverVersion() string {
 	return ""
 }
 
-// askSMI adds what the files do not say: the memory, and the id of a device that was never opened. The tool may hang with a broken driver, so it
-// has a few seconds; without it the facts are as the files have them.
+// askSMI adds what the files lack: the memory, and the id of a device that was never opened. The tool may hang with a
+// broken driver, so it is given a few seconds; without it the facts are those of the files.
 func (c Config) askSMI(ctx context.Context, found []*commonv1.Gpu) {
 	tool := c.SMI
 	if tool == "-" {
@@ -144,7 +144,8 @@ func (c Config) askSMI(ctx context.Context, found []*commonv1.Gpu) {
 	}
 }
 
-// match finds a device by its id, else by its place: both lists are in the order of PCI addresses.
+// match returns the device with the id, else the one at the same place, since both lists are in the order of PCI
+// addresses; nil if there is none.
 func match(found []*commonv1.Gpu, id string, place int) *commonv1.Gpu {
 	for _, g := range found {
 		if g.GetDeviceId() == id {

@@ -1,9 +1,11 @@
-// Package hostfacts owns what an agent says of its host: kernel, processors, memory, disks, addresses and GPUs.
+// Package hostfacts collects the facts that an agent reports of its host: kernel, processors, memory, disks, addresses
+// and GPUs.
 //
-// It believes the kernel's files and the GPU driver's. What it says is untrusted evidence: it explains, and never decides identity. It never fails:
-// a fact that cannot be read is left empty, and GPUs that were declared by a flag are marked as simulated.
+// It believes the kernel's files and the GPU driver's. To the control plane the facts are untrusted evidence: they help
+// to explain, and never decide identity. It never fails: a fact that cannot be read is left empty, and GPUs that were
+// declared by a flag are marked as simulated.
 //
-// Guarantees: Collect takes at most a few seconds; Changed compares what matters and not what flickers, such as free space.
+// Guarantees: Collect takes at most a few seconds; Changed ignores values that change all the time, such as free space.
 package hostfacts
 
 import (
@@ -22,21 +24,22 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// Config says where to look and what to declare.
+// Config sets where facts are read and which devices are declared.
 type Config struct {
 	// Root is before every path that is read; empty on a real host.
 	Root string
 	// Paths are the directories whose file systems workspaces use.
 	Paths []string
-	// SimulatedGPUs declares that many devices, marked as simulated, instead of looking for real ones. Zero looks.
+	// SimulatedGPUs declares that many devices, marked as simulated, instead of scanning for real ones. Zero scans.
 	SimulatedGPUs int
-	// SMI is the driver's tool, asked for what its files do not say; empty means `nvidia-smi` in PATH, and `-` that it is not asked.
+	// SMI is the driver's tool, which is run for what the driver's files lack; empty means `nvidia-smi` in PATH, and `-`
+	// that no tool is run.
 	SMI string
 }
 
 const maxAddresses = 64
 
-// Collect reads the facts.
+// Collect returns the facts of the host. A fact that cannot be read is left empty.
 func Collect(ctx context.Context, cfg Config) *commonv1.HostFacts {
 	host, _ := os.Hostname() // empty if it cannot be read
 	return &commonv1.HostFacts{
@@ -54,10 +57,10 @@ func Collect(ctx context.Context, cfg Config) *commonv1.HostFacts {
 	}
 }
 
-// BootID changes with each boot of the host; empty if the kernel does not say.
+// BootID returns an id that changes with each boot of the host; empty if it cannot be read.
 func BootID() string { return Config{}.line("proc/sys/kernel/random/boot_id") }
 
-// Changed says whether the control plane should hear of b if it knows a. Free space alone is no reason.
+// Changed reports whether b is to be sent to a control plane that has a. A change of free space alone is not.
 func Changed(a, b *commonv1.HostFacts) bool {
 	if a == nil || b == nil {
 		return a != b
@@ -151,7 +154,8 @@ func (c Config) fsType(p string) string {
 	return kind
 }
 
-// addresses are those of interfaces that are up, without loopback and link-local ones, in order.
+// addresses returns the IP addresses of the host's interfaces, without loopback and link-local ones, sorted, at most
+// maxAddresses.
 func addresses() []string {
 	list, err := net.InterfaceAddrs()
 	if err != nil {
@@ -169,7 +173,7 @@ func addresses() []string {
 	return out[:min(len(out), maxAddresses)]
 }
 
-// clean keeps what a driver or a file says printable and short.
+// clean returns a value of a driver or a file without unprintable characters, cut to 256 bytes.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r == '\uFFFD' {

@@ -69,7 +69,7 @@ func TestDriverFilesAndTool(t *testing.T) {
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	// A tool that fails or talks nonsense costs what it would have added.
+	// If the tool fails or prints nonsense, only the facts that it would have added are missing.
 	for _, script := range []string{"#!/bin/sh\nexit 9\n", "#!/bin/sh\necho 'a,\"b'\n", "#!/bin/sh\necho nothing\n"} {
 		write(t, root, map[string]string{"smi": script})
 		got := hostfacts.Collect(t.Context(), hostfacts.Config{Root: root, SMI: filepath.Join(root, "smi")}).GetGpus()

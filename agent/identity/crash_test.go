@@ -25,7 +25,7 @@ import (
 
 var errCrash = errors.New("crash")
 
-// image is everything that a crash must leave either as before or as after.
+// image is the state that a crash must leave either as before or as after the operation.
 type image struct {
 	Node    identity.Node
 	Current string // serial
@@ -158,8 +158,9 @@ func (w *world) bundle(token string) string {
 	return dir
 }
 
-// TestCrashBetweenAnyTwoEffects ends each operation at each of its points, opens the directory again and wants it as before the operation or as
-// after it; then the operation is done again, and must lead to one identity whatever the crash left.
+// TestCrashBetweenAnyTwoEffects ends each operation at each of its points, opens the directory again and checks that it
+// is as before the operation or as after it; then the operation is done again, and must lead to one identity whatever
+// the crash left.
 func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 	testkit.IO(t) // it syncs thousands of files
 	enrolled := func(w *world, s *identity.Store) {

@@ -1,9 +1,10 @@
-// Package identity owns the files that make a host this node: its keys and certificates, its join state, its endpoints and the material it
-// trusts. It is the only writer of them.
+// Package identity owns the files that make a host this node: its keys and certificates, its join state, its endpoints
+// and the material it trusts. It is the only writer of them.
 //
-// Two directories. In etc (`/etc/gpuaas`):
+// It has two directories. In etc (`/etc/gpuaas`):
 //
-//	node-agent.env           endpoints, token, task verifiers (kept up to date by sessions); 0600, read by the agent itself and never through its process environment
+//	node-agent.env           endpoints, token, task verifiers (kept up to date by sessions); 0600, read by the agent
+//	                         itself and never through its process environment
 //	ca-bundle.crt            trusts the node API
 //	recovery-ca-bundle.crt   trusts the enrolment listener; defaults to ca-bundle.crt
 //	cert.pem, key.pem        the slot in use
@@ -12,18 +13,20 @@
 //
 // In state (`/var/lib/gpuaas`):
 //
-//	lock                     held while the directory is in use, with the holder's pid
+//	lock                     locked while the directory is in use, with the pid of the agent
 //	node.json                node_id, node_instance_id, workspace and epoch of an instance, policy
 //	join-state.json          generation and signed join state
 //	service-roots.json       of a trust bundle that a list of roots has changed: which roots were given to this host
 //	journal.json             a change of several files that is decided and perhaps not yet wholly applied
 //
-// It believes what is on its disk and what a verified server answered. It never mints credentials: it makes keys and asks. It never sends anything
-// (package enrol and package session do).
+// It believes the files on its disk and the replies of a verified server. It never mints credentials: it makes keys and
+// certificate requests. It never sends anything (package enrol and package session do).
 //
-// Guarantees. Everything it writes is 0600, synced, and its directory synced, before a call returns. A change of one file is a rename. A change
-// of several files is first one record, journal.json, which is the moment of decision, then applied, then removed; Open applies what a crash left.
-// So after a crash between any two syncs the directory is the one before the call or the one after it: the same node, with a key for each
-// certificate. A key is on disk before its request leaves, and the same key is asked with until it is answered or refused for good. What is
-// replaced (certificate, trust, join state) stays until its successor is durable; join state only ever grows within one node instance.
+// Guarantees. Everything it writes is 0600, synced, and its directory synced, before a call returns. A change of one
+// file is a rename. A change of several files is first written as one record, the intent log journal.json, which
+// decides it; then it is applied, and then the record is removed. Open applies a record that a crash left. So after a
+// crash between any two syncs the directory is as it was before the call or as it is after it: the same node, with a
+// key for each certificate. A key is on disk before its request leaves, and requests use the same key until one is
+// answered or refused for good. A file that is replaced (certificate, trust, join state) stays until its successor is
+// durable; the generation of the join state only grows within one node instance.
 package identity

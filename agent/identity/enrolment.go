@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Token returns the token to enrol with: empty if there is none, or if it is the one that this identity was made with, which must never be shown
-// again with another key.
+// Token returns the token to enrol with: empty if there is none, or if this identity was made with it: such a token
+// must never be sent again with another key.
 func (s *Store) Token() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,8 +37,9 @@ func hashToken(token string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// CommitEnrolment makes the answer of an enrolment with token the identity of this host, all of it or nothing: certificate and key, who it is,
-// endpoints, trust, task verifiers and the next token. What it replaces of trust is kept beside it with the ending `.old`.
+// CommitEnrolment stores the reply to an enrolment with token as the identity of this host, all of it or nothing:
+// certificate and key, node and instance id, endpoints, trust, task verifiers and the next token. A trust bundle that
+// it replaces is kept beside the new one with the ending `.old`.
 func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,11 +130,11 @@ func (s *Store) envAfter(answer *recoveryv1.EnrollResponse) (Env, error) {
 	return env, env.Validate()
 }
 
-// trustChanges returns what makes the trust of a profile durable, and the bundles that it gives.
+// trustChanges returns the changes that make the trust of a profile durable, and the bundles that the profile gives.
 func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, []file, error) {
 	pinned := fileRecoveryBundle
 	if path := s.env.Get(EnvRecoveryBundle); path != "" && filepath.Base(path) != filepath.Base(s.path(fileRecoveryBundle)) {
-		pinned = "" // pinned by the operator in a file of its own: not ours to replace
+		pinned = "" // pinned by the operator in a file of its own, which this package must not replace
 	}
 	var changes []change
 	var given []file
@@ -163,12 +164,13 @@ func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, []file, error
 	return changes, given, nil
 }
 
-// ErrBundleSpent says that this identity was made with the bundle's token already.
+// ErrBundleSpent means that this identity was made with the bundle's token already.
 var ErrBundleSpent = errors.New("the bundle's token was used for the identity held here")
 
-// InstallBundle copies the files of an operator's bundle into etc, all or none: node-agent.env is needed, the two trust bundles where they are in it.
-// Variables that the bundle does not set keep their values. The next enrolment uses the bundle's token with a key of its own. ErrBundleSpent means
-// that nothing was done, since it is this bundle that the host runs on.
+// InstallBundle copies the files of an operator's bundle into etc, all or none: node-agent.env is needed, the two trust
+// bundles where they are in it. Variables that the bundle does not set keep their values. The next enrolment uses the
+// bundle's token with a key of its own. ErrBundleSpent means that nothing was done, since the host was enrolled with
+// this bundle's token.
 func (s *Store) InstallBundle(dir string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,7 +222,8 @@ func (s *Store) InstallBundle(dir string) error {
 	changes = append(changes, change{File: fileEnv, Content: env.Render()})
 	fresh := s.env.Get(EnvToken) != token
 	if fresh {
-		// The same token goes on with the same key, or a lost reply would look like a stolen token.
+		// A request with the same token must have the same key: else the retry after a lost reply would look like a stolen
+		// token.
 		changes = append(changes, change{File: filePendingKey, Remove: true})
 	}
 	if err := s.commit("bundle", changes); err != nil {

@@ -31,23 +31,24 @@ const (
 	maxEnvLines = 512
 )
 
-// EnvError says what is wrong with node-agent.env, all of it. It quotes no values.
+// EnvError reports all problems of node-agent.env. It quotes no values.
 type EnvError struct{ Problems error }
 
 // Error lists the problems.
 func (e *EnvError) Error() string { return "node-agent.env: " + e.Problems.Error() }
 
-// Unwrap is the list.
+// Unwrap returns the problems.
 func (e *EnvError) Unwrap() error { return e.Problems }
 
-// Env is the content of node-agent.env: variables in the order of the file. The token is in it, so it is never logged whole.
+// Env is the content of node-agent.env: variables in the order of the file. The token is in it, so it is never logged
+// whole.
 type Env struct {
 	names  []string
 	values map[string]string
 }
 
-// ParseEnv reads lines NAME=VALUE. Empty lines and lines that begin with # are skipped; a leading `export` is allowed; a value may stand in single
-// or double quotes, in which nothing is expanded. All problems are reported at once.
+// ParseEnv reads lines NAME=VALUE. Empty lines and lines that begin with # are skipped; a leading `export` is allowed;
+// a value may be in single or double quotes, in which nothing is expanded. All problems are reported at once.
 func ParseEnv(data []byte) (Env, error) {
 	env := Env{values: map[string]string{}}
 	if len(data) > maxEnvSize {
@@ -119,8 +120,8 @@ func validName(name string) bool {
 // Get returns a variable, empty if it is not set.
 func (e Env) Get(name string) string { return e.values[name] }
 
-// With returns a copy in which name is value; an empty value removes it. Values with quotes or control characters are refused by Render's reader, so
-// they are never set: the caller passes what Clean accepts.
+// With returns a copy in which name is value; an empty value removes it. ParseEnv refuses values with quotes or control
+// characters, so the caller must pass only values that Clean accepts.
 func (e Env) With(name, value string) Env {
 	out := Env{names: slices.Clone(e.names), values: make(map[string]string, len(e.values)+1)}
 	maps.Copy(out.values, e.values)
@@ -136,13 +137,13 @@ func (e Env) With(name, value string) Env {
 	return out
 }
 
-// Clean says whether value may stand in the file.
+// Clean reports whether the file can have value as a variable's value.
 func Clean(value string) bool {
 	_, got, err := parseLine("A='" + value + "'")
 	return err == nil && got == value
 }
 
-// Render spells the file.
+// Render returns the content of the file.
 func (e Env) Render() []byte {
 	var b strings.Builder
 	for _, name := range e.names {
@@ -151,7 +152,7 @@ func (e Env) Render() []byte {
 	return []byte(b.String())
 }
 
-// Unknown lists variables that this build does not read.
+// Unknown returns the names of the variables that this build does not read.
 func (e Env) Unknown() []string {
 	known := []string{
 		EnvAPIURL, EnvTerminalURL, EnvRecoveryURL, EnvRecoveryBundle, EnvToken, EnvTaskKeys, EnvTrustDomain, EnvNodeName, EnvInstallUnit, EnvPackageSource,
@@ -189,7 +190,7 @@ func (e Env) Validate() error {
 	return nil
 }
 
-// RecoveryURL is where this host enrols: the pinned address, else the runtime one.
+// RecoveryURL returns the address at which this host enrols: the pinned one, else that of the node API.
 func (e Env) RecoveryURL() string {
 	if v := e.Get(EnvRecoveryURL); v != "" {
 		return v
@@ -197,7 +198,8 @@ func (e Env) RecoveryURL() string {
 	return e.Get(EnvAPIURL)
 }
 
-// HostPort reads `host:port`, `https://host[:port]` or `host`; the port defaults to 443. Anything else, plain http above all, is refused.
+// HostPort reads `host:port`, `https://host[:port]` or `host`; the port defaults to 443. Anything else, plain http
+// above all, is refused.
 func HostPort(endpoint string) (string, error) {
 	rest := endpoint
 	if strings.Contains(endpoint, "://") {
@@ -229,8 +231,8 @@ func HostPort(endpoint string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// RecoveryBundlePath is the file with the pinned trust for enrolment: what the variable names (relative to etc), else the default file if it is there,
-// else the runtime bundle.
+// RecoveryBundlePath returns the path of the pinned trust for enrolment: the file that the variable names (relative to
+// etc), else the default file if it is there, else the bundle for the node API.
 func (s *Store) RecoveryBundlePath() string {
 	if path := s.Env().Get(EnvRecoveryBundle); path != "" {
 		if filepath.IsAbs(path) {
@@ -244,5 +246,5 @@ func (s *Store) RecoveryBundlePath() string {
 	return s.path(fileBundle)
 }
 
-// BundlePath is the file with the trust for the node API.
+// BundlePath returns the path of the trust for the node API.
 func (s *Store) BundlePath() string { return s.path(fileBundle) }

@@ -189,7 +189,8 @@ func TestBrokenFilesAreToldAndCountAsLost(t *testing.T) {
 	}
 }
 
-// A journal that nobody can apply must not keep the agent from starting for ever: it is kept beside, told once, and nothing of it is applied.
+// A journal that cannot be applied must not keep the agent from starting for ever: it is set aside and reported once,
+// and nothing of it is applied.
 func TestUnreadableJournalIsSetAside(t *testing.T) {
 	for name, content := range map[string]string{
 		"cut off":             `{"operation":"flip","changes":[{"file":"etc/key.pem","con`,
@@ -234,7 +235,7 @@ func TestUnreadableJournalIsSetAside(t *testing.T) {
 	}
 }
 
-// What the host does not let be read may be whole: it is not taken away.
+// A journal that the host fails to read may be whole: it is not set aside.
 func TestJournalThatTheHostDoesNotGiveStays(t *testing.T) {
 	w := newWorld(t)
 	w.close(w.open())

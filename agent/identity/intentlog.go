@@ -34,7 +34,7 @@ const (
 	fileLock           file = "state/lock"
 )
 
-// changeable are the files that a journal may name: a record that names any other was not written by this package.
+// changeable are the files that an intent log may name: a record that names any other was not written by this package.
 var changeable = map[file]bool{
 	fileEnv: true, fileBundle: true, fileBundleOld: true, fileRecoveryBundle: true, fileRecoveryOld: true, fileCert: true, fileKey: true,
 	fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
@@ -67,7 +67,8 @@ func (s *Store) path(f file) string {
 	return filepath.Join(s.dirs.State, name)
 }
 
-// commit makes all changes or none. Once the journal is durable the changes are decided: a crash after that is finished by Open.
+// commit makes all changes or none. Once the intent log is durable the changes are decided: Open applies them after a
+// crash.
 func (s *Store) commit(operation string, changes []change) error {
 	record, err := json.Marshal(intentLog{Operation: operation, Changes: changes})
 	if err != nil {
@@ -94,8 +95,9 @@ func (s *Store) apply(operation string, changes []change) error {
 	return s.remove(operation, fileJournal)
 }
 
-// replayLocked finishes a decided change that a crash interrupted. A record that is no journal of ours will be none the next time either, so it is
-// set aside and told, and nothing of it is applied; what the host refuses to read now (a path error) may be read later, and stays.
+// replayLocked finishes a decided change that a crash interrupted. A record that is not an intent log of this package
+// will not be one the next time either, so it is set aside and reported, and nothing of it is applied. A file that the
+// host fails to read now (a path error) may be read later, and stays.
 func (s *Store) replayLocked() error {
 	data, err := pki.ReadFile(s.path(fileJournal))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,7 +129,8 @@ func parseIntentLog(data []byte) (intentLog, error) {
 	return record, nil
 }
 
-// setIntentLogAsideLocked keeps the file under another name for a person to look at: it may hold the only copy of a key.
+// setIntentLogAsideLocked keeps the file under another name for a person to look at: it may hold the only copy of a
+// key.
 func (s *Store) setIntentLogAsideLocked(why error) error {
 	path := s.path(fileJournal)
 	aside := fmt.Sprintf("%s.unreadable-%d", path, time.Now().UnixNano())
@@ -141,7 +144,7 @@ func (s *Store) setIntentLogAsideLocked(why error) error {
 	return nil
 }
 
-// write replaces one file: synced under another name, renamed, the directory synced.
+// write replaces one file: it writes and syncs the content under another name, renames it, and syncs the directory.
 func (s *Store) write(operation string, f file, content []byte) error {
 	s.unsettled = true
 	path := s.path(f)
@@ -172,8 +175,8 @@ func (s *Store) write(operation string, f file, content []byte) error {
 }
 
 func writeSynced(path string, content []byte) error {
-	// One writer holds the directory's lock, so a fixed name is enough, and what a crash left under it is overwritten. A link planted there is not
-	// followed.
+	// One writer holds the directory's lock, so a fixed name is enough, and a file that a crash left under it is
+	// overwritten. A link planted there is not followed.
 	if err := ignoreMissing(os.Remove(path)); err != nil {
 		return fmt.Errorf("remove leftover: %w", err)
 	}
@@ -217,7 +220,7 @@ func (s *Store) remove(operation string, f file) error {
 	return nil
 }
 
-// sweep removes what a crash left under temporary names.
+// sweep removes files that a crash left under temporary names.
 func (s *Store) sweep() error {
 	for _, dir := range []string{s.dirs.Etc, s.dirs.State} {
 		entries, err := os.ReadDir(dir)

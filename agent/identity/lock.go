@@ -12,13 +12,14 @@ import (
 	"github.com/gpuaas/mesh/agent/room"
 )
 
-// LockedError says that another process uses the directory. Two agents on one directory would look like a copied identity to the control plane.
+// LockedError means that another process uses the directory. Two agents on one directory would look like a copied
+// identity to the control plane.
 type LockedError struct {
 	Dir string
 	PID int // of the holder; zero if it could not be read
 }
 
-// Error names the holder.
+// Error returns a text with the holder's pid.
 func (e *LockedError) Error() string {
 	if e.PID == 0 {
 		return fmt.Sprintf("state directory %s is in use by another agent", e.Dir)
@@ -26,7 +27,8 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("state directory %s is in use by the agent with pid %d", e.Dir, e.PID)
 }
 
-// lockDir takes the lock, which goes with the process, and writes the pid for the next one to read.
+// lockDir takes the lock, which the kernel releases when the process ends, and writes the pid for the next agent to
+// read.
 func lockDir(path, dir string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, fileMode)
 	if err != nil {
@@ -49,7 +51,7 @@ func lockDir(path, dir string) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock state directory: %w", err), f.Close())
 	}
-	// The lock is what counts: on a full disk the pid, which only messages name, stays unwritten.
+	// Only the lock excludes others. The pid is used in messages alone, so it may stay unwritten on a full disk.
 	err = f.Truncate(0)
 	if err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)

@@ -28,14 +28,14 @@ func (e *RootsRefusedError) Error() string { return e.Reason }
 type listed struct {
 	// Given are the roots that enrolment or an operator gave and no list has retired, as DER.
 	Given [][]byte `json:"given"`
-	// SHA256 is the digest of the bundle that was written. A bundle with another one was given since.
+	// SHA256 is the digest of the bundle that was written. A bundle with another digest was given since.
 	SHA256 string `json:"sha256"`
 }
 
-// listedBundles has them by the names of their files. A bundle that is missing is as it was given.
+// listedBundles maps the names of bundles' files to their records. A bundle without one is as it was given.
 type listedBundles map[file]listed
 
-// given returns the given roots among those that a bundle holds.
+// given returns the given roots among those in a bundle.
 func (l listedBundles) given(f file, bundle []byte, held []*x509.Certificate) []*x509.Certificate {
 	record, ok := l[f]
 	if !ok || record.SHA256 != digest(bundle) {
@@ -51,7 +51,7 @@ func digest(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// change returns what makes the record durable.
+// change returns the change that makes the record durable.
 func (l listedBundles) change() (change, error) {
 	if len(l) == 0 {
 		return change{File: fileServiceRoots, Remove: true}, nil
@@ -63,7 +63,7 @@ func (l listedBundles) change() (change, error) {
 	return change{File: fileServiceRoots, Content: data}, nil
 }
 
-// givenLocked returns the record without bundles that are given now, and what makes it durable.
+// givenLocked returns the record without the bundles that are given now, and the changes that make it durable.
 func (s *Store) givenLocked(files ...file) (listedBundles, []change, error) {
 	next := maps.Clone(s.listed)
 	for _, f := range files {
@@ -81,7 +81,7 @@ func (s *Store) givenLocked(files ...file) (listedBundles, []change, error) {
 // this one lacks is dropped, as are those that it calls retired. Each of the two trust bundles follows from its own
 // roots, and both change or none does; a bundle for enrolment of which the list names no root stays, as does one that
 // an operator pinned in a file of its own. The error is ErrRootsUnrelated or a *RootsRefusedError where the list is not
-// followed; another one means that it could not be stored. With an error the bundles from before stay on disk.
+// followed; another one means that it could not be stored. With an error the previous bundles stay on disk.
 func (s *Store) TakeServiceRoots(links []pki.RootLink) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +111,7 @@ func (s *Store) TakeServiceRoots(links []pki.RootLink) (bool, error) {
 		given := s.listed.given(f, old, held)
 		next, err := followRoots(given, held, links)
 		if f == fileRecoveryBundle && errors.Is(err, ErrRootsUnrelated) {
-			continue // enrolment is believed by roots of its own
+			continue // the enrolment listener has roots of its own
 		}
 		if err != nil {
 			return false, fmt.Errorf("%s: %w", filepath.Base(s.path(f)), err)

@@ -51,7 +51,7 @@ func rootsOfServices(t *testing.T) [2]pki.RootLink {
 	return sharedRoots
 }
 
-// trusting makes a store an enrolled node's that trusts some roots.
+// trusting makes s the store of an enrolled node that trusts some roots.
 func (w *world) trusting(s *identity.Store, roots ...[]byte) {
 	w.t.Helper()
 	key, err := s.PendingKey()
@@ -65,7 +65,7 @@ func (w *world) trusting(s *identity.Store, roots ...[]byte) {
 // bundles are the names of the two trust bundles.
 var bundles = []string{"ca-bundle.crt", "recovery-ca-bundle.crt"}
 
-// wantRoots checks what both trust bundles have.
+// wantRoots checks which roots both trust bundles have.
 func (w *world) wantRoots(what string, want ...[]byte) {
 	w.t.Helper()
 	for _, name := range bundles {
@@ -98,8 +98,8 @@ func (w *world) trusts(name string) []byte {
 	return data
 }
 
-// TestRootsOfServicesAreFollowed: both bundles take the next root and drop the one that is retired, and what does not
-// lead from a root held changes nothing.
+// TestRootsOfServicesAreFollowed: both bundles take the next root and drop the retired one, and a list that does not
+// follow from a present root changes nothing.
 func TestRootsOfServicesAreFollowed(t *testing.T) {
 	w := newWorld(t)
 	s := w.open()

@@ -13,11 +13,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ErrNotOurs is wrapped when an issued certificate is not for this node or not for the key that asked.
+// ErrNotOurs is wrapped when an issued certificate is not for this node or not for the pending key.
 var ErrNotOurs = errors.New("the certificate is not for this node and its pending key")
 
-// PendingKey returns the key to ask for the next certificate with. It is on disk before it is answered, and stays the same until a certificate for
-// it is stored or it is dropped, so that a lost reply is asked for again and not anew.
+// PendingKey returns the key for the next certificate request. The key is on disk before PendingKey returns it, and
+// stays the same until a certificate for it is stored or it is dropped, so that the request after a lost reply is a
+// retry of the same one.
 func (s *Store) PendingKey() (crypto.Signer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,8 +57,8 @@ func (s *Store) DropPendingKey() error {
 	return nil
 }
 
-// StoreIssued puts a certificate for the pending key into the other slot, and the next recovery token, if there is one, into node-agent.env.
-// The slot in use is untouched. A chain for another key or node is refused with ErrNotOurs.
+// StoreIssued puts a certificate for the pending key into the other slot, and the next recovery token, if there is one,
+// into node-agent.env. The slot in use is untouched. A chain for another key or node is refused with ErrNotOurs.
 func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +95,8 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	return nil
 }
 
-// Flip makes the other slot the one in use, durably. It is called before a session opens with the new certificate, and again to fall back.
+// Flip makes the other slot the one in use, durably. It is called before a session opens with the new certificate, and
+// again to fall back.
 func (s *Store) Flip() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +132,7 @@ func (s *Store) Flip() error {
 	return nil
 }
 
-// pairLocked joins a chain with the pending key.
+// pairLocked returns a chain as a certificate with the pending key, and that key in PEM.
 func (s *Store) pairLocked(chainPEM []byte) (*tls.Certificate, []byte, error) {
 	if s.pending == nil {
 		return nil, nil, fmt.Errorf("store certificate: no key is pending: %w", ErrNotOurs)
@@ -157,7 +159,8 @@ func (s *Store) pairLocked(chainPEM []byte) (*tls.Certificate, []byte, error) {
 	return pair, keyPEM, nil
 }
 
-// holds says whether the chain's leaf is the one of pair: its answer came twice, or was applied when an unfinished change was settled.
+// holds reports whether the chain's leaf is that of pair: the reply came twice, or was applied when an unfinished
+// change was settled.
 func holds(pair *tls.Certificate, chainPEM []byte) bool {
 	if pair == nil {
 		return false
@@ -166,7 +169,7 @@ func holds(pair *tls.Certificate, chainPEM []byte) bool {
 	return err == nil && certs[0].Equal(pair.Leaf)
 }
 
-// nodeOf reads the node's identity from a leaf that this host holds.
+// nodeOf returns the node's identity in a leaf certificate of this host.
 func nodeOf(leaf *x509.Certificate) (pki.ID, error) {
 	if leaf == nil || len(leaf.URIs) != 1 {
 		return pki.ID{}, errors.New("certificate has not exactly one URI name")
@@ -181,7 +184,7 @@ func nodeOf(leaf *x509.Certificate) (pki.ID, error) {
 	return id, nil
 }
 
-// Usable says whether a certificate may be opened with at now: held, begun and not expired.
+// Usable reports whether a session may be opened with cert at now: it is not nil, and now is within its validity.
 func Usable(cert *tls.Certificate, now time.Time) bool {
 	return cert != nil && cert.Leaf != nil && now.Before(cert.Leaf.NotAfter) && !now.Before(cert.Leaf.NotBefore)
 }

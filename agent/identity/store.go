@@ -25,7 +25,7 @@ type Dirs struct {
 	State string
 }
 
-// Node is who this host is, as enrolment said.
+// Node is the identity of this host, from the reply to its enrolment.
 type Node struct {
 	NodeID             string `json:"node_id"`
 	InstanceID         string `json:"node_instance_id"`
@@ -36,7 +36,8 @@ type Node struct {
 	ProfileName        string `json:"profile_name,omitempty"`
 	ProfileFingerprint string `json:"profile_fingerprint,omitempty"`
 	AutoRecovery       bool   `json:"auto_recovery"`
-	TokenHash          string `json:"token_sha256,omitempty"` // of the token it enrolled with, so that it is never shown again with another key
+	// TokenHash is that of the token it enrolled with, so that the token is never sent again with another key.
+	TokenHash string `json:"token_sha256,omitempty"`
 }
 
 // joinState is the content of join-state.json.
@@ -46,7 +47,7 @@ type joinState struct {
 	Signed     []byte `json:"join_state"`
 }
 
-// Store is the identity on disk. It is safe for concurrent use; one process at a time holds it.
+// Store is the identity on disk. It is safe for concurrent use; one process at a time may have it open.
 type Store struct {
 	dirs Dirs
 	lock *os.File
@@ -63,26 +64,28 @@ type Store struct {
 	join     joinState
 	listed   listedBundles
 	problems []string
-	// unsettled is set when a change failed half way (a full disk, say): what is on disk may be ahead of memory, and a journal may stand there whose
-	// changes are decided.
+	// unsettled is set when a change failed half way (a full disk, say): the files may be ahead of memory, and there may
+	// be an intent log whose changes are decided.
 	unsettled bool
 }
 
 // Option changes how Open works.
 type Option func(*Store)
 
-// WithStep is told of every point between two effects on the disk before failpoint is; an error ends the operation there, as a crash would.
+// WithStep has hook called with the name of every point between two effects on the disk, before the failpoint of that
+// name. An error of hook ends the operation there, as a crash would.
 func WithStep(hook func(point string) error) Option {
 	return func(s *Store) { s.hook = hook }
 }
 
-// WithRoom lets files be written on a full disk with the room that a reserve holds for them.
+// WithRoom has files written on a full disk with the room of a reserve.
 func WithRoom(reserve *room.Reserve) Option {
 	return func(s *Store) { s.room = reserve }
 }
 
-// Open makes the directories if they are missing, locks them, finishes what a crash interrupted and reads everything. A *LockedError means that
-// another agent runs here. Unreadable certificates, keys, join state and journal are no error: they are told by Problems, and count as lost.
+// Open makes the directories if they are missing, locks them, finishes a change that a crash interrupted and reads all
+// files. A *LockedError means that another agent runs here. Unreadable certificates, keys, join state and intent log
+// are no error: Problems returns them, and they count as lost.
 func Open(dirs Dirs, opts ...Option) (*Store, error) {
 	s := &Store{dirs: dirs}
 	for _, opt := range opts {
@@ -109,7 +112,7 @@ func Open(dirs Dirs, opts ...Option) (*Store, error) {
 	return s, nil
 }
 
-// Close lets the directory go.
+// Close releases the lock of the directory.
 func (s *Store) Close() error {
 	if err := s.lock.Close(); err != nil {
 		return fmt.Errorf("release state directory: %w", err)
@@ -157,7 +160,8 @@ func (s *Store) loadLocked() error {
 	return nil
 }
 
-// checkProfileLocked tells of what a node needs to reach its control plane and does not have: an operator's bundle brings it.
+// checkProfileLocked adds a problem for each trust bundle that is broken and, on a node, for an unusable
+// node-agent.env: the node needs them to reach its control plane, and an operator's bundle brings them back.
 func (s *Store) checkProfileLocked() {
 	for _, f := range []file{fileBundle, fileRecoveryBundle} {
 		data, err := pki.ReadFile(s.path(f))
@@ -211,8 +215,8 @@ func (s *Store) loadEnvLocked() error {
 	return nil
 }
 
-// settleLocked finishes what an earlier call began and could not end. Every call that changes something begins with it, since a new journal must
-// never replace an unfinished one.
+// settleLocked finishes a change that an earlier call began and could not end. Every call that changes something begins
+// with it, since a new intent log must never replace an unfinished one.
 func (s *Store) settleLocked() error {
 	if !s.unsettled {
 		return nil
@@ -220,7 +224,7 @@ func (s *Store) settleLocked() error {
 	return s.loadLocked()
 }
 
-// loadSlotLocked returns nil for a slot that is empty or broken.
+// loadSlotLocked returns the certificate of a slot; nil if the slot is empty or broken.
 func (s *Store) loadSlotLocked(cert, key file) *tls.Certificate {
 	certPEM, certErr := pki.ReadFile(s.path(cert))
 	keyPEM, keyErr := pki.ReadFile(s.path(key))
@@ -247,14 +251,15 @@ func (s *Store) problemLocked(what string, err error) {
 	s.problems = append(s.problems, fmt.Sprintf("%s is lost: %v", what, err))
 }
 
-// Problems are what Open found broken; texts for people, without secrets.
+// Problems returns a text for people, without secrets, for each thing that was found broken when the files were read
+// last.
 func (s *Store) Problems() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]string(nil), s.problems...)
 }
 
-// Env is node-agent.env as last read or written.
+// Env returns node-agent.env as last read or written.
 func (s *Store) Env() Env {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -275,28 +280,29 @@ func (s *Store) Node() (Node, bool) {
 	return s.node, s.enrolled
 }
 
-// Certificate is the one to open sessions with; nil if none is held.
+// Certificate returns the certificate to open sessions with; nil if there is none.
 func (s *Store) Certificate() *tls.Certificate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.current
 }
 
-// Other is the certificate of the other slot; nil if none is held.
+// Other returns the certificate of the other slot; nil if there is none.
 func (s *Store) Other() *tls.Certificate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.other
 }
 
-// JoinState is the signed join state with its generation; empty before the first session of this node instance.
+// JoinState returns the signed join state with its generation; empty before the first session of this node instance.
 func (s *Store) JoinState() ([]byte, int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return bytes.Clone(s.join.Signed), s.join.Generation
 }
 
-// StoreJoinState makes the join state durable if its generation is larger than the one held, and says whether it did.
+// StoreJoinState makes the join state durable if its generation is larger than that of the present one, and returns
+// whether it did.
 func (s *Store) StoreJoinState(generation int64, signed []byte) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -321,7 +327,8 @@ func (s *Store) StoreJoinState(generation int64, signed []byte) (bool, error) {
 	return true, nil
 }
 
-// step is the point between two effects: a place where a process may end.
+// step calls the hook and the failpoint of a point between two effects on the disk, at which a crash may end the
+// process.
 func (s *Store) step(operation string, f file, where string) error {
 	name := strings.TrimSuffix(filepath.Base(string(f)), filepath.Ext(string(f)))
 	point := "agent.identity." + operation + "." + name + "." + where

@@ -6,7 +6,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// TaskKeys returns the keys by which this node verifies tasks. It fails if node-agent.env has none or cannot be read as keys.
+// TaskKeys returns the keys by which this node verifies tasks. It returns an error if node-agent.env has none, or a
+// value that cannot be parsed as keys.
 func (s *Store) TaskKeys() (*pki.KeySet, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -25,8 +26,9 @@ func (s *Store) taskKeysLocked() (*pki.KeySet, error) {
 	return set, nil
 }
 
-// TakeTaskKeys makes the keys durable that follow from those held by a list of the control plane (see pki.Advance), and returns those that are held then
-// and the ids of listed keys that are not believed. With an error the set is the one from before, which stays on disk.
+// TakeTaskKeys makes the keys durable that follow from those held by a list of the control plane (see pki.Advance), and
+// returns the resulting set and the ids of listed keys that are not believed. With an error it returns the previous
+// set, which stays on disk.
 func (s *Store) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

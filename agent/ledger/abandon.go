@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Abandon takes an attempt that was signed for another node out of everything that this ledger lists, and keeps it in a table of its own: it is evidence,
-// and it is not this node's to run or to speak of. An unknown key is no error.
+// Abandon removes an attempt that was signed for another node from all lists of this ledger, and keeps it in a table of
+// its own as evidence: this node must neither run nor report it. An unknown key is no error.
 func (l *Ledger) Abandon(ctx context.Context, key Key) error {
 	// It stops being listed at once, whether or not the move is on disk.
 	l.mu.Lock()
@@ -23,7 +23,7 @@ func (l *Ledger) Abandon(ctx context.Context, key Key) error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("disown task %s: %w", key, err)
+		return fmt.Errorf("abandon task %s: %w", key, err)
 	}
 	return nil
 }

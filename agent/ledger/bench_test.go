@@ -42,7 +42,8 @@ func rawCommits(b *testing.B, path string, d time.Duration) float64 {
 	return float64(n) / time.Since(begin).Seconds()
 }
 
-// BenchmarkTaskCycles counts whole lives of tasks (delivered and started, finished, acknowledged) of many goroutines against raw commits.
+// BenchmarkTaskCycles compares the rate of whole task lives (delivered and started, finished, acknowledged) of many
+// goroutines with that of raw commits.
 func BenchmarkTaskCycles(b *testing.B) {
 	for _, workers := range []int{1, 16, 64} {
 		b.Run(map[int]string{1: "alone", 16: "16", 64: "64"}[workers], func(b *testing.B) {

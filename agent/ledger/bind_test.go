@@ -51,7 +51,7 @@ func TestALedgerBelongsToOneNode(t *testing.T) {
 	}
 	closed(t, l)
 
-	l = openAs(t, path, first) // its own node comes back to all of it
+	l = openAs(t, path, first) // its own node finds all of it
 	if l.ID() != id || len(l.Unfinished()) != 1 || len(l.Unacked()) != 1 {
 		t.Fatalf("again: id %s, %d unfinished, %d unacknowledged", l.ID(), len(l.Unfinished()), len(l.Unacked()))
 	}
@@ -86,7 +86,7 @@ func TestANodeIDIsChecked(t *testing.T) {
 	if l, err := ledger.Open(ledger.Config{Path: path, NodeID: "../elsewhere"}); err == nil {
 		t.Errorf("it was taken (%v)", l.Close())
 	}
-	openAs(t, path, ids.New()) // nothing holds the file
+	openAs(t, path, ids.New()) // the file is not locked
 }
 
 func TestAbandoned(t *testing.T) {
@@ -94,7 +94,7 @@ func TestAbandoned(t *testing.T) {
 	l := openAs(t, path, "")
 	foreign, own := task(deploy, ids.New(), 1, 1), task(deploy, ids.New(), 1, 1)
 	mustDeliver(t, l, foreign, own)
-	for range 2 { // the second finds nothing, and that is no error
+	for range 2 { // the second finds no entry, and that is no error
 		if err := l.Abandon(t.Context(), foreign.Key); err != nil {
 			t.Fatal(err)
 		}

@@ -6,27 +6,29 @@ import (
 	"time"
 )
 
-// ErrClosed is answered by writes after Close.
+// ErrClosed is returned by writes after Close.
 var ErrClosed = errors.New("the task ledger is closed")
 
 const (
-	queueSize = 1024 // writes that wait for a commit; more callers wait at the door
+	queueSize = 1024 // writes that wait for a commit; further callers wait for room in the queue
 	maxBatch  = 512  // writes of one commit
 
-	// lazyWait is how long an acknowledgement may wait for a commit that is made anyway. A lost acknowledgement costs one result sent again.
+	// lazyWait is how long an acknowledgement may wait for a commit that is made anyway. A lost acknowledgement costs one
+	// result sent again.
 	lazyWait = 2 * time.Second
 )
 
-// write is one caller's change. apply runs inside the transaction and must not fail half done; after, if set, runs once the commit is on disk.
+// write is one caller's change. apply runs inside the transaction and must not fail half done; after, if set, runs once
+// the commit is on disk.
 type write struct {
 	apply func(tx *transaction) error
 	after func()
 	lazy  bool
-	done  chan error // nil for lazy writes: nobody waits
+	done  chan error // nil for lazy writes: no caller waits
 }
 
-// submit hands w to the committer and waits until it is on disk. The wait cannot be given up: a caller that left would not know what the file
-// holds, and a commit takes milliseconds.
+// submit hands w to the committer and waits until it is on disk. The end of ctx does not end the wait: a caller that
+// stopped waiting would not know what the file has, and a commit takes milliseconds.
 func (l *Ledger) submit(ctx context.Context, w *write) error {
 	w.done = make(chan error, 1)
 	if err := l.enqueue(ctx, w); err != nil {
@@ -63,7 +65,8 @@ func (l *Ledger) commitLoop() {
 	}
 }
 
-// gather takes what waits. It blocks for the first write; if only lazy ones came, it waits a moment for company.
+// gather takes the waiting writes. It blocks for the first one; if all are lazy, it waits for others for at most
+// lazyWait. It returns false once the queue is closed.
 func (l *Ledger) gather() ([]*write, bool) {
 	first, ok := <-l.queue
 	if !ok {

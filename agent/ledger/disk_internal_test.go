@@ -26,8 +26,8 @@ func contents(t *testing.T, path string) []byte {
 	return data
 }
 
-// afterPowerLoss writes the files of a ledger as a disk may have them: all pages of the tables as the page cache has them, but for the pages by which
-// they are read, which never came there. It returns their path.
+// afterPowerLoss writes the files of a ledger as a disk may have them: all pages of the tables as the page cache has
+// them, except the meta pages, which were never written. It returns their path.
 func afterPowerLoss(t *testing.T, cache, meta, journal []byte) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "l")
@@ -39,7 +39,7 @@ func afterPowerLoss(t *testing.T, cache, meta, journal []byte) string {
 	return to
 }
 
-// wantsTasks opens a ledger, and holds that it has so many tasks.
+// wantsTasks opens a ledger, and checks that it has count tasks.
 func wantsTasks(t *testing.T, path string, count int) {
 	t.Helper()
 	l, err := Open(Config{Path: path})
@@ -58,7 +58,7 @@ func wantsTasks(t *testing.T, path string, count int) {
 	}
 }
 
-// storeAt opens a store alone, which fails as a test says.
+// storeAt opens a store without a ledger, with the failures that a test sets.
 func storeAt(t *testing.T, path string, failure func(made bool) error) *store {
 	t.Helper()
 	db, err := openDB(path, options())
@@ -73,7 +73,7 @@ func storeAt(t *testing.T, path string, failure func(made bool) error) *store {
 	return s
 }
 
-// full is a disk without room for the last page of a commit.
+// full fails a commit as a disk without room for its last page does.
 func full(made bool) error {
 	if made {
 		return unix.ENOSPC
@@ -90,8 +90,8 @@ func (s *store) starts(n int) error {
 	})
 }
 
-// TestACommitAfterOneThatFailedKeepsWhatIsOnDisk holds that a commit of the tables whose last page was not written is made durable before another one
-// writes over the pages that it has freed: the disk still uses them.
+// TestACommitAfterOneThatFailedKeepsWhatIsOnDisk checks that a commit of the tables whose last page was not written is
+// made durable before another one writes over the pages that it has freed: the disk still uses them.
 func TestACommitAfterOneThatFailedKeepsWhatIsOnDisk(t *testing.T) {
 	testkit.IO(t)
 	for _, count := range []int{50, 300, 1200} {
@@ -131,8 +131,8 @@ func TestACommitAfterOneThatFailedKeepsWhatIsOnDisk(t *testing.T) {
 	}
 }
 
-// TestAPageThatTheMachineDropsStopsTheLedger holds that nothing is stored once the file shows less than what was committed: the free pages that are known
-// are not those of the file.
+// TestAPageThatTheMachineDropsStopsTheLedger checks that nothing is stored once reads of the file show less than was
+// committed: the free pages that bbolt has in memory are not those of the file.
 func TestAPageThatTheMachineDropsStopsTheLedger(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -174,8 +174,8 @@ func TestAPageThatTheMachineDropsStopsTheLedger(t *testing.T) {
 	wantsTasks(t, killed(t, path), count)
 }
 
-// TestNothingIsStoredInAJournalThatTheDiskDoesNotName holds that a record counts only once the tables name its journal on disk, whichever commit before
-// had no room for its last page.
+// TestNothingIsStoredInAJournalThatTheDiskDoesNotName checks that a record counts only once the tables on disk name its
+// journal, whichever earlier commit had no room for its last page.
 func TestNothingIsStoredInAJournalThatTheDiskDoesNotName(t *testing.T) {
 	testkit.IO(t)
 	for _, room := range []int{0, 1} { // commits that have room
@@ -201,8 +201,8 @@ func TestNothingIsStoredInAJournalThatTheDiskDoesNotName(t *testing.T) {
 	}
 }
 
-// TestAJournalIsKeptUntilTheTablesAreOnDisk holds that a process which finds tables with everything replaces no journal on the word of the page cache: the
-// process before may have been killed before its last sync.
+// TestAJournalIsKeptUntilTheTablesAreOnDisk checks that a process which reads complete tables from the page cache does
+// not replace the journal: the previous process may have been killed before its last sync.
 func TestAJournalIsKeptUntilTheTablesAreOnDisk(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -224,8 +224,9 @@ func TestAJournalIsKeptUntilTheTablesAreOnDisk(t *testing.T) {
 	wantsTasks(t, afterPowerLoss(t, cache, meta, journal), 20)
 }
 
-// TestTheFrontOfAJournalIsKeptUntilTheTablesAreOnDisk holds that a process without room for a commit of the tables writes over no record which the disk may
-// need: the process before may have been killed before its last sync.
+// TestTheFrontOfAJournalIsKeptUntilTheTablesAreOnDisk checks that a process without room for a commit of the tables
+// does not overwrite records that the tables on disk may need: the previous process may have been killed before its
+// last sync.
 func TestTheFrontOfAJournalIsKeptUntilTheTablesAreOnDisk(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -250,7 +251,8 @@ func TestTheFrontOfAJournalIsKeptUntilTheTablesAreOnDisk(t *testing.T) {
 	wantsTasks(t, afterPowerLoss(t, contents(t, cache), meta, contents(t, cache+journalEnding)), 20)
 }
 
-// TestALedgerIsKeptByAMachineWithoutFiles holds that no ledger is set aside because the machine could not open it.
+// TestALedgerIsKeptByAMachineWithoutFiles checks that a ledger is not set aside because the machine has no file
+// descriptors to open it.
 func TestALedgerIsKeptByAMachineWithoutFiles(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")

@@ -18,7 +18,8 @@ type Key struct {
 
 func (k Key) String() string { return fmt.Sprintf("%s/%d", k.TaskID, k.Attempt) }
 
-// bytes is the key in the file: the task's id and the attempt, so that a task's attempts stand together and tasks in the order of their making.
+// bytes returns the key in the file: the task's id and the attempt, so that the attempts of a task are adjacent and
+// tasks are in the order in which they were made.
 func (k Key) bytes() []byte { return fmt.Appendf(nil, "%s/%010d", k.TaskID, k.Attempt) }
 
 // State is how far an attempt has come. It only grows.
@@ -56,7 +57,8 @@ type Delivery struct {
 	OpSeq       int64
 	ExpiresAt   time.Time
 
-	// Envelope, Signature and KeyID are the task as it was signed, so that it is verified again before it runs after a restart.
+	// Envelope, Signature and KeyID are the task as it was signed, so that it is verified again before it runs after a
+	// restart.
 	Envelope  []byte
 	Signature []byte
 	KeyID     string
@@ -64,11 +66,13 @@ type Delivery struct {
 	CorrelationID string
 	WorkflowID    string
 
-	// Start asks for the started mark in the same commit: the caller runs it at once. A task that is superseded, or known, is not started by it.
+	// Start asks for the started mark in the same commit: the caller runs the task at once. A task that is superseded, or
+	// in the ledger already, is not marked.
 	Start bool
 }
 
-// Exempt says whether a type of task is free of the epoch and op_seq rule: it changes nothing, so that it may be asked at any time.
+// Exempt reports whether a type of task is exempt from the epoch and op_seq rule: such a task changes nothing, so that
+// it may run at any time.
 func Exempt(t commonv1.TaskType) bool {
 	switch t { //nolint:exhaustive // every other type has an effect
 	case commonv1.TaskType_TASK_TYPE_PROBE_NOOP, commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS, commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT:
@@ -78,7 +82,7 @@ func Exempt(t commonv1.TaskType) bool {
 	}
 }
 
-// Entry is what the ledger holds of one attempt.
+// Entry is the ledger's record of one attempt.
 type Entry struct {
 	Delivery
 
@@ -111,7 +115,8 @@ const (
 	fieldResult        protowire.Number = 18
 )
 
-// encode writes the entry as tagged fields, so that an agent of another version reads what it knows and the rest does no harm.
+// encode writes the entry as tagged fields, so that an agent of another version reads the fields that it has and skips
+// the others.
 func (e *Entry) encode() []byte {
 	out := make([]byte, 0, 256+len(e.Envelope)+len(e.Result))
 	text := func(n protowire.Number, s string) {

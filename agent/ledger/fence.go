@@ -34,7 +34,7 @@ func readFence(value []byte) fence {
 	return fence{epoch: int64(binary.BigEndian.Uint64(value[:8])), opSeq: int64(binary.BigEndian.Uint64(value[8:]))}
 }
 
-// refuses: equal numbers pass, so that the parallel tasks of one step all run.
+// refuses reports whether a task is superseded. Equal numbers pass, so that the parallel tasks of one step all run.
 func (f fence) refuses(d *Delivery) bool { return d.Epoch < f.epoch || d.OpSeq < f.opSeq }
 
 func (f fence) put(tx *transaction, workspaceID string) {

@@ -19,10 +19,10 @@ import (
 const (
 	// journalEnding is appended to the path of the ledger.
 	journalEnding = ".journal"
-	// journalSize is the length of the file, all of which is written when it is made: a record needs no new block, so that it is one write and one sync,
-	// and is taken on a disk that is full.
+	// journalSize is the length of the file, all of which is written when it is made: a record needs no new block, so that
+	// it is one write and one sync, and is taken on a disk that is full.
 	journalSize = 256 << 10
-	// headerSize is for the format, the ledger's id, the journal's id, and what a later format needs.
+	// headerSize is the length of the header: the format, the ledger's id, the journal's id, and space for a later format.
 	headerSize = 128
 	// recordHead is the length of a payload, its checksum, and the record's number.
 	recordHead = 4 + 4 + 8
@@ -36,9 +36,10 @@ var (
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 )
 
-// journal is a file of changes that are not yet in the tables. Records stand one behind the other, each with a number that is one more than the number of
-// the record before. They begin again at the front of the file once the tables have all of them: what is left behind them there has lower numbers. As in the
-// log of a database a record is written behind synced ones in the same page: a disk that loses these when its power fails in a write loses records.
+// journal is a file of changes that are not yet in the tables. Records follow each other, each with a number that is
+// one more than the number of the record before. They begin again at the front of the file once the tables have all of
+// them: older records that remain behind them have lower numbers. As in the log of a database a record is written
+// behind synced ones in the same page: a disk that loses these when its power fails in a write loses records.
 type journal struct {
 	file   *os.File
 	id     string // the tables name it
@@ -47,7 +48,8 @@ type journal struct {
 	failed bool   // the last record may be in the file or not
 }
 
-// openJournal opens the journal with this id of a ledger whose tables lack what it has. The error is ErrCorrupt if it is not there, or not whole.
+// openJournal opens the journal with this id of a ledger whose tables lack the journal's changes. The error is
+// ErrCorrupt if it is not there, or not whole.
 func openJournal(path, ledgerID, id string) (*journal, error) {
 	header, whole, err := readHeader(path)
 	switch {
@@ -60,10 +62,10 @@ func openJournal(path, ledgerID, id string) (*journal, error) {
 	}
 }
 
-// newLaunchLog makes a journal for a ledger whose tables have everything, in place of the one that is there. One of another ledger, whose file was moved
-// away without it, is kept under a name with that ledger's id.
+// newJournal makes a journal for a ledger whose tables have everything, in place of an existing one. One of another
+// ledger, whose file was moved away without it, is kept under a name with that ledger's id.
 func newJournal(path, ledgerID string) (*journal, error) {
-	// What a crash, or a disk that was full, left while a new file was made.
+	// A crash, or a full disk, may have left an unfinished new file.
 	if err := os.Remove(path + building); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove unfinished journal of task ledger: %w", err)
 	}
@@ -95,7 +97,7 @@ func openRecords(path, id string) (*journal, error) {
 	return &journal{file: file, id: id, at: headerSize}, nil
 }
 
-// readHeader returns what stands at the front of the file, and whether it has the length of a journal.
+// readHeader returns the header of the file, and whether the file has the length of a journal.
 func readHeader(path string) (string, bool, error) {
 	file, err := os.Open(path) //nolint:gosec // the agent's own state directory
 	if err != nil {
@@ -143,8 +145,9 @@ func createJournal(path, header string) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// read returns the changes of the records that follow the one with the number applied, in their order, and has the next record stand behind them. A last
-// record that is not whole was never reported as stored, and is left out. The error is ErrCorrupt if a record that is not whole has whole ones behind it.
+// read returns the changes of the records that follow the one with the number applied, in their order, and sets the
+// place of the next record behind them. A last record that is not whole was never reported as stored, and is left out.
+// The error is ErrCorrupt if a record that is not whole has whole ones behind it.
 func (j *journal) read(applied uint64) ([]change, error) {
 	data := make([]byte, journalSize)
 	if _, err := j.file.ReadAt(data, 0); err != nil {
@@ -176,10 +179,10 @@ func (j *journal) read(applied uint64) ([]change, error) {
 	return changes, nil
 }
 
-// align is what the length of records is a multiple of.
+// align is the number of bytes of which the length of every record is a multiple.
 const align = 8
 
-// record reads the record at the front of data. Its size is 0 if there is none that is whole.
+// record returns the record at the front of data. size is 0 if there is none that is whole.
 func (j *journal) record(data []byte) (number uint64, payload []byte, size int) { //nolint:nonamedreturns // three results that are easily swapped
 	if len(data) < recordHead {
 		return 0, nil, 0
@@ -197,7 +200,8 @@ func (j *journal) record(data []byte) (number uint64, payload []byte, size int) 
 
 func aligned(n int) int { return (n + align - 1) / align * align }
 
-// sum covers the journal's id, so that a record is of no other journal, and the number, so that it is of no other place.
+// sum returns the checksum of a record. It covers the journal's id, so that a record of another journal is not valid,
+// and the number, so that one of an earlier round is not valid in this place.
 func (j *journal) sum(number uint64, payload []byte) uint32 {
 	sum := crc32.Update(0, castagnoli, []byte(j.id))
 	sum = crc32.Update(sum, castagnoli, binary.BigEndian.AppendUint64(nil, number))
@@ -209,7 +213,7 @@ func (j *journal) fits(n int) bool {
 	return !j.failed && j.at+int64(aligned(recordHead+n)) <= journalSize
 }
 
-// append writes the next record. It returns when that is on disk.
+// append writes the next record. It returns once that is on disk.
 func (j *journal) append(payload []byte) error {
 	j.number++
 	out := make([]byte, aligned(recordHead+len(payload)))
@@ -225,16 +229,16 @@ func (j *journal) append(payload []byte) error {
 	return nil
 }
 
-// begin puts the next record at the front of the file: the tables have all records so far.
+// begin sets the place of the next record to the front of the file. The tables must have all records so far.
 func (j *journal) begin() { j.at, j.failed = headerSize, false }
 
-// change is a new value of a key in a table, or its end: then value is nil.
+// change is a new value of a key in a table, or its removal: then value is nil.
 type change struct {
 	slot  slot
 	value []byte
 }
 
-// slot names a value.
+// slot is the table and the key of a value.
 type slot struct {
 	table table
 	key   string

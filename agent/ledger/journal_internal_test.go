@@ -44,7 +44,8 @@ func deliverTo(t *testing.T, l *Ledger, tasks ...Delivery) {
 	}
 }
 
-// killed copies the files of a ledger as a kill of its process leaves them, and returns the path of the copy. No commit is under way.
+// killed copies the files of a ledger as a kill of its process leaves them, and returns the path of the copy. No commit
+// is under way.
 func killed(t *testing.T, path string) string {
 	t.Helper()
 	return killedIn(t, path, t.TempDir())
@@ -119,7 +120,8 @@ func formatOf(t *testing.T, path string) string {
 	return out
 }
 
-// TestARecordIsOnDiskWhenItsWriteReturns looks at how the file is open: a kill shows nothing of what the machine has not written.
+// TestARecordIsOnDiskWhenItsWriteReturns checks the flags with which the file is open: a test that kills the process
+// cannot find out what the machine has not written to disk.
 func TestARecordIsOnDiskWhenItsWriteReturns(t *testing.T) {
 	testkit.IO(t)
 	l := openAt(t, filepath.Join(t.TempDir(), "l"))
@@ -129,7 +131,8 @@ func TestARecordIsOnDiskWhenItsWriteReturns(t *testing.T) {
 	}
 }
 
-// TestAJournalFollowsAKill holds that everything that was answered is there, whether the journal is at its first round or at a later one.
+// TestAJournalFollowsAKill checks that every write that returned is there after a kill, whether the journal is in its
+// first round or in a later one.
 func TestAJournalFollowsAKill(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -162,7 +165,7 @@ func TestAJournalFollowsAKill(t *testing.T) {
 	}
 }
 
-// TestARecordThatWasNotSynced holds that a last record that is not whole is as if it had never been written.
+// TestARecordThatWasNotSynced checks that a last record that is not whole has no effect.
 func TestARecordThatWasNotSynced(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -199,7 +202,8 @@ func TestARecordThatWasNotSynced(t *testing.T) {
 	}
 }
 
-// TestADamagedJournalIsNotRead holds that what was synced and cannot be read is an error, which leaves the files as they are, or sets both aside.
+// TestADamagedJournalIsNotRead checks that synced records that cannot be read are an error, which leaves the files as
+// they are, or sets both aside.
 func TestADamagedJournalIsNotRead(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -231,7 +235,7 @@ func TestADamagedJournalIsNotRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // the first leaves nothing that the second takes for whole
+			for range 2 { // the first try leaves no file that the second takes for whole
 				if l, err := Open(Config{Path: to}); !errors.Is(err, ErrCorrupt) {
 					t.Fatalf("error %v (%v)", err, l)
 				}
@@ -265,7 +269,8 @@ func TestADamagedJournalIsNotRead(t *testing.T) {
 	})
 }
 
-// TestAClosedLedgerNeedsNoJournal holds that a build without journals reads a ledger that was closed, and refuses one that was not.
+// TestAClosedLedgerNeedsNoJournal checks that a build without journals reads a ledger that was closed, and refuses one
+// that was not.
 func TestAClosedLedgerNeedsNoJournal(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -284,7 +289,7 @@ func TestAClosedLedgerNeedsNoJournal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As a build without journals does.
+	// This is how a build without journals opens the file.
 	db, err := bbolt.Open(path, 0o600, options())
 	if err != nil {
 		t.Fatal(err)
@@ -320,8 +325,8 @@ func TestAClosedLedgerNeedsNoJournal(t *testing.T) {
 	}
 }
 
-// TestAJournalThatCannotBeWritten holds that a commit whose record failed is reported so, that the next ones are stored in the tables, and that the
-// failed one does not come after them.
+// TestAJournalThatCannotBeWritten checks that a commit whose record failed returns an error, that the next ones are
+// stored in the tables, and that the failed one does not come after them.
 func TestAJournalThatCannotBeWritten(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -345,7 +350,7 @@ func TestAJournalThatCannotBeWritten(t *testing.T) {
 	if again := openAt(t, killed(t, path)); holds(t, again, 1) || !holds(t, again, 0) || !holds(t, again, 2) {
 		t.Errorf("there are %v", again.Unfinished())
 	}
-	// The record was on disk after all, though its write failed.
+	// The record is on disk although its write failed.
 	late := &journal{file: file, id: l.store.journal.id, at: at, number: failed - 1}
 	if err := late.append(appendChange(nil, slot{tasks, string(numbered(2).Key.bytes())}, nil)); err != nil {
 		t.Fatal(err)
@@ -359,7 +364,7 @@ func TestAJournalThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// TestWhatDoesNotFitTheJournal holds that a commit greater than the journal is stored.
+// TestWhatDoesNotFitTheJournal checks that a commit larger than the journal is stored.
 func TestWhatDoesNotFitTheJournal(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -395,7 +400,8 @@ func TestAJournalOfAnotherLedgerIsKept(t *testing.T) {
 	}
 }
 
-// TestALedgerWithoutRoomForAJournal holds that an agent whose disk is full opens the ledger that a build before left, and stores tasks in it.
+// TestALedgerWithoutRoomForAJournal checks that an agent whose disk is full opens the ledger of an earlier build, and
+// stores tasks in it.
 func TestALedgerWithoutRoomForAJournal(t *testing.T) {
 	testkit.IO(t)
 	dir := testkit.SmallDisk(t, 2<<20)
@@ -433,7 +439,8 @@ func TestALedgerWithoutRoomForAJournal(t *testing.T) {
 	}
 }
 
-// TestLedgerModel draws lives of tasks with kills and restarts between them, and compares what is there with what was answered.
+// TestLedgerModel draws lives of tasks with kills and restarts between them, and compares the ledger with the results
+// of its calls.
 func TestLedgerModel(t *testing.T) {
 	testkit.IO(t)
 	rapid.Check(t, func(rt *rapid.T) {

@@ -18,28 +18,31 @@ import (
 // Retention is how long a result is kept after its task's expiry, acknowledged or not.
 const Retention = 24 * time.Hour
 
-// ErrSuperseded is answered by Start for a task of a lower epoch, or a lower op_seq than one already started. The entry is unchanged.
+// ErrSuperseded is returned by Start for a task of a lower epoch, or a lower op_seq than one already started. The entry
+// is unchanged.
 var ErrSuperseded = errors.New("a later epoch or operation of the workspace has been seen")
 
-// ErrUnknown is answered for a key that the ledger does not hold.
+// ErrUnknown is returned for a key that is not in the ledger.
 var ErrUnknown = errors.New("the task is not in the ledger")
 
-// ErrNotDelivered is answered by Start for an attempt that is past that state already.
+// ErrNotDelivered is returned by Start for an attempt that is past that state already.
 var ErrNotDelivered = errors.New("the task was started before")
 
-// Config says where the ledger is.
+// Config sets where the ledger is and which node's.
 type Config struct {
 	Path string
-	// NodeID is whose ledger this is. A file that belongs to no node yet becomes this one's; one of another node is set aside and a new ledger begins:
-	// a machine that was imaged from another must neither run that one's tasks nor speak of them. Empty: whoever the file belongs to.
+	// NodeID is the node of the ledger. A file that belongs to no node yet becomes this one's; one of another node is set
+	// aside and a new ledger begins: a machine that was imaged from another must neither run nor report that one's tasks.
+	// Empty: the file may belong to any node.
 	NodeID string
 	// MoveCorruptAside renames a file that cannot be read and begins a new ledger, with a new id.
 	MoveCorruptAside bool
 	// Now is the host's clock, for the moments in entries. Nil means time.Now.
 	Now func() time.Time
-	// Failed is told of every commit that failed; nil: nobody is.
+	// Failed is called with the error of every commit that failed; nil: errors are not passed on.
 	Failed func(error)
-	// BeforeCommit is asked before every commit; its error fails the commit, as a full disk would. Nil commits all.
+	// BeforeCommit is called before every commit; its error fails the commit, as a full disk would. Nil: every commit is
+	// made.
 	BeforeCommit func() error
 }
 
@@ -49,14 +52,14 @@ type Ledger struct {
 	id    string
 	node  string
 	moved string
-	whose string // of the file that was moved, if another node's
+	whose string // the node of the file that was moved aside, if it was another node's
 	now   func() time.Time
 	gate  func() error
 	told  func(error)
 
 	queue   chan *write
 	ended   chan struct{}
-	closing sync.RWMutex // held to write while closing, so that nobody sends on a closed queue
+	closing sync.RWMutex // locked to write while closing, so that no goroutine sends on a closed queue
 	closed  bool
 
 	mu    sync.Mutex // guards what follows
@@ -72,7 +75,8 @@ type Stats struct {
 	Open    int   // attempts without an acknowledged result
 }
 
-// Open opens the ledger at cfg.Path, or makes one if there is no file. The error is ErrCorrupt, ErrInUse, or of the file system.
+// Open opens the ledger at cfg.Path, or makes one if there is no file. The error is ErrCorrupt, ErrInUse, or of the
+// file system.
 func Open(cfg Config) (*Ledger, error) {
 	if cfg.Path == "" {
 		return nil, errors.New("open task ledger: no path")
@@ -121,7 +125,7 @@ func Open(cfg Config) (*Ledger, error) {
 	return l, nil
 }
 
-// Close commits what waits and closes the file. Later writes answer ErrClosed.
+// Close commits the waiting writes and closes the file. Later writes return ErrClosed.
 func (l *Ledger) Close() error {
 	l.closing.Lock()
 	if l.closed {
@@ -138,19 +142,21 @@ func (l *Ledger) Close() error {
 	return nil
 }
 
-// ID is the random id made with the file. Another id means that what this node knew of its tasks is gone.
+// ID returns the random id made with the file. Another id than before means that the node's record of its tasks is
+// lost.
 func (l *Ledger) ID() string { return l.id }
 
-// NodeID is whose ledger this is, and empty as long as it is nobody's.
+// NodeID returns the node of the ledger; empty as long as the ledger belongs to no node.
 func (l *Ledger) NodeID() string { return l.node }
 
-// MovedAside is the name that a corrupt file, or another node's, was given when this ledger replaced it, else empty.
+// MovedAside returns the name that a corrupt file, or another node's, was given when this ledger replaced it, else
+// empty.
 func (l *Ledger) MovedAside() string { return l.moved }
 
-// Foreign is the node that the file moved aside belongs to; empty if none was moved, or a corrupt one.
+// Foreign returns the node that the file moved aside belongs to; empty if none was moved, or a corrupt one.
 func (l *Ledger) Foreign() string { return l.whose }
 
-// Stats counts the work since Open.
+// Stats returns the counters since Open.
 func (l *Ledger) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,11 +170,12 @@ func (l *Ledger) Stats() Stats {
 type Outcome struct {
 	Entry      Entry // as it is stored now
 	Known      bool  // it was in the ledger before: nothing changed
-	Superseded bool  // its epoch or op_seq is lower than what was seen: it is stored, and Start will refuse it
+	Superseded bool  // its epoch or op_seq is lower than one that was seen: it is stored, and Start will refuse it
 }
 
-// Deliver stores tasks and answers for each what the ledger holds, in their order. It returns after one commit for all of them, shared with
-// other callers'. A task of a higher epoch raises the workspace's epoch. An error does not say that nothing was stored: Get does.
+// Deliver stores tasks and returns the outcome of each, in their order. It returns after one commit for all of them,
+// shared with other callers'. A task of a higher epoch raises the workspace's epoch. After an error a task may be
+// stored even so: use Get to find out.
 func (l *Ledger) Deliver(ctx context.Context, tasks ...Delivery) ([]Outcome, error) {
 	if len(tasks) == 0 {
 		return nil, nil
@@ -192,7 +199,8 @@ func (l *Ledger) Deliver(ctx context.Context, tasks ...Delivery) ([]Outcome, err
 		after: func() {
 			for i := range out {
 				e := out[i].Entry
-				// A commit that failed at its very end may be in the file all the same: then it is known, and nobody has listed it.
+				// A commit that failed at its very end may be in the file: then the attempt is known, but was never added to
+				// l.open.
 				if _, listed := l.open[e.Key]; !out[i].Known || !listed && e.State < StateFinished {
 					l.open[e.Key] = e
 				}
@@ -239,7 +247,8 @@ func deliver(tx *transaction, d *Delivery, now time.Time) (Outcome, error) {
 	return Outcome{Entry: e, Superseded: superseded}, nil
 }
 
-// Start marks an attempt as started, durably, and answers its entry. ErrSuperseded, ErrNotDelivered and ErrUnknown say that it must not run.
+// Start marks an attempt as started, durably, and returns its entry. ErrSuperseded, ErrNotDelivered and ErrUnknown mean
+// that it must not run.
 func (l *Ledger) Start(ctx context.Context, key Key) (Entry, error) {
 	var e Entry
 	var refused error
@@ -291,7 +300,8 @@ func start(tx *transaction, e *Entry, now time.Time) {
 	f.put(tx, e.WorkspaceID)
 }
 
-// Finish stores the result of an attempt: the state it ended in and the encoded TaskResult. A second call answers the first one's entry, unchanged.
+// Finish stores the result of an attempt: the state it ended in and the encoded TaskResult. A second call returns the
+// first one's entry, unchanged.
 func (l *Ledger) Finish(ctx context.Context, key Key, outcome commonv1.TaskState, result []byte) (Entry, error) {
 	if err := failpoint.Hit("agent.result.before_fsync"); err != nil {
 		return Entry{}, err
@@ -331,13 +341,13 @@ func (l *Ledger) Finish(ctx context.Context, key Key, outcome commonv1.TaskState
 	return e, refused
 }
 
-// Ack notes that the control plane has committed these results. It waits for no commit: an acknowledgement that a crash forgets is given again
-// when the result is sent again. Keys that are unknown or have no result are ignored.
+// Ack notes that the control plane has committed these results. It waits for no commit: an acknowledgement that is lost
+// in a crash comes again when the result is sent again. Keys that are unknown or have no result are ignored.
 func (l *Ledger) Ack(ctx context.Context, keys ...Key) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	// They stop being sent at once, whether or not the note is on disk.
+	// Their results stop being sent at once, whether or not the acknowledgement is on disk.
 	l.mu.Lock()
 	for _, key := range keys {
 		if e, ok := l.open[key]; ok && e.State == StateFinished {
@@ -365,7 +375,7 @@ func (l *Ledger) Ack(ctx context.Context, keys ...Key) error {
 	return nil
 }
 
-// Get returns what the ledger holds of an attempt.
+// Get returns the entry of an attempt, and whether there is one.
 func (l *Ledger) Get(key Key) (Entry, bool, error) {
 	l.mu.Lock()
 	e, ok := l.open[key]
@@ -387,12 +397,13 @@ func (l *Ledger) Get(key Key) (Entry, bool, error) {
 	return e, ok, nil
 }
 
-// Unfinished lists the attempts without a result, oldest first: the delivered ones are still to run, the started ones to observe.
+// Unfinished returns the attempts without a result, oldest first: the delivered ones are still to run, the started ones
+// to observe.
 func (l *Ledger) Unfinished() []Entry {
 	return l.list(func(e *Entry) bool { return e.State < StateFinished })
 }
 
-// Unacked lists the attempts whose result is not acknowledged, oldest first.
+// Unacked returns the attempts whose result is not acknowledged, oldest first.
 func (l *Ledger) Unacked() []Entry {
 	return l.list(func(e *Entry) bool { return e.State == StateFinished })
 }
@@ -404,7 +415,8 @@ func (l *Ledger) Open() int {
 	return len(l.open)
 }
 
-// InFlight lists every attempt without an acknowledged result as Hello carries it, at most limit, unfinished ones first.
+// InFlight returns every attempt without an acknowledged result as Hello carries it, at most limit, unfinished ones
+// first.
 func (l *Ledger) InFlight(limit int) []*commonv1.TaskInFlight {
 	entries := append(l.Unfinished(), l.Unacked()...)
 	if limit > 0 && len(entries) > limit {
@@ -440,7 +452,8 @@ func (l *Ledger) list(keep func(*Entry) bool) []Entry {
 	return out
 }
 
-// Prune removes at most limit acknowledged attempts whose expiry is more than Retention before now (server time), and answers how many went.
+// Prune removes at most limit acknowledged attempts whose expiry is more than Retention before now (server time), and
+// returns how many it removed.
 func (l *Ledger) Prune(ctx context.Context, now time.Time, limit int) (int, error) {
 	var old [][]byte
 	err := l.store.each(tasks, func(key, value []byte) (bool, error) {

@@ -199,7 +199,8 @@ func TestFences(t *testing.T) {
 	}
 }
 
-// TestConcurrentWritersShareCommits holds a commit until the other writers wait: one more commits all of theirs.
+// TestConcurrentWritersShareCommits blocks a commit until the other writers wait: the next commit has all of their
+// writes.
 func TestConcurrentWritersShareCommits(t *testing.T) {
 	testkit.IO(t)
 	const writers = 64
@@ -361,7 +362,7 @@ func TestCorrupt(t *testing.T) {
 
 func say(what string, key any) { _, _ = fmt.Fprintln(os.Stdout, what, key) }
 
-// writer is a process to be killed: it prints a key when the ledger has said that it is stored.
+// writer is a process to be killed: it prints a key once the ledger's call has returned that it is stored.
 func writer(dir string) int {
 	l, err := ledger.Open(ledger.Config{Path: filepath.Join(dir, "l")})
 	if err != nil {
@@ -390,7 +391,7 @@ func writer(dir string) int {
 	select {}
 }
 
-// Whatever was answered before a kill -9 is there after it, and the id stays.
+// All entries whose writes returned before a kill -9 are there after it, and the id stays.
 func TestKilledWriter(t *testing.T) {
 	testkit.IO(t)
 	dir := t.TempDir()

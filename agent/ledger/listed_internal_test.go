@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestWhatIsInTheFileIsListedOnceItIsKnown: the last sync of a commit failed and its pages are there all the same, so that the entry is in the file
-// and in no list. The next offer of it lists it, or Hello would never name it.
+// TestWhatIsInTheFileIsListedOnceItIsKnown: the last sync of a commit failed but its pages were written, so that the
+// entry is in the file and in no list. The next offer of the task must list it, or Hello would never name it.
 func TestWhatIsInTheFileIsListedOnceItIsKnown(t *testing.T) {
 	testkit.IO(t)
 	l, err := Open(Config{Path: filepath.Join(t.TempDir(), "ledger")})
@@ -37,7 +37,8 @@ func TestWhatIsInTheFileIsListedOnceItIsKnown(t *testing.T) {
 	if got := l.Unfinished(); len(got) != 1 || got[0].Key != d.Key {
 		t.Errorf("unfinished: %v", got)
 	}
-	// An acknowledged result leaves the list before the file says so; an offer that comes then does not bring it back.
+	// An acknowledged result leaves the list before the acknowledgement is in the file; an offer that comes then does not
+	// bring it back.
 	if got := l.Unacked(); len(got) != 0 {
 		t.Errorf("unacknowledged: %v", got)
 	}

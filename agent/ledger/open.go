@@ -19,13 +19,13 @@ import (
 // ErrCorrupt is in the error of Open if the file exists and cannot be read whole. The file is left as it is.
 var ErrCorrupt = errors.New("the task ledger is corrupt")
 
-// ErrInUse is in the error of Open if another process holds the file.
+// ErrInUse is in the error of Open if another process has the file open.
 var ErrInUse = errors.New("the task ledger is in use by another process")
 
 const (
-	// format is what builds without journals know: the tables have everything.
+	// format is the format that builds without journals read: the tables have everything.
 	format = "gpuaas-ledger-1"
-	// formatJournal says that the tables lack what is in the journal.
+	// formatJournal means that the tables lack the changes in the journal.
 	formatJournal = "gpuaas-ledger-2"
 )
 
@@ -33,7 +33,7 @@ var (
 	bucketMeta   = []byte("meta")
 	bucketTasks  = []byte("tasks")
 	bucketFences = []byte("fences")
-	// bucketForeign holds what was signed for another node. It is made when there is any.
+	// bucketForeign has the attempts that were signed for another node. It is made with the first one.
 	bucketForeign = []byte("foreign")
 	keyFormat     = []byte("format")
 	keyLedgerID   = []byte("ledger_id")
@@ -45,7 +45,8 @@ var (
 func options() *bbolt.Options {
 	return &bbolt.Options{
 		Timeout: time.Second,
-		// The free list is found again by reading the pages: less to write with every commit. Every commit is synced; growth too, which ext4 wants.
+		// The free list is rebuilt by reading the pages, so that commits write less. Every commit is synced; growth too,
+		// which ext4 needs.
 		NoFreelistSync:  true,
 		FreelistType:    bbolt.FreelistMapType,
 		InitialMmapSize: 16 << 20,
@@ -53,15 +54,15 @@ func options() *bbolt.Options {
 	}
 }
 
-// opened is an open file, and what was moved out of its way.
+// opened is an open file, with the name and node of a file that was moved aside for it.
 type opened struct {
 	store *store
 	moved string
 	whose string // the node that the moved file belongs to; empty if it was corrupt
 }
 
-// openFile opens the ledger's file, or makes it if there is none. A new file gets its name only when it is whole, so that a crash while making
-// one leaves nothing that looks like a damaged ledger.
+// openFile opens the ledger's file, or makes it if there is none. A new file gets its name only when it is whole, so
+// that a crash while making one leaves nothing that looks like a damaged ledger.
 func openFile(path, nodeID string, moveAside bool) (opened, error) {
 	// What a crash, or a disk that was full, left while a new file was made.
 	if err := os.Remove(path + building); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -93,7 +94,8 @@ func openFile(path, nodeID string, moveAside bool) (opened, error) {
 	return replace(path, fmt.Sprintf("%s.corrupt-%d", path, time.Now().UnixNano()))
 }
 
-// replace moves the file and its journal to names that tell why, and begins a new one. A crash between the two leaves no file, and the next Open makes one.
+// replace moves the file and its journal to names that give the cause, and begins a new one. A crash between the two
+// leaves no file, and the next Open makes one.
 func replace(path, moved string) (opened, error) {
 	if err := os.Rename(path, moved); err != nil {
 		return opened{}, fmt.Errorf("move task ledger aside: %w", err)
@@ -108,7 +110,7 @@ func replace(path, moved string) (opened, error) {
 	return opened{store: whole, moved: moved}, err
 }
 
-// bind makes the file the node's own if it is nobody's.
+// bind makes the file the node's own if it belongs to no node yet.
 func (o opened) bind(nodeID string) error {
 	f, err := readFacts(o.store.db)
 	if err == nil && f.node == "" {
@@ -164,10 +166,11 @@ func syncDir(path string) error {
 	return nil
 }
 
-// openWhole reads the file, then opens it. Damage shows as an error, as a panic of the page reader, or as a fault on mapped pages beyond the end of
-// a file that was cut; in this goroutine all three become ErrCorrupt. The first reading is without the lock to write, because opening to write
-// looks for free pages in a goroutine of its own, where a panic would end the process. What the journal has is in the tables then.
-// If the file is another node's than nodeID, which is empty for any, its owner is returned and nothing is opened.
+// openWhole reads the file, then opens it. Damage causes an error, a panic of the page reader, or a fault on mapped
+// pages beyond the end of a file that was cut; in this goroutine all three become ErrCorrupt. The file is first opened
+// for reading only, because bbolt, when it opens a file to write, reads the free pages in a goroutine of its own, where
+// a panic would end the process. When openWhole returns, the tables have the changes of the journal. If the file is
+// another node's than nodeID, which is empty for any, its owner is returned and nothing is opened.
 func openWhole(path, nodeID string) (*store, string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -228,13 +231,14 @@ func openDB(path string, opts *bbolt.Options) (*bbolt.DB, error) {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("open %s: %w", path, ErrInUse)
 	}
-	if _, ok := errors.AsType[syscall.Errno](err); ok || errors.Is(err, fs.ErrPermission) { // it says nothing of what the file holds
+	// such an error is no evidence that the file is corrupt
+	if _, ok := errors.AsType[syscall.Errno](err); ok || errors.Is(err, fs.ErrPermission) {
 		return nil, fmt.Errorf("open task ledger: %w", err)
 	}
 	return nil, fmt.Errorf("open %s: %w: %w", path, ErrCorrupt, err)
 }
 
-// guarded turns a panic or a fault on mapped memory into an error.
+// guarded calls f and returns a panic or a fault on mapped memory as an error.
 func guarded(f func() error) (err error) { //nolint:nonamedreturns // a recovered panic becomes the error
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

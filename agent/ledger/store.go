@@ -39,29 +39,36 @@ func (t table) bucket() []byte {
 	}
 }
 
-// store is the tables of a ledger, in a bbolt file, and the journal of what is not yet in them. A commit of bbolt writes whole pages of the trees and
-// syncs twice; a record of the journal has the changes alone, and syncs once. The tables get the changes of a whole journal with one commit: when it is
-// full, when the store is opened, and when it is closed. Without a journal each commit is one of the tables.
+// store is the tables of a ledger, in a bbolt file, and the journal of the changes that are not yet in them. A commit
+// of bbolt writes whole pages of the trees and syncs twice; a record of the journal has the changes alone, and syncs
+// once. The tables get the changes of a whole journal with one commit: when it is full, when the store is opened, and
+// when it is closed. Without a journal each commit is one of the tables.
 type store struct {
 	path    string
 	db      *bbolt.DB
-	journal *journal    // nil if there was no room for one
-	tried   time.Time   // when there was no room
-	owed    atomic.Bool // a commit of the tables failed that they show all the same: nothing is stored before one has succeeded
-	syncs   atomic.Int64
+	journal *journal  // nil if there was no room for one
+	tried   time.Time // when there was no room
+	// owed is set when a commit of the tables failed, but reads may show its changes: nothing counts as stored before a
+	// commit has succeeded.
+	owed  atomic.Bool
+	syncs atomic.Int64
 
-	unsure bool // the last commit of the tables that was tried has failed, or is of a process before: what they show may not be on disk
-	shown  int  // the number of the commit that the tables show while unsure; 0 if it was not read
+	// unsure is set when the last commit of the tables has failed, or was made by an earlier process: the state of the
+	// tables as read may not be on disk.
+	unsure bool
+	shown  int // the number of the last commit in the tables as read while unsure; 0 if it was not read
 
 	reservedTo int64 // how many bytes of the file have blocks
 
 	mu   sync.RWMutex // guards held; commits are made by one goroutine
 	held map[slot][]byte
 
-	failure func(made bool) error // what a commit of the tables returns before it is made, and when it has been made; nil but in tests
+	// failure returns the error with which a commit of the tables fails before or after it is made. It is nil but in
+	// tests.
+	failure func(made bool) error
 }
 
-// facts are what the file says of itself.
+// facts are the fields of the file's meta table.
 type facts struct {
 	ledger, node    string
 	format, journal string
@@ -87,8 +94,8 @@ func readFacts(db *bbolt.DB) (facts, error) {
 	return f, nil
 }
 
-// openStore puts what the journal has into the tables. From then on the file's format says that the journal belongs to it, which a build without journals
-// refuses, until close has put everything into the tables again.
+// openStore puts the changes in the journal into the tables. From then on the file has the format with a journal, which
+// a build without journals refuses, until close has put everything into the tables again.
 func openStore(path string, db *bbolt.DB) (*store, error) {
 	s := &store{path: path, db: db, held: map[slot][]byte{}}
 	return s, s.open()
@@ -96,8 +103,9 @@ func openStore(path string, db *bbolt.DB) (*store, error) {
 
 func (s *store) open() error {
 	s.reserve()
-	// A process before may have been killed, or have failed, before its last sync. Then the page cache shows tables that are not on disk, and the disk needs
-	// records of the journal that those tables have: it is neither replaced nor written from the front before they are on disk.
+	// An earlier process may have been killed, or have failed, before its last sync. Then the page cache shows tables that
+	// are not on disk, and the tables on disk still need journal records that the cached ones already have. So the journal
+	// must not be replaced or written from the front before the tables are on disk.
 	s.unsure = true
 	if err := s.confirm(); err != nil {
 		if !noRoom(err) {
@@ -123,7 +131,7 @@ func (s *store) open() error {
 		s.held[c.slot] = c.value
 	}
 	err = s.settle(formatJournal)
-	if noRoom(err) { // the journal keeps what it has, and takes what it has room for
+	if noRoom(err) { // the journal keeps its records, and takes more as far as they fit
 		err = s.journal.file.Sync()
 	}
 	if err != nil {
@@ -132,10 +140,11 @@ func (s *store) open() error {
 	return nil
 }
 
-// beginJournal makes a journal for tables that have everything. Without room for it there is none.
+// beginJournal makes a journal for tables that have everything. If the disk has no room for it the store has no
+// journal.
 func (s *store) beginJournal(f facts) error {
 	s.tried = time.Now()
-	if s.unsure { // the disk may need the journal that is there
+	if s.unsure { // the tables on disk may need the existing journal
 		return nil
 	}
 	j, err := newJournal(s.path+journalEnding, f.ledger)
@@ -150,7 +159,7 @@ func (s *store) beginJournal(f facts) error {
 		return nil
 	}
 	if f, readErr := readFacts(s.db); noRoom(err) && readErr == nil && f.format == formatJournal {
-		s.owed.Store(true) // the disk may not name the journal: no record is stored before it does
+		s.owed.Store(true) // the tables on disk may not name the journal: no record counts as stored before they do
 		return nil
 	}
 	s.journal = nil
@@ -163,7 +172,8 @@ func (s *store) beginJournal(f facts) error {
 
 func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// close puts everything into the tables, and closes the files. If that fails the journal has the rest, for the next openStore.
+// close puts everything into the tables, and closes the files. If that fails the next openStore finds the rest in the
+// journal.
 func (s *store) close() error {
 	var errs []error
 	if s.journal != nil {
@@ -172,14 +182,14 @@ func (s *store) close() error {
 	return errors.Join(append(errs, s.db.Close())...)
 }
 
-// transaction is a commit that is being made: it reads the tables with what is held and what it has changed itself.
+// transaction is a commit that is being made: it reads the tables, overlaid with the held changes and its own.
 type transaction struct {
 	tables *bbolt.Tx
 	held   map[slot][]byte
 	made   map[slot][]byte
 }
 
-// get returns a value, which is good until the transaction ends, and nil if there is none.
+// get returns a value, which is valid until the transaction ends; nil if there is none.
 func (t *transaction) get(from table, key []byte) []byte {
 	at := slot{from, string(key)}
 	if value, ok := t.made[at]; ok {
@@ -194,12 +204,13 @@ func (t *transaction) get(from table, key []byte) []byte {
 	return nil
 }
 
-// put sets a value. It keeps value, which is not nil.
+// put sets a value. It keeps value, which must not be nil.
 func (t *transaction) put(to table, key, value []byte) { t.made[slot{to, string(key)}] = value }
 
 func (t *transaction) remove(from table, key []byte) { t.made[slot{from, string(key)}] = nil }
 
-// commit makes one transaction of apply. What it has changed is on disk when commit returns without an error; with one it may be there or not.
+// commit makes one transaction of apply. When commit returns nil the changes are on disk; after an error they may be on
+// disk or not.
 func (s *store) commit(apply func(*transaction) error) error {
 	tables, err := s.db.Begin(false)
 	if err != nil {
@@ -207,12 +218,13 @@ func (s *store) commit(apply func(*transaction) error) error {
 	}
 	t := &transaction{tables: tables, held: s.held, made: map[slot][]byte{}}
 	err = apply(t)
-	// Before a commit of the tables, which may have to map more of the file than a reader has.
+	// The reader is closed before a commit of the tables, which may have to map more of the file than the reader has
+	// mapped.
 	if err := errors.Join(err, tables.Rollback()); err != nil || len(t.made) == 0 && !s.owed.Load() {
 		return err
 	}
 	if s.journal == nil && time.Since(s.tried) > journalAgain && !s.owed.Load() {
-		// One that the tables name already is not replaced: they would name what is not there.
+		// A journal that the tables name already is not replaced: they would name one that does not exist.
 		if f, err := readFacts(s.db); err == nil && f.format == format {
 			_ = s.beginJournal(f) //nolint:errcheck // as without room
 		}
@@ -232,7 +244,7 @@ func (s *store) commit(apply func(*transaction) error) error {
 	if len(t.made) == 0 {
 		return nil
 	}
-	if !s.journal.fits(len(payload)) { // it is greater than the journal, and the tables have everything else
+	if !s.journal.fits(len(payload)) { // it is larger than the journal, and the tables have everything else
 		return s.update(t.made)
 	}
 	s.syncs.Add(1)
@@ -245,7 +257,7 @@ func (s *store) commit(apply func(*transaction) error) error {
 	return nil
 }
 
-// journalAgain is how long a store without a journal waits before it looks for room again.
+// journalAgain is how long a store without a journal waits before it tries to make one again.
 const journalAgain = time.Minute
 
 // update puts changes into the tables.
@@ -273,24 +285,26 @@ func (s *store) tables(apply func(*bbolt.Tx) error) error {
 	return err
 }
 
-// errForgotten is what a commit returns after one that failed, once the file shows what it had before that one.
+// errForgotten is returned by a commit after a failed one, once reads of the file show its state from before the failed
+// one.
 var errForgotten = errors.New("the machine has dropped a page that it could not write: the agent has to start again")
 
-// confirm makes what the tables show durable, if it may not be, by a commit that writes a meta page alone. Any other commit after one that failed may write
-// over pages that the tables on disk still use: bbolt takes them for free. The error is errForgotten if the page cache has lost the commit that failed.
+// confirm makes the state of the tables as read durable, if it may not be, by a commit that writes a meta page alone.
+// Any other commit after a failed one may write over pages that the tables on disk still use, which bbolt takes for
+// free. The error is errForgotten if the page cache has lost the commit that failed.
 func (s *store) confirm() error {
 	if !s.unsure {
 		return nil
 	}
 	return s.write(func(tx *bbolt.Tx) error {
-		if s.shown != 0 && tx.ID() != s.shown+1 { // the free pages that bbolt knows are those of the state that is lost
+		if s.shown != 0 && tx.ID() != s.shown+1 { // the free pages in bbolt's memory are those of the lost state
 			return errForgotten
 		}
 		return nil
 	})
 }
 
-// write makes one commit of the tables, whatever became of the one before.
+// write makes one commit of the tables, even if the previous one failed.
 func (s *store) write(apply func(*bbolt.Tx) error) error {
 	s.syncs.Add(2)
 	err := s.db.Update(apply)
@@ -307,7 +321,8 @@ func (s *store) write(apply func(*bbolt.Tx) error) error {
 	return fmt.Errorf("commit tables: %w", err)
 }
 
-// settle puts what is held into the tables, with the format that the file has from then on, and begins the journal again.
+// settle puts the held changes into the tables, with the format that the file has from then on, and begins the journal
+// again.
 func (s *store) settle(as string) error {
 	over := func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
@@ -319,7 +334,8 @@ func (s *store) settle(as string) error {
 		err = s.settleInPieces(over)
 	}
 	if err != nil {
-		// If the tables show it, they may say after a kill that they have the records so far: none may stand behind these.
+		// If reads of the tables show the failed commit, then after a kill the tables may name these records as applied: no
+		// further record may be written behind them.
 		f, readErr := readFacts(s.db)
 		if len(s.held) > 0 && (readErr != nil || f.applied == s.journal.number) {
 			s.owed.Store(true)
@@ -335,9 +351,9 @@ func (s *store) settle(as string) error {
 	return nil
 }
 
-// settleInPieces needs few free pages at a time: each commit has a piece of what is held, half of the one that there was no room for, and frees those of
-// the pages that it has written anew. Until the last one the file says that the tables have nothing of the journal, whose records then give the same values
-// again.
+// settleInPieces puts the held changes into the tables with few free pages: each commit has a piece of them, half as
+// large as the one for which there was no room, and frees the old versions of the pages that it writes. Until the last
+// commit the file does not count the journal's records as applied; after a crash they set the same values again.
 func (s *store) settleInPieces(over func(*bbolt.Tx) error) error {
 	order := slices.SortedFunc(maps.Keys(s.held), func(a, b slot) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.key, b.key)) })
 	for size := halved(len(order)); len(order) > 0; {
@@ -364,11 +380,12 @@ func (s *store) settleInPieces(over func(*bbolt.Tx) error) error {
 
 func halved(n int) int { return (n + 1) / 2 }
 
-// reserved is how many bytes beyond those in use the file is given, once it has half of that or less: room for some hundred small tasks.
+// reserved is how many bytes beyond those in use the file is given, once it has half of that or less: room for some
+// hundred small tasks.
 const reserved = 1 << 20
 
-// reserve gives the file blocks of its own beyond what it has used, so that tasks are taken, and what they free is freed, on a disk that is full. Its length
-// stays. A file system that cannot, or has no room for it, leaves the file as it is.
+// reserve allocates blocks to the file beyond those in use, so that tasks can be stored and removed on a full disk. The
+// length of the file stays. On a file system that cannot do this, or has no room, the file stays as it is.
 func (s *store) reserve() {
 	var used int64
 	err := s.db.View(func(tx *bbolt.Tx) error {
@@ -408,7 +425,7 @@ func set(tx *bbolt.Tx, at slot, value []byte) error {
 	return bucket.Put([]byte(at.key), value)
 }
 
-// read calls fn with a value as it is now, and nil if there is none. The value is good during the call.
+// read calls fn with the present value, nil if there is none. The value is valid during the call.
 func (s *store) read(from table, key []byte, fn func(value []byte) error) error {
 	s.mu.RLock()
 	value, ok := s.held[slot{from, string(key)}]
@@ -416,7 +433,7 @@ func (s *store) read(from table, key []byte, fn func(value []byte) error) error 
 	if ok {
 		return fn(value)
 	}
-	// What left held meanwhile was in the tables before.
+	// A value that has left held meanwhile was put into the tables before.
 	return s.db.View(func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket(from.bucket())
 		if bucket == nil {
@@ -426,8 +443,8 @@ func (s *store) read(from table, key []byte, fn func(value []byte) error) error 
 	})
 }
 
-// each calls fn with the values of a table, first those of the file and then those that are held, each in the order of their keys, until fn returns false.
-// A value is good during the call.
+// each calls fn with the values of a table, first those of the file and then the held ones, each in the order of their
+// keys, until fn returns false. A value is valid during the call.
 func (s *store) each(of table, fn func(key, value []byte) (bool, error)) error {
 	held := map[string][]byte{}
 	var order []string

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestACommitOfTheTablesThatFailedAtItsEnd holds that nothing is stored behind records that the tables may have, nor answered because the tables show it,
-// before a commit of the tables has succeeded.
+// TestACommitOfTheTablesThatFailedAtItsEnd checks that, before a commit of the tables has succeeded, no record is
+// written behind records that the tables may have, and no call returns an entry because reads of the tables show it.
 func TestACommitOfTheTablesThatFailedAtItsEnd(t *testing.T) {
 	testkit.IO(t)
 	broken := errors.New("the disk failed")
@@ -34,7 +34,7 @@ func TestACommitOfTheTablesThatFailedAtItsEnd(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "l")
 			l := openAt(t, path)
 			deliverTo(t, l, numbered(0))
-			if c.full { // for greater ones
+			if c.full { // for larger ones
 				l.store.journal.at = journalSize - 6000
 			}
 			if c.none {
@@ -55,7 +55,7 @@ func TestACommitOfTheTablesThatFailedAtItsEnd(t *testing.T) {
 			if _, err := l.Deliver(t.Context(), d); !errors.Is(err, broken) {
 				t.Fatalf("error %v", err)
 			}
-			for n := range 3 { // what fits in the journal as well
+			for n := range 3 { // commits that fit in the journal as well
 				if _, err := l.Deliver(t.Context(), numbered(2+n)); !errors.Is(err, broken) {
 					t.Fatalf("stored while the disk fails: %v", err)
 				}
@@ -90,7 +90,8 @@ func TestACommitOfTheTablesThatFailedAtItsEnd(t *testing.T) {
 	}
 }
 
-// TestALedgerOnAFullDisk holds that results of many tasks are stored on a disk that is full, and that the ledger is closed and opened there.
+// TestALedgerOnAFullDisk checks that results of many tasks are stored on a disk that is full, and that the ledger is
+// closed and opened there.
 func TestALedgerOnAFullDisk(t *testing.T) {
 	testkit.IO(t)
 	const tasks = 3000
@@ -124,7 +125,7 @@ func TestALedgerOnAFullDisk(t *testing.T) {
 	if most > 200 { // the journal holds some hundred values when the tables take them
 		t.Errorf("one result took %d syncs", most)
 	}
-	if stored < 1500 { // each grows by its result, and pages split: there is an end
+	if stored < 1500 { // each entry grows by its result, and pages split, so the room ends at some point
 		t.Errorf("%d results were stored", stored)
 	}
 	for range 2 {
@@ -143,8 +144,8 @@ func TestALedgerOnAFullDisk(t *testing.T) {
 	}
 }
 
-// TestALedgerOpensWithoutRoom holds that a ledger whose tables cannot take what its journal has is opened, has all of it, and stores what the journal
-// has room for.
+// TestALedgerOpensWithoutRoom checks that a ledger whose tables have no room for the changes in its journal can be
+// opened, has all of them, and stores more as far as the journal has room.
 func TestALedgerOpensWithoutRoom(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -176,7 +177,7 @@ func TestALedgerOpensWithoutRoom(t *testing.T) {
 					return err
 				})
 			}
-			if err := store(20); (err != nil) != shown { // what the tables may have must be on disk first
+			if err := store(20); (err != nil) != shown { // the changes that the tables may have must be on disk first
 				t.Errorf("a task that the journal has room for: %v", err)
 			}
 			full = false
@@ -196,7 +197,7 @@ func TestALedgerOpensWithoutRoom(t *testing.T) {
 	}
 }
 
-// TestAJournalComesWithRoom holds that a ledger that was opened without room for a journal makes one later.
+// TestAJournalComesWithRoom checks that a ledger that was opened without room for a journal makes one later.
 func TestAJournalComesWithRoom(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -233,7 +234,7 @@ func TestAJournalComesWithRoom(t *testing.T) {
 	}
 }
 
-// TestALedgerThatWasPutBack: the tables of a closed ledger are put back beside the journal of a later time, which they do not know.
+// TestALedgerThatWasPutBack: the tables of a closed ledger are restored beside a later journal, which they do not name.
 func TestALedgerThatWasPutBack(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")
@@ -261,7 +262,8 @@ func TestALedgerThatWasPutBack(t *testing.T) {
 	}
 }
 
-// TestAnotherNodesLedgerIsNotRead: the ledger of a machine that was imaged while its agent ran is set aside as the other node's, also without its journal.
+// TestAnotherNodesLedgerIsNotRead: the ledger of a machine that was imaged while its agent ran is set aside as the
+// other node's, also without its journal.
 func TestAnotherNodesLedgerIsNotRead(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "l")

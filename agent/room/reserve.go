@@ -18,8 +18,9 @@ const (
 	reservePiece = 16 << 10
 )
 
-// Reserve is a file whose blocks are given up, piece by piece, so that what the agent cannot do without (its identity, its diagnostic record) is
-// written on a full disk as well. What is written replaces an older file, so the piece comes back. A nil Reserve holds nothing.
+// Reserve is a file whose blocks are given up, piece by piece, so that the agent can write its identity and its
+// diagnostic record on a full disk as well. Such a write replaces an older file, so the piece can be taken back. A nil
+// Reserve has no blocks.
 type Reserve struct {
 	path string
 
@@ -42,7 +43,8 @@ func OpenReserve(path string) (*Reserve, error) {
 	return r, r.Refill()
 }
 
-// Do calls write, and again with ever more of the reserve given up as long as it is refused for want of room. The error is write's last.
+// Do calls write, and as long as write fails for want of room calls it again with one more piece of the reserve given
+// up. It returns write's last error.
 func (r *Reserve) Do(write func() error) error {
 	err := write()
 	if r == nil || !IsFull(err) {
@@ -60,7 +62,7 @@ func (r *Reserve) Do(write func() error) error {
 	return errors.Join(err, r.fill())
 }
 
-// Refill takes back what was given up, as far as there is room. That there is none is no error.
+// Refill takes back the pieces that were given up, as far as there is room. Want of room is no error.
 func (r *Reserve) Refill() error {
 	if r == nil {
 		return nil
@@ -95,7 +97,7 @@ func (r *Reserve) fill() error {
 	return nil
 }
 
-// take makes one piece's blocks the file's own.
+// take allocates the blocks of one piece to the file.
 func take(f *os.File, at int64) error {
 	err := unix.Fallocate(int(f.Fd()), 0, at, reservePiece)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {

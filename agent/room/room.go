@@ -1,10 +1,11 @@
-// Package room watches whether the directories that an agent writes to have room, and keeps a small reserve for what the agent cannot do without.
+// Package room watches whether the directories that an agent writes to have room, and keeps a small reserve for the
+// files that the agent must be able to write.
 //
-// It believes the kernel's figures, the errors of those who write, and a write of its own. It decides nothing about workspaces and removes nothing but
-// its own reserve and its own probe.
+// It believes the kernel's figures, the errors of the agent's writers, and a write of its own. It decides nothing about
+// workspaces and removes nothing but its own reserve and its own probe.
 //
-// Guarantees: a directory counts as full when its file system is below the low mark, or when a writer was refused for want of room; it has room again
-// only above a higher mark, and once a write of this package's own was taken.
+// Guarantees: a directory counts as full when its file system is below the low mark, or when a writer was refused for
+// want of room; it has room again only above a higher mark, and once a write of this package's own was taken.
 package room
 
 import (
@@ -32,34 +33,34 @@ const (
 	probeSize = 64 << 10
 )
 
-// IsFull reports whether err says that a file system, or a quota on it, has no room.
+// IsFull reports whether err means that a file system, or a quota on it, has no room.
 func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// Usage is what a file system has.
+// Usage is the size of a file system and what is free of it.
 type Usage struct {
 	SizeBytes, FreeBytes int64
 	Files, FreeFiles     int64 // Files is zero where inodes are not counted
 }
 
-// State is whether there is room. The zero State has room.
+// State is the result of a check for room. The zero State has room.
 type State struct {
 	Usage
 
 	Full   bool
-	Dir    string    // without room, or the first that is watched
-	Since  time.Time // of Full as it is
-	Detail string    // why it counts as full
+	Dir    string    // the directory without room, or the first that is watched
+	Since  time.Time // when Full last changed
+	Detail string    // why the directory counts as full
 }
 
-// Config says what is watched. Zero functions are the host's.
+// Config sets which directories are watched. Nil functions are those of the host.
 type Config struct {
 	Dirs []string // the first is the state directory, which holds the probe
 	Now  func() time.Time
-	// Usage returns what the file system of a directory has.
+	// Usage returns the usage of the file system of a directory.
 	Usage func(dir string) (Usage, error)
 }
 
-// Watch is safe for concurrent use.
+// Watch checks directories for room. It is safe for concurrent use.
 type Watch struct {
 	cfg Config
 
@@ -68,7 +69,7 @@ type Watch struct {
 	refused error // of a writer, since the last check
 }
 
-// New makes a watch. The first Check fills it.
+// New returns a watch whose State has room until the first Check.
 func New(cfg Config) *Watch {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -79,7 +80,7 @@ func New(cfg Config) *Watch {
 	return &Watch{cfg: cfg, state: State{Dir: cfg.Dirs[0], Since: cfg.Now()}}
 }
 
-// Note tells the watch of a writer's error. Errors that do not speak of room are ignored.
+// Note gives the watch a writer's error, which the next Check counts. Errors that are not for want of room are ignored.
 func (w *Watch) Note(err error) {
 	if !IsFull(err) {
 		return
@@ -89,14 +90,14 @@ func (w *Watch) Note(err error) {
 	w.refused = err
 }
 
-// State returns what the last Check found.
+// State returns the state that the last Check found.
 func (w *Watch) State() State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.state
 }
 
-// Check reads the file systems and reports whether Full is another than before.
+// Check reads the file systems, and returns the new state and whether Full changed.
 func (w *Watch) Check() (State, bool) {
 	w.mu.Lock()
 	refused, was := w.refused, w.state
@@ -114,13 +115,13 @@ func (w *Watch) Check() (State, bool) {
 	return next, changed
 }
 
-// measure returns the first directory without room, else the first directory.
+// measure returns the state of the first directory without room, else of the first directory.
 func (w *Watch) measure(wasFull bool, refused error) State {
 	first := State{Dir: w.cfg.Dirs[0]}
 	for i, dir := range w.cfg.Dirs {
 		u, err := w.cfg.Usage(dir)
 		if err != nil {
-			continue // it is gone or cannot be asked: whoever writes there reports that
+			continue // it is gone or cannot be read: the writers there report that
 		}
 		s := State{Usage: u, Dir: dir}
 		if i == 0 {
@@ -140,7 +141,8 @@ func (w *Watch) measure(wasFull bool, refused error) State {
 	return first
 }
 
-// short says what a file system lacks; empty if nothing. One that was full needs more to count as having room.
+// short returns what a file system lacks; empty if nothing. One that was full needs twice as much to count as having
+// room.
 func short(u Usage, wasFull bool) string {
 	bytes, files := Mark(u.SizeBytes), int64(leastFiles)
 	if wasFull {
@@ -156,7 +158,7 @@ func short(u Usage, wasFull bool) string {
 	}
 }
 
-// Mark is how much must be free on a file system of that size.
+// Mark returns how many bytes must be free on a file system of size bytes.
 func Mark(size int64) int64 { return min(max(size/markPart, leastMark), mostMark) }
 
 // probe writes and removes a file.

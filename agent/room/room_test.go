@@ -19,7 +19,8 @@ const (
 	mebi = 1 << 20
 )
 
-// TestRoomComesAndGoesWithHysteresis holds where the marks are, and that a refused write counts though the kernel's figures look well.
+// TestRoomComesAndGoesWithHysteresis checks the marks, and that a refused write counts although the kernel's figures
+// show room.
 func TestRoomComesAndGoesWithHysteresis(t *testing.T) {
 	testkit.IO(t)
 	dir := t.TempDir()
@@ -34,7 +35,7 @@ func TestRoomComesAndGoesWithHysteresis(t *testing.T) {
 		{20 * mebi, 900, nil, false},
 		{mebi, 900, nil, false},
 		{mebi - 1, 900, nil, true},
-		{mebi + 1, 900, nil, true}, // between the marks it stays as it was
+		{mebi + 1, 900, nil, true}, // between the marks the state stays as it was
 		{2*mebi - 1, 900, nil, true},
 		{2 * mebi, 900, nil, false},
 		{mebi + 1, 900, nil, false},
@@ -62,7 +63,7 @@ func TestRoomComesAndGoesWithHysteresis(t *testing.T) {
 	}
 }
 
-// TestAnyDirectoryWithoutRoomCounts names the one.
+// TestAnyDirectoryWithoutRoomCounts checks that the state names the directory without room.
 func TestAnyDirectoryWithoutRoomCounts(t *testing.T) {
 	w := room.New(room.Config{Dirs: []string{"/state", "/gone", "/etc"}, Usage: func(dir string) (room.Usage, error) {
 		switch dir {
@@ -92,7 +93,7 @@ func TestTheReserveLetsTheAgentWriteOnAFullDisk(t *testing.T) {
 	if err := write(); !room.IsFull(err) {
 		t.Fatalf("the disk is not full: %v", err)
 	}
-	for range 100 { // what is replaced gives its blocks back
+	for range 100 { // a replaced file gives its blocks back
 		if err := reserve.Do(func() error {
 			return errors.Join(write(), os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "name")))
 		}); err != nil {

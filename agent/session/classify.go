@@ -31,7 +31,7 @@ var (
 	errGoodbye     = errors.New("the agent ends")
 )
 
-// certificateRefusedError says that the server ended the handshake because of our certificate.
+// certificateRefusedError means that the server ended the handshake because of this node's certificate.
 type certificateRefusedError struct{ cause error }
 
 func (e *certificateRefusedError) Error() string {
@@ -39,7 +39,7 @@ func (e *certificateRefusedError) Error() string {
 }
 func (e *certificateRefusedError) Unwrap() error { return e.cause }
 
-// edgeError says that something before the control plane answered in its place.
+// edgeError means that a proxy in front of the control plane answered in its place.
 type edgeError struct {
 	limited bool
 	cause   error
@@ -56,7 +56,8 @@ var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116}
 // tooLargeWait, before the growing wait of every retry, keeps both sides from sending the same frame in a loop.
 const tooLargeWait = 5 * time.Second
 
-// understand turns what grpc reported, and what was seen below it, into the error that says most.
+// understand returns the most specific error that follows from grpc's error and from the failures below grpc that w has
+// noted.
 func understand(err error, w *wire) error {
 	if err == nil {
 		return nil
@@ -65,7 +66,7 @@ func understand(err error, w *wire) error {
 	var netErr *net.OpError
 	if errors.As(below, &netErr) && netErr.Op == "remote error" && netErr.Err != nil {
 		for _, alert := range certificateAlerts {
-			// crypto/tls keeps the alert's type to itself; the texts of equal alerts are equal.
+			// crypto/tls does not export the type of the received alert; the texts of equal alerts are equal.
 			if netErr.Err.Error() == alert.Error() {
 				return &certificateRefusedError{below}
 			}
@@ -75,10 +76,11 @@ func understand(err error, w *wire) error {
 		return below
 	}
 	if st, ok := status.FromError(err); ok && len(st.Details()) == 0 {
-		// grpc tells of an answer that is not grpc only in its message.
+		// grpc reports a response that is not grpc only in its message.
 		text := st.Message()
 		if st.Code() == codes.ResourceExhausted && strings.Contains(text, "received message larger than max") {
-			// One side's grpc refused a frame before anything above it could say so better. Which side it was cannot be told: the texts are equal.
+			// The grpc library of one side refused a frame before the code above it could send a Denial. Both sides use the same
+			// text, so this code cannot find out which side it was.
 			return fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT), fault.RetryAfter(tooLargeWait), fault.Cause(err))
 		}
 		limited := strings.Contains(text, "received from server: 429") || strings.Contains(text, "Too Many Requests")
@@ -92,7 +94,7 @@ func understand(err error, w *wire) error {
 	return fault.FromGRPC(err)
 }
 
-// codeOf says which diagnostic an error is.
+// codeOf returns the diagnostic code of an error.
 func codeOf(err error) commonv1.DiagnosticCode {
 	var (
 		dns       *net.DNSError
@@ -141,7 +143,8 @@ func codeOfReason(reason commonv1.Reason) commonv1.DiagnosticCode {
 	}
 }
 
-// detailOf is one line for the record: reason and action of a refusal, else the error. Errors of this package hold no secrets.
+// detailOf returns one line for the record: reason and text of a refusal, else the error. Errors of this package have
+// no secrets in them.
 func detailOf(err error) string {
 	if errors.Is(err, context.Canceled) {
 		return "canceled"

@@ -22,23 +22,23 @@ type Client struct {
 	cfg    Config
 	deps   Deps
 	out    *outbox
-	retry  *backoff.Backoff // of opens; an admission ends it. Used by Run's goroutine alone
+	retry  *backoff.Backoff // of opens; an admission resets it. Used by Run's goroutine alone
 	losses *backoff.Backoff // of sessions that ended soon after their admission; Run's goroutine alone
 	route  *route
 	events chan event
-	ledger string // id for Hello where no hook says one
+	ledger string // id for Hello where no hook sets one
 
 	generation atomic.Int64 // of the admitted session; zero: none
 }
 
-// event is what a reader hands to Run.
+// event is a CertificateIssued or a Reconnect frame that a reader passes to Run.
 type event struct {
 	conn      *conn
 	issued    *nodev1.CertificateIssued
 	reconnect *nodev1.Reconnect
 }
 
-// New checks what it is given and connects to nothing.
+// New checks deps and returns a Client. It connects to nothing.
 func New(deps Deps, cfg Config) (*Client, error) {
 	if err := deps.validate(); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
@@ -54,23 +54,24 @@ func New(deps Deps, cfg Config) (*Client, error) {
 	}, nil
 }
 
-// Generation is that of the admitted session; zero while there is none.
+// Generation returns the generation of the admitted session; zero while there is none.
 func (c *Client) Generation() int64 { return c.generation.Load() }
 
-// Delivered queues word of tasks that are durably in the ledger. Like the other methods that queue it does not block: ErrNotConnected and ErrQueueFull
-// mean that it was not taken.
+// Delivered queues the report that tasks are durably in the ledger. Like the other methods that queue it does not
+// block: ErrNotConnected and ErrQueueFull mean that the report was not queued.
 func (c *Client) Delivered(refs []*nodev1.TaskRef) error { return c.out.Delivered(refs) }
 
-// Redelivered queues word of tasks that were in the ledger before this session, with their envelopes. See Delivered.
+// Redelivered queues the report of tasks that were in the ledger before this session, with their envelopes. See
+// Delivered.
 func (c *Client) Redelivered(msg *nodev1.TaskDelivered) error { return c.out.Redelivered(msg) }
 
 // Started queues the start of a task. See Delivered.
 func (c *Client) Started(msg *nodev1.TaskStarted) error { return c.out.Started(msg) }
 
-// Flush sends deliveries and starts at once that wait for their results. See Config.Linger.
+// Flush sends at once the deliveries and starts that wait for their results. See Config.Linger.
 func (c *Client) Flush() { c.out.hurry() }
 
-// Progress queues a task's progress; only the last word of each task waits. See Delivered.
+// Progress queues a task's progress; only the last update of each task waits. See Delivered.
 func (c *Client) Progress(msg *nodev1.TaskProgress) error { return c.out.Progress(msg) }
 
 // Result queues the result of a task, before everything but deliveries. See Delivered.
@@ -130,8 +131,9 @@ type openResult struct {
 	err  error
 }
 
-// Run keeps a session until ctx ends (then it says Goodbye and answers nil), until the control plane says stop (*StopError), or until no certificate
-// held is accepted (*IdentityError). All of its goroutines have ended when it returns.
+// Run keeps a session open until ctx ends (then it sends Goodbye and returns nil), until the control plane tells the
+// agent to stop (*StopError), or until none of the identity's certificates is accepted (*IdentityError). All of its
+// goroutines have ended when it returns.
 func (c *Client) Run(ctx context.Context) error {
 	r := &runner{
 		c: c, openTimer: time.NewTimer(0), opened: make(chan openResult, 1), ended: make(chan *conn, 4), over: make(chan struct{}),
@@ -189,7 +191,7 @@ func (r *runner) startOpen(ctx context.Context) {
 	})
 }
 
-// promote makes k the session that is offered work. The one before it drains.
+// promote makes k the session that is offered work. The previous one drains.
 func (r *runner) promote(ctx context.Context, k *conn) {
 	old := r.active
 	r.active, r.flips, r.timeouts = k, 0, 0
@@ -216,12 +218,13 @@ func (r *runner) promote(ctx context.Context, k *conn) {
 	}
 	r.renewal.arm(k.cert, 0)
 	if r.renewal.flip {
-		// A certificate was stored while this session opened with the one before it.
+		// A certificate was stored while this session opened with the previous one.
 		r.useNext(ctx)
 	}
 }
 
-// drain lets a replaced session hear the acknowledgements of what it sent, and ends it.
+// drain keeps a replaced session open until it has received the acknowledgements of its results, at most for Drain, and
+// ends it.
 func (r *runner) drain(k *conn) {
 	end := time.NewTimer(r.c.cfg.Drain)
 	defer end.Stop()
@@ -248,7 +251,7 @@ func (r *runner) drain(k *conn) {
 	k.cancel(errDrained)
 }
 
-// lost is told that a session's stream has ended.
+// lost handles the end of a session's stream.
 func (r *runner) lost(ctx context.Context, k *conn) error {
 	if k != r.active {
 		r.c.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "replaced session closed", slog.String("session_id", k.sessionID))
@@ -270,7 +273,7 @@ func (r *runner) lost(ctx context.Context, k *conn) error {
 	}
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session lost", slog.String("session_id", k.sessionID), slog.Any("error", err))
 	if r.opening {
-		return nil // its replacement is on the way already
+		return nil // its replacement is being opened already
 	}
 	return r.failed(ctx, failure{err: err, cert: k.cert, waits: r.c.losses})
 }
@@ -287,7 +290,7 @@ func (r *runner) onEvent(ctx context.Context, e event) {
 
 func (r *runner) schedule(after time.Duration) { r.openTimer.Reset(after) }
 
-// shutdown ends every session and waits for everything that Run began. The admitted one says Goodbye.
+// shutdown ends every session and waits for all goroutines that Run began. The admitted session sends Goodbye.
 func (r *runner) shutdown() {
 	c := r.c
 	close(r.over)
@@ -311,7 +314,7 @@ func (r *runner) shutdown() {
 		case <-done:
 			return
 		case result := <-r.opened:
-			if result.conn != nil { // admitted in the moment of the end
+			if result.conn != nil { // admitted while Run was ending
 				result.conn.cancel(errGoodbye)
 				_ = result.conn.cc.Close()
 			}

@@ -19,11 +19,11 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ProtocolVersion is what Hello says of this build. From 2 on an agent answers OutputRequest, from 3 on it stops all
-// tasks that a TaskCancel names, from 4 on it follows the keys of tasks and reports which it holds.
+// ProtocolVersion is the version that Hello declares. From 2 on an agent answers OutputRequest, from 3 on it stops all
+// tasks that a TaskCancel names, from 4 on it follows the lists of task keys and reports which keys it has.
 const ProtocolVersion = 4
 
-// Identity is who the session is. *identity.Store keeps it on disk, *Memory does not.
+// Identity is the identity with which sessions are opened. *identity.Store keeps it on disk, *Memory does not.
 type Identity interface {
 	Node() (identity.Node, bool)
 	Certificate() *tls.Certificate
@@ -34,45 +34,47 @@ type Identity interface {
 	DropPendingKey() error
 	StoreIssued(chainPEM []byte, recoveryToken string) error
 	Flip() error
-	// TaskKeys returns the keys by which tasks are verified; nil: this identity takes no part in them.
+	// TaskKeys returns the keys by which tasks are verified; nil: this identity uses no task keys.
 	TaskKeys() (*pki.KeySet, error)
-	// TakeTaskKeys stores durably what follows from the keys held by a list; see pki.Advance. With an error it returns the keys from before.
+	// TakeTaskKeys stores durably the keys that follow from the present ones by a list; see pki.Advance. With an error it
+	// returns the previous keys.
 	TakeTaskKeys(links []pki.Link) (held *pki.KeySet, unbelieved []string, err error)
 }
 
-// Hooks are told what comes over the stream. Each may be nil. Offer, Cancel, Acknowledged and ReportRefused are called
-// by the goroutine that reads the stream, one at a time: while one of them blocks nothing is read, and a session that
-// reads nothing for long is closed.
+// Hooks are called with what the stream brings. Each may be nil. Offer, Cancel, Acknowledged and ReportRefused are
+// called by the goroutine that reads the stream, one at a time: while one of them blocks nothing is read, and a session
+// that reads nothing for long is closed.
 type Hooks struct {
 	// Hello completes the first frame: versions, ledger, facts, tasks in flight, diagnostics.
 	Hello func(*nodev1.Hello)
-	// Admitted says that this session is the one that gets work. What is unacknowledged is sent again now.
+	// Admitted is called when this session becomes the one that gets work. The hook sends unacknowledged reports again.
 	Admitted func(ctx context.Context, generation int64)
-	// RunList is given what lifecycle lists as what may run on this node, once in each session; nil: the control plane is of an earlier version and
-	// lists nothing.
+	// RunList is called once in each session with lifecycle's list of what may run on this node; nil: the control plane is
+	// of an earlier version and sends no list.
 	RunList func(ctx context.Context, list *nodev1.RunList)
-	// Lost says that no session is left.
+	// Lost is called when no session is left.
 	Lost         func()
 	Offer        func(ctx context.Context, offer *nodev1.TaskOffer)
 	Cancel       func(ctx context.Context, cancel *nodev1.TaskCancel)
 	Acknowledged func(ctx context.Context, refs []*nodev1.TaskRef)
-	// ReportRefused is told which reports of tasks were not taken.
+	// ReportRefused is called with the reports of tasks that the control plane refused.
 	ReportRefused func(ctx context.Context, refused *nodev1.TaskReportRefused)
 	Policy        func(policy *commonv1.NodePolicy)
-	// Output is asked for a piece of a workload's output. It does not block: the answer is queued by Client.Output.
+	// Output is called with a request for a piece of a workload's output. It must not block: Client.Output queues the
+	// reply.
 	Output func(ctx context.Context, req *nodev1.OutputRequest)
-	// ChangedFacts is asked before each heartbeat; nil: nothing changed.
+	// ChangedFacts is called before each heartbeat; nil: nothing changed.
 	ChangedFacts func() *commonv1.HostFacts
-	// TaskKeys is given the keys by which tasks are verified from now on, after they are on disk.
+	// TaskKeys is called with the keys by which tasks are verified from now on, after they are on disk.
 	TaskKeys func(set *pki.KeySet)
-	// ServiceRoots stores durably which roots of services are trusted by a list of the control plane. It is called
+	// ServiceRoots stores durably the trusted roots of services that follow from a list of the control plane. It is called
 	// before Ready, and when the list changes. Its errors are those of identity.Store.TakeServiceRoots.
 	ServiceRoots func(ctx context.Context, links []pki.RootLink) error
-	// Profile is told the fingerprint of the profile that the control plane holds for this node.
+	// Profile is called with the fingerprint of the profile that the control plane has for this node.
 	Profile func(fingerprint string)
 }
 
-// Diagnostic is what is recorded before a retry.
+// Diagnostic is the record that is kept before a retry.
 type Diagnostic struct {
 	Code      commonv1.DiagnosticCode
 	Detail    string
@@ -85,13 +87,13 @@ type Deps struct {
 	Identity Identity
 	Clock    *clock.Clock
 	Roots    *pki.Bundle // trusts the node API
-	// Endpoint returns host:port of the node API, asked before each dial.
+	// Endpoint returns host:port of the node API. It is called before each dial.
 	Endpoint func() (string, error)
 	// Record puts a diagnostic on disk. It is called before every retry. Nil: none is kept.
 	Record func(ctx context.Context, d Diagnostic) error
 	Hooks  Hooks
-	// Lookup returns the addresses of a host. Nil: the system's resolver, and none where Dial is set: that is given
-	// the endpoint as it is.
+	// Lookup returns the addresses of a host. Nil: the system's resolver; where Dial is set no lookup is made, and Dial
+	// gets the endpoint as it is.
 	Lookup func(ctx context.Context, host string) ([]string, error)
 	// Dial opens the transport. Nil: TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
@@ -99,16 +101,18 @@ type Deps struct {
 
 // Config bounds a Client. Zero fields take their defaults.
 type Config struct {
-	OpenTimeout  time.Duration  // from the dial to Admitted, however long the server says that it works on it. Default 20 s
+	// OpenTimeout is the time from the dial to Admitted, even if the server goes on sending frames before Admitted.
+	// Default 20 s.
+	OpenTimeout  time.Duration
 	Backoff      backoff.Policy // of failed opens and lost streams. Default 1 s to 30 s
-	StableAfter  time.Duration  // a session this old forgets earlier failures. Default 30 s
+	StableAfter  time.Duration  // after this time a session's end counts no earlier failures. Default 30 s
 	SlowRetry    time.Duration  // cadence where only an operator or the edge can help. Default 60 s
 	Drain        time.Duration  // of a replaced session. Default 30 s
-	Heartbeat    time.Duration  // until the policy says otherwise. Default 15 s
+	Heartbeat    time.Duration  // until a policy sets another one. Default 15 s
 	RenewRetry   backoff.Policy // of a renewal without an answer, or refused. Default 5 s to 5 min
-	RenewTimeout time.Duration  // how long an answer to a renewal is waited for. Default 30 s
-	// Linger is how long word of a delivery or a start waits for the result of its task, which tells both, unless Flush
-	// sends it. Default 50 ms
+	RenewTimeout time.Duration  // how long the client waits for the reply to a renewal. Default 30 s
+	// Linger is how long the report of a delivery or a start waits for the result of its task, which implies both, unless
+	// Flush sends it. Default 50 ms
 	Linger  time.Duration
 	Goodbye time.Duration // how long an orderly end may take. Default 2 s
 
@@ -190,23 +194,24 @@ func (d Deps) validate() error {
 	return errors.Join(problems...)
 }
 
-// StopError says that the control plane told this agent to stop: the same request will never succeed.
+// StopError means that the control plane told this agent to stop: the same request will never succeed.
 type StopError struct{ Denial *fault.Error }
 
-// Error is the refusal.
+// Error returns the text of the refusal.
 func (e *StopError) Error() string { return "told to stop: " + e.Denial.Error() }
 
-// Unwrap is the refusal.
+// Unwrap returns the refusal.
 func (e *StopError) Unwrap() error { return e.Denial }
 
-// IdentityError says that no certificate held opens a session: this host must enrol again (Action recover), or an operator must act (rebundle).
+// IdentityError means that a session cannot be opened with any certificate of the identity: this host must enrol again
+// (Action recover), or an operator must act (rebundle).
 type IdentityError struct {
 	Action commonv1.Action
 	Cause  error
 }
 
-// Error says why.
+// Error returns the cause as text.
 func (e *IdentityError) Error() string { return fmt.Sprintf("identity is not accepted: %v", e.Cause) }
 
-// Unwrap is the cause.
+// Unwrap returns the cause.
 func (e *IdentityError) Unwrap() error { return e.Cause }

@@ -42,7 +42,7 @@ type conn struct {
 	interval atomic.Int64  // of heartbeats, in nanoseconds
 	burstAt  time.Time     // of the writer alone: the window in which frames are counted
 	burst    int           // frames in it
-	retired  chan struct{} // closed when another session took its place: nothing more is sent
+	retired  chan struct{} // closed when another session took its place: from then on only heartbeats are sent
 	leaving  chan struct{} // closed when the agent ends: Goodbye is sent and the stream closed
 	dog      *time.Timer
 
@@ -74,7 +74,8 @@ func (k *conn) serve() {
 	k.err = err
 }
 
-// patience is how long nothing may come: every heartbeat is answered, and the first one leaves within an interval.
+// patience returns how long the server may send nothing: every heartbeat is answered, and the first one is sent within
+// an interval.
 func (k *conn) patience() time.Duration {
 	return 2*time.Duration(k.interval.Load()) + keepaliveTimeout
 }
@@ -86,7 +87,7 @@ func (k *conn) read() error {
 		if err != nil {
 			return understand(err, k.wire)
 		}
-		// While a frame is worked on silence is ours, not the server's.
+		// While this side works on a frame it does not read, so the watchdog must not count that time against the server.
 		k.dog.Stop()
 		if err := k.handle(k.ctx, frame); err != nil {
 			return err
@@ -144,12 +145,13 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 	case *nodev1.ConnectResponse_Welcome, *nodev1.ConnectResponse_Admitted:
 		return fmt.Errorf("%w: %T in an admitted session", errProtocol, f)
 	default:
-		// A newer control plane may say more than this build knows.
+		// A newer control plane may send frames that this build does not have.
 	}
 	return nil
 }
 
-// send is for the reader's own answers. grpc allows one sender at a time, so it goes through the queue while this session is the admitted one.
+// send sends the reader's own replies. grpc allows one sender at a time, so a reply goes through the queue, which the
+// admitted session sends.
 func (k *conn) send(frame *nodev1.ConnectRequest, err error) error {
 	if err != nil {
 		return err
@@ -205,14 +207,15 @@ func (k *conn) write() {
 			k.leave()
 			return
 		case <-retired:
-			// The session that took over has the queue; its token too, if this one took it and has not served it.
+			// The session that took over has the queue. kick wakes its writer, in case this writer consumed the wake token
+			// without serving it.
 			wake, retired = nil, nil
 			k.client.out.kick()
 		case <-beat.C:
 			if !k.transmit(k.heartbeat()) {
 				return
 			}
-			// A tenth of jitter keeps agents that were admitted together from beating together for ever.
+			// A tenth of jitter spreads the heartbeats of agents that were admitted together.
 			interval := time.Duration(k.interval.Load())
 			beat.Reset(interval - interval/20 + k.client.jitter(interval/10))
 		case <-wake:
@@ -229,8 +232,8 @@ func (k *conn) write() {
 	}
 }
 
-// slowDown keeps a burst, such as a thousand results after an outage, below the rate at which a server takes a peer for hostile. It answers false when
-// the stream ended meanwhile.
+// slowDown keeps a burst, such as a thousand results after an outage, below the rate at which a server treats a peer as
+// hostile. It returns false if the stream ended meanwhile.
 func (k *conn) slowDown() bool {
 	const window = 100 * time.Millisecond
 	now := time.Now()
@@ -260,7 +263,7 @@ func (k *conn) transmit(frame *nodev1.ConnectRequest) bool {
 		k.mu.Unlock()
 	}
 	if err := k.stream.Send(frame); err != nil {
-		// The reader learns why: Send only says that the stream is over.
+		// The reader gets the cause: the error of Send is only that the stream is over.
 		return false
 	}
 	return true
@@ -295,7 +298,7 @@ func (k *conn) heartbeat() *nodev1.ConnectRequest {
 	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: beat}}
 }
 
-// leave ends the stream in order: what waits, Goodbye, end of our side. The server's end follows.
+// leave ends the stream in order: it sends what waits and Goodbye, and closes its side. The server's end follows.
 func (k *conn) leave() {
 	if !k.isRetired() {
 		k.client.out.hurry()

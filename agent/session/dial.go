@@ -22,7 +22,7 @@ const (
 	maxHeaders       = 16 << 10
 )
 
-// wire keeps what went wrong below grpc, which reports it only as text.
+// wire keeps the failures below grpc, which reports them only as text.
 type wire struct {
 	mu  sync.Mutex
 	err error
@@ -42,7 +42,8 @@ func (w *wire) first() error {
 	return w.err
 }
 
-// watched notes the first failed read: in TLS 1.3 the server's refusal of our certificate arrives there, after the client's handshake is done.
+// watched notes the first failed read: in TLS 1.3 a read after the client's handshake returns the server's refusal of
+// the client's certificate.
 type watched struct {
 	net.Conn
 	wire *wire
@@ -57,7 +58,7 @@ func (c watched) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// watchedTLS is TLS whose failures are kept.
+// watchedTLS is TLS that keeps its failures in wire.
 type watchedTLS struct {
 	credentials.TransportCredentials
 	wire   *wire
@@ -84,7 +85,7 @@ type handshakeError struct{ cause error }
 func (e *handshakeError) Error() string { return "TLS handshake: " + e.cause.Error() }
 func (e *handshakeError) Unwrap() error { return e.cause }
 
-// dial makes a connection of its own for one session: a replacement never shares one with what it replaces.
+// dial makes a connection for one session alone: a replacement never shares one with the session that it replaces.
 func (c *Client) dial(
 	cert *tls.Certificate, trustDomain, endpoint string, phases *phases,
 ) (*grpc.ClientConn, *wire, error) {
@@ -115,7 +116,7 @@ func (c *Client) dial(
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithReadBufferSize(c.cfg.ReadBuffer), grpc.WithWriteBufferSize(c.cfg.WriteBuffer),
 		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
-		// This package comes again by itself, on another connection: grpc must not, behind its back.
+		// This package reconnects itself, on a new connection: grpc must not reconnect as well.
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: grpcbackoff.Config{BaseDelay: time.Hour, MaxDelay: time.Hour}, MinConnectTimeout: c.cfg.OpenTimeout}),
 	)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// TestWhatKeepsItAway wants each cause under its own code, since an operator acts by it.
+// TestWhatKeepsItAway checks that each cause is recorded under its own code, by which an operator acts.
 func TestWhatKeepsItAway(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -99,7 +99,7 @@ func TestWhatKeepsItAway(t *testing.T) {
 	}
 }
 
-// page serves what an edge would, in the control plane's place and with its certificate.
+// page serves an edge's response, in the control plane's place and with its certificate.
 func (p *fakeServer) page(status int) {
 	p.server.Stop()
 	p.pipe = newPipe()

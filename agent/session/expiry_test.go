@@ -37,7 +37,7 @@ func (v *visit) untilExpiry() error {
 	return v.normal()
 }
 
-// opensOf are the opens with one certificate.
+// opensOf returns the opens with one certificate.
 func (p *fakeServer) opensOf(serial string) []open {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,7 +160,7 @@ func TestClosedSessionGoesOnWithTheNextCertificate(t *testing.T) {
 	})
 }
 
-// TestAdmissionEndsTheBackoff: what failed before an admission does not slow the retries after it.
+// TestAdmissionEndsTheBackoff: failures before an admission do not slow the retries after it.
 func TestAdmissionEndsTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -271,7 +271,7 @@ func TestTheShortestLives(t *testing.T) {
 	}
 }
 
-// chance is a number below 100 that depends on nothing but its arguments.
+// chance returns a number below 100 that depends on its arguments alone.
 func chance(seed uint64, n int) int {
 	sum := fnv.New64a()
 	_, _ = sum.Write([]byte{byte(seed), byte(n), byte(n >> 8), byte(n >> 16)})

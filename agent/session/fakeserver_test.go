@@ -64,7 +64,8 @@ func (p *pipe) dial(ctx context.Context, _ string) (net.Conn, error) {
 	}
 }
 
-// fakeServer is a control plane with the table of join states and serials, as small as it can be. It raises an alarm where the real one would.
+// fakeServer is a control plane with the table of join states and serials, as small as it can be. It raises an alarm
+// where the real one would.
 type fakeServer struct {
 	nodev1.UnimplementedNodeServiceServer
 	t       *testing.T
@@ -89,14 +90,14 @@ type fakeServer struct {
 	results            map[string]int
 	closed             int
 	script             func(v *visit) error // nil: normal
-	dropIssued         int                  // answers to renewals that are lost
+	dropIssued         int                  // replies to renewals that are lost
 	denyRenewal        *commonv1.Denial
 	firstKeyIsForeign  bool   // the first key that a renewal names certifies another node
 	foreignKey         string // that key
 	supersedeNextCerts bool
 	interval           time.Duration
-	taskPubkeys        string // that an enrolment answers
-	closer             func() // of what stands in the server's place
+	taskPubkeys        string // that the reply to an enrolment has
+	closer             func() // of the server that takes this one's place
 }
 
 type open struct {
@@ -149,7 +150,7 @@ func (p *fakeServer) serve(name string) {
 	go func() { _ = server.Serve(listener) }()
 }
 
-// cert issues a certificate that the plane knows as current.
+// cert issues a certificate that the server treats as current.
 func (p *fakeServer) cert() *tls.Certificate {
 	p.t.Helper()
 	pair, err := p.nodes.Pair(pki.NodeID(agenttest.TrustDomain, p.nodeID), time.Now().Add(-p.backdate), time.Now().Add(p.ttl))
@@ -221,7 +222,7 @@ func (v *visit) normal() error {
 	return v.run()
 }
 
-// issue is OpenSession's table.
+// issue decides as OpenSession's table of join states and serials does.
 func (v *visit) issue() (int64, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

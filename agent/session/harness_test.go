@@ -92,7 +92,7 @@ func start(t *testing.T, p *fakeServer, id session.Identity, change func(*sessio
 	return h
 }
 
-// stop ends the agent and the plane, and wants no alarm.
+// stop ends the agent and the server, and fails the test on an alarm.
 func (h *harness) stop() {
 	h.t.Helper()
 	h.cancel()

@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Memory is an Identity without a disk, for load generators and tests: what it holds is gone with the process. It is safe for concurrent use.
+// Memory is an Identity without a disk, for load generators and tests: its content is gone with the process. It is safe
+// for concurrent use.
 type Memory struct {
 	mu         sync.Mutex
 	node       identity.Node
@@ -22,12 +23,12 @@ type Memory struct {
 	tasks      *pki.KeySet
 }
 
-// NewMemory holds a node with its certificate.
+// NewMemory returns the identity of a node with its certificate.
 func NewMemory(node identity.Node, cert *tls.Certificate) *Memory {
 	return &Memory{node: node, current: cert}
 }
 
-// WithTaskKeys makes m hold keys of tasks; without them it takes no part in them.
+// WithTaskKeys gives m task keys and returns m; without them TaskKeys returns nil and lists of keys are ignored.
 func (m *Memory) WithTaskKeys(set *pki.KeySet) *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -35,14 +36,14 @@ func (m *Memory) WithTaskKeys(set *pki.KeySet) *Memory {
 	return m
 }
 
-// TaskKeys returns the keys held; nil if it was given none.
+// TaskKeys returns the present task keys; nil if m was given none.
 func (m *Memory) TaskKeys() (*pki.KeySet, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.tasks, nil
 }
 
-// TakeTaskKeys follows a list from the keys held.
+// TakeTaskKeys replaces the task keys by those that follow from them by a list; see pki.Advance.
 func (m *Memory) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -57,31 +58,31 @@ func (m *Memory) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	return next, unbelieved, nil
 }
 
-// Node returns who it is.
+// Node returns the node that m was made with, and true.
 func (m *Memory) Node() (identity.Node, bool) { return m.node, true }
 
-// Certificate is the one in use.
+// Certificate returns the certificate in use.
 func (m *Memory) Certificate() *tls.Certificate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.current
 }
 
-// Other is the one in the other slot.
+// Other returns the certificate in the other slot; nil if there is none.
 func (m *Memory) Other() *tls.Certificate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.other
 }
 
-// JoinState returns what was stored last.
+// JoinState returns the join state that was stored last, with its generation.
 func (m *Memory) JoinState() ([]byte, int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.signed, m.generation
 }
 
-// StoreJoinState keeps a larger generation.
+// StoreJoinState stores a join state of a larger generation, and returns whether it did.
 func (m *Memory) StoreJoinState(generation int64, signed []byte) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,7 +93,7 @@ func (m *Memory) StoreJoinState(generation int64, signed []byte) (bool, error) {
 	return true, nil
 }
 
-// PendingKey makes a key once and answers it until a certificate for it is stored.
+// PendingKey makes a key once and returns it until a certificate for it is stored or it is dropped.
 func (m *Memory) PendingKey() (crypto.Signer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 )
 
-// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of, timeouts
-// the number of opens before it that timed out. Whatever comes after ctx's end, or after a timeout, is not looked at.
+// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of, timeouts the
+// number of opens before it that timed out. Frames that come after ctx's end, or after a timeout, are ignored.
 func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn, error) {
 	node, ok := c.deps.Identity.Node()
 	cert := c.deps.Identity.Certificate()
@@ -34,7 +34,7 @@ func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn
 	if err != nil {
 		return nil, fmt.Errorf("find the node API: %w", err)
 	}
-	// The stream outlives ctx: an orderly end still says Goodbye on it.
+	// The stream outlives ctx: an orderly end still sends Goodbye on it.
 	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	timed := &phases{limit: func(ph phase) time.Duration { return c.limit(ph, timeouts) }, expire: cancel}
 	cc, w, err := c.dial(cert, node.TrustDomain, address, timed)
@@ -68,7 +68,7 @@ func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn
 	return k, nil
 }
 
-// shake goes from Hello to Admitted.
+// shake takes the stream from Hello to Admitted.
 func (k *conn) shake(nodeID, instanceID, replaces string) error {
 	c := k.client
 	var err error
@@ -94,7 +94,7 @@ func (k *conn) shake(nodeID, instanceID, replaces string) error {
 			return understand(err, k.wire)
 		}
 		if k.ctx.Err() != nil {
-			return context.Cause(k.ctx) // given up while this was on its way
+			return context.Cause(k.ctx) // the open was given up while the frame was on its way
 		}
 		k.opening.heard()
 		switch f := frame.GetFrame().(type) {
@@ -131,12 +131,12 @@ func (k *conn) shake(nodeID, instanceID, replaces string) error {
 		case *nodev1.ConnectResponse_PolicyUpdate:
 			k.applyPolicy(f.PolicyUpdate.GetPolicy())
 		default:
-			// Nothing else means anything before Admitted.
+			// Other frames have no meaning before Admitted.
 		}
 	}
 }
 
-// welcome makes the join state and the keys of tasks durable and says so.
+// welcome makes the join state and the task keys durable and sends Ready.
 func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	c := k.client
 	c.observe(w.GetServerTime(), sent)
@@ -145,7 +145,8 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 		return &storageError{err}
 	}
 	if !stored {
-		// An answer to an earlier open, or a control plane that went back: a session on it would be none.
+		// This is a reply to an earlier open, or the control plane lost later generations: a session of this generation would
+		// not be valid.
 		return fmt.Errorf("%w: welcomed to generation %d, which is not larger than the one held", errProtocol, w.GetGeneration())
 	}
 	k.generation, k.nonce, k.sessionID = w.GetGeneration(), w.GetNonce(), w.GetSessionId()
@@ -161,7 +162,7 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	return k.first(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: k.generation, TaskKeyIds: held}}})
 }
 
-// first sends while there is no writer yet. If the stream is over, Recv says why.
+// first sends a frame while there is no writer yet. If the stream is over, Recv returns the cause.
 func (k *conn) first(frame *nodev1.ConnectRequest) error {
 	if err := k.stream.Send(frame); err != nil {
 		if _, recvErr := k.stream.Recv(); recvErr != nil {
@@ -172,7 +173,8 @@ func (k *conn) first(frame *nodev1.ConnectRequest) error {
 	return nil
 }
 
-// answerChallenge proves with the key of the session's own certificate that this process is alive and holds it.
+// answerChallenge signs a challenge with the key of the session's own certificate, which proves that this process lives
+// and has that key.
 func answerChallenge(cert *tls.Certificate, nodeID string, challenge *nodev1.Challenge) (*nodev1.ConnectRequest, error) {
 	const least, most = 16, 64
 	if n := len(challenge.GetNonce()); n < least || n > most {
@@ -191,7 +193,7 @@ func answerChallenge(cert *tls.Certificate, nodeID string, challenge *nodev1.Cha
 	}}, nil
 }
 
-// storageError is a disk that does not take the join state.
+// storageError means that the join state could not be stored on disk.
 type storageError struct{ cause error }
 
 func (e *storageError) Error() string { return "store join state: " + e.cause.Error() }

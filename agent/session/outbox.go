@@ -11,10 +11,11 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// ErrNotConnected is answered while no session is admitted. What is unacknowledged is sent again when one is.
+// ErrNotConnected is returned while no session is admitted. Unacknowledged reports are sent again once one is.
 var ErrNotConnected = errors.New("no session is admitted")
 
-// ErrQueueFull is answered when a bounded queue has no room. Results are sent again later; the rest is history that others tell too.
+// ErrQueueFull is returned when a bounded queue has no room. Results are sent again later; later frames make up for the
+// loss of others.
 var ErrQueueFull = errors.New("the session's queue is full")
 
 const maxRefs = 256 // of one TaskDelivered frame
@@ -26,10 +27,11 @@ type refKey struct {
 
 func keyOf(ref *nodev1.TaskRef) refKey { return refKey{ref.GetTaskId(), ref.GetAttempt()} }
 
-// outbox is the one queue of what goes out. Deliveries leave first, many in one small frame, so that a result never overtakes its own; then
-// results, which others wait for, each behind its own start, so that the control plane folds the three into one commit; then the rest.
+// outbox is the one queue of frames to send. Deliveries leave first, many in one small frame, so that a result never
+// overtakes the delivery of its task; then results, for which callers wait, each right behind its own start, so that
+// the control plane stores the three in one commit; then the rest.
 //
-// Deliveries and starts linger: a result that says when its task started says both, and a short task is then one frame,
+// Deliveries and starts linger: a result with the time of its start implies both, and a short task is then one frame,
 // not three.
 type outbox struct {
 	maxLen, maxBytes int
@@ -38,8 +40,8 @@ type outbox struct {
 
 	mu          sync.Mutex
 	open        bool
-	ripe        *time.Timer // wakes the writer when what lingers is due; nil: nothing has lingered yet
-	ripeAt      time.Time   // when that is; zero: it goes at once
+	ripe        *time.Timer // wakes the writer when lingering frames are due; nil: no frame has lingered yet
+	ripeAt      time.Time   // when they are due; zero: they are sent at once
 	control     []*nodev1.ConnectRequest
 	redelivered []*nodev1.TaskDelivered
 	delivered   []*nodev1.TaskRef
@@ -57,14 +59,14 @@ func newOutbox(maxLen, maxBytes int, linger time.Duration) *outbox {
 	return &outbox{maxLen: maxLen, maxBytes: maxBytes, linger: linger, wake: make(chan struct{}, 1)}
 }
 
-// lingerLocked has deliveries or starts wait, if nothing has called for them already.
+// lingerLocked lets deliveries or starts wait for their results, unless earlier ones are to be sent at once.
 func (o *outbox) lingerLocked(waits bool) {
 	switch {
-	case o.linger <= 0 || waits && o.ripeAt.IsZero(): // what is before them goes at once
+	case o.linger <= 0 || waits && o.ripeAt.IsZero(): // those queued before them are sent at once
 		o.signal()
 		return
 	case waits:
-		return // with what came first
+		return // until those queued first are due
 	}
 	o.ripeAt = time.Now().Add(o.linger)
 	if o.ripe == nil {
@@ -84,10 +86,11 @@ func (o *outbox) hurry() {
 	}
 }
 
-// lingersLocked reports whether deliveries and starts wait on.
+// lingersLocked reports whether deliveries and starts still wait for their results.
 func (o *outbox) lingersLocked() bool { return !o.ripeAt.IsZero() && time.Now().Before(o.ripeAt) }
 
-// setOpen says whether a session is admitted. Closing forgets what waits: a later session says it anew from the ledger.
+// setOpen sets whether a session is admitted. Closing drops the queued frames: the executor queues them anew from the
+// ledger for a later session.
 func (o *outbox) setOpen(open bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -230,7 +233,7 @@ func (o *outbox) Diagnose(msg *nodev1.DiagnosticReport) error {
 	})
 }
 
-// Output queues a piece of a workload's output. Few may wait: somebody waits for each, and not for long.
+// Output queues a piece of a workload's output. At most four may wait: for each a caller waits, and not for long.
 func (o *outbox) Output(msg *nodev1.OutputChunk) error {
 	return o.put(func() error {
 		if len(o.outputs) >= 4 {
@@ -251,7 +254,7 @@ func (o *outbox) request(frame *nodev1.ConnectRequest) error {
 	})
 }
 
-// next takes the frame that goes out now; nil if nothing waits.
+// next removes and returns the frame to send next; nil if none is due.
 func (o *outbox) next() *nodev1.ConnectRequest {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -295,8 +298,8 @@ func (o *outbox) next() *nodev1.ConnectRequest {
 	return o.nextNewsLocked()
 }
 
-// absorbLocked drops the delivery and the start that a result tells of too. One that does not say when its task started
-// goes behind its delivery.
+// absorbLocked drops the delivery and the start that a result implies. A result without the time of its start is sent
+// behind its delivery.
 func (o *outbox) absorbLocked(result *nodev1.TaskResult) {
 	if !o.lingersLocked() {
 		return
@@ -310,7 +313,8 @@ func (o *outbox) absorbLocked(result *nodev1.TaskResult) {
 	o.started = slices.DeleteFunc(o.started, func(msg *nodev1.TaskStarted) bool { return keyOf(msg.GetTask()) == key })
 }
 
-// startOfLocked takes the start that waits behind the result of its own task: it goes first, and both are committed together.
+// startOfLocked removes and returns the waiting start of a result's task, nil if there is none: it is sent before the
+// result, and both are committed together.
 func (o *outbox) startOfLocked(ref *nodev1.TaskRef) *nodev1.ConnectRequest {
 	for i, msg := range o.started {
 		if keyOf(msg.GetTask()) == keyOf(ref) {
@@ -321,7 +325,8 @@ func (o *outbox) startOfLocked(ref *nodev1.TaskRef) *nodev1.ConnectRequest {
 	return nil
 }
 
-// nextNewsLocked takes from what may come late: only its last word counts.
+// nextNewsLocked removes and returns a frame that may be late, since only the last one of each task or workspace
+// counts.
 func (o *outbox) nextNewsLocked() *nodev1.ConnectRequest {
 	for key, msg := range o.progress {
 		delete(o.progress, key)

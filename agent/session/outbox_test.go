@@ -44,7 +44,7 @@ func TestOrderOfWhatGoesOut(t *testing.T) {
 	o.setOpen(true)
 	for _, err := range []error{
 		o.Observe(&nodev1.Observation{WorkspaceId: "w", Epoch: 1}),
-		o.Observe(&nodev1.Observation{WorkspaceId: "w", Epoch: 2}), // the last word
+		o.Observe(&nodev1.Observation{WorkspaceId: "w", Epoch: 2}), // the last update
 		o.Progress(&nodev1.TaskProgress{Task: ref(3), Note: "a"}),
 		o.Progress(&nodev1.TaskProgress{Task: ref(3), Note: "b"}),
 		o.Progress(&nodev1.TaskProgress{Task: ref(1), Note: "dropped by its result"}),
@@ -115,8 +115,8 @@ func TestManyDeliveriesAreSplit(t *testing.T) {
 	}
 }
 
-// TestEnvelopesGoOutFirst queues word of tasks from before the session behind a result: it leaves before it, whole, and
-// not by another session.
+// TestEnvelopesGoOutFirst queues the report of tasks from before the session behind a result: it is sent before the
+// result, whole, and not by another session.
 func TestEnvelopesGoOutFirst(t *testing.T) {
 	o := newOutbox(1, 1<<20, 0)
 	proof := &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{ref(1)}, Signed: []*nodev1.SignedTask{{KeyId: "k"}}}
@@ -145,8 +145,8 @@ func TestEnvelopesGoOutFirst(t *testing.T) {
 	}
 }
 
-// TestAShortTaskIsOneFrame: its result tells of its delivery and its start. What lasts longer is told when its time has
-// come, and nothing overtakes it.
+// TestAShortTaskIsOneFrame: its result implies its delivery and its start. Those of a longer task are sent when the
+// linger time is over, and no later frame overtakes them.
 func TestAShortTaskIsOneFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutbox(10, 1<<20, 50*time.Millisecond)
@@ -187,7 +187,7 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		synctest.Wait()
 		wants("delivered 1", "started 2")
 
-		// One that never started, and progress, go behind what lingers.
+		// The result of a task that never started, and progress, are sent behind the lingering frames.
 		unstarted := []error{o.Delivered([]*nodev1.TaskRef{ref(4)}), o.Result(&nodev1.TaskResult{Task: ref(4)})}
 		if err := errors.Join(unstarted...); err != nil {
 			t.Fatal(err)
@@ -201,7 +201,7 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		}
 		wants("started 5", "progress a")
 
-		// A session that ends sends what lingers.
+		// A session that ends sends the lingering frames.
 		if err := o.Delivered([]*nodev1.TaskRef{ref(6)}); err != nil {
 			t.Fatal(err)
 		}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// phase is a part of an opening that has a time of its own: a replica that was stopped still takes connections, and
-// is left for another one at the first thing that it does not do.
+// phase is a part of an opening that has a timeout of its own: the kernel of a stopped replica still accepts
+// connections, and the client takes another replica at the first phase that times out.
 type phase string
 
 const (
@@ -17,7 +17,7 @@ const (
 	phaseAdmission phase = "Admitted"
 )
 
-// phaseError says which phase of an opening took too long, and where.
+// phaseError means that a phase of an opening timed out, and has the address.
 type phaseError struct {
 	phase   phase
 	address string
@@ -29,11 +29,11 @@ func (e *phaseError) Error() string {
 }
 
 // quickRound is how many opens that timed out are followed by another at once where there are fewer addresses than
-// that: behind one address may stand many replicas.
+// that: there may be many replicas behind one address.
 const quickRound = 3
 
-// limit is how long a phase may take in an open after so many that timed out. It doubles with every round, since what
-// is slow everywhere is no paused replica but a crowd.
+// limit returns how long a phase may take in an open after so many that timed out. It doubles with every round: if
+// every address is slow, the cause is not one paused replica but load.
 func (c *Client) limit(ph phase, timeouts int) time.Duration {
 	limit := map[phase]time.Duration{
 		phaseConnect: c.cfg.ConnectTimeout, phaseHandshake: c.cfg.HandshakeTimeout,
@@ -48,8 +48,8 @@ func (c *Client) limit(ph phase, timeouts int) time.Duration {
 	return min(limit, c.cfg.OpenTimeout)
 }
 
-// phases keeps the time of one opening. It is safe for concurrent use: grpc connects and shakes hands in a goroutine
-// of its own.
+// phases keeps the timeouts of one opening. It is safe for concurrent use: grpc connects and does the handshake in a
+// goroutine of its own.
 type phases struct {
 	limit  func(phase) time.Duration
 	expire func(error) // called once, with the phase that took too long
@@ -58,7 +58,7 @@ type phases struct {
 	timer   *time.Timer
 	current phase
 	address string
-	turn    int // of the timer; an earlier one that fires late means nothing
+	turn    int // counts timer starts, so that an earlier timer that fires late is ignored
 	over    bool
 	err     error
 }
@@ -71,7 +71,7 @@ func (p *phases) enter(ph phase) {
 	p.restartLocked()
 }
 
-// connected notes the address that is opened with and begins the handshake.
+// connected notes the address of the connection and begins the handshake's phase.
 func (p *phases) connected(address string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,7 +79,7 @@ func (p *phases) connected(address string) {
 	p.restartLocked()
 }
 
-// heard starts the time of the present phase again: the server lives and works on this opening.
+// heard starts the time of the present phase again, after a frame of the server: it lives and works on this opening.
 func (p *phases) heard() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +93,7 @@ func (p *phases) pause() {
 	p.stopLocked()
 }
 
-// end stops the time for good and returns the phase that had taken too long before, if one had.
+// end stops the time for good and returns the error of the phase that timed out before; nil if none did.
 func (p *phases) end() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

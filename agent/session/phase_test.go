@@ -71,7 +71,7 @@ func TestEachPhaseHasItsTime(t *testing.T) {
 		}},
 		"TLS handshake": {within: 4 * time.Second, detail: "no TLS handshake from 192.0.2.1:443 within 4s", bad: func(*fakeServer) func(context.Context) (net.Conn, error) {
 			backlog := newPipe()
-			go func() { _, _ = backlog.Accept() }() // and nothing is read
+			go func() { _, _ = backlog.Accept() }() // and no byte is read
 			return func(ctx context.Context) (net.Conn, error) { return backlog.dial(ctx, "") }
 		}},
 		"Welcome": {within: 5 * time.Second, detail: "no Welcome from 192.0.2.1:443 within 5s", script: func(v *visit) error {
@@ -128,7 +128,7 @@ func TestEachPhaseHasItsTime(t *testing.T) {
 	}
 }
 
-// TestAServerThatWorksOnAnOpeningIsWaitedFor: it has much to do, and says so every two seconds.
+// TestAServerThatWorksOnAnOpeningIsWaitedFor: it has much to do, and sends a frame every two seconds.
 func TestAServerThatWorksOnAnOpeningIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -195,7 +195,8 @@ func TestSilenceEverywhereIsNoHaste(t *testing.T) {
 			waits = append(waits, (d.NextRetry + 1).Round(time.Millisecond))
 		}
 		const half = 500 * time.Millisecond
-		want := []time.Duration{half, half, half, 2 * half, 4 * half, 8 * half} // of 5 s, three times, and of 10 s, three times; then it has 20 s
+		// of 5 s, three times, and of 10 s, three times; then it has 20 s
+		want := []time.Duration{half, half, half, 2 * half, 4 * half, 8 * half}
 		if !slices.Equal(waits, want) {
 			t.Errorf("waits %v, want %v", waits, want)
 		}

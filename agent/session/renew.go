@@ -17,12 +17,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// renewal is what is known of the next certificate.
+// renewal is the state of the renewal of the certificate.
 type renewal struct {
 	c       *Client
 	timer   *time.Timer
 	retry   *backoff.Backoff
-	request string // id of the request that waits for its answer
+	request string // id of the request that waits for its reply
 	flip    bool   // the next certificate is stored and is to be used when no open is in flight
 }
 
@@ -51,14 +51,15 @@ func (n *renewal) pause() {
 	n.timer.Stop()
 }
 
-// renew asks for the next certificate over the admitted session, with a key that is on disk, the same until it is answered.
+// renew requests the next certificate over the admitted session, with a key that is on disk, the same one until a
+// certificate for it is stored.
 func (r *runner) renew(ctx context.Context) {
 	if r.active == nil {
 		return
 	}
 	id := r.c.deps.Identity
 	if current := id.Certificate(); current == nil || !current.Leaf.Equal(r.active.cert.Leaf) {
-		r.renewal.timer.Reset(r.answerWithin()) // the next one is held, its session is opening
+		r.renewal.timer.Reset(r.answerWithin()) // the next certificate is stored, and its session is opening
 		return
 	}
 	if r.renewal.request != "" {
@@ -75,7 +76,7 @@ func (r *runner) renew(ctx context.Context) {
 	r.renewal.timer.Reset(r.answerWithin())
 }
 
-// answerWithin is how long an answer to a renewal is waited for: less of a certificate that lives for less.
+// answerWithin returns how long to wait for the reply to a renewal: less for a certificate of a short life.
 func (r *runner) answerWithin() time.Duration {
 	return min(r.c.cfg.RenewTimeout, r.share())
 }
@@ -107,7 +108,8 @@ func (r *runner) requestRenewal() error {
 	return nil
 }
 
-// issued takes the answer of a renewal. A late answer to an earlier request is as good: it is for the same key, or it is refused.
+// issued takes the reply to a renewal. A late reply to an earlier request is taken as well: it is for the same key, or
+// it is refused.
 func (r *runner) issued(ctx context.Context, e event) {
 	if denial := fault.FromDenial(e.issued.GetDenied()); denial != nil {
 		if e.issued.GetRequestId() == r.renewal.request {
@@ -135,7 +137,7 @@ func (r *runner) issued(ctx context.Context, e event) {
 		told = r.c.out.request(stored)
 	}
 	if told != nil {
-		// The control plane learns it from the session that opens with it.
+		// The control plane learns of the certificate from the session that opens with it.
 		r.c.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "stored certificate not told", slog.Any("error", told))
 	}
 	r.renewal.flip = true
@@ -174,7 +176,8 @@ func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 	wait := r.renewIn(denial.RetryAfter)
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal refused", slog.Any("error", denial), slog.Duration("next_retry", wait))
 	if denial.Reason == commonv1.Reason_REASON_CSR_REFUSED || denial.Reason == commonv1.Reason_REASON_KEY_REUSE {
-		// The same key will not be signed, perhaps since half the life of its certificate is over: the next request has another.
+		// The same key will not be signed, perhaps since half the life of its certificate is over: the next request has
+		// another.
 		if err := r.c.deps.Identity.DropPendingKey(); err != nil {
 			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))
 		}

@@ -20,12 +20,12 @@ import (
 // failure is a failed open or a lost session.
 type failure struct {
 	err   error
-	cert  *tls.Certificate // that was opened with; nil: none is held
+	cert  *tls.Certificate // with which the session was opened; nil: there is none
 	waits *backoff.Backoff
 }
 
-// failed decides what follows a failed open or a lost session: the next open after a wait, or the end of Run. The diagnostic is on disk before it
-// returns, so before any retry.
+// failed decides what follows a failed open or a lost session: the next open after a wait, or the end of Run. The
+// diagnostic is on disk before it returns, so before any retry.
 func (r *runner) failed(ctx context.Context, f failure) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // Run was asked to end
@@ -33,7 +33,7 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 	err := f.err
 	delay, terminal := r.decide(ctx, f)
 	if terminal != nil && r.active != nil {
-		// The replacement was refused, the session itself stands: nothing is lost yet, and its own end will tell.
+		// The replacement was refused, but the session itself stands. If it ends too, its own failure decides.
 		delay, terminal = r.slow(), nil
 	}
 	delay = r.inTime(delay)
@@ -72,7 +72,7 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 		}
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
 	case errors.As(err, &late):
-		// Another address, or another replica behind the same one, may answer: ask at once until each had its turn.
+		// Another address, or another replica behind the same one, may answer: try again at once until each was tried.
 		r.timeouts++
 		if r.timeouts <= r.c.route.round() {
 			return r.soon(), nil
@@ -100,7 +100,8 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 		return 100*time.Millisecond + r.c.jitter(1400*time.Millisecond), nil
 	}
 	if lifted(f.Reason) && f.RetryAfter > 0 {
-		// Somebody will lift this, and nothing tells us when: ask at the pace that the server can bear, which does not slow down with the tries.
+		// An operator or the control plane will lift this, and the agent is not notified: it tries at the pace that the
+		// server asked for, which does not slow down with the tries.
 		return f.RetryAfter + r.c.jitter(f.RetryAfter/2), nil
 	}
 	if f.Reason == commonv1.Reason_REASON_CERTIFICATE_EXPIRED && r.another(ctx, failed.cert, expiryFlips) {
@@ -123,7 +124,7 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 	}
 }
 
-// lifted says whether a refusal stands only until somebody lets the node in again.
+// lifted reports whether a refusal stands only until an operator or the control plane lets the node in again.
 func lifted(reason commonv1.Reason) bool {
 	switch reason { //nolint:exhaustive // every other refusal is none
 	case commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_IDENTITY_QUARANTINED, commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
@@ -140,8 +141,8 @@ const (
 	expiryFlips  = 2
 )
 
-// another reports whether a certificate other than used is in use now: the next one, whose session is not open yet,
-// or the other one held, which is taken into use at most so many times until a session is admitted.
+// another reports whether a certificate other than used is in use now: the next one, whose session is not open yet, or
+// that of the other slot, which is taken into use at most flips times until a session is admitted.
 func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) bool {
 	id, now := r.c.deps.Identity, r.c.deps.Clock.Now()
 	if current := id.Certificate(); used != nil && identity.Usable(current, now) && !current.Leaf.Equal(used.Leaf) {
@@ -159,8 +160,8 @@ func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) 
 }
 
 // inTime shortens a wait that the certificate in use does not outlast. The next try comes while the time that a
-// hand-over needs is left, and within that time at ever shorter intervals, whatever wait was asked for: a try too
-// many costs a refusal, a certificate that ran out costs the session.
+// hand-over needs is left, and within that time at ever shorter intervals, even if the peer asked for a longer wait: a
+// try too many costs a refusal, an expired certificate costs the session.
 func (r *runner) inTime(delay time.Duration) time.Duration {
 	leaf := r.lifeline()
 	if leaf == nil {
@@ -183,8 +184,8 @@ func (r *runner) inTime(delay time.Duration) time.Duration {
 // leastRetry is the shortest bound of a wait near the end of a certificate.
 const leastRetry = 500 * time.Millisecond
 
-// share is the part of the certificate's life that one wait may take: a sixth, so that retries of short lives are as
-// many as those of long ones.
+// share returns the part of the certificate's life that one wait may take: a sixth, so that retries of short lives are
+// as many as those of long ones.
 func (r *runner) share() time.Duration {
 	if leaf := r.lifeline(); leaf != nil {
 		return max(pki.Life(leaf)/6, leastRetry)
@@ -192,8 +193,8 @@ func (r *runner) share() time.Duration {
 	return math.MaxInt64
 }
 
-// lifeline is the certificate whose end ends what is held: that of the session that stands, else the one held that
-// lives longest. Nil: none is held.
+// lifeline returns the certificate with whose end the node loses access: that of the admitted session, else the one of
+// the identity that expires last. Nil: there is none.
 func (r *runner) lifeline() *x509.Certificate {
 	if r.active != nil {
 		return r.active.cert.Leaf
@@ -207,10 +208,10 @@ func (r *runner) lifeline() *x509.Certificate {
 	return leaf
 }
 
-// soon is the wait before another certificate, or another address, is tried.
+// soon returns the wait before another certificate, or another address, is tried.
 func (r *runner) soon() time.Duration { return r.c.jitter(500 * time.Millisecond) }
 
-// slow is the cadence at which nothing but an operator or an edge can help.
+// slow returns the wait after an error that only an operator or the edge can clear.
 func (r *runner) slow() time.Duration {
 	return r.c.cfg.SlowRetry/2 + r.c.jitter(r.c.cfg.SlowRetry/2)
 }

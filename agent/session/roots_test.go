@@ -19,8 +19,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// TestRootsThatAreNotTakenAreRecordedByTheirCause: a list that is refused is a failure of TLS, one that the disk does
-// not take is not, and one of other issuers is no failure.
+// TestRootsThatAreNotTakenAreRecordedByTheirCause: a refused list is recorded as a TLS failure, one that cannot be
+// stored under another code, and one of other issuers is not recorded.
 func TestRootsThatAreNotTakenAreRecordedByTheirCause(t *testing.T) {
 	const untrusted = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED
 	for name, test := range map[string]struct {

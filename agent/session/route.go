@@ -10,8 +10,8 @@ import (
 )
 
 // route chooses the address of each open. A name may have many; an open takes one that was not tried since the last
-// admission, in random order, so that a fleet spreads and a replica that does not answer is left. It is safe for
-// concurrent use.
+// admission, in random order, so that a fleet spreads over the addresses and does not stay with a replica that does not
+// answer. It is safe for concurrent use.
 type route struct {
 	lookup func(ctx context.Context, host string) ([]string, error) // nil: names are dialed as they are
 	dial   func(ctx context.Context, address string) (net.Conn, error)
@@ -36,21 +36,22 @@ func newRoute(deps Deps, draw func(n int64) int64) *route {
 	return r
 }
 
-// admitted forgets what was tried.
+// admitted forgets which addresses were tried.
 func (r *route) admitted() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.tried)
 }
 
-// round is the number of opens after which every address had one, at least quickRound.
+// round returns the number of opens after which every address was tried, at least quickRound.
 func (r *route) round() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return max(r.known, quickRound)
 }
 
-// connect opens a connection to the first address that takes one, each within that time, and returns which it is.
+// connect opens a connection to the first address that takes one, each within that time, and returns the connection and
+// its address.
 func (r *route) connect(ctx context.Context, endpoint string, within time.Duration) (net.Conn, string, error) {
 	addresses, err := r.addresses(ctx, endpoint, within)
 	if err != nil {
@@ -80,7 +81,7 @@ func (r *route) connectOne(ctx context.Context, address string, within time.Dura
 	return conn, err
 }
 
-// addresses are those of endpoint, host:port.
+// addresses returns the addresses of endpoint, as host:port.
 func (r *route) addresses(ctx context.Context, endpoint string, within time.Duration) ([]string, error) {
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil || r.lookup == nil || net.ParseIP(host) != nil {

@@ -40,7 +40,7 @@ func TestOpensBeatsAndSaysGoodbye(t *testing.T) {
 	})
 }
 
-// TestLostReplies loses each frame of the opening once. The same identity comes back, and nobody is suspected.
+// TestLostReplies loses each frame of the opening once. The same identity comes back, and no alarm is raised.
 func TestLostReplies(t *testing.T) {
 	gone := errors.New("connection lost")
 	tests := map[string]func(v *visit) error{
@@ -156,7 +156,7 @@ func TestReconnectHandsOverWithoutAGap(t *testing.T) {
 		if h.client.Generation() != 2 {
 			t.Errorf("generation %d", h.client.Generation())
 		}
-		// What is queued goes to the new session alone.
+		// Queued frames are sent by the new session alone.
 		if err := h.client.Result(&nodev1.TaskResult{Task: &nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}}); err != nil {
 			t.Fatal(err)
 		}
@@ -178,7 +178,8 @@ func TestWhatDenialsMean(t *testing.T) {
 		{reason: commonv1.Reason_REASON_IDENTITY_RETIRED, stop: true},
 		{reason: commonv1.Reason_REASON_JOIN_STATE_LOST, action: commonv1.Action_ACTION_RECOVER},
 		{reason: commonv1.Reason_REASON_IDENTITY_UNKNOWN, action: commonv1.Action_ACTION_REBUNDLE},
-		{reason: commonv1.Reason_REASON_SERIAL_SUPERSEDED, action: commonv1.Action_ACTION_RECOVER}, // no other certificate is held
+		// no other certificate is held
+		{reason: commonv1.Reason_REASON_SERIAL_SUPERSEDED, action: commonv1.Action_ACTION_RECOVER},
 	}
 	for _, tt := range tests {
 		t.Run(tt.reason.String(), func(t *testing.T) {
@@ -274,7 +275,7 @@ func TestSilentServerIsLeft(t *testing.T) {
 			_ = v.welcome(g)
 			_ = v.ready(g)
 			_ = v.admit(g)
-			for { // it reads and never answers
+			for { // it reads and never sends
 				if _, err := v.stream.Recv(); err != nil {
 					return err
 				}

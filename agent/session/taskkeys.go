@@ -10,8 +10,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// takeKeys stores the keys of tasks that follow from a list, puts them in force and returns the ids of those that are held then. A list that leads from
-// no key held, or that the disk does not take, is recorded as a diagnostic, and the keys from before go on.
+// takeKeys stores the task keys that follow from a list, puts them in force and returns the ids of the resulting keys.
+// A list that does not follow from any present key, or that cannot be stored, is recorded as a diagnostic, and the
+// previous keys stay in force.
 func (c *Client) takeKeys(ctx context.Context, list []*nodev1.TaskKey) []string {
 	id := c.deps.Identity
 	if len(list) == 0 { // an earlier control plane sends none
@@ -52,7 +53,7 @@ func (c *Client) recordKeys(ctx context.Context, detail string) {
 	c.record(ctx, Diagnostic{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED, Detail: detail})
 }
 
-// onTaskKeys takes a list within a session and answers it.
+// onTaskKeys takes a list within a session and replies with the ids of the resulting keys.
 func (k *conn) onTaskKeys(ctx context.Context, list *nodev1.TaskKeys) error {
 	held := k.client.takeKeys(ctx, list.GetKeys())
 	if len(held) == 0 {

@@ -45,8 +45,9 @@ func idsOf(keys ...*nodev1.TaskKey) []string {
 	return out
 }
 
-// TestAnAgentFollowsTheKeysOfTasks sends lists in Welcome and within a session: what follows is on disk and in force before the agent says that it holds
-// it, also after a restart and after two rotations that it missed; a list of others is refused, and the agent goes on with what it has.
+// TestAnAgentFollowsTheKeysOfTasks sends lists in Welcome and within a session: the resulting keys are on disk and in
+// force before the agent reports them, also after a restart and after two rotations that it missed; a list of other
+// keys is refused, and the agent goes on with the keys it has.
 func TestAnAgentFollowsTheKeysOfTasks(t *testing.T) {
 	dirs := dirsOf(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -54,7 +55,7 @@ func TestAnAgentFollowsTheKeysOfTasks(t *testing.T) {
 		keys := taskKeys(t, 4)
 		foreign := taskKeys(t, 2)
 		first := keys[0].GetKeyId() + ":" + base64.StdEncoding.EncodeToString(keys[0].GetPublicKey())
-		// onDisk reads what a restarted agent would verify by.
+		// onDisk returns the keys by which a restarted agent would verify.
 		onDisk := func() []string {
 			env, err := pki.ReadFile(dirs.Etc + "/node-agent.env")
 			if err != nil {

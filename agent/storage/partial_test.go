@@ -10,8 +10,8 @@ import (
 
 const wsC = "01970000-0000-7000-8000-00000000000c"
 
-// TestPartialRecordsAreRecovered leaves, for one workspace, each file that a full disk, a kill or a power cut can leave behind, and holds that this
-// workspace, another one and a new one are served.
+// TestPartialRecordsAreRecovered leaves, for one workspace, each file that a full disk, a kill or a power cut can leave
+// behind, and checks that this workspace, another one and a new one are served.
 func TestPartialRecordsAreRecovered(t *testing.T) {
 	for _, tc := range []struct {
 		name, file string

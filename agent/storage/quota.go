@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProjectQuota limits directories by the project quota of ext4 and XFS, where the file system is mounted with it and the agent is root.
+// ProjectQuota limits directories by the project quota of ext4 and XFS, where the file system is mounted with it and
+// the agent is root.
 type ProjectQuota struct{}
 
 // The kernel's ABI: ioctls and structures of <linux/fs.h> and <linux/quota.h>, the same on every 64-bit architecture.
@@ -42,7 +43,8 @@ type dqblk struct {
 	_                           uint32
 }
 
-// Limit sets the directory's project, which everything made below inherits, and the project's limit.
+// Limit sets the directory's project, which all files made below inherit, and the project's limit in bytes. It returns
+// false if the host does not support this.
 func (ProjectQuota) Limit(dir string, project uint32, bytes int64) (bool, error) {
 	f, err := os.Open(dir) //nolint:gosec // a directory of the store
 	if err != nil {
@@ -51,7 +53,7 @@ func (ProjectQuota) Limit(dir string, project uint32, bytes int64) (bool, error)
 	defer func() { _ = f.Close() }()
 	blocks := (uint64(max(bytes, 0)) + blockOfLimits - 1) / blockOfLimits
 	limits := dqblk{blockHard: blocks, blockSoft: blocks, valid: limitValid}
-	// The limit first: where it cannot be set, the directory is left as it is.
+	// The limit is set first: where that fails, the directory is left as it is.
 	if err := quotactl(f, project, &limits); err != nil {
 		if unsupported(err) {
 			return false, nil
@@ -76,7 +78,7 @@ func (ProjectQuota) Limit(dir string, project uint32, bytes int64) (bool, error)
 	return true, nil
 }
 
-// Project reads the directory's project.
+// Project returns the directory's project id; zero if it has none or it cannot be read.
 func (ProjectQuota) Project(dir string) uint32 {
 	f, err := os.Open(dir) //nolint:gosec // a directory of the store
 	if err != nil {
@@ -90,7 +92,8 @@ func (ProjectQuota) Project(dir string) uint32 {
 	return attr.projid
 }
 
-// unsupported are the answers of a kernel, file system or mount without project quota, and to an agent that is not root.
+// unsupported reports whether err is that of a kernel, file system or mount without project quota, or of an agent that
+// is not root.
 func unsupported(err error) bool {
 	for _, e := range []unix.Errno{unix.ENOSYS, unix.ENOTTY, unix.EOPNOTSUPP, unix.ESRCH, unix.EINVAL, unix.ENOTBLK, unix.EPERM, unix.ENODEV} {
 		if errors.Is(err, e) {

@@ -10,13 +10,14 @@ import (
 	"path/filepath"
 )
 
-// errRecord is of a record that is empty, cut or otherwise none of ours.
+// errRecord means that a record is empty, cut or otherwise not one that this package wrote.
 var errRecord = errors.New("the storage record is not readable")
 
-// unfinished is the name under which a record is written before it gets its own. No storage can be called so.
+// unfinished returns the name under which a record is written before it is renamed. No storage can have this name.
 func unfinished(rel string) string { return rel + ".new" }
 
-// sweep removes what a write that a full disk, a kill or a power cut ended has left: every file that is called like no storage.
+// sweep removes the leftovers of writes that a full disk, a kill or a power cut has ended: every file whose name is not
+// one of a record.
 func (s *Store) sweep() error {
 	err := fs.WalkDir(s.meta.FS(), ".", func(rel string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || recordName(rel) {
@@ -30,13 +31,14 @@ func (s *Store) sweep() error {
 	return nil
 }
 
-// recordName reports whether a path of the meta tree is one of a record.
+// recordName reports whether a path of the meta tree is that of a record.
 func recordName(rel string) bool {
 	workspace, name := path.Split(rel)
 	return validWorkspace(path.Clean(workspace)) && validName(name)
 }
 
-// nextProject returns a project id that no record and no directory has. A record that cannot be read stands for the id of its directory, if that has one.
+// nextProject returns a project id that no record and no directory has. For a record that cannot be read the id of its
+// directory counts, if that has one.
 func (s *Store) nextProject() (uint32, error) {
 	next := uint32(firstProject)
 	err := fs.WalkDir(s.meta.FS(), ".", func(rel string, entry fs.DirEntry, err error) error {
@@ -56,7 +58,7 @@ func (s *Store) nextProject() (uint32, error) {
 	return next, nil
 }
 
-// projectOf returns the project id that the storage's directory has, zero if it has none of ours.
+// projectOf returns the project id of the storage's directory; zero if it has none that this package gave.
 func (s *Store) projectOf(rel string) uint32 {
 	if s.deps.Quota == nil {
 		return 0
@@ -67,7 +69,7 @@ func (s *Store) projectOf(rel string) uint32 {
 	return 0
 }
 
-// read returns false if there is no record, and errRecord if it is not whole.
+// read returns a record, false if there is none, and errRecord if it is not whole.
 func (s *Store) read(rel string) (record, bool, error) {
 	data, err := s.meta.ReadFile(rel)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,7 +85,7 @@ func (s *Store) read(rel string) (record, bool, error) {
 	return rec, true, nil
 }
 
-// write replaces a record so that a crash leaves the old or the new one, and a failed write nothing beside them.
+// write replaces a record, so that a crash leaves the old or the new one, and a failed write leaves no other file.
 func (s *Store) write(rel string, rec record) error {
 	data, err := json.Marshal(rec)
 	if err != nil {

@@ -1,15 +1,17 @@
 // Package storage owns the directories that workspaces keep data in on this host.
 //
-// It believes its own tree and nothing in it: what a workspace puts there may be anything, symbolic links included, so every path is walked from an
-// open root and never leaves it. It never reads a workspace's files beyond their sizes, and never frees what it was not asked to.
+// It trusts its own tree, but not the content: a workspace may put anything there, symbolic links included, so every
+// path is walked from an open root and never leaves it. It never reads a workspace's files beyond their sizes, and
+// removes storage only at a caller's request.
 //
 //	<root>/<workspace_id>/          root's, group of the workspace, 0710: only the workspace passes
 //	<root>/<workspace_id>/<name>/   the workspace's own uid, 0700
-//	<meta>/<workspace_id>/<name>    what was asked for: the agent's own
+//	<meta>/<workspace_id>/<name>    the record of the requested limit: the agent's own
 //
-// Guarantees: allocating the same again adopts it; releasing is complete or an error, and releasing nothing succeeds; whether a limit is enforced or
-// only measured is said truthfully. A record that is empty, cut or unreadable costs nobody else anything: it is made again by the next allocation of
-// its own storage, and what an unfinished write left is removed when the store is opened. A disk without room is fault node_disk_full.
+// Guarantees: allocating the same again adopts it; releasing is complete or an error, and releasing nothing succeeds;
+// callers get the true answer whether a limit is enforced or only measured. A record that is empty, cut or unreadable
+// does not affect other storages: the next allocation of its own storage makes it again, and New removes leftovers of
+// an unfinished write. A disk without room is fault node_disk_full.
 package storage
 
 import (
@@ -31,29 +33,29 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Quota holds a directory to a size where the file system can.
+// Quota limits the size of a directory where the file system can.
 type Quota interface {
-	// Limit holds dir and all below it to bytes (0: no limit) under the project id, which is unique to it. False without an error says that this
-	// file system cannot.
+	// Limit limits dir and all below it to bytes (0: no limit) under the project id, which is unique to it. False without
+	// an error means that this file system cannot.
 	Limit(dir string, project uint32, bytes int64) (bool, error)
 	// Project returns the project id that a directory has; zero for none.
 	Project(dir string) uint32
 }
 
-// Config says where storage stands. Workspaces must be able to traverse Root and everything above it.
+// Config sets where storage is. Workspaces must be able to traverse Root and everything above it.
 type Config struct {
 	Root    string
 	MetaDir string // the agent's own, mode 0700
 }
 
-// Deps is what the store works with. A nil Quota measures only.
+// Deps are what a Store needs. With a nil Quota limits are only measured.
 type Deps struct {
 	Logger *slog.Logger
 	UIDs   *uid.Table
 	Quota  Quota
 }
 
-// Store is safe for concurrent use.
+// Store makes, measures and removes the storage of workspaces. It is safe for concurrent use.
 type Store struct {
 	deps Deps
 	path string
@@ -63,16 +65,16 @@ type Store struct {
 	mu sync.Mutex // one change at a time: they are rare
 }
 
-// record is what was asked for.
+// record is the requested limit of a storage and its project id.
 type record struct {
 	Limit    int64  `json:"limit_bytes"`
 	Project  uint32 `json:"project"`
 	Enforced bool   `json:"enforced"`
 }
 
-const firstProject = 1 << 20 // below are those of the host's own administrator
+const firstProject = 1 << 20 // lower ids are left to the host's administrator
 
-// New opens the two trees, makes them if need be, and removes what an unfinished write left. Close closes them.
+// New opens the two trees, makes them if need be, and removes leftovers of an unfinished write. Close closes them.
 func New(deps Deps, cfg Config) (*Store, error) {
 	if deps.Logger == nil || deps.UIDs == nil || cfg.Root == "" || cfg.MetaDir == "" {
 		return nil, errors.New("make storage: logger, uid table, root or meta directory is missing")
@@ -187,7 +189,7 @@ func (s *Store) make(workspaceID, rel string, owner int) (bool, error) {
 		if !errors.Is(err, fs.ErrExist) {
 			return false, fmt.Errorf("make storage: %w", err)
 		}
-		// The workspace cannot have put anything else there: the directory above is not its own.
+		// The workspace cannot have replaced the directory: the one above is not its own.
 		info, err := s.root.Lstat(rel)
 		if err != nil {
 			return false, fmt.Errorf("find storage: %w", err)
@@ -216,7 +218,7 @@ func (s *Store) sync(rel string) error {
 	return nil
 }
 
-// limit writes down what is asked and has it enforced where the host can.
+// limit records the requested limit and has it enforced where the host can.
 func (s *Store) limit(rel string, limit int64) (record, error) {
 	rec, found, err := s.read(rel)
 	if errors.Is(err, errRecord) {
@@ -247,7 +249,7 @@ func (s *Store) limit(rel string, limit int64) (record, error) {
 	return rec, s.write(rel, rec)
 }
 
-// Release removes the storage and everything in it, and says whether there was any.
+// Release removes the storage and everything in it, and returns whether there was any.
 func (s *Store) Release(_ context.Context, workspaceID, name string) (bool, error) {
 	rel, err := relative(workspaceID, name)
 	if err != nil {
@@ -263,7 +265,7 @@ func (s *Store) Release(_ context.Context, workspaceID, name string) (bool, erro
 	if err := s.root.RemoveAll(rel); err != nil {
 		return existed, failed(fmt.Errorf("remove storage: %w", err))
 	}
-	// The record goes last: with it the project id may be given again.
+	// The record is removed last: after that the project id may be given again.
 	for _, r := range []*os.Root{s.root, s.meta} {
 		if r == s.meta {
 			if err := errors.Join(r.RemoveAll(rel), r.RemoveAll(unfinished(rel))); err != nil {
@@ -277,7 +279,7 @@ func (s *Store) Release(_ context.Context, workspaceID, name string) (bool, erro
 	return existed, nil
 }
 
-// Usage is what one storage holds.
+// Usage is the measured size of one storage, with its limit.
 type Usage struct {
 	WorkspaceID string
 	Name        string
@@ -286,10 +288,10 @@ type Usage struct {
 	Enforced    bool
 }
 
-// Over says that a limit which is only measured is exceeded.
+// Over reports whether the limit is exceeded, which can happen where it is only measured.
 func (u Usage) Over() bool { return u.LimitBytes > 0 && u.UsedBytes > u.LimitBytes }
 
-// Names returns the names of a workspace's storages whose directories are there, in order. It measures nothing.
+// Names returns the names of a workspace's storages whose directories exist, sorted. It measures nothing.
 func (s *Store) Names(workspaceID string) ([]string, error) {
 	if !validWorkspace(workspaceID) {
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id is malformed")
@@ -310,7 +312,7 @@ func (s *Store) Names(workspaceID string) ([]string, error) {
 	return out, nil
 }
 
-// List measures every storage of the host.
+// List returns the usage of every storage of the host, measured now.
 func (s *Store) List(ctx context.Context) ([]Usage, error) {
 	var out []Usage
 	spaces, err := fs.ReadDir(s.root.FS(), ".")
@@ -344,7 +346,8 @@ func (s *Store) List(ctx context.Context) ([]Usage, error) {
 	return out, nil
 }
 
-// measure adds up the blocks of everything below rel. What vanishes meanwhile counts nothing; no link is followed.
+// measure returns the bytes in the blocks of all files below rel. A file that vanishes meanwhile is not counted; no
+// link is followed.
 func (s *Store) measure(ctx context.Context, rel string) (int64, error) {
 	var used int64
 	err := fs.WalkDir(s.root.FS(), rel, func(_ string, d fs.DirEntry, err error) error {
@@ -372,7 +375,7 @@ func (s *Store) measure(ctx context.Context, rel string) (int64, error) {
 	return used, nil
 }
 
-// relative makes a path of two elements that cannot be anything else.
+// relative returns the relative path of a storage, which always has exactly two elements.
 func relative(workspaceID, name string) (string, error) {
 	if !validWorkspace(workspaceID) || !validName(name) {
 		return "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id or the name of the storage is malformed")

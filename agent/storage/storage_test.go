@@ -106,7 +106,7 @@ func TestAllocateAdoptRelease(t *testing.T) {
 	}
 }
 
-// What a workspace puts into its storage cannot make the agent touch anything else.
+// The content of a workspace's storage cannot make the agent touch files outside of it.
 func TestHostileContent(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, nil)
@@ -209,7 +209,7 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-// Whatever this host can do, the answer is one of two and no error.
+// Whether or not this host supports project quota, Limit returns no error.
 func TestProjectQuotaOfThisHost(t *testing.T) {
 	s := open(t, t.TempDir(), storage.ProjectQuota{})
 	out, err := s.Allocate(t.Context(), wsA, "data", 1<<20)
@@ -223,7 +223,8 @@ func TestProjectQuotaOfThisHost(t *testing.T) {
 	}
 }
 
-// TestNamesAreThoseOfDirectories holds what is reported of a workspace's storage to what is on the disk, whatever the records say.
+// TestNamesAreThoseOfDirectories checks that the reported storages of a workspace are its directories on the disk, even
+// if the records differ.
 func TestNamesAreThoseOfDirectories(t *testing.T) {
 	s := open(t, t.TempDir(), nil)
 	names := func() string {

@@ -21,7 +21,8 @@ import (
 type Config struct {
 	NodeID string
 
-	// Queue is how many tasks may be accepted and unfinished; one more is not delivered, and offered again later. Default 256.
+	// Queue is how many tasks may be accepted and unfinished; one more is refused as busy, and the control plane offers it
+	// again later. Default 256.
 	Queue int
 	// Concurrency is how many tasks of a type run at once; DefaultConcurrency (4) for types it does not name.
 	Concurrency        map[commonv1.TaskType]int
@@ -30,7 +31,7 @@ type Config struct {
 	MaxRun time.Duration
 	// ResendAfter is when a result without acknowledgement is sent again in the same session. Default 15 s.
 	ResendAfter time.Duration
-	// Skew is how far the agent's reckoning of server time may be behind not_before. Default 5 s.
+	// Skew is how far the agent's estimate of server time may be behind not_before. Default 5 s.
 	Skew time.Duration
 }
 
@@ -52,19 +53,21 @@ func (c *Config) fill() {
 	}
 }
 
-// Deps is what the executor works with.
+// Deps are what an Executor needs.
 type Deps struct {
 	Logger    *slog.Logger
 	Ledger    *ledger.Ledger
 	Verifiers func() *envelope.VerifierSet
-	// ServerNow is server time counted on by the monotonic clock, and false as long as no server has been heard: until then nothing new starts.
+	// ServerNow returns server time, extrapolated by the monotonic clock. It returns false until a server has sent its
+	// time: until then no new task starts.
 	ServerNow func() (time.Time, bool)
 	Handlers  map[commonv1.TaskType]Handler
-	// Refused is told of each offer that was refused, as evidence. Nil: the log alone.
+	// Refused is called with each offer that was refused, as evidence. Nil: refusals are only logged.
 	Refused func(Refusal)
 }
 
-// Refusal is the evidence of an offer that was not taken. The ids are what the envelope claims, believed only if the signature was good.
+// Refusal is the evidence of an offer that was refused. The ids are those in the envelope, and to be believed only if
+// the signature was good.
 type Refusal struct {
 	Reason         commonv1.Reason
 	Detail         string
@@ -75,12 +78,13 @@ type Refusal struct {
 	At             time.Time // the host's clock
 }
 
-// Stats counts since the executor was made.
+// Stats are counters since the executor was made.
 type Stats struct {
 	Delivered, Known, Refused, Busy, Superseded, Results, Resent, Panics int64
 }
 
-// Executor is safe for concurrent use. Run must be running for anything to happen.
+// Executor takes offers, runs their tasks and sends the results. It is safe for concurrent use. It does nothing unless
+// Run is running.
 type Executor struct {
 	cfg    Config
 	deps   Deps
@@ -97,8 +101,8 @@ type Executor struct {
 	turns   map[string]*turn // by workspace
 	sent    map[ledger.Key]time.Time
 	since   time.Time           // when the sender was attached
-	asked   map[ledger.Key]bool // whose envelope the control plane wants, in this session
-	parked  []*job              // have a turn to come again: their start could not be stored
+	asked   map[ledger.Key]bool // whose envelope the control plane has asked for in this session
+	parked  []*job              // are to be started again: their start could not be stored
 	unkept  []unkept            // have a result that could not be stored
 	logged  time.Time           // when such a failure was last logged
 	stats   Stats
@@ -108,13 +112,13 @@ type Executor struct {
 	handlers sync.WaitGroup // goroutines of handlers; Run waits for them
 }
 
-// item is what waits to be taken in: an offer or a cancel, in the order in which they came.
+// item is an offer or a cancel that waits in the intake, in the order of arrival.
 type item struct {
 	offer  *nodev1.TaskOffer
 	cancel *nodev1.TaskCancel
 }
 
-// unkept is a result that is not on disk yet, and so not told.
+// unkept is a result that is not on disk yet, and so not sent.
 type unkept struct {
 	job *job
 	msg *nodev1.TaskResult
@@ -138,7 +142,7 @@ var (
 	errMaxRun    = errors.New("the task ran longer than the agent lets it")
 )
 
-// New checks the parts. It reads nothing and starts nothing.
+// New checks deps and cfg and returns an Executor. It reads nothing and starts nothing.
 func New(deps Deps, cfg Config) (*Executor, error) {
 	cfg.fill()
 	var problems []error
@@ -170,12 +174,12 @@ func New(deps Deps, cfg Config) (*Executor, error) {
 	}, nil
 }
 
-// Types lists what this agent can do, for Hello.
+// Types returns the types of tasks that this agent can run, sorted, for Hello.
 func (e *Executor) Types() []commonv1.TaskType {
 	return slices.Sorted(maps.Keys(e.deps.Handlers))
 }
 
-// InFlight lists the attempts without an acknowledged result, for Hello.
+// InFlight returns the attempts without an acknowledged result, at most 4096, for Hello.
 func (e *Executor) InFlight() []*commonv1.TaskInFlight { return e.deps.Ledger.InFlight(4096) }
 
 // Stats returns the counters.
@@ -185,7 +189,8 @@ func (e *Executor) Stats() Stats {
 	return e.stats
 }
 
-// Offer takes an offer in. It never blocks; fault agent_busy says that the offer was dropped and should come again.
+// Offer queues an offer. It never blocks; the fault agent_busy means that the offer was dropped and is to be made
+// again.
 func (e *Executor) Offer(offer *nodev1.TaskOffer) error {
 	select {
 	case e.intake <- item{offer: offer}:
@@ -196,7 +201,8 @@ func (e *Executor) Offer(offer *nodev1.TaskOffer) error {
 	}
 }
 
-// Cancel asks to stop tasks. An offer that came before is taken in first.
+// Cancel queues a request to stop tasks. An offer that came before it is handled first. It never blocks; the fault
+// agent_busy means that the request was dropped.
 func (e *Executor) Cancel(msg *nodev1.TaskCancel) error {
 	select {
 	case e.intake <- item{cancel: msg}:
@@ -223,9 +229,9 @@ func (e *Executor) Ack(ctx context.Context, refs []*nodev1.TaskRef) error {
 	return err
 }
 
-// Attach makes s the way out, after its session was admitted, and sends again what the control plane may not have:
-// deliveries, starts, and every result that is not acknowledged. They carry the envelopes of their tasks: a database
-// that went back meanwhile has lost that it gave them out.
+// Attach makes s the sender, after its session was admitted, and sends again what the control plane may not have:
+// deliveries, starts, and every result that is not acknowledged. They carry the envelopes of their tasks, since a
+// database that was restored from a backup meanwhile has lost the record that it dispatched them.
 func (e *Executor) Attach(s Sender) {
 	e.mu.Lock()
 	e.sender = s
@@ -251,7 +257,7 @@ func (e *Executor) Attach(s Sender) {
 	}
 }
 
-// Detach forgets s if it is still the way out. Tasks go on; their results wait.
+// Detach removes s if it is still the sender. Tasks go on; their results wait.
 func (e *Executor) Detach(s Sender) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -260,7 +266,7 @@ func (e *Executor) Detach(s Sender) {
 	}
 }
 
-// Idle says that no task is accepted and unfinished.
+// Idle reports whether no task is accepted and unfinished.
 func (e *Executor) Idle() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -268,14 +274,14 @@ func (e *Executor) Idle() bool {
 }
 
 const (
-	resendEvery = time.Second // and the ledger is asked again for what it could not store
+	resendEvery = time.Second // and writes that the ledger could not store are tried again
 	logEvery    = 30 * time.Second
 	pruneEvery  = 10 * time.Minute
 	pruneBatch  = 1000
 )
 
-// Run resumes what the ledger holds and then takes offers until ctx ends. Handlers are told to stop by their context and waited for; a task that
-// was interrupted so keeps its started mark, and the next Run observes it.
+// Run resumes the unfinished tasks of the ledger and then takes offers until ctx ends. Then it cancels the contexts of
+// the handlers and waits for them; a task that was interrupted so keeps its started mark, and the next Run observes it.
 func (e *Executor) Run(ctx context.Context) error {
 	defer e.handlers.Wait()
 	e.resume(ctx)
@@ -308,8 +314,8 @@ func (e *Executor) Run(ctx context.Context) error {
 	}
 }
 
-// schedule has Run look after resendEvery for what is to be stored, started or sent again, if an attempt has no
-// acknowledged result, and ends that wait if none has. Attempts come by Run alone, which calls it after each.
+// schedule starts the resend timer, after which Run stores, starts and sends again, if an attempt has no acknowledged
+// result, and stops the timer if none has. Only Run adds attempts, and it calls schedule after each.
 func (e *Executor) schedule() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -335,7 +341,8 @@ func (e *Executor) prune(ctx context.Context) {
 	}
 }
 
-// resendOnce sends each result that was not sent in this session, or too long ago. It stops at the first one that the session cannot take.
+// resendOnce sends each result that was not sent in this session, or was last sent ResendAfter ago or more. It stops at
+// the first one that the session cannot take.
 func (e *Executor) resendOnce(now time.Time) {
 	e.mu.Lock()
 	s := e.sender

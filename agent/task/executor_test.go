@@ -48,7 +48,7 @@ func newKey(t *testing.T) envelope.Key {
 	return envelope.NewKey(private)
 }
 
-// sink is a session's way out that remembers.
+// sink is a Sender that remembers the messages.
 type sink struct {
 	mu        sync.Mutex
 	delivered []string
@@ -133,7 +133,7 @@ func (s *sink) has(list *[]string, id string) bool {
 	return slices.Contains(*list, id)
 }
 
-// bench holds one agent's executor over one ledger file, which can be restarted.
+// bench has one agent's executor over one ledger file, which can be restarted.
 type bench struct {
 	t        *testing.T
 	path     string
@@ -159,7 +159,7 @@ func newBench(t *testing.T, handlers map[commonv1.TaskType]task.Handler) *bench 
 	return b
 }
 
-// run starts the agent's half; what is armed before stays armed.
+// run opens the ledger and starts an executor with a new sink. b.full stays as it was set before.
 func (b *bench) run() {
 	b.t.Helper()
 	var err error
@@ -267,7 +267,7 @@ func TestNoopEndToEnd(t *testing.T) {
 	b.handlers = ours()
 	b.run()
 	tk := b.task(noop, &nodev1.ProbeNoop{Nonce: "n1"})
-	// Delivered is on disk before it is said.
+	// A delivery is on disk before it is reported.
 	b.sink.onDeliver = func(id string) {
 		if _, ok, err := b.led.Get(ledger.Key{TaskID: id, Attempt: 1}); !ok || err != nil {
 			t.Errorf("delivered before it was stored (%v)", err)
@@ -304,7 +304,7 @@ func TestRefusals(t *testing.T) {
 		name   string
 		offer  func(t envelope.Task) *nodev1.TaskOffer
 		reason commonv1.Reason
-		silent bool // no result: nothing can be said of which task it was
+		silent bool // no result: the ids of the task are not known
 	}{
 		{"forged by a stranger's key", func(tk envelope.Task) *nodev1.TaskOffer {
 			s, _ := envelope.Sign(stranger, tk)
@@ -416,7 +416,7 @@ func TestForgedCannotFailAGoodTask(t *testing.T) {
 	}
 }
 
-// gate is a handler that stands still until it is let go.
+// gate is a handler that waits until it is released.
 type gate struct {
 	entered chan string
 	leave   chan struct{}
@@ -486,7 +486,7 @@ func TestConcurrencyQueueAndCancel(t *testing.T) {
 	b.want(waiting, cancelled, commonv1.Reason_REASON_CANCEL_REQUESTED)
 	cancel(running[0])
 	b.want(running[0], cancelled, commonv1.Reason_REASON_CANCEL_REQUESTED)
-	<-g.entered // the one that waited has its place
+	<-g.entered // the task that waited has its place
 	b.offer(fifth)
 	close(g.leave)
 	for _, tk := range append(tasks, fifth) {

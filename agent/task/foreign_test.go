@@ -16,7 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// A machine that was imaged from another holds that one's tasks, begun ones too. It runs none of them and says nothing of them.
+// A machine that was imaged from another has that one's tasks in its ledger, begun ones too. It runs and reports none
+// of them.
 func TestTasksOfAnotherNodeAreNotTakenUp(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/envelope"
 )
 
-// Task is a verified task with what the offer said around it.
+// Task is a verified task with the fields of the offer around it.
 type Task struct {
 	envelope.Task
 	Kind          commonv1.TaskType
@@ -19,20 +19,20 @@ type Task struct {
 	WorkflowID    string
 }
 
-// Ref names the attempt on the wire.
+// Ref returns the attempt's reference for the wire.
 func (t *Task) Ref() *nodev1.TaskRef { return &nodev1.TaskRef{TaskId: t.TaskID, Attempt: t.Attempt} }
 
-// Progress lets a handler say that it advances. It never blocks; what the session cannot take is dropped.
+// Progress reports a handler's progress. It never blocks; an update that the session cannot take is dropped.
 type Progress func(note string, done, total int32)
 
-// Handler does tasks of one type. An error that is a fault gives the result its reason; any other is internal. A handler returns soon after its
-// context ends. Handlers run concurrently.
+// Handler does tasks of one type. An error that is a fault gives the result its reason; any other is internal. A
+// handler returns soon after its context ends. Handlers run concurrently.
 type Handler interface {
 	Run(ctx context.Context, t *Task, p Progress) (proto.Message, error)
 }
 
-// Observer is a handler that can tell, after a restart of the agent, what became of a task that had started: it adopts what is there, or
-// finishes what was begun. ErrUnknown means that it cannot tell.
+// Observer is a handler that can find out, after a restart of the agent, what became of a task that had started: it
+// adopts the effect that it finds, or finishes it. ErrUnknown means that it cannot find out.
 type Observer interface {
 	Observe(ctx context.Context, t *Task, p Progress) (proto.Message, error)
 }
@@ -42,17 +42,18 @@ type Idempotent interface {
 	Idempotent() bool
 }
 
-// ErrUnknown is an Observer's word that the effect cannot be known. The result is outcome_unknown, and the step's own Observe decides.
+// ErrUnknown is returned by an Observer that cannot determine the effect. The result is outcome_unknown, and the
+// Observe of the saga's step decides.
 var ErrUnknown = errors.New("what became of the task cannot be known")
 
-// Sender is a session's way out. It must not block: it queues, or answers an error, and then the executor sends again with the next session, or
-// when the resend interval is over.
+// Sender sends an executor's reports over a session. It must not block: it queues a message, or returns an error, and
+// then the executor sends again with the next session, or when the resend interval is over.
 type Sender interface {
 	Delivered(refs []*nodev1.TaskRef) error
-	// Redelivered tells of tasks from before the session, with their envelopes.
+	// Redelivered reports tasks from before the session as delivered, with their envelopes.
 	Redelivered(msg *nodev1.TaskDelivered) error
 	Started(msg *nodev1.TaskStarted) error
-	// Flush sends deliveries and starts at once that the session holds back for their results.
+	// Flush sends at once the deliveries and starts that wait in the session for their results.
 	Flush()
 	Progress(msg *nodev1.TaskProgress) error
 	Result(msg *nodev1.TaskResult) error

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Runtime is what runs workloads.
+// Runtime runs workloads.
 type Runtime interface {
 	Deploy(ctx context.Context, req process.Request) (*nodev1.WorkloadStatus, error)
 	Start(ctx context.Context, workspaceID, name string) (*nodev1.WorkloadStatus, error)
@@ -26,32 +26,32 @@ type Runtime interface {
 	LastOutput(ctx context.Context, workspaceID, name string) string
 }
 
-// Storage is what keeps workspaces' data.
+// Storage keeps workspaces' data.
 type Storage interface {
 	Allocate(ctx context.Context, workspaceID, name string, limit int64) (*nodev1.StorageAllocateOutput, error)
 	Release(ctx context.Context, workspaceID, name string) (bool, error)
 	Path(workspaceID, name string) (string, bool, error)
 }
 
-// Diagnostics is the host's record of what went wrong.
+// Diagnostics is the host's diagnostic record.
 type Diagnostics interface {
 	Since(t time.Time, limit int) []*commonv1.Diagnostic
 }
 
-// HandlerDeps is what the handlers of this package act on.
+// HandlerDeps are what the handlers of this package need.
 type HandlerDeps struct {
 	Runtime     Runtime
 	Storage     Storage
 	Diagnostics Diagnostics
 	BootID      string
 	Now         func() time.Time // the host's clock; nil means time.Now
-	// Room returns why the host has no room for more; nil says that it has. A nil function is not asked.
+	// Room returns an error if the host has no room for more, else nil. A nil function means that there is always room.
 	Room func() error
-	// NoRoom is told of every error for want of room; nil: nobody is.
+	// NoRoom is called with every error for want of room; nil: errors are not passed on.
 	NoRoom func(error)
 }
 
-// adds runs what adds to the host, unless there is no room for it.
+// adds returns run for tasks that need more disk space: they fail with the error of Room if the host has none.
 func (d HandlerDeps) adds(run HandlerFunc) HandlerFunc {
 	return d.within(func(ctx context.Context, t *Task, p Progress) (proto.Message, error) {
 		if d.Room != nil {
@@ -63,7 +63,7 @@ func (d HandlerDeps) adds(run HandlerFunc) HandlerFunc {
 	})
 }
 
-// within gives errors for want of room their reason.
+// within returns run with errors for want of room passed to NoRoom and given their reason.
 func (d HandlerDeps) within(run HandlerFunc) HandlerFunc {
 	return func(ctx context.Context, t *Task, p Progress) (proto.Message, error) {
 		out, err := run(ctx, t, p)
@@ -82,8 +82,9 @@ func (d HandlerDeps) within(run HandlerFunc) HandlerFunc {
 	}
 }
 
-// Handlers returns the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the second time, so after a restart
-// of the agent they run again, with one exception: a restart of a workload that had begun is observed, or it might restart twice.
+// Handlers returns the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the
+// second time, so after a restart of the agent they run again, with one exception: a workload's restart that had begun
+// is observed, since the workload might be restarted twice.
 func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
 	if d.Now == nil {
 		d.Now = time.Now
@@ -170,7 +171,7 @@ func (d HandlerDeps) deploy(ctx context.Context, t *Task, _ Progress) (proto.Mes
 	return one(d.Runtime.Deploy(ctx, req))
 }
 
-// one wraps a status as the output of a workload task.
+// one returns a status as the output of a workload task.
 func one(st *nodev1.WorkloadStatus, err error) (proto.Message, error) {
 	if err != nil {
 		return nil, err
@@ -207,7 +208,7 @@ func (d HandlerDeps) remove(ctx context.Context, t *Task, _ Progress) (proto.Mes
 	return one(d.Runtime.Remove(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
 }
 
-// allWorkloads asks for every workload of the workspace. No workload can be called so.
+// allWorkloads as a name means every workload of the workspace. No workload can have this name.
 const allWorkloads = "*"
 
 func (d HandlerDeps) status(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
@@ -244,7 +245,8 @@ func (h restartHandler) Run(ctx context.Context, t *Task, _ Progress) (proto.Mes
 	})(ctx, t, nil)
 }
 
-// Observe makes sure that the workload runs again: whether it was stopped already cannot be told, and that it runs is what was asked for.
+// Observe starts the workload if it does not run: the task asked for a running workload, and the handler cannot find
+// out whether it was stopped already.
 func (h restartHandler) Observe(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
 	in, err := ref(t)
 	if err != nil {

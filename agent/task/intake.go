@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// gather takes what else waits, so that all of it shares one fsync.
+// gather returns first and the other items that wait, at most Queue, so that all of them share one fsync.
 func (e *Executor) gather(first item) []item {
 	items := []item{first}
 	for len(items) < e.cfg.Queue {
@@ -54,7 +54,7 @@ func (e *Executor) take(ctx context.Context, items []item) {
 // candidate is a verified offer on its way into the ledger.
 type candidate struct {
 	job   *job
-	start bool // a place to run it is held
+	start bool // a place to run it is reserved
 }
 
 func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
@@ -98,7 +98,8 @@ func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
 		e.deps.Logger.ErrorContext(ctx, "offered tasks were not stored", slog.Int("tasks", len(deliveries)), slog.Any("error", err))
 		for _, c := range candidates {
 			e.unreserve(c)
-			// Nothing was acknowledged, so what is not in the ledger is offered again. What is there after all will not be: the next Hello names it.
+			// Nothing was acknowledged, so a task that is not in the ledger is offered again. One that is in the ledger in spite
+			// of the error is not, since the next Hello names it: it is adopted.
 			e.adopt(ctx, c.job.key)
 		}
 		e.dispatch(ctx)
@@ -115,7 +116,7 @@ func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
 	e.dispatch(ctx)
 }
 
-// settle does what the ledger's answer asks for.
+// settle acts on the ledger's outcome for a candidate.
 func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) {
 	switch {
 	case out.Known:
@@ -127,7 +128,7 @@ func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) 
 		e.supersede(ctx, c.job)
 	default:
 		e.count(func(s *Stats) { s.Delivered++ })
-		if c.job.dropped != "" { // it was cancelled before it came
+		if c.job.dropped != "" { // it was cancelled before it was offered
 			e.finish(ctx, c.job, e.resultOf(c.job, nil, errCancelled))
 			return
 		}
@@ -146,7 +147,7 @@ func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) 
 	}
 }
 
-// repeat tells again what is known of a task that was offered again.
+// repeat sends the state of a task that was offered again.
 func (e *Executor) repeat(ctx context.Context, entry ledger.Entry) {
 	switch entry.State {
 	case ledger.StateFinished, ledger.StateAcked:
@@ -172,9 +173,9 @@ func (e *Executor) repeat(ctx context.Context, entry ledger.Entry) {
 	}
 }
 
-// adopt queues a task that the ledger holds without a result and that nothing here works on: its delivery was committed, and the call that committed it
-// failed. It was never begun, even if it is marked as started: what had begun before a restart has had a job since Run resumed it, and keeps it until
-// its result is stored.
+// adopt queues a task that is in the ledger without a result and has no job: its delivery was committed, although the
+// call that committed it failed. It was never begun, even if it is marked as started: a task that had begun before a
+// restart has had a job since Run resumed it, and keeps it until its result is stored.
 func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 	e.mu.Lock()
 	_, here := e.jobs[key]
@@ -182,7 +183,7 @@ func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 	if here {
 		return
 	}
-	entry, found, err := e.deps.Ledger.Get(key) // after the look at the jobs: a result is stored before its job goes
+	entry, found, err := e.deps.Ledger.Get(key) // read after the jobs: a result is stored before its job is removed
 	if err != nil || !found || entry.State >= ledger.StateFinished {
 		return
 	}
@@ -206,7 +207,8 @@ func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 	e.mu.Unlock()
 }
 
-// verify returns the offer's task, or refuses it. A task that the ledger knows is taken whatever the time: its stored result is the answer.
+// verify returns the offer's task, or refuses it and returns false. A task in the ledger is accepted outside its window
+// as well: its stored result is sent.
 func (e *Executor) verify(ctx context.Context, offer *nodev1.TaskOffer) (Task, bool) {
 	signed, err := envelope.Verify(e.deps.Verifiers(), offer.GetEnvelope(), offer.GetSignature(), offer.GetKeyId())
 	if err != nil {
@@ -247,7 +249,8 @@ func (e *Executor) kind(spelling string) (commonv1.TaskType, error) {
 	return kind, nil
 }
 
-// window checks node and time. The agent's reckoning of server time may be a little late, never by much: half a round trip.
+// window checks node and time. The agent's estimate of server time may be late by half a round trip at most, so up to
+// Skew is forgiven before not_before.
 func (e *Executor) window(t *Task) error {
 	now, ok := e.deps.ServerNow()
 	if !ok {
@@ -259,8 +262,9 @@ func (e *Executor) window(t *Task) error {
 	return t.Check(e.cfg.NodeID, now)
 }
 
-// refuse leaves evidence and answers a failed result, which the ledger never sees: an offer that is refused has changed nothing here. An envelope
-// with a bad signature that claims to be a task in the ledger gets no answer at all, or a forger could fail a task that is good.
+// refuse records evidence and sends a failed result, which is not stored in the ledger: a refused offer has changed
+// nothing here. For an envelope with a bad signature and the ids of a task in the ledger it sends no result, since a
+// forger could make a good task fail so.
 func (e *Executor) refuse(ctx context.Context, offer *nodev1.TaskOffer, key ledger.Key, err error) {
 	e.evidence(ctx, "offered task was refused", key, offer.GetEnvelope(), offer.GetKeyId(), err)
 	if key.TaskID == "" || key.Attempt <= 0 {
@@ -277,7 +281,7 @@ func (e *Executor) refuse(ctx context.Context, offer *nodev1.TaskOffer, key ledg
 	e.send(func(s Sender) error { return s.Result(msg) })
 }
 
-// evidence logs and tells of a task that was not taken.
+// evidence logs a task that was refused, counts it and calls Refused.
 func (e *Executor) evidence(ctx context.Context, what string, key ledger.Key, signed []byte, keyID string, err error) {
 	reason := fault.ReasonOf(err)
 	sum := sha256.Sum256(signed)
@@ -294,12 +298,12 @@ func (e *Executor) evidence(ctx context.Context, what string, key ledger.Key, si
 	}
 }
 
-// reserve holds a place in the queue, and one to run if there is one at once. It refuses when the queue is full.
+// reserve takes a place in the queue for j, and a place to run if one is free. ok is false when the queue is full.
 func (e *Executor) reserve(j *job) (start, ok bool) { //nolint:nonamedreturns // two answers of one type
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, known := e.jobs[j.key]; known {
-		return false, true // the ledger will say what is known of it
+		return false, true // the ledger's outcome decides about it
 	}
 	if len(e.jobs) >= e.cfg.Queue {
 		return false, false
@@ -313,7 +317,7 @@ func (e *Executor) unreserve(c candidate) {
 	}
 }
 
-// send gives the session a message if there is one. What it cannot take is told again by the next session.
+// send calls f with the sender if there is one. A message that it cannot take is sent again with the next session.
 func (e *Executor) send(f func(Sender) error) {
 	e.mu.Lock()
 	s := e.sender
@@ -323,8 +327,8 @@ func (e *Executor) send(f func(Sender) error) {
 	}
 }
 
-// sendDelivered reports tasks as delivered; at once, if one of them may not run again. Until it
-// hears of a delivery the control plane takes the task for dispatched, and offers it again if the ledger is lost.
+// sendDelivered reports tasks as delivered; at once, if one of them may not run again. Until the report of the delivery
+// arrives the control plane takes the task for dispatched, and offers it again if the ledger is lost.
 func (e *Executor) sendDelivered(tasks ...*Task) {
 	refs := make([]*nodev1.TaskRef, len(tasks))
 	atOnce := false
@@ -358,7 +362,7 @@ func (e *Executor) mayRepeat(kind commonv1.TaskType) bool {
 	return ok && i.Idempotent()
 }
 
-// sendStored sends a result from the ledger and says whether the session took it.
+// sendStored sends a result from the ledger and returns whether the session took it.
 func (e *Executor) sendStored(s Sender, entry ledger.Entry, now time.Time) bool {
 	msg := &nodev1.TaskResult{}
 	if err := proto.Unmarshal(entry.Result, msg); err != nil {

@@ -7,11 +7,12 @@ import (
 // order is the number of a workspace's operation. Tasks of one operation have one order, and run in parallel.
 type order struct{ epoch, opSeq int64 }
 
-// turn is a workspace's running operation: while a task of it is in work, no other operation's task of the workspace begins.
+// turn is a workspace's running operation: while one of its tasks runs, no task of another operation of the workspace
+// begins.
 type turn struct {
 	order   order
-	tasks   int  // in work, or about to be
-	started bool // one of them is marked in the ledger: what is lower has been superseded
+	tasks   int  // running, or about to run
+	started bool // one of them is marked as started in the ledger: lower operations are superseded
 }
 
 // ordered returns the task's order, and false for tasks that change nothing, or nothing of a workspace.
@@ -22,11 +23,12 @@ func (t *Task) ordered() (order, bool) {
 	return order{epoch: t.Epoch, opSeq: t.OpSeq}, true
 }
 
-// behind is the ledger's rule: lower in either number. Equal passes.
+// behind reports whether o is lower than the given numbers in either, which is the ledger's rule for superseded tasks.
+// Equal numbers are not behind.
 func (o order) behind(epoch, opSeq int64) bool { return o.epoch < epoch || o.opSeq < opSeq }
 
-// enterLocked takes a place to run for t and joins its workspace's turn, or does neither. A task that has to wait holds nothing, so the task that
-// it waits for always finds its place. over lets it exceed the limit of its type.
+// enterLocked takes a place to run for t and joins its workspace's turn, or does neither. A task that has to wait takes
+// no place, so the task that it waits for can always run. over lets t exceed the limit of its type.
 func (e *Executor) enterLocked(t *Task, over bool) bool {
 	if !over && e.running[t.Kind] >= e.limit(t.Kind) {
 		return false
@@ -46,7 +48,7 @@ func (e *Executor) enterLocked(t *Task, over bool) bool {
 	return true
 }
 
-// leave gives back what enterLocked took.
+// leave gives back the place and the turn that enterLocked took.
 func (e *Executor) leave(t *Task) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -61,14 +63,14 @@ func (e *Executor) leave(t *Task) {
 	}
 }
 
-// startedLocked notes that t, which is in work, is marked as started.
+// startedLocked notes that t, which is running, is marked as started.
 func (e *Executor) startedLocked(t *Task) {
 	if _, ok := t.ordered(); ok {
 		e.turns[t.WorkspaceID].started = true
 	}
 }
 
-// overtakenLocked says that a later operation of t's workspace has started, and t can never run.
+// overtakenLocked reports whether a later operation of t's workspace has started, so that t can never run.
 func (e *Executor) overtakenLocked(t *Task) bool {
 	o, ok := t.ordered()
 	if !ok {
@@ -78,7 +80,8 @@ func (e *Executor) overtakenLocked(t *Task) bool {
 	return cur != nil && cur.started && o.behind(cur.order.epoch, cur.order.opSeq)
 }
 
-// superseded asks the ledger, right before a handler, whether a later operation has been seen since the task was marked.
+// superseded reports whether, by the ledger, a later operation has been seen since the task was marked. It is called
+// right before the handler.
 func (e *Executor) superseded(t *Task) (bool, error) {
 	o, ok := t.ordered()
 	if !ok {

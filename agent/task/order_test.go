@@ -46,7 +46,8 @@ func (b *bench) begin(g *gate, tk envelope.Task) {
 	}
 }
 
-// Scenario: remove-beside-deploy. Whatever batch they come in, the remove runs after the deploy, and is not even marked before.
+// Scenario: remove-beside-deploy. Whatever batch they come in, the remove runs after the deploy, and is not even marked
+// before.
 func TestLaterOperationWaits(t *testing.T) {
 	deploys, removes := newGate(), newGate()
 	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: deploys, remove: removes})
@@ -77,7 +78,7 @@ func TestLaterOperationWaits(t *testing.T) {
 	}
 }
 
-// Equal numbers, other workspaces, the node's own tasks and those that change nothing wait for nobody.
+// Tasks with equal numbers, those of other workspaces, the node's own and those that change nothing do not wait.
 func TestOnlyOtherOperationsOfTheWorkspaceWait(t *testing.T) {
 	deploys, others := newGate(), newGate()
 	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: deploys, status: others, noop: others})
@@ -96,7 +97,7 @@ func TestOnlyOtherOperationsOfTheWorkspaceWait(t *testing.T) {
 	close(others.leave)
 }
 
-// A task that waits for its workspace holds no place of its type: the operation before it needs that place.
+// A task that waits for its workspace takes no place of its type: the operation before it needs that place.
 func TestWaitingTaskHoldsNoPlace(t *testing.T) {
 	deploys, removes := newGate(), newGate()
 	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: deploys, remove: removes})
@@ -141,7 +142,8 @@ func TestOvertakenTaskIsSuperseded(t *testing.T) {
 	}
 }
 
-// What had started before a restart and was overtaken since is not run again, even if its effect would be the same.
+// A task that had started before a restart and was overtaken since is not run again, even if its effect would be the
+// same.
 func TestOvertakenTaskIsNotResumed(t *testing.T) {
 	for _, tt := range []struct {
 		name         string

@@ -11,8 +11,9 @@ const (
 	prestartFor = 10 * time.Minute
 )
 
-// prestartCancels remembers cancels of tasks that were not offered yet: a cancel may overtake its offer between two sessions. It is used by one
-// goroutine. The oldest goes when it is full, and each after its time.
+// prestartCancels remembers cancels of tasks that were not offered yet: a cancel may overtake its offer between two
+// sessions. It is used by one goroutine. When it is full the oldest cancel is dropped, and each is dropped after its
+// time.
 type prestartCancels struct {
 	at    map[ledger.Key]time.Time
 	order []ledger.Key // the same keys, oldest first

@@ -13,7 +13,7 @@ func TestEarlyCancelsAreBounded(t *testing.T) {
 	key := func(i int) ledger.Key { return ledger.Key{TaskID: "t", Attempt: int32(i + 1)} } //nolint:gosec // small
 	for i := range maxEarly + 5 {
 		c.add(key(i), start)
-		c.add(key(i), start.Add(time.Minute)) // a second cancel is no second place, and no longer time
+		c.add(key(i), start.Add(time.Minute)) // a second cancel takes no second place, and does not extend the time
 	}
 	if len(c.at) != maxEarly || len(c.order) != maxEarly {
 		t.Fatalf("%d and %d are held", len(c.at), len(c.order))

@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/envelope"
 )
 
-// Scenario: cancel-before-offer. The task ends as cancelled, on disk, without a run; its other attempts are not touched.
+// Scenario: cancel-before-offer. The task ends as cancelled, on disk, without a run; its other attempts are not
+// touched.
 func TestCancelBeforeOffer(t *testing.T) {
 	g := newGate()
 	close(g.leave)

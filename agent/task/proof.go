@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	proofFrame = 64       // tasks told again in one frame
-	proofBytes = 64 << 10 // of their envelopes, about: one alone may be larger
+	proofFrame = 64       // tasks in one frame of redeliveries
+	proofBytes = 64 << 10 // of their envelopes, approximately: a single one may be larger
 )
 
-// redeliver tells the session of tasks that were in the ledger before it, with their envelopes.
+// redeliver reports tasks that were in the ledger before the session as delivered, with their envelopes.
 func (e *Executor) redeliver(s Sender, keys []ledger.Key) {
 	msg, bytes := &nodev1.TaskDelivered{}, 0
 	flush := func() {
 		if len(msg.GetTasks()) > 0 {
-			_ = s.Redelivered(msg) // a session that cannot take them is replaced, and the next one is told again
+			_ = s.Redelivered(msg) // a session that cannot take them is replaced, and they are sent again with the next one
 			msg, bytes = &nodev1.TaskDelivered{}, 0
 		}
 	}
 	for _, key := range keys {
 		entry, found, err := e.deps.Ledger.Get(key)
 		if err != nil || !found {
-			continue // its own end says so
+			continue // its result will report the delivery
 		}
 		if len(msg.GetTasks()) == proofFrame || bytes > 0 && bytes+len(entry.Envelope) > proofBytes {
 			flush()
@@ -42,8 +42,8 @@ func signedOf(entry *ledger.Entry) *nodev1.SignedTask {
 	return &nodev1.SignedTask{Envelope: entry.Envelope, Signature: entry.Signature, KeyId: entry.KeyID}
 }
 
-// proofOf returns the envelope that a result goes with: of a task from before the session, and of one whose envelope
-// was asked for. Nil: none is needed, since the control plane gave the task out in this very session.
+// proofOf returns the envelope to send with a result: for a task from before the session, or one whose envelope the
+// control plane asked for. Nil: none is needed, since the control plane dispatched the task in this session.
 func (e *Executor) proofOf(entry *ledger.Entry) *nodev1.SignedTask {
 	if len(entry.Envelope) == 0 {
 		return nil
@@ -57,8 +57,9 @@ func (e *Executor) proofOf(entry *ledger.Entry) *nodev1.SignedTask {
 	return signedOf(entry)
 }
 
-// ReportRefused takes word that reports were not taken. What comes again with its envelope is sent so, once; a refusal
-// of that, and of what cannot be proven, is final: the result stays in the ledger as evidence and is not sent again.
+// ReportRefused handles the control plane's refusal of reports. A report that can be proven is sent once more with its
+// envelope. A refusal of that one, or of a report that cannot be proven, is final: the result stays in the ledger as
+// evidence and is not sent again.
 func (e *Executor) ReportRefused(ctx context.Context, msg *nodev1.TaskReportRefused) error {
 	var final []ledger.Key
 	for _, ref := range msg.GetTasks() {
@@ -85,7 +86,7 @@ func (e *Executor) ReportRefused(ctx context.Context, msg *nodev1.TaskReportRefu
 	return e.deps.Ledger.Ack(ctx, final...)
 }
 
-// prove sends what is known of a task again, with its envelope; false: it was sent so before.
+// prove sends the state of a task again, with its envelope. It returns false if that was done before in this session.
 func (e *Executor) prove(entry *ledger.Entry) bool {
 	var started *nodev1.TaskStarted
 	e.mu.Lock()
@@ -104,7 +105,7 @@ func (e *Executor) prove(entry *ledger.Entry) bool {
 	}
 	e.redeliver(s, []ledger.Key{entry.Key})
 	if started != nil {
-		_ = s.Started(started) // its result says so too
+		_ = s.Started(started) // its result reports the start as well
 	}
 	return true
 }

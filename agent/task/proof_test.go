@@ -35,8 +35,8 @@ func refusal(id string, reason commonv1.Reason, wanted bool) *nodev1.TaskReportR
 	}
 }
 
-// TestWhatIsFromBeforeTheSessionIsProven: a result of this session goes without the envelope; after a restart it goes
-// with it, and so does word of a task that still runs.
+// TestWhatIsFromBeforeTheSessionIsProven: a result of this session is sent without the envelope; after a restart it is
+// sent with it, and so is the report of a task that still runs.
 func TestWhatIsFromBeforeTheSessionIsProven(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
@@ -75,8 +75,8 @@ func TestWhatIsFromBeforeTheSessionIsProven(t *testing.T) {
 	b.proves(next.signed[long.TaskID], long)
 }
 
-// TestARefusedResultIsProvenOnceAndThenDropped: asked for the envelope the agent sends it, once; what is refused all
-// the same stays in the ledger, is evidence, and is not sent again.
+// TestARefusedResultIsProvenOnceAndThenDropped: the agent sends the envelope once when the control plane asks for it; a
+// result that is refused even so stays in the ledger as evidence and is not sent again.
 func TestARefusedResultIsProvenOnceAndThenDropped(t *testing.T) {
 	for name, final := range map[string]*struct {
 		reason commonv1.Reason
@@ -88,7 +88,7 @@ func TestARefusedResultIsProvenOnceAndThenDropped(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, nil)
 			b.handlers = ours()
-			b.cfg.ResendAfter = time.Nanosecond // what is not dropped is sent again every second
+			b.cfg.ResendAfter = time.Nanosecond // a result that is not dropped is sent again every second
 			b.run()
 			tk := b.task(noop, &nodev1.ProbeNoop{Nonce: "n"})
 			b.offer(tk)

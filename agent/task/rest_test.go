@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// An executor whose results are all acknowledged wakes to prune and for nothing else, and one that has a result without
-// an acknowledgement sends it again.
+// An executor whose results are all acknowledged wakes only to prune, and one that has a result without an
+// acknowledgement sends it again.
 func TestAnExecutorWithoutTasksRests(t *testing.T) {
 	testkit.IO(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -30,7 +30,7 @@ func TestAnExecutorWithoutTasksRests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var asked atomic.Int64 // each wake of the executor asks for the server's time
+		var asked atomic.Int64 // each wake of the executor reads the server's time
 		b.exec, err = task.New(task.Deps{
 			Logger: testkit.Logger(t), Ledger: led, Verifiers: func() *envelope.VerifierSet { return set },
 			ServerNow: func() (time.Time, bool) { asked.Add(1); return time.Now(), true }, Handlers: b.handlers,

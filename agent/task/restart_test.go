@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// observing is a handler that says afterwards what became of a task.
+// observing is a handler that can find out afterwards what became of a task.
 type observing struct {
 	*gate
 	observed chan string
@@ -55,7 +55,8 @@ func interrupted(t *testing.T, next func(*gate) task.Handler) (*bench, string, *
 }
 
 // TestStartsOfTasksThatMayNotRunTwiceAreSentAtOnce: a dispatched task is offered again whatever its type, if the
-// agent's ledger is lost. The shorter a task that has begun stands as dispatched, the better, unless it may run again.
+// agent's ledger is lost. The time in which the control plane has a begun task as dispatched should be short, unless
+// the task may run again.
 func TestStartsOfTasksThatMayNotRunTwiceAreSentAtOnce(t *testing.T) {
 	once, again := newGate(), newGate()
 	close(once.leave)
@@ -114,7 +115,7 @@ func TestStartedOfIdempotentTypeRunsAgain(t *testing.T) {
 	b.want(id, succeeded, 0)
 }
 
-// What was delivered and not started runs after a restart, in its window, if its key is still trusted.
+// A task that was delivered and not started runs after a restart, in its window, if its key is still trusted.
 func TestDeliveredRunsAfterRestart(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

@@ -24,7 +24,7 @@ const (
 	marker = "... [truncated by the agent]"
 )
 
-// resultOf makes the terminal word on a task of what its handler answered.
+// resultOf returns the result of a task from what its handler returned.
 func (e *Executor) resultOf(j *job, out proto.Message, err error) *nodev1.TaskResult {
 	msg := &nodev1.TaskResult{Task: j.task.Ref(), State: commonv1.TaskState_TASK_STATE_SUCCEEDED, FinishedAt: timestamppb.New(time.Now())}
 	if !j.started.IsZero() {
@@ -68,7 +68,8 @@ func resultOf(err error) (commonv1.TaskState, commonv1.Reason) {
 	return commonv1.TaskState_TASK_STATE_FAILED, reason
 }
 
-// describe returns what goes to the control plane: a fault's public sentence, else the error. Handlers keep secrets out of their errors.
+// describe returns the error text for the control plane: a fault's public sentence, else the error. Handlers keep
+// secrets out of their errors.
 func describe(err error) string {
 	if f, ok := fault.As(err); ok && !errors.Is(err, ErrUnknown) {
 		return f.Public
@@ -76,8 +77,8 @@ func describe(err error) string {
 	return err.Error()
 }
 
-// encodeOutput encodes a handler's output. Texts are made storable first; an output that is too large loses the ends of its long texts, then the
-// ends of its lists, and stays a message that can be read.
+// encodeOutput encodes a handler's output. Texts are made storable first; an output that is too large loses the ends of
+// its long texts, then the ends of its lists, and stays a message that can be read.
 func encodeOutput(out proto.Message) ([]byte, bool, error) {
 	m := proto.Clone(out)
 	scrub(m.ProtoReflect(), MaxOutput)
@@ -193,7 +194,8 @@ func halve(m protoreflect.Message) {
 	})
 }
 
-// clean makes s what a database takes: valid UTF-8 without NUL. It looks at no more than what limit will leave, so that a huge text costs little.
+// clean returns s as text that a database can store: valid UTF-8 without NUL. It reads only about limit bytes, so that
+// a huge text costs little.
 func clean(s string, limit int) string {
 	if len(s) > limit+utf8.UTFMax {
 		s = s[:limit+utf8.UTFMax]
@@ -204,7 +206,7 @@ func clean(s string, limit int) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// cut shortens s to limit bytes, marker included, without breaking a character.
+// cut returns s shortened to at most limit bytes, marker included, without breaking a character.
 func cut(s string, limit int) string {
 	if len(s) <= limit {
 		return s

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// park keeps a task whose handler has not begun, for its turn to come again. The caller gives its place back.
+// park keeps a task whose handler has not begun, to be started again. The caller gives its place back.
 func (e *Executor) park(ctx context.Context, j *job, err error) {
 	e.mu.Lock()
 	j.cancel = nil
@@ -15,7 +15,7 @@ func (e *Executor) park(ctx context.Context, j *job, err error) {
 	e.notStored(ctx, j, "start of a task is not stored yet", err)
 }
 
-// forget drops a task that the ledger does not hold, or holds as finished: nothing is left to do for it.
+// forget drops a task that is not in the ledger, or is finished there: nothing is left to do for it.
 func (e *Executor) forget(ctx context.Context, j *job, err error) {
 	e.mu.Lock()
 	delete(e.jobs, j.key)
@@ -23,7 +23,8 @@ func (e *Executor) forget(ctx context.Context, j *job, err error) {
 	e.deps.Logger.ErrorContext(ctx, "task is not in the ledger as it should be", slog.String("task_id", j.task.TaskID), slog.Any("error", err))
 }
 
-// retry asks the ledger again: for the results first, as they make room. It stops at the first one that is refused again, which then comes last.
+// retry writes to the ledger again: the results first, as they make room. It stops at the first result that cannot be
+// stored again, and puts that one last.
 func (e *Executor) retry(ctx context.Context) {
 	e.mu.Lock()
 	for _, j := range e.parked {
@@ -43,7 +44,7 @@ func (e *Executor) retry(ctx context.Context) {
 	}
 }
 
-// notStored logs one failure of the ledger in a while: a full disk fails every task, every second.
+// notStored logs at most one failure of the ledger per logEvery, since on a full disk every task fails every second.
 func (e *Executor) notStored(ctx context.Context, j *job, what string, err error) {
 	now := time.Now()
 	e.mu.Lock()

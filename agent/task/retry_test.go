@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// Scenario: disk-full-for-a-while. Starts and results that could not be stored are stored later, by the same agent, and no handler runs twice.
+// Scenario: disk-full-for-a-while. Starts and results that could not be stored are stored later, by the same agent, and
+// no handler runs twice.
 func TestLedgerFailureIsRetried(t *testing.T) {
 	g := newGate()
 	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: g})
@@ -41,7 +42,7 @@ func TestLedgerFailureIsRetried(t *testing.T) {
 	if b.exec.Idle() || b.sink.times(first.TaskID) != 0 || len(g.entered) != 0 || b.sink.has(&b.sink.started, second.TaskID) {
 		t.Error("something was told, begun or given up that is not on disk")
 	}
-	b.offer(second) // lifecycle may offer it again: it is no second task, and cannot be stored now
+	b.offer(second) // lifecycle may offer it again: it is the same task, and cannot be stored now
 	tried(10)
 	b.full.Store(false)
 	b.want(first.TaskID, succeeded, 0)

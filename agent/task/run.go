@@ -19,7 +19,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// resume takes up what the ledger holds without a result: started tasks are observed at once, delivered ones wait for the server's time.
+// resume takes up the tasks that are in the ledger without a result: started tasks are observed at once, delivered ones
+// wait for the server's time.
 func (e *Executor) resume(ctx context.Context) {
 	for _, entry := range e.deps.Ledger.Unfinished() {
 		j, err := e.revive(&entry)
@@ -29,7 +30,7 @@ func (e *Executor) resume(ctx context.Context) {
 			continue
 		}
 		if err != nil {
-			// What was begun under a key that is not trusted now cannot be judged.
+			// The outcome of a task that was begun under a key that is not trusted now is unknown.
 			if started {
 				err = fmt.Errorf("%w: %w", ErrUnknown, err)
 			}
@@ -40,7 +41,8 @@ func (e *Executor) resume(ctx context.Context) {
 		if started {
 			j.started, j.observe = entry.StartedAt, true
 		}
-		// What had started runs at once, over its limit if need be. It has to wait only for another operation of its workspace that had started too.
+		// A task that had started is taken up at once, over the limit of its type if need be. It has to wait only for another
+		// operation of its workspace that had started too.
 		launch := started && e.enterLocked(&j.task, true)
 		if launch {
 			e.startedLocked(&j.task)
@@ -56,8 +58,9 @@ func (e *Executor) resume(ctx context.Context) {
 	e.dispatch(ctx)
 }
 
-// revive makes the job of an entry, or says why it may not be begun: the keys may have been rotated since it was stored, or its type is not offered any
-// more. task_wrong_node says that it is not this node's at all: see disown.
+// revive returns the job of an entry, with an error if it must not be begun: the keys may have been rotated since it
+// was stored, or this agent may have no handler for its type. The reason task_wrong_node means that the task is another
+// node's: see abandon.
 func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
 	j := &job{key: entry.Key, task: Task{
 		Task:          envelope.Task{TaskID: entry.Key.TaskID, Attempt: entry.Key.Attempt, WorkspaceID: entry.WorkspaceID},
@@ -65,7 +68,8 @@ func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
 		CorrelationID: entry.CorrelationID,
 		WorkflowID:    entry.WorkflowID,
 	}}
-	// Before the signature: the keys of another node's mesh need not be trusted here, and its task is not this node's all the same.
+	// The node is checked before the signature: this node need not trust the keys of another node's mesh, and must not run
+	// its task in any case.
 	if node, ok := envelope.ClaimedNode(entry.Envelope); ok && node != e.cfg.NodeID {
 		return j, fault.New(commonv1.Reason_REASON_TASK_WRONG_NODE, "", fault.Cause(fmt.Errorf("it is a task of node %s", node)))
 	}
@@ -80,8 +84,8 @@ func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
 	return j, nil
 }
 
-// abandon sets aside a task that another node was given: this one was imaged from it, ledger included. It is not run, and nothing is said of it: its
-// own node does both.
+// abandon sets aside a task that was signed for another node, from which this one was imaged, ledger included. It is
+// neither run nor reported: its own node does both.
 func (e *Executor) abandon(ctx context.Context, entry *ledger.Entry, err error) {
 	e.evidence(ctx, "task of another node was in the ledger", entry.Key, entry.Envelope, entry.KeyID, err)
 	if err := e.deps.Ledger.Abandon(context.WithoutCancel(ctx), entry.Key); err != nil {
@@ -90,8 +94,8 @@ func (e *Executor) abandon(ctx context.Context, entry *ledger.Entry, err error) 
 	}
 }
 
-// dispatch starts waiting tasks for which there is a place and whose workspace's turn it is, and ends those that were overtaken. It does nothing
-// until the server's time is known.
+// dispatch starts the waiting tasks for which there is a place and whose operation is the running one of its workspace
+// or may become it, and ends those that were overtaken. It does nothing until the server's time is known.
 func (e *Executor) dispatch(ctx context.Context) {
 	if _, ok := e.deps.ServerNow(); !ok || ctx.Err() != nil {
 		return
@@ -121,7 +125,7 @@ func (e *Executor) dispatch(ctx context.Context) {
 	}
 }
 
-// launch runs j in a goroutine of its own, in a place that is held for it.
+// launch runs j in a goroutine of its own, in a place that is reserved for it.
 func (e *Executor) launch(ctx context.Context, j *job) {
 	jobCtx, cancel := context.WithCancelCause(ctx)
 	e.mu.Lock()
@@ -141,7 +145,8 @@ func (e *Executor) launch(ctx context.Context, j *job) {
 	}()
 }
 
-// work takes one task to its result. ctx is the executor's, jobCtx the task's.
+// work runs one task to its result, unless its start cannot be stored (then the task is parked) or the agent stops. ctx
+// is the executor's, jobCtx the task's.
 //
 //nolint:revive // the second context is a child of the first, and both are needed
 func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
@@ -149,9 +154,10 @@ func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 		if !e.begin(ctx, j) {
 			return
 		}
-		e.dispatch(ctx) // ends what it has overtaken
+		e.dispatch(ctx) // ends the tasks that it has overtaken
 	}
-	// A later epoch may have been delivered since the mark; and what had started before a restart may have been overtaken then.
+	// A later epoch may have been delivered since the task was marked, and a task that had started before a restart may
+	// have been overtaken before it.
 	late, err := e.superseded(&j.task)
 	if err != nil {
 		e.park(ctx, j, err)
@@ -175,7 +181,7 @@ func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 	e.finish(ctx, j, e.resultOf(j, out, err))
 }
 
-// begin checks once more that j may start, now that its turn has come, and marks it.
+// begin checks once more that j may start, marks it as started, and returns whether its handler is to run.
 func (e *Executor) begin(ctx context.Context, j *job) bool {
 	e.mu.Lock()
 	dropped := j.dropped
@@ -209,8 +215,8 @@ func (e *Executor) begin(ctx context.Context, j *job) bool {
 	return false
 }
 
-// marked returns the entry of a task whose start was stored though the ledger said that it was not. Only this executor starts tasks, and it has not
-// begun this one.
+// marked returns the entry of a task whose start was stored although the ledger returned an error. Its handler may run:
+// only this executor starts tasks, and it has not begun this one.
 func (e *Executor) marked(j *job, refused error) (ledger.Entry, error) {
 	entry, found, err := e.deps.Ledger.Get(j.key)
 	if err != nil {
@@ -222,7 +228,7 @@ func (e *Executor) marked(j *job, refused error) (ledger.Entry, error) {
 	return entry, nil
 }
 
-// call runs the handler, or observes, and turns a panic into an error.
+// call runs the handler, or its Observe, and returns a panic as an error.
 func (e *Executor) call(ctx context.Context, j *job) (out proto.Message, err error) { //nolint:nonamedreturns // a recovered panic becomes the error
 	defer func() {
 		if r := recover(); r != nil {
@@ -261,7 +267,8 @@ func (e *Executor) supersede(ctx context.Context, j *job) {
 	e.finish(ctx, j, superseded(j))
 }
 
-// finish stores the result and then sends it. What cannot be stored is not told: it is stored later, or, after a restart, observed and told then.
+// finish stores the result and then sends it. A result that cannot be stored is not sent: it is stored later, or, after
+// a restart, the task is observed and its result sent then.
 func (e *Executor) finish(ctx context.Context, j *job, msg *nodev1.TaskResult) bool {
 	encoded, err := proto.Marshal(msg)
 	if err == nil {
@@ -295,8 +302,8 @@ func (e *Executor) finish(ctx context.Context, j *job, msg *nodev1.TaskResult) b
 	return true
 }
 
-// cancelTask ends a task that waits, and asks a running one to stop. One that is finished is left alone, and one that is
-// unknown ends when it is offered.
+// cancelTask ends a task that waits, and cancels the context of a running one. A finished task is left alone, and an
+// unknown one ends when it is offered.
 func (e *Executor) cancelTask(ctx context.Context, ref *nodev1.TaskRef) {
 	key := ledger.Key{TaskID: ref.GetTaskId(), Attempt: ref.GetAttempt()}
 	e.mu.Lock()
@@ -319,7 +326,8 @@ func (e *Executor) cancelTask(ctx context.Context, ref *nodev1.TaskRef) {
 	}
 	queue := e.waiting[j.task.Kind]
 	for i, w := range queue {
-		if w == j && !j.observe { // what had started before a restart may have had its effect: it is not simply cancelled
+		// a task that had started before a restart may have had its effect, so it is observed and not ended here
+		if w == j && !j.observe {
 			e.waiting[j.task.Kind] = append(queue[:i:i], queue[i+1:]...)
 			j.gone = true
 			break

@@ -12,8 +12,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestOfferIsTakenWhoseDeliveryWasCommittedAndAnsweredWithAnError: the ledger holds it, so the control plane will hear of it in the next Hello and not
-// offer it again. It runs all the same, once, without a restart, and whether or not it was marked as started in that commit.
+// TestOfferIsTakenWhoseDeliveryWasCommittedAndAnsweredWithAnError: the task is in the ledger, so the next Hello names
+// it and the control plane does not offer it again. It must run even so, once, without a restart, and whether or not it
+// was marked as started in that commit.
 func TestOfferIsTakenWhoseDeliveryWasCommittedAndAnsweredWithAnError(t *testing.T) {
 	testkit.IO(t)
 	for _, tc := range []struct{ name, failpoint string }{
@@ -39,8 +40,8 @@ func TestOfferIsTakenWhoseDeliveryWasCommittedAndAnsweredWithAnError(t *testing.
 	}
 }
 
-// TestStrandedChild is the other half of the test above: two offers, of which one may run at a time and one is answered with an error. Without a
-// point armed both simply run.
+// TestStrandedChild is the other half of the test above: two offers, of which one may run at a time and one is answered
+// with an error. Without a point armed both simply run.
 func TestStrandedChild(t *testing.T) {
 	g := newGate()
 	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: g})
@@ -58,7 +59,7 @@ func TestStrandedChild(t *testing.T) {
 			t.Errorf("%s was not told as delivered", tk)
 		}
 	}
-	b.offer(first) // as lifecycle may, which was not told
+	b.offer(first) // as lifecycle may, which got no report of the delivery
 	b.offer(second)
 	close(g.leave)
 	b.want(first.TaskID, succeeded, 0)

@@ -1,8 +1,10 @@
-// Package beside measures our sagas beside the workflows of DBOS Transact, and our tasks beside the jobs of River, on the same Postgres in the same minutes.
+// Package beside measures our sagas beside the workflows of DBOS Transact, and our tasks beside the jobs of River, on
+// the same Postgres in the same minutes.
 //
-// The other engines run in a program of a module of its own, bench/peers, each in a process and a database of its own; what is asked of it is package peer.
-// Contenders are measured in turn. Rates are medians of the rounds. What a unit costs counts the whole database server, the contender's processes, and for
-// ours the numbering and the projection of its events, which is waited for after each stretch.
+// The other engines run in a program of a module of its own, bench/peers, each in a process and a database of its own;
+// the protocol is package peer. Contenders are measured in turn. Rates are medians of the rounds. The cost of a unit
+// counts the whole database server, the contender's processes, and for ours the numbering and the projection of its
+// events, which the bench awaits after each stretch.
 package beside
 
 import (
@@ -33,7 +35,7 @@ const (
 	RequiredTasks = 0.9
 )
 
-// Options says what to measure with.
+// Options describes the engines and the load of a comparison.
 type Options struct {
 	Database *bench.Database
 	Command  process.Command // makes a child of this binary
@@ -71,7 +73,8 @@ func (o Options) validate() error {
 	return nil
 }
 
-// Sagas measures runs of six steps that do nothing beside DBOS's workflows of six steps that do nothing, as many at once.
+// Sagas measures runs of six steps that do nothing beside DBOS's workflows of six steps that do nothing, as many at
+// once.
 func Sagas(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	s, err := open(ctx, opts)
@@ -104,7 +107,8 @@ func Sagas(ctx context.Context, opts Options) (bench.Result, error) {
 	return s.result("sagas beside DBOS", "runs/s", all, all[len(all)-2], RequiredSagas, all[len(all)-1]), nil
 }
 
-// Tasks measures round trips of our tasks over agents beside River's jobs that do nothing, each inserted by a commit of its own.
+// Tasks measures round trips of our tasks over agents beside River's jobs that do nothing, each inserted by a commit of
+// its own.
 func Tasks(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	s, err := open(ctx, opts)
@@ -249,7 +253,7 @@ func (r *running) under(name string, load peer.Load) *contender {
 	}}
 }
 
-// measure measures all contenders in turn. What the start of our load left to number and project is done before.
+// measure measures all contenders in turn. The events of the start of our load are numbered and projected before.
 func (s *session) measure(ctx context.Context, all []*contender) error {
 	if err := s.caughtUp(ctx); err != nil {
 		return err

@@ -32,8 +32,8 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// imitated is how many units an engine of the test does in a hundred seconds: one that any machine outdoes, however busy
-// it is, and one that none does.
+// imitated is how many units an engine of the test does in a hundred seconds: one that any machine outdoes, however
+// busy it is, and one that none does.
 var imitated = map[string]int{"dbos": 10, "river": 100_000_000}
 
 // child serves the agents of our tasks, or imitates another engine: the real ones are of another module.
@@ -69,8 +69,9 @@ func command(kind string) *exec.Cmd {
 	return cmd
 }
 
-// TestBesideOthers shows that both comparisons are measured and judged by the medians: ours is faster than an engine that does one in ten seconds, and slower than
-// one that does a million. The figures of ours mean something only on a quiet machine.
+// TestBesideOthers checks that both comparisons are measured and judged by the medians: ours is faster than an engine
+// that does one in ten seconds, and slower than one that does a million. The figures of ours mean something only on a
+// quiet machine.
 func TestBesideOthers(t *testing.T) {
 	testkit.IO(t)
 	db, err := bench.StartDatabase(t.Context(), slog.New(slog.DiscardHandler))

@@ -14,11 +14,12 @@ import (
 
 // contender is an engine under one load.
 type contender struct {
-	name      string
-	stretch   func(ctx context.Context, length time.Duration) (peer.Stretch, error)
-	catchUp   func(ctx context.Context) error // returns when what the engine does behind its units is done too; nil: nothing
-	own       bool                            // it runs in this process
-	processes []int                           // others that it runs in
+	name    string
+	stretch func(ctx context.Context, length time.Duration) (peer.Stretch, error)
+	// catchUp returns when the engine's work behind its units is done too; nil: there is none.
+	catchUp   func(ctx context.Context) error
+	own       bool  // it runs in this process
+	processes []int // others that it runs in
 	settings  map[string]any
 
 	stretches []peer.Stretch
@@ -26,13 +27,13 @@ type contender struct {
 	behind    spent // the part of it after the end of each stretch
 }
 
-// spent is what has been used until a moment, or between two.
+// spent is the resources used until a moment, or between two.
 type spent struct {
 	processor  time.Duration
 	wal, pages int64
 }
 
-// meter reads what a contender has spent together with the database server.
+// meter reads the resources that a contender has used together with the database server.
 type meter struct {
 	rig        *rig.Rig
 	postmaster int
@@ -88,7 +89,7 @@ func (m meter) round(ctx context.Context, c *contender, length time.Duration) er
 	return nil
 }
 
-// add adds what was spent between two moments.
+// add adds the resources used between two moments.
 func (s *spent) add(from, to spent) {
 	s.processor += to.processor - from.processor
 	s.wal += to.wal - from.wal
@@ -131,7 +132,7 @@ func (c *contender) each(of func(peer.Stretch) float64) []float64 {
 	return out
 }
 
-// describe adds what was measured and how to the details of a result.
+// describe adds the measurements and their method to the details of a result.
 func (c *contender) describe(details map[string]any) {
 	units := 0
 	for _, s := range c.stretches {

@@ -1,9 +1,10 @@
-// Package cancel measures how long it takes from the request to cancel an operation until the context of the step that runs is cancelled, whichever
-// replica drives it.
+// Package cancel measures how long it takes from the request to cancel an operation until the context of the step that
+// runs is cancelled, on any replica that drives it.
 //
-// It owns the load. Two replicas of what lifecycle has of sagas, with its verbs, stand over one Postgres that writes durably, with production's lease; they
-// share nothing else. Cancels come at random phases of the heartbeats, at the replica that drives and at the other one, and for steps that are parked, as for
-// an agent's task, until their undo begins. The worst p95 of these ways is what is held. When replicas hear nothing of each other, the heartbeats alone must
+// It owns the load. Two replicas of lifecycle's saga engine, with its verbs, run over one Postgres that writes durably,
+// with production's lease; they share nothing else. Cancels come at random phases of the heartbeats, at the replica
+// that drives and at the other one, and for steps that are parked, as for an agent's task, until their undo begins. The
+// worst p95 of these ways is the result. When replicas get no notifications from each other, the heartbeats alone must
 // be quick enough.
 package cancel
 
@@ -27,7 +28,8 @@ import (
 // Most is the p95 from a cancel to the step's context, in milliseconds.
 const Most = 6000.0
 
-// baselineCommits are measured before the cancels, and after them. The baseline is what a cancel cannot do without: one durable commit of a single row.
+// baselineCommits are measured before the cancels, and after them. The baseline is the least that a cancel costs: one
+// durable commit of a single row.
 const baselineCommits = 200
 
 // The ways of a cancel.
@@ -36,15 +38,16 @@ const (
 	wayOther   = "at_the_other_replica"
 	wayParked  = "of_a_parked_step"
 	heartbeats = 3           // over which the cancels are spread
-	patience   = time.Minute // after which a cancel that nobody heard of, or a step that did not begin, ends the bench
+	patience   = time.Minute // after which a cancel that no step noticed, or a step that did not begin, ends the bench
 )
 
-// Options says where and how much to measure. The three URLs name one database.
+// Options describes where and how much to measure. The three URLs name one database.
 type Options struct {
 	LifecycleURL string // role lifecycle
 	SequencerURL string // role sequencer: the event log is numbered while sagas run
 	OwnerURL     string // a role that may create a schema, for the baseline's table
-	// HeartbeatAlone keeps the replicas from hearing of each other, and one drives while the other is asked: nothing but the heartbeat brings a cancel.
+	// HeartbeatAlone keeps notifications from the replicas, and one drives while the other gets the requests: a cancel is
+	// noticed by the heartbeat alone.
 	HeartbeatAlone bool
 	Lease          time.Duration // of a run, three heartbeats; zero means production's
 	Cancels        int           // zero means 180
@@ -106,7 +109,7 @@ func (x *run) heard(at time.Time) {
 	}
 }
 
-// Run measures. Nothing of it stays in the database but rows of a tenant named bench.
+// Run runs the bench. Nothing of it stays in the database but rows of a tenant named bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
@@ -213,7 +216,8 @@ func (g *load) start(ctx context.Context, r *replica, x *run) error {
 	return nil
 }
 
-// cancelAll cancels every run at a random moment of the next heartbeats, and answers by way how long each took to be heard of, and how long the answers took.
+// cancelAll cancels every run at a random moment of the next heartbeats, and returns by way how long each took to reach
+// the step, and how long the answers took.
 func (g *load) cancelAll(ctx context.Context) (map[string][]time.Duration, []time.Duration, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -254,7 +258,7 @@ func (g *load) cancelAll(ctx context.Context) (map[string][]time.Duration, []tim
 	return heard, answers, nil
 }
 
-// ask cancels by the verb that people use, at the replica that the way says.
+// ask cancels by the verb that people use, at the replica of the way.
 func (g *load) ask(ctx context.Context, x *run) error {
 	at := x.drivenBy()
 	if x.way != wayDriving {

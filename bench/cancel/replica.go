@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-// The two definitions: a step that works until its context ends, and one that is parked, as for a task of an agent, until it is undone.
+// The two definitions: a step that works until its context ends, and one that is parked, as for a task of an agent,
+// until it is undone.
 const (
 	working = "bench_working"
 	parked  = "bench_parked"
@@ -26,7 +27,7 @@ type replica struct {
 	server *workspace.Server
 }
 
-// newReplica makes one; a replica that does not drive only answers requests.
+// newReplica makes a replica; a replica that does not drive only answers requests.
 func newReplica(ctx context.Context, opts Options, definitions []saga.Definition, drives bool) (*replica, error) {
 	cfg := rig.ReplicaConfig{
 		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 16, Definitions: definitions, Lease: opts.Lease, Listens: !opts.HeartbeatAlone,
@@ -49,7 +50,8 @@ func newReplica(ctx context.Context, opts Options, definitions []saga.Definition
 	})}, nil
 }
 
-// definitions are those of a replica: their steps say who drives them, and when they heard of the cancel.
+// definitions returns the definitions of a replica: their steps record which replica drives them, and when the cancel
+// reached them.
 func (g *load) definitions(replica int) []saga.Definition {
 	return []saga.Definition{
 		{Name: working, Version: 1, States: rig.States, Steps: []saga.Step{{
@@ -64,7 +66,7 @@ func (g *load) definitions(replica int) []saga.Definition {
 				}
 				return saga.Outcome{}, context.Cause(ctx)
 			},
-			Undo: g.undo, // by then the context has gone, also that of a step whose driver had lost its lease
+			Undo: g.undo, // by then the context has ended, also that of a step whose driver had lost its lease
 		}}},
 		{Name: parked, Version: 1, States: rig.States, Steps: []saga.Step{{
 			Name: "wait", Class: saga.Pure,

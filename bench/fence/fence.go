@@ -1,6 +1,6 @@
-// Package fence measures what a decision about a node takes until its agent has it: from the request that holds,
+// Package fence measures how long a decision about a node takes to reach its agent: from the request that holds,
 // quarantines or fences a node to its closed session, and from the request that reactivates it to the next session; and
-// what a task takes that is queued for it then and whose hint is lost.
+// how long a task takes that is queued for it then and whose hint is lost.
 //
 // The mesh is that of `gpuaas dev`: the four services in this process, Postgres, Redis and the agents beside it. The
 // times at which sessions are closed and admitted are those in the logs of the agents. A request begins before its
@@ -31,13 +31,13 @@ import (
 )
 
 // MostClosing and MostReturning are the p99, in milliseconds, from a decision to the closed session, and from a
-// reactivation to the next one: the longest wait that an agent is told with its jitter (7.5 s), and the opening.
+// reactivation to the next one: the longest wait that an agent is given with its jitter (7.5 s), and the opening.
 const (
 	MostClosing   = 2_000.0
 	MostReturning = 12_000.0
 )
 
-// longestWait is what an agent that is shut out waits at most until it asks again.
+// longestWait is how long an agent that is shut out waits at most until it tries again.
 const longestWait = 7500 * time.Millisecond
 
 // patience is how long one change may take before the bench gives up.
@@ -50,7 +50,7 @@ var verbs = []recoveryv1.IdentityVerb{
 	recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE,
 }
 
-// Options says how to measure.
+// Options describes how to measure.
 type Options struct {
 	Nodes   int    // zero means 8
 	Rounds  int    // in which each node is shut out once by each verb; zero means 3
@@ -72,7 +72,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Run measures.
+// Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if opts.Nodes < 0 || opts.Rounds < 0 {
 		return bench.Result{}, fmt.Errorf("bench fence: %d rounds of %d nodes", opts.Rounds, opts.Nodes)
@@ -114,7 +114,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	return m.judge(details), nil
 }
 
-// measured is what each change took, by verb.
+// measured holds how long each change took, by verb.
 type measured struct {
 	mu       sync.Mutex
 	closed   map[recoveryv1.IdentityVerb][]time.Duration // until the session was closed
@@ -177,7 +177,7 @@ func (m *measured) one(ctx context.Context, client *person.Client, agent *agents
 	return nil
 }
 
-// change asks for a change of the node's identity, and returns the time from the request to a message of the agent's.
+// change requests a change of the node's identity, and returns the time from the request to a message of the agent's.
 func (m *measured) change(ctx context.Context, client *person.Client, agent *agents.Agent, log *agentLog,
 	verb recoveryv1.IdentityVerb, message string,
 ) (time.Duration, error) {
@@ -201,7 +201,7 @@ func (m *measured) change(ctx context.Context, client *person.Client, agent *age
 	return at.Sub(asked), nil
 }
 
-// judge compares what was measured with what is required, and puts the figures of each verb into details.
+// judge compares the measurements with the requirements, and puts the figures of each verb into details.
 func (m *measured) judge(details map[string]any) bench.Result {
 	var closed, returned []time.Duration
 	for _, verb := range verbs {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 )
 
-// agentLog reads what an agent logs, from its opening on.
+// agentLog reads the lines that an agent logs, from its opening on.
 type agentLog struct {
 	file *os.File
 	in   *bufio.Reader

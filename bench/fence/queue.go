@@ -24,7 +24,7 @@ import (
 )
 
 // MostServing is the p99, in milliseconds, of a task whose hint was lost: ten seconds until lifecycle or a sequencer
-// looks though nothing notified it, and the task's way to the agent and back.
+// polls without a notification, and the task's way to the agent and back.
 const MostServing = 12_000.0
 
 // openLifecycle opens the mesh's database as lifecycle does.
@@ -40,8 +40,9 @@ func openLifecycle(ctx context.Context, mesh *dev.Mesh) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// serve queues a probe for a node as a replica of lifecycle leaves it that ends right after its commit: neither the hub
-// nor a sequencer is notified. It returns the time from the row to the end of the task by the clock of the database.
+// serve queues a probe for a node in the state left by a replica of lifecycle that ends right after its commit: neither
+// the hub nor a sequencer is notified. It returns the time from the row to the end of the task by the clock of the
+// database.
 func serve(ctx context.Context, mesh *dev.Mesh, pool *pgxpool.Pool, name string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -49,7 +50,7 @@ func serve(ctx context.Context, mesh *dev.Mesh, pool *pgxpool.Pool, name string)
 	if err != nil {
 		return 0, fmt.Errorf("read the node: %w", err)
 	}
-	// Nodes with work are listed every second while there are any: the probes come at all phases of that.
+	// Nodes with work are listed every second while there are any: the probes come at all phases of that second.
 	if !app.Sleep(ctx, rand.N(time.Second)) { //nolint:gosec // a phase
 		return 0, fmt.Errorf("queue a probe: %w", context.Cause(ctx))
 	}

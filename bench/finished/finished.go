@@ -1,4 +1,4 @@
-// Package finished measures what a saga costs on a database without a history and on one with a history of finished
+// Package finished measures the cost of a saga on a database without a history and on one with a history of finished
 // workspaces, in turn.
 package finished
 
@@ -21,13 +21,13 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// MostRise is how much of what a saga costs without a history it may cost with one.
+// MostRise is the largest ratio of a saga's cost with a history to its cost without one.
 const MostRise = 1.05
 
-// days is over how long the ends of the finished workspaces lie.
+// days is the number of days over which the ends of the finished workspaces lie.
 const days = 30
 
-// Options says what to measure.
+// Options describes what to measure.
 type Options struct {
 	Finished       int           // workspaces; 20,000
 	Length         time.Duration // of a stretch; 3 s
@@ -56,7 +56,7 @@ type cost struct{ server, own, log float64 }
 
 func (c cost) processor() float64 { return c.server + c.own }
 
-// side is one of the two databases with what runs on it.
+// side is one of the two databases with the replica that runs on it.
 type side struct {
 	db    *bench.Database
 	rig   *rig.Rig
@@ -64,7 +64,7 @@ type side struct {
 	costs []cost
 }
 
-// Run measures.
+// Run runs the bench.
 func Run(ctx context.Context, o Options) (bench.Result, error) {
 	o = o.withDefaults()
 	if o.Finished < 0 || o.Rounds < 1 {
@@ -114,8 +114,8 @@ func (o Options) compare(ctx context.Context, tmpl *plans.Template) (_ bench.Res
 	return judge(o, sides[0], sides[1]), nil
 }
 
-// open makes a database and what drives sagas on it. Whole pages are not written to its log: how many there are is a
-// matter of checkpoints.
+// open makes a database and a driver of sagas on it. Full-page images are not written to its log: their number depends
+// on checkpoints.
 func (o Options) open(ctx context.Context, tmpl *plans.Template, ended int) (*side, error) {
 	s := &side{}
 	var err error
@@ -126,7 +126,7 @@ func (o Options) open(ctx context.Context, tmpl *plans.Template, ended int) (*si
 	if err := tmpl.Load(ctx, s.db.MeshURL(), size); err != nil {
 		return s, err
 	}
-	// What was loaded is on the disk before anything is measured.
+	// The loaded rows are on the disk before anything is measured.
 	if err := checkpointed(ctx, s.db); err != nil {
 		return s, err
 	}

@@ -22,7 +22,7 @@ import (
 // complete is the file that stands in the directory of a fleet once all of it is loaded.
 const complete = "complete"
 
-// freshFor is how long a fleet in the cache serves: what is due in it, as terms and leases, depends on the time.
+// freshFor is how long a fleet in the cache may be used: terms and leases in it fall due with time.
 const freshFor = 20 * time.Hour
 
 // ErrInUse is the error of Run if another run uses a fleet of the cache.
@@ -50,7 +50,7 @@ func (l *loader) load(ctx context.Context, db *bench.Database, size plans.Size) 
 	return fmt.Sprintf("in %.0f s", time.Since(began).Seconds()), nil
 }
 
-// visit is called with the database of a fleet and with how large it is and how it came about.
+// visit is called with the database of a fleet, its size, and how it was made.
 type visit func(ctx context.Context, db *bench.Database, size plans.Size, load string) error
 
 // eachFleet visits each fleet. Without a cache all are loaded into one database in turn; with one each has a directory
@@ -122,7 +122,7 @@ func (l *loader) visitCached(ctx context.Context, c *cache, size plans.Size, fn 
 	return errors.Join(err, db.Close()) //nolint:contextcheck // ended though the caller gave up
 }
 
-// describe visits a fleet with a text of how large it is and how it came about.
+// describe visits a fleet with a text that describes its size and how it was made.
 func describe(ctx context.Context, db *bench.Database, size plans.Size, how string, fn visit) error {
 	bytes, err := databaseBytes(ctx, db)
 	if err != nil {
@@ -132,8 +132,8 @@ func describe(ctx context.Context, db *bench.Database, size plans.Size, how stri
 	return fn(ctx, db, size, text)
 }
 
-// cache is a directory with the databases of fleets. Each has a directory, named by what it was made of and by; a run
-// has a lock on the file beside it. To remove a fleet is to remove its directory.
+// cache is a directory with the databases of fleets. Each has a directory, named by its contents and the build that
+// made it; a run has a lock on the file beside it. To remove a fleet is to remove its directory.
 type cache struct {
 	dir   string
 	build string
@@ -147,7 +147,7 @@ func openCache(dir string) (*cache, error) {
 	return &cache{dir: dir, build: build}, err
 }
 
-// thisBuild returns what tells this program and its schema from others.
+// thisBuild returns a text that identifies this program and its schema.
 func thisBuild() (string, error) {
 	sum := sha256.New()
 	self, err := os.Executable()
@@ -175,7 +175,7 @@ func (c *cache) path(size plans.Size) string {
 		size.Nodes, size.Workspaces, size.Ended, size.Days, size.Events, size.Instances, c.build))
 }
 
-// has reports whether a fleet is there whole and new enough.
+// has reports whether a fleet is completely loaded and new enough.
 func (c *cache) has(size plans.Size, now time.Time) bool {
 	at, err := os.Stat(filepath.Join(c.path(size), complete))
 	return err == nil && now.Sub(at.ModTime()) < freshFor
@@ -192,7 +192,7 @@ func (c *cache) missing(sizes []plans.Size, now time.Time) uint64 {
 	return bytes
 }
 
-// clear removes what stands in the places of fleets that have to be loaded, so that it counts as room.
+// clear removes the files in the places of fleets that have to be loaded, so that their space counts as free.
 func (c *cache) clear(sizes []plans.Size, now time.Time) error {
 	for _, size := range sizes {
 		if c.has(size, now) {
@@ -207,8 +207,8 @@ func (c *cache) clear(sizes []plans.Size, now time.Time) error {
 	return nil
 }
 
-// place locks a fleet and returns its directory and whether the fleet is there. What was begun and not ended, and what
-// is too old, goes first.
+// place locks a fleet and returns its directory and whether the fleet is there. A fleet whose load did not complete, or
+// that is too old, is removed first.
 func (c *cache) place(size plans.Size, now time.Time) (string, bool, func(), error) {
 	dir := c.path(size)
 	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)

@@ -1,8 +1,8 @@
-// Package fleet measures what every statement of the product costs on fleets of three sizes, and how that grows.
+// Package fleet measures the cost of every statement of the product on fleets of three sizes, and how that grows.
 //
-// The rows are copies of those that a real mesh wrote for one machine and one workspace; see package plans. No
-// service runs on the database, so that what is measured is the statement alone, as its role and with a plan that
-// serves all arguments.
+// The rows are copies of those that a real mesh wrote for one machine and one workspace; see package plans. No service
+// runs on the database, so that the bench measures the statement alone, as its role and with a plan that serves all
+// arguments.
 package fleet
 
 import (
@@ -24,17 +24,17 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// MostTime is what a statement that does not look at the whole fleet may take on the largest one at the 99th
-// percentile, in milliseconds. How its buffers may grow, and those of statements that do, says plans.ClassOf.
+// MostTime is the 99th percentile, in milliseconds, that a statement may take on the largest fleet unless it reads the
+// whole of it. plans.ClassOf returns how the buffers of each statement may grow.
 const MostTime = 50.0
 
 // MostBytes is how large the database of a fleet may become.
 const MostBytes = 30 << 30
 
-// grown is how many buffers a statement may touch, whatever its growth says: of small tables a plan reads all.
+// grown is how many buffers a statement may touch at any growth: a plan reads all of a small table.
 const grown = 200
 
-// Options says what to measure.
+// Options describes what to measure.
 type Options struct {
 	Nodes, Workspaces int  // of the largest fleet; 1,000 and 10,000
 	Instances         bool // the machines are instances, one for each workspace; there are as many as workspaces
@@ -65,7 +65,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// bytesOf a workspace in the database, with and without its history, each with room for the log of the load.
+// bytesOf returns the bytes of a workspace in the database, with and without its history, each with room for the log of
+// the load.
 func bytesOf(history bool) uint64 {
 	if history {
 		return 200 << 10
@@ -73,10 +74,10 @@ func bytesOf(history bool) uint64 {
 	return 100 << 10
 }
 
-// bytesOfEnded is what a workspace that has ended takes with its history.
+// bytesOfEnded is the size of an ended workspace with its history.
 const bytesOfEnded = 350 << 10
 
-// figure is what one statement cost on one fleet.
+// figure is the cost of one statement on one fleet.
 type figure struct {
 	p50, p99      float64 // milliseconds
 	rows, buffers int64
@@ -91,16 +92,16 @@ type measured struct {
 	of        []figure
 }
 
-// growth returns the exponent by which a figure grew with the fleet. What stays below a floor does not grow.
+// growth returns the exponent by which a figure grew with the fleet. A figure that stays below a floor does not grow.
 func growth(few, many, floor, times float64) float64 {
 	few, many = max(few, floor), max(many, floor)
 	return math.Log(many/few) / math.Log(times)
 }
 
-// ofPages returns the exponent by which the buffers of a statement grew. A page that is full on the largest fleet, and that
-// the smallest one does not fill, is compared as if it did: what an answer of fixed size takes is not growth. Of a sweep the
-// page is what it reads: it is filled by as much more as was read, and by no more than a page has more than half of the
-// fleet, for a page is measured from the middle on.
+// ofPages returns the exponent by which the buffers of a statement grew. A page that is full on the largest fleet, and
+// that the smallest one does not fill, is compared as if it did: the cost of an answer of fixed size is not growth. For
+// a sweep the page is the rows that it reads: it is filled by as much more as was read, and by no more than a page has
+// more than half of the fleet, for a page is measured from the middle on.
 func ofPages(m *measured, smallest plans.Size, times float64) float64 {
 	few, many := m.of[0], m.of[len(m.of)-1]
 	fill := 1.0
@@ -113,7 +114,7 @@ func ofPages(m *measured, smallest plans.Size, times float64) float64 {
 	return growth(fill*float64(few.buffers), float64(many.buffers), grown, times)
 }
 
-// Run measures.
+// Run runs the bench.
 func Run(ctx context.Context, o Options) (bench.Result, error) {
 	o = o.withDefaults()
 	if o.HistoryDays < 0 {
@@ -253,7 +254,7 @@ func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpoo
 	return f, nil
 }
 
-// over returns what a statement misses of what is required of its class, or nothing.
+// over returns which requirement of its class a statement fails, or the empty string.
 func over(m *measured, size plans.Size, inBuffers float64) string {
 	many := m.of[len(m.of)-1]
 	most := plans.Most(m.statement, size, many.returned)
@@ -268,7 +269,7 @@ func over(m *measured, size plans.Size, inBuffers float64) string {
 	return ""
 }
 
-// judge prints the table, the costliest first, and compares it with what is required.
+// judge prints the table, the costliest first, and compares it with the requirements.
 func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[string]any) (bench.Result, error) {
 	var list []*measured
 	for _, m := range all {

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// What is required of the list of workspaces at the API: LeastLists requests a second over as many connections as
+// The requirement on the list of workspaces at the API: LeastLists requests a second over as many connections as
 // listConnections, each for a page of listPage.
 const (
 	LeastLists      = 1500.0
@@ -30,7 +30,7 @@ const (
 	listPage        = 8
 )
 
-// ListOptions says how to measure the list of workspaces.
+// ListOptions describes how to measure the list of workspaces.
 type ListOptions struct {
 	Nodes, Workspaces int           // 100 and 1,000
 	Length            time.Duration // 10 s, after a fifth of it that is not counted
@@ -124,7 +124,7 @@ func connect(mesh *dev.Mesh) ([]*person.Client, error) {
 	return clients, nil
 }
 
-// call asks for pages until the time is over, one request of each client after the other.
+// call requests pages until the time is over, one request of each client after the other.
 func call(ctx context.Context, clients []*person.Client, length time.Duration) ([]time.Duration, error) {
 	each := make([][]time.Duration, len(clients))
 	group, ctx := errgroup.WithContext(ctx)

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
 )
 
-// TestASweepHasRunOnceItHasSucceededTwice: failures do not count, one success does not, and neither do those of a fleet that
-// has not stood for as long as it takes until something that is wrong can be found.
+// TestASweepHasRunOnceItHasSucceededTwice: failures do not count, one success does not, and neither do those of a fleet
+// that has not stood for as long as it takes until something that is wrong can be found.
 func TestASweepHasRunOnceItHasSucceededTwice(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	runs := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuaas_background_runs_total"}, []string{"service", "job", "outcome"})

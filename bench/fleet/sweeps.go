@@ -24,13 +24,13 @@ import (
 // sweeps are the jobs that compare all of a fleet.
 var sweeps = []string{"claims", "findings", "machine_orphans", "orphans", "shared_orphans", "two_instances"}
 
-// SweepOptions says on which fleet to wait for sweeps.
+// SweepOptions describes the fleet on which to wait for sweeps.
 type SweepOptions struct {
 	Nodes, Workspaces int
 	Instances         bool          // the machines are instances, one for each workspace
 	Limit             time.Duration // 10 minutes
-	// Standing is how long the services run before the last round of sweeps begins. The default is StandingFor: what is
-	// wrong with a fleet is found and acted on only after it has been so for a while.
+	// Standing is how long the services run before the last round of sweeps begins. The default is StandingFor: a sweep
+	// reports and acts on a fault only after it has lasted for a while.
 	Standing       time.Duration
 	Agent, Version string
 	Logger         *slog.Logger
@@ -42,13 +42,14 @@ func StandingFor() time.Duration {
 	return max(findings.Default().Grace, policy.Defaults().HeartbeatStaleAfter())
 }
 
-// found is what a sweep or a watchdog has found, or has done, of a kind.
+// found is the number of findings, or actions, of one kind by a sweep or a watchdog.
 type found struct {
 	What string `db:"what"`
 	N    int64  `db:"n"`
 }
 
-// foundBySweeps counts what a fleet at rest has none of: what stands, and what began after the load and is over.
+// foundBySweeps counts the rows that a fleet at rest has none of: those that are open, and those that began after the
+// load and are over.
 var foundBySweeps = pg.Define(pg.RoleOwner, "bench.found_by_sweeps", `
 	WITH load AS (SELECT s.seeded_at AS at FROM mesh.seeded s)
 	SELECT 'finding ' || f.kind AS what, count(*) AS n FROM lifecycle.finding f, load
@@ -62,8 +63,8 @@ var foundBySweeps = pg.Define(pg.RoleOwner, "bench.found_by_sweeps", `
 	UNION ALL SELECT 'identity ' || d.state, count(*) FROM recovery.identity d WHERE d.state <> 'active' GROUP BY 1
 	ORDER BY 1`)
 
-// RunSweeps starts the services of a mesh on a fleet, and reports what their first rounds of sweeps find, two at least and
-// one after StandingFor: nothing, of a fleet that is what a mesh has written.
+// RunSweeps starts the services of a mesh on a fleet, and reports what their first rounds of sweeps find, two at least
+// and one after StandingFor: they find nothing on a fleet that is as a mesh has written it.
 func RunSweeps(ctx context.Context, o SweepOptions) (bench.Result, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -130,12 +131,12 @@ func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Re
 	}, nil
 }
 
-// rounds is how often each sweep has to succeed: what one suspects is reported by the next. So often it has to succeed
-// too after the fleet has stood for long enough: the first to end then may have begun before.
+// rounds is how often each sweep has to succeed: a sweep reports what the one before it suspected. It has to succeed as
+// often again after the fleet has stood for long enough: the first to end then may have begun before.
 const rounds = 2
 
-// notRun returns the sweeps that have not succeeded so often yet, of which stood had succeeded when the fleet had stood for
-// long enough; nil: it has not yet, and all are waited for.
+// notRun returns the sweeps that have not succeeded so often yet, of which stood had succeeded when the fleet had stood
+// for long enough; nil: it has not yet, and all are waited for.
 func notRun(done, stood map[string]float64) []string {
 	return slices.DeleteFunc(slices.Clone(sweeps), func(s string) bool { return stood != nil && done[s] >= stood[s]+rounds })
 }

@@ -13,8 +13,9 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.AtOnce(2)) }
 
-// TestTheSweepsOfALoadedFleetFindNothing: what is loaded is what a mesh would have written, in the workload
-// database and in the launch log too. The bench waits until silence would be found as well; here two rounds have to do.
+// TestTheSweepsOfALoadedFleetFindNothing: the loaded rows are as a mesh would have written them, in the workload
+// database and in the launch log too. The bench waits until silent nodes would be found as well; here two rounds have
+// to do.
 func TestTheSweepsOfALoadedFleetFindNothing(t *testing.T) {
 	testkit.IO(t)
 	for _, tt := range []struct {

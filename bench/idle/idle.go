@@ -1,5 +1,5 @@
-// Package idle measures what a mesh costs in which nothing happens: the transactions of all databases, the write-ahead log, the connections and the processor
-// time of each process, over minutes.
+// Package idle measures the cost of a mesh at rest: the transactions of all databases, the write-ahead log, the
+// connections and the processor time of each process, over minutes.
 //
 // The mesh is that of `gpuaas dev`: the four services in this process, Postgres, Redis and the agents beside it.
 package idle
@@ -24,15 +24,15 @@ import (
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
-// MostCommits, MostWAL and MostConnections are what an idle mesh may cost: transactions and bytes of the write-ahead log a minute, whole pages apart, and
-// connections.
+// MostCommits, MostWAL and MostConnections bound the cost of an idle mesh: transactions and bytes of the write-ahead
+// log a minute, whole pages apart, and connections.
 const (
 	MostCommits     = 500
 	MostWAL         = 20 << 10
 	MostConnections = 24
 )
 
-// Options says how to measure.
+// Options describes how to measure.
 type Options struct {
 	Length  time.Duration // of the measured stretch; default 2 min
 	Settle  time.Duration // from the moment the mesh is ready; default 1 min
@@ -58,7 +58,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Run measures.
+// Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	ctx, cancel := context.WithCancel(ctx)
@@ -78,7 +78,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	return result, err
 }
 
-// discard takes what a person would read.
+// discard takes the output for people.
 type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
@@ -125,7 +125,7 @@ func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan 
 	if err := settleTables(ctx, mesh, strings.TrimSpace(string(url))); err != nil {
 		return bench.Result{}, err
 	}
-	// Right after a vacuum more is counted than a mesh at rest makes, probably the vacuum itself.
+	// Right after a vacuum the counters have more than a mesh at rest makes, probably the vacuum itself.
 	if err := rest(countedWithin, nil); err != nil {
 		return bench.Result{}, err
 	}
@@ -165,7 +165,7 @@ func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan 
 	return result, err
 }
 
-// seen is what has been counted until a moment.
+// seen holds the counters at a moment.
 type seen struct {
 	counted
 
@@ -182,7 +182,7 @@ var (
 	serverPIDs = pg.Define(pg.RoleOwner, "idle.server_pids", `SELECT pid FROM pg_stat_activity`)
 )
 
-// counted is what the database counts.
+// counted holds the counters of the database.
 type counted struct {
 	Commits     int64 `db:"commits"`
 	WAL         int64 `db:"wal"`
@@ -211,8 +211,9 @@ func readCounters(ctx context.Context, url string) (seen, error) {
 	return out, nil
 }
 
-// judge compares what was counted with what is allowed. How many bytes of the write-ahead log are whole pages depends on when the server makes its
-// checkpoints, and not on what a mesh writes. Where the server does not say how many, a log that is small with them passes, and any other is not judged.
+// judge compares the counts with the limits. How many bytes of the write-ahead log are whole pages depends on when the
+// server makes its checkpoints, and not on the writes of a mesh. Where the server does not report how many, a log that
+// is small with them passes, and any other is not judged.
 func judge(ctx context.Context, opts Options, before, after seen, log records) (bench.Result, error) {
 	minutes := after.at.Sub(before.at).Minutes()
 	per := func(n int64) float64 { return math.Round(float64(n) / minutes) }

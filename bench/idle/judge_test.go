@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestALogWithoutItsRecordsIsNotJudged: whole pages do not count, and a server that does not say how many there are leaves
-// a log that is too large with them unjudged. The result says so, and why.
+// TestALogWithoutItsRecordsIsNotJudged: whole pages do not count, and if a server does not report how many there are, a
+// log that is too large with them is not judged. The result has that, and the reason.
 func TestALogWithoutItsRecordsIsNotJudged(t *testing.T) {
 	of := func(pages int64) records {
 		return records{kinds: []kind{{Name: "Heap/UPDATE", Bytes: 1, Pages: pages}}}
@@ -54,7 +54,7 @@ func TestALogWithoutItsRecordsIsNotJudged(t *testing.T) {
 	}
 }
 
-// TestAVacuumHasItsShareOfTheLog: what a vacuum alone writes is added up without its whole pages.
+// TestAVacuumHasItsShareOfTheLog: the records that a vacuum alone writes are added up without their whole pages.
 func TestAVacuumHasItsShareOfTheLog(t *testing.T) {
 	log := records{kinds: []kind{
 		{Name: "Heap/UPDATE", Bytes: 1000}, {Name: "Heap2/PRUNE_VACUUM_SCAN", Bytes: 20, Pages: 8192}, {Name: "Btree/VACUUM", Bytes: 3},

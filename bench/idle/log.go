@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// What the write-ahead log is made of is read by an extension that comes with the server; some packages of Postgres leave it out.
+// The records of the write-ahead log are read by an extension that comes with the server; some packages of Postgres
+// leave it out.
 var (
 	hasInspect    = pg.Define(pg.RoleOwner, "idle.has_inspect", `SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_walinspect')`)
 	createInspect = pg.DefineUnprepared(pg.RoleOwner, "idle.create_inspect", "the bench makes the extension",
@@ -24,7 +25,7 @@ var (
 		})
 )
 
-// kind is what the records of one kind took of the write-ahead log.
+// kind is the number and the bytes of the records of one kind in the write-ahead log.
 type kind struct {
 	Name  string `db:"name"`
 	Count int64  `db:"count"`
@@ -35,10 +36,10 @@ type kind struct {
 // records is the write-ahead log of a stretch by kind.
 type records struct {
 	kinds   []kind
-	unknown string // why the server does not say; empty if it does
+	unknown string // why the server does not report them; empty if it does
 }
 
-// records reads what was written between two positions.
+// records reads the records between two positions.
 func (s statements) records(ctx context.Context, from, to int64) (records, error) {
 	switch {
 	case s.conn == nil:
@@ -65,7 +66,7 @@ func (r records) pages() int64 {
 // ofVacuum are the kinds of records that a vacuum alone writes.
 var ofVacuum = []string{"Heap2/PRUNE_VACUUM_SCAN", "Heap2/PRUNE_VACUUM_CLEANUP", "Heap2/VISIBLE", "Heap2/VACUUM", "Heap2/FREEZE_PAGE", "Btree/VACUUM"}
 
-// vacuumed returns the bytes of what a vacuum wrote, whole pages apart. The statistics of an analyze are rows as any.
+// vacuumed returns the bytes that a vacuum wrote, whole pages apart. The statistics of an analyze are rows as any.
 func (r records) vacuumed() int64 {
 	var n int64
 	for _, k := range r.kinds {

@@ -16,16 +16,18 @@ import (
 var (
 	vacuumAll = pg.DefineUnprepared(pg.RoleOwner, "idle.vacuum_all", "a vacuum cannot be planned",
 		func(struct{}) string { return `VACUUM (ANALYZE)` })
-	// Statistics that were made anew leave their former rows, which autovacuum would take next. They are counted when the session that made them ends.
+	// Statistics that were made anew leave their former rows, which autovacuum would take next. They are counted when the
+	// session that made them ends.
 	vacuumAgain = pg.DefineUnprepared(pg.RoleOwner, "idle.vacuum_again", "a vacuum cannot be planned", func(struct{}) string { return `VACUUM` })
-	// Autovacuum goes to each of them, also to those that a mesh does not use.
+	// Autovacuum visits each of them, also those that a mesh does not use.
 	listDatabases = pg.Define(pg.RoleOwner, "idle.list_databases", `SELECT d.datname::text FROM pg_database d WHERE d.datallowconn`)
 	isConnected   = pg.Define(pg.RoleOwner, "idle.is_connected", `SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = ANY ($1::bigint[]))`)
 )
 
-// settleTables vacuums and analyzes all tables, so that what autovacuum does once, in the first minutes of a server all of whose tables are new, is not
-// counted. It also puts off what autovacuum goes on doing for as long as the mesh updates its rows: a short stretch counts less of that than a mesh at rest
-// has. Where the bench has no administrator's connection the mesh's own tables are all that it can do.
+// settleTables vacuums and analyzes all tables, so that the work that autovacuum does once, in the first minutes of a
+// server all of whose tables are new, is not counted. It also puts off the work that autovacuum does for as long as the
+// mesh updates its rows: a short stretch counts less of that than a mesh at rest has. Without an administrator's
+// connection it vacuums the mesh's own tables alone.
 func settleTables(ctx context.Context, mesh *dev.Mesh, owner string) error {
 	admin, err := mesh.StatementsURL()
 	if err != nil {
@@ -76,7 +78,7 @@ func vacuum(ctx context.Context, url, database string, how *pg.Statement) error 
 	return gone(ctx, url, conn)
 }
 
-// gone closes connections and waits until the server has ended their sessions, and so has counted what they did.
+// gone closes connections and waits until the server has ended their sessions, and so has counted their work.
 func gone(ctx context.Context, url string, conns ...*pgx.Conn) error {
 	var pids []int64
 	for _, conn := range conns {
@@ -114,7 +116,8 @@ type vacuums struct {
 	Analyzes int64 `db:"analyzes"`
 }
 
-// countVacuums adds up all databases; without an administrator's connection it counts in the mesh's own. Its sessions have ended when it returns.
+// countVacuums adds up all databases; without an administrator's connection it counts in the mesh's own. Its sessions
+// have ended when it returns.
 func countVacuums(ctx context.Context, admin, owner string) (vacuums, error) {
 	url := owner
 	if admin != "" {

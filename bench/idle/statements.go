@@ -12,13 +12,15 @@ import (
 	"github.com/gpuaas/mesh/mesh/dev"
 )
 
-// The statements below are run as the administrator of the server, who alone sees what the statements of all roles cost.
+// The statements below are run as the administrator of the server, who alone sees the cost of the statements of all
+// roles.
 var (
 	createStatements = pg.DefineUnprepared(pg.RoleOwner, "idle.create_statements", "the bench makes the extension",
 		func(struct{}) string { return `CREATE EXTENSION IF NOT EXISTS pg_stat_statements` })
 	resetStatements = pg.DefineUnprepared(pg.RoleOwner, "idle.reset_statements", "the bench makes the extension",
 		func(struct{}) string { return `SELECT pg_stat_statements_reset()` })
-	// readStatements adds up by name, which is the comment before the text of each statement of the product. What has none keeps its first words.
+	// readStatements adds up by name, which is the comment before the text of each statement of the product. A statement
+	// without one keeps its first words.
 	readStatements = pg.DefineUnprepared(pg.RoleOwner, "idle.read_statements", "the bench makes the extension",
 		func(struct{}) string {
 			return `
@@ -32,21 +34,22 @@ var (
 	FROM pg_stat_activity a WHERE a.datid IS NOT NULL AND a.pid <> pg_backend_pid() GROUP BY 1 ORDER BY 1`)
 )
 
-// cost is what a statement cost, all its calls together.
+// cost is the cost of a statement, all its calls together.
 type cost struct {
 	Name  string `db:"name"`
 	Calls int64  `db:"calls"`
 	WAL   int64  `db:"wal"`
 }
 
-// statements reads what each statement of a mesh costs. Without a connection the server cannot tell.
+// statements reads what each statement of a mesh costs. Without a connection the server does not report them.
 type statements struct {
 	conn     *pgx.Conn
 	url      string // of the administrator
-	inspects bool   // the server can tell what the write-ahead log is made of
+	inspects bool   // the server can report the records of the write-ahead log
 }
 
-// openStatements connects to the server of a mesh. The connection stays open while the mesh is measured, and counts as no connection of the mesh.
+// openStatements connects to the server of a mesh. The connection stays open while the mesh is measured, and counts as
+// no connection of the mesh.
 func openStatements(ctx context.Context, mesh *dev.Mesh) (statements, error) {
 	url, err := mesh.StatementsURL()
 	if err != nil || url == "" {
@@ -77,7 +80,7 @@ func (s statements) close(ctx context.Context) {
 	}
 }
 
-// begin forgets what was counted before.
+// begin resets the counters.
 func (s statements) begin(ctx context.Context) error {
 	if s.conn == nil {
 		return nil
@@ -88,7 +91,8 @@ func (s statements) begin(ctx context.Context) error {
 	return nil
 }
 
-// countedStatements is what each statement has cost, and the connections by application; nil if the server cannot tell.
+// countedStatements holds the cost of each statement, and the connections by application; nil if the server does not
+// report them.
 type countedStatements struct{ costs, sessions []cost }
 
 func (s statements) end(ctx context.Context) (countedStatements, error) {
@@ -106,8 +110,8 @@ func (s statements) end(ctx context.Context) (countedStatements, error) {
 	return countedStatements{costs: list, sessions: sessions}, nil
 }
 
-// describeStatements adds calls and bytes of the write-ahead log a minute by statement to the details of a result, of those that come about once in two
-// minutes or more. Calls are no transactions where several go in one.
+// describeStatements adds calls and bytes of the write-ahead log a minute by statement to the details of a result, of
+// those that come about once in two minutes or more. Calls are no transactions where several go in one.
 func describeStatements(details map[string]any, counted countedStatements, length time.Duration) {
 	if details == nil || counted.costs == nil {
 		return

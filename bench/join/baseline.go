@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// The baseline is the round trips that an answer cannot do without, as cheap as a client can make them: one command to Redis on a pooled connection,
-// and one prepared statement to Postgres on a pooled connection, with no transaction around it.
+// The baseline is the round trips that every answer needs, as cheap as a client can make them: one command to Redis on
+// a pooled connection, and one prepared statement to Postgres on a pooled connection, with no transaction around it.
 
 func (r *server) rawSetNX(ctx context.Context, o operation) error {
 	if err := r.redis.SetNX(ctx, "gpuaas:bench:"+o.workspaceID, ids.New(), 30*time.Second).Err(); err != nil {

@@ -1,8 +1,10 @@
-// Package join measures how fast somebody is answered who asks for a recreation that is under way: with the lock store, and without it.
+// Package join measures how fast a request for a recreation that is already under way is answered: with the lock store,
+// and without it.
 //
-// It owns the load. The server is lifecycle's own, in this process, over a Postgres that writes durably and a Redis of the bench's own; nobody drives the
-// operations, so that they stay open. What is asked is the absolute p95 of an answer; the raw round trips that it is made of, a SET NX at Redis and a
-// read by primary key at Postgres, are measured in the same run by as many clients.
+// It owns the load. The server is lifecycle's own, in this process, over a Postgres that writes durably and a Redis of
+// the bench's own; no driver runs the operations, so that they stay open. The requirement is on the absolute p95 of an
+// answer; the raw round trips that it consists of, a SET NX at Redis and a read by primary key at Postgres, are
+// measured in the same run by as many clients.
 package join
 
 import (
@@ -39,16 +41,17 @@ const (
 	MostWithoutRedis = 15.0
 )
 
-// Options says where and how long to measure. The URLs name one database.
+// Options describes where and how long to measure. The URLs name one database.
 type Options struct {
 	LifecycleURL string // role lifecycle
-	OwnerURL     string // a role that may finish operations nobody drives
+	OwnerURL     string // a role that may finish operations that no driver runs
 	WithoutRedis bool
 	Logger       *slog.Logger
-	// Length of each measured stretch; zero means 4 s. There are Rounds of them, in turn with the baseline's; zero means 3.
+	// Length of each measured stretch; zero means 4 s. There are Rounds of them, in turn with the baseline's; zero means
+	// 3.
 	Length time.Duration
 	Rounds int
-	// Clients ask one after the other, each for one of Workspaces in turn; zero means 8 and 64.
+	// Clients send requests one after the other, each for one of Workspaces in turn; zero means 8 and 64.
 	Clients, Workspaces int
 }
 
@@ -81,7 +84,7 @@ type server struct {
 
 type operation struct{ workspaceID, runID string }
 
-// Run measures.
+// Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
@@ -208,7 +211,7 @@ func (r *server) ask(ctx context.Context, workspaceID string) (*lifecyclev1.Oper
 	return res.GetOperation(), nil
 }
 
-// join asks once, and holds the answer to be the operation that is open.
+// join sends one request, and checks that the answer is the open operation.
 func (r *server) join(ctx context.Context, o operation) error {
 	op, err := r.ask(ctx, o.workspaceID)
 	if err != nil {
@@ -263,7 +266,7 @@ func (r *server) measure(ctx context.Context, base *rig.Rig) (bench.Result, erro
 	return base.AtMost(name, "ms p95", bench.Percentile(answers, .95), baseline, most), nil
 }
 
-// load has every client do the same thing over and over, in turn on each operation, and answers how long each time took.
+// load has every client repeat do, in turn on each operation, and returns how long each call took.
 func (r *server) load(ctx context.Context, length time.Duration, do func(context.Context, operation) error) ([]time.Duration, error) {
 	var wg sync.WaitGroup
 	var turn atomic.Int64

@@ -13,7 +13,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestBenchRuns shows that the bench measures at all; its figures mean something only on a quiet machine, so they are not judged here.
+// TestBenchRuns checks that the bench runs; its figures mean something only on a quiet machine, so they are not judged
+// here.
 func TestBenchRuns(t *testing.T) {
 	testkit.IO(t)
 	for _, without := range []bool{false, true} {

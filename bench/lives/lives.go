@@ -1,6 +1,6 @@
-// Package lives measures what a workspace leaves in the database once its terms are over: it creates, recreates and
-// decommissions workspaces in a mesh whose terms are a minute, waits until retention has cut what it cuts, and reads
-// the size of every table with its indexes.
+// Package lives measures how many bytes a workspace leaves in the database once its terms are over: it creates,
+// recreates and decommissions workspaces in a mesh whose terms are a minute, waits until retention has deleted all rows
+// that it deletes, and reads the size of every table with its indexes.
 //
 // The mesh is that of `gpuaas dev`, on a Postgres of the bench's own. Sizes are read after VACUUM FULL, so that they
 // are those of the rows and index entries that are left, and less those before the first life.
@@ -34,7 +34,7 @@ import (
 // Most is how many KB one life may leave in the database after its terms, indexes included.
 const Most = 40.0
 
-// Options says what to measure.
+// Options describes what to measure.
 type Options struct {
 	Lives   int // default 1000
 	Clients int // lives at once; default 4
@@ -58,8 +58,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Terms is the policy of a mesh in which all history is over after a minute. What terms may not be shorter than is a
-// minute as well, and a certificate lives for a minute and a half.
+// Terms is the policy of a mesh in which all history is over after a minute. The floors of the terms are a minute as
+// well, and a certificate lives for a minute and a half.
 const Terms = `acknowledge_weakening: a bench measures what is left after the terms
 node.certificate_ttl_seconds: 90
 node.recovery_token_max_age_seconds: 300
@@ -85,7 +85,7 @@ const longest = 90*time.Second + time.Minute
 // sweep is how often the services of the bench cut.
 const sweep = 5 * time.Second
 
-// Run measures.
+// Run runs the bench.
 func Run(ctx context.Context, o Options) (bench.Result, error) {
 	if o.Lives < 0 || o.Clients < 0 {
 		return bench.Result{}, fmt.Errorf("bench lives: %d lives of %d clients", o.Lives, o.Clients)
@@ -108,7 +108,8 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	return result, nil
 }
 
-// inMesh calls work in a mesh of the bench's own whose terms are a minute, and after once the mesh has ended and its database is still there.
+// inMesh calls work in a mesh of the bench's own whose terms are a minute, and after once the mesh has ended and its
+// database is still there.
 func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mesh, *embedded.Server) error,
 	after func(context.Context, *embedded.Server) error,
 ) (err error) { //nolint:nonamedreturns // what is cleaned up joins its error
@@ -160,7 +161,7 @@ func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mes
 	return after(ctx, server)
 }
 
-// measured is what the lives took until the mesh was stopped.
+// measured holds the times of the lives until the mesh was stopped.
 type measured struct {
 	before sizes // of the mesh without a life
 	peak   sizes // right after the last life
@@ -179,7 +180,7 @@ func (o Options) live(ctx context.Context, mesh *dev.Mesh, server *embedded.Serv
 	if err := w.tenant(ctx); err != nil {
 		return measured{}, err
 	}
-	// The first lives make what every later one finds: rows of the tenant, of keys, of jobs.
+	// The first lives make the rows that all later ones share: of the tenant, of keys, of jobs.
 	if err := w.many(ctx, 1); err != nil {
 		return measured{}, err
 	}
@@ -218,7 +219,7 @@ func connect(ctx context.Context, server *embedded.Server) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// judge reads what is left, prints it by table, the largest first, and compares it with what is required.
+// judge reads the remaining bytes, prints them by table, the largest first, and compares them with the limit.
 func (o Options) judge(ctx context.Context, m measured, server *embedded.Server) (bench.Result, error) {
 	conn, err := connect(ctx, server)
 	if err != nil {
@@ -267,7 +268,7 @@ func (o Options) judge(ctx context.Context, m measured, server *embedded.Server)
 	}, nil
 }
 
-// walksWithin is how long after the longest term the walks may take that are waited for.
+// walksWithin is how long after the longest term the bench waits for the walks.
 const walksWithin = 10 * time.Minute
 
 // awaitCuts returns once every walk of retention has come to its end twice after the longest term, and fails if they

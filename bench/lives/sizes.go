@@ -21,7 +21,7 @@ var (
 		WHERE c.relkind = 'r' AND n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema'`)
 )
 
-// size is what one table takes, with its indexes.
+// size is the size of one table, with its indexes.
 type size struct {
 	Name  string `db:"name"`
 	Bytes int64  `db:"bytes"`
@@ -43,7 +43,7 @@ func read(ctx context.Context, conn *pgx.Conn) (sizes, error) {
 	return out, nil
 }
 
-// compact rewrites every table, so that only what is left takes room, and returns the sizes.
+// compact rewrites every table, so that only the remaining rows take space, and returns the sizes.
 func compact(ctx context.Context, conn *pgx.Conn) (sizes, error) {
 	list, err := read(ctx, conn)
 	if err != nil {

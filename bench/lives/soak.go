@@ -28,7 +28,7 @@ const MostGrowth = 0.01
 // is.
 const Settled = 15 * time.Minute
 
-// SoakOptions says what to measure.
+// SoakOptions describes what to measure.
 type SoakOptions struct {
 	Options
 
@@ -37,14 +37,14 @@ type SoakOptions struct {
 	Pace   time.Duration // between the beginnings of two lives; default 6 s
 }
 
-// sample is what is there at one time, in bytes, in the order of measures.
+// sample holds the sizes at one time, in bytes, in the order of measures.
 type sample struct {
 	At     time.Duration // since the first life
 	Values [5]int64
 	Lives  int64 // begun
 }
 
-// measures name the values of a sample.
+// measures are the names of the values of a sample.
 var measures = [5]string{"database", "log files", "mesh memory", "memory an agent", "postgres memory"}
 
 var databaseSize = pg.Define(pg.RoleOwner, "lives.database_size", `SELECT pg_database_size(current_database())`)
@@ -86,8 +86,8 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.
 	began := time.Now()
 	over := func() bool { return time.Since(began) >= o.Length }
 	group, ctx := errgroup.WithContext(ctx)
-	// How much is kept depends on the lives of the last minutes, so they begin at an even pace, and not as fast as the
-	// machine is.
+	// How many rows are kept depends on the lives of the last minutes, so lives begin at an even pace, and not as fast as
+	// the machine allows.
 	places := make(chan struct{}, o.Clients)
 	group.Go(func() error {
 		next := time.NewTicker(o.Pace)
@@ -151,8 +151,8 @@ func (o SoakOptions) sample(ctx context.Context, conn *pgx.Conn, files ...string
 	return s, err
 }
 
-// sizeOf adds up the logs of a directory, and launch logs among them, or is the size of one. What goes away meanwhile
-// counts nothing.
+// sizeOf returns the size of a log, or of all logs in a directory, launch logs included. A file that vanishes meanwhile
+// counts as empty.
 func sizeOf(path string) (int64, error) {
 	total := int64(0)
 	err := filepath.WalkDir(path, func(path string, entry os.DirEntry, err error) error {
@@ -174,7 +174,7 @@ func sizeOf(path string) (int64, error) {
 }
 
 // memory adds up the private resident memory of a process and of Postgres below it, and returns the mean of all others
-// that descend from it, which are agents and what they run: how many there are depends on the moment.
+// that descend from it, which are agents and their workloads: how many there are depends on the moment.
 func memory(root int) (own, others, postgres int64, err error) { //nolint:nonamedreturns // they name what is counted
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -239,8 +239,7 @@ func (s sample) print(o SoakOptions) error {
 	return nil
 }
 
-// growth is by how much one value rises over the samples, as a share of its mean: by the line that is nearest to them
-// all.
+// growth returns by how much one value rises over the samples, as a share of its mean, by a least-squares line.
 func growth(samples []sample, value int) float64 {
 	if len(samples) < 2 {
 		return 0
@@ -261,7 +260,7 @@ func growth(samples []sample, value int) float64 {
 	return both / square * (samples[len(samples)-1].At - samples[0].At).Seconds() / mean
 }
 
-// settled are the samples that are judged.
+// settled returns the samples that are judged.
 func settled(samples []sample, length time.Duration) []sample {
 	from := min(Settled, length/3)
 	for i, s := range samples {

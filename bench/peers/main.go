@@ -1,7 +1,7 @@
 // Command peers runs other engines for `gpuaas bench peers`, each in a process of its own: DBOS Transact and River.
 //
-// It is a module of its own, so that none of their dependencies is one of the product's. It is asked by lines of JSON on its stdin and answers each with
-// one on its stdout, as every child of a bench does.
+// It is a module of its own, so that none of their dependencies is one of the product's. It reads requests as lines of
+// JSON on its stdin and answers each with one on its stdout, as every child of a bench does.
 package main
 
 import (

@@ -25,7 +25,7 @@ type noopArgs struct {
 	Nonce string `json:"nonce"`
 }
 
-// Kind names the job's kind.
+// Kind returns the job's kind.
 func (noopArgs) Kind() string { return "noop" }
 
 type noopWorker struct {
@@ -100,7 +100,7 @@ func (e *riverEngine) follow(done <-chan *river.Event) {
 	}
 }
 
-// expect returns what gets the time at which a job was done.
+// expect returns a channel that gets the time at which a job was done.
 func (e *riverEngine) expect(id int64) <-chan time.Time {
 	ch := make(chan time.Time, 1)
 	e.mu.Lock()
@@ -114,7 +114,8 @@ func (e *riverEngine) expect(id int64) <-chan time.Time {
 	return ch
 }
 
-// stretch inserts one job in a statement and a commit of its own, by each client, while no more than the outstanding ones wait.
+// stretch inserts one job in a statement and a commit of its own, by each client, while no more than the outstanding
+// ones wait.
 func (e *riverEngine) stretch(ctx context.Context, load peer.Load) (peer.Stretch, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, load.Length+patience, errors.New("the last job was not done in time"))
 	defer cancel()

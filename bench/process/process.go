@@ -1,6 +1,7 @@
-// Package process owns the child processes of a bench: what is measured, and what loads it, each in a process of its own.
+// Package process owns the child processes of a bench: the measured program and its load, each in a process of its own.
 //
-// A child is the same binary with a hidden command. It is asked by lines of JSON on its stdin and answers each with one on its stdout.
+// A child is the same binary with a hidden command. It reads requests as lines of JSON on its stdin and answers each
+// with one on its stdout.
 package process
 
 import (
@@ -61,7 +62,7 @@ func Start(command Command, kind string) (*Child, error) {
 // PID returns the process id.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Ask asks the child and waits for its answer, for at most the given time. result may be nil.
+// Ask sends the child a request and waits for its answer, for at most the given time. result may be nil.
 func (c *Child) Ask(ctx context.Context, within time.Duration, verb string, args, result any) error {
 	raw, err := json.Marshal(args)
 	if err != nil {
@@ -107,7 +108,7 @@ func (c *Child) Stop() {
 	_ = c.cmd.Wait()
 }
 
-// Kill ends the child by SIGKILL, in the middle of whatever it does, and answers when it is dead.
+// Kill ends the child by SIGKILL, at any point of its work, and returns when it is dead.
 func (c *Child) Kill() error {
 	if err := c.cmd.Process.Kill(); err != nil {
 		return fmt.Errorf("kill: %w", err)
@@ -116,10 +117,10 @@ func (c *Child) Kill() error {
 	return nil
 }
 
-// Verbs are what a child can do.
+// Verbs are the requests that a child can serve.
 type Verbs map[string]func(ctx context.Context, args json.RawMessage) (any, error)
 
-// Serve returns on out what comes on in, until in ends.
+// Serve answers on out the requests that come on in, until in ends.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, verbs Verbs) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 1<<20), 64<<20)
@@ -158,7 +159,7 @@ func handle(ctx context.Context, verbs Verbs, req request) answer {
 	return answer{Result: raw}
 }
 
-// Memory is what a process holds.
+// Memory is the memory of a process.
 type Memory struct {
 	RSS        int64 `json:"rss"`
 	Heap       int64 `json:"heap"` // in use
@@ -166,7 +167,7 @@ type Memory struct {
 	Goroutines int   `json:"goroutines"`
 }
 
-// Measure returns what this process holds after two collections that gave back what they could.
+// Measure returns the memory of this process after two garbage collections.
 func Measure() (Memory, error) {
 	debug.FreeOSMemory()
 	debug.FreeOSMemory()

@@ -1,8 +1,9 @@
-// Package resume measures how long an operation stands still when the process that drives it is killed: from the kill to the beginning of its step at
-// another replica.
+// Package resume measures how long an operation stands still when the process that drives it is killed: from the kill
+// to the beginning of its step at another replica.
 //
-// It owns the load. A driver in a process of its own holds a number of runs in the middle of a step, with production's lease, and is killed with SIGKILL at a
-// random phase of its heartbeats; a second replica, which shares nothing with it but the database, takes over. Each round has a new driver and new runs.
+// It owns the load. A driver in a process of its own has leased a number of runs, each in the middle of a step, with
+// production's lease, and is killed with SIGKILL at a random phase of its heartbeats; a second replica, which shares
+// nothing with it but the database, takes over. Each round has a new driver and new runs.
 package resume
 
 import (
@@ -30,7 +31,7 @@ const Most = 20_000.0
 // patience is how long a step may take to begin before the bench gives up, beside a lease.
 const patience = time.Minute
 
-// Options says where and how much to measure. The three URLs name one database.
+// Options describes where and how much to measure. The three URLs name one database.
 type Options struct {
 	LifecycleURL string // role lifecycle
 	SequencerURL string // role sequencer: the event log is numbered while sagas run
@@ -58,7 +59,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Run measures. Nothing of it stays in the database but rows of tenants named bench.
+// Run runs the bench. Nothing of it stays in the database but rows of tenants named bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
@@ -66,7 +67,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return bench.Result{}, err
 	}
 	defer base.Close(ctx)
-	// What a resumption cannot do without: one durable commit of a single row, which takes the run over.
+	// The least that a resumption costs: one durable commit of a single row, which takes the run over.
 	raw, err := base.CommitTimes(ctx, 200)
 	if err != nil {
 		return bench.Result{}, err
@@ -102,7 +103,8 @@ func newReplica(ctx context.Context, opts Options, do saga.StepFunc) (*rig.Repli
 var countUnfinished = pg.Define(pg.RoleLifecycle, "resume.count_unfinished", `
 	SELECT count(*) FROM lifecycle.saga_run WHERE workspace_id = ANY($1::uuid[]) AND state <> 'succeeded'`)
 
-// round lets a driver take runs, kills it when that long has passed since the last of their steps began, and answers how long each stood still.
+// round lets a driver take runs, kills it when that long has passed since the last of their steps began, and returns
+// how long each stood still.
 func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Duration, error) {
 	resumed := &tally{at: map[string]time.Time{}}
 	survivor, err := newReplica(ctx, opts, func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -134,7 +136,7 @@ func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Durat
 	if err != nil {
 		return nil, err
 	}
-	// The other replica stands by as it would: it looks for runs all the while.
+	// The other replica runs as in production: it polls for runs all the while.
 	defer survivor.Start(ctx)()
 	if !app.Sleep(ctx, phase) {
 		return nil, fmt.Errorf("await the kill: %w", context.Cause(ctx))
@@ -178,7 +180,7 @@ func start(ctx context.Context, r *rig.Replica, runs int) ([]string, error) {
 	return workspaces, nil
 }
 
-// until asks until it is so.
+// until polls until ask reports true.
 func until(ctx context.Context, within time.Duration, what string, ask func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

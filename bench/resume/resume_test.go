@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// TestBenchRuns shows that the bench measures at all; its figures mean something only on a quiet machine, so they are not judged here.
+// TestBenchRuns checks that the bench runs; its figures mean something only on a quiet machine, so they are not judged
+// here.
 func TestBenchRuns(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -48,7 +49,7 @@ func TestBenchRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Log(text.String())
-	// Nobody may take a run over while its lease stands: the driver lived a third of it at most.
+	// No replica may take a run over while its lease stands: the driver lived a third of it at most.
 	if r.Value < 7500 || r.Baseline <= 0 || r.Details["env_fsync"] != "on" {
 		t.Errorf("result = %+v", r)
 	}

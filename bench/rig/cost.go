@@ -19,7 +19,7 @@ var (
 	serverPIDs = pg.Define(pg.RoleOwner, "rig.server_pids", `SELECT pid, application_name AS name FROM pg_stat_activity`)
 )
 
-// cost is what has been spent until a moment, or between two.
+// cost is the resources used until a moment, or between two.
 type cost struct {
 	cpu   time.Duration
 	wal   int64
@@ -35,13 +35,14 @@ type serverProcess struct {
 	Name string `db:"name"` // of its application
 }
 
-// written is how far the write-ahead log has come.
+// written is the position of the write-ahead log.
 type written struct {
 	Bytes int64 `db:"bytes"`
 	Pages int64 `db:"pages"`
 }
 
-// cost returns what this process and the database have spent. A process of the database that is not seen from here counts nothing.
+// cost returns the resources that this process and the database have used. A process of the database that /proc does
+// not list here counts nothing.
 func (r *Rig) cost(ctx context.Context) (cost, error) {
 	c := cost{of: map[serverProcess]time.Duration{}}
 	log, err := pg.One[written](ctx, r.Owner, walWritten)
@@ -64,7 +65,7 @@ func (r *Rig) cost(ctx context.Context) (cost, error) {
 	return c, nil
 }
 
-// add adds what was spent between two moments.
+// add adds the resources used between two moments.
 func (c *cost) add(from, to cost) {
 	c.wal += to.wal - from.wal
 	c.pages += to.pages - from.pages
@@ -79,7 +80,8 @@ func (c *cost) add(from, to cost) {
 	}
 }
 
-// Written returns how many bytes of the write-ahead log the server has written, and how many full-page images are among them.
+// Written returns how many bytes of the write-ahead log the server has written, and how many full-page images are among
+// them.
 func (r *Rig) Written(ctx context.Context) (int64, int64, error) {
 	log, err := pg.One[written](ctx, r.Owner, walWritten)
 	if err != nil {
@@ -88,12 +90,13 @@ func (r *Rig) Written(ctx context.Context) (int64, int64, error) {
 	return log.Bytes, log.Pages, nil
 }
 
-// ProcessorTime returns how long a process has run, by /proc; zero if it is not there.
+// ProcessorTime returns the processor time of a process, by /proc; zero if it is not there.
 func ProcessorTime(pid int32) time.Duration {
 	return processorTimes(int(pid)).own
 }
 
-// ServerTime returns how long a database server has run: the postmaster, its children, and those of its children that have ended.
+// ServerTime returns the processor time of a database server: the postmaster, its children, and those of its children
+// that have ended.
 func ServerTime(postmaster int) time.Duration {
 	server := processorTimes(postmaster)
 	total := server.own + server.ended
@@ -113,7 +116,7 @@ func ServerTime(postmaster int) time.Duration {
 	return total
 }
 
-// times is how long a process has run and how long its ended children did, with its parent.
+// times is the processor time of a process and of its ended children, with its parent.
 type times struct {
 	own, ended time.Duration
 	parent     int
@@ -138,13 +141,14 @@ func processorTimes(pid int) times {
 	return times{own: time.Duration(number(11)+number(12)) * tick, ended: time.Duration(number(13)+number(14)) * tick, parent: int(number(1))}
 }
 
-// Spent is what a stretch has cost: processor time of this process, of the database's sessions and of other processes, and bytes of the write-ahead log.
+// Spent is the cost of a stretch: processor time of this process, of the database's sessions and of other processes,
+// and bytes of the write-ahead log.
 type Spent struct {
 	Processor time.Duration
 	WAL       int64
 }
 
-// Spend returns what a stretch costs, with the processes beside this one and the database's that take part in it.
+// Spend returns the cost of a stretch, with the processes beside this one and the database's that take part in it.
 func (r *Rig) Spend(ctx context.Context, processes []int, stretch func(context.Context) error) (Spent, error) {
 	read := func() (cost, time.Duration, error) {
 		c, err := r.cost(ctx)
@@ -170,8 +174,8 @@ func (r *Rig) Spend(ctx context.Context, processes []int, stretch func(context.C
 	return Spent{Processor: c.cpu + after - beside, WAL: c.wal}, nil
 }
 
-// SpendSessions returns what a stretch costs in this process and in the sessions of replicas: what the database does in
-// the background, such as a checkpoint, is not in it.
+// SpendSessions returns the cost of a stretch in this process and in the sessions of replicas: background work of the
+// database, such as a checkpoint, is not in it.
 //
 //nolint:nonamedreturns // two of one type
 func (r *Rig) SpendSessions(

@@ -24,7 +24,7 @@ var States = saga.WorkspaceStates{
 	Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 }
 
-// ReplicaConfig says what a replica is made of.
+// ReplicaConfig describes the parts of a replica.
 type ReplicaConfig struct {
 	LifecycleURL string // role lifecycle
 	SequencerURL string // role sequencer: the event log is numbered while sagas run
@@ -32,12 +32,13 @@ type ReplicaConfig struct {
 	Definitions  []saga.Definition
 	Workers      int           // of the driver; zero: the replica does not drive, and only answers requests
 	Lease        time.Duration // of a run, three heartbeats; zero: production's
-	Listens      bool          // it hears of what other replicas commit
+	Listens      bool          // it is notified of commits of other replicas
 	OnPoint      func(context.Context, string, saga.Place) error
 	Logger       *slog.Logger
 }
 
-// Replica is what a process of lifecycle has of sagas: connections, signals and a driver of its own. It shares nothing with another one but the database.
+// Replica is the saga engine of a process of lifecycle: connections, signals and a driver of its own. It shares nothing
+// with another one but the database.
 type Replica struct {
 	Pool     *pgxpool.Pool
 	Core     *saga.Core
@@ -115,7 +116,7 @@ func (r *Replica) Run(ctx context.Context) {
 	loops.Wait()
 }
 
-// Start runs the replica beside the caller and returns what ends it.
+// Start runs the replica in the background and returns the function that ends it.
 func (r *Replica) Start(ctx context.Context) func() {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup

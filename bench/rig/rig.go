@@ -1,5 +1,5 @@
-// Package rig holds what the benches have in common: the database under measurement, the baseline of plain commits, replicas of lifecycle's sagas, the
-// rounds in which ours and the baseline are measured in turn, and the verdict.
+// Package rig holds the common parts of the benches: the database under measurement, the baseline of plain commits,
+// replicas of lifecycle's sagas, the rounds in which ours and the baseline are measured in turn, and the verdict.
 package rig
 
 import (
@@ -36,15 +36,15 @@ var (
 	}).For(struct{}{})
 )
 
-// Rig is the database of a bench, and what is known of where it runs.
+// Rig is the database of a bench, and the environment that it runs in.
 type Rig struct {
 	Owner *pgxpool.Pool // the role that made the schemas
 	// Details are those of the result: the environment, and what the bench adds.
 	Details map[string]any
 }
 
-// Open opens the database for a number of clients of the baseline, and makes the baseline's table: one bigint a row, and a primary key that grows, so that
-// its pages stay hot.
+// Open opens the database for a number of clients of the baseline, and makes the baseline's table: one bigint a row,
+// and a primary key that grows, so that its pages stay hot.
 func Open(ctx context.Context, ownerURL string, clients int32) (*Rig, error) {
 	owner, err := pg.Open(ctx, pg.Config{URL: ownerURL, ApplicationName: "bench baseline", MaxConns: clients, MinConns: clients})
 	if err != nil {
@@ -70,7 +70,8 @@ func (r *Rig) Close(ctx context.Context) {
 	r.Owner.Close()
 }
 
-// CommitTimes returns how long each of n durable commits of a single row took, in one round trip each, by one client on a connection of its own.
+// CommitTimes returns how long each of n durable commits of a single row took, in one round trip each, by one client on
+// a connection of its own.
 func (r *Rig) CommitTimes(ctx context.Context, n int) ([]time.Duration, error) {
 	took := make([]time.Duration, 0, n)
 	err := r.Owner.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
@@ -89,7 +90,8 @@ func (r *Rig) CommitTimes(ctx context.Context, n int) ([]time.Duration, error) {
 	return took, nil
 }
 
-// CommitRate returns how many commits of a single row RateClients make a second, each on a connection of its own with the statement prepared.
+// CommitRate returns how many commits of a single row RateClients make a second, each on a connection of its own with
+// the statement prepared.
 func (r *Rig) CommitRate(ctx context.Context, length time.Duration) (float64, error) {
 	var done atomic.Int64
 	var clients sync.WaitGroup
@@ -122,8 +124,9 @@ func (r *Rig) CommitRate(ctx context.Context, length time.Duration) (float64, er
 // Rates are units a second of ours, and commits a second of the baseline.
 type Rates struct{ Ours, Baseline float64 }
 
-// Alternate measures the rates in rounds: half a length of commits, a length of ours, and half a length of commits. ours returns how many units there were a
-// second. What a unit of ours costs is noted: processor time of this process and of the database's sessions, and bytes of the write-ahead log.
+// Alternate measures the rates in rounds: half a length of commits, a length of ours, and half a length of commits.
+// ours returns how many units there were a second. The cost of a unit of ours is recorded: processor time of this
+// process and of the database's sessions, and bytes of the write-ahead log.
 func (r *Rig) Alternate(ctx context.Context, rounds int, length time.Duration, ours func(context.Context, time.Duration) (float64, error)) (Rates, error) {
 	var base, rate []float64
 	var spent cost
@@ -167,7 +170,7 @@ func (r *Rig) Alternate(ctx context.Context, rounds int, length time.Duration, o
 	return Rates{Ours: mean(rate), Baseline: mean(base)}, nil
 }
 
-// AtLeast returns the result of a bench whose ratio must reach what is required.
+// AtLeast returns the result of a bench whose ratio must reach the required one.
 func (r *Rig) AtLeast(name, unit string, rates Rates, required float64) bench.Result {
 	ratio := rates.Ours / rates.Baseline
 	return bench.Result{
@@ -184,7 +187,7 @@ func (r *Rig) AtMost(name, unit string, value, baseline, most float64) bench.Res
 	}
 }
 
-// Times spells percentiles of durations, in milliseconds.
+// Times returns a text of percentiles of durations, in milliseconds.
 func Times(took []time.Duration) string {
 	return fmt.Sprintf("p50 %.1f, p95 %.1f, max %.1f of %d", bench.Percentile(took, .5), bench.Percentile(took, .95), bench.Percentile(took, 1), len(took))
 }

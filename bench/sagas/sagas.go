@@ -1,4 +1,5 @@
-// Package sagas measures runs of six no-op steps per second against the single-row commits per second of the same Postgres.
+// Package sagas measures runs of six no-op steps per second against the single-row commits per second of the same
+// Postgres.
 package sagas
 
 import (
@@ -13,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// Required is the least ratio of runs to commits; Aim is what the design is after.
+// Required is the least ratio of runs to commits; Aim is the goal of the design.
 const (
 	Required = 0.02
 	Aim      = 0.035
@@ -29,7 +30,7 @@ const (
 	perClient = 32
 )
 
-// Options says where and how long to measure. The three URLs name one database.
+// Options describes where and how long to measure. The three URLs name one database.
 type Options struct {
 	LifecycleURL string // role lifecycle
 	SequencerURL string // role sequencer: the event log is numbered while sagas run
@@ -38,7 +39,7 @@ type Options struct {
 	// Length of each measured stretch; zero means 4 s. There are Rounds stretches of each kind in turn; zero means 3.
 	Length time.Duration
 	Rounds int
-	// Clients start runs, each on a workspace of its own, and wait for them; zero means 64, as in what is published of
+	// Clients start runs, each on a workspace of its own, and wait for them; zero means 64, as in published benchmarks of
 	// other engines. Workers drive them; zero means 64.
 	Clients, Workers int
 }
@@ -80,7 +81,7 @@ type watched struct {
 	done    chan time.Time
 }
 
-// Run measures. Nothing of it stays in the database but archived rows of a tenant named bench.
+// Run runs the bench. Nothing of it stays in the database but archived rows of a tenant named bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	base, err := rig.Open(ctx, opts.OwnerURL, rig.RateClients)
@@ -119,7 +120,8 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	return result, nil
 }
 
-// Open makes the replica and the workspaces, and runs it until its statements are prepared and its pools are filled. Close ends it.
+// Open makes the replica and the workspaces, and runs it until its statements are prepared and its pools are filled.
+// Close ends it.
 func Open(ctx context.Context, opts Options) (*Load, error) {
 	opts = opts.withDefaults()
 	r := &Load{runs: map[string]*watched{}, early: map[string]time.Time{}, ended: map[string]time.Time{}}
@@ -149,8 +151,8 @@ func Open(ctx context.Context, opts Options) (*Load, error) {
 	return r, nil
 }
 
-// Stretch measures one stretch with a number of clients, at most those of the options, each with one run at a time. It returns how long each run took from
-// its start to its end, and the time until the last one ended.
+// Stretch measures one stretch with a number of clients, at most those of the options, each with one run at a time. It
+// returns how long each run took from its start to its end, and the time until the last one ended.
 func (r *Load) Stretch(ctx context.Context, clients int, length time.Duration) ([]time.Duration, time.Duration, error) {
 	took, elapsed, err := r.run(ctx, r.workspaces[:min(clients*perClient, len(r.workspaces))], length)
 	return took.done, elapsed, err
@@ -184,7 +186,7 @@ func (r *Load) onPoint(_ context.Context, name string, at saga.Place) error {
 	return nil
 }
 
-// watch begins to wait for a run; what came before it was registered counts.
+// watch begins to wait for a run; stamps from before its registration count.
 func (r *Load) watch(runID string) *watched {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -213,8 +215,8 @@ func (t *timings) add(o timings) {
 	t.claimed, t.done = append(t.claimed, o.claimed...), append(t.done, o.done...)
 }
 
-// run keeps one run open for each client, in turn on the workspaces of its own, for the length of time. It returns what the runs took, and the time until
-// the last one ended.
+// run keeps one run open for each client, in turn on the workspaces of its own, for the length of time. It returns how
+// long the runs took, and the time until the last one ended.
 func (r *Load) run(ctx context.Context, workspaces []string, length time.Duration) (timings, time.Duration, error) {
 	var mu sync.Mutex
 	var all timings

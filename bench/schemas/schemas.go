@@ -1,4 +1,4 @@
-// Package schemas measures what one more workspace's schema and role cost in a workload database that has many.
+// Package schemas measures the cost of one more workspace's schema and role in a workload database that has many.
 package schemas
 
 import (
@@ -31,17 +31,17 @@ const floor = 2
 // fillers is how many clients fill the database.
 const fillers = 4
 
-// Options says what to measure.
+// Options describes what to measure.
 type Options struct {
-	// Schemas is of the largest database; 10,000. It is measured at a hundredth, a tenth and all of them, and at 10 at
-	// least.
+	// Schemas is the number of schemas of the largest database; default 10,000. It is measured at a hundredth, a tenth and
+	// all of them, and at 10 at least.
 	Schemas  int
 	Calls    int // of each kind; 20
 	Database *bench.Database
 	Out      io.Writer // gets the table; nil: none
 }
 
-// figure is what one call cost: milliseconds on the clock and of the server's processor, and bytes of its log.
+// figure is the cost of one call: milliseconds on the clock and of the server's processor, and bytes of its log.
 type figure struct{ p50, p99, processor, log float64 }
 
 // tester is a database that is filled.
@@ -54,10 +54,10 @@ type tester struct {
 	ids      map[string]string // of the workspaces of schemas that are made and dropped
 }
 
-// password is what all roles of the bench log in with.
+// password is the password of all roles of the bench.
 const password = "bench"
 
-// calls are what is measured, in their order.
+// calls are the measured calls, in their order.
 var calls = []struct {
 	name string
 	run  func(ctx context.Context, t *tester, name string) error
@@ -73,7 +73,7 @@ var calls = []struct {
 	}},
 }
 
-// grows are the calls whose work is of one schema alone.
+// grows reports whether a call works on one schema alone, so that its growth is limited.
 func grows(call string) bool { return call != "read all names" }
 
 var (
@@ -89,14 +89,14 @@ var (
 			(SELECT pg_column_size(datacl) FROM pg_database WHERE datname = current_database()) AS grants`)
 )
 
-// size is how large the database is.
+// size is the size of the database.
 type size struct {
 	Bytes   int64 `db:"bytes"`
 	Schemas int64 `db:"schemas"`
 	Grants  *int  `db:"grants"` // bytes of the grants on the database
 }
 
-// Run measures.
+// Run runs the bench.
 func Run(ctx context.Context, o Options) (bench.Result, error) {
 	o.Schemas, o.Calls = cmp.Or(o.Schemas, 10_000), cmp.Or(o.Calls, 20)
 	if o.Out == nil {

@@ -41,7 +41,7 @@ type agent struct {
 	beaten atomic.Bool
 }
 
-// trust is by whom agents are issued, and whom they trust.
+// trust holds the authority of the agents' certificates, and the roots that they trust.
 type trust struct{ Nodes, Services []byte }
 
 func newFleet(t trust) (*fleet, error) {
@@ -58,7 +58,7 @@ func newFleet(t trust) (*fleet, error) {
 	return f, err
 }
 
-// connect brings n agents to addr, a few at a time. sessions says whether they open one or only beat.
+// connect brings n agents to addr, a few at a time. sessions determines whether they open one or only beat.
 func (f *fleet) connect(ctx context.Context, addr string, n int, sessions bool, every time.Duration) error {
 	const lanes = 48
 	errs := make(chan error, n)

@@ -17,8 +17,9 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-// The baseline is a bare grpc-go server with mutual TLS that acknowledges heartbeats on a bidirectional stream and knows nothing else. Its
-// connections have the options of nodeapi's, so that what is compared is what we add to a stream and not how it is tuned.
+// The baseline is a bare grpc-go server with mutual TLS that acknowledges heartbeats on a bidirectional stream and does
+// nothing else. Its connections have the options of nodeapi's, so that the comparison is of the parts that we add to a
+// stream and not of its tuning.
 
 type bare struct {
 	nodev1.UnimplementedNodeServiceServer

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-// TestTheBaselineIsTunedAsOurs compares the options of connections: those of the baseline and those that nodeapi serves agents with by default.
+// TestTheBaselineIsTunedAsOurs compares the options of connections: those of the baseline and those that nodeapi serves
+// agents with by default.
 func TestTheBaselineIsTunedAsOurs(t *testing.T) {
 	t.Parallel()
 	got, err := nodeapitest.ServerOptions(newBare(&tls.Config{MinVersion: tls.VersionTLS13}))

@@ -24,14 +24,14 @@ const (
 	childAgents  = "streams-agents"
 )
 
-// serverConfig is what a server child is told.
+// serverConfig is the configuration of a server child.
 type serverConfig struct {
 	Files               nodeapitest.Files
 	Database, Sequencer string // files with the URLs
 	Recovery, Lifecycle string
 }
 
-// agentsConfig is what the load is told.
+// agentsConfig is the configuration of the load.
 type agentsConfig struct {
 	Addr     string
 	N        int
@@ -68,7 +68,7 @@ func measure(context.Context, json.RawMessage) (any, error) {
 	return process.Measure()
 }
 
-// serveNodeAPI runs a replica that holds nothing else.
+// serveNodeAPI runs a replica of nodeapi and nothing else.
 func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, out io.Writer, logger *slog.Logger) error {
 	defer app.BoundHeap()() // as a process of nodeapi does
 	done := make(chan error, 1)

@@ -1,6 +1,8 @@
-// Package streams measures what nodeapi holds in memory for each connected, ready, heartbeating agent, against a bare grpc-go stream over mutual TLS.
+// Package streams measures the memory that nodeapi needs for each connected, ready, heartbeating agent, against a bare
+// grpc-go stream over mutual TLS.
 //
-// Server, baseline and agents are processes of their own; recovery and lifecycle are answered by this one, so that the server holds nothing but nodeapi.
+// Server, baseline and agents are processes of their own; this one stands in for recovery and lifecycle, so that the
+// server holds nothing but nodeapi.
 package streams
 
 import (
@@ -20,7 +22,8 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-// Required is the most that our memory may be of the baseline's, RequiredBytes the most for each agent; Aim and AimBytes are what the design is after.
+// Required is the most that our memory may be of the baseline's, RequiredBytes the most for each agent; Aim and
+// AimBytes are the goals of the design.
 const (
 	Required      = 1.05
 	RequiredBytes = 48_500
@@ -28,7 +31,7 @@ const (
 	AimBytes      = 40_000
 )
 
-// Options says what to measure with.
+// Options describes the servers and the load.
 type Options struct {
 	Agents   int             // default 5000
 	Database *bench.Database // where the replica writes its facts
@@ -54,7 +57,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// mesh is what surrounds the servers under measurement.
+// mesh is the environment of the measured servers.
 type mesh struct {
 	opts   Options
 	dir    string
@@ -106,7 +109,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}, nil
 }
 
-// surround brings up recovery, lifecycle and everybody's certificates.
+// surround brings up recovery, lifecycle and all certificates.
 func (r *mesh) surround(ctx context.Context) (func(), error) {
 	nodes, err := nodeapitest.NewAuthority("nodes")
 	if err != nil {
@@ -150,7 +153,7 @@ func (r *mesh) surround(ctx context.Context) (func(), error) {
 	}, nil
 }
 
-// footprint is what a server holds without and with agents.
+// footprint is the memory of a server without and with agents.
 type footprint struct {
 	zero, full process.Memory
 	perAgent   float64
@@ -167,7 +170,7 @@ func (f footprint) describe(name string, details map[string]any) {
 	details[name+"_connected_in_s"] = round(f.connected.Seconds())
 }
 
-// measure starts a server and its load, and asks the server what it holds.
+// measure starts a server and its load, and reads the memory of the server.
 func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footprint, error) {
 	f := footprint{agents: r.opts.Agents}
 	server, err := process.Start(r.opts.Command, kind)
@@ -188,7 +191,7 @@ func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footpri
 	if err := load.Ask(ctx, soon, "trust", r.trust, nil); err != nil {
 		return f, err
 	}
-	// A few agents come and go first: what is made once is not charged to those who are counted.
+	// A few agents come and go first: memory that is allocated once is not charged to the counted agents.
 	if err := r.bring(ctx, load, agentsConfig{Addr: addr, N: min(64, r.opts.Agents), Sessions: sessions, Every: 200 * time.Millisecond}); err != nil {
 		return f, err
 	}

@@ -28,7 +28,8 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// TestBenchRuns shows that the bench measures at all; its figures mean something only with many agents, so they are not judged here.
+// TestBenchRuns checks that the bench runs; its figures mean something only with many agents, so they are not judged
+// here.
 func TestBenchRuns(t *testing.T) {
 	testkit.IO(t)
 	db, err := bench.StartDatabase(t.Context(), testkit.Logger(t))

@@ -32,7 +32,7 @@ import (
 // childAgents is the load: agents with a session, an executor and a ledger on disk each.
 const childAgents = "tasks-agents"
 
-// agentsConfig is what the load is told.
+// agentsConfig is the configuration of the load.
 type agentsConfig struct {
 	Addr, Acks, Dir string
 	Nodes           []node
@@ -89,7 +89,7 @@ type agent struct {
 	ledger   *ledger.Ledger
 }
 
-// acks tells the bench of acknowledged results: the time and the task's id, 44 bytes each.
+// acks sends the bench the acknowledged results: the time and the task's id, 44 bytes each.
 type acks struct {
 	mu   sync.Mutex
 	out  *bufio.Writer
@@ -110,7 +110,7 @@ func (a *acks) add(refs []*nodev1.TaskRef) {
 	}
 }
 
-// run flushes: many words in one write when there are many.
+// run flushes the buffer: many records in one write when there are many.
 func (a *acks) run(ctx context.Context) {
 	for {
 		select {
@@ -206,8 +206,8 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 	return nil
 }
 
-// handlers are those of the product's agent for the tasks of this bench. A probe may run again after a restart, and so the
-// agent tells of its delivery and its start with its result.
+// handlers returns those of the product's agent for the tasks of this bench. A probe may run again after a restart, and
+// so the agent reports its delivery and its start with its result.
 func handlers(boot string) map[commonv1.TaskType]task.Handler {
 	const probe = commonv1.TaskType_TASK_TYPE_PROBE_NOOP
 	return map[commonv1.TaskType]task.Handler{probe: task.Handlers(task.HandlerDeps{BootID: boot})[probe]}
@@ -223,7 +223,7 @@ func (f *fleet) admitted() int {
 	return n
 }
 
-// ledgerStats are the commits of all ledgers, and what went into them.
+// ledgerStats are the commits of all ledgers, with their writes and fsyncs.
 type ledgerStats struct{ Commits, Writes, Fsyncs int64 }
 
 func (f *fleet) ledgers() ledgerStats {

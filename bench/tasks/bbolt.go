@@ -13,7 +13,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// bboltRate is what the ledgers' files can commit at all: many files, a durable commit after the other in each.
+// bboltRate returns how many commits a second the ledgers' files allow: many files, one durable commit after the other
+// in each.
 func bboltRate(dir string, files int, length time.Duration) (float64, error) {
 	dir, err := os.MkdirTemp(dir, "bbolt-*")
 	if err != nil {

@@ -74,7 +74,7 @@ func (noInstance) RegisterFailures(context.Context, pgx.Tx, string, int64, int32
 // conns is the size of lifecycle's pool: as many as the baseline has clients.
 const conns = rig.RateClients
 
-// start brings everything up; what it answers ends it, and is never nil.
+// start brings everything up; the returned function ends it, and is never nil.
 func (r *cluster) start(ctx context.Context) (func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -286,7 +286,7 @@ func (r *cluster) bring(ctx context.Context, run func(string, func(context.Conte
 	}
 }
 
-// hear takes word of acknowledged results from the agents' process, stamped there; both clocks are this host's.
+// hear receives the acknowledged results from the agents' process, stamped there; both clocks are this host's.
 func (r *cluster) hear(ctx context.Context, lis net.Listener) error {
 	defer context.AfterFunc(ctx, func() { _ = lis.Close() })()
 	conn, err := lis.Accept()

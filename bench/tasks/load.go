@@ -15,7 +15,8 @@ import (
 // patience is how long a task may take before the bench gives up.
 const patience = time.Minute
 
-// acknowledged ends the trip of a task. The word may come before the enqueue's own goroutine has noted its id.
+// acknowledged ends the trip of a task. The acknowledgement may come before the enqueue's own goroutine has recorded
+// its id.
 func (r *cluster) acknowledged(id string, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,7 +71,8 @@ func (r *cluster) one(ctx context.Context, n node) (time.Duration, error) {
 	}
 }
 
-// load keeps a number of tasks open on every node for the length of time. It returns what each round trip took, and the time until the last one ended.
+// load keeps a number of tasks open on every node for the length of time. It returns how long each round trip took, and
+// the time until the last one ended.
 func (r *cluster) load(ctx context.Context, length time.Duration) ([]time.Duration, time.Duration, error) {
 	lanes := len(r.nodes) * r.opts.Outstanding
 	took := make([][]time.Duration, lanes)
@@ -104,7 +106,7 @@ func (r *cluster) load(ctx context.Context, length time.Duration) ([]time.Durati
 	return all, elapsed, nil
 }
 
-// steady queues at a fixed rate, whatever comes of it, and answers what each round trip took.
+// steady queues at a fixed rate, whatever the results, and returns how long each round trip took.
 func (r *cluster) steady(ctx context.Context, length time.Duration) ([]time.Duration, error) {
 	n := int(length.Seconds() * float64(r.opts.Rate))
 	took := make([]time.Duration, n)

@@ -1,8 +1,10 @@
-// Package tasks measures durable round trips of tasks per second against the single-row commits per second of the same Postgres.
+// Package tasks measures durable round trips of tasks per second against the single-row commits per second of the same
+// Postgres.
 //
-// A round trip is: committed enqueue, signed offer over the stream, the agent's ledger on disk, result committed, acknowledged. lifecycle's task and gate
-// servers, nodeapi and the agents' ledger, executor and session are the real ones, over loopback with mutual TLS; the agents are a process of their own.
-// Recovery is answered by a plane in memory: no task goes by it.
+// A round trip is: committed enqueue, signed offer over the stream, the agent's ledger on disk, result committed,
+// acknowledged. lifecycle's task and gate servers, nodeapi and the agents' ledger, executor and session are the real
+// ones, over loopback with mutual TLS; the agents are a process of their own. A stand-in in memory answers for
+// recovery: no task passes through it.
 package tasks
 
 import (
@@ -20,22 +22,23 @@ import (
 	"github.com/gpuaas/mesh/internal/scratch"
 )
 
-// Required is the least ratio of round trips to commits; Aim is what the design is after. MaxP50 bounds the median at the steady rate, in ms.
+// Required is the least ratio of round trips to commits; Aim is the goal of the design. MaxP50 bounds the median at the
+// steady rate, in ms.
 const (
 	Required = 0.1
 	Aim      = 0.2
 	MaxP50   = 10.0
 )
 
-// MaxSteadyProcessor and MaxLoadedProcessor bound the milliseconds of processor time that a task costs in all processes, at the steady rate and under full
-// load; MaxWAL the bytes of the write-ahead log.
+// MaxSteadyProcessor and MaxLoadedProcessor bound the milliseconds of processor time that a task costs in all
+// processes, at the steady rate and under full load; MaxWAL the bytes of the write-ahead log.
 const (
 	MaxSteadyProcessor = 4.26
 	MaxLoadedProcessor = 1.04
 	MaxWAL             = 3500
 )
 
-// Options says what to measure with.
+// Options describes the mesh and the load.
 type Options struct {
 	Agents   int             // default 200
 	Database *bench.Database // ours and the baseline's
@@ -44,7 +47,8 @@ type Options struct {
 	// Length of each measured stretch; default 5 s. There are Rounds of them, in turn with the baseline's; default 3.
 	Length time.Duration
 	Rounds int
-	// Outstanding is how many tasks of a node wait at once under full load; default 16. Rate is the steady one; default 200/s.
+	// Outstanding is how many tasks of a node wait at once under full load; default 16. Rate is the steady one; default
+	// 200/s.
 	Outstanding int
 	Rate        int
 }
@@ -68,7 +72,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Run measures.
+// Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	if opts.Database == nil || opts.Command == nil {
@@ -168,8 +172,8 @@ func Open(ctx context.Context, opts Options) (*Load, error) {
 	return &Load{cluster: r}, nil
 }
 
-// Stretch measures one stretch with as many tasks open on each node as the options say. It returns how long each round trip took, and the time until the
-// last one ended.
+// Stretch measures one stretch with as many tasks open on each node as in the options. It returns how long each round
+// trip took, and the time until the last one ended.
 func (l *Load) Stretch(ctx context.Context, length time.Duration) ([]time.Duration, time.Duration, error) {
 	return l.cluster.load(ctx, length)
 }
@@ -180,7 +184,7 @@ func (l *Load) Agents() int { return l.cluster.agents.PID() }
 // Close ends the mesh.
 func (l *Load) Close() { l.cluster.close() }
 
-// describe adds what the ledgers did, and what their files can do at all.
+// describe adds the commits of the ledgers, and the rate that their files allow.
 func (r *cluster) describe(ctx context.Context, details map[string]any) error {
 	var s ledgerStats
 	if err := r.agents.Ask(ctx, time.Minute, "ledgers", nil, &s); err != nil {

@@ -28,13 +28,13 @@ const (
 	exitReplaced   = 5
 )
 
-// usageError is a mistake in the command line or the configuration.
+// usageError is the error of a mistake in the command line or the configuration.
 type usageError struct{ cause error }
 
 func (e *usageError) Error() string { return e.cause.Error() }
 func (e *usageError) Unwrap() error { return e.cause }
 
-// program is what the subcommands share.
+// program has the settings and streams that the subcommands share.
 type program struct {
 	cfg    agent.Config
 	format string
@@ -45,7 +45,7 @@ type program struct {
 	moveLedger bool
 }
 
-// execute runs the command line and answers the exit code.
+// execute runs the command line and returns the exit code.
 func execute(ctx context.Context, args []string, out, errOut io.Writer) int {
 	p := &program{cfg: agent.Default(), out: out, errOut: errOut}
 	p.cfg.Version, _ = obs.Build()
@@ -123,7 +123,8 @@ func (p *program) logger() (*slog.Logger, error) {
 	return logger, nil
 }
 
-// absolute lets a person name directories from where they stand; the agent itself must find them again after any restart.
+// absolute makes the paths absolute: a person may give directories relative to the working directory, and the agent
+// must find them again after any restart.
 func absolute(paths ...*string) error {
 	var problems []error
 	for _, path := range paths {
@@ -140,7 +141,7 @@ func absolute(paths ...*string) error {
 	return errors.Join(problems...)
 }
 
-// open makes an agent, and reports flags, files and log settings that are wrong all at once.
+// open returns an agent and its logger. Its error joins all problems of flags, files and log settings.
 func (p *program) open(ctx context.Context) (*agent.Agent, *slog.Logger, error) {
 	if err := absolute(&p.cfg.EtcDir, &p.cfg.StateDir, &p.cfg.WorkDir, &p.cfg.UIDDir); err != nil {
 		return nil, nil, &usageError{err}
@@ -239,7 +240,7 @@ type diagnostic struct {
 	LastSeen         time.Time `json:"last_seen"`
 	Count            int64     `json:"count"`
 	NextRetrySeconds float64   `json:"next_retry_seconds"`
-	EndedAt          time.Time `json:"ended_at,omitzero"` // once it is over
+	EndedAt          time.Time `json:"ended_at,omitzero"` // once it has ended
 }
 
 func (p *program) version() *cobra.Command {

@@ -1,7 +1,7 @@
 // Command gpuaas-node-agent is the agent of a GPU machine or of a launched instance.
 //
-// Exit codes: 0 an orderly end · 1 an error · 2 usage or configuration · 4 not allowed, such as a second agent on one state directory ·
-// 5 this instance has been replaced by one of a later epoch: a supervisor must not start it again.
+// Exit codes: 0 an orderly end · 1 an error · 2 usage or configuration · 4 not allowed, such as a second agent on one
+// state directory · 5 this instance has been replaced by one of a later epoch: a supervisor must not start it again.
 package main
 
 import (
@@ -12,7 +12,8 @@ import (
 )
 
 func main() {
-	// The two that run beside the agent are reached before anything of the agent is set up: a shim lives as long as its workload.
+	// The two subcommands that run beside the agent start before any part of the agent is set up, because a shim lives as
+	// long as its workload.
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "shim":

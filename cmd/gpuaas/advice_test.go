@@ -35,7 +35,7 @@ func TestAdviceNamesCommandsThatExist(t *testing.T) {
 	}
 }
 
-// parses reports what is wrong with a command line, as far as names and flags go.
+// parses returns an error if the names or the flags of a command line are wrong.
 func parses(words []string) error {
 	root := newRoot(client.New())
 	cmd, rest, err := root.Find(words)

@@ -42,9 +42,9 @@ type benchOptions struct {
 	logger    *slog.Logger
 	agents    int
 	minutes   int
-	table     io.Writer // gets what a bench prints before its result
+	table     io.Writer // where a bench prints its tables before the result
 	nodes     int
-	rounds    int // of bench fence
+	rounds    int // of `bench fence`
 	spaces    int
 	instances int
 	history   bool
@@ -56,7 +56,7 @@ type benchOptions struct {
 	cache     string
 	sweeps    bool // check the first sweeps of a fleet
 	ended     int  // workspaces that have ended before
-	alone     bool // without a database of the bench's
+	alone     bool // the bench has no database
 	verbose   bool
 }
 
@@ -165,7 +165,7 @@ func benchSoak(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 	})
 }
 
-// newBenchCommand measures this build on this machine.
+// newBenchCommand returns the command that measures this build on this machine.
 func newBenchCommand(program *client.Program) *cobra.Command {
 	o := benchOptions{program: program}
 	cmd := &cobra.Command{
@@ -288,8 +288,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	return cmd
 }
 
-// takeDefaults sets the flags of a command that are not given to their defaults. An option that several benches share
-// has the default of the last one until then.
+// takeDefaults sets the flags of a command that are not given to their defaults. Until then an option that several
+// benches share has the default of the bench whose flag was defined last.
 func takeDefaults(cmd *cobra.Command) error {
 	var errs []error
 	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
@@ -300,7 +300,7 @@ func takeDefaults(cmd *cobra.Command) error {
 	return errors.Join(errs...)
 }
 
-// benchChild is this binary again, as the server under measurement or as its load.
+// benchChild returns the command that runs this binary again, as the measured server or as its load.
 func benchChild(kind string) *exec.Cmd {
 	self, err := os.Executable()
 	if err != nil {
@@ -309,7 +309,7 @@ func benchChild(kind string) *exec.Cmd {
 	return exec.Command(self, "bench", "child", kind) //nolint:gosec,noctx // this very program; process ends it
 }
 
-// benchPeers is the program of the other engines, which `make peers` puts beside this one.
+// benchPeers returns the command that runs the program of the other engines, which `make peers` puts beside this one.
 func benchPeers(kind string) *exec.Cmd {
 	at := "gpuaas-bench-peers"
 	if self, err := os.Executable(); err == nil {
@@ -338,7 +338,8 @@ func runBenchChild(cmd *cobra.Command, kind string) error {
 	return client.Usage(fmt.Errorf("no bench has a child of kind %q", kind))
 }
 
-// checkNumbers refuses a number that was given and measures nothing. None at all can be asked for where it is the default.
+// checkNumbers returns an error for a number on the command line with which a bench measures nothing. Zero is allowed
+// where it is the default.
 func checkNumbers(cmd *cobra.Command) error {
 	var errs []error
 	cmd.Flags().Visit(func(f *pflag.Flag) {
@@ -391,7 +392,7 @@ func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
 	return nil
 }
 
-// oneBench gives each bench a database of its own, so that none pays for the rows of another.
+// oneBench runs a bench on its own database, so that the rows of another bench do not slow it down.
 func oneBench(ctx context.Context, o benchOptions, b bencher) (bench.Result, error) {
 	if o.alone {
 		return b(ctx, o, nil)

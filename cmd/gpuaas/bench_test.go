@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 )
 
-// TestBenchesHaveTheirOwnDefaults checks that what a flag that is not given is set to is what the help says: several
-// benches share an option, each with a default of its own.
+// TestBenchesHaveTheirOwnDefaults checks that a flag that is not given has the default in its help: several benches
+// share an option, each with a default of its own.
 func TestBenchesHaveTheirOwnDefaults(t *testing.T) {
 	for i := range newBenchCommand(&client.Program{}).Commands() {
 		sub := newBenchCommand(&client.Program{}).Commands()[i]

@@ -87,7 +87,7 @@ func runCluster(cmd *cobra.Command, cfg cluster.Config, level, contextName strin
 	return errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 }
 
-// placeCluster decides where the cluster's files and programs are.
+// placeCluster sets the paths of the cluster's files and programs.
 func placeCluster(cfg *cluster.Config) error {
 	if cfg.Dir == "" {
 		dir, err := dev.DefaultDataDir()

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// newComposeCommand holds what the containers of docker-compose.yaml run once.
+// newComposeCommand returns the commands that the containers of docker-compose.yaml run once.
 func newComposeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "compose", Short: "Prepare the state that the containers of docker-compose.yaml need", GroupID: groupServices,
@@ -85,7 +85,7 @@ func newComposeAdmitCommand() *cobra.Command {
 	return cmd
 }
 
-// parseOwner reads UID:GID; nothing means nobody else.
+// parseOwner parses UID:GID. For the empty text it returns -1, -1, which leaves the owner as it is.
 func parseOwner(text string) (int, int, error) {
 	if text == "" {
 		return -1, -1, nil

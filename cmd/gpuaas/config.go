@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/topology"
 )
 
-// newConfigCommand holds what concerns files; the client adds its contexts to it.
+// newConfigCommand returns the commands for configuration files; the client adds those for its contexts.
 func newConfigCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "config", Short: "Configuration files of services, and the contexts of this client",

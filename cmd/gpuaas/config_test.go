@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-// fullDisk takes nothing.
+// fullDisk is a writer that always fails.
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
-// TestConfigCheckSaysThatItCouldNotWrite: problems that nobody could read are no report.
+// TestConfigCheckSaysThatItCouldNotWrite: a command that could not print the problems fails for that cause.
 func TestConfigCheckSaysThatItCouldNotWrite(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lifecycle.yaml")
 	if err := os.WriteFile(file, []byte("service: lifecycle\nnothing_of_it: 1\n"), 0o600); err != nil {

@@ -102,7 +102,7 @@ func runDev(cmd *cobra.Command, cfg dev.Config, level, contextName string) error
 	return err
 }
 
-// absolute is filepath.Abs of a path that may be empty.
+// absolute returns filepath.Abs of a path; empty for an empty path.
 func absolute(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -114,7 +114,7 @@ func absolute(path string) (string, error) {
 	return abs, nil
 }
 
-// refusal spells what keeps a mesh from starting, every problem on a line of its own.
+// refusal returns the error that keeps a mesh from starting, with each problem on a line of its own.
 func refusal(err error) error {
 	var config *dev.ConfigError
 	var taken *dev.AddressError
@@ -130,7 +130,7 @@ func refusal(err error) error {
 	}
 }
 
-// listed makes one refusal of many problems.
+// listed returns one refusal for several problems.
 func listed(reason commonv1.Reason, public string, problems []error, remedy string) error {
 	if len(problems) == 1 {
 		return fault.New(reason, problems[0].Error(), fault.Remedy(remedy), fault.Cause(problems[0]))
@@ -142,7 +142,8 @@ func listed(reason commonv1.Reason, public string, problems []error, remedy stri
 	return fault.New(reason, public, fault.Unmet(lines...), fault.Remedy(remedy), fault.Cause(errors.Join(problems...)))
 }
 
-// announce returns what writes the client's context of a mesh and makes it current, or nil if no context is asked for.
+// announce returns the function that writes the client's context of a mesh and makes it current, or nil if base is
+// empty.
 func announce(notes io.Writer, base string) func(context.Context, dev.Announcement) (string, error) {
 	if base == "" {
 		return nil
@@ -174,7 +175,8 @@ func announce(notes io.Writer, base string) func(context.Context, dev.Announceme
 	}
 }
 
-// noteContext says which context is whose, if that is not the one that was asked for, and whether the other is another's.
+// noteContext prints which context belongs to whose if its name differs from the requested one, and whether the
+// requested one belongs to another mesh or a person.
 func noteContext(notes io.Writer, got contexts.Announced, want, whose string) {
 	switch {
 	case got.Taken:
@@ -198,7 +200,7 @@ func forget(dirs ...string) error {
 	return errors.Join(errs...)
 }
 
-// forgetDead is forget where something else is to be done: a failure is logged.
+// forgetDead calls forget and logs a failure, for callers whose main work is another.
 func forgetDead(logger *slog.Logger) {
 	if err := forget(); err != nil {
 		logger.Warn("the contexts of meshes that have ended were not removed", obs.Err(err)) //nolint:noctx // it belongs to no request
@@ -206,7 +208,7 @@ func forgetDead(logger *slog.Logger) {
 }
 
 // devLog is the log of a mesh: warnings on the terminal, and everything from info on in a file of the data directory,
-// which is known later than the first record.
+// whose path is known only after the first record.
 type devLog struct {
 	mu      sync.Mutex
 	file    *os.File
@@ -214,7 +216,7 @@ type devLog struct {
 	closed  bool
 }
 
-// logger returns what writes to both.
+// logger returns a logger that writes to both.
 func (l *devLog) logger(terminal io.Writer, level string) (*slog.Logger, error) {
 	shown, err := terminalLogger(terminal, level)
 	if err != nil {
@@ -227,7 +229,7 @@ func (l *devLog) logger(terminal io.Writer, level string) (*slog.Logger, error) 
 	return slog.New(slog.NewMultiHandler(shown.Handler(), kept.Handler())), nil
 }
 
-// terminalLogger writes to the terminal alone.
+// terminalLogger returns a logger that writes to the terminal alone.
 func terminalLogger(terminal io.Writer, level string) (*slog.Logger, error) {
 	file, isFile := terminal.(*os.File)
 	return obs.NewLogger(terminal, obs.LogConfig{Level: level, Format: "text", Color: isFile && client.Colors(file)})
@@ -246,7 +248,7 @@ func (l *devLog) Write(p []byte) (int, error) {
 	return l.file.Write(p)
 }
 
-// open begins the file in a directory that is there, with what was logged before.
+// open opens the file in an existing directory, and writes the records that were logged before.
 func (l *devLog) open(dir string) error {
 	path := filepath.Join(dir, dev.LogFile)
 	const enough = 64 << 20

@@ -29,7 +29,7 @@ type drillOptions struct {
 	dir                                string
 }
 
-// newDrillCommand runs rows of the failure matrix.
+// newDrillCommand returns the commands that list and run rows of the failure matrix.
 func newDrillCommand(program *client.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "drill", Short: "Break a mesh on purpose and measure how it is seen and how it recovers", GroupID: groupMesh,
@@ -42,12 +42,12 @@ func newDrillCommand(program *client.Program) *cobra.Command {
 	return cmd
 }
 
-// newDrillReapCommand ends what a drill has left if it dies before it can.
+// newDrillReapCommand returns the command that cleans up after a drill that died before its own cleanup.
 func newDrillReapCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "reap DIR", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			signal.Ignore(os.Interrupt) // a Ctrl-C is the drill's, which ends and then lets us go
+			signal.Ignore(os.Interrupt) // Ctrl-C is for the drill, which ends and thereby ends this process
 			return drill.Reap(cmd.Context(), cmd.InOrStdin(), args[0])
 		},
 	}
@@ -66,7 +66,7 @@ func newDrillListCommand(program *client.Program) *cobra.Command {
 	}
 }
 
-// listedDrill is a drill as it is listed, with its production budgets.
+// listedDrill is a line of `drill list`: a drill with its production budgets.
 type listedDrill struct {
 	Row                    int      `json:"row"`
 	Name                   string   `json:"name"`
@@ -141,7 +141,7 @@ func newDrillRunCommand(program *client.Program) *cobra.Command {
 	return cmd
 }
 
-// chosen are the drills that a command line names.
+// chosen returns the drills that a command line names.
 func (o drillOptions) chosen(names []string) ([]drill.Drill, error) {
 	switch {
 	case o.all && len(names) > 0:
@@ -200,7 +200,7 @@ func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, name
 	return nil
 }
 
-// drillMesh is the mesh of a context where one is named, else one of the drills' own.
+// drillMesh returns the mesh of the context if the command line names one, else a new mesh for the drills.
 func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program, o drillOptions, logger *slog.Logger, drills []drill.Drill) (*drill.Mesh, error) {
 	if program.Named() {
 		person, err := program.Person(cmd)

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/drill"
 )
 
-// examples are those of the commands that run or prepare something on this machine, by command path.
+// examples returns the examples of the commands that run or prepare something on this machine, by command path.
 func examples() map[string][]string {
 	out := map[string][]string{
 		"gpuaas": {
@@ -64,7 +64,7 @@ func examples() map[string][]string {
 	return out
 }
 
-// addExamples gives the commands their examples, and a command that only has subcommands one of each.
+// addExamples sets the examples of the commands. A command that only has subcommands gets the first example of each.
 func addExamples(root *cobra.Command) {
 	all := examples()
 	var walk func(cmd *cobra.Command)

@@ -14,8 +14,9 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 )
 
-// TestHelpTouchesNothing asks every command for its help, in a place where whatever it would do beside printing fails or is seen: the contexts cannot be
-// read, the home is a file, and the server that they would name counts who connects. It starts no goroutine that outlives it.
+// TestHelpTouchesNothing asks every command for its help, in an environment where any action other than printing fails
+// or is noticed: the contexts cannot be read, the home is a file, and the server that they would name counts
+// connections. It starts no goroutine that outlives it.
 func TestHelpTouchesNothing(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -43,7 +44,7 @@ func TestHelpTouchesNothing(t *testing.T) {
 	if err := os.WriteFile(home, []byte("a file, where a directory would be looked into\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// A directory is unreadable as a file for root too.
+	// Not even root can read a directory as a file.
 	if err := os.Mkdir(contexts, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +56,7 @@ func TestHelpTouchesNothing(t *testing.T) {
 		t.Setenv(name, value)
 	}
 	before := tree(t, dir)
-	// Nothing else of this package's tests runs beside a test that sets the environment.
+	// No other test of this package runs in parallel with a test that sets the environment.
 	goroutines := runtime.NumGoroutine()
 	lines := [][]string{{}, {"help"}, {"--help"}, {"-h"}}
 	var walk func(*cobra.Command)
@@ -89,7 +90,7 @@ func TestHelpTouchesNothing(t *testing.T) {
 	}
 }
 
-// tree lists what is in a directory.
+// tree returns the paths in a directory.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var out strings.Builder

@@ -29,7 +29,7 @@ func leaves(cmd *cobra.Command, each func(*cobra.Command)) {
 	}
 }
 
-// TestEveryCommandShowsItsUse: each has examples of its own, and they do more than ask for help.
+// TestEveryCommandShowsItsUse: each command has its own examples, and they do more than print the help.
 func TestEveryCommandShowsItsUse(t *testing.T) {
 	root := newRoot(client.New())
 	root.InitDefaultHelpFlag()
@@ -84,7 +84,7 @@ func TestExamplesParse(t *testing.T) {
 	})
 }
 
-// words splits a line as a shell does, as far as examples go.
+// words splits a line as a shell does, as far as the examples need it.
 func words(line string) []string {
 	var out []string
 	for i, part := range strings.Split(line, "'") {
@@ -144,7 +144,7 @@ func onTerminal(t *testing.T, env []string, args ...string) string {
 	return seen.String()
 }
 
-// programs is a directory in which this test's binary is called gpuaas: testscript runs it as that program.
+// programs returns a directory in which this test's binary is named gpuaas, so that testscript runs it as that program.
 func programs(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -158,7 +158,8 @@ func programs(t *testing.T) string {
 	return dir
 }
 
-// TestHelpAsksTheTerminalNothing: no query is sent, whatever the terminal is, and no escape at all where none is wanted.
+// TestHelpAsksTheTerminalNothing: no query is sent, whatever the terminal is, and no escape sequence at all if colours
+// are off.
 func TestHelpAsksTheTerminalNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -190,8 +191,8 @@ func TestHelpAsksTheTerminalNothing(t *testing.T) {
 	}
 }
 
-// TestHelpIsAsWideAsTheTerminal: no line of any help is wider than the terminal, or than 80 columns where there is none. A word that is too long alone
-// stands alone.
+// TestHelpIsAsWideAsTheTerminal: no line of any help is wider than the terminal, or than 80 columns where there is
+// none. A word that is longer than that has a line of its own.
 func TestHelpIsAsWideAsTheTerminal(t *testing.T) {
 	var walk func(cmd *cobra.Command)
 	walk = func(cmd *cobra.Command) {
@@ -213,7 +214,7 @@ func TestHelpIsAsWideAsTheTerminal(t *testing.T) {
 	walk(newRoot(client.New()))
 }
 
-// TestHelpKeepsGlobalFlagsApart: the flags of all commands do not stand among those of one.
+// TestHelpKeepsGlobalFlagsApart: the global flags are not listed among those of one command.
 func TestHelpKeepsGlobalFlagsApart(t *testing.T) {
 	var out bytes.Buffer
 	if code := execute(t.Context(), []string{"workspaces", "decommission", "--help"}, nil, &out, &out); code != 0 {

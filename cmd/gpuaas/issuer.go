@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
-// newIssuerCommand holds what is done to the files of services' certificates where dev, cluster or compose has made them.
+// newIssuerCommand returns the commands for the files of services' certificates that dev, cluster or compose has made.
 func newIssuerCommand(program *client.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "issuer", Short: "The issuer of services' certificates, where dev, cluster or compose has made it", GroupID: groupServices,
@@ -109,7 +109,7 @@ func newIssuerForget(step func(use, short, long string, do func(*cobra.Command, 
 	return cmd
 }
 
-// refusedWith makes a refusal with a remedy of an error that wraps what. Others stay as they are.
+// refusedWith returns a refusal with a remedy for an error that wraps what, and any other error unchanged.
 func refusedWith(err, what error, remedy string) error {
 	if !errors.Is(err, what) {
 		return err
@@ -117,7 +117,7 @@ func refusedWith(err, what error, remedy string) error {
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, err.Error(), fault.Remedy(remedy), fault.Cause(err))
 }
 
-// openMaterial opens what stands in the directory of a mesh, or in that of its data below it.
+// openMaterial opens the material in the directory of a mesh, or in the data directory below it.
 func openMaterial(dir string) (*material.Material, error) {
 	if dir == "" {
 		return nil, client.Usage(errors.New("--dir is empty"))
@@ -139,7 +139,7 @@ func openMaterial(dir string) (*material.Material, error) {
 	return m, err
 }
 
-// listedIssuer is an issuer as it is listed.
+// listedIssuer is a line of the list of issuers.
 type listedIssuer struct {
 	KeyID    string   `json:"key_id"` // as in `gpuaas keys list`
 	Issues   bool     `json:"issues"`

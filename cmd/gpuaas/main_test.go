@@ -24,7 +24,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exits runs a command line and demands its exit code: `exits 2 gpuaas nonsense`. What it printed is there for stdout and stderr as after exec.
+// exits runs a command line and demands its exit code: `exits 2 gpuaas nonsense`. Its output is available to stdout and
+// stderr as after exec.
 func exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE PROGRAM [ARG...]")

@@ -20,7 +20,8 @@ import (
 
 // migrateConfig is the file of `gpuaas migrate`.
 type migrateConfig struct {
-	// AdminURLFile names a superuser's connection string, or one of a role with CREATEDB and CREATEROLE. It makes databases and roles.
+	// AdminURLFile is the file with the connection string of a superuser, or of a role with CREATEDB and CREATEROLE, as
+	// which databases and roles are created.
 	AdminURLFile config.SecretFile `koanf:"admin_url_file"`
 	// RolePasswordsFile is a YAML map of role to password.
 	RolePasswordsFile config.SecretFile `koanf:"role_passwords_file"`
@@ -71,7 +72,8 @@ func newMigrateCommand() *cobra.Command {
 	return cmd
 }
 
-// reached tells a database that cannot be reached, or is not ready, from what is wrong with this program.
+// reached returns a fault with a remedy if the database cannot be reached or is not ready, and any other error
+// unchanged.
 func reached(err error) error {
 	if err == nil || !pg.IsConnError(err) {
 		return err
@@ -80,7 +82,7 @@ func reached(err error) error {
 		fault.Remedy("start the database, or correct the connection string in the file that was named"), fault.Cause(err))
 }
 
-// migration is where to migrate, and what to make before.
+// migration is the database to migrate, and the databases and roles to create first.
 type migration struct {
 	url       string
 	admin     string

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 )
 
-// TestReadmeNamesWhatIsMissing: no command that it lists as missing is there.
+// TestReadmeNamesWhatIsMissing: no command that README lists as missing exists.
 func TestReadmeNamesWhatIsMissing(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {
@@ -17,7 +17,7 @@ func TestReadmeNamesWhatIsMissing(t *testing.T) {
 	}
 	_, list, ok := strings.Cut(string(text), "these do not exist yet")
 	if !ok {
-		return // nothing is missing any more
+		return // README lists nothing as missing
 	}
 	commands := regexp.MustCompile("`([a-z -]+)`")
 	n := 0
@@ -41,7 +41,8 @@ func TestReadmeNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
-// TestReadmeNamesTheVerbsWithADryRun: those that ask and that README names with --dry-run have it, and the others do not.
+// TestReadmeNamesTheVerbsWithADryRun: the verbs that ask and that README names with --dry-run have that flag, and the
+// others do not.
 func TestReadmeNamesTheVerbsWithADryRun(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {

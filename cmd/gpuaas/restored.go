@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// afterRestore is what to do once a restore was declared.
+// afterRestore is the text about what to do after a restore was declared.
 const afterRestore = `rollback mode is active: nothing is launched, dispatched, recreated, released or put on hold
 	until it is accepted
 next:
@@ -51,7 +51,7 @@ func newRestoredCommand(file, ownerURL *string) *cobra.Command {
 	return cmd
 }
 
-// writeRollback writes the era and the mode; nothing for a database that has neither yet.
+// writeRollback prints the era and the mode, or nothing for a database whose schema has neither yet.
 func writeRollback(ctx context.Context, cmd *cobra.Command, ownerURL string) error {
 	state, known, err := pg.RollbackStatus(ctx, ownerURL)
 	if err != nil || !known {

@@ -35,7 +35,7 @@ func TestMigrateRestored(t *testing.T) {
 		!strings.Contains(out, "rollback mode: none") {
 		t.Fatalf("%d %s %s", code, out, err)
 	}
-	// In a pipe each field is behind one tab, as in every list.
+	// In a pipe one tab separates the fields, as in every list.
 	_, listed, _ := migrate(t, "status", "--database-url-file", url)
 	table, _, _ := strings.Cut(listed, "\n\n")
 	for line := range strings.SplitSeq(table, "\n") {
@@ -51,7 +51,7 @@ func TestMigrateRestored(t *testing.T) {
 	if code == 0 || !strings.Contains(err, "recovery (test recovery)") || !strings.Contains(err, "stop every service") {
 		t.Fatalf("%d %s", code, err)
 	}
-	// As a restore of some tables alone leaves it.
+	// The state that a restore of only some tables leaves.
 	if _, err := d.OwnerPool().Exec(t.Context(), `INSERT INTO recovery.watch_count (placement, workspaces, units) VALUES ('process', 7, 7)`); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestMigrateRestored(t *testing.T) {
 	}
 }
 
-// A database that cannot be reached is said to be that, for each command, and the password is not in what is said.
+// Each command reports that the database cannot be reached, and the message does not contain the password.
 func TestMigrateWithoutADatabase(t *testing.T) {
 	testkit.IO(t)
 	url := filepath.Join(t.TempDir(), "owner")

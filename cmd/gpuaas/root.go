@@ -15,7 +15,7 @@ const (
 	groupServices = "services"
 )
 
-// newRoot assembles all commands.
+// newRoot returns the root command with all commands.
 func newRoot(program *client.Program) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "gpuaas",

@@ -26,7 +26,7 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 	return client.Exit(err)
 }
 
-// asksJSON reports whether JSON is asked for in a command line that could not be parsed.
+// asksJSON reports whether a command line that could not be parsed requests JSON.
 func asksJSON(args []string) bool {
 	for i, arg := range args {
 		switch arg {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/topology"
 )
 
-// newServiceCommands makes one command for each service.
+// newServiceCommands returns one command for each service.
 func newServiceCommands() []*cobra.Command {
 	var out []*cobra.Command
 	for _, kind := range topology.Kinds() {
@@ -58,12 +58,12 @@ func runService(cmd *cobra.Command, kind topology.Kind, file string) error {
 		slog.String("revision", revision), slog.String("ops_addr", service.OpsAddr()), slog.Int("pid", os.Getpid()))
 	err = service.Run(ctx)
 	if err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, app.ErrShutdown)) {
-		return nil // asked for
+		return nil // a requested shutdown is no error
 	}
 	return err
 }
 
-// problems spells every problem of a configuration on a line of its own.
+// problems returns an error with each problem of a configuration on a line of its own.
 func problems(err error) error {
 	list := config.Problems(err)
 	if len(list) < 2 {

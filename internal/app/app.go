@@ -1,12 +1,13 @@
 // Package app runs the named tasks of a process and stops them in order.
 //
-// It owns the life of goroutines at the top of a process: it starts each task, waits for each, and says who failed. It believes a task only
-// when it returns; a task that returns nil before shutdown has failed too, because a loop that quietly ended looks like one that works. It
-// never restarts a task by itself (Supervise does, for child processes) and never reads configuration.
+// It owns the goroutines at the top of a process: it starts each task, waits for each, and returns the names and errors
+// of those that failed. A task has ended only when it returns; a task that returns nil before the shutdown has failed
+// too, because a loop that ended without an error would otherwise look like one that works. It never restarts a task by
+// itself (Supervise does, for child processes) and never reads configuration.
 //
-// Guarantees: a panic becomes an error with its stack; the first failure starts the shutdown; phases stop in their order, and every task of a
-// phase is asked to stop before any of the next; Run returns when every task has returned, or after the grace with the names of those that
-// did not.
+// Guarantees: a panic becomes an error with its stack; the first failure starts the shutdown; phases stop in their
+// order, and every task of a phase is asked to stop before any of the next; Run returns when every task has returned,
+// or after the grace with an error that names the tasks that did not.
 //
 //	run ──► first failure or the caller's cancel ──► not-ready ─► drain ─► loops ─► leases ─► pools ──► return
 //	                                                 └────────────────── at most Grace ──────────────────┘
@@ -32,14 +33,14 @@ var ErrShutdown = errors.New("shutdown")
 // ErrHardStop is in Run's error if tasks were still running after the grace.
 var ErrHardStop = errors.New("hard stop: tasks did not end in time")
 
-// Phase is when a task is stopped during shutdown. The zero value is PhaseLoops.
+// Phase is the step of a shutdown in which a task is stopped. The zero value is PhaseLoops.
 type Phase int
 
 // The phases, in the order of a shutdown.
 const (
 	phaseUnset    Phase = iota
-	PhaseNotReady       // tell the world: readiness goes false
-	PhaseDrain          // servers and streams: ask peers to go elsewhere
+	PhaseNotReady       // readiness becomes false, for every caller that checks it
+	PhaseDrain          // servers and streams: ask peers to use another replica
 	PhaseLoops          // sweeps, tickers, consumers
 	PhaseLeases         // finish or release what this process holds
 	PhasePools          // database pools, the ops server, exporters
@@ -62,7 +63,8 @@ func (p Phase) String() string {
 	}
 }
 
-// share is the part of the grace a phase may take before the next one starts all the same, in thirtieths.
+// share returns the part of the grace that a phase may take, in thirtieths, before the next phase starts even though
+// tasks of this one still run.
 func (p Phase) share() int {
 	switch p {
 	case PhaseNotReady:
@@ -83,21 +85,23 @@ type Task struct {
 	Name  string
 	Phase Phase
 
-	// Run blocks until its context ends. Returning before shutdown, nil included, is a failure. Its context is cancelled in the task's phase.
+	// Run blocks until its context ends. Returning before shutdown, nil included, is a failure. Its context is cancelled
+	// in the task's phase.
 	Run func(ctx context.Context) error
 
-	// Stop is called in the task's phase, before Run's context is cancelled: a drain, a release, a close. Its context is not cancelled by
-	// the shutdown; it ends with the phase's share of the grace.
+	// Stop is called in the task's phase, before Run's context is cancelled: a drain, a release, a close. Its context is
+	// not cancelled by the shutdown; it ends with the phase's share of the grace.
 	Stop func(ctx context.Context) error
 }
 
-// Group is how tasks are run. The zero value of Grace means DefaultGrace.
+// Group holds the settings with which tasks are run. The zero value of Grace means DefaultGrace.
 type Group struct {
 	Logger *slog.Logger
 	Grace  time.Duration
 }
 
-// Run runs the tasks until ctx ends or one of them fails, then stops them in order. It answers nil after a clean shutdown that ctx asked for.
+// Run runs the tasks until ctx ends or one of them fails, then stops them in order. It returns nil after a clean
+// shutdown that the end of ctx started.
 func Run(ctx context.Context, logger *slog.Logger, tasks ...Task) error {
 	return Group{Logger: logger}.Run(ctx, tasks...)
 }
@@ -113,7 +117,7 @@ type outcome struct {
 	err  error
 }
 
-// Run is the method form of the function Run.
+// Run runs the tasks as the function Run does, with the settings of g.
 func (g Group) Run(ctx context.Context, tasks ...Task) error {
 	if err := check(tasks); err != nil {
 		return err
@@ -168,7 +172,8 @@ func (g Group) Run(ctx context.Context, tasks ...Task) error {
 	return errors.Join(failures...)
 }
 
-// shutdown takes the tasks through the phases and answers the errors of their Stop hooks and the names of the tasks still running at the end.
+// shutdown stops the tasks phase by phase and returns the errors of their Stop hooks and the names of the tasks that
+// still run at the end.
 func (g Group) shutdown(base context.Context, tasks []*running, cause error) ([]error, []string) {
 	hard, cancelHard := context.WithTimeout(base, g.Grace)
 	defer cancelHard()
@@ -213,8 +218,8 @@ func (g Group) shutdown(base context.Context, tasks []*running, cause error) ([]
 	return failures, hung
 }
 
-// stopAll calls the Stop hooks of one phase at the same time and waits for them until ctx ends. A hook that ignores its context is left
-// behind and reported.
+// stopAll calls the Stop hooks of one phase at the same time and waits for them until ctx ends. A hook that ignores its
+// context is left running and reported.
 func stopAll(ctx context.Context, members []*running) []error {
 	results := make(chan outcome, len(members))
 	waiting := map[string]bool{}
@@ -234,7 +239,7 @@ func stopAll(ctx context.Context, members []*running) []error {
 				failures = append(failures, fmt.Errorf("stop %q: %w", o.name, o.err))
 			}
 		case <-ctx.Done():
-			// Those that heed their context return now; they get a moment, so that their own error is the one reported.
+			// Hooks that heed their context return now; they get 100 ms, so that their own error is the one reported.
 			grace := time.NewTimer(100 * time.Millisecond)
 			for len(waiting) > 0 {
 				select {
@@ -257,7 +262,7 @@ func stopAll(ctx context.Context, members []*running) []error {
 	return failures
 }
 
-// late collects what tasks answered after the shutdown began: only errors other than the end of their context count.
+// late returns the errors that tasks returned after the shutdown began, other than the end of their context.
 func late(ended <-chan outcome, cause error) []error {
 	var out []error
 	for {
@@ -315,7 +320,7 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// Protect calls fn and answers its panic as a *PanicError.
+// Protect calls fn and returns its error, or its panic as a *PanicError.
 func Protect(ctx context.Context, fn func(context.Context) error) error {
 	return protect(ctx, fn)
 }

@@ -254,7 +254,7 @@ func TestWithSignals(t *testing.T) {
 func TestRepeatedSignals(t *testing.T) {
 	tests := []struct {
 		name  string
-		after []time.Duration // of the repeats, since the first signal
+		after []time.Duration // times of the repeated signals, since the first one
 		force bool
 	}{
 		{"child and group at once", []time.Duration{0, 0}, false},
@@ -316,7 +316,7 @@ func TestRepeatedSignals(t *testing.T) {
 	}
 }
 
-// A forced stop ends although what it is to end does not.
+// A forced stop ends even if the things that it stops do not end.
 func TestAForcedStopIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals := make(chan os.Signal, 2)

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// heapGrowth is by how many bytes a heap that is larger than it may grow between two collections.
+	// heapGrowth is the number of bytes by which a heap larger than heapGrowth may grow between two collections.
 	heapGrowth = 32 << 20
 	// leastHeapPercent is the least growth in percent: a heap of many sessions must not be collected all the time.
 	leastHeapPercent = 25
@@ -24,10 +24,10 @@ func heapPercent(live uint64) int {
 	return max(leastHeapPercent, int(heapGrowth*100/live)) //nolint:gosec // at most 100
 }
 
-// BoundHeap makes the heap of this process grow by at most 32 MiB, or by a quarter of what is live if that is more, until it is collected, in place of
-// doubling. It is for a process whose heap is mostly connections that rest: what is thrown away while they open is
-// spread between what they keep, and the memory between stays with the process. GOGC in the environment counts
-// instead. The returned function ends it.
+// BoundHeap makes the heap of this process grow by at most 32 MiB, or by a quarter of what is live if that is more,
+// until it is collected, in place of doubling. It is for a process whose heap is mostly idle connections: the garbage
+// made while they open lies between the objects that they keep, so the process does not give that memory back. If GOGC
+// is set in the environment, BoundHeap leaves it in force and does nothing. The returned function removes the bound.
 func BoundHeap() func() {
 	if _, set := os.LookupEnv("GOGC"); set {
 		return func() {}
@@ -43,10 +43,10 @@ func BoundHeap() func() {
 
 type heapBound struct {
 	stopped atomic.Bool
-	percent int // is changed by cleanups alone, one after the other
+	percent int // only cleanups change it, one after the other
 }
 
-// arm has the bound adjusted after the next collection: by the cleanup of an object that nothing holds.
+// arm has the bound adjusted after the next collection, by the cleanup of an object that nothing refers to.
 func (b *heapBound) arm() {
 	object := new([16]byte)
 	runtime.AddCleanup(object, func(b *heapBound) {
@@ -65,7 +65,7 @@ func (b *heapBound) adjust() {
 		return
 	}
 	want := heapPercent(sample[0].Value.Uint64())
-	// Each change stops the program for a moment.
+	// Each change of the percentage stops the program for a moment, so small ones are not made.
 	if d := want - b.percent; -b.percent/8 <= d && d <= b.percent/8 {
 		return
 	}

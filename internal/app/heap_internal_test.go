@@ -26,7 +26,7 @@ func TestHeapPercent(t *testing.T) {
 // process: it must not run beside other tests.
 func TestALargeHeapIsCollectedSooner(t *testing.T) {
 	if pace, set := os.LookupEnv("GOGC"); set {
-		t.Setenv("GOGC", pace) // is put back at the end
+		t.Setenv("GOGC", pace) // t.Setenv restores it at the end
 		if err := os.Unsetenv("GOGC"); err != nil {
 			t.Fatal(err)
 		}

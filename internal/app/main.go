@@ -21,11 +21,11 @@ func (e SignalError) Error() string { return "signal " + e.Signal.String() }
 func (e SignalError) Is(target error) bool { return target == ErrShutdown } //nolint:errorlint // a sentinel compared by identity inside Is
 
 const (
-	// RepeatGrace is how long after the first signal others change nothing. A supervisor that signals a process and
-	// its group at once sends two, as does a person who presses Ctrl-C twice; neither means that what was started may
-	// be left behind.
+	// RepeatGrace is how long after the first signal further signals are ignored. A supervisor that signals a process and
+	// its group at once sends two, as does a person who presses Ctrl-C twice; neither of them asks to leave running what
+	// the process has started.
 	RepeatGrace = 5 * time.Second
-	// ForceWithin is how long a forced stop may take to end what was started.
+	// ForceWithin is how long a forced stop may take to end what the process has started.
 	ForceWithin = 10 * time.Second
 	// forcedStatus is the exit status of a forced stop.
 	forcedStatus = 130
@@ -75,8 +75,8 @@ func watchSignals(
 	})
 }
 
-// awaitForce waits for a signal that forces the stop, and reports false if the process has ended its work before one
-// came.
+// awaitForce waits for a signal that forces the stop, and reports false if the process ended its work before such a
+// signal came.
 func awaitForce(ctx context.Context, logger *slog.Logger, signals <-chan os.Signal, quit <-chan struct{}) bool {
 	first, told := time.Now(), false
 	for {
@@ -98,7 +98,7 @@ func awaitForce(ctx context.Context, logger *slog.Logger, signals <-chan os.Sign
 	}
 }
 
-// forceStop calls every function of force, whatever the others do, and logs what each could not do.
+// forceStop calls every function of force, even if others of them fail, and logs the error of each that failed.
 func forceStop(ctx context.Context, logger *slog.Logger, force []func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(ctx, ForceWithin)
 	defer cancel()

@@ -8,14 +8,15 @@ import (
 	"time"
 )
 
-// Backoff is how long Supervise waits before it starts again: Min doubled at each failure in a row up to Max, with full jitter above Min. A
-// run that lasted at least Reset starts the count anew. Zero values mean 100 ms, 30 s and 1 min.
+// Backoff is how long Supervise waits before it starts again: Min doubled at each failure in a row up to Max, with full
+// jitter above Min. A run that lasted at least Reset starts the count anew. Zero values mean 100 ms, 30 s and 1 min.
 type Backoff struct {
 	Min, Max, Reset time.Duration
 }
 
-// Supervise calls run again and again until ctx ends, and then answers nil. Whether run answered nil, an error or panicked, it ended too
-// early: that is logged, waited upon and tried again. For child processes; a loop of this process should fail its group instead.
+// Supervise calls run again and again until ctx ends, and then returns nil. Whenever run returns before that, with nil
+// or an error, or panics, Supervise logs it, waits for the backoff and calls run again. For child processes; a loop of
+// this process should fail its group instead.
 func Supervise(ctx context.Context, logger *slog.Logger, name string, backoff Backoff, run func(ctx context.Context) error) error {
 	if backoff.Min <= 0 {
 		backoff.Min = 100 * time.Millisecond
@@ -59,8 +60,8 @@ func (b Backoff) delay(failures int) time.Duration {
 	return b.Min + rand.N(ceiling-b.Min) //nolint:gosec // jitter needs no secrecy
 }
 
-// Every calls fn at once and then each interval (plus or minus a tenth, so that replicas do not march in step) until ctx ends, and answers
-// nil. An error is logged and does not end the loop; a panic does, as an error.
+// Every calls fn at once and then each interval (plus or minus a tenth, so that replicas do not run at the same
+// moments) until ctx ends, and returns nil. An error is logged and does not end the loop; a panic does, as an error.
 func Every(ctx context.Context, logger *slog.Logger, name string, interval time.Duration, fn func(ctx context.Context) error) error {
 	return EveryPaced(ctx, logger, name, func() func(context.Context) bool {
 		return func(ctx context.Context) bool {
@@ -73,7 +74,8 @@ func Every(ctx context.Context, logger *slog.Logger, name string, interval time.
 	}, fn)
 }
 
-// EveryPaced is Every with a pause of the caller's: before is called before each round, and returns what sleeps after it and reports whether ctx lives.
+// EveryPaced is Every with a pause that the caller chooses: EveryPaced calls before ahead of each round, and after the
+// round calls the function that before returned, which sleeps and reports whether ctx is still alive.
 func EveryPaced(ctx context.Context, logger *slog.Logger, name string, before func() func(context.Context) bool, fn func(ctx context.Context) error) error {
 	for {
 		pause := before()
@@ -92,7 +94,7 @@ func EveryPaced(ctx context.Context, logger *slog.Logger, name string, before fu
 	}
 }
 
-// Sleep waits for d and answers true, or answers false as soon as ctx ends.
+// Sleep waits for d and returns true, or returns false as soon as ctx ends.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -11,14 +11,15 @@ import (
 	"testing"
 )
 
-// mark is something that no file of ours contains. A file without any of the words has none: looking for them costs far less than the pattern does.
+// mark is a text that no file of ours contains. A file without any of the words has no mark: a search for the words
+// costs far less than one for the pattern.
 type mark struct {
 	what    string
 	words   []string
 	pattern *regexp.Regexp
 }
 
-// find returns where the first of the marks stand in a text.
+// find returns the positions of the first marks in a text.
 func (m mark) find(text []byte) [][]int {
 	if !slices.ContainsFunc(m.words, func(word string) bool { return bytes.Contains(text, []byte(word)) }) {
 		return nil
@@ -26,8 +27,8 @@ func (m mark) find(text []byte) [][]int {
 	return m.pattern.FindAllIndex(text, 3)
 }
 
-// forbidden is what no file of ours contains, because it holds on one machine
-// only. The patterns are written so that they do not match themselves.
+// forbidden are the marks that no file of ours contains, because they are valid on one machine only. The patterns are
+// written so that they do not match themselves.
 var forbidden = []mark{
 	{"the path of somebody's home", []string{"/home/", "/root/"}, regexp.MustCompile(`/(home/[a-z][a-z0-9_-]*|[r]oot)/[A-Za-z0-9._-]`)},
 	{"the path of a working directory", []string{"/work/", "/tmp/m"}, regexp.MustCompile(`/[w]ork/(main|shared)|/[t]mp/mesh\b`)},
@@ -35,7 +36,7 @@ var forbidden = []mark{
 	{"an unfinished mark", []string{"TOD", "FIXM", "XXX"}, regexp.MustCompile(`(//|#|/\*|--)\s*(T[O]DO|F[I]XME|X[X]X)\b`)},
 }
 
-// textual are the endings of files that are read for it.
+// textual are the suffixes of the files in which marks are searched.
 var textual = []string{
 	".go", ".proto", ".sql", ".md", ".yaml", ".yml", ".json", ".sh", ".ts", ".tsx", ".css", ".html", ".toml", ".service", ".env", ".example", ".mk", ".tpl", ".txt",
 }
@@ -50,7 +51,7 @@ func TestContent(t *testing.T) {
 		}
 		content, err := os.ReadFile(filepath.Join(top, filepath.FromSlash(rel)))
 		if os.IsNotExist(err) {
-			return // removed since the walk saw it
+			return // the file was removed after the walk listed it
 		}
 		if err != nil {
 			t.Fatal(err)

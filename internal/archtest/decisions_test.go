@@ -11,7 +11,7 @@ import (
 // decision finds the number of a row of the table of decisions.
 var decision = regexp.MustCompile(`(?m)^\| (\d+) \|`)
 
-// TestDecisionsStandInOrder: a decision is found by its number, which no other has.
+// TestDecisionsStandInOrder: a reader finds a decision by its number, which no other decision has.
 func TestDecisionsStandInOrder(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(root(t), "docs", "decisions", "README.md"))
 	if err != nil {

@@ -3,7 +3,6 @@
 // service's root may do, how packages are named and documented, and what no
 // file may contain.
 //
-// It owns those rules and nothing else: it has no code that runs in a program.
-// The linter knows the direct import walls too, and shows them in an editor;
-// what is here cannot be switched off by a comment.
+// It owns those rules and nothing else: it has no code that runs in a program. The linter checks the direct import
+// walls too, and shows violations in an editor; a comment in the code cannot switch the tests of this package off.
 package archtest

@@ -15,7 +15,7 @@ var services = []string{"services/nodeapi", "services/lifecycle", "services/reco
 // other.
 var composers = []string{"mesh", "drill", "bench", "chaos", "cmd"}
 
-// wall says that what stands in from imports nothing of to, directly.
+// wall is the rule that packages in from import no package in to directly.
 type wall struct {
 	name     string
 	from, to []string

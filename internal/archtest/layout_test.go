@@ -19,7 +19,7 @@ var topLevel = []string{
 	"proto", "scripts", "services", "third_party",
 }
 
-// maxLines is where a file has stopped being about one thing.
+// maxLines is the number of lines above which a file is taken to be about more than one thing.
 const maxLines = 700
 
 func TestTopLevelDirectories(t *testing.T) {
@@ -86,8 +86,8 @@ func TestFileLength(t *testing.T) {
 // sql finds a statement at the beginning of a string.
 var sql = regexp.MustCompile(`(?is)^\s*(select|insert\s+into|update\s+\w+|delete\s+from|with\s+\w+\s+as)\b`)
 
-// TestServiceRootsOnlyWire: the root of a service constructs its packages and
-// runs them. A statement there is a decision that has no package.
+// TestServiceRootsOnlyWire: the root of a service constructs its packages and runs them. An SQL statement there is a
+// decision that belongs in a package.
 func TestServiceRootsOnlyWire(t *testing.T) {
 	tr := load(t)
 	for _, s := range services {
@@ -146,7 +146,7 @@ func TestTestsDoNotSleepOrSkip(t *testing.T) {
 	}
 }
 
-// isShort recognises the condition testing.Short().
+// isShort reports whether a condition is testing.Short().
 func isShort(cond ast.Expr) bool {
 	call, ok := cond.(*ast.CallExpr)
 	if !ok {

@@ -11,10 +11,11 @@ import (
 // link finds the target of a Markdown link or image.
 var link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 
-// code is what stands between backticks: an index and a call look like a link there.
+// code matches text between backticks, in which an index with a call looks like a link.
 var code = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
 
-// TestLinksLeadSomewhere: a path in the documentation is there, since a reader follows it before he trusts the rest.
+// TestLinksLeadSomewhere: every path in the documentation exists, because a reader who finds a broken link stops
+// trusting the rest.
 func TestLinksLeadSomewhere(t *testing.T) {
 	top := root(t)
 	seen := 0

@@ -21,8 +21,8 @@ var unregistered = map[string]string{
 // statementsTest imports every package that defines statements.
 const statementsTest = "mesh/statements"
 
-// TestStatementsAreRegistered: SQL reaches the database through the functions of package pg that take a registered statement, so that each one is
-// prepared by a test, as its role.
+// TestStatementsAreRegistered: SQL reaches the database through the functions of package pg that take a registered
+// statement, so that each one is prepared by a test, as its role.
 func TestStatementsAreRegistered(t *testing.T) {
 	tr := load(t)
 	for _, p := range tr.pkgs {
@@ -45,8 +45,8 @@ func TestStatementsAreRegistered(t *testing.T) {
 	}
 }
 
-// runsText says whether a call runs SQL that is given as text: Query, QueryRow or Exec of anything but package pg, with a context and more; or Queue of a
-// batch.
+// runsText reports whether a call runs SQL that is given as text: Query, QueryRow or Exec of anything but package pg,
+// with a context and more; or Queue of a batch.
 func runsText(call *ast.CallExpr) bool {
 	sel, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok {
@@ -65,7 +65,8 @@ func runsText(call *ast.CallExpr) bool {
 	return false
 }
 
-// isContext says whether an argument looks like a context: a variable named for it, or a call of package context or of a test.
+// isContext reports whether an argument looks like a context: a variable named for it, or a call of package context or
+// of a test.
 func isContext(arg ast.Expr) bool {
 	switch x := arg.(type) {
 	case *ast.Ident:
@@ -79,7 +80,8 @@ func isContext(arg ast.Expr) bool {
 	return false
 }
 
-// TestStatementsAreDefinedAtStart: what is defined later is missing where all statements are prepared, and a second call would panic.
+// TestStatementsAreDefinedAtStart: a statement that is defined later is missing when all statements are prepared, and a
+// second call would panic.
 func TestStatementsAreDefinedAtStart(t *testing.T) {
 	tr := load(t)
 	imported := map[string]bool{}

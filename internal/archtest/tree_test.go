@@ -35,14 +35,14 @@ type pkg struct {
 	files []*file
 }
 
-// tree is the module as it stands, parsed once and shared by the tests.
+// tree is the module in its present state, parsed once and shared by the tests.
 type tree struct {
 	root string
 	fset *token.FileSet
 	pkgs map[string]*pkg // by dir
 }
 
-// skippedDirs are entered by no test: what is not ours or was built.
+// skippedDirs are the directories that no test enters, because their files are not ours or were built.
 var skippedDirs = []string{".git", "bin", "node_modules", "testdata", "third_party", "dist"}
 
 func root(t *testing.T) string {
@@ -154,12 +154,12 @@ func parse(t *testing.T) *tree {
 	return tr
 }
 
-// under says whether dir is top or below it.
+// under reports whether dir is top or below it.
 func under(dir, top string) bool {
 	return dir == top || strings.HasPrefix(dir, top+"/")
 }
 
-// underAny says whether dir is one of tops or below one.
+// underAny reports whether dir is one of tops or below one.
 func underAny(dir string, tops []string) bool {
 	return slices.ContainsFunc(tops, func(top string) bool { return under(dir, top) })
 }

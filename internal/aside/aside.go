@@ -1,10 +1,12 @@
-// Package aside owns how a reader of many rows goes on where one of them has a value that this build does not know: the state of a newer build during a rolling
-// update, or a row that was written by hand.
+// Package aside lets a reader of many rows continue when one of them has a value that this build does not know: a state
+// that a newer build wrote during a rolling update, or a row that an operator wrote by hand.
 //
-// The row is set aside alone. It is reported once, in the log of the process and by the counter rows_set_aside_total, and every other row is served. What
-// becomes of the row is the reader's to decide; none may act on it as if the value were another one.
+// Only that row is set aside. It is reported once, in the log of the process and by the counter rows_set_aside_total,
+// and every other row is served. The reader decides what happens to the row; no reader may act on it as if it had
+// another value.
 //
-// Guarantees: an error that is not about a value of an enum is never swallowed; a row that is read again and again is reported once while the value stays.
+// Guarantees: an error that is not about a value of an enum is never swallowed; a row that is read again and again is
+// reported once while the value stays.
 package aside
 
 import (
@@ -19,7 +21,8 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// mostKnown bounds what is remembered as reported. Beyond it everything is forgotten, and reported anew.
+// mostKnown bounds how many occasions are remembered as reported. Beyond it all of them are forgotten, and so reported
+// once more.
 const mostKnown = 4096
 
 // occasion is one row with one value, as one reader met it.
@@ -35,13 +38,14 @@ var (
 	}, []string{"reader"})
 )
 
-// Collector is the counter of the process.
+// Collector returns the counter of the process.
 func Collector() prometheus.Collector { return counted }
 
-// Log sets where the process reports.
+// Log sets the logger to which the process reports.
 func Log(l *slog.Logger) { logger.Store(l) }
 
-// Note reports that a reader sets a row aside and returns true, if err is about a value that this build does not know. Any other error is the caller's.
+// Note reports that a reader sets a row aside and returns true, if err is about a value that this build does not know.
+// For any other error it returns false, and the caller handles the error.
 func Note(ctx context.Context, reader, id string, err error) bool {
 	var unknown *names.UnknownError
 	if !errors.As(err, &unknown) {
@@ -68,7 +72,8 @@ func Note(ctx context.Context, reader, id string, err error) bool {
 	return true
 }
 
-// Rows converts a list and sets aside what has a value that this build does not know. Any other error ends it.
+// Rows converts a list and sets aside each row with a value that this build does not know. At any other error it stops
+// and returns the error.
 func Rows[From, To any](ctx context.Context, reader string, list []From, id func(From) string, convert func(From) (To, error)) ([]To, error) {
 	out := make([]To, 0, len(list))
 	for _, from := range list {

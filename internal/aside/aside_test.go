@@ -18,7 +18,8 @@ func read(s string) (commonv1.TaskState, error) { return names.Parse[commonv1.Ta
 
 func itself(s string) string { return s }
 
-// One of three rows has a state that this build does not know: the others are read, and it is reported once however often it is read.
+// One of three rows has a state that this build does not know: the others are returned, and the row is reported once
+// however often it is read.
 func TestRowsSetsAsideAlone(t *testing.T) {
 	var log bytes.Buffer
 	aside.Log(slog.New(slog.NewTextHandler(&log, nil)))
@@ -41,7 +42,7 @@ func TestRowsSetsAsideAlone(t *testing.T) {
 	}
 }
 
-// An error of another kind is no row of a newer build.
+// An error of another kind is not taken for a row of a newer build.
 func TestRowsEndsAtAnyOtherError(t *testing.T) {
 	broken := errors.New("broken")
 	_, err := aside.Rows(context.Background(), "test", []string{"queued"}, itself, func(string) (int, error) { return 0, broken })

@@ -170,7 +170,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 	if s := got[1]; s.GetCount() != 10 || !s.GetFirstAt().AsTime().Before(s.GetLastAt().AsTime()) || s.GetDedupeKeyHash() != got[0].GetDedupeKeyHash() {
 		t.Errorf("summary: %v", s)
 	}
-	// It goes through: one entry for the decision and one that ends the window.
+	// The request is accepted: one entry for the decision and one that ends the window.
 	if err := w.log.Refuse(ctx, entry, refusal); err == nil {
 		t.Fatal("no refusal")
 	}
@@ -203,7 +203,8 @@ func TestRefusalsAreCounted(t *testing.T) {
 	}
 }
 
-// What was counted and not yet told is in the entry of the transaction that commits, whichever were undone before.
+// Occurrences that were counted and not yet written are in the entry of the transaction that commits, even if others
+// were rolled back before.
 func TestCountsOutliveWhatIsUndone(t *testing.T) {
 	w := newWorld(t)
 	ctx := person(testkit.Context(t))
@@ -226,7 +227,7 @@ func TestCountsOutliveWhatIsUndone(t *testing.T) {
 	if err := record(undone); !errors.Is(err, undone) {
 		t.Fatal(err)
 	}
-	// Undone in a part of a transaction, and done in the rest of it.
+	// Rolled back to a savepoint of a transaction, and done in the rest of it.
 	err := pg.InTx(ctx, w.db.Pool("lifecycle"), func(ctx context.Context, tx pgx.Tx) error {
 		part, err := tx.Begin(ctx)
 		if err != nil {
@@ -257,7 +258,7 @@ func TestCountsOutliveWhatIsUndone(t *testing.T) {
 	}
 }
 
-// Refusals and rounds go on side by side, and every refusal is counted once.
+// Refusals and rounds run concurrently, and every refusal is counted once.
 func TestCountingAndTellingAtOnce(t *testing.T) {
 	w := newWorld(t)
 	ctx := person(testkit.Context(t))
@@ -282,7 +283,7 @@ func TestCountingAndTellingAtOnce(t *testing.T) {
 	}
 }
 
-// What came while the first write of its kind was under way, and that one itself, are told later if it fails.
+// If the first write of a kind fails, its occurrence and those that came during the write are written later.
 func TestAFailedFirstWriteDropsNothing(t *testing.T) {
 	w := newWorld(t)
 	ctx := person(testkit.Context(t))
@@ -405,7 +406,8 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestEntriesArePrintable: what a person wrote cannot steer a terminal that shows it, whether the action was done or refused.
+// TestEntriesArePrintable: the text that a person wrote cannot control a terminal that shows it, whether the action was
+// done or refused.
 func TestEntriesArePrintable(t *testing.T) {
 	w := newWorld(t)
 	ctx := person(testkit.Context(t))

@@ -11,7 +11,7 @@ import (
 const (
 	// maxKinds is how many kinds of refusals of one actor are written one by one in a window.
 	maxKinds = 20
-	// maxActors bounds of how many actors that is known at a time.
+	// maxActors bounds the number of actors for which a process keeps this count at a time.
 	maxActors = 4096
 )
 
@@ -24,10 +24,11 @@ type spent struct {
 	kinds int
 }
 
-// RefuseBounded is Refuse for those who are refused whatever they name: they can make as many kinds of refusals as they can spell. Of each actor the
-// first twenty kinds of a window are written one by one, by each process; what is beyond is counted in one entry, LeftOut, whose count says how many
-// refusals it stands for. fill adds what costs a look at the database, and is called only for an entry that is written; what makes its kind (action,
-// actor, subject) it must leave as it is. Nil adds nothing.
+// RefuseBounded is Refuse for actors whose every request is refused, whatever it names: each name that they make up is
+// another kind of refusal. Of each actor the first twenty kinds of a window are written one by one, by each process;
+// those beyond are counted in one entry, LeftOut, whose count is the number of refusals that it stands for. fill adds
+// details that cost a query, and is called only for an entry that is written; it must not change what makes the entry's
+// kind (action, actor, subject). A nil fill adds nothing.
 func (l *Log) RefuseBounded(ctx context.Context, e Entry, err error, fill func(ctx context.Context, e *Entry)) error {
 	if l == nil || err == nil {
 		return err
@@ -55,7 +56,7 @@ func (l *Log) RefuseBounded(ctx context.Context, e Entry, err error, fill func(c
 	return err
 }
 
-// again counts one more of a kind that is counted already, and answers whether it is.
+// again counts one more refusal of a kind that is counted already, and reports whether the kind is.
 func (l *Log) again(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +67,7 @@ func (l *Log) again(key string) bool {
 	return c != nil
 }
 
-// afford reports whether one more kind of an actor's refusals is written by itself.
+// afford reports whether one more kind of an actor's refusals may have an entry of its own.
 func (l *Log) afford(actor string) bool {
 	window := l.window()
 	l.mu.Lock()

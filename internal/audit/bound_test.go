@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// One actor who spells a new name each time has twenty entries and one that counts the rest; another actor's are written as ever.
+// An actor that makes up a new name each time gets twenty entries and one that counts the rest; another actor's
+// refusals are written as usual.
 func TestAFloodOfDifferentRefusalsIsBoundedAndSaysSo(t *testing.T) {
 	w := newWorld(t)
 	ctx := person(testkit.Context(t))
@@ -29,7 +30,7 @@ func TestAFloodOfDifferentRefusalsIsBoundedAndSaysSo(t *testing.T) {
 	}
 	for i := range 50 {
 		refuse("mallory", i)
-		refuse("mallory", 0) // the same again costs nothing
+		refuse("mallory", 0) // another refusal of the same kind writes no entry
 	}
 	refuse("bob", 1)
 	got := w.entries(t)
@@ -47,7 +48,7 @@ func TestAFloodOfDifferentRefusalsIsBoundedAndSaysSo(t *testing.T) {
 	if e := got[21]; e.GetActor() != "bob" || e.GetAction() != "workspace.decommission" {
 		t.Errorf("another actor: %v", e)
 	}
-	// A window later the count of what was left out is told, and so is that of what was repeated.
+	// A window later the number of refusals that were left out is written, and so is the number of repeated ones.
 	if err := w.log.RunOnce(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,8 @@ func TestAFloodOfDifferentRefusalsIsBoundedAndSaysSo(t *testing.T) {
 	if len(counts) != 2 || counts[audit.LeftOut] != 30 || counts["workspace.decommission"] != 51 {
 		t.Errorf("summaries: %v", counts)
 	}
-	// What could not be written is written by the next round: nobody gets round the record by a database that is away for a moment.
+	// A refusal that could not be written is written by the next round: a short outage of the database lets no refusal go
+	// unrecorded.
 	gone, cancel := context.WithCancel(ctx)
 	cancel()
 	late := audit.Entry{Action: "node.fence", Actor: "carol", SubjectType: "node", SubjectID: "n1"}
@@ -78,7 +80,7 @@ func TestAFloodOfDifferentRefusalsIsBoundedAndSaysSo(t *testing.T) {
 	if got := w.entries(t); len(got) != 25 || got[24].GetActor() != "carol" || got[24].GetCount() != 1 || got[24].GetCorrelationId() != "c-1" {
 		t.Fatalf("after the next round: %v", got[24:])
 	}
-	// What is no decision is passed over, and so is a nil log.
+	// An error that is no decision is not recorded, and a nil log records nothing.
 	broken := fault.New(commonv1.Reason_REASON_UNAVAILABLE, "")
 	if err := w.log.RefuseBounded(ctx, audit.Entry{Action: "a"}, broken, fill); !errors.Is(err, broken) {
 		t.Error(err)

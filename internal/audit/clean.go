@@ -16,15 +16,17 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// Clean returns a copy of m without secrets: the values of environments, the arguments and commands of workloads, bytes, texts in fields that are named
-// for a secret, and whatever looks like one elsewhere. Names and the number of values stay.
+// Clean returns a copy of m without secrets: the values of environments, the arguments and commands of workloads,
+// bytes, texts in fields that are named for a secret, and texts elsewhere that look like one. Names and the number of
+// values stay.
 func Clean[M proto.Message](m M) M {
 	out, _ := proto.Clone(m).(M)
 	clean(out.ProtoReflect())
 	return out
 }
 
-// hiddenField tells the fields that are secret, some whatever their name says: what a tenant gives its own workload may hold anything.
+// hiddenField reports whether a field is secret. Some fields are secret whatever their names, because what a tenant
+// gives its own workload may hold anything.
 func hiddenField(f protoreflect.FieldDescriptor) bool {
 	switch f.FullName() {
 	case "gpuaas.node.v1.Workload.env", "gpuaas.node.v1.Workload.args", "gpuaas.node.v1.Workload.command":
@@ -34,7 +36,8 @@ func hiddenField(f protoreflect.FieldDescriptor) bool {
 	}
 }
 
-// secretName tells fields and keys that are named for a secret. Tokens that only name a place (page_token, resume_token) are none.
+// secretName reports whether the name of a field or key is that of a secret. Tokens that only name a position
+// (page_token, resume_token) are not secrets.
 func secretName(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
@@ -137,7 +140,8 @@ func cleanDynamic(v *structpb.Value, hidden bool) *structpb.Value {
 	}
 }
 
-// details makes what a caller wrote down printable and harmless. A value of a type that is not known shows its type alone.
+// details makes what a caller wrote down printable and harmless. Of a value whose type is not known only the type is
+// kept.
 func details(in map[string]any) *structpb.Struct {
 	if len(in) == 0 {
 		return nil

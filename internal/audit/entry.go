@@ -38,26 +38,30 @@ const (
 // maxReason is how much of a reason is kept, in bytes.
 const maxReason = 1024
 
-// Entry is one decision. Empty ids are unknown; an empty correlation, actor or outcome is that of the context, the caller's, and Done.
+// Entry is one decision. An empty id means unknown. An empty correlation is taken from the context, an empty actor is
+// the caller, and an empty outcome means Done.
 type Entry struct {
-	// Action is what was decided, in dotted words, the noun first: `workspace.cancel`.
+	// Action names the decision, in dotted words, the noun first: `workspace.cancel`.
 	Action string
-	// Actor is a person's subject or `service/<name>`; empty: who the request is made by or for, and in a loop the service itself.
+	// Actor is a person's subject or `service/<name>`; empty: the person who makes the request or for whom it is made, and
+	// in a loop the service itself.
 	Actor   string
 	Outcome string
 	// Code is the reason of a refusal; Reason is in words, as given.
 	Code   commonv1.Reason
 	Reason string
-	// SubjectType and SubjectID name what was decided about.
+	// SubjectType and SubjectID name the object of the decision.
 	SubjectType, SubjectID string
 
 	TenantID, WorkspaceID, WorkflowID, AllocationID, NodeID, CorrelationID string
 
-	// Details is what else matters: texts, numbers, flags, times, lists and maps of them, and proto messages. Secrets are hidden, see Clean.
+	// Details holds whatever else matters: texts, numbers, flags, times, lists and maps of them, and proto messages.
+	// Secrets in it are hidden, see Clean.
 	Details map[string]any
 }
 
-// Refusal is the entry of a request that was refused with err, and false if err is no decision: what is broken, unknown or overloaded is not audited.
+// Refusal returns the entry of a request that was refused with err, and false if err is no decision: requests that fail
+// because something is broken, unknown or overloaded are not audited.
 func (e Entry) Refusal(err error) (Entry, bool) {
 	f, ok := fault.As(err)
 	if !ok || !decides(f.Reason) {
@@ -78,7 +82,7 @@ func (e Entry) Refusal(err error) (Entry, bool) {
 	return e, true
 }
 
-// decides tells a refusal from a failure and from a slip.
+// decides reports whether a reason is a decision to refuse, and not a failure or a mistake in the request.
 func decides(r commonv1.Reason) bool {
 	switch r { //nolint:exhaustive // everything else is a decision
 	case commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED,
@@ -89,7 +93,8 @@ func decides(r commonv1.Reason) bool {
 	}
 }
 
-// Record appends entries in the transaction of the decision they tell of. The answer is the id of the last one, a position token.
+// Record appends entries in the transaction of the decision that they record, and returns the id of the last one, which
+// is a position token.
 func Record(ctx context.Context, tx pgx.Tx, entries ...Entry) (string, error) {
 	evs := make([]events.Event, len(entries))
 	for i, e := range entries {
@@ -102,12 +107,12 @@ func Record(ctx context.Context, tx pgx.Tx, entries ...Entry) (string, error) {
 	return pos, nil
 }
 
-// Event is the event of an entry, for those who append several at once.
+// Event returns the event of an entry, for callers that append several at once.
 func Event(ctx context.Context, e Entry) events.Event {
 	return event(e.proto(ctx), e.AllocationID)
 }
 
-// proto is the entry as it is written. The time is that of the event.
+// proto returns the entry as it is written. Its time is that of the event.
 func (e Entry) proto(ctx context.Context) *commonv1.AuditEntry {
 	c := obs.From(ctx)
 	out := &commonv1.AuditEntry{
@@ -124,7 +129,7 @@ func (e Entry) proto(ctx context.Context) *commonv1.AuditEntry {
 	return out
 }
 
-// actor is empty for a loop of a service: the event's source says whose.
+// actor returns an empty string for a loop of a service: the event's source names the service.
 func actor(ctx context.Context, given string) string {
 	if given != "" {
 		return given
@@ -149,8 +154,9 @@ func event(e *commonv1.AuditEntry, allocation string) events.Event {
 	}
 }
 
-// Printable replaces every character that does not print, among them those that steer a terminal or turn the direction of what follows: entries are shown
-// on terminals, and nothing has checked what a person wrote.
+// Printable replaces every character that does not print, among them those that control a terminal or change the
+// direction of the text after them: entries are printed on terminals, and the text that a person wrote has not been
+// checked.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -173,7 +179,7 @@ func text(s string) string {
 	return s + "…"
 }
 
-// hash names a kind of entry without spelling it.
+// hash returns a name for a kind of entry that does not contain its parts.
 func hash(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {

@@ -23,11 +23,12 @@ import (
 )
 
 const (
-	// maxCounted bounds what is counted in memory; what is beyond it is counted in the database, one statement an occurrence.
+	// maxCounted bounds how many kinds are counted in memory; occurrences of others are counted in the database, by one
+	// statement each.
 	maxCounted = 4096
-	// sweepBatch is how many windows one round of the sweep looks at.
+	// sweepBatch is how many windows one round of the sweep reads.
 	sweepBatch = 200
-	// stopGrace is what the last counts have at a shutdown.
+	// stopGrace is how long a shutdown waits until the last counts are written.
 	stopGrace = 3 * time.Second
 )
 
@@ -40,7 +41,8 @@ type Deps struct {
 	Wake   *events.Signal // notified after commits that appended entries
 }
 
-// Log writes down what may repeat. A nil Log records decisions and nothing else, for tools and tests that have no windows.
+// Log writes entries that may repeat. A nil Log records decisions and nothing else, for tools and tests that have no
+// windows.
 type Log struct {
 	deps Deps
 
@@ -49,17 +51,17 @@ type Log struct {
 	spent   map[string]*spent // by actor
 }
 
-// counter is what this process has counted of one window since it last told the database.
+// counter is what this process has counted in one window since it last wrote the count to the database.
 type counter struct {
 	entry *commonv1.AuditEntry
 	keys  keys
 	n     int64
-	known time.Time // when the database was last told, by this process's monotonic clock
+	known time.Time // when the count was last written to the database, by this process's monotonic clock
 }
 
 type keys struct{ key, settles string }
 
-// New checks the dependencies; it does not touch the database.
+// New returns a Log and checks its dependencies; it does not touch the database.
 func New(deps Deps) (*Log, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Schema == "" || deps.Policy == nil || deps.Wake == nil {
 		return nil, errors.New("audit log needs a logger, a pool, a schema, a policy and a signal")
@@ -81,8 +83,9 @@ func keysOf(e Entry, p *commonv1.AuditEntry) keys {
 	}
 }
 
-// Record appends the entry of a decision that changed state, in its transaction, and ends the windows of what was refused to the same actor before: they
-// get their last entry with first, last and count. It costs no round trip of its own.
+// Record appends the entry of a decision that changed state, in its transaction, and ends the windows of refusals of
+// the same request by the same actor: each gets its last entry with first, last and count. Record costs no round trip
+// of its own.
 func (l *Log) Record(ctx context.Context, tx pgx.Tx, e Entry) (string, error) {
 	if l == nil {
 		return Record(ctx, tx, e)
@@ -113,8 +116,9 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 	return nil
 }
 
-// take returns how much of what is counted here for one thing the database has not been told, for a transaction to tell it. It is counted here again
-// unless that commits, and forgotten if it does. A transaction whose end nobody says takes nothing: that is told later, as a window of its own.
+// take returns how many occurrences with the key settles are counted here and not yet written, for a transaction to
+// write them. They are counted here again unless the transaction commits, and forgotten if it does. From a transaction
+// whose end cannot be observed take returns 0: those occurrences are written later, as a window of their own.
 func (l *Log) take(tx pgx.Tx, settles string) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,7 +139,7 @@ func (l *Log) take(tx pgx.Tx, settles string) int64 {
 	return n
 }
 
-// took ends what take began.
+// took completes take when the transaction has ended.
 func (l *Log) took(taken []*counter, committed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,7 +152,7 @@ func (l *Log) took(taken []*counter, committed bool) {
 	}
 }
 
-// giveBack counts again what the database was not told after all. The lock is held.
+// giveBack counts the occurrences again that the transaction did not write after all. The caller holds the lock.
 func (l *Log) giveBack(c *counter) {
 	if now := l.counted[c.keys.key]; now != nil {
 		now.n += c.n
@@ -157,8 +161,9 @@ func (l *Log) giveBack(c *counter) {
 	}
 }
 
-// Repeated writes down what may repeat and changed nothing: at once if it is the first of its kind in the window, else counted. What could not be
-// written is returned as an error and counted too, so that a later round of Run writes it.
+// Repeated records an entry that may repeat and that changed nothing: it writes the first of its kind in a window at
+// once and counts the others. If the entry cannot be written, Repeated returns the error and counts the entry too, so
+// that a later round of Run writes it.
 func (l *Log) Repeated(ctx context.Context, e Entry) error {
 	if l == nil {
 		return nil
@@ -180,7 +185,7 @@ func (l *Log) Repeated(ctx context.Context, e Entry) error {
 	if err == nil || errors.Is(err, pg.ErrCommitUnknown) {
 		return err
 	}
-	// The next round tells it, with what was counted meanwhile.
+	// The next round writes it, with what was counted meanwhile.
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c := l.counted[k.key]; c != nil {
@@ -189,8 +194,8 @@ func (l *Log) Repeated(ctx context.Context, e Entry) error {
 	return err
 }
 
-// Refuse is Repeated for a request that ended in err, and answers err; what is no decision is passed over. An audit log that cannot be written makes no
-// refusal into something else.
+// Refuse is Repeated for a request that ended in err, and returns err; an error that is no decision is not recorded. If
+// the audit log cannot be written, the caller still gets err.
 func (l *Log) Refuse(ctx context.Context, e Entry, err error) error {
 	if l == nil || err == nil {
 		return err
@@ -205,7 +210,8 @@ func (l *Log) Refuse(ctx context.Context, e Entry, err error) error {
 	return err
 }
 
-// tell adds n occurrences to the window in the database, and appends an entry if they are the first or one is due.
+// tell adds n occurrences to the window in the database, and appends an entry if they are the first or if a summary is
+// due.
 func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64) error {
 	payload, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(p)
 	if err != nil {
@@ -219,7 +225,7 @@ func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64)
 		}
 		appended = w.First || w.Due
 		if !appended {
-			// Nothing but a count: a crash may lose it.
+			// The transaction changes only a count, which a crash may lose.
 			if _, err := pg.Exec(ctx, tx, commitAsync); err != nil {
 				return fmt.Errorf("set asynchronous commit: %w", err)
 			}
@@ -237,7 +243,7 @@ func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64)
 }
 
 func appendCounted(ctx context.Context, tx pgx.Tx, p *commonv1.AuditEntry, count int64, first, last time.Time) error {
-	p = proto.Clone(p).(*commonv1.AuditEntry) // others count with this one meanwhile
+	p = proto.Clone(p).(*commonv1.AuditEntry) // other goroutines count with the original meanwhile
 	p.Count, p.FirstAt, p.LastAt = count, timestamppb.New(first), timestamppb.New(last)
 	if _, err := events.Append(ctx, tx, event(p, p.GetDetails().GetFields()["allocation_id"].GetStringValue())); err != nil {
 		return fmt.Errorf("record repeated decision: %w", err)
@@ -247,10 +253,10 @@ func appendCounted(ctx context.Context, tx pgx.Tx, p *commonv1.AuditEntry, count
 
 func (l *Log) window() time.Duration { return l.deps.Policy.Current().AuditDedupeWindow() }
 
-// summariseIn is in which of the rounds of Run the windows of all replicas are looked through.
+// summariseIn is how many rounds of Run pass from one scan of the windows of all replicas to the next.
 const summariseIn = 3
 
-// Run tells the database what was counted, and writes the summaries that are due, until ctx ends.
+// Run writes what was counted to the database, and the summaries that are due, until ctx ends.
 func (l *Log) Run(ctx context.Context) error {
 	for round := 1; ; round++ {
 		select {
@@ -261,7 +267,8 @@ func (l *Log) Run(ctx context.Context) error {
 		}
 		do := l.RunOnce
 		if round%summariseIn > 0 {
-			do = func(ctx context.Context) error { return l.flush(ctx, false) } // nothing of the database, where nothing was counted
+			// does no query if nothing was counted
+			do = func(ctx context.Context) error { return l.flush(ctx, false) }
 		}
 		if err := do(ctx); err != nil && ctx.Err() == nil {
 			l.deps.Logger.WarnContext(ctx, "repeated decisions not told", obs.Err(err))
@@ -269,7 +276,7 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// last tells the database what is left at a shutdown.
+// last writes the remaining counts to the database at a shutdown.
 func (l *Log) last(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
@@ -278,12 +285,12 @@ func (l *Log) last(ctx context.Context) {
 	}
 }
 
-// RunOnce is one round of Run.
+// RunOnce does one round of Run.
 func (l *Log) RunOnce(ctx context.Context) error {
 	return errors.Join(l.flush(ctx, false), l.summarise(ctx))
 }
 
-// flush tells the database what was counted here, and forgets windows in which nothing happened here.
+// flush writes the counts of this process to the database, and forgets windows in which it counted nothing.
 func (l *Log) flush(ctx context.Context, all bool) error {
 	window := l.window()
 	l.mu.Lock()
@@ -311,7 +318,8 @@ func (l *Log) flush(ctx context.Context, all bool) error {
 	return errors.Join(errs...)
 }
 
-// summarise writes what was counted since the last entry of windows that have passed, and ends those in which nothing was.
+// summarise writes the counts since the last entry of each window that has passed, and ends the windows in which
+// nothing was counted.
 func (l *Log) summarise(ctx context.Context) error {
 	for {
 		n, wrote := 0, false

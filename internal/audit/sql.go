@@ -6,10 +6,10 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// roles have windows, each in the schema of its name.
+// roles are the roles that have windows, each in the schema of its name.
 var roles = []string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
 
-// window is a window after one more was counted in it.
+// window is a row of a window after one more occurrence was counted in it.
 type window struct {
 	First   bool      `db:"first" expr:"@.xmax = 0"`
 	Due     bool      `db:"due" expr:"@.told = @.count"`
@@ -18,7 +18,7 @@ type window struct {
 	LastAt  time.Time `db:"last_at"`
 }
 
-// passed is a window whose time has passed.
+// passed is a row of a window whose time has passed.
 type passed struct {
 	Key     string    `db:"key"`
 	Entry   []byte    `db:"entry"`

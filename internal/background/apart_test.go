@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestShortJobsThatAreDueTogetherRunOneAfterTheOther: each of them uses connections, and what a burst needed stays open for a minute.
+// TestShortJobsThatAreDueTogetherRunOneAfterTheOther: each of them uses connections, and the connections that a burst
+// needed stay open for a minute.
 func TestShortJobsThatAreDueTogetherRunOneAfterTheOther(t *testing.T) {
 	testkit.IO(t)
 	ctx, pool := testkit.Context(t), testkit.DB(t).Pool(pg.RoleLifecycle)

@@ -1,12 +1,13 @@
-// Package background runs what a service does once in a while on one of its replicas, whichever it is.
+// Package background runs the periodic jobs of a service, each on any one of its replicas.
 //
-// It believes the database about when a job is due: one row a job in mesh.periodic_job, which whoever finds it due moves by its period and then runs. It
-// never carries truth: a job that is lost, late or run twice changes only when something is noticed. A run that dies with its replica is made up for by the
-// next one, a period later.
+// The database decides when a job is due: mesh.periodic_job has one row per job, and the replica that finds the row due
+// moves it by the period and then runs the job. No state depends on a run: a job that is lost, late or run twice
+// changes only when something is noticed. If a replica dies during a run, the next run, a period later, does its work.
 //
-// Guarantees: a job runs on one replica at a time and about once in its period, while any replica lives; it is ended when its stated time is over, and
-// holds up no other job; a database that is away is waited for; Run returns only when no job of it runs any more, or its grace is over. A replica at rest
-// asks the database when a job is due, and not in between.
+// Guarantees: a job runs on one replica at a time and about once in its period, while any replica lives; the context of
+// a run ends after the job's Timeout, and a run delays no other job; if the database cannot be reached, Run waits for
+// it; Run returns only when none of its jobs runs, or after its grace. An idle replica queries the database when a job
+// is due, and not in between.
 package background
 
 import (
@@ -29,20 +30,22 @@ import (
 const (
 	// stopGrace is how long Run waits for a job that does not heed its context.
 	stopGrace = 5 * time.Second
-	// shortestSleep is the least time between two looks at what is due: of two replicas that wake at the same moment the later finds it taken.
+	// shortestSleep is the least time between two queries for what is due: of two replicas that wake at the same moment
+	// the later finds the job taken.
 	shortestSleep = 50 * time.Millisecond
-	// longestSleep bounds how long a replica does not look: a row may have been changed under it.
+	// longestSleep bounds the time between two queries for what is due: another session may have changed a row meanwhile.
 	longestSleep = time.Minute
-	// retryMost bounds the pause after a look that failed.
+	// retryMost bounds the pause after a query that failed.
 	retryMost = 5 * time.Second
-	// apart is how long a job waits at most for the end of another that was due with it: short ones run one after the other, over one connection.
+	// apart is how long a job waits at most for the end of another that was due with it: short ones run one after the
+	// other, over one connection.
 	apart = 50 * time.Millisecond
 )
 
-// Job is one piece of periodic work. Run is idempotent: what one run leaves, the next one finds.
+// Job is one piece of periodic work. Run is idempotent: the next run does what one run has left undone.
 type Job struct {
 	Name string
-	// Every is the period. A run that takes longer than it lets the next ones go by.
+	// Every is the period. While a run takes longer than the period, the runs that become due are dropped.
 	Every time.Duration
 	// Timeout is when the context of a run ends.
 	Timeout time.Duration
@@ -66,7 +69,7 @@ type Runner struct {
 	apart    time.Duration // see apart
 }
 
-// New makes the runner of jobs. Nothing runs before Run.
+// New returns a runner of jobs. No job runs before Run is called.
 func New(deps Deps, jobs ...Job) (*Runner, error) {
 	known := make(map[string]Job, len(jobs))
 	for _, j := range jobs {
@@ -91,7 +94,7 @@ func New(deps Deps, jobs ...Job) (*Runner, error) {
 	return &Runner{jobs: known, schedule: plan, logger: deps.Logger, locks: held, metrics: counted, apart: apart}, nil
 }
 
-// Run works until ctx ends.
+// Run runs jobs as they become due until ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -113,7 +116,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 }
 
-// begin runs jobs that are due together, each when the one before it has ended, or a moment later.
+// begin runs jobs that are due together: each starts when the one before it has ended, or after apart if that is
+// sooner.
 func (r *Runner) begin(ctx context.Context, due []dueRow, running *sync.WaitGroup) {
 	for _, job := range due {
 		ended := make(chan struct{})
@@ -125,13 +129,13 @@ func (r *Runner) begin(ctx context.Context, due []dueRow, running *sync.WaitGrou
 		select {
 		case <-ended:
 		case <-timer.C:
-		case <-ctx.Done(): // those that are left end at once, and give their locks back
+		case <-ctx.Done(): // the remaining jobs end at once, and release their locks
 		}
 		timer.Stop()
 	}
 }
 
-// dispatch begins what is due until ctx ends.
+// dispatch begins the jobs that are due until ctx ends.
 func (r *Runner) dispatch(ctx context.Context, begin func(due []dueRow)) {
 	failures := 0
 	for {
@@ -158,7 +162,8 @@ func (r *Runner) dispatch(ctx context.Context, begin func(due []dueRow)) {
 	}
 }
 
-// work does one job that is locked, unless a run of it goes on here or on another replica: then it is not free.
+// work runs one job, which is locked. If free is false, a run of the job is under way here or on another replica, and
+// work only counts that.
 func (r *Runner) work(ctx context.Context, job Job, late time.Duration, free bool) {
 	ctx, cancel := context.WithTimeout(ctx, job.Timeout)
 	defer cancel()
@@ -179,7 +184,7 @@ func (r *Runner) work(ctx context.Context, job Job, late time.Duration, free boo
 	r.metrics.success.WithLabelValues(job.Name).SetToCurrentTime()
 }
 
-// failed counts and logs a run that failed. One that a stop of the process ended is neither.
+// failed counts and logs a run that failed. A run that ended because the process stops is neither counted nor logged.
 func (r *Runner) failed(ctx context.Context, job Job, err error) {
 	timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
 	switch {

@@ -16,13 +16,13 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// start runs jobs over db until the answered function is called.
+// start runs jobs over db until the returned function is called.
 func start(t *testing.T, db *testkit.Database, jobs ...background.Job) func() {
 	t.Helper()
 	return startCounted(t, db, prometheus.NewRegistry(), jobs...)
 }
 
-// startCounted is start with a registry to look into.
+// startCounted is start with a registry from which the test reads metrics.
 func startCounted(t *testing.T, db *testkit.Database, registry *prometheus.Registry, jobs ...background.Job) func() {
 	t.Helper()
 	for i := range jobs {
@@ -85,7 +85,7 @@ func TestAJobRunsOnOneReplicaAtATime(t *testing.T) {
 		t.Fatal("the job did not run at the start")
 	}
 	second := start(t, db, job)
-	first() // the second leads from here on, and its start is within the period
+	first() // from here on only the second replica runs jobs, and its start is within the period
 	third := make(chan struct{}, 1)
 	last := start(t, db, job, background.Job{Name: "mark", Every: time.Hour, Run: func(context.Context) error { third <- struct{}{}; return nil }})
 	second()
@@ -189,7 +189,7 @@ func TestJobsShareOneConnectionForTheirLocks(t *testing.T) {
 	}
 }
 
-// counted is how many runs of a job had an outcome.
+// counted returns how many runs of a job had an outcome.
 func counted(t *testing.T, registry *prometheus.Registry, job, outcome string) float64 {
 	t.Helper()
 	families, err := registry.Gather()

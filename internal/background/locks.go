@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// The lock of a job is held by a session, and so ends with the process whatever becomes of that.
+// The lock of a job belongs to a database session, and so ends with the process, however the process ends.
 var (
 	runners = []string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
 
@@ -23,15 +23,17 @@ var (
 		SELECT bool_and(pg_advisory_unlock(`+jobLock("n.name")+`)) FROM unnest($1::text[]) AS n (name)`)
 )
 
-// jobLock is the SQL of the number of a job's lock.
+// jobLock returns the SQL expression for the number of a job's lock.
 func jobLock(name string) string {
 	return `hashtextextended('background/' || current_user || '/' || ` + name + `, 0)`
 }
 
-// unlockWithin is how long the lock of a job that has ended may wait for others that end with it: one statement gives all back.
+// unlockWithin is how long the lock of a job that has ended may wait for others that end with it: one statement
+// releases them all.
 const unlockWithin = 250 * time.Millisecond
 
-// locks are the jobs that this replica runs. They share one connection of the pool, which is held only while there is one.
+// locks are the locks of the jobs that this replica runs. They share one connection of the pool, which is kept only
+// while there is such a job.
 type locks struct {
 	pool   *pgxpool.Pool
 	logger *slog.Logger
@@ -40,12 +42,12 @@ type locks struct {
 	mu    sync.Mutex
 	conn  *pgxpool.Conn // nil while no job runs
 	held  map[string]bool
-	ended []string    // whose locks are to be given back
-	later *time.Timer // that gives them back, nil while there are none
+	ended []string    // jobs whose locks are to be released
+	later *time.Timer // releases them; nil while there are none
 }
 
-// take takes the jobs of a schedule that are due and locks them, by one statement, and returns them with how long to sleep until another is due. Those
-// that are free may run here: no run of them is under way on any replica.
+// take takes the jobs of a schedule that are due and locks them, by one statement, and returns them with how long to
+// sleep until another is due. Jobs that are free may run here: no run of them is under way on any replica.
 func (l *locks) take(ctx context.Context, from schedule) ([]dueRow, time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,7 +60,7 @@ func (l *locks) take(ctx context.Context, from schedule) ([]dueRow, time.Duratio
 	}
 	due, left, err := from.take(ctx, l.conn, slices.AppendSeq([]string{}, maps.Keys(l.held)))
 	if err != nil {
-		l.drop(ctx) // whether the session has the locks is not known
+		l.drop(ctx) // the session may or may not have the locks
 		return nil, 0, err
 	}
 	for _, job := range due {
@@ -70,8 +72,8 @@ func (l *locks) take(ctx context.Context, from schedule) ([]dueRow, time.Duratio
 	return due, left, nil
 }
 
-// give gives the lock of a job back, at once if no other runs, and otherwise soon, with those of jobs that end meanwhile. Where the session is gone, so is
-// the lock.
+// give releases the lock of a job: at once if no other job runs, and otherwise within unlockWithin, together with the
+// locks of jobs that end meanwhile. If the session is gone, so is the lock.
 func (l *locks) give(ctx context.Context, job string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,7 +97,7 @@ func (l *locks) give(ctx context.Context, job string) {
 	}
 }
 
-// unlock gives back the locks of jobs that have ended.
+// unlock releases the locks of jobs that have ended.
 func (l *locks) unlock(ctx context.Context) {
 	ended := l.ended
 	l.forget()
@@ -112,7 +114,7 @@ func (l *locks) unlock(ctx context.Context) {
 	l.releaseIdle()
 }
 
-// forget empties the list of locks to be given back.
+// forget empties the list of locks to be released.
 func (l *locks) forget() {
 	l.ended = nil
 	if l.later != nil {
@@ -131,7 +133,7 @@ func (l *locks) running() bool {
 	return false
 }
 
-// releaseIdle gives the connection back once it has no lock.
+// releaseIdle returns the connection to the pool once its session has no lock.
 func (l *locks) releaseIdle() {
 	if l.conn != nil && !l.running() && len(l.ended) == 0 {
 		l.conn.Release()
@@ -139,7 +141,8 @@ func (l *locks) releaseIdle() {
 	}
 }
 
-// drop closes the session, which ends its locks. Jobs that run go on: that one of them may then run twice harms nothing.
+// drop closes the session, which ends its locks. Jobs that run continue: one of them may then run twice, which is
+// harmless because Run is idempotent.
 func (l *locks) drop(ctx context.Context) {
 	if l.conn == nil {
 		return
@@ -157,7 +160,7 @@ func (l *locks) drop(ctx context.Context) {
 	}
 }
 
-// close ends the session whatever still runs, so that the pool can be closed.
+// close ends the session even if jobs still run, so that the pool can be closed.
 func (l *locks) close(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -11,7 +11,7 @@ const (
 	outcomeDone    = "done"
 	outcomeFailed  = "failed"
 	outcomeTimeout = "timeout"
-	outcomeBusy    = "still_running" // dropped, because the run before it goes on
+	outcomeBusy    = "still_running" // dropped, because the previous run still goes on
 )
 
 // metrics of the jobs of one replica.
@@ -22,7 +22,8 @@ type metrics struct {
 	success *prometheus.GaugeVec
 }
 
-// newMetrics registers the metrics, with a series for each job from the start: one that never ran shows as zero.
+// newMetrics registers the metrics, with a series for each job from the start, so that a job that never ran has the
+// value zero.
 func newMetrics(to prometheus.Registerer, jobs []string) (*metrics, error) {
 	m := &metrics{
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{

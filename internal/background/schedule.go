@@ -8,12 +8,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// dueRow is a job as a replica finds it when it looks what is due.
+// dueRow is a job as a replica reads it when it queries what is due.
 type dueRow struct {
 	Name  string  `db:"name"`
-	Taken bool    `db:"taken"` // it was due, and is this replica's to run
+	Taken bool    `db:"taken"` // it was due, and this replica runs it
 	Free  bool    `db:"free"`  // it is taken, and locked: no run of it is under way
-	Late  float64 `db:"late"`  // seconds after it was due; of one that is taken
+	Late  float64 `db:"late"`  // seconds after it was due; set if it is taken
 	Left  float64 `db:"left"`  // seconds until it is due next
 }
 
@@ -23,10 +23,12 @@ var (
 		INSERT INTO mesh.periodic_job (service, name, due_at) SELECT current_user, n.name, mesh.clock() FROM unnest($1::text[]) AS n (name) ORDER BY n.name
 		ON CONFLICT (service, name) DO NOTHING`)
 
-	// takeJobs moves what is due by its period and returns all. What is due later than in a period is due as well: the period was longer when it was moved,
-	// or the database went back. What is taken is locked for the session, but for those of $3, which run here. The lock is named by jobLock.
-	// Of two replicas that look at once one takes nothing, and looks again soon: an advisory lock decides that, as one of a row would be logged. What another
-	// moved between a replica's snapshot and its lock is due at another time by then, and stays as it is.
+	// takeJobs moves each job that is due by its period and returns all jobs. A job whose time is more than a period ahead
+	// is due as well: its period was longer when it was moved, or the database was restored to an earlier state. The jobs
+	// taken are locked for the session, except those of $3, which run here. jobLock names the lock. Of two replicas that
+	// query at once, one takes nothing and queries again soon: an advisory lock decides which, because a row lock would be
+	// written to the WAL. A job that another replica moved between this replica's snapshot and its lock has another due
+	// time by then, and is left as it is.
 	takeJobs = pg.DefineShared(runners, "background.take_jobs", `
 		WITH wanted AS (
 			SELECT n.name, make_interval(secs => n.every) AS every FROM unnest($1::text[], $2::float8[]) AS n (name, every)
@@ -48,14 +50,15 @@ var (
 		WHERE j.service = current_user`)
 )
 
-// schedule is when jobs are due, by the database's clock.
+// schedule holds the jobs and their periods; the database's clock decides when they are due.
 type schedule struct {
 	names []string
 	every []float64 // seconds
 }
 
-// take returns the jobs that are this replica's to run now, and how long to sleep until another is due. Those that are free are locked by the session;
-// of those that run here none is. Jobs that have no row get one, and are due at once.
+// take returns the jobs that are this replica's to run now, and how long to sleep until another is due. The session
+// locks the jobs that are free; none of those that run here is free. Jobs that have no row get one, and are due at
+// once.
 func (s *schedule) take(ctx context.Context, session pg.Querier, running []string) ([]dueRow, time.Duration, error) {
 	rows, err := pg.All[dueRow](ctx, session, takeJobs, s.names, s.every, running)
 	if err != nil {
@@ -69,7 +72,7 @@ func (s *schedule) take(ctx context.Context, session pg.Querier, running []strin
 		}
 		left = min(left, max(seconds(row.Left), 0))
 	}
-	if len(rows) < len(s.names) { // those that are taken have been moved and locked: they run whatever is added
+	if len(rows) < len(s.names) { // the taken jobs have been moved and locked: they run even if adding the others fails
 		if _, err := pg.Exec(ctx, session, addJobs, s.names); err != nil {
 			return nil, 0, fmt.Errorf("add periodic work: %w", err)
 		}

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestAReplicaAtRestSleepsUntilAJobIsDue: what one replica takes, another leaves alone until it is due again; a period that was shortened counts at once.
+// TestAReplicaAtRestSleepsUntilAJobIsDue: a job that one replica takes, another does not take until it is due again; a
+// shortened period takes effect at once.
 func TestAReplicaAtRestSleepsUntilAJobIsDue(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -43,16 +44,17 @@ func TestAReplicaAtRestSleepsUntilAJobIsDue(t *testing.T) {
 	testkit.SetClockOffset(db, 2*time.Hour)
 	take(one, 2)
 	two.every = []float64{1, hour}
-	if left := take(two, 2); left > time.Second { // both are due later than in their periods
+	if left := take(two, 2); left > time.Second { // both have a due time more than their period ahead
 		t.Errorf("a job of each second is due in %s", left)
 	}
 	role = pg.RoleRecovery
 	other := schedule{names: []string{"first"}, every: []float64{hour}}
 	take(other, 0)
-	take(other, 1) // a service's job is its own
+	take(other, 1) // a service takes only its own jobs
 }
 
-// TestAJobThatIsTakenBesideANewOneIsRun: what a look has moved and locked runs, and its lock is given back, also where another job is added by the same look.
+// TestAJobThatIsTakenBesideANewOneIsRun: a job that a query has moved and locked runs, and its lock is released, even
+// if the same call of take adds another job.
 func TestAJobThatIsTakenBesideANewOneIsRun(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -80,12 +82,13 @@ func TestAJobThatIsTakenBesideANewOneIsRun(t *testing.T) {
 	}
 }
 
-// TestATakenJobIsOneRecord: what is due is moved, and neither it nor what another replica takes is locked, which would be logged too.
+// TestATakenJobIsOneRecord: a job that is due is moved by one record of the WAL; neither its row nor one that another
+// replica takes is locked, which would be another record.
 func TestATakenJobIsOneRecord(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
 	pool := db.Pool(pg.RoleLifecycle)
-	plan := schedule{names: []string{"first", "second"}, every: []float64{0, 0}} // due at each look
+	plan := schedule{names: []string{"first", "second"}, every: []float64{0, 0}} // due at each query
 	if _, _, err := plan.take(ctx, pool, plan.names); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +97,8 @@ func TestATakenJobIsOneRecord(t *testing.T) {
 	}
 }
 
-// TestOneOfTwoReplicasTakesAJob: one that looks while another has not yet committed takes nothing and does not wait, and nothing afterwards.
+// TestOneOfTwoReplicasTakesAJob: a replica that queries while another has not yet committed takes nothing and does not
+// wait, and takes nothing after the commit either.
 func TestOneOfTwoReplicasTakesAJob(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

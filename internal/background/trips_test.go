@@ -25,7 +25,7 @@ func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Tra
 
 func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// TestJobsThatAreDueTogetherCostTwoStatements: one takes and locks them, one gives their locks back.
+// TestJobsThatAreDueTogetherCostTwoStatements: one statement takes and locks them, one releases their locks.
 func TestJobsThatAreDueTogetherCostTwoStatements(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -54,18 +54,18 @@ func TestJobsThatAreDueTogetherCostTwoStatements(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.locks.within = time.Hour // the last to end gives all back, however long that takes
+	r.locks.within = time.Hour // the last job to end releases all locks, however long that takes
 	run, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(run) }()
 	together.Wait()
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if pool.Stat().AcquiredConns() != 0 {
-			return pgx.ErrTxClosed // not yet given back
+			return pgx.ErrTxClosed // not yet released
 		}
 		return nil
 	})
-	// Beside these, the jobs were looked for once before they were known, and added.
+	// Two more statements queried the jobs when they had no rows yet, and added them.
 	if n := counted.n.Load(); n > 2+2 {
 		t.Errorf("%d statements", n)
 	}

@@ -1,9 +1,10 @@
 // Package cgroup names the control groups of node agents, and removes them when an agent has ended.
 //
-// An agent that is killed cannot remove its own groups, and where they stand depends on the group that the agent was started in. So an agent records
-// the directory of each in its state directory before it makes it, and whoever ends the agent for good removes what stands there: the driver that
-// launched its instance, or the mesh that started it. A record can only lead to the removal of groups that are named as an agent's, and that no
-// process is in.
+// An agent that is killed cannot remove its own groups, and their directories depend on the group that the agent was
+// started in. So an agent records each directory in its state directory before it makes it, and the process that ends
+// the agent for good, which is the driver that launched its instance or the mesh that started it, removes the recorded
+// groups. A record can only lead to the removal of groups that have the name of an agent's group and contain no
+// process.
 package cgroup
 
 import (
@@ -26,16 +27,16 @@ import (
 // File is the record in an agent's state directory: a line for each directory, absolute.
 const File = "control-groups"
 
-// Name returns where the groups of an agent stand, relative to the group that the agent was started in.
+// Name returns the path of an agent's groups, relative to the group that the agent was started in.
 func Name(stateDir string) string {
 	sum := sha256.Sum256([]byte(stateDir))
 	return filepath.Join("gpuaas", hex.EncodeToString(sum[:6]))
 }
 
-// named matches what Name makes.
+// named matches absolute paths that end in a path that Name returns.
 var named = regexp.MustCompile(`^/.*/gpuaas/[0-9a-f]{12}$`)
 
-// Record adds dir to the record of the agent with this state directory, unless it stands there.
+// Record adds dir to the record of the agent with this state directory, unless it is recorded already.
 func Record(stateDir, dir string) error {
 	f, err := os.OpenFile(filepath.Join(stateDir, File), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
@@ -48,7 +49,7 @@ func Record(stateDir, dir string) error {
 	}
 	line := dir + "\n"
 	if have.Len() > 0 && have.Bytes()[have.Len()-1] != '\n' {
-		line = "\n" + line // the line before was cut short by a crash or a full disk
+		line = "\n" + line // a crash or a full disk cut the previous line short
 	}
 	for known := range strings.Lines(have.String()) {
 		if known == dir+"\n" {
@@ -61,8 +62,8 @@ func Record(stateDir, dir string) error {
 	return nil
 }
 
-// Remove removes the groups that the agent with this state directory has recorded, and then the record. It returns an error, and keeps the record, while
-// a process is in one of them. Where nothing was recorded it does nothing.
+// Remove removes the groups that the agent with this state directory has recorded, and then the record. It returns an
+// error, and keeps the record, while a process is in one of them. Without a record it does nothing.
 func Remove(stateDir string) error {
 	path := filepath.Join(stateDir, File)
 	data, err := os.ReadFile(path)
@@ -76,7 +77,7 @@ func Remove(stateDir string) error {
 	for line := range strings.Lines(string(data)) {
 		root := strings.TrimSuffix(line, "\n")
 		if root != filepath.Clean(root) || !named.MatchString(root) || !isGroup(root) {
-			continue // cut short, or gone, or nothing that an agent made
+			continue // the line was cut short, the group is gone, or no agent made it
 		}
 		problems = append(problems, remove(root))
 		_ = syscall.Rmdir(filepath.Dir(root)) // `gpuaas` itself, if this was the last of all agents here
@@ -90,7 +91,7 @@ func Remove(stateDir string) error {
 	return nil
 }
 
-// RemoveBelow is Remove for each agent whose state directory stands below dir, as far down as a mesh puts them.
+// RemoveBelow is Remove for each agent whose state directory is below dir, as far down as a mesh puts them.
 func RemoveBelow(dir string) error { return removeBelow(dir, 5) }
 
 func removeBelow(dir string, depth int) error {
@@ -122,7 +123,8 @@ func isGroup(dir string) bool {
 	return stat.Type == unix.CGROUP_SUPER_MAGIC || stat.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// remove removes a group and all below it, deepest first. The kernel refuses one that a process is in.
+// remove removes a group and all groups below it, deepest first. The kernel refuses to remove a group that a process is
+// in.
 func remove(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -135,7 +137,8 @@ func remove(dir string) error {
 			}
 		}
 	}
-	// rmdir alone: the files of a group cannot be unlinked, and go with it. A group is busy for a moment after its last process has ended.
+	// Only rmdir works: the files of a group cannot be unlinked, and disappear with it. A group is busy for a moment after
+	// its last process has ended.
 	for began := time.Now(); ; <-time.After(busyPoll) {
 		err := syscall.Rmdir(dir)
 		switch {
@@ -148,7 +151,7 @@ func remove(dir string) error {
 	}
 }
 
-// busyFor is how long the removal of a group waits for the kernel to be done with its processes.
+// busyFor is how long the removal of a group waits until the kernel has finished with its processes.
 const (
 	busyFor  = 2 * time.Second
 	busyPoll = 20 * time.Millisecond

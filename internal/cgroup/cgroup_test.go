@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// hierarchy returns a directory of a cgroup file system in which groups can be made, or nothing.
+// hierarchy returns a directory of a cgroup file system in which groups can be made, or "".
 func hierarchy() string {
 	for _, dir := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		probe := filepath.Join(dir, "gpuaas-probe-of-a-test")

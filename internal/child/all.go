@@ -10,20 +10,20 @@ import (
 	"syscall"
 )
 
-// ErrEnding says that this process ends its children and starts no others.
+// ErrEnding is returned when a child is started after EndAll: this process ends its children and starts no others.
 var ErrEnding = errors.New("this process is ending everything that it started")
 
-// registry knows the children of a process that have not been reaped.
+// registry is the set of the children of a process that have not been reaped.
 type registry struct {
 	mu     sync.Mutex
 	live   map[*Process]struct{}
 	ending bool
 }
 
-// children are those of this process. A forced stop must reach all of them, whoever started them.
+// children are those of this process. A forced stop must reach all of them, from whichever package they were started.
 var children = &registry{live: map[*Process]struct{}{}}
 
-// add notes a child before it is started. It fails once endAll has been called.
+// add registers a child before it is started. It fails once endAll has been called.
 func (r *registry) add(p *Process) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

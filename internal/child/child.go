@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Spec says what to run.
+// Spec describes the process to run.
 type Spec struct {
 	// Path is the executable; Args are its arguments without the program name.
 	Path string
@@ -25,8 +25,8 @@ type Spec struct {
 	Output *os.File
 	// Credential, when set, is the identity the process drops to; only root can set it.
 	Credential *syscall.Credential
-	// DeathSignal is sent by the kernel when the parent dies (Linux only; elsewhere a leftover must be replaced at the
-	// next start). Zero means SIGKILL.
+	// DeathSignal is sent by the kernel when the parent dies (Linux only; elsewhere the child may outlive the parent, and
+	// the parent's next start must replace it). Zero means SIGKILL.
 	DeathSignal syscall.Signal
 }
 
@@ -58,8 +58,8 @@ func Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// supervise keeps its thread for as long as the child lives: the kernel's parent-death signal watches the thread that
-// forked, not the process, and Go ends idle threads at will.
+// supervise keeps its thread for as long as the child lives: the kernel sends the parent-death signal when the thread
+// that forked ends, not the process, and Go may end an idle thread at any time.
 func (p *Process) supervise(spec Spec, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -97,13 +97,13 @@ func (p *Process) supervise(spec Spec, started chan<- error) {
 	close(p.done)
 }
 
-// PID is the process id; it stays the same number after the process has ended.
+// PID returns the process id; it stays the same number after the process has ended.
 func (p *Process) PID() int { return p.pid }
 
-// Done is closed when the process has ended and been reaped.
+// Done returns a channel that is closed when the process has ended and been reaped.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Exit tells how the process ended; it is meaningful only after Done is closed. Nil means exit status 0.
+// Exit returns how the process ended; the result is meaningful only after Done is closed. Nil means exit status 0.
 func (p *Process) Exit() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,8 +129,8 @@ type Step struct {
 	Wait   time.Duration
 }
 
-// Stop sends the signals of steps in turn until the process has ended. The end of ctx skips to SIGKILL; Stop returns
-// only when the process is gone.
+// Stop sends the signals of steps in turn until the process has ended. When ctx ends, Stop sends SIGKILL at once; Stop
+// returns only when the process is gone.
 func (p *Process) Stop(ctx context.Context, steps ...Step) error {
 	for _, step := range steps {
 		if err := p.Signal(step.Signal); err != nil {

@@ -30,10 +30,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// endsAll is a process that ends its children, and returns its exit status. Its own would be missed by the other tests.
+// endsAll runs as a process of its own that ends its children, and returns the exit status: if the test process ended
+// its children, the other tests would lack theirs.
 func endsAll() int {
 	var live []*child.Process
-	for range 3 { // of which none ends when it is asked to
+	for range 3 { // none of which ends on SIGTERM
 		p, err := child.Start(child.Spec{Path: "/bin/sh", Args: []string{"-c", "trap '' INT TERM; while :; do /bin/sleep 600; done"}})
 		if err != nil {
 			return 3
@@ -133,7 +134,7 @@ func TestDiesWithParent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The child has to live on for a while under a live parent, whatever threads the runtime retires meanwhile.
+	// The child has to live on for a while under a live parent, even if the runtime ends threads meanwhile.
 	if err := syscall.Kill(pid, 0); err != nil {
 		t.Fatalf("the child is gone while its parent lives: %v", err)
 	}
@@ -148,7 +149,8 @@ func TestDiesWithParent(t *testing.T) {
 	}
 }
 
-// gone counts a zombie as gone: in a container nobody may reap it.
+// gone reports whether a process has ended. A zombie counts as ended: in a container there may be no process that reaps
+// it.
 func gone(pid int) bool {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {

@@ -1,14 +1,15 @@
 // Package config reads the configuration of a process into a typed struct.
 //
-// It owns the layers (flags over environment over file over defaults) and the report of what is wrong with them. It believes only what the
-// struct declares: any other key is an error, in the file and in the environment. It never holds a secret: secrets are paths of files
-// (SecretFile), read when they are needed.
+// It owns the layers (flags over environment over file over defaults) and the report of the problems in them. It
+// accepts only the keys that the struct declares: any other key is an error, in the file and in the environment. It
+// never holds a secret: secrets are paths of files (SecretFile), read when they are needed.
 //
-// Guarantees: every problem is reported at once, each with where it stands; a value that could not be read leaves the default in place, so
+// Guarantees: every problem is reported at once, each with its place; if a value cannot be read, the default stays, so
 // that it cannot cause a second, false report.
 //
-// Keys are the `koanf` tags of the struct's fields joined by dots, or the field's name in snake_case; a tag of "-" leaves a field out. In the
-// environment a key is upper case with underscores behind the prefix: `database.pool_size` is GPUAAS_LIFECYCLE_DATABASE_POOL_SIZE.
+// Keys are the `koanf` tags of the struct's fields joined by dots, or the field's name in snake_case; a tag of "-"
+// leaves a field out. In the environment a key is upper case with underscores behind the prefix: `database.pool_size`
+// is GPUAAS_LIFECYCLE_DATABASE_POOL_SIZE.
 package config
 
 import (
@@ -23,16 +24,16 @@ import (
 	"github.com/knadh/koanf/v2"
 )
 
-// Validator is a configuration, or a section of one, that can say what is wrong with it. Load asks every section for itself, so a parent
-// checks only what concerns several.
+// Validator is a configuration, or a section of one, that can check itself. Load calls Validate of every section, so a
+// section that contains others checks only rules about several of them.
 type Validator interface{ Validate() error }
 
-// LoadOptions says where values come from.
+// LoadOptions names the sources of the values.
 type LoadOptions struct {
 	File      string            // YAML; empty: none
 	EnvPrefix string            // such as GPUAAS_LIFECYCLE_; empty: the environment is not read
 	Environ   []string          // NAME=value; nil: the process's
-	Overrides map[string]string // by key; what flags said
+	Overrides map[string]string // by key; the values of flags
 }
 
 // Problem is one thing that is wrong.
@@ -65,7 +66,8 @@ func Load[T any](defaults T, opts LoadOptions) (T, error) {
 	return out, nil
 }
 
-// Check returns what is wrong with a file alone, for a configuration with these defaults; nothing means that it would load.
+// Check returns the problems of a file alone, for a configuration with these defaults; an empty result means that it
+// would load.
 func Check[T any](defaults T, file string) []Problem {
 	return load(&defaults, LoadOptions{File: file})
 }
@@ -118,7 +120,7 @@ func load(target any, opts LoadOptions) []Problem {
 	return append(problems, validate(schema)...)
 }
 
-// readFile returns the file's values by key. Keys that the schema does not know are problems and left out.
+// readFile returns the file's values by key. Each key that the schema does not have is a problem and is left out.
 func readFile(path string, schema *schema, where map[string]string) (map[string]any, []Problem) {
 	if path == "" {
 		return nil, nil

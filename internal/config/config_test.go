@@ -142,7 +142,7 @@ debug:
 			t.Errorf("missing %q in:\n%s", want, text)
 		}
 	}
-	// A value that could not be read must not be reported twice, by the rule about its zero.
+	// A value that could not be read must not be reported twice, by the rule about the zero value.
 	if strings.Contains(text, "sweep must be positive") {
 		t.Errorf("false report in:\n%s", text)
 	}

@@ -10,7 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Marshal returns a configuration as the YAML that Load reads back to the same value, with every key, in the order of the struct.
+// Marshal returns a configuration as the YAML that Load reads back to the same value, with every key, in the order of
+// the struct.
 func Marshal[T any](c T) ([]byte, error) {
 	s, problems := schemaOf(&c)
 	if len(problems) > 0 {
@@ -50,7 +51,8 @@ func put(m *yaml.Node, path []string, value *yaml.Node) {
 	m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: path[0]}, value)
 }
 
-// plain returns a value as what YAML can say: text for durations and for types with a text form, maps for structs inside lists and maps.
+// plain returns a value in a form that YAML can express: text for durations and for types with a text form, maps for
+// structs inside lists and maps.
 func plain(v reflect.Value) (any, error) {
 	if v.Type() == durationType {
 		return time.Duration(v.Int()).String(), nil

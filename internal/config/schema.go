@@ -23,7 +23,8 @@ var (
 	validType    = reflect.TypeFor[Validator]()
 )
 
-// serviceLink matches the variables that Kubernetes adds for a service called like ours; they are not configuration.
+// serviceLink matches the variables that Kubernetes adds for a service that has the name of one of ours; they are not
+// configuration.
 var serviceLink = regexp.MustCompile(`^(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_\d+_(TCP|UDP)(_[A-Z]+)?)$`)
 
 // field is one leaf of a configuration.
@@ -37,7 +38,7 @@ type section struct {
 	value reflect.Value
 }
 
-// schema is what a configuration struct declares.
+// schema holds the keys that a configuration struct declares.
 type schema struct {
 	fields   []*field
 	sections []section
@@ -95,12 +96,12 @@ func (s *schema) walk(prefix string, v reflect.Value) []Problem {
 	return problems
 }
 
-// isSection says whether a type is a struct whose fields are keys of their own, and not a value with a text form.
+// isSection reports whether a type is a struct whose fields are keys of their own, and not a value with a text form.
 func isSection(t reflect.Type) bool {
 	return t.Kind() == reflect.Struct && !reflect.PointerTo(t).Implements(textType)
 }
 
-// decode sets the field and answers what is wrong with the value; on a problem the field keeps what it had.
+// decode sets the field and returns the problems of the value; on a problem the field keeps its previous value.
 func (f *field) decode(value any) []string {
 	fresh := reflect.New(f.value.Type())
 	decoder, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
@@ -166,7 +167,7 @@ func messages(err error, want reflect.Type) []string {
 	return out
 }
 
-// parse reads the text of a variable or a flag as the field's type.
+// parse returns the text of a variable or a flag as a value of the field's type.
 func (f *field) parse(text string) (any, error) {
 	t := f.value.Type()
 	if t == durationType || reflect.PointerTo(t).Implements(textType) {
@@ -218,8 +219,8 @@ func (f *field) parse(text string) (any, error) {
 	}
 }
 
-// scanYAML returns the line of each known key and reports keys that are unknown, doubled, or a section where a value belongs. It answers nil
-// lines if the text is not YAML.
+// scanYAML returns the line of each known key and a problem for each key that is unknown, given twice, or a section
+// where a value is expected. The lines are nil if the text is not YAML.
 func scanYAML(path string, raw []byte, s *schema) (map[string]int, []Problem) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(raw, &doc); err != nil {
@@ -268,7 +269,7 @@ func (s *schema) isSection(key string) bool {
 	return slices.ContainsFunc(s.sections, func(sec section) bool { return sec.key == key && key != "" })
 }
 
-// suggest names the known key that is nearest in spelling, if one is near.
+// suggest returns a hint with the known key that is nearest in spelling, if one is near.
 func (s *schema) suggest(key string) string {
 	best, distance := "", 4
 	for known := range s.byKey {
@@ -295,7 +296,7 @@ func (s *schema) suggestEnv(suffix, prefix string) string {
 	return ": did you mean " + prefix + best + "?"
 }
 
-// validate asks every section, the innermost first, and the whole at the end.
+// validate calls Validate of every section, the innermost first, and of the whole at the end.
 func validate(s *schema) []Problem {
 	var problems []Problem
 	for _, sec := range slices.Backward(s.sections) {
@@ -334,7 +335,7 @@ func envName(key string) string {
 	return strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(key))
 }
 
-// snake spells a Go field name as a key: HTTPAddr -> http_addr, PoolSize -> pool_size.
+// snake returns a Go field name as a key: HTTPAddr -> http_addr, PoolSize -> pool_size.
 func snake(name string) string {
 	var b strings.Builder
 	runes := []rune(name)

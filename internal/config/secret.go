@@ -10,17 +10,18 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// Secret is text that prints as [redacted] wherever it is printed by accident.
+// Secret is text that prints as [redacted], so that printing it by accident does not disclose it.
 type Secret = obs.Secret
 
-// maxSecretSize bounds what is read: a secret is a password, a token or a key, not a disk.
+// maxSecretSize bounds in bytes what is read of a file: a secret is a password, a token or a key, all of them short.
 const maxSecretSize = 64 << 10
 
-// SecretFile is the path of a file that holds a secret. The file is read when the secret is needed, so that a rotated one is found.
+// SecretFile is the path of a file that holds a secret. The file is read when the secret is needed, so that a rotated
+// secret takes effect.
 type SecretFile string
 
-// Read returns the file's text without the line end. It refuses a file that group or others may read, one that is not a regular file, an
-// empty one and one over 64 KiB.
+// Read returns the file's text without the line end. It refuses a file that group or others may read, one that is not a
+// regular file, an empty one and one over 64 KiB.
 func (f SecretFile) Read() (Secret, error) {
 	if f == "" {
 		return "", errors.New("read secret: no file is configured")

@@ -1,7 +1,7 @@
 package envelope
 
-// Claimed returns which task and attempt an envelope says it is, without believing it: only to name a refusal. Nothing may be done for a task on
-// the strength of it.
+// Claimed returns the task id and the attempt in an envelope without verifying them. They may only be used to name the
+// task in a refusal; a caller must not act for a task because of them.
 func Claimed(encoded []byte) (taskID string, attempt int32, ok bool) { //nolint:nonamedreturns // two claims and whether there are any
 	t, err := decode(encoded)
 	if err != nil {
@@ -10,7 +10,8 @@ func Claimed(encoded []byte) (taskID string, attempt int32, ok bool) { //nolint:
 	return t.TaskID, t.Attempt, true
 }
 
-// ClaimedNode returns which node an envelope says that it is for. Nobody has vouched for it: it may only be used to leave a task alone.
+// ClaimedNode returns the id of the node in an envelope without verifying it. It may only be used to leave a task
+// alone.
 func ClaimedNode(encoded []byte) (string, bool) {
 	t, err := decode(encoded)
 	return t.NodeID, err == nil

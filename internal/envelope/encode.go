@@ -17,7 +17,7 @@ import (
 //	attempt                                 4 bytes
 //	payload                                 length 4 bytes, bytes
 //
-// Every field is always there and has one spelling, so equal tasks are equal bytes and nothing can follow the payload.
+// Every field is always present and has one encoding, so equal tasks have equal bytes; no bytes may follow the payload.
 
 const maxString = 256
 
@@ -53,7 +53,7 @@ func encode(t Task) ([]byte, error) {
 	return append(out, t.Payload...), nil
 }
 
-// decode reads exactly what encode writes: whatever it accepts encodes to the same bytes again.
+// decode reads exactly what encode writes: a task that it accepts encodes to the same bytes again.
 func decode(in []byte) (Task, error) {
 	r := reader{rest: in}
 	if v := r.bytes(1); r.err == nil && v[0] != Version {
@@ -86,7 +86,7 @@ func decode(in []byte) (Task, error) {
 	return t, nil
 }
 
-// reader takes fields from the front; after the first failure it answers zeros.
+// reader reads fields from the front; after the first failure it returns zero values.
 type reader struct {
 	rest []byte
 	err  error

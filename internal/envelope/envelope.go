@@ -1,10 +1,13 @@
-// Package envelope owns the signed form of a task: what lifecycle signs when a task is leased, and what an agent checks before it runs anything.
+// Package envelope owns the signed form of a task: lifecycle signs it when a task is leased, and an agent verifies it
+// before it runs anything.
 //
-// It believes the keys of its VerifierSet and nothing in the message: the algorithm is Ed25519, never chosen by the sender, and the key id only
-// picks among configured keys. It never decides whether a task should run beyond node and time window: epochs and the ledger are the agent's.
+// It trusts the keys of its VerifierSet and nothing in the message: the algorithm is always Ed25519, never chosen by
+// the sender, and the key id only selects one of the configured keys. Of whether a task should run it decides only node
+// and time window: the agent checks epochs and its ledger.
 //
-// Guarantees: the encoding is canonical (one byte string per task, and decoding refuses any other), versioned and domain-separated, so that a
-// signature over a task can never be taken for a signature over anything else. Verify decodes only what verified.
+// Guarantees: the encoding is canonical (one byte string per task, and decoding refuses any other), versioned and
+// domain-separated, so that a signature over a task can never be taken for a signature over anything else. Verify
+// decodes only bytes whose signature it has verified.
 package envelope
 
 import (
@@ -18,13 +21,14 @@ import (
 // domain begins every signed byte string. The zero byte ends it, so that no domain is a prefix of another.
 const domain = "gpuaas.mesh/task-envelope\x00"
 
-// Version of the encoding. An agent refuses any other: a downgrade is an attack until an update task says otherwise.
+// Version is the version of the encoding. An agent refuses any other, because a downgrade may be an attack; only an
+// update task can change the version that it accepts.
 const Version = 1
 
 // MaxPayload bounds a task's payload in bytes.
 const MaxPayload = 512 << 10
 
-// Task is what is signed: everything an agent decides by.
+// Task is what is signed: everything on which an agent bases its decision.
 type Task struct {
 	TaskID      string
 	Type        string // as in JSON and SQL: `workload.deploy`
@@ -38,7 +42,7 @@ type Task struct {
 	Payload     []byte
 }
 
-// Signed is a task as it travels.
+// Signed is a task as it is sent to an agent.
 type Signed struct {
 	Bytes     []byte
 	Signature []byte
@@ -54,8 +58,8 @@ func Sign(key Key, task Task) (Signed, error) {
 	return Signed{Bytes: encoded, Signature: ed25519.Sign(key.private, message(encoded)), KeyID: key.id}, nil
 }
 
-// Verify returns the task of an envelope that a key of the set has signed. Every refusal is fault task_signature_invalid, whatever was wrong:
-// who forges learns nothing from it.
+// Verify returns the task of an envelope that a key of the set has signed. Every refusal is fault
+// task_signature_invalid, whatever was wrong, so that a forger learns nothing from it.
 func Verify(set *VerifierSet, encoded, signature []byte, keyID string) (Task, error) {
 	public, ok := set.Key(keyID)
 	if !ok {
@@ -71,8 +75,8 @@ func Verify(set *VerifierSet, encoded, signature []byte, keyID string) (Task, er
 	return task, nil
 }
 
-// Check refuses a task that is for another node (fault task_wrong_node), or whose window to start is not now (fault task_outside_window).
-// now is server time as the agent reckons it.
+// Check refuses a task that is for another node (fault task_wrong_node), or that may not start now (fault
+// task_outside_window). now is server time as the agent estimates it.
 func (t Task) Check(nodeID string, now time.Time) error {
 	if t.NodeID != nodeID {
 		return fault.New(commonv1.Reason_REASON_TASK_WRONG_NODE, "")
@@ -91,7 +95,7 @@ func message(encoded []byte) []byte {
 	return append(append(out, domain...), encoded...)
 }
 
-// invalid keeps what was wrong for logs; the peer gets the table's sentence.
+// invalid returns the refusal with the reason why as its cause, for logs; the peer gets the table's sentence.
 func invalid(why string, cause error) error {
 	return fault.New(commonv1.Reason_REASON_TASK_SIGNATURE_INVALID, "", fault.Cause(&verifyError{why: why, cause: cause}))
 }

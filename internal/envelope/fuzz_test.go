@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Whatever decodes must encode to the very same bytes: otherwise one task would have two spellings, and one signature two meanings.
+// Bytes that decode must encode to the same bytes again: otherwise one task would have two encodings, and one signature
+// two meanings.
 func FuzzDecode(f *testing.F) {
 	seed, err := encode(Task{
 		TaskID: "t", Type: "probe.noop", NodeID: "n", NotBefore: time.UnixMicro(1), ExpiresAt: time.UnixMicro(2), Payload: []byte("p"),

@@ -13,13 +13,14 @@ type Key struct {
 	private ed25519.PrivateKey
 }
 
-// NewKey names a private key by its public half.
+// NewKey returns the signing key of a private key; its id is derived from the public half.
 func NewKey(private ed25519.PrivateKey) Key {
 	public, _ := private.Public().(ed25519.PublicKey)
 	return Key{id: KeyID(public), private: private}
 }
 
-// LoadOrCreateKey reads the signing key of a file, or makes it (mode 0600, under a file lock, so that replicas agree).
+// LoadOrCreateKey reads the signing key from a file, or makes the file (mode 0600, under a file lock, so that replicas
+// agree).
 func LoadOrCreateKey(path string) (Key, error) {
 	private, err := pki.LoadOrCreateSigningKey(path)
 	if err != nil {
@@ -28,23 +29,25 @@ func LoadOrCreateKey(path string) (Key, error) {
 	return NewKey(private), nil
 }
 
-// ID names the key.
+// ID returns the key's id.
 func (k Key) ID() string { return k.id }
 
-// Public is the verifying half.
+// Public returns the verifying half.
 func (k Key) Public() ed25519.PublicKey {
 	public, _ := k.private.Public().(ed25519.PublicKey)
 	return public
 }
 
-// VerifierSet is the set of public keys whose tasks an agent runs. It does not change; a rotation makes another set, which must overlap.
+// VerifierSet is the set of public keys whose tasks an agent runs. It does not change; a rotation makes another set,
+// which must have a key in common with it.
 type VerifierSet = pki.KeySet
 
-// NewVerifierSet makes a set of public keys under their own names.
+// NewVerifierSet returns a set of public keys, each under the id that KeyID returns.
 func NewVerifierSet(keys ...ed25519.PublicKey) (*VerifierSet, error) { return pki.NewKeySet(keys...) }
 
-// ParseVerifierSet reads the form of GPUAAS_TASK_SIGNING_PUBKEYS: keyid:base64 separated by commas. An empty set is refused.
+// ParseVerifierSet reads the form of GPUAAS_TASK_SIGNING_PUBKEYS: keyid:base64 separated by commas. An empty set is
+// refused.
 func ParseVerifierSet(text string) (*VerifierSet, error) { return pki.ParseKeySet(text) }
 
-// KeyID is the name of a public key.
+// KeyID returns the id of a public key.
 func KeyID(public ed25519.PublicKey) string { return pki.KeyID(public) }

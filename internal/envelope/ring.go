@@ -9,34 +9,36 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Ring is the key that signs tasks and the keys that verify them, which may be replaced while they are used. Safe for concurrent use.
+// Ring is the key that signs tasks and the keys that verify them, which may be replaced while they are used. Safe for
+// concurrent use.
 type Ring struct{ current atomic.Pointer[RingState] }
 
-// RingState is what a Ring signs and verifies with.
+// RingState holds the keys with which a Ring signs and verifies.
 type RingState struct {
 	Signing   Key
-	Former    map[string]ed25519.PrivateKey // by id: keys that have signed what may be offered again
+	Former    map[string]ed25519.PrivateKey // by id: keys that have signed tasks which may be offered again
 	Verifiers *VerifierSet                  // nil: Signing alone
-	// Confirmed returns why nothing may be signed now. Nil: there is never a reason.
+	// Confirmed returns an error if nothing may be signed now. A nil function means that signing is always allowed.
 	Confirmed func() error
 }
 
-// NewRing makes a ring. verifiers nil means the key alone.
+// NewRing returns a ring. If verifiers is nil, only the key itself verifies.
 func NewRing(key Key, verifiers *VerifierSet) *Ring {
 	r := &Ring{}
 	r.Replace(RingState{Signing: key, Verifiers: verifiers})
 	return r
 }
 
-// Replace puts other keys in force.
+// Replace replaces the keys of the ring.
 func (r *Ring) Replace(state RingState) {
 	if state.Verifiers == nil {
-		state.Verifiers, _ = NewVerifierSet(state.Signing.Public()) // fails for the zero Key alone, whose holder signs nothing
+		// fails only for the zero Key, with which nothing is signed
+		state.Verifiers, _ = NewVerifierSet(state.Signing.Public())
 	}
 	r.current.Store(&state)
 }
 
-// Signer returns the key that signs now, or why none may.
+// Signer returns the key that signs now, or an error if none may sign.
 func (r *Ring) Signer() (Key, error) {
 	state := r.current.Load()
 	if state.Confirmed != nil {
@@ -47,7 +49,8 @@ func (r *Ring) Signer() (Key, error) {
 	return state.Signing, nil
 }
 
-// SignerOf returns the key of an id, which signs now or has signed and is not retired. It fails with fault signing_key_unknown.
+// SignerOf returns the key with an id: the one that signs now, or one that has signed and is not retired. It fails with
+// fault signing_key_unknown.
 func (r *Ring) SignerOf(keyID string) (Key, error) {
 	state := r.current.Load()
 	if state.Signing.ID() == keyID {

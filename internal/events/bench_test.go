@@ -17,9 +17,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// BenchmarkNumbering numbers what one transaction of n events appended, and beside it, in the same run, makes the least
-// that must be paid for it: one row in a bare table, committed. Appending stands for comparison. An op is one round; µs/event is its wall time, and
-// db-µs/event the processor time that the server's backend took for it.
+// BenchmarkNumbering numbers what one transaction of n events appended, and for comparison, in the same run, measures
+// the least possible cost: one committed row in a bare table. It also measures appending. An op is one round; µs/event
+// is its wall time, and db-µs/event the processor time that the server's backend took for it.
 func BenchmarkNumbering(b *testing.B) {
 	testkit.IO(b)
 	for _, n := range []int{1, 20, 1000} {
@@ -49,7 +49,7 @@ func BenchmarkNumbering(b *testing.B) {
 	}
 }
 
-// appender is a transaction that appends n events.
+// appender returns a function that appends n events in one transaction.
 func appender(d *testkit.Database, n int) func(ctx context.Context) error {
 	evs := make([]events.Event, n)
 	for i := range evs {
@@ -64,7 +64,8 @@ func appender(d *testkit.Database, n int) func(ctx context.Context) error {
 	}
 }
 
-// measure times round, with prepare before each and not counted. The pool's first connection is the one that works.
+// measure times round, and calls prepare before each round, which is not timed. The pool's first connection does the
+// work.
 func measure(b *testing.B, pool *pgxpool.Pool, n int, prepare, round func(ctx context.Context) error) {
 	b.Helper()
 	var pid int
@@ -92,12 +93,12 @@ func measure(b *testing.B, pool *pgxpool.Pool, n int, prepare, round func(ctx co
 	b.ReportMetric(float64(cpu(b, pid)-before)/per, "db-µs/event")
 }
 
-// cpu is the processor time that a process has used so far.
+// cpu returns the processor time that a process has used so far.
 func cpu(b *testing.B, pid int) time.Duration {
 	b.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
 	if err != nil {
-		return 0 // nowhere but on Linux
+		return 0 // only Linux has it
 	}
 	ns, err := strconv.ParseInt(strings.Fields(string(raw))[0], 10, 64)
 	if err != nil {

@@ -34,7 +34,7 @@ func TestBlockersNamesWhoKeepsNumberingWaiting(t *testing.T) {
 		cancel()
 		must(t, <-done)
 	}()
-	// The numbers themselves are locked, so the one who asks must not read them.
+	// The table of numbers is locked, so Blockers must not read it.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		names, err := events.Blockers(t.Context(), reader)
 		if err != nil {

@@ -18,12 +18,13 @@ import (
 // applyTries is how often an event is tried before it is parked.
 const applyTries = 3
 
-// Apply puts one event into effect within tx. It may be called again for the same event after a rollback and, out of
-// order, at a replay, so it has no effect but through tx, and it compares the event's AggregateVersion with what it has.
+// Apply applies one event within tx. It may be called again for the same event after a rollback and, out of order, at a
+// replay, so it changes nothing except through tx, and it compares the event's AggregateVersion with the version that
+// it has.
 type Apply func(ctx context.Context, tx pgx.Tx, r Record) error
 
-// Later marks an error of Apply as no fault of the event: the consumer stops there, waits and tries again, instead of
-// parking it. Errors of the connection and of concurrency are treated so by themselves.
+// Later marks an error of Apply as not caused by the event: the consumer stops at the event, waits and tries again,
+// instead of parking it. Errors of the connection and of concurrency are treated so without the mark.
 func Later(err error) error {
 	if err == nil {
 		return nil
@@ -36,17 +37,17 @@ type laterError struct{ err error }
 func (e *laterError) Error() string { return e.err.Error() }
 func (e *laterError) Unwrap() error { return e.err }
 
-// ConsumerDeps is what a consumer works with. Pool logs in as the service; the rest but Logger may be nil.
+// ConsumerDeps holds the dependencies of a consumer. Pool logs in as the service; the rest but Logger may be nil.
 type ConsumerDeps struct {
 	Pool *pgxpool.Pool
-	// Numbered wakes the consumer; Wake is the sequencer's, poked by WaitFor.
+	// Numbered wakes the consumer; Wake is the sequencer's, which WaitFor urges.
 	Numbered, Wake *Signal
 	Logger         *slog.Logger
 	// Committed is called after a commit with the events that took effect in it, in order, by the loop itself. It is a
-	// hint: a commit whose answer was lost, and one of another replica, are not told.
+	// hint: it is not called for a commit whose answer was lost, or for one of another replica.
 	Committed func(records []Record)
-	// Together applies events of a batch in their order, to the same effect as Apply one by one. Without it they are applied one by one, as they are in any
-	// case once that of a batch has failed.
+	// Together applies events of a batch in their order, to the same effect as Apply one by one. If it is nil, or has
+	// failed for a batch, they are applied one by one.
 	Together func(ctx context.Context, tx pgx.Tx, records []Record) error
 	// Parked is called after an event was parked, for the incident and the metric.
 	Parked func(r Record, err error)
@@ -65,9 +66,11 @@ type ConsumerConfig struct {
 	// Poll is how long an unwoken consumer sleeps; 1 s.
 	Poll time.Duration
 	// AsyncCommit does not wait for the disk at commits. A crash may then undo the latest effects together with the
-	// cursor, and they are applied again: right for projections, wrong where Apply's rows are promised to anybody.
+	// cursor, and they are applied again: right for projections, wrong if a reply has promised the rows of Apply to a
+	// client.
 	AsyncCommit bool
-	// Patience is how long an event is tried that by itself exceeds the statement timeout, before it is parked; 10 min.
+	// Patience is how long the consumer tries an event that alone exceeds the statement timeout, before it parks the
+	// event; 10 min.
 	Patience time.Duration
 }
 
@@ -83,7 +86,7 @@ var (
 	})
 )
 
-// Consumer applies events in order, exactly once in the database's eyes.
+// Consumer applies events in order; each takes effect in the database exactly once.
 type Consumer struct {
 	deps     ConsumerDeps
 	cfg      ConsumerConfig
@@ -118,7 +121,7 @@ func NewConsumer(deps ConsumerDeps, cfg ConsumerConfig) (*Consumer, error) {
 // Name returns the name of the consumer's cursor.
 func (c *Consumer) Name() string { return c.cfg.Name }
 
-// Run applies until ctx ends. A database that is away is waited for.
+// Run applies events until ctx ends. While the database cannot be reached, Run waits for it.
 func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 	var failing backoff
 	known := int64(-1)
@@ -152,13 +155,13 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 		}
 		select {
 		case <-wake:
-			known = -1 // there is something new: it need not be asked for first
+			known = -1 // there is something new: the end of the log need not be read first
 		default:
 		}
 	}
 }
 
-// Drain applies until the end of the log, for tests and tools. It waits for other replicas of the consumer.
+// Drain applies events until the end of the log, for tests and tools. It waits for other replicas of the consumer.
 func (c *Consumer) Drain(ctx context.Context, apply Apply) error {
 	known := int64(-1)
 	for {
@@ -182,15 +185,15 @@ func (c *Consumer) Drain(ctx context.Context, apply Apply) error {
 // horizon reads the end of the log.
 func (c *Consumer) horizon(ctx context.Context) (int64, error) { return Horizon(ctx, c.deps.Pool) }
 
-// sharedHorizon is horizon, or what another consumer of the process has read a moment ago.
+// sharedHorizon returns horizon, or the position that another consumer of the process has read a moment ago.
 func (c *Consumer) sharedHorizon(ctx context.Context) (int64, error) {
 	return c.deps.Numbered.horizon(ctx, c.horizon)
 }
 
-// round is what one transaction of a consumer did.
+// round is the result of one transaction of a consumer.
 type round struct {
 	pos     int64    // the cursor after it
-	more    bool     // the log goes on
+	more    bool     // the log has more events
 	busy    bool     // another replica has the cursor
 	applied []Record // took effect
 	parked  []parkedRecord
@@ -201,8 +204,8 @@ type parkedRecord struct {
 	err    error
 }
 
-// runOnce applies one batch. known is a position the cursor is at least at, -1 if unknown: with nothing beyond it the
-// round ends without a transaction. The end of the log is what horizon returns.
+// runOnce applies one batch. known is a lower bound of the cursor's position, -1 if unknown: if the log has nothing
+// beyond it, the round ends without a transaction. horizon returns the end of the log.
 func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64, horizon func(context.Context) (int64, error)) (round, error) {
 	if known >= 0 {
 		horizon, err := horizon(ctx)
@@ -210,7 +213,7 @@ func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64, horizo
 			return round{pos: known}, err
 		}
 	}
-	// A batch goes through as a whole nearly always; only one that did not is done again with a savepoint an event.
+	// Nearly every batch succeeds as a whole; only a batch that failed is applied again, with one savepoint per event.
 	res, err := c.applyBatch(ctx, apply, false)
 	if err != nil && (Poisonous(ctx, err) || timedOut(ctx, err)) {
 		res, err = c.applyBatch(ctx, apply, true)
@@ -254,7 +257,7 @@ func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (r
 		if next == from {
 			return nil
 		}
-		// A cursor that only passed over events of other kinds has nothing to lose in a crash.
+		// If a crash undoes a cursor's move over events of other kinds, nothing is lost.
 		if c.cfg.AsyncCommit || len(records) == 0 {
 			if _, err := pg.Exec(ctx, tx, commitAsync); err != nil {
 				return fmt.Errorf("set asynchronous commit: %w", err)
@@ -340,7 +343,8 @@ func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r
 	return poison, nil
 }
 
-// tooSlow reports whether an event has timed out again and again for longer than Patience: then it is not the moment that is slow.
+// tooSlow reports whether an event has timed out repeatedly for longer than Patience: then the event is slow, and not
+// the database at the moment.
 func (c *Consumer) tooSlow(ctx context.Context, pos int64, err error) bool {
 	if !timedOut(ctx, err) {
 		return false
@@ -351,7 +355,7 @@ func (c *Consumer) tooSlow(ctx context.Context, pos int64, err error) bool {
 	return time.Since(c.slow.since) > c.cfg.Patience
 }
 
-// timedOut reports whether the server cut a statement off, and not the end of ctx.
+// timedOut reports whether the server cancelled a statement at a timeout, and not the end of ctx.
 func timedOut(ctx context.Context, err error) bool {
 	var pgErr *pgconn.PgError
 	return ctx.Err() == nil && errors.As(err, &pgErr) && pgErr.Code == codeQueryCanceled
@@ -360,7 +364,7 @@ func timedOut(ctx context.Context, err error) bool {
 // printable drops what Postgres does not store in text.
 func printable(s string) string {
 	b := make([]rune, 0, len(s))
-	for _, r := range s { // bytes that are no UTF-8 come out as U+FFFD
+	for _, r := range s { // bytes that are not UTF-8 become U+FFFD
 		if r != 0 {
 			b = append(b, r)
 		}
@@ -383,8 +387,8 @@ func tryTogether(ctx context.Context, tx pgx.Tx, together func(context.Context, 
 	return try(ctx, tx, func(ctx context.Context, tx pgx.Tx, _ Record) error { return together(ctx, tx, records) }, Record{})
 }
 
-// The timeouts by which the server cuts a transaction off. They say how long something took, which is up to the load and
-// to who holds which lock.
+// The codes of the timeouts at which the server cancels a statement or a transaction. How long something takes also
+// depends on the load and on locks that others hold.
 const (
 	codeLockNotAvailable  = "55P03"
 	codeQueryCanceled     = "57014" // statement_timeout

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// projection is a table that counts how often each event took effect.
+// projection makes a table that counts how often each event took effect, and returns the Apply that writes it.
 func projection(t *testing.T, d *testkit.Database) events.Apply {
 	t.Helper()
 	if _, err := d.OwnerPool().Exec(t.Context(), `CREATE TABLE readmodel.probe (n bigserial PRIMARY KEY, event_id uuid UNIQUE,
@@ -116,7 +116,7 @@ func TestPoisonIsParkedAndReplayed(t *testing.T) {
 	tries := map[string]int{}
 	apply := func(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		tries[r.Kind]++
-		// Each writes first: what a poison event did before it failed must not stay.
+		// Each event writes first: the writes of a poison event before its failure must not stay.
 		if err := insert(ctx, tx, r); err != nil {
 			return err
 		}
@@ -158,7 +158,7 @@ func TestPoisonIsParkedAndReplayed(t *testing.T) {
 		t.Fatalf("parked %+v, %v", parked, err)
 	}
 
-	// Still broken: it stays, one attempt more. Mended: it takes effect once and is off the list.
+	// Still broken: the event stays parked, with one attempt more. Repaired: it takes effect once and leaves the list.
 	if err := c.Replay(ctx, 2, apply); err == nil {
 		t.Fatal("a broken replay passed")
 	}
@@ -184,7 +184,8 @@ func kinds(rs []events.Record) []string {
 	return list
 }
 
-// What passes by itself parks nothing: a connection cut in mid-batch, and an error that Apply marks as not the event's.
+// Conditions that pass by themselves park nothing: a connection that is cut in mid-batch, and an error that Apply marks
+// with Later.
 func TestOutagesParkNothing(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -224,8 +225,8 @@ func TestOutagesParkNothing(t *testing.T) {
 	}
 }
 
-// A statement that is cut off by its timeout says how busy the database is, or who holds a lock: the event waits, however
-// often it happens.
+// If a statement exceeds its timeout, the database is busy or another session holds a lock: the event waits, however
+// often that happens.
 func TestStatementTimeoutsParkNothing(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -260,7 +261,8 @@ func TestStatementTimeoutsParkNothing(t *testing.T) {
 	})
 }
 
-// An event that times out for longer than anything else holds the database up is its own fault, and stops nobody any more.
+// An event that times out for longer than any other cause delays the database is parked, so that it does not stop the
+// consumer.
 func TestAnEventThatAlwaysTimesOutIsParked(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -293,7 +295,7 @@ func TestAnEventThatAlwaysTimesOutIsParked(t *testing.T) {
 	}
 }
 
-// reached waits until a projection has come to a position, as clients do: a wait that ends before is repeated.
+// reached waits until a projection has reached a position, as clients do: it repeats a wait that ends before.
 func reached(t *testing.T, c *events.Consumer, token string) {
 	t.Helper()
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -310,7 +312,7 @@ func TestWaitFor(t *testing.T) {
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	insert := projection(t, d)
 	var wake, numbered events.Signal
-	// Nothing is found by a poll: a wake that is lost is a wait that does not end.
+	// The loops find nothing by polling: a lost wake would make a wait that does not end.
 	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{Poll: time.Hour}).Run)
 	cfg := events.ConsumerConfig{Name: "probe", Schema: "readmodel", Kinds: []string{"e"}, Poll: time.Hour}
 	deps := events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered, Wake: &wake}

@@ -16,8 +16,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestALogOfAnEarlierBuildIsNotWrittenAnew takes databases of the first build that was measured (6ab6b95) and of the build before the partitions (baf0d5c) to
-// this one: the table is the first partition as it is, its events are read by their positions, and what is appended next comes behind them.
+// TestALogOfAnEarlierBuildIsNotWrittenAnew takes databases of the first build that was measured (6ab6b95) and of the
+// build before the partitions (baf0d5c) to this one: the table is the first partition as it is, its events are read by
+// their positions, and events that are appended next get later positions.
 func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 	testkit.IO(t)
 	for build, last := range map[string]string{"6ab6b95": "00053", "baf0d5c": "00219"} {
@@ -55,7 +56,7 @@ func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 			if len(all) != 4 || all[3].Pos != all[0].Pos+3 || all[3].AggregateVersion != 2 {
 				t.Errorf("read %+v", all)
 			}
-			// Interrupted before it was written down, it is done again.
+			// A migration that is interrupted before it is recorded is run again.
 			owner, err := pgx.Connect(ctx, d.URL(pg.RoleOwner))
 			must(t, err)
 			defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
@@ -65,7 +66,7 @@ func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 	}
 }
 
-// upTo returns the migrations up to a number.
+// upTo returns the migrations up to the one with the number last.
 func upTo(t *testing.T, last string) fs.FS {
 	t.Helper()
 	names, err := fs.Glob(migrations.FS, "*.sql")

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Correlation holds the ids that tie together what belongs together; empty ones are unknown.
+// Correlation holds the ids by which related events are found; an empty id is unknown.
 type Correlation struct {
 	CorrelationID  string `db:"correlation_id" expr:"COALESCE(@.correlation_uuid::text, @.correlation_id, '')"`
 	TenantID       string `db:"tenant_id" expr:"COALESCE(@.tenant_uuid::text, @.tenant_id, '')"`
@@ -30,9 +30,10 @@ type Correlation struct {
 type Event struct {
 	// ID is a UUIDv7; empty draws one, unless the event is Unnamed.
 	ID string
-	// Unnamed events are those that no caller waits for: without an id they spare the index of ids. What is stored as JSON has one all the same.
+	// Unnamed marks an event that no caller waits for: it has no id, and so no entry in the index of ids. An event that is
+	// stored as JSON has an id even if it is Unnamed.
 	Unnamed bool
-	// Kind says what happened, such as "workspace.state_changed".
+	// Kind names what happened, such as "workspace.state_changed".
 	Kind string
 	// AggregateType and AggregateID name the row whose change this is; AggregateVersion is the version it now has.
 	AggregateType    string
@@ -40,22 +41,24 @@ type Event struct {
 	AggregateVersion int64
 	// Payload is the event's message; nil means none.
 	Payload proto.Message
-	// JSON stores the message as JSON, for events that the database itself reads or completes. All others are stored as bytes.
+	// JSON stores the message as JSON, for events that the database itself reads or completes. All others are stored as
+	// bytes.
 	JSON bool
 	Correlation
 }
 
-// Append inserts evs in the transaction of the state change, by one statement that pg.Queue sends with the next one or with the commit, and returns the
-// id of the last one: the position token that a command answers. It belongs after the update of the aggregate's row. The source is the role that tx is
-// logged in as. After the commit, notify the sequencer's Wake.
+// Append inserts evs in the transaction of the state change, by one statement that pg.Queue sends with the next one or
+// with the commit, and returns the id of the last one: the position token that a command returns. Call it after the
+// update of the aggregate's row. The source is the role that tx is logged in as. After the commit, notify the
+// sequencer's Wake.
 func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 	if len(evs) == 0 {
 		return "", errors.New("append events: none given")
 	}
-	evs = slices.Clone(evs) // ids are drawn into it
+	evs = slices.Clone(evs) // drawn ids are written into the copy
 	contents := make([]content, len(evs))
 	for i, e := range evs {
-		if e.ID == "" && (e.JSON || !e.Unnamed) { // the audit log knows its entries by their ids
+		if e.ID == "" && (e.JSON || !e.Unnamed) { // the audit log identifies its entries by their ids
 			evs[i].ID = ids.New()
 		}
 		var err error
@@ -71,7 +74,8 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 	return evs[len(evs)-1].ID, nil
 }
 
-// statementFor returns the statement that inserts evs, and its arguments. Arrays cost both sides more than they save for one row.
+// statementFor returns the statement that inserts evs, and its arguments. Arrays cost both sides more than they save
+// for one row.
 func statementFor(evs []Event, contents []content) (*pg.Statement, []any) {
 	belongs, uuids := belongings(evs)
 	switch {
@@ -113,7 +117,8 @@ var (
 		ORDER BY e.n`)
 )
 
-// insertEvents inserts the events of arrays; version is what each gets.
+// insertEvents returns a statement that inserts the events of arrays; version is the expression for the version of
+// each.
 func insertEvents(version string) string {
 	return insertEvent + `
 		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, ` + version + `, e.payload::jsonb, e.body, e.body_type,
@@ -125,12 +130,12 @@ func insertEvents(version string) string {
 		ORDER BY e.n`
 }
 
-// texts are the columns of the correlation, in the order of the statements.
+// texts returns the columns of the correlation, in the order of the statements.
 func (c Correlation) texts() [8]string {
 	return [8]string{c.CorrelationID, c.TenantID, c.WorkspaceID, c.WorkflowID, c.AllocationID, c.TaskID, c.NodeID, c.NodeInstanceID}
 }
 
-// values are the arguments of appendOne.
+// values returns the arguments of appendOne.
 func (e Event) values(c content) []any {
 	args := append(make([]any, 0, 16), e.common(c)...)
 	for _, id := range e.texts() {
@@ -139,13 +144,13 @@ func (e Event) values(c content) []any {
 	return args
 }
 
-// common are the arguments that appendOne and appendOneUUIDs share.
+// common returns the arguments that appendOne and appendOneUUIDs share.
 func (e Event) common(c content) []any {
 	id, _ := parseUUID(e.ID)
 	return []any{id, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion, c.json, c.body, c.bodyType}
 }
 
-// columns are the arguments of appendMany.
+// columns returns the arguments of appendMany.
 func columns(evs []Event, contents []content) []any {
 	var correlation [8][]string
 	for _, e := range evs {
@@ -160,7 +165,7 @@ func columns(evs []Event, contents []content) []any {
 	return args
 }
 
-// commonColumns are the arguments that appendMany and appendManyUUIDs share.
+// commonColumns returns the arguments that appendMany and appendManyUUIDs share.
 func commonColumns(evs []Event, contents []content) []any {
 	n := len(evs)
 	eventIDs, versions := make(pgtype.FlatArray[pgtype.UUID], n), make([]int64, n)

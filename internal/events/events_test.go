@@ -136,7 +136,7 @@ func TestNothingLostOrReordered(t *testing.T) {
 	}
 	var wake, numbered events.Signal
 	for range sequencers {
-		// A small batch and no pause: as much overlap as can be had.
+		// A small batch and no pause give the most overlap.
 		start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{Batch: 7, MinInterval: time.Microsecond}).Run)
 	}
 
@@ -236,7 +236,7 @@ func write(ctx context.Context, d *testkit.Database, writer, i int, rng *rand.Ra
 		}
 		hold := rng.Float64() * 0.01
 		if rng.IntN(25) == 0 && strings.HasPrefix(aggregate, "own") {
-			hold = 0.3 // many rounds go by before it commits
+			hold = 0.3 // it commits many rounds later
 		}
 		if _, err := tx.Exec(ctx, "SELECT pg_sleep($1)", hold); err != nil {
 			return err
@@ -280,8 +280,8 @@ func TestNumbersJumpAtANewEra(t *testing.T) {
 	}
 }
 
-// The sequencer's statement must not look at what is numbered already, however much that is and whatever the
-// statistics say.
+// The sequencer's statement must not read events that are numbered already, however many there are and whatever the
+// statistics are.
 func TestNumberingReadsOnlyWhatIsNew(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -290,7 +290,7 @@ func TestNumberingReadsOnlyWhatIsNew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The worst statistics there are: of a table that was empty.
+	// The worst possible statistics: those of an empty table.
 	if _, err := d.OwnerPool().Exec(ctx, "ALTER TABLE events.event_first SET (autovacuum_enabled = false)"); err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func TestNumberingReadsOnlyWhatIsNew(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("numbering one event beside 60000: p50 %s, max %s", took[10], took[20])
-	if took[0] > 200*time.Millisecond { // what a busy machine adds is not the statement's
+	if took[0] > 200*time.Millisecond { // a busy machine may make the other attempts slower
 		t.Errorf("numbering one event took %s at least", took[0])
 	}
 	if n := seqScans(t, d) - before; n != 0 {
@@ -322,7 +322,7 @@ func TestNumberingReadsOnlyWhatIsNew(t *testing.T) {
 func seqScans(t *testing.T, d *testkit.Database) int64 {
 	t.Helper()
 	var n int64
-	// What other sessions did is reported with a delay; closing them makes them report.
+	// Postgres reports the statistics of other sessions with a delay; closing the sessions makes them report.
 	d.Pool(pg.RoleSequencer).Reset()
 	d.Pool(pg.RoleLifecycle).Reset()
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -347,7 +347,8 @@ func TestNumbersAppearSoonAfterTheWake(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	var wake, numbered events.Signal
-	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{Poll: time.Hour}).Run) // what is not woken is not numbered
+	// an event without a wake is not numbered
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{Poll: time.Hour}).Run)
 	var took []time.Duration
 	for i := range 100 {
 		seen := numbered.C()
@@ -393,7 +394,7 @@ func TestNotificationCrossesProcesses(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatal("the last of several events was not notified")
 		}
-		// A cut connection is made again.
+		// The listener replaces a connection that is cut.
 		if i == 2 {
 			again := there.C()
 			if _, err := d.OwnerPool().Exec(ctx, "SELECT 1"); err != nil {

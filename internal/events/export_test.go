@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Listen makes a signal one that a connection listens for, until what it returns is called.
+// Listen makes Listening of a signal true, as a connection does, until the returned function is called.
 func Listen(s *Signal) func() { return s.listen() }
 
 // TypeOfKind is the table of messages by the kind of their events.
@@ -23,7 +23,8 @@ func Stored(e Event) ([]byte, string, error) {
 	return c.body, *c.bodyType, nil
 }
 
-// LeftOut names the fields of a message that slim bodies may leave out, by number, each with the column that stands for it.
+// LeftOut returns the fields of a message that slim bodies may leave out, by number, each with the column that replaces
+// it.
 func LeftOut(d protoreflect.MessageDescriptor) []string {
 	var out []string
 	add := func(of string, p *slimPlan) {

@@ -24,7 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// ofEarlierBuild appends an event as builds did that stored JSON, with their statement.
+// ofEarlierBuild appends an event with the statement of earlier builds, which stored JSON.
 func ofEarlierBuild(t *testing.T, q pg.Querier, payload string) {
 	t.Helper()
 	if _, err := q.Exec(testkit.Context(t), `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
@@ -42,8 +42,8 @@ func object(t *testing.T, fields map[string]any) *structpb.Struct {
 	return m
 }
 
-// TestADatabaseOfAnEarlierBuildIsRead takes a database with the events of an earlier build through the migration: they stay as they are, and are read
-// together with what is appended afterwards.
+// TestADatabaseOfAnEarlierBuildIsRead takes a database with the events of an earlier build through the migration: they
+// stay as they are, and are read together with what is appended afterwards.
 func TestADatabaseOfAnEarlierBuildIsRead(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -93,7 +93,7 @@ func TestADatabaseOfAnEarlierBuildIsRead(t *testing.T) {
 	if err != nil || !slices.Equal(read, []float64{1, 2, 3, 4}) {
 		t.Errorf("read %v, %v", read, err)
 	}
-	// There is no way back for what is stored as bytes.
+	// Events that are stored as bytes cannot be migrated back.
 	if _, err := owner.Exec(ctx, down); err == nil {
 		t.Error("the events that are stored as bytes were dropped")
 	}
@@ -115,7 +115,8 @@ func rowsOf(t *testing.T, d *testkit.Database, where string) string {
 	return out
 }
 
-// TestAConsumerReadsBothFormats holds that events are stored as bytes, and that those of an earlier build and those that ask for JSON are read beside them.
+// TestAConsumerReadsBothFormats checks that events are stored as bytes, and that those of an earlier build and those
+// that ask for JSON are read beside them.
 func TestAConsumerReadsBothFormats(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -159,8 +160,9 @@ func TestAConsumerReadsBothFormats(t *testing.T) {
 	}
 }
 
-// TestAReaderOfAnEarlierBuildWaits holds that a session which does not say that it reads bytes is refused by the statement that it reads with, and that its
-// consumer parks nothing and does not pass over the events; appending goes on.
+// TestAReaderOfAnEarlierBuildWaits checks that a session without the setting that it reads bytes gets an error from the
+// statement that it reads with, and that its consumer parks nothing and does not pass over the events; appending goes
+// on.
 func TestAReaderOfAnEarlierBuildWaits(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -206,8 +208,8 @@ func TestAReaderOfAnEarlierBuildWaits(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotKnownIsKept holds that a type which this build does not know is named with its bytes, that another type than the one asked for is no success,
-// and that fields which a type does not know go through.
+// TestWhatIsNotKnownIsKept checks that a message of a type that this build does not know is returned as its name and
+// its bytes, that decoding into another type fails, and that fields that a type does not know are kept.
 func TestWhatIsNotKnownIsKept(t *testing.T) {
 	raw, err := proto.Marshal(wrapperspb.String("hello"))
 	if err != nil {

@@ -5,20 +5,22 @@ import (
 	"time"
 )
 
-// sharedFor is how long a position that one consumer of a process has read serves the others, unless something is notified meanwhile.
+// sharedFor is how long the other consumers of a process use a position that one of them has read, unless a
+// notification comes meanwhile.
 const sharedFor = 500 * time.Millisecond
 
 // horizons is the end of the log as the consumers of a process share it, under the lock of their signal.
 type horizons struct {
-	reading  chan struct{} // of one place: who has it reads
+	reading  chan struct{} // capacity 1: the goroutine that has the place reads
 	pos      int64
-	read     time.Time // when the read began; zero if pos says nothing
+	read     time.Time // when the read began; zero if pos is not valid
 	notified uint64    // counts the notifications
 	began    time.Time // of the first rest
 }
 
-// horizon returns the end of the log: what read returns, or what another consumer of the process has read a moment ago. Where no connection listens, each
-// reads by itself. What was read before a notification serves none that asks after it.
+// horizon returns the end of the log: the result of read, or the position that another consumer of the process has read
+// a moment ago. If no connection listens, each consumer reads by itself. A position that was read before a notification
+// is not returned after it.
 func (s *Signal) horizon(ctx context.Context, read func(context.Context) (int64, error)) (int64, error) {
 	if !s.Listening() {
 		return read(ctx)
@@ -54,8 +56,8 @@ func (s *Signal) horizon(ctx context.Context, read func(context.Context) (int64,
 	return pos, nil
 }
 
-// untilTogether returns how long a consumer sleeps that s wakes: the shorter time, or where a connection listens until the moment, once in ten seconds, at
-// which all consumers of the process look together.
+// untilTogether returns how long a consumer that s wakes may sleep: the shorter time, or if a connection listens, until
+// the moment, once in ten seconds, at which all consumers of the process read the end of the log together.
 func (s *Signal) untilTogether(short time.Duration) time.Duration {
 	if !s.Listening() {
 		return short

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestConsumersOfAProcessReadTheEndOfTheLogOnce holds that consumers that rest side by side make one read in ten seconds together, whenever they began.
+// TestConsumersOfAProcessReadTheEndOfTheLogOnce checks that the idle consumers of a process together make one read in
+// ten seconds, whenever they began.
 func TestConsumersOfAProcessReadTheEndOfTheLogOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Signal
@@ -41,7 +42,8 @@ func TestConsumersOfAProcessReadTheEndOfTheLogOnce(t *testing.T) {
 	})
 }
 
-// TestAReadBeforeANotificationServesNoneAfterIt: not one that has ended, not one that is under way, and none that failed.
+// TestAReadBeforeANotificationServesNoneAfterIt: no caller after a notification gets the result of a read that had
+// ended or was under way before it, or of one that failed.
 func TestAReadBeforeANotificationServesNoneAfterIt(t *testing.T) {
 	var s Signal
 	end := s.listen()
@@ -68,6 +70,6 @@ func TestAReadBeforeANotificationServesNoneAfterIt(t *testing.T) {
 	}
 	want(3, answer(3, nil))
 	end()
-	want(4, answer(4, nil)) // nothing is notified any more
+	want(4, answer(4, nil)) // the notifications are over
 	want(5, answer(5, nil))
 }

@@ -15,10 +15,11 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// SettingsChannel is the Postgres channel on which the database tells of changes of the tables that every process follows: policy and signing keys.
+// SettingsChannel is the Postgres channel on which the database notifies changes of the tables that every process
+// follows: policy and signing keys.
 const SettingsChannel = "mesh_settings"
 
-// listeners are the roles that may listen: each. A process of services does so as sequencer.
+// listeners are the roles that may listen, which are all roles. A process of services listens as sequencer.
 var listeners = append(slices.Clone(writers), pg.RoleSequencer)
 
 var (
@@ -27,7 +28,7 @@ var (
 )
 
 // Listener passes the notifications of sequencers in other processes on to this process's consumers. It holds one
-// connection of its pool. While it does, consumers and other loops that poll do so seldom; see Signal.Period.
+// connection of its pool. While it is connected, consumers and other loops poll rarely; see Signal.Period.
 type Listener struct {
 	pool     *pgxpool.Pool
 	numbered *Signal
@@ -35,7 +36,8 @@ type Listener struct {
 	log      *slog.Logger
 }
 
-// NewListener makes a listener; any role may listen. What it hears of events it passes on to numbered, and of settings to settings.
+// NewListener returns a listener; any role may listen. It passes notifications of events on to numbered, and those of
+// settings to settings.
 func NewListener(pool *pgxpool.Pool, numbered, settings *Signal, log *slog.Logger) (*Listener, error) {
 	if pool == nil || numbered == nil || settings == nil || log == nil {
 		return nil, errors.New("listener needs a pool, signals and a logger")
@@ -62,7 +64,7 @@ func (l *Listener) listen(ctx context.Context, failing *backoff) error {
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	// Taken out of the pool: what has listened must not be handed to somebody else.
+	// Taken out of the pool: a connection that has listened must not be given to another user of the pool.
 	conn := pooled.Hijack()
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	for _, channel := range []*pg.Statement{listen, listenSettings} {
@@ -86,13 +88,15 @@ func (l *Listener) listen(ctx context.Context, failing *backoff) error {
 	}
 }
 
-// Of a connection that nothing comes from it is asked whether it lives: a network that is cut says nothing, and loops poll seldom on its account.
+// The listener checks that a connection is alive if no notification has come for askEvery: a cut network gives no sign,
+// and while the listener is connected loops poll rarely.
 const (
 	askEvery   = 30 * time.Second
 	askTimeout = 5 * time.Second
 )
 
-// wait returns the channel of a notification. Its error is context.DeadlineExceeded if none came for a while, and the connection lives.
+// wait returns the channel of a notification. Its error is context.DeadlineExceeded if none came for askEvery and the
+// connection is alive.
 func (l *Listener) wait(ctx context.Context, conn *pgx.Conn) (string, error) {
 	call, cancel := context.WithTimeout(ctx, askEvery)
 	heard, err := conn.WaitForNotification(call)

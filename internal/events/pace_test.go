@@ -35,8 +35,9 @@ func rounds(t *testing.T, s *events.Signal, during func(ctx context.Context)) in
 	}
 }
 
-// TestALoopIsQuietWhileAConnectionListens holds how often a loop looks in a minute: every second while nothing listens, every ten while something does, never
-// more often than every second however much is notified, and at once when the connection is lost.
+// TestALoopIsQuietWhileAConnectionListens checks how often a loop runs in a minute: every second while no connection
+// listens, every ten seconds while one does, never more often than every second however many notifications come, and at
+// once when the connection is lost.
 func TestALoopIsQuietWhileAConnectionListens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s events.Signal
@@ -86,8 +87,8 @@ func TestALoopIsQuietWhileAConnectionListens(t *testing.T) {
 	})
 }
 
-// TestALostListenerIsKnown holds that a signal listens exactly while the connection lives: when the server ends it the loops are woken, and look often until
-// the next one stands.
+// TestALostListenerIsKnown checks that a signal listens exactly while the connection is alive: when the server ends it
+// the loops are woken, and poll at their short period until the next connection listens.
 func TestALostListenerIsKnown(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -144,8 +145,8 @@ func TestALostListenerIsKnown(t *testing.T) {
 	listens(true)
 }
 
-// TestASequencerLingers holds how many rounds a storm of commits costs: one every 40 ms, and one every 10 ms while each
-// commit is waited for. What is committed after a rest is numbered at once.
+// TestASequencerLingers checks how many rounds many commits in a short time cost: one every 40 ms, and one every 10 ms
+// while a caller waits for each commit. A commit after a pause is numbered at once.
 func TestASequencerLingers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, c := range []struct {
@@ -185,8 +186,8 @@ func TestASequencerLingers(t *testing.T) {
 	})
 }
 
-// TestASequencerIsUrgedByWhoWaits holds that a sequencer with a linger of an hour numbers an event at once if WaitFor waits
-// for it, and not otherwise.
+// TestASequencerIsUrgedByWhoWaits checks that a sequencer with a linger of an hour numbers an event at once if WaitFor
+// waits for it, and not otherwise.
 func TestASequencerIsUrgedByWhoWaits(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -214,5 +215,5 @@ func TestASequencerIsUrgedByWhoWaits(t *testing.T) {
 	start(t, func(ctx context.Context) error {
 		return c.Run(ctx, func(context.Context, pgx.Tx, events.Record) error { return nil })
 	})
-	reached(t, c, token) // for one who waits the linger ends
+	reached(t, c, token) // for a caller that waits the linger ends
 }

@@ -52,7 +52,7 @@ func (c *Consumer) Parked(ctx context.Context) ([]ParkedEvent, error) {
 	return list, nil
 }
 
-// ErrNotParked says that there is no parked event at the position, or that somebody else replays it now.
+// ErrNotParked is returned if there is no parked event at the position, or if another transaction replays it now.
 var ErrNotParked = errors.New("no parked event at this position")
 
 // Replay applies one parked event and takes it off the list in the same transaction. A failure leaves it parked, with

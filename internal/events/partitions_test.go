@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// days is a log over several days, whose consumers have read all.
+// days is a log over several days, whose consumers have read all events.
 type days struct {
 	t *testing.T
 	*testkit.Database
@@ -67,7 +67,7 @@ func (d days) settled() {
 func (d days) append(n int) {
 	d.t.Helper()
 	for i := range n {
-		d.settled() // what a round has left open is closed by the next one
+		d.settled() // the next round closes the seqs that a round has left open
 		appendEvents(d.t, d.Pool(pg.RoleLifecycle), event("probe", "x", int64(i)))
 		must(d.t, d.seq.Drain(testkit.Context(d.t)))
 	}
@@ -94,7 +94,8 @@ func (d days) cut() int64 {
 	return total
 }
 
-// parts are the partitions by the number of their day from today on, and how many events each has; seqs that no day has are "first" and "default".
+// parts returns the partitions by the number of their day from today on, and how many events each has; the partitions
+// for seqs of no day are "first" and "default".
 func (d days) parts() string {
 	d.t.Helper()
 	ctx := testkit.Context(d.t)
@@ -117,7 +118,7 @@ func (d days) wantParts(when, want string) {
 	}
 }
 
-// read returns the positions that are left.
+// read returns the positions that are left in the log.
 func (d days) read() []int64 {
 	d.t.Helper()
 	all, _, err := events.Read(testkit.Context(d.t), d.Pool(pg.RoleReadmodel), 0, nil, 1000)
@@ -129,8 +130,8 @@ func (d days) read() []int64 {
 	return out
 }
 
-// TestADayOfEventsIsDropped: a day's partition goes whole once its last event has reached the term, and not while a consumer has an event of it unread or parked,
-// a rebuild needs it, or a reader has the log's lock.
+// TestADayOfEventsIsDropped: a day's partition is dropped as a whole once its last event has reached the term, and not
+// while a consumer has an event of it unread or parked, a rebuild needs it, or a reader has the log's lock.
 func TestADayOfEventsIsDropped(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), newDays(t)
@@ -163,7 +164,7 @@ func TestADayOfEventsIsDropped(t *testing.T) {
 	}
 	d.wantParts("with what is unread", "0 5, 1 5, 2, 3, 14 1, 15, 16, default")
 
-	// A reader that keeps the lock: numbers go, the partition stays, and appends go on.
+	// While a reader keeps the lock, numbers are cut, the partition stays, and appends go on.
 	reader, err := d.Pool(pg.RoleNodeAPI).Begin(ctx)
 	must(t, err)
 	_, err = reader.Exec(ctx, `LOCK TABLE events.event IN ACCESS SHARE MODE`)
@@ -202,7 +203,8 @@ func TestADayOfEventsIsDropped(t *testing.T) {
 	d.wantParts("a day later", "14 2, 15 1, 16, 17, default")
 }
 
-// TestEventsOfNoPartitionAreCut: what the default partition has taken is cut by rows, and makes room for the partition of its day.
+// TestEventsOfNoPartitionAreCut: events in the default partition are deleted row by row, after which the partition of
+// their day can be made.
 func TestEventsOfNoPartitionAreCut(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), newDays(t)
@@ -223,7 +225,8 @@ func TestEventsOfNoPartitionAreCut(t *testing.T) {
 	}
 }
 
-// TestPartitionsOfReplicasThatDieOrMeet: what a replica was making when it died leaves nothing, and one that meets another leaves it to that.
+// TestPartitionsOfReplicasThatDieOrMeet: a partition that a replica was making when it died leaves nothing behind, and
+// a replica that finds another at work leaves the work to it.
 func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), newDays(t)
@@ -243,7 +246,7 @@ func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 	if n != 0 || more {
 		t.Errorf("a second replica did work beside the first: %d, %t", n, more)
 	}
-	appendEvents(t, d.Pool(pg.RoleLifecycle), event("probe", "x", 1)) // what is under way keeps no append waiting
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("probe", "x", 1)) // the work under way makes no append wait
 	_, err = d.OwnerPool().Exec(ctx, `SELECT 1`)
 	must(t, err)
 	admin, err := pgx.Connect(ctx, d.AdminURL())
@@ -255,7 +258,7 @@ func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 		t.Fatalf("the replica lives: %v", err)
 	}
 	d.wantParts("after the death", "0 2, 1, 2, default, first")
-	// A table that was made and never attached is taken.
+	// A table that was made and never attached is used.
 	_, err = d.OwnerPool().Exec(ctx, `DO $$ BEGIN EXECUTE format('CREATE TABLE events.%I (LIKE events.event INCLUDING DEFAULTS)',
 		'event_' || to_char(mesh.clock() AT TIME ZONE 'UTC', 'YYYYMMDD')); END $$`)
 	must(t, err)
@@ -264,8 +267,8 @@ func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 	d.wantParts("after the next walk", "0 2, 1, 2, 5 1, 6, 7, default, first")
 }
 
-// Scenario: the clock of the database was two months ahead for a moment, and the sequence stays in the day that it was then. What is due of the days until
-// then is still done once, and a walk ends.
+// Scenario: the clock of the database was two months ahead for a moment, and the sequence stays in the day that it was
+// then. What is due of the days until then is still done once, and a walk ends.
 func TestAClockThatWasAhead(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), newDays(t)

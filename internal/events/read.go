@@ -43,7 +43,7 @@ var (
 		WHERE COALESCE(n.before, 0) < $2
 		ORDER BY n.last_pos`)
 
-	// The bounds of a list leave out the partitions that have none of it, which the list alone does not.
+	// The bounds of a list let Postgres skip the partitions that have none of its events, which the list alone does not.
 	fetchListed         = pg.DefineShared(writers, "events.fetch_listed", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.seq = ANY($3)`)
 	fetchListedOfKinds  = pg.DefineShared(writers, "events.fetch_listed_of_kinds", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.seq = ANY($3) AND e.kind = ANY($4)`)
 	fetchBetween        = pg.DefineShared(writers, "events.fetch_between", fetchSQL+`e.seq BETWEEN $1 AND $2`)
@@ -52,10 +52,10 @@ var (
 
 var fetchSQL = `SELECT ` + pg.Columns[stored]("e") + ` FROM events.event e WHERE `
 
-// mostLooked bounds the positions that one statement of Read looks at where few events are of the wanted kinds.
+// mostLooked bounds the positions that one statement of Read examines if few events are of the wanted kinds.
 const mostLooked = 4000
 
-// Horizon is the highest position given so far, zero in an empty log.
+// Horizon returns the highest position given so far, zero in an empty log.
 func Horizon(ctx context.Context, q pg.Querier) (int64, error) {
 	pos, err := pg.Value[int64](ctx, q, readHorizon)
 	if err != nil {
@@ -69,7 +69,8 @@ func Horizon(ctx context.Context, q pg.Querier) (int64, error) {
 func Read(ctx context.Context, q pg.Querier, after int64, kinds []string, limit int) ([]Record, int64, error) {
 	var records []Record
 	for look := limit; ; look = max(limit, min(4*look, mostLooked)) {
-		// The numbers come first: the events of all that one statement sees are visible to any later one.
+		// The numbers are read first: the events of all numbers that this statement sees are visible to every later
+		// statement.
 		part, err := numbersAfter(ctx, q, after, look)
 		if err != nil {
 			return nil, after, err
@@ -108,8 +109,8 @@ func At(ctx context.Context, q pg.Querier, pos int64) (Record, error) {
 	return found[0], nil
 }
 
-// Between tells of a position that somebody brings whether this log ever gave it (zero, before all, counts as given),
-// and how many events there are above it up to another, counted to most+1.
+// Between reports whether this log ever gave the position from, which a caller has brought (zero, before all, counts as
+// given), and returns how many events there are above it up to to, counted to most+1.
 func Between(ctx context.Context, q pg.Querier, from, to int64, most int) (known bool, count int, err error) { //nolint:nonamedreturns // says which is which
 	err = pg.QueryRow(ctx, q, countBetween, from, to, int64(most)+1).Scan(&known, &count)
 	if err != nil {
@@ -118,15 +119,15 @@ func Between(ctx context.Context, q pg.Querier, from, to int64, most int) (known
 	return known, count, nil
 }
 
-// numbers are consecutive positions and whose they are.
+// numbers are consecutive positions and the seqs that have them.
 type numbers struct {
 	seqs         []int64
 	positions    map[int64]int64 // by seq
-	end, horizon int64           // the last of the positions, and of all there are
+	end, horizon int64           // the last of these positions, and of all in the log
 }
 
-// numbersAfter reads the first positions after a position, at most so many. It costs what it returns: rows of
-// events.numbered are short, since neighbours in them share a range.
+// numbersAfter reads the first positions after a position, at most most of them. Its cost is proportional to what it
+// returns: rows of events.numbered are short, since neighbours in them share a range.
 func numbersAfter(ctx context.Context, q pg.Querier, after int64, most int) (numbers, error) {
 	part := numbers{end: after, horizon: after}
 	ranges, err := pg.All[numberRange](ctx, q, rangesAfter, after, int64(most))
@@ -150,14 +151,14 @@ func numbersAfter(ctx context.Context, q pg.Querier, after int64, most int) (num
 	return part, nil
 }
 
-// fetch reads those of the events that are of the kinds, in the order of their positions.
+// fetch reads those of part's events that are of the given kinds, in the order of their positions.
 func fetch(ctx context.Context, q pg.Querier, part numbers, kinds []string) ([]Record, error) {
 	if len(part.seqs) == 0 {
 		return nil, nil
 	}
 	lo, hi := slices.Min(part.seqs), slices.Max(part.seqs)
 	all, ofKinds, args := fetchListed, fetchListedOfKinds, []any{lo, hi, part.seqs}
-	// Most have the order of their seqs and lie together: one walk instead of a descent each.
+	// Most events have the order of their seqs and are adjacent: one index range scan replaces one index lookup for each.
 	if hi-lo < 2*int64(len(part.seqs)) {
 		all, ofKinds, args = fetchBetween, fetchBetweenOfKinds, []any{lo, hi}
 	}
@@ -170,7 +171,8 @@ func fetch(ctx context.Context, q pg.Querier, part numbers, kinds []string) ([]R
 	}
 	records := make([]Record, 0, len(rows))
 	for _, row := range rows {
-		if row.Pos = part.positions[row.Seq]; row.Pos != 0 { // else the range holds one that has another place, or none yet
+		// else the range has an event with a position outside part, or with none yet
+		if row.Pos = part.positions[row.Seq]; row.Pos != 0 {
 			records = append(records, row.Record)
 		}
 	}

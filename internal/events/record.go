@@ -51,26 +51,29 @@ func (e Event) content() (content, error) {
 	return content{body: raw, bodyType: &name}, nil
 }
 
-// Record is a numbered event as readers get it.
+// Record is a numbered event as it is read from the log.
 type Record struct {
 	Pos int64 `db:"-"`
-	// ID is empty of an event that no caller waits for.
+	// ID is empty for an event that no caller waits for.
 	ID               string `db:"id" expr:"COALESCE(@.id::text, '')"`
 	Source           string `db:"source"`
 	Kind             string `db:"kind"`
 	AggregateType    string `db:"aggregate_type"`
 	AggregateID      string `db:"aggregate_id"`
 	AggregateVersion int64  `db:"aggregate_version"`
-	// Stored is the payload of an event that is stored as JSON: one of an earlier build, or an entry of the audit log. It is nil otherwise.
+	// Stored is the payload of an event that is stored as JSON: one of an earlier build, or an entry of the audit log. It
+	// is nil otherwise.
 	Stored json.RawMessage `db:"payload"`
-	// Body is the message of any other event, and BodyType its full name, or empty where its kind says it; an event without a message has neither.
+	// Body is the message of any other event, and BodyType its full name, or empty where its kind implies it; an event
+	// without a message has neither.
 	Body      []byte    `db:"body"`
 	BodyType  string    `db:"body_type" expr:"COALESCE(@.body_type, '')"`
 	CreatedAt time.Time `db:"created_at"`
 	Correlation
 }
 
-// Decode reads the event's message into m. Fields that m does not know are kept in m as unknown ones, if they are stored as bytes: the writer may be newer.
+// Decode reads the event's message into m. If the event is stored as bytes, fields that m does not know are kept in m
+// as unknown fields: the writer may be newer.
 func (r Record) Decode(m proto.Message) error {
 	err := r.decode(m)
 	if err != nil {
@@ -89,8 +92,8 @@ func (r Record) decode(m proto.Message) error {
 	return unmarshalBody(r.Body, r.Correlation, m)
 }
 
-// Payload returns the event's message as JSON, with the names of fields that the definition has. A message of a type that this build does not know comes
-// as an object of its "type" and its bytes in "hex".
+// Payload returns the event's message as JSON, with the field names of its definition. For a message of a type that
+// this build does not know it returns an object with its "type" and its bytes in "hex".
 func (r Record) Payload() (json.RawMessage, error) {
 	name := r.messageType()
 	switch {

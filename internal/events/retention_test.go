@@ -15,8 +15,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestACutKeepsWhatIsUnread: whatever the term, and wherever consumers stand, an event that one of them has not read or
-// has parked stays with its position, and so does everything behind it; what all have read and is older goes.
+// TestACutKeepsWhatIsUnread: whatever the term is, and wherever the cursors of consumers are, an event that a consumer
+// has not read or has parked stays with its position, and so do all later events; older events that all consumers have
+// read are cut.
 func TestACutKeepsWhatIsUnread(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -76,7 +77,7 @@ func TestACutKeepsWhatIsUnread(t *testing.T) {
 			if rapid.IntRange(0, 3).Draw(rt, "parked") == 0 && pos > 0 {
 				parked := rapid.Int64Range(max(pos-10, 1), pos).Draw(rt, "at")
 				if before[parked] == "" {
-					continue // it was replayed and cut before
+					continue // the event was replayed and cut before
 				}
 				slowest = min(slowest, parked-1)
 				exec(rt, s, `INSERT INTO `+s+`.parked_event (consumer, pos, event_id, kind, error, attempts) VALUES ('c', $1, $2, 'k', 'e', 1)`,
@@ -88,7 +89,7 @@ func TestACutKeepsWhatIsUnread(t *testing.T) {
 		if old {
 			term = 0
 		}
-		// What the caller gives for a term counts only if it is the longer one.
+		// A term that the caller passes counts only if it is longer than that of the policy.
 		exec(rt, pg.RoleRecovery, `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', $1, 'test')
 			ON CONFLICT (key) DO UPDATE SET value = $1`, strconv.Itoa(int(term.Seconds())))
 		for next := new(string); next != nil; {

@@ -12,15 +12,16 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Seen is an event of something that no row of the database counts the versions of, and that several replicas may report. Its version is the time of
-// the append by the database's clock, less Ago, in microseconds: the clocks of replicas do not come into it.
+// Seen is an event about something whose versions no row of the database counts, and that several replicas may report.
+// Its version is the time of the append by the database's clock, less Ago, in microseconds: the clocks of replicas do
+// not come into it.
 type Seen struct {
 	Event
 	// Ago is how much earlier it was seen.
 	Ago time.Duration
 }
 
-// AppendSeen is Append for events that the database's clock gives their versions.
+// AppendSeen is Append for events whose versions are taken from the database's clock.
 func AppendSeen(ctx context.Context, tx pgx.Tx, seen ...Seen) (string, error) {
 	if len(seen) == 0 {
 		return "", errors.New("append events: none given")
@@ -31,7 +32,7 @@ func AppendSeen(ctx context.Context, tx pgx.Tx, seen ...Seen) (string, error) {
 		if s.ID == "" {
 			evs[i].ID = ids.New()
 		}
-		evs[i].AggregateVersion = s.Ago.Microseconds() // the statement takes it off the time
+		evs[i].AggregateVersion = s.Ago.Microseconds() // the statement subtracts it from the time
 		var err error
 		if contents[i], err = s.content(); err != nil {
 			return "", fmt.Errorf("append event %s: %w", s.Kind, err)

@@ -17,14 +17,15 @@ import (
 // Channel is the Postgres channel on which sequencers tell other processes that there are new numbers.
 const Channel = "mesh_events"
 
-// The advisory locks of numbering: whoever numbers holds sequencerLock, as events.number() in the database sees to, and
-// one at most waits for it.
+// The advisory locks of numbering: the session that numbers holds sequencerLock, which events.number() in the database
+// ensures, and at most one session waits for it.
 const (
 	sequencerLock = 0x67707561_0003
 	nextLock      = 0x67707561_0004
 )
 
-// SequencerDeps is what a sequencer works with. Pool logs in as the role sequencer; the rest but Logger may be nil.
+// SequencerDeps holds the dependencies of a sequencer. Pool logs in as the role sequencer; the rest but Logger may be
+// nil.
 type SequencerDeps struct {
 	Pool *pgxpool.Pool
 	// Wake is notified by this process after a commit that appended events.
@@ -32,7 +33,7 @@ type SequencerDeps struct {
 	// Numbered is notified after numbers were given.
 	Numbered *Signal
 	Logger   *slog.Logger
-	// Observe is called after every round that did something or failed, for metrics.
+	// Observe is called after every round that numbered something or failed, for metrics.
 	Observe func(SequencerResult, error)
 }
 
@@ -40,13 +41,13 @@ type SequencerDeps struct {
 type SequencerConfig struct {
 	// Batch is how many rows one transaction numbers; 1000.
 	Batch int
-	// Poll is how long an unwoken sequencer sleeps: other processes' rows are theirs to number, but they may have
-	// died; 1 s, and Signal.Period of it where Numbered listens.
+	// Poll is how long an unwoken sequencer sleeps: other processes number their own rows, but they may have died; 1 s,
+	// and Signal.Period of it if Numbered listens.
 	Poll time.Duration
 	// MinInterval is the least time between two rounds that are waited for, by WaitFor; 10 ms.
 	MinInterval time.Duration
-	// Linger is the least time between two other rounds, so that a storm of commits shares few of ours: what is committed
-	// after a rest is numbered at once; 40 ms, and never less than MinInterval.
+	// Linger is the least time between two other rounds, so that many commits in a short time are numbered in few rounds:
+	// after a pause of that length a commit is numbered at once; 40 ms, and never less than MinInterval.
 	Linger time.Duration
 	// NotifyInterval is the least time between two NOTIFYs; 10 ms.
 	NotifyInterval time.Duration
@@ -72,7 +73,7 @@ func (c SequencerConfig) withDefaults() SequencerConfig {
 	return c
 }
 
-// SequencerResult is what one round did.
+// SequencerResult is the result of one round.
 type SequencerResult struct {
 	// Numbered rows, the last of them at Last.
 	Numbered int
@@ -80,7 +81,7 @@ type SequencerResult struct {
 	Took     time.Duration
 }
 
-// Sequencer gives committed events their place. Every replica of every service runs one.
+// Sequencer gives committed events their positions. Every replica of every service runs one.
 type Sequencer struct {
 	deps   SequencerDeps
 	cfg    SequencerConfig
@@ -96,7 +97,7 @@ func NewSequencer(deps SequencerDeps, cfg SequencerConfig) (*Sequencer, error) {
 	return &Sequencer{deps: deps, cfg: cfg, number: number.For(cfg.Batch)}, nil
 }
 
-// Run numbers until ctx ends. A database that is away is waited for.
+// Run numbers until ctx ends. While the database cannot be reached, Run waits for it.
 func (s *Sequencer) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var numbered Signal
@@ -141,8 +142,8 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 	}
 }
 
-// rest sleeps after the round that began then until the next one is due: at a wake, but not before Linger is over, or
-// MinInterval if it is urged; at the latest after poll. It reports whether ctx lives.
+// rest sleeps after the round that began at began until the next one is due: at a wake, but not before Linger is over,
+// or MinInterval if the sequencer is urged; at the latest after poll. It reports whether ctx is still alive.
 func (c SequencerConfig) rest(ctx context.Context, began time.Time, poll time.Duration, wake, urged <-chan struct{}) bool {
 	if !sleep(ctx, poll, wake) {
 		return false
@@ -156,19 +157,20 @@ func (c SequencerConfig) rest(ctx context.Context, began time.Time, poll time.Du
 
 // How a round gets its turn.
 const (
-	// Whoever finds the lock taken waits for it; but one that finds another waiting already goes home: that one will
-	// look after it has the lock, so after now, and sees whatever this one came for. It gives up its place in the queue
-	// only with the lock in hand, so nobody goes home on account of one who has looked. The inner CASE keeps that order.
+	// A session that finds the lock taken waits for it, unless another session waits already: then it returns without
+	// numbering, because the waiting session reads the log after it has the lock, and so later than now, and sees every
+	// event that this one was to number. The waiting session releases its place in the queue only when it has the lock, so
+	// no session relies on one that has already read the log. The inner CASE keeps that order.
 	turnUnlessCovered = `CASE WHEN pg_try_advisory_xact_lock(%[1]d) THEN true
 		WHEN pg_try_advisory_lock(%[2]d) THEN CASE WHEN pg_advisory_xact_lock(%[1]d)::text = '' THEN pg_advisory_unlock(%[2]d) END
 		ELSE false END`
-	// turnAfterAll waits in any case.
+	// turnAfterAll waits for the lock in any case.
 	turnAfterAll = `pg_advisory_xact_lock(%[1]d)::text = ''`
 )
 
-// lockSQL leaves what became of the turn to the next statement. Whatever the statistics say of events, the way to them
-// is their index; to plan that anew, here and in the trigger, would cost more than to do it. Both statements are without
-// parameters for the same reason.
+// lockSQL passes on to the next statement, as a setting, whether the round got its turn. Events are best read by their
+// index, whatever the statistics of the table; planning that again, here and in the trigger, would cost more than the
+// read itself. For the same reason both statements have no parameters.
 func lockSQL(turn string) string {
 	return fmt.Sprintf(`SELECT set_config('events.turn', (`+turn+`)::text, true), set_config('enable_seqscan', 'off', true),
 		set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`, sequencerLock, nextLock)
@@ -181,8 +183,9 @@ var (
 	notifyAll         = pg.Define(pg.RoleSequencer, "events.notify_all", `SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '')`)
 )
 
-// numberSQL takes, in the order of seq, what is committed of the seqs that the newest row leaves open: those above its
-// highest, and holes of transactions that were running. Nothing that has its number is looked at.
+// numberSQL returns a statement that numbers, in the order of seq, at most most committed events whose seqs the newest
+// row leaves open: seqs above its highest, and those of transactions that were running. It reads no event that has its
+// number already.
 func numberSQL(most int) string {
 	return fmt.Sprintf(`
 	INSERT INTO events.numbered (seqs, oldest)
@@ -203,9 +206,9 @@ func numberSQL(most int) string {
 
 // runOnce numbers one batch in one transaction, which is one round trip: idle, it ends without a write.
 //
-// The lock is taken by a statement of its own: the next one then reads a snapshot taken under it and sees what the
-// previous holder gave. The lock ends with the transaction, after its row has become visible, so numbers appear in
-// order and a reader that has seen n will never find anything below n afterwards.
+// A statement of its own takes the lock: the next one then reads a snapshot taken under the lock and sees the numbers
+// that the previous holder gave. The lock ends with the transaction, after its row has become visible, so numbers
+// appear in order and a reader that has seen n will never find anything below n afterwards.
 func (s *Sequencer) runOnce(ctx context.Context, how *pg.Statement) (SequencerResult, error) {
 	began := time.Now()
 	conn, err := s.deps.Pool.Acquire(ctx)
@@ -214,7 +217,7 @@ func (s *Sequencer) runOnce(ctx context.Context, how *pg.Statement) (SequencerRe
 	}
 	res, err := numberBatch(ctx, conn.Conn(), how, s.number)
 	if err != nil {
-		// The place in the queue is the session's: it must not outlive a round that was cut off.
+		// The place in the queue belongs to the session: it must not outlive a round that was interrupted.
 		_ = conn.Hijack().Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is given up
 		return SequencerResult{}, fmt.Errorf("number events: %w", err)
 	}
@@ -259,21 +262,21 @@ func (s *Sequencer) Drain(ctx context.Context) error {
 	}
 }
 
-// notifyLoop tells other processes, at most once per interval and never forgetting the last: the channel that it waits
-// on next is taken before it notifies.
+// notifyLoop notifies other processes, at most once per interval. It never misses the last change, because it takes the
+// channel that it waits on next before it notifies.
 func (s *Sequencer) notifyLoop(ctx context.Context, numbered *Signal, next <-chan struct{}) error {
 	for {
 		if !sleep(ctx, 0, next) {
 			return nil
 		}
 		next = numbered.C()
-		// One statement, so one transaction; it has nothing to lose in a crash.
+		// One statement, so one transaction; a crash loses nothing with it.
 		_, err := pg.Exec(ctx, s.deps.Pool, notifyAll, Channel)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}
 		if err != nil {
-			// Everybody polls as well.
+			// Every process polls as well.
 			s.deps.Logger.DebugContext(ctx, "notifying of new events failed", slog.Any("error", err))
 		}
 		if !sleep(ctx, s.cfg.NotifyInterval, nil) {
@@ -282,7 +285,8 @@ func (s *Sequencer) notifyLoop(ctx context.Context, numbered *Signal, next <-cha
 	}
 }
 
-// sleep waits for d or for wake, whichever comes first; d of zero waits for wake alone. It reports whether ctx lives.
+// sleep waits for d or for wake, whichever comes first; d of zero waits for wake alone. It reports whether ctx is still
+// alive.
 func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	var after <-chan time.Time
 	if d > 0 {

@@ -39,7 +39,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// newest is the newest row of numbers: what it numbers, where, and what it leaves open.
+// newest returns the newest row of numbers: the seqs that it numbers, their positions, and the seqs that it leaves
+// open.
 func newest(t *testing.T, d *testkit.Database) string {
 	t.Helper()
 	var row string
@@ -59,8 +60,8 @@ func readAll(t *testing.T, d *testkit.Database) []string {
 	return list
 }
 
-// A seq below numbered ones stays open as long as a transaction may still commit it, whichever sequencer goes on, and no
-// longer. Two sequencers take turns; neither remembers anything.
+// A seq below numbered ones stays open as long as a transaction may still commit it, whichever sequencer does the next
+// round, and no longer. Two sequencers take turns; neither keeps state in memory.
 func TestAHoleStaysOpenUntilNobodyCanFillIt(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -103,7 +104,7 @@ func TestAHoleStaysOpenUntilNobodyCanFillIt(t *testing.T) {
 	}
 }
 
-// A round that is cut short leaves open what it did not come to.
+// A round that ends early leaves open the seqs that it did not reach.
 func TestACutShortRoundLosesNothing(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -124,8 +125,8 @@ func TestACutShortRoundLosesNothing(t *testing.T) {
 	}
 }
 
-// What is concluded from transaction ids holds only if a transaction has its id before it draws a seq: also one that has
-// written nothing before. With the sequence locked, it is seen on the way between the two.
+// The conclusions from transaction ids are right only if a transaction has its id before it draws a seq, even if it has
+// written nothing before. The test locks the sequence and observes the transaction between the two steps.
 func TestATransactionHasItsIDBeforeItDrawsASeq(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -170,8 +171,8 @@ func waiters(t *testing.T, conn *pgx.Conn) (waiting, holding int) {
 	return waiting, holding
 }
 
-// While a sequencer numbers, one other waits for it and the rest go home; what was committed meanwhile is numbered by
-// the one that waited, without anybody's poll. Whoever inserts numbers without asking for a turn waits as well.
+// While a sequencer numbers, one other waits for it and the rest return; the one that waited numbers the events that
+// were committed meanwhile, without a poll. A session that inserts numbers without asking for a turn waits as well.
 func TestOneSequencerWaitsForAllOthers(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -179,7 +180,7 @@ func TestOneSequencerWaitsForAllOthers(t *testing.T) {
 	must(t, err)
 	defer func() { _ = admin.Close(context.Background()) }()
 	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1))
-	// The holder has numbered the first event and does not come to its commit.
+	// The holder has numbered the first event and does not commit.
 	holder, err := d.Pool(pg.RoleSequencer).Begin(ctx)
 	must(t, err)
 	defer func() { _ = holder.Rollback(context.Background()) }()
@@ -199,7 +200,7 @@ func TestOneSequencerWaitsForAllOthers(t *testing.T) {
 		return nil
 	}
 	testkit.Eventually(t, testkit.Patience, oneWaits)
-	// The one that waits is stopped: it must not keep its place.
+	// The waiting sequencer is stopped: it must not keep its place in the queue.
 	cancel()
 	must(t, <-first)
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -229,7 +230,7 @@ func TestOneSequencerWaitsForAllOthers(t *testing.T) {
 	}
 }
 
-// A backup is put back under a running sequencer: the seqs and numbers that it has seen come again, as other events.
+// A backup is restored under a running sequencer: seqs and numbers that it has seen are given again, to other events.
 func TestARestoredDatabaseGoesOnFromItsOwnRows(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -261,7 +262,7 @@ func TestARestoredDatabaseGoesOnFromItsOwnRows(t *testing.T) {
 }
 
 // Many rounds of every size, with holes and late comers, a jump of the era in the middle: every way to read agrees with
-// a plain walk over the rows.
+// a plain query of all rows.
 func TestReadingOverManyRounds(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -289,7 +290,7 @@ func TestReadingOverManyRounds(t *testing.T) {
 		}
 		must(t, newSequencer(t, d, nil, nil, events.SequencerConfig{Batch: 1 + round%9}).Drain(ctx))
 	}
-	// The plain walk.
+	// The plain query.
 	rows, err := reader.Query(ctx, `SELECT n.first_pos - 1 + row_number() OVER (PARTITION BY n.last_pos ORDER BY e.seq) AS pos, e.kind, e.id::text
 		FROM events.numbered n JOIN events.event e ON n.seqs @> e.seq ORDER BY 1`)
 	must(t, err)
@@ -360,7 +361,7 @@ func TestReadingOverManyRounds(t *testing.T) {
 			t.Errorf("at %d: %+v, %v", pos, r, err)
 		}
 	}
-	// What is not numbered yet counts as well.
+	// Events that are not numbered yet count as well.
 	appendEvents(t, writer, event("a", "x", 1), event("a", "x", 2))
 	if lag, err := consumer.Lag(ctx); err != nil || lag.Unnumbered != 2 || lag.Oldest <= 0 {
 		t.Errorf("lag %+v, %v", lag, err)

@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestChangesOfSettingsAreHeard holds that a change of the policy and of the signing keys is heard at its commit, by no poll, and is no hint of events.
+// TestChangesOfSettingsAreHeard checks that a change of the policy and of the signing keys is notified at its commit,
+// without a poll, and does not wake the consumers of events.
 func TestChangesOfSettingsAreHeard(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Signal tells any number of waiting goroutines that something happened. It carries no data and keeps no history: take
-// the channel first, then look, then wait. The zero value is ready; a nil Signal never fires.
+// Signal wakes any number of waiting goroutines when something has happened. It carries no data and keeps no history:
+// take the channel first, then read the state, then wait. The zero value is ready; a nil Signal never fires.
 type Signal struct {
 	mu        sync.Mutex
 	ch        chan struct{}
@@ -16,7 +16,7 @@ type Signal struct {
 	shared    horizons
 }
 
-// C is closed at the next Notify.
+// C returns a channel that is closed at the next Notify.
 func (s *Signal) C() <-chan struct{} {
 	if s == nil {
 		return nil
@@ -29,7 +29,7 @@ func (s *Signal) C() <-chan struct{} {
 	return s.ch
 }
 
-// Notify wakes all who hold the channel. It never blocks.
+// Notify wakes all goroutines that wait on the channel. It never blocks.
 func (s *Signal) Notify() {
 	if s == nil {
 		return
@@ -44,7 +44,7 @@ func (s *Signal) Notify() {
 	}
 }
 
-// Urge is Notify for what is waited for: a sequencer does not linger then.
+// Urge is Notify for an event that a caller waits for: the sequencer then does not linger.
 func (s *Signal) Urge() {
 	if s == nil {
 		return
@@ -58,7 +58,7 @@ func (s *Signal) Urge() {
 	s.Notify()
 }
 
-// urgent is closed at the next Urge.
+// urgent returns a channel that is closed at the next Urge.
 func (s *Signal) urgent() <-chan struct{} {
 	if s == nil {
 		return nil
@@ -96,10 +96,11 @@ func (s *Signal) listen() func() {
 }
 
 // quiet is how long a loop that other processes wake sleeps at most while a connection listens for their notifications.
-// A change whose notification was lost with its sender is found that late.
+// It is also the longest delay with which a change is found whose notification was lost with its sender.
 const quiet = 10 * time.Second
 
-// Period returns how long a loop may sleep that s wakes: the shorter time, or ten seconds if that is more and a connection listens.
+// Period returns how long a loop that s wakes may sleep: the shorter time, or ten seconds if that is more and a
+// connection listens.
 func (s *Signal) Period(short time.Duration) time.Duration {
 	if s.Listening() {
 		return max(short, quiet)
@@ -107,14 +108,16 @@ func (s *Signal) Period(short time.Duration) time.Duration {
 	return short
 }
 
-// Pace sleeps between two rounds of a loop that looks for what other processes have done, and reports whether ctx lives. A notification of now ends it at
-// once, one of s at the earliest after the short time: rounds that follow notifications come no more often than that. Without any it lasts the Period. The
-// caller takes the channels of both before its round.
+// Pace sleeps between two rounds of a loop that looks for what other processes have done, and reports whether ctx is
+// still alive. A notification of now ends the sleep at once, one of wake at the earliest after the short time: rounds
+// that follow notifications come no more often than that. Without a notification the sleep lasts the Period. The caller
+// takes the channels of both before its round.
 func (s *Signal) Pace(ctx context.Context, now, wake <-chan struct{}, short time.Duration) bool {
 	return s.PaceWithin(ctx, now, wake, short, quiet)
 }
 
-// PaceWithin is Pace with a longest sleep of the caller's instead of ten seconds: for a loop that also waits for what no notification tells.
+// PaceWithin is Pace with a longest sleep that the caller chooses instead of ten seconds: for a loop that also waits
+// for changes that are not notified.
 func (s *Signal) PaceWithin(ctx context.Context, now, wake <-chan struct{}, short, long time.Duration) bool {
 	timer := time.NewTimer(short)
 	defer timer.Stop()

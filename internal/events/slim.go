@@ -11,22 +11,24 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A slim body leaves out the ids that stand in the columns of its event anyway, a third of the events of a saga. It begins with a zero byte, with which no
-// message in the wire format of protobuf begins (a field's number is at least 1), and a byte that has a bit for each column of the correlation: the fields
-// of its name were equal to the column wherever the message has them, in itself and in the messages of its lists, and were left out. Reading puts them back,
-// so a message is read as it was written.
+// A slim body leaves out the ids that the columns of its event have anyway, which are a third of the bytes of a saga's
+// events. It begins with a zero byte, with which no message in the wire format of protobuf begins (a field's number is
+// at least 1), and a byte that has a bit for each column of the correlation: if it is set, the fields with the column's
+// name were equal to the column wherever the message has them, in itself and in the messages of its lists, and were
+// left out. Reading restores them, so a message is read as it was written.
 const slimMark = 0
 
-// slimFields are the names of the fields that a column of the correlation may stand for, in the order of Correlation.texts. A run is a workflow.
+// slimFields are the names of the fields that a column of the correlation may replace, in the order of
+// Correlation.texts. A run is a workflow.
 var slimFields = [8][]protoreflect.Name{
 	{"correlation_id"}, {"tenant_id"}, {"workspace_id"}, {"workflow_id", "run_id"}, {"allocation_id"}, {"task_id"}, {"node_id"}, {"node_instance_id"},
 }
 
-// slimPlan says where a message type has such fields.
+// slimPlan lists the places at which a message type has such fields.
 type slimPlan struct {
 	fields  []slimField
 	lists   []slimList
-	columns byte // those that some field stands for, lists included
+	columns byte // the columns that have a field, lists included
 }
 
 type slimField struct {
@@ -97,7 +99,8 @@ func (p *slimPlan) list(number protowire.Number) *slimPlan {
 
 var errWireFormat = errors.New("not a message in protobuf's wire format")
 
-// slim returns the body of an event whose message is encoded in raw: without the fields that its columns stand for, if there are any.
+// slim returns the body of an event whose message is encoded in raw: without the fields that its columns replace, if
+// there are any.
 func slim(raw []byte, d protoreflect.MessageDescriptor, c Correlation) ([]byte, error) {
 	p, ids := planOf(d), c.texts()
 	columns := p.columns
@@ -115,7 +118,8 @@ func slim(raw []byte, d protoreflect.MessageDescriptor, c Correlation) ([]byte, 
 	return p.cut(append(make([]byte, 0, len(raw)+2), slimMark, columns), raw, columns)
 }
 
-// compare takes from columns those that a field of the message differs from. What is empty is not in the encoding, and differs.
+// compare removes from columns each column from which a field of the message differs. An empty field is not in the
+// encoding, and counts as different.
 func (p *slimPlan) compare(raw []byte, ids *[8]string, columns *byte) error {
 	var seen uint16
 	err := eachField(raw, func(number protowire.Number, _, value []byte) error {
@@ -155,7 +159,8 @@ func (p *slimPlan) cut(out, raw []byte, columns byte) ([]byte, error) {
 	return out, err
 }
 
-// eachField calls what for each field of an encoded message: its number, all of its bytes, and of a field with a length the bytes of its value.
+// eachField calls what for each field of an encoded message: with its number, all of its bytes, and for a field with a
+// length the bytes of its value.
 func eachField(raw []byte, what func(number protowire.Number, whole, value []byte) error) error {
 	for len(raw) > 0 {
 		number, kind, tag := protowire.ConsumeTag(raw)
@@ -194,7 +199,7 @@ func unmarshalBody(body []byte, c Correlation, m proto.Message) error {
 	return nil
 }
 
-// fill sets the fields of the columns.
+// fill sets the fields that the columns replace.
 func (p *slimPlan) fill(m protoreflect.Message, ids *[8]string, columns byte) {
 	for _, f := range p.fields {
 		if f.column&columns != 0 {

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// TestSlimBodiesReadAsTheyWereWritten: whatever ids a message and its event have, equal, different or missing, in itself and in its lists.
+// TestSlimBodiesReadAsTheyWereWritten: a body is read as it was written whatever ids a message and its event have,
+// equal, different or missing, in the message and in its lists.
 func TestSlimBodiesReadAsTheyWereWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.SampledFrom([]string{"", "a", "b", "0193d1c8-0000-7000-8000-000000000001"})
@@ -55,7 +56,7 @@ func TestSlimBodiesReadAsTheyWereWritten(t *testing.T) {
 	})
 }
 
-// TestSlimBodiesLeaveOutTheIds: what the columns of an event hold is not stored once more in each of its attempts.
+// TestSlimBodiesLeaveOutTheIds: ids that the columns of an event have are not stored again in each of its attempts.
 func TestSlimBodiesLeaveOutTheIds(t *testing.T) {
 	t.Parallel()
 	c := events.Correlation{CorrelationID: ids.New(), TenantID: ids.New(), WorkspaceID: ids.New(), WorkflowID: ids.New()}
@@ -72,7 +73,8 @@ func TestSlimBodiesLeaveOutTheIds(t *testing.T) {
 	}
 }
 
-// TestSlimBodiesOfNoUseAreRefused: a body that is cut short or is no message is an error, and never a message.
+// TestSlimBodiesOfNoUseAreRefused: reading a body that is truncated or is no message is an error, and never returns a
+// message.
 func TestSlimBodiesOfNoUseAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, body := range [][]byte{{0}, {0, 1, 0xff}} {

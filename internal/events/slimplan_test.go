@@ -16,16 +16,17 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 )
 
-// TestFieldsThatBodiesLeaveOutStay: a body says which columns were left out, and not of which fields. A field that is added to a message which stands in
-// events must not have the name of a column, and none may go: bodies that were written before would be read with what nobody wrote. What
-// testdata/slim.golden has of a message stays for ever; GPUAAS_UPDATE_GOLDEN=1 adds messages that are new.
+// TestFieldsThatBodiesLeaveOutStay: a body records which columns were left out, and not of which fields. A field that
+// is added to a message of events must not have the name of a column, and no such field may be removed: bodies that
+// were written before would be read with values that no writer wrote. The entries of testdata/slim.golden for a message
+// must never change; GPUAAS_UPDATE_GOLDEN=1 adds messages that are new.
 func TestFieldsThatBodiesLeaveOutStay(t *testing.T) {
 	t.Parallel()
 	const golden = "testdata/slim.golden"
 	now := map[string]string{}
 	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
 		name := string(m.Descriptor().FullName())
-		call := strings.HasSuffix(name, "Request") || strings.HasSuffix(name, "Response") // stands in no event
+		call := strings.HasSuffix(name, "Request") || strings.HasSuffix(name, "Response") // no event carries it
 		if strings.HasPrefix(name, "gpuaas.") && !call {
 			if fields := events.LeftOut(m.Descriptor()); len(fields) > 0 {
 				now[name] = name + ": " + strings.Join(fields, " ")

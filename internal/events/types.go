@@ -1,8 +1,9 @@
 package events
 
-// typeOfKind is the full name of the message that events of a kind carry. Where it is the event's, body_type is stored empty: the name is longer than
-// most of what a row of a task or of a step holds beside it. A kind stays as it is for as long as events of it may be in a log; one that comes to carry
-// another message is stored with its name.
+// typeOfKind is the full name of the message that events of a kind carry. If the event's message has that type,
+// body_type is stored empty: the name is longer than most of the other columns in a row of a task or of a step. An
+// entry must not change while events of its kind may be in a log; an event of the kind with another message is stored
+// with that message's name.
 var typeOfKind = map[string]string{
 	"allocation.changed": "gpuaas.lifecycle.v1.Allocation",
 	"claim.changed":      "gpuaas.lifecycle.v1.Claim",
@@ -16,7 +17,8 @@ var typeOfKind = map[string]string{
 	"workspace.changed":  "gpuaas.lifecycle.v1.Workspace",
 }
 
-// messageType returns the full name of the event's message; empty if it carries none that says anything.
+// messageType returns the full name of the event's message; empty if it carries no message, or an empty one without a
+// stored type.
 func (r Record) messageType() string {
 	if r.BodyType != "" || len(r.Body) == 0 {
 		return r.BodyType

@@ -23,7 +23,8 @@ func TestTypesOfKindsExist(t *testing.T) {
 	}
 }
 
-// TestWhatAKindSaysIsNotStored: the rows of a task's events hold neither the name of their message nor the task's id twice, and are read whole.
+// TestWhatAKindSaysIsNotStored: the rows of a task's events have neither the name of their message nor the task's id a
+// second time, and are read completely.
 func TestWhatAKindSaysIsNotStored(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -38,7 +39,7 @@ func TestWhatAKindSaysIsNotStored(t *testing.T) {
 		}
 	}
 	other := of(4)
-	other.Payload = &lifecyclev1.Task{TaskId: taskID, NodeId: nodeID, Version: 4} // not what the kind says
+	other.Payload = &lifecyclev1.Task{TaskId: taskID, NodeId: nodeID, Version: 4} // not the message that the kind implies
 	for _, list := range [][]events.Event{{of(1)}, {of(2), of(3)}, {other}} {
 		tx, err := pool.Begin(ctx)
 		if err != nil {

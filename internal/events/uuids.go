@@ -6,10 +6,12 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// belongsTo are the columns of the correlation as uuids, in the order of Correlation.texts: one list a column, one element an event. Empty ones are NULL.
+// belongsTo are the columns of the correlation as uuids, in the order of Correlation.texts: one list per column, with
+// one element per event. Empty ones are NULL.
 type belongsTo [8]pgtype.FlatArray[pgtype.UUID]
 
-// belongings returns the correlations of events as uuids, and whether all of them are such: then they are stored so.
+// belongings returns the correlations of events as uuids, and reports whether all of them are uuids: only then they are
+// stored as uuids.
 func belongings(evs []Event) (belongsTo, bool) {
 	var out belongsTo
 	for i, e := range evs {
@@ -27,8 +29,9 @@ func belongings(evs []Event) (belongsTo, bool) {
 	return out, true
 }
 
-// stored are the texts of an event's correlation that are stored as uuids. The id of a task whose change it is stands in aggregate_id already. It is
-// left out beside another id only: what tells readers of an earlier build that the row is not for them is that it has one.
+// stored returns the texts of an event's correlation that are stored as uuids. If the event is a change of a task,
+// aggregate_id has the task's id already, and the id is left out here, but only if another id is stored: readers of an
+// earlier build recognise by a stored id that the row is not for them.
 func (e Event) stored() [8]string {
 	texts := e.texts()
 	if e.AggregateType != "task" || e.TaskID != e.AggregateID {
@@ -41,7 +44,8 @@ func (e Event) stored() [8]string {
 	return e.texts()
 }
 
-// parseUUID reads the canonical spelling of a uuid, with which it comes back. Any other text is none.
+// parseUUID reads the canonical spelling of a uuid, which is also how Postgres returns it. Any other text is not
+// accepted.
 func parseUUID(text string) (pgtype.UUID, bool) {
 	var id pgtype.UUID
 	if len(text) != 36 || text[8] != '-' || text[13] != '-' || text[18] != '-' || text[23] != '-' {
@@ -71,7 +75,7 @@ func parseUUID(text string) (pgtype.UUID, bool) {
 	return id, true
 }
 
-// uuidValues are the arguments of appendOneUUIDs.
+// uuidValues returns the arguments of appendOneUUIDs.
 func (e Event) uuidValues(c content, belongs belongsTo) []any {
 	args := append(make([]any, 0, 16), e.common(c)...)
 	for _, column := range belongs {
@@ -84,7 +88,7 @@ func (e Event) uuidValues(c content, belongs belongsTo) []any {
 	return args
 }
 
-// uuidColumns are the arguments of appendManyUUIDs.
+// uuidColumns returns the arguments of appendManyUUIDs.
 func uuidColumns(evs []Event, contents []content, belongs belongsTo) []any {
 	args := append(make([]any, 0, 16), commonColumns(evs, contents)...)
 	for _, column := range belongs {

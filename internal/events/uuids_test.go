@@ -20,7 +20,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// halves returns a migration's ways up and down, each statement by itself: one of them may build an index beside the writers.
+// halves returns the statements of a migration up and down, each by itself: one of them may build an index concurrently
+// with writers.
 func halves(t *testing.T, name string) ([]string, []string) {
 	t.Helper()
 	sql, err := fs.ReadFile(migrations.FS, name)
@@ -56,7 +57,8 @@ func execEach(t *testing.T, conn *pgx.Conn, list []string) {
 	}
 }
 
-// oneTable returns the ways of migrations up to the partitions and back to one table, as tests of earlier migrations need it.
+// oneTable returns the statements of the migrations to the partitions and back to one table, as tests of earlier
+// migrations need them.
 func oneTable(t *testing.T) ([]string, []string) {
 	t.Helper()
 	parts, whole := halves(t, "00220_event_partitions.sql")
@@ -64,7 +66,8 @@ func oneTable(t *testing.T) ([]string, []string) {
 	return slices.Concat(parts, byDay), slices.Concat(singly, whole)
 }
 
-// TestIDsOfEventsAreStoredAsUUIDs takes a database with events of the build before through the migration, and back: what they belong to is read the same.
+// TestIDsOfEventsAreStoredAsUUIDs migrates a database with events of the previous build up and down again: their
+// correlation is read the same.
 func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -144,7 +147,7 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 		t.Errorf("%d are stored as texts and %d as uuids, %v", texts, uuids, err)
 	}
 
-	// A reader of the build before is refused what it would misread, and reads what it wrote itself.
+	// A reader of the previous build gets an error for events that it would misread, and reads those that it wrote itself.
 	for form, readable := range map[string]int{"protobuf": 1, "": 0} {
 		conn, err := pgx.Connect(ctx, d.URL(pg.RoleReadmodel))
 		if err != nil {
@@ -169,7 +172,7 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	execEach(t, owner, down)
 	if err := d.Pool(pg.RoleReadmodel).QueryRow(ctx, `SELECT count(tenant_id) FROM events.event WHERE id IS NOT NULL AND tenant_id = $1`, of.TenantID).
 		Scan(&texts); err != nil {
-		var refusal *pgconn.PgError // this build's sessions do not say that they read bodies alone
+		var refusal *pgconn.PgError // sessions of this build do not announce that they read only bodies
 		if !errors.As(err, &refusal) || refusal.Code != "0A000" {
 			t.Fatal(err)
 		}
@@ -182,7 +185,8 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	}
 }
 
-// TestTheWayBackSaysWhatKindsSay: the build before knows neither a task by its aggregate nor a message by its kind; after the way back the rows say both.
+// TestTheWayBackSaysWhatKindsSay: the previous build derives neither a task's id from the aggregate nor a message's
+// type from the kind; after the migration down the rows have both.
 func TestTheWayBackSaysWhatKindsSay(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)

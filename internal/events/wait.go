@@ -16,14 +16,14 @@ import (
 const MaxWait = 2 * time.Second
 
 var (
-	// ErrBehind says that the consumer has not reached the event in time; a read would be stale.
+	// ErrBehind is returned if the consumer has not reached the event in time; a read would be stale.
 	ErrBehind = errors.New("the projection has not reached this position yet")
-	// ErrUnknownPosition says that no event has this id: the token is not one of ours.
+	// ErrUnknownPosition is returned if no event has this id: the token is not one of ours.
 	ErrUnknownPosition = errors.New("unknown position token")
 )
 
 var (
-	// A number stands in the first row that reaches as high, or, if the event committed late, in one after it.
+	// A seq is in the first row that reaches as high, or, if its event committed late, in a later row.
 	readPositions = pg.DefineByRole(writers, "events.read_positions", func(schema string) string {
 		return positionsOf(schema, `events.event e WHERE e.id = $1::uuid`)
 	})
@@ -40,7 +40,8 @@ var (
 		ORDER BY 1
 		LIMIT 5`)
 
-	// Compiling the plan of measureLag, which its cost would suggest in a large log, takes longer than the whole.
+	// In a large log the cost of measureLag would make Postgres compile its plan, which takes longer than the query
+	// itself.
 	planWithoutJIT = pg.DefineShared(writers, "events.plan_without_jit", `SELECT set_config('jit', 'off', true)`)
 
 	measureLag = pg.DefineByRole(writers, "events.measure_lag", func(schema string) string {
@@ -62,8 +63,8 @@ var (
 		WHERE seq = ANY($1) AND seq BETWEEN (SELECT min(s) FROM unnest($1) s) AND (SELECT max(s) FROM unnest($1) s)`)
 )
 
-// positionsOf reads the position of an event and of a cursor. An event stands until its partition is dropped, which is after its number was cut: it was behind
-// all cursors then, so its position is told as 1.
+// positionsOf reads the position of an event and of a cursor. An event's row stays until its partition is dropped,
+// which is after its number was cut: by then all cursors were past it, so its position is returned as 1.
 func positionsOf(schema, event string) string {
 	return `
 		SELECT CASE
@@ -75,9 +76,10 @@ func positionsOf(schema, event string) string {
 		FROM ` + event
 }
 
-// UnreadSQL returns an expression for the age in seconds of the oldest event that the consumer whose cursor stands in schema has not read, numbered or not;
-// 0 if it has read all. Whoever judges by what such a consumer wrote down, beside what is read from tables directly, must not do so while it is behind. It
-// reads a few rows, however far behind that is.
+// UnreadSQL returns an expression for the age in seconds of the oldest event that the consumer whose cursor is in
+// schema has not read, numbered or not; 0 if it has read all. A query that combines what such a consumer wrote with
+// what it reads from tables directly must not draw conclusions while the consumer is behind. The expression reads a few
+// rows, however far behind the consumer is.
 func UnreadSQL(schema, consumer string) string {
 	return `COALESCE((SELECT max(EXTRACT(EPOCH FROM mesh.clock() - unread.created_at)) FROM (
 		SELECT e.created_at FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
@@ -113,7 +115,7 @@ func (c *Consumer) WaitForSeq(ctx context.Context, seq int64) error {
 func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) error {
 	ctx, cancel := context.WithTimeout(ctx, MaxWait)
 	defer cancel()
-	// Signals of this process come at once; another replica's progress shows only in the table.
+	// Signals of this process come at once; another replica's progress is visible only in the table.
 	const tick = 10 * time.Millisecond
 	for {
 		numbered, advanced := c.deps.Numbered.C(), c.advanced.C()
@@ -142,7 +144,8 @@ func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) e
 	}
 }
 
-// positions reads the event's position (0 if it is not numbered yet, 1 if its number was cut) and the cursor's (zero if there is none yet).
+// positions reads the event's position (0 if it is not numbered yet, 1 if its number was cut) and the cursor's (zero if
+// there is none yet).
 func (c *Consumer) positions(ctx context.Context, read *pg.Statement, event any) (int64, int64, error) {
 	var pos, cursor int64
 	err := pg.QueryRow(ctx, c.deps.Pool, read, event, c.cfg.Name).Scan(&pos, &cursor)
@@ -154,17 +157,20 @@ func (c *Consumer) positions(ctx context.Context, read *pg.Statement, event any)
 
 // Lag is how far a consumer is behind.
 type Lag struct {
-	// Cursor and Horizon are positions; Events between them wait to be applied (other kinds included).
+	// Cursor and Horizon are positions; Events is the number of events between them, which wait to be applied (other kinds
+	// included).
 	Cursor, Horizon, Events int64
-	// Unnumbered events wait for a sequencer; Oldest is the age of the oldest event that is not applied.
+	// Unnumbered is the number of events that wait for a sequencer; Oldest is the age of the oldest event that is not
+	// applied.
 	Unnumbered int64
 	Oldest     time.Duration
-	// Parked events were passed over.
+	// Parked is the number of events that were passed over.
 	Parked int64
 }
 
-// Blockers names the sessions that a sequencer waits for, as `role (pid n)`, other sequencers left out. Any role may ask: Postgres shows each session's
-// process and role to all, and what it runs to its owner alone.
+// Blockers returns the sessions that a sequencer waits for, as `role (pid n)`, other sequencers left out. Any role may
+// call it: Postgres shows the process and role of each session to all roles, and the query of a session to its owner
+// alone.
 func Blockers(ctx context.Context, q pg.Querier) ([]string, error) {
 	out, err := pg.Values[string](ctx, q, readBlockers, pg.RoleSequencer)
 	if err != nil {
@@ -173,7 +179,7 @@ func Blockers(ctx context.Context, q pg.Querier) ([]string, error) {
 	return out, nil
 }
 
-// Lag measures, for readiness, metrics and status.
+// Lag returns how far the consumer is behind, for readiness, metrics and status.
 func (c *Consumer) Lag(ctx context.Context) (Lag, error) {
 	var l Lag
 	var oldest float64

@@ -1,11 +1,13 @@
 //go:build !release
 
-// Package failpoint holds the named points at which a test may end, stall or fail a process.
+// Package failpoint implements named points at which a test may kill, stall or fail a process.
 //
-// A point is armed from outside by GPUAAS_FAILPOINTS (`name=action[,name=action]`), so that a drill kills the real binary exactly between two effects. A name
-// that ends in `*` arms every point that begins so, each until it stands in the report: whoever starts the process again and again meets each point once.
-// Every point that a process passes while armed or not is counted; with GPUAAS_FAILPOINT_REPORT set, hits of armed points are appended to that file before the
-// action is taken, so that a run can prove which of its points were reached. Builds with the tag `release` carry none of this.
+// A point is armed from outside by GPUAAS_FAILPOINTS (`name=action[,name=action]`), so that a drill kills the real
+// binary exactly between two effects. A name that ends in `*` arms every point whose name has that prefix, each until
+// the report lists it: a test that starts the process again and again meets each point once. Every point that a process
+// passes is counted, armed or not; with GPUAAS_FAILPOINT_REPORT set, hits of armed points are appended to that file
+// before the action is taken, so that a run can prove which of its points were reached. Builds with the tag `release`
+// carry none of this.
 package failpoint
 
 import (
@@ -33,7 +35,7 @@ type set struct {
 	mu     sync.Mutex
 	points map[string]*action
 	report string
-	past   map[string]bool // points under a pattern that are not armed any more
+	past   map[string]bool // points that a pattern has matched in this process: it does not arm them again
 }
 
 var armed = sync.OnceValue(func() *set {
@@ -65,7 +67,8 @@ func parse(text string) map[string]*action {
 	return points
 }
 
-// Hit passes the point called name. An armed `kill` ends the process as SIGKILL would; `sleep` stalls it; `error` answers ErrInjected once.
+// Hit passes the point called name. An armed `kill` ends the process as SIGKILL would; `sleep` stalls it; `error` makes
+// Hit return ErrInjected once.
 func Hit(name string) error { return armed().hit(name) }
 
 func (s *set) hit(name string) error {
@@ -105,7 +108,7 @@ func (s *set) hit(name string) error {
 	}
 }
 
-// underPattern arms a point that a pattern covers and that no process has reported yet.
+// underPattern returns the action of a point that matches a pattern and that no process has reported yet.
 func (s *set) underPattern(name string) *action {
 	if s.past[name] {
 		return nil

@@ -16,7 +16,8 @@ const (
 	maxPeerWait  = time.Hour
 )
 
-// ToDenial returns err as the message that goes to a peer. What is not a fault is sent as internal, or by its context's end.
+// ToDenial returns err as the message that goes to a peer. An error that is not a fault is sent as From returns it:
+// deadline_exceeded or unavailable for a context's end, else internal.
 func ToDenial(err error, correlationID string) *commonv1.Denial {
 	e := From(err)
 	if e == nil {
@@ -40,7 +41,8 @@ func ToDenial(err error, correlationID string) *commonv1.Denial {
 	return d
 }
 
-// FromDenial rebuilds the fault a peer sent. Its texts are cut to a bounded length; its wait is capped at an hour. nil stays nil.
+// FromDenial returns the fault that a peer sent. Its texts are cut to a bounded length; its wait is capped at an hour.
+// nil stays nil.
 func FromDenial(d *commonv1.Denial) *Error {
 	return fromDenial(d, nil)
 }

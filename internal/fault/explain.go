@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// Explanation is what is said to people about a reason.
+// Explanation is the text about a reason that is shown to people.
 type Explanation struct {
 	Code       string
 	Meaning    string
@@ -18,7 +18,7 @@ type Explanation struct {
 	Action     commonv1.Action
 }
 
-// Explain returns the explanation of one reason; an unknown one is explained as such.
+// Explain returns the explanation of one reason; for an unknown reason the explanation says that it is unknown.
 func Explain(reason commonv1.Reason) Explanation {
 	row := RowOf(reason)
 	return Explanation{
@@ -36,8 +36,8 @@ func Catalogue() []Explanation {
 	return out
 }
 
-// Explanations returns what is said about everything that is printed as a reason and has this code, in upper or lower case: of all of them for an empty
-// code, the reasons of refusals first.
+// Explanations returns the explanations of everything that is printed as a reason and has this code, in upper or lower
+// case; for an empty code it returns all of them, the reasons of refusals first.
 func Explanations(code string) []Explanation {
 	all := append(Catalogue(), states...)
 	if code == "" {

@@ -2,8 +2,9 @@ package fault
 
 import commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 
-// states explain what a node, a workspace, its run or its hold says of itself beside the reasons of refusals. They are part of every build, as the catalogue
-// is, so that they are explained while the mesh cannot be reached.
+// states are the explanations of the texts that a node, a workspace, its run or its hold has as a reason beside the
+// reasons of refusals. Like the catalogue they are part of every build, so that they can be explained while the mesh
+// cannot be reached.
 var states = []Explanation{
 	{
 		Code: "disconnected", Meaning: "the node has no session now; it was heard a short time ago",

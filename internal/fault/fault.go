@@ -1,11 +1,12 @@
 // Package fault owns refusals: decisions that go to a peer or a person with a reason, a sentence and what to do next.
 //
-// A fault is made where the decision is known (New). Everything else is an ordinary error with a cause, which leaves a process only as
-// "internal error". The package believes its one table (reason → code, action, sentences), tested to be complete; it believes nothing that a
-// peer wrote beyond the reason's number and the texts of its Denial. It never logs.
+// A fault is made where the decision is known (New). Every other error is an ordinary one with a cause, which leaves a
+// process only as "internal error". The package takes code, action and sentences from its one table by reason, and a
+// test checks that the table is complete; of what a peer sent it uses only the reason's number and the texts of its
+// Denial. It never logs.
 //
-// Guarantees: no text of a driver, a socket or a peer reaches a client unless someone wrote it into New; a reason this build does not know
-// means wait.
+// Guarantees: no text of a driver, a socket or a peer reaches a client unless someone wrote it into New; a reason that
+// this build does not know means wait.
 package fault
 
 import (
@@ -20,45 +21,46 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// Error is a refusal. Public, Remedy and Unmet are written for people and may leave the process; the cause is for logs only.
+// Error is a refusal. Public, Remedy and Unmet are written for people and may leave the process; the cause is for logs
+// only.
 type Error struct {
 	Reason        commonv1.Reason
 	Public        string          // one sentence
 	Remedy        string          // what would make the request succeed
 	Action        commonv1.Action // overrides the table's action for this one refusal; unspecified: the table's
 	RetryAfter    time.Duration   // not before; zero: the caller's own backoff
-	Unmet         []string        // what stands in the way, each as it is
-	ConflictingID string          // the id of what stands in the way
+	Unmet         []string        // the conditions that prevent the request, each as it is now
+	ConflictingID string          // the id of the object that prevents the request
 	CorrelationID string          // set on faults rebuilt from a peer
 
 	cause error
 }
 
-// Option adds to a fault made by New.
+// Option sets a field of a fault made by New.
 type Option func(*Error)
 
 // Cause keeps the error behind the refusal for logs; it never leaves the process.
 func Cause(err error) Option { return func(e *Error) { e.cause = err } }
 
-// RetryAfter tells the peer not to ask again before d.
+// RetryAfter sets the least time before the peer may send the request again.
 func RetryAfter(d time.Duration) Option { return func(e *Error) { e.RetryAfter = d } }
 
-// Unmet lists what stands in the way, each as it is: "the workspace has no instance", not the precondition that does not hold. What is wrong with a field
-// begins with its path and a colon.
+// Unmet adds the conditions that prevent the request, each as it is now: "the workspace has no instance", not the
+// precondition that does not hold. A condition about a field begins with the field's path and a colon.
 func Unmet(conditions ...string) Option {
 	return func(e *Error) { e.Unmet = append(e.Unmet, conditions...) }
 }
 
-// Remedy says what would make the request succeed; without it the table's remedy is sent.
+// Remedy sets the text of what would make the request succeed; without it the table's remedy is sent.
 func Remedy(text string) Option { return func(e *Error) { e.Remedy = text } }
 
-// Conflicting names the id of what stands in the way.
+// Conflicting sets the id of the object that prevents the request.
 func Conflicting(id string) Option { return func(e *Error) { e.ConflictingID = id } }
 
 // WithAction overrides the table's action for this refusal.
 func WithAction(a commonv1.Action) Option { return func(e *Error) { e.Action = a } }
 
-// New makes a refusal. An empty public text takes the table's sentence.
+// New returns a refusal. If public is empty, the table's sentence is sent.
 func New(reason commonv1.Reason, public string, opts ...Option) *Error {
 	e := &Error{Reason: reason, Public: public}
 	for _, opt := range opts {
@@ -77,7 +79,7 @@ func New(reason commonv1.Reason, public string, opts ...Option) *Error {
 	return e
 }
 
-// Error is the text for logs, cause included. It is not for clients.
+// Error returns the text for logs, cause included. It is not for clients.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(names.Of(e.Reason))
@@ -106,7 +108,8 @@ func As(err error) (*Error, bool) {
 	return errors.AsType[*Error](err)
 }
 
-// From returns err as a fault: itself if it is one, deadline_exceeded or unavailable for a context's end, else internal. nil stays nil.
+// From returns err as a fault: itself if it is one, deadline_exceeded or unavailable for a context's end, else
+// internal. nil stays nil.
 func From(err error) *Error {
 	if err == nil {
 		return nil
@@ -134,13 +137,13 @@ func ReasonOf(err error) commonv1.Reason {
 	return From(err).Reason
 }
 
-// Has says whether err's chain holds a fault of this reason.
+// Has reports whether err's chain has a fault of this reason.
 func Has(err error, reason commonv1.Reason) bool {
 	return errors.Is(err, &Error{Reason: reason})
 }
 
-// ActionOf returns what a refused peer does next. Whatever is not a fault, and every reason this build does not know, means wait; nil has no
-// action.
+// ActionOf returns what a refused peer does next. An error that is not a fault, and a reason that this build does not
+// know, mean wait; nil has no action.
 func ActionOf(err error) commonv1.Action {
 	if err == nil {
 		return commonv1.Action_ACTION_UNSPECIFIED
@@ -152,7 +155,7 @@ func ActionOf(err error) commonv1.Action {
 	return e.action()
 }
 
-// RetryAfterOf returns the least time the peer asked us to wait, zero if it asked nothing.
+// RetryAfterOf returns the least time that the peer asked us to wait, zero if it set none.
 func RetryAfterOf(err error) time.Duration {
 	if e, ok := As(err); ok {
 		return e.RetryAfter
@@ -171,7 +174,8 @@ func (e *Error) action() commonv1.Action {
 	return row.Action
 }
 
-// Fields returns the fault as pairs for a log line: reason, action and, where set, the conflicting id and the wait in seconds.
+// Fields returns the fault as pairs for a log line: reason, action and, where set, the conflicting id and the wait in
+// seconds.
 func (e *Error) Fields() []string {
 	out := []string{"reason", names.Of(e.Reason), "action", names.Of(e.action())}
 	if e.ConflictingID != "" {

@@ -214,7 +214,7 @@ func TestGRPCRoundTrip(t *testing.T) {
 	}
 }
 
-// TestConnectRoundTrip goes over a real wire, so that it sees what connect itself does to errors.
+// TestConnectRoundTrip uses a real connection, so that it covers what connect itself does to errors.
 func TestConnectRoundTrip(t *testing.T) {
 	testkit.IO(t)
 	tests := []struct {
@@ -243,7 +243,7 @@ func TestConnectRoundTrip(t *testing.T) {
 			if strings.Contains(err.Error(), "SQLSTATE") {
 				t.Errorf("leak: %v", err)
 			}
-			// Forwarded raw by a careless caller, a peer's wire error is still not ours.
+			// Even if a caller forwards a peer's wire error unchanged, its text is not sent as ours.
 			if leaked := fault.ToConnect(err, ""); leaked.Code() != connect.CodeInternal || leaked.Message() != "internal error" {
 				t.Errorf("a peer's wire error was forwarded: %v", leaked)
 			}

@@ -199,7 +199,7 @@ var identityRows = map[commonv1.Reason]Row{
 
 var sessionRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_SESSION_SUPERSEDED: {
-		// The wait is short on purpose: a second copy shows itself by coming back.
+		// The wait is short on purpose: a second copy of the agent is detected when it connects again.
 		Code: connect.CodeAborted, Action: wait, RetryAfter: time.Second, Owner: ownerAgent,
 		Public: "a newer session of this node was admitted",
 		Remedy: "reconnect within two seconds unless the newer session is your own",

@@ -9,7 +9,8 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// Row is what the mesh knows about a reason: how it travels, what the refused peer does, and what is said to people.
+// Row is the table's entry of a reason: the code that it is sent with, what the refused peer does, and the texts for
+// people.
 type Row struct {
 	Code       connect.Code
 	Action     commonv1.Action
@@ -17,16 +18,17 @@ type Row struct {
 	Public     string        // the sentence sent when the fault brings none; it is also what the reason means
 	Remedy     string        // the next action, sent when the fault brings none
 	Impact     string        // who or what is affected while it lasts
-	Owner      string        // whose it is to repair
+	Owner      string        // who repairs it
 }
 
-// RowOf returns the table's row of a reason. A reason this build does not know, and the unspecified one, is answered as one to wait on.
+// RowOf returns the table's row of a reason. For a reason that this build does not know, and for the unspecified one,
+// it returns a row whose action is wait.
 func RowOf(reason commonv1.Reason) Row {
 	row, _ := lookup(reason)
 	return row
 }
 
-// Known says whether this build's table has a row for the reason.
+// Known reports whether this build's table has a row for the reason.
 func Known(reason commonv1.Reason) bool {
 	_, ok := lookup(reason)
 	return ok

@@ -11,8 +11,8 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// ToConnect returns err as it may leave a Connect server: the fault's code and sentence with its Denial as a detail. What is not a fault
-// leaves as "internal error". nil stays nil.
+// ToConnect returns err as it may leave a Connect server: the fault's code and sentence with its Denial as a detail. An
+// error that is not a fault leaves as "internal error". nil stays nil.
 func ToConnect(err error, correlationID string) *connect.Error {
 	if err == nil {
 		return nil
@@ -25,8 +25,9 @@ func ToConnect(err error, correlationID string) *connect.Error {
 	return out
 }
 
-// FromConnect returns the error of a Connect call as a fault of ours: by the Denial the peer sent, else by its code alone, in which case the
-// peer may be no peer of ours but a proxy, and the action is wait. The wire error stays as the cause, for logs. nil stays nil.
+// FromConnect returns the error of a Connect call as a fault of ours: made from the Denial that the peer sent, or from
+// the code alone if there is no Denial. In the second case the sender may be a proxy and not a peer of ours, and the
+// action is wait. The wire error stays as the cause, for logs. nil stays nil.
 func FromConnect(err error) error {
 	if err == nil {
 		return nil
@@ -83,7 +84,7 @@ func FromGRPC(err error) error {
 	return fromCode(st.Code(), err)
 }
 
-// fromTransport is for errors that carry no code: a dial that failed, a context that ended.
+// fromTransport returns the fault of an error that carries no code: a dial that failed, a context that ended.
 func fromTransport(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "", Cause(err))
@@ -91,8 +92,8 @@ func fromTransport(err error) error {
 	return New(commonv1.Reason_REASON_UNAVAILABLE, "", Cause(err), WithAction(commonv1.Action_ACTION_WAIT))
 }
 
-// fromCode is for refusals without a Denial: no service of ours sends one, so whoever did knows nothing of our identities, and a node must
-// not act on its word beyond waiting.
+// fromCode returns the fault of a refusal without a Denial: no service of ours sends one, so the sender knows nothing
+// of our identities, and a node must do no more than wait because of it.
 func fromCode(code codes.Code, err error) error {
 	reason := commonv1.Reason_REASON_INTERNAL
 	switch code { //nolint:exhaustive // every other code is an internal error of the peer
@@ -108,8 +109,8 @@ func fromCode(code codes.Code, err error) error {
 	return New(reason, "", Cause(err), WithAction(commonv1.Action_ACTION_WAIT))
 }
 
-// fromLocalConnect recognises errors that connect itself or an interceptor in this process made (validation, a message over the limit). An
-// error that came over a wire is not one: it would be a peer's word under our name.
+// fromLocalConnect recognises errors that connect itself or an interceptor in this process made (validation, a message
+// over the limit). An error that came over the network is not one of them: it would pass a peer's text off as ours.
 func fromLocalConnect(err error) (*Error, bool) {
 	ce, ok := errors.AsType[*connect.Error](err)
 	if !ok || connect.IsWireError(ce) {

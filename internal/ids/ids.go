@@ -1,8 +1,8 @@
 // Package ids makes and checks the identifiers and counters of the mesh.
 //
-// It owns the form of an id (UUIDv7 in its canonical lower-case spelling) and the arithmetic of the numbers that others remember: epochs,
-// generations and fences. It believes nothing of a caller: whatever comes from outside goes through Valid. It never decides whether an id
-// exists or whether a number is current; the database does.
+// It owns the form of an id (UUIDv7 in its canonical lower-case spelling) and the arithmetic of the numbers that nodes
+// and providers remember: epochs, generations and fences. It trusts no caller: every id that comes from outside goes
+// through Valid. It never decides whether an id exists or whether a number is current; the database does.
 //
 // Guarantees: ids made by one process are strictly increasing as text, so an index on them fills from one side.
 package ids
@@ -13,12 +13,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// New returns a fresh UUIDv7 in canonical spelling. Later calls in the same process answer larger text.
+// New returns a fresh UUIDv7 in canonical spelling. Later calls in the same process return larger text.
 func New() string {
 	return uuid.Must(uuid.NewV7()).String()
 }
 
-// Valid says whether s is a UUIDv7 in canonical spelling (36 characters, lower case, with dashes).
+// Valid reports whether s is a UUIDv7 in canonical spelling (36 characters, lower case, with dashes).
 func Valid(s string) bool {
 	if len(s) != 36 {
 		return false

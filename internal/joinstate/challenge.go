@@ -12,12 +12,13 @@ import (
 	"fmt"
 )
 
-// ErrChallenge says that a challenge's signature is not that of the key.
+// ErrChallenge is returned if a challenge is not signed by the key.
 var ErrChallenge = errors.New("challenge is not signed by this key")
 
 const challengeDomain = "gpuaas/challenge/v1"
 
-// challengeDigest binds the nonce to the node: an answer serves no other challenge and no other identity.
+// challengeDigest returns a digest of the nonce and the node: an answer is valid for no other challenge and no other
+// identity.
 func challengeDigest(nonce []byte, nodeID string) []byte {
 	h := sha256.New()
 	for _, part := range [][]byte{[]byte(challengeDomain), nonce, []byte(nodeID)} {
@@ -29,7 +30,7 @@ func challengeDigest(nonce []byte, nodeID string) []byte {
 	return h.Sum(nil)
 }
 
-// SignChallenge returns a challenge with the key of the node's certificate.
+// SignChallenge returns the signature of a challenge with the key of the node's certificate.
 func SignChallenge(key crypto.Signer, nonce []byte, nodeID string) ([]byte, error) {
 	digest := challengeDigest(nonce, nodeID)
 	if k, ok := key.(ed25519.PrivateKey); ok {
@@ -42,7 +43,8 @@ func SignChallenge(key crypto.Signer, nonce []byte, nodeID string) ([]byte, erro
 	return sig, nil
 }
 
-// VerifyChallenge checks an answer against the public key of the certificate that the connection proved. The error wraps ErrChallenge.
+// VerifyChallenge checks an answer against the public key of the certificate with which the peer authenticated the
+// connection. The error wraps ErrChallenge.
 func VerifyChallenge(pub crypto.PublicKey, nonce []byte, nodeID string, sig []byte) error {
 	digest := challengeDigest(nonce, nodeID)
 	var ok bool

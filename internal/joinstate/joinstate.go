@@ -1,11 +1,14 @@
-// Package joinstate owns the signed join state: which generation of which certificate of which node instance the control plane has issued.
+// Package joinstate owns the signed join state: which generation of which certificate of which node instance the
+// control plane has issued.
 //
-// recovery signs it at every opened session; the agent stores it and shows it at the next. The keys live on disk outside Postgres, so that a
-// database that went back in time cannot make an old state look new: a validly signed state with a larger number than the database knows is
-// proof that the database lost something.
+// recovery signs it whenever a session is opened; the agent stores it and presents it when it opens the next one. The
+// keys are on disk outside Postgres, so that a database that was restored to an earlier state cannot make an old join
+// state look new: a validly signed state with a larger number than the database has is proof that the database lost
+// changes.
 //
-// It believes only its key set. It never decides whether a state is current: that is recovery's table. Guarantees: one encoding per state,
-// domain-separated, Ed25519 only. Peek reads without verifying, for an agent that must compare numbers and holds no key.
+// It trusts only its key set. It never decides whether a state is current: recovery does, by its table. Guarantees: one
+// encoding per state, domain-separated, Ed25519 only. Peek reads a state without verifying it, for an agent, which must
+// compare numbers and has no key.
 package joinstate
 
 import (
@@ -51,8 +54,9 @@ type Keys struct {
 	verify    map[string]ed25519.PublicKey
 }
 
-// LoadOrCreateKeys reads the keys of a directory, of which the file that sorts last signs. An empty directory gets its first key. It is for those
-// who make or check a directory without the set of keys that package keyset keeps; recovery asks that which key signs.
+// LoadOrCreateKeys reads the keys of a directory, of which the file that sorts last signs. An empty directory gets its
+// first key. It is for callers that make or check a directory without the set of keys that package keyset keeps;
+// recovery takes the key that signs from that set.
 func LoadOrCreateKeys(dir string) (*Keys, error) {
 	var keys *Keys
 	err := pki.WithLock(filepath.Join(dir, ".lock"), func() error {
@@ -115,7 +119,7 @@ func loadKeys(files []string) (*Keys, error) {
 	return NewKeys(privates...)
 }
 
-// NewKeys makes a key set of which the last signs.
+// NewKeys returns a key set of which the last key signs.
 func NewKeys(privates ...ed25519.PrivateKey) (*Keys, error) {
 	if len(privates) == 0 {
 		return nil, errors.New("make join state keys: none given")
@@ -129,7 +133,7 @@ func NewKeys(privates ...ed25519.PrivateKey) (*Keys, error) {
 	return keys, nil
 }
 
-// NewKeysOf makes a key set of which signing signs; verify are the keys whose states are accepted.
+// NewKeysOf returns a key set of which signing signs; verify are the keys whose states are accepted.
 func NewKeysOf(signing ed25519.PrivateKey, privates map[string]ed25519.PrivateKey, verify *pki.KeySet) *Keys {
 	public, _ := signing.Public().(ed25519.PublicKey)
 	keys := &Keys{signing: signing, signingID: pki.KeyID(public), privates: privates, verify: map[string]ed25519.PublicKey{}}
@@ -142,7 +146,8 @@ func NewKeysOf(signing ed25519.PrivateKey, privates map[string]ed25519.PrivateKe
 // SigningID returns the name of the key that signs.
 func (k *Keys) SigningID() string { return k.signingID }
 
-// SignWith returns the byte string for a state, signed by the key of that name; if it is not here, by the one that signs.
+// SignWith returns the byte string for a state, signed by the key of that name; if this set lacks that key, by the one
+// that signs.
 func (k *Keys) SignWith(keyID string, s State) ([]byte, error) {
 	private, ok := k.privates[keyID]
 	if !ok {
@@ -159,7 +164,7 @@ func (k *Keys) SignWith(keyID string, s State) ([]byte, error) {
 func (k *Keys) Sign(s State) ([]byte, error) { return k.SignWith(k.signingID, s) }
 
 // Verify returns the state of a byte string that one of the keys has signed. A state of a key that is not in the set is
-// fault signing_key_unknown: our replicas differ, and nothing follows for the node. Whatever else is wrong is fault
+// fault signing_key_unknown: our replicas differ, and the node is not to blame. Any other error is fault
 // join_state_lost: an unreadable state and a badly signed one are treated alike.
 func (k *Keys) Verify(signed []byte) (State, error) {
 	state, keyID, body, err := split(signed)
@@ -177,8 +182,8 @@ func (k *Keys) Verify(signed []byte) (State, error) {
 	return state, nil
 }
 
-// Peek reads a state without verifying it. It is for the agent, which holds no key and stores only larger numbers; nobody may decide about an
-// identity by it.
+// Peek reads a state without verifying it. It is for the agent, which has no key and stores only larger numbers; a
+// caller must not decide about an identity by its result.
 func Peek(signed []byte) (State, error) {
 	state, _, _, err := split(signed)
 	return state, err
@@ -199,8 +204,8 @@ func message(body []byte) []byte {
 	return append(append(out, domain...), body...)
 }
 
-// The encoding, all integers big-endian: version 1 byte; key id, node id, instance id, serial (each: length 2 bytes, bytes); generation and
-// era (8 bytes each); then the signature, 64 bytes.
+// The encoding, all integers big-endian: version 1 byte; key id, node id, instance id, serial (each: length 2 bytes,
+// bytes); generation and era (8 bytes each); then the signature, 64 bytes.
 
 func encode(s State, keyID string) ([]byte, error) {
 	if s.NodeID == "" || s.NodeInstanceID == "" || s.Serial == "" || s.Generation < 1 || s.Era < 0 {
@@ -246,7 +251,7 @@ func split(signed []byte) (State, string, []byte, error) {
 		Generation: int64(binary.BigEndian.Uint64(rest[:8])), //nolint:gosec // checked below.
 		Era:        int64(binary.BigEndian.Uint64(rest[8:])), //nolint:gosec // checked below.
 	}
-	// Whatever is accepted must encode to the same bytes: negative numbers and missing ids do not.
+	// A state is accepted only if it encodes to the same bytes: one with negative numbers or missing ids does not.
 	again, err := encode(state, texts[0])
 	if err != nil || !bytes.Equal(again, body) || len(texts[0]) != keyIDSize {
 		return State{}, "", nil, errors.New("decode join state: not in canonical form")

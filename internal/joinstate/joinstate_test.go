@@ -92,7 +92,7 @@ func TestARingSignsWithOneKeyAndVerifiesThoseBefore(t *testing.T) {
 	if got, err := ring.Verify(signed); err != nil || got != state() {
 		t.Errorf("a state of the key before: %+v, %v", got, err)
 	}
-	// A session that is asked about again gets the same bytes, though another key signs by now.
+	// A repeated request for the same session gets the same bytes, although another key signs by now.
 	if again, err := ring.SignWith(firstID, state()); err != nil || !bytes.Equal(again, signed) {
 		t.Errorf("asked again: other bytes, %v", err)
 	}
@@ -103,7 +103,7 @@ func TestARingSignsWithOneKeyAndVerifiesThoseBefore(t *testing.T) {
 	if id, err := joinstate.KeyID(fresh); err != nil || id == firstID {
 		t.Errorf("the newest key did not sign: %s, %v", id, err)
 	}
-	// The first one is retired in the end: its states are of a key that is not known.
+	// In the end the first key is retired: its states then have an unknown key.
 	after, err := joinstate.NewKeys(second)
 	if err != nil {
 		t.Fatal(err)

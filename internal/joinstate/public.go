@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Public is the verifying half of the keys, in the form in which it is handed to whoever may only verify.
+// Public returns the verifying halves of the keys, in the form in which they are given to services that may only
+// verify.
 func (k *Keys) Public() (*pki.KeySet, error) {
 	publics := make([]ed25519.PublicKey, 0, len(k.verify))
 	for _, public := range k.verify {
@@ -23,16 +24,16 @@ func (k *Keys) Public() (*pki.KeySet, error) {
 	return set, nil
 }
 
-// Verifier verifies states by public keys alone. It can sign nothing. Safe for concurrent use.
+// Verifier verifies states by public keys alone. It cannot sign. Safe for concurrent use.
 type Verifier struct{ keys atomic.Pointer[Keys] }
 
-// NewVerifier makes a verifier of a set of public keys.
+// NewVerifier returns a verifier of a set of public keys.
 func NewVerifier(set *pki.KeySet) (*Verifier, error) {
 	v := &Verifier{}
 	return v, v.Replace(set)
 }
 
-// Replace puts another set of public keys in force.
+// Replace replaces the set of public keys.
 func (v *Verifier) Replace(set *pki.KeySet) error {
 	if set == nil {
 		return errors.New("make join state verifier: no key given")

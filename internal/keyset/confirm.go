@@ -8,12 +8,13 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// unconfirmedAfter is how long a replica signs without having read that its key still signs. A key is retired no sooner than its overlap after
-// another one signs, so what is signed within this time comes to its reader before that.
+// unconfirmedAfter returns how long a replica may sign without having read that its key is still the one that signs. A
+// key is retired no sooner than its overlap after another one signs, so a message that is signed within this time
+// reaches its reader before the key is retired.
 func (k Kind) unconfirmedAfter() time.Duration { return k.Overlap() - 30*time.Second }
 
-// mayStillSign fails if it is too long ago that the key that signs was found to be the one. Both clocks count: the monotonic one stands still while a
-// machine sleeps.
+// mayStillSign fails if the replica last read too long ago that its key is the one that signs. Both clocks count: the
+// monotonic one stands still while a machine sleeps.
 func (p *part) mayStillSign(now time.Time) error {
 	at := p.confirmed.Load()
 	if at != nil && max(now.Sub(*at), now.Round(0).Sub(at.Round(0))) <= p.Kind.unconfirmedAfter() {
@@ -23,8 +24,8 @@ func (p *part) mayStillSign(now time.Time) error {
 		p.Kind.unconfirmedAfter(), p.Kind))
 }
 
-// privates takes the private keys over: those of the files that the set knows, and those that were loaded before, so that a file that goes does not
-// take its key along. It reports whether the key that signs is here.
+// privates copies the private keys into view: those of the files that the set has, and those that were loaded before,
+// so that a key stays in use if its file is removed. It reports whether the key that signs is here.
 func (s *Set) privates(p *part, view *View, rows []Key) bool {
 	for _, row := range rows {
 		if row.State == Retired {
@@ -46,7 +47,8 @@ func (s *Set) privates(p *part, view *View, rows []Key) bool {
 		return true
 	}
 	if p.view != nil {
-		// Another replica's key signs and is not here. What signed before is verified by all for the time of the overlap, and signs no longer.
+		// Another replica's key signs and is not here. All replicas verify the former key until its overlap is over, and this
+		// one signs with it no longer than that.
 		view.Signing = p.view.Signing
 	}
 	return false

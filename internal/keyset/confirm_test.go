@@ -8,7 +8,8 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// A replica that cannot read the database for long, or whose view lacks the key that signs, signs nothing: its key may be retired meanwhile.
+// A replica that cannot read the database for too long, or whose view lacks the key that signs, signs nothing: its key
+// may be retired meanwhile.
 func TestAReplicaSignsNoLongerThanItKnowsThatItsKeySigns(t *testing.T) {
 	b := newBench(t)
 	shared, own := t.TempDir(), t.TempDir()
@@ -27,7 +28,7 @@ func TestAReplicaSignsNoLongerThanItKnowsThatItsKeySigns(t *testing.T) {
 		t.Fatalf("a replica that reads the set: %v", err)
 	}
 
-	// Cut off.
+	// The replica cannot reach the database.
 	ahead = limit - 10*time.Second
 	if err := apart.view.Confirmed(); err != nil {
 		t.Errorf("within the time: %v", err)
@@ -39,7 +40,8 @@ func TestAReplicaSignsNoLongerThanItKnowsThatItsKeySigns(t *testing.T) {
 		t.Errorf("after it read the set again: %v", err)
 	}
 
-	// Reachable, and without the key that signs: a replica that was not alive while the key was distributed.
+	// The replica reaches the database, but has no file of the key that signs: it was not live while the key was
+	// distributed.
 	if _, err := b.ask("r1"); err != nil {
 		t.Fatal(err)
 	}

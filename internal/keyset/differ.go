@@ -10,19 +10,20 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// difference is one way in which a replica's files are not the set.
+// difference is one way in which a replica's files differ from the set.
 type difference struct {
 	what, remedy string
-	starts       bool // it is a problem, and keeps no replica from starting
+	starts       bool // it is a problem, but the replica starts
 }
 
-// differ is the refusal of a replica to start.
+// differ returns the error with which a replica refuses to start.
 func differ(p *part, d difference) error {
 	return fault.New(commonv1.Reason_REASON_SIGNING_KEYS_DIFFER, fmt.Sprintf("the keys of %s differ from the set of the mesh: %s", p.Kind, d.what),
 		fault.Remedy(d.remedy))
 }
 
-// differs lists how the replica's files differ from the set. A key that only verifies as yet may be missing: it does not sign before it is here.
+// differs lists how the replica's files differ from the set. A key in the state verify_only may be missing: it does not
+// sign before this replica has it.
 func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, bad map[string]string) []difference {
 	var out []difference
 	for _, row := range rows {
@@ -55,7 +56,7 @@ func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, ba
 			remedy: fmt.Sprintf("remove the file %s from %s; new keys are made by `gpuaas keys rotate`", key.file, p.Files.Dir),
 		}
 		if slices.ContainsFunc(returning, func(orphan privateKey) bool { return orphan.id == key.id }) {
-			continue // of a rotation that is not over, or that the database lost
+			continue // a key of a rotation that is not over, or that the database lost
 		}
 		out = append(out, d)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Headers of a key's file. Earlier builds pass over them.
+// Headers of a key's file. Earlier builds ignore them.
 const (
 	headerKind        = "Kind"
 	headerEndorsedBy  = "Endorsed-By"
@@ -27,14 +27,16 @@ const (
 	blockKey          = "PRIVATE KEY"
 )
 
-// Files says where the private keys of a kind stand: in Dir, the first one as First, and those after it as Prefix, a number and a name.
+// Files describes where the private keys of a kind are: in Dir, the first one in the file First, and those after it in
+// files named by Prefix, a number and a name.
 type Files struct {
 	Dir, First, Prefix string
-	// Any takes every other file that ends in .pem as well: the directory has nothing else.
+	// Any makes read take every other file that ends in .pem as well: it is for a directory that has nothing else.
 	Any bool
 }
 
-// FilesOf returns the files of a kind whose first key stands at path: those after it stand beside it, as its name with a number.
+// FilesOf returns the files of a kind whose first key is at path: those after it are in the same directory, under its
+// name with a number.
 func FilesOf(path string) Files {
 	first := filepath.Base(path)
 	return Files{Dir: filepath.Dir(path), First: first, Prefix: strings.TrimSuffix(first, filepath.Ext(first)) + "-"}
@@ -89,8 +91,9 @@ func stamp(path string) string {
 	return fmt.Sprintf("%s %d %s %d\n", path, info.Size(), info.Mode(), info.ModTime().UnixNano())
 }
 
-// read reads the directory in the order in which its keys were made, as far as names tell: the first one, those with a number after it. A directory that
-// takes any name is read in the order of names. A file that is bad is a problem, by its name, and no key.
+// read returns the keys of the directory in the order in which they were made, as far as their names give it: the first
+// one, then those with a number. If Any is set, the order is that of the names. For a file that is bad it returns a
+// problem, by the file's name, and no key.
 func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
 	entries, err := os.ReadDir(f.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -100,7 +103,7 @@ func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
 		return nil, nil, fmt.Errorf("list keys: %w", err)
 	}
 	if !f.Any {
-		// The plain name sorts behind those with a number, though its key is the oldest.
+		// The name without a number sorts behind those with one, although its key is the oldest.
 		slices.SortStableFunc(entries, func(x, y os.DirEntry) int {
 			return cmp.Compare(rank(x.Name() == f.First), rank(y.Name() == f.First))
 		})
@@ -121,7 +124,7 @@ func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
 	return keys, problems, nil
 }
 
-// rank sorts what is first before the rest.
+// rank returns the rank that sorts the first one before the rest.
 func rank(first bool) int {
 	if first {
 		return 0
@@ -129,8 +132,9 @@ func rank(first bool) int {
 	return 1
 }
 
-// closedToOthers reports whether nobody but this process and root may read a file. The mode 0600 of an own file is. So is a file of root with a group of
-// this process that may only read it, as Kubernetes mounts a secret for the group of a pod (fsGroup): its members are the processes of the pod.
+// closedToOthers reports whether only this process and root may read a file. A file of this process's user with mode
+// 0600 qualifies. So does a file of root with a group of this process that may only read it, as Kubernetes mounts a
+// secret for the group of a pod (fsGroup): its members are the processes of the pod.
 func closedToOthers(info os.FileInfo, euid int, groups []int) bool {
 	perm := info.Mode().Perm()
 	if perm&0o077 == 0 {
@@ -144,7 +148,7 @@ func closedToOthers(info os.FileInfo, euid int, groups []int) bool {
 func groupsOf() []int {
 	groups, err := os.Getgroups()
 	if err != nil {
-		groups = nil // the effective group stands alone
+		groups = nil // only the effective group counts
 	}
 	return append(groups, os.Getegid())
 }
@@ -183,7 +187,8 @@ func readKey(path string, kind Kind) (privateKey, error) {
 	return key, nil
 }
 
-// newKey draws the key after the number of keys that there were, endorsed by the one that signs.
+// newKey generates the key that is the number-th of its kind, endorsed by the key that signs, or without an endorsement
+// if by is nil.
 func (f Files) newKey(number int, kind Kind, by *privateKey) (privateKey, error) {
 	_, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// due reports whether there may be something to change about the kind.
+// due reports whether the kind's keys may need a change.
 func (s *Set) due(p *part, rows []Key, open []Rotation) bool {
 	if len(rows) == 0 || len(in(VerifyOnly, p.Kind, rows)) > 0 {
 		return true
@@ -32,8 +32,9 @@ func (s *Set) due(p *part, rows []Key, open []Rotation) bool {
 	return len(in(VerifyingAfter, p.Kind, rows)) > 0 && time.Since(p.retired) >= retireEvery
 }
 
-// orphans returns the keys of the files that follow by endorsements from a key of the set and that the set does not have, each behind the one that
-// endorses it: of a rotation that ended between its file and its row, or of those that a restored database has lost.
+// orphans returns the keys of the files that follow by endorsements from a key of the set and that the set does not
+// have, each behind the one that endorses it. They come from a rotation that was interrupted between its file and its
+// row, or were lost when the database was restored.
 func (p *part) orphans(rows []Key) []privateKey {
 	known := slices.Clone(rows)
 	has := func(keyID string) bool {
@@ -71,7 +72,7 @@ func (s *Set) drive(ctx context.Context, p *part) ([]Key, error) {
 		return s.at("before_commit")
 	})
 	if err != nil {
-		// A file that was made stays: it is taken up by the next change.
+		// A file that was made stays: the next change stores its key.
 		return nil, fmt.Errorf("change keys of %s: %w", p.Kind, err)
 	}
 	p.retired = time.Now()
@@ -90,18 +91,18 @@ func (s *Set) drive(ctx context.Context, p *part) ([]Key, error) {
 	return c.rows, nil
 }
 
-// change is one transaction about a kind.
+// change is one transaction that changes the keys of a kind.
 type change struct {
 	set  *Set
 	part *part
 
 	made  *privateKey // written to a file by this change
-	used  bool        // and stored
+	used  bool        // whether its row was stored
 	rows  []Key
 	lines []string
 }
 
-// clean removes the file of a key that was made in vain: another replica's came first.
+// clean removes the file of a key that was made in vain, because another replica stored its key first.
 func (c *change) clean() {
 	if c.made != nil && !c.used {
 		_ = os.Remove(filepath.Join(c.part.Files.Dir, c.made.file))
@@ -144,7 +145,8 @@ func (c *change) read(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// first stores the keys of the files if the kind has none, and makes one if there is no file. The file that sorts last signs, as in builds before.
+// first stores the keys of the files if the kind has none, and makes one if there is no file. The file that sorts last
+// signs, as in earlier builds.
 func (c *change) first(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	p := c.part
 	if len(c.rows) > 0 {
@@ -190,7 +192,7 @@ func (c *change) first(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	return c.read(ctx, tx)
 }
 
-// make stores the next key: one that a rotation left in the files, or a new one that was asked for.
+// make stores the next key: one that a rotation left in the files, or a new one that was requested.
 func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 	p := c.part
 	orphans := p.orphans(c.rows)
@@ -198,7 +200,7 @@ func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 		if !slices.ContainsFunc(orphans, func(key privateKey) bool { return key.endorsedBy == next[0].KeyID }) {
 			return c.name(ctx, tx, asked, next[0].KeyID)
 		}
-		// It has endorsed another, so it has signed: the database has lost that.
+		// It has endorsed another key, so it has signed: the database has lost that state.
 		if err := c.move(ctx, tx, next[0].KeyID, VerifyOnly, VerifyingAfter, "key.succeeded", "it has signed before the database was restored"); err != nil {
 			return err
 		}
@@ -209,7 +211,7 @@ func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 		if i == len(orphans)-1 {
 			break
 		}
-		// It was succeeded by the next one, and what it signed may be under way.
+		// The next key succeeded it, and messages that it signed may still be under way.
 		stored, err := insert(ctx, tx, p.Kind, *key, firstStored{state: VerifyingAfter, madeBy: c.set.deps.ReplicaID, returned: true})
 		if err != nil || !stored {
 			return err
@@ -271,7 +273,7 @@ func (c *change) name(ctx context.Context, tx pgx.Tx, asked *Rotation, keyID str
 	return nil
 }
 
-// promote lets the next key sign once all who take part hold it.
+// promote makes the next key the one that signs once all replicas that take part hold it.
 func (c *change) promote(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	p := c.part
 	next := in(VerifyOnly, p.Kind, c.rows)
@@ -340,7 +342,7 @@ func (c *change) lacking(ctx context.Context, tx pgx.Tx, key Key) (string, error
 	return fmt.Sprintf("replicas that do not hold the file %s: %s", key.File, strings.Join(names, ", ")), nil
 }
 
-// retire ends former keys that nothing needs.
+// retire retires former keys that nothing needs.
 func (c *change) retire(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	p := c.part
 	now, err := pg.Value[time.Time](ctx, tx, readClock)
@@ -372,7 +374,7 @@ func (c *change) retire(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	return nil
 }
 
-// errMoved says that a key is not in the state that it was read in, under the lock of its kind.
+// errMoved is returned if a key, under the lock of its kind, is not in the state in which it was read.
 var errMoved = errors.New("its state was changed by another")
 
 func (c *change) move(ctx context.Context, tx pgx.Tx, keyID, from, to, action, reason string) error {

@@ -15,29 +15,30 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Certificates are the certificate that a replica shows to its peers and the issuers that it trusts. Its Set follows the issuers of the kind Services
-// with them: it trusts those that cross certificates lead to from its file, until they are retired, and shows no certificate of one that does not sign.
+// Certificates are the certificate that a replica presents to its peers and the issuers that it trusts. Its Set follows
+// the issuers of the kind Services with them: it trusts the issuers that its file reaches by cross certificates, until
+// they are retired, and presents no certificate of an issuer that does not sign.
 type Certificates struct {
 	Store *pki.Store
 	Roots *pki.Bundle
-	// Changed is told the issuers in the order in which they came, at first and after each change. It does not block.
-	// Nil: nothing is.
+	// Changed is called with the issuers in the order in which they came, at first and after each change. It must not
+	// block. It may be nil.
 	Changed func(links []pki.RootLink)
 }
 
-// Words of what a replica reports of issuers.
+// Prefixes of the entries about issuers in a replica's report.
 const (
 	trusts = "trust:" + string(Services)
 	serves = "serve:" + string(Services)
 )
 
-// issuers is what a replica does with the issuers of services.
+// issuers is the state of a replica that follows the issuers of services.
 type issuers struct {
 	Certificates
 
 	part *part
 	seen []Key                 // the rows that are in force
-	rows atomic.Pointer[[]Key] // the same, for those who load files
+	rows atomic.Pointer[[]Key] // the same, for goroutines that load files
 }
 
 func newIssuers(c *Certificates, service string) *issuers {
@@ -50,7 +51,7 @@ func newIssuers(c *Certificates, service string) *issuers {
 	return i
 }
 
-// links returns the rows as links of roots, and behind them what the file of roots has besides.
+// links returns the rows as links of roots, and behind them the roots and cross certificates that only the file has.
 func (i *issuers) links() []pki.RootLink {
 	var out []pki.RootLink
 	if rows := i.rows.Load(); rows != nil {
@@ -80,8 +81,9 @@ func (i *issuers) withFile(links []pki.RootLink) []pki.RootLink {
 	return links
 }
 
-// trusted returns the roots that are trusted where given ones stand in the file: with those that follow from them, without the retired ones. Of the set
-// only those follow that are later than the newest given one that has signed: an earlier one was taken out of the file.
+// trusted returns the roots that are trusted if the file has the given ones: these and those that follow from them,
+// without the retired ones. Of the set only those roots follow that are later than the newest given one that has
+// signed: an operator removed the earlier ones from the file.
 func (i *issuers) trusted(given []*x509.Certificate) []*x509.Certificate {
 	links := i.links()
 	listed := func(root *x509.Certificate) int {
@@ -100,12 +102,12 @@ func (i *issuers) trusted(given []*x509.Certificate) []*x509.Certificate {
 		return at >= 0 && links[at].Retired
 	})
 	if len(next) == 0 {
-		return given // each is retired: who trusts nobody cannot be told of another
+		return given // each is retired: a replica that trusts no root could not learn of another
 	}
 	return next
 }
 
-// crosses returns the cross certificates that are shown behind a chain.
+// crosses returns the cross certificates that are presented behind a chain.
 func (i *issuers) crosses(chain []*x509.Certificate) [][]byte {
 	root, err := pki.Anchor(chain, i.Roots.Roots())
 	if err != nil {
@@ -114,7 +116,8 @@ func (i *issuers) crosses(chain []*x509.Certificate) [][]byte {
 	return pki.CrossChain(root, i.withFile(i.links()))
 }
 
-// admit refuses a certificate whose issuer does not sign yet, or no longer, while the present one is good.
+// admit refuses a certificate whose issuer does not sign yet, or has stopped signing, while the present certificate is
+// good.
 func (i *issuers) admit(chain []*x509.Certificate, present *x509.Certificate) error {
 	rows := i.rows.Load()
 	if rows == nil || len(*rows) == 0 || present == nil || time.Now().After(present.NotAfter) {
@@ -143,7 +146,7 @@ func rowOf(rows []Key, root *x509.Certificate) *Key {
 	return &rows[at]
 }
 
-// files describes the files of certificates, so that a change shows.
+// files returns a description of the files of certificates, which differs after a change of one.
 func (i *issuers) files() string {
 	if i == nil {
 		return ""
@@ -151,7 +154,7 @@ func (i *issuers) files() string {
 	return stamp(i.Store.Path()) + stamp(i.Roots.Path())
 }
 
-// follow puts rows in force.
+// follow applies rows.
 func (i *issuers) follow(rows []Key) error {
 	same := func(x, y Key) bool { return x.KeyID == y.KeyID && x.State == y.State }
 	if i.rows.Load() != nil && slices.EqualFunc(rows, i.seen, same) {
@@ -168,7 +171,7 @@ func (i *issuers) follow(rows []Key) error {
 	return i.Store.Follow(i.crosses, i.admit)
 }
 
-// certificates does a round of the issuers of services, as one does of a kind.
+// certificates does a round for the issuers of services, as the method one does for another kind.
 func (s *Set) certificates(ctx context.Context, r roundOf) ([]string, []string, error) {
 	i := s.issuers
 	rows := ofKind(Services, r.rows)
@@ -224,8 +227,8 @@ func (i *issuers) unknown(rows []Key) bool {
 	return slices.ContainsFunc(given, func(root *x509.Certificate) bool { return rowOf(rows, root) == nil })
 }
 
-// issuersDiffer lists how the replica's certificates differ from the set: an issuer that others show is not trusted here, or its own would not be trusted
-// by others.
+// issuersDiffer lists how the replica's certificates differ from the set: an issuer whose certificates others present
+// is not trusted here, or others would not trust its own issuer.
 func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certificate) ([]difference, error) {
 	i := s.issuers
 	if len(rows) == 0 {
@@ -256,11 +259,12 @@ func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certi
 		}), nil
 	}
 	row := rowOf(rows, root)
-	// A cross certificate lets all verify what is shown.
+	// With a cross certificate all replicas can verify the certificate that is presented.
 	reached := len(i.crosses(chain)) > 0 || i.part.Signs
 	switch {
 	case row == nil && !reached:
-		// Of two issuers that a mesh had before its set, the set has the one of lifecycle first, and this one once lifecycle's file has it and it is shown.
+		// Of two issuers that a mesh had before its set, the set has lifecycle's first, and this one once lifecycle's file
+		// has it and a replica presents it.
 		out = append(out, difference{
 			what: fmt.Sprintf("the certificate in %s is of issuer %s, which the set does not have", i.Store.Path(), pki.RootID(root)),
 			remedy: fmt.Sprintf("add the certificate of the issuer to the tls.ca_file of each service, or replace %s by a certificate of the issuer that "+
@@ -275,13 +279,13 @@ func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certi
 		out = append(out, difference{
 			what:   fmt.Sprintf("the certificate in %s is of issuer %s, by which others do not verify", i.Store.Path(), row.KeyID),
 			remedy: fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
-			starts: row.State == VerifyOnly && by != "", // as those do that show one already
+			starts: row.State == VerifyOnly && by != "", // as replicas do that present one already
 		})
 	}
 	return out, nil
 }
 
-// servedBy describes which live replicas show a certificate of an issuer.
+// servedBy describes which live replicas present a certificate of an issuer.
 func servedBy(ctx context.Context, q pg.Querier, key Key) (string, error) {
 	live, err := pg.All[replica](ctx, q, readReplicas, liveFor.Seconds())
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// register stores the first issuer: that of the own certificate.
+// register stores the first issuer: that of this replica's certificate.
 func (c *change) register(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	if len(c.rows) > 0 {
 		return nil
@@ -36,10 +36,10 @@ func (c *change) register(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	return c.read(ctx, tx)
 }
 
-// requestEnds is how long a request waits for the next issuer of services.
+// requestEnds is how long a request for the next issuer of services waits for its file.
 const requestEnds = 7 * 24 * time.Hour
 
-// withdrawn stands for the key of a request that has ended without one.
+// withdrawn replaces the key id of a request that has ended without a key.
 const withdrawn = "withdrawn"
 
 // ended reports whether a request for an issuer of services has waited for too long.
@@ -47,7 +47,7 @@ func ended(asked Rotation, now time.Time) bool {
 	return asked.Kind == Services && now.Sub(asked.RequestedAt) > requestEnds
 }
 
-// adopt stores the next issuer: a root of the file that was asked for, or whose certificates are shown already.
+// adopt stores the next issuer: a root of the file that was requested, or whose certificates are presented already.
 func (c *change) adopt(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 	if next := in(VerifyOnly, Services, c.rows); len(next) > 0 {
 		return c.name(ctx, tx, asked, next[0].KeyID)
@@ -82,8 +82,9 @@ func (c *change) adopt(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 	return c.read(ctx, tx)
 }
 
-// candidate returns the root of the file that is adopted, by whom and why; nil: there is none. If one was asked for it is that for which the file has a
-// cross certificate of the issuer that signs, else the last one that the set lacks.
+// candidate returns the root of the file that is adopted, who has caused it and why; nil if there is none. For a
+// request it is the root for which the file has a cross certificate of the issuer that signs, or else the last root
+// that the set lacks.
 func (c *change) candidate(ctx context.Context, tx pgx.Tx, asked *Rotation) (*x509.Certificate, string, string, error) {
 	given, crosses := c.part.issuers.Roots.Given()
 	given = slices.DeleteFunc(given, func(root *x509.Certificate) bool { return rowOf(c.rows, root) != nil })

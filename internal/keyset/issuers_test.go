@@ -76,7 +76,7 @@ func (c *certified) trusts() []string {
 	return out
 }
 
-// issuer is the root of the certificate that is shown.
+// issuer returns the root of the certificate that the replica presents.
 func (c *certified) issuer(t *testing.T, all ...*x509.Certificate) string {
 	t.Helper()
 	chain, err := c.certs.Store.Chain()
@@ -97,8 +97,9 @@ func (b *bench) askServices(key string) error {
 	})
 }
 
-// TestAnIssuerOfServicesIsFollowedByAnother: the file of one service gets the next issuer; all trust it before one of its certificates is shown, and the
-// one before goes when no certificate of it is shown. Who trusts the first alone reaches the services throughout.
+// TestAnIssuerOfServicesIsFollowedByAnother: the file of one service gets the next issuer; all replicas trust it before
+// one of its certificates is presented, and the former issuer is retired when no certificate of it is presented. A
+// client that trusts only the first issuer reaches the services throughout.
 func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 	b := newBench(t)
 	services := newIssuer(t)
@@ -181,7 +182,7 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 	if got := nodeapi.issuer(t, both...); got != next || len(nodeapi.problems) > 0 {
 		t.Errorf("nodeapi shows a certificate of %s, problems %q", got, nodeapi.problems)
 	}
-	// An agent, or a person, that knows the first issuer alone.
+	// An agent, or a person, that trusts only the first issuer.
 	old := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	old.Roots.AddCert(first)
 	shown, err := pki.ParseChain(nodeapi.certs.Store.Certificate().Certificate)
@@ -196,7 +197,7 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 	}
 
 	later(Services.Overlap() + time.Second)
-	b.want("verifying_after signing") // lifecycle and recovery show certificates of the first
+	b.want("verifying_after signing") // lifecycle and recovery present certificates of the first
 	write(lifecycle, true)
 	write(recovery, true)
 	later(time.Second)
@@ -209,13 +210,13 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 		}
 	}
 
-	// A replica that comes with what was good before does not start; nor does one of another mesh.
+	// A replica with a certificate of the retired issuer does not start; nor does one with a certificate of another mesh.
 	for name, dir := range map[string]string{"of the first issuer": late, "of another mesh": issue(t, newIssuer(t), "readmodel")} {
 		if _, err := b.certified(pg.RoleReadmodel, dir); !fault.Has(err, commonv1.Reason_REASON_SIGNING_KEYS_DIFFER) {
 			t.Errorf("a replica with a certificate %s: %v", name, err)
 		}
 	}
-	// One whose file of issuers has the first alone learns the next from the set.
+	// A replica whose file of issuers has only the first one learns the next from the set.
 	if err := services.IssueToDir("readmodel", late, time.Hour); err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +229,8 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 	}
 }
 
-// TestAnIssuerTakenOutOfTheFileIsTrustedNoLonger: what leaves the file is not trusted because it was, nor by a cross certificate of an earlier issuer.
+// TestAnIssuerTakenOutOfTheFileIsTrustedNoLonger: an issuer that is removed from the file is trusted neither because it
+// was before, nor by a cross certificate of an earlier issuer.
 func TestAnIssuerTakenOutOfTheFileIsTrustedNoLonger(t *testing.T) {
 	services := newIssuer(t)
 	for range 2 {
@@ -293,8 +295,8 @@ func TestAnIssuerTakenOutOfTheFileIsTrustedNoLonger(t *testing.T) {
 	}
 }
 
-// TestReplicasOfTwoIssuersStart: a mesh whose files of issuers have two, and whose services have certificates of either, starts with a new set, which gets
-// the second issuer when its certificate is shown.
+// TestReplicasOfTwoIssuersStart: a mesh whose files of issuers have two, and whose services have certificates of
+// either, starts with a new set, which gets the second issuer when a certificate of it is presented.
 func TestReplicasOfTwoIssuersStart(t *testing.T) {
 	b := newBench(t)
 	one, two := newIssuer(t), newIssuer(t)
@@ -335,8 +337,8 @@ func TestReplicasOfTwoIssuersStart(t *testing.T) {
 	}
 }
 
-// TestARequestTakesTheIssuerThatIsVouchedFor: of several roots that the set lacks the one with a cross certificate of the issuer that signs is next. A request
-// for which no root came ends after a week.
+// TestARequestTakesTheIssuerThatIsVouchedFor: of several roots that the set lacks the one with a cross certificate of
+// the issuer that signs is next. A request for which no root came ends after a week.
 func TestARequestTakesTheIssuerThatIsVouchedFor(t *testing.T) {
 	b := newBench(t)
 	services, other := newIssuer(t), newIssuer(t)
@@ -372,7 +374,7 @@ func TestARequestTakesTheIssuerThatIsVouchedFor(t *testing.T) {
 	if len(reasons) != 1 {
 		t.Errorf("the end of a request is %d entries of the audit log, want one", len(reasons))
 	}
-	// Both keys got the request that is over, and get it again.
+	// Both idempotency keys got the request that is over, and get it again.
 	for _, key := range []string{"one", "again"} {
 		if err := b.askServices(key); err != nil {
 			t.Fatal(err)

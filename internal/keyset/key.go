@@ -9,11 +9,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Kind is what a key signs.
+// Kind names the messages or certificates that a key signs.
 type Kind string
 
-// The kinds. Recovery signs join states, lifecycle signs tasks, and readmodel signs on whose behalf it calls. The keys of Services are the issuers of
-// services' certificates: their private halves are with no service (see Certificates).
+// The kinds. Recovery signs join states, lifecycle signs tasks, and readmodel signs assertions of the person on whose
+// behalf it calls. The keys of Services are the issuers of services' certificates: no service has their private halves
+// (see Certificates).
 const (
 	JoinState   Kind = "join_state"
 	TaskSigning Kind = pki.TaskKind
@@ -45,13 +46,13 @@ type Key struct {
 	MadeAt      time.Time `db:"made_at"`
 	StateAt     time.Time `db:"state_at"`
 	NeededBy    string    `db:"needed_by"`
-	Returned    bool      `db:"returned"` // from its file after a restore: what it has signed is not known
+	Returned    bool      `db:"returned"` // stored again from its file after a restore: what it has signed is unknown
 }
 
-// First reports whether the key was there before the set was kept.
+// First reports whether the key existed before the set was kept.
 func (k Key) First() bool { return k.EndorsedBy == "" }
 
-// Endorse returns the signature by which the holders of a key of the kind learn to trust another one.
+// Endorse returns the signature by which those that trust the key by come to trust another key of the kind.
 func Endorse(by ed25519.PrivateKey, kind Kind, public ed25519.PublicKey) []byte {
 	return pki.Endorse(by, string(kind), public)
 }
@@ -69,8 +70,9 @@ func Links(kind Kind, rows []Key) []pki.Link {
 	return out
 }
 
-// Trusted returns the keys that follow from those that are pinned: each key of rows that a trusted one has endorsed, over any number of steps. Of
-// the result those that rows call retired are taken out at the end; they may endorse, and verify nothing.
+// Trusted returns the keys that follow from those that are pinned: each key of rows that a trusted one has endorsed,
+// over any number of steps. Keys that are retired according to rows are removed from the result at the end: they may
+// endorse, but verify nothing.
 func Trusted(kind Kind, pinned map[string]ed25519.PublicKey, rows []Key) map[string]ed25519.PublicKey {
 	out := pki.Follow(string(kind), pinned, Links(kind, rows))
 	for _, row := range rows {
@@ -81,11 +83,11 @@ func Trusted(kind Kind, pinned map[string]ed25519.PublicKey, rows []Key) map[str
 	return out
 }
 
-// keySet makes a set of the keys; nil of none.
+// keySet returns a set of the keys, nil if there are none.
 func keySet(keys map[string]ed25519.PublicKey) *pki.KeySet {
 	set, err := pki.NewKeySet(slices.Collect(maps.Values(keys))...)
 	if err != nil {
-		return nil // there is none, or there are more than a set takes: rotations are refused long before
+		return nil // there are none, or more than a set takes, before which rotations are refused
 	}
 	return set
 }

@@ -71,7 +71,7 @@ func (b *bench) signer(dir string) *unit {
 	return u
 }
 
-// verifier is a replica of nodeapi that was given the keys which by has now.
+// verifier returns a replica of nodeapi that was given the keys which by has now.
 func (b *bench) verifier(by *unit) (*unit, string) {
 	b.t.Helper()
 	path := filepath.Join(b.t.TempDir(), "join.pub")
@@ -120,7 +120,7 @@ func (b *bench) ask(key string) (Rotation, error) {
 	return out, err
 }
 
-// states are the states of the keys in the order in which they were made.
+// states returns the states of the keys in the order in which they were made.
 func (b *bench) states() string {
 	b.t.Helper()
 	rows, err := ReadKeys(b.ctx, b.db.Pool(pg.RoleRecovery))
@@ -167,14 +167,14 @@ func TestAReplicaWhoseDirectoryDiffersDoesNotStart(t *testing.T) {
 	if again := b.signer(dir); again.signs() != a.signs() {
 		t.Fatal("two replicas of one directory sign with two keys")
 	}
-	// Another directory that is empty makes no key of its own.
+	// A replica with another directory, which is empty, makes no key of its own.
 	empty := t.TempDir()
 	_, err := b.open(pg.RoleRecovery, signer(empty))
 	refusedWith(t, err, differs, a.signs(), "join-000001.pem", empty)
 	if entries, err := os.ReadDir(empty); err != nil || len(entries) != 0 {
 		t.Fatalf("the empty directory holds %v, %v", entries, err)
 	}
-	// Nor does one with a key that no one knows, beside the right one.
+	// A replica whose directory has an unknown key beside the right one does not start either.
 	other := t.TempDir()
 	copyFile(t, filepath.Join(dir, "join-000001.pem"), filepath.Join(other, "join-000001.pem"))
 	stray, err := DirFiles(other, "join-").newKey(1, JoinState, nil)
@@ -215,7 +215,8 @@ func copyFile(t *testing.T, from, to string) {
 	}
 }
 
-// Two replicas with directories of their own: the new key is in one of them, and does not sign before its file was copied.
+// Two replicas with directories of their own: the new key is in one of them, and does not sign before its file was
+// copied.
 func TestAKeySignsOnceEachReplicaHoldsIt(t *testing.T) {
 	b := newBench(t)
 	one, two := t.TempDir(), t.TempDir()
@@ -239,13 +240,13 @@ func TestAKeySignsOnceEachReplicaHoldsIt(t *testing.T) {
 	if !strings.Contains(next.NeededBy, c.id) || !strings.Contains(next.NeededBy, next.File) || strings.Contains(next.NeededBy, a.id) {
 		t.Fatalf("it waits for %q", next.NeededBy)
 	}
-	// Each replica verifies with it by now, whether or not it has the file.
+	// Each replica verifies with the new key by now, whether or not it has the file.
 	for name, u := range map[string]*unit{"a": a, "c": c, "nodeapi": v} {
 		if !u.view.Verify.Has(next.KeyID) {
 			t.Errorf("%s does not verify with the new key", name)
 		}
 	}
-	// A second one is refused until it is through.
+	// A second rotation is refused until the first is over.
 	_, err = b.ask("r2")
 	refusedWith(t, err, commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY, next.KeyID)
 	copyFile(t, filepath.Join(one, next.File), filepath.Join(two, next.File))
@@ -256,7 +257,7 @@ func TestAKeySignsOnceEachReplicaHoldsIt(t *testing.T) {
 	}
 	_, err = b.ask("r3")
 	refusedWith(t, err, commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY, "can be asked for at")
-	// The same request is the same rotation.
+	// The same request returns the same rotation.
 	if again, err := b.ask("r1"); err != nil || again.KeyID != next.KeyID {
 		t.Fatalf("asked again: %+v, %v", again, err)
 	}
@@ -265,7 +266,7 @@ func TestAKeySignsOnceEachReplicaHoldsIt(t *testing.T) {
 	if a.view.Verify.Has(first) || v.view.Verify.Has(first) {
 		t.Error("a retired key verifies still")
 	}
-	// What was given the first key alone learns the present one by the chain, even after the first is retired.
+	// A verifier that was given only the first key learns the present one by the chain, even after the first is retired.
 	if _, err := b.open(pg.RoleNodeAPI, Part{Kind: JoinState, Pinned: pinned}); err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +299,7 @@ func TestARotationGoesOnAfterAKillAtEachOfItsPoints(t *testing.T) {
 			}
 			b.want("signing")
 			files := len(pems(t, dir))
-			// Another process starts in its place, and takes the file up.
+			// Another process starts in its place, and stores the key of the file.
 			a = b.signer(dir)
 			b.round(a)
 			b.want("signing verify_only")
@@ -310,7 +311,7 @@ func TestARotationGoesOnAfterAKillAtEachOfItsPoints(t *testing.T) {
 	}
 }
 
-// restartEach restarts the replica in each state that is left of a rotation.
+// restartEach restarts the replica in each state that follows in a rotation.
 func (b *bench) restartEach(dir string) {
 	b.t.Helper()
 	a := b.signer(dir)
@@ -318,7 +319,7 @@ func (b *bench) restartEach(dir string) {
 	b.later(settle+time.Second, a)
 	a = b.signer(dir)
 	for range 2 {
-		b.later(liveFor+time.Second, a) // those that were killed are not waited for
+		b.later(liveFor+time.Second, a) // the replicas that were killed no longer count as live
 	}
 	b.want("verifying_after signing")
 	a = b.signer(dir)
@@ -338,7 +339,7 @@ func pems(t *testing.T, dir string) []string {
 	return files
 }
 
-// A restored database does not know the last rotation: the file does, and the rotation is made again.
+// A restored database lacks the last rotation, but its file is there, and the rotation is made again.
 func TestARotationThatTheDatabaseLostIsMadeAgain(t *testing.T) {
 	b := newBench(t)
 	dir := t.TempDir()
@@ -420,7 +421,7 @@ func TestABadFileIsRefusedAndWhatWasLoadedServes(t *testing.T) {
 	}
 }
 
-// A row alone is not believed: a key needs an endorsement by one that is.
+// A row alone is not trusted: a key needs an endorsement by a trusted one.
 func TestARowWithoutAnEndorsementIsNotBelieved(t *testing.T) {
 	files := DirFiles(t.TempDir(), "join-")
 	first, err := files.newKey(1, JoinState, nil)

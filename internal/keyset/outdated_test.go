@@ -11,8 +11,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// TestTheKeyOfTasksIsRotatedByReplicasOfThisBuildAlone refuses a rotation while a replica of lifecycle does not wait for agents, or one of nodeapi does not
-// send them keys, and names it; then the key waits for what is still to be distributed, and signs.
+// TestTheKeyOfTasksIsRotatedByReplicasOfThisBuildAlone refuses a rotation while a replica of lifecycle does not wait
+// for agents, or one of nodeapi does not send them keys, and names it; then the key waits until it is distributed, and
+// signs.
 func TestTheKeyOfTasksIsRotatedByReplicasOfThisBuildAlone(t *testing.T) {
 	b := newBench(t)
 	files := FilesOf(filepath.Join(t.TempDir(), "tasks.pem"))
@@ -36,7 +37,7 @@ func TestTheKeyOfTasksIsRotatedByReplicasOfThisBuildAlone(t *testing.T) {
 	}
 	refusedWith(t, ask("r1"), commonv1.Reason_REASON_PRECONDITION_FAILED, before.id, "update these replicas")
 	stop(b, before)
-	// A nodeapi of the build before reports the keys of join states alone.
+	// A nodeapi of the previous build reports only the keys of join states.
 	join := b.signer(t.TempDir())
 	earlier, _ := b.verifier(join)
 	refusedWith(t, ask("r1"), commonv1.Reason_REASON_PRECONDITION_FAILED, earlier.id)
@@ -74,7 +75,7 @@ func needOf(rows []Key, id string) string {
 	return ""
 }
 
-// stop takes a replica off the holders, as its end in order does.
+// stop deletes a replica's row, as its orderly end does.
 func stop(b *bench, u *unit) {
 	b.t.Helper()
 	ctx, cancel := context.WithCancel(b.ctx)

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// rolled rotates n times and returns the directory of the signer and the ids of the keys in the order in which they were made.
+// rolled rotates n times and returns the directory of the signer and the ids of the keys in the order in which they
+// were made.
 func (b *bench) rolled(n int) (string, []string) {
 	b.t.Helper()
 	dir := b.t.TempDir()
@@ -32,7 +33,7 @@ func (b *bench) rolled(n int) (string, []string) {
 	return dir, ids
 }
 
-// byID are the states of keys.
+// byID returns the states of keys by their ids.
 func (b *bench) byID() map[string]string {
 	b.t.Helper()
 	rows, err := ReadKeys(b.ctx, b.db.Pool(pg.RoleRecovery))
@@ -46,8 +47,9 @@ func (b *bench) byID() map[string]string {
 	return out
 }
 
-// TestADatabaseThatLostManyRotationsGetsThemBack restores the set to each moment before three rotations: the files bring the lost keys back in their
-// order, the newest signs, and those between verify what they signed for as long as it may be under way.
+// TestADatabaseThatLostManyRotationsGetsThemBack restores the set to each moment before three rotations: the lost keys
+// are stored again from the files in their order, the newest signs, and those between verify for as long as messages
+// that they signed may be under way.
 func TestADatabaseThatLostManyRotationsGetsThemBack(t *testing.T) {
 	for lost := 1; lost <= 3; lost++ {
 		for _, state := range []string{Signing, VerifyOnly} {
@@ -84,7 +86,7 @@ func TestADatabaseThatLostManyRotationsGetsThemBack(t *testing.T) {
 				got := b.byID()
 				for i, id := range ids[:3] {
 					want := VerifyingAfter
-					last := len(kept) - 1 // that signed at the time of the backup, or was to sign next
+					last := len(kept) - 1 // the key that signed at the time of the backup, or was to sign next
 					if i < last && (state == Signing || i < last-1) {
 						want = Retired // before the backup
 					}
@@ -105,7 +107,8 @@ func TestADatabaseThatLostManyRotationsGetsThemBack(t *testing.T) {
 	}
 }
 
-// TestTheFirstKeysOfAFileAreInTheirOrder starts with the plain file and those with a number after it: the newest signs, as it did before.
+// TestTheFirstKeysOfAFileAreInTheirOrder starts with the plain file and those with a number after it: the newest signs,
+// as it did before.
 func TestTheFirstKeysOfAFileAreInTheirOrder(t *testing.T) {
 	b := newBench(t)
 	dir := t.TempDir()
@@ -134,7 +137,7 @@ func TestTheFirstKeysOfAFileAreInTheirOrder(t *testing.T) {
 	}
 }
 
-// fileOf is what os.Stat returns of a file with an owner, a group and a mode.
+// fileOf is the result of os.Stat for a file with an owner, a group and a mode.
 type fileOf struct {
 	os.FileInfo
 
@@ -145,7 +148,7 @@ type fileOf struct {
 func (f fileOf) Mode() os.FileMode { return f.mode }
 func (f fileOf) Sys() any          { return &syscall.Stat_t{Uid: f.uid, Gid: f.gid} }
 
-// TestWhoMayReadAKeyFile holds modes and owners against a process of user 1000 and group 2000.
+// TestWhoMayReadAKeyFile checks modes and owners for a process of user 1000 and group 2000.
 func TestWhoMayReadAKeyFile(t *testing.T) {
 	for _, c := range []struct {
 		file fileOf
@@ -156,8 +159,9 @@ func TestWhoMayReadAKeyFile(t *testing.T) {
 		{fileOf{mode: 0o400, uid: 1000, gid: 1000}, 1000, true},
 		{fileOf{mode: 0o640, uid: 0, gid: 2000}, 1000, true}, // as Kubernetes mounts a secret with fsGroup 2000
 		{fileOf{mode: 0o440, uid: 0, gid: 2000}, 1000, true},
-		{fileOf{mode: 0o640, uid: 0, gid: 2001}, 1000, false},    // a group that is not ours
-		{fileOf{mode: 0o640, uid: 1000, gid: 2000}, 1000, false}, // no secret of a cluster: chmod it
+		{fileOf{mode: 0o640, uid: 0, gid: 2001}, 1000, false}, // a group that is not ours
+		// not a mounted secret of a cluster: an operator can chmod it
+		{fileOf{mode: 0o640, uid: 1000, gid: 2000}, 1000, false},
 		{fileOf{mode: 0o660, uid: 0, gid: 2000}, 1000, false},
 		{fileOf{mode: 0o644, uid: 0, gid: 2000}, 1000, false},
 		{fileOf{mode: 0o640, uid: 0, gid: 2000}, 0, false}, // root needs no group
@@ -168,7 +172,8 @@ func TestWhoMayReadAKeyFile(t *testing.T) {
 	}
 }
 
-// TestAForgedKeyFileIsRefused keeps a foreign key out: a file whose endorsement does not lead from the set is refused with its remedy.
+// TestAForgedKeyFileIsRefused keeps a foreign key out: a file whose endorsement is not by a key of the set is refused
+// with a remedy.
 func TestAForgedKeyFileIsRefused(t *testing.T) {
 	b := newBench(t)
 	dir := t.TempDir()
@@ -182,7 +187,7 @@ func TestAForgedKeyFileIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	forged.endorsedBy = a.signs() // and not by its signature
+	forged.endorsedBy = a.signs() // although a.signs() did not sign the endorsement
 	if err := files.write(forged, JoinState); err != nil {
 		t.Fatal(err)
 	}
@@ -192,8 +197,9 @@ func TestAForgedKeyFileIsRefused(t *testing.T) {
 	refusedWith(t, err, differs, forged.file, forged.id)
 }
 
-// TestADirectoryThatGoesDoesNotStopTheSignatures puts a file in the place of the directory while a rotation is asked for: nothing new can be read or written,
-// which is reported, and the key that was loaded goes on to sign however long that lasts. With the directory back the rotation goes on.
+// TestADirectoryThatGoesDoesNotStopTheSignatures puts a file in the place of the directory while a rotation is
+// requested: no key can be read or written, which is reported, and the key that was loaded keeps signing however long
+// that lasts. When the directory is restored the rotation continues.
 func TestADirectoryThatGoesDoesNotStopTheSignatures(t *testing.T) {
 	b := newBench(t)
 	dir := filepath.Join(t.TempDir(), "keys")

@@ -15,23 +15,24 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Overlap returns how long a former key of the kind verifies at least after the next one signs. Replicas read at different moments which key
-// signs, and what was signed with the former one is still under way.
+// Overlap returns the least time for which a former key of the kind verifies after the next one signs. Replicas read at
+// different moments which key signs, and messages signed with the former key are still under way.
 func (k Kind) Overlap() time.Duration { return 2 * time.Minute }
 
 // mostKeys bounds the keys of a kind that are not retired, far below what a pki.KeySet takes.
 const mostKeys = 8
 
-// Request is what a person asks for: a new key of a kind.
+// Request is an operator's request for a new key of a kind.
 type Request struct {
 	Kind           Kind
 	IdempotencyKey string
 	By, Reason     string
 }
 
-// Ask writes a rotation down, for the service that signs to make. It refuses one while an earlier one is not through
-// its overlap. The same idempotency key gets the same rotation, and so does a further request for an issuer of services
-// while one waits for its certificate, whose key gets it from then on too; the flag reports whether this call wrote it.
+// Ask stores a rotation, which the service that signs then carries out. It refuses one while the overlap of an earlier
+// one is not over. The same idempotency key gets the same rotation, and so does a further request for an issuer of
+// services while one waits for its certificate; the idempotency key of that request then gets this rotation too. The
+// flag reports whether this call stored it.
 func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 	if _, err := pg.Exec(ctx, tx, takeKindLockOfRotation); err != nil {
 		return Rotation{}, false, fmt.Errorf("take lock of rotations: %w", err)
@@ -65,7 +66,8 @@ func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 	return made, true, nil
 }
 
-// Check refuses a rotation that cannot be asked for now: key_rotation_under_way says when it can.
+// Check returns an error if a rotation cannot be requested now; that of fault key_rotation_under_way contains when it
+// can.
 func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	all, err := ReadKeys(ctx, tx)
 	if err != nil {
@@ -89,7 +91,7 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	}
 	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == kind }) {
 		if kind == Services {
-			return nil // Ask returns it again
+			return nil // Ask returns the same rotation again
 		}
 		return refuse("a rotation of " + string(kind) + " was asked for, and its key is being made")
 	}
@@ -118,8 +120,8 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	return nil
 }
 
-// outdated refuses a new key of tasks while a live replica is of a build that does not wait for agents, or does not send them keys, and an issuer of
-// services while one does not follow them.
+// outdated refuses a new key of tasks while a live replica is of a build that does not wait for agents, or does not
+// send them keys, and a new issuer of services while a live replica does not follow issuers.
 func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	if kind != TaskSigning && kind != Services {
 		return nil
@@ -150,7 +152,8 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 		fault.Unmet("each replica of lifecycle and nodeapi is of a build that rotates task_signing"), fault.Remedy("update these replicas and ask again"))
 }
 
-// hasSuccessor reports whether a key was succeeded by a rotation, and not just registered as a former one at the first start.
+// hasSuccessor reports whether a rotation made a successor of a key, and the key was not just registered as a former
+// one at the first start.
 func hasSuccessor(key Key, rows []Key) bool {
 	return slices.ContainsFunc(rows, func(row Key) bool { return row.EndorsedBy == key.KeyID })
 }
@@ -159,7 +162,7 @@ func refuse(message string, opts ...fault.Option) error {
 	return fault.New(commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY, message, opts...)
 }
 
-// Holder is a replica that has reported lately.
+// Holder is a replica whose last report still counts.
 type Holder struct {
 	Service, ReplicaID string
 	SeenAt             time.Time
@@ -167,7 +170,7 @@ type Holder struct {
 	Holds              map[string]bool // by key id
 }
 
-// Holders returns the live replicas and what they hold.
+// Holders returns the live replicas and the keys that they hold.
 func Holders(ctx context.Context, tx pgx.Tx) ([]Holder, error) {
 	live, err := pg.All[replica](ctx, tx, readReplicas, liveFor.Seconds())
 	if err != nil {

@@ -20,7 +20,7 @@ func (s *Set) round(ctx context.Context, start bool) error {
 	defer s.mu.Unlock()
 	s.underWay = true
 	if start {
-		// Before anything is read: a key that is made from now on waits for this replica.
+		// Reported before anything is read: a key that is made from now on waits for this replica.
 		if err := s.report(ctx, nil, nil); err != nil {
 			return err
 		}
@@ -28,7 +28,8 @@ func (s *Set) round(ctx context.Context, start bool) error {
 	var batch pg.Batch
 	due, sent := !start && s.reportIsDueLocked(), time.Now()
 	if due {
-		// Also before, in the same transaction: a replica that was stopped for a while must not decide as if it were none.
+		// Reported before the read as well, in the same transaction: a replica that was stopped for a while must count as
+		// live before it decides.
 		batch.Queue(saveReplica, s.saving(s.reported, s.problems)...)
 	}
 	began := s.now()
@@ -46,7 +47,7 @@ func (s *Set) round(ctx context.Context, start bool) error {
 		if err != nil && start {
 			return err
 		}
-		// What goes wrong with one kind does not keep the others from being read.
+		// An error of one kind does not keep the others from being read.
 		failed = append(failed, err)
 		holds, problems = append(holds, held...), append(problems, bad...)
 	}
@@ -92,7 +93,7 @@ func (s *Set) report(ctx context.Context, holds, problems []string) error {
 	return nil
 }
 
-// texts is a list as a column that is never null.
+// texts returns a list for a column that is never null.
 func texts(list []string) []string {
 	if list == nil {
 		return []string{}
@@ -112,7 +113,7 @@ func (s *Set) tellProblems(ctx context.Context, problems []string) {
 	}
 }
 
-// roundOf is what a round has read.
+// roundOf holds the rows that a round has read.
 type roundOf struct {
 	rows  []Key
 	open  []Rotation
@@ -120,8 +121,9 @@ type roundOf struct {
 	start bool // it is the first
 }
 
-// one does a round of one kind. It returns the words of what the replica holds, and what is wrong. A directory that cannot be read or written is a problem,
-// and an error beside what was loaded before, which goes on.
+// one does a round for one kind. It returns the entries of the replica's report about the keys that it holds, and the
+// problems. If a directory cannot be read or written, one returns a problem and an error, and the keys that were loaded
+// before stay in use.
 func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, error) {
 	var holds, problems []string
 	var err error
@@ -178,7 +180,8 @@ func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, 
 	return holds, problems, failed
 }
 
-// signer reads the files of a part that signs and changes what is due. It returns the rows as they are then, those that it was given with an error.
+// signer reads the files of a part that signs and makes the changes that are due. It returns the rows as they are then,
+// or with an error those that it was given.
 func (s *Set) signer(ctx context.Context, p *part, rows []Key, open []Rotation) ([]Key, map[string]string, error) {
 	keys, bad, err := p.Files.read(p.Kind)
 	if err != nil {
@@ -203,7 +206,7 @@ func (p *part) private(keyID string) ed25519.PrivateKey {
 	return p.keys[i].private
 }
 
-// pinned returns the keys that this replica believes because of its files.
+// pinned returns the keys that this replica trusts because of its files.
 func (p *part) pinned(rows []Key) (map[string]ed25519.PublicKey, error) {
 	out := map[string]ed25519.PublicKey{}
 	if p.Signs {

@@ -23,46 +23,52 @@ import (
 )
 
 const (
-	// PollEvery is how often a replica looks whether its files have changed, and reads the tables where something is under way or nothing is notified.
+	// PollEvery is how often a replica checks whether its files have changed, and reads the tables while a rotation is
+	// under way or no connection listens for changes.
 	PollEvery = 2 * time.Second
-	// QuietPoll is how often tables are read of whose changes a connection is told that lives.
+	// QuietPoll is how often a loop reads tables for whose changes a connection listens; the Set itself then reads its
+	// tables when a report is due.
 	QuietPoll = time.Minute
-	// reportEvery is how often a replica says that it is alive, if what it holds does not change.
+	// reportEvery is how often a replica reports that it is alive, if the keys that it holds do not change.
 	reportEvery = 15 * time.Second
-	// liveFor is how long a report counts: one may be lost. Replicas of an earlier build believe one for 30 s: a report
-	// that fails is made again with the next poll, before they end.
+	// liveFor is how long a report counts: one may be lost. For replicas of an earlier build a report counts for 30 s: a
+	// report that fails is repeated at the next poll, before these are over.
 	liveFor = 45 * time.Second
-	// settle is how old a key is before it may sign: a replica that was starting when it was made has reported by then.
+	// settle is the least age at which a key may sign: a replica that was starting when the key was made has reported by
+	// then.
 	settle = 2 * PollEvery
-	// retireEvery is how often it is looked whether a former key is needed.
+	// retireEvery is how often a replica checks whether a former key is still needed.
 	retireEvery = 15 * time.Second
 )
 
-// Part is what a replica does with one kind.
+// Part describes how a replica takes part in one kind.
 type Part struct {
 	Kind Kind
 	// Files are the private keys of a replica that signs.
 	Files Files
-	// Pinned is the file of public keys that a replica believes which verifies alone; its form is that of pki.ParseKeySet.
+	// Pinned is the file of public keys that a replica trusts which only verifies; its form is that of pki.ParseKeySet.
 	Pinned string
-	// Signs says that the service signs with the kind, and so drives its states.
+	// Signs is set if the service signs with the kind, and so drives its states.
 	Signs bool
-	// Relays says that the service verifies nothing with the kind itself, and passes the rows on to those who do: it needs no file.
+	// Relays is set if the service verifies nothing with the kind itself, and passes the rows on to its verifiers: it
+	// needs no file.
 	Relays bool
-	// Outstanding describes what still needs a former key; "" is nothing. Nil: nothing.
+	// Outstanding returns a description of what still needs a former key, "" if nothing does. It may be nil, if nothing
+	// ever does.
 	Outstanding func(ctx context.Context, q pg.Querier, key Key) (string, error)
-	// Distributed describes what else must hold a key before it may sign, beside the replicas, and does not yet; it
-	// returns "" if there is nothing. It may be nil.
+	// Distributed returns a description of the verifiers other than replicas that must have a key before it may sign, and
+	// do not have it yet; "" if there are none. It may be nil.
 	Distributed func(ctx context.Context, q pg.Querier, key Key) (string, error)
 	// Changed is called with each new view, the first within Open.
 	Changed func(View) error
 }
 
-// distributes begins the word of a replica that signs and asks Distributed before a key may.
+// distributes is the prefix of the entry in the report of a replica that signs and calls Distributed before a key may
+// sign.
 const distributes = "distribute:"
 
-// consumes begins the word of a replica for a consumer of events that it runs, and saysConsumers is that of a replica
-// whose words name all that it runs: one of an earlier build names none.
+// consumes is the prefix of a report's entry for a consumer of events that the replica runs, and saysConsumers is the
+// entry of a replica whose report has all consumers that it runs: one of an earlier build has none.
 const (
 	consumes      = "consume:"
 	saysConsumers = "consumes"
@@ -82,14 +88,14 @@ func (p *Part) text(keyID string) string {
 	return verb + ":" + string(p.Kind) + keyID
 }
 
-// View is what a replica signs and verifies with.
+// View holds the keys with which a replica signs and verifies.
 type View struct {
-	Signing  ed25519.PrivateKey            // nil for one that verifies alone
+	Signing  ed25519.PrivateKey            // nil for a replica that only verifies
 	Privates map[string]ed25519.PrivateKey // by key id, those that are not retired
 	Verify   *pki.KeySet
 	Rows     []Key // of the kind
-	// Confirmed fails with fault signing_key_unconfirmed when this replica could not read for long that Signing still signs: it may be retired
-	// meanwhile. It is asked before each signature.
+	// Confirmed fails with fault signing_key_unconfirmed if for too long this replica could not read that Signing still
+	// signs: the key may be retired meanwhile. It is called before each signature.
 	Confirmed func() error
 }
 
@@ -100,19 +106,21 @@ func (v *View) same(other *View) bool {
 	return v.Signing.Equal(other.Signing) && v.Verify.String() == other.Verify.String()
 }
 
-// Deps is what a Set works with.
+// Deps holds the dependencies of a Set.
 type Deps struct {
-	Logger    *slog.Logger
-	Pool      *pgxpool.Pool
-	Wake      *events.Signal // notified after commits that appended events
-	Changed   *events.Signal // fires when the tables change; nil, or without a connection that listens: they are read at each poll
+	Logger *slog.Logger
+	Pool   *pgxpool.Pool
+	Wake   *events.Signal // notified after commits that appended events
+	// Changed fires when the tables change. If it is nil, or no connection listens, the tables are read at each poll.
+	Changed   *events.Signal
 	Service   string
 	ReplicaID string
-	// Certificates follow the issuers of services. Nil: this replica takes no part in them.
+	// Certificates follow the issuers of services. If nil, this replica does not take part in them.
 	Certificates *Certificates
-	// Consumes returns the consumers of events that this replica runs; Run asks for it first. Nil: none.
+	// Consumes returns the consumers of events that this replica runs; Run calls it first. If nil, there are none.
 	Consumes func() []string
-	// OnProblems is told the problems of each round, an empty list after they are gone. Nil: they are logged alone.
+	// OnProblems is called with the problems of each round, and with an empty list after they are gone. If nil, problems
+	// are only logged.
 	OnProblems func(ctx context.Context, problems []string)
 }
 
@@ -124,18 +132,18 @@ type Set struct {
 	issuers *issuers
 
 	mu         sync.Mutex // of a round
-	reported   []string   // what was last reported
-	consumes   []string   // words for the consumers that this replica runs; nil before Run
+	reported   []string   // the report that was written last
+	consumes   []string   // entries for the consumers that this replica runs; nil before Run
 	reportedAt time.Time
 	problems   []string
-	underWay   bool // a rotation, as of the last round; also where that failed
+	underWay   bool // a rotation is, according to the last round; also set if that round failed
 
-	interrupt func(point string) error // of tests: ends a change at a point, as a kill does
+	interrupt func(point string) error // for tests: ends a change at a point, as a kill does
 	now       func() time.Time
-	listening func() bool // whether a connection passes on that the tables changed
+	listening func() bool // whether a connection listens for changes of the tables
 }
 
-// at is a point between two effects.
+// at marks a point between two effects.
 func (s *Set) at(point string) error {
 	if s.interrupt == nil {
 		return nil
@@ -149,16 +157,18 @@ type part struct {
 	issuers *issuers // of the kind Services
 	view    *View
 	keys    []privateKey // of the files, as last read
-	retired time.Time    // when former keys were last looked at
-	// confirmed is when the round began that last found the key of view.Signing to be the one that signs; nil: none has.
+	retired time.Time    // when former keys were last checked
+	// confirmed is when the round began that last found the key of view.Signing to be the one that signs; nil if no round
+	// has.
 	confirmed atomic.Pointer[time.Time]
 }
 
-// openEvery is how often a replica that starts asks for a database that cannot be reached.
+// openEvery is how often a replica that starts tries to reach a database that does not answer.
 const openEvery = 250 * time.Millisecond
 
-// Open reads files and tables, makes the first key of a kind where this service signs and there has been none, and refuses a replica whose files
-// differ from the set with fault signing_keys_differ. A database that cannot be reached is waited for until ctx ends.
+// Open reads files and tables, makes the first key of a kind if this service signs with it and it has had none, and
+// refuses a replica whose files differ from the set with fault signing_keys_differ. While the database cannot be
+// reached, Open waits for it until ctx ends.
 func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Wake == nil || deps.Service == "" || deps.ReplicaID == "" {
 		return nil, errors.New("open keys: logger, pool, signal, service or replica is missing")
@@ -191,10 +201,11 @@ func (s *Set) Run(ctx context.Context) error {
 			s.consumes = append(s.consumes, consumes+name)
 		}
 	}
-	s.reportedAt = time.Time{} // the first round says so
+	s.reportedAt = time.Time{} // so that the first round reports them
 	s.mu.Unlock()
 	err := app.EveryPaced(ctx, s.deps.Logger, "keys", s.pause, s.Refresh)
-	// A replica that stops in order is not waited for. The context has ended, and the row goes with a bound of its own.
+	// Other replicas do not wait for one that stops in order. The context has ended, so the row is deleted under a timeout
+	// of its own.
 	gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	if _, dropErr := pg.Exec(gone, s.deps.Pool, deleteReplicas, s.deps.ReplicaID); dropErr != nil {
@@ -203,8 +214,9 @@ func (s *Set) Run(ctx context.Context) error {
 	return err
 }
 
-// pause sleeps between two rounds: a poll where a rotation is under way, whose next step waits for reports that no event tells of; else until files have
-// changed, or events have come, or it is time in any case. It ends when a report is due, whatever rounds came between.
+// pause returns a function that sleeps between two rounds: for one poll while a rotation is under way, whose next step
+// waits for reports, which are not notified; else until files have changed, the tables have changed, or the longest
+// sleep is over. The sleep also ends when a report is due, even if there were rounds meanwhile.
 func (s *Set) pause() func(context.Context) bool {
 	wake, files, began := s.deps.Changed.C(), s.files(), time.Now()
 	return func(ctx context.Context) bool {
@@ -222,11 +234,12 @@ func (s *Set) pause() func(context.Context) bool {
 	}
 }
 
-// poll returns how long to sleep until the next look whether a pause ends: PollEvery, or less if a report is due before.
+// poll returns how long to sleep until the next check whether a pause ends: PollEvery, or less if a report is due
+// before.
 func (s *Set) poll() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A report that is due already has failed, or comes with the round that is next.
+	// A report that is due already has failed, or is written in the next round.
 	if left := time.Until(s.reportedAt.Add(reportEvery)); left > 0 && left < PollEvery {
 		return left
 	}
@@ -242,7 +255,7 @@ func (s *Set) reportIsDue() bool {
 // reportIsDueLocked reports whether it is time to report that this replica lives.
 func (s *Set) reportIsDueLocked() bool { return time.Since(s.reportedAt) >= reportEvery }
 
-// rest returns how long nothing is read at most.
+// rest returns the longest time between two reads of the tables.
 func (s *Set) rest() time.Duration {
 	if s.listening() {
 		return reportEvery
@@ -257,7 +270,7 @@ func (s *Set) busy() bool {
 	return s.underWay
 }
 
-// files describes the files of all parts, so that a change of any shows.
+// files returns a description of the files of all parts, which differs after a change of any.
 func (s *Set) files() string {
 	var out strings.Builder
 	for _, p := range s.parts {
@@ -272,10 +285,10 @@ func (s *Set) files() string {
 	return out.String()
 }
 
-// Refresh reads files and tables once, and does what is due.
+// Refresh reads files and tables once, and makes the changes that are due.
 func (s *Set) Refresh(ctx context.Context) error { return s.round(ctx, false) }
 
-// inTx is a change of the set by the service that signs.
+// inTx runs a change of the set by the service that signs in a transaction.
 func (s *Set) inTx(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := pg.InTx(ctx, s.deps.Pool, fn); err != nil {
 		return err

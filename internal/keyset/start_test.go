@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// A replica that starts while the database is away waits for it: it does not end, and gives up with its context.
+// A replica that starts while the database cannot be reached waits for it, and gives up when its context ends.
 func TestAReplicaWaitsForItsDatabase(t *testing.T) {
 	b := newBench(t)
 	cfg := b.db.Pool(pg.RoleRecovery).Config().Copy()

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// replica is a row of mesh.key_replica of a replica that is alive.
+// replica is the row of a live replica in mesh.key_replica.
 type replica struct {
 	Service   string    `db:"service"`
 	ReplicaID string    `db:"replica_id"`
@@ -52,7 +52,7 @@ var (
 		INSERT INTO mesh.key_rotation AS r (rotation_id, kind, idempotency_key, requested_by, reason, requested_at)
 		VALUES ($1, $2, $3, $4, $5, mesh.clock()) RETURNING `+pg.Columns[Rotation]("r"))
 
-	// The caller has the lock of rotations, so that a key is in one of the two tables.
+	// The caller has the lock of rotations, so that an idempotency key is in only one of the two tables.
 	insertRepeat = pg.Define(pg.RoleRecovery, "keyset.insert_repeat", `
 		INSERT INTO mesh.key_rotation_repeat (idempotency_key, rotation_id, requested_at) VALUES ($1, $2, mesh.clock())`)
 
@@ -60,7 +60,7 @@ var (
 		SELECT `+pg.Columns[replica]("r")+` FROM mesh.key_replica r WHERE r.seen_at > mesh.clock() - make_interval(secs => $1)
 		ORDER BY r.service, r.replica_id`)
 
-	// A row that is there is updated at once: the way over a conflict would lock it first, and log that too.
+	// An existing row is updated directly: ON CONFLICT would lock it first, and write that to the WAL too.
 	saveReplica = pg.DefineShared(services, "keyset.save_replica", `
 		WITH kept AS (
 			UPDATE mesh.key_replica r SET takes = $2, holds = $3, problems = $4, seen_at = mesh.clock()
@@ -105,7 +105,8 @@ func ReadKeys(ctx context.Context, q pg.Querier) ([]Key, error) {
 	return rows, nil
 }
 
-// readSet returns the whole set and the rotations that are open, in one transaction with what the batch holds, which goes first.
+// readSet returns the whole set and the rotations that are open, in one transaction with the statements of the batch,
+// which run first.
 func readSet(ctx context.Context, pool *pgxpool.Pool, batch *pg.Batch) ([]Key, []Rotation, error) {
 	var keys []Key
 	var open []Rotation
@@ -146,7 +147,7 @@ func in(state string, kind Kind, rows []Key) []Key {
 	return out
 }
 
-// firstStored is how a key is stored first.
+// firstStored describes how a key is stored for the first time.
 type firstStored struct {
 	state, madeBy string
 	returned      bool

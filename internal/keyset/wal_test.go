@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// A report of a replica that has a row is one record of the write-ahead log beside its commit.
+// A report of a replica that has a row costs one record of the write-ahead log besides its commit.
 func TestAReportIsOneRecord(t *testing.T) {
 	b := newBench(t)
 	pool := b.db.Pool(pg.RoleLifecycle)

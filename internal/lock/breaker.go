@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// breaker leaves Redis alone after a failure. When the pause is over, one call tries; the rest wait for how that one goes.
+// breaker lets no call through to Redis for a pause after a failure. When the pause is over it lets one call through,
+// and refuses all others until that call has ended.
 type breaker struct {
 	logger *slog.Logger
 	least  time.Duration
@@ -52,7 +53,7 @@ func (b *breaker) failed(ctx context.Context, now time.Time, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.open && !b.trying {
-		return // a call from before the breaker opened
+		return // the call began before the breaker opened
 	}
 	if !b.open {
 		b.logger.WarnContext(ctx, "lock store does not answer, asking postgres alone", slog.String("error", err.Error()))

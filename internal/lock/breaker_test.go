@@ -17,7 +17,7 @@ func TestBreaker(t *testing.T) {
 		}
 	}
 	b.failed(ctx, now, boom)
-	b.failed(ctx, now, boom) // the other call that was under way
+	b.failed(ctx, now, boom) // another call that was under way fails too
 	for i, pause := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 4 * time.Second} {
 		if b.allow(now.Add(pause - 1)) {
 			t.Errorf("round %d: a try before %v", i, pause)

@@ -1,11 +1,14 @@
-// Package lock asks Redis whether someone is already at work on a workspace, so that many requests is answered fast.
+// Package lock asks Redis whether a run of a workspace is already under way, so that many requests for one workspace
+// are answered quickly.
 //
-// It owns the key gpuaas:ws:<id>:op and nothing else. It believes a value only if it is an id, and an answer only if it came within the
-// budget. It decides nothing: Postgres does, by its unique index and the run's fence. Whoever wins here still inserts the run, and whoever is
-// told that a run holds the workspace still reads that run by its primary key; on Unknown the caller goes straight to Postgres.
+// It owns the key gpuaas:ws:<id>:op and nothing else. It uses a value only if it is an id, and an answer only if it
+// came within the budget. It decides nothing: Postgres does, by its unique index and the run's fence. A caller that
+// gets Won still inserts the run, and a caller that gets Held still reads that run by its primary key; on Unknown the
+// caller queries Postgres directly.
 //
-// Guarantees: no call takes longer than the budget by more than scheduling; after a failure or a slow answer Redis is left alone for a while,
-// and calls answer Unknown at once; a lock of another run is never released or extended; expiry is never a promise.
+// Guarantees: no call takes longer than the budget by more than scheduling; after a failure or a slow answer no call
+// goes to Redis for a while, and Acquire returns Unknown at once; a lock of another run is never released or extended.
+// No caller may rely on a lock until its expiry: Redis may lose it sooner.
 package lock
 
 import (
@@ -34,14 +37,14 @@ const (
 	DefaultMaxCooldown = 10 * time.Second
 )
 
-// Kind is what an Outcome says.
+// Kind is the result in an Outcome.
 type Kind int
 
-// The kinds. The zero value is Unknown, so that a forgotten answer goes to Postgres.
+// The kinds. The zero value is Unknown, so that an Outcome that was not set sends the caller to Postgres.
 const (
-	Unknown Kind = iota // Redis did not say: ask Postgres
-	Won                 // nobody held it: insert the run, Postgres confirms
-	Held                // RunID holds it, as Redis remembers: confirm by primary key, then join
+	Unknown Kind = iota // no answer from Redis: query Postgres
+	Won                 // no run had the lock: insert the run, Postgres confirms
+	Held                // RunID has the lock, according to Redis: confirm by primary key, then join
 )
 
 func (k Kind) String() string {
@@ -57,13 +60,13 @@ func (k Kind) String() string {
 	}
 }
 
-// Outcome is the answer to Acquire.
+// Outcome is the result of Acquire.
 type Outcome struct {
 	Kind  Kind
 	RunID string // of the holder, for Held
 }
 
-// Config is how Redis is asked. Zero values take the defaults.
+// Config holds the expiry of locks and the time limits for calls of Redis. Zero values mean the defaults.
 type Config struct {
 	TTL         time.Duration `koanf:"ttl"`
 	Budget      time.Duration `koanf:"budget"`
@@ -87,14 +90,14 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Deps is what a Lock needs. Client may be nil: every answer is then Unknown. Metrics may be nil.
+// Deps is what a Lock needs. Client may be nil: Acquire then always returns Unknown. Metrics may be nil.
 type Deps struct {
 	Client  redis.UniversalClient
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer
 }
 
-// Lock asks Redis. A nil *Lock answers Unknown to everything.
+// Lock takes and releases the locks in Redis. Acquire of a nil *Lock returns Unknown.
 type Lock struct {
 	client   redis.UniversalClient
 	config   Config
@@ -102,8 +105,9 @@ type Lock struct {
 	outcomes *prometheus.CounterVec
 }
 
-// Dial returns a client for a redis:// or rediss:// address, set up so that no call outlives the budget: no retries, short dials. It connects
-// lazily. The driver's own chatter on stderr is silenced for the process: the Lock reports what matters.
+// Dial returns a client for a redis:// or rediss:// address, set up so that no call outlives the budget: no retries,
+// short dials. It connects lazily. Dial turns off the driver's own log on stderr for the whole process: the Lock logs
+// what an operator needs.
 func Dial(url string, config Config) (*redis.Client, error) {
 	opts, err := redis.ParseURL(url)
 	if err != nil {
@@ -149,7 +153,8 @@ func New(deps Deps, config Config) (*Lock, error) {
 	return l, nil
 }
 
-// Acquire tries to take the workspace's lock for a run. Asking again for the run that holds it answers Won and keeps the first expiry.
+// Acquire tries to take the workspace's lock for a run. For the run that already has the lock it returns Won and keeps
+// the first expiry.
 func (l *Lock) Acquire(ctx context.Context, workspaceID, runID string) Outcome {
 	if l == nil {
 		return Outcome{}
@@ -165,7 +170,7 @@ func (l *Lock) acquire(ctx context.Context, workspaceID, runID string) Outcome {
 	}
 	var holder string
 	err := l.call(ctx, func(ctx context.Context) error {
-		// One round trip: the read behind the write names the holder whoever won.
+		// One round trip: the read after the write returns the holder in either case.
 		pipe := l.client.Pipeline()
 		set := pipe.SetNX(ctx, key(workspaceID), runID, l.config.TTL)
 		get := pipe.Get(ctx, key(workspaceID))
@@ -192,13 +197,14 @@ const compareAndDelete = `if redis.call("GET", KEYS[1]) == ARGV[1] then return r
 
 const compareAndExpire = `if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("PEXPIRE", KEYS[1], ARGV[2]) end return 0`
 
-// Release gives the lock back if this run holds it, and says whether it did. An answer that did not come is false; the expiry does the rest.
+// Release removes the lock if this run has it, and reports whether it did. Without an answer it returns false; the lock
+// then ends at its expiry.
 func (l *Lock) Release(ctx context.Context, workspaceID, runID string) bool {
 	return l.compareAnd(ctx, "release", compareAndDelete, workspaceID, runID)
 }
 
-// Extend renews the expiry if this run still holds the lock, and says whether it did. False is no reason to stop: the run's lease in Postgres
-// decides.
+// Extend renews the expiry if this run still has the lock, and reports whether it did. False is no reason for the run
+// to stop: its lease in Postgres decides.
 func (l *Lock) Extend(ctx context.Context, workspaceID, runID string) bool {
 	return l.compareAnd(ctx, "extend", compareAndExpire, workspaceID, runID)
 }
@@ -227,8 +233,8 @@ func (l *Lock) compareAnd(ctx context.Context, operation, script, workspaceID, r
 	return done
 }
 
-// Check reports whether Redis answers within the budget, for a status page; a process is ready without it. It goes past the breaker. A mesh without
-// a lock store is obs.ErrOff.
+// Check returns an error unless Redis answers within the budget, for a status page; a process is ready without it. It
+// ignores the breaker. In a mesh without a lock store it returns obs.ErrOff.
 func (l *Lock) Check(ctx context.Context) error {
 	if l == nil || l.client == nil {
 		return obs.ErrOff
@@ -245,7 +251,7 @@ func (l *Lock) Check(ctx context.Context) error {
 
 var errLeftAlone = errors.New("the lock store is left alone for a while")
 
-// call runs fn within the budget unless the breaker is open, and tells the breaker how it went.
+// call runs fn within the budget unless the breaker is open, and passes the result to the breaker.
 func (l *Lock) call(ctx context.Context, fn func(ctx context.Context) error) error {
 	if l.client == nil || ctx.Err() != nil || !l.breaker.allow(time.Now()) {
 		return errLeftAlone
@@ -257,10 +263,10 @@ func (l *Lock) call(ctx context.Context, fn func(ctx context.Context) error) err
 	case err == nil:
 		l.breaker.succeeded(ctx)
 	case ctx.Err() != nil:
-		// The caller gave up; that says nothing about Redis.
+		// The caller gave up; whether Redis works is not known from that.
 		l.breaker.undecided()
 	case strings.HasPrefix(err.Error(), "WRONGTYPE"):
-		// Someone else wrote to our key. Redis is well; the value is not to be believed.
+		// Another client wrote to our key. Redis works, but the value must not be used.
 		l.breaker.succeeded(ctx)
 	default:
 		l.breaker.failed(ctx, time.Now(), err)

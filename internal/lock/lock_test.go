@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
 
-// patient is for tests of what Redis says rather than of how fast: the machine may be busy.
+// patient is for tests of what Redis answers and not of how fast, because the machine may be busy.
 var patient = lock.Config{Budget: 30 * time.Second, Cooldown: 20 * time.Millisecond}
 
 func open(t *testing.T, server *embedded.Server, config lock.Config) *lock.Lock {
@@ -43,7 +43,7 @@ func open(t *testing.T, server *embedded.Server, config lock.Config) *lock.Lock 
 	return l
 }
 
-// raw is a client that is not under the budget, for looking behind the lock's back.
+// raw returns a client without the budget, with which a test reads and writes past the lock.
 func raw(t *testing.T, server *embedded.Server) *redis.Client {
 	t.Helper()
 	client, err := lock.Dial(server.URL(), patient)
@@ -177,7 +177,7 @@ func TestValuesAreNotBelieved(t *testing.T) {
 	if l.Release(ctx, ws, run) {
 		t.Error("a list was released")
 	}
-	// The spoofed key must not have cost the others their lock store.
+	// The spoofed key must not have opened the breaker for the others.
 	if out := l.Acquire(ctx, ids.New(), run); out.Kind != lock.Won {
 		t.Errorf("another workspace: %+v", out)
 	}
@@ -204,7 +204,7 @@ func TestFlushGivesTheLockToTheNext(t *testing.T) {
 	if l.Extend(ctx, ws, first) {
 		t.Error("the flushed lock was extended")
 	}
-	// This is why Redis decides nothing: now two runs believe that they won.
+	// This is why Redis decides nothing: now two runs have got Won.
 	if out := l.Acquire(ctx, ws, second); out.Kind != lock.Won {
 		t.Errorf("second: %+v", out)
 	}
@@ -274,7 +274,8 @@ func TestPausedRedisAnswersWithinTheBudget(t *testing.T) {
 		}
 	})
 	defer resume()
-	// The least of many measures, as other processes share the machine: the call's own limit is what is tested.
+	// The test takes the least of many measurements, because other processes share the machine, and it tests the limit of
+	// the call alone.
 	const within = 65 * time.Millisecond
 	least := time.Hour
 	for tries := 0; tries < 60 && least > within; tries++ {
@@ -291,7 +292,7 @@ func TestPausedRedisAnswersWithinTheBudget(t *testing.T) {
 	if out := l.Acquire(ctx, ids.New(), ids.New()); out != (lock.Outcome{}) {
 		t.Fatalf("paused, on an open connection: %+v", out)
 	}
-	// Behind the breaker nobody waits: it lets one call in 300 ms through.
+	// Behind the breaker no caller waits: it lets one call in 300 ms through.
 	var took []time.Duration
 	for range 1001 {
 		begin := time.Now()

@@ -24,10 +24,10 @@ const (
 	listType      protoreflect.FullName = "google.protobuf.ListValue"
 )
 
-// MarshalJSON prints a message as one line of JSON: snake_case field names in the order of the descriptor, times in RFC 3339, durations as a
-// number of seconds, enum values as Of spells them, 64-bit integers as numbers, bytes in base64, and every field that is not set: a scalar as
-// its zero, a list as [], a map as {}, a message and an unset optional or oneof member as null. It fails only on text that is not UTF-8 and on
-// times outside the years 1 to 9999.
+// MarshalJSON returns a message as one line of JSON: snake_case field names in the order of the descriptor, times in
+// RFC 3339, durations as a number of seconds, enum values as Of spells them, 64-bit integers as numbers, bytes in
+// base64, and every field that is not set: a scalar as its zero, a list as [], a map as {}, a message and an unset
+// optional or oneof member as null. It fails only on text that is not UTF-8 and on times outside the years 1 to 9999.
 func MarshalJSON(m proto.Message) ([]byte, error) {
 	if m == nil {
 		return []byte("null"), nil
@@ -171,7 +171,7 @@ func appendScalar(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value
 	}
 }
 
-// appendFloat prints what JSON cannot say as a number (infinities, not a number) as null.
+// appendFloat prints values that JSON cannot express as a number (infinities, not a number) as null.
 func appendFloat(b []byte, f float64, bits int) []byte {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return append(b, "null"...)

@@ -1,8 +1,9 @@
 // Package names owns how states, reasons and messages are spelled outside Go: in JSON, SQL, logs and metric labels.
 //
-// A state or reason is spelled as its proto value name without the enum's prefix, in lower case (`active`, `cert_expired`); a task type has a
-// dot between what it acts on and what it does (`workload.deploy`). Messages are printed by one marshaller, MarshalJSON. The package believes
-// the descriptors and never invents a spelling of its own.
+// A state or reason is spelled as its proto value name without the enum's prefix, in lower case (`active`,
+// `cert_expired`); a task type has a dot between what it acts on and what it does (`workload.deploy`). Messages are
+// printed by one marshaller, MarshalJSON. The package derives every spelling from the descriptors and never invents one
+// of its own.
 //
 // Guarantees: Parse(Of(x)) is x for every declared value; MarshalJSON prints the same bytes for equal messages.
 package names
@@ -20,15 +21,16 @@ import (
 
 const taskTypeEnum protoreflect.FullName = "gpuaas.common.v1.TaskType"
 
-// taskNouns are what tasks act on; the dot of a task type stands after one of them.
+// taskNouns are the objects that tasks act on; the dot of a task type follows one of them.
 var taskNouns = []string{"probe", "workload", "storage", "terminal", "node", "recovery_token", "verifier", "diagnostics"}
 
-// Of spells an enum value: its name without the enum's prefix, lower case. A number the enum does not declare is spelled as the number.
+// Of returns the spelling of an enum value: its name without the enum's prefix, lower case. A number that the enum does
+// not declare is spelled as the number.
 func Of(e protoreflect.Enum) string {
 	return spell(e.Descriptor(), e.Number())
 }
 
-// Parse reads a value as Of spells it. Any other is an *UnknownError.
+// Parse returns the value that Of spells as s. For any other text it returns an *UnknownError.
 func Parse[E protoreflect.Enum](s string) (E, error) {
 	var zero E
 	n, err := parse(zero.Descriptor(), s)
@@ -57,7 +59,7 @@ func All[E protoreflect.Enum]() []E {
 	return out
 }
 
-// Spellings returns how All's values are spelled, for CHECK constraints, completions and tests.
+// Spellings returns the spellings of All's values, for CHECK constraints, completions and tests.
 func Spellings[E protoreflect.Enum]() []string {
 	all := All[E]()
 	out := make([]string, len(all))
@@ -67,7 +69,7 @@ func Spellings[E protoreflect.Enum]() []string {
 	return out
 }
 
-// ValueName spells one value of an enum known only by its descriptor.
+// ValueName returns the spelling of one value of an enum known only by its descriptor.
 func ValueName(v protoreflect.EnumValueDescriptor) string {
 	d, ok := v.Parent().(protoreflect.EnumDescriptor)
 	if !ok {
@@ -83,12 +85,12 @@ type UnknownError struct {
 	Known []string
 }
 
-// Error names the enum and the spellings that exist.
+// Error returns a text that names the enum and the spellings that exist.
 func (e *UnknownError) Error() string {
 	return fmt.Sprintf("%q is not a %s: want one of %s", e.Value, e.Enum, strings.Join(e.Known, ", "))
 }
 
-// table has the spellings of one enum.
+// table holds the spellings of one enum.
 type table struct {
 	byNumber map[protoreflect.EnumNumber]string
 	byName   map[string]protoreflect.EnumNumber
@@ -126,8 +128,8 @@ func newTable(d protoreflect.EnumDescriptor) *table {
 	return t
 }
 
-// Without takes a value away from what Parse knows, as if this build were older than the value, until restore is called. Of spells it as before. It is for
-// tests of readers.
+// Without removes a value from those that Parse accepts, as if this build were older than the value, until restore is
+// called. Of still spells the value. It is for tests of readers.
 func Without(e protoreflect.Enum) (restore func()) { //nolint:nonamedreturns // says what it is
 	d := e.Descriptor()
 	whole, name := tableOf(d), Of(e)

@@ -57,7 +57,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// Every task type must have a dot: a new noun has to be told to the package.
+// Every task type must have a dot: a new noun has to be added to the package.
 func TestEveryTaskTypeHasADot(t *testing.T) {
 	for _, s := range names.Spellings[commonv1.TaskType]() {
 		if strings.Count(s, ".") != 1 {
@@ -109,7 +109,7 @@ func roundTrip[E interface {
 	}
 }
 
-// TestSpellingsAreMadeOnce holds that what each event spells and each row parses costs no new text.
+// TestSpellingsAreMadeOnce checks that spelling a value for an event and parsing one of a row allocate no new text.
 func TestSpellingsAreMadeOnce(t *testing.T) {
 	parse := func() {
 		if got, err := names.Parse[commonv1.RunState]("compensating"); err != nil || got != commonv1.RunState_RUN_STATE_COMPENSATING {
@@ -183,7 +183,8 @@ func mustStruct(t *testing.T) *structpb.Struct {
 	return s
 }
 
-// kinds builds a message type with every kind of field, so that the marshaller is tried on all without a proto of its own.
+// kinds builds a message type with every kind of field, so that the marshaller is tested with all without a proto file
+// for it.
 func kinds(t *testing.T) protoreflect.MessageType {
 	t.Helper()
 	type d = descriptorpb.FieldDescriptorProto

@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Unmarshal reads what MarshalJSON prints into a new message of type M. null leaves a field unset. An unknown field, a value of another kind,
-// a number out of range and anything after the object are errors that name the path.
+// Unmarshal reads what MarshalJSON prints into a new message of type M. null leaves a field unset. An unknown field, a
+// value of another kind, a number out of range and anything after the object are errors that name the path.
 func Unmarshal[M proto.Message](data []byte) (M, error) {
 	var zero M
 	m, ok := zero.ProtoReflect().Type().New().Interface().(M)
@@ -31,7 +31,7 @@ func Unmarshal[M proto.Message](data []byte) (M, error) {
 	return m, nil
 }
 
-// UnmarshalInto is Unmarshal into a message the caller has; it is reset first.
+// UnmarshalInto is Unmarshal into a message of the caller; it resets the message first.
 func UnmarshalInto(data []byte, m proto.Message) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()

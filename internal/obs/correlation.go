@@ -1,10 +1,12 @@
-// Package obs owns how a process is seen from outside: its log lines, metrics, health and the ops listener that serves them.
+// Package obs owns what an operator sees of a process: its log lines, metrics, health and the ops listener that serves
+// them.
 //
-// It believes what callers put into a context (With) and never invents an id. Logs are for machines first: attributes with the shared key
-// names, static messages. It never puts an id on a metric label, never prints a secret it can recognise, and never decides anything.
+// It takes ids from the context, where callers put them (With), and never invents one. Logs are for machines first:
+// attributes with the shared key names, static messages. It never puts an id on a metric label, never prints a secret
+// that it can recognise, and never decides anything.
 //
-// Guarantees: every line logged with a context carries the correlation of that context; every metric of a Registry starts with gpuaas_; pprof
-// answers on loopback only.
+// Guarantees: every line logged with a context carries the correlation of that context; every metric of a Registry
+// starts with gpuaas_; pprof is served on a unix socket only.
 package obs
 
 import (
@@ -12,7 +14,7 @@ import (
 	"log/slog"
 )
 
-// The keys under which the shared ids stand in logs, JSON and SQL.
+// The keys of the shared ids in logs, JSON and SQL.
 const (
 	KeyCorrelationID  = "correlation_id"
 	KeyTenantID       = "tenant_id"
@@ -29,7 +31,8 @@ const (
 	KeyReason  = "reason"
 )
 
-// Correlation is what belongs together: one id of each kind, empty where it does not apply.
+// Correlation holds the ids by which related lines and events are found: one id of each kind, empty where it does not
+// apply.
 type Correlation struct {
 	CorrelationID  string
 	TenantID       string

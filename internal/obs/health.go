@@ -15,18 +15,18 @@ import (
 // CheckTimeout is how long one health check may take.
 const CheckTimeout = 2 * time.Second
 
-// Check returns nil if what it looks at works. It heeds its context.
+// Check returns nil if the thing that it checks works. It returns when its context ends.
 type Check func(ctx context.Context) error
 
-// Health holds the named checks of a process. Readiness is every check and no drain; liveness is the live checks only: a lost database makes
-// a process not ready, and restarting the process would not help.
+// Health holds the named checks of a process. A process is ready if every check passes and it does not drain; it is
+// live if the live checks pass: a lost database makes a process not ready, and restarting the process would not help.
 type Health struct {
 	mu       sync.Mutex
 	ready    []named
 	live     []named
 	watched  []named
 	draining string
-	parts    map[string]part // by the check's name
+	parts    map[string]part // the last samples, by the check's name
 }
 
 type named struct {
@@ -44,7 +44,7 @@ func (h *Health) Ready(name string, check Check) {
 	h.ready = put(h.ready, named{name, check})
 }
 
-// Live adds a check whose failure only a restart can mend.
+// Live adds a check whose failure only a restart can repair.
 func (h *Health) Live(name string, check Check) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -61,7 +61,7 @@ func put(list []named, n named) []named {
 	return append(list, n)
 }
 
-// Drain makes the process not ready for the given reason, for good.
+// Drain makes the process not ready for the given reason, until it ends.
 func (h *Health) Drain(reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,12 +71,13 @@ func (h *Health) Drain(reason string) {
 	h.draining = reason
 }
 
-// Report is what the health endpoints answer.
+// Report is the body of the health endpoints' answers.
 type Report struct {
 	Status   string        `json:"status"`   // ok or failed
 	Draining string        `json:"draining"` // why, or empty
 	Checks   []CheckResult `json:"checks"`
-	Watched  []CheckResult `json:"watched"` // what the process does without if it must, as last looked at: ok, down, unknown or off
+	// Watched are the checks without which the process is ready too, from the last sample: ok, down, unknown or off
+	Watched []CheckResult `json:"watched"`
 }
 
 // CheckResult is one check's part of a Report.
@@ -88,7 +89,7 @@ type CheckResult struct {
 	DurationSeconds float64 `json:"duration_seconds"`
 }
 
-// OK says whether nothing failed and nothing drains.
+// OK reports whether no check failed and the process does not drain.
 func (r Report) OK() bool { return r.Status == statusOK }
 
 const (
@@ -96,7 +97,8 @@ const (
 	statusFailed = "failed"
 )
 
-// ReadyReport runs the readiness and liveness checks at the same time and answers what they said, in the order they were added.
+// ReadyReport runs the readiness and liveness checks at the same time and returns their results, in the order in which
+// the checks were added.
 func (h *Health) ReadyReport(ctx context.Context) Report {
 	h.mu.Lock()
 	checks := append(append([]named(nil), h.live...), h.ready...)
@@ -118,7 +120,7 @@ func (h *Health) LiveReport(ctx context.Context) Report {
 	return run(ctx, checks)
 }
 
-// ask runs checks at the same time and answers what each said.
+// ask runs checks at the same time and returns the result of each.
 func ask(ctx context.Context, checks []named) []error {
 	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
 	defer cancel()
@@ -152,7 +154,8 @@ func run(ctx context.Context, checks []named) Report {
 	return report
 }
 
-// result shows a fault by its public part; another error's text is shown redacted, since only operators reach the ops listener.
+// result returns a check's result with the public part of a fault, or the redacted text of any other error, since only
+// operators reach the ops listener.
 func result(name string, err error, took time.Duration) CheckResult {
 	r := CheckResult{Name: name, Status: statusOK, DurationSeconds: took.Seconds()}
 	if err == nil {

@@ -14,14 +14,14 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// LogConfig is how a process logs. The zero value is JSON at level info.
+// LogConfig sets how a process logs. The zero value is JSON at level info.
 type LogConfig struct {
 	Level  string `koanf:"level"`  // debug, info, warn, error
 	Format string `koanf:"format"` // json, or text for a terminal
 	Color  bool   `koanf:"color"`  // text only
 }
 
-// Validate returns what is wrong with the configuration.
+// Validate returns an error that describes what is wrong with the configuration.
 func (c LogConfig) Validate() error {
 	if _, err := c.level(); err != nil {
 		return err
@@ -45,7 +45,8 @@ func (c LogConfig) level() (slog.Level, error) {
 	return level, nil
 }
 
-// NewLogger returns a logger that writes to w, adds the correlation of each line's context, and redacts what looks like a secret.
+// NewLogger returns a logger that writes to w, adds the correlation of each line's context, and redacts what looks like
+// a secret.
 func NewLogger(w io.Writer, c LogConfig) (*slog.Logger, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -70,8 +71,9 @@ func Handler(next slog.Handler) slog.Handler {
 	return correlating{next: next}
 }
 
-// correlating adds ids to records. An id that the logger or the line names itself is not written twice. Below a group the ids stand inside it:
-// slog gives a handler no way back to the top, and the house logs without groups.
+// correlating adds ids to records. An id that the logger or the line names itself is not written twice. Within a group
+// the ids are written inside the group: slog gives a handler no way to write at the top level again, and our code logs
+// without groups.
 type correlating struct {
 	next  slog.Handler
 	own   map[string]bool // keys bound by With at the top level
@@ -134,7 +136,8 @@ func Err(err error) slog.Attr {
 	return slog.String(KeyError, err.Error())
 }
 
-// Reason returns the attribute for the reason of an error: a fault's, or how the error would leave the process.
+// Reason returns the attribute for the reason of an error: a fault's own, or the one with which the error would leave
+// the process.
 func Reason(err error) slog.Attr {
 	if err == nil {
 		return slog.Attr{}
@@ -142,7 +145,7 @@ func Reason(err error) slog.Attr {
 	return slog.String(KeyReason, names.Of(fault.ReasonOf(err)))
 }
 
-// replace redacts by key and, in text, by shape.
+// replace redacts attributes whose key is that of a secret, and in texts what looks like a secret.
 func replace(_ []string, a slog.Attr) slog.Attr {
 	if secretKey(a.Key) {
 		return slog.String(a.Key, Redacted)

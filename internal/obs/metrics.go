@@ -52,12 +52,13 @@ func NewRegistry() (*Registry, error) {
 	return r, nil
 }
 
-// ForService returns a registerer whose metrics carry the label service, so that several services of one process share one registry.
+// ForService returns a registerer whose metrics carry the label service, so that several services of one process share
+// one registry.
 func (r *Registry) ForService(name string) prometheus.Registerer {
 	return prometheus.WrapRegistererWith(prometheus.Labels{KeyService: name}, r)
 }
 
-// Gatherer returns what is exposed.
+// Gatherer returns the gatherer of the metrics that Handler serves.
 func (r *Registry) Gatherer() prometheus.Gatherer { return r.inner }
 
 // Handler serves the metrics.
@@ -65,7 +66,8 @@ func (r *Registry) Handler() http.Handler {
 	return promhttp.HandlerFor(r.inner, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
 
-// stamped is the version that the linker wrote: -X github.com/gpuaas/mesh/internal/obs.stamped=v1.2.3. Empty in a build that nobody named.
+// stamped is the version that the linker wrote: -X github.com/gpuaas/mesh/internal/obs.stamped=v1.2.3. Empty in a build
+// without a version.
 var stamped string
 
 // Build returns the version and the revision that the running binary was built from.
@@ -89,7 +91,8 @@ func Build() (string, string) {
 	return version, revision
 }
 
-// ReasonLabel returns a reason as a metric label: from the closed enum, and `other` for anything else, so that a peer cannot add series.
+// ReasonLabel returns a reason as a metric label: its spelling if the enum declares it, and `other` for anything else,
+// so that a peer cannot add series.
 func ReasonLabel(reason commonv1.Reason) string {
 	if !fault.Known(reason) {
 		return "other"
@@ -97,7 +100,8 @@ func ReasonLabel(reason commonv1.Reason) string {
 	return names.Of(reason)
 }
 
-// ForbiddenLabel says whether a label name is one that would hold an id, an address or a person's text, of which there is no end.
+// ForbiddenLabel reports whether a label name is one that would hold an id, an address or a person's text, whose number
+// has no bound.
 func ForbiddenLabel(name string) bool {
 	if slices.Contains([]string{
 		"id", "uuid", "node", "node_name", "workspace", "workspace_name", "tenant", "tenant_name", "task", "serial", "hostname", "address", "addr",

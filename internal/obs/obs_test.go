@@ -262,7 +262,7 @@ func TestOpsServer(t *testing.T) {
 	}
 }
 
-// checkProfiles reads a profile by the socket, which nobody but its owner may open.
+// checkProfiles reads a profile over the socket, which only its owner may open.
 func checkProfiles(t *testing.T, socket string) {
 	t.Helper()
 	info, err := os.Stat(socket)

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// OpsDeps is what the ops listener serves.
+// OpsDeps holds what the ops listener serves and where.
 type OpsDeps struct {
 	Logger   *slog.Logger
 	Registry *Registry
 	Health   *Health
-	// DebugSocket is the path of a unix socket, for the process's own user alone, that serves /debug/pprof/. Empty: profiles are not served. They are
-	// never served on addr: the workloads of tenants may run on the same loopback.
+	// DebugSocket is the path of a unix socket, for the process's own user alone, that serves /debug/pprof/. Empty:
+	// profiles are not served. They are never served on addr: the workloads of tenants may run on the same loopback.
 	DebugSocket string
 }
 
@@ -28,7 +28,7 @@ type OpsServer struct {
 	server, profileServer *http.Server
 }
 
-// maxSocketPath is what the kernel takes as the path of a unix socket.
+// maxSocketPath is the longest path of a unix socket that is accepted, in bytes, a little below the kernel's limit.
 const maxSocketPath = 100
 
 // NewOpsServer listens on addr (host:port; port 0 picks one), and on the socket if there is one.
@@ -72,7 +72,8 @@ func opsHTTP(deps OpsDeps, handler http.Handler) *http.Server {
 	}
 }
 
-// listenDebug makes the socket. What a dead process left at the path is replaced; a socket that answers is another process's, and an error.
+// listenDebug makes the socket. It replaces a socket that a dead process left at the path; if a process answers at the
+// path, it returns an error.
 func listenDebug(ctx context.Context, path string) (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("listen for profiles: the path of the socket is longer than %d bytes", maxSocketPath)
@@ -96,7 +97,7 @@ func listenDebug(ctx context.Context, path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// Addr returns the address it listens on.
+// Addr returns the address that the server listens on.
 func (s *OpsServer) Addr() string { return s.listener.Addr().String() }
 
 // Run serves until ctx ends.
@@ -131,7 +132,7 @@ func (s *OpsServer) Run(ctx context.Context) error {
 	return failed
 }
 
-// Close gives the listeners back if Run is never called.
+// Close closes the listeners; it is for a caller that never calls Run.
 func (s *OpsServer) Close() error {
 	err := s.listener.Close()
 	if s.debug != nil {

@@ -13,16 +13,18 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// ErrOff is answered by a check of something that is not configured, on purpose.
+// ErrOff is returned by a check of something that is, on purpose, not configured.
 var ErrOff = errors.New("none is configured")
 
-// sampleEvery is how often a process looks at what it reports. A caller gets the last sample, so that many callers ask a part once.
+// sampleEvery is how often a process runs its checks. A caller gets the last sample, so that many callers cause one
+// check.
 const sampleEvery = 2 * time.Second
 
-// sampleSoon is how often it looks while something that it needs is down: what has just begun, or come back, is not called down for long.
+// sampleSoon is how often it runs them while something that it needs is down, so that a part that has just started or
+// come back is not reported as down for long.
 const sampleSoon = 200 * time.Millisecond
 
-// part is what the last looks at one thing found.
+// part is the result of the last samples of one check.
 type part struct {
 	state        commonv1.PartState
 	since, at    time.Time
@@ -30,15 +32,15 @@ type part struct {
 	detail, next string
 }
 
-// Watch adds a check of something that requests can do without: it is reported, and the process is ready whatever it says. A check of the same name
-// is replaced.
+// Watch adds a check of something that requests can do without: its result is reported, and the process is ready
+// whatever the result is. A check of the same name is replaced.
 func (h *Health) Watch(name string, check Check) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.watched = put(h.watched, named{name, check})
 }
 
-// Run looks at every check again and again until ctx ends, so that Parts can say since when.
+// Run samples every check periodically until ctx ends, so that Parts can report since when a part has had its state.
 func (h *Health) Run(ctx context.Context) error {
 	for {
 		h.Sample(ctx)
@@ -54,7 +56,7 @@ func (h *Health) Run(ctx context.Context) error {
 	}
 }
 
-// lacking says whether the last look found something down that the process is not ready without.
+// lacking reports whether in the last sample something was down without which the process is not ready.
 func (h *Health) lacking() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -64,14 +66,14 @@ func (h *Health) lacking() bool {
 	})
 }
 
-// Sample looks once at every check that is not about this process alone.
+// Sample runs once every check that is not about this process alone.
 func (h *Health) Sample(ctx context.Context) {
 	h.mu.Lock()
 	checks := append(slices.Clone(h.ready), h.watched...)
 	h.mu.Unlock()
 	errs := ask(ctx, checks)
 	if ctx.Err() != nil {
-		return // the checks failed for our own end
+		return // the checks failed because ctx ended
 	}
 	now := time.Now()
 	h.mu.Lock()
@@ -89,7 +91,8 @@ func (h *Health) Sample(ctx context.Context) {
 	}
 }
 
-// found shows a fault by its public part. Another error's text stays here: the parts are shown to people who are not operators.
+// found returns the part of a check's error, with the public text of a fault. It leaves out the text of any other
+// error: the parts are shown to people who are not operators.
 func found(err error) part {
 	switch f, ok := fault.As(err); {
 	case err == nil:
@@ -104,8 +107,8 @@ func found(err error) part {
 	}
 }
 
-// Parts returns what the last look found, in the order in which the checks were added: those that the process is not ready without first. A check
-// that was not looked at yet is not among them.
+// Parts returns the last sample, in the order in which the checks were added, those without which the process is not
+// ready first. A check that was not sampled yet is not among them.
 func (h *Health) Parts() []*commonv1.Part {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,14 +130,14 @@ func (h *Health) Parts() []*commonv1.Part {
 	return out
 }
 
-// Draining says why the process takes no new work, empty if it does.
+// Draining returns why the process accepts no new work, empty if it accepts work.
 func (h *Health) Draining() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.draining
 }
 
-// watchedLocked is what /readyz says of the watched parts. None of it makes the process less ready.
+// watchedLocked returns the watched parts for /readyz. None of them makes the process not ready.
 func (h *Health) watchedLocked() []CheckResult {
 	var out []CheckResult
 	for _, c := range h.watched {

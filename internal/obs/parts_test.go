@@ -33,7 +33,8 @@ func TestPartsSaySinceWhenAndWhatToDo(t *testing.T) {
 			return nil
 		})
 		h.Watch("spare", func(context.Context) error { return obs.ErrOff })
-		h.Ready("database", func(context.Context) error { return errors.New("dial tcp 10.0.0.1:5432: password=secret") }) // down: it looks often
+		// down: it samples often
+		h.Ready("database", func(context.Context) error { return errors.New("dial tcp 10.0.0.1:5432: password=secret") })
 		if got := h.Parts(); len(got) != 0 {
 			t.Fatalf("before the first look: %v", got)
 		}
@@ -76,7 +77,8 @@ func TestPartsSaySinceWhenAndWhatToDo(t *testing.T) {
 	})
 }
 
-// TestAWatchedPartDoesNotMakeAProcessLessReady: what a service can do without must not take it out of a balancer.
+// TestAWatchedPartDoesNotMakeAProcessLessReady: the failure of a part that a service can do without must not take it
+// out of a load balancer.
 func TestAWatchedPartDoesNotMakeAProcessLessReady(t *testing.T) {
 	h := obs.NewHealth()
 	h.Watch("store", func(context.Context) error { return errors.New("gone") })
@@ -89,7 +91,8 @@ func TestAWatchedPartDoesNotMakeAProcessLessReady(t *testing.T) {
 	}
 }
 
-// A process that has just begun is not called down until the next look in two seconds, and one that has all it needs is not looked at more often.
+// A process that has just started is not reported as down until the next regular sample after two seconds, and one that
+// has everything it needs is not sampled more often.
 func TestWhatIsNeededIsLookedAtSoonWhileItIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loaded atomic.Bool

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Redacted stands where a secret stood.
+// Redacted replaces a secret in a text.
 const Redacted = "[redacted]"
 
 var (
@@ -19,8 +19,8 @@ var (
 	urlQuery    = regexp.MustCompile(`(https?|wss?)(://[^\s?"'<>]+)\?[^\s"'<>]*`)
 )
 
-// Redact returns s without what looks like a secret: private keys, JSON web tokens, bearer credentials, passwords in URLs and assignments, and
-// the query string of any web address.
+// Redact returns s without what looks like a secret: private keys, JSON web tokens, bearer credentials, passwords in
+// URLs and assignments, and the query string of any web address.
 func Redact(s string) string {
 	if !suspicious(s) {
 		return s
@@ -33,7 +33,7 @@ func Redact(s string) string {
 	return assignment.ReplaceAllString(s, "$1$2"+Redacted)
 }
 
-// suspicious is the cheap look that spares most lines the expressions above.
+// suspicious is a cheap test that makes the expressions above unnecessary for most lines.
 func suspicious(s string) bool {
 	if len(s) < 8 {
 		return false
@@ -59,7 +59,7 @@ func RedactURL(raw string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-// Secret is text that prints as [redacted] wherever it is printed by accident; Reveal answers it.
+// Secret is text that prints as [redacted], so that printing it by accident does not disclose it; Reveal returns it.
 type Secret string
 
 // Reveal returns the text itself.

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// Columns returns the select list that One and All read a T from, for a table or alias: "r.id, r.version". A field is selected by the column of its `db`
-// tag, or by the expression of its `expr` tag, in which @ stands for the alias:
+// Columns returns the select list that One and All read a T from, for a table or alias: "r.id, r.version". A field is
+// selected by the column of its `db` tag, or by the expression of its `expr` tag, in which @ stands for the alias:
 //
 //	Tenant string `db:"tenant" expr:"coalesce(@.tenant_id::text, '')"`
 //
-// Fields tagged `db:"-"` are left out; embedded structs are taken as if their fields stood in T. It panics if T is no struct, or a field has no tag: lists of
-// columns are made when the program starts.
+// Fields tagged `db:"-"` are left out; embedded structs are taken as if their fields stood in T. It panics if T is no
+// struct, or a field has no tag: lists of columns are made when the program starts.
 func Columns[T any](alias string) string {
 	var list []string
 	for _, c := range columnsOf(reflect.TypeFor[T]()) {

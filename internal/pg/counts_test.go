@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestWorkspacesAreCountedBesideABatch holds that the migration which begins to count workspaces waits for a batch of
-// projections that is under way, in whichever order it writes, and that neither waits for what the other holds.
+// TestWorkspacesAreCountedBesideABatch checks that the migration which begins to count workspaces waits for a batch of
+// projections that is under way, in whichever order it writes, and that neither waits for a lock of the other.
 func TestWorkspacesAreCountedBesideABatch(t *testing.T) {
 	testkit.IO(t)
 	file, err := migrations.FS.ReadFile("00225_workspace_counts.sql")

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// SQLSTATE codes that decide something here.
+// SQLSTATE codes by which this package decides.
 const (
 	codeUnique        = "23505"
 	codeForeignKey    = "23503"
@@ -24,21 +24,21 @@ const (
 	codeInternal      = "XX000"
 )
 
-// IsNoRows reports that a single-row query found nothing: for a compare-and-set, a lost race.
+// IsNoRows reports whether a single-row query found nothing: for a compare-and-set, a lost race.
 func IsNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 
-// IsUnique reports the violation of a unique index or constraint; an empty constraint means any.
+// IsUnique reports whether err is the violation of a unique index or constraint; an empty constraint means any.
 func IsUnique(err error, constraint string) bool { return violates(err, codeUnique, constraint) }
 
-// IsForeignKey reports the violation of a foreign key; an empty constraint means any.
+// IsForeignKey reports whether err is the violation of a foreign key; an empty constraint means any.
 func IsForeignKey(err error, constraint string) bool {
 	return violates(err, codeForeignKey, constraint)
 }
 
-// IsCheck reports the violation of a CHECK; an empty constraint means any.
+// IsCheck reports whether err is the violation of a CHECK; an empty constraint means any.
 func IsCheck(err error, constraint string) bool { return violates(err, codeCheck, constraint) }
 
-// IsPrivilege reports that the role may not do what it tried, row policies included.
+// IsPrivilege reports whether the role lacked the right to do what it tried, row policies included.
 func IsPrivilege(err error) bool { return violates(err, codePrivilege, "") }
 
 func violates(err error, code, constraint string) bool {
@@ -46,7 +46,8 @@ func violates(err error, code, constraint string) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == code && (constraint == "" || pgErr.ConstraintName == constraint)
 }
 
-// IsRetryable reports that the server rolled the transaction back for reasons of concurrency; the same again may pass.
+// IsRetryable reports whether the server rolled the transaction back for reasons of concurrency; the same transaction
+// may succeed if it is run again.
 func IsRetryable(err error) bool {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
@@ -55,14 +56,16 @@ func IsRetryable(err error) bool {
 	switch pgErr.Code {
 	case codeSerialization, codeDeadlock:
 		return true
-	case codeInternal: // "tuple concurrently updated": two statements changed one row of a catalogue, such as the grants of a database
+	case codeInternal:
+		// "tuple concurrently updated": two statements changed one row of a catalogue, such as the grants of a database.
 		return pgErr.Routine == "simple_heap_update" || pgErr.Routine == "simple_heap_delete"
 	}
 	return false
 }
 
-// IsConnError reports that the database could not be reached, hung up, is starting, stopping or full, or has become a
-// read-only standby: nothing is wrong with the request, and waiting helps. The end of the caller's own context is none.
+// IsConnError reports whether the database could not be reached, hung up, is starting, stopping or full, or has become
+// a read-only standby: nothing is wrong with the request, and waiting helps. The end of the caller's own context is no
+// such error.
 func IsConnError(err error) bool {
 	if err == nil {
 		return false

@@ -23,8 +23,8 @@ const (
 	exhaustedRetryAfter = 5 * time.Second
 )
 
-// Exhaustion remembers that the server refused something for want of a resource. A ping does not show it: reads go on while every write is refused.
-// The zero value is ready for use.
+// Exhaustion remembers that the server refused something for want of a resource. A ping does not find that: reads
+// succeed while every write is refused. The zero value is ready for use.
 type Exhaustion struct {
 	mu   sync.Mutex
 	code string
@@ -50,7 +50,7 @@ func (e *Exhaustion) Check(context.Context) error {
 	return exhausted(e.code, nil)
 }
 
-// exhausted is the fault of a code of class 53.
+// exhausted returns the fault of a code of class 53.
 func exhausted(code string, cause error) error {
 	public, remedy := "the database lacks a resource", "look at the database server's log for the resource that it lacks"
 	switch code {
@@ -70,8 +70,8 @@ func exhausted(code string, cause error) error {
 	return fault.New(commonv1.Reason_REASON_UNAVAILABLE, public, opts...)
 }
 
-// Fault returns the typed refusal of an error that only says how the database is: unavailable, with what to do. Any other error, and one that is typed
-// already, is returned as it is.
+// Fault returns a typed error (unavailable, with a remedy) for an error whose cause is the state of the database. Any
+// other error, and one that is typed already, is returned as it is.
 func Fault(err error) error {
 	if _, typed := fault.As(err); err == nil || typed {
 		return err

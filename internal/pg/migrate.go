@@ -37,17 +37,17 @@ type MigrateOptions struct {
 	Logger *slog.Logger
 }
 
-// Applied tells what Migrate did.
+// Applied describes what Migrate did.
 type Applied struct {
 	// Versions are the numbers of the files applied now, in order.
 	Versions []int64
 	// River counts the background-work migrations applied now, over all schemas.
 	River int
-	// Took is the wall time of the whole.
+	// Took is the wall time of the whole call.
 	Took time.Duration
 }
 
-// riverSchemas are the services that run background work.
+// riverSchemas returns the services that run background work.
 func riverSchemas() []string { return []string{RoleLifecycle, RoleRecovery, RoleReadmodel} }
 
 // Migrate brings the database of ownerURL up to date. The login is gpuaas_owner or a role that may take it; everything
@@ -63,7 +63,7 @@ func Migrate(ctx context.Context, ownerURL string, opts MigrateOptions) (Applied
 	if err != nil {
 		return Applied{}, fmt.Errorf("migrate database: %w", err)
 	}
-	// The lock is the session's: it goes with the pool, whatever happens.
+	// The lock belongs to the session: it is released with the pool at the latest.
 	defer lock.Release()
 	if err := takeTurn(ctx, lock); err != nil {
 		return Applied{}, fmt.Errorf("migrate database: take turn: %w", err)
@@ -103,8 +103,8 @@ func Migrate(ctx context.Context, ownerURL string, opts MigrateOptions) (Applied
 	return done, nil
 }
 
-// takeTurn waits for the lock of migrations. It asks again and again: a statement that waits for a lock holds a snapshot, and an index that is built
-// concurrently by who has the turn waits for the end of all snapshots.
+// takeTurn waits for the lock of migrations. It polls: a statement that waits for a lock holds a snapshot, and an index
+// that the present holder of the lock builds concurrently waits for the end of all snapshots.
 func takeTurn(ctx context.Context, conn *pgxpool.Conn) error {
 	const pause = 100 * time.Millisecond
 	ctx, cancel := context.WithTimeoutCause(ctx, turnTimeout, fmt.Errorf("another migration of this database has run for %s", turnTimeout))
@@ -147,7 +147,7 @@ func ownerPool(ctx context.Context, ownerURL string) (*pgxpool.Pool, error) {
 	}
 	pc.MaxConns = 4
 	pc.ConnConfig.RuntimeParams["application_name"] = "gpuaas migrate"
-	// A migration waits for a lock only so long: behind it every service would queue.
+	// A migration waits for a lock only so long: every service would queue behind it.
 	pc.ConnConfig.RuntimeParams["lock_timeout"] = "30000"
 	pc.ConnConfig.RuntimeParams["client_min_messages"] = "warning"
 	pc.ConnConfig.RuntimeParams[WriterSetting] = WriterProduct
@@ -232,11 +232,11 @@ func fileVersions(files fs.FS) ([]MigrationStatus, error) {
 	return list, nil
 }
 
-// ErrNotMigrated says that the database lacks migrations that this binary needs.
+// ErrNotMigrated is returned if the database lacks migrations that this binary needs.
 var ErrNotMigrated = errors.New("the database lacks migrations of this version: run `gpuaas migrate`")
 
-// CheckMigrated reports ErrNotMigrated, with the missing files, until the database has everything this binary knows. It
-// works as any service role and belongs into readiness. A database that is ahead is fine.
+// CheckMigrated returns ErrNotMigrated, with the missing files, until the database has every migration of this binary.
+// Any service role may call it; it is meant for readiness checks. A database that is ahead is fine.
 func CheckMigrated(ctx context.Context, q Querier) error {
 	rows, err := q.Query(ctx, "SELECT DISTINCT version_id FROM "+versionTable+" WHERE is_applied")
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestObservationsFromTheFutureAreDated: what a replica whose clock is ahead has written hides nothing from the migration on; what is of the past stays.
+// TestObservationsFromTheFutureAreDated: rows that a replica whose clock is ahead has written hide no later ones after
+// the migration; rows of the past stay.
 func TestObservationsFromTheFutureAreDated(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -128,7 +128,7 @@ func TestInTxRetriesConflicts(t *testing.T) {
 		t.Fatalf("counters %v after %d calls, want a deadlock and a retry", got, calls)
 	}
 
-	// What is no conflict is returned at once, as it is, and leaves nothing.
+	// An error that is no conflict is returned at once, unchanged, and the transaction leaves nothing.
 	calls = 0
 	own := errors.New("no")
 	err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -141,7 +141,7 @@ func TestInTxRetriesConflicts(t *testing.T) {
 	if !errors.Is(err, own) || calls != 1 {
 		t.Fatalf("%v after %d calls", err, calls)
 	}
-	// It does not go on for ever either.
+	// The repetitions end.
 	calls = 0
 	err = pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		calls++
@@ -185,7 +185,7 @@ func TestInTxHonoursTheContextUpToTheCommit(t *testing.T) {
 	}
 }
 
-// A proxy that swallows the answer to COMMIT: the row is there, and InTx must not say that it failed, nor do it again.
+// A proxy that swallows the answer to COMMIT: the row is there, and InTx must neither report a failure nor run again.
 func TestLostCommitAnswerIsUnknown(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -273,7 +273,7 @@ func (p *commitProxy) serve(client net.Conn, target string) error {
 		for {
 			n, err := server.Read(buf)
 			if err != nil || p.cutting() {
-				// The server has answered, so it has committed; the client is cut off without a word.
+				// The server has answered, so it has committed; the client's connection is cut.
 				_ = client.Close()
 				_ = server.Close()
 				return
@@ -440,7 +440,7 @@ func TestMigrationIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestEverySessionOfThePoolsIsTheProducts: triggers know by the setting that a write is no person's.
+// TestEverySessionOfThePoolsIsTheProducts: by the setting triggers recognize that no person made a write.
 func TestEverySessionOfThePoolsIsTheProducts(t *testing.T) {
 	testkit.IO(t)
 	d := testkit.DB(t)

@@ -11,8 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Queue adds a statement whose result nobody needs to a transaction of InTx: it goes to the server with the next statement, or with the commit, in the same
-// round trip and in its place in the order. Its failure is the failure of what it went with. On any other transaction it is executed at once.
+// Queue adds a statement whose result the caller does not need to a transaction of InTx: it goes to the server with the
+// next statement, or with the commit, in the same round trip and in the order of the calls. If it fails, the call that
+// it was sent with returns the error. On any other transaction it is executed at once.
 func Queue(ctx context.Context, tx pgx.Tx, s *Statement, args ...any) error {
 	if p, ok := tx.(*pipelined); ok && p.conn != nil {
 		p.pending = append(p.pending, statement{s.text, args})
@@ -22,8 +23,9 @@ func Queue(ctx context.Context, tx pgx.Tx, s *Statement, args ...any) error {
 	return err
 }
 
-// OnEnd has a transaction of InTx call fn when it has ended, or the savepoint that it is called in was undone: committed says whether what was done in it
-// stands. Where the outcome is not known it is false. It answers false, and does nothing, on any other transaction.
+// OnEnd has a transaction of InTx call fn when it has ended, or the savepoint that it is called in was undone:
+// committed reports whether the changes made in it stand. It is false where the outcome is not known. On any other
+// transaction OnEnd does nothing and returns false.
 func OnEnd(tx pgx.Tx, fn func(committed bool)) bool {
 	var p *pipelined
 	switch x := tx.(type) {
@@ -39,14 +41,15 @@ func OnEnd(tx pgx.Tx, fn func(committed bool)) bool {
 	return true
 }
 
-// statement waits for company.
+// statement is queued until the next round trip.
 type statement struct {
 	sql  string
 	args []any
 }
 
-// pipelined is a transaction that spends round trips only where somebody waits for an answer: BEGIN goes with the first statement, what is queued with the
-// next one, and COMMIT with what is queued last. One that has executed nothing has never begun.
+// pipelined is a transaction that spends round trips only where the caller needs a result: BEGIN goes with the first
+// statement, a queued statement with the next one, and COMMIT with those queued last. A transaction that has executed
+// nothing has never begun at the server.
 type pipelined struct {
 	conn    *pgxpool.Conn // nil once the transaction has ended
 	pending []statement
@@ -64,7 +67,8 @@ func begin(ctx context.Context, pool *pgxpool.Pool, sql string) (*pipelined, err
 	return &pipelined{conn: conn, pending: []statement{{sql: sql}}}, nil
 }
 
-// flush sends what is pending together with what add queues, and leaves the answers from add's first one on to the caller.
+// flush sends the pending statements together with those that add queues. The caller reads the answers from add's first
+// one on.
 func (p *pipelined) flush(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, error) {
 	if p.conn == nil {
 		return nil, pgx.ErrTxClosed
@@ -87,15 +91,16 @@ func (p *pipelined) flush(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchR
 	return answers, nil
 }
 
-// endUnbegun ends a transaction whose BEGIN was never executed: the driver prepares statements it does not know before it sends anything else, and one that
-// is refused there leaves the connection outside of any transaction. Whatever came next would be committed by itself.
+// endUnbegun ends a transaction whose BEGIN was never executed: the driver prepares statements it does not know before
+// it sends anything else, and a statement that is refused there leaves the connection outside of any transaction. The
+// next statement would be committed by itself.
 func (p *pipelined) endUnbegun() {
 	if conn := p.conn.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() == 'I' {
 		p.release()
 	}
 }
 
-// closing closes the answers and keeps what that says beyond the error that is known.
+// closing closes the answers and joins the error of that to the known one.
 func closing(answers pgx.BatchResults, known error) error {
 	err := answers.Close()
 	if err == nil || errors.Is(known, err) || err.Error() == known.Error() {
@@ -163,7 +168,7 @@ func (p *pipelined) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 	return answers
 }
 
-// Begin starts a savepoint. What is pending belongs before it.
+// Begin starts a savepoint. The pending statements come before it.
 func (p *pipelined) Begin(ctx context.Context) (pgx.Tx, error) {
 	const name = "pipelined"
 	if _, err := p.Exec(ctx, "savepoint "+name); err != nil {
@@ -190,12 +195,13 @@ func (p *pipelined) Commit(ctx context.Context) error {
 		case p.conn.Conn().IsClosed():
 			p.release()
 			return err
-		case p.conn.Conn().PgConn().TxStatus() != 'I': // a statement that was refused leaves the transaction open, as a refused commit does not
+		case p.conn.Conn().PgConn().TxStatus() != 'I':
+			// A statement that was refused leaves the transaction open, as a refused commit does not.
 			_ = p.Rollback(ctx) //nolint:errcheck // the refusal is what counts; a connection that is not clean is closed
 		default:
 			p.release()
 		}
-		// Over a connection that lives the answer is known, whatever the error: it is not committed.
+		// Over a live connection the outcome is known, whatever the error: the transaction is not committed.
 		return errors.Join(err, pgx.ErrTxCommitRollback)
 	}
 	p.committed = tag.String() != "ROLLBACK"
@@ -228,7 +234,7 @@ func (p *pipelined) release() {
 	p.tell(0, p.committed)
 }
 
-// tell calls what waits for the end from one on.
+// tell calls the functions of OnEnd, from the one at index from on.
 func (p *pipelined) tell(from int, committed bool) {
 	told := p.onEnd[from:]
 	p.onEnd = p.onEnd[:from:from]
@@ -237,7 +243,7 @@ func (p *pipelined) tell(from int, committed bool) {
 	}
 }
 
-// Conn implements pgx.Tx. What is pending is not known to who uses the connection itself.
+// Conn implements pgx.Tx. A caller that uses the connection itself does not see the pending statements.
 func (p *pipelined) Conn() *pgx.Conn {
 	if p.conn == nil {
 		return nil
@@ -245,7 +251,7 @@ func (p *pipelined) Conn() *pgx.Conn {
 	return p.conn.Conn()
 }
 
-// settle sends what is pending, for those that use the connection itself.
+// settle sends the pending statements, before the connection itself is used.
 func (p *pipelined) settle(ctx context.Context) error {
 	if p.conn == nil {
 		return pgx.ErrTxClosed
@@ -283,14 +289,14 @@ func (p *pipelined) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 type savepoint struct {
 	*pipelined
 	name  string
-	ends  int // how many waited for the end before it
+	ends  int // how many functions of OnEnd were registered before it
 	ended bool
 }
 
 // Commit implements pgx.Tx.
 func (s *savepoint) Commit(ctx context.Context) error { return s.end(ctx, "release savepoint "+s.name) }
 
-// Rollback implements pgx.Tx. What is pending belongs to the savepoint: it is dropped.
+// Rollback implements pgx.Tx. The pending statements belong to the savepoint: they are dropped.
 func (s *savepoint) Rollback(ctx context.Context) error {
 	if s.ended || s.pipelined.conn == nil {
 		return pgx.ErrTxClosed

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestQueuedStatements holds that what is queued runs in its place, and fails what it goes with.
+// TestQueuedStatements checks that a queued statement runs in its place, and that its failure fails the call that it
+// was sent with.
 func TestQueuedStatements(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

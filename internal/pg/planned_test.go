@@ -11,8 +11,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestFunctionsThatWritesCallArePlannedOnce holds that no write reads and plans a function anew: a function in SQL that cannot be inlined is, by each
-// statement that calls it, and those of an index's expression or predicate are called by each row.
+// TestFunctionsThatWritesCallArePlannedOnce checks that no write reads and plans a function anew: a function in SQL
+// that cannot be inlined is planned by each statement that calls it, and the functions of an index's expression or
+// predicate are called for each row.
 func TestFunctionsThatWritesCallArePlannedOnce(t *testing.T) {
 	testkit.IO(t)
 	rows, err := testkit.DB(t).OwnerPool().Query(t.Context(), `SELECT DISTINCT p.oid::regprocedure::text FROM pg_proc p
@@ -33,7 +34,8 @@ func TestFunctionsThatWritesCallArePlannedOnce(t *testing.T) {
 	}
 }
 
-// TestSecretKeysAreReadAsBefore holds that the function of the indexes on sets of keys returns what it returned when they were built.
+// TestSecretKeysAreReadAsBefore checks that the function of the indexes on sets of keys returns what it returned when
+// they were built.
 func TestSecretKeysAreReadAsBefore(t *testing.T) {
 	testkit.IO(t)
 	first, err := fs.ReadFile(migrations.FS, "00079_lifecycle_secret_keys.sql")

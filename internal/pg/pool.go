@@ -12,11 +12,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Config says how to reach the database. Only URL is required.
+// Config describes how to reach the database. Only URL is required.
 type Config struct {
 	// URL is a connection string; it carries the role and its password.
 	URL string
-	// ApplicationName shows in pg_stat_activity.
+	// ApplicationName is the name of the sessions in pg_stat_activity.
 	ApplicationName string
 	// MaxConns bounds the pool; zero means 10. Every service and replica has its share of the server's connections.
 	MaxConns int32
@@ -31,7 +31,8 @@ type Config struct {
 	IdleInTxTimeout time.Duration
 	// LockTimeout bounds the wait for one lock; zero means none.
 	LockTimeout time.Duration
-	// Exhaustion learns of what the server refuses for want of disk, memory or connections. Nil: nothing does.
+	// Exhaustion records that the server refused something for want of disk, memory or connections. Nil: no record is
+	// kept.
 	Exhaustion *Exhaustion
 	// Settings are further settings of the sessions, such as plan_cache_mode.
 	Settings map[string]string
@@ -40,15 +41,15 @@ type Config struct {
 // IdleInTxTimeout is what every login role has as idle_in_transaction_session_timeout, as Postgres spells it.
 const IdleInTxTimeout = "30s"
 
-// FormatSetting is the setting by which the database knows which forms of stored events a session reads, and Format that of this build: bodies in the bytes
-// of protobuf (the migration event_bodies), and uuids (event_ids).
+// FormatSetting is the setting by which the database learns which forms of stored events a session reads, and Format is
+// its value for this build: bodies in the bytes of protobuf (the migration event_bodies), and uuids (event_ids).
 const (
 	FormatSetting = "events.format"
 	Format        = "protobuf, uuids"
 )
 
-// WriterSetting is the setting by which triggers know the sessions of the product, whose value is WriterProduct, from those
-// of a person: rows that were written in another session were changed by hand.
+// WriterSetting is the setting by which triggers know the sessions of the product, whose value is WriterProduct, from
+// those of a person: rows that were written in another session were changed by hand.
 const (
 	WriterSetting = "gpuaas.writer"
 	WriterProduct = "product"
@@ -61,8 +62,8 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Open makes a pool. It does not dial: a database that is down shows at the first use, not at the start of a service.
-// The caller closes it.
+// Open makes a pool. It does not dial: a database that is down fails the first use, not the start of a service. The
+// caller closes it.
 func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	pc, err := pgxpool.ParseConfig(cfg.URL)
 	if err != nil {
@@ -89,14 +90,16 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		set["application_name"] = cfg.ApplicationName
 	}
 	set["timezone"] = "UTC"
-	// A host that is gone without a word holds its locks for half a minute, and not for the two hours of the system's defaults.
+	// The sessions of a host that vanished hold their locks for half a minute, and not for the two hours of the system's
+	// defaults.
 	set["tcp_keepalives_idle"], set["tcp_keepalives_interval"], set["tcp_keepalives_count"] = "15", "5", "3"
 	set[FormatSetting] = Format
 	set[WriterSetting] = WriterProduct
 	setMillis(set, "statement_timeout", orDefault(cfg.StatementTimeout, 30*time.Second))
 	setMillis(set, "idle_in_transaction_session_timeout", orDefault(cfg.IdleInTxTimeout, 30*time.Second))
 	setMillis(set, "lock_timeout", cfg.LockTimeout)
-	// Compiling the long statements of sweeps and counts takes longer than running them, and a session compiles anew for each call.
+	// Compiling the long statements of sweeps and counts takes longer than running them, and a session compiles anew for
+	// each call.
 	set["jit"] = "off"
 	maps.Copy(set, cfg.Settings)
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
@@ -106,11 +109,12 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// pingAfter is how long a connection may have been idle to be used without being asked whether it lives.
+// pingAfter is how long a connection may have been idle and still be used without a ping.
 const pingAfter = time.Minute
 
-// shouldPing reports whether a connection is asked before its use. A ping is a transaction for the server, and most polls use a connection that was idle for
-// a second or more: they would cost two each. So one whose server has gone is found by what stands in its socket, without asking.
+// shouldPing reports whether a connection is pinged before its use. A ping is a transaction for the server, and most
+// polls use a connection that was idle for a second or more: each poll would cost two. So a connection whose server has
+// gone is found by the state of its socket, without a ping.
 func shouldPing(_ context.Context, p pgxpool.ShouldPingParams) bool {
 	switch {
 	case p.IdleDuration < time.Second:
@@ -134,8 +138,8 @@ func setMillis(set map[string]string, key string, d time.Duration) {
 	}
 }
 
-// Clock reads mesh.clock() and how far this process's clock is from it: offset is what to add to time.Now() to get the
-// database's time. The error of the offset is at most half of rtt.
+// Clock returns mesh.clock() and how far this process's clock is from it: offset is what to add to time.Now() to get
+// the database's time. The error of the offset is at most half of rtt.
 func Clock(ctx context.Context, q Querier) (now time.Time, offset, rtt time.Duration, err error) { //nolint:nonamedreturns // three values of two types
 	sent := time.Now()
 	if err := q.QueryRow(ctx, "SELECT mesh.clock()").Scan(&now); err != nil {
@@ -145,7 +149,7 @@ func Clock(ctx context.Context, q Querier) (now time.Time, offset, rtt time.Dura
 	return now, now.Sub(sent.Add(rtt / 2)), rtt, nil
 }
 
-// Era reads the era of the database.
+// Era returns the era of the database.
 func Era(ctx context.Context, q Querier) (int64, error) {
 	var era int64
 	if err := q.QueryRow(ctx, "SELECT era FROM mesh.era").Scan(&era); err != nil {
@@ -154,7 +158,7 @@ func Era(ctx context.Context, q Querier) (int64, error) {
 	return era, nil
 }
 
-// Next is the successor of n in this database, as mesh.next(n) gives it inside a statement.
+// Next returns the successor of n in this database, as mesh.next(n) gives it inside a statement.
 func Next(ctx context.Context, q Querier, n int64) (int64, error) {
 	var next int64
 	if err := q.QueryRow(ctx, "SELECT mesh.next($1)", n).Scan(&next); err != nil {
@@ -163,7 +167,7 @@ func Next(ctx context.Context, q Querier, n int64) (int64, error) {
 	return next, nil
 }
 
-// RaiseEra sets the era one higher and returns it. DeclareRestored is what people run; this is its first half.
+// RaiseEra sets the era one higher and returns it. An operator runs DeclareRestored, of which this is the first half.
 func RaiseEra(ctx context.Context, q Querier, reason string) (int64, error) {
 	return raiseEra(ctx, q, -1, reason)
 }

@@ -24,7 +24,7 @@ const (
 	RoleReadmodel     = "readmodel"
 	RoleSequencer     = "sequencer"
 	RoleWorkloadAdmin = "workload_admin"
-	// RoleRetention owns the functions that cut what has reached the end of its term, and never logs in.
+	// RoleRetention owns the functions that delete rows at the end of their retention, and never logs in.
 	RoleRetention = "mesh_retention"
 )
 
@@ -37,32 +37,33 @@ const (
 // provisionLock is the advisory lock of Provision, in the maintenance database.
 const provisionLock = 0x67707561_0001
 
-// ServiceRoles are the login roles of the mesh database, each with a schema of its name, and the sequencer without one.
+// ServiceRoles returns the login roles of the mesh database, each with a schema of its name, and the sequencer without
+// one.
 func ServiceRoles() []string {
 	return []string{RoleNodeAPI, RoleLifecycle, RoleRecovery, RoleReadmodel, RoleSequencer}
 }
 
-// Roles are all login roles that need a password.
+// Roles returns all login roles that need a password.
 func Roles() []string { return append(ServiceRoles(), RoleWorkloadAdmin) }
 
-// Provisioning says what Provision makes.
+// Provisioning describes what Provision makes.
 type Provisioning struct {
 	// Database is the mesh's; empty means gpuaas.
 	Database string
 	// WorkloadDatabase is the tenants'; empty means gpuaas_workloads, "-" makes none.
 	WorkloadDatabase string
-	// Passwords has one of printable ASCII for each of Roles(). With one for gpuaas_owner that role may log in;
-	// without, migrations are run by the administrator, who takes the owner's role.
+	// Passwords holds a password of printable ASCII for each of Roles(). If it holds one for gpuaas_owner, that role may
+	// log in; otherwise migrations are run by the administrator, who takes the owner's role.
 	Passwords map[string]string
-	// Exclusive says that the cluster is ours alone: nobody but administrators may then connect to its other databases.
+	// Exclusive means that the cluster is ours alone: then only administrators may connect to its other databases.
 	Exclusive bool
 }
 
 // Provision makes the databases and roles as an administrator (superuser, or CREATEDB and CREATEROLE) and sets rights
-// and passwords to what p says. It may be run again at any time; it takes nothing away that it did not give.
+// and passwords as in p. It may be run again at any time; it revokes only what it granted.
 //
-// Before Postgres 16 CREATEROLE, which workload_admin needs, reaches every role that is not a superuser: there only
-// the secrecy of its password stands between it and the services' roles.
+// Before Postgres 16 CREATEROLE, which workload_admin needs, reaches every role that is not a superuser: there only the
+// secrecy of its password protects the services' roles from it.
 func Provision(ctx context.Context, adminURL string, p Provisioning) error {
 	if p.Database == "" {
 		p.Database = DatabaseMesh
@@ -130,8 +131,8 @@ type admin struct {
 	err  error
 }
 
-// exec runs a statement. Tenants' roles are granted the workload database meanwhile, and a grant that follows another one which was not committed when
-// it began is refused: then it runs again.
+// exec runs a statement. Tenants' roles may be granted the workload database at the same time, and the server refuses a
+// grant if another one was committed after it began: exec then runs the statement again.
 func (a *admin) exec(ctx context.Context, sql string, args ...any) {
 	for attempt := 1; a.err == nil; attempt++ {
 		_, err := a.conn.Exec(ctx, sql, args...)
@@ -160,7 +161,7 @@ func (a *admin) roles(ctx context.Context, verifiers map[string]string) {
 		}
 		attributes := " NOCREATEDB NOINHERIT NOCREATEROLE"
 		if role == RoleWorkloadAdmin {
-			// It acts for the roles it makes: it gives them schemas and drops what they own.
+			// The role acts for the roles that it makes: it gives them schemas and drops what they own.
 			attributes = " NOCREATEDB INHERIT CREATEROLE"
 		}
 		if super {
@@ -173,18 +174,18 @@ func (a *admin) roles(ctx context.Context, verifiers map[string]string) {
 			attributes += " NOLOGIN"
 		}
 		a.exec(ctx, "ALTER ROLE "+quote(role)+attributes)
-		// A session that forgot its transaction holds locks, and what vacuum may remove. Pools of services set this for themselves; a person
-		// who logs in by hand gets it here.
+		// A session that forgot its transaction holds locks, and keeps vacuum from removing dead rows. Pools of services set
+		// this for themselves; a person who logs in by hand gets it here.
 		a.exec(ctx, "ALTER ROLE "+quote(role)+" SET idle_in_transaction_session_timeout = '"+IdleInTxTimeout+"'")
 	}
-	// Migrations, as the owner, give it the functions that cut.
+	// Migrations, as the owner, transfer to it the functions that delete rows.
 	if !a.exists(ctx, "SELECT FROM pg_roles WHERE rolname = $1", RoleRetention) {
 		a.exec(ctx, "CREATE ROLE "+quote(RoleRetention))
 	}
 	a.exec(ctx, "ALTER ROLE "+quote(RoleRetention)+" NOLOGIN NOCREATEDB NOINHERIT NOCREATEROLE")
 	a.exec(ctx, "GRANT "+quote(RoleRetention)+" TO "+quote(RoleOwner))
 	if !super {
-		// Without being superuser one gives away a database only to a role that one may take.
+		// An administrator who is not superuser may give a database only to a role of which it is a member.
 		for _, role := range []string{RoleOwner, RoleWorkloadAdmin} {
 			a.exec(ctx, "GRANT "+quote(role)+" TO current_user")
 		}
@@ -201,7 +202,7 @@ func (a *admin) database(ctx context.Context, name, owner string, users []string
 	}
 }
 
-// closePublicSchema takes away what versions before 15 give everybody.
+// closePublicSchema revokes the rights that versions before 15 grant to PUBLIC.
 func closePublicSchema(ctx context.Context, adminURL, database string) error {
 	cfg, err := pgx.ParseConfig(adminURL)
 	if err != nil {
@@ -219,7 +220,7 @@ func closePublicSchema(ctx context.Context, adminURL, database string) error {
 	return nil
 }
 
-// scramVerifier is what Postgres keeps of a password (RFC 5803). Printable ASCII needs no SASLprep.
+// scramVerifier returns the form in which Postgres stores a password (RFC 5803). Printable ASCII needs no SASLprep.
 func scramVerifier(password string) (string, error) {
 	const iterations = 4096
 	if password == "" || slices.ContainsFunc([]byte(password), func(c byte) bool { return c < 0x20 || c > 0x7e }) {
@@ -243,7 +244,7 @@ func scramVerifier(password string) (string, error) {
 	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", iterations, b64(salt), b64(stored[:]), b64(mac("Server Key"))), nil
 }
 
-// WithUser is the connection string raw with another user, password and database; an empty database keeps it.
+// WithUser returns the connection string raw with another user, password and database; an empty database keeps it.
 func WithUser(raw, user, password, database string) (string, error) {
 	u, err := url.Parse(raw)
 	if err != nil {

@@ -13,18 +13,18 @@ import (
 
 // ServicesConnectedError is the refusal to declare a restore while services are connected.
 type ServicesConnectedError struct {
-	// Connected are the roles and names of who is connected, with the number of connections.
+	// Connected lists the role and application name of each group of sessions, with their number.
 	Connected []string
 }
 
-// Error says who is connected, and what to do.
+// Error names the connected services, and what to do.
 func (e *ServicesConnectedError) Error() string {
 	return "services are connected to the database: " + strings.Join(e.Connected, ", ") +
 		": stop every service, then run this again; a service that runs through a restore goes on with numbers of the " +
 		"lost history"
 }
 
-// errLocked is the end of a wait for the rows that a restore changes.
+// errLocked is returned after too long a wait for the rows that a restore changes.
 var errLocked = errors.New("the era is locked by another session")
 
 // Rollback is the state of rollback mode as the schema's owner reads it.
@@ -38,10 +38,10 @@ type Rollback struct {
 	Since    time.Time // zero if it is not active
 }
 
-// DeclareRestored raises the era above all that the database or its evidence knows and sets rollback mode, in one
+// DeclareRestored raises the era above every era in the database or its evidence and sets rollback mode, in one
 // transaction. It is run by the schema's owner after the database was restored from a backup, before any service is
 // started. While a service is connected it refuses with ServicesConnectedError; services that connect meanwhile wait
-// for its end.
+// for the end of the transaction.
 func DeclareRestored(ctx context.Context, ownerURL, reason string) (Rollback, error) {
 	pool, err := ownerPool(ctx, ownerURL)
 	if err != nil {
@@ -55,7 +55,7 @@ func DeclareRestored(ctx context.Context, ownerURL, reason string) (Rollback, er
 		if err := refuseConnected(ctx, tx); err != nil {
 			return err
 		}
-		// Whoever connects from here on waits at the first number that it draws or decides by.
+		// A service that connects from here on waits as soon as it draws a number or reads the era.
 		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '10s'"); err != nil {
 			return fmt.Errorf("bound the wait for locks: %w", err)
 		}
@@ -84,7 +84,7 @@ func declare(ctx context.Context, tx pgx.Tx, reason string) error {
 	if err != nil {
 		return err
 	}
-	// The id of the incident is left to recovery, which alone may append its event.
+	// Recovery sets the id of the incident: it alone may append that event.
 	_, err = tx.Exec(ctx, `UPDATE recovery.rollback SET state = 'active', declared = true,
 		since = COALESCE(CASE WHEN state = 'active' THEN since END, mesh.clock()), era = $1, reported_by = session_user,
 		reason = $2, incident_id = '', accepted_at = NULL, accepted_by = '', accept_reason = '', seen_era = -1,
@@ -100,9 +100,9 @@ func declare(ctx context.Context, tx pgx.Tx, reason string) error {
 	return nil
 }
 
-// refuseConnected looks for sessions of services in this database.
+// refuseConnected returns a ServicesConnectedError if services have sessions in this database.
 func refuseConnected(ctx context.Context, tx pgx.Tx) error {
-	// What a transaction has read of the sessions it reads again, unless it forgets it.
+	// A transaction caches the sessions that it has read; this drops the cache.
 	if _, err := tx.Exec(ctx, "SELECT pg_stat_clear_snapshot()"); err != nil {
 		return fmt.Errorf("read sessions: %w", err)
 	}

@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// A restore is declared with all services stopped: who is connected is named, and nothing is changed.
+// A restore is declared with all services stopped: otherwise the error names the connected services, and nothing is
+// changed.
 func TestDeclareRestoredRefusesWhileServicesAreConnected(t *testing.T) {
 	testkit.IO(t)
 	d := testkit.DB(t)
@@ -66,8 +67,8 @@ func TestRollbackStatusOfAnOlderDatabase(t *testing.T) {
 	}
 }
 
-// Every service decides by the mode, recovery alone raises the era, and only above what was shown while the mode is
-// active.
+// Every service reads the mode; recovery alone raises the era, and only above the evidence that was reported while the
+// mode is active.
 func TestWhoMayUseRollbackMode(t *testing.T) {
 	testkit.IO(t)
 	d := testkit.DB(t)

@@ -39,8 +39,8 @@ func list(t *testing.T, q pg.Querier, sql string, args ...any) []string {
 	return found
 }
 
-// allowed are the statements on shared tables that a role may run; everything on a table of the role's own schema is
-// allowed, and everything else refused.
+// allowed reports whether a role may run a statement on a shared table; everything on a table of the role's own schema
+// is allowed, and everything else refused.
 func allowed(role, schema, table, statement string) bool {
 	service := role != pg.RoleSequencer
 	switch schema + "." + table {
@@ -50,18 +50,18 @@ func allowed(role, schema, table, statement string) bool {
 		return service && (statement == "SELECT" || (role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"))
 	case "mesh.era", "mesh.goose_db_version", "mesh.clock_offset":
 		return statement == "SELECT"
-	case "mesh.replica": // nodeapi keeps its own, and all judge by them
+	case "mesh.replica": // nodeapi writes its own rows, and all services read them
 		return service && (statement == "SELECT" || (role == pg.RoleNodeAPI && statement != "TRUNCATE"))
 	case "mesh.periodic_job": // each service that has periodic work sees its own rows
 		return service && role != pg.RoleNodeAPI && statement != "DELETE" && statement != "TRUNCATE"
 	case "mesh.key_replica": // each service keeps the rows of its own replicas
 		return service && statement != "TRUNCATE"
-	case "mesh.storage_sample": // recovery looks at the room of the database, and readmodel shows it
+	case "mesh.storage_sample": // recovery measures the free space of the database, and readmodel displays it
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "INSERT" || statement == "DELETE") ||
 			role == pg.RoleReadmodel && statement == "SELECT"
-	case "mesh.retention": // each service writes down what it has cut, and forgets cuts of its own
+	case "mesh.retention": // each service records its cuts, and deletes records of its own
 		return service && statement != "TRUNCATE" && (statement != "DELETE" || role != pg.RoleNodeAPI)
-	case "mesh.signing_key": // whoever signs with a kind adds its keys
+	case "mesh.signing_key": // the service that signs with a kind adds its keys
 		return service && (statement == "SELECT" || (statement == "INSERT" && role != pg.RoleNodeAPI))
 	case "mesh.seeded": // a bench alone writes it, as the administrator
 		return service && statement == "SELECT"
@@ -71,7 +71,7 @@ func allowed(role, schema, table, statement string) bool {
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit": // added to and never changed
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
-	case "readmodel.audit_checkpoint": // added to; only the signature of one changes
+	case "readmodel.audit_checkpoint": // rows are added; only the signature of a row changes
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit_head": // one row, which only moves
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "UPDATE")
@@ -85,7 +85,8 @@ func allowed(role, schema, table, statement string) bool {
 	return schema == role && statement != "TRUNCATE"
 }
 
-// Every role, really logged in, tries every kind of statement on every table there is, whoever adds it later.
+// Every role, logged in as itself, tries every kind of statement on every table, those that later migrations add
+// included.
 func TestEachRoleIsRefusedEverywhereElse(t *testing.T) {
 	testkit.IO(t)
 	d := testkit.DB(t)
@@ -203,7 +204,8 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 	}) {
 		t.Errorf("functions that run with their owner's rights: %v", definers)
 	}
-	// What cuts belongs to a role that owns nothing else, reads and deletes, and neither logs in nor has members but the owner.
+	// The functions that cut belong to a role that owns nothing else, reads and deletes, and neither logs in nor has
+	// members but the owner.
 	if odd := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pg_get_userbyid(p.proowner) = $1
 			AND (NOT p.prosecdef OR p.proname NOT LIKE 'cut\_%')
 		UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE pg_get_userbyid(c.relowner) = $1
@@ -212,7 +214,8 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 			AND NOT (SELECT rolsuper FROM pg_roles WHERE oid = member)`, pg.RoleRetention, pg.RoleOwner); len(odd) > 0 {
 		t.Errorf("of the role that cuts: %v", odd)
 	}
-	// They are the schema owner's or the cutting role's, take no names from the caller's search path, and are no public property.
+	// They are the schema owner's or the cutting role's, take no names from the caller's search path, and are not
+	// executable by PUBLIC.
 	if loose := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND (pg_get_userbyid(p.proowner) NOT IN ($1, $2)
 			OR NOT COALESCE('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)
@@ -236,7 +239,7 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 				continue // itself
 			}
 			if role == pg.RoleLifecycle && sql == "ALTER ROLE lifecycle PASSWORD 'x'" {
-				continue // everybody may change their own
+				continue // every role may change its own
 			}
 			var err error
 			if sql == "CREATE DATABASE intruder" {
@@ -285,7 +288,7 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 				t.Errorf("%s runs %s: %v", role, sql, err)
 			}
 		}
-		// An event says of what and of whose it is.
+		// An event names its kind and its aggregate, by type and id.
 		for _, values := range []string{"'', 'a', 'a'", "'k', '', 'a'", "'k', 'a', ''"} {
 			sql := `INSERT INTO events.event (id, aggregate_version, payload, kind, aggregate_type, aggregate_id) VALUES (gen_random_uuid(), 1, '{}', ` + values + `)`
 			if err := inRolledBack(t, conn, sql); !pg.IsPrivilege(err) {
@@ -311,7 +314,7 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 			t.Errorf("the sequencer deletes from %s: %v", table, err)
 		}
 	}
-	// It chooses events, and the database gives the positions.
+	// The sequencer chooses events, and the database assigns the positions.
 	for _, column := range columns("events.numbered") {
 		err := inRolledBack(t, seq, "INSERT INTO events.numbered ("+column+") VALUES (NULL)")
 		if free := column == "seqs" || column == "oldest"; pg.IsPrivilege(err) == free {
@@ -325,7 +328,8 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 	if _, err := seq.Exec(t.Context(), number, "{[1,2)}"); err != nil {
 		t.Fatalf("the sequencer numbers one that committed late: %v", err)
 	}
-	// A number is given once: events that have one are out of its reach, and so is what no event can be.
+	// A number is assigned once: events that have one are out of the sequencer's reach, and so are positions that no event
+	// can have.
 	for _, seqs := range []string{"{[2,3)}", "{[1,4)}", "{[3,5)}", "{}", "{[3,)}", "{(,2)}", "{[0,1)}"} {
 		if err := inRolledBack(t, seq, number, seqs); err == nil || !strings.Contains(err.Error(), "numbered once") {
 			t.Errorf("numbered %s: %v", seqs, err)
@@ -363,7 +367,7 @@ func TestDatabasesAreClosedToTheOthers(t *testing.T) {
 	if err := dial(t, url); !pg.IsPrivilege(err) {
 		t.Errorf("workload_admin connects to the mesh database: %v", err)
 	}
-	// What it is for: a login role and a schema for a workspace, which sees nothing but its own.
+	// Its purpose: a login role and a schema for a workspace, which can access nothing but its own.
 	conn := connect(t, workloads)
 	role := fmt.Sprintf("ws_%s", ids.New()[24:])
 	for _, sql := range []string{

@@ -7,14 +7,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// SecretKeyUse is how many rows of a kind need a key of workload secrets.
+// SecretKeyUse counts the rows of one kind that need a key of workload secrets.
 type SecretKeyUse struct {
-	Key  string // its id; "(none)" for what is sealed under no key yet
+	Key  string // its id; "(none)" for rows that are sealed under no key yet
 	Rows int64
 	What string
 }
 
-// SecretKeyUses returns which keys of workload secrets rows need, by key and kind of row. It returns none if the database is older than sealed values.
+// SecretKeyUses returns which keys of workload secrets the rows need, by key and kind of row. It returns no rows if the
+// database is older than sealed values.
 func SecretKeyUses(ctx context.Context, ownerURL string) ([]SecretKeyUse, error) {
 	pool, err := ownerPool(ctx, ownerURL)
 	if err != nil {

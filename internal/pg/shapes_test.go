@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// wrong are writes that no row of a saga may have, each with the rule that it breaks. Each changes one row that is well.
+// wrong are writes that no row of a saga may have, each with the rule that it breaks. Each changes one row that is
+// well.
 var wrong = map[string][]string{
 	"saga_run_kind_check":           {`UPDATE lifecycle.saga_run SET kind = 'creat'`},
 	"saga_run_state_check":          {`UPDATE lifecycle.saga_run SET state = 'runing'`, `UPDATE lifecycle.saga_run SET state = ''`},
@@ -33,7 +34,8 @@ var wrong = map[string][]string{
 	"saga_step_state_check":         {`UPDATE lifecycle.saga_step SET state = 'done'`},
 }
 
-// TestRowsOfSagasHaveOneConstraintATable: every rule stands and is named when it is broken, and no statement pays for more than one constraint.
+// TestRowsOfSagasHaveOneConstraintATable: every rule stands and is named when it is broken, and no statement pays for
+// more than one constraint.
 func TestRowsOfSagasHaveOneConstraintATable(t *testing.T) {
 	testkit.IO(t)
 	d := testkit.DB(t)

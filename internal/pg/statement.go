@@ -13,8 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Statement is one SQL statement of the product, with a name and the roles that run it. It is made by the Define functions, when the program starts, and
-// never changes. Its name stands before its text as a comment, so that pg_stat_activity, pg_stat_statements and the server's log show it.
+// Statement is one SQL statement of the product, with a name and the roles that run it. It is made by the Define
+// functions, when the program starts, and never changes. Its name stands before its text as a comment, so that
+// pg_stat_activity, pg_stat_statements and the server's log show it.
 type Statement struct {
 	name       string
 	text       string
@@ -34,22 +35,22 @@ func (s *Statement) Roles() []string { return slices.Clone(s.roles) }
 // Unprepared returns why the statement cannot be prepared on a database that has only been migrated, or "".
 func (s *Statement) Unprepared() string { return s.unprepared }
 
-// registry holds what the Define functions made.
+// registry holds the statements that the Define functions made.
 var registry struct {
 	mu       sync.Mutex
 	names    map[string]bool
 	prepared map[string]*Statement // by name and variant
 }
 
-// statementName is how names look: the package, then what the statement does.
+// statementName matches a valid name: the package, then the operation.
 var statementName = regexp.MustCompile(`^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$`)
 
-// refuse stops the program: what is defined wrongly is constant, so a program with the mistake must not start.
+// refuse stops the program: definitions are constant, so a program with a wrong one must not start.
 func refuse(format string, args ...any) {
 	panic(fmt.Sprintf(format, args...)) //nolint:forbidigo // see above
 }
 
-// register takes a name once.
+// register reserves a name, and refuses one that is taken.
 func register(name string, roles []string) {
 	if !statementName.MatchString(name) {
 		refuse("define statement %q: the name must look like package.what_it_does", name)
@@ -68,7 +69,7 @@ func register(name string, roles []string) {
 	registry.names[name] = true
 }
 
-// keep makes a statement known to Statements.
+// keep adds a statement to those that Statements returns.
 func keep(variant string, s *Statement) *Statement {
 	registry.mu.Lock()
 	defer registry.mu.Unlock()
@@ -80,7 +81,8 @@ func newStatement(name, sql string, roles []string) *Statement {
 	return &Statement{name: name, text: "/* " + name + " */ " + sql, roles: roles}
 }
 
-// Define registers a statement that role runs. It is called in declarations of package variables only. It panics if the name is malformed or taken.
+// Define registers a statement that role runs. It is called in declarations of package variables only. It panics if the
+// name is malformed or taken.
 func Define(role, name, sql string) *Statement { return DefineShared([]string{role}, name, sql) }
 
 // DefineShared registers a statement that several roles run, each with the same text. See Define.
@@ -89,7 +91,8 @@ func DefineShared(roles []string, name, sql string) *Statement {
 	return keep("", newStatement(name, sql, roles))
 }
 
-// ByRole is a statement whose text depends on the role that runs it, such as one over a table that each service has in its own schema.
+// ByRole is a statement whose text depends on the role that runs it, such as one over a table that each service has in
+// its own schema.
 type ByRole struct{ of map[string]*Statement }
 
 // DefineByRole registers a statement for each role; compose returns its text. See Define.
@@ -111,8 +114,8 @@ func (b *ByRole) For(role string) *Statement {
 	return s
 }
 
-// Dynamic is a statement that is composed when it is run, from a closed set of parts that P selects: the conditions of a list, for example. Values never
-// become part of the text: they are arguments.
+// Dynamic is a statement that is composed when it is run, from a closed set of parts that P selects: the conditions of
+// a list, for example. Values never become part of the text: they are arguments.
 type Dynamic[P any] struct {
 	name       string
 	roles      []string
@@ -120,8 +123,8 @@ type Dynamic[P any] struct {
 	compose    func(P) string
 }
 
-// DefineDynamic registers a statement that compose makes from P. The samples stand for all values of P: each condition, each order and each table must be in
-// at least one of them, since the samples are what the test prepares. See Define.
+// DefineDynamic registers a statement that compose makes from P. The samples stand for all values of P: each condition,
+// each order and each table must be in at least one of them, since the test prepares the samples. See Define.
 func DefineDynamic[P any](role, name string, compose func(P) string, samples ...P) *Dynamic[P] {
 	register(name, []string{role})
 	if len(samples) == 0 {
@@ -134,8 +137,8 @@ func DefineDynamic[P any](role, name string, compose func(P) string, samples ...
 	return d
 }
 
-// DefineUnprepared registers a statement that cannot be prepared on a migrated database, for the reason given: it names an object that is made while
-// the product runs, such as the schema of one workspace. See Define.
+// DefineUnprepared registers a statement that cannot be prepared on a migrated database, for the reason given: it names
+// an object that is made while the product runs, such as the schema of one workspace. See Define.
 func DefineUnprepared[P any](role, name, reason string, compose func(P) string) *Dynamic[P] {
 	register(name, []string{role})
 	if reason == "" {
@@ -153,8 +156,8 @@ func (d *Dynamic[P]) For(p P) *Statement {
 	return s
 }
 
-// Statements returns the statements that the packages of this program define, by name: each variant of those that depend on the role, and the samples of
-// those that are composed.
+// Statements returns the statements that the packages of this program define, by name: each variant of those that
+// depend on the role, and the samples of those that are composed.
 func Statements() []*Statement {
 	registry.mu.Lock()
 	defer registry.mu.Unlock()
@@ -178,8 +181,8 @@ func QueryRow(ctx context.Context, q Querier, s *Statement, args ...any) pgx.Row
 	return q.QueryRow(ctx, s.text, args...)
 }
 
-// One runs a statement and returns its only row as a T, a struct whose fields have the names of the columns in `db` tags. Without a row the error is
-// pgx.ErrNoRows; with several the first one counts.
+// One runs a statement and returns its only row as a T, a struct whose fields have the names of the columns in `db`
+// tags. Without a row the error is pgx.ErrNoRows; with several the first one counts.
 func One[T any](ctx context.Context, q Querier, s *Statement, args ...any) (T, error) {
 	return collectOne(ctx, q, pgx.RowToStructByName[T], s, args)
 }

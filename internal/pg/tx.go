@@ -24,16 +24,17 @@ const (
 	firstTxBackoff = 2 * time.Millisecond
 )
 
-// ErrCommitUnknown says that the answer to a COMMIT was lost: the transaction happened wholly or not at all, and nobody
-// here knows which. The caller must look (by idempotency key or by a compare-and-set that names the previous state), or
-// answer its own caller with an error that invites the same request again. It is never retried here.
+// ErrCommitUnknown is returned if the answer to a COMMIT was lost: the transaction happened wholly or not at all, and
+// this process cannot tell which. The caller must read the outcome (by idempotency key or by a compare-and-set that
+// names the previous state), or return an error that invites its own caller to repeat the same request. This package
+// never retries it.
 var ErrCommitUnknown = errors.New("the outcome of the commit is unknown")
 
 // InTx runs fn in a READ COMMITTED transaction and commits it. A serialization failure or a deadlock, in fn or at the
 // commit, runs fn again from the start (at most six times, with jitter), so fn must have no effect outside the
-// transaction. Whatever else fn returns rolls back and is returned as it is.
+// transaction. Any other error of fn rolls back and is returned as it is.
 //
-// A commit is seen through even if ctx ends meanwhile: cancelling it would only make its outcome unknown.
+// A commit runs to its end even if ctx ends meanwhile: cancelling it would only make its outcome unknown.
 func InTx(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	backoff := firstTxBackoff
 	for attempt := 1; ; attempt++ {
@@ -59,7 +60,7 @@ func once(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.
 	}
 	ended := false
 	defer func() {
-		// Also on the way of a panic: a connection must not go back to the pool inside a transaction.
+		// Also during a panic: a connection must not go back to the pool inside a transaction.
 		if !ended {
 			rollback(ctx, tx)
 		}
@@ -86,8 +87,8 @@ func once(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.
 	return fmt.Errorf("commit transaction: %w", err)
 }
 
-// InSnapshot runs fn in a READ ONLY transaction that sees the database as of its first statement (REPEATABLE READ). BEGIN goes with that statement, in one
-// round trip.
+// InSnapshot runs fn in a READ ONLY transaction that sees the database as of its first statement (REPEATABLE READ).
+// BEGIN goes with that statement, in one round trip.
 func InSnapshot(ctx context.Context, pool *pgxpool.Pool, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	tx, err := begin(ctx, pool, "begin isolation level repeatable read read only")
 	if err != nil {
@@ -109,7 +110,7 @@ func InSnapshot(ctx context.Context, pool *pgxpool.Pool, fn func(ctx context.Con
 	return nil
 }
 
-// start begins on a pool without a round trip of its own; see Queue.
+// start begins a transaction, on a pool without a round trip of its own; see Queue.
 func start(ctx context.Context, db Beginner) (pgx.Tx, error) {
 	if pool, ok := db.(*pgxpool.Pool); ok {
 		return begin(ctx, pool, "begin")
@@ -124,10 +125,11 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 	_ = tx.Rollback(ctx) //nolint:errcheck // see above
 }
 
-// commitIsUnknown tells a refused commit from one without an answer. An error response of the server is a refusal,
-// except where the backend was torn down: it may have written the commit and been killed before it could say so.
+// commitIsUnknown reports whether a commit got no answer, rather than a refusal. An error response of the server is a
+// refusal, except where the backend was torn down: it may have written the commit and been killed before it could say
+// so.
 //
-// pgconn.SafeToRetry is not asked: where the answer to a simple query is lost, the driver (5.12) ends up with "conn
+// pgconn.SafeToRetry is not used: where the answer to a simple query is lost, the driver (5.12) ends up with "conn
 // closed", the very error of a connection that was closed before anything was sent, and calls it safe.
 func commitIsUnknown(err error) bool {
 	if errors.Is(err, pgx.ErrTxCommitRollback) || errors.Is(err, pgx.ErrTxClosed) {

@@ -20,10 +20,10 @@ type Link struct {
 	Public      []byte
 	EndorsedBy  string
 	Endorsement []byte
-	Retired     bool // it may endorse, and verifies nothing
+	Retired     bool // it may endorse other keys, and verifies no signature
 }
 
-// endorsementDomain begins what is signed to endorse a key.
+// endorsementDomain begins the signed bytes of an endorsement.
 const endorsementDomain = "gpuaas.mesh/key-endorsement\x00"
 
 func endorsed(kind string, public []byte) []byte {
@@ -35,8 +35,8 @@ func Endorse(by ed25519.PrivateKey, kind string, public ed25519.PublicKey) []byt
 	return ed25519.Sign(by, endorsed(kind, public))
 }
 
-// Follow returns the known keys and those that follow from them: each link that one of the result has endorsed for the kind, over any number of
-// steps and in any order of links. Retired links are in the result.
+// Follow returns the known keys and those that follow from them: each link that one of the result has endorsed for the
+// kind, over any number of steps and in any order of links. Retired links are in the result.
 func Follow(kind string, known map[string]ed25519.PublicKey, links []Link) map[string]ed25519.PublicKey {
 	out := make(map[string]ed25519.PublicKey, len(known)+len(links))
 	maps.Copy(out, known)
@@ -55,13 +55,14 @@ func Follow(kind string, known map[string]ed25519.PublicKey, links []Link) map[s
 	return out
 }
 
-// ErrNoChain says that no endorsement leads from the keys that are held to a list of keys.
+// ErrNoChain is returned if no endorsement leads from the keys that are held to a list of keys.
 var ErrNoChain = errors.New("no key of the list is held or endorsed by one that is held")
 
-// Advance returns the set that follows a held set by a list of keys: what is held and not retired by the list, and the keys of the list to which
-// endorsements lead. A key that is held and not listed stays. The ids are of listed keys that are not retired and not believed. A list that leads from
-// no key held is refused with ErrNoChain, and so is one that would leave no key. A listed key that leads to one held is not believed and not among the ids:
-// it was held before, and dropped when a list called it retired.
+// Advance returns the key set that replaces a held set after a list of keys: the held keys that the list does not
+// retire, and the keys of the list to which endorsements lead. A key that is held and not listed stays. The returned
+// ids are those of listed keys that are neither retired nor trusted. A list to which no endorsement leads from a held
+// key is refused with ErrNoChain, and so is one that would leave no key. A listed key that has endorsed a held one is
+// neither trusted nor among the ids: it was held before, and dropped when a list marked it as retired.
 func Advance(kind string, held *KeySet, links []Link) (*KeySet, []string, error) {
 	if len(links) > MaxChain {
 		return nil, nil, fmt.Errorf("follow keys: a list of %d, more than %d", len(links), MaxChain)

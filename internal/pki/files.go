@@ -9,7 +9,8 @@ import (
 	"syscall"
 )
 
-// fileMode is the mode of everything this package writes: most of it is a key, and nothing needs to be read by another user.
+// fileMode is the mode of everything this package writes: most of it is a key, and nothing needs to be read by another
+// user.
 const (
 	fileMode fs.FileMode = 0o600
 	dirMode  fs.FileMode = 0o700
@@ -17,16 +18,16 @@ const (
 
 // Names of the files of an identity directory.
 const (
-	// IdentityFile holds the private key and its chain in one file: two files cannot be replaced in one step, and a crash between them
-	// would leave a key that does not match its certificate.
+	// IdentityFile holds the private key and its chain in one file: two files cannot be replaced in one step, and a crash
+	// between them would leave a key that does not match its certificate.
 	IdentityFile = "identity.pem"
 	// BundleFile holds the roots that this identity's owner trusts.
 	BundleFile = "ca.pem"
 )
 
-// WriteFile replaces path with data: mode 0600, synced, and the directory synced after the rename. After it returns nil the new content
-// survives a crash; before, the old content does. What root writes belongs to the owner of the directory: a service that runs as another user finds no
-// file of its own that it cannot read.
+// WriteFile replaces path with data: mode 0600, synced, and the directory synced after the rename. After it returns nil
+// the new content survives a crash; before, the old content does. A file that root writes gets the owner of the
+// directory, so that a service that runs as another user can read every file of its own.
 func WriteFile(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, dirMode); err != nil {
@@ -94,8 +95,9 @@ func SyncDir(dir string) error {
 	return nil
 }
 
-// WithLock runs fn while holding an exclusive advisory lock on path, which is created if missing. Replicas that share a directory use it so that
-// only one of them creates a key. The lock goes with the process, so a crash never leaves it behind.
+// WithLock runs fn while holding an exclusive advisory lock on path, which is created if missing. Replicas that share a
+// directory use it so that only one of them creates a key. The lock goes with the process, so a crash never leaves it
+// behind.
 func WithLock(path string, fn func() error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), dirMode); err != nil {
 		return fmt.Errorf("make directory: %w", err)
@@ -117,7 +119,7 @@ func WithLock(path string, fn func() error) (err error) {
 	return fn()
 }
 
-// Exists reports whether path exists; any other failure to look is an error.
+// Exists reports whether path exists; any failure other than its absence is an error.
 func Exists(path string) (bool, error) {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Kind is what an identity stands for.
+// Kind is the kind of peer that an identity names.
 type Kind string
 
 // The two kinds of identity. Each has an authority of its own.
@@ -31,22 +31,22 @@ type ID struct {
 	Name        string // the node id, or the service's name
 }
 
-// NodeID is the identity of a node.
+// NodeID returns the identity of a node.
 func NodeID(trustDomain, nodeID string) ID {
 	return ID{TrustDomain: trustDomain, Kind: KindNode, Name: nodeID}
 }
 
-// ServiceID is the identity of a service.
+// ServiceID returns the identity of a service.
 func ServiceID(trustDomain, name string) ID {
 	return ID{TrustDomain: trustDomain, Kind: KindService, Name: name}
 }
 
-// String spells the identity as a URI.
+// String returns the identity as a URI.
 func (id ID) String() string {
 	return scheme + "://" + id.TrustDomain + "/" + string(id.Kind) + "/" + id.Name
 }
 
-// URL is the identity as a certificate carries it.
+// URL returns the identity as a certificate carries it.
 func (id ID) URL() *url.URL {
 	return &url.URL{Scheme: scheme, Host: id.TrustDomain, Path: "/" + string(id.Kind) + "/" + id.Name}
 }
@@ -69,8 +69,8 @@ func (id ID) Validate() error {
 	return nil
 }
 
-// ParseID reads a SPIFFE URI. It accepts exactly one spelling of each identity: no user, port, query, fragment, escape, empty or dotted
-// segment. The error wraps ErrID.
+// ParseID reads a SPIFFE URI. It accepts exactly one spelling of each identity: no user, port, query, fragment, escape,
+// empty or dotted segment. The error wraps ErrID.
 func ParseID(raw string) (ID, error) {
 	rest, ok := strings.CutPrefix(raw, scheme+"://")
 	if !ok || len(raw) > maxIDSize {
@@ -111,7 +111,7 @@ func validSegment(s string) bool {
 	return true
 }
 
-// clip bounds what an unverified peer can put into a log line.
+// clip bounds the text that an unverified peer can put into a log line.
 func clip(s string) string {
 	if len(s) > maxIDSize {
 		return s[:maxIDSize] + "..."

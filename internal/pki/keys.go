@@ -17,7 +17,7 @@ import (
 const (
 	blockCertificate = "CERTIFICATE"
 	blockPrivateKey  = "PRIVATE KEY"
-	// maxFileSize bounds what is read from a file that somebody else may have written.
+	// maxFileSize bounds the read of a file that another program may have written.
 	maxFileSize = 1 << 20
 )
 
@@ -30,8 +30,8 @@ func NewKey() (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// NewCSR makes a certificate request with the key's proof of possession. It names exactly one identity; the authority decides everything else.
-// The result is DER.
+// NewCSR makes a certificate request with the key's proof of possession. It names exactly one identity; the authority
+// decides everything else. The result is DER.
 func NewCSR(key crypto.Signer, id ID) ([]byte, error) {
 	if err := id.Validate(); err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func NewCSR(key crypto.Signer, id ID) ([]byte, error) {
 	return der, nil
 }
 
-// NewAnonymousCSR makes a certificate request that names nobody: for an instance that does not yet know its node id.
+// NewAnonymousCSR makes a certificate request without a name, for an instance that does not yet know its node id.
 func NewAnonymousCSR(key crypto.Signer) ([]byte, error) {
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 	if err != nil {
@@ -54,7 +54,7 @@ func NewAnonymousCSR(key crypto.Signer) ([]byte, error) {
 	return der, nil
 }
 
-// EncodeKey spells a private key as PEM (PKCS #8).
+// EncodeKey returns a private key as PEM (PKCS #8).
 func EncodeKey(key crypto.Signer) ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -82,7 +82,7 @@ func DecodeKey(data []byte) (crypto.Signer, error) {
 	return nil, errors.New("decode key: no private key found")
 }
 
-// EncodeChain spells DER certificates as PEM, in order.
+// EncodeChain returns DER certificates as PEM, in order.
 func EncodeChain(chain [][]byte) []byte {
 	var out []byte
 	for _, der := range chain {
@@ -91,7 +91,7 @@ func EncodeChain(chain [][]byte) []byte {
 	return out
 }
 
-// EncodeCertificates spells certificates as PEM, in order.
+// EncodeCertificates returns certificates as PEM, in order.
 func EncodeCertificates(certs []*x509.Certificate) []byte {
 	chain := make([][]byte, 0, len(certs))
 	for _, cert := range certs {
@@ -100,7 +100,7 @@ func EncodeCertificates(certs []*x509.Certificate) []byte {
 	return EncodeChain(chain)
 }
 
-// DecodeCertificates reads all certificates of PEM data, in order. At least one must be there.
+// DecodeCertificates reads all certificates of PEM data, in order. It is an error if there is none.
 func DecodeCertificates(data []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
@@ -144,7 +144,8 @@ func WriteIdentity(path string, key crypto.Signer, chain [][]byte) error {
 	return WriteFile(path, append(encoded, EncodeChain(chain)...))
 }
 
-// LoadOrCreateSigningKey reads the Ed25519 key at path, or makes it under the lock path+".lock", so that replicas which share the directory agree.
+// LoadOrCreateSigningKey reads the Ed25519 key at path, or makes it under the lock path+".lock", so that replicas which
+// share the directory agree.
 func LoadOrCreateSigningKey(path string) (ed25519.PrivateKey, error) {
 	var key ed25519.PrivateKey
 	err := WithLock(path+".lock", func() error {

@@ -13,21 +13,22 @@ import (
 	"strings"
 )
 
-// MaxKeys bounds a key set: old, new, and room for a mishap.
+// MaxKeys bounds a key set: it leaves room for an old and a new key, and for mistakes in rotations.
 const MaxKeys = 16
 
-// KeyID is the name of a public key: the first 16 hexadecimal digits of its SHA-256.
+// KeyID returns the id of a public key: the first 16 hexadecimal digits of its SHA-256.
 func KeyID(public ed25519.PublicKey) string {
 	sum := sha256.Sum256(public)
 	return hex.EncodeToString(sum[:8])
 }
 
-// KeySet is a set of Ed25519 public keys by which signatures are verified. It does not change; a rotation makes another set.
+// KeySet is a set of Ed25519 public keys by which signatures are verified. It does not change; a rotation makes another
+// set.
 type KeySet struct {
 	keys map[string]ed25519.PublicKey
 }
 
-// NewKeySet makes a set of public keys under their own names.
+// NewKeySet makes a set of public keys under their own ids.
 func NewKeySet(keys ...ed25519.PublicKey) (*KeySet, error) {
 	set := &KeySet{keys: map[string]ed25519.PublicKey{}}
 	for _, key := range keys {
@@ -41,7 +42,7 @@ func NewKeySet(keys ...ed25519.PublicKey) (*KeySet, error) {
 	return set, nil
 }
 
-// ParseKeySet reads keyid:base64 separated by commas. An empty set is refused: it would verify nothing ever again.
+// ParseKeySet reads keyid:base64 separated by commas. An empty set is refused: no signature would verify with it.
 func ParseKeySet(text string) (*KeySet, error) {
 	set := &KeySet{keys: map[string]ed25519.PublicKey{}}
 	for entry := range strings.SplitSeq(text, ",") {
@@ -71,7 +72,7 @@ func (s *KeySet) add(id string, key ed25519.PublicKey) error {
 	if len(key) != ed25519.PublicKeySize {
 		return fmt.Errorf("make key set: key %q has %d bytes", id, len(key))
 	}
-	// A key under another's name would be a way to retire a key in name only.
+	// If a key could stand under the id of another, a rotation could retire an id and keep its key.
 	if id != KeyID(key) {
 		return fmt.Errorf("make key set: key %q is named %s", id, KeyID(key))
 	}
@@ -82,7 +83,7 @@ func (s *KeySet) add(id string, key ed25519.PublicKey) error {
 	return nil
 }
 
-// String is the form that ParseKeySet reads, sorted by key id.
+// String returns the form that ParseKeySet reads, sorted by key id.
 func (s *KeySet) String() string {
 	entries := make([]string, 0, len(s.keys))
 	for _, id := range s.IDs() {
@@ -91,7 +92,7 @@ func (s *KeySet) String() string {
 	return strings.Join(entries, ",")
 }
 
-// IDs are the names of the keys, sorted.
+// IDs returns the ids of the keys, sorted.
 func (s *KeySet) IDs() []string {
 	return slices.Sorted(maps.Keys(s.keys))
 }
@@ -102,7 +103,8 @@ func (s *KeySet) Has(keyID string) bool {
 	return ok
 }
 
-// Overlaps reports whether the sets share a key. A replacement without overlap is refused: it would cut off everything that is already signed.
+// Overlaps reports whether the sets share a key. A replacement without overlap is refused: it would invalidate every
+// existing signature.
 func (s *KeySet) Overlaps(other *KeySet) bool {
 	for id := range s.keys {
 		if other.Has(id) {
@@ -112,7 +114,7 @@ func (s *KeySet) Overlaps(other *KeySet) bool {
 	return false
 }
 
-// Key is the key of a name. A nil set holds none.
+// Key returns the key of an id. A nil set holds none.
 func (s *KeySet) Key(keyID string) (ed25519.PublicKey, bool) {
 	if s == nil {
 		return nil, false

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Backdate is how long before its issue a node's certificate begins, for hosts whose clocks are a little behind.
+// Backdate is how long before its issue a node's certificate becomes valid, for hosts whose clocks are a little behind.
 const Backdate = time.Minute
 
 // maxLead bounds Lead.
@@ -22,6 +22,6 @@ func Life(leaf *x509.Certificate) time.Duration {
 	return span
 }
 
-// Lead returns how long before the end of a certificate of that life the session on the next one is due: a sixth of
+// Lead returns how long before the end of a certificate of that life the session with its successor is due: a sixth of
 // the life, at most a minute.
 func Lead(life time.Duration) time.Duration { return min(maxLead, max(life, 0)/6) }

@@ -17,18 +17,19 @@ type ListenerConfig struct {
 	TLS *tls.Config
 	// HandshakeTimeout is how long a peer may take. Default 5 s.
 	HandshakeTimeout time.Duration
-	// MaxHandshakes is how many may be under way at once. Above it the one that takes longest is closed: a peer that speaks is done in
-	// milliseconds, so a crowd that never speaks pushes out itself and not those who do. Default 512.
+	// MaxHandshakes is how many may be under way at once. Above it the one that takes longest is closed: a peer that sends
+	// anything is done in milliseconds, so silent connections push out each other and not the working peers. Default 512.
 	MaxHandshakes int
 	// MaxConnections is how many may be open at once, handshakes included. One more is closed at once. Zero: no bound.
 	MaxConnections int
-	// OnReject is told of every failed handshake. It must not block. Nil: nobody is told.
+	// OnReject is called with every failed handshake. It must not block. It may be nil.
 	OnReject func(Reject)
-	// OnHandshake is told of every finished one. It must not block. Nil: nobody is told.
+	// OnHandshake is called after every finished handshake. It must not block. It may be nil.
 	OnHandshake func()
 }
 
-// Listener accepts connections whose handshake is finished. It exists because net/http reports a failed handshake only as a line of text.
+// Listener accepts connections whose handshake is finished. It exists because net/http reports a failed handshake only
+// as a line of text.
 type Listener struct {
 	inner  net.Listener
 	cfg    ListenerConfig
@@ -55,7 +56,8 @@ func NewListener(ctx context.Context, inner net.Listener, cfg ListenerConfig) (*
 		cfg.MaxHandshakes = 512
 	}
 	l := &Listener{inner: inner, cfg: cfg, ready: make(chan net.Conn), under: list.New()}
-	// The listener lives until it is closed, not until the caller's context ends: a drain still accepts nothing, but closes in order.
+	// The listener lives until it is closed, not until the caller's context ends: a drain still accepts nothing, but
+	// closes in order.
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	l.wg.Go(l.acceptLoop)
 	return l, nil
@@ -88,7 +90,7 @@ func (l *Listener) acceptLoop() {
 	}
 }
 
-// count takes a place among the open connections, which the connection gives back when it is closed.
+// count reserves a place among the open connections, which is released when the connection is closed.
 func (l *Listener) count(conn net.Conn) (net.Conn, bool) {
 	if l.cfg.MaxConnections <= 0 {
 		return conn, true
@@ -113,7 +115,7 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// enter gives a connection its place among the handshakes, for which the longest may have to go.
+// enter gives a connection its place among the handshakes, for which the longest handshake may be closed.
 func (l *Listener) enter(conn net.Conn) *list.Element {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,12 +128,12 @@ func (l *Listener) enter(conn net.Conn) *list.Element {
 	return l.under.PushBack(conn)
 }
 
-// leave gives the place up, and answers false if it was taken away before.
+// leave gives the place up, and returns false if it was taken away before.
 func (l *Listener) leave(place *list.Element) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := l.under.Len()
-	l.under.Remove(place) // does nothing to an element that is not in the list any more
+	l.under.Remove(place) // does nothing if the element has left the list
 	return l.under.Len() < before
 }
 
@@ -187,7 +189,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends the listener and waits until its goroutines have.
+// Close ends the listener and waits until its goroutines have ended.
 func (l *Listener) Close() error {
 	l.cancel(net.ErrClosed)
 	err := l.inner.Close()
@@ -198,7 +200,7 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// Addr is the address listened on.
+// Addr returns the address listened on.
 func (l *Listener) Addr() net.Addr { return l.inner.Addr() }
 
 func isTemporary(err error) bool {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestWhoNeverSpeaksKeepsNobodyOut: a crowd of silent connections far above the limit pushes out itself. Scenario: D03.
+// TestWhoNeverSpeaksKeepsNobodyOut: silent connections far above the limit push out each other. Scenario: D03.
 func TestWhoNeverSpeaksKeepsNobodyOut(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -65,7 +65,8 @@ func TestWhoNeverSpeaksKeepsNobodyOut(t *testing.T) {
 			t.Fatalf("beside %d silent ones: %v", len(silent), err)
 		}
 		_ = speaks.Close()
-		// The client is through before the server is, which on a busy machine may still be at it when nine more have come.
+		// The client finishes its handshake before the server, which on a busy machine may still be at it when nine more have
+		// come.
 		spoken++
 		testkit.Eventually(t, testkit.Patience, func() error {
 			if finished.Load() != spoken {

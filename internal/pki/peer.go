@@ -21,7 +21,7 @@ var ErrIdentity = errors.New("certificate does not identify a peer of this mesh"
 // it must not. It wraps ErrIdentity.
 var ErrUsage = fmt.Errorf("%w: extended key usage", ErrIdentity)
 
-// Peer is who a verified chain names.
+// Peer is the peer that a verified chain names.
 type Peer struct {
 	ID          ID
 	Serial      string // lower-case hexadecimal, as SerialString spells it
@@ -36,8 +36,8 @@ type Peer struct {
 // PeerFromChain reads the identity of the leaf of verified chains, as crypto/tls reports them. The leaf must carry
 // exactly one URI SAN, in the one spelling of an identity of the trust domain, be no certificate authority and able to
 // sign none, and list usage explicitly. A node's leaf carries no other name, and no usage but that of a client; a
-// service's may have those of both sides. Nothing but that SAN is read for the identity: the common name is whatever
-// its holder asked for. Errors wrap ErrIdentity.
+// service's may have those of both sides. Nothing but that SAN is read for the identity: the common name is chosen by
+// the requester. Errors wrap ErrIdentity.
 func PeerFromChain(verified [][]*x509.Certificate, trustDomain string, usage x509.ExtKeyUsage) (Peer, error) {
 	if len(verified) == 0 || len(verified[0]) == 0 {
 		return Peer{}, fmt.Errorf("%w: no verified chain", ErrIdentity)
@@ -58,7 +58,7 @@ func PeerFromChain(verified [][]*x509.Certificate, trustDomain string, usage x50
 	return peer, nil
 }
 
-// PeerFromState is PeerFromChain for the client side of a finished handshake, as a server sees it.
+// PeerFromState does the same as PeerFromChain for the client side of a finished handshake, as a server sees it.
 func PeerFromState(state *tls.ConnectionState, trustDomain string) (Peer, error) {
 	if state == nil || !state.HandshakeComplete {
 		return Peer{}, fmt.Errorf("%w: no finished handshake", ErrIdentity)
@@ -78,7 +78,7 @@ func leafID(leaf *x509.Certificate, trustDomain string, usage x509.ExtKeyUsage) 
 	if err != nil {
 		return ID{}, fmt.Errorf("%w: %w", ErrIdentity, err)
 	}
-	// ParseID takes one spelling only; this holds it to that, whatever it learns to take.
+	// ParseID accepts one spelling only; this check holds even if ParseID comes to accept others.
 	if id.String() != raw {
 		return ID{}, fmt.Errorf("%w: the name %q is not spelled as %s", ErrIdentity, clip(raw), id)
 	}
@@ -138,8 +138,8 @@ func uriName(leaf *x509.Certificate) (string, int, error) {
 	return raw, len(names) - uris, nil
 }
 
-// checkUsage wants the usage of this side, and refuses what our authorities do not issue. An absent extension would
-// verify for any usage, and so would `any`.
+// checkUsage returns an error unless the leaf has the usage of this side and no other than our authorities issue. An
+// absent extension would verify for any usage, and so would `any`.
 func checkUsage(leaf *x509.Certificate, kind Kind, usage x509.ExtKeyUsage) error {
 	if !slices.Contains(leaf.ExtKeyUsage, usage) {
 		return ErrUsage
@@ -158,19 +158,20 @@ func checkUsage(leaf *x509.Certificate, kind Kind, usage x509.ExtKeyUsage) error
 	return nil
 }
 
-// Fingerprint is the SHA-256 of a certificate in lower-case hexadecimal.
+// Fingerprint returns the SHA-256 of a certificate in lower-case hexadecimal.
 func Fingerprint(cert *x509.Certificate) string {
 	sum := sha256.Sum256(cert.Raw)
 	return hex.EncodeToString(sum[:])
 }
 
-// FingerprintDER is Fingerprint of an encoded certificate.
+// FingerprintDER returns the Fingerprint of an encoded certificate.
 func FingerprintDER(der []byte) string {
 	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:])
 }
 
-// PublicKeyFingerprint is the SHA-256 of the encoded public key (SubjectPublicKeyInfo): what issuance is keyed by.
+// PublicKeyFingerprint returns the SHA-256 of the encoded public key (SubjectPublicKeyInfo), by which issuance is
+// keyed.
 func PublicKeyFingerprint(pub any) (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(pub)
 	if err != nil {
@@ -179,7 +180,7 @@ func PublicKeyFingerprint(pub any) (string, error) {
 	return FingerprintDER(der), nil
 }
 
-// SerialString is the one spelling of a serial number: lower-case hexadecimal without leading zeros.
+// SerialString returns the one spelling of a serial number: lower-case hexadecimal without leading zeros.
 func SerialString(n *big.Int) string {
 	if n == nil {
 		return ""

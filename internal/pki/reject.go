@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// RejectReason says why a handshake failed. The set is closed, so that it can be a metric's label.
+// RejectReason is why a handshake failed. The set is closed, so that it can be a metric's label.
 type RejectReason string
 
 // The reasons of a failed handshake.
@@ -40,18 +40,18 @@ func RejectReasons() []RejectReason {
 	}
 }
 
-// Reject is the evidence that a refused handshake leaves.
+// Reject describes a refused handshake.
 type Reject struct {
 	Reason RejectReason
-	// ClaimedUnverified is the URI name of the refused certificate. Anybody can write anything there: it may hint an operator at a node, and must
-	// never change the state of one.
+	// ClaimedUnverified is the URI name of the refused certificate. An unverified certificate can name anything: the name
+	// may point an operator to a node, and must never change the state of one.
 	ClaimedUnverified string
 	Serial            string // of the refused certificate, as unverified
 	Remote            string
 	Err               error
 }
 
-// ClassifyHandshake says why a handshake of ServerTLS failed. now is the time that certificates were judged by.
+// ClassifyHandshake returns why a handshake of ServerTLS failed. now is the time by which certificates were verified.
 func ClassifyHandshake(err error, now time.Time) Reject {
 	out := Reject{Reason: rejectReason(err, now), Err: err}
 	var verification *tls.CertificateVerificationError
@@ -110,7 +110,7 @@ func rejectReason(err error, now time.Time) RejectReason {
 func invalidReason(err x509.CertificateInvalidError, now time.Time) RejectReason {
 	switch err.Reason { //nolint:exhaustive // every other defect is one reason.
 	case x509.Expired:
-		// crypto/x509 has one reason for both ends of the validity; only the certificate tells them apart.
+		// crypto/x509 has one reason for both ends of the validity; only the certificate distinguishes them.
 		if err.Cert != nil && now.Before(err.Cert.NotBefore) {
 			return RejectNotYetValid
 		}

@@ -12,17 +12,18 @@ import (
 // ServicesKind is the kind of the issuers of services' certificates.
 const ServicesKind = "services"
 
-// maxCrosses bounds the cross certificates that are shown beside a leaf.
+// maxCrosses bounds the cross certificates that are presented beside a leaf.
 const maxCrosses = 4
 
-// RootID is the name of a root: the first 16 hexadecimal digits of its fingerprint.
+// RootID returns the id of a root: the first 16 hexadecimal digits of its fingerprint.
 func RootID(root *x509.Certificate) string { return Fingerprint(root)[:16] }
 
-// RootLink is a root of a list. A root but the first one has a cross certificate: one for its key that an earlier root has issued.
+// RootLink is a root of a list. A root but the first one has a cross certificate: one for its key that an earlier root
+// has issued.
 type RootLink struct {
 	DER     []byte
 	Cross   []byte
-	Retired bool // nothing is trusted by it any longer; it may vouch for later ones
+	Retired bool // certificates that it issued are not trusted; it may vouch for later roots
 }
 
 // Vouches reports whether cross is a certificate for the key and name of root that by has issued.
@@ -31,8 +32,8 @@ func Vouches(by, root, cross *x509.Certificate) bool {
 		bytes.Equal(cross.RawSubject, root.RawSubject) && cross.CheckSignatureFrom(by) == nil
 }
 
-// FollowRoots returns the known roots and those of the list that follow from them by cross certificates, over any number of steps. Roots that the list
-// calls retired are in the result. A link that cannot be read is passed over.
+// FollowRoots returns the known roots and those of the list that follow from them by cross certificates, over any
+// number of steps. Roots that the list calls retired are in the result. A link that cannot be read is passed over.
 func FollowRoots(known []*x509.Certificate, links []RootLink) []*x509.Certificate {
 	out := slices.Clone(known)
 	for more := true; more; {
@@ -54,8 +55,8 @@ func FollowRoots(known []*x509.Certificate, links []RootLink) []*x509.Certificat
 	return out
 }
 
-// Anchor returns the root that a chain (leaf first) ends in without a cross certificate. The time is the beginning of the leaf's life, so that an expired
-// leaf has an anchor too.
+// Anchor returns the root that a chain (leaf first) ends in without a cross certificate. The time is the beginning of
+// the leaf's life, so that an expired leaf has an anchor too.
 func Anchor(chain, roots []*x509.Certificate) (*x509.Certificate, error) {
 	if len(chain) == 0 {
 		return nil, errors.New("find issuer: no certificate")
@@ -110,7 +111,8 @@ func sameKey(a, b *x509.Certificate) bool {
 	return bytes.Equal(a.RawSubjectPublicKeyInfo, b.RawSubjectPublicKeyInfo)
 }
 
-// splitCrosses parts the cross certificates of a file from its roots: those for the key of a root that stands in it too and has issued itself.
+// splitCrosses separates the cross certificates of a file from its roots. A cross certificate is one for the key of a
+// self-signed root in the same file.
 func splitCrosses(certs []*x509.Certificate) ([]*x509.Certificate, []*x509.Certificate) {
 	var roots, crosses []*x509.Certificate
 	for _, cert := range certs {

@@ -14,19 +14,22 @@ import (
 	"time"
 )
 
-// Store holds the certificate and key that this process shows, and replaces them without a restart. It is safe for concurrent use.
+// Store holds the certificate and key that this process presents, and replaces them without a restart. It is safe for
+// concurrent use.
 type Store struct {
 	certPath, keyPath string
 	current           atomic.Pointer[tls.Certificate]
 
-	mu      sync.Mutex                                                      // of what follows, and of each change of current
+	// mu guards the fields below, and each change of current.
+	mu      sync.Mutex
 	crosses func(leaf []*x509.Certificate) [][]byte                         // see Follow
 	admit   func(next []*x509.Certificate, present *x509.Certificate) error // see Follow
 	plain   *tls.Certificate                                                // without crosses
 }
 
-// Follow makes the store show the cross certificates that crosses returns for its chain behind it, and refuse what Reload finds and admit does not
-// take: the present certificate goes on then. It applies to the present chain at once.
+// Follow makes the store present, behind its chain, the cross certificates that crosses returns for it. If admit
+// refuses a chain that Reload finds, the store keeps the present certificate. Follow applies to the present chain at
+// once.
 func (s *Store) Follow(crosses func(chain []*x509.Certificate) [][]byte, admit func(next []*x509.Certificate, present *x509.Certificate) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,7 +40,7 @@ func (s *Store) Follow(crosses func(chain []*x509.Certificate) [][]byte, admit f
 	return s.showLocked(s.plain)
 }
 
-// Chain returns the certificates that the store shows without cross certificates, leaf first.
+// Chain returns the certificates that the store presents, without cross certificates, leaf first.
 func (s *Store) Chain() ([]*x509.Certificate, error) {
 	s.mu.Lock()
 	plain := s.plain
@@ -48,10 +51,10 @@ func (s *Store) Chain() ([]*x509.Certificate, error) {
 	return ParseChain(plain.Certificate)
 }
 
-// Path is the file of the certificate; empty: it is in memory.
+// Path returns the file of the certificate, or the empty string if it is in memory only.
 func (s *Store) Path() string { return s.certPath }
 
-// showLocked shows a pair with its cross certificates.
+// showLocked makes the store present a pair with its cross certificates.
 func (s *Store) showLocked(pair *tls.Certificate) error {
 	shown := *pair
 	if s.crosses != nil {
@@ -71,7 +74,8 @@ func (s *Store) showLocked(pair *tls.Certificate) error {
 	return nil
 }
 
-// LoadStore reads a PEM chain and its key. Both paths may name one file. The store must be told to look again: Reload, or Watch.
+// LoadStore reads a PEM chain and its key. Both paths may name one file. The files are read again only by Reload or
+// Watch.
 func LoadStore(certPath, keyPath string) (*Store, error) {
 	s := &Store{certPath: certPath, keyPath: keyPath}
 	if _, err := s.Reload(); err != nil {
@@ -80,7 +84,7 @@ func LoadStore(certPath, keyPath string) (*Store, error) {
 	return s, nil
 }
 
-// NewStore holds a key and its DER chain in memory.
+// NewStore returns a store of a key and its DER chain in memory.
 func NewStore(key any, chain [][]byte) (*Store, error) {
 	s := new(Store)
 	if err := s.Set(key, chain); err != nil {
@@ -100,7 +104,7 @@ func (s *Store) Set(key any, chain [][]byte) error {
 	return s.showLocked(&tls.Certificate{Certificate: chain, PrivateKey: key, Leaf: certs[0]})
 }
 
-// Certificate is what the store shows now.
+// Certificate returns the certificate that the store presents now.
 func (s *Store) Certificate() *tls.Certificate { return s.current.Load() }
 
 // Reload reads the files again and reports whether the certificate changed. On an error the previous one stays.
@@ -156,19 +160,20 @@ type bundleState struct {
 
 // Bundle is a set of roots that may be replaced while connections use it. It is safe for concurrent use.
 //
-// A cross certificate in it, one for the key of a root that stands beside it, is no root: nothing is verified by it, and Crosses returns it.
+// A cross certificate in it, one for the key of a root that stands beside it, is no root: it verifies no chain, and
+// Crosses returns it.
 type Bundle struct {
 	path    string
 	current atomic.Pointer[bundleState]
 
-	mu      sync.Mutex // of what follows, and of each change of current
+	mu      sync.Mutex // guards the fields below, and each change of current
 	given   []*x509.Certificate
 	crosses []*x509.Certificate
 	follow  func(given []*x509.Certificate) []*x509.Certificate // see Follow
 }
 
-// LoadBundle reads roots from a PEM file. An empty or unreadable file is an error: trusting nobody by accident is an outage, and trusting the
-// system's roots is worse.
+// LoadBundle reads roots from a PEM file. An empty or unreadable file is an error: an empty set of roots would refuse
+// every peer, and the system's roots would trust strangers.
 func LoadBundle(path string) (*Bundle, error) {
 	b := &Bundle{path: path}
 	if _, err := b.Reload(); err != nil {
@@ -177,7 +182,7 @@ func LoadBundle(path string) (*Bundle, error) {
 	return b, nil
 }
 
-// NewBundle holds roots in memory.
+// NewBundle returns a bundle of roots in memory.
 func NewBundle(roots ...*x509.Certificate) (*Bundle, error) {
 	b := new(Bundle)
 	if err := b.Set(roots...); err != nil {
@@ -216,7 +221,8 @@ func (b *Bundle) setLocked(certs []*x509.Certificate) error {
 	return nil
 }
 
-// Follow makes the bundle trust what follow returns for the roots that it was given, now and after each change of its file.
+// Follow makes the bundle trust what follow returns for the roots that it was given, now and after each change of its
+// file.
 func (b *Bundle) Follow(follow func(given []*x509.Certificate) []*x509.Certificate) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -236,7 +242,7 @@ func (b *Bundle) Given() ([]*x509.Certificate, []*x509.Certificate) {
 	return slices.Clone(b.given), slices.Clone(b.crosses)
 }
 
-// Path is the file of the bundle; empty: it is in memory.
+// Path returns the file of the bundle, or the empty string if it is in memory only.
 func (b *Bundle) Path() string { return b.path }
 
 // Reload reads the file again and reports whether the roots changed. On an error the previous ones stay.
@@ -262,16 +268,16 @@ func (b *Bundle) Reload() (bool, error) {
 	return true, b.setLocked(certs)
 }
 
-// Roots are the certificates trusted now.
+// Roots returns the certificates trusted now.
 func (b *Bundle) Roots() []*x509.Certificate { return b.current.Load().certs }
 
-// Pool is the pool trusted now. It must not be changed.
+// Pool returns the pool trusted now. The caller must not change it.
 func (b *Bundle) Pool() *x509.CertPool { return b.current.Load().pool }
 
-// PEM spells the roots trusted now.
+// PEM returns the roots trusted now as PEM.
 func (b *Bundle) PEM() []byte { return bytes.Clone(b.current.Load().pem) }
 
-// Fingerprints are those of the roots trusted now, in file order.
+// Fingerprints returns the fingerprints of the roots trusted now, in file order.
 func (b *Bundle) Fingerprints() []string {
 	roots := b.Roots()
 	out := make([]string, 0, len(roots))
@@ -286,8 +292,8 @@ type Reloader interface {
 	Reload() (changed bool, err error)
 }
 
-// Watch reloads all of what it is given every interval until ctx ends, and logs changes and failures. Reading a few kilobytes is cheaper than
-// being wrong about a file system's change notifications.
+// Watch reloads all given reloaders every interval until ctx ends, and logs changes and failures. It reads the files
+// instead of relying on a file system's change notifications: they are a few kilobytes.
 func Watch(ctx context.Context, logger *slog.Logger, every time.Duration, what ...Reloader) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

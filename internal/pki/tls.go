@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// ErrNoCertificate says that the client showed no certificate where one is needed.
+// ErrNoCertificate is returned if the client presented no certificate where one is needed.
 var ErrNoCertificate = errors.New("peer showed no certificate")
 
-// ErrKind says that a peer of another kind than this port serves has come: a service on the agent port, a node on the internal one, or a
-// certificate whose identity is of one kind and whose authority of the other.
+// ErrKind is returned for a peer of another kind than this port serves: a service on the agent port, a node on the
+// internal one, or a certificate whose identity is of one kind and whose authority of the other.
 var ErrKind = fmt.Errorf("%w: not of a kind that this port serves", ErrIdentity)
 
 // Trust binds a kind of identity to the only authority that may name it.
@@ -27,10 +27,10 @@ type Trust struct {
 type ServerConfig struct {
 	Store       *Store
 	TrustDomain string
-	// Clients are the kinds of peers served. Empty: the port asks for no certificate.
+	// Clients are the kinds of peers served. Empty: the port requests no certificate.
 	Clients []Trust
-	// Optional lets a client without a certificate in; one with a bad certificate is refused all the same. Whoever handles the request must
-	// then look whether there is a peer.
+	// Optional lets a client without a certificate in; a client with a bad certificate is still refused. The handler of a
+	// request must then check whether there is a peer.
 	Optional bool
 	// NextProtos are the ALPN protocols, most wanted first.
 	NextProtos []string
@@ -38,8 +38,8 @@ type ServerConfig struct {
 	Time func() time.Time
 }
 
-// ServerTLS builds the server side. Every handshake reads the live certificate and the live bundles. There are no session tickets: a resumed
-// session would keep the verification of an earlier one.
+// ServerTLS builds the server side. Every handshake reads the live certificate and the live bundles. There are no
+// session tickets: a resumed session would keep the verification of an earlier one.
 func ServerTLS(cfg ServerConfig) (*tls.Config, error) {
 	if cfg.Store == nil {
 		return nil, errors.New("server TLS: no certificate store")
@@ -64,8 +64,8 @@ func ServerTLS(cfg ServerConfig) (*tls.Config, error) {
 		return base, nil
 	}
 	base.VerifyConnection = cfg.verifyClient
-	// The absence of a certificate is refused by verifyClient, as an error that can be told from others; a certificate that is there is always
-	// verified here.
+	// The absence of a certificate is refused by verifyClient, as a distinct error; a certificate that was presented is
+	// always verified here.
 	base.ClientAuth = tls.VerifyClientCertIfGiven
 	base.ClientCAs = clientPool(cfg.Clients)
 	live := base.Clone()
@@ -83,8 +83,8 @@ func ServerTLS(cfg ServerConfig) (*tls.Config, error) {
 	return base, nil
 }
 
-// trusting is the configuration of connections that are made while the bundles hold what they do. Each connection keeps its configuration for as
-// long as it lives, so they share one.
+// trusting is the configuration of the connections made while the bundles stay as they are. Each connection keeps its
+// configuration for as long as it lives, so all of them share one.
 type trusting struct {
 	bundles []*bundleState
 	config  *tls.Config
@@ -98,7 +98,7 @@ func trustedNow(clients []Trust) []*bundleState {
 	return states
 }
 
-// clientPool is never nil: a nil pool would mean the system's roots.
+// clientPool returns the roots of all clients. The pool is never nil: a nil pool would mean the system's roots.
 func clientPool(clients []Trust) *x509.CertPool {
 	if len(clients) == 1 {
 		return clients[0].Bundle.Pool()
@@ -141,7 +141,7 @@ func (cfg ServerConfig) checkPeer(chains [][]*x509.Certificate) error {
 
 // ClientConfig describes the client side of a connection to one service.
 type ClientConfig struct {
-	// Store is what the client shows; nil: nothing (enrolment proves itself by token).
+	// Store is the certificate that the client presents; nil: none (an enrolment authenticates by token).
 	Store *Store
 	// Roots are the pinned roots of the service authority.
 	Roots *Bundle
@@ -153,8 +153,9 @@ type ClientConfig struct {
 	Time func() time.Time
 }
 
-// ClientTLS builds the client side. The server is who its SPIFFE id says, verified against the live pinned roots; its host name proves nothing
-// here, since services move between hosts. There is no session cache: every connection is a full handshake.
+// ClientTLS builds the client side. The server is identified by its SPIFFE id, verified against the live pinned roots;
+// its host name is not verified, since services move between hosts. There is no session cache: every connection is a
+// full handshake.
 func ClientTLS(cfg ClientConfig) (*tls.Config, error) {
 	if cfg.Roots == nil {
 		return nil, errors.New("client TLS: no trust bundle")
@@ -166,8 +167,8 @@ func ClientTLS(cfg ClientConfig) (*tls.Config, error) {
 		MinVersion: tls.VersionTLS13,
 		NextProtos: cfg.NextProtos,
 		Time:       cfg.Time,
-		// crypto/tls would verify against a pool fixed now, and against the host name. verifyServer does the whole verification, against
-		// the live pool and the expected identity.
+		// crypto/tls would verify against a pool fixed now, and against the host name. verifyServer does the whole
+		// verification, against the live pool and the expected identity.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection below verifies chain, usage and identity.
 		VerifyConnection:   cfg.verifyServer,
 	}
@@ -182,8 +183,8 @@ func (cfg ClientConfig) verifyServer(state tls.ConnectionState) error {
 	return err
 }
 
-// VerifyServer verifies the certificate that a server showed, and answers who it is. Errors are those of x509 (wrapped in
-// *tls.CertificateVerificationError) or wrap ErrIdentity.
+// VerifyServer verifies the certificate that a server presented, and returns its identity. Errors are those of x509
+// (wrapped in *tls.CertificateVerificationError) or wrap ErrIdentity.
 func (cfg ClientConfig) VerifyServer(state tls.ConnectionState) (Peer, error) {
 	if len(state.PeerCertificates) == 0 {
 		return Peer{}, ErrNoCertificate
@@ -224,8 +225,9 @@ func (e *WrongServerError) Error() string {
 // Unwrap returns ErrIdentity.
 func (e *WrongServerError) Unwrap() error { return ErrIdentity }
 
-// VerifyClientChain verifies DER certificates (leaf first) as a server with the given trust would, without a connection: for certificates that
-// travel in messages, and for asking whether a fresh certificate would be accepted before it replaces a working one.
+// VerifyClientChain verifies DER certificates (leaf first) as a server with the given trust would, without a
+// connection: for certificates that travel in messages, and to check whether a fresh certificate would be accepted
+// before it replaces a working one.
 func VerifyClientChain(chain [][]byte, trust Trust, trustDomain string, now time.Time) (Peer, error) {
 	certs, err := ParseChain(chain)
 	if err != nil {

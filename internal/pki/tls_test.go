@@ -23,7 +23,7 @@ import (
 
 const td = "mesh.test"
 
-// authority signs whatever a test wants, unlike the real ones.
+// authority signs any certificate that a test requests, unlike the real ones.
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
@@ -101,7 +101,7 @@ func signed(t *testing.T, template, issuer *x509.Certificate, public crypto.Publ
 	return cert
 }
 
-// port is a running listener that answers who came, or why not.
+// port is a running listener that reports its peer, or why the handshake failed.
 type port struct {
 	addr    string
 	peers   chan pki.Peer
@@ -113,7 +113,7 @@ func serve(t *testing.T, cfg pki.ServerConfig) port {
 	return serveWithin(t, cfg, time.Minute)
 }
 
-// serveWithin gives a handshake so much time.
+// serveWithin serves with the given handshake timeout.
 func serveWithin(t *testing.T, cfg pki.ServerConfig, handshake time.Duration) port {
 	t.Helper()
 	tlsConfig, err := pki.ServerTLS(cfg)
@@ -159,7 +159,7 @@ func serveWithin(t *testing.T, cfg pki.ServerConfig, handshake time.Duration) po
 	return p
 }
 
-// dial shakes hands and waits for the server's word. A refusal arrives on the first read.
+// dial makes a handshake and waits for the server's answer. A refusal arrives on the first read.
 func dial(t *testing.T, addr string, cfg *tls.Config) error {
 	t.Helper()
 	conn, err := (&tls.Dialer{Config: cfg}).DialContext(t.Context(), "tcp", addr)
@@ -484,7 +484,7 @@ type reloaderFunc func() (bool, error)
 
 func (f reloaderFunc) Reload() (bool, error) { return f() }
 
-// TestConnectionsShareTheirConfiguration until what is trusted changes.
+// TestConnectionsShareTheirConfiguration checks that connections share their configuration until a bundle changes.
 func TestConnectionsShareTheirConfiguration(t *testing.T) {
 	t.Parallel()
 	services, nodes := newAuthority(t, "services"), newAuthority(t, "nodes")

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Recovery says what ends a failure when that is not a number of minutes.
+// Recovery is what ends a failure: recovery within a number of minutes, or something else.
 type Recovery string
 
 // What may end a failure.
@@ -15,10 +15,10 @@ const (
 	NextSweep         Recovery = "next_sweep"
 	NextProbe         Recovery = "next_probe"
 	MaintenanceWindow Recovery = "maintenance_window"
-	NoRecovery        Recovery = "none" // nothing is broken: the drill shows that evidence stays
+	NoRecovery        Recovery = "none" // nothing is broken: the drill verifies that evidence stays
 )
 
-// Budget is one row of the failure matrix: how fast it is seen, and how fast it is over.
+// Budget is one row of the failure matrix: how fast the failure is detected, and how fast it is over.
 type Budget struct {
 	Row      int
 	Name     string // the drill's
@@ -37,7 +37,7 @@ type Budget struct {
 // Budgets returns the rows in the order of the matrix.
 func Budgets() []Budget { return slices.Clone(budgets) }
 
-// BudgetOf returns the row of a drill.
+// BudgetOf returns the row of a drill, and whether there is one.
 func BudgetOf(name string) (Budget, bool) {
 	for _, b := range budgets {
 		if b.Name == name {
@@ -47,12 +47,13 @@ func BudgetOf(name string) (Budget, bool) {
 	return Budget{}, false
 }
 
-// DetectWithin is the detection budget under a policy.
+// DetectWithin returns the detection budget under a policy.
 func (b Budget) DetectWithin(s Set) time.Duration {
 	return b.Detect + s.Duration(b.DetectKey)
 }
 
-// DetectP95 is what the 95th percentile of detections may take under a policy: half the budget, or all of one that is itself a deadline.
+// DetectP95 returns how long the 95th percentile of detections may take under a policy: half the budget, or all of one
+// that is itself a deadline.
 func (b Budget) DetectP95(s Set) time.Duration {
 	if b.Deadline {
 		return b.DetectWithin(s)
@@ -60,8 +61,8 @@ func (b Budget) DetectP95(s Set) time.Duration {
 	return b.DetectWithin(s) / 2
 }
 
-// RecoverWithin is the recovery budget: the row's, or where something else ends the failure the severity's default, as the bound a drill
-// measures against. It is zero if there is nothing to recover.
+// RecoverWithin returns the recovery budget: that of the row if Recovery is WithinBudget, zero if it is NoRecovery, and
+// otherwise the severity's default, as the bound that a drill measures against.
 func (b Budget) RecoverWithin() time.Duration {
 	switch b.Recovery {
 	case NoRecovery:

@@ -1,10 +1,10 @@
-// Package policy owns what may be tuned and what may not be exceeded: the policy keys with their bounds, the budgets of the failure matrix,
-// and the table that gives every state a budget, exits, an owner and an operator's verb.
+// Package policy owns what may be tuned and what may not be exceeded: the policy keys with their bounds, the budgets of
+// the failure matrix, and the table that gives every state a budget, exits, an owner and an operator's verb.
 //
-// It is data and pure functions. It believes the values it is given only within the bounds; a stored value outside them counts as absent. It
-// decides nothing about a node or a workspace: sweeps, alerts and drills read the same numbers here.
+// It is data and pure functions. It accepts values only within the bounds; a stored value outside them counts as
+// absent. It decides nothing about a node or a workspace: sweeps, alerts and drills read the same numbers from it.
 //
-// Guarantees: a Set never changes; a Source always answers one, the defaults at worst and the last good one otherwise.
+// Guarantees: a Set never changes; a Source always returns one: the last good one, or the defaults if there was none.
 package policy
 
 import (
@@ -15,8 +15,8 @@ import (
 // Severity grades a failure. A lower number is worse.
 type Severity int
 
-// The severities, with their default budgets: P0 is found within a minute and ended within 15, P1 within five minutes and an hour, P2 within
-// half an hour and by the next business day.
+// The severities, with their default budgets: P0 is found within a minute and ended within 15, P1 within five minutes
+// and an hour, P2 within half an hour and by the next business day.
 const (
 	P0 Severity = iota
 	P1
@@ -25,12 +25,12 @@ const (
 
 func (s Severity) String() string { return [...]string{"P0", "P1", "P2"}[min(max(s, P0), P2)] }
 
-// Detect is the default detection budget.
+// Detect returns the default detection budget.
 func (s Severity) Detect() time.Duration {
 	return [...]time.Duration{time.Minute, 5 * time.Minute, 30 * time.Minute}[min(max(s, P0), P2)]
 }
 
-// Recover is the default recovery budget.
+// Recover returns the default recovery budget.
 func (s Severity) Recover() time.Duration {
 	return [...]time.Duration{15 * time.Minute, time.Hour, 24 * time.Hour}[min(max(s, P0), P2)]
 }
@@ -87,7 +87,7 @@ func (k Kind) String() string {
 	return [...]string{"seconds", "count", "fraction", "flag"}[min(max(k, Seconds), Flag)]
 }
 
-// Direction says which way a key is tightened.
+// Direction is the direction in which a key is tightened.
 type Direction int
 
 // The directions.

@@ -186,7 +186,7 @@ func TestNewSetKeepsTheGoodAndReportsTheRest(t *testing.T) {
 	}
 }
 
-// stored is what a source reads in tests.
+// stored holds the values that a source reads in tests.
 type stored struct {
 	mu      sync.Mutex
 	values  map[string]string
@@ -244,7 +244,7 @@ func TestSourceFollowsAndKeepsTheLastGood(t *testing.T) {
 	})
 }
 
-// told are hints of a connection that listens: nothing is missed, so nothing is read before a hint.
+// told implements the hints of a connection that listens: nothing is missed, so nothing is read before a hint.
 type told struct{ hint chan struct{} }
 
 func (h told) C() <-chan struct{} { return h.hint }
@@ -258,8 +258,8 @@ func (h told) Pace(ctx context.Context, _, wake <-chan struct{}, _ time.Duration
 	}
 }
 
-// TestAFailedReadIsMadeAgainWithoutAHint: the hint of a change whose read failed does not come again, so the source reads at its interval until it has
-// read, and waits for hints then.
+// TestAFailedReadIsMadeAgainWithoutAHint: the hint of a change whose read failed does not come again, so the source
+// reads at its interval until it has read, and waits for hints then.
 func TestAFailedReadIsMadeAgainWithoutAHint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &stored{}
@@ -287,7 +287,7 @@ func TestAFailedReadIsMadeAgainWithoutAHint(t *testing.T) {
 		if n := reads(map[string]string{policy.SagaStallSeconds: "5"}, nil); n != 1 || source.Current().SagaStall() != 5*time.Second {
 			t.Errorf("read %d times, SagaStall = %v", n, source.Current().SagaStall())
 		}
-		// A bad value was read: only a change puts it right, and that is told.
+		// A bad value was read: only a change corrects it, and that comes with a hint.
 		db.set(map[string]string{policy.SagaStallSeconds: "-5"}, nil)
 		hints.hint <- struct{}{}
 		synctest.Wait()
@@ -375,7 +375,7 @@ func TestBudgets(t *testing.T) {
 	}
 }
 
-// cliVerbs are the commands an operator has.
+// cliVerbs are the commands of an operator.
 var cliVerbs = []string{
 	"nodes hold", "nodes quarantine", "nodes fence", "nodes reactivate", "nodes retire", "nodes bundle", "tokens revoke",
 	"tasks cancel", "tasks requeue", "tasks close", "workspaces cancel", "workspaces reset", "workspaces retry", "workspaces retry-undo",
@@ -397,7 +397,7 @@ func TestNoStateWithoutAWayOut(t *testing.T) {
 	walked := 0
 	for i := range enums.Len() {
 		enum := enums.Get(i)
-		// What a user sees is derived from states; it is not one.
+		// The state that a user sees is derived from states; it is not one.
 		if !strings.HasSuffix(string(enum.Name()), "State") || enum.Name() == "UserState" {
 			continue
 		}

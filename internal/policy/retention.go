@@ -11,18 +11,18 @@ import (
 // retentionPrefix begins the names of the keys that are terms.
 const retentionPrefix = "retention."
 
-// longestLease is the longest that somebody may hold something by its row alone, in seconds: a walk, a claim of an
-// enrolment, a session of a replica that is silent.
+// longestLease is the longest lease that a row alone gives, in seconds: of a walk, of an enrolment, or of a session of
+// a replica that is silent.
 const longestLease = 60
 
-// floor is what a term may not be shorter than.
+// floor is a lower bound of a term.
 type floor struct {
 	seconds float64
 	of      string // the key it is the value of; empty for the lease
 	why     string
 }
 
-// floorsOf returns what the term of a key may not be shorter than.
+// floorsOf returns the lower bounds of the term of a key.
 func (s Set) floorsOf(key string) []floor {
 	floors := []floor{{longestLease, "", "a lease is held by the row for as long"}}
 	under := func(other, why string) { floors = append(floors, floor{s.number(other), other, why}) }
@@ -39,7 +39,7 @@ func (s Set) floorsOf(key string) []floor {
 	return floors
 }
 
-// tooShort returns the first key whose term is shorter than what rests on it, and the refusal.
+// tooShort returns the first key whose term is shorter than one of its floors, and the refusal.
 func (s Set) tooShort() (string, error) {
 	for _, k := range keys {
 		if !strings.HasPrefix(k.Name, retentionPrefix) {

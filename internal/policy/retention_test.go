@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// TestATermIsNotShorterThanWhatRestsOnIt: a lease, a window of counting and the promise of a key are refused with what
-// would be accepted, from both sides.
+// TestATermIsNotShorterThanWhatRestsOnIt: a lease, a window of counting and the promise of a key are refused with an
+// error that names an accepted value, from both sides.
 func TestATermIsNotShorterThanWhatRestsOnIt(t *testing.T) {
 	for _, c := range []struct{ key, value, over, accepted string }{
 		{policy.RetentionRunsSeconds, "59", "60 seconds: a lease", "60"},

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Set is a snapshot of all keys: the defaults and what differs from them. It never changes; the zero value is the defaults.
+// Set is a snapshot of all keys: the defaults and what differs from them. It never changes; the zero value is the
+// defaults.
 type Set struct {
 	text    map[string]string  // as stored, only keys that were given
 	numbers map[string]float64 // the same, read
@@ -15,9 +16,9 @@ type Set struct {
 // Defaults returns the set in which nothing was given.
 func Defaults() Set { return Set{} }
 
-// NewSet returns the set with the given values, as stored: an unknown key, a value outside its bounds, or a certificate that lives too long
-// for the recovery token is left out and reported in the error, which joins all of them; the set is good all the same. Weakenings are not
-// judged here: whoever stored them was asked.
+// NewSet returns the set with the given values, as stored: an unknown key, a value outside its bounds, or a certificate
+// that lives too long for the recovery token is left out and reported in the error, which joins all of them; the set is
+// usable nevertheless. Weakenings are not checked here: they were acknowledged when they were stored.
 func NewSet(values map[string]string) (Set, error) {
 	s := Set{}
 	var problems []error
@@ -34,7 +35,7 @@ func NewSet(values map[string]string) (Set, error) {
 		}
 		s = s.with(name, value, n)
 	}
-	// A term that is too short counts as absent; if its default is too short as well, what is longer does.
+	// A term that is too short counts as absent; if its default is too short as well, its floors do.
 	for key, err := s.tooShort(); err != nil; key, err = s.tooShort() {
 		problems = append(problems, err)
 		if !s.Overridden(key) {
@@ -91,13 +92,13 @@ func (s Set) Get(key string) (string, bool) {
 // Given returns the values that were given, by key.
 func (s Set) Given() map[string]string { return maps.Clone(s.text) }
 
-// Overridden says whether a value was given for the key.
+// Overridden reports whether a value was given for the key.
 func (s Set) Overridden(key string) bool {
 	_, ok := s.text[key]
 	return ok
 }
 
-// Equal says whether every key has the same value in both sets.
+// Equal reports whether every key has the same value in both sets.
 func (s Set) Equal(other Set) bool {
 	for _, k := range keys {
 		if s.number(k.Name) != other.number(k.Name) {
@@ -115,62 +116,62 @@ func (s Set) Duration(key string) time.Duration {
 	return time.Duration(s.number(key)) * time.Second
 }
 
-// RecoveryTokenMaxAge is how old a recovery token may be and still enrol its node.
+// RecoveryTokenMaxAge returns how old a recovery token may be and still enrol its node.
 func (s Set) RecoveryTokenMaxAge() time.Duration { return s.Duration(RecoveryTokenMaxAgeSeconds) }
 
-// HeartbeatStaleAfter is how long a node may be silent before its heartbeat is stale.
+// HeartbeatStaleAfter returns how long a node may be silent before its heartbeat is stale.
 func (s Set) HeartbeatStaleAfter() time.Duration { return s.Duration(HeartbeatStaleAfterSeconds) }
 
-// TaskStaleSweepInterval is how often stale tasks are swept.
+// TaskStaleSweepInterval returns how often stale tasks are swept.
 func (s Set) TaskStaleSweepInterval() time.Duration { return s.Duration(TaskStaleSweepIntervalSeconds) }
 
-// AuditDedupeWindow is the window in which equal audit rows are counted.
+// AuditDedupeWindow returns the window in which equal audit rows are counted.
 func (s Set) AuditDedupeWindow() time.Duration { return s.Duration(AuditDedupeWindowSeconds) }
 
-// CertificateTTL is how long a node certificate lives.
+// CertificateTTL returns how long a node certificate lives.
 func (s Set) CertificateTTL() time.Duration { return s.Duration(CertificateTTLSeconds) }
 
-// StreamMaxAge is how long one stream lives, before jitter.
+// StreamMaxAge returns how long one stream lives, before jitter.
 func (s Set) StreamMaxAge() time.Duration { return s.Duration(StreamMaxAgeSeconds) }
 
 // StorageLimit returns how many bytes the database may take; 0 if that is not known.
 func (s Set) StorageLimit() int64 { return int64(s.number(StorageLimitMebibytes)) << 20 }
 
-// AutoRecovery says whether nodes may enrol again by themselves.
+// AutoRecovery reports whether nodes may enrol again by themselves.
 func (s Set) AutoRecovery() bool { return s.number(AutoRecovery) != 0 }
 
-// RecoveryAttemptsPerHour is how often one node may try that within an hour.
+// RecoveryAttemptsPerHour returns how often one node may try to enrol again within an hour.
 func (s Set) RecoveryAttemptsPerHour() int { return int(s.number(RecoveryAttemptsPerHour)) }
 
-// TrustDwell is how long stale trust is tried before recovery fails closed.
+// TrustDwell returns how long stale trust is tried before recovery fails closed.
 func (s Set) TrustDwell() time.Duration { return s.Duration(TrustDwellSeconds) }
 
-// SagaStepStall is how long a step may go without progress.
+// SagaStepStall returns how long a step may go without progress.
 func (s Set) SagaStepStall() time.Duration { return s.Duration(SagaStepStallSeconds) }
 
-// SagaWaitReadyStall is the same for the step that waits for workloads.
+// SagaWaitReadyStall returns the same for the step that waits for workloads.
 func (s Set) SagaWaitReadyStall() time.Duration { return s.Duration(SagaWaitReadyStallSeconds) }
 
-// SagaStall is how long a run may take.
+// SagaStall returns how long a run may take.
 func (s Set) SagaStall() time.Duration { return s.Duration(SagaStallSeconds) }
 
-// SagaRetryLimit is how many retries a window has.
+// SagaRetryLimit returns how many retries a window has.
 func (s Set) SagaRetryLimit() int { return int(s.number(SagaRetryLimit)) }
 
-// SagaCancelGrace is how long a cancelled step may take to stop.
+// SagaCancelGrace returns how long a cancelled step may take to stop.
 func (s Set) SagaCancelGrace() time.Duration { return s.Duration(SagaCancelGraceSeconds) }
 
-// ChurnRecreatesPerHour is how often a workspace may be recreated within an hour.
+// ChurnRecreatesPerHour returns how often a workspace may be recreated within an hour.
 func (s Set) ChurnRecreatesPerHour() int { return int(s.number(ChurnRecreatesPerHour)) }
 
-// BrakeFleetFraction is the share of the fleet whose drift sets the brake.
+// BrakeFleetFraction returns the share of the fleet whose drift sets the brake.
 func (s Set) BrakeFleetFraction() float64 { return s.number(BrakeFleetFraction) }
 
-// BrakeIdentityFraction is the share of the active nodes that may be refused for records that recovery lacks.
+// BrakeIdentityFraction returns the share of the active nodes that may be refused for records that recovery lacks.
 func (s Set) BrakeIdentityFraction() float64 { return s.number(BrakeIdentityFraction) }
 
-// BrakeIdentityLeast is how many nodes may be refused so in any fleet.
+// BrakeIdentityLeast returns how many nodes may be refused for that reason in any fleet.
 func (s Set) BrakeIdentityLeast() int { return int(s.number(BrakeIdentityLeast)) }
 
-// WorkloadCrashLoopRestarts is how many restarts of a workload that is not ready yet make a crash loop.
+// WorkloadCrashLoopRestarts returns how many restarts of a workload that is not ready yet make a crash loop.
 func (s Set) WorkloadCrashLoopRestarts() int { return int(s.number(WorkloadCrashLoopRestarts)) }

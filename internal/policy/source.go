@@ -33,11 +33,12 @@ type LoadFunc func(ctx context.Context) (map[string]string, error)
 type SourceConfig struct {
 	Interval time.Duration
 	Timeout  time.Duration
-	// Hints tells of changes that may be of the policy; nil: none does, and what is stored is read every Interval. With it, it is read so soon after one.
+	// Hints signals changes that may concern the policy; with it, the stored values are read within Interval after a hint.
+	// Nil: they are read every Interval.
 	Hints Hints
 }
 
-// Hints tells of changes. events.Signal implements it.
+// Hints signals changes. events.Signal implements it.
 type Hints interface {
 	// C is closed at the next hint.
 	C() <-chan struct{}
@@ -45,13 +46,14 @@ type Hints interface {
 	Pace(ctx context.Context, now, wake <-chan struct{}, short time.Duration) bool
 }
 
-// Source is a Reader that follows what is stored. While nothing could be read it answers the defaults, later the last good set.
+// Source is a Reader that follows the stored values. Until the first read succeeds it returns the defaults, afterwards
+// the last good set.
 type Source struct {
 	load    LoadFunc
 	logger  *slog.Logger
 	config  SourceConfig
 	current atomic.Pointer[snapshot]
-	warned  string // the last complaint, so that one bad row is not logged every two seconds; used by the loop alone
+	warned  string // the last warning, so that one bad row is not logged every two seconds; used by the loop alone
 }
 
 type snapshot struct {
@@ -84,14 +86,14 @@ func (s *Source) Changed() (Set, <-chan struct{}) {
 	return snap.set, snap.changed
 }
 
-// Run reads until ctx ends, and answers nil. A read that fails is logged and keeps the last good set.
+// Run reads until ctx ends, and returns nil. A read that fails is logged and keeps the last good set.
 func (s *Source) Run(ctx context.Context) error {
 	for {
 		wake := s.config.Hints.C()
 		err := s.runOnce(ctx)
 		s.complain(ctx, err)
 		hints := s.config.Hints
-		if err != nil && !errors.Is(err, errIgnored) { // nothing tells again of a change that was not read
+		if err != nil && !errors.Is(err, errIgnored) { // no hint is repeated for a change that was not read
 			hints = noHints{}
 		}
 		if !hints.Pace(ctx, nil, wake, s.config.Interval) {
@@ -102,7 +104,7 @@ func (s *Source) Run(ctx context.Context) error {
 
 var errIgnored = errors.New("stored policy has values that are ignored")
 
-// noHints is where nothing tells of changes.
+// noHints is a Hints without hints.
 type noHints struct{}
 
 // C implements Hints.
@@ -157,9 +159,9 @@ func (s *Source) complain(ctx context.Context, err error) {
 // fileAck is the entry of a policy file that acknowledges its weakenings; its value is the reason.
 const fileAck = "acknowledge_weakening"
 
-// LoadFile reads a YAML file of keys and values, nested or with dotted names, and answers the values as they are stored. Every value is held
-// against the bounds and the refusals of Validate over the defaults; the entry `acknowledge_weakening: REASON` acknowledges what is weaker.
-// The error is the first refusal.
+// LoadFile reads a YAML file of keys and values, nested or with dotted names, and returns the values as they are
+// stored. Every value is checked against the bounds and the refusals of Validate over the defaults; the entry
+// `acknowledge_weakening: REASON` acknowledges the weaker values. The error is the first refusal.
 func LoadFile(path string) (map[string]string, error) {
 	raw, err := os.ReadFile(path) //nolint:gosec // the operator names the file
 	if err != nil {
@@ -168,7 +170,7 @@ func LoadFile(path string) (map[string]string, error) {
 	return ParseFile(raw)
 }
 
-// ParseFile is LoadFile on the file's text.
+// ParseFile does the same as LoadFile on the file's text.
 func ParseFile(raw []byte) (map[string]string, error) {
 	var tree map[string]any
 	if err := yaml.UnmarshalStrict(raw, &tree); err != nil {
@@ -185,7 +187,8 @@ func ParseFile(raw []byte) (map[string]string, error) {
 		return nil, fmt.Errorf("read policy file: %w", err)
 	}
 	for key, value := range flat {
-		// Over the whole file, so that a short certificate and a short token may stand together; the key itself is compared with its default.
+		// Over the whole file, so that a short certificate and a short token may stand together; the key itself is compared
+		// with its default.
 		if err := set.without(key).Validate(key, value, ack); err != nil {
 			return nil, fmt.Errorf("read policy file: %w", err)
 		}

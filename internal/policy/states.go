@@ -10,27 +10,29 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// StateRow says how a state is left: no state is without a way out.
+// StateRow describes how a state is left; every state has a way out.
 type StateRow struct {
 	Enum     protoreflect.FullName
 	State    string // as names.Of spells it
 	Terminal bool
 
-	// How long the state may last, or for a steady state how old the evidence for it may be, before someone is told: the value of BudgetKey,
-	// or Budget if there is no key. Both are empty for a terminal state.
+	// How long the state may last, or for a steady state how old the evidence for it may be, before an operator is
+	// alerted: the value of BudgetKey, or Budget if there is no key. Both are empty for a terminal state.
 	BudgetKey string
 	Budget    time.Duration
 
 	Exits []string // states of the same enum; of a terminal state, what an operator may reopen it to
 
-	Owner string // the service that moves it on
-	Verb  string // the operator's command that does so when nothing else does; empty for a terminal state without reopening
-	// Leads is the exit that a state without a verb takes by itself once its retries and deadlines are used up: there is nothing to do but to wait for it,
-	// and the verbs are that state's.
+	Owner string // the service that moves the state on
+	// The operator's command that moves the state on when nothing else does; empty for a terminal state that cannot be
+	// reopened.
+	Verb string
+	// Leads is the exit that a state without a verb takes by itself once its retries and deadlines are used up: an
+	// operator can only wait for it, and then use the verbs of that state.
 	Leads string
 }
 
-// BudgetWithin is the state's budget under a policy, zero for a terminal state.
+// BudgetWithin returns the state's budget under a policy, zero for a terminal state.
 func (r StateRow) BudgetWithin(s Set) time.Duration {
 	if r.BudgetKey != "" {
 		return s.Duration(r.BudgetKey)
@@ -47,7 +49,7 @@ func States() []StateRow {
 	return out
 }
 
-// StateOf returns the row of a state.
+// StateOf returns the row of a state, and whether there is one.
 func StateOf(state protoreflect.Enum) (StateRow, bool) {
 	enum, name := state.Descriptor().FullName(), names.Of(state)
 	for _, r := range states {
@@ -58,13 +60,13 @@ func StateOf(state protoreflect.Enum) (StateRow, bool) {
 	return StateRow{}, false
 }
 
-// Terminal says whether a state is an end.
+// Terminal reports whether a state is an end.
 func Terminal(state protoreflect.Enum) bool {
 	r, ok := StateOf(state)
 	return ok && r.Terminal
 }
 
-// MayFollow says whether the table lets a state be followed by another of the same enum.
+// MayFollow reports whether the table allows a transition from a state to another of the same enum.
 func MayFollow[E protoreflect.Enum](from, to E) bool {
 	r, ok := StateOf(from)
 	return ok && slices.Contains(r.Exits, names.Of(to))
@@ -95,7 +97,7 @@ func (r StateRow) key(name string) StateRow {
 	return r
 }
 
-// leads says where a state without a verb ends at the latest.
+// leads sets the exit that a state without a verb takes at the latest.
 func (r StateRow) leads(to protoreflect.Enum) StateRow {
 	r.Leads = names.Of(to)
 	return r
@@ -136,7 +138,7 @@ var identityStates = []StateRow{
 
 	row(recovery, "tokens revoke", commonv1.TokenState_TOKEN_STATE_ISSUED,
 		commonv1.TokenState_TOKEN_STATE_USED, commonv1.TokenState_TOKEN_STATE_REVOKED, commonv1.TokenState_TOKEN_STATE_EXPIRED).key(RecoveryTokenMaxAgeSeconds),
-	// A used token still answers the same key, so it can still be taken away.
+	// A used token is still accepted from the same key, so it can still be revoked.
 	row(recovery, "tokens revoke", commonv1.TokenState_TOKEN_STATE_USED,
 		commonv1.TokenState_TOKEN_STATE_REVOKED, commonv1.TokenState_TOKEN_STATE_EXPIRED).key(RecoveryTokenMaxAgeSeconds),
 	row(recovery, "", commonv1.TokenState_TOKEN_STATE_REVOKED).end(),

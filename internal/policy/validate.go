@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Ack is an operator's acknowledgement that a change weakens a budget. It counts only with a reason in words, which the caller audits.
+// Ack is an operator's acknowledgement that a change weakens a budget. It counts only with a reason in words, which the
+// caller audits.
 type Ack struct {
 	Weakening bool
 	Reason    string
@@ -69,7 +70,8 @@ func refused(k Key, why string) error {
 
 func clip(s string) string { return s[:min(len(s), 40)] }
 
-// weakens says whether n is weaker than what it replaces and weaker than the default: going back towards the default is not a weakening.
+// weakens reports whether n is weaker than both the value that it replaces and the default: going back towards the
+// default is not a weakening.
 func (k Key) weakens(n, current float64) bool {
 	switch k.Tightens {
 	case Lower:
@@ -81,9 +83,10 @@ func (k Key) weakens(n, current float64) bool {
 	return false
 }
 
-// Validate returns nil if the key may be set to the value over the set s. The refusals are faults: policy_key_unknown; policy_value_refused,
-// outside the bounds, or a certificate that lives longer than a third of the recovery token's age; policy_weakening_unacknowledged, for a key
-// of severity P0 or P1 whose value is weaker than the default and than the current one, unless ack gives a reason.
+// Validate returns nil if the key may be set to the value over the set s. The refusals are faults: policy_key_unknown;
+// policy_value_refused, outside the bounds, or a certificate that lives longer than a third of the recovery token's
+// age; policy_weakening_unacknowledged, for a key of severity P0 or P1 whose value is weaker than the default and than
+// the current one, unless ack gives a reason.
 func (s Set) Validate(key, value string, ack Ack) error {
 	k, ok := Lookup(key)
 	if !ok {
@@ -105,7 +108,7 @@ func (s Set) Validate(key, value string, ack Ack) error {
 	return nil
 }
 
-// consistent refuses values that are each within bounds and wrong together.
+// consistent refuses values that are within their bounds but wrong in combination.
 func (s Set) consistent() error {
 	if _, err := s.tooShort(); err != nil {
 		return err

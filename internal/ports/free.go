@@ -11,23 +11,23 @@ import (
 	"sync"
 )
 
-// The kernel gives outgoing connections a local port of its ephemeral range, and a server whose port is one of them cannot start until that connection has
-// ended. Ports are therefore picked below that range.
+// The kernel gives outgoing connections a local port of its ephemeral range, and a server whose port is one of them
+// cannot start until that connection has ended. Ports are therefore picked below that range.
 const (
 	lowest          = 20000
 	ephemeralFile   = "/proc/sys/net/ipv4/ip_local_port_range"
-	ephemeralUsual  = 32768 // of Linux, where the file does not tell
+	ephemeralUsual  = 32768 // the default of Linux, if the file cannot be read
 	attemptsPerPort = 256
 )
 
-// reservations are held until they are released or the process ends: the port of a server that is down must stay its own.
+// reservations last until they are released or the process ends: a server that is down must keep its port.
 var reservations struct {
 	sync.Mutex
 	held map[int]net.Listener
 }
 
-// Free returns n loopback addresses, host:port, that nobody listens on. No other call answers one of them, in any process on this machine, while this
-// process lives.
+// Free returns n loopback addresses, host:port, on which no process listens. No other call returns one of them, in any
+// process on this machine, while this process lives.
 func Free(ctx context.Context, n int) ([]string, error) {
 	var out []string
 	for range n {
@@ -40,7 +40,8 @@ func Free(ctx context.Context, n int) ([]string, error) {
 	return out, nil
 }
 
-// Pick returns a port that nobody listens on at the host, the empty one being all addresses. It is reserved as Free's are.
+// Pick returns a port on which no process listens at the host; an empty host means all addresses. It is reserved as
+// Free's are.
 func Pick(ctx context.Context, host string) (int, error) {
 	highest := ephemeralFrom()
 	var last error
@@ -74,7 +75,7 @@ func keep(port int, reservation net.Listener) {
 	reservations.held[port] = reservation
 }
 
-// Release gives a picked port back. One that is not reserved is left alone.
+// Release releases a picked port. A port that is not reserved is ignored.
 func Release(port int) {
 	reservations.Lock()
 	defer reservations.Unlock()
@@ -84,12 +85,13 @@ func Release(port int) {
 	}
 }
 
-// reserve takes the abstract socket that stands for a port. The kernel gives it to one process, and frees it when that ends, however it ends.
+// reserve binds the abstract socket that stands for a port. The kernel gives it to one process, and frees it when that
+// process ends for any reason.
 func reserve(ctx context.Context, port int) (net.Listener, error) {
 	return (&net.ListenConfig{}).Listen(ctx, "unix", fmt.Sprintf("@gpuaas-port-%d", port))
 }
 
-// ephemeralFrom is the first port that outgoing connections may get.
+// ephemeralFrom returns the first port that outgoing connections may get.
 func ephemeralFrom() int {
 	text, err := os.ReadFile(ephemeralFile)
 	if err != nil {

@@ -1,7 +1,8 @@
-// Package ports picks the addresses of a mesh on one machine and says who holds one that is taken.
+// Package ports picks the addresses of a mesh on one machine and finds the process that listens on one that is taken.
 //
-// It believes only a bind: an address is free if it could be listened on a moment ago. It owns the reservations of the ports that it has picked, which end
-// with the process. Guarantees: a picked port is not the local end of somebody's outgoing connection when its server starts later, or starts again.
+// It trusts only a bind: an address is free if this process could listen on it a moment ago. It owns the reservations
+// of the ports that it has picked, which end with the process. Guarantees: a picked port is not the local end of
+// another process's outgoing connection when its server starts later, or starts again.
 package ports
 
 import (
@@ -17,7 +18,7 @@ import (
 	"syscall"
 )
 
-// InUseError says that the address of a flag is taken.
+// InUseError is returned if the address of a flag is taken.
 type InUseError struct {
 	Flag, Addr string
 	PID        int    // of the holder; zero if it is not known
@@ -32,7 +33,8 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("%s is in use by %s: choose another with %s, or end it", e.Addr, holder, e.Flag)
 }
 
-// Check returns an *InUseError if the address cannot be listened on because somebody else does. A port of zero is always free.
+// Check returns an *InUseError if the address cannot be listened on because another process does. A port of zero is
+// always free.
 func Check(ctx context.Context, flag, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -56,7 +58,8 @@ func Check(ctx context.Context, flag, addr string) error {
 	return inUse
 }
 
-// holder looks up in /proc who listens on a port. Elsewhere, and for processes of others, it knows nobody.
+// holder returns the process id and name of the process that listens on a port, from /proc. Without /proc, and for
+// processes of other users, it finds none.
 func holder(port string) (int, string) {
 	number, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {

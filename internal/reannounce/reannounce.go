@@ -1,11 +1,9 @@
-// Package reannounce appends the live rows of a service to the event log once more, so that what is made of events can
-// be made again after the events that
-// told of these rows were cut.
+// Package reannounce appends the live rows of a service to the event log once more, so that a consumer can rebuild its
+// state from events after the original events of these rows were deleted.
 //
-// It changes no row. An announced event carries the whole row with its version, as the event of its last change did;
-// of two events of one version a reader
-// takes the later one. Each call is one transaction over at most Batch rows, and a walk that is broken off is taken up
-// where its caller left it.
+// It changes no row. An announced event carries the whole row with its version, as the event of its last change did; of
+// two events of one version a reader takes the later one. Each call is one transaction over at most Batch rows, and a
+// caller can resume an interrupted walk where it left off.
 package reannounce
 
 import (
@@ -27,12 +25,12 @@ const Batch = 500
 // first is the id that a walk begins after.
 const first = "00000000-0000-0000-0000-000000000000"
 
-// Source is one kind of rows of a service.
+// Source is one kind of rows that a service announces.
 type Source struct {
-	// Name is that of the rows, such as "tasks".
+	// Name is the name of the rows, such as "tasks".
 	Name string
-	// Page returns the events of the next rows, at most as many as it is told, in the order of their ids, which are those
-	// of the events' aggregates.
+	// Page returns the events of the next rows, at most most, in the order of their ids, which are those of the events'
+	// aggregates.
 	Page func(ctx context.Context, tx pgx.Tx, after string, most int) ([]events.Event, error)
 }
 
@@ -93,7 +91,7 @@ func (s *Server) AnnounceRows(ctx context.Context, req *commonv1.AnnounceRowsReq
 	return &commonv1.AnnounceRowsResponse{}, nil
 }
 
-// place finds the source and the id of a request.
+// place returns the source and the id of a request.
 func (s *Server) place(after string) (int, string, error) {
 	if after == "" {
 		return 0, first, nil

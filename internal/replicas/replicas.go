@@ -1,5 +1,6 @@
-// Package replicas keeps which replicas of nodeapi listen to agents, in mesh.replica: one row a replica, which only its own service writes and every
-// service reads. A beat is one statement by the database's clock, and no event: whoever judges by beats reads the table.
+// Package replicas records which replicas of nodeapi listen to agents, in mesh.replica: one row for each replica, which
+// only its own service writes and every service reads. A beat is one statement by the database's clock, and appends no
+// event: a service that depends on beats reads the table.
 package replicas
 
 import (
@@ -19,15 +20,16 @@ const (
 	silent = "15 seconds"
 	// gap is the time without any beat after which listening begins anew: four of the cadence.
 	gap = "20 seconds"
-	// keptFor is how long the row of a replica that is gone is kept: as long as somebody may ask since when its nodes have been silent.
+	// keptFor is how long the row of a replica that is gone is kept: as long as an operator may want to see since when its
+	// nodes have been silent.
 	keptFor = "7 days"
 )
 
-// Beat is what a replica says of itself.
+// Beat is what a replica writes about itself.
 type Beat struct {
 	ReplicaID      string
 	Address        string // host:port at which other services reach it
-	Sessions, Late int    // sessions that stand here, and those of them that are late
+	Sessions, Late int    // sessions at this replica, and those of them that are late
 	Leaving        bool
 }
 
@@ -39,8 +41,9 @@ type Written struct {
 }
 
 var (
-	// A row that is there is updated at once: the way over a conflict would lock it first, and log that too.
-	// Listening began when the oldest of the chain of overlapping replicas began: a replica takes it over from those that were heard of lately.
+	// An existing row is updated directly: ON CONFLICT would lock it first, and write that to the log too. Listening began
+	// when the oldest of the chain of overlapping replicas began: a replica takes that time over from the replicas with a
+	// recent beat.
 	write = pg.Define(pg.RoleNodeAPI, "replicas.beat", `
 		WITH c AS MATERIALIZED (SELECT mesh.clock() AS now),
 		chain AS MATERIALIZED (
@@ -82,10 +85,11 @@ func Forget(ctx context.Context, q pg.Querier) error {
 	return nil
 }
 
-// Lives returns the condition, over a row of mesh.replica, that the replica was heard of lately.
+// Lives returns the condition, over a row of mesh.replica, that the replica has a recent beat.
 func Lives(row string) string {
 	return row + `.service = 'nodeapi' AND ` + row + `.beat_at > mesh.clock() - interval '` + silent + `'`
 }
 
-// Listens returns the condition, over a row of mesh.replica, that agents can have a session there: it lives, and is not about to leave.
+// Listens returns the condition, over a row of mesh.replica, that agents can have a session there: it lives, and is not
+// about to leave.
 func Listens(row string) string { return Lives(row) + ` AND NOT ` + row + `.leaving` }

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestListeningGoesOnWhileReplicasOverlap: a replica takes over since when agents are listened to from those that beat lately, and begins anew after a gap.
+// TestListeningGoesOnWhileReplicasOverlap: a replica takes the beginning of listening over from the replicas with a
+// recent beat, and begins anew after a gap.
 func TestListeningGoesOnWhileReplicasOverlap(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

@@ -8,10 +8,10 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// walkers are the roles whose services cut.
+// walkers are the roles whose services delete rows at the end of their retention.
 var walkers = []string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
 
-// Account is what is known of one cut of one service.
+// Account is the record of one cut of one service.
 type Account struct {
 	Service string     `db:"service"`
 	Cut     string     `db:"cut"`
@@ -24,8 +24,8 @@ type Account struct {
 	Failure string     `db:"failure"`
 	// Every is how often the service begins a walk; zero if that is not known.
 	Every time.Duration `db:"every" expr:"coalesce(@.every, '0')"`
-	// Lag is how long ago the last walk that came to its end did so, by the database's clock; the first walk began, if none
-	// has.
+	// Lag is the time since the last completed walk ended, or since the first walk began if none has completed, by the
+	// database's clock.
 	Lag time.Duration `db:"lag" expr:"mesh.clock() - coalesce(@.done_at, @.first_at)"`
 }
 
@@ -36,7 +36,7 @@ type forgotten struct {
 	BeganAt time.Time `db:"began_at"`
 }
 
-// beginning is when a walk begins, and where.
+// beginning is the time and the place at which a walk begins.
 type beginning struct {
 	At time.Time `db:"at"`
 	// Place is the id after which the walk before this one was stopped; nil if it came to its end, or failed.
@@ -55,7 +55,7 @@ var (
 			oldest_at = EXCLUDED.oldest_at, failure = EXCLUDED.failure, place = EXCLUDED.place,
 			every = EXCLUDED.every`)
 	readRolledBack = pg.DefineShared(walkers, "retention.read_rolled_back", `SELECT mesh.rolled_back()`)
-	// One that has cut something is late first: a replica may lack what it is configured by.
+	// An account whose cut has deleted rows is late first: a replica may lack the configuration of that cut.
 	forgetAccounts = pg.DefineShared(walkers, "retention.forget_accounts", `
 		DELETE FROM mesh.retention r WHERE r.service = current_user::text AND r.cut <> ALL ($1::text[])
 			AND r.began_at < mesh.clock() - CASE WHEN r.total > 0 THEN interval '30 days' ELSE interval '1 day' END
@@ -77,7 +77,7 @@ func (a Account) LateAfter() time.Duration { return max(leastLate, walksLate*a.E
 // Late reports whether the cut is late.
 func (a Account) Late() bool { return a.Lag >= a.LateAfter() }
 
-// Accounts lists what every service has cut.
+// Accounts returns the accounts of all services.
 func Accounts(ctx context.Context, q pg.Querier) ([]Account, error) {
 	list, err := pg.All[Account](ctx, q, listAccounts)
 	if err != nil {

@@ -1,10 +1,11 @@
-// Package retention ends history: it walks what has reached the end of its term and has it cut, in bounded batches.
+// Package retention ends history: it walks rows that have reached the end of their term and has them deleted (cut), in
+// bounded batches.
 //
-// It owns the walk, its pace and its account (mesh.retention). It believes the policy about terms, and decides about no
-// row: the functions of the database that it calls, each of the schema of the service that owns the tables, look at
-// every row themselves and keep what is open, live or unread, whatever the term.
+// It owns the walk, its pace and its account (mesh.retention). It takes the terms from the policy, and decides about no
+// row: the functions of the database that it calls, each of the schema of the service that owns the tables, check every
+// row themselves and keep those that are open, live or unread, whatever the term.
 //
-// Guarantees: one replica walks at a time; a walk that is stopped, as one is after ten minutes, goes on where it was with
-// the next one, on whichever replica; one that fails begins anew; none cuts anything twice; each batch is a transaction of
-// its own; in rollback mode nothing is cut.
+// Guarantees: one replica walks at a time; a walk that is stopped, as each is after ten minutes, is continued by the
+// next one, on any replica; a walk that fails begins anew; no row is cut twice; each batch is a transaction of its own;
+// in rollback mode nothing is cut.
 package retention

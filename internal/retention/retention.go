@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// batch is how many rows one transaction looks at.
+// batch is how many rows one transaction reads.
 const batch = 500
 
 // Every is how often a service walks unless its configuration says otherwise.
@@ -35,21 +35,21 @@ const beforeAll = "00000000-0000-0000-0000-000000000000"
 
 // Cut is one kind of rows that have a term.
 type Cut struct {
-	// Name names it in the account, such as "tasks".
+	// Name is the name of the cut in the account, such as "tasks".
 	Name string
 	// Key is the policy key of its term.
 	Key string
-	// Statement cuts one batch: it takes the term in seconds, the id to go on after and how many rows to look at, and
-	// returns a Batch.
+	// Statement cuts one batch: it takes the term in seconds, the id to go on after and how many rows to read, and returns
+	// a Batch.
 	Statement *pg.Statement
-	// Oldest returns when the oldest row that is left was made; nil if that is not known without reading all.
+	// Oldest returns when the oldest remaining row was made; nil if that takes reading all rows.
 	Oldest *pg.Statement
-	// Elsewhere cuts one batch in another database than the walker's, in place of Statement: at most so many rows that
-	// were over before until. It returns how many it cut.
+	// Elsewhere cuts one batch in another database than the walker's, in place of Statement: at most most rows that ended
+	// before until. It returns how many it cut.
 	Elsewhere func(ctx context.Context, until time.Time, most int) (int64, error)
 }
 
-// Batch is what one statement has done.
+// Batch is the result of one statement.
 type Batch struct {
 	Cut  int64   `db:"cut"`
 	Next *string `db:"next"` // where to go on; nil at the end
@@ -57,16 +57,16 @@ type Batch struct {
 
 // Table is a kind of rows that have a term, as a service lists its own.
 type Table struct {
-	// Name is the cut's, and that of its function behind "cut_".
+	// Name is the name of the cut, and of its function after "cut_".
 	Name string
 	Key  string
-	// Schema is that of the function, if it is none of the service's own.
+	// Schema is the schema of the function, if it is not the service's own.
 	Schema string
 	// Table and ID are the table, and its column that rises with time; empty where there is none.
 	Table, ID string
 }
 
-// Of makes the cuts of tables. batch and oldest return the statements of one.
+// Of returns the cuts of tables. batch and oldest return the statements of one table.
 func Of(tables []Table, batch, oldest func(Table) *pg.Statement) []Cut {
 	cuts := make([]Cut, 0, len(tables))
 	for _, t := range tables {
@@ -95,7 +95,7 @@ func (t Table) Oldest(schema string) string {
 	return `SELECT mesh.id_time(t.` + t.ID + `) FROM ` + schema + `.` + t.Table + ` t ORDER BY t.` + t.ID + ` LIMIT 1`
 }
 
-// Deps is what a walker works with. DB logs in as the service.
+// Deps are the dependencies of a walker. DB logs in as the service.
 type Deps struct {
 	Logger     *slog.Logger
 	DB         *pgxpool.Pool
@@ -103,7 +103,7 @@ type Deps struct {
 	Registerer prometheus.Registerer
 }
 
-// Walker cuts what is over.
+// Walker runs the cuts of a service.
 type Walker struct {
 	deps    Deps
 	cuts    []Cut
@@ -137,13 +137,13 @@ func New(deps Deps, cuts ...Cut) (*Walker, error) {
 	return w, nil
 }
 
-// Job is the walk as periodic work. It is called before the first walk.
+// Job returns the walk as periodic work. It is called before the first walk.
 func (w *Walker) Job(every time.Duration) background.Job {
 	w.every = every
 	return background.Job{Name: "retention", Every: every, Timeout: timeout, Run: w.Walk}
 }
 
-// Walk walks every cut once. One that fails does not keep the others from being walked.
+// Walk walks every cut once. A cut that fails does not stop the others.
 func (w *Walker) Walk(ctx context.Context) error {
 	var errs []error
 	for _, c := range w.cuts {
@@ -158,7 +158,7 @@ func (w *Walker) Walk(ctx context.Context) error {
 	for _, c := range w.cuts {
 		names = append(names, c.Name)
 	}
-	// What was not walked for long is of no build or configuration that still runs.
+	// A cut that was not walked for long belongs to no build or configuration that still runs.
 	gone, err := pg.All[forgotten](ctx, w.deps.DB, forgetAccounts, names)
 	if err != nil && ctx.Err() == nil {
 		errs = append(errs, fmt.Errorf("forget cuts that are no more: %w", err))
@@ -170,7 +170,7 @@ func (w *Walker) Walk(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// pause lets others have the database between two batches: a walk has time.
+// pause leaves the database to others between two batches: a walk is not urgent.
 const pause = 20 * time.Millisecond
 
 func (w *Walker) walk(ctx context.Context, c Cut) error {
@@ -191,7 +191,7 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 	if err != nil {
 		failure = obs.Redact(err.Error())
 		if ctx.Err() == nil {
-			place = nil // what fails there must not keep what comes before it from being cut
+			place = nil // a failure at that place must not keep the rows before it from being cut
 		} else {
 			failure = "it was stopped, and goes on with the next walk"
 		}
@@ -217,8 +217,8 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 	return err
 }
 
-// batches walks from a place to the end, or until it is stopped. It returns how many rows it has cut, and the place that
-// it has come to.
+// batches walks from a place to the end, or until it is stopped. It returns how many rows it has cut, and the place
+// that it has reached.
 func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration, place *string) (int64, *string, error) {
 	total, after := int64(0), beforeAll
 	if place != nil {
@@ -240,7 +240,7 @@ func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration, place *
 	}
 }
 
-// elsewhere cuts in another database, whose functions know nothing of rollback mode: it is read before each batch.
+// elsewhere cuts in another database, whose functions cannot read rollback mode: elsewhere reads it before each batch.
 func (w *Walker) elsewhere(ctx context.Context, c Cut, until time.Time) (int64, error) {
 	total := int64(0)
 	for {

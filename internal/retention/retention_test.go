@@ -46,7 +46,7 @@ func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 
 func (tr *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// walker is that of one replica.
+// walker returns the walker of one replica.
 func walker(t *testing.T, db *testkit.Database, tr *tracer, names ...string) *retention.Walker {
 	t.Helper()
 	if len(names) == 0 {
@@ -74,8 +74,8 @@ func walker(t *testing.T, db *testkit.Database, tr *tracer, names ...string) *re
 	return w
 }
 
-// A walk that takes longer than its time goes on where it was stopped, on another replica too: what comes last has its
-// turn. The one after that begins anew.
+// A walk that takes longer than its time is continued where it was stopped, on another replica too, so that the last
+// rows have their turn. The walk after that begins anew.
 func TestAWalkThatWasStoppedGoesOn(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -125,7 +125,8 @@ func TestAWalkThatFailedBeginsAnew(t *testing.T) {
 	}
 }
 
-// A cut is late by the interval that its service is configured with: one that walks every six hours is not late after one.
+// A cut is late by the interval that its service is configured with: one that walks every six hours is not late after
+// one.
 func TestLatenessFollowsTheInterval(t *testing.T) {
 	testkit.IO(t)
 	for _, c := range []struct {
@@ -136,7 +137,7 @@ func TestLatenessFollowsTheInterval(t *testing.T) {
 		{10 * time.Minute, 61 * time.Minute, true},
 		{6 * time.Hour, 17 * time.Hour, false},
 		{6 * time.Hour, 19 * time.Hour, true},
-		{0, 61 * time.Minute, true}, // of a build that does not say
+		{0, 61 * time.Minute, true}, // of a build that does not record it
 	} {
 		t.Run(fmt.Sprintf("every %s, %s ago", c.every, c.lag), func(t *testing.T) {
 			db := testkit.DB(t)
@@ -157,7 +158,7 @@ func TestLatenessFollowsTheInterval(t *testing.T) {
 	}
 }
 
-// A cut that has never come to its end is late too: by the first walk.
+// A cut that has never completed is late too, by its first walk.
 func TestACutThatNeverEndsIsLate(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -216,8 +217,8 @@ func TestACutElsewhereStopsWithRollbackMode(t *testing.T) {
 	}
 }
 
-// A cut that has cut something is not forgotten in silence: it is late for thirty days, as that of a replica that lacks its
-// configuration.
+// The account of a cut that has deleted rows is not dropped silently: it is late for thirty days, as that of a replica
+// that lacks its configuration.
 func TestACutThatCutIsForgottenLate(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -252,7 +253,8 @@ func TestACutThatCutIsForgottenLate(t *testing.T) {
 	}
 }
 
-// A cut that a service has no more, as of a database that is not configured any more, is not late for ever.
+// A cut that a service does not have now, such as one of a database that has left the configuration, is not late for
+// ever.
 func TestACutThatIsNoMoreIsForgotten(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

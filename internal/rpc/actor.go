@@ -2,7 +2,8 @@ package rpc
 
 import "context"
 
-// ActorFrom names who is behind a call, for the record: the person it is made for, else the service that makes it.
+// ActorFrom returns the actor of a call for the audit log: the person that it is made for, else the service that makes
+// it.
 func ActorFrom(ctx context.Context) string {
 	if p, ok := PersonFrom(ctx); ok {
 		return p.Subject

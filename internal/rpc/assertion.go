@@ -30,15 +30,15 @@ const (
 	HeaderPerson = "Gpuaas-Person-Assertion"
 	// AssertionLife is how long an assertion is good for.
 	AssertionLife = 60 * time.Second
-	// assertionSkew forgives an issuer whose clock is ahead of ours.
+	// assertionSkew is by how much the clock of an issuer may be ahead of ours.
 	assertionSkew = 5 * time.Second
-	// assertionDomain begins what is signed, so that no other signature of the mesh can be taken for an assertion.
+	// assertionDomain begins the signed bytes, so that no other signature of the mesh can be taken for an assertion.
 	assertionDomain  = "gpuaas.mesh/person-assertion\x00"
 	maxAssertionSize = 8 << 10
 	maxNonces        = 1 << 16
 )
 
-// assertion is what is signed: the person, and the one request that it is good for.
+// assertion is the signed content: the person, and the one request that it is good for.
 type assertion struct {
 	Subject   string   `json:"subject"`
 	TenantID  string   `json:"tenant_id,omitempty"`
@@ -49,8 +49,9 @@ type assertion struct {
 	Nonce     string   `json:"nonce"`
 }
 
-// Asserter signs on whose behalf a call is made. It is the client interceptor of readmodel: calls made in a context with a person (WithPerson)
-// carry an assertion of that person for exactly that request; other calls carry none.
+// Asserter signs the identity of the person on whose behalf a call is made. It is the client interceptor of readmodel:
+// calls made in a context with a person (WithPerson) carry an assertion of that person for exactly that request; other
+// calls carry none.
 type Asserter struct {
 	key   *atomic.Pointer[ed25519.PrivateKey]
 	guard *atomic.Pointer[func() error]
@@ -67,10 +68,10 @@ func NewAsserter(key ed25519.PrivateKey, now func() time.Time) *Asserter {
 	return a
 }
 
-// Replace makes another key sign what is asserted from now on.
+// Replace makes another key sign all assertions from now on.
 func (a *Asserter) Replace(key ed25519.PrivateKey) { a.key.Store(&key) }
 
-// Guard makes confirmed be asked before each assertion; its error is the refusal.
+// Guard makes the asserter call confirmed before each assertion; an error of confirmed refuses the call.
 func (a *Asserter) Guard(confirmed func() error) { a.guard.Store(&confirmed) }
 
 // WithClock returns the same asserter with another clock.
@@ -78,7 +79,7 @@ func (a *Asserter) WithClock(now func() time.Time) *Asserter {
 	return &Asserter{key: a.key, guard: a.guard, now: now}
 }
 
-// KeySet is the public half, in the form that owners configure.
+// KeySet returns the public key, in the form that owners configure.
 func (a *Asserter) KeySet() (*pki.KeySet, error) {
 	public, _ := a.key.Load().Public().(ed25519.PublicKey)
 	return pki.NewKeySet(public)
@@ -160,7 +161,7 @@ type PersonVerifier struct {
 	now  func() time.Time
 
 	mu   sync.Mutex
-	seen map[string]time.Time // nonce → when it may be forgotten
+	seen map[string]time.Time // nonce → when it may be deleted
 }
 
 // NewPersonVerifier verifies by readmodel's public keys. now nil means time.Now.
@@ -173,11 +174,12 @@ func NewPersonVerifier(keys *pki.KeySet, now func() time.Time) *PersonVerifier {
 	return v
 }
 
-// Replace makes another set of public keys verify from now on.
+// Replace makes the verifier use another set of public keys from now on.
 func (v *PersonVerifier) Replace(keys *pki.KeySet) { v.keys.Store(keys) }
 
-// verify checks everything but the digest, which needs the message: the caller compares it (checkDigest) before the message is used.
-// Only then is the nonce spent (spend), so that a captured header cannot be burnt by sending it with another message.
+// verify checks everything but the digest, which needs the message: the caller compares it (checkDigest) before the
+// message is used. Only then is the nonce spent (spend), so that a captured header cannot be burnt by sending it with
+// another message.
 func (v *PersonVerifier) verify(header, procedure string) (assertion, error) {
 	if v == nil || v.keys.Load() == nil {
 		return assertion{}, refuseAssertion("no keys are configured")
@@ -219,7 +221,7 @@ func (v *PersonVerifier) verify(header, procedure string) (assertion, error) {
 	return out, nil
 }
 
-// spend refuses a nonce that was used before. Memory is bounded: a flood of assertions is refused rather than remembered without end.
+// spend refuses a nonce that was used before. Memory is bounded: beyond that, assertions are refused.
 func (v *PersonVerifier) spend(a assertion) error {
 	now := v.now()
 	v.mu.Lock()
@@ -256,7 +258,8 @@ func (a assertion) checkDigest(message any) error {
 	return nil
 }
 
-// digestOf hashes a message in deterministic form. Both sides must know the same fields: an owner is upgraded before readmodel sends it new ones.
+// digestOf hashes a message in deterministic form. Both sides must have the same fields: an owner is upgraded before
+// readmodel sends it new ones.
 func digestOf(message any) (string, error) {
 	m, ok := message.(proto.Message)
 	if !ok {
@@ -270,7 +273,7 @@ func digestOf(message any) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// refuseAssertion keeps what was wrong for logs.
+// refuseAssertion returns the fault of a refused assertion; the reason goes to logs alone.
 func refuseAssertion(why string) error {
 	return fault.New(commonv1.Reason_REASON_ASSERTION_INVALID, "", fault.Cause(errors.New(why)))
 }

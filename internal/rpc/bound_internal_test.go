@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// TestNoRoleMakesAPersonOfATenantAnOperator: what is for operators or security alone concerns the fleet.
+// TestNoRoleMakesAPersonOfATenantAnOperator: methods for operators or security alone concern the fleet.
 func TestNoRoleMakesAPersonOfATenantAnOperator(t *testing.T) {
 	all := []string{"operator", "security", "tenant", "viewer"}
 	refused := map[string]bool{}

@@ -18,13 +18,13 @@ import (
 // HTTPConfig tunes the connections of a client.
 type HTTPConfig struct {
 	DialTimeout time.Duration // default 5 s
-	// Dial replaces the dialer: drills, and addresses that are not in DNS.
+	// Dial replaces the dialer, for drills and for addresses that are not in DNS.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// HTTPClient is the HTTP/2 client for one service: it refuses every server but cfg.Server, and finds a dead one in 25 s. It follows no redirect
-// and no proxy of the environment, and has no time limit of its own: calls carry deadlines, streams end by ping. Close it with
-// CloseIdleConnections.
+// HTTPClient returns the HTTP/2 client for one service: it refuses every server but cfg.Server, and detects a dead one
+// within 25 s. It follows no redirect and no proxy of the environment, and has no time limit of its own: calls carry
+// deadlines, streams end by ping. Close it with CloseIdleConnections.
 func HTTPClient(cfg pki.ClientConfig, opts HTTPConfig) (*http.Client, error) {
 	tlsConfig, err := pki.ClientTLS(cfg)
 	if err != nil {
@@ -66,8 +66,8 @@ type ClientConfig struct {
 	Asserter *Asserter
 }
 
-// ClientOptions go into every generated client: correlation, deadline, assertion, and errors rebuilt as faults. A unary call that is declared
-// idempotent is tried twice more if the server could not be reached.
+// ClientOptions go into every generated client: correlation, deadline, assertion, and errors rebuilt as faults. A unary
+// call that is declared idempotent is tried twice more if the server could not be reached.
 func ClientOptions(cfg ClientConfig) []connect.ClientOption {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 10 * time.Second
@@ -121,8 +121,8 @@ func (c *caller) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// retryable reports whether the same call may be made again: the server was not reached (what came over the wire is an answer), and doing it
-// twice does no harm.
+// retryable reports whether the same call may be made again: the server was not reached (an error that came over the
+// wire is an answer), and making the call twice does no harm.
 func retryable(spec connect.Spec, err error) bool {
 	if err == nil || spec.IdempotencyLevel == connect.IdempotencyUnknown {
 		return false
@@ -145,7 +145,7 @@ func (c *caller) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect
 	return next
 }
 
-// faultConn rebuilds the faults of a stream. Its end (io.EOF) stays what it is.
+// faultConn rebuilds the faults of a stream. Its end (io.EOF) is returned unchanged.
 type faultConn struct {
 	connect.StreamingClientConn
 }
@@ -164,7 +164,8 @@ func streamFault(err error) error {
 	return callFault(err)
 }
 
-// callFault rebuilds what a peer refused. A message over our own limit is our mistake, and waiting would not mend it.
+// callFault rebuilds the fault of a peer's refusal. A message over our own limit is a mistake of this process, which a
+// later attempt would repeat.
 func callFault(err error) error {
 	var failed *connect.Error
 	if errors.As(err, &failed) && failed.Code() == connect.CodeResourceExhausted && !connect.IsWireError(err) {
@@ -173,7 +174,8 @@ func callFault(err error) error {
 	return fault.FromConnect(err)
 }
 
-// Ping reports whether a server can be reached and proves to be the expected one: a TLS handshake and nothing more.
+// Ping returns an error unless a server can be reached and proves to be the expected one. It makes a TLS handshake and
+// nothing more.
 func Ping(ctx context.Context, cfg pki.ClientConfig, addr string) error {
 	tlsConfig, err := pki.ClientTLS(cfg)
 	if err != nil {

@@ -16,14 +16,16 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Connect decodes a request before any interceptor runs, and an error of a codec reaches the client as it is: without a Denial, without the correlation
-// id, with names of Go types. The codecs of this package therefore accept every body. The message of one that cannot be accepted carries the problem in place
-// of its unknown fields, and the guard, which sees every message, refuses it as a typed invalid_argument.
+// Connect decodes a request before any interceptor runs, and an error of a codec reaches the client as it is: without a
+// Denial, without the correlation id, with names of Go types. The codecs of this package therefore accept every body.
+// The message of one that cannot be accepted carries the problem in place of its unknown fields, and the guard, which
+// sees every message, refuses it as a typed invalid_argument.
 
 // problemField is the number of the unknown field that carries the problem.
 const problemField protowire.Number = 1<<29 - 1
 
-// problemMark begins the problem's text. It is drawn at the start of the process, so that a client cannot send a message that has it.
+// problemMark begins the problem's text. It is drawn at the start of the process, so that a client cannot send a
+// message that has it.
 var problemMark = rand.Text()
 
 // codecs returns the options with which handlers decode requests: binary, and JSON that refuses unknown fields.
@@ -66,7 +68,8 @@ func (c *codec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 	return out, nil
 }
 
-// Unmarshal implements connect.Codec. A body that cannot be decoded, or whose text breaks the rules, leaves its problem in the message.
+// Unmarshal implements connect.Codec. A body that cannot be decoded, or whose text breaks the rules, leaves its problem
+// in the message.
 func (c *codec) Unmarshal(data []byte, message any) error {
 	m, ok := message.(proto.Message)
 	if !ok {
@@ -86,17 +89,19 @@ func (c *codec) Unmarshal(data []byte, message any) error {
 		return nil
 	}
 	if problem := c.rules.check(m.ProtoReflect()); problem != "" {
-		// What was asked stays: a refusal by role, which comes first, is recorded with it.
+		// The request stays in the message: a refusal by role, which comes first, is recorded with it.
 		putProblem(m, problem)
 	}
 	return nil
 }
 
-// quoting are the decoding errors that quote the body, and with it perhaps a secret: a refusal is logged. Their first group is what can be repeated.
+// quoting are the decoding errors that quote the body, and with it perhaps a secret: a refusal is logged. Their first
+// group is the part that may be repeated.
 var quoting = regexp.MustCompile(
 	`(?s)^(syntax error \(line \d+:\d+\)|\(line \d+:\d+\): (?:unexpected token|invalid value for (?:string|bytes) field [^\s:]+)).*$`)
 
-// decodeProblem is the text of a decoding error without the name of the library and what stands in the body, and with ordinary spaces.
+// decodeProblem returns the text of a decoding error without the name of the library and the contents of the body, and
+// with ordinary spaces.
 func decodeProblem(err error) string {
 	text := strings.ReplaceAll(err.Error(), "\u00a0", " ")
 	text = strings.TrimSpace(strings.TrimPrefix(text, "proto:"))

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// Headers that carry what belongs together.
+// Headers that carry the ids by which related log lines and events are found.
 const (
 	HeaderCorrelationID  = "Gpuaas-Correlation-Id"
 	headerTenantID       = "Gpuaas-Tenant-Id"
@@ -51,8 +51,8 @@ func writeCorrelation(ctx context.Context, header http.Header) {
 	}
 }
 
-// readCorrelation puts the ids of a request into its context: all of them from a service, the correlation id alone from anyone else, since
-// the others would let a stranger write into the log lines of other people's objects.
+// readCorrelation puts the ids of a request into its context: all of them from a service, the correlation id alone from
+// any other caller, since the others would let a stranger write into the log lines of objects that are not its own.
 func readCorrelation(ctx context.Context, header http.Header, trusted bool) context.Context {
 	var c obs.Correlation
 	for i, field := range correlationFields(&c) {

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// described returns the descriptors of services and of all that these need. A file that declares another service, which is not offered here, has only the
-// types that are needed of it.
+// described returns the descriptors of services and of everything that these need. Of a file that declares another
+// service, which is not offered here, it contains only the needed types.
 func described(services []string) (*protoregistry.Files, error) {
 	d := &description{services: services, whole: map[string]bool{}, needed: map[protoreflect.FullName]bool{}, out: new(protoregistry.Files)}
 	var roots []protoreflect.FileDescriptor
@@ -35,7 +35,7 @@ func described(services []string) (*protoregistry.Files, error) {
 	return d.out, nil
 }
 
-// description is the work of described.
+// description is the state of one call of described.
 type description struct {
 	services []string
 	whole    map[string]bool // files of which everything is needed
@@ -68,7 +68,7 @@ func (d *description) needService(service protoreflect.ServiceDescriptor) {
 	d.needOptions(service.ParentFile())
 }
 
-// needFile needs everything in a file whose services are all offered.
+// needFile marks everything in a file whose services are all offered as needed.
 func (d *description) needFile(file protoreflect.FileDescriptor) {
 	if d.whole[file.Path()] {
 		return
@@ -90,7 +90,8 @@ func (d *description) needFile(file protoreflect.FileDescriptor) {
 	}
 }
 
-// needOptions needs the files that extend options: what they add stands in descriptors of files that import them.
+// needOptions marks the files that extend options as needed: descriptors of files that import them contain those
+// options.
 func (d *description) needOptions(file protoreflect.FileDescriptor) {
 	for i := range file.Imports().Len() {
 		if one := file.Imports().Get(i); one.Extensions().Len() > 0 && d.offers(one) {
@@ -99,7 +100,7 @@ func (d *description) needOptions(file protoreflect.FileDescriptor) {
 	}
 }
 
-// need needs a type, with what it is declared in.
+// need marks a type, and the declarations that contain it, as needed.
 func (d *description) need(of protoreflect.Descriptor) {
 	file := of.ParentFile()
 	if d.offers(file) {
@@ -137,7 +138,7 @@ func (d *description) needField(field protoreflect.FieldDescriptor) {
 	}
 }
 
-// build makes the descriptor of a file from what is needed of it and of its imports.
+// build makes the descriptor of a file from the needed parts of it and of its imports.
 func (d *description) build(file protoreflect.FileDescriptor) error {
 	if _, err := d.out.FindFileByPath(file.Path()); err == nil {
 		return nil
@@ -167,7 +168,7 @@ func (d *description) build(file protoreflect.FileDescriptor) error {
 	return d.out.RegisterFile(out)
 }
 
-// cut leaves of a file what is needed.
+// cut removes everything from a file that is not needed.
 func (d *description) cut(raw *descriptorpb.FileDescriptorProto, in protoreflect.FullName) {
 	raw.Service = slices.DeleteFunc(raw.GetService(), func(s *descriptorpb.ServiceDescriptorProto) bool {
 		return !d.offered(in.Append(protoreflect.Name(s.GetName())))

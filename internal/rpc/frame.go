@@ -13,14 +13,15 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// framesKey finds the guard of the stream that a frame came by.
+// framesKey is the context key of the guard of the stream that a frame came by.
 type framesKey struct{}
 
-// Frame does what a unary method would do with a message that came as one of many over a stream: ctx is that of the stream's handler, and procedure the
-// method whose place the frame takes. It holds the message against the policy of the method, and against its rules, turns a panic into an error, and counts
-// and logs what became of it as of a call. A refusal is returned as it goes over the wire.
+// Frame handles a message that came as one of many over a stream as a unary method would: ctx is that of the stream's
+// handler, and procedure the method whose place the frame takes. It checks the message against the policy of the method
+// and against its rules, turns a panic into an error, and counts and logs the result as that of a call. A refusal is
+// returned in the form that goes over the wire.
 //
-// It is for methods that ask for no person: a stream has at most one.
+// It is for methods that need no person: a stream has at most one.
 func Frame(ctx context.Context, procedure string, message proto.Message, handle func(context.Context) error) *commonv1.Denial {
 	g, ok := ctx.Value(framesKey{}).(*guard)
 	if !ok {

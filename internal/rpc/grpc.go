@@ -26,7 +26,7 @@ func (d *tlsDialer) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return (&tls.Dialer{Config: d.config}).DialContext(ctx, "tcp", addr)
 }
 
-// GRPCPeer returns the verified certificate of whoever opened a call of grpc-go. Errors wrap pki.ErrIdentity.
+// GRPCPeer returns the verified certificate of the caller of grpc-go. Errors wrap pki.ErrIdentity.
 func GRPCPeer(ctx context.Context, trustDomain string) (pki.Peer, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -39,8 +39,8 @@ func GRPCPeer(ctx context.Context, trustDomain string) (pki.Peer, error) {
 	return pki.PeerFromState(&info.State, trustDomain)
 }
 
-// GRPCCredentials are server credentials that tell of refused handshakes, with the claimed name marked as unverified. cfg comes from
-// pki.ServerTLS with NextProtos h2.
+// GRPCCredentials returns server credentials that report refused handshakes to onReject, with the claimed name marked
+// as unverified. cfg comes from pki.ServerTLS with NextProtos h2.
 func GRPCCredentials(cfg *tls.Config, onReject func(pki.Reject)) credentials.TransportCredentials {
 	return &watchingCredentials{TransportCredentials: credentials.NewTLS(cfg), cfg: cfg, onReject: onReject}
 }
@@ -72,7 +72,8 @@ func (c *watchingCredentials) Clone() credentials.TransportCredentials {
 	return &watchingCredentials{TransportCredentials: c.TransportCredentials.Clone(), cfg: c.cfg, onReject: c.onReject}
 }
 
-// GRPCGuard stands before the methods of a grpc-go server as the guard of Server does before those of Connect, without persons.
+// GRPCGuard checks calls before the methods of a grpc-go server as the guard of Server does for those of Connect,
+// without persons.
 type GRPCGuard struct {
 	TrustDomain string
 	Policies    PolicySet

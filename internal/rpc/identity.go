@@ -7,7 +7,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Person is on whose behalf a request is made. What it may do to an object is for the object's owner to decide.
+// Person is the person on whose behalf a request is made. The owner of an object decides what the person may do to it.
 type Person struct {
 	Subject  string // as the identity provider names the person
 	TenantID string // empty for people of the operator
@@ -19,8 +19,8 @@ func (p Person) Has(roles ...string) bool {
 	return slices.ContainsFunc(roles, func(role string) bool { return slices.Contains(p.Roles, role) })
 }
 
-// Operator reports whether the person is an operator. Whoever is bound to a tenant is none, whatever the roles say: an operator's word goes for machines
-// that tenants share.
+// Operator reports whether the person is an operator. A person who is bound to a tenant is none, whatever the roles: an
+// operator's requests affect machines that tenants share.
 func (p Person) Operator() bool { return p.TenantID == "" && p.Has("operator") }
 
 type (
@@ -28,29 +28,30 @@ type (
 	personKey struct{}
 )
 
-// PeerFrom returns the verified certificate of whoever made the request, if it has one.
+// PeerFrom returns the verified certificate of the caller, if it has one.
 func PeerFrom(ctx context.Context) (pki.Peer, bool) {
 	peer, ok := ctx.Value(peerKey{}).(pki.Peer)
 	return peer, ok
 }
 
-// WithPeer puts a verified peer into a context. It is for transports other than this package's, and for tests of methods.
+// WithPeer puts a verified peer into a context. It is for transports other than this package's, and for tests of
+// methods.
 func WithPeer(ctx context.Context, peer pki.Peer) context.Context {
 	return context.WithValue(ctx, peerKey{}, peer)
 }
 
-// PersonFrom returns on whose behalf the request is made, if it is on anyone's.
+// PersonFrom returns the person on whose behalf the request is made, if there is one.
 func PersonFrom(ctx context.Context) (Person, bool) {
 	person, ok := ctx.Value(personKey{}).(Person)
 	return person, ok
 }
 
-// WithPerson puts an authenticated person into a context. On the client side it is what Asserter asserts.
+// WithPerson puts an authenticated person into a context. On the client side Asserter asserts that person.
 func WithPerson(ctx context.Context, person Person) context.Context {
 	return context.WithValue(ctx, personKey{}, person)
 }
 
-// callerOf spells a peer as policies do: a service's name, node, or anonymous without one.
+// callerOf returns the name of a peer as policies spell it: a service's name, node, or anonymous without one.
 func callerOf(ctx context.Context) string {
 	peer, ok := PeerFrom(ctx)
 	switch {

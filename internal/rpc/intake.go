@@ -20,10 +20,11 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// The intake stands before connect. It decides who calls before a byte of the body is read, so that a stranger costs a refusal and little more; and it reads
-// the body of a method that takes one message, within a bound of its size, of what it inflates to, and of the time that it may take.
+// The intake runs before connect. It identifies the caller before a byte of the body is read, so that a stranger costs
+// little more than a refusal; and it reads the body of a method that takes one message, within bounds of its size, of
+// its size after decompression, and of the time that it may take.
 
-// admitted is what the intake found out about a caller.
+// admitted is the result of the intake for a caller.
 type admitted struct {
 	asserted *assertion // to be compared with the request, nil without one
 }
@@ -34,7 +35,7 @@ type admittedKey struct{}
 func (s *Server) intake(w http.ResponseWriter, r *http.Request) *http.Request {
 	policy, mounted := s.policies[r.URL.Path]
 	if !mounted {
-		// Health, reflection, and methods that do not exist: nothing of ours is decided by their messages.
+		// Health, reflection, and methods that do not exist: no decision of this package depends on their messages.
 		r.Body = http.MaxBytesReader(w, r.Body, int64(s.cfg.MaxReadBytes)+envelopeBytes)
 		return r
 	}
@@ -45,7 +46,7 @@ func (s *Server) intake(w http.ResponseWriter, r *http.Request) *http.Request {
 		if s.refuse(ctx, w, r, began, err) {
 			return nil
 		}
-		return r // its content type is no one's; connect refuses it without reading the body
+		return r // its content type is of no protocol; connect refuses it without reading the body
 	}
 	allowRest(ctx, restOfAdmitted)
 	r = r.WithContext(context.WithValue(ctx, admittedKey{}, admitted{asserted: asserted}))
@@ -75,7 +76,7 @@ func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	}
 	wire := s.guard.finish(ctx, r.URL.Path, began, err)
 	s.metrics.unary(r.URL.Path, wire.Code().String(), time.Since(began))
-	// Of what is left of the body little is read (see readingRest), and a stranger keeps no connection.
+	// Little of the rest of the body is read (see readingRest), and the connection of a stranger is closed.
 	w.Header().Set("Connection", "close")
 	if err := writer.Write(w, r, wire); err != nil {
 		s.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))
@@ -89,7 +90,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, limit int64, w
 		return nil, fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "")
 	}
 	controller := http.NewResponseController(w)
-	deadline := controller.SetReadDeadline(time.Now().Add(within)) // a recorder of tests has none
+	deadline := controller.SetReadDeadline(time.Now().Add(within)) // the recorder of a test supports none
 	buffer := bytes.NewBuffer(make([]byte, 0, max(r.ContentLength, 0)+bytes.MinRead))
 	_, err := buffer.ReadFrom(io.LimitReader(r.Body, limit+1))
 	switch {
@@ -109,15 +110,15 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, limit int64, w
 }
 
 const (
-	// envelopeBytes may stand around a message.
+	// envelopeBytes bounds the bytes around a message.
 	envelopeBytes = 16
 	// envelopeHead is a flag and the length of the message, in gRPC, gRPC-Web and Connect's streams.
 	envelopeHead   = 5
 	flagCompressed = 1
 )
 
-// inflate returns the body uncompressed, and takes away what says that it was compressed. Connect itself would inflate all of a message that is too
-// large, to count it.
+// inflate returns the body uncompressed, and removes the headers and flags of its compression. Connect itself would
+// decompress the whole of a message that is too large, to count its bytes.
 func (s *Server) inflate(r *http.Request, body []byte) ([]byte, error) {
 	contentType := r.Header.Get("Content-Type")
 	header := "Content-Encoding"

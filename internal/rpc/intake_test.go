@@ -109,7 +109,7 @@ const (
 	retire = recoveryv1connect.InstanceServiceRetireInstanceProcedure
 )
 
-// people is a port where persons come with a token and no certificate.
+// people is a port on which persons authenticate by token, without a certificate.
 func people(t *testing.T, edit func(*rpc.ServerConfig)) *fixture {
 	t.Helper()
 	return start(t, &backend{
@@ -203,7 +203,7 @@ func TestWhatIsInflatedIsBounded(t *testing.T) {
 	if got := f.post(t, "", whoAmI, small, "Authorization", "Bearer good", "Content-Encoding", "gzip"); got.status != http.StatusOK {
 		t.Errorf("a small body: %d %s", got.status, got.text)
 	}
-	// gRPC frames its messages, and says what is compressed in each.
+	// gRPC frames its messages, with a flag in each frame for compression.
 	for name, tt := range map[string]struct {
 		message []byte
 		status  string

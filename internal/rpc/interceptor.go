@@ -20,7 +20,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Authenticator returns the person of a request by what only readmodel can verify: a session cookie or a bearer token. Its refusal is a fault.
+// Authenticator returns the person of a request by credentials that only readmodel can verify: a session cookie or a
+// bearer token. Its refusal is a fault.
 type Authenticator func(ctx context.Context, procedure string, header http.Header) (Person, error)
 
 // guard is the outermost server interceptor: correlation, panics, allow-list, person, log, metrics, sanitising.
@@ -110,7 +111,8 @@ func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.St
 	return next
 }
 
-// guardedConn refuses messages that could not be decoded, and compares the first one with the assertion before the method sees it.
+// guardedConn refuses messages that could not be decoded, and compares the first one with the assertion before the
+// method sees it.
 type guardedConn struct {
 	connect.StreamingHandlerConn
 
@@ -140,7 +142,7 @@ func (g *guard) settle(a assertion, message any) error {
 	return g.persons.spend(a)
 }
 
-// correlate puts the ids of a request into its context, unless the intake has.
+// correlate puts the ids of a request into its context, unless the intake has done so.
 func (g *guard) correlate(ctx context.Context, header http.Header) context.Context {
 	if obs.From(ctx).CorrelationID != "" {
 		return ctx
@@ -149,8 +151,9 @@ func (g *guard) correlate(ctx context.Context, header http.Header) context.Conte
 	return readCorrelation(ctx, header, ok && peer.ID.Kind == pki.KindService)
 }
 
-// identify decides who calls and on whose behalf, from the connection and the header alone. It returns an assertion that is yet to be compared with the
-// request. What the roles of the caller's person allow is admit's to decide, which knows the request.
+// identify determines the caller and the person, from the connection and the header alone. It returns an assertion that
+// is yet to be compared with the request. Whether the roles of the person allow the method is decided by admit, which
+// has the request.
 func (g *guard) identify(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion, error) {
 	caller := callerOf(ctx)
 	switch {
@@ -171,7 +174,7 @@ func (g *guard) identify(ctx context.Context, policy Policy, header http.Header)
 	}
 }
 
-// admit refuses a caller that the intake did not see, and a person whose roles do not allow the method.
+// admit refuses a caller that did not pass the intake, and a person whose roles do not allow the method.
 func (g *guard) admit(ctx context.Context, procedure string) (*assertion, error) {
 	policy, ok := g.policies(procedure)
 	if !ok {
@@ -188,21 +191,23 @@ func (g *guard) admit(ctx context.Context, procedure string) (*assertion, error)
 	return seen.asserted, checkRoles(policy, person)
 }
 
-// Denial is a request of a known person that the person's roles do not allow. No method has seen it, and it was not validated.
+// Denial is a request of a known person that the person's roles do not allow. No method has seen it, and it was not
+// validated.
 type Denial struct {
 	Procedure string
 	Message   any // nil for a stream: its first message was not read
 	Err       error
 }
 
-// denied tells of a refusal by role.
+// denied reports a refusal by role to OnDenied.
 func (g *guard) denied(ctx context.Context, procedure string, message any, err error) {
 	if _, known := PersonFrom(ctx); known && g.onDenied != nil && fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
 		g.onDenied(ctx, Denial{Procedure: procedure, Message: message, Err: err})
 	}
 }
 
-// personService is the service that asks on behalf of people alone, also where other services may ask for themselves.
+// personService is the service that calls on behalf of people alone, also where other services may call on their own
+// behalf.
 const personService = "readmodel"
 
 func (g *guard) identifyPeer(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion, error) {
@@ -239,9 +244,9 @@ func checkRoles(policy Policy, person Person) error {
 	return nil
 }
 
-// finish logs an error with its cause and answers what may leave.
+// finish logs an error with its cause and returns the error that the client may get.
 func (g *guard) finish(ctx context.Context, procedure string, began time.Time, err error) *connect.Error {
-	// A stream that we ended ends for our reason, whatever its method made of its context's end.
+	// A stream that this server ended gets the server's reason, whatever error its method made of the end of its context.
 	if cause, ok := fault.As(context.Cause(ctx)); ok && ctx.Err() != nil {
 		if _, own := fault.As(err); !own {
 			err = cause
@@ -275,7 +280,7 @@ func (g *guard) log(ctx context.Context, procedure string, began time.Time, err 
 	g.logger.LogAttrs(ctx, slog.LevelDebug, "request answered", attrs...)
 }
 
-// logRefusal logs an error with its cause: what we broke is an error, what we refused is not.
+// logRefusal logs an error with its cause: an internal error at level error, a refusal below it.
 func logRefusal(ctx context.Context, logger *slog.Logger, err error, attrs ...slog.Attr) {
 	attrs = append(attrs, obs.Reason(err), obs.Err(err))
 	if fault.ReasonOf(err) == commonv1.Reason_REASON_INTERNAL {
@@ -285,7 +290,8 @@ func logRefusal(ctx context.Context, logger *slog.Logger, err error, attrs ...sl
 	logger.LogAttrs(ctx, slog.LevelInfo, "request refused", attrs...)
 }
 
-// recovered turns a panic of a method into an internal error with its stack. The abort of a handler is net/http's own and goes on.
+// recovered turns a panic of a method into an internal error with its stack. The abort of a handler is net/http's own
+// and goes on.
 func recovered(what any, err *error) {
 	if what == nil {
 		return

@@ -69,7 +69,8 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// register lets the several ports of one service share their series.
+// register registers a collector, or returns the one that another port of the service has registered, so that ports
+// share their series.
 func register[C prometheus.Collector](registerer prometheus.Registerer, c C) (C, error) {
 	err := registerer.Register(c)
 	var already prometheus.AlreadyRegisteredError
@@ -88,8 +89,8 @@ func (m *metrics) unary(procedure, code string, took time.Duration) {
 	m.duration.WithLabelValues(procedure, code).Observe(took.Seconds())
 }
 
-// refused counts by the reason that the caller is told. A number that the enum does not have may come from a peer of a later build: those share one
-// series.
+// refused counts a refusal by the reason that the caller gets. A number that the enum does not have may come from a
+// peer of a later build: those share one series.
 func (m *metrics) refused(procedure string, reason commonv1.Reason) {
 	if _, known := commonv1.Reason_name[int32(reason)]; !known {
 		reason = commonv1.Reason_REASON_UNSPECIFIED

@@ -43,7 +43,7 @@ func refusals(t *testing.T, f *fixture) map[string]float64 {
 	return out
 }
 
-// A code says too little to be alerted on: a quota that is spent and a name that is taken may share one.
+// A code is too coarse for alerts: a spent quota and a taken name may share one.
 func TestRefusalsAreCountedByReason(t *testing.T) {
 	var refusal error
 	f := start(t, &backend{
@@ -82,7 +82,8 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 	large := retireRequest()
 	large.Reason = strings.Repeat("x", 2<<20)
 	_, err = recoveryv1connect.NewInstanceServiceClient(f.Client(t, "recovery", f.Service(t, "lifecycle")), f.server.URL(),
-		rpc.ClientOptions(rpc.ClientConfig{MaxSendBytes: 4 << 20})...).RetireInstance(t.Context(), large) // the client would refuse it first
+		// The client would refuse it first.
+		rpc.ClientOptions(rpc.ClientConfig{MaxSendBytes: 4 << 20})...).RetireInstance(t.Context(), large)
 	want(t, err, commonv1.Reason_REASON_FRAME_TOO_LARGE)
 
 	stream, err := recoveryv1connect.NewSessionServiceClient(f.Client(t, "recovery", f.Service(t, "nodeapi")), f.server.URL(),

@@ -20,15 +20,15 @@ const (
 	CallerAnonymous = "anonymous"
 )
 
-// Callers are all that a policy may name.
+// Callers returns all callers that a policy may name.
 func Callers() []string {
 	return []string{"nodeapi", "lifecycle", "recovery", "readmodel", CallerNode, CallerPerson, CallerAnonymous}
 }
 
-// Roles are all that a policy may name.
+// Roles returns all roles that a policy may name.
 func Roles() []string { return []string{"operator", "security", "tenant", "viewer"} }
 
-// Policy is who may call one method, as its proto says.
+// Policy lists the callers of one method, as its proto defines them.
 type Policy struct {
 	Procedure string // /package.Service/Method
 	Callers   []string
@@ -40,8 +40,8 @@ type Policy struct {
 // Allows reports whether a caller (a service's name, node, person or anonymous) is in the list.
 func (p Policy) Allows(caller string) bool { return slices.Contains(p.Callers, caller) }
 
-// operators reports whether the method is for people of the operator alone: it has roles, and none that people of a tenant have by themselves. What it does
-// concerns the fleet, so no role helps a person who is bound to a tenant.
+// operators reports whether the method is for people of the operator alone: it has roles, and none that people of a
+// tenant have by themselves. Such a method concerns the fleet, so no role admits a person who is bound to a tenant.
 func (p Policy) operators() bool {
 	return len(p.Roles) > 0 && !slices.Contains(p.Roles, "tenant") && !slices.Contains(p.Roles, "viewer")
 }
@@ -49,17 +49,17 @@ func (p Policy) operators() bool {
 // StreamsRequests reports whether the requests are a stream.
 func (p Policy) StreamsRequests() bool { return p.method.IsStreamingClient() }
 
-// StreamsAnswers reports whether the answers are a stream.
+// StreamsAnswers reports whether the responses are a stream.
 func (p Policy) StreamsAnswers() bool { return p.method.IsStreamingServer() }
 
-// Method is the method's descriptor.
+// Method returns the method's descriptor.
 func (p Policy) Method() protoreflect.MethodDescriptor { return p.method }
 
-// PolicySet is the policies of a server, by procedure. It does not change once it is made.
+// PolicySet holds the policies of a server, by procedure. It does not change once it is made.
 type PolicySet map[string]Policy
 
-// Policies reads the policies of all methods of files. A method without a complete policy is an error that names it, and all of them are named
-// at once.
+// Policies reads the policies of all methods of files. A method without a complete policy is an error that names it,
+// and all of them are named at once.
 func Policies(files ...protoreflect.FileDescriptor) (PolicySet, error) {
 	var services []protoreflect.ServiceDescriptor
 	for _, file := range files {
@@ -70,7 +70,7 @@ func Policies(files ...protoreflect.FileDescriptor) (PolicySet, error) {
 	return ServicePolicies(services...)
 }
 
-// ServicePolicies is Policies of single services.
+// ServicePolicies reads the policies of single services; see Policies.
 func ServicePolicies(services ...protoreflect.ServiceDescriptor) (PolicySet, error) {
 	set := PolicySet{}
 	var problems []error

@@ -9,7 +9,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
 
-// TestRefusalsDoNotQuoteValues: what is wrong with a body is logged by its receiver, and a body may hold a secret where it is wrong.
+// TestRefusalsDoNotQuoteValues: the receiver logs the defect of a body, and the defective part may hold a secret.
 func TestRefusalsDoNotQuoteValues(t *testing.T) {
 	const secret = "91be7731"
 	decode := &codec{name: "json", json: true, unmarshal: protojson.UnmarshalOptions{}.Unmarshal}

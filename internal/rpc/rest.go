@@ -8,18 +8,18 @@ import (
 )
 
 // An answer over HTTP/2 that ends before the request does makes net/http reset the stream, and some clients (curl) then
-// drop what they have of the answer. What is left of a body is therefore read before the answer ends: few bytes, for a
-// short time, in few places. Where it is longer, later or one too many, the stream is reset.
+// drop the part of the answer that they have received. The rest of a body is therefore read before the answer ends: few
+// bytes, for a short time, for few requests at once. If the rest is longer, later or one too many, the stream is reset.
 
 const (
 	// restTime is how long the rest of a body may take to arrive.
 	restTime = time.Second
-	// restOfStranger and restOfAdmitted are how long the rest may be, of a caller who is unknown and of one who is known.
+	// restOfStranger and restOfAdmitted are how long the rest may be, in bytes: of an unknown caller, and of a known one.
 	restOfStranger = 256 << 10
 	restOfAdmitted = 4 << 20
 )
 
-// rest is what may be left of the body of a request when it has been answered.
+// rest bounds the rest of the body of a request that has been answered.
 type rest struct {
 	limit int64
 }
@@ -33,8 +33,8 @@ func allowRest(ctx context.Context, limit int64) {
 	}
 }
 
-// readingRest reads what a handler leaves of the body of a request over HTTP/2, before its answer ends. A method that
-// takes a stream ends its answer at once: its caller sends for as long as it likes.
+// readingRest reads the rest of the body of a request over HTTP/2 that a handler has not read, before the answer ends.
+// A method that takes a stream ends its answer at once: its caller may send for any time.
 func (s *Server) readingRest(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, _ := serviceOfPath(r.URL.Path)
@@ -51,10 +51,10 @@ func (s *Server) readingRest(next http.Handler) http.Handler {
 			return
 		}
 		defer release()
-		// The deadline is the stream's alone, which ends with this handler.
+		// The deadline is that of the stream alone, which ends with this handler.
 		if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTime)); err != nil {
 			return
 		}
-		_, _ = io.CopyN(io.Discard, body, left.limit) // a caller who has gone is not told
+		_, _ = io.CopyN(io.Discard, body, left.limit) // a caller that has gone needs no answer
 	})
 }

@@ -79,7 +79,8 @@ func TestRefusalsWaitForASmallBody(t *testing.T) {
 	}
 }
 
-// Every early refusal is whole for curl, which speaks HTTP/2 and drops what it has of an answer whose stream is reset.
+// Every early refusal is whole for curl, which speaks HTTP/2 and drops the received part of an answer whose stream is
+// reset.
 func TestRefusalsAreWholeForCurl(t *testing.T) {
 	f, _ := refusing(t)
 	dir := t.TempDir()

@@ -34,7 +34,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 )
 
-// backend is a service whose methods answer what a test wants.
+// backend is a service whose methods return what a test sets.
 type backend struct {
 	recoveryv1connect.UnimplementedInstanceServiceHandler
 	lifecyclev1connect.UnimplementedWorkspaceServiceHandler
@@ -216,7 +216,8 @@ func TestEveryMethodRefusesWhoIsNotInItsList(t *testing.T) {
 	}
 }
 
-// The same with a port that lets clients without a certificate in: the allow-list must hold without the handshake's help.
+// The same with a port that admits clients without a certificate: the allow-list must hold without the handshake's
+// help.
 func TestAllowListsHoldWhereCertificatesAreOptional(t *testing.T) {
 	f := start(t, &backend{}, func(_ *rpc.ServerDeps, cfg *rpc.ServerConfig) { cfg.TLS.Optional = true })
 	rpctest.RefusesEveryMethod(t, rpctest.Target{
@@ -380,7 +381,7 @@ func TestPersonsAreAsserted(t *testing.T) {
 	})
 }
 
-// tamper changes what goes over the wire after it was signed.
+// tamper changes a request after it was signed.
 type tamper struct{ edit func(http.Header, any) }
 
 func (c tamper) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {

@@ -29,7 +29,7 @@ type ServerConfig struct {
 	Addr string
 	// Listener replaces the one made for Addr; the server owns it.
 	Listener net.Listener
-	// TLS is what the port shows and whom it lets in. NextProtos is filled in.
+	// TLS is the certificate of the port and the peers that it admits. NextProtos is filled in.
 	TLS pki.ServerConfig
 	// MaxStreams of one connection; default 100.
 	MaxStreams int
@@ -39,13 +39,15 @@ type ServerConfig struct {
 	HandshakeTimeout time.Duration
 	// MaxHandshakes under way at once; default 512.
 	MaxHandshakes int
-	// RequestTimeout is how long a request may take to arrive, and twice that to be answered, on a port without streams. Zero: there are streams.
+	// RequestTimeout is how long a request may take to arrive, and twice that to be answered, on a port without streams.
+	// Zero: there are streams.
 	RequestTimeout time.Duration
 	// BodyTimeout is how long the body of a method that takes one message may take to arrive; default 10 s.
 	BodyTimeout time.Duration
 	// MaxConnections that may be open at once, handshakes included; one more is closed at once. Default 4096.
 	MaxConnections int
-	// StrangerTimeout is how long a call that needs no token may take, of health or reflection, streams included; default 30 s.
+	// StrangerTimeout is how long a call that needs no token may take, of health or reflection, streams included; default
+	// 30 s.
 	StrangerTimeout time.Duration
 	// MaxStrangers are the calls without a token that are open at once, of health and of reflection each; default 64.
 	MaxStrangers int
@@ -87,7 +89,7 @@ func (c ServerConfig) withDefaults() ServerConfig {
 	return c
 }
 
-// ServerDeps are what a server needs beside its configuration.
+// ServerDeps are the dependencies of a server.
 type ServerDeps struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
@@ -95,13 +97,15 @@ type ServerDeps struct {
 	Persons *PersonVerifier
 	// Authenticate returns the person of methods whose callers include `person`; nil elsewhere.
 	Authenticate Authenticator
-	// OnDenied is told of every request of an authenticated person that was refused for the person's roles, before the refusal is sent. Nil: nobody is.
+	// OnDenied is called for every request of an authenticated person that was refused for the person's roles, before the
+	// refusal is sent. It may be nil.
 	OnDenied func(ctx context.Context, d Denial)
-	// Translate returns the typed refusal of an error that is none yet, such as one of the database; nil: such errors are internal.
+	// Translate returns the typed refusal of an error that is none yet, such as one of the database; nil: such errors are
+	// internal.
 	Translate func(error) error
-	// OnReject is told of every refused handshake, beside the log and the counter. It must not block.
+	// OnReject is called for every refused handshake, beside the log and the counter. It must not block.
 	OnReject func(pki.Reject)
-	// Wrap goes around all handlers, for what only one port has: CORS, static files' headers. Nil: nothing.
+	// Wrap wraps all handlers, for the needs of a single port: CORS, headers of static files. It may be nil.
 	Wrap func(http.Handler) http.Handler
 }
 
@@ -115,8 +119,8 @@ type Server struct {
 	guard    *guard
 	policies PolicySet
 	services map[string]http.Handler
-	// unchecked names those of services that have no policies; checking and reflecting hold places for calls of health and of the others, and
-	// resting for requests whose bodies arrive after their answers.
+	// unchecked names the services that have no policies; checking and reflecting count the places of calls of health and
+	// of the others, and resting those of requests whose bodies arrive after their answers.
 	unchecked                     map[string]bool
 	checking, reflecting, resting *strangerPlaces
 	fallback                      http.Handler
@@ -124,7 +128,7 @@ type Server struct {
 	endDrain                      context.CancelCauseFunc
 }
 
-// NewServer listens and prepares; nothing is answered before Run.
+// NewServer listens and prepares; no request is answered before Run.
 func NewServer(ctx context.Context, deps ServerDeps, cfg ServerConfig) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if deps.Logger == nil {
@@ -162,29 +166,29 @@ func NewServer(ctx context.Context, deps ServerDeps, cfg ServerConfig) (*Server,
 	return s, nil
 }
 
-// Addr is where the server listens.
+// Addr returns the address on which the server listens.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// URL is the server's base URL by its address.
+// URL returns the server's base URL by its address.
 func (s *Server) URL() string { return "https://" + s.listener.Addr().String() }
 
-// HandlerOptions go into every generated handler of this server: limits, the guard, validation.
+// HandlerOptions returns the options of every generated handler of this server: limits, the guard, validation.
 func (s *Server) HandlerOptions() []connect.HandlerOption {
 	options := []connect.HandlerOption{
 		connect.WithReadMaxBytes(s.cfg.MaxReadBytes),
-		// What is small costs more to compress than to send.
+		// A small message costs more to compress than to send.
 		connect.WithCompressMinBytes(16 << 10),
 		connect.WithInterceptors(
 			s.guard,
 			validate.NewInterceptor(),
 		),
 	}
-	// On a port of people the names that they give are read by others.
+	// On a port for people, other people read the names that they give.
 	return append(options, codecs(textRules{names: s.deps.Authenticate != nil})...)
 }
 
-// Mount adds a service by what its generated constructor answered. A service with a method that has no policy, or one that this server could never
-// admit anybody to, is an error.
+// Mount adds a service by the path and handler that its generated constructor returned. A service with a method that
+// has no policy, or a policy that this server could admit no caller by, is an error.
 func (s *Server) Mount(path string, handler http.Handler) error {
 	name, ok := serviceOfPath(path)
 	if !ok {
@@ -212,7 +216,7 @@ func (s *Server) Mount(path string, handler http.Handler) error {
 	return nil
 }
 
-// servable refuses a port that lacks what a method's policy needs.
+// servable returns an error if the port lacks something that a method's policy needs.
 func (s *Server) servable(policy Policy) error {
 	if policy.Allows(CallerPerson) && s.deps.Authenticate == nil {
 		return errors.New("persons may call it, and this port cannot authenticate them")
@@ -224,11 +228,12 @@ func (s *Server) servable(policy Policy) error {
 	return nil
 }
 
-// MountFallback sets the handler of all paths that are no service's: static files. It sees no policy, and no peer is checked for it.
+// MountFallback sets the handler of all paths that are no service's: static files. No policy applies to it, and its
+// peers are not checked.
 func (s *Server) MountFallback(handler http.Handler) { s.fallback = handler }
 
-// MountUnchecked adds a handler for one service's path without policies: health and reflection, which are no services of ours. A service of
-// gpuaas is refused.
+// MountUnchecked adds a handler for one service's path without policies: health and reflection, which are no services
+// of ours. A service of gpuaas is refused.
 func (s *Server) MountUnchecked(path string, handler http.Handler) error {
 	name, ok := serviceOfPath(path)
 	if !ok || isOurs(name) {
@@ -238,7 +243,7 @@ func (s *Server) MountUnchecked(path string, handler http.Handler) error {
 	return nil
 }
 
-// Services are the names of what is mounted with policies.
+// Services returns the names of the services that are mounted with policies.
 func (s *Server) Services() []string {
 	seen := map[string]bool{}
 	var out []string
@@ -257,8 +262,9 @@ func (s *Server) policy(procedure string) (Policy, bool) {
 	return policy, ok
 }
 
-// Run serves until ctx ends, then drains: no new connections, streams end with server_draining, requests under way finish, and after
-// DrainTimeout whatever is left is cut. It answers nil after a drain that ctx asked for.
+// Run serves until ctx ends, then drains: no new connections, streams end with server_draining, requests under way
+// finish, and after DrainTimeout the remaining connections are cut. It returns nil after a drain that the end of ctx
+// began.
 func (s *Server) Run(ctx context.Context) error {
 	tlsListener, err := pki.NewListener(ctx, s.listener, pki.ListenerConfig{
 		TLS: s.tls, HandshakeTimeout: s.cfg.HandshakeTimeout, MaxHandshakes: s.cfg.MaxHandshakes,
@@ -343,8 +349,8 @@ func (s *Server) onReject(ctx context.Context) func(pki.Reject) {
 	}
 }
 
-// serve routes by exact procedure: one spelling, one method. Nothing is cleaned or redirected, so that no other spelling of a path can pass a
-// check that its canonical one would not.
+// serve routes by exact procedure: one spelling, one method. Nothing is cleaned or redirected, so that no other
+// spelling of a path can pass a check that its canonical one would not.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	name, ok := serviceOfPath(r.URL.Path)
 	service, known := s.services[name]
@@ -369,15 +375,16 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// requestContext puts the verified peer into the context, and gives streams the life that they may have: until the server drains, and until the
-// certificate that opened them expires. A connection that is already open would outlive both.
+// requestContext puts the verified peer into the context, and gives streams the life that they may have: until the
+// server drains, and until the certificate that opened them expires. A connection that is already open would outlive
+// both.
 func (s *Server) requestContext(w http.ResponseWriter, r *http.Request) (context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	var left time.Duration
 	if peer, err := pki.PeerFromState(r.TLS, s.cfg.TLS.TrustDomain); err == nil && len(s.cfg.TLS.Clients) > 0 {
 		left = peer.NotAfter.Sub(s.now())
 		if left < time.Minute {
-			// The peer should come back with the certificate that it must have by now.
+			// The peer should reconnect with the new certificate that it must have by now.
 			w.Header().Set("Connection", "close")
 		}
 		if left > 0 {
@@ -388,7 +395,7 @@ func (s *Server) requestContext(w http.ResponseWriter, r *http.Request) (context
 	name, _ := serviceOfPath(r.URL.Path)
 	switch {
 	case s.unchecked[name]:
-		// Whatever it is, it ends as a stream does, and soon.
+		// Any call, unary or not, ends as a stream does, and soon.
 		if left <= 0 || left > s.cfg.StrangerTimeout {
 			left = s.cfg.StrangerTimeout
 		}
@@ -404,7 +411,7 @@ func (s *Server) requestContext(w http.ResponseWriter, r *http.Request) (context
 		}
 		stopExpiry = time.AfterFunc(left, func() { cancel(fault.New(why, "")) }).Stop
 	}
-	// A method that waits for the next message does not look at its context: end the waiting too.
+	// A method that waits for the next message does not check its context: the deadlines end the wait too.
 	controller := http.NewResponseController(w)
 	ended := make(chan struct{})
 	stopRead := context.AfterFunc(ctx, func() {

@@ -23,18 +23,19 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// What clients that know nothing of the mesh ask of any gRPC server, without a token: health and reflection. Neither
-// decides anything. A call of either ends after StrangerTimeout. Each has MaxStrangers places: those of health are taken
-// once the question has arrived, those of reflection by streams, of which one address has a quarter.
+// Health and reflection are the services that clients without knowledge of the mesh call on any gRPC server, without a
+// token. Neither changes anything. A call of either ends after StrangerTimeout. Each has MaxStrangers places: those of
+// health are taken once the request has arrived, those of reflection by streams, of which one address has a quarter.
 
 const (
-	// healthFresh is how long the last look at the health answers for, and healthStale while somebody looks again.
+	// healthFresh is how long the last probe of the health is served, and healthStale how long it is served while a new
+	// probe runs.
 	healthFresh = time.Second
 	healthStale = 15 * time.Second
-	// healthBody is how long a question about the health may take to arrive, and healthBytes how long it may be.
+	// healthBody is how long a health request may take to arrive, and healthBytes how many bytes it may have.
 	healthBody  = 2 * time.Second
 	healthBytes = 4 << 10
-	// reflectionShare of the places of reflection are for one address: one in so many.
+	// reflectionShare bounds one address to the share 1/reflectionShare of the places of reflection.
 	reflectionShare = 4
 )
 
@@ -47,8 +48,8 @@ const (
 	reflectionV1    = "grpc.reflection.v1.ServerReflection"
 )
 
-// MountHealth offers grpc.health.v1 to everybody: what ready returns, for the server and for each service that is
-// mounted. Watch is refused: it would hold a stream for a stranger.
+// MountHealth offers grpc.health.v1 to every caller: the result of ready, for the server and for each service that is
+// mounted. Watch is refused: it would keep a stream open for a stranger.
 func (s *Server) MountHealth(ready func(context.Context) bool) error {
 	h := &health{server: s, ready: ready}
 	options := append(codecs(textRules{}), connect.WithReadMaxBytes(s.cfg.MaxReadBytes))
@@ -59,8 +60,9 @@ func (s *Server) MountHealth(ready func(context.Context) bool) error {
 	return s.MountUnchecked("/"+healthService+"/", mux)
 }
 
-// MountReflection offers both versions of gRPC's reflection to everybody: the services that are mounted when it is first asked, and health, with the types
-// that these need. What the process knows of other services is not described.
+// MountReflection offers both versions of gRPC's reflection to every caller: the services that are mounted at the first
+// call, and health, with the types that these need. Other services that this process has descriptors of are not
+// described.
 func (s *Server) MountReflection() error {
 	offered := func() []string {
 		names := append(s.Services(), healthService)
@@ -104,7 +106,7 @@ type health struct {
 	mu      sync.Mutex
 	at      time.Time
 	last    healthv1.HealthCheckResponse_ServingStatus
-	probing chan struct{} // closed at the end of the look that is under way; nil: nobody looks
+	probing chan struct{} // closed at the end of the probe that is under way; nil: there is none
 }
 
 func (h *health) check(
@@ -145,8 +147,9 @@ func (h *health) watch(
 	)
 }
 
-// status looks once a second at most, for however many ask. Who asks during a look is answered from the one before, or
-// waits for it if that is too old. A caller that hangs up does not spoil the look for the others.
+// status returns the health from a probe that runs once a second at most, for any number of callers. A caller during a
+// probe gets the result of the one before, or waits for the new one if that is too old. A caller that hangs up does not
+// end the probe for the others.
 func (h *health) status(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
 	h.mu.Lock()
 	age, looking, last := time.Since(h.at), h.probing, h.last
@@ -170,7 +173,7 @@ func (h *health) status(ctx context.Context) healthv1.HealthCheckResponse_Servin
 	return h.last
 }
 
-// probe asks whether the process is ready, and tells those who wait.
+// probe checks whether the process is ready, and wakes the callers that wait.
 func (h *health) probe(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
 	status := healthv1.HealthCheckResponse_NOT_SERVING
 	defer func() {
@@ -190,7 +193,7 @@ func (h *health) probe(ctx context.Context) healthv1.HealthCheckResponse_Serving
 func (s *Server) serveUnchecked(name string, service http.Handler, w http.ResponseWriter, r *http.Request) {
 	places, from := s.reflecting, originOf(r.RemoteAddr)
 	if name == healthService {
-		// A place of health is held for the answer alone, never while a stranger sends.
+		// A place of health is taken for the answer alone, never while a stranger sends.
 		places, from = s.checking, ""
 		if err := s.readQuestion(w, r); err != nil {
 			s.refuseStranger(w, r, err)
@@ -203,11 +206,11 @@ func (s *Server) serveUnchecked(name string, service http.Handler, w http.Respon
 		return
 	}
 	defer release()
-	// Who does not read the answer holds no place either.
+	// A caller that does not read the answer keeps no place either.
 	controller := http.NewResponseController(w)
 	bounded := controller.SetWriteDeadline(
 		time.Now().Add(2*s.cfg.StrangerTimeout),
-	) == nil // a recorder of tests has none
+	) == nil // the recorder of a test supports none
 	if name != healthService { // whose body has been read
 		r.Body = http.MaxBytesReader(w, r.Body, int64(s.cfg.MaxReadBytes)+envelopeBytes)
 	}
@@ -230,7 +233,7 @@ func (s *Server) readQuestion(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// refuseStranger writes a refusal. Of what is left of the body little is read (see readingRest).
+// refuseStranger writes a refusal. Little of the rest of the body is read (see readingRest).
 func (s *Server) refuseStranger(w http.ResponseWriter, r *http.Request, refusal error) {
 	writer := connect.NewErrorWriter()
 	w.Header().Set("Connection", "close")
@@ -257,7 +260,7 @@ func newStrangerPlaces(all, each int) *strangerPlaces {
 	return &strangerPlaces{all: all, each: each, of: map[string]int{}}
 }
 
-// take takes a place for an origin and returns what gives it back, or reports that there is none.
+// take takes a place for an origin and returns the function that releases it, or false if there is none.
 func (p *strangerPlaces) take(origin string) (func(), bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// readSignal tells of the first read of a body.
+// readSignal signals the first read of a body.
 type readSignal struct {
 	io.ReadCloser
 
@@ -34,7 +34,7 @@ func (r *readSignal) Read(p []byte) (int, error) {
 	return r.ReadCloser.Read(p)
 }
 
-// A question whose body never comes holds no place of those who ask, and is refused long before a stream of a stranger ends.
+// A request whose body never comes takes no place from others, and is refused long before a stream of a stranger ends.
 func TestBodiesThatNeverComeKeepNobodyFromTheHealth(t *testing.T) {
 	const stalled = 3
 	testkit.IO(t)
@@ -101,7 +101,7 @@ func TestBodiesThatNeverComeKeepNobodyFromTheHealth(t *testing.T) {
 	}
 }
 
-// Streams of reflection hold no places of health, and those of one address not all of reflection.
+// Streams of reflection take no places of health, and those of one address not all places of reflection.
 func TestReflectionHasPlacesOfItsOwn(t *testing.T) {
 	server, client := strange(t, rpc.ServerConfig{MaxStrangers: 4, StrangerTimeout: time.Hour}, func(context.Context) bool { return true })
 	open := func() error {
@@ -127,7 +127,7 @@ func TestReflectionHasPlacesOfItsOwn(t *testing.T) {
 	}
 }
 
-// While the process looks at itself, everybody else is answered from the last look.
+// While a probe runs, all other callers get the result of the last probe.
 func TestHealthIsAnsweredWhileItIsLookedAt(t *testing.T) {
 	entered, let := make(chan struct{}), make(chan struct{})
 	var looks int
@@ -151,7 +151,7 @@ func TestHealthIsAnsweredWhileItIsLookedAt(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() {
-		for { // until it is this one that looks
+		for { // until this probe runs
 			err := ask(t.Context())
 			select {
 			case <-entered:

@@ -51,7 +51,7 @@ func checker(
 	)
 }
 
-// Health is what the process finds of itself, looked at once for many who ask.
+// Health is the result of the process's own check, which is run once for many callers.
 func TestHealthForStrangers(t *testing.T) {
 	var up atomic.Bool
 	var looks atomic.Int64
@@ -112,8 +112,8 @@ func TestHealthForStrangers(t *testing.T) {
 	}
 }
 
-// Reflection lists what is mounted, and a stream that stays open ends after a while; so does the body of a question
-// that never comes.
+// Reflection lists what is mounted, and a stream that stays open ends after a while; so does a request whose body never
+// comes.
 func TestReflectionForStrangers(t *testing.T) {
 	server, client := strange(
 		t,
@@ -137,14 +137,14 @@ func TestReflectionForStrangers(t *testing.T) {
 		_, err := stream.ListServices()
 		return err
 	})
-	// Nothing more is asked: the server ends it.
+	// The client sends nothing more: the server ends the stream.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := stream.ListServices(); err == nil {
 			return errors.New("the stream goes on")
 		}
 		return nil
 	})
-	// Two bodies that never come hold all places, and give them back.
+	// Two bodies that never come take all places, and release them.
 	hold := func() (*io.PipeWriter, chan error) {
 		body, writer := io.Pipe()
 		done := make(chan error, 1)
@@ -176,7 +176,7 @@ func TestReflectionForStrangers(t *testing.T) {
 			t.Fatal("a body that never comes holds its place")
 		}
 	}
-	// A large question is refused by its size.
+	// A large request is refused by its size.
 	resp, err := client.Post(
 		server.URL()+"/grpc.health.v1.Health/Check",
 		"application/json",

@@ -54,11 +54,12 @@ func waiting(opened chan<- struct{}) *backend {
 	}
 }
 
-// openStreams opens one stream of each kind and answers how each of them ended.
+// openStreams opens one stream of each kind and returns how each of them ended.
 func openStreams(t *testing.T, f *fixture, store *pki.Store, opened <-chan struct{}) <-chan error {
 	t.Helper()
 	ended := make(chan error, 2)
-	// A connection each: a server that asks for a new connection after the first, as its certificate ends within a minute, refuses a second stream of the same.
+	// A connection each: a server that asks for a new connection after the first, as its certificate ends within a minute,
+	// refuses a second stream of the same.
 	work, err := lifecyclev1connect.NewTaskServiceClient(f.Client(t, "recovery", store), f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
 		WatchWork(t.Context(), &lifecyclev1.WatchWorkRequest{ReplicaId: ids.New()})
 	if err != nil {
@@ -253,7 +254,7 @@ func TestAgentPortLetsNodesInAndNobodyElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Both kinds get through the handshake, so that the allow-list is what refuses.
+	// Both kinds get through the handshake, so that the allow-list makes the refusal.
 	serverTLS, err := pki.ServerTLS(pki.ServerConfig{
 		Store: a.Service(t, "nodeapi"), TrustDomain: rpctest.TrustDomain, NextProtos: []string{"h2"},
 		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: a.NodeRoots}, {Kind: pki.KindService, Bundle: a.ServiceRoots}},

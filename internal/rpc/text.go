@@ -11,19 +11,22 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// textRules are what the texts of a request may contain. Postgres stores no U+0000, so no text may have one. A format character (category Cf of Unicode:
-// bidirectional controls, zero-width characters) makes two names look alike, so on the ports of people no name may have one.
+// textRules are the rules for the texts of a request. Postgres stores no U+0000, so no text may have one. A format
+// character (category Cf of Unicode: bidirectional controls, zero-width characters) makes two names look alike, so on
+// the ports of people no name may have one.
 type textRules struct {
 	names bool // refuse format characters in names too
 }
 
-// proseFields hold sentences, output and values of people. Every other text is a name, or refers to something by its name.
+// proseFields returns the fields that hold sentences, output and values of people. Every other text is a name, or
+// refers to something by its name.
 func proseFields() []string {
 	return []string{"reason", "args", "command", "env", "value", "detail", "message", "note", "summary", "user_agent"}
 }
 
-// suspicious reports whether encoded bytes can hold a text that breaks the rules. It is much cheaper than check, and most requests hold none: U+0000 is
-// a zero byte in protobuf and an escape in JSON, and a format character has bytes above ASCII, or an escape.
+// suspicious reports whether encoded bytes can hold a text that breaks the rules. It is much cheaper than check, and
+// most requests hold none: U+0000 is a zero byte in protobuf and an escape in JSON, and a format character has bytes
+// above ASCII, or an escape.
 func (t textRules) suspicious(data []byte) bool {
 	if bytes.IndexByte(data, 0) >= 0 || bytes.Contains(data, []byte(`\u`)) {
 		return true
@@ -49,7 +52,7 @@ func (t textRules) field(field protoreflect.FieldDescriptor, value protoreflect.
 	case field.IsMap():
 		problem := ""
 		value.Map().Range(func(key protoreflect.MapKey, entry protoreflect.Value) bool {
-			// The key names an entry, whatever its value is, and may itself be what is wrong.
+			// The key names an entry, whatever its value is, and may itself break the rules.
 			at := fmt.Sprintf("%s[%q]", path, key.String())
 			if field.MapKey().Kind() == protoreflect.StringKind {
 				problem = t.text(key.String(), at, false)

@@ -1,21 +1,23 @@
-// Package runbook is what experience says about each step of a workspace's sagas, as data: the likely cause of a step that hangs or fails, and what to
-// do about it.
+// Package runbook holds the operating experience with each step of a workspace's sagas, as data: the likely cause of a
+// step that hangs or fails, and what to do about it.
 //
-// It owns the words alone. It believes nothing about a run, and never decides anything: lifecycle names the steps, whoever shows one asks here.
+// It owns the texts alone. It reads no run and never decides anything: lifecycle names the steps, and a program that
+// displays a step looks its row up here.
 //
-// Guarantees: a row says both or is not there; a test of lifecycle's holds that every step of every definition has its row and that no row is of a
-// step that is not.
+// Guarantees: a row has both texts or does not exist; a test of lifecycle verifies that every step of every definition
+// has its row and that every row is of an existing step.
 package runbook
 
 import "slices"
 
-// StepInstance is the step that has an instance launched and waits until its agent has a session. Lifecycle gives it its name, and the watchdog knows it by that.
+// StepInstance is the step that has an instance launched and waits until its agent has a session. Lifecycle uses the
+// name for its step, and the watchdog finds the step by it.
 const StepInstance = "Allocate storage"
 
-// Row is what the runbook says of one step.
+// Row is the entry of the runbook for one step.
 type Row struct {
 	Step   string // its name, as the timeline shows it
-	Cause  string // what usually stands behind it
+	Cause  string // the usual cause of a stall or failure
 	Advice string // what a person does next
 }
 
@@ -28,7 +30,8 @@ func Of(step string) (Row, bool) {
 	return rows[i], true
 }
 
-// OfWorkload returns the row of a step that failed because what the tenant runs ended: what the step itself says would look for it in the platform.
+// OfWorkload returns the row of a step that failed because the tenant's workload ended: the row of the step itself
+// would look for the cause in the platform.
 func OfWorkload(step string) Row {
 	return Row{
 		Step:  step,
@@ -41,7 +44,7 @@ func OfWorkload(step string) Row {
 // Rows returns all of them, in the order in which the steps come.
 func Rows() []Row { return slices.Clone(rows) }
 
-// patience is the way on for every step of a teardown: it never goes back, so it is tried again or passed over.
+// patience is the remedy for every step of a teardown: a teardown is never undone, so the step is retried or skipped.
 const patience = "once that is repaired, `gpuaas workspaces retry-undo WS`; if it never will be, " +
 	"`gpuaas workspaces skip-undo WS --reason TEXT` leaves an orphan claim and goes on"
 

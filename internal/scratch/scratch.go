@@ -1,8 +1,8 @@
 // Package scratch makes temporary directories that are found and removed after the sudden death of their owner.
 //
-// A directory is ours only if its name, its owner's uid and a marked lock file in it say so, and its owner is dead
-// only if the kernel gives us that lock. A number in a file proves neither. Guarantees: a directory whose owner lives
-// is never removed, nor one that something else made; of several processes that sweep at once, one removes.
+// A directory counts as ours only by its name, its owner's uid and a marked lock file in it, and its owner as dead only
+// if the kernel grants us that lock. A pid in a file proves neither. Guarantees: a directory whose owner lives is never
+// removed, nor one that something else made; of several processes that sweep at once, one removes.
 package scratch
 
 import (
@@ -24,7 +24,7 @@ import (
 const (
 	prefix   = "gpuaas-"
 	lockName = ".scratch.lock"
-	// marker is what a lock file begins with.
+	// marker is the beginning of a lock file.
 	marker = "gpuaas scratch directory"
 )
 
@@ -34,7 +34,7 @@ type Dir struct {
 	lock *os.File
 }
 
-// held are the directories of this process. A forced stop must remove all of them, whoever made them.
+// held are the directories of this process. A forced stop must remove all of them, whichever package made them.
 var held = struct {
 	mu   sync.Mutex
 	dirs map[*Dir]struct{}
@@ -48,7 +48,7 @@ func Held() []*Dir {
 }
 
 // Make makes a directory for a kind of owner below the system's temporary directory, which others may traverse and not
-// list. The caller removes it; Sweep does in its place after a sudden death.
+// list. The caller removes it; after a sudden death of the caller Sweep does.
 func Make(kind string) (*Dir, error) {
 	path, err := os.MkdirTemp("", prefix+kind+"-*")
 	if err != nil {
@@ -90,13 +90,13 @@ func (d *Dir) own() error {
 	return nil
 }
 
-// Path is the absolute path.
+// Path returns the absolute path.
 func (d *Dir) Path() string { return d.path }
 
-// removeWithin is how long Remove tries: what runs in the directory may add to it until it has ended.
+// removeWithin is how long Remove tries: a process that runs in the directory may add files until it has ended.
 const removeWithin = 5 * time.Second
 
-// Remove removes the directory with everything in it, then lets the lock go. Removing it again changes nothing.
+// Remove removes the directory with everything in it, then releases the lock. Removing it again changes nothing.
 func (d *Dir) Remove() error {
 	err := removeAll(d.path)
 	if err == nil {
@@ -147,11 +147,11 @@ func removeOnce(path string) error {
 	return os.RemoveAll(path)
 }
 
-// End ends what a dead owner has left running in a directory.
+// End ends the processes that a dead owner has left running in a directory.
 type End func(ctx context.Context, dir string) error
 
 // Sweep removes the directories of the kinds that dead owners have left, after end has ended what still runs in each,
-// and returns their paths. What cannot be removed is logged and left for the next sweep.
+// and returns their paths. A directory that cannot be removed is logged and left for the next sweep.
 func Sweep(ctx context.Context, logger *slog.Logger, end End, kinds ...string) []string {
 	var removed []string
 	for _, kind := range kinds {
@@ -221,7 +221,7 @@ func sweepOne(ctx context.Context, path string, end End) (bool, error) {
 	return true, removeAll(path)
 }
 
-// ours reports whether a path is a thing of a type, not a link to one, that belongs to our user.
+// ours reports whether a path is a file of the given kind, not a link to one, that belongs to our user.
 func ours(path string, kind os.FileMode) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != kind {

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	_, _ = os.Stdin.Read(make([]byte, 1)) // until it is killed
 }
 
-// own starts a process that owns a directory, and returns the directory and what kills the process.
+// own starts a process that owns a directory, and returns the directory and the function that kills the process.
 func own(t *testing.T) (string, func()) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -80,8 +80,8 @@ func TestSweepRemovesTheDirectoriesOfTheDeadAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	kill()
-	// What looks alike and is not ours: without a lock file, with an empty one, with another's, a link to a dead one's
-	// parent.
+	// Directories that look like ours and are not: without a lock file, with an empty one, with another's, a link to a
+	// dead one's parent.
 	at := func(name string) string { return filepath.Join(os.TempDir(), name) }
 	for name, lock := range map[string]string{"gpuaas-dev-bare": "-", "gpuaas-dev-empty": "", "gpuaas-dev-foreign": "another program's lock file, of some length\n"} {
 		if err := os.Mkdir(at(name), 0o700); err != nil {
@@ -129,7 +129,8 @@ func TestSweepRemovesTheDirectoriesOfTheDeadAlone(t *testing.T) {
 	}
 }
 
-// TestADirectoryInWhichSomethingRunsIsKept: what cannot be ended keeps its directory, for the next sweep to try.
+// TestADirectoryInWhichSomethingRunsIsKept: a process that cannot be ended keeps its directory, and the next sweep
+// tries again.
 func TestADirectoryInWhichSomethingRunsIsKept(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	dead, kill := own(t)

@@ -12,7 +12,8 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 )
 
-// Sum is the plain digest of a spec with its values. It is compared and never stored: short values can be found from it by trying.
+// Sum is the plain digest of a spec with its values. It is compared and never stored: an attacker could find short
+// values from it by trying.
 type Sum string
 
 // SumOf returns the sum of a spec whose values are open: the same spec has the same sum.
@@ -42,8 +43,9 @@ func (k *key) mac(sum Sum) string {
 	return hex.EncodeToString(m.Sum(nil))
 }
 
-// Matches reports whether a stored digest is of this sum, whichever key of the set made it. A digest of a key that is not in the set is refused, since
-// it cannot be told. A digest that was stored before digests were keyed is compared as it is.
+// Matches reports whether a stored digest is of this sum, whichever key of the set made it. A digest of a key that is
+// not in the set is refused, since it cannot be compared. A digest that was stored before digests were keyed is
+// compared as it is.
 func (k *Keys) Matches(stored string, sum Sum) (bool, error) {
 	rest, keyed := strings.CutPrefix(stored, digestPrefix)
 	if !keyed {
@@ -57,7 +59,7 @@ func (k *Keys) Matches(stored string, sum Sum) (bool, error) {
 	return hmac.Equal([]byte(mac), []byte(one.mac(sum))), nil
 }
 
-// Bare returns the sum that stands in a stored digest which was not keyed; false if it is keyed, or no digest.
+// Bare returns the sum in a stored digest that was not keyed; false if it is keyed, or no digest.
 func Bare(stored string) (Sum, bool) {
 	raw, err := hex.DecodeString(stored)
 	return Sum(stored), err == nil && len(raw) == sha256.Size

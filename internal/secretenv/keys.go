@@ -27,7 +27,7 @@ type Keys struct {
 	byID  map[string]*key
 }
 
-// key is what is derived from one line of a key file.
+// key holds the keys that are derived from one line of a key file.
 type key struct {
 	id     string
 	aead   cipher.AEAD
@@ -37,7 +37,7 @@ type key struct {
 const remedy = "the file has a line for each key, 32 random bytes in base64, as `openssl rand -base64 32` writes them; the first one seals. " +
 	"Restore the file of this mesh: a new one cannot open the values that are stored"
 
-// Load reads the key set from a file that nobody but its owner may read.
+// Load reads the key set from a file that only its owner may read.
 func Load(file config.SecretFile) (*Keys, error) {
 	text, err := file.Read()
 	if err != nil {
@@ -60,7 +60,7 @@ func Parse(text string) (*Keys, error) {
 		}
 		raw, err := base64.StdEncoding.DecodeString(line)
 		if err != nil || len(raw) != keySize {
-			return nil, fmt.Errorf("line %d is not a key", n+1) // without the decoder's words: they quote the line
+			return nil, fmt.Errorf("line %d is not a key", n+1) // without the decoder's error, which quotes the line
 		}
 		one, err := derive(raw)
 		if err != nil {

@@ -8,8 +8,9 @@ import (
 	"slices"
 )
 
-// ShowNamesIn returns the payload of a workspace's event with the names of environment variables in place of their values. Events of this build have no
-// values; those that were appended before values were secrets have, and stay in the log. What comes out is what migration 67 made of stored payloads.
+// ShowNamesIn returns the payload of a workspace's event with the names of environment variables in place of their
+// values. Events of this build have no values; those that were appended before values were secrets have, and stay in
+// the log. The result is the same as that of migration 67 for stored payloads.
 func ShowNamesIn(payload []byte) ([]byte, error) {
 	if !bytes.Contains(payload, []byte(`"env"`)) && !bytes.Contains(payload, []byte(`"sealed_env"`)) {
 		return payload, nil

@@ -12,7 +12,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// Unsealed stands among the ids of keys for a value that is under none.
+// Unsealed takes the place of a key's id for a value that is sealed under none.
 const Unsealed = "!"
 
 // IDs returns the ids of all keys in the set, the first one first.
@@ -40,7 +40,8 @@ func (k *Keys) HasAll(ids string) bool {
 	return true
 }
 
-// Reseal returns a copy of a stored spec with all its values sealed under the first key, and the sum of the spec with its values.
+// Reseal returns a copy of a stored spec with all its values sealed under the first key, and the sum of the spec with
+// its values.
 func (k *Keys) Reseal(spec *lifecyclev1.WorkspaceSpec, owner Owner) (*lifecyclev1.WorkspaceSpec, Sum, error) {
 	open := proto.CloneOf(spec)
 	for _, w := range open.GetWorkloads() {
@@ -66,7 +67,8 @@ func (k *Keys) ResealDeploy(deploy *nodev1.WorkloadDeploy, owner Owner) error {
 	return k.SealDeploy(deploy, owner)
 }
 
-// KeysOfSpec returns the ids of the keys that a stored spec and its digest are under, as lifecycle.secret_keys of the database does: in order, with commas.
+// KeysOfSpec returns the ids of the keys that a stored spec and its digest are under, as lifecycle.secret_keys of the
+// database does: in order, with commas.
 func KeysOfSpec(spec *lifecyclev1.WorkspaceSpec, digest string) string {
 	ids := map[string]bool{}
 	for _, w := range spec.GetWorkloads() {
@@ -103,11 +105,12 @@ func keysOf(ids map[string]bool, plain int, sealed ...map[string][]byte) {
 	}
 }
 
-// Part is a range of lists of keys: those after (From, FromID), in the order of the lists and then of the rows' ids, and before Below.
+// Part is a range of lists of keys: those after (From, FromID), in the order of the lists and then of the rows' ids,
+// and before Below.
 type Part struct{ From, FromID, Below string }
 
-// Others returns the ranges that hold every list of keys but the empty one and that of the first key alone: rows under the first key are passed over, however
-// many there are.
+// Others returns the ranges that hold every list of keys but the empty one and that of the first key alone: rows under
+// the first key are passed over, however many there are.
 func Others(first string) []Part {
 	const least, most = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
 	return []Part{{From: "", FromID: least, Below: first}, {From: first, FromID: most, Below: "~"}}

@@ -192,7 +192,7 @@ func TestDigestsAreKeyed(t *testing.T) {
 	if ok, err := keys.Matches(digest, other); ok || err != nil {
 		t.Errorf("another spec matches: %v, %v", ok, err)
 	}
-	// What was stored before digests were keyed.
+	// A digest that was stored before digests were keyed.
 	if ok, err := keys.Matches(string(sum), sum); !ok || err != nil {
 		t.Errorf("a bare digest: %v, %v", ok, err)
 	}

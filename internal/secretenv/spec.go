@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Check refuses a requested spec that has what only answers and stored specs have. A spec that was read from an answer has names without values, and
-// would start a workload without them.
+// Check refuses a requested spec with fields that only responses and stored specs have. A spec that was read from a
+// response has names without values, and would start a workload without them.
 func Check(spec *lifecyclev1.WorkspaceSpec) error {
 	var unmet []string
 	for _, w := range spec.GetWorkloads() {
@@ -32,7 +32,8 @@ func Check(spec *lifecyclev1.WorkspaceSpec) error {
 	return nil
 }
 
-// Seal returns a copy of the spec whose environment values are sealed for their owner. Values that are sealed already stay as they are.
+// Seal returns a copy of the spec whose environment values are sealed for their owner. Values that are sealed already
+// stay as they are.
 func (k *Keys) Seal(spec *lifecyclev1.WorkspaceSpec, owner Owner) (*lifecyclev1.WorkspaceSpec, error) {
 	out := proto.CloneOf(spec)
 	for _, w := range out.GetWorkloads() {
@@ -122,7 +123,7 @@ func (k *Keys) openAll(
 	return out, nil
 }
 
-// Opens refuses a stored spec with a value that does not open.
+// Opens returns an error if a stored spec has a value that does not open.
 func (k *Keys) Opens(spec *lifecyclev1.WorkspaceSpec, owner Owner) error {
 	for _, w := range spec.GetWorkloads() {
 		if _, err := k.openAll(nil, w.GetSealedEnv(), owner, w.GetName(), ofTenant); err != nil {
@@ -132,7 +133,7 @@ func (k *Keys) Opens(spec *lifecyclev1.WorkspaceSpec, owner Owner) error {
 	return nil
 }
 
-// ShowNames leaves of a spec's environment the names alone, whatever form its values are in.
+// ShowNames replaces a spec's environment by the names alone, whatever form its values are in.
 func ShowNames(spec *lifecyclev1.WorkspaceSpec) {
 	for _, w := range spec.GetWorkloads() {
 		names := map[string]bool{}

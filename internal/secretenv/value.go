@@ -25,13 +25,13 @@ type Owner struct {
 // and what it is bound to is authenticated with it and not part of it.
 const version = 1
 
-// The purposes of values: what a tenant gave, and what the mesh adds.
+// The purposes of values: given by a tenant, or added by the mesh.
 const (
 	ofTenant = "env"
 	ofMesh   = "secret_env"
 )
 
-// place is what a value is bound to.
+// place is the context that a sealed value is bound to.
 type place struct {
 	Owner
 

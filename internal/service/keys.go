@@ -10,11 +10,12 @@ import (
 	"github.com/gpuaas/mesh/internal/keyset"
 )
 
-// PartKeys is the part of a service's health that says whether its files hold the keys of the mesh.
+// PartKeys is the part of a service's health that reports whether its files hold the keys of the mesh.
 const PartKeys = "keys"
 
-// OpenKeys opens this replica's view of the signing keys, and follows them while the service runs. A replica whose files differ from the set of the
-// mesh is refused. onProblems is told what is wrong in each round; it may be nil.
+// OpenKeys opens this replica's view of the signing keys, and follows them while the service runs. A replica whose
+// files differ from the set of the mesh is refused. onProblems is called with the problems of each round; it may be
+// nil.
 func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []string), parts ...keyset.Part) (*keyset.Set, error) {
 	var mu sync.Mutex
 	var present []string
@@ -34,7 +35,7 @@ func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []
 	if err != nil {
 		return nil, err
 	}
-	// Reported, and no reason to be not ready: what was loaded before serves.
+	// A problem is reported, and the service stays ready: it serves with the keys that were loaded before.
 	b.Health.Watch(PartKeys, func(context.Context) error {
 		mu.Lock()
 		defer mu.Unlock()

@@ -14,8 +14,9 @@ import (
 )
 
 // Numbering is the loop by which a process gives committed events their numbers (events.Sequencer), and the connection
-// on which it listens for what other processes notify. Both log in as the role sequencer, which may do nothing else. A
-// service has one of its own, or shares that of its process (WithNumbering): its services then share the signals too.
+// on which it listens for notifications of other processes. Both log in as the role sequencer, which may do nothing
+// else. A service has one of its own, or shares that of its process (WithNumbering): its services then share the
+// signals too.
 type Numbering struct {
 	// Wake is notified after a commit that appended events; Numbered fires when any process numbered some.
 	Wake, Numbered *events.Signal
@@ -28,8 +29,8 @@ type Numbering struct {
 	listen *events.Listener
 }
 
-// sequencerConns are for a round of numbering and a notification beside it. The connection that listens is not of the
-// pool.
+// sequencerConns are for a round of numbering and a notification beside it. The connection that listens is not one of
+// the pool.
 const sequencerConns = 2
 
 // NewNumbering makes the loop and the listener of a process. The name stands in the names of their sessions. It does
@@ -60,7 +61,7 @@ func NewNumbering(
 	return n, nil
 }
 
-// tasks are the loops, to be run among those of a process that ends them after its services have ended theirs.
+// tasks returns the loops, to be run among those of a process that ends them after its services have ended theirs.
 func (n *Numbering) tasks() []app.Task {
 	return []app.Task{
 		{Name: "sequencer", Phase: app.PhaseLeases, Run: n.seq.Run},

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestAListeningConnectionStandsForPings: without one, a database that is gone shows within seconds.
+// TestAListeningConnectionStandsForPings: without one, a database that is gone is detected within seconds.
 func TestAListeningConnectionStandsForPings(t *testing.T) {
 	t.Parallel()
 	if p := pingPeriod(false); p > 3*time.Second {

@@ -15,9 +15,9 @@ import (
 var seededBy = pg.DefineShared([]string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}, "service.seeded_by",
 	`SELECT seeded_by FROM mesh.seeded`)
 
-// refuseSeeded refuses a database whose fleet was loaded by a bench, unless the configuration allows one. Of a database
-// that does not answer, or is not migrated yet, it is asked again until that is known: the service waits for it too, and
-// ends if it is one.
+// refuseSeeded refuses a database whose fleet was loaded by a bench, unless the configuration allows one. A database
+// that does not answer, or is not migrated yet, is asked again until the answer is known. The service waits for that
+// database too, and ends if it is refused.
 func (b *Base) refuseSeeded(ctx context.Context) error {
 	known, err := b.askSeeded(ctx)
 	if known {
@@ -39,7 +39,8 @@ func (b *Base) refuseSeeded(ctx context.Context) error {
 	return nil
 }
 
-// askSeeded asks the database once. It reports whether it is known, and the refusal if it is; else why it is not.
+// askSeeded reads once whether the fleet was loaded by a bench. It returns true and the refusal, if any, if that is
+// known; otherwise false and the reason why it is not.
 func (b *Base) askSeeded(ctx context.Context) (bool, error) {
 	by, err := pg.Value[string](ctx, b.DB, seededBy)
 	switch {
@@ -54,7 +55,7 @@ func (b *Base) askSeeded(ctx context.Context) (bool, error) {
 	return true, seeded(by)
 }
 
-// seededEvery is how often it is asked again.
+// seededEvery is the interval of further attempts.
 const seededEvery = time.Second
 
 func seeded(by string) error {

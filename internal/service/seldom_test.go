@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/service"
 )
 
-// TestSeldomAsksAgainAtOnceAfterAFailure holds that a check which succeeds is made once in its time, and one that fails each time.
+// TestSeldomAsksAgainAtOnceAfterAFailure checks that a check which succeeds is made once in its time, and one that
+// fails each time.
 func TestSeldomAsksAgainAtOnceAfterAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked, answer := 0, error(nil)

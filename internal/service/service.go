@@ -1,8 +1,8 @@
-// Package service is what every service process of the mesh has in common: its identity, its two database roles, its part in numbering events, its
-// view of the policy, its internal port and its ops port.
+// Package service holds the common part of every service process of the mesh: its identity, its two database roles, its
+// part in numbering events, its view of the policy, its internal port and its ops port.
 //
-// It owns wiring and nothing else; a service adds its own parts as tasks. Guarantees: nothing runs before everything is built; what Base opened, Base
-// closes, after the tasks that use it have ended.
+// It owns wiring and nothing else; a service adds its own parts as tasks. Guarantees: no task runs before everything is
+// built; Base closes everything that it opened, after the tasks that use it have ended.
 package service
 
 import (
@@ -36,16 +36,17 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// TLS is where a service's own certificate stands.
+// TLS locates the files of a service's own certificate.
 type TLS struct {
 	CertFile string `koanf:"cert_file"`
 	KeyFile  string `koanf:"key_file"`
-	CAFile   string `koanf:"ca_file"` // the issuer of services, whom peers are trusted by
+	CAFile   string `koanf:"ca_file"` // roots of the issuer of services, by which peers are verified
 }
 
 // Config is the part of a service's configuration that all share. Embed it.
 type Config struct {
-	Service          string            `koanf:"service"`    // whose configuration this is; empty: whoever reads it
+	// The service that this file configures; empty: any service that reads it.
+	Service          string            `koanf:"service"`
 	Log              obs.LogConfig     `koanf:"log"`        // of a process of its own
 	ReplicaID        string            `koanf:"replica_id"` // drawn at start if empty
 	TrustDomain      string            `koanf:"trust_domain"`
@@ -56,7 +57,7 @@ type Config struct {
 	Listen           string            `koanf:"listen"`
 	OpsListen        string            `koanf:"ops_listen"`
 	DebugSocket      string            `koanf:"debug_socket"` // a unix socket for profiles; empty: none
-	// RetentionSweep is how often what has reached the end of its term is cut; nodeapi cuts nothing.
+	// RetentionSweep is the interval of the walks that delete rows at the end of their retention; nodeapi deletes none.
 	RetentionSweep time.Duration `koanf:"retention_sweep"`
 	// SeededDatabase allows a database whose fleet was loaded by a bench.
 	SeededDatabase bool `koanf:"seeded_database"`
@@ -67,7 +68,7 @@ func Default() Config {
 	return Config{TrustDomain: "mesh.local", DatabaseConns: 16, Listen: "127.0.0.1:0", OpsListen: "127.0.0.1:0", RetentionSweep: retention.Every}
 }
 
-// Validate reports everything that is missing.
+// Validate returns an error that names everything that is missing.
 func (c Config) Validate() error {
 	var errs []error
 	need := func(value, key string) {
@@ -111,8 +112,8 @@ type Base struct {
 	// Wake, Numbered and Settings are the signals of Numbering.
 	Wake, Numbered, Settings *events.Signal
 
-	// OnIssuers is told the roots of services, before OpenKeys returns and after each change. It is set before OpenKeys
-	// is called. Nil: nothing is told.
+	// OnIssuers is called with the roots of services, before OpenKeys returns and after each change. It is set before
+	// OpenKeys is called. It may be nil.
 	OnIssuers func(links []pki.RootLink)
 
 	settings   map[string]string
@@ -127,11 +128,12 @@ type Base struct {
 	consumers  []string
 }
 
-// Consumes notes that this replica runs a consumer of events, by the name of its cursor: nothing is kept for a consumer
-// that no live replica runs, once a person has it forgotten. It is called before the tasks run.
+// Consumes notes that this replica runs a consumer of events, by the name of its cursor: once a person has removed a
+// consumer that no live replica runs, no events are kept for it. It is called before the tasks run.
 func (b *Base) Consumes(names ...string) { b.consumers = append(b.consumers, names...) }
 
-// PartDatabaseRoom is the part of a service's health that says whether the database has disk, memory and connections left for it.
+// PartDatabaseRoom is the part of a service's health that reports whether the database has disk, memory and connections
+// left for it.
 const PartDatabaseRoom = "database_room"
 
 // Option changes how the common part is built.
@@ -171,8 +173,8 @@ func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name 
 	return b, nil
 }
 
-// Pool opens a further pool of the service's own role, with the server's own planner: for work whose statements read many rows, beside the short ones
-// that WithPoolSettings is for. It is closed with the service.
+// Pool opens a further pool of the service's own role, with the server's own planner: for work whose statements read
+// many rows, beside the short ones that WithPoolSettings is for. It is closed with the service.
 func (b *Base) Pool(ctx context.Context, purpose string, conns int32) (*pgxpool.Pool, error) {
 	url, err := b.Config.DatabaseURLFile.Read()
 	if err != nil {
@@ -188,8 +190,8 @@ func (b *Base) Pool(ctx context.Context, purpose string, conns int32) (*pgxpool.
 	return pool, nil
 }
 
-// Retention returns the periodic work that cuts what of the service has reached the end of its term. It has connections of its own: its statements read
-// many rows.
+// Retention returns the periodic work that deletes rows of the service at the end of their retention. It has
+// connections of its own: its statements read many rows.
 func (b *Base) Retention(ctx context.Context, cuts ...retention.Cut) (background.Job, error) {
 	pool, err := b.Pool(ctx, "retention", retention.Conns)
 	if err != nil {
@@ -227,7 +229,8 @@ func (b *Base) open(ctx context.Context) error {
 	}
 	b.Watch(b.Store, b.Services)
 	b.Policy = policy.NewSource(policystore.Load(b.DB), b.Logger, policy.SourceConfig{Hints: settingsHints{b.Settings}})
-	// What is built now may take its settings from the policy. A database that is down leaves the defaults in force until Run reads it.
+	// The parts that are built now may take their settings from the policy. A database that is down leaves the defaults in
+	// force until Run reads it.
 	if err := b.Policy.Refresh(ctx); err != nil {
 		b.Logger.WarnContext(ctx, "policy not read at the start", obs.Err(err))
 	}
@@ -245,14 +248,14 @@ func (b *Base) open(ctx context.Context) error {
 		}
 		return nil
 	}))
-	// Reported, and no reason to be not ready: reads go on.
+	// Exhaustion is reported, and the service stays ready: reads succeed.
 	b.Health.Watch(PartDatabaseRoom, b.exhaustion.Check)
 	b.addTasks()
 	return nil
 }
 
-// pingPeriod is how long the answer of the database to a ping counts. A connection that listens shows sooner that the server is gone, and is itself
-// asked every half minute.
+// pingPeriod returns how long the result of a ping of the database is valid. A connection that listens detects sooner
+// that the server is gone, and is itself pinged every half minute.
 func pingPeriod(listening bool) time.Duration {
 	if listening {
 		return 30 * time.Second
@@ -260,7 +263,8 @@ func pingPeriod(listening bool) time.Duration {
 	return 3 * time.Second
 }
 
-// settingsHints are hints that a change itself gives, at its commit: they are missing only where the connection that listens for them is, and that shows.
+// settingsHints are the notifications that each change sends at its commit. They are missed only while the connection
+// that listens for them is down, which is detected.
 type settingsHints struct{ *events.Signal }
 
 // Pace implements policy.Hints.
@@ -288,13 +292,14 @@ func (b *Base) Add(tasks ...app.Task) { b.tasks = append(b.tasks, tasks...) }
 // Watch reloads certificates and bundles when their files change.
 func (b *Base) Watch(what ...pki.Reloader) { b.reload = append(b.reload, what...) }
 
-// OpsAddr is where metrics and health are served.
+// OpsAddr returns the address on which metrics and health are served.
 func (b *Base) OpsAddr() string { return b.ops.Addr() }
 
-// Room returns the fault of a database that refused something lately for want of disk, memory or connections; nil if it did not.
+// Room returns the fault of a database that refused something lately for want of disk, memory or connections; nil if it
+// did not.
 func (b *Base) Room(ctx context.Context) error { return b.exhaustion.Check(ctx) }
 
-// Self is the service's own identity.
+// Self returns the service's own identity.
 func (b *Base) Self() pki.ID { return pki.ServiceID(b.Config.TrustDomain, b.Name) }
 
 // InternalServer makes the port that other services call, to be mounted on and run by the service.
@@ -328,7 +333,7 @@ func (h health) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv
 	}, nil
 }
 
-// Client is how another service is reached.
+// Client is a client of another service.
 type Client struct {
 	HTTP    *http.Client
 	BaseURL string
@@ -344,7 +349,8 @@ func (b *Base) Peer(name, addr string, asserter *rpc.Asserter) (Client, error) {
 	return at(addr), nil
 }
 
-// Peers makes the clients of single replicas of another service, each at the host:port that it is asked for. They share their connections.
+// Peers makes the clients of single replicas of another service, each for the given host:port. They share their
+// connections.
 func (b *Base) Peers(name string) (func(addr string) Client, error) { return b.peers(name, nil) }
 
 func (b *Base) peers(name string, asserter *rpc.Asserter) (func(addr string) Client, error) {
@@ -388,15 +394,16 @@ func (b *Base) Close() {
 	}
 }
 
-// Seldom returns a check that is not made again for a while after it has succeeded. One that fails is made each time. It holds no lock while it checks:
-// callers that come meanwhile check as well, each for as long as its own context lives.
+// Seldom returns a check that is not made again for the time after once it has succeeded. A check that fails is made at
+// each call. No lock is taken during a check: callers that come meanwhile check as well, each for as long as its own
+// context lives.
 func Seldom(after time.Duration, check func(context.Context) error) func(context.Context) error {
 	return seldom(func() time.Duration { return after }, check)
 }
 
 func seldom(after func() time.Duration, check func(context.Context) error) func(context.Context) error {
 	var mu sync.Mutex
-	var last time.Time // the beginning of the last one that succeeded
+	var last time.Time // the beginning of the last check that succeeded
 	return func(ctx context.Context) error {
 		began := time.Now()
 		mu.Lock()

@@ -2,9 +2,10 @@ package showable
 
 import "slices"
 
-// automaton finds values in a text by the method of Aho and Corasick, in time that grows with the length of the text, however many values there are and
-// however they overlap. Its states are the beginnings of the values, shorter ones first: the children of a state have consecutive numbers, in the order
-// of their last bytes. State 0 is the empty beginning.
+// automaton finds values in a text by the method of Aho and Corasick, in time that grows with the length of the text,
+// however many values there are and however they overlap. Its states are the beginnings of the values, shorter ones
+// first: the children of a state have consecutive numbers, in the order of their last bytes. State 0 is the empty
+// beginning.
 type automaton struct {
 	label  []byte  // the last byte of a state
 	first  []int32 // the first child of a state; its children end before the first child of the state after it

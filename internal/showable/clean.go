@@ -1,7 +1,8 @@
-// Package showable makes what a tenant's program has written fit to be sent and shown: it masks the values of the program's environment, takes out what a
-// terminal would act on, and cuts at whole characters.
+// Package showable makes the output of a tenant's program fit to be sent and displayed: it masks the values of the
+// program's environment, removes everything that a terminal would act on, and cuts at whole characters.
 //
-// It is pure functions, and believes nothing about the bytes: they may be of any encoding, begin in the middle of a character and end in one.
+// It consists of pure functions, and assumes nothing about the bytes: they may be of any encoding, begin in the middle
+// of a character and end in one.
 package showable
 
 import (
@@ -18,8 +19,9 @@ const (
 	csi    = '\u009b' // ESC [ as one character
 )
 
-// Clean returns text without what a terminal acts on or does not show: escape sequences, control and format characters except line ends, and bytes
-// that are no UTF-8. A tab becomes a space; CR LF and a lone CR become line ends.
+// Clean returns text without what a terminal acts on or does not display: escape sequences, control and format
+// characters except line ends, and bytes that are no UTF-8. A tab becomes a space; CR LF and a lone CR become line
+// ends.
 func Clean(raw []byte) string {
 	var out strings.Builder
 	out.Grow(len(raw))
@@ -33,8 +35,8 @@ func Clean(raw []byte) string {
 	return out.String()
 }
 
-// unit returns the length of what stands at the start of raw, an escape sequence or a character, and the character that is shown of it; a negative one
-// if none is.
+// unit returns the length of what stands at the start of raw, an escape sequence or a character, and the character that
+// is shown of it; a negative one if none is.
 func unit(raw []byte) (int, rune) {
 	if kind, _ := introducer(raw); kind >= 0 {
 		length, _ := sequence(raw)
@@ -58,9 +60,10 @@ func hidden(char rune) bool {
 	return unicode.IsControl(char) || unicode.Is(unicode.Cf, char) || char == '\u2028' || char == '\u2029'
 }
 
-// introducer returns the kind of the escape sequence that begins at the start of raw, as the byte that follows ESC, and the length of its beginning. The
-// kind is 0 if nothing follows ESC yet, and negative if no sequence begins there. A control character of eight bits (C1) begins the same sequence as ESC
-// and a letter; as a byte that is no UTF-8 only CSI counts, since the others are letters in other encodings.
+// introducer returns the kind of the escape sequence that begins at the start of raw, as the byte that follows ESC, and
+// the length of its beginning. The kind is 0 if nothing follows ESC yet, and negative if no sequence begins there. A
+// control character of eight bits (C1) begins the same sequence as ESC and a letter; as a byte that is no UTF-8 only
+// CSI counts, since the others are letters in other encodings.
 func introducer(raw []byte) (rune, int) {
 	const toLetter = 0x40 // from a C1 character to the letter that stands for it behind ESC
 	switch {
@@ -78,11 +81,11 @@ func introducer(raw []byte) (rune, int) {
 	return -1, 0
 }
 
-// longest is how long an escape sequence is at most: what goes on for longer is none, and is shown.
+// longest is the greatest length of an escape sequence, in bytes: anything longer is none, and is displayed.
 const longest = 256
 
-// sequence returns the length of the escape sequence at the start of raw, and whether raw ends before the sequence does. The length of one that does not
-// end is that of its beginning.
+// sequence returns the length of the escape sequence at the start of raw, and whether raw ends before the sequence
+// does. The length of one that does not end is that of its beginning.
 func sequence(raw []byte) (int, bool) {
 	kind, begun := introducer(raw)
 	window := raw[:min(len(raw), longest)]
@@ -116,7 +119,7 @@ func sequence(raw []byte) (int, bool) {
 		return begun, cut
 	}
 	for i := 1; i < len(window); i++ {
-		if window[i] >= 0x30 && window[i] <= 0x7e { // such as ESC ( B, which chooses a character set, and ESC 7
+		if window[i] >= 0x30 && window[i] <= 0x7e { // such as ESC ( B, which selects a character set, and ESC 7
 			return i + 1, false
 		}
 		if window[i] < 0x20 || window[i] > 0x2f {
@@ -126,7 +129,8 @@ func sequence(raw []byte) (int, bool) {
 	return 1, cut
 }
 
-// Unfinished returns how many bytes at the end of a piece belong to what the next piece may complete: an escape sequence, a line end, or a character.
+// Unfinished returns how many bytes at the end of a piece belong to a unit that the next piece may complete: an escape
+// sequence, a line end, or a character.
 func Unfinished(raw []byte) int {
 	at := max(0, len(raw)-longest)
 	for n := 1; n < utf8.UTFMax && at > 0 && at < len(raw) && !utf8.RuneStart(raw[at]); n++ {
@@ -152,7 +156,8 @@ func Unfinished(raw []byte) int {
 	return 0
 }
 
-// Tail returns the end of a clean text: at most limit bytes, from a whole character on, and from the start of a line if one begins soon.
+// Tail returns the end of a clean text: at most limit bytes, from a whole character on, and from the start of a line if
+// one begins soon.
 func Tail(text string, limit int) string {
 	text = strings.Trim(text, "\n")
 	if len(text) <= limit {

@@ -16,9 +16,10 @@ type Mask struct {
 	find   func() *automaton
 }
 
-// NewMask returns the mask of values. Shorter ones than Masked are not hidden: they would be found everywhere, and hiding them would tell more than it
-// hides. Of a value of several lines each line of eight characters and more is hidden by itself too, as is a value without the space around it.
-// The first use of a mask takes time and memory in proportion to the values, each further one in proportion to the text: keep a mask.
+// NewMask returns the mask of values. Shorter ones than Masked are not hidden: they would be found everywhere, and
+// hiding them would reveal more than it hides. Of a value of several lines each line of eight characters and more is
+// hidden by itself too, as is a value without the space around it. The first use of a mask takes time and memory in
+// proportion to the values, each further one in proportion to the text: keep a mask.
 func NewMask(values []string) Mask {
 	const line = 8
 	var all []string
@@ -49,7 +50,8 @@ func NewMask(values []string) Mask {
 	return m
 }
 
-// Margin is how many bytes that are seen must lie around a piece in the window that Piece gets, so that it finds every value that reaches into the piece.
+// Margin returns how many visible bytes must lie around a piece in the window that Piece gets, so that it finds every
+// value that reaches into the piece.
 func (m Mask) Margin() int {
 	if len(m.values) == 0 {
 		return 0
@@ -57,15 +59,15 @@ func (m Mask) Margin() int {
 	return len(m.values[0]) - 1
 }
 
-// Around reports whether so much is seen before window[from:to] and behind it that Piece finds every value that reaches into the piece. whole means that
-// the window begins between two characters and outside of escape sequences; otherwise what lies at its begin may be the rest of a sequence, which is not
-// seen, and does not count.
+// Around reports whether so many bytes are visible before window[from:to] and behind it that Piece finds every value
+// that reaches into the piece. whole means that the window begins between two characters and outside of escape
+// sequences; otherwise what lies at its begin may be the rest of a sequence, which is not seen, and does not count.
 func (m Mask) Around(window []byte, from, to int, whole bool) (bool, bool) {
 	margin := m.Margin()
 	if margin == 0 {
 		return true, true
 	}
-	at := find(window[:len(window)-Unfinished(window)], 0, 0).at // what is unfinished may be no text
+	at := find(window[:len(window)-Unfinished(window)], 0, 0).at // an unfinished sequence may be no text
 	uncertain := 0
 	if !whole {
 		uncertain, _ = slices.BinarySearch(at, longest)
@@ -78,10 +80,11 @@ func (m Mask) Around(window []byte, from, to int, whole bool) (bool, bool) {
 // span is a part of a window that is hidden.
 type span struct{ from, to int }
 
-// Piece returns window[from:to] with every value hidden, also one of which only a part lies in the piece, and one inside of which something stands that
-// Clean takes out, such as the colours of a search for a part of it. A value that begins in the piece and goes on behind it is hidden in this piece, and
-// its rest in the next. An escape sequence that the piece cuts is left out. head and tail mean that the window begins or ends where something is missing:
-// what may be the end or the beginning of a value there is hidden as well.
+// Piece returns window[from:to] with every value hidden, also one of which only a part lies in the piece, and one
+// inside of which something stands that Clean takes out, such as the colours of a search for a part of it. A value that
+// begins in the piece and goes on behind it is hidden in this piece, and its rest in the next. An escape sequence that
+// the piece cuts is left out. head and tail mean that the window begins or ends where output is missing: bytes there
+// that may be the end or the beginning of a value are hidden as well.
 func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 	if len(m.values) == 0 {
 		return slices.Clone(window[from:to])
@@ -111,7 +114,8 @@ func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 			continue
 		}
 		out = append(out, window[at:begin]...)
-		// The mask stands in the place of the first bytes: what a piece before has shown of it is not shown again.
+		// The mask replaces the first bytes of the value: the part of the mask that an earlier piece has returned is not
+		// returned again.
 		out = append(out, Masked[:max(0, min(end, s.from+len(Masked))-begin)]...)
 		at = end
 	}
@@ -130,8 +134,9 @@ func (m Mask) spans(text []byte, tail bool) []span {
 	return spans
 }
 
-// heads returns what may be the end of a value at the start of a window that begins anywhere: in a value, and also in an escape sequence inside of one.
-// With tail the window ends anywhere too, and may be a part of a value whose beginning and end are both missing.
+// heads returns what may be the end of a value at the start of a window that begins anywhere: in a value, and also in
+// an escape sequence inside of one. With tail the window ends anywhere too, and may be a part of a value whose
+// beginning and end are both missing.
 func (m Mask) heads(window []byte, tail bool) []span {
 	var out []span
 	if n := m.ending(window); n >= len(Masked) {
@@ -164,8 +169,9 @@ func (m Mask) inside(text []byte) bool {
 	return slices.ContainsFunc(m.values, func(value []byte) bool { return bytes.Contains(value, text) })
 }
 
-// Held returns how many bytes at the end of data may be the beginning of a value whose rest has not been written yet, or of an escape sequence or a
-// character. head means that data begins where something is missing: all of it may be a part of a value then.
+// Held returns how many bytes at the end of data may be the beginning of a value whose rest has not been written yet,
+// or of an escape sequence or a character. head means that data begins where something is missing: all of it may be a
+// part of a value then.
 func (m Mask) Held(data []byte, head bool) int {
 	rest := Unfinished(data)
 	if len(m.values) == 0 {
@@ -199,8 +205,8 @@ func (m Mask) held(text []byte) int {
 	return begun
 }
 
-// ending returns how many bytes at the start of a window may be the end of a value whose beginning is missing. It follows each value through the window's
-// beginning as the method of Knuth, Morris and Pratt does.
+// ending returns how many bytes at the start of a window may be the end of a value whose beginning is missing. It
+// follows each value through the window's beginning as the method of Knuth, Morris and Pratt does.
 func (m Mask) ending(window []byte) int {
 	window = window[:min(len(window), m.Margin())]
 	border := make([]int, len(window)+1) // of each beginning: the longest other beginning that it ends with

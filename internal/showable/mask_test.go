@@ -102,7 +102,8 @@ func (values naive) piece(text string, from, to int, head, tail bool) string {
 	return out.String()
 }
 
-// TestMaskIsWhatASlowSearchFinds compares masks with the slow search, on texts of few letters, in which values overlap, contain and continue each other.
+// TestMaskIsWhatASlowSearchFinds compares masks with the slow search, on texts of few letters, in which values overlap,
+// contain and continue each other.
 func TestMaskIsWhatASlowSearchFinds(t *testing.T) {
 	t.Parallel()
 	rnd := rand.New(rand.NewPCG(3, 5)) //nolint:gosec // a test
@@ -134,8 +135,8 @@ func TestMaskIsWhatASlowSearchFinds(t *testing.T) {
 	}
 }
 
-// TestMaskOfValuesThatAreEverywhere: values that lie at every byte of a text, and each in the next, cost no more memory than in proportion to the text. A
-// search for each value by itself finds 32 million of them.
+// TestMaskOfValuesThatAreEverywhere: values that lie at every byte of a text, and each in the next, cost no more memory
+// than in proportion to the text. A search for each value by itself finds 32 million of them.
 func TestMaskOfValuesThatAreEverywhere(t *testing.T) {
 	var values []string
 	for n := range 500 {
@@ -158,7 +159,8 @@ func TestMaskOfValuesThatAreEverywhere(t *testing.T) {
 	}
 }
 
-// What a terminal does not show stands inside of a value: once it is taken out the value would be whole again.
+// Characters that a terminal does not display stand inside of a value: once Clean removes them the value would be whole
+// again.
 func TestMaskHidesWhatCleanPutsTogether(t *testing.T) {
 	mask := showable.NewMask([]string{"v4lue-Kp7TtRw21", "tab\tand\u200bjoiner"})
 	for _, inside := range []string{
@@ -177,7 +179,8 @@ func TestMaskHidesWhatCleanPutsTogether(t *testing.T) {
 	}
 }
 
-// TestMaskHidesTheRestsOfValuesThatWereCutInsideOfASequence: a window begins or ends anywhere, also in an escape sequence inside of a value.
+// TestMaskHidesTheRestsOfValuesThatWereCutInsideOfASequence: a window begins or ends anywhere, also in an escape
+// sequence inside of a value.
 func TestMaskHidesTheRestsOfValuesThatWereCutInsideOfASequence(t *testing.T) {
 	mask := showable.NewMask([]string{"v4lue-Kp7TtRw21"})
 	for _, inside := range []string{

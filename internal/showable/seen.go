@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// seen is what Clean makes of a raw text, with the place in it of every byte.
+// seen is the result of Clean for a raw text, with the place in the raw text of every byte.
 type seen struct {
 	text []byte
 	at   []int32
@@ -14,12 +14,12 @@ type seen struct {
 	to   int
 }
 
-// find returns what is seen of a window, and its piece without the parts of escape sequences that its borders cut.
+// find returns the visible text of a window, and its piece without the parts of escape sequences that its borders cut.
 func find(window []byte, from, to int) seen {
 	return findFrom(window, 0, len(window), from, to)
 }
 
-// findFrom returns what is seen of a window from a place on, up to about most bytes, and its piece as look does.
+// findFrom returns the visible text of a window from a place on, up to about most bytes, and its piece as find does.
 func findFrom(window []byte, begin, most, from, to int) seen {
 	size := max(0, min(len(window)-begin, most))
 	out := seen{text: make([]byte, 0, size), at: make([]int32, 0, size), from: from, to: to}
@@ -46,7 +46,7 @@ func findFrom(window []byte, begin, most, from, to int) seen {
 	return out
 }
 
-// begun returns what is seen of a window together with the part of a character at its start.
+// begun returns the visible text of a window together with the part of a character at its start.
 func (s seen) begun(window []byte) seen {
 	n := 0
 	for n < min(len(window), utf8.UTFMax-1) && !utf8.RuneStart(window[n]) {
@@ -60,7 +60,7 @@ func (s seen) begun(window []byte) seen {
 	return s
 }
 
-// cut returns what is seen of a window together with the part of a character at its end.
+// cut returns the visible text of a window together with the part of a character at its end.
 func (s seen) cut(window []byte) seen {
 	at := len(window) - Unfinished(window)
 	if at == len(window) || utf8.FullRune(window[at:]) {
@@ -81,8 +81,9 @@ func (s seen) raw(spans []span) []span {
 	return out
 }
 
-// resumes returns where text may begin in a window whose begin may lie inside of an escape sequence: at the begin, behind the rest of a sequence of which
-// the window lacks ESC, behind the rest of the parameters of one, and behind that of the text of one.
+// resumes returns where text may begin in a window whose begin may lie inside of an escape sequence: at the begin,
+// behind the rest of a sequence of which the window lacks ESC, behind the rest of the parameters of one, and behind
+// that of the text of one.
 func resumes(window []byte) []int {
 	window = window[:min(len(window), longest)]
 	length, _ := sequence(append([]byte{escape}, window...))
@@ -106,7 +107,7 @@ func resumes(window []byte) []int {
 	return out
 }
 
-// plain reports whether everything in a text is seen as it is.
+// plain reports whether every byte of a text is visible unchanged.
 func plain(text []byte) bool {
 	acts := func(char rune) bool {
 		return char == utf8.RuneError || char == '\t' || char == '\r' || char != '\n' && hidden(char)

@@ -78,8 +78,8 @@ func TestMaskWhole(t *testing.T) {
 	}
 }
 
-// TestMaskAcrossPieces reads random text with values in it in random pieces: no part of a value of four bytes or more is ever in the pieces, the pieces
-// together are the same as the whole masked at once, and nothing else is lost.
+// TestMaskAcrossPieces reads random text with values in it in random pieces: no part of a value of four bytes or more
+// is ever in the pieces, the pieces together are the same as the whole masked at once, and nothing else is lost.
 func TestMaskAcrossPieces(t *testing.T) {
 	t.Parallel()
 	rnd := rand.New(rand.NewPCG(7, 11)) //nolint:gosec // a test
@@ -126,7 +126,8 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// TestCleanInPieces: wherever a text is cut, its pieces give the same as the whole, if what is unfinished goes with the next.
+// TestCleanInPieces: wherever a text is cut, its pieces give the same as the whole, if what is unfinished goes with the
+// next.
 func TestCleanInPieces(t *testing.T) {
 	t.Parallel()
 	text := []byte("a\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07Ä€😀\rb\x1b]8;;u\x1b\\link\x1bx\n\u009b31mred\x9b0m \u009d0;t✜\u009c⛛x\n")

@@ -16,7 +16,7 @@ func SmallDisk(t *testing.T, size int) string {
 	return SmallDiskAt(t, t.TempDir(), size)
 }
 
-// SmallDiskAt is SmallDisk with a directory that the caller has made, which it returns.
+// SmallDiskAt does the same as SmallDisk with a directory that the caller has made, which it returns.
 func SmallDiskAt(t *testing.T, dir string, size int) string {
 	t.Helper()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0711", size)); err != nil {
@@ -30,7 +30,7 @@ func SmallDiskAt(t *testing.T, dir string, size int) string {
 	return dir
 }
 
-// Fill takes all room of the file system of dir, to the last block, and returns what gives it back.
+// Fill takes all room of the file system of dir, to the last block, and returns a function that frees it again.
 func Fill(t *testing.T, dir string) func() {
 	t.Helper()
 	path := filepath.Join(dir, "filler")

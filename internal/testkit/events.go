@@ -22,7 +22,8 @@ type Event struct {
 	Message any   `db:"-"`
 }
 
-// Text returns the text, number or truth value at a path of the message, by names of fields and places in lists; "" if there is nothing.
+// Text returns the text, number or truth value at a path of the message, by names of fields and places in lists; "" if
+// there is nothing.
 func (e Event) Text(path ...string) string {
 	at := e.Message
 	for _, name := range path {
@@ -45,7 +46,7 @@ func (e Event) Text(path ...string) string {
 	return fmt.Sprint(at)
 }
 
-// EventRows is what to select events from: the columns of what they belong to are texts, however they are stored.
+// EventRows is the FROM item of queries of events: the columns of ids are texts, however they are stored.
 var EventRows = func() string {
 	var columns strings.Builder
 	columns.WriteString("xid, seq, source, id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, created_at")
@@ -55,7 +56,8 @@ var EventRows = func() string {
 	return "(SELECT " + columns.String() + " FROM events.event) AS event"
 }()
 
-// Events returns the events, numbered or not, for which a condition on the columns of events.event holds, in the order of their seq.
+// Events returns the events, numbered or not, for which a condition on the columns of events.event holds, in the order
+// of their seq.
 func Events(tb testing.TB, q pg.Querier, where string, args ...any) []Event {
 	tb.Helper()
 	list, err := ReadEvents(Context(tb), q, where, args...)
@@ -65,7 +67,7 @@ func Events(tb testing.TB, q pg.Querier, where string, args ...any) []Event {
 	return list
 }
 
-// ReadEvents is Events for what is not a testing.TB, or waits.
+// ReadEvents does the same as Events for a caller without a testing.TB, or one that waits.
 func ReadEvents(ctx context.Context, q pg.Querier, where string, args ...any) ([]Event, error) {
 	rows, err := q.Query(ctx, `SELECT `+pg.Columns[Event]("event")+` FROM `+EventRows+` WHERE `+where+` ORDER BY seq`, args...)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// password is fixed: test databases hold nothing worth more.
+// password returns a fixed password: test databases hold no secrets.
 func password(role string) string { return "test-" + role }
 
 type execer interface {
@@ -34,7 +34,7 @@ func deriveQuickly(ctx context.Context, conn execer, passwords map[string]string
 	return nil
 }
 
-// quickVerifier returns what Postgres keeps of a password (RFC 5803), with one iteration.
+// quickVerifier returns the form in which Postgres stores a password (RFC 5803), with one iteration.
 func quickVerifier(password string) (string, error) {
 	salt := []byte("roles of tests...")
 	salted, err := pbkdf2.Key(sha256.New, password, salt, 1, sha256.Size)

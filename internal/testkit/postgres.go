@@ -22,7 +22,7 @@ import (
 // EnvPostgres names the variable with the administrator's URL of a Postgres shared by all packages of one test run.
 const EnvPostgres = "GPUAAS_TEST_PG"
 
-// dirPattern is where a test process keeps its Postgres; leftovers of killed runs are found by it.
+// dirPattern matches the directories in which test processes keep their Postgres; it finds leftovers of killed runs.
 const dirPattern = "gpuaas-testpg-*"
 
 // shared is the one Postgres of this process.
@@ -34,7 +34,7 @@ var shared struct {
 	admin  *pgxpool.Pool
 	url    string
 	tmpl   string
-	// copying is how a clone of tmpl is made.
+	// copying is the clause that clones tmpl.
 	copying string
 }
 
@@ -59,8 +59,8 @@ func startShared() {
 	shared.copying, shared.err = copying(ctx, shared.admin)
 }
 
-// copying returns how a template is best copied: through the log a clone takes five times the processor time that its files take, and each file is
-// synced, which only a file system in memory does for nothing.
+// copying returns the clause by which a template is copied fastest: through the log a clone takes five times the
+// processor time that its files take, and each file is synced, which only a file system in memory does for nothing.
 func copying(ctx context.Context, admin *pgxpool.Pool) (string, error) {
 	var dir string
 	if err := admin.QueryRow(ctx, "SHOW data_directory").Scan(&dir); err != nil {
@@ -91,8 +91,9 @@ func StartServer(ctx context.Context, log *slog.Logger) (*pgserver.Server, strin
 	}
 	s, err := pgserver.Start(ctx, pgserver.Config{
 		Dir: dir, SocketDir: sockets, Logger: log,
-		// Many short-lived databases: no checkpoint storms, and no vacuum racing a template clone. Each clone is a checkpoint, after which pages
-		// would be logged whole, against a crash of the host that these databases do not survive in any case.
+		// Many short-lived databases: no checkpoint storms, and no vacuum racing a template clone. Each clone is a
+		// checkpoint, after which pages would be logged whole, against a crash of the host that these databases do not
+		// survive in any case.
 		Settings: map[string]string{
 			"max_connections": "400", "checkpoint_timeout": "15min", "log_min_messages": "fatal", "full_page_writes": "off",
 		},
@@ -104,7 +105,7 @@ func StartServer(ctx context.Context, log *slog.Logger) (*pgserver.Server, strin
 	return s, dir, nil
 }
 
-// RemoveServer stops what StartServer started and removes its directory.
+// RemoveServer stops the server that StartServer started and removes its directory.
 func RemoveServer(s *pgserver.Server, dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -200,7 +201,8 @@ func makeTemplate(ctx context.Context, admin *pgxpool.Pool, adminURL string) (st
 	return name, nil
 }
 
-// installMovableClock replaces mesh.clock() by one with an offset. It is no migration: a real mesh has no such thing.
+// installMovableClock replaces mesh.clock() by one with an offset. It is no migration: a real mesh has no movable
+// clock.
 func installMovableClock(ctx context.Context, ownerURL string) error {
 	conn, err := pgx.Connect(ctx, ownerURL)
 	if err != nil {
@@ -275,10 +277,10 @@ func (d *Database) drop() {
 	}
 }
 
-// Name is the database's name.
+// Name returns the database's name.
 func (d *Database) Name() string { return d.name }
 
-// URL is the connection string of a role: one of pg.ServiceRoles() or pg.RoleOwner.
+// URL returns the connection string of a role: one of pg.ServiceRoles() or pg.RoleOwner.
 func (d *Database) URL(role string) string {
 	d.t.Helper()
 	return d.url(role, d.name)
@@ -293,7 +295,7 @@ func (d *Database) url(role, database string) string {
 	return u
 }
 
-// AdminURL is the superuser's connection string to this database.
+// AdminURL returns the superuser's connection string to this database.
 func (d *Database) AdminURL() string {
 	d.t.Helper()
 	cfg, err := pgx.ParseConfig(shared.url)
@@ -307,7 +309,7 @@ func (d *Database) AdminURL() string {
 	return u
 }
 
-// Pool is a pool that logs in as role; the same one at each call. It is closed when the test ends.
+// Pool returns a pool that logs in as role; the same one at each call. It is closed when the test ends.
 func (d *Database) Pool(role string) *pgxpool.Pool {
 	d.t.Helper()
 	d.mu.Lock()
@@ -323,13 +325,14 @@ func (d *Database) Pool(role string) *pgxpool.Pool {
 	return p
 }
 
-// OwnerPool is a pool of gpuaas_owner, for arranging what no service may do.
+// OwnerPool returns a pool of gpuaas_owner, for changes that no service may make.
 func (d *Database) OwnerPool() *pgxpool.Pool {
 	d.t.Helper()
 	return d.Pool(pg.RoleOwner)
 }
 
-// WorkloadURL is workload_admin's connection string to a workload database of this test's own, made at the first call.
+// WorkloadURL returns workload_admin's connection string to a workload database of this test's own, made at the first
+// call.
 func (d *Database) WorkloadURL() string {
 	d.t.Helper()
 	name := d.name + "_w"
@@ -352,7 +355,7 @@ func SetClockOffset(d *Database, by time.Duration) {
 	}
 }
 
-// StopClock has the mesh clock of d stand still: from then on it is moved by SetClockOffset alone.
+// StopClock stops the mesh clock of d: from then on only SetClockOffset moves it.
 func StopClock(d *Database) {
 	d.t.Helper()
 	if _, err := d.OwnerPool().Exec(Context(d.t), "UPDATE mesh.clock_offset SET stopped = clock_timestamp()"); err != nil {

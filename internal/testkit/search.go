@@ -11,8 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Mentions returns the tables of a database, all schemas but Postgres' own, in which a text stands, with the number of rows: as it is, as hex (so bytea is
-// written), or inside base64 at any offset. The connection must be able to read every table.
+// Mentions returns the tables of a database, all schemas but Postgres' own, in which a text stands, with the number of
+// rows: as it is, as hex (so bytea is written), or inside base64 at any offset. The connection must be able to read
+// every table.
 func Mentions(tb testing.TB, url, text string) []string {
 	tb.Helper()
 	ctx := Context(tb)
@@ -37,7 +38,7 @@ func Mentions(tb testing.TB, url, text string) []string {
 	var found []string
 	for _, table := range tables {
 		var n int64
-		// It is the catalogue's own name of the table.
+		// The table's name comes from the catalogue.
 		err := conn.QueryRow(ctx, `SELECT count(*) FROM `+table+` t
 			WHERE EXISTS (SELECT FROM unnest($1::text[]) n WHERE strpos(t::text, n) > 0)`, needles).Scan(&n)
 		if err != nil {
@@ -50,7 +51,7 @@ func Mentions(tb testing.TB, url, text string) []string {
 	return found
 }
 
-// spellings are the forms that a text may have within another one.
+// spellings returns the forms that a text may have within another one.
 func spellings(text string) []string {
 	out := []string{text, hex.EncodeToString([]byte(text)), strings.ToUpper(hex.EncodeToString([]byte(text)))}
 	for offset := range 3 {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal opens a terminal of 80 columns and returns both of its sides: what a person's screen and keyboard are
-// connected to, and what a program has as its standard files. Nothing answers queries. Reads of the person's side end
+// Terminal opens a terminal of 80 columns and returns both of its sides: the side of a person's screen and keyboard,
+// and the side of a program's standard files. Queries of the terminal get no answer. Reads of the person's side end
 // with an error once all holders of the other have closed it. The caller may close either; the test closes both.
 func Terminal(tb testing.TB) (*os.File, *os.File) {
 	tb.Helper()

@@ -26,7 +26,8 @@ func IO(tb testing.TB) {
 	}
 }
 
-// Context ends a moment before the test's own deadline, so that a hanging test says where it hung.
+// Context returns a context that ends a moment before the test's own deadline, so that a hanging test reports where it
+// hung.
 func Context(tb testing.TB) context.Context {
 	tb.Helper()
 	ctx := tb.Context()
@@ -40,7 +41,7 @@ func Context(tb testing.TB) context.Context {
 	return ctx
 }
 
-// Logger writes to the test's own log.
+// Logger returns a logger that writes to the test's own log.
 func Logger(tb testing.TB) *slog.Logger {
 	tb.Helper()
 	w := &testWriter{t: tb}
@@ -48,7 +49,7 @@ func Logger(tb testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// testWriter forgets what comes after the test's end: logging then would panic.
+// testWriter drops lines after the test's end: logging then would panic.
 type testWriter struct {
 	mu sync.Mutex
 	t  testing.TB
@@ -69,12 +70,12 @@ func (w *testWriter) close() {
 	w.t = nil
 }
 
-// Patience is what a machine that is busy with other packages may take for anything that a test waits for.
+// Patience is how long a test waits for anything on a machine that is busy with other packages.
 const Patience = time.Minute
 
-// Eventually calls check until it returns nil, and fails the test with its last error after limit. Where the time is no promise of the product, limit is
-// Patience. It checks every few milliseconds at first and less often the longer it waits, since most checks read a database: what is waited for is seen
-// late by a tenth of its time at most.
+// Eventually calls check until it returns nil, and fails the test with its last error after limit. Where the time is no
+// promise of the product, limit is Patience. It checks every few milliseconds at first and less often the longer it
+// waits, since most checks read a database: the check notices its result at most a tenth of the waited time late.
 func Eventually(tb testing.TB, limit time.Duration, check func() error) {
 	tb.Helper()
 	began := time.Now()
@@ -98,12 +99,13 @@ func Eventually(tb testing.TB, limit time.Duration, check func() error) {
 	}
 }
 
-// Pause returns how long to wait between two checks of what has been waited for so long: a tenth of it, from 5 to 100 milliseconds.
+// Pause returns how long to wait between two checks after having waited so long: a tenth of that, from 5 to 100
+// milliseconds.
 func Pause(waited time.Duration) time.Duration {
 	return min(max(waited/10, 5*time.Millisecond), 100*time.Millisecond)
 }
 
-// Redis is a redis-server of this test's own.
+// Redis starts a redis-server of this test's own.
 func Redis(tb testing.TB) *redisserver.Server {
 	tb.Helper()
 	s, err := redisserver.Start(Context(tb), redisserver.Config{Logger: Logger(tb)})
@@ -132,8 +134,8 @@ type mainOptions struct {
 // CheckLeaks fails the run if goroutines are left after all tests.
 func CheckLeaks() Option { return func(o *mainOptions) { o.leaks = true } }
 
-// AtOnce lets so many parallel tests run at once, where most of what they do is wait: more than there are processors.
-// A -parallel on the command line wins.
+// AtOnce lets so many parallel tests run at once, for tests that mostly wait: more than there are processors. A
+// -parallel on the command line wins.
 func AtOnce(tests int) Option { return func(o *mainOptions) { o.atOnce = tests } }
 
 // heapPercent is by how much the heap of a test process may grow until it is collected. Most of what tests allocate is
@@ -141,8 +143,8 @@ func AtOnce(tests int) Option { return func(o *mainOptions) { o.atOnce = tests }
 const heapPercent = 400
 
 // Main runs the tests of a package, stops the Postgres they started, and exits. Without it the server ends with the
-// process and its directory is swept up by a later run. The heap grows to five times what is live until it is
-// collected, unless GOGC says otherwise.
+// process and its directory is swept up by a later run. The heap grows to five times its live size until it is
+// collected, unless GOGC is set.
 func Main(m *testing.M, opts ...Option) {
 	if _, set := os.LookupEnv("GOGC"); !set {
 		debug.SetGCPercent(heapPercent)
@@ -170,7 +172,8 @@ func Main(m *testing.M, opts ...Option) {
 	os.Exit(code)
 }
 
-// WithoutValue lets this process read as a build that does not know a value of an enum, until the test ends. Tests that run beside it read so as well.
+// WithoutValue lets this process read as a build that does not know a value of an enum, until the test ends. Tests that
+// run beside it read so as well.
 func WithoutValue(tb testing.TB, value protoreflect.Enum) {
 	tb.Helper()
 	tb.Cleanup(names.Without(value))

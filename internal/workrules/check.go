@@ -10,8 +10,8 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// The bounds of a command and an environment. An argument and a variable with its value each stay below what Linux takes for one string (128 KiB), and
-// everything together below what fits into the signed task.
+// The bounds of a command and an environment. An argument and a variable with its value each stay below what Linux
+// takes for one string (128 KiB), and everything together below what fits into the signed task.
 const (
 	MaxArguments   = 512
 	MaxVariables   = 512
@@ -22,10 +22,11 @@ const (
 	maxShownInText = 64
 )
 
-// RunVariable marks, in the environment, every process of one start of a workload. The agent sets it and finds processes by it.
+// RunVariable marks, in the environment, every process of one start of a workload. The agent sets it and finds
+// processes by it.
 const RunVariable = "GPUAAS_WORKLOAD_RUN"
 
-// Kind says why a field is refused.
+// Kind is why a field is refused.
 type Kind int
 
 // The kinds.
@@ -46,7 +47,8 @@ type Problem struct {
 // String returns the field and what is wrong with it.
 func (p Problem) String() string { return p.Field + " " + p.Text }
 
-// Check returns what is wrong with the command and the environment of a workload, in the order of its fields; none if it may run.
+// Check returns what is wrong with the command and the environment of a workload, in the order of its fields; none if
+// it may run.
 func Check(w *nodev1.Workload) []Problem {
 	out := checkCommand(w)
 	total := 0
@@ -99,7 +101,7 @@ func checkCommand(w *nodev1.Workload) []Problem {
 	return out
 }
 
-// CheckVariable returns what is wrong with a variable, whoever sets it; the bool is false if nothing is.
+// CheckVariable returns what is wrong with a variable, of a tenant or of the platform; the bool is false if nothing is.
 func CheckVariable(name, value string) (Problem, bool) {
 	switch {
 	case name == "":
@@ -120,7 +122,7 @@ func CheckVariable(name, value string) (Problem, bool) {
 	return Problem{}, false
 }
 
-// reserved returns why a variable is the platform's to set; empty if it is not.
+// reserved returns why only the platform may set a variable; empty if a tenant may set it.
 func reserved(name string, ports map[string]bool) string {
 	switch {
 	case strings.HasPrefix(name, "GPUAAS_"):
@@ -162,7 +164,7 @@ func posixName(name string) bool {
 	return name != ""
 }
 
-// field names a variable in a refusal. A name that is no name is quoted, and cut.
+// field returns the name of a variable for a refusal. A malformed name is quoted, and cut.
 func field(name string) string {
 	if len(name) > maxShownInText {
 		end := maxShownInText

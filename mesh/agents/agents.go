@@ -1,8 +1,9 @@
 // Package agents keeps node agents as child processes of a mesh on one machine.
 //
-// It owns an agent's directory as an installer would: the environment file and the pinned trust; everything else in it is the agent's. It believes the
-// agent's own files about whether it has enrolled. It never mints an identity: a token comes from the mesh. Guarantees: an agent ends when this process
-// does; what runs for workspaces below it outlives the agent unless End is called.
+// It owns an agent's directory as an installer would: the environment file and the pinned trust; everything else in it
+// is the agent's. Whether an agent has enrolled is read from the agent's own files. It never mints an identity: a token
+// comes from the mesh. Guarantees: an agent ends when this process does; the processes that it runs for workspaces
+// outlive it unless End is called.
 package agents
 
 import (
@@ -85,7 +86,7 @@ type Agent struct {
 // New makes an agent's directories.
 func New(logger *slog.Logger, cfg Config) (*Agent, error) {
 	a := &Agent{cfg: cfg, logger: logger.With(slog.String("agent", cfg.Name))}
-	// Workloads run as other users and pass through here; each file is closed by its own mode.
+	// Workloads run as other users and traverse this directory; the mode of each file protects it.
 	for _, dir := range []struct {
 		path string
 		mode os.FileMode
@@ -101,22 +102,22 @@ func (a *Agent) etc() string     { return filepath.Join(a.cfg.Dir, "etc") }
 func (a *Agent) state() string   { return filepath.Join(a.cfg.Dir, "state") }
 func (a *Agent) envFile() string { return filepath.Join(a.etc(), "node-agent.env") }
 
-// Name of the node.
+// Name returns the name of the node.
 func (a *Agent) Name() string { return a.cfg.Name }
 
-// LogPath is the agent's log.
+// LogPath returns the path of the agent's log.
 func (a *Agent) LogPath() string { return filepath.Join(a.cfg.Dir, "agent.log") }
 
-// Enrolled says whether the agent holds an identity.
+// Enrolled reports whether the agent holds an identity.
 func (a *Agent) Enrolled() bool {
 	found, err := pki.Exists(filepath.Join(a.state(), "node.json"))
 	return err == nil && found
 }
 
-// tokenLife is how long a token that was not yet used is taken to be good.
+// tokenLife is how long a token that was not yet used is assumed to be good.
 const tokenLife = 15 * time.Minute
 
-// NeedsToken says whether the agent can only go on with a new token.
+// NeedsToken reports whether the agent can only go on with a new token.
 func (a *Agent) NeedsToken() bool {
 	if a.Enrolled() {
 		return false
@@ -137,7 +138,8 @@ func readEnv(path string) (identity.Env, error) {
 	return identity.ParseEnv(data)
 }
 
-// Furnish writes what an installer would: where the mesh is, what to trust, and a token if there is a new one. It must not run beside the agent.
+// Furnish writes the files that an installer would: where the mesh is, what to trust, and a token if there is a new
+// one. It must not run beside the agent.
 func (a *Agent) Furnish(token string) error {
 	roots, err := pki.ReadFile(a.cfg.CAFile)
 	if err != nil {
@@ -165,7 +167,8 @@ func (a *Agent) Furnish(token string) error {
 	return nil
 }
 
-// Point sets variables in an agent's environment file and leaves the others alone. A file that says so already is not touched.
+// Point sets variables in an agent's environment file and leaves the others alone. A file that has these values already
+// is not written.
 func Point(path string, set map[string]string) error {
 	var env identity.Env
 	found, err := pki.Exists(path)
@@ -235,7 +238,7 @@ func (a *Agent) Start() error {
 	return err
 }
 
-// PID of the agent's process, zero before the first start.
+// PID returns the id of the agent's process, zero before the first start.
 func (a *Agent) PID() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -245,7 +248,7 @@ func (a *Agent) PID() int {
 	return a.process.PID()
 }
 
-// Kill9 kills the agent without a word. What it runs for workspaces lives on.
+// Kill9 kills the agent with SIGKILL. The processes that it runs for workspaces live on.
 func (a *Agent) Kill9() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -287,7 +290,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 }
 
-// Keep starts the agent again when it ended by itself, and leaves it alone while it was stopped; it ends with ctx and leaves the agent running.
+// Keep starts the agent again when it ended by itself, and leaves it alone while it was stopped; it ends with ctx and
+// leaves the agent running.
 func (a *Agent) Keep(ctx context.Context) error {
 	for {
 		if !app.Sleep(ctx, 200*time.Millisecond) {
@@ -336,18 +340,19 @@ func (a *Agent) runOnce(ctx context.Context) error {
 	return fmt.Errorf("agent ended; its log is %s", a.LogPath())
 }
 
-// EndLeftovers ends the agents that an earlier owner of a directory left. What they run for workspaces lives on and is adopted.
+// EndLeftovers ends the agents that an earlier owner of a directory left. The processes that they run for workspaces
+// live on and are adopted.
 func EndLeftovers(ctx context.Context, dir string, gentle time.Duration) (int, error) {
 	return reap.EndAgents(ctx, dir, Program, gentle)
 }
 
-// End ends whatever runs below a directory of agents, workloads included.
+// End ends all processes that run below a directory of agents, workloads included.
 func End(ctx context.Context, dir string, gentle time.Duration) (int, error) {
 	return reap.End(ctx, dir, Program, gentle)
 }
 
-// PointInstances tells the instances that a process driver launched below dir where the mesh is now. An instance that believes otherwise is powered off first; the
-// driver powers it on again.
+// PointInstances writes the present addresses of the mesh to the instances that a process driver launched below dir. An
+// instance with other addresses is powered off first; the driver powers it on again.
 func PointInstances(ctx context.Context, dir, apiURL, enrollURL string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "boxes", "*", "etc", "node-agent.env"))
 	if err != nil {

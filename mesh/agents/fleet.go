@@ -33,7 +33,8 @@ func Enrol(ctx context.Context, client *person.Client, list []*Agent) error {
 	return errors.Join(errs...)
 }
 
-// Await waits until all agents are connected, as the API tells it, at most for limit, and answers how many are. Fewer than all is no error.
+// Await waits until all agents are connected according to the API, at most for limit, and returns how many are. Fewer
+// than all is no error.
 func Await(ctx context.Context, client *person.Client, list []*Agent, limit time.Duration) (int, error) {
 	wanted := map[string]bool{}
 	for _, a := range list {

@@ -11,12 +11,13 @@ import (
 	"time"
 )
 
-// balancer stands before the replicas of a service and passes bytes on. It opens no TLS: clients and replicas prove themselves to each other.
+// balancer distributes connections over the replicas of a service and passes bytes on. It terminates no TLS: clients
+// and replicas authenticate each other.
 //
-// A new connection goes to a replica that says it is ready, and on to the next one if that replica does not answer
-// the client's first record in time: a stopped process still takes connections, by the backlog of its listener.
-// Connections that stand are left alone. Where no replica says it is ready, all are tried, so that clients hear from
-// the service itself what it lacks.
+// A new connection goes to a replica that reports itself as ready, and on to the next one if that replica does not
+// answer the client's first record in time: a stopped process still takes connections, by the backlog of its listener.
+// Established connections are left alone. If no replica is ready, all are tried, so that clients get the service's own
+// error.
 type balancer struct {
 	addr         string
 	listener     net.Listener
@@ -36,9 +37,9 @@ type backend struct {
 
 const (
 	dialTimeout = time.Second
-	// answerWithin is long for a ServerHello, and twice it still fits what an agent allows a handshake.
+	// answerWithin is long for a ServerHello, and twice it is still within an agent's timeout of a handshake.
 	answerWithin = 1500 * time.Millisecond
-	// helloTimeout is what a client has for its first record.
+	// helloTimeout is how long a client may take to send its first record.
 	helloTimeout = 10 * time.Second
 )
 
@@ -72,8 +73,8 @@ func (b *balancer) run(ctx context.Context) error {
 	}
 }
 
-// order lists the backends for one connection: those that are ready, then the others, each beginning after the one
-// that was asked first last time.
+// order lists the backends for one connection: those that are ready, then the others, each beginning after the one that
+// was tried first last time.
 func (b *balancer) order() []backend {
 	n := uint64(len(b.backends))
 	first := b.next.Add(1)
@@ -91,8 +92,7 @@ func (b *balancer) order() []backend {
 }
 
 // connect finds a replica that answers hello, the client's first record, and returns the connection with the first
-// bytes of the answer. The last replica is waited for without a bound of ours: by then the client knows best how long
-// it waits.
+// bytes of the answer. The wait for the last replica has no bound of ours: by then the client's own timeout ends it.
 func (b *balancer) connect(ctx context.Context, hello []byte) (net.Conn, []byte, error) {
 	var errs []error
 	order := b.order()
@@ -129,7 +129,7 @@ func ask(ctx context.Context, addr string, hello []byte, within time.Duration) (
 	return conn, answer, nil
 }
 
-// exchange is ask on an open connection.
+// exchange does the same as ask on an open connection.
 func exchange(conn net.Conn, hello []byte, within time.Duration) ([]byte, error) {
 	if _, err := conn.Write(hello); err != nil {
 		return nil, fmt.Errorf("pass on to %s: %w", conn.RemoteAddr(), err)
@@ -157,11 +157,11 @@ const (
 	recordMost      = 16 << 10
 )
 
-// isTLS reports whether b begins a TLS handshake, whose first record may be shown to another replica: nothing has
-// been agreed on yet.
+// isTLS reports whether b begins a TLS handshake, whose first record may be sent to another replica: nothing has been
+// negotiated yet.
 func isTLS(b []byte) bool { return len(b) >= recordHeader && b[0] == recordHandshake }
 
-// readHello reads the client's first record, or what came first if it speaks something else.
+// readHello reads the client's first record, or the first bytes if it speaks another protocol.
 func readHello(client net.Conn) ([]byte, error) {
 	if err := client.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return nil, fmt.Errorf("wait for the client: %w", err)
@@ -197,7 +197,7 @@ func (b *balancer) pass(ctx context.Context, client net.Conn) {
 	defer stop()
 	hello, err := readHello(client)
 	if err != nil {
-		return // it has gone, or says nothing
+		return // it has gone, or sends nothing
 	}
 	replica, answer, err := b.connect(ctx, hello)
 	if err != nil {
@@ -213,7 +213,7 @@ func (b *balancer) pass(ctx context.Context, client net.Conn) {
 	for _, way := range [][2]net.Conn{{client, replica}, {replica, client}} {
 		both.Go(func() {
 			_, _ = io.Copy(way[0], way[1]) // either side may end at any time
-			// Half a connection is no use to a stream: when one side is gone, both are.
+			// A stream cannot use half a connection: when one side is gone, both are closed.
 			_ = way[0].Close()
 			_ = way[1].Close()
 		})

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// patience is many times what anything here needs.
+// patience is many times as long as any step of these tests takes.
 const patience = time.Minute
 
 // firstRecord is a TLS handshake record, as far as a balancer reads one.
@@ -107,7 +107,8 @@ func during(t *testing.T, f func(context.Context) error) {
 	})
 }
 
-// answered returns the name of the replica that answers a new connection, which it also wants to pass bytes both ways.
+// answered returns the name of the replica that answers a new connection, and checks that the connection passes bytes
+// both ways.
 func (b *balancer) answered(t *testing.T) string {
 	t.Helper()
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(t.Context(), "tcp", b.addr)
@@ -136,8 +137,8 @@ func (b *balancer) answered(t *testing.T) string {
 	return string(name)
 }
 
-// TestSilentReplicaLosesTheConnection: replicas were stopped a moment ago, and their last answers still say that they
-// are ready.
+// TestSilentReplicaLosesTheConnection: replicas were stopped a moment ago, and by their last answers they are still
+// ready.
 func TestSilentReplicaLosesTheConnection(t *testing.T) {
 	live := newReplica(t, "a")
 	silent := []backend{stopped(t), stopped(t)}

@@ -1,8 +1,10 @@
-// Package cluster is a mesh of separate processes on one machine: each service as `gpuaas <service> --config FILE` in several replicas, TCP balancers
-// before them, agents, Postgres and Redis, each of which can be killed and started by itself.
+// Package cluster is a mesh of separate processes on one machine: each service as `gpuaas <service> --config FILE` in
+// several replicas, TCP balancers before them, agents, Postgres and Redis, each of which can be killed and started by
+// itself.
 //
-// It owns a directory and child processes. It believes a process to be ready when its own /readyz says so. It knows the services by their binaries and the
-// public API only. Guarantees: what it started ends with it; what ends by itself while Keep runs is started again.
+// It owns a directory and child processes. It takes a process for ready when the process's own /readyz does. It uses
+// the services through their binaries and the public API only. Guarantees: every process that it started ends with it;
+// a process that ends by itself while Keep runs is started again.
 package cluster
 
 import (
@@ -34,11 +36,11 @@ import (
 const (
 	// TrustDomain of a cluster.
 	TrustDomain = "mesh.local"
-	// Subject is the person that a cluster knows.
+	// Subject is the person of a cluster.
 	Subject = "cluster"
 )
 
-// Config says what to run.
+// Config describes what to run.
 type Config struct {
 	Dir      string // absolute; servers and workloads run as other users and must be able to traverse it
 	Programs string // directory of gpuaas and gpuaas-node-agent
@@ -53,7 +55,7 @@ type Config struct {
 	Console, Agents, Enroll string
 }
 
-// Cluster is one that has been prepared.
+// Cluster is a cluster that has been prepared.
 type Cluster struct {
 	cfg      Config
 	logger   *slog.Logger
@@ -157,10 +159,11 @@ func (c *Cluster) admit(ctx context.Context) error {
 	return err
 }
 
-// Token is the operator's bearer token.
+// Token returns the operator's bearer token.
 func (c *Cluster) Token() string { return c.token }
 
-// render writes the configuration of every process, and sets a balancer before the replicas at each address by which somebody knows them.
+// render writes the configuration of every process, and puts a balancer before the replicas at each address by which
+// clients reach them.
 func (c *Cluster) render(ctx context.Context) error {
 	for i := range c.cfg.Replicas {
 		if err := c.renderReplica(ctx, i+1); err != nil {
@@ -206,7 +209,7 @@ func (c *Cluster) renderReplica(ctx context.Context, n int) error {
 	)
 }
 
-// balance lets connections to addr go to backend too.
+// balance adds backend to those of the balancer at addr.
 func (c *Cluster) balance(ctx context.Context, addr string, to backend) error {
 	for _, b := range c.balancers {
 		if b.addr == addr {
@@ -257,12 +260,13 @@ func (c *Cluster) furnish(ctx context.Context) error {
 	return agents.PointInstances(ctx, c.Plan.InstanceDir, c.Plan.Addresses.Agents, "https://"+c.Plan.Addresses.Enroll)
 }
 
-// Processes are those of the services, in the order in which they are started.
+// Processes returns those of the services, in the order in which they are started.
 func (c *Cluster) Processes() []*Process {
 	return slices.Concat(c.Recovery, c.Lifecycle, c.Readmodel, c.NodeAPI)
 }
 
-// Start starts all services and waits until they are ready, then enrols and starts the agents and waits until they are connected.
+// Start starts all services and waits until they are ready, then enrols and starts the agents and waits until they are
+// connected.
 func (c *Cluster) Start(ctx context.Context) error {
 	for _, p := range c.Processes() {
 		if err := p.Start(); err != nil {
@@ -293,7 +297,7 @@ func (c *Cluster) AwaitReady(ctx context.Context) error {
 	return nil
 }
 
-// connectedWithin is many times what agents need on a busy machine.
+// connectedWithin is many times as long as agents need on a busy machine.
 const connectedWithin = 2 * time.Minute
 
 // AwaitNodes waits until every agent is connected, at most connectedWithin.
@@ -308,8 +312,8 @@ func (c *Cluster) AwaitNodes(ctx context.Context) error {
 	return nil
 }
 
-// ShutOut closes, or opens again, the way of new connections to addr, one of the Plan's addresses: those that stand go on. It answers how many were turned
-// away since it was shut first.
+// ShutOut refuses, or admits again, new connections to addr, one of the Plan's addresses; established ones go on. It
+// returns how many were refused since the first call that shut it.
 func (c *Cluster) ShutOut(addr string, shut bool) (int64, error) {
 	for _, b := range c.balancers {
 		if b.addr == addr {
@@ -320,11 +324,11 @@ func (c *Cluster) ShutOut(addr string, shut bool) (int64, error) {
 	return 0, fmt.Errorf("nothing stands before %s", addr)
 }
 
-// Dir is where everything of the cluster stands.
+// Dir returns the directory of the cluster.
 func (c *Cluster) Dir() string { return c.cfg.Dir }
 
-// Keep passes connections on to the replicas, and starts again whatever ends by itself: services, agents and stores. It runs until ctx ends, and must run from
-// before Start.
+// Keep passes connections on to the replicas, and starts services, agents and stores again that end by themselves. It
+// runs until ctx ends, and must run from before Start.
 func (c *Cluster) Keep(ctx context.Context) error {
 	tasks := []app.Task{{Name: "stores", Run: c.Stores.Keep}}
 	for _, b := range c.balancers {
@@ -342,12 +346,13 @@ func (c *Cluster) Keep(ctx context.Context) error {
 	return app.Run(ctx, c.logger, tasks...)
 }
 
-// Instances is the process driver's own ledger, read beside lifecycle: what was launched and what lives.
+// Instances returns a process driver over the cluster's launch log, read independently of lifecycle: the launched and
+// the live instances.
 func (c *Cluster) Instances() (*process.Driver, error) {
 	return process.New(c.logger, c.Plan.Instances())
 }
 
-// Close ends everything that was started, workloads included.
+// Close ends all processes that were started, workloads included.
 func (c *Cluster) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()

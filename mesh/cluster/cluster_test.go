@@ -46,11 +46,11 @@ func up(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 	return c
 }
 
-// probe asks a node through everything that stands between a person and an agent.
+// probe sends a node a probe through every component between a person and an agent.
 func probe(ctx context.Context, c *cluster.Cluster, node string) error {
 	resp, err := c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: node})
 	for range 100 {
-		// A node that has just been enrolled may be connected before lifecycle has been told of it.
+		// A node that has just been enrolled may be connected before lifecycle has its event.
 		if !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 			break
 		}
@@ -129,8 +129,8 @@ func TestEveryProcessMayDie(t *testing.T) {
 	}
 }
 
-// TestSessionsLeaveAPausedReplica stops a replica of the node API that holds sessions. They come back at the other
-// one while it is stopped. How fast they do is measured where time is simulated, in the agent's session.
+// TestSessionsLeaveAPausedReplica stops a replica of the node API that has sessions. They come back at the other one
+// while it is stopped. How fast they do is measured where time is simulated, in the agent's session.
 func TestSessionsLeaveAPausedReplica(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

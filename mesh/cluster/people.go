@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// Person returns a connection of somebody else than the cluster's operator: of a tenant's person, or of the operator's people if tenantID is empty. The
-// caller closes it.
+// Person returns a connection of another person than the cluster's operator: of a tenant's person, or of one of the
+// operator's people if tenantID is empty. The caller closes it.
 func (c *Cluster) Person(ctx context.Context, tenantID string, s person.Session) (*person.Client, error) {
 	url, err := config.SecretFile(c.Material.URLFile(pg.RoleReadmodel)).Read()
 	if err != nil {

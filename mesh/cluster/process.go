@@ -44,28 +44,29 @@ type Exit struct {
 	PID     int
 	Replica string // the id under which it held leases and sessions
 	At      time.Time
-	Cause   string // as the system tells it: `signal: killed`, `exit status 1`
+	Cause   string // as the operating system reports it: `signal: killed`, `exit status 1`
 }
 
 // killed is the cause of an end that came from outside, or from a kill point.
 const killed = "signal: killed"
 
-// BeforeStart sets what every later start asks for additions to its environment. It replaces an earlier one; nil means none.
+// BeforeStart sets the function that every later start calls for additions to its environment. It replaces an earlier
+// one; nil means none.
 func (p *Process) BeforeStart(ask func() []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.before = ask
 }
 
-// Exits are all ends of the process that Keep has met.
+// Exits returns all ends of the process that Keep has recorded.
 func (p *Process) Exits() []Exit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.exits)
 }
 
-// Start starts the process if it does not run. env is added to the environment of this one incarnation: failpoints. It does not wait until the service is
-// ready.
+// Start starts the process if it does not run. env is added to the environment of this one incarnation: failpoints. It
+// does not wait until the service is ready.
 func (p *Process) Start(env ...string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,7 +87,8 @@ func (p *Process) startLocked(env []string) error {
 		return fmt.Errorf("open log of %s: %w", p.Name, err)
 	}
 	defer log.Close()
-	// Every incarnation is another replica, as where pods are replaced: none finds the leases of the one before it under its own name.
+	// Every incarnation is another replica, as when pods are replaced: none finds leases of its predecessor under its own
+	// id.
 	replica := ids.New()
 	full := append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "GPUAAS_" + strings.ToUpper(p.Service) + "_REPLICA_ID=" + replica,
@@ -112,7 +114,8 @@ func (p *Process) startLocked(env []string) error {
 	return nil
 }
 
-// PID of the process, zero before the first start. A process that has ended keeps its number until the next start.
+// PID returns the id of the process, zero before the first start. A process that has ended keeps its number until the
+// next start.
 func (p *Process) PID() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,7 +125,7 @@ func (p *Process) PID() int {
 	return p.process.PID()
 }
 
-// Replica is the id under which the present incarnation holds leases and sessions.
+// Replica returns the id under which the present incarnation holds leases and sessions.
 func (p *Process) Replica() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,14 +135,14 @@ func (p *Process) Replica() string {
 	return p.replicas[p.process.PID()]
 }
 
-// Starts counts how often the process was started.
+// Starts returns how often the process was started.
 func (p *Process) Starts() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.starts
 }
 
-// LogPath is where the process writes.
+// LogPath returns the path of the process's log.
 func (p *Process) LogPath() string { return p.log }
 
 // Signal sends a signal to the process, if it runs.
@@ -152,7 +155,7 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	return p.process.Signal(sig)
 }
 
-// Kill9 kills the process without a word. While Keep runs it is started again.
+// Kill9 kills the process with SIGKILL. While Keep runs it is started again.
 func (p *Process) Kill9() error {
 	p.mu.Lock()
 	process := p.process
@@ -167,7 +170,7 @@ func (p *Process) Kill9() error {
 	return nil
 }
 
-// LetDie lets the next end of the process be its last until Start is called.
+// LetDie makes the next end of the process final until Start is called.
 func (p *Process) LetDie() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,7 +206,7 @@ func (p *Process) keep(ctx context.Context) error {
 		case <-done:
 		}
 		p.record(process)
-		// A pause, so that a process that cannot live does not burn the machine.
+		// The pause keeps a process that cannot live from using up the processor.
 		if !app.Sleep(ctx, 200*time.Millisecond) {
 			return nil
 		}
@@ -242,7 +245,7 @@ func (p *Process) record(ended *child.Process) {
 	p.exits = append(p.exits, Exit{PID: ended.PID(), Replica: p.replicas[ended.PID()], At: time.Now(), Cause: cause})
 }
 
-// Ready asks the process whether it is ready.
+// Ready returns nil if the process reports itself as ready.
 func (p *Process) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -252,7 +255,7 @@ func (p *Process) Ready(ctx context.Context) error {
 	return nil
 }
 
-// Broken says that the process ends by itself again and again, which no waiting mends.
+// Broken returns an error if the process ends by itself again and again, so that waiting for it is useless.
 func (p *Process) Broken() error {
 	const often = 3
 	exits := slices.DeleteFunc(p.Exits(), func(e Exit) bool { return e.Cause == killed })
@@ -262,8 +265,8 @@ func (p *Process) Broken() error {
 	return fmt.Errorf("%s has ended by itself %d times, last: %s; its log, %s, ends with:\n%s", p.Name, len(exits), exits[len(exits)-1].Cause, p.log, Tail(p.log, 20))
 }
 
-// AwaitReady waits until the process is ready. It fails with the last answer and the end of the process's log when ctx ends, when readyWithin has passed, and
-// at once when the process cannot live.
+// AwaitReady waits until the process is ready. It fails with the last answer and the end of the process's log when ctx
+// ends, when readyWithin has passed, and at once when the process cannot live.
 func (p *Process) AwaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("%s is not ready after %s", p.Name, readyWithin))
 	defer cancel()
@@ -281,5 +284,5 @@ func (p *Process) AwaitReady(ctx context.Context) error {
 	}
 }
 
-// readyWithin is many times what a service needs on a busy machine.
+// readyWithin is many times as long as a service needs on a busy machine.
 const readyWithin = 2 * time.Minute

@@ -13,8 +13,8 @@ import (
 // readyEvery is how often a replica is asked whether it is ready, and how long it may take to answer.
 const readyEvery = time.Second
 
-// readiness is what a replica says of itself at /readyz, asked every second. A replica that has not answered yet is
-// not ready, nor is one that does not answer within a second.
+// readiness is the state of a replica at its /readyz, polled every second. A replica that has not answered yet is not
+// ready, nor is one that does not answer within a second.
 type readiness struct {
 	ops   string // host:port
 	every time.Duration
@@ -25,10 +25,10 @@ func newReadiness(ops string) *readiness { return &readiness{ops: ops, every: re
 
 func (r *readiness) ok() bool { return r.ready.Load() }
 
-// failed notes that the replica did not answer a client. Its next answer at /readyz lifts that.
+// failed notes that the replica did not answer a client. Its next answer at /readyz replaces that.
 func (r *readiness) failed() { r.ready.Store(false) }
 
-// run asks until ctx ends.
+// run polls until ctx ends.
 func (r *readiness) run(ctx context.Context) error {
 	transport := &http.Transport{MaxIdleConns: 1}
 	defer transport.CloseIdleConnections()
@@ -41,7 +41,7 @@ func (r *readiness) run(ctx context.Context) error {
 	}
 }
 
-// askReady returns nil if the process whose health is served at ops says that it is ready.
+// askReady returns nil if the process whose health is served at ops is ready.
 func askReady(ctx context.Context, client *http.Client, ops string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+ops+"/readyz", nil)
 	if err != nil {

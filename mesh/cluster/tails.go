@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Tail is the last lines of a log, for people. Of a long log only the end is read.
+// Tail returns the last lines of a log, for people. It reads only the end of a long log.
 func Tail(file string, lines int) string {
 	const most = 32 << 10
 	f, err := os.Open(file) //nolint:gosec // a log that we have opened
@@ -28,7 +28,8 @@ func Tail(file string, lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// Tails are the last lines of the logs of all services and agents, each under a heading that says how the process does.
+// Tails returns the last lines of the logs of all services and agents, each under a heading with the state of the
+// process.
 func (c *Cluster) Tails(lines int) string {
 	var out strings.Builder
 	for _, p := range c.Processes() {
@@ -40,7 +41,7 @@ func (c *Cluster) Tails(lines int) string {
 	return out.String()
 }
 
-// ends are the last ends of the process.
+// ends describes the last ends of the process.
 func (p *Process) ends() string {
 	exits := p.Exits()
 	var out []string
@@ -53,7 +54,7 @@ func (p *Process) ends() string {
 	return strings.Join(out, ", ")
 }
 
-// Broken names a service that ends by itself again and again, with its log. Nil: none does.
+// Broken returns an error that names a service that ends by itself again and again, with its log; nil if none does.
 func (c *Cluster) Broken() error {
 	for _, p := range c.Processes() {
 		if err := p.Broken(); err != nil {

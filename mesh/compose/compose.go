@@ -1,8 +1,8 @@
-// Package compose prepares what the containers of docker-compose.yaml stand on and no image may hold.
+// Package compose prepares the files that the containers of docker-compose.yaml need and that no image may hold.
 //
-// It owns one directory of state, laid out by package material, with the passwords of the stores beside it. It believes what stands there: nothing that
-// exists is made anew. It starts no container and contacts none. Guarantees: Prepare may be run any number of times; no secret is readable by anybody but
-// the owner that was named.
+// It owns one directory of state, laid out by package material, with the passwords of the stores beside it. It keeps
+// what exists there: no existing file is made anew. It starts no container and contacts none. Guarantees: Prepare may
+// be run any number of times; only the configured owner can read a secret.
 package compose
 
 import (
@@ -18,49 +18,49 @@ import (
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
-// How the containers call each other.
+// The names by which the containers reach each other.
 const (
 	postgresAddr = "postgres:5432"
 	redisAddr    = "redis:6379"
 	superuser    = "postgres"
 )
 
-// Config says what to prepare, and for whom.
+// Config describes what to prepare, and for which users and hosts.
 type Config struct {
 	Dir         string // absolute
 	TrustDomain string
 	Hosts       []string // by which people and machines reach the published ports, beside localhost
-	// UID and GID are who the services run as and who owns the files then; negative: whoever calls.
+	// UID and GID are those that the services run as and that own the files; negative: those of the caller.
 	UID, GID int
 }
 
-// State tells where everything stands.
+// State gives the paths of everything that was prepared.
 type State struct{ material.Layout }
 
-// PostgresPassword is the superuser's, for the container that makes the cluster.
+// PostgresPassword returns the file of the superuser's password, for the container that makes the cluster.
 func (s State) PostgresPassword() string {
 	return filepath.Join(s.Dir, "database", "postgres.password")
 }
 
-// AdminURL is the superuser's connection string, for `gpuaas migrate`.
+// AdminURL returns the file of the superuser's connection string, for `gpuaas migrate`.
 func (s State) AdminURL() string { return filepath.Join(s.Dir, "database", "admin.url") }
 
-// RolePasswords is the YAML map of role to password, for `gpuaas migrate`.
+// RolePasswords returns the file with the YAML map of role to password, for `gpuaas migrate`.
 func (s State) RolePasswords() string { return filepath.Join(s.Dir, "database", "roles.yaml") }
 
-// RedisPassword is what Redis asks for.
+// RedisPassword returns the file of the password of Redis.
 func (s State) RedisPassword() string { return filepath.Join(s.Dir, "database", "redis.password") }
 
-// StepCAPassword guards the keys of the authority that stands in a container of its own.
+// StepCAPassword returns the file of the password of the keys of the authority that runs in a container of its own.
 func (s State) StepCAPassword() string { return filepath.Join(s.Dir, "step-ca", "password") }
 
-// ClientDir holds the token of the person who talks to the mesh.
+// ClientDir returns the directory of the token of the person who uses the mesh.
 func (s State) ClientDir() string { return filepath.Join(s.Dir, "client") }
 
-// BundleDir holds what a new machine enrols with.
+// BundleDir returns the directory of the files that a new machine enrols with.
 func (s State) BundleDir() string { return filepath.Join(s.Dir, "bundle") }
 
-// Prepare makes whatever is missing.
+// Prepare makes all files that are missing.
 func Prepare(cfg Config) (State, error) {
 	s := State{material.Layout{Dir: cfg.Dir}}
 	if err := prepare(s, cfg); err != nil {
@@ -127,7 +127,7 @@ func (s State) redis() error {
 	return material.Keep(s.RedisURLFile(), u.String()+"\n")
 }
 
-// own gives everything below dir to those who run the services.
+// own gives everything below dir to the user and group that run the services.
 func own(dir string, uid, gid int) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

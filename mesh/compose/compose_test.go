@@ -41,8 +41,7 @@ func project(t *testing.T) *types.Project {
 	return p
 }
 
-// oneShot says whether a service runs to its end: others wait for its success
-// rather than its health.
+// oneShot reports whether a service runs to its end: others wait for its success rather than its health.
 func oneShot(s types.ServiceConfig) bool {
 	return s.Restart == types.RestartPolicyNo
 }
@@ -110,7 +109,7 @@ func TestComposeServices(t *testing.T) {
 	}
 }
 
-// prepared makes the state once for a test, owned by whoever runs it.
+// prepared makes the state once for a test, owned by the user who runs it.
 func prepared(t *testing.T) (compose.State, compose.Config) {
 	t.Helper()
 	cfg := compose.Config{Dir: t.TempDir(), TrustDomain: "mesh.local", UID: os.Getuid(), GID: os.Getgid()}
@@ -121,7 +120,7 @@ func prepared(t *testing.T) (compose.State, compose.Config) {
 	return state, cfg
 }
 
-// inState returns where a path of the compose file stands in a state that was prepared elsewhere.
+// inState returns the place of a path of the compose file in a state that was prepared elsewhere.
 func inState(t *testing.T, state compose.State, path string) string {
 	t.Helper()
 	usual, err := filepath.Abs(filepath.Join(root, "deploy", "compose", "state"))
@@ -134,7 +133,7 @@ func inState(t *testing.T, state compose.State, path string) string {
 	return path
 }
 
-// TestComposeFilesExist: what the file refers to is there, or is prepared by what the file says to run first.
+// TestComposeFilesExist: every file that it refers to exists, or is prepared by the command that it names to run first.
 func TestComposeFilesExist(t *testing.T) {
 	t.Parallel()
 	p := project(t)
@@ -159,7 +158,8 @@ func TestComposeFilesExist(t *testing.T) {
 	}
 }
 
-// TestPrepareKeepsWhatIsThere: a second run must not lock the services out of a database that was made with the first run's passwords.
+// TestPrepareKeepsWhatIsThere: a second run must not lock the services out of a database that was made with the first
+// run's passwords.
 func TestPrepareKeepsWhatIsThere(t *testing.T) {
 	t.Parallel()
 	state, cfg := prepared(t)
@@ -201,7 +201,8 @@ func contents(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// inContainer returns the file of this machine that a container finds under a path: a mount of the state, a secret or a configuration.
+// inContainer returns the file of this machine that a container finds under a path: a mount of the state, a secret or a
+// configuration.
 func inContainer(t *testing.T, p *types.Project, s types.ServiceConfig, state compose.State, path string) string {
 	t.Helper()
 	if name, ok := strings.CutPrefix(path, "/run/secrets/"); ok {
@@ -234,8 +235,8 @@ func paths(prefix string, value any, into map[string]string) {
 	}
 }
 
-// TestServicesReadTheirConfigurations: each file is a good configuration of its service, by that service's own rules, and every path in it is mounted
-// into its container and prepared.
+// TestServicesReadTheirConfigurations: each file is a good configuration of its service, by that service's own rules,
+// and every path in it is mounted into its container and prepared.
 func TestServicesReadTheirConfigurations(t *testing.T) {
 	t.Parallel()
 	p := project(t)
@@ -290,7 +291,7 @@ func checkPaths(t *testing.T, p *types.Project, s types.ServiceConfig, state com
 	}
 }
 
-// TestOnlyOwnSecrets: a service holds its own login, and the sequencer's that all share.
+// TestOnlyOwnSecrets: a service has its own login, and the sequencer's that all share.
 func TestOnlyOwnSecrets(t *testing.T) {
 	t.Parallel()
 	p := project(t)

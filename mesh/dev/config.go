@@ -1,9 +1,11 @@
-// Package dev is a whole mesh in one process, for one person on one machine: the four services by the constructors that a process of its own would use,
-// talking to each other over mutual TLS on loopback; Postgres, Redis and node agents as child processes.
+// Package dev is a whole mesh in one process, for one person on one machine: the four services, built by the
+// constructors that a process of each service uses, talking to each other over mutual TLS on loopback; Postgres, Redis
+// and node agents as child processes.
 //
-// It owns a data directory, under a lock. It believes what stands there: identities, keys and data are made once and found again. It is no production
-// mesh: its authorities' keys stand in files beside the data. Guarantees: what it starts ends with it, workloads included; after its own sudden death the
-// next one on the same directory goes on where it stopped.
+// It owns a data directory, under a lock. It keeps what exists there: identities, keys and data are made once and used
+// again. It is no production mesh: its authorities' keys are in files beside the data. Guarantees: every process that
+// it starts ends with it, workloads included; after its own sudden death the next one on the same directory continues
+// from there.
 package dev
 
 import (
@@ -20,7 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ports"
 )
 
-// The addresses that a mesh of one's own stands on unless told otherwise.
+// The default addresses of a mesh of one's own.
 const (
 	DefaultConsoleAddr = "127.0.0.1:8443"
 	DefaultNodeAddr    = "127.0.0.1:8444"
@@ -30,7 +32,7 @@ const (
 
 const mostNodes = 64
 
-// Config is what a person may say.
+// Config is what a person may configure.
 type Config struct {
 	DataDir     string // empty: DefaultDataDir, or a temporary one if Ephemeral
 	Ephemeral   bool   // a directory that is removed at the end, and free ports
@@ -41,9 +43,9 @@ type Config struct {
 	AgentBinary string
 	NoDemo      bool
 	Statements  bool // our Postgres counts what each statement costs, if it can
-	// RetentionSweep is how often history is cut; zero: as the services do by default.
+	// RetentionSweep is how often history is cut; zero: the default of the services.
 	RetentionSweep time.Duration
-	// KeepEnded is how long what an ended instance left on its host stays; zero: as lifecycle does by default.
+	// KeepEnded is how long the files of an ended instance stay on its host; zero: the default of lifecycle.
 	KeepEnded time.Duration
 	// SeededDatabase allows a database whose fleet was loaded by a bench.
 	SeededDatabase bool
@@ -52,8 +54,8 @@ type Config struct {
 	ConsoleAddr, NodeAddr, EnrollAddr, MetricsAddr string
 }
 
-// DefaultDataDir is in the person's data directory; as root in /var/lib, because servers and workloads then run as other users, whom root's home keeps
-// out.
+// DefaultDataDir returns a path in the person's data directory; as root one in /var/lib, because servers and workloads
+// then run as other users, who cannot enter root's home.
 func DefaultDataDir() (string, error) {
 	if os.Getuid() == 0 {
 		return "/var/lib/gpuaas/dev", nil
@@ -68,7 +70,7 @@ func DefaultDataDir() (string, error) {
 	return filepath.Join(home, ".local", "share", "gpuaas", "dev"), nil
 }
 
-// CacheDir is where `make postgres` puts one.
+// CacheDir returns the directory in which `make postgres` installs a Postgres.
 func CacheDir() string {
 	if os.Getuid() == 0 {
 		return "/var/cache/gpuaas/postgres"
@@ -80,7 +82,7 @@ func CacheDir() string {
 	return filepath.Join(dir, "gpuaas", "postgres")
 }
 
-// ConfigError is everything that is wrong with what a person said.
+// ConfigError lists everything that is wrong with a configuration.
 type ConfigError struct{ Problems []error }
 
 func (e *ConfigError) Error() string { return errors.Join(e.Problems...).Error() }
@@ -88,7 +90,7 @@ func (e *ConfigError) Error() string { return errors.Join(e.Problems...).Error()
 // Unwrap returns the problems.
 func (e *ConfigError) Unwrap() []error { return e.Problems }
 
-// settled is a configuration with everything decided.
+// settled is a configuration with all defaults filled in.
 type settled struct {
 	Config
 
@@ -149,7 +151,7 @@ func (c *Config) settle(find func(string) (string, error)) (settled, error) {
 	return out, nil
 }
 
-// address is one that a flag names.
+// address is the address of a flag.
 type address struct {
 	flag  string
 	value *string
@@ -188,7 +190,7 @@ func (c *Config) claim(ctx context.Context) error {
 	return nil
 }
 
-// AddressError is every address that cannot be had.
+// AddressError lists the addresses that cannot be used.
 type AddressError struct{ Problems []error }
 
 func (e *AddressError) Error() string { return errors.Join(e.Problems...).Error() }
@@ -196,7 +198,7 @@ func (e *AddressError) Error() string { return errors.Join(e.Problems...).Error(
 // Unwrap returns the problems.
 func (e *AddressError) Unwrap() []error { return e.Problems }
 
-// hosts are what the services' certificates must name beside the loopback addresses.
+// hosts returns the hosts that the services' certificates must name beside the loopback addresses.
 func (c *Config) hosts() []string {
 	var out []string
 	for _, addr := range c.addresses() {

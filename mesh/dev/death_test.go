@@ -38,7 +38,7 @@ func TestSuddenDeathLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // killed
-	// The instance is no child of the mesh and works on; its workload answers although nobody is in control.
+	// The instance is no child of the mesh and works on; its workload answers although no control plane runs.
 	procs, err := reap.Under(filepath.Join(cfg.DataDir, "placement"), agents.Program)
 	if err != nil || len(procs) == 0 {
 		t.Errorf("no box lives on: %v", err)

@@ -33,7 +33,7 @@ import (
 const (
 	// TrustDomain of a mesh of one's own.
 	TrustDomain = "mesh.local"
-	// Subject is the person that a mesh of one's own knows.
+	// Subject is the person of a mesh of one's own.
 	Subject = "dev"
 	// sessionLife is long, since the token never leaves the machine and each start prolongs it.
 	sessionLife = 30 * 24 * time.Hour
@@ -43,7 +43,7 @@ const (
 	agentsGrace = 2 * time.Second
 )
 
-// Announcement is how a client reaches the mesh.
+// Announcement describes how a client reaches the mesh.
 type Announcement struct {
 	Server      string // host:port
 	TrustDomain string
@@ -51,7 +51,7 @@ type Announcement struct {
 	Token       string
 	Dir         string   // of the mesh's data; no other mesh has it
 	Ephemeral   bool     // the directory is removed at the mesh's end
-	People      []Person // one of each role, beside the mesh's own person, who has them all but tenant
+	People      []Person // one of each role, beside the mesh's own person, who has all roles but tenant
 }
 
 // Deps of a mesh.
@@ -59,18 +59,18 @@ type Deps struct {
 	Logger *slog.Logger
 	Out    io.Writer // where a person reads what has been started
 	Err    io.Writer // where the ready line goes
-	// Announce receives how to reach the mesh before anything is printed about it, and returns the name under which
-	// clients find it.
+	// Announce is called with the way to reach the mesh before anything is printed about it, and returns the name under
+	// which clients find it.
 	Announce func(context.Context, Announcement) (string, error)
-	// Opened receives the data directory before anything is written there; nil does nothing. The log of an ephemeral
+	// Opened is called with the data directory before anything is written there; nil does nothing. The log of an ephemeral
 	// mesh begins then.
 	Opened func(dir string) error
-	// Began is when the program did; zero means now.
+	// Began is when the program began; zero means now.
 	Began   time.Time
 	Version string
 }
 
-// Mesh is one that has been built.
+// Mesh is a mesh that has been built.
 type Mesh struct {
 	deps      Deps
 	cfg       settled
@@ -94,7 +94,7 @@ type Mesh struct {
 	took      time.Duration
 }
 
-// New brings the stores up and builds all services. They listen; nothing runs before Run.
+// New brings the stores up and builds all services. The services listen; none runs before Run.
 func New(ctx context.Context, deps Deps, cfg Config) (*Mesh, error) {
 	if deps.Began.IsZero() {
 		deps.Began = time.Now()
@@ -151,7 +151,7 @@ func (m *Mesh) takeDirectory(ctx context.Context) error {
 		return fmt.Errorf("find data directory: %w", err)
 	}
 	m.dir = abs
-	// Servers and workloads run as other users and pass through here; each file is closed by its own mode.
+	// Servers and workloads run as other users and traverse these directories; the mode of each file protects it.
 	for _, dir := range []string{m.dir, m.agentsDir(), m.instanceDir()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("make data directory: %w", err)
@@ -169,10 +169,11 @@ func (m *Mesh) takeDirectory(ctx context.Context) error {
 func (m *Mesh) agentsDir() string   { return filepath.Join(m.dir, "agents") }
 func (m *Mesh) instanceDir() string { return filepath.Join(m.dir, "placement") }
 
-// Dir is the data directory.
+// Dir returns the data directory.
 func (m *Mesh) Dir() string { return m.dir }
 
-// StatementsURL returns the connection string of the administrator to the mesh's database where our Postgres counts what each statement costs, or "".
+// StatementsURL returns the connection string of the administrator to the mesh's database where our Postgres counts
+// what each statement costs, or "".
 func (m *Mesh) StatementsURL() (string, error) {
 	if m.stores == nil || m.stores.Postgres == nil || !m.stores.Postgres.CountsStatements() {
 		return "", nil
@@ -240,7 +241,8 @@ func (m *Mesh) admit(ctx context.Context) error {
 	return err
 }
 
-// furnish makes the agents' directories, ends those that an earlier mesh left, and points all of them and the instances at the addresses of this one.
+// furnish makes the agents' directories, ends those that an earlier mesh left, and points all of them and the instances
+// at the addresses of this one.
 func (m *Mesh) furnish(ctx context.Context) error {
 	if n, err := agents.EndLeftovers(ctx, m.agentsDir(), agentsGrace); err != nil {
 		return err
@@ -264,10 +266,10 @@ func (m *Mesh) furnish(ctx context.Context) error {
 	return agents.PointInstances(ctx, m.instanceDir(), m.cfg.NodeAddr, "https://"+m.cfg.EnrollAddr)
 }
 
-// simulatedGPUs are what each agent of dev declares, so that workspaces with GPUs can be tried anywhere.
+// simulatedGPUs is how many GPUs each agent of dev declares, so that workspaces with GPUs can be tried anywhere.
 const simulatedGPUs = 4
 
-// makePlan decides where everything finds everything.
+// makePlan decides by which addresses and paths the parts find each other.
 func (m *Mesh) makePlan(ctx context.Context) error {
 	internal, err := ports.Free(ctx, 2)
 	if err != nil {
@@ -289,7 +291,7 @@ func (m *Mesh) makePlan(ctx context.Context) error {
 	return nil
 }
 
-// release gives back what New took, in the opposite order.
+// release releases everything that New opened, in the opposite order.
 func (m *Mesh) release(ctx context.Context) error {
 	var errs []error
 	for _, s := range m.services {
@@ -318,22 +320,22 @@ func (m *Mesh) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Ready is closed when all services are ready and all agents are connected.
+// Ready returns a channel that is closed when all services are ready and all agents are connected.
 func (m *Mesh) Ready() <-chan struct{} { return m.ready }
 
-// Took is how long that took since the program began; zero before.
+// Took returns how long it took from the program's beginning until Ready was closed; zero before.
 func (m *Mesh) Took() time.Duration { return m.took }
 
-// Client is the mesh's person.
+// Client returns the connection of the mesh's person.
 func (m *Mesh) Client() *person.Client { return m.person }
 
-// Plan tells where everything is.
+// Plan returns the addresses and paths of the mesh.
 func (m *Mesh) Plan() topology.Plan { return m.plan }
 
-// Registry holds the metrics of all services.
+// Registry returns the metrics of all services.
 func (m *Mesh) Registry() *obs.Registry { return m.registry }
 
-// Agents are the node agents.
+// Agents returns the node agents.
 func (m *Mesh) Agents() []*agents.Agent { return m.agents }
 
 // Run runs the mesh until ctx ends, then ends everything that it started.
@@ -353,7 +355,7 @@ func (m *Mesh) Run(ctx context.Context) error {
 		}},
 	}
 	for _, s := range m.services {
-		// Those that call stop before those that are called, so that nobody complains of the other's end.
+		// Services that call others stop before those that they call, so that none logs the end of another as an error.
 		phase := app.PhaseLoops
 		if s.name == material.Recovery || s.name == material.Lifecycle {
 			phase = app.PhaseLeases
@@ -377,7 +379,7 @@ func (m *Mesh) Run(ctx context.Context) error {
 	return errors.Join(runErr, m.end(context.WithoutCancel(ctx)))
 }
 
-// end leaves nothing behind: what was launched while everything stopped is stopped too.
+// end leaves no process behind: one that was launched during the stop is stopped too.
 func (m *Mesh) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -386,7 +388,7 @@ func (m *Mesh) end(ctx context.Context) error {
 		errs = append(errs, m.instances.PowerOffInstances(ctx))
 	}
 	_, err := agents.End(ctx, m.dir, 500*time.Millisecond)
-	m.ops, m.services, m.numbering = nil, nil, nil // they have been run, so they closed themselves
+	m.ops, m.services, m.numbering = nil, nil, nil // they have been run, and Run closes them
 	return errors.Join(append(errs, err, m.release(ctx))...)
 }
 

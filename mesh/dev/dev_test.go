@@ -71,7 +71,7 @@ func start(t *testing.T, cfg dev.Config) started {
 	return startLogging(t, cfg, testkit.Logger(t))
 }
 
-// startLogging is start with a logger of the test's own.
+// startLogging does the same as start with a logger of the test's own.
 func startLogging(t *testing.T, cfg dev.Config, logger *slog.Logger) started {
 	t.Helper()
 	ctx, cancel := context.WithCancel(testkit.Context(t))
@@ -155,7 +155,7 @@ func handshakes(t *testing.T, s started) map[string]float64 {
 }
 
 // holdsFewSessions checks that the services of one process number and listen over connections that they share, and that
-// what a start needed more of is given back.
+// the connections that only the start needed are released.
 func holdsFewSessions(t *testing.T, s started) {
 	t.Helper()
 	url, err := settings.SecretFile(material.Layout{Dir: filepath.Join(s.Dir(), "material")}.URLFile(pg.RoleOwner)).Read()
@@ -254,7 +254,7 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 	if again.GetWorkspaceId() != ws.GetWorkspaceId() || again.GetEpoch() != ws.GetEpoch() {
 		t.Errorf("the workspace was %s in epoch %d and is %s in epoch %d", ws.GetWorkspaceId(), ws.GetEpoch(), again.GetWorkspaceId(), again.GetEpoch())
 	}
-	// Its instance was powered on again, and finds the mesh although that stands on other ports now.
+	// Its instance was powered on again, and finds the mesh although its ports are different now.
 	box := again.GetNodeName()
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if !second.node(t, box).GetConnected() {
@@ -282,7 +282,8 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 	})
 }
 
-// TestThePolicyFileIsToldAsAnyOtherChange: whoever reads the log of events sees what a file set, and a start with the same file changes nothing.
+// TestThePolicyFileIsToldAsAnyOtherChange: the event log has the values that a file set, and a start with the same file
+// changes nothing.
 func TestThePolicyFileIsToldAsAnyOtherChange(t *testing.T) {
 	cfg := config(t)
 	cfg.Nodes, cfg.DataDir = 0, filepath.Join(meshtest.Dir(t), "data")

@@ -56,8 +56,8 @@ var spaces = regexp.MustCompile(`\s+`)
 
 func squeeze(s string) string { return spaces.ReplaceAllString(s, " ") }
 
-// runDocument runs every block of docs/api.md, in order and in one directory, and compares what it prints with what the
-// document says.
+// runDocument runs every block of docs/api.md, in order and in one directory, and compares its output with that of the
+// document.
 func runDocument(t *testing.T, server string) {
 	t.Helper()
 	root, err := filepath.Abs(filepath.Join("..", ".."))

@@ -9,10 +9,11 @@ import (
 	"syscall"
 )
 
-// ErrInUse says that another mesh runs on the directory.
+// ErrInUse is returned if another mesh runs on the directory.
 var ErrInUse = errors.New("data directory is in use")
 
-// lockDir keeps a second mesh out for as long as the answered file is open. The kernel lets go when we die.
+// lockDir keeps a second mesh out for as long as the returned file is open. The kernel releases the lock when this
+// process dies.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "dev.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 
 const roleTenant = "tenant"
 
-// Person is one that the mesh makes beside its own, to try what each role may do.
+// Person is a person that the mesh makes beside its own, to try what each role may do.
 type Person struct {
 	Role  string
 	Token string
@@ -50,7 +50,7 @@ func (m *Mesh) admitPeople(ctx context.Context) error {
 	return nil
 }
 
-// demoTenantID makes the demo tenant, unless there is to be none, and returns its id.
+// demoTenantID makes the demo tenant, unless it is disabled, and returns its id.
 func (m *Mesh) demoTenantID(ctx context.Context) (string, error) {
 	if m.cfg.NoDemo {
 		return "", nil

@@ -17,7 +17,7 @@ import (
 )
 
 // TestDevMakesAPersonOfEachRole: each has a context of its own, which works, and none is left of an ephemeral mesh.
-// People that the CLI makes see what is theirs, until they are ended.
+// People that the CLI makes see their own objects, until they are ended.
 func TestDevMakesAPersonOfEachRole(t *testing.T) {
 	testkit.IO(t)
 	file := filepath.Join(t.TempDir(), "contexts.yaml")

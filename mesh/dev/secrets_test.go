@@ -32,11 +32,11 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel"
 )
 
-// canary is an environment value that stands nowhere else.
+// canary is an environment value that occurs nowhere else.
 const canary = "ENVCANARY-91be"
 
-// TestEnvironmentValuesReachTheProcessAlone runs a workload with a secret in its environment. The process has it; no table, log, file of the control plane
-// or answer to anybody has.
+// TestEnvironmentValuesReachTheProcessAlone runs a workload with a secret in its environment. The process has it; no
+// table, log, file of the control plane or answer to a person has.
 func TestEnvironmentValuesReachTheProcessAlone(t *testing.T) {
 	testkit.IO(t)
 	cfg := config(t)
@@ -141,7 +141,7 @@ func people(t *testing.T, s started, tenantID string) map[string]*person.Client 
 	return out
 }
 
-// read asks for the workspace in every way there is.
+// read reads the workspace through every method that returns it.
 func read(t *testing.T, client *person.Client, mayEscalate bool) map[string]string {
 	t.Helper()
 	got, err := client.Query.GetWorkspace(t.Context(), &readmodelv1.GetWorkspaceRequest{Workspace: "acme/secretive"})
@@ -214,7 +214,7 @@ func filesWith(t *testing.T, dir, text string) []string {
 	return out
 }
 
-// escalate returns all that the bundle of the workspace holds.
+// escalate returns everything in the bundle of the workspace.
 func escalate(t *testing.T, client *person.Client) string {
 	t.Helper()
 	stream, err := client.Escalate.Escalate(t.Context(), &readmodelv1.EscalateRequest{Workspace: "acme/secretive"})

@@ -23,10 +23,10 @@ type running struct {
 	topology.Running
 
 	name  string
-	close func() // gives back what the constructor took, if Run is never called
+	close func() // releases what the constructor opened, if Run is never called
 }
 
-// buildServices builds all services by their own constructors. They know nothing of each other but addresses.
+// buildServices builds all services by their own constructors. They share nothing with each other but addresses.
 func (m *Mesh) buildServices(ctx context.Context) error {
 	if err := m.makePlan(ctx); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (m *Mesh) buildServices(ctx context.Context) error {
 	return m.buildOps(ctx)
 }
 
-// buildOps makes the one port where the metrics of all services are, and whether each is ready.
+// buildOps makes the one port that serves the metrics of all services, and whether each is ready.
 func (m *Mesh) buildOps(ctx context.Context) error {
 	health := obs.NewHealth()
 	for _, s := range m.services {
@@ -81,7 +81,7 @@ func (m *Mesh) buildOps(ctx context.Context) error {
 	return err
 }
 
-// askReady asks a service the way an orchestrator does.
+// askReady asks a service for its readiness as an orchestrator does.
 func askReady(ctx context.Context, addr string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -101,7 +101,7 @@ func askReady(ctx context.Context, addr string) error {
 	return nil
 }
 
-// awaitServices waits until every service says that it is ready.
+// awaitServices waits until every service reports itself as ready.
 func (m *Mesh) awaitServices(ctx context.Context) error {
 	const limit = time.Minute
 	deadline := time.Now().Add(limit)

@@ -88,7 +88,7 @@ func (e *ephemeral) dir() string {
 	return found[0]
 }
 
-// nothingLeft wants no process that mentions the temporary directory, and nothing in it.
+// nothingLeft checks that there is no process that mentions the temporary directory, and nothing in it.
 func (e *ephemeral) nothingLeft() {
 	e.t.Helper()
 	for _, pid := range mentioning(e.tmp) {
@@ -156,8 +156,8 @@ func TestRepeatedInterruptsLeaveNothing(t *testing.T) {
 	e.nothingLeft()
 }
 
-// TestALaterInterruptForcesTheEnd: with its Postgres stopped the mesh cannot end in order. An interrupt after the
-// grace ends it all the same, and leaves nothing either.
+// TestALaterInterruptForcesTheEnd: with its Postgres stopped the mesh cannot end in order. An interrupt after the grace
+// still ends it, and leaves nothing either.
 func TestALaterInterruptForcesTheEnd(t *testing.T) {
 	testkit.IO(t)
 	e := startEphemeral(t, meshtest.Dir(t))

@@ -17,7 +17,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/agents"
 )
 
-// start waits for the services, lets the agents begin, waits for them, and tells. Then it makes the demo.
+// start waits for the services, lets the agents begin, waits for them, and prints the addresses. Then it makes the
+// demo.
 func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 	if err := m.awaitServices(ctx); err != nil {
 		return err
@@ -32,7 +33,7 @@ func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 		return err
 	}
 	if connected < len(m.agents) {
-		// The mesh works; what is wrong with an agent is in its log.
+		// The mesh works; the log of an agent has the reason.
 		m.deps.Logger.WarnContext(ctx, "not all agents are connected", slog.Int("connected", connected), slog.Int("agents", len(m.agents)))
 	}
 	if err := m.admitPeople(ctx); err != nil {
@@ -75,7 +76,7 @@ func (m *Mesh) announce(ctx context.Context) error {
 	return nil
 }
 
-// tell prints what a person wants to know next.
+// tell prints what a person needs next: addresses and commands.
 func (m *Mesh) tell(connected int) {
 	out := m.deps.Out
 	fate := "delete it to begin anew"
@@ -105,7 +106,7 @@ const (
 	demoWorkspace = "demo"
 )
 
-// demo makes a tenant and a workspace that a newcomer can look at.
+// demo makes a tenant and a workspace as an example for a newcomer.
 func (m *Mesh) demo(ctx context.Context) error {
 	began := time.Now()
 	if _, err := m.demoTenantID(ctx); err != nil {
@@ -141,7 +142,7 @@ func (m *Mesh) demo(ctx context.Context) error {
 	return nil
 }
 
-// awaitWorkspace waits for the end of the workspace's provisioning; for one that existed, a look is enough.
+// awaitWorkspace waits for the end of the workspace's provisioning; one that existed is read once.
 func (m *Mesh) awaitWorkspace(ctx context.Context, name, pos string, existed bool) (*readmodelv1.Workspace, error) {
 	const limit = 2 * time.Minute
 	deadline := time.Now().Add(limit)

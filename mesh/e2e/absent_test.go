@@ -14,9 +14,10 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog turns the agent of a new workspace's instance away until its step has
-// stalled and the watchdog has asked. What waited for it is cancelled, the instance is confirmed ended, and the next one,
-// which is let in, brings the workspace up: one recovery, one launch for each epoch.
+// TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog turns the agent of a new workspace's instance away until its
+// step has stalled and the watchdog has made its request. The operation that waited for it is cancelled, the instance
+// is confirmed ended, and the next one, which is let in, brings the workspace up: one recovery, one launch for each
+// epoch.
 func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Policy: map[string]string{"node.heartbeat_stale_after_seconds": "10", "saga.step_stall_seconds": "45"}})

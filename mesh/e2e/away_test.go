@@ -16,8 +16,9 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// TestAnAgentFollowsTwoRotationsThatItMissed rotates the key of tasks twice while the agent of one node is away, until both former keys are retired: the
-// rotations do not wait for it, and it comes back to work by the endorsements of keys that verify nothing any more.
+// TestAnAgentFollowsTwoRotationsThatItMissed rotates the key of tasks twice while the agent of one node is away, until
+// both former keys are retired: the rotations do not wait for it, and it returns to work by the endorsements of keys
+// that verify no signatures now.
 func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 	t := beside(tt, 8*time.Minute)
 	c := start(t, cluster.Config{Nodes: 2})
@@ -32,7 +33,8 @@ func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 	const kind = recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING
 	away := c.Nodes[1]
 	var first []string
-	t.must(away.Name()+" to report the keys that it trusts", time.Minute, func(context.Context) error { // a rotation waits for those who never did
+	// A rotation waits for agents that have never reported their keys.
+	t.must(away.Name()+" to report the keys that it trusts", time.Minute, func(context.Context) error {
 		if first = keysOfNode(away.Name()); len(first) != 1 || first[0] == "" {
 			return fmt.Errorf("it holds %q", first)
 		}
@@ -60,7 +62,7 @@ func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 			return err
 		}
 		t.must("the key to sign", 2*time.Minute, func(ctx context.Context) error { return states(ctx, keyset.VerifyingAfter) })
-		// The overlap passes at once: package keyset holds how long it is.
+		// The overlap passes at once: package keyset tests how long it is.
 		if _, err := conn.Exec(t.ctx, `UPDATE mesh.signing_key SET state_at = state_at - make_interval(secs => $1) WHERE state = 'verifying_after'`,
 			keyset.TaskSigning.Overlap().Seconds()); err != nil {
 			t.Fatal(err)

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// TestACopyIsFoundAcrossAKill starts a copy of a machine's identity beside the original. Both must be held, even if recovery dies as it is told.
+// TestACopyIsFoundAcrossAKill starts a copy of a machine's identity beside the original. Both must be held, even if
+// recovery dies while it handles the report.
 func TestACopyIsFoundAcrossAKill(tt *testing.T) {
 	t := beside(tt, 8*time.Minute)
 	ctx := t.ctx

@@ -19,7 +19,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// whole are the changes of an agent's identity that must be survived in the middle, by the part of a kill point's name that says which.
+// whole are the changes of an agent's identity that must be survived in the middle, by the part of a kill point's name
+// that identifies the change.
 var whole = []string{
 	"pending_key.key-pending", "enrol.journal", "replay.cert", "replay.key", "replay.node", "replay.node-agent", "replay.journal", "join_state.join-state", "issued.journal",
 	"issued.key-next", "issued.cert-next", "flip.key", "flip.cert", "task_keys.node-agent",
@@ -30,13 +31,14 @@ func renewal(point string) bool {
 	return strings.Contains(point, ".renew.") || strings.Contains(point, ".issued.") || strings.Contains(point, ".flip.")
 }
 
-// TestAnAgentSurvivesBetweenAnyTwoFsyncs kills machines' agents and recovery and nodeapi at each of their points of enrolment, opening, working and
-// renewing. Each machine must stay the node that it was, without an alarm.
+// TestAnAgentSurvivesBetweenAnyTwoFsyncs kills machines' agents and recovery and nodeapi at each of their points of
+// enrolment, opening, working and renewing. Each machine must stay the node that it was, without an alarm.
 func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 	t := beside(tt, 25*time.Minute)
 	ctx := t.ctx
 	c := start(t, cluster.Config{
-		// A machine whose certificate ends while it and the services are killed waits for an operator: half of its life is for what is slow.
+		// A machine whose certificate ends while it and the services are killed waits for an operator: half of its life is
+		// for what is slow.
 		Nodes: 2, Policy: map[string]string{"node.certificate_ttl_seconds": "90", "node.task_stale_sweep_interval_seconds": "2"},
 		Env: []string{
 			"GPUAAS_FAILPOINTS=agent.*=kill,recovery.renew.*=kill,nodeapi.renew.*=kill",

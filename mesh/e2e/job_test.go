@@ -52,7 +52,7 @@ func cli(t test, c *cluster.Cluster) func(args ...string) []byte {
 	}
 }
 
-// answers says whether a URL answers 200.
+// answers returns nil if a URL answers 200.
 func answers(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -131,7 +131,8 @@ func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
 	checkLogs(t, c, nil)
 }
 
-// readsOutput reads what a workload writes through all services and its agent, and what one wrote last that exits again and again.
+// readsOutput reads the output of a workload through all services and its agent, and the last output of one that exits
+// again and again.
 func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 	t.Helper()
 	const canary = "E2E-OUTPUT-91be"
@@ -180,7 +181,8 @@ func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 	run("workspaces", "decommission", "chats", "--reason", "the test is over", "--yes")
 }
 
-// crashesLater has a workload exit again and again after its workspace was active: the workspace shows it to its tenant.
+// crashesLater makes a workload exit again and again after its workspace was active: the workspace shows it to its
+// tenant.
 func crashesLater(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 	t.Helper()
 	run("workspaces", "create", "later", "--tenant", "acme", "--command", "sh", "--arg=-c", "--arg",

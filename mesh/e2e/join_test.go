@@ -17,7 +17,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// TestAHundredCreatesOfOneNameAreOneOperation holds single-flight, and that the lock store's loss costs latency only.
+// TestAHundredCreatesOfOneNameAreOneOperation checks single-flight, and that the loss of the lock store costs latency
+// only.
 func TestAHundredCreatesOfOneNameAreOneOperation(tt *testing.T) {
 	t := beside(tt, 8*time.Minute)
 	ctx := t.ctx
@@ -84,7 +85,7 @@ func joinOne(t test, c *cluster.Cluster, name string, disturb, mend func() error
 			})
 		})
 	}
-	// The create stays open until all have asked: its machine is turned away for so long.
+	// The create stays open until all requests have come: its machine is turned away until then.
 	letIn := func(in bool) {
 		if _, err := c.ShutOut(c.Plan.Addresses.Agents, !in); err != nil {
 			t.Fatal(err)

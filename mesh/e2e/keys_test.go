@@ -20,7 +20,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// probing asks nodes for work, four times a second at most, until it is stopped. It counts what was done, and keeps the first answer that a rotation must not give.
+// probing sends nodes work, four times a second at most, until it is stopped. It counts the completed probes, and keeps
+// the first answer that a rotation must not cause.
 type probing struct {
 	done atomic.Int64
 	mu   sync.Mutex
@@ -48,7 +49,7 @@ func (p *probing) run(ctx context.Context, c *cluster.Cluster, node string) {
 	for next() {
 		asked, err := c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: node})
 		if err != nil {
-			// A replica that was killed is an answer that may be asked again; a person who is not believed is not.
+			// A request to a killed replica may be repeated; a refused assertion of a person may not.
 			if fault.Has(err, commonv1.Reason_REASON_ASSERTION_INVALID) || fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
 				p.spoil(fmt.Errorf("a person was refused: %w", err))
 			}
@@ -72,7 +73,7 @@ func (p *probing) run(ctx context.Context, c *cluster.Cluster, node string) {
 	}
 }
 
-// keysOf are the states of a kind's keys, in the order in which they were made.
+// keysOf returns the states of a kind's keys, in the order in which they were made.
 func keysOf(ctx context.Context, c *person.Client, kind recoveryv1.KeyKind) ([]*recoveryv1.SigningKey, []string, error) {
 	answer, err := c.Keys.ListKeys(ctx, &readmodelv1.ListKeysRequest{})
 	if err != nil {
@@ -99,7 +100,8 @@ func killedOf[P killed](processes ...P) []killed {
 	return out
 }
 
-// rollIssuer makes the next issuer of services. Each kind of service is killed while the issuer is distributed, or while its certificate is replaced.
+// rollIssuer makes the next issuer of services. Each kind of service is killed while the issuer is distributed, or
+// while its certificate is replaced.
 func rollIssuer(t test, c *cluster.Cluster, security *person.Client) {
 	states := func(ctx context.Context, want ...string) error {
 		keys, states, err := keysOf(ctx, security, recoveryv1.KeyKind_KEY_KIND_SERVICES)
@@ -133,8 +135,9 @@ func rollIssuer(t test, c *cluster.Cluster, security *person.Client) {
 	kill(append(killedOf(c.Recovery...), killedOf(c.NodeAPI...)...)...)
 }
 
-// TestKeysRollUnderLoad rotates the keys of join states, of assertions and of tasks, and the issuer of services, while nodes work, replicas of the service
-// that signs and an agent are killed in the middle, and agents come back with join states of either key.
+// TestKeysRollUnderLoad rotates the keys of join states, of assertions and of tasks, and the issuer of services, while
+// nodes work, replicas of the service that signs and an agent are killed in the middle, and agents come back with join
+// states of either key.
 func TestKeysRollUnderLoad(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Nodes: 2})
@@ -203,14 +206,14 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	}
 	rollIssuer(t, c, security)
 	working("after the rotation of services")
-	// The agents come back with what either key signed, and are given what the new one signs.
+	// The agents come back with join states of either key, and are given join states of the new one.
 	for _, agent := range c.Nodes {
 		if err := agent.Kill9(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	working("after the agents came back")
-	// The overlap of the former keys passes at once: package keyset holds how long it is.
+	// The overlap of the former keys passes at once: package keyset tests how long it is.
 	conn := database(t, c, pg.DatabaseMesh)
 	if _, err := conn.Exec(t.ctx, `UPDATE mesh.signing_key SET state_at = state_at - make_interval(secs => $1) WHERE state = 'verifying_after'`,
 		keyset.JoinState.Overlap().Seconds()); err != nil {

@@ -47,7 +47,7 @@ var elsewhere = map[string]string{
 	"recovery.watchdog.after_request":         "as above",
 }
 
-// literals are the kill points that stand in the source of a part of the tree.
+// literals returns the kill points that stand in the source of a part of the tree.
 func literals(t test, dir string) []string {
 	t.Helper()
 	out, err := exec.CommandContext(t.ctx, "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go", `(failpoint\.Hit\(|\.point\(ctx, )"[a-z_.]+"`, //nolint:gosec // our tree
@@ -68,7 +68,7 @@ func literals(t test, dir string) []string {
 	return points
 }
 
-// machines are the ids of the enrolled machines by name.
+// machines returns the ids of the enrolled machines by name.
 func machines(t test, c *cluster.Cluster) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -108,8 +108,8 @@ func healed(t test, c *cluster.Cluster, before map[string]string) {
 	t.Logf("healed: everything is ready and every machine connected after %.1f s", time.Since(began).Seconds())
 }
 
-// stir does what creates alone do not: it makes every other kind of request, so that their kill points are passed too. Whatever fails is asked again by
-// the next round.
+// stir makes every kind of request other than creates, so that their kill points are passed too. The next round repeats
+// a request that failed.
 func stir(t test, c *cluster.Cluster, doomed func(i int)) func(context.Context) {
 	t.Helper()
 	return func(ctx context.Context) {
@@ -128,7 +128,7 @@ func stir(t test, c *cluster.Cluster, doomed func(i int)) func(context.Context) 
 				doomed(i)
 			}
 		}
-		// Nothing stays held by us.
+		// No node stays held by this test.
 		_ = insist(context.WithoutCancel(ctx), "the last reactivation", time.Minute, func(ctx context.Context) error {
 			_, err := c.Client.Command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{
 				Node: "n3", Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, Reason: "stir is over",
@@ -159,7 +159,8 @@ func requests(prefix string, n int) []*request {
 	return out
 }
 
-// TestKillsAtEveryPointBetweenTwoEffects kills each service at each of its kill points while workspaces are created, and machines' agents at theirs.
+// TestKillsAtEveryPointBetweenTwoEffects kills each service at each of its kill points while workspaces are created,
+// and machines' agents at theirs.
 func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 	t := within(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Nodes: 3, GPUs: 2, Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"}})
@@ -206,7 +207,8 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 		if err := createAll(ctx, c, batch); err != nil {
 			t.Error(err)
 		}
-		// The rare requests of this test hold and reactivate the machines, and an agent that was held comes back at its slow cadence.
+		// The rare requests of this test hold and reactivate the machines, and an agent that was held comes back at its slow
+		// cadence.
 		awaitSettled(t, c, 4*time.Minute, batch...)
 		t.Logf("round %d: %d points are to be hit after %.0f s", round, len(missing()), time.Since(began).Seconds())
 	}
@@ -239,7 +241,7 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 	checkLogs(t, c, killed)
 }
 
-// quiet waits until no task is in flight any more: what has no session expires.
+// quiet waits until no task is in flight: the tasks of a node without a session expire.
 func quiet(t test, c *cluster.Cluster) {
 	t.Helper()
 	t.want("the last task to end", 90*time.Second, func(ctx context.Context) error {
@@ -290,7 +292,8 @@ func TestKillsAtRandom(tt *testing.T) {
 		t.Error(err)
 	}
 	t.Logf("all creates are answered after %.1f s", time.Since(began).Seconds())
-	// The killing goes on while sagas run, for as long as some are open, but not for ever; and until there was enough of it.
+	// The killing goes on while sagas run, for as long as some are open, but not for ever; and until there was enough of
+	// it.
 	for (kills.Load() < enough || time.Since(began) < testkit.Repeat(20*time.Second, time.Minute)) && app.Sleep(ctx, 500*time.Millisecond) {
 		open := kills.Load() < enough
 		for _, ws := range workspaces(t, c) {
@@ -312,7 +315,7 @@ func TestKillsAtRandom(tt *testing.T) {
 	checkLogs(t, c, killed)
 }
 
-// enough kills make a run of TestKillsAtRandom one.
+// enough is the least number of kills in a run of TestKillsAtRandom.
 const enough = 10
 
 // victim chooses a process.

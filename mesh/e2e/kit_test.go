@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// test is one test with a limit of its own, far below that of the package: whatever hangs costs its own test and no other.
+// test is one test with a limit of its own, far below that of the package: a test that hangs fails alone.
 type test struct {
 	*testing.T
 
@@ -35,7 +35,8 @@ func within(t *testing.T, limit time.Duration) test {
 	return test{T: t, ctx: timed, cancel: cancel, end: began.Add(limit)}
 }
 
-// beside is within for a test that holds no process to a time, and so may share the machine with another one: most of what these tests do is wait.
+// beside is within for a test that checks no times of processes, and so may share the machine with another one: most of
+// what these tests do is wait.
 func beside(t *testing.T, limit time.Duration) test {
 	t.Helper()
 	t.Parallel()
@@ -50,13 +51,14 @@ func (t test) run(name string, f func(t test)) {
 	})
 }
 
-// Context ends with the test, at its limit, or when its mesh is broken.
+// Context returns a context that ends with the test, at its limit, or when its mesh is broken.
 func (t test) Context() context.Context { return t.ctx }
 
-// Deadline is the test's own.
+// Deadline returns the test's own deadline.
 func (t test) Deadline() (time.Time, bool) { return t.end, true }
 
-// insist asks again until do succeeds or limit has passed; then it says what was waited for, and the last answer.
+// insist repeats do until it succeeds or limit has passed; then the error names the awaited condition, and the last
+// error of do.
 func insist(ctx context.Context, what string, limit time.Duration, do func(ctx context.Context) error) error {
 	began := time.Now()
 	for {
@@ -73,7 +75,8 @@ func insist(ctx context.Context, what string, limit time.Duration, do func(ctx c
 	}
 }
 
-// patience is what a machine that is busy with other packages may take for anything that a test waits for. A budget is measured and compared, not waited for.
+// patience is how long a test waits for anything on a machine that is busy with other packages. A budget is measured
+// and compared, not waited for.
 const patience = 3 * time.Minute
 
 // must ends the test where insist fails, which asks for a few minutes at least.

@@ -1,8 +1,9 @@
-// Package e2e_test holds the promises of a whole mesh, run by its real programs as separate processes, against faults that are real: kill -9, SIGSTOP, a
-// lock store that loses everything.
+// Package e2e_test holds the promises of a whole mesh, run by its real programs as separate processes, against faults
+// that are real: kill -9, SIGSTOP, a lock store that loses everything.
 //
-// What happened is judged from outside: the launch ledger of the placement driver, processes, sockets, the list of the workload database, and the API
-// that people use. Rows of the mesh are read to be compared with these, never to replace them.
+// The results are checked from outside: the launch log of the placement driver, processes, sockets, the list of the
+// workload database, and the API that people use. Rows of the mesh are read to be compared with these, never to replace
+// them.
 package e2e_test
 
 import (
@@ -25,7 +26,8 @@ import (
 // envReaper makes this test binary a reaper of the named directory.
 const envReaper = "GPUAAS_E2E_REAP"
 
-// TestMain doubles as the reaper: a process that waits for the end of the tests, however sudden, and then ends what their meshes had launched.
+// TestMain doubles as the reaper: a process that waits for the end of the tests, however sudden, and then ends
+// everything that their meshes had launched.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(envReaper); dir != "" {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -40,7 +42,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m, testkit.AtOnce(4))
 }
 
-// reapLater ends what is left below dir when this process has ended, by a process of its own.
+// reapLater ends the processes that are left below dir when this process has ended, by a process of its own.
 func reapLater(t test, dir string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this binary, which outlives us on purpose
@@ -118,5 +120,5 @@ func watchOver(ctx context.Context, t test, c *cluster.Cluster) error {
 	return nil
 }
 
-// hitsFile is where processes note the kill points that they die at.
+// hitsFile is the file in which processes note the kill points that they die at.
 const hitsFile = "hits"

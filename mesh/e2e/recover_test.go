@@ -19,30 +19,33 @@ import (
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
-// resumedWithin is the budget from a driver's crash to the next transition of a run that it held, for 95 of 100.
+// resumedWithin is the budget from a driver's crash to the next transition of a run that it had leased, for 95 of 100.
 const resumedWithin = 20 * time.Second
 
-// readyUsually is what half of the services need from a crash until they are ready, on a quiet machine of two processors and with something to spare.
+// readyUsually is how long half of the services take from a crash until they are ready, on a quiet machine of two
+// processors and with something to spare.
 const readyUsually = 800 * time.Millisecond
 
-// recoveries measures how long each service takes from a crash until it is ready again, and how long the runs that a driver held stand still.
+// recoveries measures how long each service takes from a crash until it is ready again, and how long the runs that a
+// driver had leased stand still.
 type recoveries struct {
 	url string // of the database, as the administrator
 
 	mu      sync.Mutex
 	took    map[string][]time.Duration
 	held    []interruption
-	unknown []error // crashes of which nobody could tell what they interrupted
+	unknown []error // crashes whose interrupted runs could not be read
 }
 
-// interruption is one run that a driver held when it died.
+// interruption is one run that a driver had leased when it died.
 type interruption struct {
 	run   string
 	fence int64
 	at    time.Time
 }
 
-// watched runs do beside the measurement of recoveries and what else must go on meanwhile. The answer ends it, and may be called again.
+// watched measures recoveries, and runs the functions beside that must run meanwhile. The returned function ends it,
+// and may be called again.
 func watched(t test, c *cluster.Cluster, beside ...func(context.Context)) (r *recoveries, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.ctx)
@@ -86,7 +89,8 @@ func (r *recoveries) watchReady(ctx context.Context, p *cluster.Process, seen in
 	}
 }
 
-// watchRuns asks after each end of a driver which runs it held. A lease outlives its holder, so the answer stands until another takes them over.
+// watchRuns reads, after each end of a driver, the runs that it had leased. A lease outlives its holder, so the rows
+// stay until another driver takes the runs over.
 func (r *recoveries) watchRuns(ctx context.Context, p *cluster.Process, seen int) {
 	for app.Sleep(ctx, 20*time.Millisecond) {
 		exits := p.Exits()
@@ -127,7 +131,7 @@ func (r *recoveries) runsOf(ctx context.Context, exit cluster.Exit) ([]interrupt
 	return out, err
 }
 
-// check prints what was measured and holds the budget of resumption. It is called when everything is at rest.
+// check prints the measurements and checks the budget of resumption. It is called when everything is at rest.
 func (r *recoveries) check(t test, least int) {
 	t.Helper()
 	r.mu.Lock()
@@ -144,8 +148,8 @@ func (r *recoveries) check(t test, least int) {
 	defer func() { _ = conn.Close(context.WithoutCancel(t.ctx)) }()
 	var taken, moved []time.Duration
 	for _, i := range r.held {
-		// Taken over: the next attempt is open, though that was lost to another crash later, which counts by itself. Moved on: an attempt of a later fence has
-		// ended.
+		// Taken over: the next attempt is open, though that was lost to another crash later, which counts by itself. Moved
+		// on: an attempt of a later fence has ended.
 		var open, done *time.Time
 		if err := conn.QueryRow(t.ctx, `SELECT min(started_at), min(finished_at) FILTER (WHERE state <> 'lost') FROM lifecycle.saga_step
 			WHERE run_id = $1 AND fence > $2 AND started_at > $3`, i.run, i.fence, i.at).Scan(&open, &done); err != nil {
@@ -178,8 +182,8 @@ func (r *recoveries) check(t test, least int) {
 	}
 }
 
-// limit is the budget of resumption on this machine. Where services need longer than readyUsually to come back, as on one that is busy with other packages,
-// everything does.
+// limit is the budget of resumption on this machine. Where services need longer than readyUsually to come back, as on
+// one that is busy with other packages, everything does.
 func (r *recoveries) limit(t test) time.Duration {
 	t.Helper()
 	var all []time.Duration
@@ -200,14 +204,14 @@ func spread(of []time.Duration) string {
 	return fmt.Sprintf("p50 %.2f s, p95 %.2f s, max %.2f s of %d", quantile(of, 50).Seconds(), quantile(of, 95).Seconds(), quantile(of, 100).Seconds(), len(of))
 }
 
-// quantile is the smallest value that percent of all do not exceed.
+// quantile returns the smallest value that percent of all do not exceed.
 func quantile(of []time.Duration, percent int) time.Duration {
 	sorted := slices.Sorted(slices.Values(of))
 	return sorted[max(0, (len(sorted)*percent+99)/100-1)]
 }
 
-// TestARunGoesOnByAnotherReplica kills a driver in the middle of a step and leaves it dead: the other one must carry on what it held, within the budget, with
-// the lease that is the default.
+// TestARunGoesOnByAnotherReplica kills a driver in the middle of a step and leaves it dead: the other one must continue
+// its runs, within the budget, with the default lease.
 func TestARunGoesOnByAnotherReplica(tt *testing.T) {
 	t := within(tt, 10*time.Minute)
 	c := start(t, cluster.Config{Nodes: 3, Env: []string{"GPUAAS_LIFECYCLE_SAGA_LEASE=15s"}})
@@ -247,14 +251,15 @@ func TestARunGoesOnByAnotherReplica(tt *testing.T) {
 		t.must(armed.Name+" to be back", time.Minute, armed.Ready)
 	}
 	stop()
-	r.took = map[string][]time.Duration{"start": starts} // who is left dead is not ready soon
+	r.took = map[string][]time.Duration{"start": starts} // a driver that is left dead is not ready soon
 	r.check(t, 2)
 	checkRequests(t, c, all)
 	checkWorld(t, c)
 	checkLogs(t, c, killed)
 }
 
-// arm starts one driver anew with a kill point, and lets it stay dead. The others have none: were all armed, all could die, and nobody would be left.
+// arm starts one driver anew with a kill point, and lets it stay dead. The others have none: if all were armed, all
+// could die, and no driver would be left.
 func arm(t test, p *cluster.Process, killed map[int]bool, point string) {
 	t.Helper()
 	p.BeforeStart(func() []string { return []string{"GPUAAS_FAILPOINTS=" + point} })
@@ -271,8 +276,9 @@ func arm(t test, p *cluster.Process, killed map[int]bool, point string) {
 	p.LetDie()
 }
 
-// prefer leaves a driver without the others for as long as it takes the operator's requests to come its way. A connection stays where it was made, and who is
-// asked for a workspace begins its run: the armed driver would else die late, or never. It returns how long each took from its start until it was ready.
+// prefer leaves a driver without the others for as long as it takes the operator's requests to come its way. A
+// connection stays at the replica that accepted it, and the replica that gets a request for a workspace begins its run:
+// otherwise the armed driver would die late, or never. It returns how long each took from its start until it was ready.
 func prefer(t test, c *cluster.Cluster, others []*cluster.Process, killed map[int]bool) []time.Duration {
 	t.Helper()
 	for _, p := range others {

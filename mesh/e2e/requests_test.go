@@ -28,7 +28,7 @@ func createTenant(t test, c *cluster.Cluster) {
 	})
 }
 
-// request is one workspace that somebody wants, as the client knows it.
+// request is one requested workspace, as the client has recorded it.
 type request struct {
 	name   string
 	key    string
@@ -50,7 +50,7 @@ func doomedSpec() *lifecyclev1.WorkspaceSpec {
 	}}}
 }
 
-// create asks until it is answered, and then once more: the same key must get the same answer.
+// create repeats its request until it is answered, and then once more: the same key must get the same answer.
 func (w *request) create(ctx context.Context, c *cluster.Cluster) error {
 	began := time.Now()
 	ask := func(ctx context.Context) error {
@@ -80,7 +80,7 @@ func (w *request) create(ctx context.Context, c *cluster.Cluster) error {
 	return nil
 }
 
-// final is an error that asking again would not mend.
+// final is an error that a repeated request would get again.
 type final struct{ error }
 
 func insistUnlessFinal(ctx context.Context, what string, limit time.Duration, do func(context.Context) error) error {
@@ -107,7 +107,8 @@ func createAll(ctx context.Context, c *cluster.Cluster, requests []*request) err
 	return errors.Join(errs...)
 }
 
-// checkRequests holds that each request has exactly one workspace, by the operation that it was answered, and that the doomed alone failed.
+// checkRequests checks that each request has exactly one workspace, by the operation that it was answered, and that
+// only the doomed ones failed.
 func checkRequests(t test, c *cluster.Cluster, requests []*request) {
 	t.Helper()
 	byName := map[string][]*readmodelv1.Workspace{}

@@ -12,11 +12,11 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// errOther is not of the question but of the answer.
+// errOther is returned if the API answers and the answer is wrong.
 var errOther = errors.New("the node is another than it should be")
 
-// TestAReactivatedNodeReturns shuts a node out for longer than its first tries, and lets it in again. At which pace it asks
-// is tested in agent/session.
+// TestAReactivatedNodeReturns shuts a node out for longer than its first tries, and lets it in again. The pace of its
+// tries is tested in agent/session.
 func TestAReactivatedNodeReturns(tt *testing.T) {
 	tt.Parallel() // it mostly waits
 	t := within(tt, 8*time.Minute)
@@ -42,7 +42,7 @@ func TestAReactivatedNodeReturns(tt *testing.T) {
 	} {
 		change(verb)
 		t.must("the session to close", 10*time.Second, connected(false))
-		// It stays away, and asks several times.
+		// It stays away, and tries several times.
 		stays := time.Now().Add(10 * time.Second)
 		t.must("the time to pass", 20*time.Second, func(ctx context.Context) error {
 			if err := connected(false)(ctx); errors.Is(err, errOther) {

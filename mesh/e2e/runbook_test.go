@@ -37,7 +37,7 @@ func newOperator(t test, c *cluster.Cluster) *operator {
 	}}
 }
 
-// report is what a command answered: its data, or its refusal.
+// report is the result of a command: its data, or its refusal.
 type report struct {
 	code    int
 	data    map[string]any
@@ -70,7 +70,7 @@ func (o *operator) call(ctx context.Context, args ...string) (report, error) {
 	return s, json.Unmarshal(out.Bytes(), &s.data)
 }
 
-// does runs a command that must be done.
+// does runs a command that must succeed.
 func (o *operator) does(args ...string) map[string]any {
 	o.t.Helper()
 	s, err := o.call(o.t.ctx, args...)
@@ -83,7 +83,7 @@ func (o *operator) does(args ...string) map[string]any {
 	return s.data
 }
 
-// refused runs a command in the wrong order: it must say why, what is unmet, and what helps.
+// refused runs a command in the wrong order: the refusal must have the reason, the unmet condition and the remedy.
 func (o *operator) refused(reason, helps string, args ...string) {
 	o.t.Helper()
 	s, err := o.call(o.t.ctx, args...)
@@ -99,7 +99,7 @@ func (o *operator) refused(reason, helps string, args ...string) {
 	}
 }
 
-// awaits asks until a workspace is in a state.
+// awaits polls until a workspace is in a state.
 func (o *operator) awaits(ref, state string) map[string]any {
 	o.t.Helper()
 	var got map[string]any
@@ -116,7 +116,8 @@ func (o *operator) awaits(ref, state string) map[string]any {
 	return got
 }
 
-// waitsFor asks until the standing run of a workspace is at a step for which the instance must come in, which it cannot: the operation is in the middle.
+// waitsFor polls until the standing run of a workspace is at a step that waits for the instance's agent, which cannot
+// connect: the operation stays in its middle.
 func (o *operator) waitsFor(ref, run string) {
 	o.t.Helper()
 	o.t.must("the operation of "+ref+" to be under way", 2*time.Minute, func(ctx context.Context) error {
@@ -131,8 +132,9 @@ func (o *operator) waitsFor(ref, run string) {
 	})
 }
 
-// TestTheRunbookByHand walks the runbook of a stuck provisioning through the command line as an operator does, with each wrong order tried first: a wedged
-// create is cancelled, reset and retried until the retries are used up, and then comes up.
+// TestTheRunbookByHand walks the runbook of a stuck provisioning through the command line as an operator does, with
+// each wrong order tried first: a wedged create is cancelled, reset and retried until the retries are used up, and then
+// comes up.
 func TestTheRunbookByHand(tt *testing.T) {
 	t := beside(tt, 15*time.Minute)
 	c := start(t, cluster.Config{})
@@ -140,7 +142,7 @@ func TestTheRunbookByHand(tt *testing.T) {
 	o := newOperator(t, c)
 	const ref = tenant + "/walked"
 
-	// No agent comes in, so that each operation stays in its middle for as long as it is needed there.
+	// No agent can connect, so that each operation stays in its middle for as long as the test needs.
 	if _, err := c.ShutOut(c.Plan.Addresses.Agents, true); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +167,7 @@ func TestTheRunbookByHand(tt *testing.T) {
 	}
 	o.refused("retry_limit_reached", "decommission", "workspaces", "retry", ref)
 
-	// The cause is gone, and somebody takes it on themselves.
+	// The cause is gone, and an operator overrides the limit with a reason.
 	if _, err := c.ShutOut(c.Plan.Addresses.Agents, false); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +182,7 @@ func TestTheRunbookByHand(tt *testing.T) {
 		return err
 	})
 
-	// What the resets archived is read.
+	// The runs that the resets archived can be read.
 	for _, run := range runs {
 		history := o.does("workspaces", "timeline", ref, "--run", run)
 		items, _ := history["items"].([]any)

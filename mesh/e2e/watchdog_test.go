@@ -17,11 +17,13 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// watchdogPoints lie about the one request by which the watchdog acts: it is written down and not sent, and sent and not known to be answered.
+// watchdogPoints lie about the one request by which the watchdog acts: it is recorded and not sent, and sent with its
+// answer not yet recorded.
 var watchdogPoints = []string{"recovery.watchdog.before_request", "recovery.watchdog.after_request"}
 
-// TestTheWatchdogRecreatesOnceThoughItIsKilled takes the instance of a workspace away for good and kills the watchdog on both sides of its request. Another replica,
-// or the same one started anew, must end what was begun, and the workspace must be recreated once.
+// TestTheWatchdogRecreatesOnceThoughItIsKilled takes the instance of a workspace away for good and kills the watchdog
+// on both sides of its request. Another replica, or the same one started anew, must complete the recovery, and the
+// workspace must be recreated once.
 func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Policy: map[string]string{"node.heartbeat_stale_after_seconds": "10"}})
@@ -34,7 +36,8 @@ func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 	killed := map[int]bool{}
 	armWatchdogs(t, c, killed)
 
-	// The agent dies, and what powers its instance on again is turned away: nothing but a new instance brings the workspace back while the way is shut.
+	// The agent dies, and the agent of the instance that is powered on again is turned away: only a new instance can bring
+	// the workspace back while connections are refused.
 	shutOut := func(shut bool) (refused int64) {
 		refused, err := c.ShutOut(c.Plan.Addresses.Agents, shut)
 		if err != nil {
@@ -77,7 +80,8 @@ func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 	checkLogs(t, c, killed)
 }
 
-// armWatchdogs starts every replica of recovery anew, to be killed at each of the points once, whoever comes to it first.
+// armWatchdogs starts every replica of recovery anew, to be killed at each of the points once: the first replica that
+// reaches it.
 func armWatchdogs(t test, c *cluster.Cluster, killed map[int]bool) {
 	t.Helper()
 	for _, p := range c.Recovery {
@@ -114,7 +118,8 @@ func awaitActive(t test, c *cluster.Cluster, w *request, epoch int64) {
 	})
 }
 
-// checkRecovery holds that one recovery was recorded and is over, that it took one operation and one token of each budget, and that nobody else was asked.
+// checkRecovery checks that one recovery was recorded and is over, that it took one operation and one token of each
+// budget, and that the watchdog made no other request.
 func checkRecovery(t test, c *cluster.Cluster, w *request) {
 	t.Helper()
 	t.must("the recovery to be over", 3*time.Minute, func(ctx context.Context) error {

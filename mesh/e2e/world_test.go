@@ -29,7 +29,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/reap"
 )
 
-// databaseURL is for the administrator, who sees everything.
+// databaseURL returns a connection string of the administrator, who can read everything.
 func databaseURL(t test, c *cluster.Cluster, name string) string {
 	t.Helper()
 	u, err := url.Parse(c.Stores.Postgres.AdminURL())
@@ -65,7 +65,7 @@ func column(t test, conn *pgx.Conn, sql string, args ...any) []string {
 	return out
 }
 
-// launch is one line of the placement driver's ledger.
+// launch is one line of the placement driver's launch log.
 type launch struct {
 	Op          string    `json:"op"`
 	At          time.Time `json:"at"`
@@ -73,7 +73,7 @@ type launch struct {
 	Epoch       int64     `json:"epoch"`
 }
 
-// readLedger reads the ledger as a stranger would.
+// readLedger reads the launch log without the product's code.
 func readLedger(t test, c *cluster.Cluster) []launch {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(c.Plan.InstanceDir, "launches.jsonl"))
@@ -94,8 +94,8 @@ func readLedger(t test, c *cluster.Cluster) []launch {
 	return out
 }
 
-// checkLedger holds: one launch for each workspace and epoch, and never two epochs of a workspace at once. It answers how many were launched and which
-// instances live.
+// checkLedger checks that there is one launch for each workspace and epoch, and never two epochs of a workspace at
+// once. It returns how many were launched and which instances live.
 func checkLedger(t test, c *cluster.Cluster) (launched int, live map[string]int64) {
 	t.Helper()
 	count, live := map[string]int{}, map[string]int64{}
@@ -162,7 +162,7 @@ func workspaces(t test, c *cluster.Cluster) []*readmodelv1.Workspace {
 	return out
 }
 
-// settled says whether nothing more will happen to a workspace by itself.
+// settled reports whether a workspace will not change by itself.
 func settled(s commonv1.WorkspaceState) bool {
 	switch s {
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
@@ -172,7 +172,8 @@ func settled(s commonv1.WorkspaceState) bool {
 	}
 }
 
-// awaitSettled waits until every workspace is, or those of some requests alone, and answers how many of each state there are.
+// awaitSettled waits until every workspace is settled, or those of some requests alone, and returns how many of each
+// state there are.
 func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*request) map[string]int {
 	t.Helper()
 	meant := func(name string) bool {
@@ -196,14 +197,15 @@ func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*requ
 	return states
 }
 
-// checkWorld holds the promises about a mesh that is at rest, from outside. It gets a while to come to rest: what died a moment ago is started again. What
-// is wrong in its history stays wrong.
+// checkWorld checks the promises about a mesh at rest, from outside. The mesh gets a while to come to rest: processes
+// that died a moment ago are started again. Faults in its history remain.
 func checkWorld(t test, c *cluster.Cluster) {
 	t.Helper()
 	mesh, tenants := database(t, c, pg.DatabaseMesh), database(t, c, pg.DatabaseWorkloads)
 	var wrong []string
 	var summary string
-	_ = insist(t.ctx, "the mesh to be at rest", time.Minute, func(ctx context.Context) error { // what is wrong to the end is told below
+	// Faults that remain at the end are reported below.
+	_ = insist(t.ctx, "the mesh to be at rest", time.Minute, func(ctx context.Context) error {
 		if wrong, summary = observe(ctx, t, c, mesh, tenants); len(wrong) > 0 {
 			return errors.New(wrong[0])
 		}
@@ -216,7 +218,7 @@ func checkWorld(t test, c *cluster.Cluster) {
 	t.Log(summary)
 }
 
-// observe returns what is not as promised, and what there is.
+// observe returns the broken promises, and counts of the objects.
 func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Conn) (wrong []string, summary string) {
 	t.Helper()
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
@@ -294,7 +296,7 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 		len(column(t, mesh, `SELECT task_id::text FROM lifecycle.task`)))
 }
 
-// inLog returns what the log says that cannot be: tasks with not exactly one end, and epochs that fell.
+// inLog returns contradictions in the event log: tasks without exactly one end, and epochs that fell.
 func inLog(t test, mesh *pgx.Conn) []string {
 	t.Helper()
 	list, err := testkit.ReadEvents(t.ctx, mesh, `kind IN ('task.changed', 'workspace.changed')`)
@@ -336,7 +338,7 @@ func inLog(t test, mesh *pgx.Conn) []string {
 	return problems
 }
 
-// checkProjections compares what people are told with what the owners know.
+// checkProjections compares the projections that people read with the owners' rows.
 func checkProjections(t test, c *cluster.Cluster, mesh *pgx.Conn) {
 	t.Helper()
 	compare := func(what, sql string, told func(ctx context.Context) ([]string, error)) {
@@ -431,7 +433,7 @@ func checkProjections(t test, c *cluster.Cluster, mesh *pgx.Conn) {
 	}
 }
 
-// hits are the kill points that processes died at, with their pids.
+// hits returns the kill points that processes died at, with their pids.
 func hits(t test, c *cluster.Cluster) (points map[string]int, pids map[int]bool) {
 	t.Helper()
 	points, pids = map[string]int{}, map[int]bool{}
@@ -451,14 +453,14 @@ func hits(t test, c *cluster.Cluster) (points map[string]int, pids map[int]bool)
 	return points, pids
 }
 
-// checkLogs holds that no program ended by a fault of its own: every end was a kill of ours, and nobody panicked.
+// checkLogs checks that no program ended by a fault of its own: every end was a kill of ours, and no program panicked.
 func checkLogs(t test, c *cluster.Cluster, killed map[int]bool) {
 	t.Helper()
 	exits := map[*cluster.Process][]cluster.Exit{}
 	for _, p := range c.Processes() {
 		exits[p] = p.Exits()
 	}
-	// Read after the ends: who dies at a kill point, as one may at any time, has noted it before.
+	// Read after the ends: a process that dies at a kill point, as it may at any time, has recorded it before.
 	_, pids := hits(t, c)
 	for p, ends := range exits {
 		for _, exit := range ends {

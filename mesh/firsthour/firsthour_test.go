@@ -42,7 +42,8 @@ func TestTheFirstHour(t *testing.T) {
 	outputs := make([][]string, len(blocks))
 	for i, b := range blocks {
 		outputs[i] = s.run(b)
-		// On a busy machine a mesh says for a while that Redis is slow, or that an agent is: what only reads is asked again.
+		// On a busy machine a mesh may report for a while that Redis is slow, or that an agent is: a command that only reads
+		// is repeated.
 		for began := time.Now(); !update && b.reads() && compare(b.output, outputs[i], b.some) != nil && time.Since(began) < 2*time.Minute; {
 			outputs[i] = s.run(b)
 		}
@@ -125,7 +126,7 @@ func (s *shell) start(command string) *terminal {
 	return term
 }
 
-// read keeps what is written until the terminal is closed, which is when nobody has it open any more.
+// read keeps the output until the terminal is closed, which is when no process has it open.
 func (term *terminal) read() {
 	buf := make([]byte, 4096)
 	for {
@@ -211,7 +212,7 @@ func (s *shell) run(b block) []string {
 		if !s.until(term, b.text, 0) {
 			s.t.Fatalf("%s ended without %q: %s", b.command, b.text, term.text())
 		}
-		// The rest of the line, and no more: what comes later depends on the machine.
+		// The rest of the line, and no more: the later lines depend on the machine.
 		at := strings.Index(term.text(), b.text) + len(b.text)
 		s.until(term, "\n", at)
 		text := term.text()
@@ -232,7 +233,8 @@ func (s *shell) run(b block) []string {
 	return s.end(term, 0)
 }
 
-// end waits for the end of a command and returns what it printed after the first skip bytes, with its exit status unless that is 0.
+// end waits for the end of a command and returns what it printed after the first skip bytes, with its exit status
+// unless that is 0.
 func (s *shell) end(term *terminal, skip int) []string {
 	s.t.Helper()
 	select {

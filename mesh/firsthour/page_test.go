@@ -15,7 +15,7 @@ import (
 //	[exit status 3]
 //	```
 //
-// A comment right above a block says how it is run:
+// A comment right above a block determines how it is run:
 //
 //	<!-- stays until "TEXT" -->   the command goes on while the others run; the block ends when it has printed TEXT
 //	<!-- types "TEXT" -->         TEXT is typed when the command asks
@@ -116,7 +116,7 @@ var varying = []struct {
 	{regexp.MustCompile(`[ \t]+`), " "},
 }
 
-// plain returns a line without what varies.
+// plain returns a line without its varying parts.
 func plain(line string) string {
 	for _, v := range varying {
 		line = v.pattern.ReplaceAllString(line, v.instead)
@@ -156,8 +156,8 @@ func cells(head, row string) map[string]string {
 	return out
 }
 
-// compare says how what a command printed differs from what the page shows. Columns of a table go where their cells are wide, and how wide an age or a
-// step is differs from run to run: only the columns that both have are compared.
+// compare returns how the output of a command differs from that of the page. A table has as many columns as fit, and
+// the width of an age or a step differs from run to run: only the columns that both have are compared.
 //
 // On a busy machine a mesh warns on its terminal that something came too late: such a warning is no difference.
 func compare(shown, printed []string, some bool) error {
@@ -211,7 +211,7 @@ func same(shown, printed string) bool {
 	return cut(shown, printed) || cut(printed, shown)
 }
 
-// tidy makes lines of what a terminal was sent: without escape sequences, carriage returns, and spaces at the end.
+// tidy returns the lines of a terminal's output: without escape sequences, carriage returns, and spaces at the end.
 func tidy(raw string) []string {
 	raw = regexp.MustCompile(`\x1b\[[0-9;?]*[a-zA-Z]`).ReplaceAllString(raw, "")
 	lines := strings.Split(strings.ReplaceAll(raw, "\r\n", "\n"), "\n")

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The comparison lets pass what differs from run to run, and nothing else.
+// The comparison ignores the parts that differ from run to run, and nothing else.
 func TestCompare(t *testing.T) {
 	for _, c := range []struct {
 		name           string

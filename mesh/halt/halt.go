@@ -1,9 +1,8 @@
-// Package halt leaves nothing of a mesh behind: it is the forced stop of a process that runs one, and it removes what
-// others that died suddenly have left.
+// Package halt removes what a mesh would leave behind: it is the forced stop of a process that runs one, and it removes
+// the leftovers of others that died suddenly.
 //
-// It believes the kernel about what runs and who lives: package reap finds processes, package scratch directories.
-// Guarantees: nothing of a live mesh is touched; Force ends processes before it removes the directory that they stand
-// in.
+// It relies on the kernel for running processes and live owners: package reap finds processes, package scratch
+// directories. Guarantees: nothing of a live mesh is touched; Force ends processes before it removes their directory.
 package halt
 
 import (
@@ -24,9 +23,9 @@ const (
 	Bench = "bench"
 )
 
-// Force returns what a forced stop calls before the process exits: it kills the children of this process and whatever
-// agents, instances and workloads run below dirs or below a temporary directory of this process, and removes the
-// temporary ones. An empty path is passed over.
+// Force returns the function that a forced stop calls before the process exits: it kills the children of this process
+// and all agents, instances and workloads that run below dirs or below a temporary directory of this process, and
+// removes the temporary ones. An empty path is passed over.
 func Force(dirs ...string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		errs := []error{child.EndAll(ctx)}
@@ -52,11 +51,11 @@ func endBelow(ctx context.Context, dir string) error {
 	return err
 }
 
-// sweepWithin bounds a sweep: whoever calls wants to start something.
+// sweepWithin bounds a sweep: its caller waits to start something.
 const sweepWithin = 20 * time.Second
 
-// Sweep ends what meshes, drills and benches that died suddenly have left running below their temporary directories,
-// and removes those. It returns their paths.
+// Sweep ends the processes that meshes, drills and benches have left running after a sudden death below their temporary
+// directories, and removes those. It returns their paths.
 func Sweep(ctx context.Context, logger *slog.Logger) []string {
 	ctx, cancel := context.WithTimeout(ctx, sweepWithin)
 	defer cancel()

@@ -18,8 +18,9 @@ import (
 // ErrNone is wrapped by the errors of Open for a directory that holds no material.
 var ErrNone = errors.New("no issuer of services stands in this directory")
 
-// Open opens the issuer of services of a directory that Make has filled, to change it while services use it. The trust domain and the hosts of its
-// certificates are those of the present ones. It makes no key, and opens no passwords.
+// Open opens the issuer of services of a directory that Make has filled, to change it while services use it. The trust
+// domain and the hosts of its certificates are those of the present certificates. It makes no key, and reads no
+// passwords.
 func Open(dir string) (*Material, error) {
 	l := Layout{Dir: dir}
 	switch _, err := os.Stat(l.ServiceRoots()); {
@@ -58,7 +59,7 @@ func leafOf(path string) (*x509.Certificate, error) {
 	return chain[0], nil
 }
 
-// hostsOf returns the names and addresses of a certificate without those that each certificate has.
+// hostsOf returns the names and addresses of a certificate without those that every certificate has.
 func hostsOf(leaf *x509.Certificate) []string {
 	hosts := slices.DeleteFunc(slices.Clone(leaf.DNSNames), func(name string) bool { return name == "localhost" })
 	for _, ip := range leaf.IPAddresses {
@@ -71,10 +72,10 @@ func hostsOf(leaf *x509.Certificate) []string {
 
 // Issuer is a root of services' certificates that services trust.
 type Issuer struct {
-	// ID is the one by which `gpuaas keys list` shows it.
+	// ID is the id in `gpuaas keys list`.
 	ID       string
 	NotAfter time.Time
-	// Newest is whether certificates are issued by it.
+	// Newest reports whether certificates are issued by it.
 	Newest bool
 	// Services are those whose certificates it has issued.
 	Services []string
@@ -105,8 +106,8 @@ func (m *Material) Issuers() ([]Issuer, error) {
 	return out, nil
 }
 
-// Renew replaces the certificates of services that are near their end, or by an issuer before the newest, and reports whether it replaced any. The
-// services find them by themselves.
+// Renew replaces the certificates of services that are near their end, or were issued by an issuer before the newest,
+// and reports whether it replaced any. The services reload them by themselves.
 func (m *Material) Renew() (bool, error) {
 	renewed := false
 	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
@@ -126,9 +127,10 @@ func (m *Material) Renew() (bool, error) {
 // ErrUnused is wrapped by the errors of NextIssuer while the newest issuer has issued nothing.
 var ErrUnused = errors.New("has issued no certificate yet")
 
-// NextIssuer makes the next issuer of services and adds it to what services and agents' profiles trust. Certificates by it are made by the next Renew: a
-// running service shows its one once each replica and connected agent trusts the issuer. A call that was cut short is repeated: an issuer that not all
-// services were given is given to them, and no other is made.
+// NextIssuer makes the next issuer of services and adds it to what services and agents' profiles trust. The next Renew
+// makes certificates by it: a running service presents its new one once each replica and connected agent trusts the
+// issuer. After an interrupted call the caller repeats it: an issuer that not all services were given is given to them,
+// and no other is made.
 func (m *Material) NextIssuer() error {
 	return m.issuers(func() error {
 		if err := m.services.Reload(); err != nil {
@@ -161,8 +163,9 @@ func (m *Material) NextIssuer() error {
 // ErrInUse is wrapped by the errors of ForgetIssuers while a certificate of an earlier issuer stands in the files.
 var ErrInUse = errors.New("has a certificate of an earlier issuer")
 
-// ForgetIssuers takes the issuers before the newest off what services and profiles are given. It comes after the control plane has retired them: services
-// trust one no longer then, and before that it cuts off at once those that show a certificate of it. It refuses while the files hold such a certificate.
+// ForgetIssuers removes the issuers before the newest from the files that services and profiles are given. It is called
+// after the control plane has retired them, when services have ceased to trust them: an earlier call would cut off at
+// once every service that presents a certificate of such an issuer. It refuses while the files hold such a certificate.
 func (m *Material) ForgetIssuers() error {
 	return m.issuers(func() error {
 		if err := m.services.Reload(); err != nil {
@@ -199,7 +202,8 @@ func (m *Material) issuers(change func() error) error {
 	return nil
 }
 
-// renewLocked replaces what is not good, and reports whether it replaced any. The caller holds the directory's lock.
+// renewLocked replaces the certificates that are not good, and reports whether it replaced any. The caller holds the
+// directory's lock.
 func (m *Material) renewLocked() (bool, error) {
 	renewed := false
 	for _, service := range Services() {

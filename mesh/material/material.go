@@ -21,20 +21,21 @@ import (
 const (
 	// DefaultTTL is the life of a service's certificate.
 	DefaultTTL = 90 * 24 * time.Hour
-	// renewShare of its life is what a certificate must have left.
+	// renewShare is the share of its life, 1/renewShare, that a certificate must have left.
 	renewShare = 3
 )
 
-// Config says what to make.
+// Config describes what to make.
 type Config struct {
 	Dir         string
 	TrustDomain string
-	Hosts       []string      // DNS names and addresses that the services are reached by, beside localhost and the loopback addresses
-	TTL         time.Duration // of services' certificates; default DefaultTTL
-	Now         func() time.Time
+	// DNS names and addresses that the services are reached by, beside localhost and the loopback addresses.
+	Hosts []string
+	TTL   time.Duration // of services' certificates; default DefaultTTL
+	Now   func() time.Time
 }
 
-// Material is what was made.
+// Material gives access to the keys and files that were made.
 type Material struct {
 	Layout
 
@@ -44,7 +45,7 @@ type Material struct {
 	Passwords map[string]string
 }
 
-// Make makes whatever is missing.
+// Make makes everything that is missing.
 func Make(cfg Config) (*Material, error) {
 	if cfg.TTL == 0 {
 		cfg.TTL = DefaultTTL
@@ -56,7 +57,7 @@ func Make(cfg Config) (*Material, error) {
 		return nil, fmt.Errorf("make material: directory %q is not absolute", cfg.Dir)
 	}
 	m := &Material{Layout: Layout{Dir: cfg.Dir}, cfg: cfg, Passwords: map[string]string{}}
-	// A service's certificate is replaced in two files; one maker at a time keeps them a pair.
+	// A service's certificate is replaced in two files; the lock keeps them a pair.
 	err := pki.WithLock(filepath.Join(cfg.Dir, ".lock"), func() error {
 		for _, step := range []func() error{m.authorities, m.certificates, m.keys, m.passwords} {
 			if err := step(); err != nil {
@@ -127,7 +128,7 @@ func (m *Material) keys() error {
 			return err
 		}
 	}
-	// Whatever is derived from it must come out the same for as long as the mesh lives.
+	// Everything that is derived from it must stay the same for as long as the mesh lives.
 	if _, err = Secret(m.LifecycleSecret(), func() string { return rand.Text() + rand.Text() }); err != nil {
 		return err
 	}
@@ -168,10 +169,10 @@ func Secret(path string, fresh func() string) (string, error) {
 	return text, nil
 }
 
-// Database is how the databases are reached.
+// Database describes how the databases are reached.
 type Database struct {
-	// URL is any connection string to the server whose user, password and database are replaced; Tenants is the same for those who connect from
-	// workloads, which share no file system with the server. Empty means URL.
+	// URL is any connection string to the server whose user, password and database are replaced; Tenants is the same for
+	// connections from workloads, which share no file system with the server. Empty means URL.
 	URL, Tenants       string
 	Database, Workload string // names; empty means the defaults
 }
@@ -203,7 +204,7 @@ func (m *Material) Connect(db Database) error {
 	return nil
 }
 
-// Keep writes a file durably unless it already says just that.
+// Keep writes a file durably unless it already has that content.
 func Keep(path, content string) error {
 	if have, err := pki.ReadFile(path); err == nil && string(have) == content {
 		return nil

@@ -156,8 +156,8 @@ func TestCertificatesAreReplacedInTime(t *testing.T) {
 	}
 }
 
-// TestIssuersRollBesideARunningMesh: a mesh that runs renews certificates each hour with what it opened at its start, while another process changes the
-// issuer in the same directory.
+// TestIssuersRollBesideARunningMesh: a mesh that runs renews certificates each hour with the material that it opened at
+// its start, while another process changes the issuer in the same directory.
 func TestIssuersRollBesideARunningMesh(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -247,7 +247,8 @@ func TestIssuersRollBesideARunningMesh(t *testing.T) {
 	}
 }
 
-// TestANextIssuerIsGivenToAll: a call that ended before each service was given the issuer is repeated, and makes no other.
+// TestANextIssuerIsGivenToAll: a call that ended before each service was given the issuer is repeated, and makes no
+// other.
 func TestANextIssuerIsGivenToAll(t *testing.T) {
 	t.Parallel()
 	m, err := material.Make(material.Config{Dir: t.TempDir(), TrustDomain: domain})
@@ -279,7 +280,8 @@ func TestANextIssuerIsGivenToAll(t *testing.T) {
 	}
 }
 
-// TestAMissingKeyIsNoNewIssuer: where the key of the issuer was taken away, no service would trust certificates of another one.
+// TestAMissingKeyIsNoNewIssuer: where the key of the issuer was taken away, no service would trust certificates of
+// another one.
 func TestAMissingKeyIsNoNewIssuer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -1,6 +1,7 @@
-// Package meshtest gives tests of whole meshes what they need of their surroundings: a directory that other users may traverse, and the programs.
+// Package meshtest gives tests of whole meshes the environment that they need: a directory that other users may
+// traverse, and the programs.
 //
-// What it builds is removed by a later run. It never appears in a binary that ships.
+// A later run removes the programs that it built. It never appears in a binary that ships.
 package meshtest
 
 import (
@@ -14,8 +15,8 @@ import (
 	"time"
 )
 
-// Dir is a directory of the test's own under the system's temporary directory. Unlike that of testing.T, users to which servers and workloads drop may
-// traverse it.
+// Dir returns a directory of the test's own under the system's temporary directory. Unlike that of testing.T, users to
+// which servers and workloads drop may traverse it.
 func Dir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "gpuaas-mesh-*") //nolint:usetesting // see above
@@ -39,7 +40,7 @@ func Dir(tb testing.TB) string {
 
 // build builds the programs once for each test process.
 var build = sync.OnceValues(func() (string, error) {
-	// A test runs in its package's directory, and its source paths say nothing when it was built with -trimpath.
+	// A test runs in its package's directory, and its source paths are of no use when it was built with -trimpath.
 	gomod, err := exec.Command("go", "env", "GOMOD").Output() //nolint:noctx // ends with the test process
 	if err != nil {
 		return "", fmt.Errorf("find module: %w", err)
@@ -68,7 +69,7 @@ const (
 	sharedLife = 2 * time.Hour
 )
 
-// sweep removes what tests of earlier runs shared: nobody can tell at the end of a test process that its last test has passed.
+// sweep removes what tests of earlier runs shared: the end of the last test of a test process cannot be detected.
 func sweep(pattern string) {
 	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), pattern))
 	if err != nil {
@@ -81,7 +82,8 @@ func sweep(pattern string) {
 	}
 }
 
-// Programs is the directory of the two programs, built from this tree; GPUAAS_TEST_BIN names one with programs that are built already.
+// Programs returns the directory of the two programs, built from this tree; GPUAAS_TEST_BIN names one with programs
+// that are built already.
 func Programs(tb testing.TB) string {
 	tb.Helper()
 	if dir := os.Getenv("GPUAAS_TEST_BIN"); dir != "" {

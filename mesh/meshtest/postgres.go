@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg/embedded"
 )
 
-// Postgres makes dir the directory of a Postgres that was stopped, whose roles and schema are made: a mesh that starts
-// there finds what it would have made itself, and gives its roles the passwords of its own.
+// Postgres makes dir the directory of a stopped Postgres whose roles and schema are made: a mesh that starts there
+// finds the schema that it would have made itself, and gives the roles its own passwords.
 func Postgres(tb testing.TB, dir string) {
 	tb.Helper()
 	from, err := prepared()

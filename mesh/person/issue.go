@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel"
 )
 
-// Issue returns the bearer token of a session that is kept nowhere else: of a person of a tenant, or of the operator if tenantID is empty. databaseURL
-// logs in as readmodel.
+// Issue returns the bearer token of a session whose token is stored nowhere else: of a person of a tenant, or of the
+// operator if tenantID is empty. databaseURL logs in as readmodel.
 func Issue(ctx context.Context, databaseURL, tenantID string, s Session) (string, error) {
 	db, err := pg.Open(ctx, pg.Config{URL: databaseURL, ApplicationName: "gpuaas-admit", MaxConns: 1})
 	if err != nil {

@@ -1,7 +1,8 @@
-// Package person talks to a mesh as a person would: over the API for people, by bearer token, trusting only the issuer of services.
+// Package person calls a mesh as a person would: over the API for people, by bearer token, trusting only the issuer of
+// services.
 //
-// It makes sessions of its own where it stands beside the database, as dev and clusters do before any identity provider is configured. It knows no other
-// way into the mesh.
+// It makes sessions of its own where it has access to the database, as in dev and clusters before any identity provider
+// is configured. It uses no other way into the mesh.
 package person
 
 import (
@@ -23,7 +24,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel"
 )
 
-// Service is the name of the service that people talk to.
+// Service is the name of the service that people call.
 const Service = "readmodel"
 
 // sessionLasts reports whether a token still is a session of a person that lasts for at least $5.
@@ -44,8 +45,8 @@ func (s Session) admission() readmodel.Admission {
 	return readmodel.Admission{Name: s.Subject, TenantID: s.TenantID, Roles: s.Roles, Life: s.Life}
 }
 
-// Admit returns the bearer token of a file if it still is a session of that person with at least half of its life left, else makes a session and puts
-// its token there. databaseURL logs in as readmodel.
+// Admit returns the bearer token of a file if it still is a session of that person with at least half of its life left,
+// else makes a session and puts its token there. databaseURL logs in as readmodel.
 func Admit(ctx context.Context, databaseURL, file string, s Session) (string, error) {
 	db, err := pg.Open(ctx, pg.Config{URL: databaseURL, ApplicationName: "gpuaas-admit", MaxConns: 1})
 	if err != nil {
@@ -72,14 +73,14 @@ func Admit(ctx context.Context, databaseURL, file string, s Session) (string, er
 	return token, nil
 }
 
-// Config says where the mesh is and who asks.
+// Config names the addresses of the mesh and the person.
 type Config struct {
 	Server      string // host:port
 	TrustDomain string
 	Roots       *pki.Bundle
 	Token       string
 	Timeout     time.Duration // of one call; default 15 s
-	// Interceptors go around each call, and get the faults that it ends with.
+	// Interceptors wrap each call, and get the faults that it ends with.
 	Interceptors []connect.Interceptor
 }
 
@@ -141,7 +142,7 @@ func Dial(cfg Config) (*Client, error) {
 // Close drops idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// bearer shows the token with every call.
+// bearer sends the token with every call.
 type bearer string
 
 // WrapUnary implements connect.Interceptor.

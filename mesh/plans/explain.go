@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Cost is what one call of a statement costs.
+// Cost is the cost of one call of a statement.
 type Cost struct {
 	Rows     int64 // read from tables and thrown away by joins
 	Returned int64 // or changed
@@ -69,16 +69,16 @@ func (n *node) returned() float64 {
 	return n.Rows
 }
 
-// errRollback ends a transaction whose work is not to stay.
+// errRollback ends a transaction whose changes must not stay.
 var errRollback = errors.New("nothing of this is kept")
 
 // ErrNoPlan is the error of Explain for a command that has no plan, such as LISTEN.
 var ErrNoPlan = errors.New("the command has no plan")
 
-// planned are the statements that have one, behind the comment with their name.
+// planned matches the statements that have a plan, behind the comment with their name.
 var planned = regexp.MustCompile(`(?is)^/\*[^*]*\*/\s*(select|insert|update|delete|with|merge)\b`)
 
-// Explain runs a statement with arguments that are SQL literals, as the role of the pool, and rolls back what it did.
+// Explain runs a statement with arguments that are SQL literals, as the role of the pool, and rolls back its changes.
 func Explain(ctx context.Context, pool *pgxpool.Pool, s *pg.Statement, literals []string) (Cost, error) {
 	var cost Cost
 	if !planned.MatchString(s.SQL()) {
@@ -194,7 +194,7 @@ var (
 	pages   = regexp.MustCompile(`\b([a-z]{1,8})\.([a-z_]+) > \$(\d+)::uuid AND [a-z]{1,8}\.[a-z_]+ <= \$(\d+)::uuid`)
 	limits  = regexp.MustCompile(`LIMIT \$(\d+)`)
 	offsets = regexp.MustCompile(`OFFSET \$(\d+)`)
-	// Statements that are for all tenants have no other argument than none.
+	// A statement for all tenants takes NULL as its argument.
 	ofAll = regexp.MustCompile(`(?:WHERE|AND) \$(\d+)::text IS NULL\b`)
 )
 
@@ -270,7 +270,7 @@ func (a *Arguments) For(ctx context.Context, conn *pgx.Conn, s *pg.Statement) ([
 	return out, nil
 }
 
-// literal returns a value of a type as SQL; without a value, one that is usual for the type.
+// literal returns a value of a type as SQL; without a value, a usual one of the type.
 func literal(typ string, value *string) string {
 	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 	element, array := strings.CutPrefix(typ, "_")

@@ -13,11 +13,10 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// EndedOf is how many workspaces have ended on each day of the history of a fleet, of so many as it has, each after a
-// recreate.
+// EndedOf is the share of a fleet's workspaces that have ended on each day of its history, each after a recreate.
 const EndedOf = 0.01
 
-// HistoryOf returns how many workspaces have ended in a fleet of so many within some days.
+// HistoryOf returns how many workspaces have ended in a fleet of that many workspaces within that many days.
 func HistoryOf(workspaces, days int) int { return int(EndedOf * float64(workspaces*days)) }
 
 // endedName is the name of the workspace of a template that has ended.

@@ -15,7 +15,7 @@ import (
 )
 
 // TestWorkspacesThatHaveEndedHaveTheirHistory: copies of a workspace that has ended stand beside those of the one that
-// stands, with runs, events and what is shown of them, over as many days as asked.
+// stands, with runs, events and their projections, over as many days as asked.
 func TestWorkspacesThatHaveEndedHaveTheirHistory(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// launches is what the placement of a template wrote of its instances: the lines of its launch log, and where that
-// stands.
+// launches holds what the placement of a template wrote about its instances: the lines of its launch log, and the path
+// of the log.
 type launches struct {
 	path  string
 	lines []string
@@ -33,7 +33,7 @@ func readLaunches(dir string) (launches, error) {
 	return l, nil
 }
 
-// launchTable is the launch log as a table of one column.
+// launchTable returns the launch log as a table of one column.
 func (t *Template) launchTable() table {
 	return table{name: "launches.jsonl", columns: []string{"line"}, types: []string{"text"}, rows: t.launches.lines}
 }

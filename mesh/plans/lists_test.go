@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// TestTheMachinesOfATenantAreReadWithoutThoseOfOthers: a list of one tenant's machines reads as much among 3,000 machines
-// as among 300.
+// TestTheMachinesOfATenantAreReadWithoutThoseOfOthers: a list of one tenant's machines reads as much among 3,000
+// machines as among 300.
 func TestTheMachinesOfATenantAreReadWithoutThoseOfOthers(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -16,12 +16,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Size is how large a fleet is.
+// Size is the size of a fleet.
 type Size struct {
 	Nodes, Workspaces int
 	// Tenants is one for each hundred workspaces if it is 0.
 	Tenants int
-	// Events reports whether the history is loaded too: it is most of what there is.
+	// Events reports whether the history is loaded too: it is most of the rows.
 	Events bool
 	// Ended is how many workspaces have been recreated and decommissioned, and Days over how many days their ends lie.
 	// The source of the template must have had one end.
@@ -47,7 +47,7 @@ type piece struct {
 	naming int // index of the token's naming in the copier
 }
 
-// form is how an id stands in a row.
+// form is the spelling of an id in a row.
 type form int
 
 const (
@@ -221,7 +221,7 @@ func (s Size) copies(at level) int {
 	return 0
 }
 
-// order of the levels in a table: what has ended came first.
+// order is the order of the levels in a table: rows of ended workspaces come first.
 var order = []level{ofEnded, ofMesh, ofTenant, ofNode, ofWorkspace}
 
 // write writes all copies, those of one object together, in the order of their numbers, and of those that have ended
@@ -278,7 +278,7 @@ func (c *copier) writeOne(w io.Writer, at level, n int) error {
 	return nil
 }
 
-// name returns what stands in the place of a token in the copy with the given number.
+// name returns the text that replaces a token in the copy with the given number.
 func (c *copier) name(t naming, at level, n int) string {
 	if t.form == moment {
 		return c.size.moment(t.token, n)
@@ -299,10 +299,10 @@ func (c *copier) renumber(row string, n, seq int, at level) string {
 	return strings.Join(fields, "\t")
 }
 
-// slots is how many each machine has: one more than are used, so that a new workspace finds one.
+// slots returns how many slots each machine has: one more than are used, so that a new workspace finds one.
 func (s Size) slots() int { return (s.Workspaces+s.Nodes-1)/s.Nodes + 1 }
 
-// Load replaces what a migrated database has by copies of the template; url logs in as the administrator. Nothing
+// Load replaces the rows of a migrated database by copies of the template; url logs in as the administrator. Nothing
 // else may use the database.
 func (t *Template) Load(ctx context.Context, url string, size Size) error {
 	if size.Instances != t.instances || t.instances && size.Nodes != size.Workspaces {
@@ -318,7 +318,7 @@ func (t *Template) Load(ctx context.Context, url string, size Size) error {
 			return fmt.Errorf("prepare to load the fleet: %w", err)
 		}
 	}
-	// In one transaction: a server whose log is minimal does not log what is loaded into a table that the
+	// In one transaction: a server whose log is minimal does not log rows that are loaded into a table that the
 	// transaction has emptied.
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return t.loadAll(ctx, tx.Conn(), size) })
 	if err != nil {

@@ -23,31 +23,31 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// The names in a template. They have one width, so that what replaces them fits into stored messages.
+// The names in a template. They have one width, so that their replacements fit into stored messages.
 const (
 	tenantName    = "tenant-00000"
 	nodeName      = "node-000000"
 	workspaceName = "w-00000000"
 )
 
-// Source says how to make a template.
+// Source describes how to make a template.
 type Source struct {
 	Agent   string // the agent's program; empty: beside this one
 	Version string
 	Ended   bool // the template has a workspace too that was recreated and decommissioned
-	// Instances reports whether the machine of the template is an instance that was launched for its workspace, and not one
-	// that was enrolled beforehand.
+	// Instances reports whether the machine of the template is an instance that was launched for its workspace, and not
+	// one that was enrolled beforehand.
 	Instances bool
 	Logger    *slog.Logger
 }
 
-// discard takes what a person would read.
+// discard takes the output for people.
 type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// Make starts a mesh, enrols one machine, provisions one workspace on it, and returns the rows once nothing
-// happens any more.
+// Make starts a mesh, enrols one machine, provisions one workspace on it, and returns the rows once the mesh is at
+// rest.
 func Make(ctx context.Context, src Source) (*Template, error) {
 	var tmpl *Template
 	err := withServer(ctx, src, func(ctx context.Context, server *embedded.Server, dir string) error {
@@ -58,7 +58,7 @@ func Make(ctx context.Context, src Source) (*Template, error) {
 	return tmpl, err
 }
 
-// Running is a mesh whose services run on a fleet that was loaded.
+// Running is a mesh whose services run on a loaded fleet.
 type Running struct {
 	Mesh      *dev.Mesh
 	ServerPID int    // of Postgres

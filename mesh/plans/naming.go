@@ -14,13 +14,13 @@ type naming struct {
 	form  form // moment or any other
 	level level
 	kind  kind
-	// prefix is what each copy of a name begins with, and width how many digits follow.
+	// prefix is the beginning of each copy of a name, and width how many digits follow.
 	prefix string
 	width  int
 	at     int64 // the time in an id, in milliseconds
 }
 
-// kind is what a token is.
+// kind is the kind of a token.
 type kind int
 
 const (
@@ -49,8 +49,8 @@ func newNaming(p piece, at level) naming {
 	return t
 }
 
-// of returns what the copy with the given number has in the place of the token; the first has the template's. The time
-// in an id is so many seconds earlier.
+// of returns the replacement of the token in the copy with the given number; the first copy keeps the template's. The
+// time in an id is earlier seconds earlier.
 func (t naming) of(n, earlier int) string {
 	switch {
 	case n == 0, t.kind == ofNothing:

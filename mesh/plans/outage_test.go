@@ -10,8 +10,9 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// TestTheFleetIsNotReadWhileNobodyListens: the watchdog, which looks every few seconds, reads of a fleet at rest nothing;
-// nothing either while no replica of nodeapi listens, when nothing follows from silence; and what is not served while one does.
+// TestTheFleetIsNotReadWhileNobodyListens: the watchdog, which scans every few seconds, reads no rows of a fleet at
+// rest; none either while no replica of nodeapi listens, since a silent node is no evidence then; and the rows of
+// workspaces that are not served while one listens.
 func TestTheFleetIsNotReadWhileNobodyListens(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -28,7 +29,7 @@ func TestTheFleetIsNotReadWhileNobodyListens(t *testing.T) {
 		}
 	}
 	const replica = `'00000000-0000-7000-a000-000000000001'`
-	exec(`SET session_replication_role = replica`) // what the rows say of themselves stays as it is
+	exec(`SET session_replication_role = replica`) // triggers do not change the rows
 	exec(`INSERT INTO mesh.replica (service, replica_id, started_at, beat_at, listening_since, version)
 		VALUES ('nodeapi', ` + replica + `, mesh.clock(), mesh.clock() + interval '1 hour', mesh.clock() - interval '1 hour', 1)`)
 	exec(`INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch, run_id, node_id, placement,

@@ -25,9 +25,9 @@ var size = plans.Size{Nodes: 1000, Workspaces: 10000}
 // cutBuffers is how many buffers a cut of one row may touch, most of them of the catalogue.
 const cutBuffers = 1500
 
-// TestStatementsReadWhatTheirAnswersNeed: on 1,000 machines with 10,000 workspaces no statement reads more than
-// ten times the rows that its answer needs, with a plan that serves all arguments. Those that look at the whole
-// fleet are named with their bound.
+// TestStatementsReadWhatTheirAnswersNeed: on 1,000 machines with 10,000 workspaces no statement reads more than ten
+// times the rows that its answer needs, with a plan that serves all arguments. Those that read the whole fleet are
+// named with their bound.
 func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -78,8 +78,8 @@ func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 		if most := plans.Most(s, size, cost.Returned); cost.Rows > most {
 			t.Errorf("%s as %s reads %d rows for %d, more than %d:\n%s\n%q\n%s", s.Name(), role, cost.Rows, cost.Returned, most, s.SQL(), literals, cost.Plan)
 		}
-		// What a function reads is not in the plan. It is planned at the first call of a session, and the first cut of a day
-		// makes partitions.
+		// The reads of a function are not in the plan. It is planned at the first call of a session, and the first cut of a
+		// day makes partitions.
 		cut := strings.HasSuffix(s.Name(), ".cut_batch")
 		if cut && cost.Buffers > cutBuffers {
 			if cost, err = plans.Explain(ctx, db.Pool(role), s, literals); err != nil {
@@ -108,7 +108,7 @@ func TestTheListsOfTheFleetAreOfStatements(t *testing.T) {
 	}
 }
 
-// TestEveryStatementHasAClass: a statement that may grow with the fleet says why, and each is held to something.
+// TestEveryStatementHasAClass: a statement that may grow with the fleet has a reason, and each has a requirement.
 func TestEveryStatementHasAClass(t *testing.T) {
 	for _, s := range pg.Statements() {
 		class := plans.ClassOf(s)

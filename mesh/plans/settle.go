@@ -12,7 +12,7 @@ import (
 var (
 	asProduct   = pg.Define(pg.RoleOwner, "plans.write_as_the_product", `SELECT set_config('gpuaas.writer', 'product', false)`)
 	withoutKeys = pg.Define(pg.RoleOwner, "plans.without_foreign_keys", `SELECT set_config('session_replication_role', 'replica', false)`)
-	// The slots of the machines, and what is used of them, as the triggers would keep it.
+	// The slots of the machines, and how many are used, as the triggers would keep them.
 	giveSlots = pg.Define(pg.RoleOwner, "plans.give_slots", `UPDATE lifecycle.node_gate SET slots = $1 WHERE instance_id IS NULL`)
 	countRoom = pg.Define(pg.RoleOwner, "plans.count_room", `
 	UPDATE lifecycle.node_room r SET slots = x.slots, used = x.used
@@ -38,7 +38,7 @@ var (
 	}, "lifecycle", "recovery", "readmodel", "nodeapi")
 )
 
-// settle makes what is counted and numbered over all copies, and the statistics of the planner.
+// settle sets the counts and numbers that span all copies, and makes the statistics of the planner.
 func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error {
 	type call struct {
 		statement *pg.Statement

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// whole are the statements that look at the whole fleet, with the rows that they may read for each workspace. Each
-// runs in a sweep every 30 s or more seldom, or when something failed, and none on the way of a request.
+// whole are the statements that read the whole fleet, with the rows that they may read for each workspace. Each runs in
+// a sweep every 30 s or more seldom, or when something failed, and none on the way of a request.
 var whole = map[string]float64{
 	"findings.provisions_of":   1, // the argument of the test lies before most runs
 	"launchlog.live_instances": 1,
@@ -27,13 +27,13 @@ var whole = map[string]float64{
 	// Reads all workspaces, and runs by the index of those that are live.
 	"project.compare_counts": 10,
 	"watchdog.compare_fleet": 4, // once an hour
-	// What a function reads is not in its plan.
+	// The reads of a function are not in its plan.
 	"project.recount_workspaces": 0, "watchdog.recount_fleet": 0,
 	// The log's own statements; the test loads no history.
 	"events.measure_lag": 1,
 }
 
-// machines are the statements that look at all machines, with the rows that they may read for each.
+// machines are the statements that read all machines, with the rows that they may read for each.
 var machines = map[string]float64{
 	"gate.read_nodes_without_key": 2, // while a key of tasks waits for the agents to store it
 	"enrol.read_token_of_request": 2, // all tokens of the template have the same empty key
@@ -54,7 +54,8 @@ var paged = map[string]float64{
 	"findings.standing_by_rows":    6,
 }
 
-// flat are statements of loops that find next to nothing on a fleet at rest, with the rows that they may read of it, whatever its size.
+// flat are statements of loops that find almost no rows on a fleet at rest, with the rows that they may read of a fleet
+// of any size.
 var flat = map[string]int64{
 	"identity.read_nodes_that_need_key": 50,
 	"watchdog.forget_sessions":          50,
@@ -66,10 +67,10 @@ var joined = map[string]int64{
 	"view.list_workspaces": 12, // those, and runs with their steps, and what is observed
 }
 
-// few are the rows that any statement may read beside those that it returns.
+// few is how many rows any statement may read beside those that it returns.
 const few = 100
 
-// Most returns how many rows a statement may read on a fleet for an answer of so many rows.
+// Most returns how many rows a statement may read on a fleet to return returned rows.
 func Most(s *pg.Statement, size Size, returned int64) int64 {
 	if perWorkspace, ok := whole[s.Name()]; ok {
 		return int64(perWorkspace*float64(size.Workspaces)) + 10*few
@@ -86,7 +87,7 @@ func Most(s *pg.Statement, size Size, returned int64) int64 {
 	return max(10, joined[s.Name()]) * (returned + few)
 }
 
-// Class is what is required of a statement as the fleet grows.
+// Class is the requirement on a statement as the fleet grows.
 type Class struct {
 	Name   string
 	Growth float64 // the exponent by which time and buffers may grow with the fleet
@@ -108,7 +109,7 @@ const (
 	seldom    = "a sweep of many seconds that compares all of the fleet"
 )
 
-// reasons says of each statement that looks at the whole fleet why it may.
+// reasons has, for each statement that reads the whole fleet, the reason why it may.
 var reasons = map[string]string{
 	"findings.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom,
 	"static.standing_slots":       seldom,
@@ -133,7 +134,7 @@ func ClassOf(s *pg.Statement) Class {
 	return point
 }
 
-// Whole reports whether a statement looks at the whole fleet.
+// Whole reports whether a statement reads the whole fleet.
 func Whole(s *pg.Statement) bool {
 	_, all := whole[s.Name()]
 	_, each := machines[s.Name()]
@@ -149,7 +150,7 @@ func Paged(s *pg.Statement) bool {
 // bound finds how many rows a statement takes at most: a parameter, which Arguments makes a page, or a number.
 var bound = regexp.MustCompile(`\bLIMIT (?:\$\d+|(\d+))`)
 
-// Bounds returns how many rows the bounds of a statement let through as Arguments calls it, those of one row apart.
+// Bounds returns the row limits of a statement, with the arguments of Arguments and without limits of one row.
 func Bounds(s *pg.Statement) []int64 {
 	var out []int64
 	for _, match := range bound.FindAllStringSubmatch(s.SQL(), -1) {
@@ -164,7 +165,7 @@ func Bounds(s *pg.Statement) []int64 {
 	return out
 }
 
-// Named returns the names of the statements that look at the whole fleet, at a page of it, or at none of it.
+// Named returns the names of the statements that read the whole fleet, a page of it, or none of it.
 func Named() []string {
 	return slices.Concat(slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(machines)), slices.Sorted(maps.Keys(paged)), slices.Sorted(maps.Keys(flat)))
 }
@@ -177,8 +178,8 @@ func Measured() []*pg.Statement {
 	})
 }
 
-// without are the tables with ids of machines or workspaces of which a fleet at rest has no rows, and those that
-// belong to what has failed.
+// without are the tables with ids of machines or workspaces of which a fleet at rest has no rows, and those of failed
+// objects.
 var without = []string{
 	"lifecycle.finding", "lifecycle.gpu_hold", "lifecycle.late_evidence", "lifecycle.orphan_try", "lifecycle.suspicion", "lifecycle.unaccounted_instance",
 	"lifecycle.woken_instance", "readmodel.finding", "readmodel.observation", "readmodel.recovery_record", "recovery.class_sighting", "recovery.instance",

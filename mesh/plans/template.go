@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// level is what a row or an id belongs to: the finer one has the higher number.
+// level is the kind of object that a row or an id belongs to: a finer one has a higher number.
 type level int
 
 const (
@@ -27,8 +27,8 @@ const (
 	ofEnded // a workspace that was recreated and decommissioned
 )
 
-// Template is what the product wrote for one tenant, one machine and one workspace, and for one that has ended if
-// the source says so.
+// Template holds the rows that the product wrote for one tenant, one machine and one workspace, and for one that has
+// ended if the source says so.
 type Template struct {
 	tables []table
 	levels map[string]level // of each id and name that copies replace
@@ -51,8 +51,8 @@ type column struct {
 	Type   string `db:"column_type"`
 }
 
-// What counts for the whole mesh, or is derived from the log by numbers that copies cannot have, is taken as it is
-// and not copied.
+// Tables that are for the whole mesh, or are derived from the log by numbers that copies cannot have, are taken as they
+// are and not copied.
 var columnsOfTables = pg.Define(pg.RoleOwner, "plans.columns_of_tables", `
 	SELECT format('%I.%I', n.nspname, c.relname) AS table_name, quote_ident(a.attname) AS column_name, format_type(a.atttypid, NULL) AS column_type
 	FROM pg_class c
@@ -68,7 +68,7 @@ var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-
 // serials are the numbers of certificates, which are unique as ids are. They are written without leading zeros.
 var serials = regexp.MustCompile(`^[0-9a-f]{24,32}$`)
 
-// capture reads all rows and finds out which ids and names belong to what.
+// capture reads all rows and finds the level of each id and name.
 func capture(ctx context.Context, conn *pgx.Conn, boxes bool) (*Template, error) {
 	columns, err := pg.All[column](ctx, conn, columnsOfTables)
 	if err != nil {
@@ -118,8 +118,8 @@ func idsOf(row string) []string {
 	return found
 }
 
-// classify gives each id its level: the ids of certain columns first, then whatever else stands in the rows of the
-// workspace, of the machine, of the tenant.
+// classify gives each id its level: the ids of certain columns first, then all other ids in the rows of the workspace,
+// of the machine, of the tenant.
 func (t *Template) classify() error {
 	general := map[string]bool{}
 	for _, tab := range t.tables {
@@ -192,7 +192,7 @@ func (t *Template) classifySerials() {
 	}
 }
 
-// levelOf returns the finest level of what stands in a row.
+// levelOf returns the finest level of the tokens in a row.
 func (t *Template) levelOf(row string) level {
 	at := ofMesh
 	for _, id := range idsOf(row) {
@@ -212,7 +212,7 @@ func copied(table string) bool {
 	return !slices.Contains([]string{"readmodel.audit", "readmodel.audit_head", "events.numbered", "readmodel.person", "readmodel.person_session"}, table)
 }
 
-// tokens returns what belongs to a level, the longest first.
+// tokens returns the tokens of a level, the longest first.
 func (t *Template) tokens(at level) []string {
 	var out []string
 	for token, l := range t.levels {

@@ -1,8 +1,9 @@
-// Package reap finds and ends what agents and their workloads left running below a directory.
+// Package reap finds and ends the processes that agents and their workloads left running below a directory.
 //
-// A process is believed to be ours only by what it is: a node agent or one of its shims whose command line names the directory, a descendant of one, or
-// an orphan that stands in the directory. A number in a file proves nothing. Guarantees: nobody else is ever signalled, a shell or an editor in the
-// directory included; End returns nil only when a look has found nobody.
+// A process counts as ours only by its own properties: a node agent or one of its shims whose command line names the
+// directory, a descendant of one, or an orphan whose working directory is the directory. A pid in a file proves
+// nothing. Guarantees: no other process is ever signalled, not even a shell or an editor in the directory; End returns
+// nil only when a scan has found no process.
 package reap
 
 import (
@@ -21,18 +22,18 @@ import (
 	"github.com/gpuaas/mesh/internal/cgroup"
 )
 
-// Process is one of ours.
+// Process is a process of an agent or its workloads.
 type Process struct {
 	PID, Parent int
 	Args        []string
 	cwd         string
 }
 
-// agent says whether it is an agent itself, which is asked before it is killed.
+// agent reports whether the process is an agent itself, which is asked to end before it is killed.
 func (p Process) agent() bool { return len(p.Args) > 1 && p.Args[1] == "run" }
 
-// Under lists the live processes that belong to agents below dir, program being the file name of the agent's binary. Where there is no /proc it finds
-// none.
+// Under lists the live processes that belong to agents below dir, program being the file name of the agent's binary.
+// Without /proc it finds none.
 func Under(dir, program string) ([]Process, error) {
 	entries, err := os.ReadDir("/proc")
 	if errors.Is(err, os.ErrNotExist) {
@@ -68,7 +69,7 @@ func Under(dir, program string) ([]Process, error) {
 	return out, nil
 }
 
-// root says whether a process is ours by its own signs.
+// root reports whether a process is ours by its own properties.
 func root(p Process, dir, program string) bool {
 	if p.Parent == 1 && within(p.cwd, dir) {
 		return true
@@ -92,7 +93,7 @@ func inspect(pid int) (Process, bool) {
 	if err != nil {
 		return Process{}, false
 	}
-	// The second field is the name in parentheses and may hold anything.
+	// The second field is the name in parentheses and may contain any character.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 2 || fields[0] == "Z" || fields[0] == "X" {
 		return Process{}, false // ended, only not waited for
@@ -109,8 +110,8 @@ func inspect(pid int) (Process, bool) {
 	return p, true
 }
 
-// End asks the agents below dir to end, waits for them at most gentle, kills whatever is left, removes the control groups of all, and returns how many
-// processes it met.
+// End asks the agents below dir to end, waits for them at most gentle, kills the remaining processes, removes the
+// control groups of all, and returns how many processes it found.
 func End(ctx context.Context, dir, program string, gentle time.Duration) (int, error) {
 	met, err := end(ctx, dir, program, gentle, func(Process) bool { return true })
 	if err != nil {
@@ -119,7 +120,7 @@ func End(ctx context.Context, dir, program string, gentle time.Duration) (int, e
 	return met, cgroup.RemoveBelow(dir)
 }
 
-// EndAgents is End for the agents alone: what they run lives on.
+// EndAgents does the same as End for the agents alone: the processes that they run live on.
 func EndAgents(ctx context.Context, dir, program string, gentle time.Duration) (int, error) {
 	return end(ctx, dir, program, gentle, Process.agent)
 }

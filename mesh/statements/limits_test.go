@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// bounds are the bounds of what is returned, by whatever expression. Of one row any will do.
+// bounds matches the bounds of a result, by any expression. Of one row any will do.
 var (
 	bounds = regexp.MustCompile(`(?i)\bLIMIT\s+\S+|\bFETCH\s+(?:FIRST|NEXT)\b`)
 	ofOne  = regexp.MustCompile(`(?i)^LIMIT\s+1\b`)
@@ -69,8 +69,8 @@ func selectOf(sql string, at int) string {
 	return string(out)
 }
 
-// TestABoundHasAnOrder: a statement or a function that takes some rows of many says which, or the same are left out again
-// and again.
+// TestABoundHasAnOrder: a statement or a function that takes some rows of many has an order, or the same rows are left
+// out again and again.
 func TestABoundHasAnOrder(t *testing.T) {
 	texts := map[string]string{}
 	for i, s := range pg.Statements() {
@@ -102,8 +102,8 @@ func TestABoundHasAnOrder(t *testing.T) {
 	}
 }
 
-// functions returns the bodies of the functions that the migrations have made, and of those that are made in the authority's
-// database.
+// functions returns the bodies of the functions that the migrations have made, and of those that are made in the
+// authority's database.
 func functions(t *testing.T) map[string]string {
 	t.Helper()
 	ctx, out := testkit.Context(t), map[string]string{}

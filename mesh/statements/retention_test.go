@@ -61,7 +61,8 @@ var kept = map[string]string{
 	"mesh.clock_offset":        "of the test kit",
 }
 
-// TestEveryTableHasATerm: a table whose rows are never cut is a decision. The role that cuts may delete from the others.
+// TestEveryTableHasATerm: a table whose rows are never cut is a decision. The role that cuts may delete from the
+// others.
 func TestEveryTableHasATerm(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

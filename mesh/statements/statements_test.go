@@ -19,7 +19,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// unprepared are the statements that name what is made while the product runs; each has its reason in its definition.
+// unprepared are the statements that name objects that are made while the product runs; each has its reason in its
+// definition.
 var unprepared = []string{
 	"castore.create_index", "castore.cut_batch", "castore.drop_index", "castore.find_place", "castore.grant_rights",
 	"castore.lock_functions", "castore.make_functions", "castore.make_role", "castore.read_indexes", "castore.read_progress",
@@ -33,8 +34,8 @@ var unprepared = []string{
 	"workspace.record_tenant_migration", "workspace.roles_have_grants", "workspace.roles_with_grants", "workspace.tenant_schema_version", "workspace.write_workspace_info",
 }
 
-// TestEveryStatementIsPreparedAsItsRole: a statement that names a column which is gone, or a table which its role may not read, is found here and not by
-// the first operator who needs it.
+// TestEveryStatementIsPreparedAsItsRole: a statement that names a column which is gone, or a table which its role may
+// not read, is found here and not by the first operator who needs it.
 func TestEveryStatementIsPreparedAsItsRole(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -67,7 +68,8 @@ func TestEveryStatementIsPreparedAsItsRole(t *testing.T) {
 	}
 }
 
-// plan prepares a statement and has the server plan and start it, without running it: privileges are checked no earlier.
+// plan prepares a statement and has the server plan and start it, without running it: privileges are checked no
+// earlier.
 func plan(ctx context.Context, conn *pgx.Conn, name, sql string) error {
 	prepared, err := conn.Prepare(ctx, name, sql)
 	if err != nil {
@@ -87,7 +89,7 @@ func plan(ctx context.Context, conn *pgx.Conn, name, sql string) error {
 // planned are the statements that have a plan, behind the comment with their name.
 var planned = regexp.MustCompile(`(?is)^/\*[^*]*\*/\s*(select|insert|update|delete|with|values|merge)\b`)
 
-// TestAMissingPrivilegeIsFound proves that plan sees what it is there for.
+// TestAMissingPrivilegeIsFound checks that plan detects a missing privilege.
 func TestAMissingPrivilegeIsFound(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

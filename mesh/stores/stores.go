@@ -1,7 +1,9 @@
-// Package stores brings up the Postgres and the Redis of a mesh on one machine, or takes those that it is given, and prepares them.
+// Package stores brings up the Postgres and the Redis of a mesh on one machine, or uses those that it is given, and
+// prepares them.
 //
-// It owns child processes and nothing in the databases: roles and schema are package pg's. It believes only what the server says about itself. Guarantees:
-// fsync is on wherever the server is ours, and what it is elsewhere is told; a store of ours that dies is brought back on the same address.
+// It owns child processes and nothing in the databases: roles and schema are package pg's. It trusts only the settings
+// that the server itself reports. Guarantees: fsync is on in a server of ours, and its setting in another server is
+// reported; a store of ours that dies is started again on the same address.
 package stores
 
 import (
@@ -23,31 +25,31 @@ import (
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
-// Config says which stores.
+// Config describes the stores.
 type Config struct {
 	Dir         string // of our Postgres
 	RedisDir    string // of our Redis, made anew at each start; empty: a temporary one
 	SocketDir   string // of our Postgres' socket; empty, or too long for a socket: a private one elsewhere
 	CacheDir    string // searched for Postgres' binaries after the system's
 	Statements  bool   // our Postgres counts what each statement costs, if it can
-	DatabaseURL string // of a server that somebody else runs, as an administrator; empty: our own
-	RedisURL    string // of one that somebody else runs; empty: our own; "embedded": our own, in this process; "-": none
+	DatabaseURL string // of an external server, as an administrator; empty: our own
+	RedisURL    string // of an external one; empty: our own; "embedded": our own, in this process; "-": none
 }
 
-// EmbeddedRedis as the URL of Redis asks for the imitation in this process, whether or not there is a redis-server.
+// EmbeddedRedis as the URL of Redis selects the imitation in this process, whether or not there is a redis-server.
 const EmbeddedRedis = "embedded"
 
-// Stores are the two that run.
+// Stores are the two running stores.
 type Stores struct {
 	cfg      Config
 	logger   *slog.Logger
 	material *material.Material
-	Postgres *pgserver.Server    // nil if it is somebody else's
-	Redis    *redisserver.Server // nil if it is somebody else's, or none
+	Postgres *pgserver.Server    // nil if it is external
+	Redis    *redisserver.Server // nil if it is external, or none
 	Facts    Facts
 }
 
-// Facts are what is told to a person.
+// Facts describes the stores to a person.
 type Facts struct {
 	PostgresVersion string
 	Fsync           string
@@ -151,7 +153,7 @@ func (s *Stores) check(ctx context.Context, admin string) error {
 	return nil
 }
 
-// RedisKind says what answers as the lock store.
+// RedisKind returns the kind of the lock store.
 func (s *Stores) RedisKind() string {
 	switch {
 	case s.cfg.RedisURL == "-":
@@ -165,7 +167,7 @@ func (s *Stores) RedisKind() string {
 	}
 }
 
-// Keep brings our stores back when they die, until ctx ends.
+// Keep starts our stores again when they die, until ctx ends.
 func (s *Stores) Keep(ctx context.Context) error {
 	tasks := []app.Task{{Name: "wait", Run: func(ctx context.Context) error { <-ctx.Done(); return nil }}}
 	if s.Postgres != nil {
@@ -189,7 +191,7 @@ func (s *Stores) revive(ctx context.Context, name string, done func() <-chan str
 		case <-done():
 		}
 		select {
-		case <-done(): // of the present incarnation: somebody may have stopped it and started it again
+		case <-done(): // of the present incarnation: a caller may have stopped it and started it again
 		default:
 			continue
 		}
@@ -203,7 +205,7 @@ func (s *Stores) revive(ctx context.Context, name string, done func() <-chan str
 	}
 }
 
-// Stop ends what is ours.
+// Stop ends our own stores.
 func (s *Stores) Stop(ctx context.Context) error {
 	var err error
 	if s.Redis != nil {

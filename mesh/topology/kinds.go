@@ -1,7 +1,9 @@
-// Package topology knows which services a mesh consists of, how each is configured to find the others, and how each is built.
+// Package topology defines which services a mesh consists of, how each is configured to find the others, and how each
+// is built.
 //
-// It owns nothing at run time: it turns material and addresses into configurations, and a configuration into a service that its caller runs. Guarantees:
-// a service built here in one process with the others is the same as the one built from its file in a process of its own.
+// It owns nothing at run time: it turns material and addresses into configurations, and a configuration into a service
+// that its caller runs. Guarantees: a service built here in one process with the others is the same as the one built
+// from its file in a process of its own.
 package topology
 
 import (
@@ -28,7 +30,7 @@ import (
 type Running interface {
 	// Run serves until ctx ends.
 	Run(ctx context.Context) error
-	// OpsAddr is where its metrics and health are.
+	// OpsAddr returns the address of its metrics and health.
 	OpsAddr() string
 }
 
@@ -48,7 +50,7 @@ type Loaded struct {
 	Open func(ctx context.Context, logger *slog.Logger, registry *obs.Registry) (Running, error)
 }
 
-// Kinds are all services.
+// Kinds returns all services.
 func Kinds() []Kind {
 	return []Kind{
 		kind(material.NodeAPI, nodeapi.Default(), func(c nodeapi.Config) obs.LogConfig { return c.Log }, openNodeAPI),
@@ -105,10 +107,10 @@ func Lookup(name string) (Kind, bool) {
 	return kinds[i], true
 }
 
-// ErrUndetected says that a file does not tell whose configuration it is.
+// ErrUndetected is returned if a file does not name the service that it configures.
 var ErrUndetected = errors.New("the file does not say whose configuration it is: add `service:` with the name of one, or name it with --service")
 
-// Detect returns whose configuration a file is, by its key `service`.
+// Detect returns the kind of service that a file configures, by its key `service`.
 func Detect(file string) (Kind, error) {
 	data, err := pki.ReadFile(file)
 	if err != nil {

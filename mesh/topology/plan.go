@@ -23,7 +23,7 @@ type Addresses struct {
 	Recovery, Lifecycle string // internal ports
 	Console             string // for people
 	Enroll              string // for machines without an identity
-	Agents              string // for machines with one, as they are told; replicas of nodeapi may stand behind it
+	Agents              string // for machines with one; it may be a balancer before replicas of nodeapi
 }
 
 // Plan is one mesh on one machine.
@@ -34,21 +34,22 @@ type Plan struct {
 	AgentBinary    string
 	InstanceDir    string // where the process driver keeps its instances
 	Redis          bool   // whether there is a lock store
-	Placement      string // of workspaces that do not say
+	Placement      string // of workspaces that do not name one
 	Reflection     bool   // gRPC reflection on the people's port
-	Profile        string // the name by which agents are told of all this
+	Profile        string // the name of the profile that agents get
 	Log            obs.LogConfig
-	Drain          time.Duration // over which agents are asked to go elsewhere, and then how long they get
+	Drain          time.Duration // over which agents are told to go to another replica, and then how long they may take
 	DatabaseVolume string        // a directory on the volume of the database, where recovery sees it; may be empty
-	// RetentionSweep is how often history is cut; zero: as the services do by default.
+	// RetentionSweep is how often history is cut; zero: the default of the services.
 	RetentionSweep time.Duration
-	// KeepEnded is how long what an ended instance left on its host stays, and its line in the launch log; zero: as lifecycle does by default.
+	// KeepEnded is how long the files of an ended instance stay on its host, and its line in the launch log; zero: the
+	// default of lifecycle.
 	KeepEnded time.Duration
 	// SeededDatabase allows a database whose fleet was loaded by a bench.
 	SeededDatabase bool
 }
 
-// shared is what a service has in common with the others.
+// shared returns the part of a configuration that all services have.
 func (p Plan) shared(name, listen, ops string) service.Config {
 	c := service.Default()
 	c.Service, c.Log, c.TrustDomain = name, p.Log, p.TrustDomain
@@ -60,7 +61,7 @@ func (p Plan) shared(name, listen, ops string) service.Config {
 	return c
 }
 
-// NodeAPI configures a replica that listens for agents at the given address.
+// NodeAPI returns the configuration of a replica that listens for agents at the given address.
 func (p Plan) NodeAPI(agents, ops string) nodeapi.Config {
 	c := nodeapi.Default()
 	c.Config = p.shared(material.NodeAPI, c.Listen, ops)
@@ -72,7 +73,7 @@ func (p Plan) NodeAPI(agents, ops string) nodeapi.Config {
 	return c
 }
 
-// Recovery configures recovery.
+// Recovery returns the configuration of recovery.
 func (p Plan) Recovery(ops string) recovery.Config {
 	c := recovery.Default()
 	c.Config = p.shared(material.Recovery, p.Addresses.Recovery, ops)
@@ -86,7 +87,7 @@ func (p Plan) Recovery(ops string) recovery.Config {
 	return c
 }
 
-// Lifecycle configures lifecycle.
+// Lifecycle returns the configuration of lifecycle.
 func (p Plan) Lifecycle(ops string) lifecycle.Config {
 	c := lifecycle.Default()
 	c.Config = p.shared(material.Lifecycle, p.Addresses.Lifecycle, ops)
@@ -106,7 +107,7 @@ func (p Plan) Lifecycle(ops string) lifecycle.Config {
 	return c
 }
 
-// Readmodel configures readmodel; hosts are what people may call it by.
+// Readmodel returns the configuration of readmodel; hosts are the names by which people may call it.
 func (p Plan) Readmodel(ops string, hosts []string) readmodel.Config {
 	c := readmodel.Default()
 	c.Config = p.shared(material.Readmodel, c.Listen, ops)
@@ -116,7 +117,7 @@ func (p Plan) Readmodel(ops string, hosts []string) readmodel.Config {
 	return c
 }
 
-// Instances configures the driver that launches instances as processes.
+// Instances returns the configuration of the driver that launches instances as processes.
 func (p Plan) Instances() process.Config {
 	c := lifecycle.Default().Placement.Process
 	c.Dir, c.AgentBinary, c.CAFile = p.InstanceDir, p.AgentBinary, p.Material.ServiceRoots()
@@ -125,7 +126,7 @@ func (p Plan) Instances() process.Config {
 	return c
 }
 
-// Write renders a configuration to the file of a process and answers its path.
+// Write renders a configuration to the file of a process and returns its path.
 func Write[C any](m *material.Material, name string, cfg C) (string, error) {
 	data, err := config.Marshal(cfg)
 	if err != nil {

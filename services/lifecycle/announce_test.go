@@ -12,9 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestLiveRowsAreAnnounced walks the announcement of two lives to its end: the rows of the one that stands are
-// announced as they are, and of the one that
-// is over nothing but its tenant is.
+// TestLiveRowsAreAnnounced walks the announcement of two lives to its end: the rows of the live one are announced as
+// they are, and of the one that is over only its tenant is announced.
 func TestLiveRowsAreAnnounced(t *testing.T) {
 	testkit.IO(t)
 	db, ctx := testkit.DB(t), testkit.Context(t)

@@ -1,5 +1,6 @@
-// Package lifecycle is the service that owns tenants, workspaces and all that makes them: saga runs, instances, allocations, node gates and tasks. It
-// believes nodeapi's reports of tasks and recovery's fences; it does not classify drift and does not touch identity. Its root only wires.
+// Package lifecycle is the service that owns tenants, workspaces and all that makes them: saga runs, instances,
+// allocations, node gates and tasks. It trusts nodeapi's reports of tasks and recovery's fences; it does not classify
+// drift and does not touch identity. Its root only wires.
 package lifecycle
 
 import (
@@ -27,7 +28,7 @@ type Static struct {
 	SlotsPerNode int32 `koanf:"slots_per_node"`
 }
 
-// Placement configures the drivers. The process driver is offered where it has a directory.
+// Placement configures the drivers. The process driver is offered if it has a directory.
 type Placement struct {
 	Process process.Config `koanf:"process"`
 	Static  Static         `koanf:"static"`
@@ -40,29 +41,39 @@ type Config struct {
 	TaskSigningKeyFile string `koanf:"task_signing_key_file"`
 	// TaskSigningPubkeysFile names further keys that signed tasks. An agent's report of an attempt that the database has
 	// lost counts if one of them, or the signing key itself, signed it. Empty: the signing key alone.
-	TaskSigningPubkeysFile string            `koanf:"task_signing_pubkeys_file"`
-	JoinStatePubkeysFile   string            `koanf:"join_state_pubkeys_file"`
-	AssertionPubkeysFile   string            `koanf:"assertion_pubkeys_file"`
-	SecretFile             config.SecretFile `koanf:"secret_file"` // launch secrets and workloads' passwords are derived from it
-	// WorkloadSecretsKeysFile names the keys that environment values of workloads are sealed under, one a line; the first seals, all open.
+	TaskSigningPubkeysFile string `koanf:"task_signing_pubkeys_file"`
+	JoinStatePubkeysFile   string `koanf:"join_state_pubkeys_file"`
+	AssertionPubkeysFile   string `koanf:"assertion_pubkeys_file"`
+	// SecretFile is the file of the secret from which launch secrets and workloads' passwords are derived.
+	SecretFile config.SecretFile `koanf:"secret_file"`
+	// WorkloadSecretsKeysFile is the file of the keys with which environment values of workloads are sealed, one a line;
+	// the first key seals, all open.
 	WorkloadSecretsKeysFile config.SecretFile `koanf:"workload_secrets_keys_file"`
-	// WorkloadSecretsLostKeys are the ids of keys that are gone for good. Without them a start is refused when stored values need a key that the file lacks.
-	WorkloadSecretsLostKeys []string                  `koanf:"workload_secrets_lost_keys"`
-	WorkloadDatabaseURL     config.SecretFile         `koanf:"workload_database_url_file"`
-	RedisURLFile            config.SecretFile         `koanf:"redis_url_file"` // empty: no lock store, joins cost a little more
-	Plans                   map[string]workspace.Plan `koanf:"plans"`
-	Regions                 []string                  `koanf:"regions"`
-	DefaultPlacement        string                    `koanf:"default_placement"`
-	DefaultQuota            workspace.Quota           `koanf:"default_quota"`
-	Placement               Placement                 `koanf:"placement"`
-	Peers                   Peers                     `koanf:"peers"`
-	Workers                 int                       `koanf:"workers"`          // sagas driven at once
-	SagaLease               time.Duration             `koanf:"saga_lease"`       // how long a run stays with a replica that fell silent
-	OrphanSweep             time.Duration             `koanf:"orphan_sweep"`     // how often instances are looked for that are nobody's
-	ReleaseDeadline         time.Duration             `koanf:"release_deadline"` // how long a release may take before its hold is release_failed
-	FindingSweep            time.Duration             `koanf:"finding_sweep"`    // how often rows and resources are compared
-	WokenSweep              time.Duration             `koanf:"woken_sweep"`      // how often findings are made of ended instances that were started again
-	FindingGrace            time.Duration             `koanf:"finding_grace"`    // how long a contradiction must last to be a finding
+	// WorkloadSecretsLostKeys are the ids of keys that are lost. The service does not start if stored values need a key
+	// that is neither in the file nor listed here.
+	WorkloadSecretsLostKeys []string          `koanf:"workload_secrets_lost_keys"`
+	WorkloadDatabaseURL     config.SecretFile `koanf:"workload_database_url_file"`
+	// RedisURLFile is the file of the lock store's URL; empty: no lock store, and joins cost a little more.
+	RedisURLFile     config.SecretFile         `koanf:"redis_url_file"`
+	Plans            map[string]workspace.Plan `koanf:"plans"`
+	Regions          []string                  `koanf:"regions"`
+	DefaultPlacement string                    `koanf:"default_placement"`
+	DefaultQuota     workspace.Quota           `koanf:"default_quota"`
+	Placement        Placement                 `koanf:"placement"`
+	Peers            Peers                     `koanf:"peers"`
+	Workers          int                       `koanf:"workers"` // sagas driven at once
+	// SagaLease is how long a run stays with a replica that sends no heartbeat.
+	SagaLease time.Duration `koanf:"saga_lease"`
+	// OrphanSweep is how often a sweep scans for instances without an owner.
+	OrphanSweep time.Duration `koanf:"orphan_sweep"`
+	// ReleaseDeadline is how long a release may take before its allocation is release_failed.
+	ReleaseDeadline time.Duration `koanf:"release_deadline"`
+	// FindingSweep is how often rows and resources are compared.
+	FindingSweep time.Duration `koanf:"finding_sweep"`
+	// WokenSweep is how often findings are made of ended instances that were started again.
+	WokenSweep time.Duration `koanf:"woken_sweep"`
+	// FindingGrace is how long a contradiction must last to be a finding.
+	FindingGrace time.Duration `koanf:"finding_grace"`
 }
 
 // Default returns the defaults.

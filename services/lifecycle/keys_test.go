@@ -18,7 +18,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-// TestWorkloadSecretKeysAreNeeded: a configuration without the key file is refused by `config check`, and a file that is no key set at the start.
+// TestWorkloadSecretKeysAreNeeded: a configuration without the key file is refused by `config check`, and a file that
+// is no key set at the start.
 func TestWorkloadSecretKeysAreNeeded(t *testing.T) {
 	if err := Default().Validate(); err == nil || !strings.Contains(err.Error(), "workload_secrets_keys_file is needed") {
 		t.Errorf("without a file: %v", err)
@@ -39,7 +40,8 @@ func TestWorkloadSecretKeysAreNeeded(t *testing.T) {
 	}
 }
 
-// TestACheckThatFailsRefusesNoStart: only a key that is known to be missing ends the process; a check that the database cancels is repeated.
+// TestACheckThatFailsRefusesNoStart: only a key that is known to be missing ends the process; a check that the database
+// cancels is repeated.
 func TestACheckThatFailsRefusesNoStart(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

@@ -6,7 +6,8 @@ import (
 	"github.com/gpuaas/mesh/internal/retention"
 )
 
-// terms are the kinds of rows of lifecycle that have a term, in an order in which what hangs on a row goes before it.
+// terms are the kinds of rows of lifecycle that have a retention, in an order in which rows that refer to another one
+// are deleted before it.
 var terms = []retention.Table{
 	{Name: "tasks", Key: policy.RetentionTasksSeconds, Table: "task", ID: "task_id"},
 	{Name: "claims", Key: policy.RetentionRunsSeconds, Table: "resource_claim", ID: "id"},
@@ -27,6 +28,6 @@ var (
 	oldestLeft = pg.DefineDynamic(pg.RoleLifecycle, "lifecycle.oldest_left",
 		func(t retention.Table) string { return t.Oldest("lifecycle") }, terms...)
 
-	// cuts are what lifecycle cuts.
+	// cuts are the deletions of lifecycle's retention.
 	cuts = retention.Of(terms, cutBatch.For, oldestLeft.For)
 )

@@ -99,7 +99,7 @@ var rowsOf = []struct{ table, column, name string }{
 	{"operation_key", "run_id", "run"},
 }
 
-// left are the tables that still have a row of the life.
+// left returns the tables that still have a row of the life.
 func (l *life) left(ctx context.Context, db *pgxpool.Pool) ([]string, error) {
 	var out []string
 	for _, r := range rowsOf {
@@ -115,7 +115,7 @@ func (l *life) left(ctx context.Context, db *pgxpool.Pool) ([]string, error) {
 	return out, nil
 }
 
-// open are the tables whose row of this life must stay, whatever the term.
+// open returns the tables whose row of this life must stay, whatever the term.
 func (l *life) open() []string {
 	var out []string
 	live := !slices.Contains([]string{"succeeded", "failed"}, l.run)
@@ -157,8 +157,8 @@ func walk(ctx context.Context, db *pgxpool.Pool, term time.Duration) error {
 	return nil
 }
 
-// TestNoTermCutsWhatIsOpen: whatever the states and the term, an open run with all it may ask for, a live claim and an
-// open task stay, what is younger than the term stays, and what is over and older is gone.
+// TestNoTermCutsWhatIsOpen: whatever the states and the term, an open run with every row that it may read, a live claim
+// and an open task stay, rows younger than the term stay, and ended rows older than it are deleted.
 func TestNoTermCutsWhatIsOpen(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

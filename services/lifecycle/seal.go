@@ -21,8 +21,8 @@ const (
 	sealAgain = time.Hour
 )
 
-// checkKeys refuses a key file that lacks a key which rows need. Every other error of the check is logged and no reason to end: the bool is false, and the
-// check is to be repeated.
+// checkKeys returns an error if the key file lacks a key which rows need. It logs every other error of the check and
+// returns false: the caller repeats the check.
 func checkKeys(ctx context.Context, logger *slog.Logger, sealer *workspace.Sealer, lost []string) (bool, error) {
 	err := sealer.Check(ctx, lost)
 	if fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
@@ -34,8 +34,9 @@ func checkKeys(ctx context.Context, logger *slog.Logger, sealer *workspace.Seale
 	return err == nil, nil
 }
 
-// sealStored brings stored environment values under the first key: those of a former first key, and those that a build before sealed values has stored. It
-// looks again now and then: a replica of that build, or one with the former first key, may end later than this one starts.
+// sealStored seals stored environment values with the first key: those sealed with a former first key, and those that a
+// build before sealed values has stored. It repeats this every sealAgain: a replica of that build, or one with the
+// former first key, may end later than this one starts.
 func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, tasks *task.Server) error {
 	checked := false
 	for first := true; ; first = false {
@@ -57,7 +58,7 @@ func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, task
 		switch err = errors.Join(err, taskErr); {
 		case err == nil && checked:
 			wait = sealAgain
-		case err == nil: // what the check met is logged
+		case err == nil: // checkKeys has logged its error
 		case ctx.Err() == nil:
 			s.base.Logger.WarnContext(ctx, "stored environment values not sealed yet", obs.Err(err))
 		}

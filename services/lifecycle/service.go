@@ -45,7 +45,7 @@ import (
 type Deps struct {
 	Logger   *slog.Logger
 	Registry *obs.Registry
-	// Numbering is that of a process with several services; nil: the service has one of its own.
+	// Numbering is shared by the services of one process; nil: the service has one of its own.
 	Numbering *service.Numbering
 }
 
@@ -76,7 +76,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// material is what the service reads from files.
+// material has the secrets and keys that the service reads from files.
 type material struct {
 	signingKeys
 
@@ -215,7 +215,7 @@ func (s *Service) build(ctx context.Context) error {
 		Pool: b.DB, Logger: b.Logger, Registerer: b.Registry.ForService(b.Name),
 	},
 		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
-			// What the log and the database disagree on is with recovery before anything is ended.
+			// Differences between the log and the database are reported to recovery before anything is ended.
 			if err := guard.Check(ctx); err != nil {
 				return err
 			}
@@ -283,7 +283,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "woken-instances", Run: func(ctx context.Context) error { return woken.Run(ctx, findings.ApplyWoken) }},
 		app.Task{Name: "woken-sweep", Run: func(ctx context.Context) error {
 			pause := func() func(context.Context) bool {
-				wake := b.Numbered.C() // what it looks for comes by an event
+				wake := b.Numbered.C() // an event reports each refusal that it reads
 				return func(ctx context.Context) bool { return b.Numbered.Pace(ctx, nil, wake, s.cfg.WokenSweep) }
 			}
 			return app.EveryPaced(ctx, b.Logger, "woken-sweep", pause, func(ctx context.Context) error {
@@ -313,10 +313,11 @@ func (s *Service) build(ctx context.Context) error {
 	return nil
 }
 
-// sweepTimeout bounds a sweep: what takes longer is left to the next one.
+// sweepTimeout bounds a sweep: the next sweep does what is left.
 const sweepTimeout = 5 * time.Minute
 
-// twoTimeout bounds the check for two instances of one workspace: a placement that does not answer holds the next check up for no longer.
+// twoTimeout bounds the check for two instances of one workspace: a placement that does not answer delays the next
+// check by no more than that.
 const twoTimeout = time.Minute
 
 func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server, instances *workspace.Instances,
@@ -344,12 +345,12 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 	return nil
 }
 
-// announced are the live rows of lifecycle, tenants before what is theirs.
+// announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
 	return slices.Concat(workspace.Announced(), saga.Announced(), []reannounce.Source{gate.Announced(), task.Announced(), findings.Announced()})
 }
 
-// openStores opens what lifecycle has beside its own database.
+// openStores opens the stores that lifecycle uses beside its own database.
 func (s *Service) openStores(ctx context.Context) error {
 	url, err := s.cfg.WorkloadDatabaseURL.Read()
 	if err != nil {
@@ -362,7 +363,7 @@ func (s *Service) openStores(ctx context.Context) error {
 	return nil
 }
 
-// lockStore makes the lock that answers joins fast; nil if none is configured.
+// lockStore returns the lock store that makes joins fast; nil if none is configured.
 func (s *Service) lockStore() (*lock.Lock, error) {
 	if s.cfg.RedisURLFile == "" {
 		return nil, nil
@@ -397,7 +398,7 @@ func (s *Service) drivers() (map[commonv1.PlacementDriver]placement.Driver, erro
 // committed follows every commit that wrote events or woke a run.
 func (s *Service) committed() { s.core.Committed() }
 
-// apply takes nodeapi's facts about sessions.
+// apply applies nodeapi's events about sessions.
 func apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	f := &nodev1.SessionChanged{}
 	if err := r.Decode(f); err != nil {
@@ -448,8 +449,8 @@ func (s *Service) PowerOffInstances(ctx context.Context) error {
 	return s.instances.PowerOff(ctx)
 }
 
-// Addr is where other services call.
+// Addr returns the address at which other services call.
 func (s *Service) Addr() string { return s.server.Addr().String() }
 
-// OpsAddr is where metrics and health are served.
+// OpsAddr returns the address at which metrics and health are served.
 func (s *Service) OpsAddr() string { return s.base.OpsAddr() }

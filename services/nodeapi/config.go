@@ -1,5 +1,6 @@
-// Package nodeapi is the service that node agents are connected to. It owns open sessions and the beats of its replicas; it believes verified
-// certificates, recovery's authority view and lifecycle's leases; it decides neither lifecycle nor identity. Its root only wires.
+// Package nodeapi is the service that node agents are connected to. It owns open sessions and the beats of its
+// replicas; it believes verified certificates, recovery's authority view and lifecycle's leases; it decides neither
+// lifecycle nor identity. Its root only wires.
 package nodeapi
 
 import (
@@ -22,16 +23,17 @@ type Config struct {
 	service.Config
 
 	AgentListen string `koanf:"agent_listen"`
-	// Advertise is the host:port at which other services reach this replica's internal port. Empty: where it listens, by the name of the host if that
-	// is every address.
+	// Advertise is the host:port at which other services reach this replica's internal port. Empty: the address it listens
+	// at, with the name of the host if it listens on every address.
 	Advertise  string `koanf:"advertise"`
-	NodeCAFile string `koanf:"node_ca_file"` // whom agents are trusted by; read again when it changes
-	// JoinStatePubkeysFile holds the keys that join states are signed with. It tells an agent from the holder of its
-	// key alone, so that the second cannot use up what the first may open. Empty: it cannot be told here.
+	NodeCAFile string `koanf:"node_ca_file"` // the authorities of agents' certificates; read again when the file changes
+	// JoinStatePubkeysFile holds the keys that join states are signed with. With them an agent is distinguished from
+	// another holder of its key, so that the latter cannot use up the streams that the agent may open. Empty: this replica
+	// cannot distinguish them.
 	JoinStatePubkeysFile string        `koanf:"join_state_pubkeys_file"`
 	Peers                Peers         `koanf:"peers"`
-	DrainSpread          time.Duration `koanf:"drain_spread"`  // over which agents are asked to leave at shutdown
-	DrainTimeout         time.Duration `koanf:"drain_timeout"` // after which those that stayed are cut
+	DrainSpread          time.Duration `koanf:"drain_spread"`  // the time over which agents are asked to leave at shutdown
+	DrainTimeout         time.Duration `koanf:"drain_timeout"` // the time after which the sessions that remain are cut
 	// Limits of the agents' port.
 	MaxConnections int           `koanf:"max_connections"`
 	OpenBurst      int           `koanf:"open_burst"`
@@ -39,7 +41,7 @@ type Config struct {
 	// FirstFrame is how long a stream may take to its Hello, ChallengeWithin to the answer of a challenge.
 	FirstFrame      time.Duration `koanf:"first_frame"`
 	ChallengeWithin time.Duration `koanf:"challenge_within"`
-	FramesPerSecond int           `koanf:"frames_per_second"` // of one session; more ends it
+	FramesPerSecond int           `koanf:"frames_per_second"` // of one session; more end it
 }
 
 // Default returns the defaults.

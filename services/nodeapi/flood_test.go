@@ -30,7 +30,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi"
 )
 
-// mostGrowth of the heap that a flood may cost, the tests' own side included.
+// mostGrowth is the growth of the heap in bytes that a flood may cost, including the test's own side.
 const mostGrowth = 20 << 20
 
 // counter reads one series of a replica's metrics, by the end of its name and its labels.
@@ -60,11 +60,11 @@ func (k *kit) counter(r *replica, name, labels string) float64 {
 	return value
 }
 
-// peak watches the live heap until stop, which answers by how much it grew at most.
+// peak watches the live heap until stop is called, which returns its greatest growth in bytes.
 func peak(t *testing.T) (stop func() int64) {
 	t.Helper()
 	read := func() int64 {
-		// Of the last collection: what has become garbage since is not held.
+		// The sample is that of the last collection: garbage since then is not counted.
 		sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 		metrics.Read(sample)
 		return int64(sample[0].Value.Uint64()) //nolint:gosec // bytes of a heap
@@ -81,7 +81,7 @@ func peak(t *testing.T) (stop func() int64) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				runtime.GC() // what lives counts, not what waits to be collected
+				runtime.GC() // live objects count, not those that wait to be collected
 				most = max(most, read()-before)
 			}
 		}
@@ -93,7 +93,7 @@ func peak(t *testing.T) (stop func() int64) {
 	}
 }
 
-// raw is an HTTP/2 connection whose every frame is ours.
+// raw is an HTTP/2 connection of which the test writes every frame.
 type raw struct {
 	conn   *tls.Conn
 	framer *http2.Framer
@@ -102,7 +102,7 @@ type raw struct {
 	ended  chan struct{} // closed when the server has closed the connection
 }
 
-// raw connects as a node does and sends the preface. read says whether the server's frames are read.
+// raw connects as a node does and sends the preface. If read is true the server's frames are read.
 func (k *kit) raw(a *agent, addr string, read bool) *raw {
 	k.t.Helper()
 	conf, err := k.clientTLS(a.cert)
@@ -153,7 +153,7 @@ func (k *kit) raw(a *agent, addr string, read bool) *raw {
 	return r
 }
 
-// headers are those of an agent's stream, and more.
+// headers returns the encoded headers of an agent's stream, with more added.
 func headers(more ...hpack.HeaderField) []byte {
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
@@ -170,8 +170,8 @@ func headers(more ...hpack.HeaderField) []byte {
 	return block.Bytes()
 }
 
-// TestFloodsEndTheirOwnConnection: whoever floods the port with a node's certificate loses the connection, or is held back; nobody else notices.
-// Scenario: D01, D02.
+// TestFloodsEndTheirOwnConnection: a client that floods the port with a node's certificate loses its connection, or is
+// slowed down; other agents are not affected. Scenario: D01, D02.
 func TestFloodsEndTheirOwnConnection(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
@@ -198,8 +198,8 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 	}
 	for _, flood := range []struct {
 		name  string
-		flood func(c *raw) error // until the server has had enough
-		stays bool               // it costs the server nothing, so it may
+		flood func(c *raw) error // writes the flood until the server ends the connection
+		stays bool               // the flood costs the server nothing, so the connection may stay
 	}{
 		{name: "rapid reset", flood: func(c *raw) error {
 			block := headers()
@@ -291,7 +291,7 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 			}
 			select {
 			case code := <-c.goAway:
-				t.Logf("sent away with %s", code) // unless the word was lost with the connection
+				t.Logf("sent away with %s", code) // unless the frame was lost with the connection
 			default:
 			}
 			_ = c.conn.Close()
@@ -304,7 +304,8 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 			if bytes > mostGrowth {
 				t.Errorf("the heap grew by %d MiB", bytes>>20)
 			}
-			if middle > 2*time.Second || slowest > patience/2 { // the peer's half of the flood takes the processors of this test, too
+			// the peer's half of the flood takes the processors of this test, too
+			if middle > 2*time.Second || slowest > patience/2 {
 				t.Errorf("the bystander waited %s (p50), %s at most", middle, slowest)
 			}
 			if most > 64 {
@@ -319,7 +320,8 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 	k.session(r) // the port serves
 }
 
-// TestSlowPeersAreClosed: whoever does not get on is closed in seconds, and two thousand of them keep no agent out. Scenario: D03.
+// TestSlowPeersAreClosed: a connection that makes no progress is closed within seconds, and two thousand of them keep
+// no agent out. Scenario: D03.
 func TestSlowPeersAreClosed(t *testing.T) {
 	k := newKit(t)
 	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst = 3 })
@@ -335,7 +337,8 @@ func TestSlowPeersAreClosed(t *testing.T) {
 	ended := func(conn net.Conn) func() {
 		return func() { _, _ = io.Copy(io.Discard, conn) }
 	}
-	// waits says how each is held open; the answer returns when the server has closed it.
+	// Each kind opens a connection in its own way; the function that it returns waits until the server has closed the
+	// connection.
 	kinds := []struct {
 		name string
 		wait func() func()
@@ -367,7 +370,7 @@ func TestSlowPeersAreClosed(t *testing.T) {
 			}
 			return ended(conn)
 		}},
-		// An idle connection is asked to go, and gets five seconds to.
+		// An idle connection is sent GOAWAY, and has five seconds to close.
 		{"HTTP/2 and no stream", func() func() {
 			c := k.raw(k.node(), addr, true)
 			return func() { <-c.ended }
@@ -434,8 +437,8 @@ func TestSlowPeersAreClosed(t *testing.T) {
 	})
 }
 
-// TestAnOversizeResultChangesNothing: ten megabytes of result end the session with a type, are counted, never held in memory and never reported; the next
-// session serves the node as before. Scenario: C12, D01.
+// TestAnOversizeResultChangesNothing: ten megabytes of result end the session with a type, are counted, never held in
+// memory and never reported; the next session serves the node as before. Scenario: C12, D01.
 func TestAnOversizeResultChangesNothing(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
@@ -449,7 +452,8 @@ func TestAnOversizeResultChangesNothing(t *testing.T) {
 	frame, reports := task, len(k.backend.Reports())
 	grown := peak(t)
 	_ = a.stream.Send(frame) // the refusal is read
-	// grpc itself refuses before it reads, so the code is the type; the agent knows it for frame_too_large.
+	// grpc itself refuses the frame before it reads it, so there is only the status code, which agents treat as
+	// frame_too_large.
 	if err := a.wantEnd(); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("the stream ended with %v", err)
 	}

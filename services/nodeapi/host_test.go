@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestChangedFactsAndDiagnosticsBecomeEvents holds that what an admitted agent says of its host is passed on: facts as they change, and its last
-// diagnostics with every later event of the session.
+// TestChangedFactsAndDiagnosticsBecomeEvents checks that an admitted agent's reports about its host are passed on:
+// facts as they change, and its last diagnostics with every later event of the session.
 func TestChangedFactsAndDiagnosticsBecomeEvents(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/session"
 )
 
-// openKeys opens the keys of join states, by which sessions are proven, and those of tasks. Agents are passed those of
-// tasks in list, and the roots of services in roots. Without a file of the keys of join states there is no verifier.
+// openKeys opens the public keys of join states, which prove sessions, and those of tasks. Agents are sent the keys of
+// tasks from list and the roots of services from roots. Without a file of join state keys the verifier is nil.
 func (s *Service) openKeys(
 	ctx context.Context, list *session.KeyList, roots *session.RootList,
 ) (*joinstate.Verifier, error) {

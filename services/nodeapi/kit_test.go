@@ -34,7 +34,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 const patience = time.Minute
 
-// kit is a plane and the authorities around replicas of nodeapi.
+// kit has the backend and the authorities around replicas of nodeapi.
 type kit struct {
 	t                   *testing.T
 	nodes, services     *nodeapitest.Authority
@@ -67,7 +67,7 @@ func newKit(t *testing.T, prepare ...func(*nodeapitest.Backend)) *kit {
 	return k
 }
 
-// run runs something until the test ends, or until stop is called.
+// run runs f until the test ends, or until the returned function is called.
 func run(t *testing.T, name string, f func(context.Context) error) func() {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -156,7 +156,7 @@ type agent struct {
 	join         []byte // the join state of the last Welcome
 }
 
-// node makes an agent that is not connected.
+// node returns an agent of a new node that is not connected.
 func (k *kit) node() *agent {
 	k.t.Helper()
 	a := &agent{t: k.t, id: ids.New(), instance: ids.New()}
@@ -167,12 +167,12 @@ func (k *kit) node() *agent {
 	return a
 }
 
-// again is the same node's next connection.
+// again returns an agent for the same node's next connection.
 func (a *agent) again() *agent {
 	return &agent{t: a.t, id: a.id, instance: a.instance, cert: a.cert, join: a.join}
 }
 
-// connect opens the stream and, unless told otherwise, reads it.
+// connect opens the stream of an agent, and reads it if read is true.
 func (k *kit) connect(a *agent, addr string, read bool) {
 	k.t.Helper()
 	conf, err := k.clientTLS(a.cert)
@@ -224,8 +224,8 @@ func (k *kit) clientTLS(cert tls.Certificate) (*tls.Config, error) {
 	return conf, nil
 }
 
-// send writes one frame. A stream that the server has ended already fails with io.EOF, which is no failure of its own: how it
-// ended is what next, denied and wantEnd report.
+// send writes one frame. A stream that the server has ended already fails with io.EOF, which is no failure of its own:
+// next, denied and wantEnd report how the stream ended.
 func (a *agent) send(f *nodev1.ConnectRequest) {
 	a.t.Helper()
 	if err := a.stream.Send(f); err != nil && !errors.Is(err, io.EOF) {
@@ -258,7 +258,7 @@ func result(ref *nodev1.TaskRef, output []byte) *nodev1.ConnectRequest {
 	}}}
 }
 
-// next wants a frame that good takes; others are passed over.
+// next waits for a frame for which good returns true, and skips others.
 func (a *agent) next(what string, good func(*nodev1.ConnectResponse) bool) *nodev1.ConnectResponse {
 	a.t.Helper()
 	deadline := time.NewTimer(patience)
@@ -286,7 +286,8 @@ func (a *agent) next(what string, good func(*nodev1.ConnectResponse) bool) *node
 	}
 }
 
-// exactly wants the very next frame to be of a kind. What a server that is slow sends meanwhile does not count.
+// exactly requires that good returns true for the very next frame. Frames that a slow server sends meanwhile as signs
+// of life do not count.
 func (a *agent) exactly(what string, good func(*nodev1.ConnectResponse) bool) *nodev1.ConnectResponse {
 	a.t.Helper()
 	return a.next(what, func(f *nodev1.ConnectResponse) bool {
@@ -300,7 +301,7 @@ func (a *agent) exactly(what string, good func(*nodev1.ConnectResponse) bool) *n
 	})
 }
 
-// open goes to Admitted and checks the order.
+// open opens the session up to Admitted and checks the order of the frames.
 func (a *agent) open(change ...func(*nodev1.Hello)) {
 	a.t.Helper()
 	a.send(a.hello(change...))
@@ -313,14 +314,14 @@ func (a *agent) open(change ...func(*nodev1.Hello)) {
 	}
 }
 
-// session makes a node and its admitted session, whose gate is raised.
+// session returns the agent of a new node with an admitted session whose gate is raised.
 func (k *kit) session(r *replica) *agent {
 	k.t.Helper()
 	a := k.node()
 	k.connect(a, r.AgentAddr(), true)
 	a.open()
 	k.raised(a)
-	// Facts of one session that come together are written as one: later ones are the test's.
+	// Facts of one session that come together are written as one. After the wait later facts are those of the test.
 	testkit.Eventually(k.t, patience, func() error { return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ") })
 	return a
 }
@@ -337,14 +338,14 @@ func (k *kit) raised(a *agent) {
 	})
 }
 
-// denied wants a typed refusal and the end of the stream.
+// denied requires a denial with a reason and the end of the stream.
 func (a *agent) denied(reason commonv1.Reason) *commonv1.Denial {
 	a.t.Helper()
 	d := a.next("Denied", func(f *nodev1.ConnectResponse) bool { return f.GetDenied() != nil }).GetDenied()
 	if d.GetReason() != reason {
 		a.t.Fatalf("denied as %s, want %s", d.GetReason(), reason)
 	}
-	_ = a.wantEnd() // how it ends is the denial's affair
+	_ = a.wantEnd() // the status of the end is not checked here
 	return d
 }
 
@@ -360,7 +361,7 @@ func (a *agent) wantEnd() error {
 	}
 }
 
-// offers drains what has come and counts offers among it.
+// offers drains the received frames and returns the number of offers among them.
 func (a *agent) offers() int {
 	n := 0
 	for {
@@ -377,7 +378,7 @@ func (a *agent) offers() int {
 
 func reasonOf(err error) commonv1.Reason { return fault.ReasonOf(fault.FromGRPC(err)) }
 
-// facts lists the states of a session as its events tell them.
+// facts returns the states of a session in its events.
 func (k *kit) facts(session string) ([]string, error) {
 	list, err := testkit.ReadEvents(k.t.Context(), k.db.Pool(pg.RoleReadmodel), `kind = 'session.changed' AND aggregate_id = $1`, session)
 	if err != nil {

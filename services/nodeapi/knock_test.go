@@ -27,8 +27,8 @@ type knocker struct {
 	ended atomic.Int64 // streams that were ended by the server
 }
 
-// knock runs 6 workers of 25 streams a second at most, which one connection may open, until the test ends or stop is
-// called.
+// knock runs 6 workers until the test ends or the returned function is called. Each opens at most 25 streams a second,
+// which one connection may open.
 func (k *kit) knock(addr string, cert tls.Certificate, hello func() *nodev1.ConnectRequest) (*knocker, func()) {
 	k.t.Helper()
 	conf, err := k.clientTLS(cert)
@@ -52,7 +52,7 @@ func (k *kit) knock(addr string, cert tls.Certificate, hello func() *nodev1.Conn
 	return n, stop
 }
 
-// connection knocks over one connection until it breaks.
+// connection opens streams over one connection until it breaks.
 func (n *knocker) connection(ctx context.Context, addr string, conf *tls.Config, pace <-chan time.Time, hello func() *nodev1.ConnectRequest) {
 	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(conf)))
 	if err != nil {
@@ -85,7 +85,7 @@ func (n *knocker) connection(ctx context.Context, addr string, conf *tls.Config,
 	}
 }
 
-// until waits until so many more knocks have been ended.
+// until waits until the server has ended so many more streams.
 func (n *knocker) until(t *testing.T, more int64) {
 	t.Helper()
 	goal := n.ended.Load() + more
@@ -97,8 +97,8 @@ func (n *knocker) until(t *testing.T, more int64) {
 	})
 }
 
-// comesBack takes the node through so many reconnections while others knock in its name, and counts the refusals that
-// it is given.
+// comesBack reconnects the node so many times while the knocker uses its name, and returns the number of refusals that
+// the node gets.
 func (k *kit) comesBack(a *agent, addr string, n *knocker, times int) int {
 	k.t.Helper()
 	refused := 0
@@ -121,8 +121,8 @@ func (k *kit) comesBack(a *agent, addr string, n *knocker, times int) int {
 	return refused
 }
 
-// TestARevokedCertificateCostsItsNodeNothing: a holder of a certificate that recovery refuses asks 150 times a second;
-// the node on its next certificate is let in at once, each time.
+// TestARevokedCertificateCostsItsNodeNothing: a holder of a certificate that recovery refuses opens 150 streams a
+// second; the node, on its next certificate, is admitted at once each time.
 func TestARevokedCertificateCostsItsNodeNothing(t *testing.T) {
 	for _, reason := range []commonv1.Reason{commonv1.Reason_REASON_SERIAL_UNKNOWN, commonv1.Reason_REASON_SERIAL_SUPERSEDED} {
 		t.Run(reason.String(), func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestARevokedCertificateCostsItsNodeNothing(t *testing.T) {
 				t.Errorf("the node was refused %d times", refused)
 			}
 			stop()
-			// What recovery refused once is kept from it: it is asked at a pace of its own.
+			// Streams with a serial that recovery has refused reach recovery only at their own low rate.
 			asked := 0
 			for _, o := range k.backend.Opened() {
 				if o.GetSerial() != good.Load() {
@@ -167,8 +167,8 @@ func TestARevokedCertificateCostsItsNodeNothing(t *testing.T) {
 }
 
 // TestACopyOfTheKeyAloneCostsItsNodeNothing: a holder of the key and certificate that the node uses, from the node's
-// own address, is challenged and does not answer. It has no join state, or an old one; the node has the newest, and is
-// let in at once, each time.
+// own address, is challenged and does not answer. It has no join state, or an old one. The node has the newest, and is
+// admitted at once each time.
 func TestACopyOfTheKeyAloneCostsItsNodeNothing(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		t.Run(fmt.Sprintf("old_join_state_%v", old), func(t *testing.T) {
@@ -209,11 +209,12 @@ func TestACopyOfTheKeyAloneCostsItsNodeNothing(t *testing.T) {
 }
 
 // TestStreamsWithoutHelloAreBounded: of the streams of one certificate that send no Hello the oldest are closed, and
-// the node is let in beside them.
+// the node is admitted beside them.
 func TestStreamsWithoutHelloAreBounded(t *testing.T) {
 	const silent, bound = 80, 64
 	k := newKit(t)
-	r := k.replica(func(c *nodeapi.Config) { c.FirstFrame = 10 * time.Minute }) // what ends here ends by the bound
+	// streams end by the bound and not by this timeout
+	r := k.replica(func(c *nodeapi.Config) { c.FirstFrame = 10 * time.Minute })
 	a := k.session(r)
 	streams := make([]*agent, silent)
 	for i := range streams {

@@ -73,7 +73,7 @@ func TestWorkGoesOutAndComesBack(t *testing.T) {
 	}
 }
 
-// TestLapsedAuthority: while recovery does not answer, nothing is offered and nothing acknowledged; streams stay.
+// TestLapsedAuthority: while recovery does not answer, no task is offered and no result is acknowledged; streams stay.
 func TestLapsedAuthority(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
@@ -111,7 +111,7 @@ func TestLapsedAuthority(t *testing.T) {
 	}
 }
 
-// wantUnready asks the ops port.
+// wantUnready returns an error unless the ops port reports that the replica is not ready and names the check.
 func (k *kit) wantUnready(r *replica, name string) error {
 	req, err := http.NewRequestWithContext(k.t.Context(), http.MethodGet, "http://"+r.OpsAddr()+"/readyz", http.NoBody)
 	if err != nil {
@@ -131,8 +131,8 @@ func (k *kit) wantUnready(r *replica, name string) error {
 	return nil
 }
 
-// TestADecisionClosesTheSession by itself, without another look at recovery or a word of the agent, and nothing is offered
-// after it. Scenario: A10, A11.
+// TestADecisionClosesTheSession: a decision closes the session without another request to recovery or a frame of the
+// agent, and nothing is offered after it. Scenario: A10, A11.
 func TestADecisionClosesTheSession(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
@@ -166,8 +166,8 @@ func TestADecisionClosesTheSession(t *testing.T) {
 	}
 }
 
-// TestARetiredInstanceIsSentToRecovery: its session ends with a word on which the agent asks again at once, since recovery alone knows whether a later
-// epoch has its workspace, and reports that it was alive.
+// TestARetiredInstanceIsSentToRecovery: its session ends with a denial on which the agent opens a session at once,
+// since only recovery knows whether a later epoch has its workspace, and reports that the instance was alive.
 func TestARetiredInstanceIsSentToRecovery(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())
@@ -180,7 +180,8 @@ func TestARetiredInstanceIsSentToRecovery(t *testing.T) {
 	}
 }
 
-// TestWhatMayRunIsListedBeforeAnyOffer: the list is lifecycle's, and where that lists nothing the agent is told so.
+// TestWhatMayRunIsListedBeforeAnyOffer: the list is lifecycle's; if lifecycle sends none, the agent is told that there
+// is none.
 func TestWhatMayRunIsListedBeforeAnyOffer(t *testing.T) {
 	runs := []*nodev1.WorkspaceEpoch{{WorkspaceId: ids.New(), Epoch: 3}}
 	for name, listed := range map[string]bool{"listed": true, "of an earlier version": false} {
@@ -205,7 +206,8 @@ func TestWhatMayRunIsListedBeforeAnyOffer(t *testing.T) {
 	}
 }
 
-// TestNewerSessionReplacesTheOlder on the same replica and on another; by a drain if it named the older one, else at once.
+// TestNewerSessionReplacesTheOlder on the same replica and on another; by a drain if it named the older one, else at
+// once.
 func TestNewerSessionReplacesTheOlder(t *testing.T) {
 	k := newKit(t)
 	first, second := k.replica(), k.replica()
@@ -238,7 +240,7 @@ func TestNewerSessionReplacesTheOlder(t *testing.T) {
 				}
 				return nil
 			})
-			// It may still say what its tasks came to, and hears the acknowledgement; it is offered nothing.
+			// The older session may still report results, and gets their acknowledgements; it is offered nothing.
 			old.send(result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil))
 			old.next("an acknowledgement", func(f *nodev1.ConnectResponse) bool {
 				if isOffer(f) {
@@ -250,8 +252,8 @@ func TestNewerSessionReplacesTheOlder(t *testing.T) {
 	}
 }
 
-// TestSupersededSerialIsClosed: a certificate that recovery counts no more, though the node is well. A decision from before the session was
-// confirmed says nothing about it.
+// TestSupersededSerialIsClosed: a session is closed if its certificate is superseded, though its node is active. A
+// decision from before the session was confirmed does not apply to it.
 func TestSupersededSerialIsClosed(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
@@ -312,7 +314,8 @@ func TestRenewalOverTheStream(t *testing.T) {
 	}
 }
 
-// TestOneBadReportHoldsUpNobody: lifecycle refuses what one node says; the others are acknowledged and that session ends.
+// TestOneBadReportHoldsUpNobody: lifecycle refuses the report of one node; the others are acknowledged and that session
+// ends.
 func TestOneBadReportHoldsUpNobody(t *testing.T) {
 	bad := ids.New()
 	k := newKit(t, func(p *nodeapitest.Backend) {
@@ -329,7 +332,7 @@ func TestOneBadReportHoldsUpNobody(t *testing.T) {
 	})
 	r := k.replica()
 	good, evil := k.session(r), k.session(r)
-	k.backend.Silence(true) // so that both ride in one report
+	k.backend.Silence(true) // so that both go in one report
 	testkit.Eventually(t, patience, func() error { return k.wantUnready(r, "authority") })
 	evil.send(result(&nodev1.TaskRef{TaskId: bad, Attempt: 1}, nil))
 	good.send(result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil))
@@ -338,7 +341,8 @@ func TestOneBadReportHoldsUpNobody(t *testing.T) {
 	evil.denied(commonv1.Reason_REASON_PROTOCOL_VIOLATION)
 }
 
-// TestShutdownSendsAgentsElsewhere: they are asked first, new ones are refused, and Run ends when they have gone.
+// TestShutdownSendsAgentsElsewhere: agents are asked to reconnect first, new ones are refused, and Run ends when all
+// have left.
 func TestShutdownSendsAgentsElsewhere(t *testing.T) {
 	k := newKit(t)
 	r := k.replica(func(c *nodeapi.Config) { c.DrainTimeout = 30 * time.Second })
@@ -385,7 +389,8 @@ func TestShutdownSendsAgentsElsewhere(t *testing.T) {
 	}
 }
 
-// TestSlowAgentLosesItsStream and not our memory: it reads nothing while megabytes are offered to it.
+// TestSlowAgentLosesItsStream: an agent that reads nothing while megabytes are offered to it loses its stream, and the
+// replica's memory stays bounded.
 func TestSlowAgentLosesItsStream(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
@@ -412,7 +417,7 @@ func TestSlowAgentLosesItsStream(t *testing.T) {
 	})
 }
 
-// bare is what a stream costs without anything of ours.
+// bare is a grpc service without any of nodeapi's code, to measure what a stream costs by itself.
 type bare struct {
 	nodev1.UnimplementedNodeServiceServer
 
@@ -483,15 +488,16 @@ func TestIdleSessionsCostNoGoroutine(t *testing.T) {
 		k.session(r)
 	}
 	testkit.Eventually(t, patience, func() error {
-		if ours := runtime.NumGoroutine() - before; ours > cost+sessions/3 { // some of the service's own come and go
+		// the number of the service's own goroutines varies
+		if ours := runtime.NumGoroutine() - before; ours > cost+sessions/3 {
 			return fmt.Errorf("%d sessions cost %d goroutines, bare streams %d", sessions, ours, cost)
 		}
 		return nil
 	})
 }
 
-// TestUpdatesOfATaskStayTogether ends one task in the moment in which another is delivered: the report of the first does not take along what the second
-// says alone, and nothing of either is lost or told twice.
+// TestUpdatesOfATaskStayTogether ends one task in the moment in which another is delivered: the report of the first
+// does not include the update of the second, and no update of either is lost or reported twice.
 func TestUpdatesOfATaskStayTogether(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())

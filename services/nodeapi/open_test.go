@@ -148,7 +148,7 @@ func TestCertificates(t *testing.T) {
 	if n := len(k.backend.Opened()); n != 0 {
 		t.Errorf("%d opens reached recovery", n)
 	}
-	// A common name means nothing.
+	// The common name is ignored.
 	a := k.node()
 	a.cert = issue(k.nodes, nodeapitest.Leaf{URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()}, Common: "spiffe://" + nodeapitest.TrustDomain + "/node/" + ids.New()})
 	k.connect(a, r.AgentAddr(), true)
@@ -158,7 +158,7 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// try says Hello and answers why nothing came back.
+// try sends a Hello and returns the error with which the stream ended.
 func (k *kit) try(a *agent, addr string) error {
 	conf, err := k.clientTLS(a.cert)
 	if err != nil {
@@ -178,7 +178,7 @@ func (k *kit) try(a *agent, addr string) error {
 	return err
 }
 
-// TestOversizeFrame ends the stream of who sends it, before it is read whole.
+// TestOversizeFrame: a frame that is too large ends its stream before it is read whole.
 func TestOversizeFrame(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())
@@ -188,7 +188,7 @@ func TestOversizeFrame(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotTheProtocol: each ends its own stream with a type, and nobody else's.
+// TestWhatIsNotTheProtocol: each violation ends its own stream with a reason, and no other stream.
 func TestWhatIsNotTheProtocol(t *testing.T) {
 	k := newKit(t)
 	r := k.replica(func(c *nodeapi.Config) { c.FramesPerSecond = 100 })
@@ -221,7 +221,7 @@ func TestWhatIsNotTheProtocol(t *testing.T) {
 			a := k.node()
 			a.t = t
 			to := r
-			if c.times == 0 { // who says nothing: others may need longer for their first word
+			if c.times == 0 { // only the case that sends nothing: others may need longer for their first frame
 				to = impatient
 			}
 			k.connect(a, to.AgentAddr(), true)
@@ -250,7 +250,7 @@ func TestOpensAreRationed(t *testing.T) {
 	k := newKit(t)
 	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst, c.OpenEvery = 2, time.Hour })
 	a := k.node()
-	for i := range 4 { // the first has no join state to show, and is charged apart
+	for i := range 4 { // the first opening has no join state, and is charged to another budget
 		a = a.again()
 		k.connect(a, r.AgentAddr(), true)
 		if i < 3 {
@@ -266,7 +266,8 @@ func TestOpensAreRationed(t *testing.T) {
 	k.session(r) // another node is not slowed
 }
 
-// TestAnOpeningThatWaitsIsReported: while recovery has not answered, the agent hears that its opening is worked on.
+// TestAnOpeningThatWaitsIsReported: while recovery has not answered, the agent is sent signs that its opening is under
+// way.
 func TestAnOpeningThatWaitsIsReported(t *testing.T) {
 	waiting := make(chan struct{})
 	release := sync.OnceFunc(func() { close(waiting) })
@@ -292,8 +293,8 @@ func TestAnOpeningThatWaitsIsReported(t *testing.T) {
 	a.exactly("Admitted", func(f *nodev1.ConnectResponse) bool { return f.GetAdmitted() != nil })
 }
 
-// TestShortCertificatesMayOpenMoreOften: of a certificate of twenty seconds, which is dated back like any other, a
-// node may open every two.
+// TestShortCertificatesMayOpenMoreOften: with a certificate of twenty seconds, which is dated back like any other, a
+// node may open a stream every two seconds.
 func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
 	k := newKit(t)
 	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst, c.OpenEvery = 1, time.Hour })
@@ -304,7 +305,7 @@ func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the first has no join state to show, and is charged apart
+	for range 2 { // the first opening has no join state, and is charged to another budget
 		a = a.again()
 		k.connect(a, r.AgentAddr(), true)
 		a.open()
@@ -322,7 +323,8 @@ func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
 	}
 }
 
-// TestAShutNodeMayAskAtItsPace: a node that is held is told when to ask again, and may ask then, however rarely others may open.
+// TestAShutNodeMayAskAtItsPace: a node on hold is told when to try again, and may open a stream then, however rarely
+// other nodes may.
 func TestAShutNodeMayAskAtItsPace(t *testing.T) {
 	var shut atomic.Bool
 	k := newKit(t, func(p *nodeapitest.Backend) {
@@ -383,7 +385,7 @@ func TestRefusalsOfRecoveryReachTheAgent(t *testing.T) {
 	}
 }
 
-// TestChallenge: an old generation is asked for a signature; only a good one in time makes a copy.
+// TestChallenge: an agent with an old generation is asked for a signature; only a valid one in time proves a copy.
 func TestChallenge(t *testing.T) {
 	k := newKit(t, func(p *nodeapitest.Backend) { p.Challenge = func(*recoveryv1.OpenSession) bool { return true } })
 	r := k.replica(func(c *nodeapi.Config) { c.ChallengeWithin = time.Minute })
@@ -439,7 +441,8 @@ func (a *agent) answer(nonce []byte, nodeID string) {
 	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_ChallengeAnswer{ChallengeAnswer: &nodev1.ChallengeAnswer{Nonce: nonce, Signature: signature}}})
 }
 
-// TestGateIsAskedUntilItOpens: a node whose fence has not reached lifecycle yet is admitted and waits for work, not refused.
+// TestGateIsAskedUntilItOpens: a node whose fence has not reached lifecycle yet is admitted and waits for work, not
+// refused.
 func TestGateIsAskedUntilItOpens(t *testing.T) {
 	asked := 0
 	k := newKit(t, func(p *nodeapitest.Backend) {

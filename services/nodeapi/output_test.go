@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-// relayAs is a client of a replica's internal port as another service.
+// relayAs returns a client of a replica's internal port with the certificate of a service.
 func (k *kit) relayAs(service, addr string) nodev1connect.RelayServiceClient {
 	k.t.Helper()
 	store, err := k.services.Service(service)
@@ -39,7 +39,8 @@ func (k *kit) relayAs(service, addr string) nodev1connect.RelayServiceClient {
 
 func isOutputRequest(f *nodev1.ConnectResponse) bool { return f.GetOutputRequest() != nil }
 
-// TestOutputIsReadThroughTheSession: at the address that the replica's beat tells, and by lifecycle alone; tasks go on while an agent is slow to answer.
+// TestOutputIsReadThroughTheSession: at the address in the replica's beat, and by lifecycle alone. Tasks go on while an
+// agent is slow to answer.
 func TestOutputIsReadThroughTheSession(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
@@ -95,7 +96,7 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	if f, ok := fault.As(again.err); !ok || f.Reason != commonv1.Reason_REASON_RATE_LIMITED || f.RetryAfter <= 0 || f.RetryAfter > 2*time.Second {
 		t.Errorf("the second read at once: %v", again.err)
 	}
-	// The agent takes its time over it: its tasks go out and come back meanwhile.
+	// The agent is slow to answer. Tasks are offered and their results acknowledged meanwhile.
 	task := nodeapitest.Task(a.id, 100)
 	k.backend.Queue(a.id, true, task)
 	a.next("an offer", isOffer)
@@ -106,13 +107,13 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	chunk := func(id string) *nodev1.ConnectRequest {
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_OutputChunk{OutputChunk: &nodev1.OutputChunk{RequestId: id, Output: want}}}
 	}
-	a.send(chunk(ids.New())) // an answer to nothing
+	a.send(chunk(ids.New())) // an answer for which there is no request
 	a.send(chunk(req.GetRequestId()))
 	got := <-waiting
 	if got.err != nil || string(got.res.GetOutput().GetData()) != string(want.GetData()) || got.res.GetOutput().GetNext().GetOffset() != 15 {
 		t.Fatalf("read %v, %v", got.res, got.err)
 	}
-	// The end of the session ends what waits for it.
+	// The end of the session ends the requests that wait for it.
 	waiting = read("other")
 	a.next("a request for output", isOutputRequest)
 	a.cancel()

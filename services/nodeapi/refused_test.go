@@ -11,11 +11,11 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-const invented = 1000 // and every attempt above it
+const invented = 1000 // the first invented attempt; higher numbers are invented too
 
 func isRefusal(f *nodev1.ConnectResponse) bool { return f.GetTaskReportRefused() != nil }
 
-// refusing is a plane that refuses what is reported of invented attempts.
+// refusing makes a backend refuse reports of invented attempts.
 func refusing(p *nodeapitest.Backend) {
 	p.Refuse = func(f *nodev1.TaskResult) *lifecyclev1.TaskRefusal {
 		if f.GetTask().GetAttempt() < invented {
@@ -26,8 +26,8 @@ func refusing(p *nodeapitest.Backend) {
 	}
 }
 
-// TestAReportIsRefusedByName: the agent hears which attempt, why, and whether its envelope would help; four refusals
-// leave the session open.
+// TestAReportIsRefusedByName: the refusal names the attempt, the reason, and whether the attempt's envelope would help;
+// four refusals leave the session open.
 func TestAReportIsRefusedByName(t *testing.T) {
 	k := newKit(t, refusing)
 	a := k.session(k.replica())
@@ -48,8 +48,7 @@ func TestAReportIsRefusedByName(t *testing.T) {
 	}
 }
 
-// TestTheFifthRefusedReportEndsTheSession sends invented attempts as a faulty agent does: without looking at what it is
-// answered.
+// TestTheFifthRefusedReportEndsTheSession sends invented attempts as a faulty agent does, without reading the answers.
 func TestTheFifthRefusedReportEndsTheSession(t *testing.T) {
 	k := newKit(t, refusing)
 	r := k.replica()

@@ -36,7 +36,7 @@ import (
 type Deps struct {
 	Logger   *slog.Logger
 	Registry *obs.Registry
-	// Numbering is that of a process with several services; nil: the service has one of its own.
+	// Numbering is shared by the services of one process; nil: the service makes its own.
 	Numbering *service.Numbering
 }
 
@@ -48,7 +48,7 @@ type Service struct {
 	server *session.Server
 	roster *roster.Roster
 	facts  *facts.Writer
-	// internal is where other services call.
+	// internal serves the calls of other services.
 	internal *rpc.Server
 }
 
@@ -69,7 +69,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// late delivers facts to the writer, which is built after the roster that reports them.
+// late passes facts to the writer, which is built after the roster that reports them.
 type late struct{ to *facts.Writer }
 
 // Session reports a fact.
@@ -190,16 +190,17 @@ func (s *Service) build(ctx context.Context) error {
 	return nil
 }
 
-// both joins the two halves of the work for the stream server.
+// both joins the dispatcher and the reporter into the Work of the stream server.
 type both struct {
 	*work.Reporter
 	dispatcher *work.Dispatcher
 }
 
-// Ready says that a session may be given work.
+// Ready marks the node of a session that may be given work.
 func (b both) Ready(sess *roster.Session) { b.dispatcher.Mark(sess.Identity.NodeID) }
 
-// nodePolicy is what agents are told of their cadence: by the size of the fleet, and at least two heartbeats within what the policy calls silence.
+// nodePolicy returns the heartbeat policy for agents. The interval follows the size of the fleet, and at least two
+// heartbeats fall within the time that the policy counts as silence.
 func nodePolicy(p policy.Set, nodes int) *commonv1.NodePolicy {
 	interval := min(session.HeartbeatInterval(nodes), max(p.HeartbeatStaleAfter()/2, 500*time.Millisecond))
 	return &commonv1.NodePolicy{
@@ -209,7 +210,7 @@ func nodePolicy(p policy.Set, nodes int) *commonv1.NodePolicy {
 	}
 }
 
-// tellPolicy tells connected agents of a changed policy.
+// tellPolicy sends a changed policy to connected agents.
 func (s *Service) tellPolicy(ctx context.Context) error {
 	for {
 		set, changed := s.base.Policy.Changed()
@@ -252,23 +253,23 @@ func (s *Service) drain(ctx context.Context) error {
 	return nil
 }
 
-// Run serves until ctx ends, then asks the agents to go elsewhere and stops in order.
+// Run serves until ctx ends, then asks the agents to connect to another replica and stops in order.
 func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) }
 
-// AgentAddr is where agents connect.
+// AgentAddr returns the address at which agents connect.
 func (s *Service) AgentAddr() string { return s.lis.Addr().String() }
 
-// Addr is where other services call.
+// Addr returns the address of the internal port, which other services call.
 func (s *Service) Addr() string { return s.internal.Addr().String() }
 
-// OpsAddr is where metrics and health are served.
+// OpsAddr returns the address at which metrics and health are served.
 func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 
 // ReplicaID of this replica.
 func (s *Service) ReplicaID() string { return s.base.ReplicaID }
 
-// advertised returns the address at which other services reach this replica: the one configured, else where it listens, by the host's name if that is on
-// every address.
+// advertised returns the address at which other services reach this replica: the configured one, else the one it
+// listens at, with the host's name if it listens on every address.
 func advertised(configured, listens string) (string, error) {
 	if configured != "" {
 		return configured, nil

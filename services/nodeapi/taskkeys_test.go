@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// signer opens lifecycle's half of the keys of tasks.
+// signer opens the set of the keys of tasks as lifecycle, which signs with them.
 func (k *kit) signer() *keyset.Set {
 	k.t.Helper()
 	set, err := keyset.Open(k.t.Context(), keyset.Deps{
@@ -53,8 +53,9 @@ func (k *kit) rotate(set *keyset.Set) {
 
 func isKeys(f *nodev1.ConnectResponse) bool { return f.GetTaskKeys() != nil }
 
-// TestAgentsAreSentTheKeysOfTasks makes a key while agents of this build and of the one before are connected: Welcome and a frame have the chain, what the
-// agents hold comes to lifecycle, and the key does not sign before this replica relays it.
+// TestAgentsAreSentTheKeysOfTasks makes a key while agents of this build and of the one before are connected: Welcome
+// and a frame have the chain, the keys that the agents report are passed on to lifecycle, and the key does not sign
+// before this replica relays it.
 func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	k := newKit(t)
 	set := k.signer()
@@ -126,7 +127,8 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 		}
 		return err
 	})
-	// The agent of the build before has been sent nothing that it does not know: the next frame that it reads is the acknowledgement of its heartbeat.
+	// The agent of the build before has been sent nothing that it does not know: the next frame that it reads is the
+	// acknowledgement of its heartbeat.
 	earlier.send(beat(7))
 	earlier.next("acknowledgement", func(f *nodev1.ConnectResponse) bool {
 		if isKeys(f) {
@@ -140,8 +142,8 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	}
 }
 
-// TestAgentsAreSentTheRootsOfServices adds a root while an agent is connected: Welcome has those before, and a frame
-// has both.
+// TestAgentsAreSentTheRootsOfServices adds a root while an agent is connected: Welcome has the earlier roots, and a
+// frame has the new one as well.
 func TestAgentsAreSentTheRootsOfServices(t *testing.T) {
 	k := newKit(t)
 	services, err := ca.OpenServiceCA(t.TempDir(), "mesh.test")

@@ -12,8 +12,8 @@ import (
 )
 
 // TestManyUnknownTasks: an agent that has as many tasks as a Hello may name, none of which lifecycle knows, is told to
-// stop each of them and keeps its session, however slowly it reads. One of an earlier build, which reads a task a
-// frame, is told so as well.
+// stop each of them and keeps its session, however slowly it reads. So is an agent of an earlier build, which reads one
+// task from each frame.
 func TestManyUnknownTasks(t *testing.T) {
 	for _, test := range []struct {
 		protocol, frames int

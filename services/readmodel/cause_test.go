@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// What lies under a failure is for the operator's people, in the timeline and in the bundle: it may name what stands behind the mesh.
+// Only people of the operator see the cause of a failure, in the timeline and in the bundle, because it may name
+// systems behind the mesh.
 func TestTheCauseOfAFailureIsForOperators(t *testing.T) {
 	k := newKit(t)
 	const cause = `migration 2: relation "kv" already exists (SQLSTATE 42P07)`

@@ -1,5 +1,6 @@
-// Package readmodel is the service that people use. It owns projections of the event log and people's sessions; it believes the event log and a live
-// session; it writes no truth: commands go to their owners with a signed assertion of the person. Its root only wires.
+// Package readmodel is the service that people use. It owns projections of the event log and people's sessions. It
+// trusts the event log and a live session. It changes no other service's state: it forwards a command to the owner,
+// with a signed assertion of the person. The root package only wires.
 package readmodel
 
 import (
@@ -20,12 +21,15 @@ type Peers struct {
 type Config struct {
 	service.Config
 
-	PeopleListen     string   `koanf:"people_listen"`      // Connect, gRPC and gRPC-Web over TLS
-	PeopleHosts      []string `koanf:"people_hosts"`       // names and addresses that the service certificate must be good for
-	TrustedOrigins   []string `koanf:"trusted_origins"`    // scheme://host[:port] of other sites whose pages may send requests and read answers; none by default
-	Reflection       bool     `koanf:"reflection"`         // gRPC reflection for everybody who reaches the people's port; off by default
-	AssertionKeyFile string   `koanf:"assertion_key_file"` // Ed25519; made at the first start, shared by replicas
-	Peers            Peers    `koanf:"peers"`
+	PeopleListen string `koanf:"people_listen"` // Connect, gRPC and gRPC-Web over TLS
+	// names and addresses that the service certificate must be good for
+	PeopleHosts []string `koanf:"people_hosts"`
+	// scheme://host[:port] of other sites whose pages may send requests and read answers; none by default
+	TrustedOrigins []string `koanf:"trusted_origins"`
+	// gRPC reflection for every caller that reaches the people's port; off by default
+	Reflection       bool   `koanf:"reflection"`
+	AssertionKeyFile string `koanf:"assertion_key_file"` // Ed25519; made at the first start, shared by replicas
+	Peers            Peers  `koanf:"peers"`
 	// Watches that are open at once on this replica. Each of the last three is a share of the first where it is 0.
 	WatchStreams       int `koanf:"watch_streams"`        // in all
 	WatchPersonStreams int `koanf:"watch_person_streams"` // of one person; by default 1/32 of all
@@ -41,12 +45,12 @@ func (c Config) watchLimits() watch.Limits {
 	}
 }
 
-// Default returns the defaults.
+// Default returns the default configuration.
 func Default() Config {
 	return Config{Config: service.Default(), PeopleListen: "127.0.0.1:0", WatchStreams: 1024}
 }
 
-// Validate reports everything that is wrong with this part; the shared part reports for itself.
+// Validate returns all problems of this part, joined. It does not check the embedded shared part.
 func (c Config) Validate() error {
 	var errs []error
 	for _, need := range []struct{ key, value string }{

@@ -15,9 +15,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestAConsumerThatIsGoneIsForgotten: the cursor of a consumer that no build has any more keeps events from being cut. It is
-// named with what to do, forgotten once on an operator's word, and on record; one that a live replica runs, or may run, is
-// not.
+// TestAConsumerThatIsGoneIsForgotten: the cursor of a consumer that no present build runs keeps events from being cut.
+// The status names it with what to do; an operator's request forgets it once and is recorded in the audit log; a
+// consumer that a live replica runs, or may run, is not forgotten.
 func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -36,7 +36,7 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 		}
 		return answer.GetItems()
 	}
-	// The service says which consumers it runs, and each of its cursors is one of them.
+	// The service reports which consumers it runs, and each of its cursors is one of them.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		own := 0
 		for _, c := range list() {
@@ -78,7 +78,7 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 	if err != nil || !strings.Contains(status.GetHeld(), gone) || !strings.Contains(status.GetNextAction(), "events forget "+gone) {
 		t.Errorf("the status of retention says %q, next %q: %v", status.GetHeld(), status.GetNextAction(), err)
 	}
-	// A live replica of a build that does not say what it runs may run it.
+	// A live replica of a build that does not report its consumers may run this one.
 	exec(`INSERT INTO mesh.key_replica (service, replica_id, takes, holds, problems, seen_at) VALUES ('lifecycle', 'old', '{}', '{}', '{}', mesh.clock())`)
 	refused := func(name, why string) {
 		t.Helper()
@@ -133,7 +133,7 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 		}
 		return err
 	})
-	if recorded != 2 { // once a call that took something
+	if recorded != 2 { // one for each call that deleted something
 		t.Errorf("its end is %d times on record", recorded)
 	}
 	tenants := readmodelv1connect.NewEventServiceClient(k.http(k.token("0192f0c1-0000-7000-8000-000000000001", "tenant"), true), k.url())

@@ -34,7 +34,7 @@ func (s *Service) mountEscalation(deps gateway.Deps) error {
 	return s.people.Mount(path, handler)
 }
 
-// record writes an audit entry of what readmodel itself did for a person.
+// record writes an audit entry for an action that readmodel itself carried out for a person.
 func (s *Service) record(ctx context.Context, e audit.Entry) error {
 	err := pg.InTx(ctx, s.base.DB, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := s.base.Audit.Record(ctx, tx, e)

@@ -72,7 +72,7 @@ func (k *kit) audited(tenant projecttest.Tenant, entries ...audit.Entry) {
 	k.Number()
 }
 
-// troubled is a world in which a workspace has gone wrong, with secrets where tenants put them.
+// troubled returns a kit in which a workspace has failed, with secrets where tenants put them.
 func troubled(t *testing.T) *kit {
 	t.Helper()
 	k := newKit(t)
@@ -169,7 +169,7 @@ func TestEscalation(t *testing.T) {
 			}
 		}
 	}
-	// Whoever takes a bundle is audited.
+	// The audit log names the person who takes a bundle.
 	k.untilAudited(7)
 	list, err := readmodelv1connect.NewAuditServiceClient(k.http(k.token("", "viewer"), true), k.url()).
 		ListAudit(testkit.Context(t), &readmodelv1.ListAuditRequest{Action: "workspace.escalate", Workspace: k.A.WorkspaceID})

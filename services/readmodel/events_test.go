@@ -13,8 +13,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestEventsAreShownToOperators holds that the log is listed by pages, in its order and with its messages, that one event is found by its position, that what
-// an earlier build stored as JSON is withheld, and who and what is refused.
+// TestEventsAreShownToOperators holds that the log is listed by pages, in its order and with its messages, that one
+// event is found by its position, that a message that an earlier build stored as JSON is withheld, and which people and
+// requests are refused.
 func TestEventsAreShownToOperators(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)

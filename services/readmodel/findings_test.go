@@ -45,7 +45,8 @@ func TestFindingsAreShownWhereTheyMatter(t *testing.T) {
 	if err != nil || status.GetFindingsP0() != 1 || status.GetFindingsP1() != 2 || status.GetFindingsP2() != 0 {
 		t.Errorf("GetStatus counts %d, %d, %d (%v)", status.GetFindingsP0(), status.GetFindingsP1(), status.GetFindingsP2(), err)
 	}
-	// A tenant's person meets none of them, not even of its own workspace: they speak of machines and of hands behind the scenes.
+	// A tenant's person sees no findings, not even those of the tenant's workspace, because they concern machines and
+	// manual changes by operators.
 	tenant := k.query(k.token(k.A.ID, "tenant", "operator"))
 	if w, err = tenant.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: k.A.WorkspaceID}); err != nil || len(w.GetWorkspace().GetFindings()) != 0 {
 		t.Errorf("a tenant is shown %v, %v", w.GetWorkspace().GetFindings(), err)
@@ -57,7 +58,7 @@ func TestFindingsAreShownWhereTheyMatter(t *testing.T) {
 	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Errorf("a tenant lists %v, %v", none, err)
 	}
-	// What is resolved leaves the lists, and is there for who asks for all.
+	// A resolved finding is not in the default list, and is in the list of all findings.
 	stranded.ResolvedAt = timestamppb.Now()
 	pos = k.Append(stranded)
 	if all, err = reached(t, list); err != nil || len(all.GetItems()) != 2 {
@@ -84,7 +85,7 @@ func TestFindingsAreShownWhereTheyMatter(t *testing.T) {
 			t.Errorf("%s: GetFinding says %v", name, err)
 		}
 	}
-	// An acknowledgement is an operator's word, of somebody who is bound to no tenant, and gives a reason.
+	// An acknowledgement is an operator's attestation: the person must be bound to no tenant, and must give a reason.
 	for name, tc := range map[string]struct {
 		token  string
 		reason string

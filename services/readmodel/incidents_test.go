@@ -32,7 +32,7 @@ func (k *kit) incidents(token string) readmodelv1connect.IncidentServiceClient {
 	return readmodelv1connect.NewIncidentServiceClient(k.http(token, true), k.url())
 }
 
-// tell appends what the watchdog would.
+// tell appends an event as the watchdog would.
 func (k *kit) tell(kind, aggregate, id string, version int64, m proto.Message) string {
 	k.t.Helper()
 	return k.AppendRaw(pg.RoleRecovery, events.Event{Kind: kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: version, Payload: m})
@@ -76,7 +76,8 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 		return operator.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{MinPos: pos})
 	})
 	k.check(err)
-	open.Workspaces = []string{k.A.Name + "/" + k.A.WorkspaceName, k.B.Name + "/" + k.B.WorkspaceName} // names come with the answer
+	// the answer has the names
+	open.Workspaces = []string{k.A.Name + "/" + k.A.WorkspaceName, k.B.Name + "/" + k.B.WorkspaceName}
 	if len(list.GetItems()) != 1 || !proto.Equal(list.GetItems()[0], open) {
 		t.Fatalf("%v", list)
 	}
@@ -105,7 +106,7 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 		t.Fatalf("%v", of)
 	}
 
-	// A tenant meets its own recoveries, and nothing that others are part of.
+	// A tenant sees its own recoveries, and no object that concerns other tenants as well.
 	mine, err := tenant.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{})
 	k.check(err)
 	if len(mine.GetItems()) != 1 || !proto.Equal(mine.GetItems()[0], own) {
@@ -125,7 +126,7 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 		}
 	}
 
-	// The projection equals the one made anew from the first event.
+	// The projection equals a fresh one made from the first event on.
 	report, err := k.service.Verify(ctx)
 	k.check(err)
 	if !report.Equal() {

@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// asserter signs on whose behalf this service calls, with the key that signs at the time. The same key signs checkpoints of the audit log.
+// asserter returns the signer of the assertions that name the person on whose behalf this service calls. It uses the
+// key that signs at the time of the call, which also signs checkpoints of the audit log.
 func (s *Service) asserter(ctx context.Context, log *project.Audit) (*rpc.Asserter, error) {
 	var asserter *rpc.Asserter
 	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{

@@ -46,7 +46,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// healthy is a service that finds itself and the part of that name well.
+// healthy is a service that reports itself and the part of that name as healthy.
 type healthy string
 
 func (h healthy) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
@@ -56,7 +56,8 @@ func (h healthy) GetHealth(context.Context, *commonv1.GetHealthRequest) (*common
 	return &commonv1.GetHealthResponse{Parts: []*commonv1.Part{part("database"), part(string(h))}}, nil
 }
 
-// owners stand for lifecycle and recovery: they verify the person as the real ones do, and keep what they were asked.
+// owners are fakes of lifecycle and recovery: they verify the person as the real services do, and record their
+// requests.
 type owners struct {
 	lifecyclev1connect.UnimplementedWorkspaceServiceHandler
 	lifecyclev1connect.UnimplementedTaskServiceHandler
@@ -153,8 +154,8 @@ type kit struct {
 	config      readmodel.Config
 }
 
-// Append writes as the services do: what they write is numbered at once, and the replica is notified of it. It does not wait for its own poll, which is
-// rare while it listens.
+// Append writes as the services do: the event is numbered at once, and the replica is notified of it. The replica does
+// not wait for its own poll, which is rare while it listens.
 func (k *kit) Append(m proto.Message) string { return k.Put(m) }
 
 func newKit(t *testing.T) *kit {
@@ -167,7 +168,7 @@ func newKit(t *testing.T) *kit {
 	return k
 }
 
-// settle waits until everything that is numbered is projected.
+// settle waits until all numbered events are projected.
 func (k *kit) settle() {
 	k.t.Helper()
 	pool := k.DB.Pool(pg.RoleReadmodel)
@@ -278,7 +279,7 @@ func (k *kit) token(tenantID string, roles ...string) string {
 	return k.tokenOf("person@"+tenantID, tenantID, roles...)
 }
 
-// tokenOf issues a session to somebody else.
+// tokenOf issues a session to a person with another subject.
 func (k *kit) tokenOf(subject, tenantID string, roles ...string) string {
 	k.t.Helper()
 	token, err := readmodel.IssuePersonSession(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), subject, tenantID, roles, time.Hour)
@@ -325,10 +326,10 @@ func (k *kit) command(token string) readmodelv1connect.CommandServiceClient {
 	return readmodelv1connect.NewCommandServiceClient(k.http(token, true), k.url())
 }
 
-// answer is what a raw call was answered.
+// answer is the answer to a raw call.
 type answer struct {
 	Status int
-	Body   string // without what is drawn for each request
+	Body   string // without the values that are random for each request
 }
 
 // post calls a method with JSON over HTTP/1.1, as any script would.

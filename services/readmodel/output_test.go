@@ -32,7 +32,8 @@ func (k *kit) viewers() map[string]struct {
 	}
 }
 
-// TestLastOutputIsForTheTenantAndOperators: in the timeline, in watches (snapshot and change) and in the escalation bundle.
+// TestLastOutputIsForTheTenantAndOperators: in the timeline, in watches (snapshot and change) and in the escalation
+// bundle.
 func TestLastOutputIsForTheTenantAndOperators(t *testing.T) {
 	k := newKit(t)
 	const output = "ModuleNotFoundError: OUTPUTCANARY"
@@ -64,7 +65,7 @@ func TestLastOutputIsForTheTenantAndOperators(t *testing.T) {
 		}
 		files, err := k.escalate(v.token, k.A.WorkspaceID)
 		if err != nil && name != "operator" && name != "person of A" {
-			continue // who may not collect a bundle finds nothing in it
+			continue // these people may not collect a bundle
 		}
 		k.check(err)
 		for file, content := range files {
@@ -107,7 +108,8 @@ func (k *kit) watchedStep(token string, change bool, attempt *lifecyclev1.StepAt
 	return nil
 }
 
-// TestOutputIsReadByTheTenantAndOperators: nobody else's request reaches lifecycle, and another tenant's workspace is answered as one that is not there.
+// TestOutputIsReadByTheTenantAndOperators: a request of any other person does not reach lifecycle, and another tenant's
+// workspace gets the answer for one that does not exist.
 func TestOutputIsReadByTheTenantAndOperators(t *testing.T) {
 	k := newKit(t)
 	for name, v := range k.viewers() {

@@ -32,7 +32,7 @@ func (k *kit) peopleOf(token string) readmodelv1connect.PeopleServiceClient {
 	return readmodelv1connect.NewPeopleServiceClient(k.http(token, true), k.url())
 }
 
-// admitted makes a person of the list beside the API.
+// admitted creates a listed person without the API.
 func (k *kit) admitted(name, tenantID string, roles ...string) string {
 	k.t.Helper()
 	return k.admittedFor(name, tenantID, time.Hour, roles...)
@@ -51,7 +51,7 @@ func person(name, tenant string, roles ...string) *readmodelv1.CreatePersonReque
 	return &readmodelv1.CreatePersonRequest{Name: name, Tenant: tenant, Roles: roles}
 }
 
-// A role is given by whoever holds the role security and a role that includes it, to nobody else.
+// Only a person with the role security and a role that includes another role may give that role.
 func TestRolesAreGivenByThoseWhoHoldThem(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -132,7 +132,7 @@ func TestRolesAreGivenByThoseWhoHoldThem(t *testing.T) {
 	}
 }
 
-// What a role includes is what the methods' own lists of roles admit.
+// A role includes another one exactly if every method that admits the other admits it as well.
 func TestIncludedRolesAreAdmittedWhereverTheirsAre(t *testing.T) {
 	k := newKit(t)
 	walked := 0
@@ -151,7 +151,8 @@ func TestIncludedRolesAreAdmittedWhereverTheirsAre(t *testing.T) {
 	}
 }
 
-// TestALostAnswerIsAskedForAgain: the same request with the same key makes no second person, and its token is good; the one that was lost is not.
+// TestALostAnswerIsAskedForAgain: the same request with the same key creates no second person; its token is valid, and
+// the lost one is not.
 func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -181,7 +182,7 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	if got := says(first.GetToken()); !strings.HasPrefix(got, replaced) || !strings.Contains(got, "use the newer token") {
 		t.Errorf("the lost token: %s", got)
 	}
-	// Who has its id and not its secret is not told.
+	// A caller with the id of a session and not its secret does not learn that it was replaced.
 	id, secret := strings.SplitN(first.GetToken(), "_", 3), strings.SplitN(again.GetToken(), "_", 3)
 	if got := says(id[0] + "_" + id[1] + "_" + secret[2]); !strings.HasPrefix(got, "the token is unknown, expired or ended") {
 		t.Errorf("the id of the lost token with another secret: %s", got)
@@ -206,7 +207,7 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	refused("no key", people, commonv1.Reason_REASON_ALREADY_EXISTS, func(r *readmodelv1.CreatePersonRequest) { r.IdempotencyKey = "" })
 	others := k.peopleOf(k.admitted("other-root", "", "operator", "security"))
 	refused("another giver", others, commonv1.Reason_REASON_ALREADY_EXISTS, func(*readmodelv1.CreatePersonRequest) {})
-	// However many ask at once, there is one person, and one of the tokens is good.
+	// Concurrent requests create one person, and one of the tokens is valid.
 	at := person("once", "alpha", "tenant")
 	at.IdempotencyKey = "once-1"
 	answers := make(chan *readmodelv1.CreatePersonResponse, 4)
@@ -238,7 +239,7 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	if _, err := people.CreatePerson(ctx, at); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
 		t.Errorf("a person who was ended: %v", err)
 	}
-	// A request that comes back after a day ends no token that is in use.
+	// A request that is repeated after a day does not end a token that is in use.
 	testkit.SetClockOffset(k.DB, 25*time.Hour)
 	refused("after a day", people, commonv1.Reason_REASON_PRECONDITION_FAILED, func(*readmodelv1.CreatePersonRequest) {})
 }
@@ -286,7 +287,7 @@ func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
 		lives > days+time.Minute {
 		t.Errorf("lives %s by default", lives)
 	}
-	// The session of the one who asks lives on: what expires, does by the database's clock.
+	// Sessions expire by the database's clock, so the caller gets a new one before the clock moves on.
 	people = k.peopleOf(k.token("", "operator", "security"))
 	testkit.SetClockOffset(k.DB, 59*time.Minute)
 	if _, err := k.query(ana.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil {
@@ -338,7 +339,7 @@ func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
 	) != commonv1.Reason_REASON_INVALID_ARGUMENT {
 		t.Errorf("a forged token: %v", err)
 	}
-	// Thirty days after the end nothing is left.
+	// Thirty days after their end no row of the people is left.
 	testkit.SetClockOffset(k.DB, 33*24*time.Hour)
 	k.check(k.service.Sessions().Sweep(ctx))
 	list, err = k.peopleOf(k.tokenOf("third", "", "security")).ListPeople(ctx, &readmodelv1.ListPeopleRequest{})
@@ -356,7 +357,8 @@ func stateOf(items []*readmodelv1.Person, p *readmodelv1.Person) readmodelv1.Per
 	return readmodelv1.PersonState_PERSON_STATE_UNSPECIFIED
 }
 
-// The end of a person ends calls and watches at once, on this replica without waiting for the next look.
+// The end of a person ends calls and watches at once, on this replica without waiting for the next check of the
+// session.
 func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
 	k := newKit(t)
 	ctx, cancel := context.WithTimeout(testkit.Context(t), 2*time.Minute)
@@ -455,7 +457,7 @@ func TestTheLastSecurityPersonStays(t *testing.T) {
 			switch got := rpctest.ReasonOfWire(err); got { //nolint:exhaustive // the others are wrong
 			case commonv1.Reason_REASON_UNSPECIFIED:
 				ended++
-			case last, commonv1.Reason_REASON_UNAUTHENTICATED: // whoever came second had been ended
+			case last, commonv1.Reason_REASON_UNAUTHENTICATED: // the person of the second call had been ended by the first
 				refused++
 			default:
 				t.Errorf("ending %s: %v", name, err)
@@ -483,7 +485,8 @@ func TestTheLastSecurityPersonStays(t *testing.T) {
 	}
 }
 
-// A person is named like every other object: by a part of the id however it is spelled, and one of several is asked for.
+// A reference to a person works as for every other object: a part of the id in any spelling, and an error that lists
+// the candidates if it is ambiguous.
 func TestPeopleAreNamedLikeOtherObjects(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -496,7 +499,7 @@ func TestPeopleAreNamedLikeOtherObjects(t *testing.T) {
 	}
 	undashed := func(name string) string { return strings.ReplaceAll(byName[name], "-", "") }
 	const ends = "0f0f0f"
-	// Two whose ids begin alike, and end alike.
+	// Two people whose ids begin alike and end alike.
 	pool := k.DB.Pool(pg.RoleReadmodel)
 	for id, name := range map[string]string{"ffffffff-ffff-7fff-8000-0000000f0f0f": "fay", "ffffffff-ffff-7fff-8001-0000000f0f0f": "gus"} {
 		_, err := pool.Exec(ctx, `INSERT INTO readmodel.person (person_id, name, roles, created_by, expires_at)
@@ -535,7 +538,7 @@ func TestPeopleAreNamedLikeOtherObjects(t *testing.T) {
 	}
 }
 
-// Somebody who has been ended is ended again by name, and is answered as they were ended: the first time stands.
+// Ending a person who was ended already, by name, returns the first end and changes nothing.
 func TestAPersonMayBeEndedTwice(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -550,7 +553,7 @@ func TestAPersonMayBeEndedTwice(t *testing.T) {
 	if err != nil || !again.GetPerson().GetEndedAt().AsTime().Equal(first.GetPerson().GetEndedAt().AsTime()) || again.GetPerson().GetEndedBy() != "root" {
 		t.Errorf("ended again: %v, %v; was %v", again, err, first)
 	}
-	// One who has the name now is meant before one who had it.
+	// A name means the person who has it now before one who had it earlier.
 	heir, err := people.CreatePerson(ctx, person("ana", "", "viewer"))
 	k.check(err)
 	got, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"})
@@ -564,7 +567,7 @@ func TestAPersonMayBeEndedTwice(t *testing.T) {
 	}
 }
 
-// One with the role security whose token is good for less than a day is not the one who remains.
+// A person with the role security who expires in less than a day does not count as the one who remains.
 func TestASecurityPersonOfADayRemains(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -606,7 +609,7 @@ func (l *locked) String() string {
 	return l.buf.String()
 }
 
-// The token is in the answer and nowhere else.
+// The token is in the answer and is stored nowhere.
 func TestTheTokenOfAPersonIsKeptNowhere(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -653,7 +656,7 @@ func TestTheTokenOfAPersonIsKeptNowhere(t *testing.T) {
 	}
 }
 
-// What is admitted beside the API is a person like any other, and stays one.
+// A person who was admitted without the API is listed like any other, also after a second admission.
 func TestAdmittedPeopleAreListed(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)

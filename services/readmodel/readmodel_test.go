@@ -57,7 +57,7 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	last := k.World.Append(&lifecyclev1.Tenant{TenantId: ids.New(), Name: "gamma"}) // the service numbers it
 	for name, opts := range map[string][]connect.ClientOption{"connect": nil, "grpc": {connect.WithGRPC()}, "grpc_web": {connect.WithGRPCWeb()}} {
 		q := k.query(token, opts...)
-		k.Beat(false) // what is connected is so by its replica's beat
+		k.Beat(false) // a node counts as connected only while its replica beats
 		nodes, err := reached(t, func() (*readmodelv1.ListNodesResponse, error) {
 			return q.ListNodes(ctx, &readmodelv1.ListNodesRequest{MinPos: last})
 		})
@@ -110,7 +110,8 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	}
 	k.Beat(false)
 	var status *readmodelv1.GetStatusResponse
-	testkit.Eventually(t, testkit.Patience, func() error { // who is asked has a second, over connections that are made first
+	// a probed service has a second to answer, in which the connection is made as well
+	testkit.Eventually(t, testkit.Patience, func() error {
 		status, err = q.GetStatus(ctx, &readmodelv1.GetStatusRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -136,7 +137,7 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	}
 }
 
-// reached repeats a read while the projection has not come to its position, as clients do.
+// reached repeats a read while the projection has not reached its position, as clients do.
 func reached[R any](t *testing.T, call func() (R, error)) (R, error) {
 	t.Helper()
 	var res R
@@ -258,13 +259,13 @@ func TestCommandsGoToTheirOwnersForThePerson(t *testing.T) {
 		}
 	}
 
-	// The owner's refusal is the answer, whole.
+	// The owner's refusal is passed on unchanged.
 	k.owners.refuse(fault.New(commonv1.Reason_REASON_NOT_RESET, "reset first", fault.Unmet("reset"), fault.Conflicting("x")))
 	_, err := c.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY})
 	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_RESET || connect.CodeOf(err) != connect.CodeFailedPrecondition {
 		t.Errorf("the owner's refusal came as %v", err)
 	}
-	// What the owner refused of us is not the person's fault.
+	// If the owner refuses readmodel itself, the person gets an internal error.
 	k.owners.refuse(fault.New(commonv1.Reason_REASON_ASSERTION_INVALID, ""))
 	_, err = c.SetPolicy(ctx, &readmodelv1.SetPolicyRequest{Key: "k", Value: "v"})
 	if connect.CodeOf(err) != connect.CodeInternal {
@@ -280,7 +281,7 @@ func TestCommandsGoToTheirOwnersForThePerson(t *testing.T) {
 	if _, err := tenant.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{Workspace: "brand-new", Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL}); err != nil {
 		t.Errorf("a new workspace: %v", err)
 	}
-	// A tenant's person says its tenant by name or id, and asks as a user.
+	// A tenant's person gives the tenant by name or id, and the requester is a user.
 	for _, name := range []string{"alpha", k.A.ID} {
 		k.owners.take()
 		_, err := tenant.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{Tenant: name, Name: "w"})
@@ -328,7 +329,7 @@ func TestSessionsLiveAndEndByTheDatabase(t *testing.T) {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
-	// Nothing of the token is stored.
+	// No part of the token's secret is stored.
 	var kept bool
 	k.check(pool.QueryRow(ctx, "SELECT bool_or(p::text LIKE '%' || $1 || '%') FROM readmodel.person_session p", strings.SplitN(good, "_", 3)[2]).Scan(&kept))
 	if kept {
@@ -338,7 +339,7 @@ func TestSessionsLiveAndEndByTheDatabase(t *testing.T) {
 	if got := says(good); !strings.HasPrefix(got, "your token was ended at 2") {
 		t.Errorf("revoked: %s", got)
 	}
-	// Whoever has only the id of it learns nothing.
+	// A caller with only the id of the session learns nothing about it.
 	const unknown = "the token is unknown, expired or ended"
 	stolen := "gps_" + id + "_" + strings.SplitN(other, "_", 3)[2]
 	if got := says(stolen); got != unknown {

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// auditOf are the entries that an operator is shown, newest first, once at least n of them are there.
+// auditOf returns the entries that an operator gets, newest first, once there are at least n of them.
 func auditOf(t *testing.T, k *kit, n int, req *readmodelv1.ListAuditRequest) []*commonv1.AuditEntry {
 	t.Helper()
 	client := readmodelv1connect.NewAuditServiceClient(k.http(k.token("", "operator"), true), k.url())
@@ -41,7 +41,8 @@ func auditOf(t *testing.T, k *kit, n int, req *readmodelv1.ListAuditRequest) []*
 	return out
 }
 
-// A viewer who tries what operators do is refused and is on record: who, what, about what, why, and under which correlation id.
+// A viewer who calls an operator's method is refused, and the audit log has the person, the action, the object, the
+// reason and the correlation id.
 func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -67,11 +68,11 @@ func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
 	if details["reason_code"] != "permission_denied" || details["given_reason"] != "I \uFFFD[31mmay\uFFFD" || fmt.Sprint(details["roles"]) != "[viewer]" {
 		t.Errorf("details: %v", details)
 	}
-	// It is found by the workspace whatever it was called.
+	// The entry is found by the workspace, whichever reference the request had.
 	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Workspace: k.A.WorkspaceID, Action: "workspace.decommission"}); len(got) != 1 {
 		t.Errorf("by workspace: %v", got)
 	}
-	// A person of a tenant with an operator's role is refused by the method itself, and is on record too.
+	// A person of a tenant with an operator's role is refused by the method itself, which is recorded too.
 	tenant := readmodelv1connect.NewIncidentServiceClient(k.http(k.token(k.A.ID, "operator"), true), k.url())
 	if _, err := tenant.ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "mine"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Fatalf("a tenant's operator: %v", err)
@@ -79,7 +80,7 @@ func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
 	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "brake.release"}); len(got) != 1 || got[0].GetTenantId() != k.A.ID || got[0].GetActor() != "person@"+k.A.ID {
 		t.Errorf("a tenant's operator: %v", got)
 	}
-	// What the owner refuses is the owner's to record.
+	// The owner records its own refusals.
 	k.owners.refuse(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "the owner says no"))
 	operator := k.command(k.token("", "operator"))
 	_, err = operator.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL})
@@ -89,13 +90,14 @@ func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
 	if _, err := viewer.SetPolicy(ctx, &readmodelv1.SetPolicyRequest{Key: "saga.retry_limit", Value: "4"}); err == nil {
 		t.Fatal("a viewer sets policy")
 	}
-	auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "policy.set"}) // behind it in the log
+	auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "policy.set"}) // appended after it
 	if got := auditOf(t, k, 0, &readmodelv1.ListAuditRequest{Action: "workspace.cancel"}); len(got) != 0 {
 		t.Errorf("the owner's refusal is recorded twice: %v", got)
 	}
 }
 
-// Each method that refuses a role leaves an entry that names what was tried; none of them needs a request that is valid.
+// Each method that refuses a role leaves an entry that names what was tried; none of them needs a request that is
+// valid.
 func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 	k := newKit(t)
 	walked := 0
@@ -105,7 +107,7 @@ func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 		if role < 0 {
 			continue
 		}
-		// A person each: what one person may have written one by one is bounded.
+		// Each method has another person, because the number of single entries of one person is bounded.
 		tenant := ""
 		if rpc.Roles()[role] == "tenant" {
 			tenant = ids.New()
@@ -116,7 +118,7 @@ func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 		}
 		walked++
 	}
-	// Entries of others come in between: those of the walkers are counted.
+	// There are entries of other people in between, so only those of the walkers are counted.
 	var entries []*commonv1.AuditEntry
 	by := map[string]int{}
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -154,7 +156,8 @@ func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 	}
 }
 
-// Someone who is refused a thousand names of nothing leaves a bounded trace, and it says how many it left out.
+// A person who is refused a thousand names that do not exist leaves a bounded number of entries, which give the number
+// of those left out.
 func TestAFloodOfRefusalsIsBounded(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)

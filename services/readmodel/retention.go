@@ -6,7 +6,8 @@ import (
 	"github.com/gpuaas/mesh/internal/retention"
 )
 
-// terms are the kinds of rows of readmodel that have a term, in an order in which what hangs on a row goes before it.
+// terms are the kinds of rows of readmodel that have a term, ordered so that rows that depend on another are cut before
+// it.
 var terms = []retention.Table{
 	{Name: "tasks", Key: policy.RetentionTimelineSeconds, Table: "task", ID: "task_id"},
 	{Name: "runs", Key: policy.RetentionTimelineSeconds, Table: "run", ID: "run_id"},
@@ -28,6 +29,6 @@ var (
 	oldestLeft = pg.DefineDynamic(pg.RoleReadmodel, "readmodel.oldest_left",
 		func(t retention.Table) string { return t.Oldest("readmodel") }, terms...)
 
-	// cuts are what readmodel cuts.
+	// cuts are the retention rules of readmodel.
 	cuts = retention.Of(terms, cutBatch.For, oldestLeft.For)
 )

@@ -71,8 +71,7 @@ func TestAcceptingARollbackIsItsOwnersDecision(t *testing.T) {
 	}
 }
 
-// The status is not all well while rollback mode is active, and it says so from the row itself: no event need have
-// come.
+// The status is not ok while rollback mode is active. It reads the mode from its row, so that no event is needed.
 func TestStatusInRollbackMode(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel"
 )
 
-// TestADatabaseThatABenchSeededIsRefused: what it holds is no mesh, and a service that believed it would act on it.
+// TestADatabaseThatABenchSeededIsRefused: its rows do not describe a mesh, and a service that trusted them would act on
+// them.
 func TestADatabaseThatABenchSeededIsRefused(t *testing.T) {
 	k := newKit(t)
 	admin, err := pgx.Connect(testkit.Context(t), k.DB.AdminURL())
@@ -31,7 +32,8 @@ func TestADatabaseThatABenchSeededIsRefused(t *testing.T) {
 	k.start(allowed)
 }
 
-// TestADatabaseThatDoesNotSayWhetherItWasSeededIsAskedAgain: the service waits for one that is not migrated yet, and ends if a bench seeded it.
+// TestADatabaseThatDoesNotSayWhetherItWasSeededIsAskedAgain: the service waits for one that is not migrated yet, and
+// ends if a bench seeded it.
 func TestADatabaseThatDoesNotSayWhetherItWasSeededIsAskedAgain(t *testing.T) {
 	k := newKit(t)
 	admin, err := pgx.Connect(testkit.Context(t), k.DB.AdminURL())

@@ -31,7 +31,7 @@ import (
 type Deps struct {
 	Logger   *slog.Logger
 	Registry *obs.Registry
-	// Numbering is that of a process with several services; nil: the service has one of its own.
+	// Numbering is shared by the services of one process; nil: the service creates its own.
 	Numbering *service.Numbering
 }
 
@@ -45,13 +45,13 @@ type Service struct {
 	projector *project.Projector
 }
 
-// PoolSettings are the session settings of the service's own pool. Its statements join many tables and have plans that
-// suit all arguments; planning them anew for each call costs several times what running them does.
+// PoolSettings returns the session settings of the service's own pool. Its statements join many tables and have plans
+// that suit all arguments; planning them anew for each call costs several times what running them does.
 func PoolSettings() map[string]string {
 	return map[string]string{"plan_cache_mode": "force_generic_plan"}
 }
 
-// New builds a replica. It listens, and serves nothing before Run.
+// New returns a replica. It listens, and serves nothing before Run.
 func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	if err := errors.Join(cfg.Config.Validate(), cfg.Validate()); err != nil {
 		return nil, fmt.Errorf("readmodel's configuration: %w", err)
@@ -118,7 +118,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Nothing takes a migration away but a restore.
+	// Only a restore can undo a migration, so this is checked seldom.
 	b.Health.Ready("migrations", service.Seldom(10*time.Second, func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
 	b.Add(
 		app.Task{Name: "people", Phase: app.PhaseDrain, Run: s.people.Run},
@@ -134,7 +134,8 @@ func (s *Service) build(ctx context.Context) error {
 	return nil
 }
 
-// checkHosts refuses to start with a certificate that people's clients would refuse.
+// checkHosts returns an error if the certificate is not valid for a host of people_hosts, because people's clients
+// would refuse it.
 func (s *Service) checkHosts() error {
 	leaf := s.base.Store.Certificate().Leaf
 	var errs []error
@@ -146,7 +147,7 @@ func (s *Service) checkHosts() error {
 	return errors.Join(errs...)
 }
 
-// owners makes the clients of the services that decide.
+// owners returns the clients and the probes of the services that own the state.
 func (s *Service) owners(ctx context.Context, audit *project.Audit) (gateway.Owners, []gateway.Probe, error) {
 	b := s.base
 	asserter, err := s.asserter(ctx, audit)
@@ -187,7 +188,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (gateway.Own
 	}, []gateway.Probe{probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom), probe("recovery", rc, "ca", service.PartDatabaseRoom)}, nil
 }
 
-// listen makes the people's port.
+// listen opens the people's port.
 func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	b := s.base
 	edge, err := gateway.Edge(s.cfg.TrustedOrigins)
@@ -270,43 +271,44 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 }
 
 func (s *Service) options() []connect.HandlerOption {
-	return append(s.people.HandlerOptions(), connect.WithInterceptors(s.refusals)) // inside of the guard: it knows the person
+	// runs inside the guard, so it knows the person
+	return append(s.people.HandlerOptions(), connect.WithInterceptors(s.refusals))
 }
 
 // Run serves until ctx ends, then ends the streams and stops in order.
 func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) }
 
-// PeopleAddr is where people connect.
+// PeopleAddr returns the address of the people's port.
 func (s *Service) PeopleAddr() string { return s.people.Addr().String() }
 
-// OpsAddr is where metrics and health are served.
+// OpsAddr returns the address at which metrics and health are served.
 func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 
-// ReplicaID of this replica.
+// ReplicaID returns the id of this replica.
 func (s *Service) ReplicaID() string { return s.base.ReplicaID }
 
-// Services are the names of what people can call.
+// Services returns the names of the services that people can call.
 func (s *Service) Services() []string { return s.people.Services() }
 
-// Verify compares the projection with one made anew from event 0.
+// Verify compares the projection with a fresh one made from event 0 on.
 func (s *Service) Verify(ctx context.Context) (project.Report, error) {
 	return s.projector.Verify(ctx)
 }
 
-// Sessions are the people's sessions.
+// Sessions returns the sessions of people.
 func (s *Service) Sessions() *gateway.Sessions { return s.sessions }
 
-// IssuePersonSession makes a session for a person whom the caller has authenticated and answers its token, which is stored nowhere. tenantID is empty
-// for people of the operator. db logs in as readmodel.
+// IssuePersonSession makes a session for a person whom the caller has authenticated and returns its token, which is
+// stored nowhere. tenantID is empty for people of the operator. db logs in as readmodel.
 func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
 	return gateway.IssuePersonSession(ctx, db, subject, tenantID, roles, ttl)
 }
 
-// Admission is a person as they are made.
+// Admission describes a person to be created.
 type Admission = gateway.Admission
 
-// AdmitPerson makes a person, or a further session of the one that is there, beside the API and returns the token, which is stored nowhere. db logs in
-// as readmodel.
+// AdmitPerson creates a person, or a further session of an existing person, without the API, and returns the token,
+// which is stored nowhere. db logs in as readmodel.
 func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
 	return gateway.AdmitPerson(ctx, db, a)
 }

@@ -33,7 +33,7 @@ func (k *kit) health(service string) (healthv1.HealthCheckResponse_ServingStatus
 	return resp.Msg.GetStatus(), nil
 }
 
-// Health needs no token and is what /readyz is.
+// Health needs no token and has the same result as /readyz.
 func TestHealthIsReadiness(t *testing.T) {
 	k := newKit(t)
 	ready := func() bool {
@@ -111,7 +111,7 @@ func TestReflectionIsConfigured(t *testing.T) {
 			t.Errorf("%s is missing in %v", want, names)
 		}
 	}
-	// Described is what is mounted and what its messages are made of; no service that only other services may call.
+	// Reflection describes the mounted services and their messages, and no service that only other services may call.
 	stream := grpcreflect.NewClient(k.http("", true), k.url(), connect.WithGRPC()).NewStream(testkit.Context(t))
 	defer stream.Close() //nolint:errcheck // it was read
 	for _, want := range []string{
@@ -138,7 +138,7 @@ func TestReflectionIsConfigured(t *testing.T) {
 			t.Errorf("%s is described", file)
 		}
 	}
-	// What is described can still be called by whoever shows a token only.
+	// A described method still refuses a call without a token.
 	if got := k.post(
 		k.http("", false),
 		readmodelv1connect.QueryServiceWhoAmIProcedure,
@@ -148,7 +148,7 @@ func TestReflectionIsConfigured(t *testing.T) {
 	}
 }
 
-// A page of a trusted site may call and read; any other gets no header and no say.
+// A page of a trusted site may call the API and read answers; any other gets no CORS header and is refused.
 func TestOnlyTrustedSitesAreSharedWith(t *testing.T) {
 	k := newKit(t)
 	const console, evil = "https://console.example", "https://evil.example"

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
-// policies are those of every method of the people's port.
+// policies returns the policies of all methods of the people's port.
 func policies(t *testing.T, k *kit) []rpc.Policy {
 	t.Helper()
 	set, err := rpc.Policies(readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto, readmodelv1.File_gpuaas_readmodel_v1_recover_proto,
@@ -41,7 +41,8 @@ func policies(t *testing.T, k *kit) []rpc.Policy {
 	return out
 }
 
-// No method answers without a token, with a bad one, with any certificate instead of one, or to a role that is not in its list.
+// No method answers without a token, with a bad one, with any certificate instead of one, or to a role that is not in
+// its list.
 func TestEveryMethodRefusesWhoMayNotCallIt(t *testing.T) {
 	k := newKit(t)
 	refused := rpctest.RefusesEveryMethod(t, rpctest.Target{
@@ -79,7 +80,7 @@ func TestEveryMethodRefusesWhoMayNotCallIt(t *testing.T) {
 	}
 }
 
-// canaries are what only one tenant may meet.
+// canaries returns texts that only one tenant may see.
 func canaries(x projecttest.Tenant) []string {
 	return []string{
 		x.ID, `"` + x.Name + `"`, x.Name + "/", x.WorkspaceID, x.WorkspaceName, x.RunID, x.NodeID, x.NodeName, x.InstanceID, x.TaskID, x.ClaimID,
@@ -87,7 +88,8 @@ func canaries(x projecttest.Tenant) []string {
 	}
 }
 
-// foreign are the ways to name another tenant's objects; nobody the same ways to name nothing.
+// foreign returns the references to another tenant's objects; nobody returns references of the same forms to objects
+// that do not exist.
 func foreign(x projecttest.Tenant) map[string][]string {
 	return map[string][]string{
 		"workspace": {x.WorkspaceID, x.Name + "/" + x.WorkspaceName, x.WorkspaceName}, "workspace_id": {x.WorkspaceID},
@@ -106,7 +108,7 @@ func nobody() map[string][]string {
 	}
 }
 
-// fill makes a valid request in which one field names something.
+// fill returns a valid request whose field has the value.
 func fill(d protoreflect.MessageDescriptor, field, value string) proto.Message {
 	valid := map[string]string{
 		"workspace": "ws-alpha", "node": "box-alpha", "tenant": "alpha", "name": "new", "reason": "because", "key": "saga.retry_limit", "value": "3",
@@ -135,8 +137,9 @@ func required(d protoreflect.MessageDescriptor, _ protoreflect.FieldDescriptor) 
 	return !strings.HasPrefix(string(d.Name()), "List")
 }
 
-// A person of one tenant, with every role there is, names the other tenant's objects in every field of every method that can name one: each answer is,
-// byte for byte, the answer to a name of nothing, and holds nothing of the other tenant's; no owner hears of it.
+// A person of one tenant, with every role there is, names the other tenant's objects in every field of every method
+// that can name one: each answer is, byte for byte, the answer for an object that does not exist, and contains nothing
+// of the other tenant's; no owner gets a request.
 func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 	k := newKit(t)
 	client := k.http(k.token(k.A.ID, "tenant", "operator", "security", "viewer"), false)
@@ -170,7 +173,8 @@ func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 				}
 				scan(p.Procedure, theirs.Body)
 				want := http.StatusNotFound
-				if !slices.Contains(p.Roles, "tenant") && !slices.Contains(p.Roles, "viewer") { // refused to whoever is bound to a tenant, before a name is looked at
+				// refused for everyone who is bound to a tenant, before a name is resolved
+				if !slices.Contains(p.Roles, "tenant") && !slices.Contains(p.Roles, "viewer") {
 					want = http.StatusForbidden
 				}
 				if lists := strings.HasPrefix(string(input.Name()), "List") && theirs.Status == http.StatusOK; !lists && theirs.Status != want {
@@ -187,7 +191,7 @@ func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 	if named < 25 {
 		t.Errorf("only %d names were tried", named)
 	}
-	// The other way round the same person meets their own.
+	// Conversely the same person sees their own tenant's objects.
 	for procedure, m := range map[string]proto.Message{
 		"ListWorkspaces": &readmodelv1.ListWorkspacesRequest{}, "ListInstances": &readmodelv1.ListInstancesRequest{}, "ListNodes": &readmodelv1.ListNodesRequest{},
 		"ListTasks": &readmodelv1.ListTasksRequest{}, "ListClaims": &readmodelv1.ListClaimsRequest{}, "ListAllocations": &readmodelv1.ListAllocationsRequest{},
@@ -200,7 +204,7 @@ func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 	}
 }
 
-// A page token made for the operator, or by the other tenant, brings no row of theirs.
+// A page token that was issued to an operator, or to the other tenant, returns none of their rows.
 func TestPageTokensGrantNothing(t *testing.T) {
 	k := newKit(t)
 	operator, own := k.http(k.token("", "operator"), false), k.http(k.token(k.A.ID, "tenant", "viewer"), false)

@@ -117,7 +117,7 @@ func TestWatchesOfOneTenantLeavePlacesForOthers(t *testing.T) {
 	}
 }
 
-// TestOperatorsWatchWhereAllOtherPlacesAreTaken: what is kept for operators is given to nobody else.
+// TestOperatorsWatchWhereAllOtherPlacesAreTaken: the places that are kept for operators are given only to operators.
 func TestOperatorsWatchWhereAllOtherPlacesAreTaken(t *testing.T) {
 	k := newKit(t)
 	cfg := k.config

@@ -1,5 +1,6 @@
-// Package recovery is the service that owns node identities. Its parts decide: identity (sessions, serials, fences), enrol (certificates),
-// authority (nodeapi's view), policyadmin (policy keys), watchdog (recoveries, incidents, the brake). Its root only wires.
+// Package recovery is the service that owns node identities. Its subpackages decide: identity (sessions, serials,
+// fences), enrol (certificates), authority (nodeapi's view), policyadmin (policy keys), watchdog (recoveries,
+// incidents, the brake). Its root only wires.
 package recovery
 
 import (
@@ -17,26 +18,28 @@ type Peers struct {
 	Lifecycle string `koanf:"lifecycle"`
 }
 
-// Profile is what agents are told of where they belong.
+// Profile is the profile that agents are sent: the addresses of the control plane and the authorities to trust.
 type Profile struct {
 	Name        string `koanf:"name"`
 	APIURL      string `koanf:"api_url"`      // host:port of the node API
 	RecoveryURL string `koanf:"recovery_url"` // URL of the enrolment listener
 	TerminalURL string `koanf:"terminal_url"` // may be empty
-	CAFile      string `koanf:"ca_file"`      // what agents trust: the issuer of services
+	CAFile      string `koanf:"ca_file"`      // the certificate authorities of services, which agents trust
 }
 
 // Config of the service.
 type Config struct {
 	service.Config
 
-	EnrollListen string `koanf:"enroll_listen"` // server TLS only; empty: this replica serves no enrolment
+	EnrollListen string `koanf:"enroll_listen"` // the port has server TLS only; empty: this replica serves no enrolment
 	CADir        string `koanf:"ca_dir"`        // the embedded node authority's keys, shared by replicas
-	// CADatabaseURLFile names the authority's own database, which remembers used tokens and issued certificates; may be empty.
+	// CADatabaseURLFile names the authority's own database, which remembers used tokens and issued certificates; may be
+	// empty.
 	CADatabaseURLFile config.SecretFile `koanf:"ca_database_url_file"`
 	JoinStateKeys     string            `koanf:"join_state_keys"` // directory of private keys, shared by replicas
 	Profile           Profile           `koanf:"profile"`
-	// TaskSigningPubkeysFile is handed to agents at enrolment; it is read at each one, so that a rotation is found.
+	// TaskSigningPubkeysFile is sent to agents at enrolment. It is read at each enrolment, so that a rotation takes
+	// effect.
 	TaskSigningPubkeysFile string `koanf:"task_signing_pubkeys_file"`
 	AssertionPubkeysFile   string `koanf:"assertion_pubkeys_file"` // verifies on whose behalf readmodel calls
 	Peers                  Peers  `koanf:"peers"`
@@ -47,8 +50,9 @@ type Config struct {
 	EnrollPerTokenSecond float64       `koanf:"enroll_per_token_second"`
 	EnrollPerTokenBurst  int           `koanf:"enroll_per_token_burst"`
 	ClaimLease           time.Duration `koanf:"claim_lease"`
-	MintWait             time.Duration `koanf:"mint_wait"` // before another key of an instance may take a launch secret whose first certificate was never used
-	SweepEvery           time.Duration `koanf:"sweep_every"`
+	// the wait before another key of an instance may use a launch secret whose first certificate was never used
+	MintWait   time.Duration `koanf:"mint_wait"`
+	SweepEvery time.Duration `koanf:"sweep_every"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
 	DatabaseVolume string `koanf:"database_volume"`
 }

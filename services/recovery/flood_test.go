@@ -23,7 +23,8 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// TestSlowPeersOfEnrolmentAreClosed: anybody can reach this port, and nobody holds a connection by being slow; machines enrol meanwhile. Scenario: D03.
+// TestSlowPeersOfEnrolmentAreClosed: any client can reach this port, and a slow one does not keep its connection;
+// machines enrol meanwhile. Scenario: D03.
 func TestSlowPeersOfEnrolmentAreClosed(t *testing.T) {
 	m := start(t)
 	addr := m.service.EnrollAddr()
@@ -72,7 +73,7 @@ func TestSlowPeersOfEnrolmentAreClosed(t *testing.T) {
 			}
 		}
 	}
-	const within = time.Minute // of seconds that the server gives them
+	const within = time.Minute // a minute, for connections to which the server gives seconds
 	kinds := []struct {
 		name string
 		wait func()
@@ -109,7 +110,7 @@ func TestSlowPeersOfEnrolmentAreClosed(t *testing.T) {
 	wg.Wait()
 }
 
-// enrol brings one machine from a person's token to a certificate.
+// enrol issues a token for one machine and redeems it for a certificate.
 func (m *mesh) enrol(t *testing.T, name string) {
 	t.Helper()
 	console, url := m.client("readmodel")
@@ -137,7 +138,8 @@ func (m *mesh) enrolment(t *testing.T) recoveryv1connect.EnrollmentServiceClient
 		rpc.ClientOptions(rpc.ClientConfig{MaxSendBytes: 64 << 20})...)
 }
 
-// TestOversizeEnrolmentIsRefused: what is too large is refused with a type before it is read, and the port goes on. Scenario: D01, D05.
+// TestOversizeEnrolmentIsRefused: a request that is too large is refused with a reason before it is read, and the port
+// goes on serving. Scenario: D01, D05.
 func TestOversizeEnrolmentIsRefused(t *testing.T) {
 	m := start(t)
 	key, err := pki.NewKey()

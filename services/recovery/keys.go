@@ -15,14 +15,14 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/keys"
 )
 
-// signingKeys are the keys that this service signs and verifies with, and the public ones that agents get from it.
+// signingKeys are the keys with which this service signs and verifies, and the public keys that it sends to agents.
 type signingKeys struct {
 	join    joinstate.Ring
 	persons *rpc.PersonVerifier
 	tasks   atomic.Pointer[pki.KeySet]
 }
 
-// taskKeys returns the public keys of tasks as an agent reads them.
+// taskKeys returns the public keys of tasks in the form that agents read.
 func (k *signingKeys) taskKeys() (string, error) {
 	set := k.tasks.Load()
 	if set == nil {

@@ -36,8 +36,8 @@ func (m *mesh) second(keys string) error {
 	return err
 }
 
-// Scenario: a second replica of recovery comes up on another machine, whose directory of keys was not copied. With a key of its own each of the two
-// would take what the other signed for unknown.
+// Scenario: a second replica of recovery comes up on another machine, whose directory of keys was not copied. With a
+// key of its own each of the two would take what the other signed for unknown.
 func TestAReplicaWithADirectoryOfItsOwnDoesNotStart(t *testing.T) {
 	m := start(t)
 	other := t.TempDir()
@@ -60,10 +60,10 @@ func TestAReplicaWithADirectoryOfItsOwnDoesNotStart(t *testing.T) {
 	}
 }
 
-// Scenario: a person of the role security asks for the next key of join states over the real port, and the replica makes it, signs with it, and
-// reports a file that it cannot use.
+// Scenario: a person of the role security asks for the next key of join states over the real port, and the replica
+// makes it, signs with it, and reports a file that it cannot use.
 func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
-	m := start(t, func(c *recovery.Config) { c.SweepEvery = time.Hour }) // the test alone looks for problems
+	m := start(t, func(c *recovery.Config) { c.SweepEvery = time.Hour }) // only the test checks for problems
 	console, url := m.client("readmodel")
 	people := recoveryv1connect.NewKeyServiceClient(console, url, rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
 	ask := func(dry bool, key string, roles ...string) error {

@@ -17,8 +17,9 @@ import (
 // profileEvery is the least time between two checks whether the file of certificate authorities has changed.
 const profileEvery = 2 * time.Second
 
-// profiles is the profile that agents are told, with the file of certificate authorities as it is now. A file that cannot
-// be read is logged, and read again at the next check; what was read before goes on meanwhile. Safe for concurrent use.
+// profiles has the profile that agents are sent, with the present content of the file of certificate authorities. A
+// file that cannot be read is logged, and read again at the next check; until then the profile keeps the content that
+// was read before. It is safe for concurrent use.
 type profiles struct {
 	logger *slog.Logger
 	cfg    Profile
@@ -27,9 +28,9 @@ type profiles struct {
 	mu       sync.Mutex
 	profile  *commonv1.Profile // replaced, never changed
 	file     string            // describes the file that was read
-	failure  string            // of the last check, which was logged; empty if it had none
+	failure  string            // the logged failure of the last check; empty if it succeeded
 	checked  time.Time
-	checking bool // a caller looks at the file now
+	checking bool // a caller is checking the file
 }
 
 // readProfile reads the profile for the first time.
@@ -42,8 +43,8 @@ func readProfile(logger *slog.Logger, cfg Profile) (*profiles, error) {
 	return p, nil
 }
 
-// current returns the profile, read anew if the file has changed. One caller at a time looks at the file; the others do not
-// wait for it, on a file system that hangs.
+// current returns the profile, read anew if the file has changed. One caller at a time checks the file; the others do
+// not wait for it, since the file system may hang.
 func (p *profiles) current() *commonv1.Profile {
 	p.mu.Lock()
 	if p.checking || time.Since(p.checked) < p.every {
@@ -54,7 +55,7 @@ func (p *profiles) current() *commonv1.Profile {
 	former := p.file
 	p.mu.Unlock()
 
-	// Described before it is read: a change in between is read at the next check.
+	// The file is described before it is read, so that a change in between is found at the next check.
 	file := describeFile(p.cfg.CAFile)
 	var profile *commonv1.Profile
 	var err error
@@ -81,7 +82,8 @@ func (p *profiles) current() *commonv1.Profile {
 	return p.profile
 }
 
-// read reads the file. The profile is fingerprinted over all that it says, so that an agent and its control plane notice when they disagree.
+// read reads the file and returns the profile. Its fingerprint covers all its fields, so that an agent and its control
+// plane notice when they have different profiles.
 func (p *profiles) read() (*commonv1.Profile, error) {
 	bundle, err := pki.LoadBundle(p.cfg.CAFile)
 	if err != nil {
@@ -101,7 +103,7 @@ func (p *profiles) read() (*commonv1.Profile, error) {
 	return out, nil
 }
 
-// describeFile describes a file so that a change of it shows.
+// describeFile returns a description of a file that differs after the file has changed.
 func describeFile(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {

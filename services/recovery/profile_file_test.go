@@ -55,7 +55,7 @@ func (f *rootsFile) bundle() []byte {
 	return b.PEM()
 }
 
-// TestAnUnreadableFileOfAuthoritiesKeepsTheFormer holds for a file that is broken, and one that is gone.
+// TestAnUnreadableFileOfAuthoritiesKeepsTheFormer checks a file that is broken, and one that is missing.
 func TestAnUnreadableFileOfAuthoritiesKeepsTheFormer(t *testing.T) {
 	f := newRootsFile(t)
 	former := f.p.current()
@@ -106,7 +106,7 @@ func TestAFileThatFailedIsReadAgain(t *testing.T) {
 	}
 }
 
-// A caller that looks at a file which hangs keeps no other waiting.
+// A caller that checks a file on a file system which hangs does not block other callers.
 func TestAFileThatHangsKeepsOneCallerWaiting(t *testing.T) {
 	f := newRootsFile(t)
 	first, next := f.p.current().GetFingerprint(), f.bundle()
@@ -119,7 +119,7 @@ func TestAFileThatHangsKeepsOneCallerWaiting(t *testing.T) {
 	read := make(chan string, 2)
 	call := func() { read <- f.p.current().GetFingerprint() }
 	go call()
-	// One that has opened the pipe waits for what is written.
+	// A reader that has opened the pipe waits until a writer writes to it.
 	writer, err := os.OpenFile(f.path, os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestTheProfileFollowsItsFile holds that a replica tells the certificate authorities that its file has now, without a restart, and those from before while
-// the file cannot be read.
+// TestTheProfileFollowsItsFile checks that a replica sends the certificate authorities that its file has now, without a
+// restart, and the former ones while the file cannot be read.
 func TestTheProfileFollowsItsFile(t *testing.T) {
 	m := start(t)
 	replica, url := m.client("nodeapi")

@@ -6,7 +6,8 @@ import (
 	"github.com/gpuaas/mesh/internal/retention"
 )
 
-// terms are the kinds of rows of recovery that have a term, in an order in which what hangs on a row goes before it.
+// terms are the kinds of rows of recovery that have a retention term, in an order in which rows that refer to a row are
+// deleted before it.
 var terms = []retention.Table{
 	{Name: "enrollments", Key: policy.RetentionCredentialsSeconds, Table: "enrollment", ID: "enrollment_id"},
 	{Name: "tokens", Key: policy.RetentionCredentialsSeconds, Table: "token", ID: "token_id"},
@@ -24,6 +25,6 @@ var (
 	oldestLeft = pg.DefineDynamic(pg.RoleRecovery, "recovery.oldest_left",
 		func(t retention.Table) string { return t.Oldest("recovery") }, terms...)
 
-	// cuts are what recovery cuts.
+	// cuts are the deletions of recovery's expired rows.
 	cuts = retention.Of(terms, cutBatch.For, oldestLeft.For)
 )

@@ -29,7 +29,7 @@ type sessions struct {
 	policy     policy.Reader
 }
 
-// OpenSessions returns a batch of Hellos.
+// OpenSessions decides about a batch of Hellos.
 func (s *sessions) OpenSessions(ctx context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
 	results, moment, err := s.identities.Open(ctx, req.GetSessions())
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *sessions) OpenSessions(ctx context.Context, req *recoveryv1.OpenSession
 	}, nil
 }
 
-// ConfirmSessions counts a batch of Readys.
+// ConfirmSessions decides about a batch of Readys.
 func (s *sessions) ConfirmSessions(ctx context.Context, req *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error) {
 	results, moment, err := s.identities.Confirm(ctx, req.GetSessions())
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *sessions) WatchAuthority(ctx context.Context, stream *connect.BidiStrea
 // instances implements InstanceService.
 type instances struct{ enroller *enrol.Enroller }
 
-// PrepareInstance names the node that an instance will be.
+// PrepareInstance records an instance that will be launched and returns the node that it will be.
 func (s *instances) PrepareInstance(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error) {
 	nodeID, err := s.enroller.Prepare(ctx, req)
 	if err != nil {
@@ -134,15 +134,16 @@ type enrolment struct{ enroller *enrol.Enroller }
 func (s *enrolment) Enroll(ctx context.Context, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
 	from := ""
 	if call, ok := connect.CallInfoForHandlerContext(ctx); ok {
-		// The connection's own address: a header would be the caller's word.
+		// The address is that of the connection: a header is under the caller's control.
 		from, _, _ = net.SplitHostPort(call.Peer().Addr) //nolint:errcheck // an address that cannot be read shares one bucket
 	}
 	resp, err := s.enroller.Enroll(ctx, from, req)
 	return resp, shown(err)
 }
 
-// shown makes a database that is away, or that was lost at the commit, an invitation to ask again: every call here is idempotent. Anything else
-// stays what it is.
+// shown turns the error of a database that cannot be reached, or whose connection was lost at the commit, into the
+// fault unavailable, so that the caller repeats the call: every call here is idempotent. Other errors are returned
+// unchanged.
 func shown(err error) error {
 	if errors.Is(err, pg.ErrCommitUnknown) {
 		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))

@@ -34,9 +34,10 @@ import (
 type Deps struct {
 	Logger   *slog.Logger
 	Registry *obs.Registry
-	// Numbering is that of a process with several services; nil: the service has one of its own.
+	// Numbering is shared by the services of one process; nil: the service makes its own.
 	Numbering *service.Numbering
-	// Signer replaces the embedded authority: a step-ca process, or a test's. Its owner closes it. Nil: the one of ca_dir.
+	// Signer replaces the embedded authority, for example by a step-ca process or a test's. The caller closes it. Nil: the
+	// embedded authority of ca_dir.
 	Signer ca.Signer
 }
 
@@ -47,7 +48,7 @@ type Service struct {
 	internal *rpc.Server
 	enroll   *rpc.Server // nil if this replica serves no enrolment
 	signer   ca.Signer
-	owned    bool           // the signer is ours to close
+	owned    bool           // the service must close the signer
 	castore  *castore.Store // nil if the authority has no database of its own
 	keys     signingKeys
 }
@@ -219,7 +220,7 @@ func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) 
 		Logger: s.base.Logger, Registerer: s.base.Registry.ForService(s.base.Name), Translate: pg.Fault,
 	}, rpc.ServerConfig{
 		Name: "enrollment", Addr: s.cfg.EnrollListen, MaxReadBytes: 64 << 10, MaxStreams: 16,
-		// Anybody can connect here: nobody gets to hold a connection by being slow.
+		// Any client can connect to this port, so a slow client must not keep a connection for long.
 		RequestTimeout: 15 * time.Second, IdleTimeout: 10 * time.Second,
 		TLS: pki.ServerConfig{Store: s.base.Store, TrustDomain: s.base.Config.TrustDomain},
 	})
@@ -230,7 +231,8 @@ func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) 
 	return s.enroll.Mount(recoveryv1connect.NewEnrollmentServiceHandler(&enrolment{enroller: enroller}, s.enroll.HandlerOptions()...))
 }
 
-// addRollback mounts the verbs of rollback mode and follows it. It comes after the internal port.
+// addRollback mounts the verbs of rollback mode and adds the task that follows the mode. It must be called after the
+// internal port is made.
 func (s *Service) addRollback() error {
 	b := s.base
 	mode, err := rollback.New(rollback.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit})
@@ -251,7 +253,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return s.base.Run(ctx)
 }
 
-// Close gives back what New opened, if Run is never called.
+// Close releases the resources that New opened. It is for a service whose Run is never called.
 func (s *Service) Close() {
 	for _, server := range []*rpc.Server{s.internal, s.enroll} {
 		if server != nil {
@@ -275,10 +277,10 @@ func (s *Service) closeAuthority() {
 	}
 }
 
-// Addr is where services call.
+// Addr returns the address of the internal port, which other services call.
 func (s *Service) Addr() string { return s.internal.Addr().String() }
 
-// EnrollAddr is where machines enrol; empty if this replica serves no enrolment.
+// EnrollAddr returns the address at which machines enrol; empty if this replica serves no enrolment.
 func (s *Service) EnrollAddr() string {
 	if s.enroll == nil {
 		return ""
@@ -286,7 +288,7 @@ func (s *Service) EnrollAddr() string {
 	return s.enroll.Addr().String()
 }
 
-// OpsAddr is where metrics and health are served.
+// OpsAddr returns the address at which metrics and health are served.
 func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 
 // ReplicaID of this replica.

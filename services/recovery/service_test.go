@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// gates is a lifecycle that knows of fences alone.
+// gates is a fake of lifecycle that handles fences alone.
 type gates struct {
 	lifecyclev1connect.UnimplementedGateServiceHandler
 
@@ -241,7 +241,7 @@ func TestFromBundleToFence(t *testing.T) {
 		t.Fatalf("%v %v", renewed, err)
 	}
 
-	// A person fences; lifecycle is told, and the view says so.
+	// A person fences the node; lifecycle is notified, and the view has the fence.
 	changed, err := people.ChangeIdentity(m.asPerson("security"), &recoveryv1.ChangeIdentityRequest{
 		NodeId: open.GetNodeId(), Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE, Reason: "suspected",
 	})
@@ -265,7 +265,7 @@ func TestFromBundleToFence(t *testing.T) {
 	view.measure()
 }
 
-// viewer is nodeapi's end of WatchAuthority.
+// viewer is nodeapi's side of WatchAuthority.
 type viewer struct {
 	t      *testing.T
 	frames chan *recoveryv1.WatchAuthorityResponse
@@ -450,7 +450,8 @@ func TestSweepRuns(t *testing.T) {
 	})
 }
 
-// TestDatabaseAwayInvitesToAskAgain cuts every connection: what is asked meanwhile is unavailable, never an internal error.
+// TestDatabaseAwayInvitesToAskAgain cuts every connection: requests meanwhile fail as unavailable, never as an internal
+// error.
 func TestDatabaseAwayInvitesToAskAgain(t *testing.T) {
 	m := start(t)
 	replica, url := m.client("nodeapi")

@@ -30,22 +30,22 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ErrNoToken says that there is nothing to enrol with: an operator must issue a bundle.
+// ErrNoToken means that there is no token to enrol with: an operator must issue a bundle.
 var ErrNoToken = errors.New("no enrolment token is held")
 
-// ErrNotPinned says that the bundle which pins the enrolment listener cannot be read.
+// ErrNotPinned means that the bundle which pins the enrolment listener cannot be read.
 var ErrNotPinned = errors.New("the pinned trust for enrolment cannot be read")
 
-// StopError says that the control plane told this host to stop, such as an instance whose workspace has a later epoch.
+// StopError means that the control plane told this host to stop, such as an instance whose workspace has a later epoch.
 type StopError struct{ Denial *fault.Error }
 
-// Error is the refusal.
+// Error returns the text of the refusal.
 func (e *StopError) Error() string { return "told to stop: " + e.Denial.Error() }
 
-// Unwrap is the refusal.
+// Unwrap returns the refusal.
 func (e *StopError) Unwrap() error { return e.Denial }
 
-// Facts are what a host says of itself when it enrols.
+// Facts are what a host reports of itself when it enrols.
 type Facts struct {
 	AgentVersion string
 	BootID       string
@@ -80,7 +80,7 @@ type Enroller struct {
 	retry *backoff.Backoff
 }
 
-// New checks what it is given and connects to nothing.
+// New checks deps and returns an Enroller. It connects to nothing.
 func New(deps Deps, cfg Config) (*Enroller, error) {
 	if deps.Logger == nil || deps.Store == nil || deps.Clock == nil || deps.Facts == nil {
 		return nil, errors.New("enrol: logger, store, clock and facts are needed")
@@ -100,8 +100,8 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 	return &Enroller{deps: deps, cfg: cfg, retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw)}, nil
 }
 
-// Run asks until this host holds a certificate (nil), is told to stop (*StopError), or ctx ends (its cause). Without a token it waits for one: an
-// operator may put a bundle in place at any time.
+// Run sends requests until this host has a certificate (nil), is told to stop (*StopError), or ctx ends (its cause).
+// Without a token it waits for one: an operator may put a bundle in place at any time.
 func (e *Enroller) Run(ctx context.Context) error {
 	for {
 		wait, err := e.Attempt(ctx)
@@ -124,8 +124,8 @@ func (e *Enroller) Run(ctx context.Context) error {
 	}
 }
 
-// Attempt asks once. Zero and nil mean that the identity is on disk; a wait, that the diagnostic is on disk and the next request comes no sooner; an
-// error is *StopError or ctx's cause.
+// Attempt sends one request. Zero and nil mean that the identity is on disk. A wait means that the request failed, that
+// the diagnostic is on disk, and that the next request must not be sent sooner. An error is *StopError or ctx's cause.
 func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 	err := e.Once(ctx)
 	if err == nil {
@@ -135,7 +135,7 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 		return 0, context.Cause(ctx)
 	}
 	if fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) {
-		// This machine has the key of another, perhaps with its image: the next request has a key of its own.
+		// This machine has the key of another one, perhaps as both were made from one image: the next request has a new key.
 		if err := e.deps.Store.DropPendingKey(); err != nil {
 			e.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))
 		}
@@ -150,7 +150,7 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 	return max(wait, time.Millisecond), nil
 }
 
-// Once asks once. nil means that the identity is on disk.
+// Once sends one request. nil means that the identity is on disk.
 func (e *Enroller) Once(ctx context.Context) error {
 	store := e.deps.Store
 	token := store.Token()
@@ -199,8 +199,9 @@ func (e *Enroller) Once(ctx context.Context) error {
 	return nil
 }
 
-// keepWhatWorks tests the endpoint and trust of an answer with a real connection where they would replace others. Only a completed handshake whose
-// server the new bundle does not verify keeps the old ones, all of them: an address that does not answer proves nothing.
+// keepWhatWorks tests the endpoint and trust of a reply with a real connection where they would replace others. The old
+// endpoint and bundle stay only if the new bundle does not verify the server of a handshake: an address that does not
+// answer proves nothing.
 func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollResponse) {
 	store, profile := e.deps.Store, answer.GetProfile()
 	old, err := pki.LoadBundle(store.BundlePath())
@@ -232,7 +233,7 @@ func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollR
 	}
 }
 
-// shake makes one TLS connection to the node API and hangs up.
+// shake makes one TLS connection to the node API, closes it, and returns the handshake's error.
 func (e *Enroller) shake(ctx context.Context, address string, roots *pki.Bundle) error {
 	const patience = 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -291,8 +292,8 @@ func (e *Enroller) client() (recoveryv1connect.EnrollmentServiceClient, error) {
 
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// verify wants the service under the pinned roots. A host that does not know its trust domain yet takes the server's: the pinned roots speak for
-// one mesh only.
+// verify returns an error unless the server has the certificate of service under the pinned roots. A host that does not
+// have its trust domain yet takes the server's: the pinned roots sign for one mesh only.
 func verify(state tls.ConnectionState, roots *pki.Bundle, trustDomain, service string, now func() time.Time) error {
 	if trustDomain == "" && len(state.PeerCertificates) > 0 && len(state.PeerCertificates[0].URIs) == 1 {
 		id, err := pki.ParseID(state.PeerCertificates[0].URIs[0].String())
@@ -305,21 +306,21 @@ func verify(state tls.ConnectionState, roots *pki.Bundle, trustDomain, service s
 	return err
 }
 
-// edge notices answers that are not the control plane's: a limit, or a page for browsers.
+// edge refuses responses that are not the control plane's: a rate limit, or a page for browsers.
 type edge struct{ next http.RoundTripper }
 
-// EdgeError is such an answer.
+// EdgeError is a response that did not come from the control plane.
 type EdgeError struct {
 	Status     int
 	RetryAfter time.Duration
 }
 
-// Error names the status.
+// Error returns a text with the status.
 func (e *EdgeError) Error() string {
 	return fmt.Sprintf("an edge answered with status %d, not the control plane", e.Status)
 }
 
-// RoundTrip hands on, and refuses what no service of ours answers.
+// RoundTrip returns responses of the control plane's kinds, and an *EdgeError for all others.
 func (t edge) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := t.next.RoundTrip(request)
 	if err != nil {
@@ -341,7 +342,7 @@ func (t edge) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, errors.Join(out, response.Body.Close())
 }
 
-// understand keeps the errors below Connect, and makes a refusal of it.
+// understand returns errors of layers below Connect as they are, and others as faults.
 func understand(err error) error {
 	var (
 		limited   *EdgeError
@@ -368,12 +369,12 @@ func (e *Enroller) decide(err error) (time.Duration, error) {
 		return e.retry.Next(0), nil
 	}
 	if f.Reason == commonv1.Reason_REASON_KEY_REUSE {
-		return e.retry.Next(f.RetryAfter), nil // with another key, which needs nobody's help
+		return e.retry.Next(f.RetryAfter), nil // with another key, which this host makes itself
 	}
 	switch fault.ActionOf(err) { //nolint:exhaustive // everything unknown waits
 	case commonv1.Action_ACTION_STOP:
 		if f.Reason == commonv1.Reason_REASON_CSR_REFUSED || f.Reason == commonv1.Reason_REASON_INVALID_ARGUMENT {
-			return e.slow(), nil // a defect of this build or of its file, not a verdict on this host
+			return e.slow(), nil // a defect of this build or of its file, no decision about this host
 		}
 		return 0, &StopError{Denial: f}
 	case commonv1.Action_ACTION_RECOVER, commonv1.Action_ACTION_REBUNDLE, commonv1.Action_ACTION_RENEW:

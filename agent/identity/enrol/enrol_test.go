@@ -374,12 +374,13 @@ func TestWithoutATokenItWaitsForABundle(t *testing.T) {
 	})
 }
 
-// TestNewTrustIsTriedBeforeItReplacesWhatWorks: the answer brings a bundle that does not verify the server which stands at its own address.
+// TestNewTrustIsTriedBeforeItReplacesWhatWorks: the reply brings a bundle that does not verify the server at the
+// address in the same reply.
 func TestNewTrustIsTriedBeforeItReplacesWhatWorks(t *testing.T) {
 	for name, good := range map[string]bool{"works": true, "does not": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := newHost(t, "nodeapi", false) // what answers at every address here
+				h := newHost(t, "nodeapi", false) // the service that answers at every address here
 				defer h.end()
 				etc := h.dirs.Etc
 				other, err := agenttest.NewAuthority("another", time.Now())

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// TestAKeyOfAnotherNodeIsReplaced enrols a machine whose pending key came with another's image: it asks again with a
-// key of its own, soon and unaided.
+// TestAKeyOfAnotherNodeIsReplaced enrols a machine whose pending key came with another's image: it sends another
+// request with a key of its own, soon and without an operator.
 func TestAKeyOfAnotherNodeIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, "recovery", false)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// An agent that is killed takes nothing with it: the next one finds the workload, and can stop it.
+// A workload outlives an agent that is killed: the next agent finds it, and can stop it.
 func TestAgentIsKilled(t *testing.T) {
 	dir := host(t)
 	agent, pid := agentProcess(t, dir, demo("web"))
@@ -38,7 +38,7 @@ func TestAgentIsKilled(t *testing.T) {
 	}
 }
 
-// A workload that ends while no agent lives is restarted by its shim, and its exit status is kept.
+// A workload that ends while no agent runs is restarted by its shim, and its exit status is kept.
 func TestWorkloadEndsWithoutAgent(t *testing.T) {
 	dir := host(t)
 	keep := sh("again", "echo up; exec sleep 600")
@@ -86,7 +86,8 @@ func TestExitStatusIsKeptWithoutAgent(t *testing.T) {
 	}
 }
 
-// A shim that is killed takes nothing with it either: a new one adopts the process, and still ends it with all it started.
+// A workload outlives a shim that is killed as well: a new shim adopts the process, and still ends it with all
+// processes that it started.
 func TestShimIsKilled(t *testing.T) {
 	eachHost(t, func(t *testing.T, g *rig) {
 		t.Helper()
@@ -108,7 +109,7 @@ func TestShimIsKilled(t *testing.T) {
 		if now.GetPid() != st.GetPid() || !now.GetAdopted() || now.GetRestarts() != 0 {
 			t.Fatalf("status %v, want pid %d adopted", now, st.GetPid())
 		}
-		// Its end is seen, though nobody can wait for it, and counts as a failure.
+		// The shim notices its end, although no parent can wait for it, and counts it as a failure.
 		kill9(t, int(st.GetPid()))
 		after := g.until("orphan", "restarted", func(st *nodev1.WorkloadStatus) bool { return st.GetRestarts() == 1 && st.GetPhase() == phaseRunning })
 		if after.GetPid() == st.GetPid() {
@@ -123,7 +124,8 @@ func TestShimIsKilled(t *testing.T) {
 	})
 }
 
-// Shim and workload both die while no agent looks: the policy decides, and a job that is never restarted stays ended with an unknown status.
+// Shim and workload both die while no agent runs: the policy decides, and a job that is never restarted stays ended
+// with an unknown status.
 func TestShimAndWorkloadAreKilled(t *testing.T) {
 	g := newRig(t, host(t), false)
 	never, always := sh("never", "exec sleep 600"), sh("always", "exec sleep 600")
@@ -142,7 +144,8 @@ func TestShimAndWorkloadAreKilled(t *testing.T) {
 	}
 }
 
-// A shim that was told to end by the host's shutdown ends its workload, and the next agent brings both back, whatever the exit status was.
+// A shim that gets SIGTERM at the host's shutdown ends its workload, and the next agent brings both back, whatever the
+// exit status was.
 func TestHostGoesDown(t *testing.T) {
 	g := newRig(t, host(t), false)
 	st := g.deploy(sh("service", `trap "exit 0" TERM; echo up; while :; do sleep 0.05; done`))
@@ -157,7 +160,8 @@ func TestHostGoesDown(t *testing.T) {
 	}
 }
 
-// A recycled pid is not the workload: the recorded process is told from another by its start time, and nothing happens to the other.
+// A recycled pid is not the workload: the start time distinguishes the recorded process from another one, which is left
+// alone.
 func TestRecycledPID(t *testing.T) {
 	g := newRig(t, host(t), false)
 	w := sh("victim", "exec sleep 600")
@@ -165,7 +169,7 @@ func TestRecycledPID(t *testing.T) {
 	st := g.deploy(w)
 	kill9(t, g.shimOf("victim"))
 	kill9(t, int(st.GetPid()))
-	// An innocent process stands where the workload stood: same pid as far as the record says, another start.
+	// Another process has the workload's pid, by the record, and another start time.
 	innocent := g.deploy(sh("innocent", "exec sleep 600"))
 	path := filepath.Join(g.dir, "state", workspaceA, "victim", "state.json")
 	data, err := os.ReadFile(path)

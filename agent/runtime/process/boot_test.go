@@ -9,7 +9,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// afterBoot leaves, in a directory, the workload "down" of which nothing runs any more and the workload "up" that runs
+// afterBoot leaves, in a directory, the workload "down" of which no process runs and the workload "up" that runs
 // without a shim, and makes the agent that starts there next.
 func afterBoot(t *testing.T) *rig {
 	t.Helper()
@@ -30,7 +30,7 @@ func afterBoot(t *testing.T) *rig {
 }
 
 // untilAdopted waits until "up" has a shim again. Workloads are healed in the order of their names: "down" has been
-// looked at by then.
+// checked by then.
 func (g *rig) untilAdopted() {
 	g.t.Helper()
 	g.until("up", "adopted", func(st *nodev1.WorkloadStatus) bool {
@@ -38,7 +38,8 @@ func (g *rig) untilAdopted() {
 	})
 }
 
-// What runs is adopted by an agent that starts; what does not run stays as it is until its epoch is listed.
+// A workload that runs is adopted by an agent that starts; one that does not run stays as it is until its epoch is
+// listed.
 func TestWhatDoesNotRunWaitsToBeListed(t *testing.T) {
 	g := afterBoot(t)
 	g.supervise()
@@ -60,7 +61,7 @@ func TestWhatDoesNotRunWaitsToBeListed(t *testing.T) {
 	}
 	g.SetRunList([]process.WorkspaceEpoch{{WorkspaceID: workspaceA, Epoch: 1}})
 	g.phase("down", phaseRunning)
-	// Once it runs it is brought back, whatever a later list says: what runs is not judged by one.
+	// Once it runs it is brought back whether or not a later list has its epoch.
 	g.SetRunList(nil)
 	st := g.status("down")
 	kill9(t, g.shimOf("down"))
@@ -70,7 +71,7 @@ func TestWhatDoesNotRunWaitsToBeListed(t *testing.T) {
 	})
 }
 
-// A control plane that lists nothing, because it is of an earlier version, has everything started that is deployed.
+// When a control plane of an earlier version sends no list, every deployed workload is started.
 func TestAnOlderControlPlaneHasEverythingStarted(t *testing.T) {
 	g := afterBoot(t)
 	g.supervise()
@@ -87,7 +88,7 @@ func TestATaskNeedsNoList(t *testing.T) {
 	g.phase("down", phaseRunning)
 }
 
-// StopAll ends everything, what waits to be listed included, and nothing is started again.
+// StopAll ends every workload, those that wait to be listed included, and none is started again.
 func TestStopAllStopsForGood(t *testing.T) {
 	g := afterBoot(t)
 	g.supervise()

@@ -33,7 +33,8 @@ func validName(s string) bool {
 	return !strings.ContainsFunc(s, func(c rune) bool { return (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' })
 }
 
-// validWorkspace takes ids: hexadecimal digits and dashes, so that one is always a single element of a path.
+// validWorkspace reports whether s is an id: 36 hexadecimal digits and dashes, so that it is always a single element of
+// a path.
 func validWorkspace(s string) bool {
 	return len(s) == 36 && !strings.ContainsFunc(s, func(c rune) bool { return (c < 'a' || c > 'f') && (c < '0' || c > '9') && c != '-' })
 }
@@ -54,11 +55,12 @@ func validate(req Request) error {
 			"this node runs workloads as processes: container runtimes are not available on it, so an image cannot be run",
 			fault.Remedy("give a command, or place the workspace on nodes with a container runtime"))
 	case len(w.GetSealedEnv())+len(req.Deploy.GetSealedSecretEnv()) > 0:
-		// What signed the task could not open them. Without its variables the workload would be another one.
+		// The replica that signed the task could not open the sealed values. Without its variables the workload would be
+		// another one.
 		return invalid("the workload's environment values are sealed, and an agent cannot open them: lifecycle runs in two versions")
 	}
 	for _, p := range workrules.Check(w) {
-		// What the platform sets wins over the tenant's, in specs from before these names were refused at the request.
+		// In specs from before requests with these names were refused, the platform's values override the tenant's.
 		if p.Kind != workrules.Reserved {
 			return invalid("the workload's %s", p)
 		}
@@ -101,8 +103,8 @@ func validate(req Request) error {
 
 func deviceID() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`) }
 
-// build makes the spec of a deploy: uid, working directory, ports, environment, control groups. What it makes on the host is found there again by
-// the next deploy of the same name.
+// build makes the spec of a deploy: uid, working directory, ports, environment, control groups. The next deploy of the
+// same name reuses what build has made on the host.
 func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest string) (spec, error) {
 	wl := req.Deploy.GetWorkload()
 	s := spec{
@@ -140,7 +142,7 @@ func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest st
 	}
 	s.Env = environment(wl, req, s)
 	if s.Cgroups, err = r.cfg.Cgroups.create(req.WorkspaceID, s.Name, r.cfg.MaxPIDs, deniedDevices(r.cfg.GPUs, s.GPUs)); err != nil {
-		// A host that stops giving groups still runs the workload; its status says that it has none.
+		// If the host gives no groups any longer the workload still runs; its status reports that it has none.
 		r.deps.Logger.Warn("workload gets no control group", slog.String("workspace_id", req.WorkspaceID), slog.String("workload", s.Name), slog.Any("error", err))
 		s.Cgroups = nil
 	}
@@ -155,7 +157,7 @@ func environment(wl *nodev1.Workload, req Request, s spec) map[string]string {
 	maps.Copy(env, wl.GetEnv())
 	maps.Copy(env, req.Deploy.GetSecretEnv())
 	maps.Copy(env, portVariables(s.Ports))
-	// Always, also when it is empty: without the variable a program sees every device.
+	// The variable is always set, also when it is empty: without it a program sees every device.
 	env["CUDA_VISIBLE_DEVICES"] = strings.Join(s.GPUs, ",")
 	return env
 }
@@ -188,7 +190,7 @@ func policyOf(p nodev1.RestartPolicy) string {
 	}
 }
 
-// scratch is the working directory of a workload without storage.
+// scratch returns the working directory of a workload without storage.
 func (r *Runtime) scratch(k key) string {
 	return filepath.Join(r.cfg.WorkDir, "work", k.workspaceID, k.name)
 }
@@ -209,7 +211,8 @@ func (r *Runtime) makeScratch(k key, owner int) (string, error) {
 	return dir, nil
 }
 
-// bindPorts keeps the ports that were picked before, and picks free ones for those without a number.
+// bindPorts returns the ports of a workload. For those without a number it keeps the one picked before if that is free,
+// and else picks a free one.
 func (r *Runtime) bindPorts(ctx context.Context, k key, asked []*nodev1.Port, before []port) ([]port, error) {
 	out := make([]port, 0, len(asked))
 	for _, a := range asked {
@@ -258,7 +261,7 @@ func portFree(n int32) bool {
 
 const nvidiaMajor = 195
 
-// deniedDevices returns the rules that keep a workload from the real devices it was not given.
+// deniedDevices returns the device control group's rules that keep a workload from the real GPUs it was not given.
 func deniedDevices(host []*commonv1.Gpu, given []string) []string {
 	var rules []string
 	for _, g := range host {

@@ -13,17 +13,18 @@ import (
 	"github.com/gpuaas/mesh/internal/cgroup"
 )
 
-// Cgroups is how workloads are held together on this host. The zero value means that they are not.
+// Cgroups are the control groups in which workloads run on this host. The zero value means that they run in none.
 //
-// With version 2 every workload has one directory; with version 1 one in each hierarchy that is of use: pids (a bound on forking), freezer (so that
-// nothing forks away from a kill) and devices (the GPUs of others). Memory has no bound in a workload's spec, so its hierarchy is left alone.
+// With version 2 every workload has one directory; with version 1 one in each hierarchy that is of use: pids (a bound
+// on forking), freezer (so that nothing forks away from a kill) and devices (the GPUs of others). Memory has no bound
+// in a workload's spec, so its hierarchy is left alone.
 type Cgroups struct {
 	Version int      // 0: none
-	Roots   []string // directories of the agent, one per hierarchy, in which workspaces stand
+	Roots   []string // directories of the agent, one per hierarchy, with those of the workspaces
 }
 
-// DetectCgroups finds the hierarchies in which this process may make groups, and makes the agent's own in them, each recorded in the agent's state
-// directory first. It returns the zero value where nothing can be made.
+// DetectCgroups finds the hierarchies in which this process may make groups, and makes the agent's own in them, each
+// recorded in the agent's state directory first. It returns the zero value where nothing can be made.
 func DetectCgroups(stateDir string) Cgroups {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -34,13 +35,14 @@ func DetectCgroups(stateDir string) Cgroups {
 		return Cgroups{}
 	}
 	return detect(string(mounts), string(own), cgroup.Name(stateDir), func(dir string) error {
-		// Without a record they are left behind one day, when this agent is killed; that is no reason to run workloads without them.
+		// Without a record the groups stay behind if this agent is killed, which is better than to run workloads without
+		// them.
 		_ = cgroup.Record(stateDir, dir)
 		return tryMake(dir)
 	})
 }
 
-// wanted are the controllers of version 1 that are used, in the order in which they are asked who is a member.
+// wanted returns the controllers of version 1 that are used, in the order in which members are looked up in them.
 func wanted() []string { return []string{"pids", "freezer", "devices"} }
 
 func detect(mounts, own, rel string, try func(string) error) Cgroups {
@@ -71,7 +73,8 @@ func detect(mounts, own, rel string, try func(string) error) Cgroups {
 		}
 	}
 	if len(hierarchies) == 0 && unified != "" {
-		// A sibling of the agent's group, not a child: a group with processes of its own cannot hand controllers down.
+		// The root is a sibling of the agent's group, not a child: a group with processes of its own cannot enable
+		// controllers for children.
 		root := filepath.Join(unified, filepath.Dir(path[""]), rel)
 		if try(root) == nil {
 			return Cgroups{Version: 2, Roots: []string{root}}
@@ -99,14 +102,14 @@ func tryMake(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the kernel's file system: modes are not secrets
 		return err
 	}
-	// Version 2 hands controllers down step by step; where it may not, the group still holds its members together.
+	// Version 2 enables controllers level by level; where that fails, the group can still be used to find its members.
 	for _, d := range []string{filepath.Dir(filepath.Dir(dir)), filepath.Dir(dir), dir} {
 		_ = writeControl(filepath.Join(d, "cgroup.subtree_control"), "+pids")
 	}
 	return nil
 }
 
-// create makes the groups of one workload and answers their directories, the one that names it first.
+// create makes the groups of one workload and returns their directories, in the order of c.Roots.
 func (c Cgroups) create(workspaceID, name string, maxPIDs int, denied []string) ([]string, error) {
 	var dirs []string
 	for _, root := range c.Roots {
@@ -141,7 +144,8 @@ func tryMakeAll(dir string) error {
 	return nil
 }
 
-// removeCgroups removes the groups of a workload, and those of its workspace when they are empty: rmdir refuses those in use.
+// removeCgroups removes the groups of a workload, and those of its workspace if they are empty: rmdir fails for those
+// in use.
 func removeCgroups(dirs []string) {
 	for _, dir := range dirs {
 		if os.Remove(dir) == nil {
@@ -150,8 +154,8 @@ func removeCgroups(dirs []string) {
 	}
 }
 
-// sweep removes the empty groups of workloads that known does not name: a group is busy for a moment after its last process has ended, and a crash may
-// come between the end of a workload and the removal of its group.
+// sweep removes the empty groups of workloads that known does not name: a group is busy for a moment after its last
+// process has ended, and a crash may come between the end of a workload and the removal of its group.
 func (c Cgroups) sweep(known func(workspaceID, name string) bool) {
 	for _, root := range c.Roots {
 		spaces, err := os.ReadDir(root)
@@ -173,7 +177,7 @@ func (c Cgroups) sweep(known func(workspaceID, name string) bool) {
 	}
 }
 
-// joined says whether the process is in the groups: part of its identity when it is adopted.
+// joined reports whether the process is in all of the groups, which is part of its identity when it is adopted.
 func joined(pid int, dirs []string) bool {
 	for _, dir := range dirs {
 		if !slices.Contains(cgroupMembers(dir), pid) {

@@ -18,14 +18,15 @@ import (
 	"time"
 )
 
-// DemoCommand as the first element of a command stands for the built-in demo workload: a small HTTP server.
+// DemoCommand as the first element of a command means the built-in demo workload: a small HTTP server.
 const DemoCommand = "@demo"
 
 const demoSubcommand = "demo-workload"
 
 func ownUID() int { return os.Getuid() }
 
-// substituteDemo puts the agent's own binary in the place of DemoCommand: the binary itself where the workspace can reach it, else a copy.
+// substituteDemo replaces DemoCommand by the agent's own binary: the binary itself where the workspace can reach it,
+// else a copy.
 func (r *Runtime) substituteDemo(s *spec) error {
 	if s.Argv[0] != DemoCommand {
 		return nil
@@ -42,7 +43,8 @@ func (r *Runtime) substituteDemo(s *spec) error {
 
 const copyLeftover = ".copy-"
 
-// copyBinary puts the running binary where workspaces can execute it, under a name that tells versions apart: by a link where that is enough.
+// copyBinary puts the running binary where workspaces can execute it, under a name that differs between versions, and
+// returns its path. It makes a link where that is enough.
 func (r *Runtime) copyBinary(from string) (string, error) {
 	in, err := os.Open(r.cfg.Executable)
 	if err != nil {
@@ -81,7 +83,7 @@ func (r *Runtime) copyBinary(from string) (string, error) {
 	return path, nil
 }
 
-// reachable says whether any user may execute path: it and every directory above it are open to others.
+// reachable reports whether any user may execute path: it and every directory above it are open to others.
 func reachable(path string) bool {
 	for {
 		info, err := os.Stat(path)
@@ -122,8 +124,8 @@ func CheckReachable(path string) error {
 	}
 }
 
-// DemoMain is the subcommand `demo-workload` of the agent's binary: it serves / and /healthz on $PORT of $HOST (default 127.0.0.1) until it is told
-// to end. It returns the exit code.
+// DemoMain is the subcommand `demo-workload` of the agent's binary: it serves / and /healthz on $PORT of $HOST (default
+// 127.0.0.1) until SIGTERM or SIGINT. It returns the exit code.
 func DemoMain([]string) int {
 	port := os.Getenv("PORT")
 	if port == "" {

@@ -15,13 +15,13 @@ import (
 const (
 	fileSpec    = "spec.json"    // by the agent: what to run
 	fileDesired = "desired.json" // by the agent: whether to run it
-	fileState   = "state.json"   // by the shim: what runs
-	fileLock    = "shim.lock"    // held by the shim as long as it lives
+	fileState   = "state.json"   // by the shim: the state of the workload
+	fileLock    = "shim.lock"    // locked by the shim as long as it lives
 	fileOutput  = "output.log"   // the workload's, of the present run
 	fileShimLog = "shim.log"
 )
 
-// spec is what a shim needs to run a workload without its agent.
+// spec has everything that a shim needs to run a workload without its agent.
 type spec struct {
 	WorkspaceID string            `json:"workspace_id"`
 	Name        string            `json:"name"`
@@ -43,7 +43,7 @@ type spec struct {
 	CalmAfter   time.Duration     `json:"calm_after,omitempty"`
 }
 
-// calm returns how long a run lasts that is none of a crash loop.
+// calm returns the duration from which on a run does not count towards a crash loop.
 func (s spec) calm() time.Duration {
 	if s.CalmAfter > 0 {
 		return s.CalmAfter
@@ -62,7 +62,7 @@ type probe struct {
 	Port     string        `json:"port,omitempty"`
 	TCP      bool          `json:"tcp,omitempty"`
 	Timeout  time.Duration `json:"timeout,omitempty"`
-	// MinUptime is nil where the spec asks for none, and in the files of earlier agents.
+	// MinUptime is nil where the spec has none, and in the files of earlier agents.
 	MinUptime *time.Duration `json:"min_uptime,omitempty"`
 }
 
@@ -87,7 +87,7 @@ const (
 	policyNever     = "never"
 )
 
-// desired is what the agent wants of a shim.
+// desired is the agent's order to a shim: whether to run the workload.
 type desired struct {
 	Run   bool          `json:"run"`
 	Grace time.Duration `json:"grace,omitempty"`
@@ -102,7 +102,7 @@ const (
 	phaseExited   = "exited"
 )
 
-// state is what a shim knows of its workload.
+// state is the state of a workload, as its shim writes it.
 type state struct {
 	Phase     string    `json:"phase"`
 	Run       string    `json:"run"` // marks the processes of one start, in their environment
@@ -110,22 +110,24 @@ type state struct {
 	Shim      ident     `json:"shim"`
 	Child     ident     `json:"child"`
 	StartedAt time.Time `json:"started_at"`
-	// RunningSince is when the workload was executed, by the host's clock since its boot, which nobody sets. Zero in the files of earlier agents.
+	// RunningSince is when the workload was executed, by the host's clock since its boot, which cannot be set. Zero in the
+	// files of earlier agents.
 	RunningSince time.Duration `json:"running_since,omitempty"`
-	Restarts     int32         `json:"restarts"` // decided on, the one that the backoff delays with them
+	Restarts     int32         `json:"restarts"` // includes one that is decided on and waits for its backoff
 	// ShortRuns counts the runs in a row that ended by themselves before they were calm.
 	ShortRuns int32 `json:"short_runs,omitempty"`
 	// RanFor is how long the last run lasted that ended by itself, by the clock of RunningSince.
 	RanFor    time.Duration `json:"ran_for,omitempty"`
-	HasExited bool          `json:"has_exited"` // ExitCode says something
+	HasExited bool          `json:"has_exited"` // ExitCode is set
 	ExitCode  int32         `json:"exit_code"`
 	ExitedAt  time.Time     `json:"exited_at"`
 	Adopted   bool          `json:"adopted"` // this shim took over a process that another one had started
-	Final     bool          `json:"final"`   // by policy it stays as it is
+	Final     bool          `json:"final"`   // by policy it is not started again
 	Detail    string        `json:"detail,omitempty"`
 }
 
-// uptime returns how long the present run has lasted. The caller knows that it lasts, and that the host was not booted since it began.
+// uptime returns how long the present run has lasted. The caller makes sure that the run has not ended, and that the
+// host was not booted since it began.
 func (s state) uptime() time.Duration {
 	since := s.RunningSince
 	if since <= 0 {
@@ -134,7 +136,8 @@ func (s state) uptime() time.Duration {
 	return max(sinceBoot()-since, 0)
 }
 
-// restarted returns how often the workload was started again. One that waits out its backoff is counted already, and has not been.
+// restarted returns how often the workload was started again. Restarts includes a restart that waits for its backoff;
+// restarted does not.
 func (s state) restarted() int32 {
 	if s.Phase == phaseBackoff {
 		return max(s.Restarts-1, 0)
@@ -142,10 +145,10 @@ func (s state) restarted() int32 {
 	return s.Restarts
 }
 
-// wantedBy reports whether a workload is to run whose desired file cannot be read: unless it was stopped, it was to run.
+// wantedBy returns the order to assume for a workload whose desired file cannot be read: to run, unless it was stopped.
 func wantedBy(s state) desired { return desired{Run: s.Phase != phaseStopped} }
 
-// unfinished reports whether a file of a workload's directory is what an unfinished write left.
+// unfinished reports whether a file of a workload's directory is the leftover of an unfinished write.
 func unfinished(name string) bool {
 	for _, file := range []string{fileSpec, fileDesired, fileState, fileOutputInfo} {
 		if strings.HasPrefix(name, "."+file+"-") {
@@ -155,7 +158,7 @@ func unfinished(name string) bool {
 	return false
 }
 
-// exitUnknown is the code of a process whose shim died before it: nobody could wait for it.
+// exitUnknown is the exit code of a process whose shim died before it, so that no parent could read its exit status.
 const exitUnknown = -1
 
 // writeFile replaces a file so that a reader, and a crash, see the old or the new content, whole.
@@ -191,7 +194,7 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// readFile returns false if there is no such file.
+// readFile decodes a file into v. It returns false if there is no such file.
 func readFile(dir, name string, v any) (bool, error) {
 	data, err := os.ReadFile(filepath.Join(dir, name)) //nolint:gosec // the agent's own directory
 	if errors.Is(err, fs.ErrNotExist) {

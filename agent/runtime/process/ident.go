@@ -22,7 +22,7 @@ type ident struct {
 
 func (i ident) zero() bool { return i.PID == 0 }
 
-// stat is what is used of /proc/<pid>/stat.
+// stat has the used fields of /proc/<pid>/stat.
 type stat struct {
 	ident
 	parent  int
@@ -38,7 +38,8 @@ func readStat(pid int) (stat, error) {
 	return parseStat(pid, data)
 }
 
-// parseStat: the name of the program stands in parentheses and may itself hold some, and spaces.
+// parseStat parses /proc/<pid>/stat, in which the program's name is in parentheses and may itself have parentheses and
+// spaces.
 func parseStat(pid int, data []byte) (stat, error) {
 	end := bytes.LastIndexByte(data, ')')
 	if end < 0 {
@@ -68,21 +69,21 @@ func identOf(pid int) (ident, error) {
 
 // started returns when the process began, by sinceBoot.
 func (i ident) started() time.Duration {
-	const ticks = 100                                     // a second, in every architecture's interface to users
+	const ticks = 100                                     // per second, in the user interface of every architecture
 	return time.Duration(i.Start) * (time.Second / ticks) //nolint:gosec // some years
 }
 
-// sinceBoot returns the time since the host was booted, its sleep included: the clock by which the kernel dates the starts of processes. Setting the host's
-// time does not change it.
+// sinceBoot returns the time since the host was booted, its sleep included: the clock by which the kernel dates the
+// starts of processes. Setting the host's time does not change it.
 func sinceBoot() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
-		return 0 // no run has lasted long then, and nothing is ready too soon
+		return 0 // then no run counts as long, and no workload is ready too soon
 	}
 	return time.Duration(now.Nano())
 }
 
-// alive says whether exactly this process still runs. A zombie does not.
+// alive reports whether exactly this process still runs. A zombie does not.
 func (i ident) alive() bool {
 	if i.PID <= 0 {
 		return false
@@ -91,8 +92,8 @@ func (i ident) alive() bool {
 	return err == nil && s.Start == i.Start && !s.zombie
 }
 
-// open returns a handle on exactly this process, or -1 if it is gone. The handle is taken before the start time is compared, so that what is
-// signalled by it is what was compared.
+// open returns a handle on exactly this process, or -1 if it is gone. The handle is opened before the start time is
+// compared, so that a signal by it goes to the process that was compared.
 func (i ident) open() int {
 	if i.PID <= 0 {
 		return -1
@@ -108,7 +109,7 @@ func (i ident) open() int {
 	return fd
 }
 
-// signal sends sig to exactly this process. One that is gone is no error.
+// signal sends sig to exactly this process. It returns nil if the process is gone.
 func (i ident) signal(sig syscall.Signal) error {
 	fd := i.open()
 	if fd < 0 {
@@ -121,7 +122,7 @@ func (i ident) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// gone waits up to d for the end of the process and says whether it came.
+// gone waits up to d for the end of the process and returns whether it has ended.
 func (i ident) gone(d time.Duration) bool {
 	fd := i.open()
 	if fd < 0 {
@@ -145,7 +146,8 @@ func (i ident) gone(d time.Duration) bool {
 	}
 }
 
-// bootID changes with each boot of the host, and with it every start time loses its meaning.
+// bootID returns an id that changes with each boot of the host, empty if it cannot be read. Start times of another boot
+// have no meaning.
 func bootID() string {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initOrder is what the stage before a workload is told. It travels by a pipe, so that no secret stands in an argument list, nor in the
-// environment of a process that is still root.
+// initOrder is the order to the stage before a workload. It is sent over a pipe, so that no secret is in an argument
+// list, nor in the environment of a process that is still root.
 type initOrder struct {
 	Argv []string          `json:"argv"`
 	Env  map[string]string `json:"env"`
@@ -33,7 +33,7 @@ type initStage struct {
 	status *os.File // from the stage; closed by a successful exec
 }
 
-// newInitStage starts the stage in a session of its own. It stands still until release, and ends if its shim does before that.
+// newInitStage starts the stage in a session of its own. It waits until release, and ends if its shim does before that.
 func newInitStage(output *os.File) (*initStage, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
 	if err != nil {
@@ -75,7 +75,8 @@ func (s *initStage) close() {
 	_ = s.status.Close()
 }
 
-// release lets the stage become the workload. It answers why it could not, or that it did.
+// release lets the stage become the workload. It returns the text of the failure if the stage could not; empty if it
+// did.
 func (s *initStage) release(sp spec, run string) (string, error) {
 	env := map[string]string{}
 	maps.Copy(env, sp.Env)
@@ -95,9 +96,10 @@ func (s *initStage) release(sp spec, run string) (string, error) {
 	return string(why), nil
 }
 
-// initMain is the stage itself: it waits for its orders, drops its rights, and becomes the workload under the same pid.
+// initMain is the main function of the stage: it waits for its order, drops its rights, and becomes the workload under
+// the same pid.
 func initMain() int {
-	// The bit that forbids new privileges belongs to a thread, and the thread that executes carries it over.
+	// The no_new_privs bit belongs to a thread, so the thread that sets it must be the one that executes the workload.
 	runtime.LockOSThread()
 	orders, status := os.NewFile(3, "orders"), os.NewFile(4, "status")
 	unix.CloseOnExec(3)
@@ -105,14 +107,14 @@ func initMain() int {
 	data, err := io.ReadAll(orders)
 	var o initOrder
 	if err != nil || json.Unmarshal(data, &o) != nil || len(o.Argv) == 0 {
-		return 1 // the shim is gone, or changed its mind
+		return 1 // the shim is gone, or has given up the start
 	}
 	code, err := become(o)
 	_, _ = io.WriteString(status, err.Error())
 	return code
 }
 
-// become does not return if all goes well.
+// become drops the rights and executes the workload. It returns only on failure, with the exit code and the error.
 func become(o initOrder) (int, error) {
 	if o.UID >= 0 {
 		if err := errors.Join(syscall.Setgroups([]int{}), syscall.Setgid(o.UID), syscall.Setuid(o.UID)); err != nil {
@@ -145,7 +147,8 @@ func become(o initOrder) (int, error) {
 	return code, fmt.Errorf("execute %q: %w", o.Argv[0], err)
 }
 
-// lookUp finds a command without a slash in the workload's own PATH, as the workload's own user.
+// lookUp returns the path of a command. It looks up one without a slash in the workload's own PATH, as the workload's
+// own user.
 func lookUp(command, path string) (string, error) {
 	if strings.Contains(command, "/") {
 		return command, nil

@@ -14,9 +14,9 @@ type WorkspaceEpoch struct {
 	Epoch       int64
 }
 
-// SetRunList says which epochs may be started on this host, in place of any list before. Until the first list nothing
-// is started that does not run already. A workload that runs keeps its leave, listed or not, and a task that starts one
-// needs no list: R5, and the task is signed for its epoch.
+// SetRunList sets which epochs may be started on this host, in place of any earlier list. Until the first list no
+// workload is started that does not run already. A workload that runs may be restarted, listed or not, and a task that
+// starts one needs no list: R5, and the task is signed for its epoch.
 func (r *Runtime) SetRunList(list []WorkspaceEpoch) {
 	listed := make(map[WorkspaceEpoch]bool, len(list))
 	for _, e := range list {
@@ -25,8 +25,8 @@ func (r *Runtime) SetRunList(list []WorkspaceEpoch) {
 	r.setListed(func(e WorkspaceEpoch) bool { return listed[e] })
 }
 
-// SetRunAll lets every epoch be started that is deployed here: the control plane admitted this host and is of a version
-// that lists none.
+// SetRunAll allows every deployed epoch to be started: the control plane has admitted this host and is of a version
+// that sends no list.
 func (r *Runtime) SetRunAll() { r.setListed(func(WorkspaceEpoch) bool { return true }) }
 
 func (r *Runtime) setListed(listed func(WorkspaceEpoch) bool) {
@@ -49,7 +49,7 @@ func (r *Runtime) mayStart(w *workload) bool {
 	return listed != nil && listed(WorkspaceEpoch{w.key.workspaceID, w.spec.Epoch})
 }
 
-// waits reports whether a workload should run, does not, and waits to be listed.
+// waits reports whether a workload should run, does not run, and waits for its epoch to be listed.
 func (r *Runtime) waits(w *workload) bool {
 	s := w.state()
 	return w.present && w.failed == "" && w.want.Run && !s.Final && !r.runs(s) && !r.mayStart(w)
@@ -60,10 +60,10 @@ func (r *Runtime) runs(s state) bool {
 	return s.BootID == r.boot && (s.Shim.alive() || s.Child.alive())
 }
 
-// haltRetry is the time between two attempts to stop what did not stop.
+// haltRetry is the time between two attempts to stop workloads that did not stop.
 const haltRetry = 2 * time.Second
 
-// StopAll stops every workload and everything that they started, and returns when nothing of them runs, or when ctx
+// StopAll stops every workload with all of its processes, and returns nil when none of them runs, or an error when ctx
 // ends. Run does not start them again.
 func (r *Runtime) StopAll(ctx context.Context, grace time.Duration) error {
 	for {

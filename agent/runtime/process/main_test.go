@@ -25,7 +25,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// The test binary is also the agent's binary: shims are its subcommand, and so are the small programs that stand for workloads.
+// The test binary is also the agent's binary: shims are its subcommand, and so are the small programs that serve as
+// workloads.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -44,7 +45,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// agentMain is an agent to be killed: it deploys what stands on its input, says how it went, and supervises until it ends.
+// agentMain is an agent to be killed: it deploys the workload on its standard input, prints the result, and supervises
+// until it ends.
 func agentMain(args []string) int {
 	r, err := newRuntime(args[0], slog.New(slog.DiscardHandler), false)
 	if err != nil {
@@ -250,7 +252,7 @@ func sh(name, script string) *nodev1.Workload {
 	return &nodev1.Workload{Name: name, Command: []string{"/bin/sh", "-c", script}}
 }
 
-// agentProcess starts an agent of its own that deploys w, and answers it with the workload's pid.
+// agentProcess starts an agent in a process of its own that deploys w, and returns it with the workload's pid.
 func agentProcess(t *testing.T, dir string, w *nodev1.Workload) (*exec.Cmd, int) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "test-agent", dir)

@@ -18,17 +18,18 @@ import (
 	"github.com/gpuaas/mesh/internal/showable"
 )
 
-// What a workload writes is kept of two runs: the present one, and the one before it. A run's file is cut when it grows too large, and the end of what was
-// cut is kept as its former piece. output.json says which run is in which file; it changes together with the files under a lock.
+// The output of a workload is kept for two runs: the present and the previous one. A run's file is cut when it grows
+// too large, and the end of the part that was cut is kept as its former piece. output.json has which run is in which
+// file; it changes together with the files under a lock.
 
 const (
-	filePrevious   = "previous.log" // of the run before the present one
-	fileOutputInfo = "output.json"  // by the shim: what the files hold
-	fileOutputLock = "output.lock"  // held while the files change, and while they are read
+	filePrevious   = "previous.log" // of the previous run
+	fileOutputInfo = "output.json"  // by the shim: the runs in the files
+	fileOutputLock = "output.lock"  // locked while the files change, and while they are read
 	formerPiece    = ".1"           // of a file that was cut
 )
 
-// outputInfo says what the output files of a workload hold.
+// outputInfo is the content of output.json: which runs are in the output files of a workload.
 type outputInfo struct {
 	runOutput
 	Previous *runOutput `json:"previous,omitempty"`
@@ -42,18 +43,18 @@ type runOutput struct {
 	PieceAt   int64     `json:"piece_at"`           // where the former piece begins
 	Rotating  *cutting  `json:"rotating,omitempty"` // a rotation under way
 	ExitCode  int32     `json:"exit_code"`
-	HasExited bool      `json:"has_exited"` // of a previous run: ExitCode says something
+	HasExited bool      `json:"has_exited"` // of a previous run: ExitCode is set
 	Masked    []string  `json:"masked"`     // the values that are hidden in it
 	File      uint64    `json:"file"`       // the inode of its file; zero if it is not known
 }
 
-// moved reports whether the file of the present run is where that of the previous one was: the start of a further run moved it there, and did not come to
-// its end. The previous run's file is gone then.
+// moved reports whether the file of the present run is in the place of the previous one's: the start of another run
+// moved it there, and did not complete. The previous run's file is gone then.
 func (i outputInfo) moved(dir string) bool {
 	return i.File != 0 && inodeOf(filepath.Join(dir, filePrevious)) == i.File
 }
 
-// inodeOf returns what identifies a file wherever it is moved; zero if there is none.
+// inodeOf returns the inode of a file, which identifies it after a rename; zero if there is none.
 func inodeOf(path string) uint64 {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {
@@ -84,15 +85,17 @@ func lockOutput(ctx context.Context, dir string, how int) (*os.File, error) {
 	}
 }
 
-// lockOutputBriefly takes the lock for a change, which waits for readers for a moment only: they are bounded, and a workload must start.
+// lockOutputBriefly takes the lock for a change, which waits for readers for a moment only: they are bounded, and a
+// workload must start.
 func lockOutputBriefly(dir string) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), lockWait) //nolint:forbidigo // a shim has no caller: signals end it between its steps
 	defer cancel()
 	return lockOutput(ctx, dir, unix.LOCK_EX)
 }
 
-// openOutput makes the output file of a new run. What the present run wrote becomes the previous one's. A failure at any step, as on a full disk, loses
-// nothing of the present run: the inode in output.json finds its file, and the next call goes on from there.
+// openOutput makes the output file of a new run. The output of the present run becomes that of the previous one. A
+// failure at any step, as on a full disk, loses no output of the present run: the next call finds its file by the inode
+// in output.json and goes on from there.
 func (s *shim) openOutput(run string) (*os.File, error) {
 	lock, err := lockOutputBriefly(s.dir)
 	if err != nil {
@@ -126,14 +129,16 @@ func (s *shim) openOutput(run string) (*os.File, error) {
 	return out, nil
 }
 
-// outputInfo returns what output.json says of the present files. A rotation that did not come to its end is settled first. Of a file that output.json
-// does not know, it is written first: what is not known would not be found again.
+// outputInfo returns the content of output.json, brought up to date with the present files: it settles a rotation that
+// did not complete, and records a file whose inode is not in output.json, since such a file would not be found after a
+// rename.
 func (s *shim) outputInfo() (outputInfo, error) {
 	path := filepath.Join(s.dir, fileOutput)
 	var info outputInfo
 	found, err := readFile(s.dir, fileOutputInfo, &info)
 	if err != nil || !found {
-		// Written by a shim of an earlier version, or not to be read: whatever is hidden now is hidden there.
+		// The output is that of a shim of an earlier version, or output.json cannot be read: the values that are masked now
+		// are masked in it.
 		info = outputInfo{runOutput: runOutput{Masked: secretsOf(s.spec)}}
 	}
 	changed := info.Rotating != nil
@@ -152,8 +157,9 @@ func (s *shim) outputInfo() (outputInfo, error) {
 	return info, nil
 }
 
-// keep moves the files of the present run to where those of the previous one are, and reports whether there is one. Of what an earlier call began it does
-// the rest. The piece of the previous run goes first: a file is never beside the piece of another run.
+// keep moves the files of the present run to the places of the previous one's, and reports whether there is a file. It
+// completes a move that an earlier call began. The piece of the previous run is removed first, so that a file is never
+// beside the piece of another run.
 func (i outputInfo) keep(dir string) (bool, error) {
 	path, previous := filepath.Join(dir, fileOutput), filepath.Join(dir, filePrevious)
 	if !i.moved(dir) {
@@ -183,8 +189,8 @@ func removeFile(path string) error {
 	return nil
 }
 
-// secretsOf returns the values of a workload's environment that are hidden in its output: all but those of names that everybody knows, and those that the
-// agent has set itself. Of a URL the password is hidden by itself too.
+// secretsOf returns the values of a workload's environment that are hidden in its output: all but those of names that
+// are public, and those that the agent has set itself. The password of a URL is masked on its own as well.
 func secretsOf(sp spec) []string {
 	public := publicVariables(sp)
 	var out []string
@@ -203,7 +209,8 @@ func secretsOf(sp spec) []string {
 	return out
 }
 
-// publicVariables returns the variables that are no secrets: with the value that the agent gives them, or with an empty one if any value is public.
+// publicVariables returns the variables that are not secret, with the value that the agent gives them, or with an empty
+// one if any value is public.
 func publicVariables(sp spec) map[string]string {
 	out := map[string]string{
 		"PATH": "", "HOME": "", "LANG": "", "TMPDIR": "", "CUDA_VISIBLE_DEVICES": "", "PGSCHEMA": "",

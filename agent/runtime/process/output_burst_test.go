@@ -27,8 +27,9 @@ func (n *numbered) lines(count int) {
 	}
 }
 
-// TestNoLossIsJoined: a workload writes in bursts while its output is rotated. What is kept behind a cut is never joined to what is kept before it, no line
-// comes twice, and the offset of a line is at least what was seen to be written before it.
+// TestNoLossIsJoined: a workload writes in bursts while its output is rotated. The output kept behind a cut is never
+// joined to the output kept before it, no line comes twice, and the offset of a line is at least the size that the
+// output was seen to have before it.
 func TestNoLossIsJoined(t *testing.T) {
 	w := newWritten(t, nil)
 	w.shim.spec.LogBytes = 1 << 20
@@ -72,7 +73,8 @@ func TestNoLossIsJoined(t *testing.T) {
 		if len(all) != 2 || all[1].from <= all[0].to {
 			t.Fatalf("round %d: %v is joined, and %d lines are lost in it", round, all, first-last-1)
 		}
-		// What was written between the look at the size and the cut cannot be counted; one byte may be counted that was not lost.
+		// Output written between the read of the size and the cut cannot be counted; one byte may be counted that was not
+		// lost.
 		if lost, counted := int64(first-last-1)*16, all[1].from-all[0].to; counted > max(lost, 1) {
 			t.Fatalf("round %d: %d bytes are counted, and %d lost", round, counted, lost)
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/showable"
 )
 
-// unseen are things that a terminal does not show.
+// unseen returns texts that a terminal does not show.
 func unseen() []string {
 	return []string{
 		"\x1b[01;31m\x1b[K", "\x1b[m\x1b[K", "\x1b[0m", "\x1b(B\x1b[m", "\x1b7", "\x1b]0;title\a", "\x1b]8;;http://host/\x1b\\", "\x1bPq\x1b\\", "\x00", "\b",
@@ -24,14 +24,14 @@ func unseen() []string {
 	}
 }
 
-// checker is what a test and a property have in common.
+// checker has the methods that a test and a property have in common.
 type checker interface {
 	Helper()
 	Fatal(args ...any)
 	Fatalf(format string, args ...any)
 }
 
-// reader reads an output as a client does that follows it, and keeps what it was given.
+// reader reads an output as a client does that follows it, and keeps the pieces that it gets.
 type reader struct {
 	out     *recorded
 	cursor  *nodev1.OutputCursor
@@ -62,7 +62,7 @@ func (r *reader) read(t checker, most int) bool {
 	return got.GetMore()
 }
 
-// hides fails the test if a value is shown by what was read, or by a part of it that has the length of a mask and more.
+// hides fails the test if the pieces that were read show a value, or a part of one that is at least as long as a mask.
 func (r *reader) hides(t checker, raw []byte, values []string) {
 	t.Helper()
 	r.shown.WriteString(showable.Clean(r.carried))
@@ -85,9 +85,9 @@ func output(dir string, values []string) *recorded {
 	return &recorded{runOutput: runOutput{Run: "run", Masked: values}, path: filepath.Join(dir, fileOutput), masks: &maskCache{}}
 }
 
-// follow writes an output in the pieces that cuts says, reads what there is after each in pieces of the sizes that most says, and returns the reader. It
-// begins at an offset; if that is negative, at the end of what was written first, as a client without a cursor does. Of the run's output raw is what is
-// kept, from the output's cut on.
+// follow writes an output in pieces of the sizes that cut returns, reads after each in pieces of the sizes that most
+// returns, and returns the reader. It begins at an offset; if that is negative, at the end of the first piece, as a
+// client without a cursor does. raw is the kept part of the run's output, from the output's cut on.
 func follow(t checker, out *recorded, raw []byte, offset int64, cut, most func() int) *reader {
 	t.Helper()
 	r := &reader{out: out}
@@ -117,9 +117,11 @@ func follow(t checker, out *recorded, raw []byte, offset int64, cut, most func()
 	return r
 }
 
-// hidden is the property that a value is hidden wherever the output is cut, by the reader or by whoever wrote it, and whatever stands inside of the value.
+// hidden is the property that a value is hidden wherever the reader or the writer cuts the output, and whatever
+// sequences are inside of the value.
 func hidden(dir string) func(*rapid.T) {
-	// None of them is in a sequence, nor begins as a character that is not shown: the rest of such a one is shown, and may not look like a part of a value.
+	// None of these letters is in an escape sequence, nor has the first byte of a character that is not shown: the rest of
+	// such a character is shown, and must not look like a part of a value.
 	letter := rapid.SampledFrom([]rune("abcdfACDEF24569-_=한ü"))
 	return func(t *rapid.T) {
 		value := rapid.StringOfN(letter, 8, 40, -1)
@@ -187,7 +189,8 @@ func FuzzAValueIsHiddenWhereverItIsCut(f *testing.F) {
 	f.Fuzz(check)
 }
 
-// TestColouredValuesAcrossBorders: a search for a part of a value colours that part; a border of 64 KiB or the moment of a read lies at each byte of it.
+// TestColouredValuesAcrossBorders: a search for a part of a value colours that part; a border of 64 KiB or the moment
+// of a read lies at each byte of it.
 func TestColouredValuesAcrossBorders(t *testing.T) {
 	const value = "OUTPUT-CANARY-91be"
 	coloured := "key=OUTPUT-\x1b[01;31m\x1b[KCANARY-91be\x1b[m\x1b[K\n"
@@ -218,7 +221,8 @@ func TestColouredValuesAcrossBorders(t *testing.T) {
 	}
 }
 
-// TestWhatIsHeldBackIsBounded: a value that was begun is held back; what is not shown goes on for longer than a window, and the reader goes on.
+// TestWhatIsHeldBackIsBounded: a value that was begun is held back; unseen text follows that is longer than a window,
+// and the reader must still go on.
 func TestWhatIsHeldBackIsBounded(t *testing.T) {
 	values := []string{"OUTPUT-CANARY-91be"}
 	raw := "OUTPUT-" + strings.Repeat("\x00", 5*MaxOutput) + "CANARY-91be\nend\n"
@@ -228,7 +232,8 @@ func TestWhatIsHeldBackIsBounded(t *testing.T) {
 	}
 }
 
-// TestAReadThatBeginsBehindSequences: what is read around a piece begins anywhere, also in a sequence, the rest of which looks like text and is none.
+// TestAReadThatBeginsBehindSequences: the output read around a piece may begin within an escape sequence, the rest of
+// which looks like text but is not.
 func TestAReadThatBeginsBehindSequences(t *testing.T) {
 	const value = "OUTPUT-CANARY-91be"
 	for _, inside := range []string{"\x1b]0;" + strings.Repeat("title", 20) + "\a", "\x1b]8;;http://host/\x1b\\", "\x1b[38;5;206m"} {

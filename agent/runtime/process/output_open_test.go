@@ -63,8 +63,8 @@ func (w *written) run(run, text string) {
 	}
 }
 
-// failToStart begins a run and fails where output.json is written, as on a full disk: a name of a temporary file in the directory is too long. The other
-// names are cleaned first.
+// failToStart begins a run and fails where output.json is written, as on a full disk: a name of a temporary file in the
+// directory is too long. The other names are cleaned first.
 func (w *written) failToStart(run string) {
 	w.t.Helper()
 	w.shim.dir = w.dir + strings.Repeat("/.", unix.PathMax/2)
@@ -88,8 +88,8 @@ func (w *written) read(previous bool) *nodev1.WorkloadOutput {
 	return out
 }
 
-// TestStartsThatFailKeepTheOutput: a start that fails on a full disk, again and again, loses nothing of the last run; and what is read meanwhile is masked
-// as that run's.
+// TestStartsThatFailKeepTheOutput: a start that fails on a full disk, again and again, loses no output of the last run;
+// and output that is read meanwhile is masked as that run's.
 func TestStartsThatFailKeepTheOutput(t *testing.T) {
 	w := newWritten(t, map[string]string{"KEY": "first-secret"})
 	w.run("run-1", "one: first-secret\n")
@@ -135,7 +135,7 @@ func TestAStartThatFailsKeepsTheOutputOfAnEarlierVersion(t *testing.T) {
 	}
 }
 
-// watchedContext calls a function whenever somebody asks whether it has ended.
+// watchedContext calls a function at every call that checks whether the context has ended.
 type watchedContext struct {
 	context.Context //nolint:containedctx // it is one
 
@@ -147,7 +147,8 @@ func (c watchedContext) Err() error {
 	return c.Context.Err()
 }
 
-// TestOutputIsMaskedWithoutTheLock: the lock that a start waits for is free before output is masked, and for a caller that is gone nothing is masked.
+// TestOutputIsMaskedWithoutTheLock: the lock that a start waits for is released before output is masked, and nothing is
+// masked for a caller that is gone.
 func TestOutputIsMaskedWithoutTheLock(t *testing.T) {
 	w := newWritten(t, map[string]string{"KEY": "the-secret"})
 	w.run("run-1", "the-secret\n")
@@ -173,7 +174,8 @@ func TestOutputIsMaskedWithoutTheLock(t *testing.T) {
 	}
 }
 
-// TestAPieceInsideOfAValueIsNotTheEnd: whoever follows a run that has ended, in pieces smaller than a secret in it, is given all that stands behind it.
+// TestAPieceInsideOfAValueIsNotTheEnd: a caller that follows a run that has ended, in pieces smaller than a secret in
+// it, gets all the output behind the secret.
 func TestAPieceInsideOfAValueIsNotTheEnd(t *testing.T) {
 	w := newWritten(t, map[string]string{"KEY": strings.Repeat("long-secret", 4)})
 	w.run("run-1", "before "+strings.Repeat("long-secret", 4)+" behind")
@@ -214,7 +216,8 @@ func TestOnlyWhatTheAgentSetIsShown(t *testing.T) {
 	}
 }
 
-// TestNothingIsCutThatCannotBeRecorded: an output that has grown too large stays whole until output.json can say where it is cut.
+// TestNothingIsCutThatCannotBeRecorded: an output that has grown too large stays whole until the place of the cut can
+// be written to output.json.
 func TestNothingIsCutThatCannotBeRecorded(t *testing.T) {
 	w := newWritten(t, nil)
 	w.shim.spec.LogBytes = 16

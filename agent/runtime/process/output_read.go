@@ -34,7 +34,8 @@ type OutputRequest struct {
 	Max         int
 }
 
-// Output returns a piece of what a workload has written, with the values of its environment masked. It does not wait for an operation under way.
+// Output returns a piece of a workload's output, with the values of its environment masked. It does not wait for an
+// operation under way.
 func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.WorkloadOutput, error) {
 	w, err := r.deployed(req.WorkspaceID, req.Name)
 	if err != nil {
@@ -64,7 +65,8 @@ func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.Worklo
 	return out, nil
 }
 
-// excerpt reads what a request asks for, and the workload's state with it, while nothing changes the files. A start waits for that, so masking comes after.
+// excerpt reads the requested piece, and the workload's state with it, under the shared lock of the files. A start
+// waits for that lock, so the caller masks the piece afterwards.
 func (r *Runtime) excerpt(ctx context.Context, req OutputRequest, at *workload) (*excerpt, state, error) {
 	lock, err := lockOutput(ctx, at.dir, unix.LOCK_SH)
 	if err != nil {
@@ -97,7 +99,8 @@ func (r *Runtime) excerpt(ctx context.Context, req OutputRequest, at *workload) 
 	return out, s, err
 }
 
-// choose reads of the run that the request means. Whoever follows the output and was at the run before the present one is given its end first.
+// choose reads from the run that the request means. A caller that follows the output with a cursor in the previous run
+// gets the rest of that run first.
 func choose(req OutputRequest, present, previous *recorded) (*excerpt, error) {
 	from := req.From
 	if req.Previous {
@@ -135,42 +138,43 @@ func choose(req OutputRequest, present, previous *recorded) (*excerpt, error) {
 type recorded struct {
 	runOutput
 	path  string
-	over  bool // the run has ended: nothing is added
+	over  bool // the run has ended: its output does not grow
 	masks *maskCache
 }
 
 // stretch is an unbroken part of a run's output, in one file.
 type stretch struct{ from, to int64 }
 
-// stretches returns what is on disk: the former piece and the file. They are never one: whether the workload wrote something between the last look at the
-// size of the file and its cut is not known.
+// stretches returns the parts of the output on disk: the former piece and the file. They are never joined: the workload
+// may have written between the last read of the file's size and its cut.
 func (o *recorded) stretches() []stretch {
 	file := stretch{o.Cut, o.Cut + sizeOf(o.path)}
 	piece := stretch{o.PieceAt, o.PieceAt + sizeOf(o.path+formerPiece)}
-	if piece.from == piece.to || piece.to > file.from { // what is in both was copied by a rotation that did not come to the cut
+	// a part in both was copied by a rotation that did not get to the cut
+	if piece.from == piece.to || piece.to > file.from {
 		return []stretch{file}
 	}
 	return []stretch{piece, file}
 }
 
-// excerpt is a piece of a run's output as it lies on disk, with as much around it as its mask must see.
+// excerpt is a piece of a run's output as it is on disk, with as much around it as masking it requires.
 type excerpt struct {
 	run       *recorded
 	mask      showable.Mask
 	window    []byte
 	begin     int64 // of the window
 	at, to    int64 // the piece
-	dropped   int64 // bytes before the piece that were asked for and are not kept
-	end       int64 // of what is written
+	dropped   int64 // requested bytes before the piece that are not kept
+	end       int64 // of the output so far
 	last      bool  // the piece reaches to the end
-	cutBefore bool  // something lies before the window that cannot be seen
-	cutBehind bool  // something belongs behind the window that cannot be seen
+	cutBefore bool  // there is output before the window that is not read
+	cutBehind bool  // there is, or may be missing, output behind the window that is not read
 	grows     bool  // the window reaches to the end, and more may be written
 	restarted bool
 	then      string // the run that follows once this one is read; empty if none is asked for
 }
 
-// read returns what follows a cursor, or the end.
+// read returns the output behind a cursor, or without one the end of the output, at most most bytes.
 func (o *recorded) read(from *nodev1.OutputCursor, most int) (*excerpt, error) {
 	if most <= 0 || most > MaxOutput {
 		most = MaxOutput
@@ -180,7 +184,7 @@ func (o *recorded) read(from *nodev1.OutputCursor, most int) (*excerpt, error) {
 	asked := from.GetOffset()
 	if from == nil {
 		newest := all[len(all)-1]
-		if newest.from == newest.to { // nothing was written since the file was cut
+		if newest.from == newest.to { // the file is empty since it was cut
 			newest = all[0]
 		}
 		asked = max(newest.from, newest.to-int64(most))
@@ -201,7 +205,7 @@ func (o *recorded) read(from *nodev1.OutputCursor, most int) (*excerpt, error) {
 		return nil, err
 	}
 	out.last, out.end = out.to == end, end
-	// Where something is missing, or the run ended in the middle of a value, a part of it may stand alone.
+	// Where output is missing, or the run ended in the middle of a value, the output may have a part of a value.
 	out.cutBefore = out.cutBefore || out.begin == in.from && out.begin > 0
 	reaches := out.begin+int64(len(out.window)) == in.to
 	out.cutBehind = out.cutBehind || reaches && (in.to < end || o.over)
@@ -209,10 +213,11 @@ func (o *recorded) read(from *nodev1.OutputCursor, most int) (*excerpt, error) {
 	return out, nil
 }
 
-// maxAround bounds how much is read around a piece beyond the longest value: what stands inside of a value and is not shown may be as long.
+// maxAround bounds how much is read around a piece beyond the longest value: text inside of a value that is not shown,
+// such as escape sequences, may be as long.
 const maxAround = 64 << 10
 
-// see reads the piece up to an offset, and as much around it as its mask must see.
+// see reads the piece up to an offset, and as much around it as masking it requires.
 func (e *excerpt) see(in stretch, to int64) error {
 	margin := int64(e.mask.Margin())
 	before, behind := margin+min(margin, 1)*512, margin
@@ -222,7 +227,7 @@ func (e *excerpt) see(in stretch, to int64) error {
 		if err != nil {
 			return err
 		}
-		if stop = begin + int64(len(window)); stop < to { // a file that was cut meanwhile by somebody else is shorter
+		if stop = begin + int64(len(window)); stop < to { // a file that another process has cut meanwhile is shorter
 			to = max(e.at, stop)
 			in.to = stop
 		}
@@ -232,7 +237,7 @@ func (e *excerpt) see(in stretch, to int64) error {
 		}
 		whole := begin == in.from
 		known := whole
-		if !whole { // No escape sequence goes over the end of a line: behind one it is known what is text.
+		if !whole { // No escape sequence extends beyond the end of a line: behind one it is certain what is text.
 			if line := bytes.IndexByte(window[:e.at-begin], '\n'); line >= 0 {
 				window, begin, known = window[line+1:], begin+int64(line)+1, true
 			}
@@ -284,7 +289,8 @@ func (e *excerpt) masked() *nodev1.WorkloadOutput {
 	return out
 }
 
-// maskCache keeps the masks that were used last: to make one takes much longer than to use it. It is safe for concurrent use.
+// maskCache keeps the masks that were used last, since making one takes much longer than using it. It is safe for
+// concurrent use.
 type maskCache struct {
 	mu    sync.Mutex
 	masks []cachedMask // the last used one first
@@ -295,7 +301,7 @@ type cachedMask struct {
 	mask   showable.Mask
 }
 
-// of returns the mask of values.
+// of returns the mask of values, from the cache if it is there.
 func (c *maskCache) of(values []string) showable.Mask {
 	const most = 4 // each may take some MiB
 	if len(values) == 0 {
@@ -353,8 +359,8 @@ func readAt(path string, at, n int64) ([]byte, error) {
 	return data[:got], nil
 }
 
-// LastOutput returns the end of what the last run that exited has written, fit to be kept and shown: at most showable.MaxTail bytes. It is empty if none
-// has exited, or nothing can be read.
+// LastOutput returns the end of the output of the last run that exited, masked and fit to be shown: at most
+// showable.MaxTail bytes. It is empty if no run has exited, or its output cannot be read.
 func (r *Runtime) LastOutput(ctx context.Context, workspaceID, name string) string {
 	w, err := r.deployed(workspaceID, name)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// nextPiece is behind the name of a piece that is not yet in its place.
+// nextPiece is appended to the name of a piece that is not yet in its place.
 const nextPiece = ".next"
 
 // cutting is a rotation under way: the piece with this inode holds a part of the file, which is then cut.
@@ -19,9 +19,10 @@ type cutting struct {
 	To    int64  `json:"to"`
 }
 
-// rotate copies the end of an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what
-// is written between the copy and the cut is lost, and counted as far as it was seen. A failure before the cut leaves the output as it is, for the next
-// call, which settles first what an earlier one began.
+// rotate copies the end of an output that has grown too large aside and cuts it. The file is open in append mode, so
+// the workload goes on at its new end; output written between the copy and the cut is lost, and counted up to the last
+// read of the file's size. A failure before the cut leaves the output as it is, for the next call, which first settles
+// a rotation that an earlier one began.
 func (s *shim) rotate() {
 	limit, path := s.spec.LogBytes, filepath.Join(s.dir, fileOutput)
 	if limit <= 0 || s.settled && sizeOf(path) <= limit {
@@ -55,11 +56,12 @@ func (s *shim) rotate() {
 type rotation struct {
 	dir, path string
 	info      outputInfo
-	from, to  int64 // what is kept of the file
+	from, to  int64 // the part of the file that is kept
 	cutAt     int64 // the size of the file when it was cut
 }
 
-// steps returns what a rotation does, in order. After each of them, output.json and the files say what settled makes of them.
+// steps returns the steps of a rotation, in order. After a crash behind any of them, settled can repair output.json
+// from the files.
 func (r *rotation) steps() []func() error {
 	return []func() error{r.copyPiece, r.announce, r.placePiece, r.cut, r.record}
 }
@@ -79,7 +81,7 @@ func (r *rotation) placePiece() error {
 }
 
 func (r *rotation) cut() error {
-	r.cutAt = sizeOf(r.path) // as late as can be: what is written from here to the cut is lost and not counted
+	r.cutAt = sizeOf(r.path) // read as late as possible: output written from here to the cut is lost and not counted
 	return os.Truncate(r.path, 0)
 }
 
@@ -88,8 +90,8 @@ func (r *rotation) record() error {
 	return writeFile(r.dir, fileOutputInfo, r.info)
 }
 
-// cutBehind returns the output with its file cut at an offset in it, and a piece that begins at another. Callers leave at least one byte between the end of
-// the piece and the cut: that nothing was lost there is never known.
+// cutBehind returns the output with its file cut at an offset in it, and a piece that begins at another. Callers leave
+// at least one byte between the end of the piece and the cut, since it is never certain that no output was lost there.
 func (o runOutput) cutBehind(from, at int64) runOutput {
 	o.Rotating = nil
 	o.PieceAt = o.Cut + from
@@ -97,8 +99,8 @@ func (o runOutput) cutBehind(from, at int64) runOutput {
 	return o
 }
 
-// settled returns the output without a rotation under way, by how far it came: one that did not come to the cut has not been, and of one that did not come
-// to its record the size at the cut is taken to be what was copied.
+// settled returns the output without a rotation under way: a rotation that did not get to the cut counts as not made,
+// and for one that did not get to its record the size at the cut is taken to be the size that was copied.
 func (o runOutput) settled(path string) (runOutput, error) {
 	was := o.Rotating
 	if was == nil {
@@ -113,12 +115,13 @@ func (o runOutput) settled(path string) (runOutput, error) {
 		return o, fmt.Errorf("settle the rotation of the output: %w", err)
 	}
 	if uncut {
-		return o.cutBehind(was.From, 0), nil // the former piece is gone, and the new one holds what is in the file too
+		return o.cutBehind(was.From, 0), nil // the former piece is gone, and the file still has the content of the new one
 	}
 	return o.cutBehind(was.From, was.To+1), nil
 }
 
-// holds reports whether a file holds what was copied of it, where it was: it was not cut since. After a cut the workload may have written as much again.
+// holds reports whether a file still has the copied part in its place, so that it was not cut since. The size alone is
+// not enough: after a cut the workload may have written as much again.
 func (c cutting) holds(path string) (bool, error) {
 	if sizeOf(path) < c.To {
 		return false, nil
@@ -155,7 +158,7 @@ func (c cutting) holds(path string) (bool, error) {
 	}
 }
 
-// copyEnd makes a file of limit bytes of another.
+// copyEnd copies limit bytes of a file, beginning at from, into another file.
 func copyEnd(path, to string, from, limit int64) error {
 	in, err := os.Open(path) //nolint:gosec // the shim's own directory
 	if err != nil {

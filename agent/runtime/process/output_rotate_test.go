@@ -10,8 +10,8 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// stopRotation begins the rotation of an output that is larger than its limit and ends it after a number of steps, as a kill does. Behind each step that
-// was done the workload writes.
+// stopRotation begins the rotation of an output that is larger than its limit and ends it after a number of steps, as a
+// kill does. Behind each step that was done the workload writes.
 func (w *written) stopRotation(done int, write func(step int)) {
 	w.t.Helper()
 	lock, err := lockOutputBriefly(w.dir)
@@ -34,7 +34,8 @@ func (w *written) stopRotation(done int, write func(step int)) {
 	}
 }
 
-// follow reads a run from its begin, and returns what is kept of each part and what is counted as dropped before it.
+// follow reads a run from its begin. It returns the kept output, with `<n>` where n bytes are counted as dropped, and
+// the sum of these.
 func (w *written) follow(run string) (string, int64) {
 	w.t.Helper()
 	var text strings.Builder
@@ -57,7 +58,8 @@ func (w *written) follow(run string) (string, int64) {
 	return text.String(), dropped
 }
 
-// TestWhatIsWrittenDuringARotationIsCounted: what the workload writes between two steps is shown, or counted as dropped. Nothing else is.
+// TestWhatIsWrittenDuringARotationIsCounted: output that the workload writes between two steps is shown, or counted as
+// dropped. No other bytes are counted.
 func TestWhatIsWrittenDuringARotationIsCounted(t *testing.T) {
 	for name, tc := range map[string]struct {
 		writes [5]string // behind each step
@@ -85,8 +87,9 @@ func TestWhatIsWrittenDuringARotationIsCounted(t *testing.T) {
 	}
 }
 
-// TestAKillDuringARotation: a shim is killed after each step of a rotation, and the workload goes on. A reader finds the same before the next shim settles
-// it, after that, and once a new run has begun; before the cut nothing is lost, and after it all offsets hold.
+// TestAKillDuringARotation: a shim is killed after each step of a rotation, and the workload goes on. A reader gets the
+// same before the next shim settles the rotation, after that, and once a new run has begun; before the cut no output is
+// lost, and after it all offsets are right.
 func TestAKillDuringARotation(t *testing.T) {
 	const whole, lost, size = "0123456789abcdefuvw", "<4>456789abcdef", 16
 	wants := []string{whole, whole, whole, whole, lost + "<1>uvw", lost + "<1>uvw"}
@@ -112,7 +115,7 @@ func TestAKillDuringARotation(t *testing.T) {
 				if n := sizeOf(filepath.Join(w.dir, fileOutput+formerPiece+nextPiece)); n != 0 {
 					t.Errorf("%d bytes of a piece that is not used are left", n)
 				}
-				// The next rotation cuts what is there now.
+				// The next rotation cuts the present output.
 				next.spec.LogBytes = 2
 				next.rotate()
 				end := int64(size + len("uvw"+more))
@@ -128,7 +131,8 @@ func TestAKillDuringARotation(t *testing.T) {
 	}
 }
 
-// TestAKillDuringARotationAndANewRun: the shim that comes after the kill starts the workload anew, and the former run's output is kept as it was.
+// TestAKillDuringARotationAndANewRun: the shim that comes after the kill starts the workload anew, and the former run's
+// output is kept as it was.
 func TestAKillDuringARotationAndANewRun(t *testing.T) {
 	for done, want := range []string{"789abcdefuvw", "789abcdefuvw", "789abcdefuvw", "789abcdefuvw", "uvw", "uvw"} {
 		w, out := tooLarge(t, nil, "0123456789abcdef")
@@ -142,14 +146,15 @@ func TestAKillDuringARotationAndANewRun(t *testing.T) {
 	}
 }
 
-// TestAValueAcrossACutIsHidden: of a value whose middle was lost by a rotation, neither end is shown; nor of one of which nothing was lost.
+// TestAValueAcrossACutIsHidden: of a value whose middle was lost by a rotation, neither end is shown; nor of one of
+// which nothing was lost.
 func TestAValueAcrossACutIsHidden(t *testing.T) {
 	const value = "OUTPUT-CANARY-91be"
 	for at := 1; at < len(value); at += 4 {
 		for _, lost := range []int{0, 1, min(4, len(value)-at)} {
 			for done := 2; done <= 5; done++ {
 				w, out := tooLarge(t, map[string]string{"KEY": value}, "many lines of text\n"+value[:at])
-				w.shim.spec.LogBytes = int64(at) + 3 // of the piece the value is the end
+				w.shim.spec.LogBytes = int64(at) + 3 // the value is the end of the piece
 				w.stopRotation(done, func(step int) {
 					if step == 1 {
 						appendTo(t, out, value[at:at+lost])
@@ -170,7 +175,8 @@ func TestAValueAcrossACutIsHidden(t *testing.T) {
 	}
 }
 
-// TestTheEndIsShownRightAfterACut: whoever asks for the last lines of a workload that has written nothing since is given those before the cut.
+// TestTheEndIsShownRightAfterACut: a caller that asks for the last lines of a workload that has written nothing since
+// the cut gets those before it.
 func TestTheEndIsShownRightAfterACut(t *testing.T) {
 	w, out := tooLarge(t, nil, "0123456789abcdef")
 	w.shim.rotate()
@@ -183,7 +189,8 @@ func TestTheEndIsShownRightAfterACut(t *testing.T) {
 	}
 }
 
-// tooLarge returns a workload with an output that is larger than its limit of twelve bytes, and its file as the workload writes it.
+// tooLarge returns a workload with an output that is larger than its limit of twelve bytes, and its file as the
+// workload writes it.
 func tooLarge(t *testing.T, env map[string]string, text string) (*written, *os.File) {
 	t.Helper()
 	w := newWritten(t, env)

@@ -30,8 +30,8 @@ func (g *rig) read(req process.OutputRequest) *nodev1.WorkloadOutput {
 	return out
 }
 
-// TestLastOutputOfACrashLoop: what exits with an error again and again is counted, and the end of its last run can be read, clean and without the values of
-// its environment.
+// TestLastOutputOfACrashLoop: the restarts of a workload that exits with an error again and again are counted, and the
+// end of its last run's output can be read, clean and without the values of its environment.
 func TestLastOutputOfACrashLoop(t *testing.T) {
 	eachHost(t, func(t *testing.T, g *rig) {
 		t.Helper()
@@ -70,8 +70,8 @@ func TestLastOutputOfWhatIsNeverRestarted(t *testing.T) {
 	}
 }
 
-// TestOutputInPieces reads the output of a workload in small pieces whose borders lie inside of secrets and characters: together they are what was written,
-// each byte once, with the secrets hidden.
+// TestOutputInPieces reads the output of a workload in small pieces whose borders lie inside of secrets and characters:
+// together they are the output, each byte once, with the secrets masked.
 func TestOutputInPieces(t *testing.T) {
 	g := newRig(t, host(t), false)
 	const lines = 40
@@ -133,7 +133,8 @@ func TestAValueThatIsWrittenInTwoGoesIsHidden(t *testing.T) {
 	}
 }
 
-// TestOutputOfThePreviousRun: a restart keeps what the run before it wrote, bounded; who follows gets the end of that run and then the new one.
+// TestOutputOfThePreviousRun: a restart keeps the output of the previous run, bounded; a caller that follows gets the
+// end of that run and then the new one.
 func TestOutputOfThePreviousRun(t *testing.T) {
 	g := newRig(t, host(t), false)
 	w := sh("turns", `n=$(cat n 2>/dev/null || echo 0); n=$((n+1)); echo $n > n; echo "run $n begins"; while [ ! -e "go$n" ]; do sleep 0.02; done; echo "run $n ends"; exit 1`)
@@ -163,7 +164,7 @@ func TestOutputOfThePreviousRun(t *testing.T) {
 	if !lost.GetRestarted() || string(lost.GetData()) != "run 3 begins\n" {
 		t.Errorf("a cursor of a run that is gone: %v", lost)
 	}
-	// A deploy of another spec keeps it as well, and what was secret then is hidden still.
+	// A deploy of another spec keeps it as well, and the values that were secret then are still masked.
 	again := sh("turns", `echo anew; exec sleep 600`)
 	again.Env = map[string]string{"OTHER": "another-value"}
 	g.deploy(again)
@@ -191,13 +192,14 @@ func TestSecretsOfAFormerDeployStayHidden(t *testing.T) {
 	}
 }
 
-// TestOutputThatWasCut: what is not kept is counted, and nothing comes twice.
+// TestOutputThatWasCut: bytes that are not kept are counted, and no byte comes twice.
 func TestOutputThatWasCut(t *testing.T) {
 	const limit = 64 << 10 // of a file, in newRuntime
 	g := newRig(t, host(t), false)
 	g.deploy(sh("loud", `i=0; while [ $i -lt 3000 ]; do echo "line $i 0123456789012345678901234567890123456789012345678901234567890123456789"; i=$((i+1)); done
 		: > written; while [ ! -e go ]; do sleep 0.02; done; echo done; exec sleep 600`))
-	// However fast lines come, and however often the file is cut meanwhile: once all are written, it is cut a last time if it is too large.
+	// However fast lines come, and however often the file is cut meanwhile: once all are written, it is cut a last time if
+	// it is too large.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := os.Stat(filepath.Join(g.dir, "open", "work", workspaceA, "loud", "written")); err != nil {
 			return err

@@ -8,12 +8,12 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// partial are what a full disk, a kill or a power cut leave of a file.
+// partial returns the contents that a full disk, a kill or a power cut can leave of a file.
 func partial() map[string]string {
 	return map[string]string{"empty": "", "cut": `{"pha`, "zeros": "\x00\x00\x00\x00"}
 }
 
-// A workload that runs goes on when what its agent or its shim wrote is lost, and is found again.
+// A workload that runs goes on when files of its agent or its shim are lost, and is found again.
 func TestARunningWorkloadOutlivesItsFiles(t *testing.T) {
 	for _, file := range []string{"state.json", "desired.json"} {
 		for name, content := range partial() {

@@ -286,7 +286,7 @@ echo p0=$$; wait; sleep 600`))
 	})
 }
 
-// What the first process of a workload leaves behind goes with it.
+// Processes that the first process of a workload leaves behind are ended when it ends.
 func TestLeftoversGoWithTheFirstProcess(t *testing.T) {
 	eachHost(t, func(t *testing.T, g *rig) {
 		t.Helper()
@@ -426,7 +426,7 @@ func TestControlGroups(t *testing.T) {
 	if shim := strconv.Itoa(g.shimOf("held")); strings.Contains(" "+strings.Join(strings.Fields(string(procs)), " ")+" ", " "+shim+" ") {
 		t.Error("the shim stands in its workload's group, and would be killed with it")
 	}
-	// An earlier agent left the group of a workload that is there no more.
+	// An earlier agent left the group of a workload that does not exist.
 	left := filepath.Join(groups.Roots[0], workspaceB, "gone")
 	if err := os.MkdirAll(left, 0o755); err != nil { //nolint:gosec // the kernel's file system
 		t.Fatal(err)

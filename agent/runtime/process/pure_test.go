@@ -90,7 +90,7 @@ func TestReachable(t *testing.T) {
 	}
 }
 
-// TestARestartCountsOnceItHasHappened: a workload that waits out its backoff has not been restarted.
+// TestARestartCountsOnceItHasHappened: a workload that waits for its backoff has not been restarted.
 func TestARestartCountsOnceItHasHappened(t *testing.T) {
 	for _, tc := range []struct {
 		phase string

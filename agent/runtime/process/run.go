@@ -13,10 +13,10 @@ import (
 	"github.com/gpuaas/mesh/internal/failpoint"
 )
 
-// One run of a workload under its shim, from the stage before it executes to the end of the last of its processes. Whether another run follows is
-// decided in shim.go.
+// One run of a workload under its shim, from the stage before it executes to the end of the last of its processes.
+// Whether another run follows is decided in shim.go.
 
-// start begins one run: the process stands still in its init stage until its pid and control group are on disk.
+// start begins one run: the process waits in its init stage until its pid and control group are on disk.
 func (s *shim) start() error {
 	stage, err := s.stage()
 	if err != nil {
@@ -47,7 +47,7 @@ func (s *shim) stage() (*initStage, error) {
 	}
 	defer func() { _ = output.Close() }()
 	if s.spec.UID >= 0 {
-		// So that the workload may open /dev/stdout by name; the directory above keeps everybody else out.
+		// So that the workload may open /dev/stdout by name; the mode of the directory above keeps other users out.
 		if err := output.Chown(s.spec.UID, s.spec.UID); err != nil {
 			return nil, fmt.Errorf("give output to the workload: %w", err)
 		}
@@ -77,7 +77,7 @@ func (s *shim) stage() (*initStage, error) {
 	return stage, nil
 }
 
-// watch waits for the end of the child (true), or for the word to stop it, which it then does (false).
+// watch waits for the end of the child (true), or for the order to stop it, which it then does (false).
 func (s *shim) watch() (bool, error) {
 	ticker := time.NewTicker(watchEvery)
 	defer ticker.Stop()
@@ -109,8 +109,8 @@ func (s *shim) watch() (bool, error) {
 	}
 }
 
-// adoptedEnd returns a channel that closes when an adopted child ends; nil for one of our own. The goroutine lives as long as that child, or as
-// this process.
+// adoptedEnd returns a channel that is closed when an adopted child ends; nil for a child of this process. The
+// goroutine lives as long as that child, or as this process.
 func (s *shim) adoptedEnd() <-chan struct{} {
 	if s.own {
 		return nil
@@ -125,7 +125,8 @@ func (s *shim) adoptedEnd() <-chan struct{} {
 	return done
 }
 
-// stop ends the workload: TERM to its process group, the grace, then KILL to everything that is left of it.
+// stop ends the workload: it sends TERM to its process group, waits for the grace, then sends KILL to every process
+// that is left of it.
 func (s *shim) stop(done <-chan struct{}) error {
 	grace := s.want.Grace
 	if grace <= 0 {
@@ -160,13 +161,14 @@ func (s *shim) stop(done <-chan struct{}) error {
 	detail := describeExit(s.state.ExitCode)
 	s.closeChild()
 	if s.want.Run {
-		// The host goes down, not the workload: this was no exit of its own, and the next shim starts it whatever the policy.
+		// The host is shutting down, so the exit does not count as the workload's own, and the next shim starts it whatever
+		// the policy.
 		s.state.HasExited = false
 	}
 	return s.end(phaseStopped, detail)
 }
 
-// reap collects every child that ended: the workload's own end, and its orphans.
+// reap collects every child that ended: the workload's first process, whose exit code it notes, and orphans.
 func (s *shim) reap() {
 	for {
 		var ws unix.WaitStatus

@@ -28,27 +28,28 @@ import (
 // DefaultGrace is the time between TERM and KILL.
 const DefaultGrace = 10 * time.Second
 
-// Config says where workloads live. Zero values take the defaults named here.
+// Config sets where workloads have their files, and their bounds. Zero values take the defaults named here.
 type Config struct {
-	// StateDir holds specs, states, secrets and outputs: the agent's own, mode 0700.
+	// StateDir has specs, states, secrets and outputs. It is the agent's own, mode 0700.
 	StateDir string
-	// WorkDir holds the working directories of workloads without storage, and a copy of the agent's binary for demo workloads. Workspaces must be
-	// able to traverse it, so no directory above it may be closed to others.
+	// WorkDir holds the working directories of workloads without storage, and a copy of the agent's binary for demo
+	// workloads. Workspaces must be able to traverse it, so no directory above it may be closed to others.
 	WorkDir string
 	// Executable runs shims. Default: this process's own binary.
 	Executable string
-	// Root says that the agent may give workspaces their own uid. Default: whether the process is root. Only tests of the other case set it.
+	// NoRoot keeps the agent from giving workspaces their own uid. Default: whether the process is not root. Only tests of
+	// that case set it.
 	NoRoot bool
-	// Cgroups hold workloads together; see DetectCgroups.
+	// Cgroups are the control groups in which workloads run; see DetectCgroups.
 	Cgroups Cgroups
 
 	MaxPIDs    int           // of one workload. Default 4096
 	LogBytes   int64         // of one output before it is rotated; one older piece is kept. Default 8 MiB
 	BackoffMin time.Duration // before a restart. Default 1 s, doubled up to BackoffMax, 1 min
 	BackoffMax time.Duration
-	StartWait  time.Duration // for a shim's first word. Default 60 s
+	StartWait  time.Duration // for a shim's first report. Default 60 s
 	CheckEvery time.Duration // of shims and states. Default 1 s
-	CalmAfter  time.Duration // a run that lasted so long is none of a crash loop. Default 1 min
+	CalmAfter  time.Duration // a run of this length does not count towards a crash loop. Default 1 min
 	// GPUs of the host, to keep a workload from those it was not given, where the host can.
 	GPUs []*commonv1.Gpu
 }
@@ -83,7 +84,7 @@ func (c *Config) fill() {
 	}
 }
 
-// Deps is what the runtime works with.
+// Deps are what a Runtime needs.
 type Deps struct {
 	Logger *slog.Logger
 	UIDs   *uid.Table
@@ -95,7 +96,7 @@ const DefaultCrashLoopRestarts = 3
 // SetCrashLoopRestarts sets how many restarts in a row make a crash loop.
 func (r *Runtime) SetCrashLoopRestarts(restarts int32) { r.crashLoop.Store(restarts) }
 
-// Runtime is safe for concurrent use. Workloads do not need it to live: they have their shims.
+// Runtime runs workloads. It is safe for concurrent use. Workloads run on without it, under their shims.
 type Runtime struct {
 	cfg  Config
 	deps Deps
@@ -104,24 +105,25 @@ type Runtime struct {
 	problems  []string     // of New
 	crashLoop atomic.Int32 // how many restarts make a crash loop
 
-	mu        sync.Mutex // guards what follows; never held while anything is waited for
+	mu        sync.Mutex // guards what follows; never locked while its goroutine waits for anything
 	workloads map[key]*workload
 	claimed   map[int32]key             // picked ports
 	listed    func(WorkspaceEpoch) bool // nil until the control plane has listed what may run here
 
 	masks   maskCache
 	changed chan struct{}
-	shims   sync.WaitGroup // waits on our own shims, so that they are reaped
+	shims   sync.WaitGroup // waits for the shims that this process started, so that they are reaped
 }
 
 type key struct{ workspaceID, name string }
 
-// workload is one directory. mu makes its operations follow each other.
+// workload is the directory of one workload. mu serializes its operations.
 type workload struct {
 	key  key
 	dir  string
 	last string // digest of the last status that was reported as a change; guarded by Runtime.mu
-	// mayStart is set once it ran, or was started by a task, while this agent lived: whatever is listed, it is brought back when its shim dies.
+	// mayStart is set once the workload ran, or was started by a task, while this agent ran: it is brought back when its
+	// shim dies, whether or not its epoch is listed.
 	mayStart atomic.Bool
 
 	mu      sync.Mutex
@@ -132,7 +134,7 @@ type workload struct {
 	failed  string
 }
 
-// New reads what earlier agents left. It starts nothing; Run does.
+// New reads the workloads that earlier agents left. It starts none; Run does.
 func New(deps Deps, cfg Config) (*Runtime, error) {
 	cfg.fill()
 	if deps.Logger == nil || deps.UIDs == nil || cfg.StateDir == "" || cfg.WorkDir == "" {
@@ -203,8 +205,8 @@ func (r *Runtime) find() error {
 	return nil
 }
 
-// sweep removes what unfinished writes left in a workload's directory. Its shim may be writing a state just now: what it renames then is gone, and
-// it writes the next.
+// sweep removes leftovers of unfinished writes in a workload's directory. They must be older than leftoverAge: its shim
+// may be writing a state just now.
 func (r *Runtime) sweep(dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -230,15 +232,15 @@ func (r *Runtime) sweepCopies() {
 	}
 }
 
-// leftoverAge is older than any write under way.
+// leftoverAge is longer than any write takes.
 const leftoverAge = time.Minute
 
-// problem keeps what was found broken, for people.
+// problem adds a text for people about a workload that was found broken.
 func (r *Runtime) problem(w *workload, err error) {
 	r.problems = append(r.problems, fmt.Sprintf("workload %s of workspace %s: %v", w.key.name, w.key.workspaceID, err))
 }
 
-// Problems are what New found broken; texts for people.
+// Problems returns texts for people about what New found broken.
 func (r *Runtime) Problems() []string { return slices.Clone(r.problems) }
 
 // workload returns the entry of k, and makes one if there is none.
@@ -253,7 +255,7 @@ func (r *Runtime) workload(k key) *workload {
 	return w
 }
 
-// state reads what the shim wrote last; the zero state if it wrote nothing that can be read.
+// state returns the state that the shim wrote last; the zero state if there is none that can be read.
 func (w *workload) state() state {
 	var s state
 	if _, err := readFile(w.dir, fileState, &s); err != nil {
@@ -262,17 +264,18 @@ func (w *workload) state() state {
 	return s
 }
 
-// Request is a deploy with what the task says around it.
+// Request is a deploy with the fields of its task.
 type Request struct {
 	WorkspaceID string
 	Epoch       int64
 	OpSeq       int64
 	Deploy      *nodev1.WorkloadDeploy
-	Dir         string // of the storage that it names; empty: a directory of its own
+	Dir         string // of the storage that the deploy names; empty: a directory of its own
 }
 
-// Deploy makes and starts a workload, and answers when it executes. The same again (spec, devices, storage, secrets, epoch) adopts what runs; another
-// spec, or a later epoch, replaces it; a lower epoch is fault task_superseded.
+// Deploy makes and starts a workload, and returns its status once it executes. The same deploy again (spec, devices,
+// storage, secrets, epoch) adopts the running workload; another spec, or a later epoch, replaces it; a lower epoch is
+// fault task_superseded.
 func (r *Runtime) Deploy(ctx context.Context, req Request) (*nodev1.WorkloadStatus, error) {
 	if err := validate(req); err != nil {
 		return nil, err
@@ -311,7 +314,7 @@ func (r *Runtime) Deploy(ctx context.Context, req Request) (*nodev1.WorkloadStat
 	return r.begin(ctx, w)
 }
 
-// lives says whether the workload runs, or is being brought back by its shim.
+// lives reports whether the workload runs, or is being brought back by its shim.
 func (r *Runtime) lives(w *workload) bool {
 	s := w.state()
 	return s.Shim.alive() && s.BootID == r.boot && !s.Final
@@ -337,7 +340,7 @@ func (r *Runtime) Start(ctx context.Context, workspaceID, name string) (*nodev1.
 	return r.begin(ctx, w)
 }
 
-// Stop ends a workload and everything it started. It stays deployed. Stopping what is stopped succeeds.
+// Stop ends a workload and all processes that it started. It stays deployed. Stopping a stopped workload succeeds.
 func (r *Runtime) Stop(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error) {
 	w, err := r.deployed(workspaceID, name)
 	if err != nil {
@@ -371,7 +374,8 @@ func (r *Runtime) Restart(ctx context.Context, workspaceID, name string, grace t
 	return r.begin(ctx, w)
 }
 
-// Remove stops a workload and forgets it: spec, state, output, secrets. Removing what is not there succeeds.
+// Remove stops a workload and removes its spec, state, output and secrets. Removing a workload that is not deployed
+// succeeds.
 func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error) {
 	gone := &nodev1.WorkloadStatus{Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT}
 	w, err := r.deployed(workspaceID, name)
@@ -386,7 +390,8 @@ func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace ti
 	if !w.present && w.failed == "" {
 		return gone, nil
 	}
-	// What is removed is not kept from starting again first: there may be no room to write that down, and removing is what makes room.
+	// Want of room is ignored here: on a full disk the order to stop cannot be written, and removing the workload makes
+	// room.
 	if err := r.halt(ctx, w, grace); err != nil && !room.IsFull(err) {
 		return nil, err
 	} else if err != nil {
@@ -447,8 +452,8 @@ func (r *Runtime) Observe(ctx context.Context) map[string][]*nodev1.WorkloadStat
 	return out
 }
 
-// Changed gets a value when a workload changed its phase, pid, restarts or readiness, or entered or left a crash loop, since the last one was taken. What
-// happens within a crash loop is no change.
+// Changed returns a channel that gets a value when a workload changed its phase, pid, restarts or readiness, or entered
+// or left a crash loop, since the last value was taken. Restarts within a crash loop are not changes.
 func (r *Runtime) Changed() <-chan struct{} { return r.changed }
 
 func (r *Runtime) notify() {
@@ -485,7 +490,8 @@ func absent(name string) error {
 	return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("workload %q is not deployed on this node", name))
 }
 
-// digestOf makes one number of everything that a deploy asks for. Secrets go in, and cannot be read back out of it.
+// digestOf returns the SHA-256 digest of a deploy, in hexadecimal. It covers the secrets, which cannot be derived from
+// it.
 func digestOf(req Request) (string, error) {
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(req.Deploy)
 	if err != nil {

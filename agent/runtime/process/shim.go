@@ -31,19 +31,22 @@ const (
 	reportVariable = "GPUAAS_SHIM_REPORT"
 	reportFD       = 3 // the shim's end of the pipe on which its agent waits for the first start
 	lockWait       = 5 * time.Second
-	watchEvery     = time.Second // the size of the output, and whatever a signal did not tell
+	watchEvery     = time.Second // between two checks of the output's size, and of changes for which no signal came
 	execWait       = 30 * time.Second
-	calmAfter      = time.Minute // a workload that ran so long begins with the shortest backoff again, and is in no crash loop
-	ranUnknown     = time.Duration(-1)
+	// calmAfter is the default of Config.CalmAfter: a workload that ran for this long begins with the shortest backoff
+	// again, and is in no crash loop.
+	calmAfter  = time.Minute
+	ranUnknown = time.Duration(-1)
 )
 
-// report is what a shim tells its agent once.
+// report is the report that a shim sends its agent once, after its first start.
 type report struct {
 	Error  string `json:"error,omitempty"`
 	NoRoom bool   `json:"no_room,omitempty"` // it was refused for want of room on the disk
 }
 
-// ShimMain is the subcommand `shim <directory>` of the agent's binary, and its stage before a workload executes. It returns the exit code.
+// ShimMain is the subcommand `shim <directory>` of the agent's binary, and its stage before a workload executes. It
+// returns the exit code.
 func ShimMain(args []string) int {
 	if len(args) == 1 && args[0] == initArgument {
 		return initMain()
@@ -72,11 +75,11 @@ type shim struct {
 	want  desired
 	state state
 	saved os.FileInfo // of the state's file as it was written last
-	out   *os.File    // nil once told
-	// settled reports whether no rotation of the output is half done. Of what an earlier shim left it is not known.
+	out   *os.File    // nil once the report is sent
+	// settled is true if no rotation of the output is half done. It is false at first: an earlier shim may have left one.
 	settled bool
 
-	own     bool // the child is ours to wait for
+	own     bool // the child is a child of this process, which can wait for it
 	exited  bool
 	code    int32
 	pidfd   int // of an adopted child
@@ -92,7 +95,7 @@ func (s *shim) run() (int, error) {
 		return shimLocked, err
 	}
 	defer func() { _ = lock.Close() }()
-	// Orphans of the workload become children of the shim, so that none gets away.
+	// Orphans of the workload become children of the shim, so that none escapes it.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return shimFailed, fmt.Errorf("become reaper: %w", err)
 	}
@@ -137,7 +140,8 @@ func (s *shim) load() error {
 		return err
 	}
 	if _, err := readFile(s.dir, fileState, &s.state); err != nil {
-		s.state = state{} // a state that cannot be read is a start from nothing; what may still run is found by its control group
+		// if the state cannot be read the shim starts afresh; processes that may still run are found by their control group
+		s.state = state{}
 	}
 	return s.reload()
 }
@@ -146,7 +150,7 @@ func (s *shim) reload() error {
 	var want desired
 	found, err := readFile(s.dir, fileDesired, &want)
 	if err != nil {
-		// Neither a running workload nor its shim ends for a file that the agent writes again.
+		// The unreadable file is no reason to end a running workload or its shim: the agent writes it again.
 		want, found = wantedBy(s.state), true
 		fmt.Fprintf(os.Stderr, "%s shim: %v; it is taken as run=%t\n", time.Now().UTC().Format(time.RFC3339), err, want.Run)
 	}
@@ -154,8 +158,8 @@ func (s *shim) reload() error {
 	return nil
 }
 
-// takeOver finds what an earlier shim left: a workload that still runs is adopted, one that ended unseen is noted so, and every process without a
-// first one is ended.
+// takeOver takes over from an earlier shim: it adopts a workload that still runs, records the end of one that ended
+// without a shim, and ends processes whose first process has ended.
 func (s *shim) takeOver() error {
 	s.backoff = s.spec.BackoffMin
 	prev := s.state
@@ -174,7 +178,7 @@ func (s *shim) takeOver() error {
 		}
 	}
 	if !prev.Child.zero() && !prev.HasExited {
-		// Nobody waited for it. The code is unknown, and counts as a failure.
+		// It ended without a parent to read its exit status. The code is unknown, and counts as a failure.
 		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt, s.state.Phase = true, exitUnknown, time.Now(), phaseExited
 	}
 	if !same {
@@ -191,9 +195,10 @@ func (s *shim) tree() tree {
 	return tree{cgroups: s.spec.Cgroups, child: s.state.Child, run: s.state.Run, uid: s.spec.UID, parent: os.Getpid()}
 }
 
-// supervise runs the workload until it is not wanted, or its policy says that it stays ended.
+// supervise runs the workload until the agent orders it to stop, or its policy does not start it again.
 func (s *shim) supervise() (int, error) {
-	// A workload that never ran and cannot be executed stays so, and its deploy says why. Later it is tried again.
+	// If the first start ever of a workload fails it is not tried again, and its deploy returns the error. A later start
+	// is tried again.
 	fresh := s.state.Run == ""
 	if s.state.HasExited && s.state.Phase == phaseExited {
 		if done, err := s.evaluate(s.state.ExitCode, ranUnknown); done || err != nil {
@@ -216,7 +221,7 @@ func (s *shim) supervise() (int, error) {
 				if fresh {
 					return shimDone, errors.Join(err, s.end(phaseExited, err.Error()))
 				}
-				s.state.Detail = err.Error() // what has not run is no restart
+				s.state.Detail = err.Error() // a failed start does not count as a restart
 				s.state.ShortRuns++
 				continue
 			}
@@ -228,7 +233,7 @@ func (s *shim) supervise() (int, error) {
 			return shimFailed, err
 		}
 		if !ended {
-			return shimDone, nil // told to stop, and stopped
+			return shimDone, nil // the agent ordered a stop, and the workload has stopped
 		}
 		if done, err := s.ended(); done || err != nil {
 			return shimDone, err
@@ -243,7 +248,8 @@ func (s *shim) end(phase, detail string) error {
 	return s.save()
 }
 
-// ended notes an exit durably, clears what the workload left running, and says whether it stays so.
+// ended records an exit durably, ends the processes that the workload left, and returns whether it is not started
+// again.
 func (s *shim) ended() (bool, error) {
 	ran := s.state.uptime()
 	s.state.HasExited, s.state.ExitCode, s.state.ExitedAt, s.state.RanFor = true, s.code, time.Now(), ran
@@ -261,7 +267,7 @@ func (s *shim) ended() (bool, error) {
 	return s.evaluate(s.code, ran)
 }
 
-// evaluate applies the policy to an exit and says whether it stays so.
+// evaluate applies the policy to an exit and returns whether the workload is not started again.
 func (s *shim) evaluate(code int32, ran time.Duration) (bool, error) {
 	detail := describeExit(code)
 	if s.spec.Policy == policyNever || (s.spec.Policy != policyAlways && code == 0) {
@@ -279,7 +285,7 @@ func (s *shim) evaluate(code int32, ran time.Duration) (bool, error) {
 	return false, nil
 }
 
-// pause waits out the backoff and says whether the workload is still wanted.
+// pause waits for the backoff and returns whether the workload is still to run.
 func (s *shim) pause() (bool, error) {
 	s.state.Phase = phaseBackoff
 	if err := s.save(); err != nil {
@@ -310,21 +316,22 @@ func (s *shim) pause() (bool, error) {
 
 func (s *shim) save() error {
 	err := writeFile(s.dir, fileState, s.state)
-	s.saved, _ = os.Stat(filepath.Join(s.dir, fileState)) // nil: it is written again
+	s.saved, _ = os.Stat(filepath.Join(s.dir, fileState)) // nil on an error: restore writes it again
 	return err
 }
 
-// restore writes the state again if the file is not the one that was written last: without it the agent would not find this shim.
+// restore writes the state again if the file is not the one that was written last: without it the agent would not find
+// this shim.
 func (s *shim) restore() {
 	now, err := os.Stat(filepath.Join(s.dir, fileState))
 	same := err == nil && s.saved != nil && os.SameFile(now, s.saved) && now.Size() == s.saved.Size() && now.ModTime().Equal(s.saved.ModTime())
 	if same {
 		return
 	}
-	_ = s.save() // refused on a full disk, it is tried again soon
+	_ = s.save() // on a full disk it fails, and is tried again soon
 }
 
-// tell returns the waiting agent, once. The agent may be gone: nobody reads then, and that is no error.
+// tell sends the report to the waiting agent, once. The agent may be gone: then the write fails, which is no error.
 func (s *shim) tell(err error) {
 	if s.out == nil {
 		return

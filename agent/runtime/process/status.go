@@ -16,13 +16,14 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// DefaultProbeTimeout bounds one readiness probe; maxProbeTimeout is the most a spec may ask for.
+// DefaultProbeTimeout bounds one readiness probe; maxProbeTimeout is the longest that a spec may set.
 const (
 	DefaultProbeTimeout = 2 * time.Second
 	maxProbeTimeout     = 30 * time.Second
 )
 
-// DefaultMinUptime is how long a workload without a probe runs before it is ready; maxMinUptime is the most a spec may ask for.
+// DefaultMinUptime is how long a workload without a probe runs before it is ready; maxMinUptime is the longest that a
+// spec may set.
 const (
 	DefaultMinUptime = 2 * time.Second
 	maxMinUptime     = 5 * time.Minute
@@ -31,7 +32,8 @@ const (
 // waitsForList is the detail of a workload that should run and was not started after a boot.
 const waitsForList = "waits for the control plane to list its epoch as one that may run on this node"
 
-// check returns the status of a workload, or nil if it is not deployed. It does not wait for an operation under way: files tell enough.
+// check returns the status of a workload, or nil if it is not deployed. It does not wait for an operation under way:
+// the files are enough.
 func (r *Runtime) check(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
 	if w.mu.TryLock() {
 		defer w.mu.Unlock()
@@ -52,7 +54,7 @@ func (r *Runtime) check(ctx context.Context, w *workload) *nodev1.WorkloadStatus
 	return r.status(ctx, busy)
 }
 
-// status makes a status of the files, the kernel's word, and a probe.
+// status returns the status of a workload by its files, the kernel's facts about its process, and a probe.
 func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
 	s := w.state()
 	out := &nodev1.WorkloadStatus{
@@ -91,8 +93,9 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 	return out
 }
 
-// loops reports whether a workload exits again and again: it has been restarted as often in a row as makes a crash loop, each time after a short run, has
-// exited once more, and its present run is not long enough yet to be the end of it.
+// loops reports whether a workload exits again and again: it has been restarted as often in a row as makes a crash
+// loop, each time after a short run, has exited once more, and its present run is not long enough yet to be the end of
+// it.
 func (r *Runtime) loops(w *workload, s state, phase nodev1.WorkloadPhase) bool {
 	if !w.want.Run || s.Final || s.ShortRuns <= r.crashLoop.Load() {
 		return false
@@ -100,7 +103,7 @@ func (r *Runtime) loops(w *workload, s state, phase nodev1.WorkloadPhase) bool {
 	return phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING || s.uptime() < w.spec.calm()
 }
 
-// phase is that of a workload by what its shim wrote and what lives.
+// phase returns the phase of a workload by its shim's state and by which processes are alive.
 func (r *Runtime) phase(w *workload, s state) nodev1.WorkloadPhase {
 	running := s.BootID == r.boot && s.Child.alive()
 	switch {
@@ -119,8 +122,8 @@ func (r *Runtime) phase(w *workload, s state) nodev1.WorkloadPhase {
 	}
 }
 
-// finished reports whether a workload without a probe has done its work: it exited with status 0, after a run that was long enough for it to be ready,
-// whether anybody looked meanwhile or not.
+// finished reports whether a workload without a probe has done its work: it exited with status 0, after a run that was
+// long enough for it to be ready, whether or not its readiness was checked meanwhile.
 func finished(spec spec, s state) bool {
 	return s.HasExited && s.ExitCode == 0 && !spec.Ready.asks() && s.RanFor >= spec.Ready.minUptime()
 }
@@ -167,7 +170,8 @@ func probeTCP(ctx context.Context, address string) error {
 	return conn.Close()
 }
 
-// probeHTTP asks once, follows nothing, and reads little of the answer: it is a tenant's program that answers.
+// probeHTTP sends one request, follows no redirect, and reads little of the response, since a tenant's program sends
+// it.
 func probeHTTP(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -197,7 +201,7 @@ func probeHTTP(ctx context.Context, url string) error {
 // crashLoops is the digest of every workload in a crash loop: one that exits once more has not changed.
 const crashLoops = "crash loop"
 
-// observeChanges reports whether any workload differs from when it was last looked at.
+// observeChanges reports whether the status of any workload differs from that of the last call.
 func (r *Runtime) observeChanges(ctx context.Context) bool {
 	changed := false
 	for _, w := range r.list() {

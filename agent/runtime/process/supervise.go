@@ -18,8 +18,9 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Run brings back what should run and has no shim, now and whenever a shim dies, and tells of changes. What does not run when the agent starts waits
-// until SetRunList names its epoch. It ends with ctx; workloads and shims go on.
+// Run brings back workloads that should run and have no shim, now and whenever a shim dies, and signals changes on
+// Changed. A workload that does not run when the agent starts waits until SetRunList lists its epoch. Run ends with
+// ctx; workloads and shims go on.
 func (r *Runtime) Run(ctx context.Context) error {
 	ticker := time.NewTicker(r.cfg.CheckEvery)
 	defer ticker.Stop()
@@ -33,7 +34,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 }
 
-// runOnce looks at each workload once.
+// runOnce checks each workload once.
 func (r *Runtime) runOnce(ctx context.Context) {
 	for _, w := range r.list() {
 		if ctx.Err() != nil {
@@ -49,10 +50,11 @@ func (r *Runtime) runOnce(ctx context.Context) {
 	}
 }
 
-// heal starts a shim for a workload that should run and has none. The new shim adopts what outlived the old one.
+// heal starts a shim for a workload that should run and has none. The new shim adopts a process that outlived the old
+// one.
 func (r *Runtime) heal(ctx context.Context, w *workload) error {
 	if !w.mu.TryLock() {
-		return nil // somebody works on it
+		return nil // an operation on it is under way
 	}
 	defer w.mu.Unlock()
 	if !w.present || w.failed != "" {
@@ -69,7 +71,7 @@ func (r *Runtime) heal(ctx context.Context, w *workload) error {
 		}
 	}
 	if !w.want.Run {
-		// A stop that was cut short by the agent's own death, or by a shim's.
+		// A stop was cut short by the end of an earlier agent, or of a shim.
 		if t := r.tree(w); len(t.members()) > 0 {
 			return t.kill(nil)
 		}
@@ -96,7 +98,8 @@ func (r *Runtime) tree(w *workload) tree {
 	return t
 }
 
-// begin starts the workload afresh and answers its status when it executes. The caller holds w.mu, and nothing of the workload runs.
+// begin starts the workload afresh and returns its status once it executes. The caller holds w.mu, and no process of
+// the workload runs.
 func (r *Runtime) begin(ctx context.Context, w *workload) (*nodev1.WorkloadStatus, error) {
 	if err := os.Remove(filepath.Join(w.dir, fileState)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("forget former run: %w", err)
@@ -113,7 +116,7 @@ func (r *Runtime) begin(ctx context.Context, w *workload) (*nodev1.WorkloadStatu
 	return r.status(ctx, w), nil
 }
 
-// spawn starts a shim and waits for its first word.
+// spawn starts a shim and waits for its report.
 func (r *Runtime) spawn(ctx context.Context, w *workload) error {
 	log, err := os.OpenFile(filepath.Join(w.dir, fileShimLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -141,11 +144,11 @@ func (r *Runtime) spawn(ctx context.Context, w *workload) error {
 	if err != nil {
 		return fmt.Errorf("start shim: %w", err)
 	}
-	r.shims.Go(func() { _ = cmd.Wait() }) // its word is in the state file; this only reaps it
+	r.shims.Go(func() { _ = cmd.Wait() }) // its result is in the state file; this only reaps it
 	return r.listen(ctx, in)
 }
 
-// inherited are the variables of test builds that a shim must see as well.
+// inherited returns the variables of test builds that a shim needs as well.
 func inherited() []string {
 	var out []string
 	for _, k := range []string{"GPUAAS_FAILPOINTS", "GPUAAS_FAILPOINT_REPORT", "GORACE"} {
@@ -156,7 +159,8 @@ func inherited() []string {
 	return out
 }
 
-// listen waits for the report of a shim. A shim that ends without one has failed, or found another in its place.
+// listen waits for the report of a shim. A shim that ends without one has failed, or found another shim that has the
+// lock.
 func (r *Runtime) listen(ctx context.Context, in *os.File) error {
 	stop := context.AfterFunc(ctx, func() { _ = in.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -181,8 +185,8 @@ func (r *Runtime) listen(ctx context.Context, in *os.File) error {
 	return nil
 }
 
-// halt ends the workload and its shim. The caller holds w.mu. The request is on disk before anything is signalled, so that a stop which is cut short is
-// finished by whoever comes next.
+// halt ends the workload and its shim. The caller holds w.mu. The order to stop is on disk before any process is
+// signalled, so that the next agent or shim finishes a stop that is cut short.
 func (r *Runtime) halt(ctx context.Context, w *workload, grace time.Duration) error {
 	if grace <= 0 {
 		grace = DefaultGrace
@@ -197,7 +201,7 @@ func (r *Runtime) halt(ctx context.Context, w *workload, grace time.Duration) er
 	return r.end(ctx, w, grace)
 }
 
-// end ends the workload and its shim, whatever is wanted. The caller holds w.mu.
+// end ends the workload and its shim, whatever its desired file orders. The caller holds w.mu.
 func (r *Runtime) end(ctx context.Context, w *workload, grace time.Duration) error {
 	if grace <= 0 {
 		grace = DefaultGrace
@@ -211,7 +215,7 @@ func (r *Runtime) end(ctx context.Context, w *workload, grace time.Duration) err
 		if err := s.Shim.signal(word); err != nil {
 			return err
 		}
-		// The shim has the grace, and a margin for its own work; one that hangs is ended like the rest.
+		// The shim has the grace, and a margin for its own work; one that hangs is killed with the other processes.
 		if !await(ctx, s.Shim, grace+killWait+5*time.Second) {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -222,7 +226,7 @@ func (r *Runtime) end(ctx context.Context, w *workload, grace time.Duration) err
 			s.Shim.gone(5 * time.Second)
 		}
 	}
-	// What a dead shim left behind, and a start that was under way.
+	// The processes that a dead shim left, and those of a start that was under way.
 	t := r.tree(w)
 	if t.child.alive() {
 		_ = syscall.Kill(-t.child.PID, syscall.SIGTERM)
@@ -237,7 +241,8 @@ func (r *Runtime) end(ctx context.Context, w *workload, grace time.Duration) err
 	return nil
 }
 
-// await waits for the end of a process, in pieces so that the context is heard.
+// await waits up to d for the end of a process and returns whether it has ended. It waits in pieces, to notice the end
+// of ctx.
 func await(ctx context.Context, i ident, d time.Duration) bool {
 	deadline := time.Now().Add(d)
 	for ctx.Err() == nil {
@@ -252,7 +257,7 @@ func await(ctx context.Context, i ident, d time.Duration) bool {
 	return !i.alive()
 }
 
-// settle writes the end of a workload whose shim could not.
+// settle records the end of a workload whose shim could not.
 func (r *Runtime) settle(w *workload) {
 	s := w.state()
 	if s.Child.zero() && (s.Phase == phaseStopped || s.Phase == phaseExited || s.Phase == "") {

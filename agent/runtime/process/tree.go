@@ -17,7 +17,8 @@ import (
 // runVariable marks, in the environment, every process of one start of a workload.
 const runVariable = workrules.RunVariable
 
-// tree finds all processes of a workload: by its control groups where there are any, and else by everything that tells them from others.
+// tree finds all processes of a workload: by its control groups where there are any, and else by session, parent, uid
+// and the variable of the run.
 type tree struct {
 	cgroups []string
 	child   ident
@@ -36,7 +37,7 @@ func (t tree) members() []ident {
 			}
 		}
 	}
-	// Where there are control groups nothing can leave them; the walk is for hosts without, and for a start that failed half way.
+	// No process can leave its control groups; the walk is for hosts without them, and for a start that failed half way.
 	if len(t.cgroups) == 0 || t.child.alive() || t.parent != 0 {
 		t.walk(found)
 	}
@@ -48,7 +49,7 @@ func (t tree) members() []ident {
 	return out
 }
 
-// walk looks at every process of the host.
+// walk adds to found the processes of the host that belong to the workload.
 func (t tree) walk(found map[int]ident) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -65,7 +66,8 @@ func (t tree) walk(found map[int]ident) {
 		}
 	}
 	childAlive := all[t.child.PID].Start == t.child.Start && !t.child.zero()
-	// A number cannot be given again while it names a session with members: if some other process has it, no member of ours is left.
+	// The kernel does not reuse a pid while it names a session with members: if another process has it, no member of the
+	// workload's session is left.
 	_, recycled := all[t.child.PID]
 	recycled = recycled && !childAlive
 	for pid, s := range all {
@@ -82,7 +84,8 @@ func (t tree) walk(found map[int]ident) {
 	}
 }
 
-// bySession: the workload's first process leads a session. Once it is gone the number alone proves nothing, and the owner must fit too.
+// bySession reports whether a process is in the session that the workload's first process leads. Once that one is gone
+// the number alone proves nothing, and the owner must match too.
 func (t tree) bySession(s stat) bool {
 	return !t.child.zero() && s.session == t.child.PID && s.Start >= t.child.Start
 }
@@ -127,10 +130,11 @@ func marked(pid int, run string) bool {
 	return false
 }
 
-// killWait bounds how long kill fights a workload that keeps forking.
+// killWait bounds how long kill tries to end a workload that keeps forking.
 const killWait = 10 * time.Second
 
-// kill ends every process of the workload and returns when none is left. reap, if set, collects the caller's own dead children meanwhile.
+// kill ends every process of the workload and returns when none is left. reap, if set, collects the caller's own dead
+// children meanwhile.
 func (t tree) kill(reap func()) error {
 	deadline := time.Now().Add(killWait)
 	for {
@@ -143,7 +147,7 @@ func (t tree) kill(reap func()) error {
 		}
 		freeze(t.cgroups, true)
 		if len(t.cgroups) > 0 {
-			members = t.members() // nothing can fork between this look and the kill
+			members = t.members() // frozen processes cannot fork between this call and the kill
 		}
 		var errs []error
 		for _, m := range members {
@@ -162,7 +166,7 @@ func (t tree) kill(reap func()) error {
 	}
 }
 
-// freeze holds every process of the workload's control groups still, where the host can.
+// freeze freezes (on) or thaws every process of the workload's control groups, where the host can.
 func freeze(dirs []string, on bool) {
 	for _, dir := range dirs {
 		v1, v2 := "THAWED", "0"
@@ -170,7 +174,8 @@ func freeze(dirs []string, on bool) {
 			v1, v2 = "FROZEN", "1"
 		}
 		if writeControl(filepath.Join(dir, "freezer.state"), v1) != nil {
-			_ = writeControl(filepath.Join(dir, "cgroup.freeze"), v2) // a host without either is not held still; kill looks again
+			// on a host without either the processes are not frozen; kill lists them again
+			_ = writeControl(filepath.Join(dir, "cgroup.freeze"), v2)
 		}
 	}
 }
@@ -189,7 +194,7 @@ func cgroupMembers(dir string) []int {
 	return out
 }
 
-// writeControl writes to a file of the control group file system, which is there or is not: nothing is created.
+// writeControl writes to an existing file of the control group file system. It creates none.
 func writeControl(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // made by the agent
 	if err != nil {

@@ -12,11 +12,13 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestWhatExitsSoonIsNeverReady: a workload without a probe that exits a moment after its start is not ready at any time, however often it is asked about.
+// TestWhatExitsSoonIsNeverReady: a workload without a probe that exits a moment after its start is not ready at any
+// time, however often its status is read.
 func TestWhatExitsSoonIsNeverReady(t *testing.T) {
 	g := newRig(t, host(t), false)
 	soon := sh("soon", "sleep 0.3; exit 3")
-	soon.Readiness = &nodev1.Readiness{MinUptime: durationpb.New(5 * time.Minute)} // on a machine that stands still it may run for longer than it says
+	// on a machine that is paused it may run for longer than its command says
+	soon.Readiness = &nodev1.Readiness{MinUptime: durationpb.New(5 * time.Minute)}
 	if st := g.deploy(soon); st.GetReady() {
 		t.Errorf("ready at its start: %v", st)
 	}
@@ -34,8 +36,8 @@ func TestWhatExitsSoonIsNeverReady(t *testing.T) {
 	}
 }
 
-// TestLeastUptime: a workload is ready once it has run for as long as its spec asks, without a probe for two seconds; the probe of one that has one speaks
-// for itself.
+// TestLeastUptime: a workload is ready once it has run for as long as its spec asks, by default two seconds if it has
+// no probe; with a probe only the probe decides by default.
 func TestLeastUptime(t *testing.T) {
 	g := newRig(t, host(t), false)
 	steady := sh("steady", "exec sleep 600")
@@ -71,8 +73,8 @@ func TestLeastUptime(t *testing.T) {
 	}
 }
 
-// TestAJobThatIsDoneIsReady: one that exits with status 0 after its least uptime is ready, also if it is first looked at after its end. One that fails, or
-// is done sooner than it must run, is not.
+// TestAJobThatIsDoneIsReady: a workload that exits with status 0 after its least uptime is ready, also if its status is
+// first read after its end. One that fails, or ends before its least uptime, is not.
 func TestAJobThatIsDoneIsReady(t *testing.T) {
 	g := newRig(t, host(t), false)
 	for name, c := range map[string]struct {
@@ -97,7 +99,7 @@ func TestAJobThatIsDoneIsReady(t *testing.T) {
 	}
 }
 
-// TestUptimeOutlivesTheAgent: an agent that starts beside a running workload knows since when it runs.
+// TestUptimeOutlivesTheAgent: an agent that starts beside a running workload determines since when it runs.
 func TestUptimeOutlivesTheAgent(t *testing.T) {
 	dir := host(t)
 	agent, pid := agentProcess(t, dir, sh("steady", "exec sleep 600"))
@@ -108,7 +110,7 @@ func TestUptimeOutlivesTheAgent(t *testing.T) {
 	if int(st.GetPid()) != pid || st.GetRestarts() != 0 {
 		t.Errorf("status %v, want pid %d", st, pid)
 	}
-	// Nothing of it is kept in the agent: the next one says the same at once.
+	// The agent keeps none of it in memory: the next one reports the same at once.
 	next, err := newRuntime(dir, testkit.Logger(t), false)
 	if err != nil {
 		t.Fatal(err)
@@ -119,8 +121,8 @@ func TestUptimeOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-// TestACrashLoopIsOneChange: a workload that exits again and again after it was ready enters a crash loop once and leaves it once, by a run that lasts. The
-// restarts in between are no changes.
+// TestACrashLoopIsOneChange: a workload that exits again and again after it was ready enters a crash loop once and
+// leaves it once, by a run that lasts. The restarts in between are no changes.
 func TestACrashLoopIsOneChange(t *testing.T) {
 	g := newRig(t, host(t), false)
 	g.SetCrashLoopRestarts(2)
@@ -152,7 +154,7 @@ func TestACrashLoopIsOneChange(t *testing.T) {
 	if !g.ObserveChanges(g.ctx) || g.ObserveChanges(g.ctx) {
 		t.Error("the end of a crash loop is not one change")
 	}
-	// A start by a task is another life.
+	// A start by a task begins a new count.
 	if st, err := g.Restart(g.ctx, workspaceA, "loop", time.Second); err != nil || st.GetCrashLoop() || st.GetRestarts() != 0 {
 		t.Errorf("%v, %v", st, err)
 	}

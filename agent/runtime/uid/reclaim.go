@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// unusedFor is how long nobody asked for an id before it may be taken back: whoever asks for one makes its directories within seconds.
+	// unusedFor is how long an id must not have been requested before it may be taken back: an agent that requests an id
+	// makes its directories within seconds.
 	unusedFor = time.Hour
 
 	lockWait  = 10 * time.Second
@@ -27,7 +28,7 @@ const (
 	rootsFile = ".roots-"
 )
 
-// register writes down where this agent keeps workspaces' directories, for whichever agent takes ids back.
+// register records where this agent keeps workspaces' directories, for the agent that takes ids back.
 func (t *Table) register() error {
 	if t.registered || len(t.cfg.Roots) == 0 {
 		return nil
@@ -71,7 +72,8 @@ func (t *Table) roots() ([]string, error) {
 	return out, nil
 }
 
-// lock holds the whole table: shared to use it, exclusive to take ids back. It waits for a while, never for ever.
+// lock locks the whole table, shared to use it, exclusive to take ids back, and returns the function that releases it.
+// It waits at most lockWait.
 func (t *Table) lock(how int) (func() error, error) {
 	f, err := os.OpenFile(filepath.Join(t.cfg.Dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -90,7 +92,8 @@ func (t *Table) lock(how int) (func() error, error) {
 	}
 }
 
-// touch notes that the workspace uses its id, and says whether it is still its own. The caller holds the table.
+// touch notes that the workspace uses its id, and returns whether the id is still its own. The caller has locked the
+// table.
 func (t *Table) touch(id int, workspaceID string) (bool, error) {
 	owner, err := t.owner(id)
 	if err != nil || owner != workspaceID {
@@ -103,8 +106,8 @@ func (t *Table) touch(id int, workspaceID string) (bool, error) {
 	return true, nil
 }
 
-// reclaim takes back every id that was not asked for in a while and of which no process runs and no agent has a directory. Where that cannot be told it
-// takes none.
+// reclaim takes back every id that was not requested for unusedFor and of which no process runs and no agent has a
+// directory. If that cannot be determined it takes none back.
 func (t *Table) reclaim(now time.Time) (err error) {
 	release, err := t.lock(unix.LOCK_EX)
 	if err != nil {
@@ -154,8 +157,8 @@ func (t *Table) reclaim(now time.Time) (err error) {
 	return nil
 }
 
-// remains says whether any agent has anything in a directory of the workspace. An empty one goes: nobody has asked for the id in a while, so nobody is
-// about to fill it.
+// remains reports whether any agent has files in a directory of the workspace. It removes an empty directory: the id
+// was not requested for unusedFor, so no agent is about to fill it.
 func remains(roots []string, workspaceID string) (bool, error) {
 	for _, root := range roots {
 		err := unix.Rmdir(filepath.Join(root, workspaceID))
@@ -183,7 +186,7 @@ func runningUIDs() (map[int]bool, error) {
 		}
 		status, err := os.ReadFile(filepath.Join("/proc", e.Name(), "status"))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue // it ended meanwhile
+			continue // the process ended meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read process: %w", err)

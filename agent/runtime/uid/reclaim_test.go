@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// idle makes every id look as if nobody had asked for it in a while.
+// idle makes every id look as if no agent had requested it for unusedFor.
 func idle(t *testing.T, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -51,7 +51,7 @@ func mkdir(t *testing.T, path ...string) {
 	}
 }
 
-// A range that has been given whole is not the end: what nothing is left of is given again, and nothing else.
+// When the whole range has been given, ids whose workspaces have nothing left are given again, and no others.
 func TestIDsAreTakenBackWhenAllAreGiven(t *testing.T) {
 	testkit.IO(t)
 	dir, mine, others := t.TempDir(), t.TempDir(), t.TempDir()
@@ -83,17 +83,17 @@ func TestIDsAreTakenBackWhenAllAreGiven(t *testing.T) {
 			t.Errorf("%s has %d, had %d", ws, id, want)
 		}
 	}
-	// The agent that gave it has forgotten: its workspace gets none that is another's.
+	// The agent that gave it must not use its cached entry: the workspace does not get an id that is another's.
 	if id, err := table.Of("gone"); err == nil {
 		t.Errorf("gone has %d still, which is another's", id)
 	}
 }
 
-// An id of which a process runs is nobody else's, whatever became of its directories.
+// An id of which a process runs is not given to another workspace, even if its directories are gone.
 func TestAnIDOfAProcessIsNotTakenBack(t *testing.T) {
 	testkit.IO(t)
 	if os.Getuid() != 0 {
-		return // nothing is given without root
+		return // no ids are given without root
 	}
 	cfg := uid.Config{Dir: t.TempDir(), First: 300010, Last: 300010, Roots: []string{t.TempDir()}}
 	table := open(t, cfg)
@@ -146,7 +146,7 @@ func TestTakingBackExcludesClaiming(t *testing.T) {
 	wg.Wait()
 }
 
-// An agent that holds the table open for use keeps the others from taking ids back, not from using theirs.
+// An agent that has locked the table for use keeps the others from taking ids back, not from using theirs.
 func TestTheTableIsUsedByManyAtOnce(t *testing.T) {
 	testkit.IO(t)
 	cfg := uid.Config{Dir: t.TempDir(), First: 300030, Last: 300040, Roots: []string{t.TempDir()}}

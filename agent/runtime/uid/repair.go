@@ -18,13 +18,15 @@ const (
 	claimLeftover    = ".claim-"
 	registerLeftover = ".register-"
 
-	// leftoverAge is older than any write under way: agents of the host that start just now write into the same directory.
+	// leftoverAge is longer than any write takes: other agents of the host that are starting write into the same
+	// directory.
 	leftoverAge = time.Minute
 )
 
-// repair removes what unfinished writes left, and settles claims that cannot be read: one whose id owns directories of a workspace becomes that
-// workspace's again, one whose id owns nothing is taken back, and any other stays taken. It needs the table for itself; while others use it there is
-// nothing to do that the next start would not do as well.
+// repair removes leftovers of unfinished writes, and settles claims that cannot be read: one whose id owns directories
+// of a workspace becomes that workspace's again, one whose id owns nothing is taken back, and any other stays taken. It
+// needs the exclusive lock of the table; while others use the table it does nothing and leaves the repair to the next
+// start.
 func (t *Table) repair() (err error) {
 	release, taken, err := t.tryLock()
 	if err != nil || !taken {
@@ -39,7 +41,7 @@ func (t *Table) repair() (err error) {
 	for _, entry := range entries {
 		if strings.HasPrefix(entry.Name(), claimLeftover) || strings.HasPrefix(entry.Name(), registerLeftover) {
 			if info, err := entry.Info(); err != nil || time.Since(info.ModTime()) < leftoverAge {
-				continue // its writer has it, or has just renamed it
+				continue // its writer is writing it, or has just renamed it
 			}
 			if err := os.Remove(filepath.Join(t.cfg.Dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("remove unfinished uid claim: %w", err)
@@ -75,7 +77,7 @@ func whole(owner string) bool {
 	return len(owner) == 36 || strings.ContainsFunc(owner, func(c rune) bool { return !ofID(c) })
 }
 
-// settle decides about one claim that cannot be read. The caller holds the table.
+// settle repairs, removes or keeps one claim that cannot be read. The caller has locked the table.
 func (t *Table) settle(id int) error {
 	roots, err := t.roots()
 	if err != nil {
@@ -117,7 +119,7 @@ func ownersOf(roots []string, id int) (map[string]bool, error) {
 		for _, dir := range dirs {
 			info, err := os.Lstat(dir)
 			if err != nil {
-				continue // it went meanwhile
+				continue // it was removed meanwhile
 			}
 			workspace := filepath.Base(filepath.Dir(dir))
 			if st, ok := info.Sys().(*syscall.Stat_t); ok && info.IsDir() && int(st.Uid) == id && whole(workspace) {
@@ -128,7 +130,7 @@ func ownersOf(roots []string, id int) (map[string]bool, error) {
 	return out, nil
 }
 
-// replace gives a file of the table new content: written and synced under another name, then renamed.
+// replace gives a file of the table new content: it writes and syncs it under another name and then renames it.
 func (t *Table) replace(path, leftover string, data []byte) error {
 	f, err := os.CreateTemp(t.cfg.Dir, leftover+"*")
 	if err != nil {
@@ -152,7 +154,7 @@ func (t *Table) replace(path, leftover string, data []byte) error {
 	return nil
 }
 
-// tryLock takes the whole table if nobody uses it.
+// tryLock locks the whole table exclusively if no other agent uses it, and returns the function that releases it.
 func (t *Table) tryLock() (func() error, bool, error) {
 	f, err := os.OpenFile(filepath.Join(t.cfg.Dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestLeftoversGoAndWritesUnderWayStay: another agent of the host may be writing just now, and needs what it has made so far.
+// TestLeftoversGoAndWritesUnderWayStay: another agent of the host may be writing just now, and needs the files that it
+// has made so far.
 func TestLeftoversGoAndWritesUnderWayStay(t *testing.T) {
 	testkit.IO(t)
 	dir := t.TempDir()

@@ -1,12 +1,14 @@
-// Package uid owns which user id a workspace has on this host.
+// Package uid owns the assignment of user ids to the workspaces on this host.
 //
-// It believes only its directory, in which one file per id names the workspace that has it. It never gives one id to two workspaces, and never gives
-// root's or one that the host's user database names. It takes ids back when all are given, and then only those of which nothing is left: an id that
-// was never given is the better choice, as a former owner may have left files where nobody looks.
+// It believes only its directory, in which one file per id names the workspace that has it. It never gives one id to
+// two workspaces, and never gives root's or one that the host's user database names. It takes ids back only when all
+// are given, and then only those whose workspace has no process and no files left in the agents' directories: an id
+// that was never given is the better choice, as a former owner may have left files in other places.
 //
-// Guarantees: the same workspace gets the same id as long as it has anything on the host; agents that share the directory (instances on one host) never
-// give one id twice, because claiming is an exclusive creation and taking back excludes every other use of the table. A claim that is empty or cut
-// is settled by what its id owns on the host; until then its id is given to nobody.
+// Guarantees: the same workspace gets the same id as long as it has anything on the host; agents that share the
+// directory (instances on one host) never give one id twice, because claiming is an exclusive creation and taking back
+// excludes every other use of the table. A claim that is empty or cut is settled by the files that its id owns on the
+// host; until then its id is given to no workspace.
 package uid
 
 import (
@@ -32,16 +34,18 @@ const (
 	DefaultLast  = 265535
 )
 
-// Config says where ids are remembered and which may be given. On a host without root nothing is given: every workspace has the agent's own id.
+// Config sets where assignments are stored and which ids may be given. On a host without root no ids are given: every
+// workspace has the agent's own.
 type Config struct {
 	Dir         string
 	First, Last int // inclusive; zeros mean the default range
 	Disabled    bool
-	// Roots are the directories in which this agent keeps one directory per workspace, named by its id. An id is not taken back while one is there.
+	// Roots are the directories in which this agent keeps one directory per workspace, named by its id. An id is not taken
+	// back while one is there.
 	Roots []string
 }
 
-// Table is safe for concurrent use, also by several processes.
+// Table assigns ids to workspaces. It is safe for concurrent use, also by several processes.
 type Table struct {
 	cfg Config
 
@@ -50,7 +54,7 @@ type Table struct {
 	registered bool
 }
 
-// Open makes the directory if need be and reads what it holds.
+// Open makes the directory if need be and reads its files.
 func Open(cfg Config) (*Table, error) {
 	if cfg.First == 0 && cfg.Last == 0 {
 		cfg.First, cfg.Last = DefaultFirst, DefaultLast
@@ -66,7 +70,7 @@ func Open(cfg Config) (*Table, error) {
 		return nil, fmt.Errorf("make directory of uid table: %w", err)
 	}
 	if err := t.register(); err != nil && !room.IsFull(err) {
-		return nil, err // on a full disk it is made up for before the first id is given
+		return nil, err // on a full disk it is done later, before the first id is given
 	}
 	if err := t.repair(); err != nil && !room.IsFull(err) {
 		return nil, err
@@ -91,10 +95,10 @@ func Open(cfg Config) (*Table, error) {
 	return t, nil
 }
 
-// Enabled says whether workspaces have ids of their own.
+// Enabled reports whether workspaces have ids of their own.
 func (t *Table) Enabled() bool { return !t.cfg.Disabled }
 
-// Of returns the id of a workspace, and claims one if it has none. Without root it answers the agent's own.
+// Of returns the id of a workspace, and claims one if it has none. Without root it returns the agent's own.
 func (t *Table) Of(workspaceID string) (int, error) {
 	if t.cfg.Disabled {
 		return os.Getuid(), nil
@@ -152,7 +156,8 @@ func (t *Table) choose(workspaceID string) (_ int, err error) {
 	return 0, fmt.Errorf("claim uid: %w: %d-%d", errFull, t.cfg.First, t.cfg.Last)
 }
 
-// claim makes the file of id whole before it gets its name: a link fails if the name is taken.
+// claim writes the file of id under another name and then links it to its own, which fails if the name is taken. It
+// returns whether the workspace has the id.
 func (t *Table) claim(id int, workspaceID string) (bool, error) {
 	path := filepath.Join(t.cfg.Dir, strconv.Itoa(id))
 	if owner, err := t.owner(id); err != nil || owner != "" {
@@ -162,7 +167,7 @@ func (t *Table) claim(id int, workspaceID string) (bool, error) {
 		return t.touch(id, workspaceID)
 	}
 	if _, err := user.LookupId(strconv.Itoa(id)); err == nil {
-		return false, nil // somebody's on this host
+		return false, nil // a user of this host has it
 	}
 	f, err := os.CreateTemp(t.cfg.Dir, claimLeftover+"*")
 	if err != nil {

@@ -1,24 +1,25 @@
-// Package peer is the form of what the process of another engine is asked and returns. It imports nothing, so that the module of the other engines
-// shares it with the product and neither has the other's dependencies.
+// Package peer defines the requests to the process of another engine, and its responses. It imports nothing, so that
+// the module of the other engines shares it with the product and neither has the other's dependencies.
 package peer
 
 import "time"
 
-// Setup is what the process of another engine is told at its start.
+// Setup is the configuration of the process of another engine at its start.
 type Setup struct {
-	AdminURL string        `json:"admin_url"`          // connection string of the superuser
-	Database string        `json:"database"`           // made at the start
-	Workers  int           `json:"workers,omitempty"`  // River: how many jobs are worked at once; DBOS runs each workflow in its caller's process at once
+	AdminURL string `json:"admin_url"` // connection string of the superuser
+	Database string `json:"database"`  // made at the start
+	// River: how many jobs are worked at once; DBOS runs each workflow in its caller's process at once.
+	Workers  int           `json:"workers,omitempty"`
 	Cooldown time.Duration `json:"cooldown,omitempty"` // River: the least time between two fetches; zero: its default
 }
 
-// Described is what an engine says of itself: its version and the settings it runs with.
+// Described is an engine's description of itself: its version and its settings.
 type Described struct {
 	Version  string         `json:"version"`
 	Settings map[string]any `json:"settings"`
 }
 
-// Load is what a stretch is measured with.
+// Load is the load of a stretch.
 type Load struct {
 	Length      time.Duration `json:"length"`
 	Clients     int           `json:"clients"`

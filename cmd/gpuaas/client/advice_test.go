@@ -12,7 +12,8 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
 
-// A mistake is answered with what was perhaps meant, and what is missing by the names of the flags; nothing is sent.
+// A mistake gets similar names as suggestions, and missing values are listed by the names of the flags; no request is
+// sent.
 func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -33,7 +34,7 @@ func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 	}
 }
 
-// An instance is ended on a clear word alone; a dry run says what it would do.
+// An instance is ended only on an explicit attestation; a dry run prints what it would do.
 func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -57,7 +58,7 @@ func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
 	}
 }
 
-// Each of many problems keeps its line.
+// A message with several problems is printed with one line for each.
 func TestAListOfProblemsKeepsItsLines(t *testing.T) {
 	var out bytes.Buffer
 	client.Report(&out, client.Usage(errors.New("2 problems:\nfirst \x1b[31m\nsecond")), false)
@@ -66,7 +67,7 @@ func TestAListOfProblemsKeepsItsLines(t *testing.T) {
 	}
 }
 
-// What an operation would do and what to think of one that began are told apart.
+// The advice for an operation that has begun differs from the text about what one would do.
 func TestAdviceIsNoForecast(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -84,7 +85,8 @@ func TestAdviceIsNoForecast(t *testing.T) {
 	}
 }
 
-// A port without a path is ready when it takes a connection: a process that runs is no endpoint that answers.
+// A port without a path is ready when it takes a connection: that the process runs does not mean that its port accepts
+// connections.
 func TestAPortIsProbed(t *testing.T) {
 	f := mesh(t)
 	stock(f)

@@ -166,8 +166,8 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 	return cmd
 }
 
-// losesAllocation asks about an allocation by the name of its workspace, or its id if the workspace is not known, unless the mesh says that it cannot be
-// forced now.
+// losesAllocation returns the question about an allocation: its name is that of the workspace, or the allocation's id
+// if the workspace is not known. It returns an error if the mesh refuses to force the release now.
 func (s *session) losesAllocation(req *lifecyclev1.ForceReleaseRequest) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: req.GetAllocationId()})

@@ -37,7 +37,7 @@ func (f *fake) bundles(fn func(send func(*readmodelv1.EscalateResponse) error) e
 	f.bundle = fn
 }
 
-// zipped makes a bundle whose manifest says of each file what declared makes of it.
+// zipped returns a bundle whose manifest declares for each file the content that declared returns.
 func zipped(t *testing.T, declared func(string) string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -100,7 +100,7 @@ func TestEscalate(t *testing.T) {
 	if info, err := os.Stat(out); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v (%v)", info.Mode(), err)
 	}
-	// What is there is never replaced.
+	// An existing file is never replaced.
 	call(t, "workspaces", "escalate", "acme/demo2", "--out", out).wants(t, 2)
 	call(t, "workspaces", "escalate", "acme/demo2").wants(t, 2)
 
@@ -117,7 +117,7 @@ func TestEscalate(t *testing.T) {
 	}
 }
 
-// Nothing is left, and nothing looks like a bundle, when the stream breaks off, lies or is refused.
+// No file is left, and none looks like a bundle, if the stream breaks off, does not match its manifest, or is refused.
 func TestEscalateLeavesNothingHalf(t *testing.T) {
 	f := mesh(t)
 	raw := zipped(t, same)

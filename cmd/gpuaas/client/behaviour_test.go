@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// send is what a watch writes its frames with.
+// send is the function with which a watch writes its frames.
 type send = func(*readmodelv1.WatchResponse) error
 
 func itemFrame(token string, item *readmodelv1.WatchItem) *readmodelv1.WatchResponse {
@@ -49,7 +49,7 @@ func hold(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// TestTimelineOfAFormerRun: the run that is named is asked for, and one that the workspace does not have is not found.
+// TestTimelineOfAFormerRun: the named run is requested, and a run that the workspace does not have is not found.
 func TestTimelineOfAFormerRun(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -63,7 +63,8 @@ func TestTimelineOfAFormerRun(t *testing.T) {
 	}
 }
 
-// TestRefusals: each kind of refusal has its exit code, and says what it is and what to do, in words and in JSON.
+// TestRefusals: each kind of refusal has its exit code, and its output gives the cause and what to do, as text and as
+// JSON.
 func TestRefusals(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -122,7 +123,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestUsage: a mistake of the command line is found before anything is asked, and exits 2.
+// TestUsage: a mistake in the command line is found before a request is sent, and exits 2.
 func TestUsage(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -161,7 +162,7 @@ func TestUsage(t *testing.T) {
 	call(t, "tenants", "get", "bogus").wants(t, 3)
 }
 
-// TestServer: whom the client talks to, and to whom it shows its token.
+// TestServer: which server the client connects to, and to which one it sends its token.
 func TestServer(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -223,7 +224,7 @@ func TestCreateWaits(t *testing.T) {
 			itemFrame("", stepItem("reserve_slot", 0, waiting)),
 			itemFrame("", stepItem("reserve_slot", 0, running)),
 			itemFrame("", stepItem("reserve_slot", 0, waiting)),
-			// They come in the wrong order, and are printed in the right one.
+			// The changes come in the wrong order, and are printed in the right one.
 			itemFrame("a", stepItem("launch_box", 1, running)),
 			itemFrame("b", stepItem("reserve_slot", 0, succeeded)),
 			itemFrame("c", workspaceItem(workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE))),
@@ -234,7 +235,7 @@ func TestCreateWaits(t *testing.T) {
 		}
 		return hold(ctx)
 	})
-	// The end of the last step comes after the workspace's own change: it is asked for.
+	// The end of the last step comes after the workspace's own change, so the client reads the timeline.
 	timelines(f, [][]*readmodelv1.TimelineItem{
 		{timelineItem(1, "reserve_slot", running), timelineItem(2, "launch_box", none)},
 		{timelineItem(1, "reserve_slot", waiting), timelineItem(2, "launch_box", none)},
@@ -293,7 +294,7 @@ func TestCreateEndsFailed(t *testing.T) {
 	}
 }
 
-// TestWaitSurvives: a wait outlives a watch that breaks, resumes it where it stopped, and asks in between.
+// TestWaitSurvives: a wait survives a broken watch, resumes it where it stopped, and polls in between.
 func TestWaitSurvives(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -342,22 +343,22 @@ func TestWaitSurvives(t *testing.T) {
 	})
 	call(t, "workspaces", "wait", "demo2", "--for", "state=active,failed", "--timeout", "20s").wants(t, 0)
 
-	// Too long a wait says how far it came.
+	// The error of a wait that takes too long gives the last state.
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(state)})
 	got = call(t, "workspaces", "wait", "demo2", "--timeout", "8s", "-o", "json").wants(t, 6)
 	if !strings.Contains(got.err, `"code":"deadline_exceeded"`) || !strings.Contains(got.err, "it is provisioning") || got.out != "" {
 		t.Errorf("stdout %q, stderr %s", got.out, got.err)
 	}
 
-	// What will never hold is not waited for, nor is what does not exist.
+	// The client does not wait for a condition that can never hold, nor for a workspace that does not exist.
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)})
 	call(t, "workspaces", "wait", "demo2").wants(t, 5)
 	refuse(f, "GetWorkspace", fault.New(commonv1.Reason_REASON_NOT_FOUND, ""))
 	call(t, "workspaces", "wait", "demo2").wants(t, 3)
 }
 
-// TestWaitEndsWhereNothingLeadsOn: a failed or stuck workspace with nothing under way stays so, which is said at once; one on which an operation has begun,
-// of which the view does not know yet, is waited for.
+// TestWaitEndsWhereNothingLeadsOn: a failed or stuck workspace with no operation under way stays so, and the wait fails
+// at once; if an operation has begun that the view lacks, the client waits for it.
 func TestWaitEndsWhereNothingLeadsOn(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -395,7 +396,8 @@ func TestWaitEndsWhereNothingLeadsOn(t *testing.T) {
 	call(t, "workspaces", "wait", "demo2", "--timeout", "0").wants(t, 0)
 }
 
-// TestFenceAsksTheOwner: the view may be behind a reactivation, so the question shows what it says and the owner decides.
+// TestFenceAsksTheOwner: the view may be behind a reactivation, so the question shows the view's state and the owner
+// decides.
 func TestFenceAsksTheOwner(t *testing.T) {
 	for verb, state := range map[string]commonv1.NodeIdentityState{
 		"fence": commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, "retire": commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
@@ -409,7 +411,7 @@ func TestFenceAsksTheOwner(t *testing.T) {
 	}
 }
 
-// TestBadValuesAreRefused: nothing is sent, and what was wrong is said in words.
+// TestBadValuesAreRefused: no request is sent, and the message describes what was wrong.
 func TestBadValuesAreRefused(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -431,7 +433,7 @@ func TestBadValuesAreRefused(t *testing.T) {
 	}
 }
 
-// TestProbe: each state is printed once, with its time; how the task ended is the exit code.
+// TestProbe: each state is printed once, with its time; the exit code depends on how the task ended.
 func TestProbe(t *testing.T) {
 	f := mesh(t)
 	queued, delivered := commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DELIVERED
@@ -465,7 +467,7 @@ func TestProbe(t *testing.T) {
 			t.Errorf("printed %q", asJSON.out)
 		}
 	}
-	// A task that ended before the watch began is in no snapshot: it is asked for.
+	// A task that ended before the watch began is in no snapshot, so the client polls it.
 	f.watching(func(ctx context.Context, _ *readmodelv1.WatchRequest, out send) error {
 		if err := out(bootstrapped()); err != nil {
 			return err
@@ -478,7 +480,7 @@ func TestProbe(t *testing.T) {
 	call(t, "nodes", "probe", "node-1", "--timeout", "50ms").wants(t, 6)
 }
 
-// TestWatchEnds: a watch prints what it is sent until the person ends it, which is one line and exit 130.
+// TestWatchEnds: a watch prints its changes until the person ends it, which prints one line and exits 130.
 func TestWatchEnds(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -568,7 +570,8 @@ func TestEnroll(t *testing.T) {
 	}
 }
 
-// TestReadsAfterCommands: what is printed after a command is not older than it; a view that is behind is no failure of the command.
+// TestReadsAfterCommands: a read after a command is not older than the command; a view that is behind is no failure of
+// the command.
 func TestReadsAfterCommands(t *testing.T) {
 	f := mesh(t)
 	stock(f)

@@ -13,12 +13,14 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// column is one column of a table of T. One that is neither optional, wide nor free text is a key: always there, and never cut.
+// column is one column of a table of T. One that is neither optional, wide nor free text is a key: always there, and
+// never cut.
 type column[T any] struct {
 	title string
-	// path names the fields of the message that are shown, as a.b.c; those of several are separated by spaces. Of `a|b` the first that is set counts.
+	// path names the fields of the message that are shown, as a.b.c; those of several are separated by spaces. Of `a|b`
+	// the first that is set counts.
 	path string
-	// as prints the fields; nil prints the first as its type asks for.
+	// as prints the fields; nil prints the first one in the form of its type.
 	as form
 	// of computes the text from the whole item instead.
 	of func(pr *printer, item T) string
@@ -26,10 +28,10 @@ type column[T any] struct {
 	drop int  // where the table is too wide the optional column with the greatest number goes first
 	wide bool // only in `-o wide` and in details
 	text bool // free text: cut instead when its turn comes, which without a number is the last
-	// below has the column stand in lines of its own under each row when its turn comes, whole, instead of going.
+	// below moves the column, uncut, to lines of its own under each row when its turn comes, instead of dropping it.
 	below bool
 	id    bool // on a terminal only the end of an id is shown
-	// moves marks what changes all the time: it does not make a row a changed one.
+	// moves marks a column whose value changes all the time: such a change does not make a row a changed one.
 	moves bool
 }
 
@@ -46,7 +48,7 @@ type field struct {
 	set   bool
 }
 
-// show returns what stands in the column for an item.
+// show returns the text of the column for an item.
 func (c column[T]) show(pr *printer, item T) string {
 	if c.of != nil {
 		return c.of(pr, item)
@@ -62,7 +64,7 @@ func (c column[T]) show(pr *printer, item T) string {
 	return plain(pr, fields)
 }
 
-// fieldsOf resolves each path. A test of all views finds one that the message does not have.
+// fieldsOf returns the field of each path. A test of all views finds a path that the message does not have.
 func fieldsOf(m protoreflect.Message, paths string) []field {
 	var out []field
 	for path := range strings.FieldsSeq(paths) {
@@ -89,7 +91,7 @@ func fieldOf(m protoreflect.Message, path string) field {
 	return field{desc: desc, value: m.Get(desc), set: m.Has(desc)}
 }
 
-// plain prints a field as its type asks for: a time by how long ago, an enum in its word, a list with commas.
+// plain prints a field in the form of its type: a time as how long ago it was, an enum as its name, a list with commas.
 func plain(pr *printer, fields []field) string {
 	f := fields[0]
 	switch {
@@ -132,7 +134,7 @@ func nonzero(pr *printer, fields []field) string { return onlyIf(fields[0].set, 
 // upper prints a word in capitals.
 func upper(pr *printer, fields []field) string { return strings.ToUpper(plain(pr, fields)) }
 
-// dashed prints a word as commands are called.
+// dashed prints a word with dashes, as in the names of commands.
 func dashed(pr *printer, fields []field) string {
 	return strings.ReplaceAll(plain(pr, fields), "_", "-")
 }
@@ -146,7 +148,8 @@ func lines(_ *printer, fields []field) string {
 	return strings.Join(parts, "\n")
 }
 
-// nameOrID prints the names of a list of ids, one a line, and the id where there is no name. The fields are the names and the ids.
+// nameOrID prints the names of a list of ids, one a line, and the id where there is no name. The fields are the names
+// and the ids.
 func nameOrID(_ *printer, fields []field) string {
 	known, ids := fields[0].value.List(), fields[1].value.List()
 	parts := make([]string, ids.Len())
@@ -173,13 +176,13 @@ func share(_ *printer, fields []field) string {
 	return fmt.Sprintf("%d/%d", fields[0].value.Int(), fields[1].value.Int())
 }
 
-// trueFalse prints a truth as data does.
+// trueFalse prints a boolean as true or false.
 func trueFalse(_ *printer, fields []field) string { return fields[0].value.String() }
 
 // trueOnly prints true, and nothing for false.
 func trueOnly(_ *printer, fields []field) string { return onlyIf(fields[0].value.Bool(), "true") }
 
-// joined prints what is set of several fields, separated by spaces.
+// joined prints those of several fields that are set, separated by spaces.
 func joined(pr *printer, fields []field) string {
 	var parts []string
 	for i := range fields {
@@ -190,8 +193,8 @@ func joined(pr *printer, fields []field) string {
 	return strings.Join(parts, " ")
 }
 
-// subject prints what something is about: its kind, and its name where that is known, else its id. The fields are the kind, the id, and the names of the
-// workspace, of the node and, where there is one, of any other subject.
+// subject prints the subject of an entry: its kind, and its name if that is known, else its id. The fields are the
+// kind, the id, and the names of the workspace, of the node and, where there is one, of any other subject.
 func subject(pr *printer, fields []field) string {
 	kind, name := plain(pr, fields), plain(pr, fields[1:])
 	switch kind {
@@ -207,12 +210,14 @@ func subject(pr *printer, fields []field) string {
 	return strings.TrimSpace(kind + " " + name)
 }
 
-// undone prints the name of a step, and says so if it is the undo of it. The fields are the name and the direction.
+// undone prints the name of a step, with "undo" before it if the attempt is an undo. The fields are the name and the
+// direction.
 func undone(pr *printer, fields []field) string {
 	return onlyIf(plain(pr, fields[1:]) == names.Of(commonv1.Direction_DIRECTION_UNDO), "undo ") + plain(pr, fields)
 }
 
-// layered prints an error behind the layer whose it is: the fields are the layer and the texts of which the first that is set counts.
+// layered prints an error after the layer that it comes from. The fields are the layer and the texts, of which the
+// first that is set is printed.
 func layered(pr *printer, fields []field) string {
 	layer, text := nonzero(pr, fields), nonzero(pr, fields[1:])
 	return onlyIf(layer != "" && text != "", "["+layer+"] ") + text
@@ -223,7 +228,7 @@ var anyID = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-
 // shortID is how many hex digits of an id a table shows at least.
 const shortID = 8
 
-// shorten leaves of each id in a column its last digits, more of them if that would make two ids the same.
+// shorten reduces each id in a column to its last digits, and keeps more of them if two ids would look the same.
 func shorten(cells []string) []string {
 	whole := map[string]bool{}
 	for _, cell := range cells {

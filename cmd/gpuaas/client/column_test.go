@@ -49,7 +49,7 @@ func declared[T proto.Message](v view[T]) func(t *testing.T) {
 		if keys == 0 {
 			t.Error("no column is a key")
 		}
-		// A message without a field set is shown without a panic.
+		// A message without a set field is printed without a panic.
 		pr := terminal(&bytes.Buffer{}, 80)
 		if err := one(pr, v, zero.ProtoReflect().New().Interface().(T)); err != nil {
 			t.Error(err)
@@ -112,7 +112,7 @@ func TestResolves(t *testing.T) {
 	}
 }
 
-// TestShortIDs: a table shows the last digits of ids, and more of them where two would be the same.
+// TestShortIDs: a table shows the last digits of ids, and more of them if two would look the same.
 func TestShortIDs(t *testing.T) {
 	for _, tt := range []struct{ give, want []string }{
 		{[]string{uuidOne, uuidTwo}, []string{"1b6a9d31", "d2e3f405"}},
@@ -129,7 +129,7 @@ func TestShortIDs(t *testing.T) {
 	}
 }
 
-// TestPipesHoldWholeIDs: in a pipe nothing is short, whatever the width.
+// TestPipesHoldWholeIDs: in a pipe no id is shortened, whatever the width.
 func TestPipesHoldWholeIDs(t *testing.T) {
 	for _, l := range longLists() {
 		var narrow, broad bytes.Buffer

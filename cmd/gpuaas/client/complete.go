@@ -16,10 +16,10 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// completionTime is how long a shell may hang on the tab key.
+// completionTime is how long a completion may take.
 const completionTime = 2 * time.Second
 
-// complete asks the mesh for the names that fit; a mesh that does not answer has none.
+// complete returns the names that ask gets from the mesh, or none if the mesh does not answer.
 func (p *Program) complete(cmd *cobra.Command, ask func(context.Context, *session) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx := cmd.Context()
 	if ctx == nil {
@@ -39,7 +39,7 @@ func (p *Program) complete(cmd *cobra.Command, ask func(context.Context, *sessio
 	return found, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completer returns what may stand at a place of the command line.
+// completer returns the possible values at one place of the command line.
 type completer = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective)
 
 // onlyFirst completes the first argument and no further one.
@@ -112,7 +112,8 @@ func completeNothing(cmd *cobra.Command) {
 	}
 	cmd.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) {
 		if !files[flag.Name] {
-			_ = cmd.RegisterFlagCompletionFunc(flag.Name, cobra.NoFileCompletions) // it may have one
+			// an error means that the flag has a completion already
+			_ = cmd.RegisterFlagCompletionFunc(flag.Name, cobra.NoFileCompletions)
 		}
 	})
 	for _, sub := range cmd.Commands() {

@@ -14,14 +14,14 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// question is what a person confirms before something is lost for good.
+// question is the question that a person must confirm before a command causes a permanent loss.
 type question struct {
-	name string   // of the thing; it is what they type
+	name string   // of the object; the person types it to confirm
 	lost []string // one or two lines about what will be lost
 }
 
-// asks makes a command ask before it acts: its handler calls session.confirmed before it changes anything. Without a
-// terminal the command is refused, unless --yes or its own --dry-run is given, before anything is sent.
+// asks prepares a command that asks before it acts: its handler calls session.confirmed before it changes anything.
+// Without a terminal the command is refused, unless --yes or its own --dry-run is given, before anything is sent.
 func asks(cmd *cobra.Command) *cobra.Command {
 	var yes bool
 	cmd.Flags().BoolVar(&yes, "yes", false, "go ahead without asking; needed where there is no terminal to ask on")
@@ -47,8 +47,8 @@ func set(cmd *cobra.Command, name string) bool {
 	return flag != nil && flag.Value.String() == "true"
 }
 
-// terminalOf returns where a person can be asked: standard input, if it is a terminal and the question can be seen on
-// one. Else it returns nil.
+// terminalOf returns standard input if it is a terminal and the question is printed to one as well. Otherwise a person
+// cannot be asked, and it returns nil.
 func terminalOf(cmd *cobra.Command) io.Reader {
 	in, ok := cmd.InOrStdin().(*os.File)
 	if !ok || !Terminal(in) {
@@ -61,8 +61,8 @@ func terminalOf(cmd *cobra.Command) io.Reader {
 }
 
 // confirmed asks the person to type the name of what will be lost, and returns an error unless they do: exit 1 for
-// another answer or none, 130 for Ctrl-C. It asks nothing after --yes or --dry-run, and only otherwise calls ask, which
-// may read from the mesh and refuse what is not possible now.
+// another answer or none, 130 for Ctrl-C. With --yes or --dry-run it does not ask and does not call ask, which may read
+// from the mesh and return an error if the request is not possible now.
 func (s *session) confirmed(ctx context.Context, ask func(context.Context) (question, error)) error {
 	if s.sure {
 		return nil
@@ -81,7 +81,7 @@ func (s *session) confirmed(ctx context.Context, ask func(context.Context) (ques
 	answers := make(chan string, 1)
 	go func() { // it ends with the process: a read of a terminal cannot be interrupted
 		line, err := bufio.NewReader(s.in).ReadString('\n')
-		if err != nil { // a line that was not finished, such as with Ctrl-D, is no answer
+		if err != nil { // an unfinished line, such as after Ctrl-D, does not count as an answer
 			line = ""
 			note(s.err, "")
 		}
@@ -102,7 +102,8 @@ func (s *session) confirmed(ctx context.Context, ask func(context.Context) (ques
 	}
 }
 
-// Confirm asks the person to type name before what lost says is lost, as commands of the client do, for one beside them. It asks nothing if yes is set.
+// Confirm asks the person to type name before the loss that lost describes, for a command outside this package. It does
+// not ask if yes is set.
 func Confirm(cmd *cobra.Command, yes bool, name string, lost ...string) error {
 	s := &session{printer: &printer{sure: yes, in: terminalOf(cmd), err: cmd.ErrOrStderr()}}
 	return s.confirmed(cmd.Context(), func(context.Context) (question, error) { return question{name: name, lost: lost}, nil })

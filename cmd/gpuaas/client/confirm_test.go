@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// screen is what a person has been shown.
+// screen has the text that a terminal has shown.
 type screen struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -95,7 +95,7 @@ func asked(t *testing.T, act func(keyboard *os.File, interrupt context.CancelFun
 	}
 }
 
-// onATerminal runs a command line that is to end by itself on a terminal, and returns what that showed.
+// onATerminal runs on a terminal a command line that ends by itself, and returns the text that the terminal showed.
 func onATerminal(t *testing.T, args ...string) (result, string) {
 	t.Helper()
 	person, terminal := testkit.Terminal(t)
@@ -110,7 +110,7 @@ func onATerminal(t *testing.T, args ...string) (result, string) {
 	}
 }
 
-// started runs a command line on a terminal, and returns where its result goes.
+// started runs a command line on a terminal, and returns the channel that gets its result.
 func started(ctx context.Context, terminal *os.File, args ...string) <-chan result {
 	ended := make(chan result, 1)
 	go func() {
@@ -138,7 +138,7 @@ func types(t *testing.T, text string) func(*os.File, context.CancelFunc) {
 	}
 }
 
-// destructive are the verbs that ask, with the name that is to be typed and what the question says will be lost.
+// destructive has the verbs that ask, with the name to type and the text about the loss in the question.
 var destructive = []struct {
 	line, name, lost string
 	dry              bool // the verb has --dry-run
@@ -190,7 +190,8 @@ func destructible(t *testing.T) *fake {
 	return f
 }
 
-// TestDestructiveVerbsAsk: on a terminal each acts only once the name is typed, and says before what will be lost.
+// TestDestructiveVerbsAsk: on a terminal each acts only after the name is typed, and the question before it gives what
+// will be lost.
 func TestDestructiveVerbsAsk(t *testing.T) {
 	f := destructible(t)
 	for _, verb := range destructive {
@@ -225,7 +226,7 @@ func TestDestructiveVerbsAsk(t *testing.T) {
 	}
 }
 
-// TestTheImpossibleIsNotAsked: what the mesh refuses now is refused before a person types anything.
+// TestTheImpossibleIsNotAsked: a request that the mesh refuses now fails before the person must type a name.
 func TestTheImpossibleIsNotAsked(t *testing.T) {
 	f := destructible(t)
 	refuse(f, "OperateWorkspace", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "skip_undo is not possible now", fault.Unmet("no operation of the workspace is stuck")))
@@ -254,7 +255,8 @@ func TestTheImpossibleIsNotAsked(t *testing.T) {
 	}
 }
 
-// TestDestructiveVerbsNeedYesWithoutATerminal: nothing is sent, and what to add is said. A dry run needs nothing.
+// TestDestructiveVerbsNeedYesWithoutATerminal: no request is sent, and the error names the flag to add. A dry run needs
+// none.
 func TestDestructiveVerbsNeedYesWithoutATerminal(t *testing.T) {
 	f := destructible(t)
 	for _, verb := range destructive {
@@ -288,7 +290,8 @@ func TestDestructiveVerbsNeedYesWithoutATerminal(t *testing.T) {
 	}
 }
 
-// TestInterruptedWaits: the one line says that the operation goes on and how to wait for it, by the workspace's name.
+// TestInterruptedWaits: the one line reports that the operation goes on and how to wait for it, by the workspace's
+// name.
 func TestInterruptedWaits(t *testing.T) {
 	f := mesh(t)
 	stock(f)

@@ -82,7 +82,7 @@ func (p *Program) eventsForget() *cobra.Command {
 	return cmd
 }
 
-// forgets asks about a consumer, with where it stands.
+// forgets returns the question about a consumer, with the position of its cursor.
 func (s *session) forgets(req *readmodelv1.ForgetConsumerRequest) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		dry := proto.CloneOf(req)

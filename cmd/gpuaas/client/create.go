@@ -55,7 +55,7 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.region, "region", "", "region (default: the mesh's)")
 }
 
-// spec builds the request. changed tells which flags were given.
+// spec returns the spec that the flags describe. changed reports whether a flag was given.
 func (f *specFlags) spec(changed func(string) bool, stdin io.Reader) (*lifecyclev1.WorkspaceSpec, error) {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if f.file != "" {
@@ -138,7 +138,7 @@ func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, 
 		}
 		w.Readiness = &nodev1.Readiness{HttpPath: f.ready}
 	} else if len(w.GetPorts()) > 0 {
-		// A process that runs is no endpoint that answers.
+		// That the process runs does not mean that its port accepts connections, so readiness is a TCP connection.
 		w.Readiness = &nodev1.Readiness{Tcp: true}
 	}
 	if changed("min-uptime") {
@@ -176,7 +176,8 @@ func readSpec(path string, stdin io.Reader) ([]byte, error) {
 	return data, nil
 }
 
-// parseSpec reads a spec as the API prints it, in YAML or JSON. `storage: 10Gi` may stand for storage_bytes.
+// parseSpec parses a spec in the format in which the API prints it, in YAML or JSON. `storage: 10Gi` may stand for
+// storage_bytes.
 func parseSpec(data []byte) (*lifecyclev1.WorkspaceSpec, error) {
 	raw, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {

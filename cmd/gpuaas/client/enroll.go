@@ -54,7 +54,7 @@ func (p *Program) nodesEnroll() *cobra.Command {
 				return Usage(errors.New("the bundle holds a token: name a directory with --out DIR, or take it as data with -o json"))
 			}
 			if out != "" {
-				// Before the token exists: one that cannot be written is lost.
+				// The directory is made before the token exists, because a token that cannot be written is lost.
 				if err := claimDirectory(out); err != nil {
 					return err
 				}
@@ -95,7 +95,7 @@ func (p *Program) nodesEnroll() *cobra.Command {
 	return cmd
 }
 
-// claimDirectory makes the directory of a bundle, and refuses one that holds a file of a bundle.
+// claimDirectory makes the directory of a bundle. It returns an error if the directory already has a file of a bundle.
 func claimDirectory(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return Usage(fmt.Errorf("--out: %w", err))
@@ -111,7 +111,8 @@ func claimDirectory(dir string) error {
 	return nil
 }
 
-// writeBundle writes what a machine enrols with. The environment comes last: with it the bundle is whole.
+// writeBundle writes the files with which a machine enrols. It writes the environment last, so a bundle with that file
+// is complete.
 func writeBundle(dir, name string, answer *readmodelv1.EnrollNodeResponse) error {
 	profile := answer.GetProfile()
 	env := identity.Env{}

@@ -25,14 +25,14 @@ type bundled struct {
 	SHA256 string `json:"sha256"`
 }
 
-// gap is what a bundle lacks.
+// gap is one thing that a bundle lacks.
 type gap struct {
 	What string `json:"what"`
 	Why  string `json:"why"`
 	Next string `json:"next"`
 }
 
-// bundleReport is what a bundle holds.
+// bundleReport describes the content of a bundle.
 type bundleReport struct {
 	out, workspaceID string
 	size             int64
@@ -68,7 +68,8 @@ func (p *Program) workspacesEscalate() *cobra.Command {
 	return cmd
 }
 
-// claimFile makes the file beside its place, for its owner alone: under its name it is there whole or not at all.
+// claimFile creates a temporary file beside out that only its owner may read. It gets its name at the end, so a file of
+// that name is always complete.
 func claimFile(out string) (*os.File, error) {
 	switch _, err := os.Lstat(out); {
 	case err == nil:
@@ -106,7 +107,7 @@ func (s *session) escalate(ctx context.Context, ref, out string, file *os.File) 
 	if err := errors.Join(file.Sync(), file.Close()); err != nil {
 		return report, fmt.Errorf("write bundle: %w", err)
 	}
-	// A link refuses what a rename would replace: somebody may have taken the name meanwhile.
+	// Unlike a rename, a link fails if the name exists: another process may have created the file meanwhile.
 	if err := os.Link(file.Name(), out); err != nil {
 		return report, fmt.Errorf("name bundle: %w", err)
 	}
@@ -116,7 +117,7 @@ func (s *session) escalate(ctx context.Context, ref, out string, file *os.File) 
 	return report, nil
 }
 
-// check holds every file against the manifest: a bundle that was cut short is none.
+// check compares every file with the manifest, so that a truncated bundle is an error.
 func (r *bundleReport) check(file *os.File) error {
 	z, err := zip.NewReader(file, r.size)
 	if err != nil {
@@ -164,7 +165,7 @@ func entryOf(z *zip.Reader, name string, into any) error {
 	return nil
 }
 
-// printBundle says what the bundle holds and what it lacks.
+// printBundle prints what the bundle contains and what it lacks.
 func (s *session) printBundle(r bundleReport) error {
 	if s.format == formatName {
 		return s.line(clean(r.out))

@@ -31,7 +31,7 @@ var eventView = view[*readmodelv1.EventRow]{
 	},
 }
 
-// eventBody spells the body of an event as JSON, its names in their order.
+// eventBody returns the body of an event as JSON, with its keys in order.
 func eventBody(e *readmodelv1.EventRow, indent string) string {
 	if e.GetWithheld() != "" {
 		return "withheld: " + e.GetWithheld()
@@ -97,7 +97,7 @@ func (p *Program) eventsShow() *cobra.Command {
 	return cmd
 }
 
-// events prints the one event that was asked for.
+// events prints the single event that was requested.
 func (s *session) events(items []*readmodelv1.EventRow) error {
 	if len(items) != 1 {
 		return fmt.Errorf("%d events were answered, not one", len(items))

@@ -9,7 +9,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// Exit codes. ExitCodes says what each means.
+// Exit codes. ExitCodes returns what each means.
 const (
 	ExitOK          = 0
 	ExitError       = 1
@@ -43,7 +43,7 @@ func ExitCodes() []ExitCode {
 	}
 }
 
-// exitCodesTopic is a topic of the help: it is no command that does something.
+// exitCodesTopic returns a topic of the help, which is a command that only has a help text.
 func exitCodesTopic() *cobra.Command {
 	var text strings.Builder
 	text.WriteString("Exit codes of every command:\n\n")
@@ -56,7 +56,7 @@ func exitCodesTopic() *cobra.Command {
 	return &cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: text.String()}
 }
 
-// interrupted is the end of a command by Ctrl-C or SIGTERM. The message is the one line that the person reads.
+// interrupted returns the error of a command that Ctrl-C or SIGTERM ended. message is the only line that is printed.
 func interrupted(message string) error {
 	return &exitError{code: ExitInterrupted, reason: commonv1.Reason_REASON_CANCELLED, message: message}
 }

@@ -24,7 +24,7 @@ type usageError struct{ cause error }
 func (e *usageError) Error() string { return e.cause.Error() }
 func (e *usageError) Unwrap() error { return e.cause }
 
-// Usage marks an error as a mistake of whoever typed the command: exit code 2.
+// Usage marks an error as a mistake in the command line: exit code 2.
 func Usage(err error) error {
 	if err == nil {
 		return nil
@@ -32,7 +32,8 @@ func Usage(err error) error {
 	return &usageError{err}
 }
 
-// wrongValue says of a flag's value that cannot be parsed what the flag takes, in place of what the parser says. Any other error stays as it is.
+// wrongValue replaces the parser's error for the value of a flag with one that describes the values that the flag
+// takes. It returns any other error unchanged.
 func wrongValue(err error) error {
 	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -51,7 +52,8 @@ func wrongValue(err error) error {
 	return fmt.Errorf("--%s %q %s", wrong.GetFlag().Name, wrong.GetValue(), takes)
 }
 
-// exitError carries the exit code of something that is no refusal: a workspace that ended failed, a wait that was too long.
+// exitError carries the exit code of a result that is no refusal: a workspace that ended failed, or a wait that took
+// too long.
 type exitError struct {
 	code    int
 	reason  commonv1.Reason
@@ -61,12 +63,12 @@ type exitError struct {
 
 func (e *exitError) Error() string { return e.message }
 
-// OverBudget is a drill or a bench that missed what is required of it: exit code 7.
+// OverBudget returns the error of a drill or a bench that missed its budget: exit code 7.
 func OverBudget(message, remedy string) error {
 	return &exitError{code: ExitBudget, reason: commonv1.Reason_REASON_PRECONDITION_FAILED, message: message, remedy: remedy}
 }
 
-// tracedError names the correlation id under which the mesh knows the request.
+// tracedError is an error with the correlation id of its request.
 type tracedError struct {
 	cause         error
 	correlationID string
@@ -128,12 +130,13 @@ func Exit(err error) int {
 	return ExitError
 }
 
-// stopped reports whether an error is the end by a signal of what was under way.
+// stopped reports whether an error means that a signal ended the command.
 func stopped(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, app.ErrShutdown)
 }
 
-// permissionExit tells a person who may not from a node that is held: the latter is the state of what was asked about.
+// permissionExit returns the exit code of a permission_denied: ExitRefused if the state of the identity or the task is
+// the cause, else ExitNotAllowed, as the person lacks the right.
 func permissionExit(reason commonv1.Reason) int {
 	if strings.HasPrefix(names.Of(reason), "identity_") || strings.HasPrefix(names.Of(reason), "task_") {
 		return ExitRefused
@@ -141,7 +144,8 @@ func permissionExit(reason commonv1.Reason) int {
 	return ExitNotAllowed
 }
 
-// codeOf is the code of a refusal: the table's, or the wire's where whoever refused is no service of ours.
+// codeOf returns the code of a refusal: that of the table, or that on the wire if the peer that refused is no service
+// of the mesh.
 func codeOf(e *fault.Error) connect.Code {
 	if failed, ok := errors.AsType[*connect.Error](e); ok && e.CorrelationID == "" && connect.IsWireError(failed) {
 		switch failed.Code() { //nolint:exhaustive // only these say more than the reason
@@ -152,7 +156,7 @@ func codeOf(e *fault.Error) connect.Code {
 	return fault.RowOf(e.Reason).Code
 }
 
-// misused recognises what cobra itself says of a command line.
+// misused reports whether an error is cobra's own about a command line.
 func misused(err error) bool {
 	text := err.Error()
 	for _, prefix := range []string{"unknown command", "unknown flag", "unknown shorthand", "flag needs an argument", "invalid argument", "required flag", "accepts "} {
@@ -163,7 +167,7 @@ func misused(err error) bool {
 	return strings.HasPrefix(text, "if any flags in the group") || strings.HasPrefix(text, "at least one of the flags in the group")
 }
 
-// describe makes the printed form of an error.
+// describe returns the printed form of an error.
 func describe(err error) failure {
 	out := failure{Unmet: []string{}}
 	if traced, ok := errors.AsType[*tracedError](err); ok {
@@ -212,7 +216,7 @@ func describe(err error) failure {
 	return out
 }
 
-// Report prints an error to w: as `{"error": {...}}` if asJSON, else in words with what would help.
+// Report prints an error to w: as `{"error": {...}}` if asJSON, else as text with a remedy.
 func Report(w io.Writer, err error, asJSON bool) {
 	if err == nil {
 		return
@@ -232,7 +236,7 @@ func Report(w io.Writer, err error, asJSON bool) {
 		note(w, "%s", clean(f.Message))
 		return
 	}
-	// What is listed, of a file with many problems for one, keeps its lines.
+	// A message of several lines, such as the problems of a file, keeps its lines.
 	lines := strings.Split(strings.TrimSpace(f.Message), "\n")
 	note(w, "error: %s: %s", f.Reason, clean(lines[0]))
 	for _, line := range lines[1:] {
@@ -257,7 +261,8 @@ func Report(w io.Writer, err error, asJSON bool) {
 	if f.RetryAfterSeconds > 0 {
 		note(w, "  retry after: %gs", f.RetryAfterSeconds)
 	}
-	if _, refused := fault.As(err); f.CorrelationID != "" && (refused || Exit(err) != ExitUsage) { // a mistake found here was never sent
+	// a mistake found here was never sent
+	if _, refused := fault.As(err); f.CorrelationID != "" && (refused || Exit(err) != ExitUsage) {
 		note(w, "  correlation id: %s", f.CorrelationID)
 	}
 }

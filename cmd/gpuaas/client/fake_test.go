@@ -30,7 +30,8 @@ import (
 
 const token = "gps_test"
 
-// fake is the mesh's API with answers of the test's choice, behind the same port, policies and validation as the real one.
+// fake is the mesh's API with answers of the test's choice, behind the same port, policies and validation as the real
+// one.
 type fake struct {
 	readmodelv1connect.UnimplementedQueryServiceHandler
 	readmodelv1connect.UnimplementedCommandServiceHandler
@@ -49,15 +50,15 @@ type fake struct {
 	path string // of the contexts file
 
 	mu       sync.Mutex
-	tokens   map[string]string // that are good: whose they are
-	shown    map[string]bool   // all that were shown
+	tokens   map[string]string // valid tokens, with their subjects
+	shown    map[string]bool   // all tokens that clients sent
 	answers  map[string]func(any) (connect.AnyResponse, error)
 	watch    func(context.Context, *readmodelv1.WatchRequest, func(*readmodelv1.WatchResponse) error) error
 	requests []proto.Message
 	bundle   func(send func(*readmodelv1.EscalateResponse) error) error
 }
 
-// answer sets what a method answers, by its name.
+// answer sets the function that answers a method, by the method's name.
 func answer[Q, A any](f *fake, method string, fn func(*Q) (*A, error)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +98,7 @@ func sent[Q proto.Message](f *fake) []Q {
 	return out
 }
 
-// WrapUnary returns in place of the handlers.
+// WrapUnary answers instead of the handlers.
 func (f *fake) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		message, _ := req.Any().(proto.Message)
@@ -145,7 +146,7 @@ func (f *fake) WhoAmI(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*readm
 	return &readmodelv1.WhoAmIResponse{Subject: who.Subject, Roles: who.Roles}, nil
 }
 
-// good has a token be somebody's from now on, and end those that were.
+// good makes a token the valid one of a subject, and ends the subject's earlier tokens.
 func (f *fake) good(token, subject string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -216,7 +217,7 @@ func mesh(t *testing.T) *fake {
 	return f
 }
 
-// isolate keeps the environment of whoever runs the tests out of them.
+// isolate keeps the environment of the user who runs the tests from affecting them.
 func isolate(t *testing.T, path string) {
 	t.Helper()
 	for _, name := range []string{"GPUAAS_SERVER", "GPUAAS_TOKEN_FILE", "GPUAAS_CA_FILE", "GPUAAS_CONTEXT", "GPUAAS_TENANT"} {
@@ -225,7 +226,7 @@ func isolate(t *testing.T, path string) {
 	t.Setenv(contexts.EnvPath, path)
 }
 
-// result is what a command line did.
+// result is the output and the exit code of a command line.
 type result struct {
 	out, err string
 	code     int
@@ -277,7 +278,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// goldenJSON wants every field of the file in got, with its value: more may stand beside them, since messages grow.
+// goldenJSON requires that got has every field of the file, with its value. got may have more fields, because messages
+// grow.
 func goldenJSON(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -296,7 +298,7 @@ func goldenJSON(t *testing.T, name, got string) {
 	}
 }
 
-// narrow takes out of have the fields that want does not have.
+// narrow removes from have the fields that want does not have.
 func narrow(want, have any) any {
 	switch w := want.(type) {
 	case map[string]any:

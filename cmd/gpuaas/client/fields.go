@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// flagOf names the flag of a field whose flag is not called as the field is. Fields are named by the last one or two names of their path.
+// flagOf has the flags of fields whose flag has another name than the field. The keys are the last one or two names of
+// the field's path.
 var flagOf = map[string]string{
 	"expires_in":     "expires",
 	"roles":          "role",
@@ -29,12 +30,14 @@ var flagOf = map[string]string{
 }
 
 var (
-	// wrongField is what the mesh says of a field that it refuses: its path, and what is wrong with it.
+	// wrongField matches the start of the mesh's message about a field that it refuses: the field's path, before the text
+	// about what is wrong.
 	wrongField = regexp.MustCompile(`^([a-z_]+(?:\[[^\]]*\])?(?:\.[a-z_]+(?:\[[^\]]*\])?)*): `)
 	index      = regexp.MustCompile(`\[[^\]]*\]`)
 )
 
-// inFlags names in the refusal of a bad request the flags and the arguments of cmd in place of the fields that they fill.
+// inFlags replaces, in the refusal of an invalid request, the paths of fields with the flags and the arguments of cmd
+// that fill them.
 func inFlags(cmd *cobra.Command, err error) error {
 	e, refused := fault.As(err)
 	if !refused || e.Reason != commonv1.Reason_REASON_INVALID_ARGUMENT {
@@ -50,7 +53,8 @@ func inFlags(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// flagName returns what a person types for the field at a path, or nothing if cmd has no such thing. A spec that was given as a file keeps its fields.
+// flagName returns the flag or the argument for the field at a path, or nothing if cmd has none. The fields of a spec
+// that was given as a file keep their paths.
 func flagName(cmd *cobra.Command, path string) string {
 	parts := strings.Split(index.ReplaceAllString(path, ""), ".")
 	last := parts[len(parts)-1]

@@ -6,7 +6,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestFieldsAreNamedByTheirFlags: what the mesh says of a field is said of the flag or the argument that filled it.
+// TestFieldsAreNamedByTheirFlags: a message of the mesh about a field is printed with the flag or the argument that
+// filled it.
 func TestFieldsAreNamedByTheirFlags(t *testing.T) {
 	for _, tt := range []struct {
 		line []string

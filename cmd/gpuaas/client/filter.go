@@ -16,13 +16,15 @@ import (
 )
 
 const (
-	// filterMemory is how much memory an expression of --jq may take, beside a multiple of the data that it filters.
+	// filterMemory is how many bytes of memory an expression of --jq may take, in addition to a multiple of the data that
+	// it filters.
 	filterMemory = 512 << 20
 	// filterShare is that multiple: data takes several times its size once it is decoded.
 	filterShare = 32
 	// filterPace is how often the memory is measured.
 	filterPace = 50 * time.Millisecond
-	// filterGrace is how long an expression that was ended may take to return. One that writes to a full pipe never does.
+	// filterGrace is how long an expression that was cancelled may take to return. One that writes to a full pipe never
+	// returns.
 	filterGrace = time.Second
 )
 
@@ -32,7 +34,7 @@ type filter struct {
 	memory uint64 // bytes that it may take
 }
 
-// newFilter compiles an expression. One that cannot be run is refused before anything is asked for it.
+// newFilter compiles an expression, so that an invalid one is refused before a request is sent.
 func newFilter(expression string) (*filter, error) {
 	query, err := gojq.Parse(expression)
 	if err != nil {
@@ -45,8 +47,8 @@ func newFilter(expression string) (*filter, error) {
 	return &filter{code: code, memory: filterMemory}, nil
 }
 
-// run writes what the expression makes of raw to out, one value a line. It returns the cause of ctx once ctx has ended, and a usage error for an
-// expression that fails or takes more memory than it may.
+// run applies the expression to raw and writes the results to out, one value a line. It returns the cause of ctx once
+// ctx has ended, and a usage error for an expression that fails or takes more memory than it may.
 func (f *filter) run(ctx context.Context, raw []byte, out io.Writer, indent string) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -105,7 +107,7 @@ func (f *filter) evaluate(ctx context.Context, raw []byte, out io.Writer, indent
 	}
 }
 
-// filtered prints a value that an expression made: a text as it is, anything else as JSON.
+// filtered returns the text of a value that an expression returned: a string as it is, anything else as JSON.
 func filtered(value any, indent string) (string, error) {
 	switch v := value.(type) {
 	case string:

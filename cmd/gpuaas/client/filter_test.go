@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// endless is an output whose reader interrupts the command after its first line. It fails once far more came.
+// endless is an output whose reader interrupts the command after its first line. It fails if far more is written.
 type endless struct {
 	interrupt context.CancelFunc
 	after     int
@@ -27,7 +27,8 @@ func (e *endless) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestEndlessFilterIsInterrupted: Ctrl-C ends an expression of --jq that has no end, with the exit code and the one line of an interrupt.
+// TestEndlessFilterIsInterrupted: Ctrl-C ends an expression of --jq that has no end, with the exit code and the one
+// line of an interrupt.
 func TestEndlessFilterIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -74,7 +75,7 @@ func TestFilterIsBoundInMemory(t *testing.T) {
 	}
 }
 
-// stuck is an output that nobody reads.
+// stuck is an output that has no reader.
 type stuck struct{ release chan struct{} }
 
 func (s *stuck) Write(p []byte) (int, error) {
@@ -97,7 +98,7 @@ func TestInterruptDoesNotWaitForAReader(t *testing.T) {
 	}
 }
 
-// TestFilteredValues: a text stands as it is, and everything else as JSON.
+// TestFilteredValues: a string is printed as it is, and everything else as JSON.
 func TestFilteredValues(t *testing.T) {
 	for expression, want := range map[string]string{
 		`"a\"b"`: "a\"b\n", "null": "\n", "1e3": "1000\n", "1.5": "1.50\n", "true": "true\n", `{a:[1]}`: `{"a":[1]}` + "\n", "empty": "", "1,2": "1\n2\n",

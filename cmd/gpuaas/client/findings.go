@@ -44,10 +44,10 @@ var findingView = view[*lifecyclev1.Finding]{
 	},
 }
 
-// changesKey is the field of a finding's after that tells the changes by hand one by one.
+// changesKey is the field of a finding's after that lists the manual changes one by one.
 const changesKey = "changes"
 
-// differences are the fields of a finding, one a line: before and after.
+// differences returns the fields of a finding that differ, one a line: before and after.
 func differences(f *lifecyclev1.Finding) string {
 	before, after := f.GetBefore().AsMap(), f.GetAfter().AsMap()
 	var lines []string
@@ -59,7 +59,7 @@ func differences(f *lifecyclev1.Finding) string {
 	return strings.Join(lines, "\n")
 }
 
-// changes are what was done to a row by hand, one a line.
+// changes returns the manual changes of a row, one a line.
 func changes(f *lifecyclev1.Finding) string {
 	var lines []string
 	for _, v := range f.GetAfter().GetFields()[changesKey].GetListValue().GetValues() {
@@ -78,7 +78,7 @@ func changes(f *lifecyclev1.Finding) string {
 	return strings.Join(lines, "\n")
 }
 
-// value spells one value of evidence.
+// value returns one value of evidence as JSON.
 func value(v any) string {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -97,7 +97,8 @@ func findingState(f *lifecyclev1.Finding) string {
 	return "open" + onlyIf(f.GetCordoned(), ", node cordoned")
 }
 
-// evidence spells one side of a finding in a line, fields in order. Changes by hand have lines of their own.
+// evidence returns one side of a finding in a line, its fields in order. Manual changes are left out, because they have
+// lines of their own.
 func evidence(s *structpb.Struct) string {
 	fields := s.AsMap()
 	parts := make([]string, 0, len(fields))
@@ -111,7 +112,7 @@ func evidence(s *structpb.Struct) string {
 	return strings.Join(parts, " ")
 }
 
-// findingLines are the open findings of a workspace as its own page shows them, each with what to do.
+// findingLines returns the lines for the open findings of a workspace in its details, each with what to do.
 func findingLines(found []*lifecyclev1.Finding) string {
 	lines := make([]string, 0, len(found))
 	for _, f := range found {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestAWrongFlagValueIsExplained: what a flag takes is said in words, without the functions that parse it.
+// TestAWrongFlagValueIsExplained: the error describes the values of a flag, without the names of the functions that
+// parse it.
 func TestAWrongFlagValueIsExplained(t *testing.T) {
 	mesh(t)
 	for _, c := range []struct {
@@ -25,7 +26,8 @@ func TestAWrongFlagValueIsExplained(t *testing.T) {
 	}
 }
 
-// TestAReadThatTakesTooLongChangedNothing: what may or may not have happened is said of requests that change something alone.
+// TestAReadThatTakesTooLongChangedNothing: only for a request that changes something does the error of a timeout warn
+// that the change may have happened.
 func TestAReadThatTakesTooLongChangedNothing(t *testing.T) {
 	f := mesh(t)
 	stock(f)

@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// silence is how long a watch may say nothing before it counts as dead: the server sends a heartbeat every 15 s.
+	// silence is how long a watch may receive nothing before it counts as dead. The server sends a heartbeat every 15 s.
 	silence = 40 * time.Second
-	// pollEvery is how often the state is asked for while there is no watch; it doubles up to pollAtMost.
+	// pollEvery is the first interval of polls while there is no watch. The interval doubles up to pollAtMost.
 	pollEvery  = 200 * time.Millisecond
 	pollAtMost = 3 * time.Second
 )
 
-// errDone ends a follow from inside.
+// errDone is how each ends a follow without an error.
 var errDone = errors.New("done")
 
-// follow tells each of every change until it answers true or an error. It resumes a watch that breaks where it stopped, and asks by poll (if there
-// is one) as long as there is none, so that a wait survives the restart of any part of the mesh. It ends with the context's error, with a refusal
-// that waiting will not mend, or with nil.
+// follow calls each with every change until each returns true or an error. It resumes a broken watch where it stopped,
+// and calls poll (if it is not nil) while there is no watch, so that a wait survives the restart of any part of the
+// mesh. It returns the context's error, a refusal that a later attempt would get as well, or nil.
 func (s *session) follow(
 	ctx context.Context, req *readmodelv1.WatchRequest, poll func(context.Context) ([]*readmodelv1.WatchItem, error),
 	each func(*readmodelv1.WatchItem) (bool, error),
@@ -68,7 +68,7 @@ func (s *session) follow(
 	}
 }
 
-// pollOnce feeds what poll answers.
+// pollOnce calls each with the items that poll returns.
 func (s *session) pollOnce(
 	ctx context.Context, poll func(context.Context) ([]*readmodelv1.WatchItem, error), each func(*readmodelv1.WatchItem) (bool, error),
 ) (bool, error) {
@@ -84,8 +84,9 @@ func (s *session) pollOnce(
 	return false, nil
 }
 
-// watchOnce reads one stream to its end. It reports whether anything came; an error of each is final and comes wrapped in finalError. When the
-// snapshot is whole it polls once: what ended before the watch began may be in no snapshot, and nothing further would ever be said of it.
+// watchOnce reads one stream to its end. It reports whether anything came; an error of each is final and comes wrapped
+// in finalError. When the snapshot is complete it polls once, because an object that ended before the watch began may
+// be in no snapshot and then never changes.
 func (s *session) watchOnce(
 	ctx context.Context, req *readmodelv1.WatchRequest, poll func(context.Context) ([]*readmodelv1.WatchItem, error),
 	each func(*readmodelv1.WatchItem) (bool, error),
@@ -128,7 +129,8 @@ func (s *session) watchOnce(
 	return progress, fault.New(commonv1.Reason_REASON_SERVER_DRAINING, "")
 }
 
-// doneOr tells the error of a follower, or its end, from a poll that failed and may be tried again.
+// doneOr wraps the error of a follower in finalError and returns errDone for its end. Any other error is that of a
+// poll, which may be retried.
 func doneOr(done bool, err error) error {
 	switch {
 	case done && err != nil:
@@ -145,7 +147,7 @@ type finalError struct{ cause error }
 func (e *finalError) Error() string { return e.cause.Error() }
 func (e *finalError) Unwrap() error { return e.cause }
 
-// mends says whether the same watch may succeed later.
+// mends reports whether the same watch may succeed later.
 func mends(err error) bool {
 	if _, ok := errors.AsType[*finalError](err); ok || misdirected(err) {
 		return false
@@ -163,7 +165,7 @@ func mends(err error) bool {
 // errWaited is the cause of a context that ended because a wait was too long.
 var errWaited = errors.New("waited too long")
 
-// within bounds a wait; zero means without end.
+// within returns a context that ends after limit with the cause errWaited; zero means no limit.
 func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if limit <= 0 {
 		return context.WithCancel(ctx)

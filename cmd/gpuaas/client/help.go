@@ -14,14 +14,14 @@ import (
 const (
 	// helpWidth is the width of the help where there is no terminal.
 	helpWidth = 80
-	// leastHelp is how narrow the help becomes at most.
+	// leastHelp is the smallest width of the help.
 	leastHelp = 60
-	// flagSlop is by how much a line of flags may be longer than what pflag is asked for.
+	// flagSlop is how many columns a line of flags may exceed the width that pflag is given.
 	flagSlop = 5
 )
 
-// help prints the help of a command. It asks the terminal nothing: an answer would land in the input of what runs next,
-// and a terminal that gives none would be waited for.
+// help prints the help of a command. It sends no query to the terminal: the answer could become input of the next
+// program, and a terminal that does not answer would delay the help.
 func (p *Program) help(cmd *cobra.Command, _ []string) {
 	out := cmd.OutOrStdout()
 	h := &helper{out: out, width: helpWidth}
@@ -40,7 +40,7 @@ func (p *Program) help(cmd *cobra.Command, _ []string) {
 	p.helpFailed = h.failed
 }
 
-// HelpError returns why the help that was asked for could not be written, or nil.
+// HelpError returns the error of writing the requested help, or nil.
 func (p *Program) HelpError() error { return p.helpFailed }
 
 // helper writes help.

@@ -172,13 +172,14 @@ func (p *Program) brakeCommand() *cobra.Command {
 	return group("brake", "The fleet brake: what stops automatic remedies when too much fails at once", nil, status, release)
 }
 
-// trouble is what the status shows beside the parts: open incidents and the brake.
+// trouble is the part of the status beside the components: open incidents and the brake.
 type trouble struct {
 	incidents []*recoveryv1.Incident
 	brake     *recoveryv1.Brake
 }
 
-// trouble asks for them. A person who may not know, and a mesh that does not, have none to show.
+// trouble reads the open incidents and the brake. It returns none if the person may not see them, or if the mesh does
+// not have the methods.
 func (s *session) trouble(ctx context.Context) (trouble, error) {
 	hidden := func(err error) bool {
 		return fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) || fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED)
@@ -200,12 +201,12 @@ func (s *session) trouble(ctx context.Context) (trouble, error) {
 	return t, nil
 }
 
-// members are the fields that the status has because of it.
+// members returns the fields that trouble adds to the status.
 func (t trouble) members() []member {
 	return []member{{"incidents", messages(t.incidents...)}, {"brake", messages(t.brake)[0]}}
 }
 
-// lines are what people read of it.
+// lines returns the lines that the status prints for it.
 func (t trouble) lines() [][2]string {
 	var out [][2]string
 	if t.brake.GetEngaged() {

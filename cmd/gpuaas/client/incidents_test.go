@@ -109,7 +109,7 @@ func TestStatusShowsIncidentsAndTheBrake(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.out), &status); err != nil || status.Nodes != 3 || !status.Brake.Engaged || len(status.Incidents) != 1 {
 		t.Errorf("%s %v", got.out, err)
 	}
-	// Who may not know them sees the rest.
+	// A person who may not see incidents gets the rest of the status.
 	refuse(f, "ListIncidents", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, ""))
 	got = call(t, "status", "-o", "json").wants(t, 0)
 	status.Incidents = nil

@@ -113,7 +113,8 @@ var instanceView = view[*lifecyclev1.Instance]{
 	},
 }
 
-// instanceWorkspace names the workspace of an instance. One that nothing accounts for is shown with what its placement says.
+// instanceWorkspace returns the workspace of an instance. For an instance that no workspace accounts for it returns the
+// name that the placement gives.
 func instanceWorkspace(i *lifecyclev1.Instance) string {
 	switch {
 	case !i.GetUnaccounted():
@@ -125,7 +126,8 @@ func instanceWorkspace(i *lifecyclev1.Instance) string {
 	}
 }
 
-// endInstanceCommand ends an instance that its placement runs and that no workspace accounts for.
+// endInstanceCommand returns the command that ends an instance that its placement runs and that no workspace accounts
+// for.
 func (p *Program) endInstanceCommand() *cobra.Command {
 	req := &lifecyclev1.EndInstanceRequest{}
 	cmd := &cobra.Command{
@@ -135,7 +137,8 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 			"is refused: recreating or decommissioning the workspace ends it.",
 		Example: "  gpuaas instances end 0192f0c1-0000-7000-8000-000000000001 --reason 'launched after the backup' --yes", Args: args("INSTANCE"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			// An instance that no workspace accounts for may be known to its placement alone: what is not found here is asked of the owner as it is.
+			// Only the placement may know an instance that no workspace accounts for, so a reference that is not found goes to
+			// the owner as it is.
 			instance, err := s.id(ctx, kindInstance, args[0])
 			if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 				instance, err = args[0], nil
@@ -165,7 +168,7 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 	return cmd
 }
 
-// losesInstance asks about an instance, with what the mesh says that its end would do.
+// losesInstance returns the question about an instance, with the mesh's text about what its end would do.
 func (s *session) losesInstance(req *lifecyclev1.EndInstanceRequest) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		dry := proto.CloneOf(req)
@@ -232,7 +235,7 @@ var claimView = view[*lifecyclev1.Claim]{
 	},
 }
 
-// claimState says in one word how far a claim came.
+// claimState returns the state of a claim in one word.
 func claimState(c *lifecyclev1.Claim) string {
 	switch {
 	case c.GetReleasedAt() != nil:

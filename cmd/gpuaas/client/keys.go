@@ -42,7 +42,7 @@ var rotationView = view[*recoveryv1.RotateKeyResponse]{
 	},
 }
 
-// heldBy counts the replicas of each service.
+// heldBy returns the number of replicas of each service that have a key.
 func heldBy(replicas []string) string {
 	var order []string
 	count := map[string]int{}
@@ -85,7 +85,7 @@ func (p *Program) keysList() *cobra.Command {
 	}
 }
 
-// issuerSteps are what a person does for the next issuer of services.
+// issuerSteps are the manual steps to introduce the next issuer of services.
 var issuerSteps = []string{
 	"make the next issuer, and a cross certificate: one for its key and name, issued by the present issuer",
 	"add both certificates to tls.ca_file of each replica of lifecycle, behind what is there; the other services learn them from the set",
@@ -94,7 +94,7 @@ var issuerSteps = []string{
 	"wait until `gpuaas keys list` shows the issuer before as retired, and take it out of each tls.ca_file and of profile.ca_file",
 }
 
-// keyKinds lists the kinds as they are written.
+// keyKinds returns the kinds of keys as a person types them.
 func keyKinds() []string {
 	var out []string
 	for _, kind := range names.All[recoveryv1.KeyKind]() {

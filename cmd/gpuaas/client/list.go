@@ -34,14 +34,14 @@ func (g *paging) flags(cmd *cobra.Command) {
 type source[T proto.Message] struct {
 	view  view[T]
 	fetch func(ctx context.Context, size int32, token string) ([]T, string, error)
-	// changed takes an item out of what a watch of the topic sends. Without a topic a list that is followed is asked for again and again.
+	// changed returns the item in a frame of a watch of the topic. Without a topic a list that is followed is polled.
 	topic   readmodelv1.Topic
 	changed func(*readmodelv1.WatchItem) T
 	// keep reports whether the list's filters let an item of the watch through.
 	keep func(T) bool
 }
 
-// show prints a list, and with --watch what changes in it until the context ends.
+// show prints a list, and with --watch its changes until the context ends.
 func show[T proto.Message](ctx context.Context, s *session, page paging, from source[T]) error {
 	if page.limit < 0 {
 		return Usage(fmt.Errorf("--limit %d: it is 1 or more, or 0 for all", page.limit))
@@ -75,7 +75,7 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 				return false, nil
 			}
 			if page.limit > 0 && changed.GetChange() == readmodelv1.Change_CHANGE_SNAPSHOT && !rows.knows(item) {
-				rows.printed[rows.id(item)] = rows.text(item) // it was there, and was not to be printed
+				rows.printed[rows.id(item)] = rows.text(item) // it existed before, and is not printed
 				return false, nil
 			}
 			return false, rows.change(item, from.keep == nil || from.keep(item))
@@ -113,7 +113,8 @@ func (f *follower[T]) begin(items []T) error {
 	return f.pr.write(f.sheet.header() + f.sheet.rows(cells))
 }
 
-// change prints an item that is not as it was printed last. One that the filters do not let through any more is printed as it is now, and then forgotten.
+// change prints an item that differs from what was printed last. An item that the filters now exclude is printed once
+// as it is now, and then forgotten.
 func (f *follower[T]) change(item T, kept bool) error {
 	id, text := f.id(item), f.text(item)
 	before, known := f.printed[id]
@@ -141,7 +142,7 @@ func (f *follower[T]) change(item T, kept bool) error {
 	return f.pr.write(text)
 }
 
-// row is an item in the layout of the rows above it. Where it does not fit there the table begins anew.
+// row returns an item in the layout of the rows above it. If it does not fit, a new table begins.
 func (f *follower[T]) row(item T) string {
 	text := ""
 	if f.sheet == nil || !f.sheet.fits(f.sheet.cells([]T{item})[0]) {
@@ -171,7 +172,8 @@ func (f *follower[T]) id(item T) string {
 	return fieldsOf(item.ProtoReflect(), f.view.id)[0].value.String()
 }
 
-// text is what makes two states of an item differ: all of it as data, and in a table what is shown but for what changes all the time.
+// text returns the text by which two states of an item are compared: the whole item if the output is data, else the
+// shown columns without those that change all the time.
 func (f *follower[T]) text(item T) string {
 	if f.pr.structured() {
 		raw, err := names.MarshalJSON(item)
@@ -190,14 +192,15 @@ func (f *follower[T]) text(item T) string {
 }
 
 const (
-	// listEvery is how often a list without a watch is asked for, and listAtMost how often where it cannot be had.
+	// listEvery is the interval at which a list without a watch is polled, and listAtMost the longest interval while polls
+	// fail.
 	listEvery  = 2 * time.Second
 	listAtMost = 30 * time.Second
-	// listSize is how many items are asked for then, the newest.
+	// listSize is how many items a poll requests, the newest ones.
 	listSize = 200
 )
 
-// poll asks for the first page of a list again and again.
+// poll reads the first page of a list at intervals and prints its changes.
 func (f *follower[T]) poll(ctx context.Context, page paging, fetch func(context.Context, int32, string) ([]T, string, error)) error {
 	size := int32(listSize)
 	if page.limit > 0 {
@@ -233,7 +236,7 @@ func (f *follower[T]) poll(ctx context.Context, page paging, fetch func(context.
 	}
 }
 
-// retain forgets what is not among items, so that a list may be followed for as long as a person likes.
+// retain forgets the printed items that are not in items, so that memory does not grow while a list is followed.
 func (f *follower[T]) retain(items []T) {
 	here := make(map[string]bool, len(items))
 	for _, item := range items {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// until collects an output and interrupts the command as soon as it holds a text.
+// until collects an output and interrupts the command as soon as it contains a text.
 type until struct {
 	text string
 	stop context.CancelFunc
@@ -36,7 +36,7 @@ func (u *until) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// follow runs a command line until its output holds a text, then interrupts it.
+// follow runs a command line until its output contains a text, then interrupts it.
 func follow(t *testing.T, text string, args ...string) result {
 	t.Helper()
 	ctx, stop := context.WithCancel(testkit.Context(t))
@@ -54,7 +54,8 @@ func follow(t *testing.T, text string, args ...string) result {
 	return result{out.out.String(), errOut.String(), client.Exit(err)}
 }
 
-// TestListFollows: a list with -w prints the table, then each row that changes, and nothing for what only ages; Ctrl-C ends it quietly with 130.
+// TestListFollows: a list with -w prints the table, then each row that changes, and nothing for what only ages; Ctrl-C
+// ends it quietly with 130.
 func TestListFollows(t *testing.T) {
 	f := mesh(t)
 	node := func(name string, connected bool, heartbeat int) *readmodelv1.Node {
@@ -95,7 +96,7 @@ func TestListFollows(t *testing.T) {
 	if diff := cmp.Diff(want, names(got.out)); diff != "" || got.code != 130 || got.err != "interrupted\n" {
 		t.Errorf("exit %d, stderr %q, rows (-want +got):\n%s", got.code, got.err, diff)
 	}
-	// What the filter does not let through any more is shown once as it is now.
+	// An item that the filter now excludes is printed once as it is now.
 	if got := follow(t, "zulu", "nodes", "list", "-w", "--connected"); cmp.Diff(want, names(got.out)) != "" || got.code != 130 {
 		t.Errorf("filtered: exit %d, %q", got.code, got.out)
 	}
@@ -118,7 +119,7 @@ func TestListFollows(t *testing.T) {
 	}
 }
 
-// TestListFollowsWithoutAWatch: what has no watch is asked for again, and only the rows that changed are printed.
+// TestListFollowsWithoutAWatch: a list without a watch is polled, and only the rows that changed are printed.
 func TestListFollowsWithoutAWatch(t *testing.T) {
 	f := mesh(t)
 	asked := 0

@@ -18,10 +18,10 @@ import (
 	"github.com/gpuaas/mesh/internal/showable"
 )
 
-// logsEvery is how often a followed output is read: no workload's is read more often.
+// logsEvery is the interval at which a followed output is read. The mesh allows no shorter one for a workload.
 const logsEvery = 2 * time.Second
 
-// logsTries is how often a read is tried that comes too soon after another person's.
+// logsTries is how often a read is tried that is refused because it comes too soon after another person's.
 const logsTries = 5
 
 func (p *Program) workspacesLogs() *cobra.Command {
@@ -68,7 +68,8 @@ the workspace's tenant and for operators.`,
 	return cmd
 }
 
-// readOutput reads a piece. One that comes too soon after another is asked for again when it may be.
+// readOutput reads a piece of output. A read that is refused because it comes too soon after another is repeated after
+// the delay in the refusal.
 func (s *session) readOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
 	for try := 1; ; try++ {
 		answer, err := s.query.ReadOutput(ctx, req)
@@ -81,7 +82,7 @@ func (s *session) readOutput(ctx context.Context, req *readmodelv1.ReadOutputReq
 	}
 }
 
-// rest waits, or returns why ctx ended.
+// rest waits for d. It returns the cause if ctx ends first.
 func rest(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -120,7 +121,7 @@ func (s *session) printOutput(answer *readmodelv1.ReadOutputResponse, previous b
 	return nil
 }
 
-// text prints what was cleaned, as it is.
+// text prints a text that is clean already.
 func (s *session) text(text string) error {
 	if _, err := io.WriteString(s.out, text); err != nil {
 		return fmt.Errorf("print output: %w", err)
@@ -128,7 +129,7 @@ func (s *session) text(text string) error {
 	return nil
 }
 
-// exited spells an exit code.
+// exited returns a text for an exit code.
 func exited(code int32) string {
 	switch {
 	case code < 0:
@@ -145,7 +146,7 @@ type outputFollower struct {
 	s       *session
 	req     *readmodelv1.ReadOutputRequest
 	carried []byte // of an escape sequence or a character that the next piece completes
-	broken  bool   // it was noted that nothing can be read
+	broken  bool   // a note that the output cannot be read was printed
 	printed string // the run that was printed last
 	ended   string // the run whose end was noted
 }
@@ -182,7 +183,7 @@ func (f *outputFollower) print(answer *readmodelv1.ReadOutputResponse) (bool, er
 	if n := out.GetDroppedBytes(); from == nil && n > 0 {
 		note(f.s.err, "not shown: %s of this run", Counted(n, "earlier byte"))
 	} else if n > 0 || out.GetRestarted() || restarted {
-		if err := f.flush(); err != nil { // what was carried is not completed
+		if err := f.flush(); err != nil { // the carried bytes will not be completed
 			return false, err
 		}
 	}
@@ -218,14 +219,14 @@ func (f *outputFollower) print(answer *readmodelv1.ReadOutputResponse) (bool, er
 	return !out.GetMore() && final(out.GetPhase()), nil
 }
 
-// flush prints what was carried.
+// flush prints the carried bytes.
 func (f *outputFollower) flush() error {
 	text := showable.Clean(f.carried)
 	f.carried = nil
 	return f.s.text(text)
 }
 
-// final reports whether a workload in this phase starts again by nothing but a person.
+// final reports whether a workload in this phase starts again only if a person acts.
 func final(phase nodev1.WorkloadPhase) bool {
 	switch phase { //nolint:exhaustive // the others go on, or begin again
 	case nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED, nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:

@@ -48,7 +48,7 @@ func TestLogsRefusals(t *testing.T) {
 			t.Errorf("%q: exit %d, %s", args, got.code, got.err)
 		}
 	}
-	// What comes too soon after somebody else's is asked for again by itself.
+	// The client repeats a read that came too soon after another person's.
 	tries := 0
 	answer(f, "ReadOutput", func(*readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
 		if tries++; tries < 3 {
@@ -61,7 +61,8 @@ func TestLogsRefusals(t *testing.T) {
 	}
 }
 
-// TestLogsFollow: each byte once, whatever the pieces cut in two; restarts and what was dropped are told; it ends with the workload.
+// TestLogsFollow: each byte once, whatever the pieces cut in two; restarts and dropped bytes are noted; it ends with
+// the workload.
 func TestLogsFollow(t *testing.T) {
 	f := mesh(t)
 	stock(f)

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// manCommand prints the manual of all commands, those of others included.
+// manCommand returns the command that prints the manual of all commands, including those of other packages.
 func manCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "man", Short: "Print the manual page", Hidden: true, Example: "  gpuaas man >gpuaas.1", Args: args(),

@@ -159,7 +159,7 @@ func (p *Program) explainCommand() *cobra.Command {
 		Example: "  gpuaas explain reason certificate_expired", Args: cobra.MaximumNArgs(1),
 		ValidArgs: reasonCodes(),
 		RunE: p.local(func(_ context.Context, pr *printer, args []string) error {
-			// The catalogue is part of every build, so that a refusal can be explained while the mesh cannot be reached.
+			// Every build contains the catalogue, so that a refusal can be explained while the mesh cannot be reached.
 			code := ""
 			if len(args) > 0 {
 				code = args[0]
@@ -180,7 +180,7 @@ func (p *Program) explainCommand() *cobra.Command {
 	return group("explain", "Explain reason codes", nil, reason)
 }
 
-// reasonCodes are the codes of everything that is explained.
+// reasonCodes returns the codes of all reasons that can be explained.
 func reasonCodes() []string {
 	var out []string
 	for _, e := range fault.Explanations("") {

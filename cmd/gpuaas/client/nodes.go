@@ -74,7 +74,7 @@ var nodeView = view[*readmodelv1.Node]{
 	},
 }
 
-// nodeWork says whether the node may be given work.
+// nodeWork returns a text for whether the node may get work.
 func nodeWork(_ *printer, n *readmodelv1.Node) string {
 	switch gate := n.GetGate(); {
 	case gate == nil:
@@ -225,14 +225,14 @@ func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cob
 	return cmd
 }
 
-// nodeLostBy says what the decisions about a node lose that ask before they act.
+// nodeLostBy has the text about the loss for each decision about a node that must be confirmed.
 var nodeLostBy = map[recoveryv1.IdentityVerb]string{
 	recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE:  "%s will be locked out: it gets no session and no work, and only the security role lets it in again. What runs there goes on.",
 	recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE: "The identity of %s will be ended for good: the machine can come back only as a new node.",
 }
 
-// losesNode asks about a node by its name, and puts its id in the reference. It shows the node's state and refuses nothing by it: the
-// view may be behind, and the owner decides.
+// losesNode returns the question about a node, whose name is the node's, and puts the node's id in the reference. It
+// shows the node's state and never refuses because of it: the view may be behind, and the owner decides.
 func (s *session) losesNode(ref *string, verb recoveryv1.IdentityVerb) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: *ref})
@@ -270,8 +270,8 @@ func (p *Program) nodesCordon(cordoned bool) *cobra.Command {
 	return cmd
 }
 
-// nodeAfter prints a node as it is after a command. The command has been done whatever the read says: if the projection does not come to it in
-// time, what the owner answered is printed.
+// nodeAfter prints a node as it is after a command. The command has taken effect even if the read fails: if the
+// projection does not reach its position in time, the owner's answer is printed.
 func (s *session) nodeAfter(ctx context.Context, pos string, answered *readmodelv1.Node) error {
 	answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: answered.GetNodeId(), MinPos: pos})
 	if err != nil {
@@ -281,7 +281,7 @@ func (s *session) nodeAfter(ctx context.Context, pos string, answered *readmodel
 	return one(s.printer, nodeView, answer.GetNode())
 }
 
-// reasonFlag adds --reason, which some commands cannot do without.
+// reasonFlag adds --reason, which is required if needed is set.
 func reasonFlag(cmd *cobra.Command, reason *string, needed bool) {
 	text := "why, in words, for the record"
 	if needed {
@@ -293,7 +293,7 @@ func reasonFlag(cmd *cobra.Command, reason *string, needed bool) {
 	}
 }
 
-// needsReason refuses a command without its --reason before anything is sent. A dry run goes without one.
+// needsReason refuses a command without --reason before a request is sent. A dry run does not need one.
 func needsReason(cmd *cobra.Command, reason *string) *cobra.Command {
 	next := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

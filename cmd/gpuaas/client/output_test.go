@@ -31,7 +31,7 @@ const (
 	allocID     = "0192f0c1-0000-7000-8000-000000000008"
 )
 
-// bigEpoch is an epoch of the second era: beyond what a float of 32 bits holds.
+// bigEpoch is an epoch of the second era: beyond the integers that a 32-bit float can represent.
 const bigEpoch = 2<<40 + 7
 
 func node() *readmodelv1.Node {
@@ -198,7 +198,7 @@ func stock(f *fake) {
 	always(f, "SetPolicy", &readmodelv1.SetPolicyResponse{Key: &recoveryv1.PolicyKey{Key: "heartbeat.interval", Value: "9s"}, Pos: "1:2"})
 }
 
-// TestGolden holds what each kind of object looks like in each form: scripts and people rely on it.
+// TestGolden checks the output of each kind of object in each form, because scripts and people rely on it.
 func TestGolden(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -254,7 +254,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// sameData: the three forms for programs hold the same.
+// sameData checks that the three forms for programs have the same data.
 func sameData(t *testing.T, asJSON, asLines, asYAML string) {
 	t.Helper()
 	var want, fromYAML any
@@ -284,7 +284,7 @@ func sameData(t *testing.T, asJSON, asLines, asYAML string) {
 	}
 }
 
-// TestFields: the fields that scripts use stand at the top level, spelled and typed as promised.
+// TestFields: the fields that scripts use are at the top level, with the documented names and types.
 func TestFields(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -368,7 +368,7 @@ func TestJQ(t *testing.T) {
 	call(t, "nodes", "list", "-o", "yaml", "--jq", ".").wants(t, 2)
 }
 
-// TestPages: a list is whole whatever the size of the server's pages, and stops where it is told to.
+// TestPages: a list is complete whatever the size of the server's pages, and ends at --limit.
 func TestPages(t *testing.T) {
 	f := mesh(t)
 	answer(f, "ListNodes", func(req *readmodelv1.ListNodesRequest) (*readmodelv1.ListNodesResponse, error) {
@@ -389,7 +389,8 @@ func TestPages(t *testing.T) {
 	call(t, "nodes", "list").wants(t, 1)
 }
 
-// TestEmptyListsInAPipe: a list without items has its header in a pipe, so that what reads it finds the fields; every list alike.
+// TestEmptyListsInAPipe: a list without items has its header in a pipe, so that a program that reads it finds the
+// fields. This holds for every list.
 func TestEmptyListsInAPipe(t *testing.T) {
 	f := mesh(t)
 	always(f, "ListNodes", &readmodelv1.ListNodesResponse{})
@@ -405,7 +406,8 @@ func TestEmptyListsInAPipe(t *testing.T) {
 	}
 }
 
-// TestBadPathsAndPorts: what the person named and cannot be is their mistake: exit code 2, before anything is sent.
+// TestBadPathsAndPorts: a path or a port that cannot be used is a mistake in the command line: exit code 2, before a
+// request is sent.
 func TestBadPathsAndPorts(t *testing.T) {
 	f := mesh(t)
 	stock(f)

@@ -126,7 +126,7 @@ func (p *Program) peopleCreate() *cobra.Command {
 	return cmd
 }
 
-// withdraw ends a person whose token could not be kept.
+// withdraw ends a new person whose token could not be written.
 func (s *session) withdraw(ctx context.Context, made *readmodelv1.Person, cause error) error {
 	_, err := s.client.People.EndPerson(context.WithoutCancel(ctx), &readmodelv1.EndPersonRequest{
 		Person: made.GetPersonId(), Reason: "the token could not be written",
@@ -158,7 +158,7 @@ func parseLife(text string) (time.Duration, error) {
 	return life, nil
 }
 
-// Files of a directory that is handed over. All of them hold the token but the authority.
+// Files of a directory that is handed over. All of them but the authority contain the token.
 const (
 	handContexts = "contexts.yaml"
 	handCA       = "ca.pem"
@@ -166,7 +166,7 @@ const (
 	handHeader   = "authorization"
 )
 
-// tokenPlace is where the token of a new person goes: a context, a directory, or both.
+// tokenPlace is where the token of a new person is written: a context, a directory, or both.
 type tokenPlace struct {
 	path    string // of the contexts file
 	context string
@@ -174,7 +174,7 @@ type tokenPlace struct {
 	name    string // of the context in the directory
 }
 
-// placeFor chooses the place before the token exists, and refuses one that is taken.
+// placeFor chooses the place before the token exists. It returns an error if the place is taken.
 func (p *Program) placeFor(ctx context.Context, s *session, req *readmodelv1.CreatePersonRequest, contextName, out string) (tokenPlace, error) {
 	person := req.GetName()
 	path, err := contexts.DefaultPath()
@@ -215,7 +215,7 @@ func (p *Program) placeFor(ctx context.Context, s *session, req *readmodelv1.Cre
 	return place, nil
 }
 
-// personContext returns the name of the context of a further person of the mesh that a context stands for.
+// personContext returns the name of the context of a further person of the mesh, given the name of the mesh's context.
 func personContext(mesh, person string) string {
 	if mesh == "" {
 		return person
@@ -233,7 +233,7 @@ func (l tokenPlace) write(t target, token string) error {
 	}
 	if l.context != "" {
 		own := c
-		own.Mesh, own.Ephemeral = t.mesh, t.ephemeral // it ends with an ephemeral mesh
+		own.Mesh, own.Ephemeral = t.mesh, t.ephemeral // the context is removed with an ephemeral mesh
 		if err := contexts.Put(l.path, own, false); err != nil {
 			return err
 		}
@@ -252,7 +252,7 @@ func (l tokenPlace) write(t target, token string) error {
 	return contexts.Write(filepath.Join(l.dir, handContexts), c)
 }
 
-// next is what a person does with the token.
+// next returns the text about what to do with the token.
 func (l tokenPlace) next(p *readmodelv1.Person) string {
 	verb := "workspaces list"
 	if p.GetTenantId() == "" {
@@ -282,7 +282,7 @@ func (p *Program) peopleList() *cobra.Command {
 	return cmd
 }
 
-// people returns what reads a page of the people.
+// people returns a function that reads a page of the people.
 func (s *session) people(live bool) func(context.Context, int32, string) ([]*readmodelv1.Person, string, error) {
 	return func(ctx context.Context, size int32, token string) ([]*readmodelv1.Person, string, error) {
 		answer, err := s.client.People.ListPeople(ctx, &readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token})
@@ -303,7 +303,7 @@ func (p *Program) peopleEnd() *cobra.Command {
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Person = args[0]
 			found, err := s.person(ctx, args[0])
-			if err != nil && !s.sure { // after --yes the mesh finds the person by itself
+			if err != nil && !s.sure { // with --yes the mesh resolves the reference itself
 				return err
 			}
 			if found != nil {
@@ -331,14 +331,15 @@ func (p *Program) peopleEnd() *cobra.Command {
 	return asks(cmd)
 }
 
-// alreadyEnded says since when a person is ended, and by whom.
+// alreadyEnded returns the text about when a person was ended, and by whom.
 func alreadyEnded(p *readmodelv1.Person) string {
 	return fmt.Sprintf("%s was ended already, at %s%s: nothing was changed", clean(p.GetName()), p.GetEndedAt().AsTime().UTC().Format(time.RFC3339),
 		onlyIf(p.GetEndedBy() != "", " by "+clean(p.GetEndedBy())))
 }
 
-// person finds somebody as the mesh does: by name, where one who has not been ended is meant before the one who was ended last, or by six or more
-// characters that one id begins or ends with. It returns nil if there is no such person, or more than one.
+// person returns a person as the mesh resolves a reference: by name, where a person who has not been ended takes
+// precedence over the one who was ended last, or by six or more characters with which one id begins or ends. It returns
+// nil if there is no such person, or more than one.
 func (s *session) person(ctx context.Context, ref string) (*readmodelv1.Person, error) {
 	all, _, err := pages(0, "", func(size int32, token string) ([]*readmodelv1.Person, string, error) {
 		return s.people(false)(ctx, size, token)

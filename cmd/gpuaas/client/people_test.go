@@ -46,7 +46,7 @@ func private(t *testing.T, path string) {
 	}
 }
 
-// The token of a new person is in a context, which is not made current, and in no output.
+// The token of a new person is written to a context, which does not become current, and is in no output.
 func TestPeopleCreateWritesAContext(t *testing.T) {
 	for _, form := range []string{"table", "wide", "json", "jsonl", "yaml", "name"} {
 		f := peopleMesh(t)
@@ -92,7 +92,7 @@ func TestPeopleCreateWritesAContext(t *testing.T) {
 			req[0].GetTenant() != "acme" {
 			t.Errorf("request: %v", req)
 		}
-		// The same name again would take the context from whoever uses it: refused before a person is made.
+		// The same name again would overwrite a context that may be in use, so it is refused before a person is created.
 		call(t, "people", "create", "ana", "--role", "viewer").wants(t, 2)
 		if req := sent[*readmodelv1.CreatePersonRequest](f); len(req) != 1 {
 			t.Errorf("%d requests", len(req))
@@ -102,7 +102,7 @@ func TestPeopleCreateWritesAContext(t *testing.T) {
 	}
 }
 
-// A directory that is handed over holds what the CLI, curl and buf want, and nothing goes into the own contexts.
+// A directory to hand over has the files that the CLI, curl and buf need, and the caller's own contexts do not change.
 func TestPeopleCreateWritesADirectory(t *testing.T) {
 	f := peopleMesh(t)
 	dir := filepath.Join(t.TempDir(), "ci")
@@ -146,12 +146,12 @@ func TestPeopleCreateWritesADirectory(t *testing.T) {
 	}
 }
 
-// A person whose token cannot be kept is ended again.
+// A new person whose token cannot be written is ended again.
 func TestPeopleCreateWithdrawsWhatItCannotKeep(t *testing.T) {
 	f := peopleMesh(t)
 	dir := filepath.Join(t.TempDir(), "gone")
 	answer(f, "CreatePerson", func(req *readmodelv1.CreatePersonRequest) (*readmodelv1.CreatePersonResponse, error) {
-		// Between the look at the directory and the answer a file takes its place.
+		// A file replaces the directory after the check and before the answer.
 		if err := errors.Join(os.Remove(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
 			return nil, err
 		}
@@ -208,8 +208,9 @@ func TestPeopleRefusals(t *testing.T) {
 	call(t, "people", "create", "ana", "--role", "viewer").wants(t, 5)
 }
 
-// TestPeopleCreateTakesOverADeadContext: a context whose token is good no more gives way, and so does that of the same person when the request is repeated
-// with its key, which replaces the token. A token that somebody uses is not lost, and none is shown to another mesh.
+// TestPeopleCreateTakesOverADeadContext: a context whose token is not valid is overwritten, and so is that of the same
+// person if the request is repeated with its key, which replaces the token. A token that is in use is not lost, and
+// none is sent to another mesh.
 func TestPeopleCreateTakesOverADeadContext(t *testing.T) {
 	f := peopleMesh(t)
 	tokenOf := func(name string) string {
@@ -245,16 +246,16 @@ func TestPeopleCreateTakesOverADeadContext(t *testing.T) {
 	if got := call(t, "people", "create", "ana", "--role", "viewer").wants(t, 2); !strings.Contains(got.err, "--context-name") || issued != 2 {
 		t.Errorf("a token in use was lost: %s", got.err)
 	}
-	// Somebody else's.
+	// The context of another person.
 	call(t, "people", "create", "ben", "--role", "viewer", "--context-name", "test-ana", "--idempotency-key", "b").wants(t, 2)
-	// Ended: the name is free for another person, and the context with it.
+	// The person was ended, so another person may take the name and the context.
 	f.good("gps_elsewhere", "ana")
 	delete(keys, "ana")
 	call(t, "people", "create", "ana", "--role", "viewer").wants(t, 0)
 	if got := tokenOf("test-ana"); got != "gps_3" {
 		t.Errorf("the context of an ended person holds %s", got)
 	}
-	// A context of another mesh at the same address: its token goes nowhere.
+	// A context of another mesh at the same address: its token is not sent.
 	file, err := contexts.Load(f.path)
 	own, _ := file.Get("test")
 	for name, other := range map[string]contexts.Context{

@@ -39,7 +39,7 @@ const (
 	timeISO      = "iso"
 )
 
-// printer writes data to out in the form that was asked for, and notes for people to err.
+// printer writes data to out in the requested form, and notes for people to err.
 type printer struct {
 	format   string
 	out      io.Writer
@@ -52,27 +52,28 @@ type printer struct {
 	in       io.Reader // the terminal on which a person can be asked; nil without one
 	sure     bool      // the person need not be asked
 
-	expression *filter                               // of --jq; nil without it
-	filter     func(raw []byte, indent string) error // prints what the expression makes of JSON, until the context ends that it was bound to
+	expression *filter // of --jq; nil without it
+	// prints the results of the expression for JSON, until the bound context ends
+	filter func(raw []byte, indent string) error
 }
 
-// bind has the end of ctx end a filter of the output.
+// bind binds the filter of the output to ctx, so that the end of ctx ends it.
 func (pr *printer) bind(ctx context.Context) {
 	if pr.expression != nil {
 		pr.filter = func(raw []byte, indent string) error { return pr.expression.run(ctx, raw, pr.out, indent) }
 	}
 }
 
-// view says how a T is shown to people.
+// view describes how a T is printed for people.
 type view[T proto.Message] struct {
 	name    func(T) string
-	id      string // the field that tells two items apart; empty: the name does
+	id      string // the field that identifies an item; empty: the name does
 	columns []column[T]
-	// more are the lines that only the details of one item have.
+	// more are the columns that only the details of one item show.
 	more []column[T]
 }
 
-// member is a field that stands beside those of the API's message.
+// member is a field that is printed in addition to those of the API's message.
 type member struct {
 	name  string
 	value any
@@ -144,7 +145,7 @@ func object(pr *printer, item proto.Message, beside ...member) error {
 	return pr.document(raw)
 }
 
-// members makes a JSON object whose fields keep their order.
+// members returns a JSON object with the fields in the given order.
 func members(fields ...member) []byte {
 	var b bytes.Buffer
 	b.WriteByte('{')
@@ -165,7 +166,7 @@ func members(fields ...member) []byte {
 	return b.Bytes()
 }
 
-// document prints JSON data in the form that was asked for, through the filter if there is one.
+// document prints JSON data in the requested form, through the filter if there is one.
 func (pr *printer) document(raw []byte) error {
 	switch {
 	case pr.filter != nil:
@@ -203,13 +204,14 @@ func (pr *printer) write(text string) error {
 	return nil
 }
 
-// structured says that the output is data for programs.
+// structured reports whether the output is data for programs.
 func (pr *printer) structured() bool {
 	return pr.format == formatJSON || pr.format == formatJSONL || pr.format == formatYAML
 }
 
-// clean makes a text safe for one field of a line: what a node or a tenant wrote may hold escape sequences for the terminal. A format character, such as
-// one that turns the direction of what follows, is shown by its number.
+// clean returns a text that is safe as one field of a line, because a text from a node or a tenant may have escape
+// sequences for the terminal. A format character, such as one that turns the direction of what follows, is shown by its
+// number.
 func clean(s string) string {
 	if strings.IndexFunc(s, isFormat) >= 0 {
 		var out strings.Builder
@@ -232,7 +234,7 @@ func clean(s string) string {
 
 func isFormat(r rune) bool { return unicode.Is(unicode.Cf, r) }
 
-// colours of the words that say how something is.
+// colours has the colours of the words for states.
 var colours = map[string]string{
 	"active": "32", "normal": "32", "succeeded": "32", "admitted": "32", "live": "32", "yes": "32", "ok": "32",
 	"provisioning": "33", "running": "33", "waiting": "33", "recovering": "33", "temporary": "33", "queued": "33", "held": "33", "recreating": "33",
@@ -248,7 +250,7 @@ func (pr *printer) paint(text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// when prints a time: how long ago, or as RFC 3339.
+// when returns a time as text: how long ago it was, or as RFC 3339.
 func (pr *printer) when(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
@@ -264,7 +266,7 @@ func (pr *printer) when(t *timestamppb.Timestamp) string {
 	return roughly(d) + " ago"
 }
 
-// roughly prints a duration in its two largest units at most.
+// roughly returns a duration as text in at most its two largest units.
 func roughly(d time.Duration) string {
 	switch {
 	case d < time.Minute:

@@ -23,8 +23,8 @@ func noon() time.Time { return time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC) }
 
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon().Add(-d)) }
 
-// TestTerminal: on a terminal a table has a header, columns, relative times, and colours unless they are not wanted; what a node wrote cannot steer
-// the terminal.
+// TestTerminal: on a terminal a table has a header, columns, relative times, and colours unless they are not wanted;
+// text from a node cannot control the terminal.
 func TestTerminal(t *testing.T) {
 	nodes := []*readmodelv1.Node{
 		{Name: "node-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL, LastHeartbeatAt: ago(3 * time.Second)},
@@ -90,7 +90,7 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// TestExitOfEveryReason: no reason of the catalogue is without an exit code that fits it, and a wrapped one keeps it.
+// TestExitOfEveryReason: every reason of the catalogue has a fitting exit code, also if its error is wrapped.
 func TestExitOfEveryReason(t *testing.T) {
 	for _, reason := range names.All[commonv1.Reason]() {
 		err := fmt.Errorf("outer: %w", fault.New(reason, ""))
@@ -111,7 +111,7 @@ func TestExitOfEveryReason(t *testing.T) {
 	}
 }
 
-// TestHelp: every command says what it is and shows how it is used, and the example is one of that command.
+// TestHelp: every command has a description and an example, and the example is one of that command.
 func TestHelp(t *testing.T) {
 	root := &cobra.Command{Use: "gpuaas"}
 	root.AddCommand(&cobra.Command{Use: "config", Run: func(*cobra.Command, []string) {}})

@@ -44,13 +44,14 @@ type Program struct {
 	helpFailed error
 }
 
-// New makes a program.
+// New returns a new program.
 func New() *Program { return &Program{now: time.Now} }
 
 // groupID is the heading of the client's commands in the help.
 const groupID = "client"
 
-// Attach adds the global flags and all commands to a root. A command that the root has already (`config`) gets the client's subcommands.
+// Attach adds the global flags and all commands to a root. If the root already has a command of that name (`config`),
+// that command gets the client's subcommands.
 func (p *Program) Attach(root *cobra.Command) {
 	p.Flags(root)
 	root.AddGroup(&cobra.Group{ID: groupID, Title: "Ask a running mesh"})
@@ -104,16 +105,16 @@ func (p *Program) Commands() []*cobra.Command {
 	}
 }
 
-// JSON says whether output and errors are to be JSON, for commands beside the client's.
+// JSON reports whether output and errors must be JSON. It is for commands of other packages.
 func (p *Program) JSON() bool { return p.output == formatJSON || p.output == formatJSONL || p.jq != "" }
 
-// Output is the form that was asked for.
+// Output returns the form of the output that --output requests.
 func (p *Program) Output() string { return p.output }
 
-// handler is what a command does once it is connected.
+// handler is the action of a command that has a session.
 type handler func(ctx context.Context, s *session, args []string) error
 
-// run makes a handler into what cobra runs: it opens the session and ends with a signal.
+// run returns the cobra function of a handler: it opens the session, and a signal cancels its context.
 func (p *Program) run(fn handler) func(*cobra.Command, []string) error {
 	return p.local(func(ctx context.Context, pr *printer, args []string) error {
 		s, err := p.connect(pr)
@@ -129,17 +130,17 @@ func (p *Program) run(fn handler) func(*cobra.Command, []string) error {
 	})
 }
 
-// patience is how long a request may take that looks at all history, unless a flag says otherwise.
+// patience is how long a request that reads all history may take, unless --request-timeout is given.
 const patience = 10 * time.Minute
 
-// patient lets the requests of a command take long.
+// patient raises the request timeout of a command to patience.
 func (p *Program) patient(cmd *cobra.Command, _ []string) {
 	if !cmd.Flags().Changed("request-timeout") {
 		p.timeout = patience
 	}
 }
 
-// local is run without a connection.
+// local is run for a command that needs no connection.
 func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -159,7 +160,7 @@ func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string)
 	}
 }
 
-// printer checks the flags of the output. What prints binds it to a context first.
+// printer checks the flags of the output and returns a printer. The caller binds it to a context before it prints.
 func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 	out := cmd.OutOrStdout()
 	pr := &printer{
@@ -200,7 +201,7 @@ func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 	return pr, nil
 }
 
-// UnknownCommand is a subcommand that cmd does not have, with those that were perhaps meant.
+// UnknownCommand returns the error for a subcommand that cmd does not have, with similar names as suggestions.
 func UnknownCommand(cmd *cobra.Command, name string) error {
 	text := fmt.Sprintf("unknown command %q of %q", name, cmd.CommandPath())
 	cmd.SuggestionsMinimumDistance = max(cmd.SuggestionsMinimumDistance, 2)
@@ -213,7 +214,7 @@ func UnknownCommand(cmd *cobra.Command, name string) error {
 	return Usage(errors.New(text))
 }
 
-// group makes a command that only has subcommands.
+// group returns a command that only has subcommands.
 func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Aliases: aliases, Example: firstExamples(subs),
@@ -237,7 +238,7 @@ func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.C
 	return cmd
 }
 
-// firstExamples is one example of each command.
+// firstExamples returns the first example of each command.
 func firstExamples(cmds []*cobra.Command) string {
 	lines := make([]string, 0, len(cmds))
 	for _, cmd := range cmds {
@@ -247,7 +248,7 @@ func firstExamples(cmds []*cobra.Command) string {
 	return strings.Join(lines, "\n")
 }
 
-// args demands exactly these arguments, by name.
+// args returns a check for exactly these arguments, which its errors name.
 func args(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
 		if len(given) < len(names) {
@@ -265,7 +266,7 @@ func args(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// note tells a person something beside the data.
+// note prints a line for people, which is not part of the data.
 func note(w io.Writer, format string, values ...any) {
 	_, _ = fmt.Fprintf(w, format+"\n", values...)
 }

@@ -14,7 +14,7 @@ func (p *Program) projectionsCommand() *cobra.Command {
 	return group("projections", "Check and repair the rows that lists and timelines are read from", nil, p.projectionsVerify(), p.projectionsRebuild())
 }
 
-// reportLines are what a check or a rebuild did.
+// reportLines returns the lines about the result of a check or a rebuild.
 func reportLines(r *readmodelv1.ProjectionReport) [][2]string {
 	history := "whole"
 	if r.GetCut() {

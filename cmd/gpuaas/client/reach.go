@@ -18,8 +18,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// explainFailure adds to a connection that failed which server was meant and what was found there: the client's own
-// error, not a peer's.
+// explainFailure adds to the error of a failed connection which server was addressed and what answers there. It changes
+// only the client's own error, not one that a peer returned.
 func (s *session) explainFailure(err error) error {
 	e, ok := fault.As(err)
 	if !ok || e.Reason != commonv1.Reason_REASON_UNAVAILABLE || e.CorrelationID != "" || errors.Is(err, context.Canceled) {
@@ -31,15 +31,15 @@ func (s *session) explainFailure(err error) error {
 	}
 	if public, remedy := s.foundElse(err); public != "" {
 		found := fault.New(e.Reason, public, fault.Cause(err), fault.Remedy(remedy), fault.WithAction(commonv1.Action_ACTION_STOP))
-		found.RetryAfter = 0 // asking again changes nothing
+		found.RetryAfter = 0 // a retry would have the same result
 		return found
 	}
 	return fault.New(e.Reason, fmt.Sprintf("%s cannot be reached: %s", s.server, failed.Message()), fault.Cause(err),
 		fault.Remedy("start the mesh (`gpuaas dev`), or name another server with --server or --context"))
 }
 
-// foundElse says what answers at the server's address in place of the API, and what to do. It returns nothing if
-// nothing is known to answer.
+// foundElse returns what answers at the server's address instead of the API, and what to do. It returns empty texts if
+// that is not known.
 func (s *session) foundElse(err error) (string, string) {
 	const api = "name the address of the API with --server (`gpuaas dev` prints it), or choose a context with --context"
 	if other, ok := errors.AsType[*pki.WrongServerError](err); ok {
@@ -71,14 +71,15 @@ func (s *session) foundElse(err error) (string, string) {
 	return "", ""
 }
 
-// misdirected reports whether a connection failed because something else listens at the address: asking again changes
-// nothing.
+// misdirected reports whether a connection failed because another program listens at the address, so that a retry would
+// have the same result.
 func misdirected(err error) bool {
 	public, _ := (&session{}).foundElse(err)
 	return public != ""
 }
 
-// tooLate is an interceptor that says of a request which only reads, and whose answer did not come in time, that it changed nothing.
+// tooLate is an interceptor that adds to the error of a timeout, if the request only reads, that the request changed
+// nothing.
 func tooLate(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		resp, err := next(ctx, req)

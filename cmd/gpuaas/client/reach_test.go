@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestWhatWasReachedInstead: what answers at the address in place of the API is named, with what to do, and a wait ends
-// at once.
+// TestWhatWasReachedInstead: the error names what answers at the address instead of the API, with what to do, and a
+// wait ends at once.
 func TestWhatWasReachedInstead(t *testing.T) {
 	mine := rpctest.NewAuthorities(t)
 	serve := func(a *rpctest.Authorities, service string, nodes bool) string {
@@ -42,7 +42,7 @@ func TestWhatWasReachedInstead(t *testing.T) {
 	plain := listen()
 	go func() { _ = web.Serve(plain) }()
 	t.Cleanup(func() { _ = web.Close() })
-	other := listen() // speaks, and not TLS
+	other := listen() // accepts connections, and does not speak TLS
 	go func() {
 		for {
 			conn, err := other.Accept()

@@ -16,7 +16,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// Column is one column of a table of T. One that is neither optional, wide nor free text is always there, and never cut.
+// Column is one column of a table of T. One that is neither optional, wide nor free text is always there, and never
+// cut.
 type Column[T any] struct {
 	Title string
 	Drop  int  // where the table is too wide the optional column with the greatest number goes first
@@ -25,9 +26,10 @@ type Column[T any] struct {
 	Value func(item T) string
 }
 
-// Records prints items that are no messages of the API in the form that was asked for; as data they are what encoding/json makes of them.
+// Records prints items that are no messages of the API in the requested form; as data they are encoded by
+// encoding/json.
 func Records[T any](p *Program, cmd *cobra.Command, name func(T) string, columns []Column[T], items []T) error {
-	// What ended the command's work does not end the print of what came of it; another signal does.
+	// The signal that ended the command's work does not end the printing of its results; another signal does.
 	ctx, stop := signal.NotifyContext(context.WithoutCancel(cmd.Context()), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	pr, err := p.printer(cmd)
@@ -77,7 +79,7 @@ func records[T any](pr *printer, name func(T) string, columns []Column[T], items
 	return table(pr, shown, items)
 }
 
-// Rows prints lines of fields as every table is: aligned on a terminal, separated by tabs elsewhere.
+// Rows prints lines of fields as all tables are printed: aligned on a terminal, separated by tabs elsewhere.
 func Rows(out io.Writer, rows [][]string) error {
 	if file, ok := out.(*os.File); ok && Terminal(file) {
 		aligned := tabwriter.NewWriter(out, 0, 8, len(between), ' ', 0)
@@ -94,7 +96,8 @@ func Rows(out io.Writer, rows [][]string) error {
 	return nil
 }
 
-// Named says whether a mesh was named on the command line itself: the current context is not meant by what can do without one.
+// Named reports whether the command line names a mesh. A command that can run without a mesh does not use the current
+// context.
 func (p *Program) Named() bool { return p.context != "" || p.server != "" }
 
 // Person connects to the mesh that the flags, the environment and the context name. Close ends it.

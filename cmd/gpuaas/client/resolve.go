@@ -25,8 +25,8 @@ const (
 	kindTenant     = readmodelv1.ObjectKind_OBJECT_KIND_TENANT
 )
 
-// id returns the id of the object that ref stands for: an id, a part of one, or a name. A whole id is not looked up: the request that it goes into says
-// whether it exists.
+// id returns the id of the object that ref stands for: an id, a part of one, or a name. A whole id is not looked up,
+// because the request that uses it fails if there is no such object.
 func (s *session) id(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
 	if ids.Valid(ref) {
 		return ref, nil
@@ -38,11 +38,12 @@ func (s *session) id(ctx context.Context, kind readmodelv1.ObjectKind, ref strin
 	return id, err
 }
 
-// noID is the id of nothing. It stands for a reference that the person may not have looked up: the request that it goes into is refused in the words in
-// which it is refused with a whole id.
+// noID is an id that no object has. It replaces a reference that the person may not look up, so that the request that
+// uses it is refused with the same text as with a whole id.
 const noID = "00000000-0000-0000-0000-000000000000"
 
-// find is id for requests that say nothing of what does not exist, such as a list: it looks every reference up.
+// find is id for requests that do not fail for an object that does not exist, such as a list: it looks up every
+// reference.
 func (s *session) find(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
 	found, err := s.query.Resolve(ctx, &readmodelv1.ResolveRequest{Ref: ref, Kinds: []readmodelv1.ObjectKind{kind}})
 	switch {
@@ -56,7 +57,7 @@ func (s *session) find(ctx context.Context, kind readmodelv1.ObjectKind, ref str
 	return "", err
 }
 
-// workspaceID is the id of a workspace by which a list is narrowed; the empty reference stays empty.
+// workspaceID returns the id of the workspace by which a list is filtered; the empty reference stays empty.
 func (s *session) workspaceID(ctx context.Context, ref string) (string, error) {
 	if ref == "" {
 		return "", nil
@@ -64,19 +65,20 @@ func (s *session) workspaceID(ctx context.Context, ref string) (string, error) {
 	return s.find(ctx, kindWorkspace, ref)
 }
 
-// tenantID is the id of a tenant by which a list is narrowed; the empty reference stays empty.
+// tenantID returns the id of the tenant by which a list is filtered; the empty reference stays empty.
 func (s *session) tenantID(ctx context.Context, ref string) (string, error) {
 	if ref == "" {
 		return "", nil
 	}
 	id, err := s.find(ctx, kindTenant, ref)
-	if fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) || fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED) { // an older server
+	// an older server
+	if fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) || fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED) {
 		return ref, nil
 	}
 	return id, err
 }
 
-// tenantName is the name of the tenant that ref stands for. It is ref itself where the mesh does not say.
+// tenantName returns the name of the tenant that ref stands for, or ref itself if the mesh does not resolve it.
 func (s *session) tenantName(ctx context.Context, ref string) string {
 	found, err := s.query.Resolve(ctx, &readmodelv1.ResolveRequest{Ref: ref, Kinds: []readmodelv1.ObjectKind{kindTenant}})
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// stocked are the objects of stock that are found by a part of their id or by name.
+// stocked has the objects of stock that are found by a part of their id or by name.
 var stocked = []*readmodelv1.ResolveResponse{
 	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, Id: workspaceID, Name: "acme/demo2"},
 	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_RUN, Id: runID},
@@ -39,7 +39,8 @@ func resolveStock(req *readmodelv1.ResolveRequest) (*readmodelv1.ResolveResponse
 
 func end(id string) string { return id[len(id)-8:] }
 
-// TestPartsOfIDsAreTaken: wherever a command takes an id, it takes the end of one as a table shows it, and the request holds the whole id.
+// TestPartsOfIDsAreTaken: wherever a command takes an id, it takes the end of one as a table shows it, and the request
+// holds the whole id.
 func TestPartsOfIDsAreTaken(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -72,7 +73,7 @@ func TestPartsOfIDsAreTaken(t *testing.T) {
 	}
 }
 
-// sent reports whether a request beside Resolve held a text.
+// sent reports whether a request other than Resolve contained a text.
 func (f *fake) sent(text string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -85,7 +86,7 @@ func (f *fake) sent(text string) bool {
 	return false
 }
 
-// TestATenantIsFoundByAPartOfItsID: and by its name, without another request.
+// TestATenantIsFoundByAPartOfItsID: a tenant is also found by its name, without another request.
 func TestATenantIsFoundByAPartOfItsID(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -100,7 +101,7 @@ func TestATenantIsFoundByAPartOfItsID(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotThere: what does not exist is not found, whatever it is: exit code 3.
+// TestWhatIsNotThere: an object of any kind that does not exist is not found: exit code 3.
 func TestWhatIsNotThere(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -138,7 +139,8 @@ func TestWhatMayNotBeSeenIsRefusedInTheSameWords(t *testing.T) {
 	}
 }
 
-// TestAmbiguous: what stands for several objects is a mistake of the command line; each of them is listed.
+// TestAmbiguous: a reference that stands for several objects is a mistake in the command line; the error lists each of
+// them.
 func TestAmbiguous(t *testing.T) {
 	f := mesh(t)
 	stock(f)

@@ -27,7 +27,7 @@ var retentionView = view[*readmodelv1.RetentionCut]{
 	},
 }
 
-// spelledTerm spells a number of seconds in whole days where it is some.
+// spelledTerm returns a number of seconds as text, in days if it is a whole number of days.
 func spelledTerm(seconds int64) string {
 	const day = 24 * 60 * 60
 	if seconds > 0 && seconds%day == 0 {
@@ -36,10 +36,10 @@ func spelledTerm(seconds int64) string {
 	return (time.Duration(seconds) * time.Second).String()
 }
 
-// mebibytes spells a size.
+// mebibytes returns a size in bytes as text in MiB.
 func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
-// historyLines are what the status shows of history; none from an older server, and for people of a tenant.
+// historyLines returns the lines of the status about history; none if the server is older, or for people of a tenant.
 func historyLines(h *readmodelv1.HistoryStatus) [][2]string {
 	if h == nil {
 		return nil

@@ -105,7 +105,7 @@ func (p *Program) rollbackCommand() *cobra.Command {
 	return group("rollback", short, nil, status, accept)
 }
 
-// losesRollback asks about rollback mode, and refuses if it is not active.
+// losesRollback returns the question about accepting the rollback, and an error if rollback mode is not active.
 func (s *session) losesRollback(ctx context.Context) (question, error) {
 	answer, err := s.client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *session) losesRollback(ctx context.Context) (question, error) {
 	}}, nil
 }
 
-// rollbackLines are what people read first in the status while rollback mode is active.
+// rollbackLines returns the first lines of the status while rollback mode is active.
 func rollbackLines(components []*readmodelv1.ComponentStatus) [][2]string {
 	reason := names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)
 	i := slices.IndexFunc(components, func(c *readmodelv1.ComponentStatus) bool {

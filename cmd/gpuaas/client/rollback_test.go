@@ -55,7 +55,7 @@ func TestRollback(t *testing.T) {
 	call(t, "rollback", "accept", "--reason", "again", "--yes").wants(t, 5)
 }
 
-// The status begins with the mode while it is active, whatever the parts say of themselves.
+// While rollback mode is active the status begins with it, whatever the parts report.
 func TestStatusShowsRollbackMode(t *testing.T) {
 	f := mesh(t)
 	always(f, "ListIncidents", &readmodelv1.ListIncidentsResponse{})
@@ -80,7 +80,7 @@ func TestStatusShowsRollbackMode(t *testing.T) {
 	}
 }
 
-// A command that is refused in the mode says so, and what ends it.
+// The error of a command that is refused in rollback mode names the mode and how to end it.
 func TestCommandsInRollbackMode(t *testing.T) {
 	f := mesh(t)
 	stock(f)

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// TestSpecs: what flags and files become.
+// TestSpecs: the specs that flags and files result in.
 func TestSpecs(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -95,7 +95,7 @@ func TestNamesResolve(t *testing.T) {
 	}
 }
 
-// TestCompletion: the shell is offered what the mesh has, where it fits, and nothing when the mesh does not answer.
+// TestCompletion: the shell gets the names that the mesh has, where they fit, and none if the mesh does not answer.
 func TestCompletion(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -135,7 +135,8 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// TestEveryPrintedReasonIsExplained: what nodes, workspaces, runs and holds say of themselves is explained as the reasons of refusals are, without a mesh.
+// TestEveryPrintedReasonIsExplained: the reasons that nodes, workspaces, runs and allocations print are explained as
+// the reasons of refusals are, without a mesh.
 func TestEveryPrintedReasonIsExplained(t *testing.T) {
 	isolate(t, filepath.Join(t.TempDir(), "contexts.yaml"))
 	all := call(t, "explain", "reason", "-o", "name").wants(t, 0).out

@@ -11,17 +11,18 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
 
-// stepPrinter prints how far a run is. The changes of a watch come in no order, and what ended before it began may be in none of them: each change of a
-// step has the timeline read, which has the attempts in their order.
+// stepPrinter prints the progress of a run. The changes of a watch come in no order and may lack attempts that ended
+// before the watch began, so each change of a step triggers a read of the timeline, which has the attempts in order.
 type stepPrinter struct {
 	s           *session
 	workspaceID string
 	runID       string
 	printed     map[string]bool
-	timeline    []*readmodelv1.TimelineItem // as it was read last
+	timeline    []*readmodelv1.TimelineItem // the last one that was read
 }
 
-// follow prints what is new in the timeline if an attempt of the run has changed. Where the timeline cannot be read the change itself is printed.
+// follow prints the new items of the timeline after a change of an attempt of the run. If the timeline cannot be read
+// it prints the change itself.
 func (t *stepPrinter) follow(ctx context.Context, step *lifecyclev1.StepAttempt) {
 	if step.GetRunId() != t.runID {
 		return
@@ -35,10 +36,11 @@ func (t *stepPrinter) follow(ctx context.Context, step *lifecyclev1.StepAttempt)
 	}
 }
 
-// finish prints how the run ended: the workspace's own change can come before those of its steps, or before the watch began.
+// finish prints the rest of the timeline when the run has ended, because the change of the workspace can come before
+// those of its steps, or before the watch began.
 func (t *stepPrinter) finish(ctx context.Context) { t.read(ctx) }
 
-// read reads the timeline, prints what is new in it, and reports whether it could be read.
+// read reads the timeline, prints its new items, and reports whether it could be read.
 func (t *stepPrinter) read(ctx context.Context) bool {
 	answer, err := t.s.query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: t.workspaceID, RunId: t.runID})
 	if err != nil {
@@ -66,7 +68,7 @@ func (t *stepPrinter) print(item *readmodelv1.TimelineItem) {
 	note(t.s.err, "  step %s %s", position, key[len(item.GetStep())+1:])
 }
 
-// total is how many steps the run has, as far as it is known.
+// total returns how many steps the run has, as far as the timeline shows.
 func (t *stepPrinter) total() int {
 	most := 0
 	for _, item := range t.timeline {
@@ -77,7 +79,7 @@ func (t *stepPrinter) total() int {
 	return most
 }
 
-// key is what is printed of an attempt, behind the number of its step.
+// key returns the text that is printed for an attempt, after the number of its step.
 func (t *stepPrinter) key(item *readmodelv1.TimelineItem) string {
 	name := or(item.GetName(), "?")
 	if item.GetDirection() == commonv1.Direction_DIRECTION_UNDO {
@@ -93,13 +95,15 @@ func (t *stepPrinter) key(item *readmodelv1.TimelineItem) string {
 		if item.GetError() != "" {
 			text += ": " + clean(item.GetError())
 		}
-	case item.GetWhyWaiting() != "" && item.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING: // a running one has its run's
+	// a running one has its run's
+	case item.GetWhyWaiting() != "" && item.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING:
 		text += ": " + clean(item.GetWhyWaiting())
 	}
 	return item.GetStep() + " " + clean(name) + ": " + text
 }
 
-// lastOutput returns the lines that a failed workload wrote last, for the person who waits. What cannot be read, or may not be seen, is left out.
+// lastOutput returns the lines that a failed workload wrote last, for the person who waits. Output that cannot be read,
+// or that the person may not see, is left out.
 func (t *stepPrinter) lastOutput() []string {
 	for _, item := range slices.Backward(t.timeline) {
 		if item.GetLastOutput() != "" {

@@ -11,8 +11,8 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
 
-// TestStepsOfACreateThatFailsAtOnce: they are printed in the order in which they were, whatever the order of the changes, and of those that ended before
-// the watch began too.
+// TestStepsOfACreateThatFailsAtOnce: the steps are printed in the order in which they ran, whatever the order of the
+// changes, including those that ended before the watch began.
 func TestStepsOfACreateThatFailsAtOnce(t *testing.T) {
 	const failed, succeeded = commonv1.AttemptState_ATTEMPT_STATE_FAILED, commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED
 	undo := timelineItem(1, "reserve_slot", succeeded)
@@ -49,7 +49,7 @@ func TestStepsOfACreateThatFailsAtOnce(t *testing.T) {
 	}
 }
 
-// timelines sets what GetTimeline has: each request gets the next, and the last one stays.
+// timelines sets the answers of GetTimeline: each request gets the next one, and then always the last.
 func timelines(f *fake, timelines [][]*readmodelv1.TimelineItem) {
 	var next atomic.Int64
 	answer(f, "GetTimeline", func(*readmodelv1.GetTimelineRequest) (*readmodelv1.GetTimelineResponse, error) {

@@ -8,21 +8,21 @@ import (
 )
 
 const (
-	// between stands between two columns.
+	// between separates two columns.
 	between = "  "
-	// leastText is how narrow a free text may become before it goes like an optional column.
+	// leastText is the smallest width of a free text; below that its column is dropped like an optional one.
 	leastText = 12
-	// textShare is the part of the width, one in so many, that a free text has before an optional column goes.
+	// textShare is the fraction of the width (1/textShare) to which free text is cut before an optional column is dropped.
 	textShare = 5
 	cut       = "..."
 )
 
-// sheet is the layout of a table: which columns are shown, and how wide they are. On a terminal it fits the width if its keys do; elsewhere fields are
-// separated by tabs and nothing depends on a width.
+// sheet is the layout of a table: which columns are shown, and how wide they are. On a terminal it fits the width if
+// its key columns do; elsewhere fields are separated by tabs whatever the width.
 type sheet[T any] struct {
 	pr      *printer
 	columns []column[T]
-	widths  []int // of the first columns; the others stand below each row. nil: all are separated by tabs
+	widths  []int // of the first columns; the others are printed below each row. nil: all are separated by tabs
 }
 
 // newSheet lays out columns for items and returns the items' cells.
@@ -43,7 +43,7 @@ func newSheet[T any](pr *printer, columns []column[T], items []T) (*sheet[T], []
 	return s, cells
 }
 
-// cells are the texts of items in the sheet's columns.
+// cells returns the texts of items in the sheet's columns.
 func (s *sheet[T]) cells(items []T) [][]string {
 	out := make([][]string, len(items))
 	for i := range out {
@@ -64,8 +64,9 @@ func (s *sheet[T]) cells(items []T) [][]string {
 	return out
 }
 
-// fit makes the table as narrow as the terminal. Empty columns go first. Then free text is cut to its share, so that a long error does not cost the
-// columns beside it, and optional columns go in their order. What room is left then is the text's again.
+// fit makes the table as narrow as the terminal. It drops empty columns first. Then it cuts free text to its share, so
+// that a long error does not displace other columns, and drops optional columns in their order. Free text gets the
+// width that is left.
 func (s *sheet[T]) fit(cells [][]string) [][]string {
 	empty := func(i int) bool { return !slices.ContainsFunc(cells, func(row []string) bool { return row[i] != "" }) }
 	for s.total() > s.pr.width {
@@ -99,7 +100,7 @@ func (s *sheet[T]) fit(cells [][]string) [][]string {
 	return cells
 }
 
-// natural is how wide a column is if nothing of it is cut.
+// natural returns the width of a column if none of its cells is cut.
 func (s *sheet[T]) natural(i int, cells [][]string) int {
 	width := ansi.StringWidth(s.columns[i].title)
 	for _, row := range cells {
@@ -116,7 +117,7 @@ func (s *sheet[T]) total() int {
 	return total
 }
 
-// expendable is the optional column that goes next of those that may, -1 if there is none.
+// expendable returns the optional column to drop next among those for which may returns true, or -1 if there is none.
 func (s *sheet[T]) expendable(may func(i int) bool) int {
 	next := -1
 	for i, c := range s.columns[:len(s.widths)] {
@@ -127,7 +128,7 @@ func (s *sheet[T]) expendable(may func(i int) bool) int {
 	return next
 }
 
-// without takes a column out of the rows: it goes, or stands below them.
+// without removes a column from the rows: it is dropped, or moves below each row.
 func (s *sheet[T]) without(i int, cells [][]string) [][]string {
 	gone := s.columns[i]
 	s.columns = slices.Delete(s.columns, i, i+1)
@@ -145,7 +146,7 @@ func (s *sheet[T]) without(i int, cells [][]string) [][]string {
 	return cells
 }
 
-// header is the first line.
+// header returns the first line.
 func (s *sheet[T]) header() string {
 	shown := s.columns
 	if s.widths != nil {
@@ -158,7 +159,7 @@ func (s *sheet[T]) header() string {
 	return s.row(titles, false)
 }
 
-// rows are lines of cells.
+// rows returns the lines of the cells.
 func (s *sheet[T]) rows(cells [][]string) string {
 	var out strings.Builder
 	for _, row := range cells {
@@ -167,7 +168,7 @@ func (s *sheet[T]) rows(cells [][]string) string {
 	return out.String()
 }
 
-// row is one line of cells, with those that stand below it.
+// row returns one line of cells, followed by the lines of the columns below it.
 func (s *sheet[T]) row(cells []string, painted bool) string {
 	if s.widths == nil {
 		return strings.Join(cells, "\t") + "\n"
@@ -200,7 +201,8 @@ func (s *sheet[T]) row(cells []string, painted bool) string {
 	return line.String() + "\n"
 }
 
-// table prints items: aligned under a header on a terminal, separated by tabs elsewhere. Without items a terminal gets a note, and a pipe the header.
+// table prints items: aligned under a header on a terminal, separated by tabs elsewhere. Without items a terminal gets
+// a note, and a pipe the header.
 func table[T any](pr *printer, columns []column[T], items []T) error {
 	if len(items) == 0 && pr.tty {
 		note(pr.err, "none")
@@ -210,7 +212,7 @@ func table[T any](pr *printer, columns []column[T], items []T) error {
 	return pr.write(s.header() + s.rows(cells))
 }
 
-// pairs prints one item as lines of name and value. Neither is cut.
+// pairs prints one item as lines of name and value, without cutting either.
 func (pr *printer) pairs(rows [][2]string) error {
 	width := 0
 	for _, row := range rows {
@@ -233,8 +235,8 @@ func (pr *printer) pairs(rows [][2]string) error {
 	return pr.write(out.String())
 }
 
-// section begins another part of an output with an empty line. In a pipe titles follow, so that each part has the header of its own fields; a part that
-// brings its header needs none.
+// section begins another part of an output with an empty line. In a pipe the titles follow, so that each part has a
+// header for its own fields; a part that prints its header itself has none.
 func (pr *printer) section(titles ...string) error {
 	text := "\n"
 	if len(titles) > 0 && !pr.tty {
@@ -243,7 +245,7 @@ func (pr *printer) section(titles ...string) error {
 	return pr.write(text)
 }
 
-// under prints a table below other lines of the same answer; nothing if there are no items.
+// under prints a table below other lines of the same output, or nothing if there are no items.
 func under[T any](pr *printer, columns []column[T], items []T) error {
 	if len(items) == 0 {
 		return nil

@@ -11,8 +11,9 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// takeOver returns an error unless the token of a new person may stand in the place of a context: one of this mesh whose token is good no more, or that of
-// the same person if the request has a key. Where such a request is not the one that made the person the mesh refuses it, and the context stays.
+// takeOver returns an error unless the token of a new person may replace a context: one of this mesh whose token is not
+// valid, or one of the same person if the request has an idempotency key. If such a request is not the one that created
+// the person, the mesh refuses it, and the context stays.
 func (p *Program) takeOver(ctx context.Context, s *session, have contexts.Context, req *readmodelv1.CreatePersonRequest) error {
 	taken := Usage(fmt.Errorf("there is a context %q already: name another with --context-name", have.Name))
 	if !s.target.isOf(have) {
@@ -28,7 +29,7 @@ func (p *Program) takeOver(ctx context.Context, s *session, have contexts.Contex
 	who, err := other.query.WhoAmI(ctx, &readmodelv1.WhoAmIRequest{})
 	switch {
 	case fault.Has(err, commonv1.Reason_REASON_UNAUTHENTICATED):
-		return nil // it has ended, has expired, or was replaced
+		return nil // the session was ended, has expired, or was replaced
 	case err != nil:
 		return err
 	case req.GetIdempotencyKey() != "" && who.GetSubject() == req.GetName():
@@ -37,7 +38,8 @@ func (p *Program) takeOver(ctx context.Context, s *session, have contexts.Contex
 	return taken
 }
 
-// isOf reports whether a context stands for the mesh of the target and has a token of its own, which may then be shown there.
+// isOf reports whether a context is for the mesh of the target and contains a token, which may then be sent to that
+// mesh.
 func (t target) isOf(c contexts.Context) bool {
 	return c.Server == t.server && or(c.TrustDomain, contexts.DefaultTrustDomain) == t.trustDomain && c.Token != "" && bytes.Equal([]byte(c.CAPEM), t.ca)
 }

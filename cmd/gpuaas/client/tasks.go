@@ -47,7 +47,7 @@ var taskView = view[*readmodelv1.Task]{
 	},
 }
 
-// transitionText is one change of a task: its time, and how long after the first it came.
+// transitionText returns the text of one transition of a task: its time, and how long after the first one it came.
 func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.TaskTransition) string {
 	since := tr.GetAt().AsTime().Sub(all[0].GetAt().AsTime())
 	text := fmt.Sprintf("%s +%s %s", tr.GetAt().AsTime().UTC().Format("15:04:05.000"), since.Round(time.Millisecond), enumText(tr.GetState()))
@@ -77,7 +77,7 @@ func (p *Program) tasksList() *cobra.Command {
 			if req.State, err = parseEnum[commonv1.TaskState]("state", state); err != nil {
 				return err
 			}
-			if page.watch && req.GetNode() != "" { // a name may pass to another node
+			if page.watch && req.GetNode() != "" { // another node may get the name later
 				if req.Node, err = s.find(ctx, kindNode, req.GetNode()); err != nil {
 					return err
 				}
@@ -152,7 +152,7 @@ func (p *Program) tasksChange(verb, short string) *cobra.Command {
 	return cmd
 }
 
-// taskOf shows an owner's answer in the form of the projections.
+// taskOf converts a task from an owner's answer into the form of the projections.
 func taskOf(t *lifecyclev1.Task) *readmodelv1.Task {
 	return &readmodelv1.Task{
 		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(), WorkspaceId: t.GetWorkspaceId(),
@@ -161,7 +161,7 @@ func taskOf(t *lifecyclev1.Task) *readmodelv1.Task {
 	}
 }
 
-// ended says whether a task's state is final.
+// ended reports whether a task's state is final.
 func ended(state commonv1.TaskState) bool { return state >= commonv1.TaskState_TASK_STATE_SUCCEEDED }
 
 func (p *Program) nodesProbe() *cobra.Command {

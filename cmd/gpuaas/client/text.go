@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// enumText spells an enum for people: nothing where nothing is set.
+// enumText returns the name of an enum value for people; empty if it is unspecified.
 func enumText(e protoreflect.Enum) string {
 	if e.Number() == 0 {
 		return ""
@@ -26,7 +26,7 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// onlyIf shows a text where it says something.
+// onlyIf returns text if b is true, else the empty string.
 func onlyIf(b bool, text string) string {
 	if b {
 		return text
@@ -36,7 +36,7 @@ func onlyIf(b bool, text string) string {
 
 func number[N int32 | int64](n N) string { return strconv.FormatInt(int64(n), 10) }
 
-// Counted prints a number of things whose plural has an s.
+// Counted returns a number with the name of what it counts, with a plural s unless the number is 1.
 func Counted[N int | int32 | int64 | uint64](n N, thing string) string {
 	if n != 1 {
 		thing += "s"
@@ -91,7 +91,7 @@ func parseBytes(text string) (int64, error) {
 	return int64(n * factor), nil
 }
 
-// bytesText prints an amount of storage.
+// bytesText returns an amount of storage in bytes as text.
 func bytesText(n int64) string {
 	if n == 0 {
 		return "0"
@@ -104,7 +104,7 @@ func bytesText(n int64) string {
 	return number(n)
 }
 
-// seconds prints a duration as people read it.
+// seconds returns a duration in seconds as text for people.
 func seconds(s float64) string {
 	switch {
 	case s == 0:

@@ -9,7 +9,8 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
 
-// TestACrashLoopIsSeenInANarrowList: at 80 columns USER STATE stays beside the error of another workspace, and the free texts go before it.
+// TestACrashLoopIsSeenInANarrowList: at 80 columns USER STATE is shown beside the error of another workspace, and the
+// free texts are dropped before it.
 func TestACrashLoopIsSeenInANarrowList(t *testing.T) {
 	active := func(name string, user commonv1.UserState, workloads string) *readmodelv1.Workspace {
 		return &readmodelv1.Workspace{

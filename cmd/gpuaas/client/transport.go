@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// session is a connection with the mesh, and where its answers go.
+// session is a connection to the mesh, and the printer for its answers.
 type session struct {
 	*printer
 	query   readmodelv1connect.QueryServiceClient
@@ -33,7 +33,7 @@ type session struct {
 
 func (s *session) close() { s.client.Close() }
 
-// target is where to connect and as whom.
+// target is the server to connect to, and the credentials.
 type target struct {
 	server      string
 	trustDomain string
@@ -41,10 +41,10 @@ type target struct {
 	token       string
 	context     string // its name, empty without one
 	mesh        string // directory of the mesh on this machine that wrote the context
-	ephemeral   bool   // the mesh's directory, and its contexts, go at its end
+	ephemeral   bool   // the mesh's directory and its contexts are removed when it ends
 }
 
-// connect finds the server and prepares to talk to it; nothing is sent yet.
+// connect determines the server and returns a session with it. It sends nothing yet.
 func (p *Program) connect(pr *printer) (*session, error) {
 	t, err := p.target()
 	if _, known := fault.As(err); known {
@@ -56,7 +56,7 @@ func (p *Program) connect(pr *printer) (*session, error) {
 	return p.dial(pr, t)
 }
 
-// dial prepares to talk to a target.
+// dial returns a session with a target. It sends nothing yet.
 func (p *Program) dial(pr *printer, t target) (*session, error) {
 	host, err := hostPort(t.server)
 	if err != nil {
@@ -80,13 +80,14 @@ func (p *Program) dial(pr *printer, t target) (*session, error) {
 	return &session{printer: pr, query: client.Query, command: client.Command, server: t.server, target: t, client: client}, nil
 }
 
-// target merges flags, environment and context: flags over environment over the file.
+// target merges flags, environment and context: flags take precedence over the environment, and the environment over
+// the file.
 func (p *Program) target() (target, error) {
 	server, tokenFile, caFile := or(p.server, os.Getenv(envServer)), or(p.tokenFile, os.Getenv(envTokenFile)), or(p.caFile, os.Getenv(envCAFile))
 	name := or(p.context, os.Getenv(envContext))
 	c, err := loadContext(name)
 	if err != nil {
-		// Whoever names everything needs no context, but one that is asked for by name must be there.
+		// A command line with server, authority and token needs no context, but a context that is named must exist.
 		if name != "" || server == "" || caFile == "" || tokenFile == "" {
 			return target{}, err
 		}
@@ -142,12 +143,12 @@ func loadContext(name string) (contexts.Context, error) {
 	return c, err
 }
 
-// noContext refuses the name of a context that is not there.
+// noContext returns the error for the name of a context that does not exist.
 func noContext(name string) error {
 	return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no context %q", name), fault.Remedy("list them with `gpuaas config view`"))
 }
 
-// readToken reads a token that nobody else may read.
+// readToken reads a token from a file, which no other user may be able to read.
 func readToken(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -167,7 +168,7 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// hostPort reads host:port or https://host[:port].
+// hostPort returns host:port for host:port or https://host[:port].
 func hostPort(server string) (string, error) {
 	if !strings.Contains(server, "://") {
 		server = "https://" + server
@@ -197,7 +198,7 @@ func or(value, other string) string {
 	return other
 }
 
-// pages fetches a list whole, or `limit` items of it, from a token on.
+// pages fetches a whole list, or `limit` items of it, from a token on.
 func pages[T any](limit int, token string, fetch func(size int32, token string) ([]T, string, error)) ([]T, string, error) {
 	const full = 200
 	items := []T{}

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// messages makes values of members of API messages.
+// messages returns API messages as JSON, for the values of members.
 func messages[M proto.Message](items ...M) []json.RawMessage {
 	out := make([]json.RawMessage, len(items))
 	for i, item := range items {
@@ -31,7 +31,7 @@ func messages[M proto.Message](items ...M) []json.RawMessage {
 	return out
 }
 
-// condition is what `--for` asks of a workspace.
+// condition is the condition of `--for` on a workspace.
 type condition struct {
 	text  string
 	holds func(*readmodelv1.Workspace) bool
@@ -131,7 +131,7 @@ func (p *Program) workspacesWait() *cobra.Command {
 	return cmd
 }
 
-// waitedTooLong says how far it came in the time it had.
+// waitedTooLong returns the error of a wait that took too long, with the last known state of the workspace.
 func waitedTooLong(text string, last *readmodelv1.Workspace) error {
 	if last != nil {
 		text += ": it is " + enumText(last.GetState())
@@ -147,7 +147,8 @@ func waitedTooLong(text string, last *readmodelv1.Workspace) error {
 
 // followWorkspace follows one workspace with its runs and steps.
 func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each func(*readmodelv1.WatchItem) (bool, error)) error {
-	// What does not exist is found out at once, and the watch goes by id: a bare name may stop being unique.
+	// The lookup fails at once for a workspace that does not exist. The watch uses the id, because a bare name may stop
+	// being unique.
 	answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref, MinPos: minPos})
 	id := ref
 	switch {
@@ -163,7 +164,7 @@ func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each 
 		return []*readmodelv1.WatchItem{{Topic: readmodelv1.Topic_TOPIC_WORKSPACES, Object: &readmodelv1.WatchItem_Workspace{Workspace: answer.GetWorkspace()}}}, err
 	}
 	if err == nil {
-		// The first look may already be the last.
+		// The workspace may already be in the wanted state.
 		done, ferr := each(&readmodelv1.WatchItem{Topic: readmodelv1.Topic_TOPIC_WORKSPACES, Object: &readmodelv1.WatchItem_Workspace{Workspace: answer.GetWorkspace()}})
 		if done || ferr != nil {
 			return ferr
@@ -175,8 +176,9 @@ func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each 
 	}, poll, each)
 }
 
-// awaitOperation waits until an operation has ended, prints its steps on stderr, and then prints the workspace. It is refused if the workspace comes to
-// rest elsewhere than wanted. The name is what the person called the workspace.
+// awaitOperation waits until an operation has ended, prints its steps on stderr, and then prints the workspace. It
+// returns an error if the workspace comes to rest in another state than want. name is the reference that the person
+// typed.
 func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation, name string, want commonv1.WorkspaceState, timeout time.Duration) error {
 	ctx, cancel := within(ctx, timeout)
 	defer cancel()
@@ -227,7 +229,7 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 	return endedElsewhere(last, remedy)
 }
 
-// endedElsewhere is the refusal of a wait for a workspace that came to rest in another state than was waited for.
+// endedElsewhere returns the error of a wait whose workspace came to rest in another state than the wanted one.
 func endedElsewhere(w *readmodelv1.Workspace, remedy string) error {
 	reason, err := names.Parse[commonv1.Reason](w.GetLastErrorCode())
 	if err != nil || reason == commonv1.Reason_REASON_UNSPECIFIED {
@@ -239,8 +241,9 @@ func endedElsewhere(w *readmodelv1.Workspace, remedy string) error {
 	}
 }
 
-// restsFailed reports whether a workspace is failed or stuck with nothing under way, so that only another operation leads on. The view may not know yet of
-// one that has begun: its owner is asked, and where that cannot be had the view is believed.
+// restsFailed reports whether a workspace is failed or stuck with no operation under way, so that only another
+// operation changes it. The view may lack an operation that has begun, so it asks the owner, and relies on the view if
+// the owner does not answer.
 func (s *session) restsFailed(ctx context.Context, w *readmodelv1.Workspace) bool {
 	state := w.GetState()
 	if state != commonv1.WorkspaceState_WORKSPACE_STATE_FAILED && state != commonv1.WorkspaceState_WORKSPACE_STATE_STUCK {
@@ -259,8 +262,8 @@ func (s *session) restsFailed(ctx context.Context, w *readmodelv1.Workspace) boo
 	return !possible(commonv1.OperationKind_OPERATION_KIND_CANCEL)
 }
 
-// atRest says whether nothing further happens to the workspace by itself. `failed` is at rest only where no operation is open on it, which the mesh
-// guarantees: it is the end of one.
+// atRest reports whether the workspace changes no further by itself. A failed workspace has no open operation, because
+// the mesh sets that state only at the end of one.
 func atRest(w *readmodelv1.Workspace, want commonv1.WorkspaceState) bool {
 	switch w.GetState() { //nolint:exhaustive // every other state is under way
 	case want, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
@@ -298,7 +301,7 @@ func (p *Program) workspacesWatch() *cobra.Command {
 	}
 }
 
-// printChanges prints what a watch brings until the person ends it.
+// printChanges prints the changes of a watch until the person ends it.
 func (s *session) printChanges(ctx context.Context, req *readmodelv1.WatchRequest, row func(*readmodelv1.WatchItem) (string, []string)) error {
 	err := s.follow(ctx, req, nil, func(item *readmodelv1.WatchItem) (bool, error) {
 		if s.structured() {
@@ -312,7 +315,7 @@ func (s *session) printChanges(ctx context.Context, req *readmodelv1.WatchReques
 				}
 				return false, s.document(raw)
 			}
-			// One change is one line: a stream of them is read line by line.
+			// Each change is printed as one line, because programs read the stream line by line.
 			lines := *s.printer
 			lines.format = formatJSONL
 			return false, lines.document(raw)

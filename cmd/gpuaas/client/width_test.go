@@ -38,7 +38,7 @@ func listed[T proto.Message](name string, v view[T], keys []string, items ...T) 
 	return shown{name, keys, func(pr *printer) error { return list(pr, v, items, "") }}
 }
 
-// longLists are all lists with realistic long values.
+// longLists returns all lists with realistic long values.
 func longLists() []shown {
 	return []shown{
 		listed("nodes", nodeView, []string{"box-2ba66a74c341-1", "rack12-node-0007", "operator_action_required", "normal"},
@@ -161,7 +161,8 @@ func terminal(out *bytes.Buffer, width int) *printer {
 	return &printer{format: formatTable, out: out, err: &bytes.Buffer{}, tty: true, relative: true, width: width, now: noon}
 }
 
-// TestKeysAreNeverCut: at any width the keys of every row are whole, and lines are longer than the terminal only where the keys alone are.
+// TestKeysAreNeverCut: at any width the keys of every row are whole, and lines are longer than the terminal only where
+// the keys alone are.
 func TestKeysAreNeverCut(t *testing.T) {
 	for _, l := range longLists() {
 		for _, width := range []int{60, 80, 100, 140} {
@@ -189,7 +190,7 @@ func TestKeysAreNeverCut(t *testing.T) {
 
 var hexDigits = regexp.MustCompile(`^[0-9a-f]+$`)
 
-// TestGoldenWidths holds every list as people see it on terminals of three widths.
+// TestGoldenWidths checks every list as people see it on terminals of three widths.
 func TestGoldenWidths(t *testing.T) {
 	for _, l := range longLists() {
 		t.Run(l.name, func(t *testing.T) {
@@ -214,7 +215,7 @@ func TestGoldenWidths(t *testing.T) {
 	}
 }
 
-// TestLongTextCostsNoColumns: a long error is cut before the columns beside it go.
+// TestLongTextCostsNoColumns: a long error is cut before other columns are dropped.
 func TestLongTextCostsNoColumns(t *testing.T) {
 	var out bytes.Buffer
 	failed := &readmodelv1.Workspace{
@@ -248,7 +249,7 @@ func TestWideCutsNothing(t *testing.T) {
 	}
 }
 
-// TestGetKeepsItsLabels: the names of the lines stand whole at any width.
+// TestGetKeepsItsLabels: the names of the lines are never cut, whatever the width.
 func TestGetKeepsItsLabels(t *testing.T) {
 	node := &readmodelv1.Node{
 		NodeId: uuidOne, Name: "n1", Gate: &lifecyclev1.NodeGate{Host: &commonv1.HostFacts{
@@ -268,14 +269,14 @@ func TestGetKeepsItsLabels(t *testing.T) {
 	}
 }
 
-// full is a disk without room.
+// full is a writer to a full disk.
 type full struct{}
 
 var errFull = errors.New("no space left on device")
 
 func (full) Write([]byte) (int, error) { return 0, errFull }
 
-// TestWriteErrorsFail: what could not be written fails the command, on a terminal and in a pipe.
+// TestWriteErrorsFail: a failed write fails the command, on a terminal and in a pipe.
 func TestWriteErrorsFail(t *testing.T) {
 	nodes := []*readmodelv1.Node{{Name: "node-1"}}
 	for _, tty := range []bool{true, false} {
@@ -289,7 +290,8 @@ func TestWriteErrorsFail(t *testing.T) {
 	}
 }
 
-// TestFollowedRowsStayInTheirColumns: a row that changes stands in the columns above it; where it has no room there the header comes anew.
+// TestFollowedRowsStayInTheirColumns: a row that changes is aligned with the columns above it; if it does not fit, the
+// header is printed again.
 func TestFollowedRowsStayInTheirColumns(t *testing.T) {
 	var out bytes.Buffer
 	rows := &follower[*readmodelv1.Workspace]{pr: terminal(&out, 80), view: workspaceView, printed: map[string]string{}}
@@ -322,7 +324,7 @@ func TestFollowedRowsStayInTheirColumns(t *testing.T) {
 	}
 }
 
-// TestWideCharacters: columns stand below each other whatever the width of the characters, and what is cut stays within the width.
+// TestWideCharacters: columns are aligned whatever the width of the characters, and a cut text stays within the width.
 func TestWideCharacters(t *testing.T) {
 	var out bytes.Buffer
 	nodes := []*readmodelv1.Node{{Name: "東京-1", Connected: true}, {Name: "n", Connected: true}}

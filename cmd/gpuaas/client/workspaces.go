@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/showable"
 )
 
-// fullName is how a workspace is named where names of several tenants stand together.
+// fullName returns the name of a workspace in lists of several tenants: tenant/name.
 func fullName(w *readmodelv1.Workspace) string {
 	if w.GetTenant() == "" {
 		return w.GetName()
@@ -27,7 +27,7 @@ func fullName(w *readmodelv1.Workspace) string {
 	return w.GetTenant() + "/" + w.GetName()
 }
 
-// agent says whether the agent that acts for a workspace can: why it cannot, where that is known, else whether it is connected.
+// agent returns the text about a workspace's agent: why it cannot act, if that is known, else whether it is connected.
 func agent(w *readmodelv1.Workspace) string {
 	switch {
 	case w.GetReason() != "":
@@ -40,7 +40,8 @@ func agent(w *readmodelv1.Workspace) string {
 	return ""
 }
 
-// environment lists the names of each workload's variables, a line for each workload that has any. No answer has their values.
+// environment returns the names of each workload's variables, one line for each workload that has any. No answer of the
+// API has their values.
 func environment(workloads []*nodev1.Workload) string {
 	var lines []string
 	for _, w := range workloads {
@@ -108,7 +109,7 @@ var operationView = view[*lifecyclev1.Operation]{
 	},
 }
 
-// dryRunView shows what an operation would do. It names no operation: none was begun.
+// dryRunView prints what an operation would do. It has no operation id, because no operation was begun.
 var dryRunView = view[*lifecyclev1.Operation]{
 	name: func(o *lifecyclev1.Operation) string { return verb(o.GetKind()) },
 	columns: []column[*lifecyclev1.Operation]{
@@ -118,8 +119,8 @@ var dryRunView = view[*lifecyclev1.Operation]{
 	},
 }
 
-// operation prints the answer to a command: the operation that it began or joined, or what it would do. The name is the full one of the workspace;
-// without it the mesh is asked.
+// operation prints the answer to a command: the operation that it began or joined, or what it would do. name is the
+// full name of the workspace; if it is empty, operation reads it from the mesh.
 func (s *session) operation(ctx context.Context, o *lifecyclev1.Operation, name string) error {
 	if s.structured() || s.format == formatName {
 		if o.GetDryRun() && !s.structured() {
@@ -128,7 +129,7 @@ func (s *session) operation(ctx context.Context, o *lifecyclev1.Operation, name 
 		return one(s.printer, operationView, o)
 	}
 	if name == "" && o.GetWorkspaceId() != "" {
-		// One who may operate and not read sees the id alone.
+		// A person who may operate and not read sees only the id.
 		if answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: o.GetWorkspaceId()}); err == nil {
 			name = fullName(answer.GetWorkspace())
 		}
@@ -140,7 +141,7 @@ func (s *session) operation(ctx context.Context, o *lifecyclev1.Operation, name 
 	return one(s.printer, withWorkspace(dryRunView, name), o)
 }
 
-// withWorkspace is a view of operations that shows the workspace by its name and the end of its id.
+// withWorkspace returns a view of operations that prints the workspace's name and the end of its id.
 func withWorkspace(v view[*lifecyclev1.Operation], name string) view[*lifecyclev1.Operation] {
 	if name == "" {
 		return v
@@ -301,7 +302,8 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 	return cmd
 }
 
-// lastOutputs prints under a timeline what the workloads wrote last whose failures it shows, and what to do about them.
+// lastOutputs prints, under a timeline, the last output of the workloads whose failures it shows, and what to do about
+// them.
 func (s *session) lastOutputs(items []*readmodelv1.TimelineItem) error {
 	for _, i := range items {
 		if i.GetLastOutput() == "" {
@@ -317,7 +319,7 @@ func (s *session) lastOutputs(items []*readmodelv1.TimelineItem) error {
 	return nil
 }
 
-// indented returns the lines of a text of several, cleaned, two spaces in.
+// indented returns the lines of a text, cleaned and indented by two spaces.
 func indented(text string) []string {
 	var out []string
 	for line := range strings.Lines(showable.Clean([]byte(text))) {
@@ -342,7 +344,7 @@ var actionView = view[*lifecyclev1.ActionOption]{
 	},
 }
 
-// verb is a kind of operation as the command is called.
+// verb returns the name of the command for a kind of operation.
 func verb(kind commonv1.OperationKind) string { return strings.ReplaceAll(enumText(kind), "_", "-") }
 
 func (p *Program) workspacesActions() *cobra.Command {
@@ -359,7 +361,7 @@ func (p *Program) workspacesActions() *cobra.Command {
 	}
 }
 
-// restingState is where a workspace comes to rest when an operation went well.
+// restingState is the state in which a workspace comes to rest after an operation that succeeded.
 var restingState = map[commonv1.OperationKind]commonv1.WorkspaceState{
 	commonv1.OperationKind_OPERATION_KIND_CREATE:       commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 	commonv1.OperationKind_OPERATION_KIND_RETRY:        commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
@@ -434,15 +436,16 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 	return needsReason(asks(cmd), &req.Reason)
 }
 
-// lostBy says what the operations lose that ask before they act.
+// lostBy has the text about the loss for each operation that must be confirmed.
 var lostBy = map[commonv1.OperationKind]string{
 	commonv1.OperationKind_OPERATION_KIND_DECOMMISSION: "%s will be ended for good: its workloads stop, and its storage, its database schema and its GPUs are given up.",
 	commonv1.OperationKind_OPERATION_KIND_RECREATE:     "The instance of %s will be ended and another launched: its workloads stop, and what they keep on that instance is lost.",
 	commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO:    "The undo of %s will be given up: what it has not cleaned stays behind as orphan claims.",
 }
 
-// loses asks about a workspace by its full name, unless the mesh says that the operation is not possible now.
-// What is asked about is what the request then names, whatever has the name by then.
+// loses returns the question about a workspace, by its full name. It returns an error if the mesh reports that the
+// operation is not possible now. It puts the id of that workspace in the request, even if another workspace gets the
+// name meanwhile.
 func (s *session) loses(req *readmodelv1.OperateWorkspaceRequest, lost string) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: req.GetWorkspace()})

@@ -6,8 +6,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// wrapText breaks a text into lines that are no wider than width. A line that ends in the middle of a sentence goes on with the next one; every other
-// line of the text stays one, and one that is indented keeps its indent.
+// wrapText breaks a text into lines that are no wider than width. A line that ends in the middle of a sentence is
+// joined with the next one; every other line stays separate, and an indented line keeps its indent.
 func wrapText(text string, width int) string {
 	var out []string
 	open := false
@@ -25,7 +25,8 @@ func wrapText(text string, width int) string {
 	return strings.Join(out, "\n")
 }
 
-// hanging is how far the lines after the first are indented: under the text of an item that stands behind two spaces, else as the line itself.
+// hanging returns the indent of the lines after the first: that of an item's text, if two spaces separate the item from
+// it, else that of the line.
 func hanging(line string) int {
 	rest := strings.TrimLeft(line, " ")
 	indent := len(line) - len(rest)
@@ -35,12 +36,13 @@ func hanging(line string) int {
 	return indent
 }
 
-// wrapLine breaks one line between words, and indents what follows. What stands before the first word, and between words, is kept where it is not broken.
+// wrapLine breaks one line between words, and indents the following lines. Space before the first word and between
+// words is kept, except at a break.
 func wrapLine(line string, indent, width int) string {
 	return wrapWords(strings.SplitAfter(line, " "), indent, width, "")
 }
 
-// wrapCommand breaks the line of a shell between its words, so that it still is one command.
+// wrapCommand breaks a shell command between its words in such a way that it remains one command.
 func wrapCommand(line string, width int) string {
 	var words []string
 	quoted := false
@@ -57,10 +59,10 @@ func wrapCommand(line string, width int) string {
 	return wrapWords(words, 6, width, `\`)
 }
 
-// wrapWords sets words, each with the space behind it, and puts a mark at the end of each line that goes on.
+// wrapWords lays out words, each with the space after it, and puts mark at the end of each line that continues.
 func wrapWords(words []string, indent, width int, mark string) string {
 	var out strings.Builder
-	at, blank := 0, true // the column, and whether only space stands in the line
+	at, blank := 0, true // the column, and whether the line has only space so far
 	for i, word := range words {
 		need := ansi.StringWidth(strings.TrimRight(word, " "))
 		if i < len(words)-1 && mark != "" {

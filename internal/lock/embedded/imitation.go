@@ -11,7 +11,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 )
 
-// expiryTick is how exact expiry is in the imitation, whose time stands still by itself.
+// expiryTick is the resolution of expiry in the imitation, whose clock advances only when expire advances it.
 const expiryTick = 20 * time.Millisecond
 
 // imitation is an in-process Redis with a ticker for a clock.
@@ -36,7 +36,7 @@ func startImitation(addr, password string) (backend, error) {
 	return i, nil
 }
 
-// expire moves the imitation's time by what really went by.
+// expire advances the imitation's clock by the time that has passed.
 func (i *imitation) expire() {
 	defer close(i.ended)
 	ticker := time.NewTicker(expiryTick)

@@ -22,15 +22,15 @@ import (
 	"github.com/gpuaas/mesh/internal/ports"
 )
 
-// Config says where the server listens. Only Logger is required.
+// Config sets where and how the server runs. Only Logger is required.
 type Config struct {
 	// Port is the TCP port on 127.0.0.1; 0 picks a free one at Start.
 	Port int
-	// Password is asked of every client; empty generates one, since workload uids share the host.
+	// Password is required of every client, since workloads run on the same host; empty generates one.
 	Password string
-	// UID and GID are what redis-server runs as when we are root; zero means 65534.
+	// UID and GID are those that redis-server runs with when this process is root; zero means 65534.
 	UID, GID int
-	// ImitationOnly never looks for a redis-server.
+	// ImitationOnly serves the imitation even if there is a redis-server on PATH.
 	ImitationOnly bool
 	// Dir is the directory of the server's files, which is made at each start and removed at its end; empty: a
 	// temporary one.
@@ -41,7 +41,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// backend is a running incarnation.
+// backend is a running server, of either kind.
 type backend interface {
 	stop(ctx context.Context) error
 	kill() error
@@ -58,7 +58,7 @@ type Server struct {
 	run  backend
 }
 
-// Start brings a server up and returns once it answers. ctx bounds the start only.
+// Start starts a server and returns once it answers. ctx bounds the start only.
 func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		return nil, errors.New("embedded redis needs a logger")
@@ -111,7 +111,7 @@ func (s *Server) startLocked(ctx context.Context) error {
 			return err
 		}
 		if s.run == nil {
-			s.port = 0 // nobody knows the number yet; a restart has to wait for its own
+			s.port = 0 // no caller knows the number yet; a restart has to wait for its own
 		}
 		select {
 		case <-ctx.Done():
@@ -134,7 +134,8 @@ type process struct {
 	dir   string
 }
 
-// startProcess hands the configuration over in a file that only the server's uid may read: arguments are everybody's.
+// startProcess passes the configuration in a file that only the server's uid may read, because every user can read
+// arguments.
 func (s *Server) startProcess(ctx context.Context) (backend, error) {
 	dir, err := s.makeDir()
 	if err != nil {
@@ -155,7 +156,7 @@ func (s *Server) startProcess(ctx context.Context) (backend, error) {
 	return run, nil
 }
 
-// makeDir makes an empty directory. One of a fixed place may hold what a server that died suddenly has left.
+// makeDir makes an empty directory. At a fixed path it may have to remove the files that a killed server has left.
 func (s *Server) makeDir() (string, error) {
 	if s.cfg.Dir == "" {
 		return os.MkdirTemp("", "gpuaas-redis-")
@@ -201,11 +202,12 @@ func orNobody(id int) int {
 	return id
 }
 
-// await returns once the server takes our password, which a stranger on the same port would not. It speaks the few
-// words itself: a client library logs and backs off at every refused dial, and the first ones are always refused.
+// await returns once the server accepts our password, which another server on the same port would not. It writes the
+// few commands itself: a client library logs and backs off at every refused dial, and the first dials are always
+// refused.
 func (s *Server) await(ctx context.Context, p *child.Process) error {
 	for {
-		// Asked first: an address in use ends the process, and somebody else answers in its place.
+		// Checked first: if the address is in use the process ends, and another server answers in its place.
 		select {
 		case <-p.Done():
 			return fmt.Errorf("redis-server ended: %w", p.Exit())
@@ -269,25 +271,25 @@ func (p *process) kill() error {
 
 func (s *Server) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
 
-// Addr is host:port of the server.
+// Addr returns the host:port of the server.
 func (s *Server) Addr() string { return s.addr() }
 
-// Port is the TCP port on 127.0.0.1.
+// Port returns the TCP port on 127.0.0.1.
 func (s *Server) Port() int { return s.port }
 
-// Password is what clients authenticate with.
+// Password returns the password with which clients authenticate.
 func (s *Server) Password() string { return s.cfg.Password }
 
-// URL is the redis:// connection string, password included.
+// URL returns the redis:// connection string, password included.
 func (s *Server) URL() string {
 	u := url.URL{Scheme: "redis", User: url.UserPassword("", s.cfg.Password), Host: s.addr(), Path: "/0"}
 	return u.String()
 }
 
-// Real says whether a redis-server runs, rather than the imitation.
+// Real reports whether a redis-server runs, rather than the imitation.
 func (s *Server) Real() bool { return s.path != "" }
 
-// PID is the process id of redis-server, zero for the imitation.
+// PID returns the process id of redis-server, zero for the imitation.
 func (s *Server) PID() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,7 +299,8 @@ func (s *Server) PID() int {
 	return 0
 }
 
-// Done is closed when the present incarnation has ended, however that came; after Restart ask again.
+// Done returns a channel that is closed when the present server process has ended, for any reason; after Restart call
+// Done again.
 func (s *Server) Done() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -311,7 +314,7 @@ func (s *Server) Stop(ctx context.Context) error {
 	return s.run.stop(ctx)
 }
 
-// Kill9 ends the server without a goodbye, for drills; its data is gone, as after Stop.
+// Kill9 kills the server at once, for drills; its data is gone, as after Stop.
 func (s *Server) Kill9() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -51,14 +51,14 @@ func TestBothKindsServeExpireDieAndComeBack(t *testing.T) {
 				}
 				return nil
 			})
-			// Nobody without the password.
+			// A client without the password is refused.
 			stranger := redis.NewClient(&redis.Options{Addr: s.Addr(), MaxRetries: -1})
 			defer func() { _ = stranger.Close() }()
 			if err := stranger.Ping(ctx).Err(); err == nil || !strings.Contains(err.Error(), "NOAUTH") {
 				t.Errorf("a stranger got %v", err)
 			}
 
-			// Death shows, and the same address comes back empty.
+			// Done reports a killed server, and Restart serves an empty one at the same address.
 			if err := client.Set(ctx, "k", "v", time.Hour).Err(); err != nil {
 				t.Fatal(err)
 			}

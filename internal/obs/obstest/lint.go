@@ -1,4 +1,5 @@
-// Package obstest checks metrics in tests: their names by promlint's rules, their labels by ours. It is imported by tests only.
+// Package obstest checks metrics in tests: their names by promlint's rules, their labels by ours. It is imported by
+// tests only.
 package obstest
 
 import (
@@ -12,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// Problems returns what is wrong with the gathered metrics of ours; those of the Go runtime and the process are left alone.
+// Problems returns the problems of our metrics among those gathered; metrics of the Go runtime and the process are not
+// checked.
 func Problems(g prometheus.Gatherer) ([]string, error) {
 	families, err := g.Gather()
 	if err != nil {
@@ -49,7 +51,8 @@ func Problems(g prometheus.Gatherer) ([]string, error) {
 	return out, nil
 }
 
-// Lint fails the test for each problem. A vector shows its labels only once it has a value, so touch each before.
+// Lint fails the test for each problem. A vector exposes its labels only once it has a value, so set a value of each
+// before.
 func Lint(t *testing.T, g prometheus.Gatherer) {
 	t.Helper()
 	problems, err := Problems(g)

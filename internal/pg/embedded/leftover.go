@@ -17,10 +17,10 @@ import (
 )
 
 // replaceLeftover ends whatever still runs on the data of a dead owner (we hold the owner lock, so no live process of
-// ours wants it) and clears what only a pid comparison could tell from a live server.
+// ours wants it) and removes the lock files that only a comparison of pids could tell from those of a live server.
 //
-// A pid in postmaster.pid proves nothing: after a reboot or in a container it is soon somebody else's, and Postgres then
-// refuses to start for ever. A process that stands in the data directory is one of ours.
+// A pid in postmaster.pid proves nothing: after a reboot or in a container another process soon has it, and Postgres
+// then refuses to start for ever. A process whose working directory is the data directory is one of ours.
 func replaceLeftover(ctx context.Context, log *slog.Logger, dataDir, sockets string) error {
 	if _, err := os.Stat(filepath.Join(dataDir, "postmaster.pid")); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -64,7 +64,8 @@ func replaceLeftover(ctx context.Context, log *slog.Logger, dataDir, sockets str
 		case <-time.After(pause):
 		}
 	}
-	// Nobody stands in the directory, so both lock files are stale whatever their pids have become since.
+	// No process has the directory as its working directory, so both lock files are stale, whichever processes have their
+	// pids now.
 	stale := []string{filepath.Join(dataDir, "postmaster.pid")}
 	if locks, err := filepath.Glob(filepath.Join(sockets, ".s.PGSQL.*")); err == nil {
 		stale = append(stale, locks...)
@@ -108,7 +109,7 @@ func processesIn(dir string) ([]int, error) {
 		}
 		st, err := os.Stat("/proc/" + e.Name() + "/cwd")
 		if err != nil || !os.SameFile(st, want) {
-			continue // ended meanwhile, a zombie, or not ours to look at
+			continue // ended meanwhile, a zombie, or not readable for us
 		}
 		pids = append(pids, pid)
 	}

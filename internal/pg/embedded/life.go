@@ -19,11 +19,11 @@ import (
 	"github.com/gpuaas/mesh/internal/ports"
 )
 
-// errPortTaken says that the picked port was gone by the time the server bound it.
+// errPortTaken is returned if another process had bound the picked port before the server did.
 var errPortTaken = errors.New("port is in use")
 
-// startLocked runs the server until it answers. It tries again while what is in the way will pass: a predecessor's
-// backends that have not yet noticed its death, or a picked port that somebody else got first.
+// startLocked starts the server and waits until it answers. It tries again while the obstacle is one that passes:
+// backends of a predecessor that have not yet noticed its death, or a picked port that another process bound first.
 func (s *Server) startLocked(ctx context.Context) error {
 	if err := replaceLeftover(ctx, s.cfg.Logger, s.dataDir(), s.sockets); err != nil {
 		return err
@@ -42,7 +42,7 @@ func (s *Server) startLocked(ctx context.Context) error {
 		}
 		transient := errors.Is(err, errPortTaken) && s.cfg.Port == 0
 		if transient && s.child == nil {
-			s.port = 0 // nobody knows the number yet; a restart has to wait for its own
+			s.port = 0 // no client has the number yet; a restart has to wait for the same port
 		}
 		for _, sign := range []string{"postmaster.pid", "shared memory block", "lock file"} {
 			transient = transient || strings.Contains(err.Error(), sign)
@@ -105,7 +105,7 @@ func (s *Server) launch(ctx context.Context) error {
 	return nil
 }
 
-// await returns once the server answers a query and has told that it syncs.
+// await returns once the server answers a query and reports fsync as on.
 func (s *Server) await(ctx context.Context, p *child.Process) error {
 	var last error
 	for {
@@ -137,8 +137,8 @@ func stopSteps() []child.Step {
 	}
 }
 
-// Stop shuts the server down, fast, then immediate, then by force, and gives the directory free. It may be called more
-// than once. The end of ctx forces it.
+// Stop shuts the server down, fast, then immediate, then by force, and releases the directory. It may be called more
+// than once. The end of ctx forces the shutdown.
 func (s *Server) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,8 +177,8 @@ func (s *Server) Restart(ctx context.Context) error {
 	return s.startLocked(ctx)
 }
 
-// Offline stops the server, calls fn with its data directory, and starts the server on the same port again, whatever fn returned. It is for copies of the
-// directory, and for putting one in its place.
+// Offline stops the server, calls fn with its data directory, and starts the server on the same port again, whatever fn
+// returned. It is for copies of the directory, and for putting one in its place.
 func (s *Server) Offline(ctx context.Context, fn func(dataDir string) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +194,7 @@ func (s *Server) Offline(ctx context.Context, fn func(dataDir string) error) err
 	return errors.Join(err, s.startLocked(ctx))
 }
 
-// tail is the end of a log file, from an offset on, for an error text.
+// tail returns the end of a log file, from an offset on, for an error text.
 func tail(path string, from int64) string {
 	b, err := os.ReadFile(path) //nolint:gosec // our own log
 	if err != nil || from > int64(len(b)) {

@@ -25,7 +25,7 @@ import (
 // Superuser is the one role that exists after initdb.
 const Superuser = "postgres"
 
-// Config says where and how the server runs. Only Dir is required.
+// Config describes where and how the server runs. Only Dir is required.
 type Config struct {
 	// Dir is the directory of everything the server keeps; it is made if absent. As root its parents must be
 	// traversable by UID.
@@ -36,11 +36,12 @@ type Config struct {
 	SocketDir string
 	// CacheDir is searched for binaries after the system's own.
 	CacheDir string
-	// UID and GID are what the server runs as when we are root; zero means 65534.
+	// UID and GID are those the server runs as if this process is root; zero means 65534.
 	UID, GID int
 	// Settings are further server settings; fsync cannot be set.
 	Settings map[string]string
-	// Statements has the server count what each statement costs, if it has the library for that; see Server.CountsStatements.
+	// Statements makes the server count the cost of each statement, if it has the library for that; see
+	// Server.CountsStatements.
 	Statements bool
 	// StartTimeout bounds Start, recovery included; zero means 60 s.
 	StartTimeout time.Duration
@@ -122,7 +123,7 @@ func orNobody(id int) int {
 func (s *Server) dataDir() string { return filepath.Join(s.cfg.Dir, "data") }
 func (s *Server) logPath() string { return filepath.Join(s.cfg.Dir, "postgres.log") }
 
-// prepare makes the cluster, in a directory beside its final one: an initdb that was interrupted leaves no half cluster.
+// prepare makes the cluster, in a directory beside its final one: an interrupted initdb leaves no incomplete cluster.
 func (s *Server) prepare(ctx context.Context) error {
 	var err error
 	if s.password, err = loadPassword(filepath.Join(s.cfg.Dir, "superuser.password")); err != nil {
@@ -211,7 +212,7 @@ func (s *Server) initdb(ctx context.Context, dir, pwfile string) error {
 	return nil
 }
 
-// noSpace returns err, as one that is syscall.ENOSPC too if what the program wrote says that its file system is full.
+// noSpace returns err, wrapped with syscall.ENOSPC if the program's output reports that its file system is full.
 func noSpace(err error, text string) error {
 	if !strings.Contains(text, "No space left on device") {
 		return err
@@ -219,10 +220,12 @@ func noSpace(err error, text string) error {
 	return fmt.Errorf("%w: %w", syscall.ENOSPC, err)
 }
 
-// statementsLibrary counts calls, times and bytes of the write-ahead log by statement. Its extension is to be created in a database that is to show them.
+// statementsLibrary counts calls, times and bytes of the write-ahead log by statement. Its extension must be created in
+// the database in which the counts are to be read.
 const statementsLibrary = "pg_stat_statements"
 
-// CountsStatements reports whether the server was asked to count what each statement costs, and has the library for that.
+// CountsStatements reports whether the server was configured to count the cost of each statement and has the library
+// for that.
 func (s *Server) CountsStatements() bool {
 	if !s.cfg.Statements {
 		return false
@@ -255,12 +258,13 @@ func (s *Server) settings() map[string]string {
 		"password_encryption":     "scram-sha-256",
 		// Plans here are short; compiling them costs more than running them.
 		"jit": "off",
-		// Queue-like tables need a prompt vacuum; each round of it is a few transactions a database, also where nothing happens.
+		// Queue-like tables need a prompt vacuum; each round of it is a few transactions a database, also where nothing
+		// happens.
 		"autovacuum_naptime": "30s",
 		"max_wal_size":       "1GB",
 		// The first change of a page after a checkpoint logs the whole page, which is most of what a mesh at rest writes.
 		"wal_compression": "on",
-		// Pages that a crash of the host tore are whole again; a database that does not outlive its host may do without.
+		// Full page images repair pages that a crash of the host tore; a database that does not outlive its host needs none.
 		"full_page_writes": "on",
 	}
 	if s.CountsStatements() {
@@ -291,7 +295,7 @@ func isPgError(err error, code string) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == code
 }
 
-// URL is a connection string over loopback TCP, for any process of this machine.
+// URL returns a connection string over loopback TCP, for any process of this machine.
 func (s *Server) URL(database, user, password string) string {
 	u := url.URL{
 		Scheme: "postgres", User: url.UserPassword(user, password),
@@ -300,33 +304,34 @@ func (s *Server) URL(database, user, password string) string {
 	return u.String()
 }
 
-// SocketURL is a connection string over the unix socket: the faster way for processes that share the file system.
+// SocketURL returns a connection string over the unix socket: the faster way for processes that share the file system.
 func (s *Server) SocketURL(database, user, password string) string {
 	q := url.Values{"host": {s.sockets}, "port": {strconv.Itoa(s.port)}}
 	u := url.URL{Scheme: "postgres", User: url.UserPassword(user, password), Path: "/" + database, RawQuery: q.Encode()}
 	return u.String()
 }
 
-// AdminURL connects the superuser to the maintenance database over loopback TCP.
+// AdminURL returns a connection string of the superuser to the maintenance database over loopback TCP.
 func (s *Server) AdminURL() string { return s.URL("postgres", Superuser, s.password) }
 
-// Port is the TCP port on 127.0.0.1.
+// Port returns the TCP port on 127.0.0.1.
 func (s *Server) Port() int { return s.port }
 
-// BinDir is where the binaries were found.
+// BinDir returns the directory in which the binaries were found.
 func (s *Server) BinDir() string { return s.bin.Dir }
 
-// LogPath is the server's log file.
+// LogPath returns the path of the server's log file.
 func (s *Server) LogPath() string { return s.logPath() }
 
-// PID is the process id of the postmaster.
+// PID returns the process id of the postmaster.
 func (s *Server) PID() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.child.PID()
 }
 
-// Done is closed when the present incarnation of the server has ended, however that came; after Restart ask again.
+// Done returns a channel that is closed when the present incarnation of the server has ended, for any reason; after
+// Restart the caller calls it again.
 func (s *Server) Done() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

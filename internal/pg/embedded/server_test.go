@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m, testkit.CheckLeaks())
 }
 
-// testDir is a directory whose parents the unprivileged uid may enter; t.TempDir's are 0700 for root.
+// testDir returns a directory whose parents the unprivileged uid may enter; t.TempDir's are 0700 for root.
 func testDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gpuaas-embedded-*") //nolint:usetesting // not under a 0700 parent
@@ -124,7 +124,7 @@ func TestLifeOfAServer(t *testing.T) {
 		t.Errorf("password file: %v, %v", st, err)
 	}
 
-	// Nobody gets in without the password, by socket as little as by TCP.
+	// No client gets in without the password, by socket as little as by TCP.
 	admin, err := url.Parse(s.AdminURL())
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestLifeOfAServer(t *testing.T) {
 		}
 	}
 
-	// A second owner is refused while the first lives, and told who that is.
+	// A second owner is refused while the first lives, with an error that names the first.
 	if _, err := embedded.Start(t.Context(), embedded.Config{Dir: dir, Logger: testkit.Logger(t)}); !errors.Is(err, embedded.ErrInUse) ||
 		!strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Errorf("a second owner got %v", err)
@@ -169,7 +169,7 @@ func TestLifeOfAServer(t *testing.T) {
 		}
 	}
 
-	// Stop gives the directory free, twice is fine, and the next owner finds the data.
+	// Stop releases the directory, may be called twice, and the next owner finds the data.
 	for range 2 {
 		if err := s.Stop(t.Context()); err != nil {
 			t.Fatal(err)
@@ -186,8 +186,8 @@ func TestLifeOfAServer(t *testing.T) {
 	}
 }
 
-// The owner is killed with -9: its server ends with it, and the next owner starts at once although the old one may still
-// be shutting down.
+// The owner is killed with -9: its server ends with it, and the next owner starts at once although the old one may
+// still be shutting down.
 func TestOwnerDies(t *testing.T) {
 	testkit.IO(t)
 	dir := filepath.Join(testDir(t), "pg")
@@ -358,8 +358,8 @@ func TestFindNamesTheThreeWays(t *testing.T) {
 	}
 }
 
-// TestAFullDiskIsNamed checks that a start on a full file system says so, whether the cluster is made or comes back, and that
-// with room again the cluster is as it was.
+// TestAFullDiskIsNamed checks that a start on a full file system returns an error that names the cause, whether the
+// cluster is made or comes back, and that with room again the cluster is as it was.
 func TestAFullDiskIsNamed(t *testing.T) {
 	testkit.IO(t)
 	dir := testkit.SmallDiskAt(t, testDir(t), 192<<20)

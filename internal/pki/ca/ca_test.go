@@ -114,7 +114,8 @@ func TestIssuedCertificateNamesOneNodeAndNothingElse(t *testing.T) {
 	if fingerprint != peer.Issuer {
 		t.Errorf("signing fingerprint %s, issuer %s", fingerprint, peer.Issuer)
 	}
-	// A lost reply is asked again: the token of each attempt is its own, so the second attempt is not refused as a replay.
+	// A request whose reply was lost is repeated: each attempt has its own token, so the second attempt is not refused as
+	// a replay.
 	if _, err := sign(t, authority, csr, time.Hour); err != nil {
 		t.Errorf("second attempt: %v", err)
 	}

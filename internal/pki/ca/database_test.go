@@ -13,7 +13,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// A production authority remembers in Postgres what it signed, and which tokens it has seen, over a restart.
+// A production authority keeps the certificates that it signed, and the tokens that were used, in Postgres over a
+// restart.
 func TestDatabaseRemembersWhatWasSigned(t *testing.T) {
 	testkit.IO(t)
 	database := testkit.DB(t)

@@ -1,15 +1,16 @@
 // Package ca owns the two authorities of a mesh.
 //
-// The node authority is smallstep's, embedded (Embedded) or as a step-ca process (Remote), behind the one interface Signer. It signs nothing
-// but node certificates, and only on a one-time token that this package mints for that one request: the token is bound to the request's digest,
-// lives two minutes and has a random id, since the authority burns a token before it verifies it and before its answer arrives. Who may have a
-// certificate is not decided here: recovery decides, then asks.
+// The node authority is smallstep's, embedded (Embedded) or as a step-ca process (Remote), behind the one interface
+// Signer. It signs nothing but node certificates, and only on a one-time token that this package mints for that one
+// request: the token is bound to the request's digest, lives two minutes and has a random id, since the authority marks
+// a token as used before it verifies it and before its answer arrives. This package does not decide who may have a
+// certificate: recovery decides, and then calls Sign.
 //
-// The service authority (ServiceCA) issues the certificates by which services know each other. It has a root of its own: whatever goes wrong
-// with the node authority, a node can never be taken for a service.
+// The service authority (ServiceCA) issues the certificates by which services authenticate each other. It has a root of
+// its own: even a compromised node authority cannot make a node pass for a service.
 //
-// Guarantees: a node's certificate carries exactly one URI name, client authentication only, no more than the asked life, and the private
-// extension of Extension. A request that asks for anything else is refused before a token is minted. Renewal at the authority itself is
-// disabled: every certificate passes recovery. Keys and roots are created once, under a file lock, with mode 0600, so that replicas may share
-// the directory.
+// Guarantees: a node's certificate carries exactly one URI name, client authentication only, no longer life than
+// requested, and the private extension of Extension. A request that asks for anything else is refused before a token is
+// minted. Renewal at the authority itself is disabled: every certificate is issued through recovery. Keys and roots are
+// created once, under a file lock, with mode 0600, so that replicas may share the directory.
 package ca

@@ -21,8 +21,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// template decides all of a node's certificate: the request decides its key alone. Without the utf8: prefix the authority would refuse the
-// separators of the private extension.
+// template determines the contents of a node's certificate: only the key comes from the request. Without the utf8:
+// prefix the authority would refuse the separators of the private extension.
 const template = `{"subject":{"commonName":{{toJson .Subject.CommonName}}},
 "sans":{{toJson .SANs}},"keyUsage":["digitalSignature"],"extKeyUsage":["clientAuth"],
 "extensions":[{"id":"1.3.6.1.4.1.59999.1.1","value":{{asn1Enc (printf "utf8:%s|%s|%s" .Token.node_id .Token.node_instance_id .Token.env_profile) | toJson}}}]}`
@@ -33,10 +33,11 @@ type Config struct {
 	TrustDomain string
 	MinTTL      time.Duration // default 5 s, so that drills can let a certificate expire
 	MaxTTL      time.Duration // default 24 h
-	// DatabaseURL is the Postgres database of the authority's own (it is created if missing). It remembers used tokens and issued certificates
-	// across restarts; the authority never deletes from it, recovery does when they have ended. Empty: used tokens are remembered by this process only, and nothing is revoked
-	// passively. That loses little here, since a token lives two minutes, is bound to one request, and is not accepted by an authority that
-	// started after it was made; but a production mesh wants the record of what was signed.
+	// DatabaseURL is the Postgres database of the authority's own (it is created if missing). It keeps used tokens and
+	// issued certificates across restarts; the authority never deletes from it: recovery deletes their rows when they have
+	// expired. Empty: only this process remembers used tokens, and nothing is revoked passively. That loses little, since
+	// a token lives two minutes, is bound to one request, and is not accepted by an authority that started after it was
+	// made; but a production mesh needs the record of the signed certificates.
 	DatabaseURL string
 }
 
@@ -134,8 +135,8 @@ func authorityConfig(cfg Config, host string, p provisioner.Interface) *config.C
 		AuthorityConfig: &config.AuthConfig{
 			Provisioners: provisioner.List{p},
 			Backdate:     &provisioner.Duration{Duration: pki.Backdate},
-			// Tokens are made for one attempt, so none can be older than the authority: the check costs nothing and stops a replay after
-			// a restart that forgot the used ones.
+			// Tokens are made for one attempt, so none can be older than the authority: the check costs nothing and stops a
+			// replay after a restart that forgot the used ones.
 			DisableIssuedAtCheck: false,
 		},
 	}
@@ -145,7 +146,8 @@ func authorityConfig(cfg Config, host string, p provisioner.Interface) *config.C
 	return out
 }
 
-// provisionerClaims forbid what would pass by recovery: renewal at the authority, and above all renewal of an expired certificate.
+// provisionerClaims returns claims that forbid what would bypass recovery: renewal at the authority, and above all
+// renewal of an expired certificate.
 func provisionerClaims(cfg Config) *provisioner.Claims {
 	yes, no := true, false
 	return &provisioner.Claims{
@@ -180,22 +182,23 @@ func (e *Embedded) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	return checkIssued(chain, csr, id, ends)
 }
 
-// Roots of the node authority.
+// Roots returns the roots of the node authority.
 func (e *Embedded) Roots(context.Context) ([]*x509.Certificate, error) {
 	return []*x509.Certificate{e.root.cert}, nil
 }
 
-// Intermediates of the node authority.
+// Intermediates returns the intermediates of the node authority.
 func (e *Embedded) Intermediates(context.Context) ([]*x509.Certificate, error) {
 	return []*x509.Certificate{e.intermediate.cert}, nil
 }
 
-// SigningFingerprint is that of the intermediate.
+// SigningFingerprint returns the fingerprint of the intermediate.
 func (e *Embedded) SigningFingerprint(context.Context) (string, error) {
 	return pki.Fingerprint(e.intermediate.cert), nil
 }
 
-// ProvisionerKey is the key that signs the authority's tokens, and recovery's own tokens under an audience that the authority does not accept.
+// ProvisionerKey returns the key that signs the authority's tokens, and recovery's own tokens under an audience that
+// the authority does not accept.
 func (e *Embedded) ProvisionerKey() crypto.Signer { return e.provisionerKey }
 
 // Close shuts the authority and its database connection.
@@ -206,7 +209,7 @@ func (e *Embedded) Close() error {
 	return nil
 }
 
-// prepare checks a request before anything is minted for it.
+// prepare checks a request before a token is minted for it.
 func prepare(req SignRequest, id pki.ID, least, most time.Duration) (*x509.CertificateRequest, error) {
 	if err := id.Validate(); err != nil {
 		return nil, refuse("the node id cannot be an identity", err)
@@ -220,7 +223,8 @@ func prepare(req SignRequest, id pki.ID, least, most time.Duration) (*x509.Certi
 	return CheckCSR(req.CSR, id)
 }
 
-// extensionSafe keeps the separator, and whatever the authority's template might read as syntax, out of the private extension.
+// extensionSafe reports whether s may stand in the private extension: it holds neither the separator nor any character
+// that the authority's template could read as syntax.
 func extensionSafe(s string) bool {
 	if len(s) > 128 {
 		return false
@@ -233,7 +237,8 @@ func extensionSafe(s string) bool {
 	return true
 }
 
-// checkIssued looks at what the authority signed as if it were not ours: a template changed behind our back must not become a certificate.
+// checkIssued verifies a signed chain as if the authority were not ours: a template that was changed outside this
+// package must not yield a certificate.
 func checkIssued(chain []*x509.Certificate, csr *x509.CertificateRequest, id pki.ID, latest time.Time) (Issued, error) {
 	if len(chain) == 0 {
 		return Issued{}, unavailable(errors.New("authority answered no certificate"))
@@ -272,7 +277,7 @@ func unavailable(cause error) error {
 	return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "the certificate authority did not sign", fault.Cause(cause))
 }
 
-// certificates unwraps the form in which the authority's API carries them.
+// certificates unwraps the certificates of the authority's API.
 func certificates(in []api.Certificate) []*x509.Certificate {
 	out := make([]*x509.Certificate, 0, len(in))
 	for _, cert := range in {

@@ -8,7 +8,7 @@ import (
 	"github.com/smallstep/certificates/authority"
 )
 
-// Handler is the HTTP interface of the authority, as a step-ca process has it.
+// Handler returns the HTTP interface of the authority, as a step-ca process has it.
 func (e *Embedded) Handler() http.Handler {
 	router := chi.NewRouter()
 	api.Route(router)

@@ -18,10 +18,10 @@ import (
 const (
 	rootLife         = 10 * 365 * 24 * time.Hour
 	intermediateLife = 5 * 365 * 24 * time.Hour
-	// caBackdate makes an authority look older than it is: leaves are backdated by a minute, and a leaf that begins before its issuer does
-	// is refused by whoever verifies a chain at the leaf's beginning.
+	// caBackdate makes an authority look older than it is: leaves are backdated by a minute, and a verifier that checks a
+	// chain at the leaf's beginning refuses a leaf that begins before its issuer does.
 	caBackdate = time.Hour
-	// maxPathLen is of roots: room for the cross certificates of roots after them.
+	// maxPathLen is the path length of roots: it leaves room for the cross certificates of later roots.
 	maxPathLen = 8
 )
 
@@ -31,7 +31,7 @@ const (
 	intermediateFile = "intermediate.pem"
 	provisionerFile  = "provisioner.pem"
 	lockFile         = ".lock"
-	// RootsFile holds the root alone, without its key: what others are given.
+	// RootsFile holds the root alone, without its key, for distribution to peers.
 	RootsFile = "roots.pem"
 )
 
@@ -41,7 +41,8 @@ type authorityPair struct {
 	key  crypto.Signer
 }
 
-// loadOrCreatePair reads a pair from path, or makes it, signed by parent (nil: by itself). The caller holds the directory's lock.
+// loadOrCreatePair reads a pair from path, or makes it, signed by parent (nil: by itself). The caller holds the
+// directory's lock.
 func loadOrCreatePair(path, name string, life time.Duration, parent *authorityPair) (*authorityPair, error) {
 	found, err := pki.Exists(path)
 	if err != nil {
@@ -161,7 +162,7 @@ func loadProvisioner(path string) (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// writeRoots writes the public roots beside the keys if they are not what is there.
+// writeRoots writes the public roots beside the keys if the file does not hold them already.
 func writeRoots(dir string, root *x509.Certificate) error {
 	path := filepath.Join(dir, RootsFile)
 	if found, err := pki.Exists(path); err != nil || found {

@@ -22,18 +22,18 @@ import (
 // RemoteConfig describes a step-ca process.
 type RemoteConfig struct {
 	URL             string // https://host:port
-	RootsPath       string // PEM roots by which the process itself is trusted
+	RootsPath       string // PEM roots that verify the process itself
 	ProvisionerPath string // PEM key of its JWK provisioner
 	Provisioner     string // its name; default DefaultProvisioner
 	TrustDomain     string
-	MinTTL, MaxTTL  time.Duration // as the provisioner's claims say; defaults as in Config
+	MinTTL, MaxTTL  time.Duration // as in the provisioner's claims; defaults as in Config
 	Timeout         time.Duration // of one call; default 5 s
-	// Transport replaces the one that is made from RootsPath.
+	// Transport replaces the transport that is made from RootsPath.
 	Transport http.RoundTripper
 }
 
-// Remote is a step-ca process. Its provisioner must have the template and the claims of the embedded authority: what it signs is checked
-// against them.
+// Remote is a step-ca process. Its provisioner must have the template and the claims of the embedded authority: every
+// certificate that it signs is checked against them.
 type Remote struct {
 	cfg            RemoteConfig
 	client         *ca.Client
@@ -111,7 +111,7 @@ func (r *Remote) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	return checkIssued(chain, csr, id, ends)
 }
 
-// Roots of the node authority, as it reports them.
+// Roots returns the roots of the node authority, as it reports them.
 func (r *Remote) Roots(ctx context.Context) ([]*x509.Certificate, error) {
 	answer, err := r.client.RootsWithContext(ctx)
 	if err != nil {
@@ -120,7 +120,7 @@ func (r *Remote) Roots(ctx context.Context) ([]*x509.Certificate, error) {
 	return certificates(answer.Certificates), nil
 }
 
-// Intermediates of the node authority, as it reports them.
+// Intermediates returns the intermediates of the node authority, as it reports them.
 func (r *Remote) Intermediates(ctx context.Context) (_ []*x509.Certificate, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.cfg.URL+"/intermediates", http.NoBody)
 	if err != nil {
@@ -145,7 +145,8 @@ func (r *Remote) Intermediates(ctx context.Context) (_ []*x509.Certificate, err 
 	return certificates(answer.Certificates), nil
 }
 
-// SigningFingerprint is that of the first intermediate that the authority reports: the one it signs with.
+// SigningFingerprint returns the fingerprint of the first intermediate that the authority reports: the one it signs
+// with.
 func (r *Remote) SigningFingerprint(ctx context.Context) (string, error) {
 	certs, err := r.Intermediates(ctx)
 	if err != nil {
@@ -157,7 +158,7 @@ func (r *Remote) SigningFingerprint(ctx context.Context) (string, error) {
 	return pki.Fingerprint(certs[0]), nil
 }
 
-// ProvisionerKey is the key that signs the authority's tokens; see Embedded.ProvisionerKey.
+// ProvisionerKey returns the key that signs the authority's tokens; see Embedded.ProvisionerKey.
 func (r *Remote) ProvisionerKey() crypto.Signer { return r.provisionerKey }
 
 // Close drops idle connections.

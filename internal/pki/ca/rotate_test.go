@@ -46,8 +46,8 @@ func reaches(t *testing.T, store *pki.Store, roots *pki.Bundle) error {
 	return err
 }
 
-// TestNextIssuer makes two further roots. Who trusts the first alone reaches a server of the third by the cross certificates that it shows, and learns
-// to trust the third by them.
+// TestNextIssuer makes two further roots. A client that trusts the first alone reaches a server of the third by the
+// cross certificates that the server presents, and comes to trust the third by them.
 func TestNextIssuer(t *testing.T) {
 	dir := t.TempDir()
 	services, err := ca.OpenServiceCA(filepath.Join(dir, "ca"), "mesh.test")
@@ -125,7 +125,8 @@ func TestNextIssuer(t *testing.T) {
 	}
 }
 
-// TestNextIssuerThatWasInterrupted: a root whose entry in the file of roots was not written gets it when the authority is opened again.
+// TestNextIssuerThatWasInterrupted: a root whose entry in the file of roots was not written gets it when the authority
+// is opened again.
 func TestNextIssuerThatWasInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	services, err := ca.OpenServiceCA(dir, "mesh.test")
@@ -153,7 +154,8 @@ func TestNextIssuerThatWasInterrupted(t *testing.T) {
 	}
 }
 
-// TestTwoOfOneServiceAuthority: what one opened authority changes in the directory is kept by another one's change.
+// TestTwoOfOneServiceAuthority: a change that one opened authority makes in the directory survives a change by another
+// one.
 func TestTwoOfOneServiceAuthority(t *testing.T) {
 	dir := t.TempDir()
 	var both [2]*ca.ServiceCA

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ServiceCA issues the certificates of services from a root of its own, the newest of its directory. It is for dev, tests and meshes without another
-// issuer of service certificates; services need only the files that it writes.
+// ServiceCA issues the certificates of services from a root of its own, the newest of its directory. It is for dev,
+// tests and meshes without another issuer of service certificates; services need only the files that it writes.
 type ServiceCA struct {
 	trustDomain string
 	dir         string
@@ -29,8 +29,8 @@ type ServiceCA struct {
 	hosts []string
 }
 
-// OpenServiceCA opens the service authority of a directory, and creates its root if it is not there. hosts are put into every certificate
-// beside localhost, 127.0.0.1 and ::1.
+// OpenServiceCA opens the service authority of a directory, and creates its root if it is not there. hosts are put into
+// every certificate beside localhost, 127.0.0.1 and ::1.
 func OpenServiceCA(dir, trustDomain string, hosts ...string) (*ServiceCA, error) {
 	if err := pki.ServiceID(trustDomain, "x").Validate(); err != nil {
 		return nil, fmt.Errorf("open service authority: %w", err)
@@ -42,7 +42,7 @@ func OpenServiceCA(dir, trustDomain string, hosts ...string) (*ServiceCA, error)
 	return s, nil
 }
 
-// Reload reads what another process has made of the directory since: its newest root issues from now on.
+// Reload reads the directory again, which another process may have changed: its newest root issues from now on.
 func (s *ServiceCA) Reload() error {
 	if err := pki.WithLock(filepath.Join(s.dir, lockFile), s.loadLocked); err != nil {
 		return fmt.Errorf("read service authority: %w", err)
@@ -53,12 +53,12 @@ func (s *ServiceCA) Reload() error {
 // nextRoots matches the files of the roots after the first.
 const nextRoots = "root-*.pem"
 
-// errNoKey is returned where roots are given out whose key is not in the directory.
+// errNoKey is returned if the key of a root that was distributed is not in the directory.
 var errNoKey = errors.New("the key of the root is missing")
 
-// loadLocked reads the newest root, or makes the first, and the file of roots. A newest root that the file lacks is added with its cross certificate:
-// it was made by a call of Next that did not end. The first is made only where no root was given out: no service would trust certificates of
-// another one. The caller holds the directory's lock.
+// loadLocked reads the newest root, or makes the first, and the file of roots. A newest root that the file lacks is
+// added with its cross certificate: it comes from a call of Next that did not complete. The first is made only if no
+// root was distributed: no service would trust certificates of another one. The caller holds the directory's lock.
 func (s *ServiceCA) loadLocked() error {
 	paths, err := s.rootPaths()
 	if err != nil {
@@ -132,8 +132,8 @@ func (s *ServiceCA) readRoots() error {
 	return nil
 }
 
-// Next makes the next root, by which certificates are issued from now on, and adds it to the file of roots with a cross certificate of the root before:
-// those who trust that one alone learn to trust the next by it.
+// Next makes the next root, which issues certificates from now on, and adds it to the file of roots with a cross
+// certificate of the root before: peers that trust only that root come to trust the next one by it.
 func (s *ServiceCA) Next() error {
 	err := pki.WithLock(filepath.Join(s.dir, lockFile), func() error {
 		if err := s.loadLocked(); err != nil {
@@ -159,7 +159,7 @@ func (s *ServiceCA) Next() error {
 	return nil
 }
 
-// Forget takes the roots before the newest off the file of roots. Its cross certificate stays.
+// Forget removes all roots but the newest from the file of roots. The newest root's cross certificate stays.
 func (s *ServiceCA) Forget() error {
 	err := pki.WithLock(filepath.Join(s.dir, lockFile), func() error {
 		if err := s.loadLocked(); err != nil {
@@ -190,16 +190,16 @@ func (s *ServiceCA) writeRoots(certs []*x509.Certificate) error {
 	return nil
 }
 
-// Root is the newest root, which issues.
+// Root returns the newest root, which issues.
 func (s *ServiceCA) Root() *x509.Certificate { return s.root.cert }
 
-// Roots are the roots of the service authority that are trusted, with the cross certificates for them.
+// Roots returns the trusted roots of the service authority, with their cross certificates.
 func (s *ServiceCA) Roots() []*x509.Certificate { return slices.Clone(s.given) }
 
-// Bundle of the service authority's roots.
+// Bundle returns a bundle of the service authority's roots.
 func (s *ServiceCA) Bundle() (*pki.Bundle, error) { return pki.NewBundle(s.given...) }
 
-// Issue makes a certificate for a service and the store that shows it. name is the service's, ttl its life.
+// Issue issues a certificate for the service of that name and returns a store that presents it. ttl is its life.
 func (s *ServiceCA) Issue(name string, ttl time.Duration) (*pki.Store, error) {
 	key, chain, err := s.issue(name, ttl)
 	if err != nil {
@@ -208,8 +208,8 @@ func (s *ServiceCA) Issue(name string, ttl time.Duration) (*pki.Store, error) {
 	return pki.NewStore(key, chain)
 }
 
-// IssueToDir writes a certificate for a service to dir: pki.IdentityFile (key and chain) and pki.BundleFile (the service root). The bundle is
-// written first, so that whoever sees the identity can also verify its peers.
+// IssueToDir writes a certificate for a service to dir: pki.IdentityFile (key and chain) and pki.BundleFile (the
+// service root). The bundle is written first, so that a process that reads the identity can also verify its peers.
 func (s *ServiceCA) IssueToDir(name, dir string, ttl time.Duration) error {
 	key, chain, err := s.issue(name, ttl)
 	if err != nil {

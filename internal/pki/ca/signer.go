@@ -18,13 +18,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// SignRequest asks for one certificate of a node.
+// SignRequest is a request for one certificate of a node.
 type SignRequest struct {
 	CSR            []byte // DER
 	NodeID         string
 	NodeInstanceID string
 	Profile        string
-	TTL            time.Duration // of the certificate; refused outside what the authority was configured for
+	TTL            time.Duration // of the certificate; refused outside the bounds that the authority was configured with
 	// Now is the time by which the certificate will be judged: the database's. Zero is this host's clock.
 	Now time.Time
 }
@@ -48,20 +48,23 @@ type Issued struct {
 
 // Signer is the node authority.
 type Signer interface {
-	// Sign issues a certificate for a request that has been authorised. A bad request is fault csr_refused; an authority that cannot be
-	// reached or is broken is fault certificate_authority_unavailable. Each call mints a token of its own, so it may be repeated.
+	// Sign issues a certificate for a request that has been authorised. A bad request is fault csr_refused; an authority
+	// that cannot be reached or is broken is fault certificate_authority_unavailable. Each call mints a token of its own,
+	// so it may be repeated.
 	Sign(ctx context.Context, req SignRequest) (Issued, error)
-	// Roots are the roots that ingress must trust.
+	// Roots returns the roots that ingress must trust.
 	Roots(ctx context.Context) ([]*x509.Certificate, error)
-	// Intermediates are the certificates that sign leaves now.
+	// Intermediates returns the certificates that sign leaves now.
 	Intermediates(ctx context.Context) ([]*x509.Certificate, error)
-	// SigningFingerprint is that of the certificate that signs leaves now: what the trust of ingress is compared with.
+	// SigningFingerprint returns the fingerprint of the certificate that signs leaves now; the trust of ingress is
+	// compared with it.
 	SigningFingerprint(ctx context.Context) (string, error)
-	// Close releases what the authority holds.
+	// Close releases the resources of the authority.
 	Close() error
 }
 
-// Extension of a node's certificate: the object id, and what is in it. It is for people and for logs; identity is the URI name alone.
+// extensionID is the object id of the private extension of a node's certificate. The extension is for people and for
+// logs; the identity is the URI name alone.
 var extensionID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 59999, 1, 1}
 
 // NodeExtension is the private extension of a node's certificate.
@@ -94,8 +97,9 @@ const (
 	maxCSRSize = 16 << 10
 )
 
-// CheckCSR applies the policy of certificate requests: the key kinds below, a good proof of possession, no name but the node's own, no request
-// for extensions. Every refusal is fault csr_refused. It is called by Sign; recovery calls it before it claims anything.
+// CheckCSR applies the policy of certificate requests: the key kinds below, a good proof of possession, no name but the
+// node's own, no request for extensions. Every refusal is fault csr_refused. Sign calls it; recovery calls it before it
+// claims anything.
 func CheckCSR(der []byte, id pki.ID) (*x509.CertificateRequest, error) {
 	if len(der) == 0 || len(der) > maxCSRSize {
 		return nil, refuse("the certificate request is empty or too large", nil)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// tokenLife is short: the token is used in the same breath as it is made.
+// tokenLife is short: a token is used immediately after it is minted.
 const tokenLife = 2 * time.Minute
 
 // DefaultProvisioner is the name of the authority's JWK provisioner.
@@ -27,7 +27,7 @@ type minter struct {
 	audience    string
 }
 
-// tokenClaims are what the authority verifies, and what its template puts into the private extension.
+// tokenClaims are the claims that the authority verifies and that its template puts into the private extension.
 type tokenClaims struct {
 	jose.Claims
 	SANs           []string          `json:"sans"`
@@ -50,8 +50,8 @@ func newMinter(key *ecdsa.PrivateKey, provisioner, audience string) (*minter, er
 	return &minter{signer: signer, provisioner: provisioner, audience: audience}, nil
 }
 
-// mint makes a token that is good for this request once, and for no other request. Its id is random: whoever could guess the id of a token could
-// burn it, because the authority marks an id as used before it looks at the signature.
+// mint makes a token that is good for this request once, and for no other request. Its id is random: an attacker who
+// guessed the id of a token could burn it, because the authority marks an id as used before it verifies the signature.
 func (m *minter) mint(csr *x509.CertificateRequest, id pki.ID, req SignRequest, now time.Time) (string, error) {
 	digest := sha256.Sum256(csr.Raw)
 	token, err := jose.Signed(m.signer).Claims(tokenClaims{

@@ -12,16 +12,17 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Witness is a Signer that remembers how its last signing went, and says how the authority is.
+// Witness is a Signer that remembers the result of its last signing, and reports the health of the authority from it.
 type Witness struct {
 	Signer
 
 	mu     sync.Mutex
-	failed error     // of the last signing; nil: it went well, or there was none
+	failed error     // of the last signing; nil: it succeeded, or there was none
 	at     time.Time // of it
 }
 
-// Sign signs, and remembers whether the authority did its part. A request that it refused says nothing about it, nor does a caller who left.
+// Sign signs, and remembers whether the authority did its part. A refused request is no evidence about the authority,
+// nor is a caller that went away.
 func (w *Witness) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	issued, err := w.Signer.Sign(ctx, req)
 	if err != nil && (!fault.Has(err, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE) || errors.Is(ctx.Err(), context.Canceled)) {
@@ -33,7 +34,8 @@ func (w *Witness) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	return issued, err
 }
 
-// Check reports whether the authority can be asked, holds a certificate that is good to sign with, and signed what it was asked for last.
+// Check returns an error unless the authority can be reached, holds a certificate that is good to sign with, and signed
+// the last request.
 func (w *Witness) Check(ctx context.Context) error {
 	certs, err := w.Intermediates(ctx)
 	if err == nil && len(certs) == 0 {

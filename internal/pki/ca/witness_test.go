@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 )
 
-// moody is an authority that answers as it is told to.
+// moody is an authority whose answers the test sets.
 type moody struct {
 	ca.Signer
 

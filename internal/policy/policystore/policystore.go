@@ -1,7 +1,8 @@
 // Package policystore reads and writes mesh.policy, the table of policy values that differ from their default.
 //
-// It stands apart from package policy so that whoever needs only the keys does not link the database driver. It judges no value: policy.Set's
-// Validate is asked before Put, and a stored value outside the bounds is ignored by whoever reads it.
+// It is separate from package policy so that a program that needs only the keys does not link the database driver. It
+// validates no value: callers call policy.Set's Validate before Put, and policy.NewSet ignores a stored value outside
+// the bounds.
 package policystore
 
 import (
@@ -57,7 +58,8 @@ func List(ctx context.Context, db pg.Querier) ([]Row, error) {
 	return out, nil
 }
 
-// Put stores a value. Recovery's role and the owner may. The caller has validated it and writes the event in the same transaction.
+// Put stores a value. Recovery's role and the owner may. The caller has validated it and writes the event in the same
+// transaction.
 func Put(ctx context.Context, db pg.Querier, key, value, by, reason string) error {
 	if _, err := pg.Exec(ctx, db, putValue, key, value, by, reason); err != nil {
 		return fmt.Errorf("store policy: %w", err)

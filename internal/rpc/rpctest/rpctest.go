@@ -1,4 +1,5 @@
-// Package rpctest owns the tests that every server passes: no method without a policy, no method for whoever is not in it.
+// Package rpctest owns the tests that every server passes: every method has a policy, and refuses a caller that is not
+// in it.
 package rpctest
 
 import (
@@ -34,11 +35,12 @@ const NodeID = "0192f0c1-0000-7000-8000-000000000001"
 type Authorities struct {
 	Nodes    *ca.Embedded
 	Services *ca.ServiceCA
-	// NodeRoots and ServiceRoots are what the two kinds of peers are verified by.
+	// NodeRoots and ServiceRoots verify the two kinds of peers.
 	NodeRoots, ServiceRoots *pki.Bundle
 }
 
-// NewAuthorities makes both authorities in temporary directories. What needs them needs sockets too, so it does not run under -short.
+// NewAuthorities makes both authorities in temporary directories. A test that needs them needs sockets too, so it does
+// not run under -short.
 func NewAuthorities(tb testing.TB) *Authorities {
 	tb.Helper()
 	testkit.IO(tb)
@@ -80,7 +82,7 @@ func (a *Authorities) Node(tb testing.TB, nodeID string) *pki.Store {
 	return store
 }
 
-// ServerTLS is the configuration of a port of a service that lets services in.
+// ServerTLS returns the configuration of a port of a service that admits services.
 func (a *Authorities) ServerTLS(tb testing.TB, service string) pki.ServerConfig {
 	tb.Helper()
 	return pki.ServerConfig{
@@ -89,7 +91,7 @@ func (a *Authorities) ServerTLS(tb testing.TB, service string) pki.ServerConfig 
 	}
 }
 
-// Client returns an HTTP client for a service, which shows store (nil: nothing) and closes with the test.
+// Client returns an HTTP client for a service, which presents store (nil: no certificate) and closes with the test.
 func (a *Authorities) Client(tb testing.TB, server string, store *pki.Store) *http.Client {
 	tb.Helper()
 	client, err := rpc.HTTPClient(pki.ClientConfig{
@@ -114,8 +116,8 @@ func Run(tb testing.TB, server *rpc.Server) {
 	})
 }
 
-// EveryMethodHasPolicy walks all services registered in this binary whose package begins with prefix. The generated packages must be imported.
-// It answers how many methods there are, so that the caller can refuse an empty walk.
+// EveryMethodHasPolicy walks all services registered in this binary whose package begins with prefix. The generated
+// packages must be imported. It returns the number of methods, so that the caller can fail if there are none.
 func EveryMethodHasPolicy(tb testing.TB, prefix string) int {
 	tb.Helper()
 	methods := 0
@@ -137,13 +139,14 @@ type Target struct {
 	URL         string // https://host:port
 	Service     string // who the server is
 	Authorities *Authorities
-	// Services are the full names of what is mounted: rpc.Server.Services.
+	// Services are the full names of the mounted services: rpc.Server.Services.
 	Services []string
 }
 
-// RefusesEveryMethod calls every method of a running server without a certificate, with the certificate of a node, and with that of each service
-// that is not in its list, and expects each call to be refused before its method runs. Methods for anyone are called as well, and must not
-// refuse for want of a certificate. It answers how many calls were refused.
+// RefusesEveryMethod calls every method of a running server without a certificate, with the certificate of a node, and
+// with that of each service that is not in its list, and expects each call to be refused before its method runs.
+// Methods that admit anonymous callers are called as well, and must not refuse for want of a certificate. It returns
+// how many calls were refused.
 func RefusesEveryMethod(tb testing.TB, target Target) int {
 	tb.Helper()
 	if len(target.Services) == 0 {
@@ -159,7 +162,7 @@ func RefusesEveryMethod(tb testing.TB, target Target) int {
 	for caller, store := range stores {
 		clients[caller] = target.Authorities.Client(tb, target.Service, store)
 	}
-	// HTTP/2 hides the alert by which a server refuses a certificate, so look at the handshake itself.
+	// HTTP/2 hides the alert by which a server refuses a certificate, so the test makes the handshake itself.
 	shut := map[string]bool{}
 	for caller, store := range stores {
 		shut[caller] = HandshakeRefused(tb, target, store)
@@ -194,7 +197,7 @@ func RefusesEveryMethod(tb testing.TB, target Target) int {
 	return refused
 }
 
-// Call calls a method with an empty message and answers its error; for a stream, that of its first answer.
+// Call calls a method with an empty message and returns its error; for a stream, that of its first response.
 func Call(ctx context.Context, client connect.HTTPClient, url string, policy rpc.Policy) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -202,7 +205,7 @@ func Call(ctx context.Context, client connect.HTTPClient, url string, policy rpc
 	switch {
 	case policy.StreamsRequests():
 		stream := c.CallBidiStream(ctx)
-		// The refusal may come before or after the message is sent; Receive answers it in both cases.
+		// The refusal may come before or after the message is sent; Receive returns it in both cases.
 		sendErr := stream.Send(&emptypb.Empty{})
 		_, err := stream.Receive()
 		if err != nil {
@@ -222,7 +225,7 @@ func Call(ctx context.Context, client connect.HTTPClient, url string, policy rpc
 	}
 }
 
-// HandshakeRefused reports whether a server ends the connection of whoever shows store, before anything is asked.
+// HandshakeRefused reports whether a server ends the connection of a client that presents store, before any request.
 func HandshakeRefused(tb testing.TB, target Target, store *pki.Store) bool {
 	tb.Helper()
 	cfg, err := pki.ClientTLS(pki.ClientConfig{
@@ -232,14 +235,15 @@ func HandshakeRefused(tb testing.TB, target Target, store *pki.Store) bool {
 	ctx, cancel := context.WithTimeout(tb.Context(), 10*time.Second)
 	defer cancel()
 	conn, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", strings.TrimPrefix(target.URL, "https://"))
-	must(tb, err)                       // in TLS 1.3 a client is done before the server has looked at its certificate
-	defer func() { _ = conn.Close() }() // the peer may have closed it, which is what is asked
+	must(tb, err)                       // in TLS 1.3 a client is done before the server has verified its certificate
+	defer func() { _ = conn.Close() }() // the peer may have closed it, which is the expected result
 	deadline, _ := ctx.Deadline()
 	must(tb, conn.SetDeadline(deadline))
 	if _, err = conn.Write([]byte("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n")); err == nil {
 		_, err = conn.Read(make([]byte, 1))
 	}
-	var alert *net.OpError // crypto/tls reports the peer's alert as an operation; a connection that is gone fails the write
+	// crypto/tls reports the peer's alert as an operation; a connection that is gone fails the write.
+	var alert *net.OpError
 	return errors.As(err, &alert) && (alert.Op == "remote error" || alert.Op == "write")
 }
 
@@ -253,7 +257,7 @@ func Refused(err error) bool {
 	}
 }
 
-// ReasonOfWire returns the reason that an error carried over the wire.
+// ReasonOfWire returns the reason in an error that came over the wire.
 func ReasonOfWire(err error) commonv1.Reason {
 	var failed *connect.Error
 	if !errors.As(err, &failed) {

@@ -12,12 +12,12 @@ import (
 	"strings"
 )
 
-// mostFlaky is how many failed tests may be run once more. With more of them the run has failed: a tree in which three
-// tests fail now and then is one that nobody can judge by its tests.
+// mostFlaky is how many failed tests may be run once more. With more of them the run has failed: if three tests of a
+// tree fail now and then, its tests prove nothing.
 const mostFlaky = 2
 
-// final are what marks a failure that a second run would only hide: a data race, a sequence that a random seed found,
-// a process that died, a server that could not be stopped.
+// final are the texts that mark a failure that a second run would only hide: a data race, a sequence that a random seed
+// found, a process that died, a server that could not be stopped.
 var final = []string{"DATA RACE", "race detected", "[rapid] failed", "GPUAAS_MODEL_SEED=", "panic:", "stop test postgres"}
 
 func isFinal(output []string) bool {
@@ -39,7 +39,7 @@ type again struct {
 	logs    string   // directory of the output of the first failure
 }
 
-// run gives the failed tests of a report their second run, and takes those that pass then from its failures. They are
+// run gives the failed tests of a report their second run, and removes those that pass then from its failures. They are
 // listed as flaky, with the file that has the output of their first run.
 func (a again) run(r *report) {
 	failed, ok := r.retriable()

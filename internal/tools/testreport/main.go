@@ -1,13 +1,11 @@
-// Command testreport reads the output of `go test -json` on its standard input
-// and prints what a person needs of it: the output of what failed, one line for
-// each package, and a last line "N passed, N failed".
+// Command testreport reads the output of `go test -json` on its standard input and prints the part that a person needs:
+// the output of the failed tests, one line for each package, and a last line "N passed, N failed".
 //
-// It owns the verdict on skipped tests: with -skips-fail each one is a failure,
-// because a test that did not run proves nothing. With -again up to two failed
-// tests are run once more, alone; those that pass then are listed as flaky and
-// do not fail the run. What a second run would hide is not tried again: a data
-// race, what a random seed found, a process that died, a skip. The exit code is
-// 0 if nothing failed, 3 if what failed has passed since, else 1.
+// It owns the verdict on skipped tests: with -skips-fail each one is a failure, because a test that did not run proves
+// nothing. With -again up to two failed tests are run once more, alone; those that pass then are listed as flaky and do
+// not fail the run. A failure that a second run would hide is not tried again: a data race, a sequence that a random
+// seed found, a process that died, a skip. The exit code is 0 if nothing failed, 3 if everything that failed passed the
+// second time, else 1.
 package main
 
 import (

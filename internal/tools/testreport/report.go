@@ -23,8 +23,8 @@ type event struct {
 
 type testKey struct{ pkg, test string }
 
-// report gathers events. Output is kept per test until the test ends and then
-// dropped or printed, so that memory follows what runs, not what has run.
+// report gathers events. Output is kept per test until the test ends and then dropped or printed, so that memory grows
+// with the running tests, not with the finished ones.
 type report struct {
 	out       io.Writer
 	skipsFail bool
@@ -43,7 +43,7 @@ type report struct {
 
 	below map[testKey][]string // output of failed tests, by the top-level test that has them
 	again []failedTest
-	died  bool // something other than a test failed: a second run of tests shows nothing
+	died  bool // something other than a test failed: a second run of tests proves nothing
 	flaky []string
 	slow  []slowTest
 }
@@ -152,7 +152,7 @@ func (r *report) endPackage(e event) {
 		r.fail(e.Package+" (does not build)", e.Package, append(r.builds[e.FailedBuild], output...))
 	case e.Action == "fail" && r.failedTests[e.Package] == 0:
 		r.died = true
-		// Whatever ran when the process died has the reason in its output.
+		// A test that ran when the process died has the reason in its output.
 		for k := range r.running {
 			if k.pkg == e.Package {
 				output = append(output, r.pending[k]...)
@@ -162,7 +162,7 @@ func (r *report) endPackage(e event) {
 		}
 		r.fail(e.Package, e.Package, output)
 	case e.Action == "fail" && isFinal(output):
-		// Beside the tests that failed, something happened that is none of theirs.
+		// Beside the tests that failed, something failed that belongs to none of them.
 		r.died = true
 		r.fail(e.Package+" (outside of its tests)", e.Package, output)
 	}
@@ -189,7 +189,7 @@ func (r *report) fail(name, pkg string, output []string) {
 	}
 }
 
-// noise is what the go command prints around a test's own output.
+// noise reports whether the go command printed the line around a test's own output.
 func noise(line string) bool {
 	trimmed := strings.TrimLeft(line, " ")
 	return slices.ContainsFunc([]string{"=== RUN", "=== PAUSE", "=== CONT", "=== NAME"}, func(prefix string) bool {
@@ -197,8 +197,8 @@ func noise(line string) bool {
 	})
 }
 
-// close accounts for what never ended. A run in which nothing ended is a failure: the go command stopped before the
-// first test.
+// close counts the tests that never ended as failures. A run in which nothing ended is a failure: the go command
+// stopped before the first test.
 func (r *report) close() {
 	for key := range r.running {
 		r.died = true

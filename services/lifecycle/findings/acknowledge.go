@@ -23,13 +23,13 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
-// Server serves FindingService: a person's word that a changed row has been looked at.
+// Server serves FindingService, by which a person acknowledges the finding of a changed row.
 type Server struct {
 	sweeper *Sweeper
 	audit   *audit.Log
 }
 
-// NewServer makes it.
+// NewServer returns a server.
 func NewServer(s *Sweeper, log *audit.Log) *Server { return &Server{sweeper: s, audit: log} }
 
 var findingToAcknowledge = pg.Define(pg.RoleLifecycle, "findings.finding_to_acknowledge",
@@ -38,8 +38,9 @@ var findingToAcknowledge = pg.Define(pg.RoleLifecycle, "findings.finding_to_ackn
 var acknowledgeFinding = pg.Define(pg.RoleLifecycle, "findings.acknowledge_finding",
 	`UPDATE lifecycle.finding f SET acknowledged_by = $2, acknowledge_reason = $3 WHERE f.finding_id = $1`)
 
-// AcknowledgeFinding ends the finding of a row that was changed by hand, once the row does not stand as the hand left it any more: what it spoke of is
-// settled, and what it did not speak of makes another one. All other findings end by themselves, when what they saw is no more.
+// AcknowledgeFinding ends the finding of a row that was changed by hand, once the row is no longer as the hand left it.
+// The evidence that the finding names is settled; any other evidence makes another finding. Findings of other kinds end
+// by themselves, when the contradiction is gone.
 func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.AcknowledgeFindingRequest) (*lifecyclev1.AcknowledgeFindingResponse, error) {
 	s, res := v.sweeper, &lifecyclev1.AcknowledgeFindingResponse{}
 	entry := audit.Entry{Action: "finding.acknowledge", Reason: req.GetReason(), SubjectType: "finding", SubjectID: req.GetFindingId()}
@@ -82,7 +83,8 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 	return res, nil
 }
 
-// mayAcknowledge refuses what has ended, what ends by itself, and what stands in contradiction still.
+// mayAcknowledge returns a fault for a finding that has ended, for one of a kind that ends by itself, and for a row
+// that is still as it was changed.
 func mayAcknowledge(ctx context.Context, q pg.Querier, f row) error {
 	switch {
 	case f.resolved != nil:
@@ -104,14 +106,15 @@ func mayAcknowledge(ctx context.Context, q pg.Querier, f row) error {
 	return nil
 }
 
-// rowVersion reads the version of a row of a type, if it stands.
+// rowVersion reads the version of a row of a type, if it exists.
 var rowVersion = pg.DefineDynamic(pg.RoleLifecycle, "findings.row_version", func(rowType string) string {
 	src := sources[rowType]
 	return `SELECT x.version FROM ` + src.table + ` x WHERE x.` + src.id + ` = $1`
 }, guarded...)
 
-// standsAsChanged says in which way a row stands as somebody's hand left it and contradicts what was announced of it. It returns nothing if the row was put
-// back, if the product has announced it since, and if what it was before is not known: then nobody could put it back.
+// standsAsChanged returns a text that describes how a row is still as it was changed by hand and contradicts its last
+// event. It returns "" if the row was put back, if the product has announced it since, or if its former content is not
+// known, so that it cannot be put back.
 func standsAsChanged(ctx context.Context, q pg.Querier, k rowKey) (string, error) {
 	traces, err := readTraces(ctx, q)
 	if err != nil {
@@ -142,7 +145,7 @@ func standsAsChanged(ctx context.Context, q pg.Querier, k rowKey) (string, error
 	return list(sortedKeys(announced)) + " differ from what stood before and was announced", nil
 }
 
-// isAnnounced reports whether events of a row tell a column of it, so that a change by hand contradicts what they said.
+// isAnnounced reports whether events of a row contain a column, so that a change by hand contradicts them.
 func isAnnounced(rowType, column string) bool {
 	if strings.HasPrefix(column, deviceField) {
 		return true
@@ -172,8 +175,8 @@ var sealRow = pg.DefineDynamic(pg.RoleLifecycle, "findings.seal_row", func(rowTy
 	return `UPDATE ` + src.table + ` SET seal = NULL WHERE ` + src.id + ` = $1`
 }, guarded...)
 
-// settleFinding settles the evidence that a finding spoke of. A seal that it called broken is put on anew, and what the
-// trigger says to that is settled with it.
+// settleFinding settles the evidence that a finding names. If the finding reports a broken seal, the row is sealed
+// again, and the evidence that the trigger records of that is settled as well.
 func settleFinding(ctx context.Context, tx pgx.Tx, f row) error {
 	if err := settle(ctx, tx, f.Evidence, "acknowledged"); err != nil {
 		return err

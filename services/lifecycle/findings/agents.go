@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// report is what an agent last said of one workspace, while that is fresh.
+// report is an agent's last report on one workspace, while it is fresh.
 type report struct {
 	place
 
@@ -28,7 +28,7 @@ type place struct {
 	NodeID      string `db:"node_id"`
 }
 
-// placeFacts is what our rows say of it, read after the report.
+// placeFacts has what our rows contain about a place, read after the report.
 type placeFacts struct {
 	place
 
@@ -36,7 +36,7 @@ type placeFacts struct {
 	Busy      bool      `db:"busy"`
 	Allocated bool      `db:"allocated"` // an allocation of the workspace there is not released
 	Released  time.Time `db:"released"`
-	// AllocationID is of the workspace's allocation that is not released.
+	// AllocationID is the id of the workspace's allocation that is not released.
 	AllocationID string `db:"allocation_id"`
 }
 
@@ -54,8 +54,9 @@ type nodeClaim struct {
 	At        time.Time `db:"at"`
 }
 
-// detectAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was written down longer after the
-// last change of what it is compared with than the grace: an older one may speak of what was.
+// detectAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was
+// stored later than the grace after the last change of the rows that it is compared with: an older one may describe the
+// state before.
 func (s *Sweeper) detectAgents(ctx context.Context) ([]Seen, error) {
 	var out []Seen
 	loose := map[string][]record{}
@@ -73,7 +74,8 @@ func (s *Sweeper) detectAgents(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-// compareReports compares what agents report of the workspaces of a page. Workloads of workspaces without an allocation are added to loose, by node.
+// compareReports compares what agents report of the workspaces of a page. Workloads of workspaces without an allocation
+// are added to loose, by node.
 func (s *Sweeper) compareReports(ctx context.Context, after, upTo string, loose map[string][]record) ([]Seen, error) {
 	reports, err := s.reports(ctx, after, upTo)
 	if err != nil || len(reports) == 0 {
@@ -111,7 +113,8 @@ func (s *Sweeper) compareReports(ctx context.Context, after, upTo string, loose 
 	return out, nil
 }
 
-// compareClaims finds claimed workloads and directories that the agent does not have, and workloads that nothing claims.
+// compareClaims finds claimed workloads and directories that the agent does not have, and workloads that nothing
+// claims.
 func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Seen {
 	var out []Seen
 	claimed := map[string]bool{}
@@ -147,7 +150,8 @@ func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Se
 	return out
 }
 
-// storageGone returns the finding on a claimed directory that the agent does not have; false if it has it, or does not report directories.
+// storageGone returns the finding on a claimed directory that the agent does not have; false if it has it, or does not
+// report directories.
 func (s *Sweeper) storageGone(r report, f placeFacts, c nodeClaim) (Seen, bool) {
 	if c.Gone || !c.Confirmed || r.storage == nil || slices.Contains(r.storage.GetNames(), c.Name) || !r.at.After(c.At.Add(s.cfg.Grace)) {
 		return Seen{}, false
@@ -173,12 +177,13 @@ type storedReport struct {
 	Payload json.RawMessage `db:"payload"`
 }
 
-// vouched is how far behind its replica's beat a session speaks for what its agent reported before: nodeapi reports as stale what an agent whose session
-// stands has not repeated for 150 s.
+// vouched is how long before its replica's beat an open session confirms an unchanged report: nodeapi reports content
+// as stale that a connected agent has not repeated for 150 s.
 const vouched = "150 seconds"
 
-// A report is written when it differs from the one before. It is fresh while it is young, and as long as the session of its node stands at a replica that
-// lives: what changes is reported at once, and what is not repeated is reported as stale. Since when a session stands is how far back it can speak.
+// A report is stored when it differs from the one before. It is fresh while it is young, and as long as the session of
+// its node is open at a live replica: a change is reported at once, and content that is not repeated is reported as
+// stale. A session that became ready less than 150 s before the beat confirms no older report.
 var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports", `
 	SELECT o.workspace_id::text AS workspace_id, o.node_id::text AS node_id, o.payload,
 		GREATEST(o.observed_at, CASE WHEN g.session_ready_at < r.beat_at - interval '`+vouched+`' THEN r.beat_at - interval '`+vouched+`' END) AS observed_at

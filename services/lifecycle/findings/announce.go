@@ -10,7 +10,7 @@ var findingsAfter = pg.Define(pg.RoleLifecycle, "findings.findings_after", `
 	SELECT `+findingColumns+` FROM lifecycle.finding f
 	WHERE f.finding_id > $1::uuid AND f.resolved_at IS NULL ORDER BY f.finding_id LIMIT $2`)
 
-// Announced are the open findings.
+// Announced returns the open findings.
 func Announced() reannounce.Source {
 	return reannounce.Rows("findings", findingsAfter, func(d stored) (events.Event, error) {
 		f, err := d.finding()

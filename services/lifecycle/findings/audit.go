@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/audit"
 )
 
-// decided leaves the entry of a finding that was opened or is over. Seeing one again decides nothing.
+// decided records the audit entry of a finding that was opened or resolved. A finding that is seen again has none.
 func decided(ctx context.Context, tx pgx.Tx, action string, r row) error {
 	_, err := audit.Record(ctx, tx, audit.Entry{
 		Action: action, Reason: r.Summary, SubjectType: r.SubjectType, SubjectID: r.SubjectID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID,

@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// observedStorage reports the workspace's workload and the directories that the agent has of it; nil as an agent that does not report directories.
+// observedStorage reports the workspace's workload and the directories that the agent has of it; nil as an agent that
+// does not report directories.
 func (b *bed) observedStorage(node, workspaceID, workload string, storage *nodev1.StorageReport) {
 	b.t.Helper()
 	b.observe(node, &nodev1.Observation{
@@ -19,7 +20,8 @@ func (b *bed) observedStorage(node, workspaceID, workload string, storage *nodev
 	})
 }
 
-// TestAnIdentityThatIsClaimedAndRetired finds the claim of a workspace that works while recovery has retired its instance's identity, or knows none.
+// TestAnIdentityThatIsClaimedAndRetired finds the claim of a workspace that works while recovery has retired its
+// instance's identity, or knows none.
 func TestAnIdentityThatIsClaimedAndRetired(t *testing.T) {
 	for name, take := range map[string]func(b *bed, node string){
 		"recovery has retired it": func(b *bed, node string) {
@@ -54,7 +56,8 @@ func TestAnIdentityThatIsClaimedAndRetired(t *testing.T) {
 	}
 }
 
-// TestAStorageDirectoryThatWasWiped finds the claim on a directory that the agent, which reports directories, does not have any more.
+// TestAStorageDirectoryThatWasWiped finds the claim on a directory that is missing in the report of an agent which
+// reports directories.
 func TestAStorageDirectoryThatWasWiped(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

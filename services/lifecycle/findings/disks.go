@@ -25,7 +25,8 @@ const (
 		"by themselves once the agent reports room"
 )
 
-// detectDisks finds the nodes whose agents last reported that their own directories have no room. An agent that is away has reported nothing else.
+// detectDisks finds the nodes whose agents last reported that their own directories have no room. For a disconnected
+// agent its last report counts.
 func (s *Sweeper) detectDisks(ctx context.Context) ([]Seen, error) {
 	gates, err := gate.DiskFull(ctx, s.deps.DB)
 	if err != nil {
@@ -38,7 +39,7 @@ func (s *Sweeper) detectDisks(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-// diskSeen is the finding about one node.
+// diskSeen returns the finding about one node.
 func diskSeen(nodeID, name string, disk *commonv1.StateDisk) Seen {
 	return Seen{
 		Kind: nodeDiskFull, Severity: p1, SubjectType: "node", SubjectID: nodeID, NodeID: nodeID, NextAction: nextDiskFull, Cordon: true, Certain: true,
@@ -58,8 +59,8 @@ var diskFinding = pg.Define(pg.RoleLifecycle, "findings.disk_finding",
 	`SELECT `+findingColumns+` FROM lifecycle.finding f
 		WHERE f.kind = $1 AND f.subject_type = 'node' AND f.subject_id = $2 AND f.resolved_at IS NULL FOR UPDATE`)
 
-// OnSession applies what a session reports of its host: the facts of its gate, and at once the finding about its agent's disk. A report of any session
-// but the gate's own is left out.
+// OnSession applies the facts that a session reports of its host: it stores them in the gate, and opens or resolves the
+// finding about its agent's disk at once. It ignores a report of any session but the gate's own.
 func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	host := f.GetHost()
 	if host == nil {

@@ -34,7 +34,7 @@ func (b *bed) machine() *machine {
 	return m
 }
 
-// reports is what a session reports of its host's disk.
+// reports applies a session's report of its host's disk.
 func (m *machine) reports(session string, full bool) {
 	m.b.t.Helper()
 	disk := &commonv1.StateDisk{Full: full, Path: "/var/lib/gpuaas", Since: timestamppb.Now()}
@@ -59,7 +59,7 @@ func (m *machine) cordon(on bool) {
 	}
 }
 
-// wants holds whether the finding is open, and who cordons the node; "finding" stands for the finding itself.
+// wants checks whether the finding is open, and who cordons the node; "finding" means the finding itself.
 func (m *machine) wants(what string, open bool, by string) {
 	m.b.t.Helper()
 	g, _, err := gate.Get(m.b.t.Context(), m.b.db.Pool(pg.RoleLifecycle), m.node)
@@ -78,7 +78,8 @@ func (m *machine) wants(what string, open bool, by string) {
 	}
 }
 
-// TestAFullDiskCordonsItsNodeUntilThereIsRoom holds that the report of an agent opens and ends the finding at once, with its own cordon and nobody else's.
+// TestAFullDiskCordonsItsNodeUntilThereIsRoom holds that the report of an agent opens and ends the finding at once,
+// with its own cordon and no other.
 func TestAFullDiskCordonsItsNodeUntilThereIsRoom(t *testing.T) {
 	b := newBed(t, Config{})
 	m := b.machine()
@@ -108,7 +109,8 @@ func TestAFullDiskCordonsItsNodeUntilThereIsRoom(t *testing.T) {
 	m.wants("with room at last", false, "")
 }
 
-// TestASweepFindsAFullDiskByItself holds that a report which was never read, or read before its gate was raised, is made up for.
+// TestASweepFindsAFullDiskByItself holds that a sweep finds a full disk whose report was never read, or was read before
+// its gate was raised.
 func TestASweepFindsAFullDiskByItself(t *testing.T) {
 	b := newBed(t, Config{})
 	m := b.machine()

@@ -1,20 +1,24 @@
-// Package findings looks for what cannot be: rows and resources that contradict each other, and rows that were changed behind their saga's back.
+// Package findings detects contradictions: rows and resources that contradict each other, and rows that were changed
+// outside their saga.
 //
-// It owns the findings, the suspicions that come before them, and the evidence of changes by hand. It believes no single source. Each look reads two of them in the order in which work under way cannot look broken (what is claimed before what is there, and the
-// claims once more), passes over workspaces that a run holds, and wants to see a thing in two sweeps, further apart than a grace of the database's
-// clock, before it is a finding. Where a source does not answer, nothing is concluded: neither a finding nor the end of one.
+// It owns the findings, the suspicions that come before them, and the evidence of changes by hand. It trusts no single
+// source. Each detector compares two of them. It reads them in an order in which work under way does not look broken
+// (the claims, then the resources, then the claims again), and skips workspaces with a live run. A contradiction
+// becomes a finding only when two sweeps see it that are further apart than a grace by the database's clock. If a
+// source does not answer, the detector concludes nothing: it neither opens nor ends a finding.
 //
-// An instance of an epoch that is over and that was started again needs no second look: recovery, or its driver, has refused or ended it already. It has
-// a sweep of its own.
+// An instance of an ended epoch that was started again needs no second scan: recovery, or its driver, has refused or
+// ended it already. It has a sweep of its own.
 //
-// It never changes what it looks at, but that an acknowledgement puts a new seal on a row whose seal did not fit. All it does besides telling is to
-// cordon a node, and to end a cordon of its own when its finding is over.
+// It never changes the rows that it compares, except that an acknowledgement puts a new seal on a row whose seal did
+// not fit. Beside reporting it only cordons a node, and ends a cordon of its own when its finding is over.
 //
-// The drift guard is a trigger on the rows of workspaces, runs and allocations. It knows the product's writes from all others by a setting of the session
-// (pg.WriterSetting), and leaves evidence of before, after and who of any other. Each row carries a seal, a digest over all its columns that the trigger
-// renews: one that the trigger did not see leaves a row that does not fit its seal. The guard reads the evidence, and reads rows only after somebody
-// meddled with the triggers: its work grows with what changes by hand, not with the rows.
+// The drift guard is a trigger on the rows of workspaces, runs and allocations. It knows the product's writes from all
+// others by a setting of the session (pg.WriterSetting), and records evidence of any other write: the row before and
+// after, and by whom. Each row carries a seal, a digest over all its columns that the trigger renews: after a write
+// without the trigger the row does not fit its seal. The guard reads the evidence, and reads all rows only in a
+// process's first scan and after the triggers were changed: its work grows with the changes by hand, not with the rows.
 //
-// A finding on a row ends when what was changed by hand has been put back by hand, or when a person acknowledges it; never because an operation has
-// written over it. docs/findings.md has the table of what is seen of which edit, and what is not.
+// A finding on a row ends when the change has been put back by hand, or when a person acknowledges it; never because an
+// operation has written over it. The table in docs/findings.md lists which edits are detected, and which are not.
 package findings

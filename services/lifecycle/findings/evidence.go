@@ -21,19 +21,20 @@ const (
 	nextPutBack = "nothing is left to put back: look at who changed it and why; the finding ends with the next sweep"
 )
 
-// How a row was written behind the product's back, as its trigger wrote it down.
+// How a row was written outside the product, as its trigger recorded it.
 const (
 	opDelete   = "delete"
-	opUnsealed = "unsealed" // while the trigger did not fire: it was noticed later, by whoever wrote next
+	opUnsealed = "unsealed" // while the trigger did not fire: the trigger noticed it at the next write
 )
 
-// deviceField begins the name of a field of an allocation's evidence that stands for one of its devices; its value is the node.
+// deviceField is the prefix of the fields of an allocation's evidence that describe its devices; the value of such a
+// field is the node.
 const deviceField = "device "
 
-// told is how many changes of a row a finding names one by one.
+// told is how many changes of a row a finding lists one by one.
 const told = 5
 
-// change is what was done to one field by hand: what stood before the first time, and after the last.
+// change is the change of one field by hand: its value before the first change, and after the last.
 type change struct{ before, after any }
 
 // trace is the evidence of one row that no finding has settled, in the order of its making.
@@ -41,12 +42,12 @@ type trace struct {
 	rowType, id string
 	ids         []int64
 	fields      map[string]change
-	// was and is say whether the row stood before the first change and after the last.
+	// was and is are true if the row existed before the first change and after the last.
 	was, is bool
-	// blind: what stood before a change that no trigger saw is not known.
+	// blind is true if the row's content before a change that no trigger saw is not known.
 	blind   bool
 	changes []map[string]any
-	last    string // who made the last change that a trigger saw
+	last    string // by whom, with what and when the last change was made
 	image   map[string]any
 	version string // of the row, as the last of the changes left it
 }
@@ -88,7 +89,7 @@ func readTraces(ctx context.Context, q pg.Querier) ([]*trace, error) {
 	return out, nil
 }
 
-// evidence is one write that the product did not make.
+// evidence is the record of one write that the product did not make.
 type evidence struct {
 	id                        int64
 	at                        time.Time
@@ -156,8 +157,8 @@ func orUnnamed(application string) string {
 	return application
 }
 
-// net is what is left of all the changes that were made by hand: the fields that were not put back by hand. What an operation wrote in between or
-// afterwards is no part of it.
+// net returns the changes by hand that remain: the fields that were not put back by hand. The writes of operations in
+// between or afterwards do not count.
 func (tr *trace) net() map[string]change {
 	out := map[string]change{}
 	for f, c := range tr.fields {
@@ -170,7 +171,7 @@ func (tr *trace) net() map[string]change {
 
 func (tr *trace) putBack() bool { return !tr.blind && tr.was == tr.is && len(tr.net()) == 0 }
 
-// seen is the finding that the evidence makes by itself.
+// seen returns the finding that follows from the evidence alone.
 func (tr *trace) seen() Seen {
 	text := func(name string) string { v, _ := tr.image[name].(string); return v }
 	x := Seen{
@@ -212,7 +213,7 @@ func (tr *trace) seen() Seen {
 	return x
 }
 
-// toldChanges are the changes one by one: all of a few, else the first and the last of them.
+// toldChanges returns the changes one by one: all of a few, else the first and the last ones.
 func (tr *trace) toldChanges() []any {
 	out := []any{}
 	for i, c := range tr.changes {
@@ -226,7 +227,7 @@ func (tr *trace) toldChanges() []any {
 	return out
 }
 
-// list spells fields in a line.
+// list joins fields in one line, at most eight of them.
 func list(fields []string) string {
 	const most = 8
 	if len(fields) > most {
@@ -235,8 +236,8 @@ func list(fields []string) string {
 	return strings.Join(fields, ", ")
 }
 
-// withEvidence folds the evidence into what else is seen of the rows. Of a row that was put back by hand, and of which nothing else is seen, it ends the
-// finding; but it is told once, however short the change stood.
+// withEvidence adds the evidence to what the detector saw of the rows. If a row was put back by hand and its seal fits,
+// its evidence is settled, which ends the finding; but a change is reported once, however soon it was put back.
 func (s *Sweeper) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
 	traces, err := readTraces(ctx, s.deps.DB)
 	if err != nil {
@@ -279,7 +280,7 @@ func (s *Sweeper) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error)
 	return out, settle(ctx, s.deps.DB, settled, "put_back")
 }
 
-// fold adds what else was seen of the same row. What was seen first leads.
+// fold adds another thing seen of the same row; values of the first take precedence.
 func (s *Seen) fold(more Seen) {
 	s.Summary += "; " + strings.TrimPrefix(more.Summary, changedOutside(more.SubjectType, more.SubjectID))
 	s.Evidence = append(s.Evidence, more.Evidence...)
@@ -310,7 +311,7 @@ func (s *Sweeper) openRows(ctx context.Context) (map[key]row, error) {
 	return out, nil
 }
 
-// decode reads an image; its numbers stay as they are spelled, epochs and fences may be large.
+// decode parses an image; numbers stay as they are written, because epochs and fences may be large.
 func decode(raw []byte) (map[string]any, error) {
 	if raw == nil {
 		return nil, nil
@@ -324,7 +325,8 @@ func decode(raw []byte) (map[string]any, error) {
 	return out, nil
 }
 
-// same compares two values of images. A time is the same in every zone that a session may have spelled it in.
+// same compares two values of images. Times are the same if they denote the same instant, in whichever zone a session
+// wrote them.
 func same(a, b any) bool {
 	if reflect.DeepEqual(a, b) {
 		return true
@@ -345,7 +347,7 @@ func same(a, b any) bool {
 var settleEvidence = pg.Define(pg.RoleLifecycle, "findings.settle_evidence",
 	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u ON CONFLICT DO NOTHING`)
 
-// settle says of evidence that no finding is to speak of it any more.
+// settle marks evidence as settled, so that it makes no further finding.
 func settle(ctx context.Context, q pg.Querier, evidence []int64, how string) error {
 	if len(evidence) == 0 {
 		return nil

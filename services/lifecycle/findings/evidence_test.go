@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// acknowledge ends a finding on a person's word.
+// acknowledge acknowledges a finding as a person does.
 func (b *bed) acknowledge(f row) {
 	b.t.Helper()
 	ctx := rpc.WithPerson(b.t.Context(), rpc.Person{Subject: "ana@example.org", Roles: []string{"operator"}})
@@ -39,7 +39,8 @@ func (b *bed) byHand(statements ...string) {
 	}
 }
 
-// A change by hand that the next operation takes over before anybody looked is found all the same, and no further operation ends the finding.
+// A change by hand that the next operation takes over before a sweep is found nevertheless, and no further operation
+// ends the finding.
 func TestAChangeByHandThatAnOperationTakesOverAtOnce(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -118,7 +119,7 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 	if strings.Contains(told, "hunter2") || !strings.Contains(told, obs.Redacted) || !strings.Contains(told, `"web"`) {
 		t.Errorf("the finding tells %s", told)
 	}
-	// Put back in two turns, and the finding ends with the second.
+	// The row is put back in two statements, and the finding ends with the second.
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run SET attempts = 0, signal = signal - 1 WHERE id = $1`, run)
 	b.sweep()
 	if f = wantOnly(t, b.open(), "row_changed_outside run "+run)[0]; len(f.Before) != 1 || f.Before["input"] == nil || len(f.After["changes"].([]any)) != 2 {
@@ -132,7 +133,7 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 	wantOnly(t, b.open())
 }
 
-// A change that was made and taken back between two sweeps is told once.
+// A change that was made and taken back between two sweeps is reported once.
 func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -148,7 +149,8 @@ func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
 	wantOnly(t, b.open())
 }
 
-// Whoever turns the trigger off leaves a row that does not fit its seal; a session that keeps other triggers from firing does not keep this one.
+// A write while the trigger is turned off leaves a row that does not fit its seal; a session setting that stops other
+// triggers does not stop this one.
 func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
 	b := newBed(t, Config{})
 	quiet, taken, put, replica := b.live("one"), b.live("two"), b.live("three"), b.live("four")
@@ -183,7 +185,8 @@ func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
 	if f := found[3]; len(f.Before) != 2 || f.Before["register_failures"] != 0.0 {
 		t.Errorf("before %v", f.Before)
 	}
-	// One is put back as it was changed; what the others were before is not known, so that they can be acknowledged as they are.
+	// One is put back as it was changed; what the others were before is not known, so that they can be acknowledged as
+	// they are.
 	off(`UPDATE lifecycle.workspace SET retry_window_start = NULL, register_failures = 0 WHERE id = '` + put + `'`)
 	b.byHand(`UPDATE lifecycle.workspace SET retry_window_start = NULL, register_failures = 0 WHERE id = '` + replica + `'`)
 	b.sweep()
@@ -191,7 +194,7 @@ func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
 		b.acknowledge(f)
 	}
 	wantOnly(t, b.seen())
-	// Nor is a row looked at again that fits now, and a process that starts sees what one before it did not.
+	// A row that fits now is not read again, and a process that starts finds what the one before it did not.
 	off(change(put))
 	fresh, err := New(Deps{
 		Logger: b.sweeper.deps.Logger, DB: b.sweeper.deps.DB, Workloads: b.workloads, Drivers: b.sweeper.deps.Drivers, Metrics: prometheus.NewRegistry(),
@@ -206,7 +209,7 @@ func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
 	wantOnly(t, b.open(), "row_changed_outside workspace "+put)
 }
 
-// A look reads no row as long as nobody meddles with the triggers, however many there are.
+// A scan reads no row as long as the triggers are not changed, however many rows there are.
 func TestAQuietLookReadsNoRow(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -226,7 +229,7 @@ func TestAQuietLookReadsNoRow(t *testing.T) {
 	if err := lock.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// A row whose life ended at the hand of somebody who had turned the trigger off is looked at with the living.
+	// A row that was ended by hand while the trigger was off is scanned with the live ones.
 	b.byHand(`ALTER TABLE lifecycle.workspace DISABLE TRIGGER ALL`, `UPDATE lifecycle.workspace SET state = 'decommissioned' WHERE id = '`+id+`'`,
 		`ALTER TABLE lifecycle.workspace ENABLE TRIGGER ALL`, `ALTER TABLE lifecycle.workspace ENABLE ALWAYS TRIGGER seal_row`)
 	if seen, err := b.sweeper.detectRows(t.Context()); err != nil || len(seen) != 1 || seen[0].SubjectID != id {
@@ -234,7 +237,7 @@ func TestAQuietLookReadsNoRow(t *testing.T) {
 	}
 }
 
-// An acknowledgement settles what the finding spoke of, and nothing that came after.
+// An acknowledgement settles the evidence that the finding names, and none that came after.
 func TestAnAcknowledgementSettlesWhatWasTold(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -252,7 +255,7 @@ func TestAnAcknowledgementSettlesWhatWasTold(t *testing.T) {
 	}
 	b.acknowledge(again)
 	wantOnly(t, b.seen())
-	// Other findings end when what they saw is no more, and not on anybody's word.
+	// Other findings end when the contradiction is gone, and cannot be acknowledged.
 	if err := b.world.End(t.Context(), id, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +267,7 @@ func TestAnAcknowledgementSettlesWhatWasTold(t *testing.T) {
 	}
 }
 
-// Evidence is added by the triggers alone, and changed by nobody.
+// Only the triggers add evidence, and no role may change it.
 func TestEvidenceIsAddedAndNeverChanged(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -288,7 +291,8 @@ func TestEvidenceIsAddedAndNeverChanged(t *testing.T) {
 	}
 }
 
-// No statement of the product names the seal but the acknowledgement's: whose writes are the product's is said by the session.
+// No statement of the product names the seal but the acknowledgement's: the session's setting marks writes as the
+// product's.
 func TestNoStatementNamesTheSeal(t *testing.T) {
 	names := regexp.MustCompile(`\bseal\b *(=|,)`)
 	for _, st := range pg.Statements() {

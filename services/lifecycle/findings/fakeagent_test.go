@@ -32,8 +32,8 @@ var (
 	fakeAgentVerifiers, _ = envelope.NewVerifierSet(fakeAgentKey.Public())
 )
 
-// world is everything outside lifecycle: a provider of instances, the agents on them, and recovery's register. It keeps its own ledger, and refuses
-// nothing that a real one would not refuse: what is made twice stands there twice.
+// world is everything outside lifecycle: a provider of instances, the agents on them, and recovery's register. It keeps
+// its own list, and refuses nothing that a real one would not refuse: a thing that is made twice is in the list twice.
 type world struct {
 	mu         sync.Mutex
 	instances  map[string]*worldInstance // by workspace:epoch
@@ -49,7 +49,7 @@ type world struct {
 type worldInstance struct {
 	instance, node string
 	ended, fenced  bool
-	things         []string // what stands on it
+	things         []string // that are on it
 	ledger         string
 	results        map[string]*nodev1.TaskResult
 }
@@ -98,7 +98,7 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 	return placement.Launched{ProviderID: "fake:" + k}, nil
 }
 
-// End ends an instance and all that stands on it.
+// End ends an instance and everything on it.
 func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,7 +110,7 @@ func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 	return nil
 }
 
-// Fence lets the next epoch be launched though this one stands.
+// Fence lets the next epoch be launched though this one has not ended.
 func (w *world) Fence(_ context.Context, workspaceID string, epoch int64, _ string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -149,13 +149,13 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 	return out, nil
 }
 
-// Standing returns what has not ended, and what woke since.
+// Standing returns the instances that have not ended, and those with strays.
 func (w *world) Standing(ctx context.Context) ([]placement.Instance, error) {
 	list, err := w.List(ctx)
 	return slices.DeleteFunc(list, func(i placement.Instance) bool { return !i.EndedAt.IsZero() && i.Strays == 0 }), err
 }
 
-// anyJoin stands for recovery's signature, which other tests hold: the state names what the session names.
+// anyJoin replaces the check of recovery's signature, which other tests cover: the state has the ids of the session.
 type anyJoin struct{}
 
 // Verify reads the state that the fake agent wrote.
@@ -222,7 +222,7 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 	if len(report.GetResults()) == 0 {
 		return
 	}
-	// A report that was not taken is given again, as an agent's ledger would.
+	// A report that was not acknowledged is sent again, as an agent's ledger does.
 	for ctx.Err() == nil {
 		if _, err := w.tasks.ReportTasks(ctx, &lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{report}}); err == nil {
 			return
@@ -309,7 +309,7 @@ func (w *world) effect(b *worldInstance, o *nodev1.TaskOffer) (proto.Message, er
 	}
 }
 
-// silence makes the provider stop or go on answering.
+// silence makes the provider's list hang or work again.
 func (w *world) silence(on bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
-// Seen is one thing that a look holds for broken.
+// Seen is one contradiction that a detector found.
 type Seen struct {
 	Kind                                        commonv1.FindingKind
 	Severity                                    commonv1.Severity
@@ -30,15 +30,15 @@ type Seen struct {
 	TenantID, WorkspaceID, NodeID, AllocationID string // empty where there is none
 	Summary, NextAction                         string
 	Before, After                               map[string]any
-	// Evidence are the changes of a row that it speaks of: what an acknowledgement of it settles.
+	// Evidence are the ids of the changes of a row that the finding names; an acknowledgement settles them.
 	Evidence []int64
 	// Cordon keeps new workspaces off NodeID while the finding is open.
 	Cordon bool
-	// Certain needs no second look: nothing that is under way can look like it.
+	// Certain needs no second scan: no work under way can look like it.
 	Certain bool
 }
 
-// key is what a finding is about: one open row each.
+// key identifies what a finding is about: there is at most one open finding for each key.
 type key struct{ kind, subjectType, subjectID string }
 
 func (s *Seen) key() key { return key{names.Of(s.Kind), s.SubjectType, s.SubjectID} }
@@ -85,7 +85,7 @@ type stored struct {
 
 var findingColumns = pg.Columns[stored]("f")
 
-// finding parses what is stored. A kind or severity of another build is an error.
+// finding parses the stored row. A kind or severity of another build is an error.
 func (d *stored) finding() (row, error) {
 	r := row{
 		Seen: Seen{
@@ -147,7 +147,7 @@ func (r *row) event() (events.Event, error) {
 	}, nil
 }
 
-// asStruct passes through JSON, so that whatever stands in a map has a spelling.
+// asStruct converts a map by way of JSON, so that every value in it can be converted.
 func asStruct(m map[string]any) (*structpb.Struct, error) {
 	raw, err := json.Marshal(m)
 	if err != nil {
@@ -163,10 +163,10 @@ func asStruct(m map[string]any) (*structpb.Struct, error) {
 	return s, nil
 }
 
-// cordonBy is who a cordon of a finding is by.
+// cordonBy returns the name by which a finding cordons a node.
 func cordonBy(findingID string) string { return "finding:" + findingID }
 
-// announce appends the event of a finding. It answers the finding as it is told, and the event's position token.
+// announce appends the event of a finding. It returns the finding as in the event, and the event's position token.
 func announce(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, string, error) {
 	e, err := r.event()
 	if err != nil {
@@ -190,13 +190,13 @@ var insertFinding = pg.Define(pg.RoleLifecycle, "findings.insert_finding", `
 		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid, nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
 		RETURNING `+findingColumns)
 
-// open writes a finding down for the first time, or sees an open one again. It answers whether it is new.
+// open inserts a finding, or counts an open one as seen again. It reports whether the finding is new.
 func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	k := s.key()
 	have, err := oneFinding(ctx, tx, openFinding, k.kind, k.subjectType, k.subjectID)
 	switch {
 	case err == nil && have.source != source:
-		return false, nil // another look sees it already
+		return false, nil // another detector has it open already
 	case err == nil:
 		return false, again(ctx, tx, have, s)
 	case !errors.Is(err, pgx.ErrNoRows):
@@ -235,8 +235,8 @@ var seeFindingAgain = pg.Define(pg.RoleLifecycle, "findings.see_finding_again", 
 			last_seen_at = mesh.clock(), version = f.version + $7, evidence = $8
 		WHERE f.finding_id = $1 RETURNING `+findingColumns)
 
-// again counts another sight. It is told when what is seen changed, and else at the 2nd, 4th, 8th sight and so on: a finding that stays for days costs
-// few events.
+// again counts a finding as seen once more. It appends an event if the evidence changed, and otherwise at the 2nd, 4th,
+// 8th time and so on: a finding that stays for days costs few events.
 func again(ctx context.Context, tx pgx.Tx, have row, s Seen) error {
 	same, err := sameEvidence(have.Seen, s)
 	if err != nil {
@@ -259,7 +259,7 @@ func again(ctx context.Context, tx pgx.Tx, have row, s Seen) error {
 	return err
 }
 
-// sameEvidence compares what is told, spelled as it is stored.
+// sameEvidence compares the parts of two findings that an event shows, as JSON.
 func sameEvidence(have, s Seen) (bool, error) {
 	spell := func(x Seen) (string, error) {
 		raw, err := json.Marshal([]any{x.Severity, x.Summary, x.NextAction, orEmpty(x.Before), orEmpty(x.After)})
@@ -285,7 +285,7 @@ var resolveFinding = pg.Define(pg.RoleLifecycle, "findings.resolve_finding", `
 		UPDATE lifecycle.finding f SET resolved_at = mesh.clock(), version = f.version + 1
 		WHERE f.finding_id = $1 AND f.resolved_at IS NULL RETURNING `+findingColumns)
 
-// resolve closes a finding that its look no longer sees, and ends its cordon unless another finding wants it.
+// resolve closes a finding that its detector no longer sees, and ends its cordon unless another finding needs it.
 func resolve(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, string, error) {
 	now, err := oneFinding(ctx, tx, resolveFinding, r.id)
 	if err != nil {

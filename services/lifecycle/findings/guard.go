@@ -9,16 +9,16 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// rowKey names a row.
+// rowKey identifies a row.
 type rowKey struct{ rowType, id string }
 
-// source says where the rows of a type are.
+// source is the table of a type of rows.
 type source struct {
 	table, id string
 	live      string // the condition, over x, that a row's life has not ended
 }
 
-// guarded are the types of rows that sagas own, in the order in which they are looked at.
+// guarded are the types of rows that sagas own, in the order in which they are scanned.
 var guarded = []string{"workspace", "run", "allocation"}
 
 var sources = map[string]source{
@@ -28,8 +28,8 @@ var sources = map[string]source{
 	"node":       {table: "lifecycle.node_gate", id: "node_id"}, // not guarded; sweeps read it in pages too
 }
 
-// detectRows is the drift guard. Triggers leave evidence of each write that the product did not make; only where they may have been kept from firing
-// since the last look are the rows themselves looked at.
+// detectRows is the drift guard. Triggers record evidence of each write that the product did not make; the rows
+// themselves are read only if the triggers may have been kept from firing since the last scan.
 func (s *Sweeper) detectRows(ctx context.Context) ([]Seen, error) {
 	broken, err := s.brokenSeals(ctx)
 	if err != nil {
@@ -38,15 +38,16 @@ func (s *Sweeper) detectRows(ctx context.Context) ([]Seen, error) {
 	return s.withEvidence(ctx, broken)
 }
 
-// watch is what a look found the triggers to be.
+// watch is the state of the triggers as a scan found it.
 type watch struct {
 	Stamp  string `db:"stamp"`  // changes with each change of the tables' triggers, functions or shape
 	Armed  bool   `db:"armed"`  // every trigger is there and fires always
-	Behind string `db:"behind"` // a transaction that is older than every write that comes after this look
+	Behind string `db:"behind"` // a transaction that is older than every write that comes after this scan
 }
 
-// readWatch reads the state of the triggers that guard rows. Whoever turns one off, replaces it or its function, or rewrites a table leaves another xmin on
-// a row of the catalogue, also when all is as it was before the transaction ends.
+// readWatch reads the state of the triggers that guard rows. A transaction that turns a trigger off, replaces it or its
+// function, or rewrites a table leaves another xmin on a row of the catalogue, even if it restores everything before it
+// ends.
 var readWatch = pg.Define(pg.RoleLifecycle, "findings.read_watch", `
 	WITH tab AS (SELECT c.oid, c.xmin, c.relfilenode, c.relname FROM pg_class c
 		WHERE c.relnamespace = 'lifecycle'::regnamespace AND c.relname IN ('workspace', 'saga_run', 'allocation')),
@@ -65,7 +66,8 @@ type misfit struct {
 	Image []byte `db:"image"`
 }
 
-// misfits reads the rows of a page whose seal does not fit: of those that live, those written since a transaction, and those named.
+// misfits reads the rows of a page whose seal does not fit: of those that live, those written since a transaction, and
+// those named.
 var misfits = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits", func(rowType string) string {
 	src := sources[rowType]
 	return `SELECT x.` + src.id + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.table + ` x
@@ -80,8 +82,9 @@ var misfitsAmong = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits_among", 
 		WHERE x.` + src.id + ` = ANY ($1::uuid[]) AND NOT lifecycle.seal_fits(x)`
 }, guarded...)
 
-// brokenSeals finds rows that were written while their trigger did not fire, and that nobody has written since: their seal does not fit. The rows are read
-// at the first look of this process, and after the triggers were meddled with; else only those that were found so before.
+// brokenSeals finds rows that were written while their trigger did not fire and were not written since: their seal does
+// not fit. It reads all rows in the first scan of this process, and after the triggers were changed; otherwise only
+// those whose seal did not fit before.
 func (s *Sweeper) brokenSeals(ctx context.Context) ([]Seen, error) {
 	now, err := pg.One[watch](ctx, s.deps.DB, readWatch)
 	if err != nil {
@@ -122,7 +125,8 @@ func (s *Sweeper) brokenSeals(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-// knownMisfits returns the rows, by type, whose seal did not fit at the last look, or has an open finding that says so.
+// knownMisfits returns the ids of the rows, by type, whose seal did not fit in the last scan, or which have an open
+// finding of a broken seal.
 func (s *Sweeper) knownMisfits(ctx context.Context) (map[string][]string, error) {
 	open, err := s.openRows(ctx)
 	if err != nil {
@@ -146,7 +150,7 @@ func (s *Sweeper) knownMisfits(ctx context.Context) (map[string][]string, error)
 
 const sealBroken = "broken"
 
-// brokenSeal returns the finding of a row whose seal does not fit. What stood in it before is not known.
+// brokenSeal returns the finding of a row whose seal does not fit. The row's former content is not known.
 func brokenSeal(rowType, id string, image map[string]any) Seen {
 	tr := &trace{
 		rowType: rowType, id: id, was: true, is: true, blind: true, fields: map[string]change{}, image: image,
@@ -158,7 +162,7 @@ func brokenSeal(rowType, id string, image map[string]any) Seen {
 	return x
 }
 
-// changedOutside is how the summary of every finding on a row begins.
+// changedOutside returns the beginning of the summary of every finding on a row.
 func changedOutside(rowType, id string) string {
 	return fmt.Sprintf("the row of %s %s was changed outside its saga: ", rowType, id)
 }

@@ -76,7 +76,7 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b.as(tc.as, tc.change, tc.arg)
-			b.sweep() // one look is enough: nothing under way looks like it
+			b.sweep() // one scan is enough: no work under way looks like it
 			found := without(without(without(b.open(), "node_occupied"), "claim_without"), "allocation_without")
 			f := wantOnly(t, found, "row_changed_outside "+tc.key+" "+tc.arg)[0]
 			if f.Severity != p1 || f.WorkspaceID != id || !strings.Contains(f.Summary, tc.says) || !strings.Contains(f.NextAction, "set the row back") {
@@ -117,7 +117,8 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	if f := found[1]; f.After["name"] != "ghost" || !strings.Contains(f.Summary, "it was inserted; by lifecycle") {
 		t.Errorf("got %+v", f)
 	}
-	// What is gone cannot be acknowledged away; what is inserted again as it was, and what is taken away again, ends.
+	// The finding of a deleted row cannot be acknowledged; it ends when the row is inserted again as it was, and that of
+	// an inserted row when the row is deleted again.
 	if _, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(), &lifecyclev1.AcknowledgeFindingRequest{FindingId: found[0].id, Reason: "x"}); !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) ||
 		!strings.Contains(err.Error(), "it is gone") {
 		t.Errorf("the acknowledgement says %v", err)
@@ -136,7 +137,7 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	}
 }
 
-// What is changed by hand and then taken over by an operation is in the log as the operation's own, and found all the same.
+// A change by hand that an operation takes over is in the event log as the operation's own, and is found nevertheless.
 func TestWhatAnOperationTookOver(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

@@ -6,8 +6,8 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// hideSecrets returns a copy of evidence as people may see it: what a tenant gives its own workloads may be anything, and is hidden whatever it is
-// called; so is what looks like a secret anywhere else. Which fields there are stays.
+// hideSecrets returns a copy of evidence as people may see it: values that a tenant gives its own workloads are hidden
+// whatever they are named, and so are values elsewhere that look like secrets. The names of fields stay.
 func hideSecrets(m map[string]any) (map[string]any, error) {
 	given, _ := hideGiven(m, false).(map[string]any)
 	s, err := asStruct(given)
@@ -17,7 +17,7 @@ func hideSecrets(m map[string]any) (map[string]any, error) {
 	return audit.Clean(&commonv1.AuditEntry{Details: s}).GetDetails().AsMap(), nil
 }
 
-// hideGiven hides the values of environments and the arguments and commands of workloads, as specs spell them.
+// hideGiven hides the values of environments and the arguments and commands of workloads, in the form of specs.
 func hideGiven(v any, hidden bool) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// instanceKey names an instance.
+// instanceKey identifies an instance.
 type instanceKey struct {
 	workspaceID string
 	epoch       int64
@@ -19,7 +19,7 @@ type instanceKey struct {
 
 func (k instanceKey) String() string { return fmt.Sprintf("%s:%d", k.workspaceID, k.epoch) }
 
-// belief is a row that says that an instance stands.
+// belief is a row according to which an instance exists.
 type belief struct {
 	What        string `db:"what"`
 	ID          string `db:"id"`
@@ -42,7 +42,7 @@ var standingByRows = pg.Define(pg.RoleLifecycle, "findings.standing_by_rows", `
 		FROM lifecycle.resource_claim c JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $3
 		WHERE `+page("c.workspace_id")+` AND c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
 
-// believed reads what our rows say stands at a provider, on workspaces that nothing happens to.
+// believed reads the rows according to which instances exist at a provider, of workspaces without work under way.
 func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
 	list, err := inPages[belief](ctx, s, "workspace", standingByRows, names.Of(kind))
 	if err != nil {
@@ -55,8 +55,9 @@ func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (
 	return out, nil
 }
 
-// detectInstances compares a driver's own list with our rows. What should stand is read before the list and once more after it: an instance that ends on its way
-// is missed by both, or its row has changed. What stands is read before its rows: they were committed before it was launched.
+// detectInstances compares a driver's own list with our rows. The rows that name an instance are read before the list
+// and again after it: an instance that ends meanwhile is then missing in the second reading, or its row has changed.
+// The list is read before the rows of its instances: those were committed before the launch.
 func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
 	before, err := s.believed(ctx, kind)
 	if err != nil {
@@ -94,7 +95,7 @@ func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDr
 	if len(missing) == 0 {
 		return out, nil
 	}
-	// Only now does it matter what has ended.
+	// The ended instances are needed only for the summaries of missing ones.
 	if list, err = driver.List(ctx); err != nil {
 		return nil, fmt.Errorf("list instances: %w", err)
 	}
@@ -127,7 +128,7 @@ func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instance
 	return out
 }
 
-// instanceFacts is what our rows say of an instance that stands.
+// instanceFacts has what our rows contain about an instance that exists.
 type instanceFacts struct {
 	WorkspaceID   string `db:"workspace_id"` // empty if it is not known here
 	InstanceEpoch int64  `db:"box_epoch"`
@@ -150,7 +151,7 @@ var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", 
 		FROM unnest($1::uuid[], $2::bigint[]) AS b (workspace_id, epoch) JOIN lifecycle.workspace w ON w.id = b.workspace_id
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`)
 
-// unknownInstances finds instances that stand and that no row names as standing.
+// unknownInstances finds instances that exist at the provider and that no row names as existing.
 func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementDriver, standing map[instanceKey]placement.Instance) ([]Seen, error) {
 	var workspaces []string
 	var epochs []int64
@@ -179,8 +180,9 @@ func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementD
 	return out, nil
 }
 
-// unknownInstance judges one instance that stands. Between its launch and the record of it an instance is its run's. That two of one workspace stand is found by
-// SweepTwoInstances.
+// unknownInstance compares one existing instance with its rows, and returns false if they agree. Between an instance's
+// launch and its record the run of its epoch is live, and the instance is skipped. SweepTwoInstances finds two
+// instances of one workspace.
 func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f instanceFacts) (Seen, bool) {
 	k := instanceKey{b.WorkspaceID, b.Epoch}
 	out := Seen{

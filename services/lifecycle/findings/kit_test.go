@@ -47,7 +47,8 @@ const (
 
 const superuser = "superuser"
 
-// bed is a lifecycle that works: real sagas over a real database and workload database, a sequencer, and a world of instances; and a sweeper over it.
+// bed is a working lifecycle: real sagas over a real database and workload database, a sequencer, and a world of
+// instances; and a sweeper over it.
 type bed struct {
 	keys      *secretenv.Keys
 	keyLine   string // of the key file
@@ -68,7 +69,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 	t.Helper()
 	testkit.IO(t)
 	if cfg.Page == 0 {
-		cfg.Page = 2 // so that what is found lies on several pages
+		cfg.Page = 2 // so that the findings are on several pages
 	}
 	db := testkit.DB(t)
 	workloads, err := pg.Open(t.Context(), pg.Config{URL: db.WorkloadURL(), MaxConns: 4})
@@ -198,7 +199,8 @@ func (b *bed) until(workspaceID string, states ...commonv1.WorkspaceState) {
 	})
 }
 
-// as runs a statement behind the product's back, as a person does who has the password of a role: in a session that is none of the product's.
+// as runs a statement outside the product, as a person does who has the password of a role: in a session that is none
+// of the product's.
 func (b *bed) as(role, sql string, args ...any) {
 	b.t.Helper()
 	conn := b.hand(role)
@@ -250,7 +252,7 @@ func (b *bed) pass(d time.Duration) {
 	testkit.SetClockOffset(b.db, b.skew)
 }
 
-// seen sweeps, lets the grace go by, and sweeps again; it answers the open findings by kind and subject.
+// seen sweeps, lets the grace go by, and sweeps again; it returns the open findings by kind and subject.
 func (b *bed) seen() map[string]row {
 	b.t.Helper()
 	b.sweep()
@@ -289,7 +291,7 @@ func (b *bed) text(sql string, args ...any) string {
 	return out
 }
 
-// observed writes what an agent says of a workspace, as nodeapi would.
+// observed writes an agent's report on a workspace, as nodeapi would.
 func (b *bed) observed(node, workspaceID string, workloads ...string) {
 	b.t.Helper()
 	o := &nodev1.Observation{WorkspaceId: workspaceID}

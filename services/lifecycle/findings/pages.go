@@ -15,16 +15,19 @@ const (
 	lastID    = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 )
 
-// endOfPage returns the last id of a page that begins after $1 and has $2 rows more than one; nothing if there are not so many.
+// endOfPage returns the last id of a page that begins after $1 and has $2 rows more than one; nothing if there are not
+// so many.
 var endOfPage = pg.DefineDynamic(pg.RoleLifecycle, "findings.end_of_page", func(rowType string) string {
 	src := sources[rowType]
 	return `SELECT x.` + src.id + `::text FROM ` + src.table + ` x WHERE x.` + src.id + ` > $1::uuid ORDER BY x.` + src.id + ` OFFSET $2 LIMIT 1`
 }, "workspace", "run", "allocation", "node")
 
-// boundsFor is how long the ends of pages serve the checks that follow: a page has more rows than it should only by those of these seconds.
+// boundsFor is how long later checks reuse the ends of pages: a page has more rows than Config.Page only by the rows
+// inserted in that time.
 const boundsFor = 10 * time.Second
 
-// bounds are the ends of the pages of each type of rows, as they were found last. Wherever pages end, together they have every id.
+// bounds are the ends of the pages of each type of rows, as they were found last. Together the pages contain every id,
+// wherever they end.
 type bounds struct {
 	mu sync.Mutex
 	of map[string]ends
@@ -53,7 +56,8 @@ func (b *bounds) keep(rowType string, ids []string, at time.Time) {
 	b.of[rowType] = ends{ids: ids, at: at}
 }
 
-// pages calls fn for each page of the ids of a type of rows, first to last. Together the pages have every id, also those that have no such row.
+// pages calls fn for each page of the ids of a type of rows, first to last. Together the pages contain every id, also
+// ids without a row.
 func (s *Sweeper) pages(ctx context.Context, rowType string, fn func(ctx context.Context, after, upTo string) error) error {
 	known, began := s.bounds.known(rowType), time.Now()
 	var found []string
@@ -89,7 +93,8 @@ func (s *Sweeper) endOfPage(ctx context.Context, rowType, after string) (string,
 	return upTo, nil
 }
 
-// inPages reads rows of all workspaces, a page of workspaces at a time. The statement takes the bounds of a page, and then args.
+// inPages reads rows of all workspaces, a page of workspaces at a time. The statement takes the bounds of a page, and
+// then args.
 func inPages[T any](ctx context.Context, s *Sweeper, rowType string, statement *pg.Statement, args ...any) ([]T, error) {
 	var out []T
 	err := s.pages(ctx, rowType, func(ctx context.Context, after, upTo string) error {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// TestPagesHaveEveryID: pages follow on each other from the lowest id to the highest, so that what belongs to a workspace without a row is in one too.
+// TestPagesHaveEveryID: pages follow each other from the lowest id to the highest, so that rows of a workspace without
+// a row are in one too.
 func TestPagesHaveEveryID(t *testing.T) {
 	b := newBed(t, Config{Page: 2})
 	for i := range 5 {
@@ -42,8 +43,8 @@ func TestPagesHaveEveryID(t *testing.T) {
 	}
 }
 
-// TestChecksThatFollowShareTheEndsOfPages holds that the checks of a sweep do not each look for the ends of the same pages, that a row which came since is in
-// a page all the same, and that the ends are found anew later.
+// TestChecksThatFollowShareTheEndsOfPages holds that the checks of a sweep do not each query the ends of the same
+// pages, that a row inserted since is in a page too, and that the ends are queried again later.
 func TestChecksThatFollowShareTheEndsOfPages(t *testing.T) {
 	b := newBed(t, Config{Page: 1})
 	walk := func(want int) []string {

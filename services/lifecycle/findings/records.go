@@ -28,7 +28,7 @@ const (
 	p2 = commonv1.Severity_SEVERITY_P2
 )
 
-// What people are to do about each kind.
+// The next action for each kind of finding.
 const (
 	nextOccupied        = "find out whose work it is; end it with the node's own tools or decommission its workspace; the cordon ends with the finding"
 	nextEmpty           = "recreate the workspace, or decommission it; if its tenant works there all the same, escalate before doing either"
@@ -41,14 +41,16 @@ const (
 	nextProvisions = "look at the timelines of these runs for one cause, before the next is started; after three failures decommission, and create under a new name"
 )
 
-// busy is the condition, over a workspace's id, that work is under way on it: a run holds it, stuck ones included, or its hold is being released.
+// busy is the condition, over a workspace's id, that work is under way on it: it has a live run, stuck ones included,
+// or its allocation is being released.
 func busy(workspaceID string) string {
 	return `(EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = ` + workspaceID + `
 		AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
 	OR EXISTS (SELECT 1 FROM lifecycle.allocation b WHERE b.workspace_id = ` + workspaceID + ` AND b.state = 'releasing'))`
 }
 
-// record is a contradiction within this database on one workspace, read in one statement: no order of reading can make it up.
+// record is a contradiction within this database on one workspace. It is read in one statement, so that it cannot come
+// from rows read at different times.
 type record struct {
 	What         string `db:"what"`
 	SubjectID    string `db:"subject_id"`
@@ -66,7 +68,8 @@ var devicesOfReleased = pg.Define(pg.RoleLifecycle, "findings.devices_of_release
 	FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a ON a.allocation_id = h.allocation_id
 	WHERE `+page("h.node_id")+` AND a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id`)
 
-// contradictions reads pairs of our own rows that contradict each other on the workspaces of a page that nothing happens to.
+// contradictions reads pairs of our own rows that contradict each other, on the workspaces of a page without work under
+// way.
 var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
 	SELECT 'slot' AS what, s.node_id::text AS subject_id, s.workspace_id::text AS workspace_id, coalesce(w.tenant_id::text, '') AS tenant_id,
 		s.node_id::text AS node_id, '' AS allocation_id, 'epoch ' || s.epoch AS found
@@ -138,7 +141,7 @@ func (s *Sweeper) detectRecords(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-// seen is the record as a finding; false for what is one of several on its node.
+// seen returns the record as a finding; false for a record that is combined with others of its node (occupied).
 func (r record) seen() (Seen, bool) {
 	out := Seen{
 		Severity: p1, SubjectID: r.SubjectID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID, AllocationID: r.AllocationID,
@@ -169,7 +172,7 @@ func (r record) seen() (Seen, bool) {
 	return out, true
 }
 
-// occupied is one finding for all that stands on one node without a hold.
+// occupied returns one finding for all resources on one node without a live allocation.
 func occupied(node string, held []record) Seen {
 	words := map[string]string{
 		"gpu_hold": "devices are held for an allocation that was released", "slot": "a slot is taken by a workspace that has no allocation here",
@@ -195,7 +198,7 @@ func occupied(node string, held []record) Seen {
 
 var clockNow = pg.Define(pg.RoleLifecycle, "findings.clock_now", `SELECT mesh.clock()`)
 
-// provisioned is a name that was provisioned again and again.
+// provisioned is a workspace name that was provisioned repeatedly within the window.
 type provisioned struct {
 	TenantID   string   `db:"tenant_id"`
 	Name       string   `db:"name"`
@@ -212,9 +215,10 @@ var provisionsOf = pg.Define(pg.RoleLifecycle, "findings.provisions_of", `
 		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate') AND r.created_at > mesh.clock() - make_interval(secs => $2)
 		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
 
-// detectProvisions finds names that are provisioned again and again.
+// detectProvisions finds workspace names that were provisioned at least ProvisionLimit times within ProvisionWindow.
 func (s *Sweeper) detectProvisions(ctx context.Context) ([]Seen, error) {
-	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by clocks of replicas, for which some minutes are allowed.
+	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by the clocks of replicas,
+	// which may differ by some minutes.
 	var now time.Time
 	if err := pg.QueryRow(ctx, s.deps.DB, clockNow).Scan(&now); err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
@@ -240,7 +244,7 @@ func (s *Sweeper) detectProvisions(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-// lowestID is the lowest id that was drawn at a moment or later.
+// lowestID returns the lowest id that can be drawn at the given time or later.
 func lowestID(at time.Time) string {
 	ms := uint64(at.UnixMilli()) //nolint:gosec // after 1970
 	var id uuid.UUID

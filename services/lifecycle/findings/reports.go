@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// ReportsConsumer names the cursor of Follow.
+// ReportsConsumer is the name of Follow's cursor.
 const ReportsConsumer = "workload-reports"
 
 const (
@@ -20,7 +20,7 @@ const (
 	observedKind = "workload.observed"
 )
 
-// Follow reads the log up to its end and keeps what each agent last reported of each workspace's workloads.
+// Follow reads the event log up to its end and stores the last report of each agent on each workspace.
 func (s *Sweeper) Follow(ctx context.Context) error {
 	for {
 		more := false
@@ -89,7 +89,7 @@ var keepReports = pg.Define(pg.RoleLifecycle, "findings.keep_reports", `
 		ON CONFLICT (workspace_id, node_id) DO UPDATE SET payload = EXCLUDED.payload, observed_at = EXCLUDED.observed_at
 		WHERE o.observed_at <= EXCLUDED.observed_at`)
 
-// writeReports keeps the last report of each agent on each workspace.
+// writeReports stores the last report of each agent on each workspace.
 func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) error {
 	if len(seen) == 0 {
 		return nil
@@ -115,8 +115,8 @@ var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
 		AND NOT ((o.payload ? 'workloads' OR o.payload ? 'storage')
 			AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = o.node_id AND NOT g.retired))`)
 
-// forgetOldReports drops old reports, apart from those that say that something is on a node which is not retired: nodeapi
-// does not write again what has not changed, however often the node's session is lost meanwhile.
+// forgetOldReports deletes old reports, apart from those of workloads or directories on a node that is not retired:
+// nodeapi does not write an unchanged report again, however often the node's session is lost meanwhile.
 func (s *Sweeper) forgetOldReports(ctx context.Context) error {
 	err := s.pages(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
 		_, err := pg.Exec(ctx, s.deps.DB, forgetReports, after, upTo, s.cfg.Keep.Seconds())

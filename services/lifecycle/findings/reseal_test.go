@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-// sealing is what a replica with a key file of these lines works with.
+// sealing returns the keys and the sealer of a replica with a key file of these lines.
 func (b *bed) sealing(lines ...string) (*secretenv.Keys, *workspace.Sealer, *task.Server) {
 	b.t.Helper()
 	keys, err := secretenv.Parse(strings.Join(lines, "\n"))
@@ -99,7 +99,8 @@ func TestAFormerKeyMayLeave(t *testing.T) {
 
 	keys, both, tasks := b.sealing(next, b.keyLine)
 	need := b.needs(both, b.keys.First())
-	// The digest of an idempotency key has no spec from which it could be made again: it needs its key until it goes, after 30 days.
+	// The digest of an idempotency key has no spec from which it could be made again: it needs its key until it is
+	// deleted, after 30 days.
 	left := int64(1)
 	if need < 4 {
 		t.Fatalf("%d rows need the former key", need)
@@ -152,7 +153,7 @@ func TestAFormerKeyMayLeave(t *testing.T) {
 	wantOnly(t, b.seen())
 }
 
-// TestWhatIsSealedIsNotRead: what is under the first key costs the next round nothing, however much of it there is.
+// TestWhatIsSealedIsNotRead: the next round does not read rows sealed with the first key, however many there are.
 func TestWhatIsSealedIsNotRead(t *testing.T) {
 	b := newBed(t, Config{})
 	_, sealer, tasks := b.sealing(b.keyLine)
@@ -179,7 +180,8 @@ func TestWhatIsSealedIsNotRead(t *testing.T) {
 	}
 }
 
-// TestTheCheckReadsNoRows: what the check of a start reads grows with the sets of keys, not with the rows that need them.
+// TestTheCheckReadsNoRows: the reads of the check at a start grow with the sets of keys, not with the rows that need
+// them.
 func TestTheCheckReadsNoRows(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -229,7 +231,8 @@ func TestTheCheckReadsNoRows(t *testing.T) {
 		removed, _ := strconv.Atoi(node[3])
 		read += rows*loops + removed
 	}
-	// Each table has the set of the first key, and may have that of nothing sealed yet: some nodes of the plan pass each of them on.
+	// Each table has the set of the first key, and may have that of nothing sealed yet: some nodes of the plan pass each
+	// of them on.
 	if read == 0 || read > 200 {
 		t.Errorf("the check passes %d rows on", read)
 	}

@@ -22,7 +22,8 @@ func passes(plan string) int {
 	return sum
 }
 
-// crowd makes many workspaces of one that is active, each with its hold, devices, claims and handle; half as many have been decommissioned.
+// crowd copies one active workspace many times, each copy with its allocation, devices, claims and handle; half as many
+// have been decommissioned.
 func (b *bed) crowd(id string, many int) {
 	b.t.Helper()
 	conn, err := b.db.OwnerPool().Acquire(b.t.Context())
@@ -60,7 +61,8 @@ func (b *bed) crowd(id string, many int) {
 	}
 }
 
-// TestTheDetectorOfRecordsGrowsWithTheFleet shows that the statements read in proportion: three times the workspaces are three times the rows read, and not nine.
+// TestTheDetectorOfRecordsGrowsWithTheFleet checks that the statements read in proportion: three times the workspaces
+// are three times the rows read, and not nine.
 func TestTheDetectorOfRecordsGrowsWithTheFleet(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

@@ -25,8 +25,9 @@ var claimedSchemas = pg.Define(pg.RoleLifecycle, "findings.claimed_schemas", `
 			AND (CASE WHEN $3 THEN c.orphaned_at IS NULL OR `+busy("c.workspace_id")+`
 				ELSE c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+` END)`)
 
-// heldSchemas reads the claims on schemas that are there by our rows. With all, those that are being worked on stand among them. One that was given up
-// holds nothing, unless a run may be taking it up again.
+// heldSchemas reads the claims on schemas that exist according to our rows. With all, it includes unconfirmed claims
+// and those of workspaces with work under way. A claim that was given up counts only with all, and only if a run may
+// adopt it again.
 func (s *Sweeper) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bool, error) {
 	list, err := inPages[schemaClaim](ctx, s, "workspace", claimedSchemas, all)
 	if err != nil {
@@ -43,7 +44,8 @@ var schemasGivenUp = pg.Define(pg.RoleLifecycle, "findings.schemas_given_up", `
 		SELECT `+pg.Columns[schemaClaim]("c")+` FROM lifecycle.resource_claim c
 		WHERE c.kind = 'schema' AND c.released_at IS NULL AND c.orphaned_at IS NOT NULL ORDER BY c.id`)
 
-// leftSchemas reads the claims on schemas that were given up, by name: a forced release leaves what they held where it stands.
+// leftSchemas reads the claims on schemas that were given up, by name: a forced release leaves their schemas in the
+// database.
 func (s *Sweeper) leftSchemas(ctx context.Context) (map[string]schemaClaim, error) {
 	list, err := pg.All[schemaClaim](ctx, s.deps.DB, schemasGivenUp)
 	if err != nil {
@@ -56,14 +58,14 @@ func (s *Sweeper) leftSchemas(ctx context.Context) (map[string]schemaClaim, erro
 	return out, nil
 }
 
-// schemaThere is what the workload database has under one name.
+// schemaThere describes what the workload database has under one name.
 type schemaThere struct {
 	schema, role bool
 	workspaceID  string // the last to write it, by its fence
 }
 
-// detectSchemas compares the workload database with the claims on it. What is claimed is read before and after what is there; what is there is read
-// before the claims that should hold it, for those are written before it is made.
+// detectSchemas compares the workload database with the claims on it. The claims are read before and after the schemas;
+// the schemas are read before the claims that should cover them, because a claim is written before its schema is made.
 func (s *Sweeper) detectSchemas(ctx context.Context) ([]Seen, error) {
 	before, err := s.heldSchemas(ctx, false)
 	if err != nil {
@@ -140,12 +142,13 @@ var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "findings.schemas_present",
 		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_') UNION SELECT unnest($1::text[]))
 		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = n.name) FROM n`)
 
-// fencedSchemas reads which workspace was the last to write each schema.
+// fencedSchemas reads which workspace last wrote each schema.
 var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "findings.fenced_schemas", "the first schema of a workspace makes the table",
 	func(struct{}) string { return `SELECT f.name, f.workspace_id::text FROM gpuaas_fence.schema f` })
 
-// schemas reads what stands in the workload database under names of tenants: every schema, and the roles of schemas, of claims and of what was written
-// through a fence. A role belongs to the whole server, so that one which none of these names may be another mesh's.
+// schemas reads the tenants' schemas and roles in the workload database: every schema, and the roles of schemas, of
+// claims and of names written through a fence. A role belongs to the whole server, so that a role with none of these
+// names may belong to another mesh.
 func (s *Sweeper) schemas(ctx context.Context, claimed []string) (map[string]schemaThere, error) {
 	out := map[string]schemaThere{}
 	var fenced bool

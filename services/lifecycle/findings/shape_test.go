@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg/migrations"
 )
 
-// firstSweep lets a lifecycle look that has just started: it reads all rows that live.
+// firstSweep runs the sweep of a lifecycle that has just started: it reads all live rows.
 func (b *bed) firstSweep() []Seen {
 	b.t.Helper()
 	deps := b.sweeper.deps
@@ -32,8 +32,8 @@ func (b *bed) evidence() string {
 	return b.text(`SELECT coalesce(jsonb_agg(e)::text, '') FROM lifecycle.row_evidence e`)
 }
 
-// A column that is added costs no row anything: what was sealed before fits, and is written by the next operation like any other. What a hand writes into
-// the new column while the trigger is off is seen.
+// Adding a column writes no row: rows that were sealed before fit, and the next operation writes them like any other. A
+// write by hand to the new column while the trigger is off is detected.
 func TestAColumnThatIsAddedBreaksNoSeal(t *testing.T) {
 	b := newBed(t, Config{})
 	id, other := b.live("one"), b.live("two")
@@ -59,7 +59,7 @@ func TestAColumnThatIsAddedBreaksNoSeal(t *testing.T) {
 	if left := b.evidence(); left != "" {
 		t.Errorf("an operation on rows of the former shape leaves %s", left)
 	}
-	// A table that is written anew has no memory of what its columns were added with but their defaults.
+	// A rewritten table keeps nothing of the values with which its columns were added but their defaults.
 	if _, err := b.hand(superuser).Exec(t.Context(), `VACUUM FULL lifecycle.workspace`); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,8 @@ func TestAColumnThatIsAddedBreaksNoSeal(t *testing.T) {
 	}
 }
 
-// A column that goes changes every seal: the migration that takes it away says so, and holds no lock for it that others wait for.
+// Dropping a column changes every seal: the migration that drops it declares that, and takes no lock for it that others
+// wait for.
 func TestAColumnThatGoes(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -115,7 +116,7 @@ func TestSealsOfAnEarlierBuildFit(t *testing.T) {
 		}
 	}
 	exec(down)
-	// The writes of that build name the seal; those of a hand do not.
+	// The writes of that build name the seal; those by hand do not.
 	exec(`UPDATE lifecycle.workspace SET seal = NULL, op_seq = op_seq + 1 WHERE id = $1`, id)
 	exec(`INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, state) SELECT 1, gen_random_uuid(), tenant_id, 'old', 'failed'
 		FROM lifecycle.workspace WHERE id = $1`, id)

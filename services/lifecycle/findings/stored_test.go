@@ -26,8 +26,8 @@ import (
 
 const canary = "ENVCANARY-91be"
 
-// asBefore makes of a workspace what a build before sealed values would have stored: its values in the clear in each row, a bare digest, and an event with
-// both. It returns the spec and its sum.
+// asBefore rewrites a workspace as a build before sealed values would have stored it: its values in the clear in each
+// row, a bare digest, and an event with both. It returns the spec and its sum.
 func (b *bed) asBefore(id string) (*lifecyclev1.WorkspaceSpec, secretenv.Sum) {
 	b.t.Helper()
 	var sum secretenv.Sum
@@ -62,7 +62,7 @@ func (b *bed) asBefore(id string) (*lifecyclev1.WorkspaceSpec, secretenv.Sum) {
 			`UPDATE lifecycle.saga_run SET input = jsonb_set(input, '{spec}', $2) WHERE workspace_id = $1`:                                                                     {id, raw},
 			`UPDATE lifecycle.task SET state = 'expired', payload = $2, secret_keys = NULL WHERE workspace_id = $1 AND type = 'workload.deploy'`:                               {id, deploy},
 			`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) SELECT tenant_id, 'key-1', name || '/' || $2, run_id FROM lifecycle.workspace WHERE id = $1`: {id, string(sum)},
-			// What the projection of that build kept.
+			// The row that the projection of that build stored.
 			`INSERT INTO readmodel.workspace (workspace_id, version, tenant_id, tenant, name, state, body)
 				SELECT id, version, tenant_id, 'x', name, state, jsonb_build_object('spec', $2::jsonb) FROM lifecycle.workspace WHERE id = $1`: {id, raw},
 		} {
@@ -98,7 +98,8 @@ func (b *bed) asBefore(id string) (*lifecyclev1.WorkspaceSpec, secretenv.Sum) {
 	return spec, sum
 }
 
-// TestWhatEarlierBuildsStoredIsSealed takes a database of an earlier build through the migration and the start of lifecycle.
+// TestWhatEarlierBuildsStoredIsSealed takes a database of an earlier build through the migration and the start of
+// lifecycle.
 func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -163,7 +164,8 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 		FROM readmodel.workspace WHERE workspace_id = $1`, id).Scan(&shown); err != nil || !cmp.Equal(shown, []string{"BAR", "FOO"}) {
 		t.Errorf("the projection shows %v: %v", shown, err)
 	}
-	// What is projected of an event of that build is what the migration made of the row, so that a rebuild finds no difference.
+	// The projection of an event of that build equals the row that the migration made, so that a rebuild finds no
+	// difference.
 	old, err := names.MarshalJSON(spec)
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +184,7 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 	if n, err := b.world.tasks.SealStored(t.Context()); n != 0 || err != nil {
 		t.Errorf("sealed %d tasks again: %v", n, err)
 	}
-	// It goes on as any other: the next epoch is deployed with the values.
+	// The workspace goes on as any other: the next epoch is deployed with the values.
 	if err := b.operate(t.Context(), commonv1.OperationKind_OPERATION_KIND_RECREATE, id); err != nil {
 		t.Error(err)
 	}

@@ -24,7 +24,7 @@ import (
 // Conns is how many connections sweeps need: each of the three takes one at a time, and an acknowledgement another.
 const Conns = 4
 
-// Deps is what a sweeper works with.
+// Deps are the dependencies of a sweeper.
 type Deps struct {
 	Logger *slog.Logger
 	// DB logs in as the role lifecycle, without saga.PoolSettings: sweeps join tables whole, which those forbid.
@@ -40,9 +40,9 @@ type Deps struct {
 type Config struct {
 	// Grace is how long a thing must have been seen before it is a finding, by the database's clock; 1 min.
 	Grace time.Duration
-	// Fresh is how old an agent's word may be; 3 min, three times what lies between two full observations.
+	// Fresh is how old an agent's report may be; 3 min, three times the interval of full observations.
 	Fresh time.Duration
-	// ProvisionWindow and ProvisionLimit say how many provisions of one tenant and name within how long are a finding; 3 in 15 min.
+	// ProvisionLimit provisions of one tenant and name within ProvisionWindow are a finding; 3 in 15 min.
 	ProvisionWindow time.Duration
 	ProvisionLimit  int
 	// WokenFor is how long a finding on an instance that was started again stays after it was last refused, or ended; 1 h.
@@ -61,7 +61,7 @@ func Default() Config {
 	}
 }
 
-// Sweeper looks, and keeps the findings.
+// Sweeper runs the detectors and keeps the findings.
 type Sweeper struct {
 	deps   Deps
 	cfg    Config
@@ -70,13 +70,13 @@ type Sweeper struct {
 	opened *prometheus.CounterVec
 	failed *prometheus.CounterVec
 
-	watched watch           // the triggers of rows, as the last look found them
-	misfits map[rowKey]bool // the rows whose seal did not fit then
+	watched watch           // the triggers of rows, as the last scan found them
+	misfits map[rowKey]bool // the rows whose seal did not fit in the last scan
 	bounds  bounds
 	asked   sync.Map // the placements that SweepTwoInstances waits for, by kind
 }
 
-// detector is one check. It returns all that it sees; an error means that it concludes nothing.
+// detector is one check. run returns everything that it sees; an error means that it concludes nothing.
 type detector struct {
 	name string
 	run  func(ctx context.Context) ([]Seen, error)
@@ -90,7 +90,7 @@ func (s *Swept) add(one Swept) {
 	s.Open, s.Resolved = s.Open+one.Open, s.Resolved+one.Resolved
 }
 
-// New makes a sweeper.
+// New returns a sweeper.
 func New(deps Deps, cfg Config) (*Sweeper, error) {
 	def := Default()
 	for _, d := range []struct{ at, or *time.Duration }{
@@ -139,12 +139,12 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 	return s, nil
 }
 
-// Sweep follows the log and runs every check once, one after the other, apart from those that have a sweep of their own (SweepTwoInstances, SweepWoken). A
-// check that fails concludes nothing and keeps the others from nothing.
+// Sweep follows the log and runs every check once, one after the other, apart from those that have a sweep of their own
+// (SweepTwoInstances, SweepWoken). A check that fails concludes nothing and does not affect the others.
 func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	if err := s.Follow(ctx); err != nil {
-		return total, err // what is compared with the agents' reports would be compared with old ones
+		return total, err // the detectors would compare with old reports
 	}
 	if err := s.forgetOldReports(ctx); err != nil {
 		return total, err
@@ -163,7 +163,7 @@ func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 var standingSources = pg.Define(pg.RoleLifecycle, "findings.standing_sources", `
 		SELECT s.source FROM lifecycle.suspicion s UNION SELECT f.source FROM lifecycle.finding f WHERE f.resolved_at IS NULL`)
 
-// standing returns the sources of which something is suspected or open.
+// standing returns the sources that have a suspicion or an open finding.
 func (s *Sweeper) standing(ctx context.Context) ([]string, error) {
 	rows, err := pg.Query(ctx, s.deps.DB, standingSources)
 	if err != nil {
@@ -176,7 +176,7 @@ func (s *Sweeper) standing(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// check runs one check and settles what it saw. Of a check that saw nothing, and of which nothing stood when the sweep
+// check runs one check and settles what it saw. If it saw nothing, and had no suspicion or open finding when the sweep
 // began, there is nothing to settle.
 func (s *Sweeper) check(ctx context.Context, d detector, standing []string, total *Swept) error {
 	seen, err := d.run(ctx)
@@ -190,11 +190,11 @@ func (s *Sweeper) check(ctx context.Context, d detector, standing []string, tota
 	return nil
 }
 
-// takeTurn lets one at a time write findings.
+// takeTurn locks the findings, so that one transaction at a time writes them.
 var takeTurn = pg.Define(pg.RoleLifecycle, "findings.take_turn",
 	`SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`)
 
-// settle makes of what one whole look saw what it means: suspicions, findings, and the end of both.
+// settle writes the result of one complete scan: it adds and deletes suspicions, and opens and resolves findings.
 func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total *Swept) error {
 	byKey := map[key]Seen{}
 	for _, x := range seen {
@@ -262,8 +262,8 @@ var noteSuspicions = pg.Define(pg.RoleLifecycle, "findings.note_suspicions", `
 		ON CONFLICT (kind, subject_type, subject_id) DO UPDATE SET looks = s.looks + 1
 		RETURNING s.kind, s.subject_type, s.subject_id, s.looks > 1 AND mesh.clock() - s.since >= make_interval(secs => $5)`)
 
-// suspect writes down what this look sees and forgets what it saw before and sees no more. It answers what is ripe: certain, or seen in two looks that
-// lie further apart than the grace.
+// suspect records what this scan saw as suspicions and deletes those that it no longer sees. It returns the keys that
+// become findings: certain ones, and those seen in two scans that are further apart than the grace.
 func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (map[key]bool, error) {
 	ripe := map[key]bool{}
 	var kinds, types, subjects []string
@@ -304,7 +304,7 @@ var openOfSource = pg.Define(pg.RoleLifecycle, "findings.open_of_source",
 	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
 		ORDER BY f.finding_id FOR UPDATE`)
 
-// resolveUnseen closes the open findings of a look that it does not see any more.
+// resolveUnseen closes the open findings of a source that its scan no longer saw, and returns how many.
 func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (int, error) {
 	have, err := allFindings(ctx, tx, openOfSource, source)
 	if err != nil {
@@ -326,7 +326,7 @@ func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, s
 var countOpen = pg.Define(pg.RoleLifecycle, "findings.count_open",
 	`SELECT f.kind, count(*) FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY f.kind`)
 
-// Measure sets the metric of open findings to what the database says. Each replica calls it, whoever sweeps.
+// Measure sets the metric of open findings from the database. Every replica calls it, also those that do not sweep.
 func (s *Sweeper) Measure(ctx context.Context) error {
 	rows, err := pg.Query(ctx, s.deps.DB, countOpen)
 	if err != nil {

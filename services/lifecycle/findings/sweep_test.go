@@ -24,7 +24,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// wantOnly compares what is open, by kind and subject, and answers the findings.
+// wantOnly compares the open findings, by kind and subject, and returns them.
 func wantOnly(t *testing.T, got map[string]row, want ...string) []row {
 	t.Helper()
 	var out []row
@@ -120,7 +120,7 @@ func TestAnInstanceThatEndedBehindTheProductsBack(t *testing.T) {
 	}
 }
 
-// What a run holds is its own to bring in order, however long it takes.
+// A workspace with a live run has no finding, however long the run takes.
 func TestWhatARunHoldsIsPassedOver(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -163,7 +163,8 @@ func TestACordonOfAPersonStays(t *testing.T) {
 	}
 }
 
-// TestACordonPassesToWhoeverElseWantsIt: a machine is let on again only when nobody wants it cordoned any more.
+// TestACordonPassesToWhoeverElseWantsIt: a machine takes new workspaces again only when no request for its cordon is
+// left.
 func TestACordonPassesToWhoeverElseWantsIt(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -198,7 +199,7 @@ func TestACordonPassesToWhoeverElseWantsIt(t *testing.T) {
 	if by() != gate.Release {
 		t.Errorf("the finding is over and the node is cordoned by %q; what a release left is still there", by())
 	}
-	// Whose cordon it is ends it by judgement: a person may do so as well.
+	// A person may end the cordon of a release as well.
 	if res := set(false); res.GetGate().GetCordoned() {
 		t.Errorf("the judgement of a person was overruled by %q", by())
 	}
@@ -276,7 +277,7 @@ func TestSchemasAndTheirClaims(t *testing.T) {
 	wantOnly(t, b.seen(), "claim_without_resource claim "+claim)
 }
 
-// What a forced release leaves behind is shown until both the schema and its role are gone.
+// The schema that a forced release leaves behind has a finding until both the schema and its role are gone.
 func TestSchemasThatWereLeftBehind(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -302,14 +303,14 @@ func TestNodesThatAreOccupiedWithoutAnAllocation(t *testing.T) {
 	id := b.live("one")
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
 	workload := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload'`, id)
-	// What an agent said before a release is no evidence after it.
+	// An agent's report from before a release is no evidence after it.
 	b.observed(node, id, workload)
 	if err := b.operate(t.Context(), kDecommission, id); err != nil {
 		t.Fatal(err)
 	}
 	b.until(id, gone)
 	wantOnly(t, b.seen())
-	// It still says so: the workload outlived its release. And a device is still held.
+	// A later report still has the workload: it outlived its release. And a device is still reserved.
 	b.pass(time.Minute)
 	b.observed(node, id, workload)
 	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
@@ -431,7 +432,8 @@ func TestASightIsToldWhenItChangesAndRarelyElse(t *testing.T) {
 	}
 }
 
-// TestWorkUnderWayIsNoFinding is the control: sweeps without pause, with next to no grace, over operations that begin, end, fail and cross each other.
+// TestWorkUnderWayIsNoFinding is the control: sweeps without pause, with next to no grace, over operations that begin,
+// end, fail and cross each other.
 func TestWorkUnderWayIsNoFinding(t *testing.T) {
 	b := newBed(t, Config{Grace: 100 * time.Millisecond, ProvisionLimit: 1000})
 	stop := make(chan struct{})
@@ -461,7 +463,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 			}
 		}
 	})
-	// However slow the machine is, there is work for as long as it takes to have swept over it often.
+	// However slow the machine is, there is work until enough sweeps have run over it.
 	const operations, enough = 50, 10
 	var all sync.Map
 	work := make(chan int)
@@ -529,7 +531,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 	t.Logf("%d sweeps over %d workspaces", sweeps.Load(), n)
 }
 
-// settled waits until no run holds a workspace, if it is to be waited for.
+// settled waits until the workspace is active, decommissioned or failed, if wait is set.
 func settled(ctx context.Context, b *bed, workspaceID string, wait bool) {
 	if !wait {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// edit is what somebody does to a row by hand, and how they take it back.
+// edit is a change of a row by hand, and the statement that takes it back.
 type edit struct {
 	class, table   string // how the table of docs/findings.md names it, and the table it is done to
 	subject        string // the finding's
@@ -23,7 +23,7 @@ type edit struct {
 	restoreFromRow bool   // the row is inserted again as the evidence has it
 }
 
-// way is how an editor goes about it.
+// way is a way in which a person makes an edit.
 type way struct {
 	name          string
 	roles         []string
@@ -101,7 +101,8 @@ func edits(id, run, allocation, ghost string) []edit {
 	}
 }
 
-// TestTheTableOfEdits does each kind of edit in each way as each role, and compares what the guard says of it with the table of docs/findings.md.
+// TestTheTableOfEdits does each kind of edit in each way as each role, and compares the guard's result with the table
+// of docs/findings.md.
 func TestTheTableOfEdits(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -142,7 +143,7 @@ func TestTheTableOfEdits(t *testing.T) {
 
 func tableLine(cells []string) string { return "| " + strings.Join(cells, " | ") + " |" }
 
-// outcome makes an edit, says how the guard sees it, and takes it back until nothing is found.
+// outcome makes an edit, returns how the guard detects it, and takes it back until nothing is found.
 func (b *bed) outcome(e edit, w way, role string) string {
 	b.t.Helper()
 	around := func(statements []string) []string {
@@ -199,7 +200,7 @@ func (b *bed) outcome(e edit, w way, role string) string {
 	return out
 }
 
-// rowFindings lets the drift guard alone look, and returns what is open.
+// rowFindings runs the drift guard alone, and returns the open findings.
 func (b *bed) rowFindings() map[string]row {
 	b.t.Helper()
 	var total Swept

@@ -26,21 +26,21 @@ const (
 		"a recreation of the workspace ends every other instance of it"
 )
 
-// errStillAsked says that a placement has not answered an earlier sweep.
+// errStillAsked means that a placement has not answered an earlier sweep.
 var errStillAsked = errors.New("the placement has not answered an earlier question for its list")
 
-// lastReport is how long a sweep that is to end waits for placements which heed that.
+// lastReport is how long a sweep whose context ended waits for placements that heed the context.
 const lastReport = time.Second
 
-// SweepTwoInstances finds the workspaces of which a placement runs two instances at once. It is a sweep of its own, and each placement is asked by itself:
-// no other check, and no other placement, that fails or does not answer keeps it from its finding. It returns when ctx ends; a placement that heeds no
-// context is not asked again until it has answered.
+// SweepTwoInstances finds the workspaces of which a placement runs two instances at once. It is a sweep of its own, and
+// queries each placement separately: a failure or a missing answer of another check or placement does not prevent the
+// finding. It returns when ctx ends; a placement that ignores its context is not queried again until it has answered.
 func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 	type result struct {
 		swept Swept
 		err   error
 	}
-	results := make(chan result, len(s.deps.Drivers)) // with room for all: none that is left behind waits for a reader
+	results := make(chan result, len(s.deps.Drivers)) // with room for all: a goroutine that is left behind does not block
 	for kind, driver := range s.deps.Drivers {
 		if _, asked := s.asked.LoadOrStore(kind, true); asked {
 			results <- result{err: fmt.Errorf("%s/%s: %w", sourceTwo, names.Of(kind), errStillAsked)}
@@ -66,7 +66,7 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 			total.add(one.swept)
 			errs = append(errs, one.err)
 		case <-ctx.Done():
-			// What has ended with it says more than that it ended.
+			// A result that arrives with the end of ctx is more useful than the error of ctx.
 			select {
 			case one := <-results:
 				total.add(one.swept)
@@ -79,7 +79,7 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 	return total, errors.Join(errs...)
 }
 
-// twoInstances compares a placement's own list with nothing but itself: no row of ours makes a second instance right.
+// twoInstances reads only the placement's own list: no row of ours can justify a second instance.
 func (s *Sweeper) twoInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
 	list, err := driver.Standing(ctx)
 	if err != nil {
@@ -106,7 +106,7 @@ func (s *Sweeper) twoInstances(ctx context.Context, kind commonv1.PlacementDrive
 	return out, nil
 }
 
-// owner is what our row says of a workspace.
+// owner has the columns of a workspace that the finding names.
 type owner struct {
 	ID       string `db:"id" expr:"@.id::text"`
 	TenantID string `db:"tenant_id" expr:"@.tenant_id::text"`
@@ -118,7 +118,7 @@ var workspacesOfInstances = pg.Define(pg.RoleLifecycle, "findings.workspaces_of_
 	`SELECT `+pg.Columns[owner]("w")+` FROM lifecycle.workspace w
 		WHERE w.id = ANY ($1::uuid[])`)
 
-// owners reads the workspaces of that list that are known here.
+// owners reads those workspaces of the list that have a row.
 func (s *Sweeper) owners(ctx context.Context, workspaces []string) (map[string]owner, error) {
 	valid := slices.DeleteFunc(slices.Clone(workspaces), func(id string) bool { return !ids.Valid(id) })
 	list, err := pg.All[owner](ctx, s.deps.DB, workspacesOfInstances, valid)
@@ -132,7 +132,7 @@ func (s *Sweeper) owners(ctx context.Context, workspaces []string) (map[string]o
 	return out, nil
 }
 
-// twoSeen is the finding about one workspace, whose owner is empty if it is not known here.
+// twoSeen returns the finding about one workspace; known is empty if the workspace has no row.
 func twoSeen(kind commonv1.PlacementDriver, workspaceID string, of []placement.Instance, known owner) Seen {
 	slices.SortFunc(of, func(a, b placement.Instance) int {
 		return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.ProviderID, b.ProviderID))

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// unanswering is a placement that never answers a question for its list.
+// unanswering is a placement that never returns its list.
 type unanswering struct{ placement.Driver }
 
 // Standing blocks until ctx ends.
@@ -24,7 +24,7 @@ func (unanswering) Standing(ctx context.Context) ([]placement.Instance, error) {
 	return nil, ctx.Err()
 }
 
-// deaf is a placement that answers a question for its list when it is let go, and heeds no context.
+// deaf is a placement that returns its list when the test lets it, and ignores its context.
 type deaf struct {
 	placement.Driver
 
@@ -39,8 +39,8 @@ func (d *deaf) Standing(context.Context) ([]placement.Instance, error) {
 	return nil, errors.New("let go")
 }
 
-// TestADeafPlacementHoldsUpNoSweep: a placement that heeds no context keeps the sweep neither from ending with its own nor from asking the others, and is
-// not asked again meanwhile.
+// TestADeafPlacementHoldsUpNoSweep: a placement that ignores its context prevents the sweep neither from ending with
+// its own context nor from querying the others, and is not queried again meanwhile.
 func TestADeafPlacementHoldsUpNoSweep(t *testing.T) {
 	b := newBed(t, Config{})
 	d := &deaf{let: make(chan struct{})}
@@ -82,8 +82,8 @@ func TestADeafPlacementHoldsUpNoSweep(t *testing.T) {
 	})
 }
 
-// TestTwoInstancesAreFoundWhateverTheOtherChecksDo: with every other check failing or hanging, and another placement that does not answer, the finding on
-// two instances of one workspace is made, and ends.
+// TestTwoInstancesAreFoundWhateverTheOtherChecksDo: with every other check failing or hanging, and another placement
+// that does not answer, the finding on two instances of one workspace is made, and ends.
 func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 	for name, other := range map[string]func(ctx context.Context) ([]Seen, error){
 		"fail": func(context.Context) ([]Seen, error) { return nil, errors.New("a check that fails") },

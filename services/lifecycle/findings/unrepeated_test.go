@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// stands gives a node a session at a replica that lives, as of ten minutes ago.
+// stands gives a node a session at a live replica, as of ten minutes ago.
 func (b *bed) stands(node, replica string) {
 	b.t.Helper()
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.node_gate SET session_open = true, replica_id = $2, session_ready_at = mesh.clock() - interval '10 minutes'
@@ -20,7 +20,8 @@ func (b *bed) stands(node, replica string) {
 	testkit.Beat(b.db, replica, "", 0, false)
 }
 
-// An agent's report is written when it changes, and counts for as long as its session stands: not when the replica is lost, and not when it is stale.
+// An agent's report is written when it changes, and counts as long as its session is open: not after the replica is
+// lost, and not when it is stale.
 func TestAReportCountsWhileItsSessionStands(t *testing.T) {
 	b := newBed(t, Config{})
 	id, replica := b.live("one"), ids.New()
@@ -39,7 +40,7 @@ func TestAReportCountsWhileItsSessionStands(t *testing.T) {
 	}
 	sweeps()
 	wantOnly(t, b.open(), want...)
-	// The replica is silent: nothing is known of the node any more.
+	// The replica sends no beats: the node's reports do not count now.
 	b.pass(10 * time.Minute)
 	b.sweep()
 	wantOnly(t, b.open())
@@ -54,7 +55,7 @@ func TestAReportCountsWhileItsSessionStands(t *testing.T) {
 	wantOnly(t, b.open())
 }
 
-// A report is kept for as long as it counts, and those that say nothing go.
+// A report is kept as long as it counts, and empty ones are deleted.
 func TestReportsOfSessionsThatStandAreKept(t *testing.T) {
 	b := newBed(t, Config{})
 	node, gone, id := ids.New(), ids.New(), ids.New()

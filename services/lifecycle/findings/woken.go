@@ -41,8 +41,7 @@ var noteRefused = pg.Define(pg.RoleLifecycle, "findings.note_refused", `
 			machine_id = EXCLUDED.machine_id, boot_id = EXCLUDED.boot_id, refused_at = EXCLUDED.refused_at
 		WHERE w.version < EXCLUDED.version`)
 
-// ApplyWoken writes down that recovery refused an instance of an epoch that is over. SweepWoken makes the finding of
-// it.
+// ApplyWoken stores that recovery refused an instance of an epoch that is over. SweepWoken makes the finding of it.
 func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if r.Kind != refusedKind || r.Source != pg.RoleRecovery {
 		return nil
@@ -70,7 +69,7 @@ var forgetRefused = pg.Define(pg.RoleLifecycle, "findings.forget_refused",
 	`DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`)
 
 // SweepWoken makes findings of the instances that were refused within the last hour, ends those of others, and forgets
-// old refusals. It is a sweep of its own, since it compares nothing and its finding is not to wait for those that do.
+// old refusals. It is a sweep of its own: it compares nothing, and its finding must not wait for the sweeps that do.
 func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 	var total Swept
 	seen, err := s.wokenInstances(ctx)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// refused reports a refusal, as recovery does, and has it read.
+// refused reports a refusal, as recovery does, and applies it.
 func (b *bed) refused(role string, r *recoveryv1.InstanceRefused) {
 	b.t.Helper()
 	err := pgx.BeginFunc(b.t.Context(), b.db.Pool(role), func(tx pgx.Tx) error {
@@ -47,8 +47,8 @@ func (b *bed) sweepWoken() {
 	}
 }
 
-// TestAWokenInstanceIsAFinding: one for each instance, at once, however often it asks; and it ends an hour after the
-// last refusal.
+// TestAWokenInstanceIsAFinding: one for each instance, at once, however often it requests a session; and it ends an
+// hour after the last refusal.
 func TestAWokenInstanceIsAFinding(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -65,7 +65,7 @@ func TestAWokenInstanceIsAFinding(t *testing.T) {
 		InstanceId: ids.New(), WorkspaceId: id, Epoch: 1, NodeId: ids.New(), Reason: commonv1.Reason_REASON_EPOCH_SUPERSEDED, RemoteAddress: "192.0.2.7:1",
 		RefusedAt: now(), Version: 1,
 	}
-	b.refused(pg.RoleNodeAPI, report) // nobody but recovery is believed
+	b.refused(pg.RoleNodeAPI, report) // events of other services than recovery are ignored
 	b.sweepWoken()
 	wantOnly(t, b.open())
 	b.refused(pg.RoleRecovery, report)
@@ -98,7 +98,7 @@ func TestAWokenInstanceIsAFinding(t *testing.T) {
 	}
 }
 
-// TestStraysAreAFinding: what the driver found running of an ended epoch, and ended, is told.
+// TestStraysAreAFinding: processes of an ended epoch that the driver found running, and ended, have a finding.
 func TestStraysAreAFinding(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

@@ -9,7 +9,7 @@ import (
 var gatesAfter = pg.Define(pg.RoleLifecycle, "gate.gates_after", `
 	SELECT `+columns+` FROM lifecycle.node_gate g WHERE g.node_id > $1::uuid ORDER BY g.node_id LIMIT $2`)
 
-// Announced are the rows that this package owns.
+// Announced returns the rows that this package owns.
 func Announced() reannounce.Source {
 	return reannounce.Rows("gates", gatesAfter, func(r row) (events.Event, error) {
 		g, err := r.gate()

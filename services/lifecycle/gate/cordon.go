@@ -19,8 +19,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
-// SetCordon keeps new workspaces off a node, or lets them on again. What runs there goes on. A person's cordon that ends passes to an open finding, or to
-// what a release left, if the node has one; a cordon of these is ended by a person's judgement.
+// SetCordon keeps new workspaces off a node, or lets them on again. Workspaces on it go on running. When a person's
+// cordon ends, it passes to an open finding that cordons the node, or to resources that a release left there. A person
+// may also end a cordon of these.
 func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse, error) {
 	by := rpc.ActorFrom(ctx)
 	res := &lifecyclev1.SetCordonResponse{}
@@ -65,7 +66,7 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 	return res, nil
 }
 
-// Cordon sets the mark in a transaction of the caller's, who reports it.
+// Cordon sets or clears the cordon in a transaction of the caller's, who appends the event.
 func Cordon(ctx context.Context, tx pgx.Tx, nodeID string, cordoned bool, reason, by string) (Gate, error) {
 	g, err := one(ctx, tx, setCordon, nodeID, cordoned, reason, by)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -77,7 +78,8 @@ func Cordon(ctx context.Context, tx pgx.Tx, nodeID string, cordoned bool, reason
 	return g, nil
 }
 
-// CordonFor cordons a node in a transaction of the caller's and reports it. A node that is retired, or not there, needs none.
+// CordonFor cordons a node in a transaction of the caller's and appends the event and the audit entry. It does nothing
+// for a node that is retired or does not exist.
 func CordonFor(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) error {
 	g, err := Cordon(ctx, tx, nodeID, true, reason, by)
 	if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
@@ -93,7 +95,8 @@ func CordonFor(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) error 
 	return err
 }
 
-// cordoned is the entry of a mark that was set or taken away; by is empty for who makes the request.
+// cordoned returns the audit entry of a cordon that was set or ended; if by is empty the actor is the caller of the
+// request.
 func cordoned(g Gate, reason, by string) audit.Entry {
 	action := "node.uncordon"
 	if g.Cordoned {
@@ -102,7 +105,7 @@ func cordoned(g Gate, reason, by string) audit.Entry {
 	return audit.Entry{Action: action, Actor: by, Reason: reason, SubjectType: "node", SubjectID: g.NodeID, NodeID: g.NodeID}
 }
 
-// OnSession applies nodeapi's word that a session ended: its node has no session until the next one is ready.
+// OnSession applies nodeapi's report that a session ended: its node has no session until the next one is ready.
 func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	if f.GetState() != commonv1.SessionState_SESSION_STATE_CLOSED {
 		return nil
@@ -116,12 +119,13 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 
 // Conditions about replicas of nodeapi, by their beats.
 var (
-	// ListeningSQL is the condition that a replica lives at which agents can have a session: without one their silence says nothing.
+	// ListeningSQL is the condition that a live replica serves agents' sessions. Without one, that agents are disconnected
+	// says nothing about them.
 	ListeningSQL = `EXISTS (SELECT 1 FROM mesh.replica r WHERE ` + replicas.Listens("r") + `)`
 
-	// LivingReplicaSQL is the condition, over mesh.replica s, that a replica was heard of lately.
+	// LivingReplicaSQL is the condition, over mesh.replica s, that the replica's last beat is recent.
 	LivingReplicaSQL = replicas.Lives("s")
 
-	// ConnectedSQL is the condition, over node_gate g, that its session is open at a replica that lives.
+	// ConnectedSQL is the condition, over node_gate g, that the node's session is open at a live replica.
 	ConnectedSQL = `(g.session_open AND EXISTS (SELECT 1 FROM mesh.replica r WHERE r.replica_id = g.replica_id AND ` + replicas.Lives("r") + `))`
 )

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// CordonUnlessIs cordons a node that is not cordoned yet and reports it. It answers who cordons the node afterwards, empty if there is no such node.
+// CordonUnlessIs cordons a node that is not cordoned yet and appends the event. It returns who cordons the node
+// afterwards, or "" if there is no such node or it is retired.
 func CordonUnlessIs(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) (string, error) {
 	g, err := one(ctx, tx, lockGate, nodeID)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
@@ -28,10 +29,11 @@ func CordonUnlessIs(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) (
 	return by, CordonFor(ctx, tx, nodeID, reason, by)
 }
 
-// Release is who cordons a node on which a release has left something.
+// Release is the name by which a node is cordoned on which a release has left resources.
 const Release = "release"
 
-// heir returns who else wants a node cordoned, and why; empty if nobody does. The oldest request comes first.
+// heir returns who requested a cordon of the node, apart from except, and why; empty if there is no such request. It
+// returns the oldest request.
 func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string, error) {
 	request, err := pg.One[cordonRequest](ctx, tx, nextCordon, nodeID, except, Release)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
@@ -40,8 +42,8 @@ func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string
 	return request.By, request.Reason, nil
 }
 
-// EndCordonOf takes a node's cordon away if it is by's own, or passes it to another who wants it: an open finding, or what a release left there. Anybody
-// else's stays. It reports what it changed.
+// EndCordonOf ends a node's cordon if it is by's own, or passes it to the next request: an open finding, or resources
+// that a release left there. A cordon by anyone else stays. It appends the event of a change.
 func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
 	next, reason, err := heir(ctx, tx, nodeID, by)
 	if err != nil {
@@ -61,5 +63,5 @@ func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
 	return err
 }
 
-// own says whether a cordon is by a part of the mesh rather than by a person.
+// own reports whether a cordon is by a part of the mesh rather than by a person.
 func own(by string) bool { return by == Release || strings.HasPrefix(by, "finding:") }

@@ -1,8 +1,9 @@
 // Package gate keeps the gate of each node: whether it may be given work, and through which session.
 //
-// It believes recovery for fences, highest fence epoch first, and a join state signed by recovery for the session that counts; nodeapi only carries
-// them. Every lease of tasks and every report of results locks the gate's row, so no dispatch commits after a fence has.
-// It never decides whether a node is healthy, and never touches identity.
+// It trusts recovery's fences, of which the highest fence epoch wins, and a join state signed by recovery for the
+// session that counts; nodeapi only carries both. Every lease of tasks and every report of results locks the gate's
+// row, so that no dispatch commits after a fence has. It never decides whether a node is healthy, and never touches
+// identity.
 package gate
 
 import (
@@ -46,7 +47,7 @@ type Gate struct {
 	Version        int64               `db:"version"`
 }
 
-// Proto is the gate as events and answers show it.
+// Proto returns the gate as events and responses show it.
 func (g Gate) Proto() *lifecyclev1.NodeGate {
 	p := &lifecyclev1.NodeGate{
 		NodeId: g.NodeID, NodeInstanceId: g.InstanceOfNode, Name: g.Name, FenceEpoch: g.FenceEpoch, Admitted: g.Admitted,

@@ -29,7 +29,7 @@ func TestTheHighestFenceWins(t *testing.T) {
 	}{
 		{2, true, 2, true},
 		{1, false, 2, true}, // late: a hold that a reactivation overtook
-		{2, false, 2, true}, // the same number is the same decision
+		{2, false, 2, true}, // an equal epoch is the same decision
 		{5, false, 5, false},
 		{4, true, 5, false}, // late: a reactivation that a fence overtook
 		{6, true, 6, true},
@@ -121,7 +121,7 @@ func TestOnlyTheNewestAdmittedSessionRaisesTheGate(t *testing.T) {
 	k.fence(node, 10, true)
 	fourth := session(node, instance, 4)
 	fourth.LedgerId = ids.New()
-	// In one batch the order counts, and a refusal takes nothing of the others with it.
+	// Within a batch the order counts, and a refusal does not affect the other sessions.
 	got := k.ready(replica, session(node, instance, 2), fourth, session(node, instance, 3))
 	if got[0].GetAccepted() || !got[1].GetAccepted() || got[2].GetAccepted() {
 		t.Errorf("a batch: %v", got)
@@ -131,7 +131,8 @@ func TestOnlyTheNewestAdmittedSessionRaisesTheGate(t *testing.T) {
 	}
 }
 
-// TestABatchLocksBeforeItReconciles: what all sessions of a batch may change is locked before the first of them changes anything.
+// TestABatchLocksBeforeItReconciles: the rows that any session of a batch may change are locked before the first
+// change.
 func TestABatchLocksBeforeItReconciles(t *testing.T) {
 	k := newKit(t)
 	machine, box, ws, instance := k.node(), ids.New(), ids.New(), ids.New()
@@ -194,7 +195,8 @@ func TestAnInstanceWhoseWorkspaceRefusesItLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestAClosedSessionIsTheOneThatIsNamed: the close of a session that was replaced arrives after the opening of the next one.
+// TestAClosedSessionIsTheOneThatIsNamed: the close of a session that was replaced arrives after the opening of the next
+// one.
 func TestAClosedSessionIsTheOneThatIsNamed(t *testing.T) {
 	k := newKit(t)
 	const over = commonv1.SessionState_SESSION_STATE_CLOSED
@@ -245,7 +247,7 @@ func TestCordonIsAboutPlacementAlone(t *testing.T) {
 	if g := k.get(node); !g.Cordoned || g.CordonReason != "a fan is loud" || g.CordonedBy != "ann" || !g.Admitted || g.SessionEpoch != 1 {
 		t.Errorf("cordoned: %+v", g)
 	}
-	k.fence(node, 2, true) // recovery's word does not lift it
+	k.fence(node, 2, true) // a fence of recovery that admits the node does not end the cordon
 	k.ready(ids.New(), session(node, instance, 2))
 	if !k.get(node).Cordoned {
 		t.Error("a fence or a session lifted the cordon")
@@ -304,7 +306,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// Two who lease do not wait for each other.
+	// Two leases do not wait for each other.
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		_, err := gate.LockForWork(ctx, tx, []string{node})
 		return err

@@ -25,7 +25,8 @@ func DiskFull(ctx context.Context, q pg.Querier) ([]Gate, error) {
 	return out, nil
 }
 
-// SetHost takes the facts that the gate's session reports of its host, and reports the gate if they are others than before.
+// SetHost stores the facts that the gate's session reports of its host, and appends the gate's event if they differ
+// from the stored ones.
 func SetHost(ctx context.Context, tx pgx.Tx, nodeID, sessionID string, facts *commonv1.HostFacts) error {
 	host, err := protojson.Marshal(facts)
 	if err != nil {

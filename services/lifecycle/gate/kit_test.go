@@ -25,10 +25,10 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// foreignKey stands for a join state of a key that the replica does not hold.
+// foreignKey is a join state signed by a key that the replica does not have.
 const foreignKey = "foreign key"
 
-// written is a join state as these tests write it; whose signature is good is joinstate's to test.
+// written is a join state as these tests write it; package joinstate tests the signatures.
 type written struct{}
 
 func (written) Verify(signed []byte) (joinstate.State, error) {
@@ -45,7 +45,7 @@ func (written) Verify(signed []byte) (joinstate.State, error) {
 	return s, err
 }
 
-// heard is what tasks and instances were told within the gate's transactions.
+// heard records the calls of Tasks and Instance within the gate's transactions.
 type heard struct {
 	locked    []gate.Ready
 	order     []string // of the calls
@@ -148,7 +148,7 @@ func (k *kit) get(node string) gate.Gate {
 	return g
 }
 
-// versions are those of the gate that were told as events.
+// versions returns the versions of the gate in its events.
 func (k *kit) versions(node string) []int64 {
 	k.t.Helper()
 	rows, err := k.pool.Query(k.ctx, `SELECT aggregate_version FROM events.event WHERE kind = 'gate.changed' AND aggregate_id = $1 ORDER BY seq`, node)

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// listRuns puts into the results of accepted sessions what may run on their nodes. An agent that starts after a boot
-// starts nothing else.
+// listRuns adds the workspaces and epochs that may run on their nodes to the results of accepted sessions. After a boot
+// an agent starts only those.
 func listRuns(ctx context.Context, tx pgx.Tx, sessions []*lifecyclev1.SessionReady, results []*lifecyclev1.SessionReadyResult) error {
 	var nodes []string
 	for i, one := range results {

@@ -35,8 +35,8 @@ func (k *kit) allocated(tenant, state, placement string, epoch int64, node, slot
 	return id
 }
 
-// TestASessionIsToldWhatMayRun: what holds a slot of the machine, or the epoch that an instance was launched for, while
-// that is held; nothing of what is given back or was never there.
+// TestASessionIsToldWhatMayRun: a workspace with a slot of the machine, or the epoch that an instance was launched for,
+// while its allocation lasts; none that was released or was never there.
 func TestASessionIsToldWhatMayRun(t *testing.T) {
 	k := newKit(t)
 	tenant := ids.New()

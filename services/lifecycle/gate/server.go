@@ -28,36 +28,38 @@ type Verifier interface {
 	Verify(signed []byte) (joinstate.State, error)
 }
 
-// Ready are the sessions of a batch, as far as what they may change goes.
+// Ready lists the nodes, workspaces and tasks that the sessions of a batch may change.
 type Ready struct {
 	NodeIDs    []string // of all sessions
-	NewLedgers []string // those nodes whose agent's ledger is another than before
+	NewLedgers []string // nodes whose agent has a new ledger
 	Workspaces []string // of the launched instances among them
-	TaskIDs    []string // what the agents have in flight
+	TaskIDs    []string // the tasks that the agents have in flight
 }
 
-// Tasks settles what a new session says it has in flight.
+// Tasks reconciles the tasks that a new session reports as in flight.
 type Tasks interface {
 	// Lock locks, after the gates, the tasks that Reconcile of these sessions may change and then the runs that they wake,
 	// each in the order of their ids.
 	Lock(ctx context.Context, tx pgx.Tx, ready Ready) error
-	// Reconcile runs in the transaction that raises the gate, whose row is locked. newLedger says that the agent's ledger is another than before.
+	// Reconcile runs in the transaction that raises the gate, whose row is locked. newLedger is true if the agent's ledger
+	// is not the one of the session before.
 	Reconcile(ctx context.Context, tx pgx.Tx, g Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (Reconciled, error)
 	// Fenced runs in the transaction that shuts the gate, whose row is locked, before the gate's event.
 	Fenced(ctx context.Context, tx pgx.Tx, nodeID string) error
 }
 
-// Reconciled is what a session is told of its tasks.
+// Reconciled are the acknowledgements and cancels that a session gets for its tasks.
 type Reconciled struct {
 	Acknowledged []*nodev1.TaskRef
 	Cancel       []*nodev1.TaskRef
 }
 
-// Instance hears of launched instances.
+// Instance is notified of the sessions and fences of launched instances.
 type Instance interface {
 	// SessionReady runs in the transaction that raises an instance's gate.
 	SessionReady(ctx context.Context, tx pgx.Tx, g Gate) error
-	// RegisterFailures runs in the transaction that applies an instance's fence: count refusals since it last registered, 0 if it has.
+	// RegisterFailures runs in the transaction that applies an instance's fence: count refusals since it last registered,
+	// 0 if it has.
 	RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error
 }
 
@@ -80,7 +82,7 @@ type Server struct{ deps Deps }
 // NewServer makes a server.
 func NewServer(deps Deps) *Server { return &Server{deps: deps} }
 
-// ApplyFence takes recovery's decision over a node. The highest fence epoch wins.
+// ApplyFence applies recovery's decision on a node. The highest fence epoch wins.
 func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error) {
 	res := &lifecyclev1.ApplyFenceResponse{}
 	slots := s.deps.Slots
@@ -93,7 +95,7 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 			req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), slots)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			// A lower or equal epoch changes nothing: the answer says what holds.
+			// A lower or equal epoch changes nothing: the response has the stored fence.
 			held, ok, err := Get(ctx, tx, req.GetNodeId())
 			if err != nil {
 				return err
@@ -103,7 +105,7 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 			}
 			res.FenceEpoch, res.Admitted = held.FenceEpoch, held.Admitted
 			if req.GetFenceEpoch() < held.FenceEpoch {
-				return nil // what is told late is not believed of registers either
+				return nil // the count of refused registers in a late request is not applied either
 			}
 		case err != nil:
 			return fmt.Errorf("apply fence: %w", err)
@@ -172,7 +174,7 @@ func (s *Server) SessionsReady(ctx context.Context, req *lifecyclev1.SessionsRea
 	return res, nil
 }
 
-// readyOf lists what a batch of sessions may change beside its gates.
+// readyOf lists the rows that a batch of sessions may change beside its gates.
 func readyOf(gates map[string]Gate, sessions []*lifecyclev1.SessionReady) Ready {
 	var out Ready
 	for _, r := range sessions {
@@ -201,8 +203,8 @@ func (g Gate) renewsLedger(r *lifecyclev1.SessionReady) bool {
 	return g.LedgerID != "" && g.LedgerID != r.GetLedgerId()
 }
 
-// open raises the gate of one session. A typed refusal is its answer and leaves nothing behind; anything else fails the
-// whole batch.
+// open raises the gate of one session. A fault becomes the session's denial, and nothing is written for it; any other
+// error fails the whole batch.
 func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, error) {
 	g := gates[r.GetNodeId()]
 	err := s.check(g, r)
@@ -220,7 +222,7 @@ func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, rep
 		res, raised, err = s.raise(ctx, tx, g, replicaID, r)
 	}
 	if err == nil {
-		gates[r.GetNodeId()] = raised // another session of this node may stand later in the batch
+		gates[r.GetNodeId()] = raised // another session of this node may follow in the batch
 		return res, nil
 	}
 	if _, typed := fault.As(err); !typed {
@@ -239,14 +241,15 @@ func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 		return err
 	}
 	if err != nil || state.NodeID != r.GetNodeId() || state.NodeInstanceID != r.GetNodeInstanceId() || state.Generation != r.GetGeneration() {
-		// Wait, not stop: if keys of ours are missing here, the whole fleet would hear this.
+		// The agent is to wait, not to stop: if this replica lacks keys, every agent gets this refusal.
 		return fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "the join state is not recovery's word on this session", fault.Cause(err))
 	}
 	if !g.Admitted {
 		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut", fault.RetryAfter(time.Second))
 	}
 	if g.InstanceOfNode != "" && g.InstanceOfNode != r.GetNodeInstanceId() {
-		// Of an instance that was replaced, or of the one that replaces it and that recovery has not told of yet: either way, not now.
+		// The session is of an instance that was replaced, or of its replacement, which recovery has not announced yet: in
+		// both cases the agent is to try again.
 		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate is another instance's of this node", fault.RetryAfter(200*time.Millisecond))
 	}
 	if g.SessionEpoch > r.GetGeneration() {

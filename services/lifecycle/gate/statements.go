@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// row is a Gate as it is read: with its host's facts as they are stored.
+// row is a Gate as it is read, with its host's facts as they are stored.
 type row struct {
 	Gate
 	HostFacts []byte `db:"host"`
@@ -51,7 +51,7 @@ func all(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Gat
 	return out, nil
 }
 
-// cordonRequest is who wants a node cordoned, and why.
+// cordonRequest is a request for a node's cordon: by whom, and why.
 type cordonRequest struct {
 	By     string `db:"by"`
 	Reason string `db:"reason"`
@@ -127,7 +127,7 @@ var (
 			FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed'
 		) w WHERE w.by <> $2 ORDER BY w.since, w.by LIMIT 1`)
 	// listMayRun reads which epochs may run on nodes: those whose allocation there is allocating or active. A launched
-	// instance serves the one epoch that its gate names; a machine serves whatever holds a slot on it.
+	// instance serves the one epoch that its gate names; a machine serves every workspace with a slot on it.
 	listMayRun = pg.Define(pg.RoleLifecycle, "gate.list_may_run", `
 		SELECT a.node_id::text AS node_id, a.workspace_id::text AS workspace_id, a.epoch FROM lifecycle.allocation a
 		WHERE a.node_id = ANY($1::uuid[]) AND a.slot IS NOT NULL AND a.state <> 'released'

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// lackingNode is a node that lacks a key of tasks.
+// lackingNode is a node whose agent lacks a key of tasks.
 type lackingNode struct {
 	Name     string `db:"name"`
 	Reported bool   `db:"reported"` // its agent reports its keys
@@ -22,8 +22,8 @@ type lackingNode struct {
 const lackingShown = 5
 
 var (
-	// readLacking finds the nodes that keep a key of tasks from signing. A node that is away and has reported its keys before is none of them: it is sent
-	// the key in its next Welcome, before it may be given work.
+	// readLacking finds the nodes because of which a key of tasks may not sign yet. A node that is disconnected and has
+	// reported its keys before is not among them: it gets the key in its next Welcome, before it may lease tasks.
 	readLacking = pg.Define(pg.RoleLifecycle, "gate.read_nodes_without_key", `
 		SELECT w.name, w.reported, w.total FROM (
 			SELECT n.*, count(*) OVER (PARTITION BY n.reported) AS total, row_number() OVER (PARTITION BY n.reported ORDER BY n.name) AS place
@@ -39,8 +39,9 @@ var (
 		WHERE g.node_id = n.node_id AND g.session_id = n.session_id RETURNING g.session_id::text`)
 )
 
-// Distributed describes the nodes whose agents must store a key of tasks before it may sign; "" is none. For a key that returned from its file after a
-// restore, agents that report no keys are none of them: it signed before, and the rows of nodes that have gone since the backup never change.
+// Distributed returns a text that names the nodes whose agents must store a key of tasks before it may sign; "" means
+// none. For a key that returned from its file after a restore, agents that report no keys are not among them: the key
+// signed before, and the rows of nodes that were removed since the backup never change.
 func Distributed(ctx context.Context, q pg.Querier, keyID string, returned bool) (string, error) {
 	rows, err := pg.All[lackingNode](ctx, q, readLacking, keyID, lackingShown, returned)
 	if err != nil {
@@ -74,14 +75,15 @@ func listOf(shown []string, total int64) string {
 	return text
 }
 
-// KeysHeld takes which keys of tasks agents report in the middle of their sessions.
+// KeysHeld stores which keys of tasks agents report during their sessions, and returns the sessions whose report it
+// stored.
 func (s *Server) KeysHeld(ctx context.Context, req *lifecyclev1.KeysHeldRequest) (*lifecyclev1.KeysHeldResponse, error) {
 	nodes, byNode := make([]string, 0, len(req.GetSessions())), map[string]*lifecyclev1.SessionKeys{}
 	for _, session := range req.GetSessions() {
 		if byNode[session.GetNodeId()] == nil {
 			nodes = append(nodes, session.GetNodeId())
 		}
-		byNode[session.GetNodeId()] = session // of two sessions of a node one is told again by its replica
+		byNode[session.GetNodeId()] = session // of two sessions of a node the replica of the other repeats its report
 	}
 	sessions, keys := make([]string, len(nodes)), make([]string, len(nodes))
 	for i, node := range nodes {

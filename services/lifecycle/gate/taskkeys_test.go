@@ -46,8 +46,8 @@ func (k *kit) mayLease(node string, generation int64, key string) error {
 	return refused
 }
 
-// TestAKeyWaitsForTheAgentsThatMustStoreIt follows a new key over nodes that hold it, lack it, are away, are shut, are retired, and over agents of an
-// earlier build.
+// TestAKeyWaitsForTheAgentsThatMustStoreIt follows a new key over nodes that hold it, lack it, are away, are shut, are
+// retired, and over agents of an earlier build.
 func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	k := newKit(t)
 	named := func(name string) string {
@@ -72,7 +72,7 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		return at(living, node, generation, keys...)
 	}
 	holds, lacks, away, shut, lost := named("holds"), named("lacks"), named("away"), named("shut"), named("lost")
-	at(ids.New(), lost, 1, "k1") // its replica was killed: nobody tells that its session has ended
+	at(ids.New(), lost, 1, "k1") // its replica was killed: no event reports the end of its session
 	open(holds, 1, "k1", "k2")
 	standing := open(lacks, 1, "k1")
 	k.closed(away, open(away, 1, "k1").GetSessionId(), commonv1.SessionState_SESSION_STATE_CLOSED)
@@ -109,7 +109,8 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		t.Errorf("a lease after the report: %v", err)
 	}
 
-	// Agents of an earlier build are named with what helps, also while they are on hold; they go on under the keys that they have.
+	// Agents of an earlier build are named with the remedy, also while they are on hold; they go on with the keys that
+	// they have.
 	for i := range 7 {
 		open(named(fmt.Sprintf("old-%d", i)), 1)
 	}
@@ -123,7 +124,8 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		"not connected yet: old-0, old-1, old-2, old-3, old-4 and 3 more; update the agent, start it, or retire the node"; got != want {
 		t.Errorf("lacking:\n%q\nwant\n%q", got, want)
 	}
-	// A key that returned from its file after a restore does not wait for those that report none: some have gone since the backup.
+	// A key that returned from its file after a restore does not wait for those that report none: some have gone since the
+	// backup.
 	if got, err := gate.Distributed(k.ctx, k.pool, "k2", true); err != nil || got != "agents that have not stored it: away" {
 		t.Errorf("lacking a key that returned: %q, %v", got, err)
 	}
@@ -138,7 +140,8 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	if g := k.get(old); g.SessionEpoch != 3 || k.mayLease(old, 3, "k9") != nil {
 		t.Errorf("after the agent went back: %+v", g)
 	}
-	// So does one whose gate was raised by a replica of lifecycle of a build that knows nothing of the keys: what was reported before stays in its row.
+	// So does one whose gate was raised by a replica of lifecycle of a build that knows nothing of the keys: what was
+	// reported before stays in its row.
 	open(old, 4, "k1", "k2")
 	before := k.lacking("k2")
 	if _, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE lifecycle.node_gate SET session_epoch = 5, session_id = $2 WHERE node_id = $1`, old, ids.New()); err != nil {

@@ -12,21 +12,22 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// View is what a lease or a report must know of a gate.
+// View has the columns of a gate that a lease or a report needs.
 type View struct {
 	NodeID       string `db:"node_id" expr:"@.node_id::text"`
 	InstanceID   string `db:"node_instance_id" expr:"coalesce(@.node_instance_id::text, '')"` // of the node
 	Admitted     bool   `db:"admitted"`
 	SessionEpoch int64  `db:"session_epoch"`
 	LedgerID     string `db:"ledger_id" expr:"coalesce(@.ledger_id::text, '')"`
-	// TaskKeys are the keys by which the agent verifies tasks; nil: it reports none, and holds those of its enrolment.
+	// TaskKeys are the keys by which the agent verifies tasks; nil: it reports none, and has those of its enrolment.
 	TaskKeys []string `db:"task_keys" expr:"CASE WHEN @.task_keys_epoch = @.session_epoch THEN @.task_keys END"`
 }
 
 // Views are gates by node.
 type Views map[string]View
 
-// LockForWork reads gates under FOR SHARE in the order of their ids, so that a fence waits for who holds them and who comes after it sees it.
+// LockForWork reads gates under FOR SHARE in the order of their ids, so that a fence waits for transactions that have
+// locked them, and later ones see the fence.
 func LockForWork(ctx context.Context, tx pgx.Tx, nodeIDs []string) (Views, error) {
 	var batch pg.Batch
 	out := QueueLockForWork(&batch, nodeIDs)
@@ -36,14 +37,15 @@ func LockForWork(ctx context.Context, tx pgx.Tx, nodeIDs []string) (Views, error
 	return out, nil
 }
 
-// QueueLockForWork is LockForWork as a part of a batch: what it returns is filled in when the batch is sent. Statements behind it in the batch read what
-// stood when the locks were taken, or later, since in READ COMMITTED each takes its snapshot as it begins, and it begins when the one before has ended: one
-// that joins the gates sees those of the locked rows, however long it had waited for a fence. A single statement would not do: its snapshot is
-// older than its locks.
+// QueueLockForWork is LockForWork as a part of a batch: the map that it returns is filled in when the batch is sent.
+// Statements behind it in the batch read the rows as of the time when the locks were taken, or later: in READ COMMITTED
+// each statement takes its snapshot as it begins, and it begins when the one before has ended. A statement that joins
+// the gates therefore sees the locked rows, however long the batch waited for a fence. A single statement would not do:
+// its snapshot is older than its locks.
 func QueueLockForWork(batch *pg.Batch, nodeIDs []string) Views {
 	out := make(Views, len(nodeIDs))
 	batch.Queue(lockGatesForWork, nodeIDs).Query(func(rows pgx.Rows) error {
-		clear(out) // a transaction that is tried again
+		clear(out) // the transaction may be tried again
 		list, err := pgx.CollectRows(rows, pgx.RowToStructByName[View])
 		for _, b := range list {
 			out[b.NodeID] = b
@@ -53,21 +55,25 @@ func QueueLockForWork(batch *pg.Batch, nodeIDs []string) Views {
 	return out
 }
 
-// taskKeysSQL are the keys that the agent behind the gate g has reported in the session that the gate was raised to last; NULL: none.
+// taskKeysSQL is the SQL of the keys that the agent behind the gate g has reported in the session that the gate was
+// last raised to; NULL: none.
 const taskKeysSQL = `CASE WHEN g.task_keys_epoch = g.session_epoch THEN g.task_keys END`
 
-// AdmittedSQL is the condition that the gate g takes reports of its node, as Brief.Admitted has it.
+// AdmittedSQL is the condition that reports of the node of gate g are applied, as View.Admitted.
 const AdmittedSQL = `g.admitted`
 
-// MayLeaseSQL is the condition that the gate g is open to a session of the generation whose agent holds the key, as MayLease has it.
+// MayLeaseSQL returns the condition that the gate g is open to a session of the generation and its agent has the key,
+// as in MayLease.
 func MayLeaseSQL(generation, keyID string) string {
 	return `g.admitted AND g.session_epoch = ` + generation + ` AND (` + taskKeysSQL + ` IS NULL OR ` + keyID + ` = ANY (` + taskKeysSQL + `))`
 }
 
-// HoldsSigningKeySQL is the condition that the agent behind the gate g holds the key that signs tasks, as far as is known.
+// HoldsSigningKeySQL is the condition that the agent behind the gate g has the key that signs tasks. It is true as well
+// if there is no such key or the agent reports no keys.
 const HoldsSigningKeySQL = `coalesce((SELECT k.key_id FROM mesh.signing_key k WHERE k.kind = 'task_signing' AND k.state = 'signing') = ANY (` + taskKeysSQL + `), true)`
 
-// MayLease refuses a lease to any session but the one that the gate was raised to, and lets one wait whose agent does not hold the key that signs.
+// MayLease returns a fault unless the gate is open to the session of this generation and its agent has the key that
+// signs, as far as it reports its keys.
 func (b View) MayLease(generation int64, keyID string) error {
 	if b.NodeID == "" || !b.Admitted || b.SessionEpoch != generation {
 		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is not open to this session")

@@ -20,25 +20,26 @@ const (
 	behind = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_BEHIND
 )
 
-// Fact is one thing that shows that the log and the database are of different times.
+// Fact is one difference which shows that the log and the database are of different times.
 type Fact struct {
 	Kind    recoveryv1.RollbackEvidenceKind
 	Subject string // the workspace, or the placement for what concerns the log as a whole
 	Detail  string
-	// Remembered is the highest epoch that the log has of the subject, Known the highest that the database has; zero: none. The number of the older side is
-	// not below the first of the present era, unless a restore was declared since the last comparison: what differs then is new, whenever it was launched.
+	// Remembered is the highest epoch that the log has of the subject, Known the highest that the database has; zero:
+	// none. The number of the older side is not below the first of the present era, unless a restore was declared since
+	// the last comparison: what differs then is new, whenever it was launched.
 	Remembered, Known int64
 }
 
-// rowState is what the database says of one (workspace, epoch) of the log.
+// rowState is the state of one (workspace, epoch) of the log in the database.
 type rowState struct {
-	known    bool  // the workspace is there
+	known    bool  // the workspace has a row
 	epoch    int64 // the last one that was drawn for it
 	instance string
 	state    string // of the instance's row; empty: there is none
 }
 
-// liveRow is an instance that is live by its row.
+// liveRow is an instance that is live according to its row.
 type liveRow struct {
 	WorkspaceID string    `db:"workspace_id" expr:"@.workspace_id::text"`
 	InstanceID  string    `db:"instance_id" expr:"@.instance_id::text"`
@@ -57,8 +58,8 @@ type position struct {
 	acceptedAt  *time.Time
 }
 
-// since returns at with what a log that was read after seen may be held against: the earlier line of the two, and none where seen is of another log,
-// which an acceptance in between replaced.
+// since returns at with the line that a log which was read after seen must have reached: the lower of the two lines,
+// and zero if seen is of another log, which an acceptance in between replaced.
 func (at position) since(seen position) position {
 	at.there = at.there && seen.there
 	at.seq = min(at.seq, seen.seq)
@@ -68,14 +69,15 @@ func (at position) since(seen position) position {
 	return at
 }
 
-// Ahead judges one entry of the log against the database, which was read after the log. It returns an empty text if they agree.
+// Ahead compares one entry of the log with the database, which was read after the log. It returns a text that describes
+// the contradiction, empty if they agree.
 func Ahead(e placement.LogEntry, r rowState) string {
 	ended := e.Ended > 0
 	switch {
 	case !r.known && !ended:
 		return "an instance was launched for a workspace that the database does not know"
 	case !r.known:
-		return "" // a workspace of which nothing is left may have been forgotten on purpose
+		return "" // a workspace without a row may have been deleted by retention
 	case e.Epoch > r.epoch:
 		return fmt.Sprintf("epoch %d was launched or ended, and the last one that the database has drawn is %d", e.Epoch, r.epoch)
 	case e.InstanceID != "" && r.instance != "" && e.InstanceID != r.instance:
@@ -89,13 +91,14 @@ func Ahead(e placement.LogEntry, r rowState) string {
 	}
 }
 
-// aheadFacts are what the log has and the database cannot have forgotten otherwise, one for each workspace, the one with the highest epoch.
+// aheadFacts returns the differences in which the log is ahead of the database, for each workspace the one with the
+// highest epoch.
 func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq, floor int64) []Fact {
 	byWorkspace := map[string]*Fact{}
 	for i, e := range log.Entries {
 		since := e.First
 		if e.Ended > 0 && rows[i].known && e.Epoch <= rows[i].epoch && e.InstanceID == rows[i].instance {
-			since = e.Ended // it is its end that differs
+			since = e.Ended // its end is what differs
 		}
 		if since <= acceptedSeq || !ids.Valid(e.WorkspaceID) {
 			continue
@@ -117,7 +120,8 @@ func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq, floor int
 	return out
 }
 
-// behindFacts are what the database has confirmed and the log lacks. live was read before the log, and at is as of then.
+// behindFacts returns the differences in which the log lacks what the database has confirmed. live was read before the
+// log, and at is as of then.
 func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at position, live []liveRow, floor int64) []Fact {
 	var out []Fact
 	whole := Fact{Kind: behind, Subject: names.Of(kind), Known: floor}
@@ -148,8 +152,9 @@ func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at posi
 	return out
 }
 
-// over returns the workspaces of a log that the database does not know, and all of whose instances have ended. Their rows
-// were there before the first launch, so that the database has forgotten them: they are never launched again.
+// over returns the workspaces of a log that the database does not know, and all of whose instances have ended. Their
+// rows were committed before the first launch, so that the database has deleted them since: they are never launched
+// again.
 func over(entries []placement.LogEntry, rows []rowState) []string {
 	stays := map[string]bool{}
 	for i, e := range entries {
@@ -165,7 +170,8 @@ func over(entries []placement.LogEntry, rows []rowState) []string {
 	return out
 }
 
-// floorOf is the first number of the present era if no restore was declared or accepted since the last comparison, else zero.
+// floorOf returns the first number of the present era if no restore was declared or accepted since the last comparison,
+// else zero.
 func floorOf(at position, era int64) int64 {
 	if !at.there || at.era != era {
 		return 0
@@ -173,7 +179,7 @@ func floorOf(at position, era int64) int64 {
 	return era << 40 // the arithmetic of mesh.next
 }
 
-// liveRows are the instances of a placement that are live by their rows.
+// liveRows reads the instances of a placement that are live according to their rows.
 func liveRows(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver) ([]liveRow, error) {
 	out, err := pg.All[liveRow](ctx, q, liveInstances, names.Of(kind))
 	if err != nil {
@@ -182,7 +188,7 @@ func liveRows(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver) 
 	return out, nil
 }
 
-// rowStates are what the database says of each entry of a log, in their order.
+// rowStates reads the state in the database of each entry of a log, in the order of the entries.
 func rowStates(ctx context.Context, q pg.Querier, entries []placement.LogEntry) ([]rowState, error) {
 	out := make([]rowState, len(entries))
 	var workspaces []string
@@ -190,7 +196,7 @@ func rowStates(ctx context.Context, q pg.Querier, entries []placement.LogEntry) 
 	var at []int
 	for i, e := range entries {
 		if !ids.Valid(e.WorkspaceID) {
-			continue // it is of no mesh
+			continue // no mesh has such an id
 		}
 		workspaces, epochs, at = append(workspaces, e.WorkspaceID), append(epochs, e.Epoch), append(at, i)
 	}

@@ -26,7 +26,7 @@ type Reporter interface {
 	ReportRollback(context.Context, *recoveryv1.ReportRollbackRequest) (*recoveryv1.ReportRollbackResponse, error)
 }
 
-// Deps is what a guard works with.
+// Deps are the dependencies of a guard.
 type Deps struct {
 	Logger   *slog.Logger
 	DB       *pgxpool.Pool
@@ -41,17 +41,17 @@ type Guard struct {
 	settled atomic.Bool
 }
 
-// New makes a guard that has compared nothing yet.
+// New returns a guard that has compared nothing yet.
 func New(deps Deps) *Guard { return &Guard{deps: deps} }
 
-// reportMost bounds the reports of one comparison: each says the same of another workspace.
+// reportMost bounds the reports of one comparison: further ones would report the same of other workspaces.
 const reportMost = 32
 
-// Settled reports whether a comparison of this process is done and everything that it showed is with recovery. Nothing is launched before that. A nil
-// Guard has nothing to compare.
+// Settled reports whether a comparison of this process is done and all its differences are reported to recovery.
+// Nothing is launched before that. A nil Guard has nothing to compare.
 func (g *Guard) Settled() bool { return g == nil || g.settled.Load() }
 
-// Check compares every log once. It returns nil once all that differs is reported and acknowledged, or accepted.
+// Check compares every log once. It returns nil if all differences are reported and acknowledged, or accepted.
 func (g *Guard) Check(ctx context.Context) error {
 	if g == nil {
 		return nil
@@ -74,8 +74,9 @@ func (g *Guard) Check(ctx context.Context) error {
 }
 
 func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Logged) error {
-	// What the database has confirmed and seen is read before the log, for the log had it earlier: another replica may compare a longer one while this
-	// one is read. What the database must know of the log's entries is read after it.
+	// The confirmed instances and the last position are read before the log, because the log had them earlier: another
+	// replica may compare a longer log meanwhile. The rows of the log's entries are read after the log, because they were
+	// committed earlier.
 	live, err := liveRows(ctx, g.deps.DB, kind)
 	if err != nil {
 		return err
@@ -93,7 +94,7 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 		return err
 	}
 	if at.reported && active {
-		return nil // it is known, and stands until a person accepts it
+		return nil // the differences are reported already, and remain until a person accepts them
 	}
 	rows, err := rowStates(ctx, g.deps.DB, log.Entries)
 	if err != nil {
@@ -110,7 +111,7 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 			return err // the first comparison has not asked whether the mode is set
 		}
 		if err := g.forget(ctx, kind, driver, over(log.Entries, rows)); err != nil {
-			// The comparison is settled all the same; a later one tries again.
+			// The comparison is settled nevertheless; a later one compacts the log.
 			g.deps.Logger.WarnContext(ctx, "launch log not compacted", slog.String("placement", names.Of(kind)), obs.Err(err))
 		}
 		return nil
@@ -130,13 +131,13 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	if still {
 		return g.remember(ctx, kind, log)
 	}
-	// Recovery knows of the restore that explains this: it is accepted.
+	// Recovery knows of the restore that explains the differences: they are accepted.
 	g.deps.Logger.InfoContext(ctx, "differences between launch log and database are of a restore that is known", slog.String("placement", names.Of(kind)),
 		slog.Int("differences", len(facts)))
 	return g.accept(ctx, g.deps.DB, kind, log)
 }
 
-// seen reads how far the log stood when it was last compared; the zero position if it never was.
+// seen reads the last line of the log when it was last compared; the zero position if it never was.
 func (g *Guard) seen(ctx context.Context, kind commonv1.PlacementDriver) (position, error) {
 	row, err := pg.One[seenRow](ctx, g.deps.DB, seenPosition, names.Of(kind))
 	if pg.IsNoRows(err) {
@@ -148,7 +149,8 @@ func (g *Guard) seen(ctx context.Context, kind commonv1.PlacementDriver) (positi
 	return position{there: true, logID: row.LogID, seq: row.Seq}, nil
 }
 
-// position reads where the log stood, and whether rollback mode is set. What was reported and is accepted by now is written down as accepted.
+// position reads the position of the last comparison, and whether rollback mode is set. If differences were reported
+// and the mode is over, it records them as accepted.
 func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) (position, bool, error) {
 	var at position
 	active := false
@@ -182,7 +184,7 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 	return at, active, nil
 }
 
-// accept writes down that whatever differs up to now is known.
+// accept records that all differences up to now are known.
 func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
 	_, err := pg.Exec(ctx, q, acceptLog, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
@@ -191,7 +193,8 @@ func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.Placemen
 	return nil
 }
 
-// remember writes down that differences are with recovery. Where the log stood before stays: the log that differs is not the measure.
+// remember records that differences are reported to recovery. It leaves the stored position as it is, because later
+// logs must not be compared with the one that differs.
 func (g *Guard) remember(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
 	_, err := pg.Exec(ctx, g.deps.DB, rememberReport, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
@@ -200,7 +203,7 @@ func (g *Guard) remember(ctx context.Context, kind commonv1.PlacementDriver, log
 	return nil
 }
 
-// advance writes down how far the log has come, if it has.
+// advance records the log's last line, if it has grown.
 func (g *Guard) advance(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
 	_, err := pg.Exec(ctx, g.deps.DB, advancePosition, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
@@ -209,7 +212,7 @@ func (g *Guard) advance(ctx context.Context, kind commonv1.PlacementDriver, log 
 	return nil
 }
 
-// forget has the driver take workspaces out of its log that the database has forgotten at the end of their terms.
+// forget makes the driver remove workspaces from its log that retention has deleted from the database.
 func (g *Guard) forget(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Logged, workspaces []string) error {
 	if len(workspaces) == 0 {
 		return nil

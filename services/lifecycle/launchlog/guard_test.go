@@ -42,7 +42,7 @@ func (f *fakeLog) LaunchLog(context.Context) (placement.LaunchLog, error) {
 	return log, nil
 }
 
-// Forget takes note of what it is told to forget.
+// Forget records its arguments.
 func (f *fakeLog) Forget(_ context.Context, workspaceIDs []string) (int, error) {
 	if f.full != nil {
 		return 0, f.full
@@ -106,7 +106,7 @@ func (b *bench) exec(sql string, args ...any) {
 	}
 }
 
-// guard is that of a process that has just started.
+// guard returns the guard of a process that has just started.
 func (b *bench) guard() *launchlog.Guard {
 	return launchlog.New(launchlog.Deps{
 		Logger: testkit.Logger(b.t), DB: b.db.Pool(pg.RoleLifecycle), Recovery: b.recovery,
@@ -166,10 +166,11 @@ const (
 	behind = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_BEHIND
 )
 
-// What lifecycle does in normal life, crashes between any two of its commits included, is no evidence.
+// No state that lifecycle reaches without a restore, crashes between any two of its commits included, is evidence.
 func TestNormalLifeIsNoEvidence(t *testing.T) {
 	b := newBench(t)
-	for _, state := range []string{"launching", "live", "ending", "ended"} { // between the launch and the record of it, and later
+	// between the launch and the record of it, and later
+	for _, state := range []string{"launching", "live", "ending", "ended"} {
 		ws, instance := b.workspace(3, state)
 		b.log.write(ws, 3, instance)
 	}
@@ -179,7 +180,8 @@ func TestNormalLifeIsNoEvidence(t *testing.T) {
 		b.log.write(ws, 2, instance)
 		b.log.end()
 	}
-	ws, _ := b.workspace(5, "live") // a tombstone of an epoch that never was launched, and a former epoch whose row was deleted for its age
+	// a tombstone of an epoch that never was launched, and a former epoch whose row was deleted for its age
+	ws, _ := b.workspace(5, "live")
 	b.log.write(ws, 2, "")
 	b.log.end()
 	b.log.write(ws, 1, ids.New())
@@ -188,7 +190,7 @@ func TestNormalLifeIsNoEvidence(t *testing.T) {
 	gone := ids.New()
 	b.log.write(gone, 1, ids.New())
 	b.log.end()
-	fenced, instance := b.workspace(1, "live") // fenced on a person's word, and the row not written yet
+	fenced, instance := b.workspace(1, "live") // fenced by an attestation, and the row not written yet
 	b.log.write(fenced, 1, instance)
 	b.log.end()
 	b.log.log.Entries[len(b.log.log.Entries)-1].Fenced = true
@@ -196,10 +198,10 @@ func TestNormalLifeIsNoEvidence(t *testing.T) {
 	b.wants(b.guard())
 }
 
-// Each thing that a log has and that the database cannot have forgotten in normal life is reported once, sets the mode, and is not reported again: not
-// while the mode lasts, not after it was accepted, not by another process.
-// Scenario: while one replica has read the log, another launches and compares a log that is longer by then. The first one's log is older than what the
-// database has seen, and that is no evidence.
+// Each difference in which the log is ahead of the database is reported once, sets the mode, and is not reported again:
+// not while the mode lasts, not after it was accepted, not by another process.
+// Scenario: while one replica has read the log, another launches and compares a log that is longer by then. The first
+// one's log is older than what the database has seen, and that is no evidence.
 func TestReplicasThatCompareAtOnceAreNoEvidence(t *testing.T) {
 	b := newBench(t)
 	first, second := b.guard(), b.guard()
@@ -271,7 +273,7 @@ func TestALogThatIsAheadIsReportedOnce(t *testing.T) {
 	}
 }
 
-// A restore that recovery knows of explains what differs: it is reported once and sets nothing anew.
+// A restore that recovery knows of explains the differences: they are reported once and do not set the mode again.
 func TestADeclaredRestoreIsAcceptedOnce(t *testing.T) {
 	b := newBench(t)
 	b.recovery.known = true
@@ -281,7 +283,8 @@ func TestADeclaredRestoreIsAcceptedOnce(t *testing.T) {
 	b.wants(b.guard())
 }
 
-// What was launched in an earlier era and ends in the present one is evidence of the present one, unless a restore was declared since the last comparison.
+// An instance that was launched in an earlier era and ends in the present one is evidence of the present one, unless a
+// restore was declared since the last comparison.
 func TestEvidenceIsOfTheEraInWhichItCame(t *testing.T) {
 	for _, declared := range []bool{false, true} {
 		b := newBench(t)
@@ -302,7 +305,7 @@ func TestEvidenceIsOfTheEraInWhichItCame(t *testing.T) {
 	}
 }
 
-// A log that is older than the database is one that is another, that is shorter, or that lacks what is live.
+// A log is older than the database if it is another log, is shorter, or lacks an instance that is live.
 func TestALogThatIsBehindIsReportedOnce(t *testing.T) {
 	lines := func(b *bench) (string, string) {
 		ws, instance := b.workspace(1, "live")
@@ -341,7 +344,7 @@ func TestALogThatIsBehindIsReportedOnce(t *testing.T) {
 	}
 }
 
-// What differs and is not acknowledged by recovery keeps the process from launching.
+// A difference that recovery has not acknowledged keeps the process from launching.
 func TestNothingIsSettledBeforeRecoveryHasHeard(t *testing.T) {
 	b := newBench(t)
 	b.recovery.refuse = errors.New("recovery is away")
@@ -359,7 +362,7 @@ func TestNothingIsSettledBeforeRecoveryHasHeard(t *testing.T) {
 }
 
 // TestForgetsWhatTheDatabaseHasForgotten: tombstones stay as long as the row of their workspace does, and nothing is
-// forgotten while the mesh believes that the database went back.
+// forgotten while rollback mode is set.
 func TestForgetsWhatTheDatabaseHasForgotten(t *testing.T) {
 	b := newBench(t)
 	known, instance := b.workspace(1, "ended")
@@ -383,7 +386,7 @@ func TestForgetsWhatTheDatabaseHasForgotten(t *testing.T) {
 		t.Fatalf("forgotten in rollback mode: %v", b.log.forgotten)
 	}
 	testkit.SetRollback(b.db, false)
-	// A log that cannot be compacted is compared all the same, and launches go on; the next comparison compacts it.
+	// A log that cannot be compacted is compared nevertheless, and launches go on; the next comparison compacts it.
 	b.log.full = errors.New("no space left on device")
 	guard := b.guard()
 	if err := guard.Check(t.Context()); err != nil || !guard.Settled() {

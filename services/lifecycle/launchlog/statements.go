@@ -23,13 +23,13 @@ type seenRow struct {
 	Seq   int64  `db:"seq"`
 }
 
-// acceptedRow is what an acceptance writes beside what it is given.
+// acceptedRow has the columns of an acceptance that the database computes.
 type acceptedRow struct {
 	AcceptedAt *time.Time `db:"accepted_at"`
 	Era        int64      `db:"era"`
 }
 
-// launchRow is what the database has of one entry of a log, by its place in the list that was asked for.
+// launchRow is the row of one entry of a log; Place is the entry's place in the argument, from 1.
 type launchRow struct {
 	Place    int    `db:"place"`
 	Epoch    int64  `db:"epoch"`

@@ -1,7 +1,8 @@
-// Package rollback keeps lifecycle still while rollback mode is set: the database is older than what agents or launch logs remember, and whatever is
-// launched, dispatched, released or ended on its word may destroy what it has forgotten.
+// Package rollback stops lifecycle's operations while rollback mode is set. The database is then older than the agents'
+// ledgers or the launch logs, and an instance, task or release that is started or ended on the strength of its rows may
+// destroy work that the database has lost.
 //
-// Recovery owns the mode. This package reads it, in the transaction of what is decided, and decides nothing else.
+// Recovery owns the mode. This package only reads it, in the transaction of the caller's decision.
 package rollback
 
 import (
@@ -33,7 +34,7 @@ func Refuse(ctx context.Context, q pg.Querier) error {
 	return Refusal()
 }
 
-// Refusal is what a command is answered while the mode is set.
+// Refusal returns the fault with which commands are refused while the mode is set.
 func Refusal() error {
 	return fault.New(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, "rollback mode is set: the database is older than what nodes or placements remember",
 		fault.Unmet("rollback mode is active"),

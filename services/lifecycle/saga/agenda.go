@@ -5,15 +5,16 @@ import (
 	"time"
 )
 
-// mostDue is how many times an agenda keeps. A driver has far fewer workers; what is left out is found by the next poll.
+// mostDue is how many times an agenda keeps. A driver has far fewer workers; the next poll finds runs whose times were
+// left out.
 const mostDue = 1024
 
-// agenda keeps when runs that this driver has parked are due again. The zero value is empty.
+// agenda keeps the times at which runs that this driver has parked are due again. The zero value is empty.
 type agenda struct {
 	times []time.Time // ascending
 }
 
-// add notes a time.
+// add adds a time, unless the agenda is full.
 func (a *agenda) add(at time.Time) {
 	if len(a.times) == mostDue {
 		return
@@ -22,8 +23,8 @@ func (a *agenda) add(at time.Time) {
 	a.times = slices.Insert(a.times, i, at)
 }
 
-// next returns how long it is from now to the earliest time after since, and drops those that are not after it: what was
-// due by then has been looked for. It returns false if there is none.
+// next returns how long it is from now to the earliest time after since, and drops the times that are not after since:
+// the driver has already looked for the runs that were due by then. It returns false if there is none.
 func (a *agenda) next(since, now time.Time) (time.Duration, bool) {
 	passed := 0
 	for passed < len(a.times) && !a.times[passed].After(since) {

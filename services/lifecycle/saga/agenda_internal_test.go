@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestAWakeForgetsNoRetry checks that a driver which is woken for something else still looks when a retry that it knows
-// of is due, and not at the next poll.
+// TestAWakeForgetsNoRetry checks that a driver which is woken for another reason still leases when a retry in its
+// agenda is due, and not at the next poll.
 func TestAWakeForgetsNoRetry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

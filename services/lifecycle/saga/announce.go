@@ -16,7 +16,7 @@ var (
 		SELECT `+claimColumns+` FROM lifecycle.resource_claim c WHERE c.id > $1::uuid AND c.released_at IS NULL ORDER BY c.id LIMIT $2`)
 )
 
-// Announced are the live rows that this package owns. Attempts are not among them: they are history.
+// Announced returns the live rows that this package owns. Attempts are not among them: they are history.
 func Announced() []reannounce.Source {
 	return []reannounce.Source{
 		reannounce.Rows("workspaces", workspacesAfter, func(w Workspace) (events.Event, error) {
@@ -31,7 +31,7 @@ func Announced() []reannounce.Source {
 	}
 }
 
-// collected returns the event that a journal has of one row.
+// collected returns the event that add puts into an event buffer for one row.
 func collected(add func(*eventBuffer) error) (events.Event, error) {
 	var j eventBuffer
 	if err := add(&j); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// decided adds the audit entry of a run that ended or got stuck; a run that is parked has decided nothing.
+// decided adds the audit entry of a run that ended or got stuck. It adds none for a run in another state.
 func (j *eventBuffer) decided(ctx context.Context, run *Run) {
 	e := audit.Entry{
 		Action: actionOf(run.Kind), SubjectType: "workspace", SubjectID: run.WorkspaceID, TenantID: run.TenantID, WorkspaceID: run.WorkspaceID,
@@ -37,7 +37,8 @@ func (j *eventBuffer) decided(ctx context.Context, run *Run) {
 	j.list = append(j.list, audit.Event(ctx, e))
 }
 
-// actionOf names what a run of a kind does: whatever first brings a tenant's workspace up is its provisioning, as people look for it.
+// actionOf returns the audit action of a kind of run. CREATE and RETRY are both `tenant.provisioning`, the name by
+// which people search for what first brings a tenant's workspace up.
 func actionOf(kind string) string {
 	switch kind {
 	case names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE), names.Of(commonv1.OperationKind_OPERATION_KIND_RETRY):

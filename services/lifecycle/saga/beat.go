@@ -40,8 +40,8 @@ func (d *Driver) heartbeats(ctx context.Context) {
 	}
 }
 
-// beatFailed notes a heartbeat that the database did not take. Whether the lease was extended is unknown, not lost: the
-// steps go on until it ends by this process's own measure.
+// beatFailed counts and logs a heartbeat whose transaction failed. Whether the lease was extended is unknown, so that
+// the steps go on until the lease's local deadline.
 func (d *Driver) beatFailed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -51,8 +51,8 @@ func (d *Driver) beatFailed(ctx context.Context, err error) {
 }
 
 // beatAlone extends the lease of one run whose row was locked when the others were extended, unless an earlier
-// heartbeat waits for it still. A row that stays locked keeps its place for half a heartbeat, so that others have
-// theirs.
+// heartbeat still waits for that row. A heartbeat waits for at most half of Heartbeat and then gives its place to the
+// next.
 func (d *Driver) beatAlone(ctx context.Context, a *activity, turns chan struct{}) {
 	if !a.beating.CompareAndSwap(false, true) {
 		return
@@ -71,7 +71,8 @@ func (d *Driver) beatAlone(ctx context.Context, a *activity, turns chan struct{}
 	}
 }
 
-// cancels looks for cancels when one was heard of, in this process or elsewhere. It waits for no heartbeat.
+// cancels queries for cancelled runs whenever it is notified of a cancel, in this process or in another replica. It
+// does not wait for the next heartbeat.
 func (d *Driver) cancels(ctx context.Context) {
 	heard := d.core.cancels.C()
 	for {
@@ -79,7 +80,7 @@ func (d *Driver) cancels(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-heard:
-			heard = d.core.cancels.C() // before the look: a cancel that comes during it is looked for after it
+			heard = d.core.cancels.C() // before the query: a cancel that comes during it is found by the next query
 			if err := d.findCancels(ctx); err != nil && ctx.Err() == nil {
 				d.log.WarnContext(ctx, "look for cancels failed", slog.String("error", err.Error()))
 			}
@@ -110,8 +111,8 @@ func (d *Driver) watch(ctx context.Context) {
 	}
 }
 
-// beatOnce extends the leases of all runs in hand, in one statement, and returns those that it did not find: their rows
-// are locked at that moment, mostly by their own advance, or have another fence, or are parked.
+// beatOnce extends the leases of all runs of this driver in one statement, and returns those that the statement did not
+// extend: their rows are locked at that moment, mostly by their own advance, or have another fence, or are parked.
 func (d *Driver) beatOnce(ctx context.Context) ([]*activity, error) {
 	held := map[string]*activity{}
 	var runIDs []string
@@ -194,8 +195,8 @@ func (d *Driver) beatOne(ctx context.Context, id string, a *activity) error {
 	return nil
 }
 
-// findCancels asks, without extending anything, which runs in hand have been cancelled: the quick way from a Cancel to the step's context. The next
-// heartbeat brings what it misses.
+// findCancels reads which of this driver's runs have been cancelled, without extending their leases, so that a Cancel
+// ends the step's context soon. The next heartbeat finds the cancels that it misses.
 func (d *Driver) findCancels(ctx context.Context) error {
 	held := map[string]*activity{}
 	var runIDs []string
@@ -220,7 +221,8 @@ func (d *Driver) findCancels(ctx context.Context) error {
 	return nil
 }
 
-// extended moves the local end of the lease, and passes a cancel on.
+// extended moves the local end of the lease to until if that is later, and ends the step's context if the run is
+// cancelled.
 func (a *activity) extended(until time.Time, cancelled bool) {
 	a.mu.Lock()
 	if !a.dead && until.After(a.deadline) {
@@ -232,7 +234,7 @@ func (a *activity) extended(until time.Time, cancelled bool) {
 	}
 }
 
-// cancelled ends the context of a forward step. Once the run compensates, it changes nothing.
+// cancelled ends the context of a forward step. Once the run compensates, it only notes the cancel.
 func (a *activity) cancelled() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -57,8 +57,8 @@ func waiting(causes chan<- error) saga.Definition {
 	return saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
 }
 
-// TestBlockedBeatsGoOnApart: a run whose row is locked keeps neither the lease of another run from being extended nor a
-// cancel from being seen.
+// TestBlockedBeatsGoOnApart: a run whose row is locked does not delay the extension of another run's lease or the
+// detection of a cancel.
 func TestBlockedBeatsGoOnApart(t *testing.T) {
 	testkit.IO(t)
 	causes := make(chan error, 8)
@@ -80,7 +80,7 @@ func TestBlockedBeatsGoOnApart(t *testing.T) {
 		})
 	}
 	first, second := b.lockedRun(runs[0]), b.lockedRun(runs[1])
-	// Both wait for their rows at once: neither stands behind the other.
+	// Both wait for their rows at once: neither waits for the other.
 	var blocked []string
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if blocked = b.blockedBeats(); len(blocked) < 2 {
@@ -98,7 +98,8 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 	causes := make(chan error, 8)
 	b := newBed(t, waiting(causes))
 	cfg := b.config("a")
-	cfg.Lease, cfg.Heartbeat = 2*time.Minute, 15*time.Second // the row stays locked for less than an idle transaction may last
+	// the row stays locked for less time than an idle transaction may last
+	cfg.Lease, cfg.Heartbeat = 2*time.Minute, 15*time.Second
 	b.drive(cfg)
 	_, locked := b.create("toy")
 	_, cancelled := b.create("toy")

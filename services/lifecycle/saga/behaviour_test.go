@@ -355,7 +355,7 @@ func TestWaitAndWake(t *testing.T) {
 	}
 }
 
-// TestWakeIsNeverLost signals while the step is between its look and its park.
+// TestWakeIsNeverLost signals while the step is between its check and its park.
 func TestWakeIsNeverLost(t *testing.T) {
 	testkit.IO(t)
 	const runs = 40
@@ -366,7 +366,7 @@ func TestWakeIsNeverLost(t *testing.T) {
 		if _, seen := signalled.LoadOrStore(env.RunID, true); seen {
 			return saga.Done(nil), nil
 		}
-		// The look found nothing; now, before the park, it happens. Half of them race the park itself.
+		// The check found nothing; the event happens now, before the park. Half of the wakes race the park itself.
 		signal := func() error {
 			return pg.InTx(ctx, b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, env.RunID) })
 		}

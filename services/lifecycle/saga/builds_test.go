@@ -10,14 +10,14 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// told is what a step was told of an attempt.
+// told has the fields of Env that a step got for an attempt.
 type told struct {
 	step, key string
 	attempt   int
 	opSeq     int64
 }
 
-// tellingSteps note what they are told. The step called last waits when it is called first.
+// tellingSteps returns steps that record their Env. The step called last waits when it is called first.
 func tellingSteps(list *[]told, mu *sync.Mutex, names ...string) []saga.Step {
 	steps := pureSteps(names...)
 	for i := range steps {
@@ -32,8 +32,8 @@ func tellingSteps(list *[]told, mu *sync.Mutex, names ...string) []saga.Step {
 	return steps
 }
 
-// earlierLease leases a run as builds without ranges did, for no time at all: the fence goes up, the workspace's next number is drawn, and the attempt has a
-// row from its beginning.
+// earlierLease leases a run as builds without ranges did, for a lease of zero length: the fence is raised, the
+// workspace's next number is drawn, and the attempt has a row from its beginning.
 func (b *bed) earlierLease(id, ws string, step int, name string, attempt int) {
 	b.t.Helper()
 	b.exec(`UPDATE lifecycle.saga_run SET owner = 'earlier', fence = fence + 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running', step = $2,
@@ -51,16 +51,16 @@ func (b *bed) earlierClose(id, state string) {
 		WHERE run_id = $1 AND state = 'running'`, id, state)
 }
 
-// TestARunPassesBetweenBuilds holds that attempts, operation numbers and idempotency keys stay right when a run is driven by a build without ranges of numbers
-// and open attempts in runs' rows, before this build, after it, or both.
+// TestARunPassesBetweenBuilds holds that attempts, operation numbers and idempotency keys stay right when a run is
+// driven by a build without ranges of numbers and open attempts in runs' rows, before this build, after it, or both.
 func TestARunPassesBetweenBuilds(t *testing.T) {
 	testkit.IO(t)
 	for _, tc := range []struct {
 		what   string
 		ranges bool // this build has begun the run, and its driver has died in the step "two", at its third attempt
 		leave  func(b *bed, id, ws string)
-		want   []told // what the steps are told; numbers apart
-		drawn  int64  // the highest number that was given away before
+		want   []told // what the steps get, apart from the numbers
+		drawn  int64  // the highest number that was drawn before
 	}{
 		{"begun before, lost in a step", false, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 0, "one", 1)
@@ -92,7 +92,7 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: tellingSteps(&list, &mu, "one", "two", "three"), States: states()})
 			ws, id := b.create("toy")
 			if tc.ranges {
-				// Attempts 1 and 2 at "two" have failed, and the third stands in the run's row.
+				// Attempts 1 and 2 at "two" have failed, and the third is open in the run's row.
 				b.exec(`UPDATE lifecycle.saga_run SET owner = 'dead', fence = 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running', step = 1,
 					why_waiting = 'doing the step', op_seq = 4, open_attempt = 3, open_since = mesh.clock() WHERE id = $1`, id)
 				b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
@@ -100,7 +100,8 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 					FROM (VALUES (0, 'one', 1, 1, 'succeeded'), (1, 'two', 1, 2, 'failed'), (1, 'two', 2, 3, 'failed')) AS x (step, name, attempt, op_seq, state)`,
 					id, ws, b.tenant)
 			} else {
-				b.exec(`UPDATE lifecycle.saga_run SET op_seq = 0, op_last = 0 WHERE id = $1`, id) // as the migration fills the columns
+				// as the migration fills the columns
+				b.exec(`UPDATE lifecycle.saga_run SET op_seq = 0, op_last = 0 WHERE id = $1`, id)
 				b.exec(`UPDATE lifecycle.workspace SET op_seq = 0 WHERE id = $1`, ws)
 			}
 			tc.leave(b, id, ws)

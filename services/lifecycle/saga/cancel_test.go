@@ -72,7 +72,7 @@ func TestCancelReachesTheContextAndUndoes(t *testing.T) {
 	}
 }
 
-// TestCancelOfADeafStepIsAbandoned: the step does not listen, and what it writes later is refused.
+// TestCancelOfADeafStepIsAbandoned: the step ignores its context, and its later writes are refused.
 func TestCancelOfADeafStepIsAbandoned(t *testing.T) {
 	testkit.IO(t)
 	began, release, late := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -123,7 +123,7 @@ func TestShortCancelGraceOutlivesRestart(t *testing.T) {
 		}
 		close(began)
 		<-ctx.Done()
-		// It ends what it is at, which takes longer than the grace.
+		// It finishes its work, which takes longer than the grace.
 		for range 5 {
 			b.run(env.RunID)
 		}
@@ -197,7 +197,7 @@ func TestCancelOfAnUnleasedRun(t *testing.T) {
 	b.await(id, 5*time.Second, "failed")
 }
 
-// TestTeardownSticksAndGoesOn: a definition with nothing to go back to ends stuck, and an operator's verbs take it forward.
+// TestTeardownSticksAndGoesOn: a run of a definition that Sticks ends stuck, and an operator's verbs take it forward.
 func TestTeardownSticksAndGoesOn(t *testing.T) {
 	testkit.IO(t)
 	for _, help := range []string{"retry", "skip"} {

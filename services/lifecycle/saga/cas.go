@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// errCancelPending tells a healthy driver that its compare-and-set missed because of a cancel, not because of a lost lease.
+// errCancelPending means that a driver's compare-and-set missed because of a cancel, and that the driver still has the
+// lease.
 var errCancelPending = errors.New("a cancel is pending")
 
 // columns are the arrays of transitionColumns.
@@ -116,10 +117,10 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j
 	return nil
 }
 
-// noDeadline is what is left to a run without a deadline.
+// noDeadline is the time left that a run without a deadline counts with.
 const noDeadline = 24 * time.Hour
 
-// state is that of a run while the attempt is open.
+// state returns the state of the run while the attempt is open.
 func (n *nextAttempt) state() string {
 	if n.phase == phaseUndo {
 		return stateCompensating
@@ -127,7 +128,8 @@ func (n *nextAttempt) state() string {
 	return stateRunning
 }
 
-// copyAdvanced brings the copy of a run to what the statement has written. If its version says that others have written the row too, it is read anew.
+// copyAdvanced updates the copy of a run to the row that the statement wrote. If the version shows that others have
+// written the row too, the row is read again.
 func (c *Core) copyAdvanced(ctx context.Context, tx pgx.Tx, mv *transition, row *advancedRow) error {
 	run, to := &mv.to.run, mv.next
 	if row.Version != run.Version+1 {
@@ -150,7 +152,8 @@ func (r *Run) copyError(mv *transition) {
 	r.ErrorStep = mv.h.run.Step
 }
 
-// closedAttempt is the attempt as it was closed or parked: what is held of it with what the statement has written, or its row if others have written it too.
+// closedAttempt returns the attempt as it was closed or parked: the driver's copy with the columns that the statement
+// wrote, or the stored row if others have written it too.
 func (c *Core) closedAttempt(ctx context.Context, tx pgx.Tx, mv *transition, version int64, finished *time.Time) (Attempt, error) {
 	a := mv.h.attempt
 	switch version {
@@ -228,7 +231,7 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition, 
 	return nil
 }
 
-// copyReleased is copyAdvanced for a run that left its driver.
+// copyReleased is copyAdvanced for a run whose lease was given up.
 func (c *Core) copyReleased(ctx context.Context, tx pgx.Tx, mv *transition, row *releasedRow) error {
 	run, to := mv.h.run, mv.rest
 	if row.Version != run.Version+1 {
@@ -246,10 +249,11 @@ func (c *Core) copyReleased(ctx context.Context, tx pgx.Tx, mv *transition, row 
 	return nil
 }
 
-// isMiss says whether err speaks of one run's compare-and-set, and leaves the others of the transaction alone.
+// isMiss reports whether err concerns one run's compare-and-set alone, so that the other runs of the transaction go on.
 func isMiss(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err, errCancelPending) }
 
-// whyMissed tells a pending cancel from a lost lease after a compare-and-set that found nothing.
+// whyMissed returns errCancelPending or ErrFenced for a compare-and-set that found no row, according to the run's
+// present row. Any other error fails the transaction.
 func (c *Core) whyMissed(ctx context.Context, tx pgx.Tx, mv *transition) error {
 	now, err := GetRun(ctx, tx, mv.h.run.ID)
 	if err != nil {

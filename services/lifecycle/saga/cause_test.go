@@ -49,8 +49,8 @@ func (p *page) lines(t *testing.T, message, runID string) []map[string]any {
 	return out
 }
 
-// What lies under a failure is told to operators, at every attempt: in the log with the ids that all share, and in the timeline, which is its record.
-// What the tenant reads stays one sentence, and no secret is in either.
+// Operators get the cause of a failure for every attempt: in the log with the ids that all services share, and in the
+// timeline, which is its record. The tenant's text stays one sentence, and no secret is in either.
 func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 	testkit.IO(t)
 	const secret, public = "hunter22-hunter22", "no schema today"
@@ -115,7 +115,8 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 	}
 }
 
-// A step that fails because a later operation has come before it is no warning, where one is known; any other failure is.
+// The failure of a step that a later operation superseded is not logged as a warning if the database has that
+// operation; any other failure is.
 func TestASupersededStepIsNoWarning(t *testing.T) {
 	for _, tt := range []struct {
 		reason commonv1.Reason

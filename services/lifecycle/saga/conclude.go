@@ -16,7 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// conclude writes what a step's function answered. It may run again after a lost connection, and decides the same then.
+// conclude writes what a step's function returned. It may run again after a lost connection, and then decides the same.
+// It reports whether the next attempt is open under the same lease.
 func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err error, how ending) (bool, error) {
 	h := a.h
 	if errors.Is(err, ErrFenced) || errors.Is(how.cause, ErrFenced) {
@@ -94,7 +95,7 @@ func (d *Driver) undone(ctx context.Context, h *leasedRun, cl closing, rows writ
 	return d.ended(err, h)
 }
 
-// moved and ended sort the errors of a write: a step's own rows that fail are the step's failure.
+// moved and ended classify the errors of a write: an error of the step's own rows becomes a failure of the step.
 func (d *Driver) moved(err error, h *leasedRun) (bool, error) {
 	if err == nil {
 		return true, nil
@@ -110,7 +111,7 @@ func (d *Driver) ended(err error, h *leasedRun) (bool, error) {
 	return false, &stepFailureError{step: stepErrorOf(h.step(), rows.err)}
 }
 
-// stepFailureError asks for the step to be failed with this error.
+// stepFailureError makes commitWithRetry fail the step with this error.
 type stepFailureError struct{ step *StepError }
 
 func (e *stepFailureError) Error() string { return e.step.Error() }
@@ -126,7 +127,7 @@ func (d *Driver) waits(ctx context.Context, h *leasedRun, out Outcome, how endin
 	}
 	if errors.Is(how.cause, ErrBudget) || h.left() <= 0 {
 		step, why, last := h.step(), out.wait.Why, out.wait.Meanwhile.lastOutput()
-		if out.wait.Meanwhile == nil && h.attempt.Error != "" { // the step has not looked again since
+		if out.wait.Meanwhile == nil && h.attempt.Error != "" { // the step has not been called again since
 			why, last = h.attempt.Error, h.attempt.LastOutput
 		}
 		return d.failed(ctx, h, attemptFailed, &StepError{
@@ -153,14 +154,14 @@ func (d *Driver) park(ctx context.Context, h *leasedRun, w WaitFor, rows writes)
 		d.core.stats.Parked.Add(1)
 		d.due(after)
 		if w.WakeOnSignal {
-			// A signal that came while the lease was held made the run due at once.
+			// A signal that came while the run was leased made it due at once.
 			d.core.runnable.Notify()
 		}
 	}
 	return err
 }
 
-// left is how long the open attempt may still wait: to the end of its budget, or of the run.
+// left returns how long the open attempt may still wait: to the end of its budget, or to the run's deadline.
 func (h *leasedRun) left() time.Duration {
 	left := h.step().Budget
 	if h.attempt.DeadlineAt != nil && h.run.HeartbeatAt != nil {
@@ -203,8 +204,9 @@ func (d *Driver) failed(ctx context.Context, h *leasedRun, state string, e *Step
 	return d.ended(err, h)
 }
 
-// levelOf returns at which level a failure is logged. That a later operation of its workspace came before a step is
-// nobody's fault, where the database knows of one: after a rollback it may not know what a resource has seen.
+// levelOf returns the level at which a failure is logged. A step that a later operation of its workspace superseded is
+// logged at info if the database has that operation. After a rollback the database may lack operations that a resource
+// has seen, and the failure is a warning.
 func (d *Driver) levelOf(ctx context.Context, h *leasedRun, e *StepError) slog.Level {
 	switch e.Reason { //nolint:exhaustive // every other failure is a warning
 	case commonv1.Reason_REASON_TASK_SUPERSEDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_FENCED_OUT:
@@ -216,7 +218,7 @@ func (d *Driver) levelOf(ctx context.Context, h *leasedRun, e *StepError) slog.L
 	return slog.LevelWarn
 }
 
-// tell logs a failure with what lies under it, once it is on record.
+// tell logs a failure with its cause, once the failure is committed.
 func (d *Driver) tell(ctx context.Context, h *leasedRun, at *Attempt, e *StepError, level slog.Level, forGood bool) {
 	d.log.Log(ctx, level, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID), slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID),
 		slog.String(obs.KeyTenantID, h.run.TenantID), slog.String(obs.KeyCorrelationID, h.run.CorrelationID), slog.String("step", at.Name),
@@ -264,7 +266,8 @@ func (d *Driver) exhaust(ctx context.Context, h *leasedRun, state string, e *Ste
 	return d.ended(err, h)
 }
 
-// giveUp leaves the forward phase because of an error: it compensates, or, if the step retains, ends as failed with every claim kept.
+// giveUp leaves the forward phase because of an error: it compensates, or, if the step retains, ends as failed with
+// every claim kept.
 func (d *Driver) giveUp(ctx context.Context, h *leasedRun, state string, e *StepError) (bool, error) {
 	cl := closing{state: state, err: e}
 	if h.step().Retain {
@@ -277,7 +280,7 @@ func (d *Driver) giveUp(ctx context.Context, h *leasedRun, state string, e *Step
 	return d.turnBack(ctx, h, cl, state == attemptAbandoned)
 }
 
-// cancelled leaves the forward phase because someone asked for it.
+// cancelled leaves the forward phase because the run was cancelled.
 func (d *Driver) cancelled(ctx context.Context, h *leasedRun, state string, abandoned bool) (bool, error) {
 	by := h.run.CancelBy
 	if h.run.CancelAt == nil {
@@ -295,7 +298,8 @@ func (d *Driver) cancelled(ctx context.Context, h *leasedRun, state string, aban
 	return d.turnBack(ctx, h, closing{state: state, err: e}, abandoned)
 }
 
-// turnBack begins the compensation. An abandoned step may still be running: the fence is raised, so that nothing it writes is taken.
+// turnBack begins the compensation. An abandoned step may still be running: the fence is raised, so that its writes are
+// refused.
 func (d *Driver) turnBack(ctx context.Context, h *leasedRun, cl closing, abandoned bool) (bool, error) {
 	if abandoned {
 		d.core.stats.Abandoned.Add(1)

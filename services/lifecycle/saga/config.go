@@ -8,13 +8,13 @@ import (
 
 // Config bounds a driver. Zero fields take the defaults.
 type Config struct {
-	// Owner names this driver in leases; the replica's id. Two drivers at once never share one.
+	// Owner is the name of this driver in leases: the replica's id. No two running drivers have the same.
 	Owner string `yaml:"owner"`
-	// Workers is how many runs it drives at once.
+	// Workers is how many runs the driver drives at once.
 	Workers int `yaml:"workers"`
 	// LeaseBatch is how many runs one transaction leases.
 	LeaseBatch int `yaml:"lease_batch"`
-	// Lease is how long a driver is believed to live without a heartbeat.
+	// Lease is how long a driver keeps a run without a heartbeat; after it another driver may lease the run.
 	Lease time.Duration `yaml:"lease"`
 	// Heartbeat is how often all leases are extended, in one statement.
 	Heartbeat time.Duration `yaml:"heartbeat"`
@@ -23,14 +23,15 @@ type Config struct {
 	// CancelGrace is how long a step may go on after its run was cancelled or its budget used up, before its attempt is
 	// abandoned. A stopping driver waits for StopGrace instead.
 	CancelGrace time.Duration `yaml:"cancel_grace"`
-	// GraceNow, if set, is asked for the grace of a cancel whenever one comes, instead of CancelGrace.
+	// GraceNow, if set, is called for the grace each time a step is cancelled or past its budget, and replaces
+	// CancelGrace.
 	GraceNow func() time.Duration `yaml:"-"`
 	// StopGrace is how long a stopping driver waits for its steps.
 	StopGrace time.Duration `yaml:"stop_grace"`
-	// StallSweep is how often stalls are looked for.
+	// StallSweep is how often the driver scans for stalls.
 	StallSweep time.Duration `yaml:"stall_sweep"`
-	// MaxLosses is how many drivers in a row may be lost at one step before the step counts as failed: a step that kills its driver must
-	// not do so for ever.
+	// MaxLosses is how many drivers in a row may be lost at one step before the step counts as failed: a step that kills
+	// its driver must not do so for ever.
 	MaxLosses int `yaml:"max_losses"`
 }
 

@@ -23,7 +23,7 @@ func timestamp(t *time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(*t)
 }
 
-// spelled reads an enum that a CHECK already confined; what it does not know is unspecified.
+// spelled parses an enum whose column a CHECK constrains. An unknown value becomes the zero value, unspecified.
 func spelled[E protoreflect.Enum](s string) E {
 	var zero E
 	if s == "" {
@@ -36,7 +36,7 @@ func spelled[E protoreflect.Enum](s string) E {
 	return e
 }
 
-// Proto is the run as the API and its event show it.
+// Proto returns the run as the API and its event show it.
 func (r *Run) Proto() *lifecyclev1.Run {
 	return &lifecyclev1.Run{
 		RunId: r.ID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Kind: spelled[commonv1.OperationKind](r.Kind), Definition: r.Definition,
@@ -50,7 +50,7 @@ func (r *Run) Proto() *lifecyclev1.Run {
 	}
 }
 
-// Proto is the attempt as the timeline shows it.
+// Proto returns the attempt as the timeline shows it.
 func (a *Attempt) Proto() *lifecyclev1.StepAttempt {
 	return &lifecyclev1.StepAttempt{
 		RunId: a.RunID, WorkspaceId: a.WorkspaceID, Step: int32(a.Step), Name: a.Name, Direction: spelled[commonv1.Direction](a.Dir), //nolint:gosec // small counts
@@ -62,7 +62,8 @@ func (a *Attempt) Proto() *lifecyclev1.StepAttempt {
 	}
 }
 
-// outputStruct shows an output that is a JSON object; another value stands under `value`.
+// outputStruct converts an output that is a JSON object; any other value becomes the field `value`. It returns nil if
+// raw is empty or is not JSON.
 func outputStruct(raw json.RawMessage) *structpb.Struct {
 	if len(raw) == 0 {
 		return nil
@@ -82,7 +83,7 @@ func outputStruct(raw json.RawMessage) *structpb.Struct {
 	return s
 }
 
-// Proto is the claim as the API shows it.
+// Proto returns the claim as the API shows it.
 func (c *Claim) Proto() *lifecyclev1.Claim {
 	return &lifecyclev1.Claim{
 		ClaimId: c.ID, WorkspaceId: c.WorkspaceID, TenantId: c.TenantID, RunId: c.RunID, Step: int32(c.Step), Kind: c.Kind, //nolint:gosec // small counts
@@ -92,7 +93,8 @@ func (c *Claim) Proto() *lifecyclev1.Claim {
 	}
 }
 
-// Proto is the workspace as the API and events show it: its whole row, but of the environment values, sealed as they are, the names alone. It fails on a stored spec or endpoint list that this build cannot read.
+// Proto returns the workspace as the API and events show it: its whole row, but only the names of the environment
+// variables, whose values are sealed. It fails on a stored spec or endpoint list that this build cannot read.
 func (w *Workspace) Proto() (*lifecyclev1.Workspace, error) {
 	out := &lifecyclev1.Workspace{
 		WorkspaceId: w.ID, TenantId: w.TenantID, Tenant: w.Tenant, Name: w.Name, SpecDigest: w.SpecDigest,
@@ -124,7 +126,7 @@ func (w *Workspace) Proto() (*lifecyclev1.Workspace, error) {
 	return out, nil
 }
 
-// MarshalEndpoints spells endpoints as the workspace's column keeps them.
+// MarshalEndpoints marshals endpoints as the workspace's column stores them.
 func MarshalEndpoints(endpoints []*lifecyclev1.Endpoint) (json.RawMessage, error) {
 	out := make([]json.RawMessage, 0, len(endpoints))
 	for _, e := range endpoints {

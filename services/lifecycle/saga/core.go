@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Deps is what the core works with.
+// Deps are the dependencies of the core.
 type Deps struct {
 	// DB logs in as the role lifecycle. Its sessions should have PoolSettings.
 	DB       *pgxpool.Pool
@@ -26,42 +26,46 @@ type Deps struct {
 	Logger   *slog.Logger
 	// Appended is notified after every commit that appended events: the sequencer's Wake. May be nil.
 	Appended *events.Signal
-	// Stalls returns how long a step of a definition, or with an empty step a run of it, may show no progress by the policy in force; zero leaves it to
-	// the definition. It is asked whenever it is needed, so that a new policy acts on what runs already. May be nil.
+	// Stalls returns how long a step of a definition, or with an empty step a run of it, may show no progress by the
+	// policy in force; zero leaves it to the definition. It is called each time, so that a new policy also applies to runs
+	// that are live already. May be nil.
 	Stalls func(definition, step string) time.Duration
-	// Resumed moves on, in the transaction in which runs go on that stood still, what else counts the time of their workspaces. May be nil.
+	// Resumed is called in the transaction that resumes paused runs, and moves the deadlines of other packages' rows about
+	// their workspaces on by as long. May be nil.
 	Resumed func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
-	// Resuming locks what Resumed is going to change and what comes before a run in the order of locks: the tasks of these
-	// runs. It is called before the runs are locked. May be nil.
+	// Resuming locks the rows that Resumed is going to change and that come before runs in the order of locks: the tasks
+	// of these runs. It is called before the runs are locked. May be nil.
 	Resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
-	// Withdraw asks to stop what the steps of a run have asked agents for and is not done. It is called in the transaction
-	// that cancels the run, before the run's row is locked. May be nil.
+	// Withdraw requests that agents stop the open tasks of a run's steps. It is called in the transaction that cancels the
+	// run, before the run's row is locked. May be nil.
 	Withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
-	// OnPoint is called at every kill point besides the failpoint of that name; an error makes the driver drop the run where it stands,
-	// as a crash would. For conformance tests; nil otherwise.
+	// OnPoint is called at every kill point besides the failpoint of that name; an error makes the driver drop the run
+	// where it stands, as a crash would. For conformance tests; nil otherwise.
 	OnPoint func(ctx context.Context, name string, at Place) error
 }
 
-// PoolSettings are the session settings that suit the core's statements. They are long, and their best plan never depends on the values or on the
-// sizes of tables: every row is found by an index. Planning them anew for each call would cost more than running them, and a plan made while the
-// tables were empty would scan them for as long as the connection lives.
+// PoolSettings are the session settings that suit the core's statements. They are long, and their best plan never
+// depends on the values or on the sizes of tables: every row is found by an index. Planning them anew for each call
+// would cost more than running them, and a plan made while the tables were empty would use sequential scans for as long
+// as the connection lives.
 func PoolSettings() map[string]string {
 	return map[string]string{
 		"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "enable_bitmapscan": "off",
 	}
 }
 
-// Stats counts what the drivers of a core did since the start.
+// Stats counts what the drivers of a core did since the core was made.
 type Stats struct {
 	Started, Leased, Advanced, Parked, Succeeded, Failed, Stuck atomic.Int64
-	// Lost counts attempts that a lease closed as lost; FencedOut counts refused writes of a driver that had lost its lease.
+	// Lost counts attempts that a lease closed as lost; FencedOut counts refused writes of a driver that had lost its
+	// lease.
 	Lost, FencedOut, Abandoned, Stalled, Quarantined, Paused, Resumed atomic.Int64
-	// LeaseErrors and BeatErrors count rounds that the database did not answer.
+	// LeaseErrors and BeatErrors count lease rounds and heartbeats whose transaction failed.
 	LeaseErrors, BeatErrors atomic.Int64
 }
 
-// Core holds the statements that everything rests on. Its methods with a tx run within the caller's transaction; the caller calls Committed after
-// the commit.
+// Core reads and writes the rows of runs, attempts, claims and workspaces. Its methods with a tx run within the
+// caller's transaction; the caller calls Committed after the commit.
 type Core struct {
 	db       *pgxpool.Pool
 	registry *Registry
@@ -73,16 +77,19 @@ type Core struct {
 	resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
 	onPoint  func(ctx context.Context, name string, at Place) error
-	cancels  events.Signal                 // a run of which a driver here may hold the lease was cancelled
-	notified atomic.Pointer[events.Signal] // of what other replicas have done; nil until FollowRemoteWakes runs
-	reserved uint64                        // workers that runs which are being started have taken; under driving
-	resting  atomic.Bool                   // no run was live when a driver here last looked
-	asked    atomic.Bool                   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
-	stats    Stats
+	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
+	// notified when other replicas' events were numbered; nil until FollowRemoteWakes runs
+	notified atomic.Pointer[events.Signal]
+	reserved uint64      // workers that runs which are being started have taken; under driving
+	resting  atomic.Bool // no run was live when a driver of this process last checked
+	// asked is true if a cancel was written in a transaction for which Committed was not called yet, unless the Committed
+	// of another transaction has reset it.
+	asked atomic.Bool
+	stats Stats
 
 	driving sync.Mutex
-	drivers []*Driver   // that run in this process
-	unheard atomic.Bool // runs become due in transactions that tell nobody of their end
+	drivers []*Driver   // the drivers that run in this process
+	unheard atomic.Bool // a transaction without an end hook (pg.OnEnd) has made runs due
 }
 
 // New checks the dependencies; it does not touch the database.
@@ -96,11 +103,11 @@ func New(deps Deps) (*Core, error) {
 	}, nil
 }
 
-// Stats are this core's counters.
+// Stats returns this core's counters.
 func (c *Core) Stats() *Stats { return &c.stats }
 
-// Committed is called after a commit that started, woke or changed a run: it wakes the sequencer of this process, and the drivers for what the end of the
-// transaction has not told them of.
+// Committed is called after a commit that started, woke or changed a run: it wakes the sequencer of this process, and
+// the drivers if their wake is not hooked to the end of the transaction.
 func (c *Core) Committed() {
 	if c.unheard.Load() {
 		c.runnable.Notify()
@@ -113,8 +120,8 @@ func (c *Core) Committed() {
 	c.appended.Urge() // the replica that drives the run learns of its cancel by the event's number
 }
 
-// eventBuffer collects the rows that a transaction changed, and appends their events in one statement at its end. Attempts that change together with their
-// run travel in the run's event.
+// eventBuffer collects the rows that a transaction changed, and appends their events in one statement at its end.
+// Attempts that change together with their run travel in the run's event.
 type eventBuffer struct {
 	list []events.Event
 	runs map[string]*lifecyclev1.Run
@@ -182,7 +189,7 @@ func (j *eventBuffer) workspace(w *Workspace) error {
 	return nil
 }
 
-// flush appends what was collected, for no caller to wait for.
+// flush appends the collected events. The caller gets no position token to wait for.
 func (j *eventBuffer) flush(ctx context.Context, tx pgx.Tx) error {
 	list := j.take()
 	if len(list) == 0 {
@@ -192,7 +199,7 @@ func (j *eventBuffer) flush(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// flushPos is flush for a command that answers a position token: the id of the last event.
+// flushPos is flush for a command that returns a position token: the id of the last event.
 func (j *eventBuffer) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
 	list := j.take()
 	if len(list) == 0 {
@@ -202,7 +209,7 @@ func (j *eventBuffer) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
 	return events.Append(ctx, tx, list...)
 }
 
-// take returns the events of what was collected, unnamed, which the journal has no more.
+// take returns the collected events, each marked as unnamed, and empties the buffer.
 func (j *eventBuffer) take() []events.Event {
 	for _, a := range j.lone {
 		j.list = append(j.list, stepEvent(a))
@@ -221,8 +228,9 @@ func announceClaim(ctx context.Context, tx pgx.Tx, c *Claim) error {
 	return j.flush(ctx, tx)
 }
 
-// AnnounceWorkspace appends the event of a workspace's row as it stands in tx, and answers the row and the position token. Whoever changes a
-// column of workspace raises its version in the same UPDATE and calls this before the commit.
+// AnnounceWorkspace appends the event of a workspace's row as it is in tx, and returns the row and the position token.
+// A caller that changes a column of workspace raises its version in the same UPDATE and calls AnnounceWorkspace before
+// the commit.
 func AnnounceWorkspace(ctx context.Context, tx pgx.Tx, workspaceID string) (Workspace, string, error) {
 	w, err := GetWorkspace(ctx, tx, workspaceID)
 	if err != nil {
@@ -254,7 +262,7 @@ func GetRun(ctx context.Context, q pg.Querier, id string) (Run, error) {
 	return r, nil
 }
 
-// LiveRun reads the run that owns a workspace now, and answers false if there is none.
+// LiveRun reads the run that owns a workspace now, and returns false if there is none.
 func LiveRun(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, error) {
 	r, err := pg.One[Run](ctx, q, liveRun, workspaceID)
 	if pg.IsNoRows(err) {
@@ -268,7 +276,8 @@ func LiveRun(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, 
 
 // Timeline reads every attempt of a run in the order they began.
 func Timeline(ctx context.Context, q pg.Querier, runID string) ([]Attempt, error) {
-	// The open attempt first: one that gets its row meanwhile is in the list twice, and one that is closed meanwhile at least once.
+	// Read the open attempt first: an attempt that gets its row meanwhile is then read twice, and one that is closed
+	// meanwhile at least once.
 	open, err := pg.All[Run](ctx, q, openOfRun, runID)
 	if err != nil {
 		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)

@@ -26,8 +26,8 @@ func (b *bed) second(defs ...saga.Definition) *bed {
 	return bedOn(b.t, b.db, nil, defs...)
 }
 
-// TestCrashIsReclaimedAndTheZombieRefused: the first driver holds a step that neither beats nor ends; a second takes over after the lease, and
-// what the first writes then is refused.
+// TestCrashIsReclaimedAndTheZombieRefused: the first driver holds a step that neither beats nor ends; a second takes
+// over after the lease, and the first one's writes are refused then.
 func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 	testkit.IO(t)
 	var calls atomic.Int32
@@ -73,7 +73,8 @@ func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 	}
 }
 
-// TestPausedDriverLosesItsLease: a driver whose heartbeats do not arrive gives its step up before anybody else may take it.
+// TestPausedDriverLosesItsLease: a driver whose heartbeats do not arrive gives its step up before another driver may
+// take it.
 func TestPausedDriverLosesItsLease(t *testing.T) {
 	testkit.IO(t)
 	cause := make(chan error, 1)
@@ -152,7 +153,8 @@ func TestShutdownHandsOver(t *testing.T) {
 	}
 }
 
-// TestUnreadableRunStopsNobody: a run of changed steps is put aside with its reason; the others go on.
+// TestUnreadableRunStopsNobody: a run whose steps differ from its definition's is put aside with the reason; the others
+// go on.
 func TestUnreadableRunStopsNobody(t *testing.T) {
 	testkit.IO(t)
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one", "two"), States: states()})
@@ -253,8 +255,8 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	})
 }
 
-// TestAStepStallsThoughItsDriversAreLost holds that the clock of a stall does not begin anew with each driver that the step outlives, as it does with a try that
-// ended by itself.
+// TestAStepStallsThoughItsDriversAreLost holds that the clock of a stall does not begin anew with each driver that the
+// step outlives, as it does with a try that ended by itself.
 func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 	testkit.IO(t)
 	for _, tc := range []struct {
@@ -318,7 +320,8 @@ func TestBudgetAndDeadlineEndTheForwardPhase(t *testing.T) {
 	}
 }
 
-// TestPostgresRestartMidRun: the database is killed while steps run; every run ends once, and no step of a later position runs before an earlier.
+// TestPostgresRestartMidRun: the database is killed while steps run; every run ends once, and no step of a later
+// position runs before an earlier.
 func TestPostgresRestartMidRun(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

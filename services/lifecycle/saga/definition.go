@@ -13,28 +13,30 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// Class says what a step leaves behind.
+// Class classifies a step by the effects that it leaves behind.
 type Class int
 
-// The classes. A Pure step makes nothing; an Idempotent one may be done again at will; a Create step makes a resource outside and writes a claim
-// with a deterministic name before it calls out, and is asked to Observe before it makes again.
+// The classes. A Pure step makes nothing. An Idempotent step may be repeated at will. A Create step makes a resource
+// outside the database; it writes a claim with a deterministic name before it calls out, and its Observe is called
+// before its Do is repeated.
 const (
 	Pure Class = iota + 1
 	Idempotent
 	Create
 )
 
-// StepFunc does or undoes a step. It may be called again for the same attempt (after a Wait) and for a later attempt of the same step, so it
-// looks before it acts. It ends soon after its context: the context's cause says why (ErrCancelRequested, ErrFenced, ErrBudget, ErrShutdown).
+// StepFunc does or undoes a step. It may be called again for the same attempt (after a Wait) and for a later attempt of
+// the same step, so it checks what exists before it acts. It returns soon after its context ends; the cause of the
+// context is the reason (ErrCancelRequested, ErrFenced, ErrBudget, ErrShutdown).
 type StepFunc func(ctx context.Context, env *Env) (Outcome, error)
 
-// ObserveFunc looks at the resource itself and says whether the step's work is there.
+// ObserveFunc queries the resource itself and returns whether the step's work is there.
 type ObserveFunc func(ctx context.Context, env *Env) (Observation, error)
 
-// Presence is what an observation found.
+// Presence is the result of an observation.
 type Presence int
 
-// What Observe can find. Unknown means that the resource could not be asked.
+// What Observe can find. Unknown means that the resource could not be queried.
 const (
 	Unknown Presence = iota
 	Absent
@@ -42,12 +44,12 @@ const (
 	Present
 )
 
-// Observation is the answer of Observe. Output stands for Do's if the work is Present.
+// Observation is the result of Observe. Output replaces Do's output if the work is Present.
 type Observation struct {
 	Presence Presence
 	Output   any
 	Why      string
-	// Rows is written with the step's end if Present closes it.
+	// Rows writes the step's own rows in the transaction that ends the attempt, if Present ends it.
 	Rows TxFunc
 }
 
@@ -66,21 +68,23 @@ type Step struct {
 	Do      StepFunc
 	Undo    StepFunc    // nil: nothing to undo
 	Observe ObserveFunc // nil only for Pure
-	// Kinds are the claim kinds that this step makes or releases. Compensation begins at the last step with a live claim of one of its kinds.
+	// Kinds are the claim kinds that this step makes or releases. Compensation begins at the last step with a live claim
+	// of one of its kinds.
 	Kinds []string
 	// Budget bounds one attempt from its start, waits included; past it the attempt fails as deadline_of_step_exceeded.
 	Budget time.Duration
-	// StallAfter is how long an attempt may show no progress before it is flagged. Nothing is stopped by it.
+	// StallAfter is how long an attempt may show no progress before it is flagged. The flag stops nothing.
 	StallAfter time.Duration
 	Retry      RetryPolicy
 	UndoRetry  RetryPolicy
 	// Retain ends the run as failed with all claims kept when this step fails for good: the next run adopts them.
 	Retain bool
-	// Layer is shown with a failure that carries no better one.
+	// Layer is the owner shown with a failure that has no owner of its own.
 	Layer commonv1.OwnerLayer
 }
 
-// WorkspaceStates are the states that a run of a definition gives its workspace. Stuck and cancelling are the same for all.
+// WorkspaceStates are the states that a run of a definition gives its workspace. Stuck and cancelling are the same for
+// all.
 type WorkspaceStates struct {
 	Running   commonv1.WorkspaceState // while the run lives
 	Succeeded commonv1.WorkspaceState
@@ -97,14 +101,15 @@ type Definition struct {
 	Deadline time.Duration
 	// StallAfter flags the whole run; zero means 15 minutes.
 	StallAfter time.Duration
-	// Sticks makes a step that fails for good end in `stuck` instead of compensating: for a teardown there is nothing to go back to.
+	// Sticks makes the run `stuck` when a step fails for good, instead of compensating: a teardown cannot be undone.
 	Sticks bool
 	// Uncancellable refuses Cancel.
 	Uncancellable bool
-	// OnStuck writes, in the transaction that makes a run stuck, what that means for what it holds. May be nil.
+	// OnStuck is called in the transaction that makes a run stuck, and writes what follows for the rows of the workspace,
+	// such as its allocation. May be nil.
 	OnStuck func(ctx context.Context, tx pgx.Tx, workspaceID string, why *StepError) error
-	// BeforeStuck locks what OnStuck is going to change and what comes before a run in the order of locks. It is called
-	// before the run is locked. May be nil.
+	// BeforeStuck locks the rows that OnStuck is going to change and that come before runs in the order of locks. It is
+	// called before the run is locked. May be nil.
 	BeforeStuck func(ctx context.Context, tx pgx.Tx, workspaceID string) error
 }
 
@@ -206,14 +211,15 @@ func (d *Definition) stepNames() []string {
 // key names one version of a definition.
 func key(name string, version int) string { return fmt.Sprintf("%s:%d", name, version) }
 
-// Registry holds the definitions that this build can run: the current one of each name, and older versions that runs may still be pinned to.
+// Registry holds the definitions that this build can run: the current one of each name, and older versions that runs
+// may still be pinned to.
 type Registry struct {
 	byKey  map[string]*Definition
 	newest map[string]*Definition
 	keys   []string
 }
 
-// NewRegistry checks the definitions and answers their registry, or all problems at once.
+// NewRegistry checks the definitions and returns their registry, or an error with all problems.
 func NewRegistry(definitions ...Definition) (*Registry, error) {
 	r := &Registry{byKey: map[string]*Definition{}, newest: map[string]*Definition{}}
 	var problems []error

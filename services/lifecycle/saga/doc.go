@@ -1,13 +1,16 @@
 // Package saga runs workspaces' operations as durable sagas on Postgres.
 //
-// It owns the rows saga_run (truth, queue entry, lease and fence in one), saga_step (the timeline), resource_claim (what an undo works from) and
-// the core columns of workspace. It believes only a fence that SQL confirmed in the same transaction; it never judges by a Go clock: leases,
-// deadlines and stalls are mesh.clock()'s. It knows nothing of what a step does.
+// It owns the rows saga_run (the run's state, its queue entry, its lease and its fence in one row), saga_step (the
+// timeline), resource_claim (what an undo works from) and the core columns of workspace. It trusts only a fence that
+// SQL confirmed in the same transaction, and compares leases, deadlines and stalls with mesh.clock(), never with a Go
+// clock. It does not know what a step does.
 //
-// Guarantees: one live run a workspace (a partial unique index decides); a write of a driver that lost its lease is refused, and the driver
-// stops silently; a step costs one transaction (write the attempt that ends, open the next in the run's row, one event); a driver that dies
-// is replaced within the lease and a poll; a wake is never lost between a step's look and its park; a compensation runs in reverse from the
-// claims, so that commit-then-crash is undone too; a live run always says what it waits for.
+// Guarantees: a workspace has at most one live run (a partial unique index enforces it); a write of a driver that lost
+// its lease is refused, and the driver stops silently; a step costs one transaction (write the attempt that ends, open
+// the next in the run's row, one event); a driver that dies is replaced within the lease and a poll; a wake that comes
+// between a step's check and its park is not lost; a compensation runs in reverse from the claims, so that the effect
+// of a step whose driver crashed after the commit is undone too; the row of a live run always has the reason why it
+// waits.
 //
 //	pending ──► running ◄──► waiting ──► succeeded
 //	   │           │            │
@@ -17,5 +20,5 @@
 //	                                    stuck ──► failed (closed by a decommission)
 //
 // Order of locks: gates and tasks, then runs, then workspaces, then allocations, instances and claims.
-// docs/architecture.md has the whole of it.
+// docs/architecture.md describes the whole.
 package saga

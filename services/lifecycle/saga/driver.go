@@ -23,41 +23,42 @@ type Driver struct {
 	slots       chan struct{} // one token per free worker
 	transitions chan *transition
 
-	gathering sync.Mutex // held by the committer that takes moves
+	gathering sync.Mutex // locked by the committer that gathers transitions
 
-	halt  atomic.Bool // it stops: what is open is parked
-	gone  atomic.Bool // it ends as a crash would
+	halt  atomic.Bool // the driver is stopping: open attempts are parked
+	gone  atomic.Bool // the driver ends as a crash would
 	steps sync.WaitGroup
 
 	mu     sync.Mutex
 	work   context.Context      //nolint:containedctx // of the steps, while it runs: runs that are started under its lease come from elsewhere
-	closed bool                 // no run is taken any more
+	closed bool                 // the driver takes no further run
 	active map[string]*activity // by run
 	poison map[string]time.Time // runs not to be leased before that time
 	dues   agenda               // retries that this driver knows of
 }
 
-// activity is one run in the hands of this driver.
+// activity is one run that this driver has leased.
 type activity struct {
 	id string     // of the run
 	h  *leasedRun // belongs to the goroutine that drives it
 
-	beating atomic.Bool // a heartbeat of its own waits for its row
+	beating atomic.Bool // a heartbeat for this run alone waits for its row
 
 	mu       sync.Mutex
 	cancel   context.CancelCauseFunc // of the step's context
 	deadline time.Time               // local end of the lease, monotonic
 	fence    int64
-	dead     bool // the lease is lost; nothing is written any more
+	dead     bool // the lease is lost; this driver writes nothing more for the run
 	cancelAt bool // a cancel has been seen
-	undoing  bool // a cancel changes nothing any more
+	undoing  bool // the run compensates: a cancel changes nothing
 }
 
-// committers is how many transactions of a driver's moves are under way at once: while one waits for its flush, the next gathers and writes.
+// committers is how many transactions of a driver's transitions are under way at once: while one waits for its flush,
+// the next gathers and writes.
 const committers = 2
 
-// leaseGather is how long a driver that has just leased something waits before it leases again, so that runs that come together are leased
-// together. A run that comes alone does not wait.
+// leaseGather is how long a driver that has just leased something waits before it leases again, so that runs that
+// become due together are leased together. A run that becomes due alone does not wait.
 const leaseGather = 2 * time.Millisecond
 
 // NewDriver makes a driver of core.
@@ -76,10 +77,10 @@ func NewDriver(core *Core, cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-// Run drives runs until ctx ends. Then it cancels its steps, waits for them for the grace of a stop, and makes what is left due at once for
-// others. It answers nil after such a stop.
+// Run drives runs until ctx ends. Then it cancels its steps, waits up to StopGrace for them, and makes the runs that it
+// still has leased due at once, for other drivers. It returns nil after such a stop.
 func (d *Driver) Run(ctx context.Context) error {
-	// What this owner held before it started is nobody's now.
+	// Leases of this owner are from before this process started: no driver drives those runs.
 	if n, err := d.core.releaseAll(ctx, d.cfg.Owner); err != nil {
 		d.log.WarnContext(ctx, "own leases not reclaimed", slog.String("error", err.Error()))
 	} else if n > 0 {
@@ -112,7 +113,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	loops.Go(func() error {
 		return app.Every(ctx, d.log, "saga_resume", resumeEvery*d.cfg.Poll, func(ctx context.Context) error {
 			if d.core.resting.Load() {
-				return nil // nothing stands still
+				return nil // no run is paused
 			}
 			_, err := d.core.Resume(ctx)
 			return err
@@ -125,10 +126,12 @@ func (d *Driver) Run(ctx context.Context) error {
 	return err
 }
 
-// Abandon makes the coming end of Run that of a crash: what the driver holds stays leased, and nothing more is written. For tests of recovery.
+// Abandon makes Run end as a crash would: the driver's runs stay leased, and nothing more is written. For tests of
+// recovery.
 func (d *Driver) Abandon() { d.gone.Store(true) }
 
-// resumeEvery is how many polls go by until it is looked for runs that stood still in rollback mode: a person ends that mode.
+// resumeEvery is how many polls lie between two scans for runs that were paused in rollback mode. An operator ends that
+// mode, so that the scan need not be frequent.
 const resumeEvery = 5
 
 // dispatch leases runs for free workers until ctx ends.
@@ -199,8 +202,9 @@ func (d *Driver) takeSlots(ctx context.Context) int {
 	}
 }
 
-// rest waits for a wake, the next poll, or the earliest retry known here that was not due yet when runs were last asked for. Without a live run there is
-// nothing that becomes due with time: each start comes with a wake, and the poll is for those whose wake was lost.
+// rest waits for a wake, the next poll, or the earliest retry in the agenda that was not due yet when runs were last
+// leased. Without a live run nothing becomes due as time passes: each start comes with a wake, and the poll finds the
+// runs whose wake was lost.
 func (d *Driver) rest(ctx context.Context, woken <-chan struct{}, asked time.Time, atRest bool) bool {
 	wait := d.cfg.Poll
 	if atRest {
@@ -222,7 +226,8 @@ func (d *Driver) rest(ctx context.Context, woken <-chan struct{}, asked time.Tim
 	return true
 }
 
-// due remembers that a run parked here is due after that time.
+// due adds the time at which a run that this driver parked is due again to the agenda. It ignores runs that are due
+// after the next poll.
 func (d *Driver) due(after time.Duration) {
 	if after > d.cfg.Poll {
 		return
@@ -235,8 +240,8 @@ func (d *Driver) due(after time.Duration) {
 	}
 }
 
-// leaseOnce takes up to limit runs. If a batch fails for a reason that is not the connection, the runs are taken one by one, and the one that
-// fails is put into quarantine.
+// leaseOnce takes up to limit runs. If a batch fails for a reason that is not the connection, the runs are taken one by
+// one, and the one that fails is put into quarantine.
 func (d *Driver) leaseOnce(ctx context.Context, limit int) ([]*activity, error) {
 	skip := d.poisoned()
 	got, err := d.take(ctx, limit, skip)
@@ -305,7 +310,7 @@ func (d *Driver) poisoned() []string {
 	return out
 }
 
-// forget drops a run from this driver's hands.
+// forget removes a run from this driver's active runs.
 func (d *Driver) forget(a *activity) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -324,7 +329,7 @@ func (d *Driver) snapshot() []*activity {
 	return out
 }
 
-// stop ends the steps with ErrShutdown, waits for them, and makes what is still held due at once.
+// stop ends the steps with ErrShutdown, waits for them, and makes the runs that are still leased due at once.
 func (d *Driver) stop(work context.Context) {
 	d.halt.Store(true)
 	d.core.detach(d)
@@ -370,7 +375,7 @@ func (a *activity) end(cause error) {
 	}
 }
 
-// lose marks the lease as lost: the step's context ends and nothing is written for the run any more.
+// lose marks the lease as lost: the step's context ends, and this driver writes nothing more for the run.
 func (a *activity) lose(cause error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,7 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Env is what a step's function is given. Everything it writes through Env is refused (ErrFenced) once its driver lost the lease.
+// Env is the argument of a step's function. A write through Env fails with ErrFenced once the driver has lost the
+// lease.
 type Env struct {
 	RunID         string
 	WorkspaceID   string
@@ -33,14 +34,14 @@ type Env struct {
 	Fence         int64
 	// IdempotencyKey is run/step/direction: the same in every attempt.
 	IdempotencyKey string
-	// Input is what the run was started with.
+	// Input is the input with which the run was started or last amended.
 	Input json.RawMessage
 
 	core    *Core
 	outputs map[string]json.RawMessage
 }
 
-// Output reads the output of an earlier step of this run into v, and answers false if that step has left none.
+// Output unmarshals the output of an earlier step of this run into v, and returns false if that step has left none.
 func (e *Env) Output(step string, v any) (bool, error) {
 	raw, ok := e.outputs[step]
 	if !ok || len(raw) == 0 {
@@ -59,8 +60,8 @@ func (e *Env) Tx(ctx context.Context, fn TxFunc) error {
 }
 
 // TxAfter is Tx with locks that come before the run's in the order of locks, which are those of gates and tasks: before
-// takes them, then the run's row is locked and the lease confirmed, and then fn runs. What before writes is gone if the
-// lease is lost. Either function may be nil.
+// takes them, then the run's row is locked and the lease confirmed, and then fn runs. What before writes is rolled back
+// if the lease is lost. Either function may be nil.
 func (e *Env) TxAfter(ctx context.Context, before, fn TxFunc) error {
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
 		if before != nil {
@@ -75,16 +76,18 @@ func (e *Env) TxAfter(ctx context.Context, before, fn TxFunc) error {
 	})
 }
 
-// Proceed confirms that the step may go on to an effect outside of this database: that its driver has the lease, and that rollback mode is not set.
-// It is asked right before whatever launches, ends or takes away.
+// Proceed confirms that the step may go on to an effect outside of this database: that its driver has the lease, and
+// that rollback mode is not set. A step calls it right before it launches, ends or removes anything.
 func (e *Env) Proceed(ctx context.Context) error {
 	return e.Tx(ctx, func(context.Context, pgx.Tx) error { return nil })
 }
 
-// hold locks the run's row against the next lease, and confirms that this attempt's driver has it and that rollback mode is not set.
+// hold locks the run's row against the next lease, and confirms that this attempt's driver has it and that rollback
+// mode is not set.
 func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
 	var mine, still bool
-	// The fence alone would let a step that was left behind write for a run that has parked or ended since: those keep their fence.
+	// Comparing the fence alone would let an abandoned step write for a run that has parked or ended since: such a run
+	// keeps its fence.
 	err := pg.QueryRow(ctx, tx, holdRun, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine, &still)
 	if err != nil {
 		return fmt.Errorf("hold run %s: %w", e.RunID, err)
@@ -99,13 +102,14 @@ func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// Progress says how far the attempt has come, in words ("pods 2/3"). Words that were not the last ones reset the stall clock; the same words again write
-// nothing, for a step that looks at what stands still has not moved. The words of an attempt that was lost with its driver are this one's last words too.
-// The flag of a stall stays over the attempts of its step: only words that no earlier attempt ended with take it back.
+// Progress records how far the attempt has come, as a text ("pods 2/3"). A text that differs from the last one resets
+// the stall clock; the same text again writes nothing, because a step that reports the same state has not moved. The
+// last text of an attempt that was lost with its driver counts as this attempt's last text. A stall flag stays over the
+// attempts of its step: only a text that differs from the last one of the earlier attempts clears it.
 func (e *Env) Progress(ctx context.Context, note string) error {
 	dir := names.Of(e.Direction)
 	var said, moved, news bool
-	// Nobody else writes this attempt's progress: what is read here still holds below, or the fence is another.
+	// Only this driver writes this attempt's progress: the values read here are still current below, or the fence differs.
 	err := pg.QueryRow(ctx, e.core.db, readProgress,
 		e.RunID, e.Fence, e.Step, dir, e.Attempt, note).Scan(&said, &moved, &news)
 	switch {
@@ -149,9 +153,9 @@ type ClaimSpec struct {
 	NodeID string // of a node_local resource, if known
 }
 
-// Intent writes down, in a transaction of its own, that the resource is about to be made. It is called before the call that makes it. If a live
-// claim of that kind and name exists already, this run adopts it for its own epoch; adopted is true then, and ConfirmedAt says whether it was ever
-// confirmed.
+// Intent writes the claim of a resource that is about to be made, in a transaction of its own. It is called before the
+// call that makes it. If a live claim of that kind and name exists already, this run adopts it for its own epoch;
+// adopted is true then, and ConfirmedAt is nil if the claim was never confirmed.
 func (e *Env) Intent(ctx context.Context, spec ClaimSpec) (claim Claim, adopted bool, err error) { //nolint:nonamedreturns // two values beside the error
 	err = e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		claim, adopted, err = e.IntentTx(ctx, tx, spec)
@@ -184,12 +188,13 @@ func (e *Env) IntentTx(ctx context.Context, tx pgx.Tx, spec ClaimSpec) (Claim, b
 	return c.Claim, c.Adopted, announceClaim(ctx, tx, &c.Claim)
 }
 
-// ConfirmTx writes down, within the rows of a Done, that the resource exists and what it is called at its owner.
+// ConfirmTx confirms, within the rows of a Done, that the resource exists, and records its name at its owner
+// (externalRef).
 func (e *Env) ConfirmTx(ctx context.Context, tx pgx.Tx, claim Claim, externalRef string) error {
 	return e.changeClaim(ctx, tx, "confirm", claim, setConfirmed, externalRef)
 }
 
-// Release writes down that the resource is confirmed gone.
+// Release records that the resource is confirmed gone.
 func (e *Env) Release(ctx context.Context, claim Claim) error {
 	return e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error { return e.ReleaseTx(ctx, tx, claim) })
 }
@@ -199,7 +204,8 @@ func (e *Env) ReleaseTx(ctx context.Context, tx pgx.Tx, claim Claim) error {
 	return e.changeClaim(ctx, tx, "release", claim, setReleased, nil)
 }
 
-// OrphanTx gives a claim up: nobody confirmed that the resource is gone, and somebody decided to go on without.
+// OrphanTx marks a claim as orphaned: the resource is not confirmed gone, and it was decided to go on without that. by
+// is the operator or program that decided it, and reason why.
 func (e *Env) OrphanTx(ctx context.Context, tx pgx.Tx, claim Claim, by, reason string) error {
 	return e.changeClaim(ctx, tx, "orphan", claim, setOrphaned, []string{by, reason})
 }
@@ -215,12 +221,14 @@ func (e *Env) changeClaim(ctx context.Context, tx pgx.Tx, verb string, claim Cla
 	return announceClaim(ctx, tx, &c)
 }
 
-// Claims returns the workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
+// Claims returns the workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of
+// all.
 func (e *Env) Claims(ctx context.Context, kinds ...string) ([]Claim, error) {
 	return LiveClaims(ctx, e.core.db, e.WorkspaceID, kinds...)
 }
 
-// LiveClaims returns a workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
+// LiveClaims returns a workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or
+// of all.
 func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...string) ([]Claim, error) {
 	claims, err := pg.All[Claim](ctx, q, liveClaims, workspaceID, append([]string{}, kinds...))
 	if err != nil {
@@ -229,17 +237,19 @@ func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...
 	return claims, nil
 }
 
-// ReleaseOrphans writes down that what a workspace gave up of one epoch is confirmed gone, of the given kinds, and how that is known.
+// ReleaseOrphans releases the orphaned claims of one epoch of a workspace, of the given kinds, whose resources are
+// confirmed gone; why records how that is known.
 func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, why string, kinds ...string) error {
 	return reviseOrphans(ctx, tx, reapOfEpoch, why, workspaceID, epoch, kinds)
 }
 
-// ReleaseOrphan writes down that one claim that was given up is confirmed gone, and how that is known.
+// ReleaseOrphan releases one orphaned claim whose resource is confirmed gone; why records how that is known.
 func ReleaseOrphan(ctx context.Context, tx pgx.Tx, claimID, why string) error {
 	return reviseOrphans(ctx, tx, reapOne, why, claimID)
 }
 
-// ReadoptOrphans takes back what was given up of one epoch, so that it is undone once more. What a later claim of the same name stands for stays given up.
+// ReadoptOrphans makes the orphaned claims of one epoch live again, so that they are undone once more. A claim stays
+// orphaned if a later claim has the same name.
 func ReadoptOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
 	return reviseOrphans(ctx, tx, readoptOfEpoch, workspaceID, epoch)
 }
@@ -260,7 +270,7 @@ func (e *Env) place() Place {
 	return Place{RunID: e.RunID, Step: e.Step, Direction: names.Of(e.Direction)}
 }
 
-// Place says where a run is when it passes a kill point.
+// Place is where a run is when it passes a kill point.
 type Place struct {
 	RunID     string
 	Step      int

@@ -13,13 +13,14 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// leaseMargin is how much earlier than granted a lease is given up here.
+// leaseMargin is how long before its granted end the driver gives a lease up.
 const leaseMargin = 500 * time.Millisecond
 
-// lastCheck is what an attempt gets that wakes at the end of its budget: what it waited for may have come.
+// lastCheck is the time that an attempt gets which wakes at the end of its budget: what it waited for may have
+// happened.
 const lastCheck = 2 * time.Second
 
-// drive takes one leased run as far as it goes: until it parks, ends, sticks, or the lease is lost.
+// drive executes attempts of one leased run until the run parks, ends or is stuck, or the lease is lost.
 func (d *Driver) drive(work context.Context, a *activity) {
 	defer d.forget(a)
 	log := d.log.With(slog.String("workflow_id", a.h.run.ID), slog.String("workspace_id", a.h.run.WorkspaceID), slog.String("tenant_id", a.h.run.TenantID),
@@ -35,7 +36,8 @@ func (d *Driver) drive(work context.Context, a *activity) {
 		case err == nil:
 			return
 		case errors.Is(err, ErrFenced):
-			// Another driver has the run. Whatever this one did is refused wherever it arrives; it stops without a word to anyone.
+			// Another driver has the run. Everything that this driver writes or sends is refused by its fence; it stops without
+			// reporting a failure.
 			log.InfoContext(work, "fenced_out", slog.Int("step", a.h.run.Step), slog.Int64("fence", a.h.run.Fence))
 			return
 		default:
@@ -45,7 +47,7 @@ func (d *Driver) drive(work context.Context, a *activity) {
 	}
 }
 
-// attempt executes one attempt and writes what came of it. more says that another attempt is open and still ours.
+// attempt executes one attempt and writes its result. It reports whether another attempt is open under the same lease.
 func (d *Driver) attempt(work context.Context, a *activity) (bool, error) {
 	h := a.h
 	if a.lost() {
@@ -76,9 +78,9 @@ func (d *Driver) attempt(work context.Context, a *activity) (bool, error) {
 	return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.conclude(ctx, a, ans.out, ans.err, how) })
 }
 
-// ending says why a step's context ended before the step did.
+// ending is why a step's context ended before the step did.
 type ending struct {
-	cause     error // nil: it did not
+	cause     error // nil: the context did not end first
 	abandoned bool  // the step did not return within the grace
 }
 
@@ -137,7 +139,7 @@ func (d *Driver) call(work context.Context, a *activity) (answer, ending) {
 	var over <-chan time.Time
 	switch {
 	case errors.Is(how.cause, ErrShutdown):
-		// The stop has a grace of its own, and takes the lease away at its end: that a driver stops is no failure of a step.
+		// stop waits for StopGrace itself and then marks the lease as lost: a stopping driver does not make a step fail.
 	case errors.Is(how.cause, ErrFenced):
 		over = time.After(0)
 	default:
@@ -175,7 +177,8 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// perform calls Do or Undo. A Create step that may have been here before is asked to Observe first, so that it never makes twice.
+// perform calls Do or Undo. For a Create step that may have run before it calls Observe first, so that the resource is
+// not made twice.
 func (d *Driver) perform(ctx context.Context, step *Step, env *Env) (Outcome, error) {
 	if env.Direction == commonv1.Direction_DIRECTION_UNDO {
 		return step.Undo(ctx, env)
@@ -201,14 +204,15 @@ func (d *Driver) env(h *leasedRun) *Env {
 	}
 }
 
-// commitWithRetry writes what came of a turn. While the lease is known to hold, a database that does not answer is asked again; a commit whose answer
-// was lost is looked up before anything else is done.
+// commitWithRetry calls write, which commits the result of an attempt. While the lease is valid, it repeats a write
+// that failed because of the connection. If the outcome of a commit is unknown, it makes the run due at once and leaves
+// the rest to the next lease.
 func (d *Driver) commitWithRetry(work context.Context, a *activity, write func(ctx context.Context) (bool, error)) (bool, error) {
 	wait := 20 * time.Millisecond
 	for {
 		more, err := write(work)
 		if errors.Is(err, errCancelPending) {
-			return true, nil // the run is cancelled: the next turn sees it, with the attempt still open
+			return true, nil // the run is cancelled: the next call of attempt handles it, with the attempt still open
 		}
 		if failure, ok := errors.AsType[*stepFailureError](err); ok {
 			write = func(ctx context.Context) (bool, error) { return d.failed(ctx, a.h, attemptFailed, failure.step) }
@@ -223,7 +227,7 @@ func (d *Driver) commitWithRetry(work context.Context, a *activity, write func(c
 		}
 		wait = min(2*wait, time.Second)
 		if errors.Is(err, pg.ErrCommitUnknown) {
-			// Whether it happened decides who goes on: simplest is to let the next lease find out, at once.
+			// Whether the commit happened decides how the run goes on. Make the run due at once: the next lease reads its row.
 			return false, d.letGo(work, a)
 		}
 	}
@@ -233,7 +237,8 @@ func waitable(err error) bool {
 	return pg.IsConnError(err) || errors.Is(err, pg.ErrCommitUnknown)
 }
 
-// letGo makes the run due at once if this driver still holds it, and drops it.
+// letGo makes the run due at once if this driver still has it leased. It repeats the statement until it succeeds or the
+// lease is lost.
 func (d *Driver) letGo(work context.Context, a *activity) error {
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		_, err := pg.Exec(work, d.core.db, letGoRun, a.h.run.ID, a.h.run.Fence, d.cfg.Owner)

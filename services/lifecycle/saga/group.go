@@ -8,14 +8,15 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// groupSize is how many moves one transaction takes at most.
+// groupSize is how many transitions one transaction writes at most.
 const groupSize = 64
 
-// gather is how long a group waits for the moves that other runs in hand may be about to make. A run that is alone never waits.
+// gather is how long a group waits for transitions that this driver's other runs may be about to make. A run that is
+// alone never waits.
 const gather = 500 * time.Microsecond
 
-// commits writes the moves of this driver's runs until ctx ends, those that come together in one transaction: a commit costs a disk's flush and
-// several round trips, whoever shares it.
+// commits writes the transitions of this driver's runs until ctx ends. Transitions that come together share a
+// transaction: each commit costs a flush to disk and several round trips.
 func (d *Driver) commits(ctx context.Context) {
 	for {
 		group := d.nextGroup(ctx)
@@ -26,7 +27,8 @@ func (d *Driver) commits(ctx context.Context) {
 	}
 }
 
-// nextGroup waits for a move and takes what comes with it. Only one committer gathers at a time: while one writes, the other gathers.
+// nextGroup waits for a transition and takes the ones that follow within gather. Only one committer gathers at a time:
+// while one writes, the other gathers.
 func (d *Driver) nextGroup(ctx context.Context) []*transition {
 	d.gathering.Lock()
 	defer d.gathering.Unlock()
@@ -64,7 +66,8 @@ func (d *Driver) nextGroup(ctx context.Context) []*transition {
 	return group
 }
 
-// commit writes a group. If it fails for a reason that is not the database's absence, each move is tried alone, so that one cannot hurt another.
+// commit writes a group. If that fails for a reason other than the connection, each transition is tried alone, so that
+// a failing one does not affect the others.
 func (d *Driver) commit(ctx context.Context, group []*transition) {
 	err := d.core.write(ctx, group)
 	if err != nil && len(group) > 1 && !waitable(err) && ctx.Err() == nil {
@@ -81,7 +84,8 @@ func (d *Driver) commit(ctx context.Context, group []*transition) {
 	}
 }
 
-// submit writes one move and applies it to what is held. A move with rows of its step's own has a transaction of its own.
+// submit writes one transition and applies it to the driver's copy of the run. A transition with rows of the step's own
+// has a transaction of its own.
 func (d *Driver) submit(ctx context.Context, mv *transition) error {
 	mv.done = make(chan struct{})
 	if !mv.rows().empty() {

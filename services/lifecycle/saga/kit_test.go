@@ -64,7 +64,7 @@ func (b *bed) exec(sql string, args ...any) {
 
 func (b *bed) config(owner string) saga.Config {
 	return saga.Config{
-		// A lease and a grace that a busy machine does not use up: whose end a test wants, it brings about.
+		// A lease and a grace that a busy machine does not use up; a test that needs their end causes it.
 		Owner: owner, Workers: 8, Lease: 20 * time.Second, Heartbeat: 2 * time.Second, Poll: 50 * time.Millisecond,
 		CancelGrace: time.Minute, StopGrace: 5 * time.Second, StallSweep: 50 * time.Millisecond,
 	}
@@ -100,7 +100,7 @@ func (b *bed) tx(fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return err
 }
 
-// create makes a workspace and starts a run on it; it answers the ids of both.
+// create makes a workspace and starts a run on it; it returns the ids of both.
 func (b *bed) create(def string) (string, string) {
 	b.t.Helper()
 	var workspaceID string

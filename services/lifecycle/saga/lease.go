@@ -26,8 +26,9 @@ func (e *unreadableError) Error() string {
 }
 func (e *unreadableError) Unwrap() error { return e.err }
 
-// lease takes up to limit runs that are due, closes what their former drivers left open as lost, resumes what was parked and opens the next
-// attempt of the rest, in one transaction. bad are leased runs that cannot be driven.
+// lease leases up to limit runs that are due, in one transaction: it closes the attempts that their former drivers left
+// open as lost, resumes parked attempts and opens the next attempt of the other runs. bad are leased runs that cannot
+// be driven.
 func (c *Core) lease(ctx context.Context, owner string, length time.Duration, limit int, skip []string) (out []*leasedRun, bad []*unreadableError, err error) { //nolint:nonamedreturns // three values
 	err = pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		out, bad = nil, nil
@@ -74,7 +75,8 @@ func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length ti
 		}
 		h.runLeft, h.overdue = seconds(left), left <= 0
 		if h.outdrawn {
-			h.former = formerLease{} // what is open is a row of the build that drew, and what stands in the run's row is older
+			// the open attempt is a row written by the build that drew the numbers; the columns in the run's row are older
+			h.former = formerLease{}
 		}
 		if h.def, err = c.drivable(&h.run); err != nil {
 			bad = append(bad, &unreadableError{runID: h.run.ID, err: err, former: h.former})
@@ -100,20 +102,20 @@ func (c *Core) drivable(r *Run) (*Definition, error) {
 	return def, nil
 }
 
-// Drives says whether this build could go on with a run: one that it put aside because it could not is helped by no further try.
+// Drives reports whether this build can drive a run. Trying again does not help a run that it cannot drive.
 func (c *Core) Drives(r *Run) bool {
 	_, err := c.drivable(r)
 	return err == nil
 }
 
-// formerLease is what the last lease of a run left open in its row.
+// formerLease is the attempt that the previous lease of a run left open in the run's row.
 type formerLease struct {
 	fence   int64
 	attempt int // 0: nothing
 	since   *time.Time
 }
 
-// lostOpen are the arguments of loseOpen.
+// lostOpen collects the arguments of loseOpen.
 type lostOpen struct {
 	runs     []string
 	attempts []int32
@@ -129,7 +131,7 @@ func (l *lostOpen) add(runID string, former formerLease) {
 	l.fences, l.since = append(l.fences, former.fence), append(l.since, former.since)
 }
 
-// close closes the attempts as lost that have no row yet.
+// close closes the collected attempts as lost, by inserting their rows, and returns these.
 func (l *lostOpen) close(ctx context.Context, tx pgx.Tx) ([]Attempt, error) {
 	if len(l.runs) == 0 {
 		return nil, nil
@@ -137,7 +139,8 @@ func (l *lostOpen) close(ctx context.Context, tx pgx.Tx) ([]Attempt, error) {
 	return attempts(ctx, tx, loseOpen, l.runs, l.attempts, l.fences, l.since)
 }
 
-// loseUnreadable closes what the former drivers of runs left open that this build cannot drive, and takes back what the lease opened of them.
+// loseUnreadable handles leased runs that this build cannot drive: it closes the attempts that their former drivers
+// left open as lost, and takes back the attempts that the lease opened.
 func loseUnreadable(ctx context.Context, tx pgx.Tx, bad []*unreadableError) error {
 	if len(bad) == 0 {
 		return nil
@@ -162,8 +165,8 @@ func loseUnreadable(ctx context.Context, tx pgx.Tx, bad []*unreadableError) erro
 	return j.flush(ctx, tx)
 }
 
-// openAttempts gives every leased run its open attempt. It runs in statements after the lease, so that they see what the former drivers
-// committed before the lease got their rows' locks.
+// openAttempts gives every leased run its open attempt. It runs in statements after the lease, so that they see what
+// the former drivers committed before the lease got their rows' locks.
 func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*leasedRun) error {
 	var j eventBuffer
 	if err := c.takeOver(ctx, tx, leased, &j); err != nil {
@@ -184,7 +187,7 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*leasedRun)
 		runs = append(runs, &h.run)
 	}
 	if len(outdrawn) > 0 {
-		// A build without ranges has driven them meanwhile: what is left of their ranges is below the numbers that it has given away.
+		// A build without ranges has driven them meanwhile: the rest of their ranges is below the numbers that it has drawn.
 		if err := pg.Queue(ctx, tx, useUpRange, outdrawn); err != nil {
 			return fmt.Errorf("use up ranges: %w", err)
 		}
@@ -212,8 +215,8 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*leasedRun)
 	return c.point(ctx, "lease.before_commit", leased[0].place())
 }
 
-// takeOver closes what the former drivers of leased runs left open as lost, and resumes what was parked. A run that was
-// never leased before has its first attempt already.
+// takeOver closes the attempts that the former drivers of leased runs left open as lost, and resumes parked attempts. A
+// run that was never leased before has its first attempt already.
 func (c *Core) takeOver(ctx context.Context, tx pgx.Tx, leased []*leasedRun, j *eventBuffer) error {
 	byID := map[string]*leasedRun{}
 	var seen []string
@@ -276,8 +279,8 @@ func (c *Core) loadOutputs(ctx context.Context, tx pgx.Tx, runIDs []string, byID
 	return nil
 }
 
-// releaseAll makes what owner holds due at once: at its start a driver holds nothing yet, and at its end nothing more. The attempts are closed
-// as lost by whoever leases the runs next.
+// releaseAll makes the runs that owner has leased due at once. A driver calls it when it drives nothing: at its start
+// and at its end. The driver that leases the runs next closes their attempts as lost.
 func (c *Core) releaseAll(ctx context.Context, owner string) (int64, error) {
 	tag, err := pg.Exec(ctx, c.db, releaseOwned, owner)
 	if err != nil {
@@ -286,7 +289,7 @@ func (c *Core) releaseAll(ctx context.Context, owner string) (int64, error) {
 	return tag.RowsAffected(), nil
 }
 
-// beforeStuck locks what comes before a run that is about to be stuck.
+// beforeStuck calls the definition's BeforeStuck, which locks the rows that come before the run in the order of locks.
 func (c *Core) beforeStuck(ctx context.Context, tx pgx.Tx, runID string) error {
 	var workspaceID, name string
 	err := pg.QueryRow(ctx, tx, runDefinition, runID).Scan(&workspaceID, &name)
@@ -301,7 +304,8 @@ func (c *Core) beforeStuck(ctx context.Context, tx pgx.Tx, runID string) error {
 	return nil
 }
 
-// quarantine takes one unreadable run out of the queue so that it stops nobody else: it ends `stuck`, says why, and an operator decides.
+// quarantine takes one unreadable run out of the queue, so that it does not block the leasing of others: the run
+// becomes `stuck` with the reason why, and an operator decides.
 func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		if err := c.beforeStuck(ctx, tx, runID); err != nil {
@@ -324,7 +328,7 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 		if err != nil {
 			return fmt.Errorf("mark workspace: %w", err)
 		}
-		// Whoever holds something for it learns of it as of any run that is stuck: by its definition, or by the newest of that name.
+		// OnStuck is called as for any run that is stuck: that of its definition, or of the newest definition of that name.
 		def, ok := c.registry.Get(r.Definition, r.DefVersion)
 		if !ok {
 			def, ok = c.registry.Newest(r.Definition)

@@ -15,8 +15,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// TestABudgetEndsWhatStandsInTheWay: an attempt waits on beside a failure that ends nothing. When its budget is used up it fails as late, with that failure
-// and the last output, whether the step looks once more before or not.
+// TestABudgetEndsWhatStandsInTheWay: an attempt goes on waiting while it shows an error (WaitFor.Meanwhile). When its
+// budget is used up it fails as past its deadline, with that error and the last output, whether or not the step is
+// called once more before.
 func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	testkit.IO(t)
 	const said, words, budget = "workload main exited with status 7", "no such file: model.bin", 2 * time.Hour
@@ -53,7 +54,7 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	if r.WhyWaiting != said {
 		t.Errorf("the run waits for %q", r.WhyWaiting)
 	}
-	// Woken within the budget it looks again and waits on, in the same attempt.
+	// Woken within the budget, the step is called again and goes on waiting, in the same attempt.
 	before := looks.Load()
 	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)

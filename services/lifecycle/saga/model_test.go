@@ -20,7 +20,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// TestRandomVerbs throws verbs in any order at one workspace whose steps fail at random, and asks after each that what must always hold, holds.
+// TestRandomVerbs throws verbs in any order at one workspace whose steps fail at random, and checks the invariants
+// after each.
 func TestRandomVerbs(t *testing.T) {
 	testkit.IO(t)
 	moody := func(name string) saga.Step {
@@ -162,7 +163,7 @@ func (b *bed) unreported(ws string) ([]string, error) {
 	return slices.DeleteFunc(attempts, func(a string) bool { return reported[a] }), nil
 }
 
-// invariants are what holds of a workspace at any moment.
+// invariants returns an error unless the invariants of a workspace hold.
 func (b *bed) invariants(ws string) error {
 	var problems []string
 	for what, sql := range map[string]string{

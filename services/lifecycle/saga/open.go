@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// openedRow is the part of a run's row that speaks of its open attempt.
+// openedRow has the columns of a run's row that describe its open attempt.
 type openedRow struct {
 	ID          string     `db:"id"`
 	OpSeq       int64      `db:"op_seq"`
@@ -32,15 +32,15 @@ func openAttempt(run *Run) Attempt {
 	return a
 }
 
-// openIn takes the attempt that was opened in the run's row into what is held.
+// openIn copies the attempt that was opened in the run's row into h, with its deadline.
 func (h *leasedRun) openIn() {
 	h.attempt = openAttempt(&h.run)
 	deadline := h.attempt.StartedAt.Add(h.step().Budget)
 	h.attempt.DeadlineAt = &deadline
 }
 
-// drawRanges gives those of the runs a new range of numbers whose newest attempt has a number beyond the old one: it is used up, or the database's era
-// was raised since it was given.
+// drawRanges draws a new range of operation numbers for each run whose newest attempt has a number beyond the end of
+// its range: the range is used up, or the database's era was raised since it was drawn.
 func (c *Core) drawRanges(ctx context.Context, tx pgx.Tx, runs []*Run) error {
 	byID := map[string]*Run{}
 	var beyond []string
@@ -56,7 +56,7 @@ func (c *Core) drawRanges(ctx context.Context, tx pgx.Tx, runs []*Run) error {
 	return opened(ctx, tx, drawRange, beyond, byID)
 }
 
-// opened runs a statement that opens attempts in the rows of runs, and takes over what it returns.
+// opened runs a statement that opens attempts in the rows of runs, and copies the returned columns into byID.
 func opened(ctx context.Context, tx pgx.Tx, change *pg.Statement, runIDs []string, byID map[string]*Run) error {
 	rows, err := pg.All[openedRow](ctx, tx, change, runIDs)
 	if err != nil {

@@ -102,8 +102,8 @@ func (b *bed) announced(id string) error {
 	return nil
 }
 
-// TestAnAttemptIsWrittenOnce holds that a step that ends by itself costs one row of its own and none of its workspace, and that its attempt is in the
-// timeline while it has no row.
+// TestAnAttemptIsWrittenOnce holds that a step that ends by itself costs one row of its own and none of its workspace,
+// and that its attempt is in the timeline while it has no row.
 func TestAnAttemptIsWrittenOnce(t *testing.T) {
 	testkit.IO(t)
 	began, goOn := make(chan struct{}), make(chan struct{})
@@ -166,7 +166,8 @@ func (b *bed) numbered(ws string, list []saga.Attempt, want int) {
 	}
 }
 
-// TestARangeOfNumbersIsReplaced holds that a run whose range is used up, or older than the era, goes on above everything that was drawn.
+// TestARangeOfNumbersIsReplaced holds that a run whose range is used up, or older than the era, goes on above
+// everything that was drawn.
 func TestARangeOfNumbersIsReplaced(t *testing.T) {
 	testkit.IO(t)
 	const firstOfEra = 1 << 40
@@ -209,7 +210,8 @@ func TestARangeOfNumbersIsReplaced(t *testing.T) {
 	}
 }
 
-// TestAnOpenAttemptOutlivesItsDriver holds that an attempt that stands in its run's row alone is closed as lost by the next lease, as it was opened.
+// TestAnOpenAttemptOutlivesItsDriver holds that the next lease closes an attempt that is only in its run's row as lost,
+// with the values with which it was opened.
 func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 	testkit.IO(t)
 	began, end := make(chan struct{}), make(chan struct{})
@@ -225,7 +227,8 @@ func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
 	b := newBed(t, def)
 	cfg := b.config("dead")
-	cfg.Heartbeat, cfg.Lease, cfg.Workers = time.Minute, 3*time.Minute, 1 // it has no worker for its own run once that is anybody's
+	// Its one worker is busy when the run becomes due for any driver.
+	cfg.Heartbeat, cfg.Lease, cfg.Workers = time.Minute, 3*time.Minute, 1
 	b.drive(cfg)
 	ws, id := b.create("toy")
 	<-began
@@ -256,8 +259,8 @@ func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 	}
 }
 
-// TestAnOpenAttemptTellsOfItself holds that heartbeats, words of progress and the flag of a stall are kept with an attempt that had no row, and that what
-// others wrote of a run and its attempt stands in the events of the driver's next write.
+// TestAnOpenAttemptTellsOfItself holds that heartbeats, progress texts and the flag of a stall are kept with an attempt
+// that had no row, and that the events of the driver's next write have what others wrote to the run and its attempt.
 func TestAnOpenAttemptTellsOfItself(t *testing.T) {
 	testkit.IO(t)
 	goOn := make(chan struct{})
@@ -349,8 +352,9 @@ func TestHeartbeatsOfAnOpenAttempt(t *testing.T) {
 	}
 }
 
-// TestRowsOfEarlierBuildsGoOn holds that attempts that an earlier build opened, each with a row from its beginning and none in the run's, are closed as lost
-// or resumed, and that a run without a range of numbers draws one above what its workspace has used.
+// TestRowsOfEarlierBuildsGoOn holds that attempts that an earlier build opened, each with a row from its beginning and
+// none in the run's, are closed as lost or resumed, and that a run without a range of numbers draws one above what its
+// workspace has used.
 func TestRowsOfEarlierBuildsGoOn(t *testing.T) {
 	testkit.IO(t)
 	for _, tc := range []struct {
@@ -384,7 +388,8 @@ func TestRowsOfEarlierBuildsGoOn(t *testing.T) {
 	}
 }
 
-// TestAnUnreadableRunKeepsItsOpenAttempt holds that a run that is put aside keeps what its last driver had open, as lost, with its event.
+// TestAnUnreadableRunKeepsItsOpenAttempt holds that a run that is put aside keeps what its last driver had open, as
+// lost, with its event.
 func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	testkit.IO(t)
 	began, end := make(chan struct{}), make(chan struct{})
@@ -397,7 +402,8 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
 	b := newBed(t, def)
 	cfg := b.config("dead")
-	cfg.Heartbeat, cfg.Lease, cfg.Workers = time.Minute, 3*time.Minute, 1 // it has no worker for its own run once that is anybody's
+	// Its one worker is busy when the run becomes due for any driver.
+	cfg.Heartbeat, cfg.Lease, cfg.Workers = time.Minute, 3*time.Minute, 1
 	b.drive(cfg)
 	_, id := b.create("toy")
 	<-began
@@ -420,8 +426,8 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	}
 }
 
-// TestOpenAttemptsMigrate holds that the attempt which a run has open gets its row when the database goes back to the build before, and that what that build
-// has open is closed as lost or goes on after the migration.
+// TestOpenAttemptsMigrate holds that the attempt which a run has open gets its row when the database goes back to the
+// build before, and that what that build has open is closed as lost or goes on after the migration.
 func TestOpenAttemptsMigrate(t *testing.T) {
 	testkit.IO(t)
 	began, end := make(chan struct{}), make(chan struct{})

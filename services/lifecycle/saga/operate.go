@@ -17,16 +17,16 @@ import (
 // ResetAdvice is how long after a cancel a refused Reset is worth trying again.
 const ResetAdvice = 2 * time.Minute
 
-// Verb returns what a verb did to a run.
+// Verb is the result of an operator's verb on a run.
 type Verb struct {
 	Run     Run
-	Changed bool   // false: it was so already
+	Changed bool   // false: the run was in that state already
 	Pos     string // position token; empty if nothing changed
 }
 
-// Cancel asks for a run to be stopped and undone, and its agents to stop what its steps have asked them for. It returns
-// at once: the driver cancels the step's context, waits for the grace, and compensates. A run that compensates already
-// is left as it is; one that is stuck, has succeeded or has failed is refused, and tx is to be rolled back.
+// Cancel requests that a run be stopped and undone, and that agents stop the tasks of its steps. It returns at once:
+// the driver cancels the step's context, waits for the grace, and compensates. A run that compensates already is left
+// as it is; one that is stuck, has succeeded or has failed is refused, and tx is to be rolled back.
 func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, error) {
 	if err := c.withdrawTasks(ctx, tx, runID); err != nil {
 		return Verb{}, err
@@ -59,7 +59,7 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING), names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)
 }
 
-// withdrawTasks asks to stop what a run's steps have asked agents for. It comes before the lock of the run's row.
+// withdrawTasks requests that agents stop the tasks of a run's steps. It is called before the run's row is locked.
 func (c *Core) withdrawTasks(ctx context.Context, tx pgx.Tx, runID string) error {
 	if c.withdraw == nil {
 		return nil
@@ -70,8 +70,8 @@ func (c *Core) withdrawTasks(ctx context.Context, tx pgx.Tx, runID string) error
 	return nil
 }
 
-// Amend gives a run that is at a step, on its way forward, another input: the step's next look reads it, and comes at once if the step is parked. A run
-// that is elsewhere by now is a conflict.
+// Amend replaces the input of a run that is at the given step of its forward phase. The step reads it when its function
+// is called next, which is at once if the step is parked. It returns a conflict if the run is no longer at that step.
 func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input any) (Verb, error) {
 	raw, err := json.Marshal(input)
 	if err != nil {
@@ -91,8 +91,8 @@ func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input a
 	return Verb{Run: r, Changed: true, Pos: pos}, err
 }
 
-// Reset makes a failed workspace ready for a Retry: its history is archived, its claims stay. It is refused while a run is live or an attempt is
-// open, naming them.
+// Reset makes a failed workspace ready for a Retry: its history is archived, its claims stay. It is refused while a run
+// is live or an attempt is open; the fault names them.
 func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Workspace, string, error) {
 	live, found, err := LiveRun(ctx, tx, workspaceID)
 	if err != nil {
@@ -133,7 +133,7 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 	return AnnounceWorkspace(ctx, tx, workspaceID)
 }
 
-// openAttempts names the attempts at a workspace that have not ended.
+// openAttempts describes the attempts at a workspace that have not ended, at most ten, one text each.
 func openAttempts(ctx context.Context, tx pgx.Tx, workspaceID string) ([]string, error) {
 	out, err := pg.Values[string](ctx, tx, listOpenAttempts, workspaceID)
 	if err != nil {
@@ -142,7 +142,7 @@ func openAttempts(ctx context.Context, tx pgx.Tx, workspaceID string) ([]string,
 	return out, nil
 }
 
-// RetryRequest asks for a fresh run after a Reset.
+// RetryRequest is a request for a new run after a Reset.
 type RetryRequest struct {
 	WorkspaceID   string
 	Definition    string
@@ -156,15 +156,16 @@ type RetryRequest struct {
 	EpochClaim string
 }
 
-// Retried returns a Retry.
+// Retried is the result of a Retry.
 type Retried struct {
 	Started
 	Used   int
 	Advice string // not empty if the same step failed with the same code twice
 }
 
-// Retry starts a fresh run of a failed workspace that was reset. It adopts what exists: claims stay, and the epoch stays while a claim of the
-// instance does. One retry more than Limit within the window is refused unless overridden with a reason.
+// Retry starts a new run of a failed workspace that was reset. The run adopts the existing claims, and the epoch stays
+// the same while there is a live claim of the kind EpochClaim. One retry more than Limit within the window is refused
+// unless overridden with a reason.
 func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried, error) {
 	if req.Limit == 0 {
 		req.Limit = 3
@@ -221,7 +222,8 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	return out, err
 }
 
-// RetryAdvice is what a Retry of the workspace would bring with it: empty unless its last two runs ended alike.
+// RetryAdvice returns the advice that a Retry of the workspace would return. It is empty unless the last two runs
+// failed at the same step with the same code.
 func RetryAdvice(ctx context.Context, tx pgx.Tx, workspaceID string) (string, error) {
 	former, err := formerRuns(ctx, tx, workspaceID)
 	return adviceAfter(former), err
@@ -238,7 +240,7 @@ func adviceAfter(former []Run) string {
 	return fmt.Sprintf("the step %q failed with %s twice: if it fails again, decommission the workspace and create it anew", at, former[0].ErrorCode)
 }
 
-// notFailed says what is missing for a verb of failed workspaces, and what there is instead.
+// notFailed returns the unmet condition of a verb that needs a failed workspace, and a remedy for the present state.
 func notFailed(state string) []fault.Option {
 	remedy := "`gpuaas workspaces actions WS` shows what is possible now"
 	switch state {
@@ -265,7 +267,7 @@ func formerRuns(ctx context.Context, tx pgx.Tx, workspaceID string) ([]Run, erro
 	return out, nil
 }
 
-// foreign refuses to help a run that this build would only put aside again.
+// foreign returns a fault for a run that this build cannot drive: its driver would put the run aside again.
 func (c *Core) foreign(r *Run) error {
 	if c.Drives(r) {
 		return nil
@@ -274,7 +276,8 @@ func (c *Core) foreign(r *Run) error {
 		fault.Unmet("this build does not know the steps of "+key(r.Definition, r.DefVersion)), fault.Remedy(c.stuckRemedy(r)))
 }
 
-// RetryUndo lets a stuck run try its step again from the first attempt of its policy. One that is past its deadline gets another.
+// RetryUndo makes a stuck run try its step again from the first attempt of its policy. A run that is past its deadline
+// gets a new one.
 func (c *Core) RetryUndo(ctx context.Context, tx pgx.Tx, runID, by string) (Verb, error) {
 	r, err := lockStuck(ctx, tx, runID)
 	if err != nil {
@@ -286,8 +289,8 @@ func (c *Core) RetryUndo(ctx context.Context, tx pgx.Tx, runID, by string) (Verb
 	return c.unstick(ctx, tx, r, r.Step, "asked by "+by)
 }
 
-// SkipUndo gives up the step at which a run is stuck: the claims it would have released become orphans, which name who decided and why, and the
-// run goes on behind it.
+// SkipUndo skips the step at which a run is stuck: the claims that the step would have released become orphans, which
+// record by and reason, and the run goes on with the step after it.
 func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, []Claim, error) {
 	if reason == "" {
 		return Verb{}, nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
@@ -327,8 +330,8 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 	return v, orphans, err
 }
 
-// CloseStuck ends a stuck run as failed without undoing anything more: its claims stay for the decommission that is started in the same
-// transaction.
+// CloseStuck ends a stuck run as failed without undoing anything more. Its claims stay for the decommission that is
+// started in the same transaction.
 func (c *Core) CloseStuck(ctx context.Context, tx pgx.Tx, runID string) (Verb, error) {
 	r, err := lockStuck(ctx, tx, runID)
 	if err != nil {
@@ -385,8 +388,8 @@ func lockRun(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
 	return &r, nil
 }
 
-// LockLive locks the run that owns a workspace now, if there is one, for whoever locks the workspace or what it holds
-// afterwards.
+// LockLive locks the run that owns a workspace now, if there is one. A caller that locks the workspace or its
+// allocation afterwards calls it first, to keep the order of locks.
 func LockLive(ctx context.Context, tx pgx.Tx, workspaceID string) error {
 	if _, err := pg.Exec(ctx, tx, lockLiveRun, workspaceID); err != nil {
 		return fmt.Errorf("lock live run of workspace %s: %w", workspaceID, err)
@@ -411,7 +414,8 @@ func (c *Core) stuckFault(r *Run) error {
 		fault.Unmet("the operation is stuck: "+r.StuckReason), fault.Remedy(c.stuckRemedy(r)))
 }
 
-// stuckRemedy names what helps a run that is stuck. One that this build cannot drive would be put aside again.
+// stuckRemedy returns the remedy for a stuck run. A run that this build cannot drive would be put aside again, so that
+// no retry is offered for it.
 func (c *Core) stuckRemedy(r *Run) string {
 	if !c.Drives(r) {
 		return "decommission the workspace, force-release its allocation, or start a build that knows the operation's steps"
@@ -419,15 +423,15 @@ func (c *Core) stuckRemedy(r *Run) string {
 	return "retry the undo, skip it with a reason, or decommission"
 }
 
-// isOpen names the operation that keeps others off its workspace.
+// isOpen returns IsOpen as an unmet condition of another operation.
 func isOpen(r *Run) fault.Option { return fault.Unmet(IsOpen(r)) }
 
-// IsOpen says of a run that it is open, and how far it is.
+// IsOpen returns a text that names an open run with its kind and state.
 func IsOpen(r *Run) string {
 	return fmt.Sprintf("operation %s (%s) is open and %s", r.ID, r.Kind, r.State)
 }
 
-// endRemedy is how a run that is live comes to its end.
+// endRemedy returns the remedy that brings a live run to its end.
 func (c *Core) endRemedy(r *Run) string {
 	def, known := c.registry.Get(r.Definition, r.DefVersion)
 	switch {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// locked says which rows of a run somebody else holds a lock of.
+// locked returns which rows of a run another transaction has locked.
 func (b *bed) locked(ctx context.Context, env *saga.Env) (string, error) {
 	free := func(sql, id string) (bool, error) {
 		tx, err := b.db.Pool(pg.RoleLifecycle).Begin(ctx)

@@ -18,20 +18,21 @@ import (
 
 // Causes with which a step's context ends.
 var (
-	// ErrCancelRequested says that someone cancelled the run.
+	// ErrCancelRequested means that the run was cancelled.
 	ErrCancelRequested = errors.New("the run is being cancelled")
-	// ErrFenced says that this driver no longer holds the lease, or cannot know that it does. What it does now is refused.
+	// ErrFenced means that this driver no longer has the lease, or cannot know that it has. Its writes are refused.
 	ErrFenced = errors.New("this driver lost its lease on the run")
-	// ErrBudget says that the attempt, or the run, is past its deadline.
+	// ErrBudget means that the attempt, or the run, is past its deadline.
 	ErrBudget = errors.New("the attempt is past its deadline")
-	// ErrPaused says that rollback mode is set: the run stands still until it is accepted, and no attempt is counted.
+	// ErrPaused means that rollback mode is set: the run is paused until an operator accepts the rollback, and no attempt
+	// is counted.
 	ErrPaused = errors.New("rollback mode is set: operations stand still until it is accepted")
-	// ErrShutdown says that this driver stops; another goes on with the run.
+	// ErrShutdown means that this driver stops; another one goes on with the run.
 	ErrShutdown = errors.New("the driver is shutting down")
 )
 
-// TxFunc writes a step's own rows in the transaction that ends or parks its attempt. The lease is confirmed before it is called. It may run
-// more than once (a serialization failure), so it has no effect outside tx.
+// TxFunc writes a step's own rows in the transaction that ends or parks its attempt. The lease is confirmed before it
+// is called. It may run more than once (a serialization failure), so it has no effect outside tx.
 type TxFunc func(ctx context.Context, tx pgx.Tx) error
 
 type outcomeKind int
@@ -42,7 +43,7 @@ const (
 	outcomeWait
 )
 
-// Outcome is how a step's function ended if not with an error.
+// Outcome is the result of a step's function that did not return an error.
 type Outcome struct {
 	kind   outcomeKind
 	output any
@@ -50,7 +51,8 @@ type Outcome struct {
 	wait   WaitFor
 }
 
-// writes are a step's own rows: before locks what comes before a run in the order of locks, and rows writes.
+// writes are the functions that write a step's own rows: before takes the locks that come before a run in the order of
+// locks, and rows writes.
 type writes struct{ before, rows []TxFunc }
 
 func (w writes) empty() bool { return len(w.rows) == 0 }
@@ -62,42 +64,47 @@ func (o Outcome) After(lock TxFunc) Outcome {
 	return o
 }
 
-// Done ends the attempt as succeeded. output (marshalled as JSON, nil for none) is what later steps read; rows are written with the end.
+// Done ends the attempt as succeeded. output (marshalled as JSON, nil for none) is what later steps read; rows are
+// written with the end.
 func Done(output any, rows ...TxFunc) Outcome {
 	return Outcome{kind: outcomeDone, output: output, rows: writes{rows: rows}}
 }
 
-// WaitFor says what a parked attempt waits for.
+// WaitFor describes how long a parked attempt waits, and for what.
 type WaitFor struct {
-	// For is how long to wait before the step looks again, from now by the database's clock.
+	// For is how long to wait before the step's function is called again, from now by the database's clock.
 	For time.Duration
-	// Why is shown while it waits. It is never empty.
+	// Why is shown while the attempt waits. Empty takes a default text.
 	Why string
-	// WakeOnSignal lets Wake end the wait early. A signal that came since this attempt's function was called ends it at once.
+	// WakeOnSignal lets Wake end the wait early. A signal that came since this attempt's function was called ends it at
+	// once.
 	WakeOnSignal bool
-	// Meanwhile is shown with the attempt while it waits, until a later wait brings another or the attempt ends. It ends nothing. May be nil.
+	// Meanwhile is an error that is shown with the attempt while it waits, until a later wait replaces it or the attempt
+	// ends. It does not end the attempt. May be nil.
 	Meanwhile *StepError
 }
 
-// Wait parks the attempt and gives the worker free; the same function is called again for the same attempt. rows are written with the park.
+// Wait parks the attempt and frees the worker; the same function is called again for the same attempt. rows are written
+// with the park.
 func Wait(w WaitFor, rows ...TxFunc) Outcome {
 	return Outcome{kind: outcomeWait, wait: w, rows: writes{rows: rows}}
 }
 
-// StepError is a failure with its owner.
+// StepError is a failure of a step, with the layer that owns it.
 type StepError struct {
 	Layer     commonv1.OwnerLayer
 	Reason    commonv1.Reason
 	Public    string // one sentence, shown to people
 	Retryable bool
-	Final     bool          // ends even an undo, which is tried again otherwise
+	Final     bool          // ends an undo too, which is otherwise tried again
 	After     time.Duration // not before; zero: the step's policy
-	// LastOutput is the end of what a tenant's workload wrote, where its failure is this one. It is for people of the tenant and operators alone.
+	// LastOutput is the end of the output of a tenant's workload, if the workload's failure is this one. It is for people
+	// of the tenant and operators alone.
 	LastOutput string
 	cause      error
 }
 
-// Error is the text for logs, with the cause.
+// Error returns the text for logs, with the cause.
 func (e *StepError) Error() string {
 	text := names.Of(e.Reason) + ": " + e.Public
 	if e.cause != nil {
@@ -106,10 +113,11 @@ func (e *StepError) Error() string {
 	return text
 }
 
-// causeLimit bounds, in characters, what is kept of a cause.
+// causeLimit is how many characters of a cause are kept.
 const causeLimit = 600
 
-// Cause is what lies under the failure, for operators: one line without secrets, bounded. It is empty if nothing does.
+// Cause returns the text of the cause, for operators: one line, with secrets redacted, of at most causeLimit
+// characters. It is empty if there is no cause.
 func (e *StepError) Cause() string {
 	if e == nil || e.cause == nil {
 		return ""
@@ -121,7 +129,7 @@ func (e *StepError) Cause() string {
 	return string(text)
 }
 
-// lastOutput returns what is kept of the workload's output; empty without a failure.
+// lastOutput returns the end of the workload's output that is kept with the failure; empty without a failure.
 func (e *StepError) lastOutput() string {
 	if e == nil {
 		return ""
@@ -132,23 +140,23 @@ func (e *StepError) lastOutput() string {
 // Unwrap returns the cause.
 func (e *StepError) Unwrap() error { return e.cause }
 
-// Fail makes an error that no further attempt can mend: the step fails for good.
+// Fail returns an error after which the step is not tried again: it fails for good.
 func Fail(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
 	return &StepError{Layer: layer, Reason: reason, Public: public, cause: cause}
 }
 
-// GiveUp makes an error that ends an undo too: it is past the time in which it was worth another try.
+// GiveUp returns an error that ends an undo as well, whose policy would otherwise try it again.
 func GiveUp(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
 	return &StepError{Layer: layer, Reason: reason, Public: public, Final: true, cause: cause}
 }
 
-// Retry makes an error after which the step is tried again, within its policy.
+// Retry returns an error after which the step is tried again, within its policy.
 func Retry(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
 	return &StepError{Layer: layer, Reason: reason, Public: public, Retryable: true, cause: cause}
 }
 
-// stepErrorOf classifies what a step returned. A fault of a peer is tried again iff its action is to wait; an error without a class is
-// tried again, and only its kind is shown.
+// stepErrorOf converts an error of a step to a StepError. A fault of a peer is retryable if and only if its action is
+// to wait; any other error is retryable, and its text is not shown to people.
 func stepErrorOf(step *Step, err error) *StepError {
 	if e, ok := errors.AsType[*StepError](err); ok {
 		out := *e
@@ -172,16 +180,18 @@ func stepErrorOf(step *Step, err error) *StepError {
 	}
 }
 
-// Waits says whether the outcome parks the attempt.
+// Waits reports whether the outcome parks the attempt.
 func (o Outcome) Waits() bool { return o.kind == outcomeWait }
 
-// Why says what an outcome that parks the attempt waits for.
+// Why returns the reason for which an outcome parks the attempt.
 func (o Outcome) Why() string { return o.wait.Why }
 
-// Interrupted reports whether err ends a step without a verdict on it: the lease is lost, or the run stands still.
+// Interrupted reports whether err interrupts a step that neither failed nor succeeded: the lease is lost, or the run is
+// paused.
 func Interrupted(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err, ErrPaused) }
 
-// paused reports whether a step ended because rollback mode is set, by what it saw itself or by what a peer refused.
+// paused reports whether a step ended because rollback mode is set: the step found it itself, or a peer refused a
+// request with that reason.
 func paused(err error) bool {
 	return errors.Is(err, ErrPaused) || fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)
 }

@@ -12,17 +12,18 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// ownLease is a worker of a driver of this process that waits for a run which is being started: the run is leased by the transaction that inserts it, which
-// spares it the queue. If the transaction is rolled back, the worker is free again. If the outcome of the commit is not known, the run is made due at once,
-// if it is there. If the process ends between the commit and the first step, the run stays leased until its lease ends, as any run whose driver dies.
+// ownLease is a worker of a driver of this process that waits for a run which is being started: the transaction that
+// inserts the run also leases it, so that it does not wait in the queue. If the transaction is rolled back, the worker
+// is free again. If the outcome of the commit is not known, the run is made due at once, if it exists. If the process
+// ends between the commit and the first step, the run stays leased until its lease ends, as any run whose driver dies.
 type ownLease struct {
 	driver *Driver
-	sent   time.Time  // when the lease was asked for: it is not believed for longer than from then on
+	sent   time.Time  // when the lease was requested: its local deadline counts from here
 	leased *leasedRun // nil until the run is inserted
 }
 
-// reserve takes a free worker of a driver of this process for a run that tx is about to start. It returns nil if none is free, or if nobody would hear of
-// the end of tx.
+// reserve takes a free worker of a driver of this process for a run that tx is about to start. It returns nil if none
+// is free, or if tx takes no end hook (pg.OnEnd).
 func (c *Core) reserve(ctx context.Context, tx pgx.Tx) *ownLease {
 	d := c.freeDriver()
 	if d == nil {
@@ -36,7 +37,8 @@ func (c *Core) reserve(ctx context.Context, tx pgx.Tx) *ownLease {
 	return own
 }
 
-// freeDriver returns a driver of this process with a free worker, which is the caller's then, or nil.
+// freeDriver takes a free worker of a driver of this process for the caller and returns the driver, or nil if none is
+// free.
 func (c *Core) freeDriver() *Driver {
 	c.driving.Lock()
 	defer c.driving.Unlock()
@@ -74,7 +76,8 @@ func (c *Core) detach(d *Driver) {
 	}
 }
 
-// owner and length are what the statement leases the run with; no owner leaves the run in the queue.
+// owner and length are the owner and the seconds of the lease in the statement; an empty owner leaves the run in the
+// queue.
 func (o *ownLease) owner() string {
 	if o == nil {
 		return ""
@@ -89,7 +92,7 @@ func (o *ownLease) length() float64 {
 	return o.driver.cfg.Lease.Seconds()
 }
 
-// hold takes the run that was inserted under the lease.
+// hold stores the run that was inserted under the lease and returns its open attempt.
 func (o *ownLease) hold(run *Run, def *Definition, paused bool) *Attempt {
 	h := &leasedRun{run: *run, def: def, outputs: map[string]json.RawMessage{}, paused: paused, runLeft: noDeadline}
 	if run.DeadlineAt != nil && run.OpenSince != nil {
@@ -109,7 +112,7 @@ func (o *ownLease) end(ctx context.Context, committed bool) {
 		d.slots <- struct{}{}
 	case committed && d.adopt(ctx, o):
 	default:
-		// It was rolled back, or nobody knows, or the driver stops: if the run is there, it is due at once.
+		// tx was rolled back, or its outcome is unknown, or the driver stops: if the run exists, it is made due at once.
 		go func() {
 			defer func() { d.slots <- struct{}{} }()
 			d.letGoUndriven(ctx, o.leased)
@@ -117,7 +120,7 @@ func (o *ownLease) end(ctx context.Context, committed bool) {
 	}
 }
 
-// letGoWithin bounds how long a run that nobody drives is let go of: its lease ends by itself.
+// letGoWithin bounds the time for letting go of a run that no driver drives; otherwise its lease ends by itself.
 const letGoWithin = 30 * time.Second
 
 // letGoUndriven makes a run that this driver has leased and does not drive due at once, if it exists.
@@ -164,8 +167,8 @@ func (c *Core) observe(ctx context.Context, name string, at Place) error {
 	return c.onPoint(ctx, name, at)
 }
 
-// makesDue wakes the drivers of this process once tx, in which a run became due, is committed. Of a transaction that tells nobody of its end Committed
-// does so, from the first such on.
+// makesDue wakes the drivers of this process once tx, in which a run became due, is committed. If tx takes no end hook,
+// Committed wakes them instead, after this and every later commit.
 func (c *Core) makesDue(tx pgx.Tx) {
 	hooked := pg.OnEnd(tx, func(committed bool) {
 		if committed {

@@ -54,19 +54,20 @@ func (b *bed) firstEvent(id string) *lifecyclev1.Run {
 	return run
 }
 
-// driven waits until the driver is there: it takes a run that is in the queue.
+// driven waits until the driver runs: it leases a run that is in the queue.
 func (b *bed) driven() {
 	b.t.Helper()
 	_, id := b.create("toy")
 	b.await(id, 10*time.Second, "succeeded")
 }
 
-// TestAStartLeasesItsRun holds that a run that is started beside a free worker is leased by the transaction that inserts it, and that its first event says so.
+// TestAStartLeasesItsRun holds that a run that is started beside a free worker is leased by the transaction that
+// inserts it, and that its first event has the lease.
 func TestAStartLeasesItsRun(t *testing.T) {
 	testkit.IO(t)
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one", "two"), States: states()})
 	cfg := b.config("a")
-	cfg.LeaseBatch = 1                                    // its look at the queue takes one worker of eight
+	cfg.LeaseBatch = 1                                    // its query of the queue takes one worker of eight
 	cfg.Heartbeat, cfg.Lease = time.Minute, 3*time.Minute // a heartbeat raises the version that is compared
 	b.drive(cfg)
 	b.driven()
@@ -87,7 +88,8 @@ func TestAStartLeasesItsRun(t *testing.T) {
 	}
 }
 
-// TestAStartThatIsRolledBackFreesItsWorker holds that a worker that was to drive a run which does not come to be drives others.
+// TestAStartThatIsRolledBackFreesItsWorker holds that a worker that was reserved for a run whose transaction is rolled
+// back drives others.
 func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 	testkit.IO(t)
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
@@ -107,7 +109,8 @@ func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 	b.driven()
 }
 
-// TestAStartBesideBusyWorkersWaits holds that a run is left in the queue while no worker is free, and taken from it afterwards.
+// TestAStartBesideBusyWorkersWaits holds that a run is left in the queue while no worker is free, and taken from it
+// afterwards.
 func TestAStartBesideBusyWorkersWaits(t *testing.T) {
 	testkit.IO(t)
 	began, goOn := make(chan struct{}, 1), make(chan struct{})
@@ -135,8 +138,8 @@ func TestAStartBesideBusyWorkersWaits(t *testing.T) {
 	b.await(id, 5*time.Second, "succeeded")
 }
 
-// TestAStartDuringAStopIsDueAtOnce holds that a run that was leased for a driver which stops before the commit is free for another at once, long before its
-// lease ends, and that a driver that has stopped leases none.
+// TestAStartDuringAStopIsDueAtOnce holds that a run that was leased for a driver which stops before the commit is free
+// for another at once, long before its lease ends, and that a driver that has stopped leases none.
 func TestAStartDuringAStopIsDueAtOnce(t *testing.T) {
 	testkit.IO(t)
 	def := saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()}

@@ -12,22 +12,22 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// resumeBatch bounds the runs of one transaction that lets them go on.
+// resumeBatch is how many runs one transaction resumes at most.
 const resumeBatch = 100
 
-// Resumed is a run that goes on after it stood still for a while.
+// Resumed is a run that goes on after a pause of length Stood.
 type Resumed struct {
 	RunID, WorkspaceID string
 	Stood              time.Duration
 }
 
-// whyPaused is what the timeline shows of a run that stands still.
+// whyPaused returns the text that the timeline shows for a paused run.
 func whyPaused() string {
 	return names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) + ": it stands still until `gpuaas rollback accept --reason TEXT`"
 }
 
-// pause parks the open attempt, forward or undoing, because rollback mode is set. Nobody leases the run until Resume lets it go on: no clock of it
-// counts meanwhile, and no attempt is used up.
+// pause parks the open attempt, forward or undoing, because rollback mode is set. No driver leases the run until Resume
+// lets it go on: its deadlines do not run meanwhile, and no attempt is used up.
 func (d *Driver) pause(ctx context.Context, h *leasedRun) error {
 	state := stateWaiting
 	if h.run.Phase == phaseUndo {
@@ -50,8 +50,8 @@ func (d *Driver) pause(ctx context.Context, h *leasedRun) error {
 	return err
 }
 
-// Resume lets runs go on that stood still, once rollback mode is not set any more. Their deadlines move on by as long as they stood still. It returns how
-// many runs go on.
+// Resume lets paused runs go on once rollback mode is over. It moves their deadlines on by the length of their pauses,
+// and returns how many runs go on.
 func (c *Core) Resume(ctx context.Context) (int, error) {
 	total := 0
 	for {
@@ -104,7 +104,7 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 	return n, err
 }
 
-// lockPaused returns runs that stand still, and locks their tasks, which come before the runs in the order of locks.
+// lockPaused returns the ids of paused runs, and locks their tasks, which come before the runs in the order of locks.
 func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	paused, err := pg.Values[string](ctx, tx, pausedRuns, resumeBatch)
 	if err != nil {
@@ -116,7 +116,7 @@ func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	return paused, c.resuming(ctx, tx, paused)
 }
 
-// moveOn makes runs due and moves everything on that counts their time.
+// moveOn makes runs due, and moves the deadlines of the runs, their attempts and their tasks on.
 func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runs []string, stood []float64) error {
 	moved, err := pg.All[Run](ctx, tx, moveOnRuns, runs, stood)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// still waits until the run stands still because of rollback mode, in a state.
+// still waits until the run is paused because of rollback mode, in the given state.
 func (b *bed) still(id, state string) saga.Run {
 	b.t.Helper()
 	var r saga.Run
@@ -28,8 +28,8 @@ func (b *bed) still(id, state string) saga.Run {
 	return r
 }
 
-// A run stands still in rollback mode, with the reason on its timeline, and goes on afterwards with all the time that it had left: no budget, deadline or
-// stall clock counts the mode, and no attempt is used up.
+// A run is paused in rollback mode, with the reason on its timeline, and goes on afterwards with all the time that it
+// had left: the mode does not count for a budget, a deadline or a stall, and no attempt is used up.
 func TestRunsStandStillInRollbackMode(t *testing.T) {
 	testkit.IO(t)
 	var calls atomic.Int32
@@ -77,7 +77,7 @@ func TestRunsStandStillInRollbackMode(t *testing.T) {
 	}
 }
 
-// An undo stands still as well: it begins, at the earliest, after the mode.
+// An undo is paused as well: it begins after the mode at the earliest.
 func TestUndosStandStillInRollbackMode(t *testing.T) {
 	testkit.IO(t)
 	var b *bed

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// What the policy says is asked for when it is needed: it acts on what runs already.
+// The policy is read whenever it is needed, so that it applies to live runs too.
 func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	testkit.IO(t)
 	var quiet, long, grace atomic.Int64

@@ -16,7 +16,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// A run that this build cannot drive is stuck as any other: whoever holds something for it is told, it is on record, and what is offered for it helps.
+// A run that this build cannot drive is stuck as any other: OnStuck of its definition is called, the audit has it, and
+// the verbs that are offered for it work.
 func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 	testkit.IO(t)
 	told := make(chan *saga.StepError, 1)
@@ -63,7 +64,8 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 	}
 }
 
-// A reset that is refused says what helps: for what cannot be cancelled that is to wait, and an attempt that is open is named.
+// The refusal of a reset has a remedy: for an operation that cannot be cancelled it is to wait, and an open attempt is
+// named.
 func TestARefusedResetSaysWhatHelps(t *testing.T) {
 	testkit.IO(t)
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()},

@@ -7,7 +7,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// ReadRuns reads the rows of runs as they stand, for who compares them with what their events said. Ids that are not there are left out.
+// ReadRuns reads the rows of runs, for callers that compare them with their events. Ids without a row are left out.
 func ReadRuns(ctx context.Context, q pg.Querier, ids []string) ([]Run, error) {
 	out, err := pg.All[Run](ctx, q, runsByID, ids)
 	if err != nil {

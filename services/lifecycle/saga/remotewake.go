@@ -9,10 +9,10 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// remoteWakeEvery bounds how often what other replicas did is looked for.
+// remoteWakeEvery is the least time between two wakes for events of other replicas.
 const remoteWakeEvery = 100 * time.Millisecond
 
-// atRest reports whether no run is live, and other replicas tell this process when one is started.
+// atRest reports whether no run is live and this process is notified when another replica starts one.
 func (c *Core) atRest(ctx context.Context) bool {
 	c.driving.Lock()
 	before := c.reserved
@@ -24,17 +24,18 @@ func (c *Core) atRest(ctx context.Context) bool {
 	}
 	c.driving.Lock()
 	defer c.driving.Unlock()
-	resting = resting && c.reserved == before // a run that this process has begun meanwhile may not have been seen
+	resting = resting && c.reserved == before // the query may not have seen a run that this process started meanwhile
 	c.resting.Store(resting)
 	return resting
 }
 
-// FollowRemoteWakes wakes the drivers of this process for what other replicas did, until ctx ends: soon after events were numbered, and not more than a few
-// times a second, they look for runs to lease and for cancels of the runs in their hands. What it misses comes by the next poll or heartbeat.
+// FollowRemoteWakes wakes the drivers of this process for what other replicas did, until ctx ends: soon after events
+// were numbered, and at most every remoteWakeEvery, they query for runs to lease and for cancels of the runs that they
+// have leased. The next poll or heartbeat finds whatever this misses.
 func (c *Core) FollowRemoteWakes(ctx context.Context, numbered *events.Signal) error {
 	c.notified.Store(numbered)
 	for {
-		woken := numbered.C() // before the look: what comes during the pause is looked for after it
+		woken := numbered.C() // before the wakes: an event that comes during the pause wakes again after it
 		c.runnable.Notify()
 		c.cancels.Notify()
 		if !app.Sleep(ctx, remoteWakeEvery) {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// TestACancelAtAnotherReplicaNeedsNoHeartbeat: the replica that drives hears of it with the events' numbers.
+// TestACancelAtAnotherReplicaNeedsNoHeartbeat: the replica that drives the run is notified when the event is numbered.
 func TestACancelAtAnotherReplicaNeedsNoHeartbeat(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

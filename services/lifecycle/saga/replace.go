@@ -13,9 +13,9 @@ import (
 )
 
 // CancelParked ends a run that is parked at a step on its way forward: it is cancelled, and nothing is undone. Its
-// claims stay for the run that is started in the same transaction, so that the workspace never stands without one and
-// nobody can come between. No driver holds a parked run, so nothing of it is under way; its fence is raised all the
-// same. A run that is elsewhere by now, or in a driver's hands, is a conflict.
+// claims stay for the run that is started in the same transaction, so that the workspace is never without a run and no
+// other request can start one in between. No driver has a parked run leased, so that no step is under way; its fence is
+// raised nevertheless. It returns a conflict if the run is no longer at that step, or is leased.
 func (c *Core) CancelParked(ctx context.Context, tx pgx.Tx, runID, step, by, reason string) (Verb, error) {
 	code, layer := names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), names.Of(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	text := "cancelled by " + by + ": " + reason

@@ -78,15 +78,16 @@ const (
 	attemptAbandoned = "abandoned"
 )
 
-// Live says whether the run still owns its workspace.
+// Live reports whether the run still owns its workspace.
 func (r *Run) Live() bool { return r.State != stateSucceeded && r.State != stateFailed }
 
-// Joinable says whether the run is on its way forward: one that is cancelled, being undone or stuck serves nobody who asks for the same.
+// Joinable reports whether a request for the same operation may join the run: it is in its forward phase, and neither
+// cancelled nor stuck.
 func (r *Run) Joinable() bool {
 	return r.Live() && r.Phase == phaseDo && r.CancelAt == nil && r.State != stateStuck
 }
 
-// StepName names the step the run is at.
+// StepName returns the name of the step that the run is at, or "" if the row has none for it.
 func (r *Run) StepName() string {
 	if r.Step < 0 || r.Step >= len(r.StepNames) {
 		return ""
@@ -96,32 +97,33 @@ func (r *Run) StepName() string {
 
 // Attempt is a row of saga_step.
 type Attempt struct {
-	RunID       string          `db:"run_id"`
-	Step        int             `db:"step"`
-	Name        string          `db:"name"`
-	Dir         string          `db:"dir"`
-	Attempt     int             `db:"attempt"`
-	WorkspaceID string          `db:"workspace_id"`
-	TenantID    string          `db:"tenant_id"`
-	Fence       int64           `db:"fence"`
-	OpSeq       int64           `db:"op_seq"`
-	State       string          `db:"state"`
-	IdemKey     string          `db:"idem_key" expr:"COALESCE(NULLIF(@.idem_key, ''), @.run_id || '/' || @.name || '/' || @.dir)"` // made of the row, once it is closed
-	StartedAt   time.Time       `db:"started_at"`
-	HeartbeatAt *time.Time      `db:"heartbeat_at"`
-	ProgressAt  *time.Time      `db:"progress_at"`
-	Progress    string          `db:"note" expr:"COALESCE(@.progress->>'note', '')"`
-	DeadlineAt  *time.Time      `db:"deadline_at"`
-	Stalled     bool            `db:"stalled"`
-	FinishedAt  *time.Time      `db:"finished_at"`
-	WhyWaiting  string          `db:"why_waiting"`
-	ErrorCode   string          `db:"error_code"`
-	Error       string          `db:"error"`
-	ErrorLayer  string          `db:"error_layer"`
-	Cause       string          `db:"cause"`       // of the error, redacted and bounded; for operators
-	LastOutput  string          `db:"last_output"` // the end of what the workload wrote whose failure this is; for people of the tenant and operators
-	Output      json.RawMessage `db:"output"`
-	Version     int64           `db:"version"`
+	RunID       string     `db:"run_id"`
+	Step        int        `db:"step"`
+	Name        string     `db:"name"`
+	Dir         string     `db:"dir"`
+	Attempt     int        `db:"attempt"`
+	WorkspaceID string     `db:"workspace_id"`
+	TenantID    string     `db:"tenant_id"`
+	Fence       int64      `db:"fence"`
+	OpSeq       int64      `db:"op_seq"`
+	State       string     `db:"state"`
+	IdemKey     string     `db:"idem_key" expr:"COALESCE(NULLIF(@.idem_key, ''), @.run_id || '/' || @.name || '/' || @.dir)"` // made of the row, once it is closed
+	StartedAt   time.Time  `db:"started_at"`
+	HeartbeatAt *time.Time `db:"heartbeat_at"`
+	ProgressAt  *time.Time `db:"progress_at"`
+	Progress    string     `db:"note" expr:"COALESCE(@.progress->>'note', '')"`
+	DeadlineAt  *time.Time `db:"deadline_at"`
+	Stalled     bool       `db:"stalled"`
+	FinishedAt  *time.Time `db:"finished_at"`
+	WhyWaiting  string     `db:"why_waiting"`
+	ErrorCode   string     `db:"error_code"`
+	Error       string     `db:"error"`
+	ErrorLayer  string     `db:"error_layer"`
+	Cause       string     `db:"cause"` // of the error, redacted and bounded; for operators
+	// LastOutput is the end of the output of the workload that failed, for people of the tenant and operators.
+	LastOutput string          `db:"last_output"`
+	Output     json.RawMessage `db:"output"`
+	Version    int64           `db:"version"`
 }
 
 // Claim is a row of resource_claim.

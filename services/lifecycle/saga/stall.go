@@ -12,8 +12,9 @@ import (
 
 const stallBatch = 100
 
-// sameTry says of an attempt p of the step of an attempt s that both are one try: nothing but lost drivers lies between them. A step that wedges and takes its
-// worker with it has been wedged since then, not since another worker began to wait for it.
+// sameTry is the condition that an attempt p of the step of an attempt s belongs to the same try: between them there
+// are only attempts whose drivers were lost. A step that hangs and takes its worker with it has been hanging since its
+// first such attempt, not since the next worker began to wait for it.
 //
 // Scenario: saga-step-wedged.
 func sameTry(p string) string {
@@ -21,13 +22,14 @@ func sameTry(p string) string {
 		WHERE q.run_id = s.run_id AND q.step = s.step AND q.dir = s.dir AND q.attempt < s.attempt AND q.state <> 'lost'), 0)`
 }
 
-// quietSince is when the step of an attempt s last moved.
+// quietSince is the SQL of the time at which the step of an attempt s last made progress.
 var quietSince = `GREATEST(
 	(SELECT max(p.progress_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir),
 	LEAST(s.started_at, (SELECT min(p.started_at) FROM lifecycle.saga_step p
 		WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND ` + sameTry("p") + `)))`
 
-// openOrStored selects the open attempt of a run r: its row, or what stands of it in the run's own while it has none.
+// openOrStored selects the open attempt of a run r: its row, or the columns in the run's row while it has no row of its
+// own.
 const openOrStored = `SELECT o.run_id, o.step, o.dir, o.attempt, o.name, o.stall_after, o.stalled, o.started_at FROM lifecycle.saga_step o
 	WHERE o.run_id = r.id AND o.step = r.step AND o.dir = r.phase AND o.state IN ('running', 'waiting')
 	UNION ALL
@@ -35,7 +37,7 @@ const openOrStored = `SELECT o.run_id, o.step, o.dir, o.attempt, o.name, o.stall
 	WHERE r.open_attempt > 0 AND NOT EXISTS (SELECT FROM lifecycle.saga_step o
 		WHERE o.run_id = r.id AND o.step = r.step AND o.dir = r.phase AND o.attempt = r.open_attempt)`
 
-// notPaused holds for a run r that does not stand still: one that does shows no life on purpose.
+// notPaused is the condition that a run r is not paused: a paused run makes no progress by intention.
 const notPaused = `NOT (SELECT mesh.rolled_back()) AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause h WHERE h.run_id = r.id AND h.since IS NOT NULL)`
 
 type stall struct {
@@ -47,7 +49,8 @@ type stall struct {
 	After   float64 `db:"after"` // seconds that it may be quiet, for an attempt
 }
 
-// stallAfter is how long a step may show no progress now; without a step, how long a run may last.
+// stallAfter returns how long a step may show no progress by the policy in force or its definition; without a step, how
+// long a run may last.
 func (c *Core) stallAfter(def *Definition, step *Step) time.Duration {
 	name, after := "", def.StallAfter
 	if step != nil {
@@ -61,9 +64,9 @@ func (c *Core) stallAfter(def *Definition, step *Step) time.Duration {
 	return after
 }
 
-// MarkStalls flags what shows no life, by two clocks: attempts without progress for longer than their step allows, and runs that no driver has
-// touched for silent after they were due. Runs that last longer than their definition expects are flagged as well. A flag is a reason and an
-// event; nothing is stopped by it. It answers how many were flagged.
+// MarkStalls flags stalls: attempts without progress for longer than their step allows, runs that no driver has leased
+// for silent after they were due, and runs that last longer than their definition expects. A flag is a reason and an
+// event; it stops nothing. MarkStalls returns how many it flagged.
 func (c *Core) MarkStalls(ctx context.Context, silent time.Duration) (int, error) {
 	found, err := c.findStalls(ctx, silent)
 	if err != nil {
@@ -104,7 +107,7 @@ func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, e
 	return found, nil
 }
 
-// markStall flags one, unless it moved meanwhile.
+// markStall flags one stall, and reports whether it did: not if the run or the attempt made progress meanwhile.
 func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 	marked := false
 	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {

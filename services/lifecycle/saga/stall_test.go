@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// A step that waits looks again all the time. What was said of its stall stays said until it moves or succeeds: neither a look that finds nothing nor the end
-// of an attempt is a recovery.
+// A waiting step is called repeatedly. Its stall flag stays until it makes progress or succeeds: neither a call that
+// finds nothing nor the end of an attempt clears it.
 func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	testkit.IO(t)
 	var looks atomic.Int32
@@ -31,7 +31,7 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 		case 4:
 			return saga.Outcome{}, errBoom
 		case 6, 7:
-			// The second attempt begins by saying where the first ended, and then gets further.
+			// The second attempt first reports the text with which the first ended, and then another.
 			if err := env.Progress(ctx, fmt.Sprintf("pods %d/3", n-5)); err != nil {
 				return saga.Outcome{}, err
 			}
@@ -96,7 +96,8 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	}
 }
 
-// A step that tells the same over and over has not moved: neither its stall clock nor its row does. A driver that is lost changes nothing of that.
+// A step that reports the same text repeatedly has made no progress: its stall clock is not reset and its row is not
+// written. The loss of a driver does not change that.
 func TestOnlyNewReportsAreProgress(t *testing.T) {
 	testkit.IO(t)
 	var looks atomic.Int32
@@ -140,7 +141,7 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 	_, first := look(1)
 	wake()
 	_, again := look(2)
-	// Leased and parked: two changes, and none by its words.
+	// Leased and parked: two changes, and none by its progress texts.
 	if first.ProgressAt == nil || !again.ProgressAt.Equal(*first.ProgressAt) || again.Version != first.Version+2 {
 		t.Errorf("the same words moved the clock from %v to %v, the row from %d to %d", first.ProgressAt, again.ProgressAt, first.Version, again.Version)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Standing names a claim whose resource is known to exist, and what the resource is called at its owner.
+// Standing is a claim whose resource is known to exist, with the resource's name at its owner.
 type Standing struct {
 	ClaimID     string `db:"claim_id"`
 	ExternalRef string `db:"external_ref"`
@@ -21,8 +21,8 @@ var confirmStanding = pg.Define(pg.RoleLifecycle, "saga.confirm_standing", `UPDA
 	FROM unnest($1::uuid[], $2::text[]) AS s (id, ref)
 	WHERE c.id = s.id AND c.confirmed_at IS NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL RETURNING `+claimColumns)
 
-// ConfirmStanding confirms claims whose resources are known to exist, in place of the step that made them, and returns how many it confirmed. Claims that
-// are confirmed, released or given up by now stay as they are.
+// ConfirmStanding confirms claims whose resources are known to exist, in place of the step that made them, and returns
+// how many it confirmed. Claims that are confirmed, released or orphaned by now stay as they are.
 func ConfirmStanding(ctx context.Context, tx pgx.Tx, standing []Standing) (int, error) {
 	claims, refs := make([]string, len(standing)), make([]string, len(standing))
 	for i, s := range standing {

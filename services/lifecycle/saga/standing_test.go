@@ -15,8 +15,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestStandingFollowsTheState takes workspaces of the build before through the migration: what of its tenant's each takes follows its state, in every
-// session, the rows are the product's, and a state that takes the same writes to no index.
+// TestStandingFollowsTheState takes workspaces of the build before through the migration: the column standing, which
+// counts against its tenant's limits, follows its state, in every session; the rows count as written by the product;
+// and a change between states with the same value writes to no index.
 func TestStandingFollowsTheState(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
@@ -76,7 +77,7 @@ func TestStandingFollowsTheState(t *testing.T) {
 	exec(`UPDATE lifecycle.workspace SET state = 'decommissioned' WHERE name = 'active'`)
 	exec(`UPDATE lifecycle.workspace SET state = 'active', standing = 0 WHERE name = 'failed'`)
 	check("changed")
-	// The name of what is decommissioned is free, and of what has failed is not.
+	// The name of a decommissioned workspace is free, that of a failed one is not.
 	exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state) VALUES ($1, $2, 'active', 'failed')`, ids.New(), tenant)
 	_, err = product.Exec(ctx, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state) VALUES ($1, $2, 'active', 'provisioning')`, ids.New(), tenant)
 	if !pg.IsUnique(err, "workspace_name") {

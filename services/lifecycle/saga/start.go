@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// StartRequest asks for a run on a workspace that exists.
+// StartRequest is a request for a run on a workspace that exists.
 type StartRequest struct {
 	WorkspaceID string
 	Kind        commonv1.OperationKind // create, retry, recreate or decommission
@@ -32,22 +32,24 @@ type StartRequest struct {
 	JoinKinds []commonv1.OperationKind
 	// NextEpoch draws a new epoch for the workspace; otherwise the run keeps the present one.
 	NextEpoch bool
-	// OfEpoch, if set, is the workspace's epoch at which the run may begin; at another it is a conflict.
+	// OfEpoch, if set, is the only epoch of the workspace at which the run may begin; at another one Start returns a
+	// conflict.
 	OfEpoch int64
-	// Round and ParentRunID tie a retry to what it follows; zero means round 1.
+	// Round and ParentRunID tie a retry to the run that it follows; zero means round 1.
 	Round       int
 	ParentRunID string
-	// DesiredState, if set, is what the workspace is to be from now on.
+	// DesiredState, if set, becomes the workspace's desired state.
 	DesiredState string
 	// RunID is the id of the run if this request makes it; empty draws one.
 	RunID string
 
-	// countRetry makes it a retry: it counts, and begins only if the workspace is still reset and retryUsed retries are still counted.
+	// countRetry makes the run a counted retry: it begins only if the workspace is still reset and its count is still
+	// retryUsed.
 	countRetry bool
 	retryUsed  int
 }
 
-// Started returns a start.
+// Started is the result of a Start.
 type Started struct {
 	RunID  string
 	Kind   commonv1.OperationKind // of the run that serves the request
@@ -67,8 +69,8 @@ type NewWorkspace struct {
 	CreatedBy  string
 }
 
-// InsertWorkspace inserts the row in state `provisioning` with epoch 0, without an event: the Start that follows in the same transaction
-// announces it. A name that is taken is a unique violation of workspace_name.
+// InsertWorkspace inserts the row in state `provisioning` with epoch 0, without an event: the Start that follows in the
+// same transaction announces it. A name that is taken is a unique violation of workspace_name.
 func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) (string, error) {
 	if in.ID == "" {
 		in.ID = ids.New()
@@ -83,8 +85,9 @@ func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) 
 	return in.ID, nil
 }
 
-// Start inserts a run, or joins the one that is open. An open run of another kind, or one that is being undone, is operation_in_progress with its id; a
-// stuck one run_stuck; a workspace in a state outside From precondition_failed. tx is READ COMMITTED, so that what a winner committed meanwhile is seen.
+// Start inserts a run, or joins the one that is open. An open run of another kind, or one that is being undone, is
+// operation_in_progress with its id; a stuck one run_stuck; a workspace in a state outside From precondition_failed. tx
+// is READ COMMITTED, so that it sees a run that a concurrent request has committed meanwhile.
 func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started, error) {
 	def, ok := c.registry.Newest(req.Definition)
 	if !ok {
@@ -104,8 +107,8 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 		req.RunID = ids.New()
 	}
 	req.Round = max(req.Round, 1)
-	// The insert and the look may both come back empty: the winner was not in the insert's snapshot and had ended by the time of the look,
-	// or the other way round. Then the statement is tried once more.
+	// Both the insert and LiveRun may find no run: the winner was not in the insert's snapshot and had ended when LiveRun
+	// read, or the other way round. Then the statement is tried once more.
 	own := c.reserve(ctx, tx)
 	for range 2 {
 		row, err := c.startRun(ctx, tx, def, req, input, own)
@@ -126,7 +129,8 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 	return Started{}, fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
 }
 
-// joinOrRefuse joins the run that is live, unless that is the one which was just inserted and did not get its workspace.
+// joinOrRefuse joins the run that is live, unless that is the one which was just inserted and did not get its
+// workspace.
 func (c *Core) joinOrRefuse(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run) (Started, error) {
 	if live.ID != req.RunID {
 		return c.join(ctx, tx, req, live)
@@ -142,7 +146,8 @@ func (c *Core) joinOrRefuse(ctx context.Context, tx pgx.Tx, req StartRequest, li
 	}
 }
 
-// startedRow is the workspace as a run has got it, and what the database has made of the run's own row.
+// startedRow is the row of the workspace that the run was given, with the columns of the run's row that the database
+// computed.
 type startedRow struct {
 	Workspace
 	RunOpSeq    int64      `db:"run_op_seq"`
@@ -158,7 +163,8 @@ type startedRow struct {
 	Paused      bool       `db:"paused"`
 }
 
-// startRun inserts the run and gives it the workspace. The epoch is compared and set: the run's was drawn from the row before its lock.
+// startRun inserts the run and gives it the workspace. The epoch is compared and set, because the run's epoch was read
+// from the row before that was locked.
 func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, own *ownLease) (*startedRow, error) {
 	from := make([]string, 0, len(req.From))
 	for _, s := range req.From {
@@ -179,7 +185,7 @@ func whyStarted(def *Definition, own *ownLease) string {
 	return doing(phaseDo, def.Steps[0].Name)
 }
 
-// begin announces the run that was just started, and gives it to the worker that waits for it.
+// begin appends the events of the run that was just started, and gives it to the worker that waits for it.
 func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, row *startedRow, own *ownLease) (Started, error) {
 	w := &row.Workspace
 	run := &Run{
@@ -215,7 +221,7 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 	return Started{RunID: run.ID, Kind: req.Kind, Epoch: run.Epoch, State: def.States.Running, Pos: pos}, nil
 }
 
-// healthyReset is the retries counted so far: none after an hour of health.
+// healthyReset is the SQL of the retries counted so far: zero after an hour in the state active.
 const healthyReset = `CASE WHEN w.state = 'active' AND mesh.clock() - w.state_at >= interval '1 hour' THEN 0 ELSE w.retry_used END`
 
 func boolInt(b bool) int {
@@ -231,14 +237,14 @@ func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) err
 		return err
 	}
 	if len(req.From) == 0 || slices.ContainsFunc(req.From, func(s commonv1.WorkspaceState) bool { return names.Of(s) == w.State }) {
-		// Its epoch was drawn by an operation that began and ended while this one waited for its turn.
+		// Another operation changed the epoch: it began and ended while this one waited for the lock.
 		return fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),
 		fault.Unmet("the workspace is "+w.State+", not "+among(req.From)), fault.Remedy("`gpuaas workspaces actions WS` shows what is possible now"))
 }
 
-// among spells states as a choice.
+// among returns the names of states as a list with a final "or".
 func among(states []commonv1.WorkspaceState) string {
 	out := make([]string, len(states))
 	for i, s := range states {
@@ -261,7 +267,7 @@ func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run)
 			fault.Conflicting(live.ID), isOpen(live), fault.Remedy(c.endRemedy(live)))
 	}
 	if !live.Joinable() {
-		// Whoever wants the workspace is not served by a run that takes it away.
+		// A run that is being undone does not do what the request is for.
 		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s on this workspace is being undone", live.Kind),
 			fault.Conflicting(live.ID), isOpen(live), fault.Remedy("wait until it has ended, and ask again"))
 	}
@@ -272,8 +278,9 @@ func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run)
 	return Started{RunID: live.ID, Kind: kind, Joined: true, Epoch: live.Epoch, State: spelled[commonv1.WorkspaceState](w.State)}, nil
 }
 
-// Wake says that something happened for these runs: a parked one that can be woken is due at once; a leased one will not stay parked. It never
-// steals a lease. It belongs in the transaction of what happened, as its last lock; Committed follows the commit.
+// Wake signals these runs: a parked run that can be woken becomes due at once, and a leased run that parks with
+// WakeOnSignal is due again at once. It never takes a lease from a driver. The caller calls it in the transaction of
+// the change that the runs wait for, as its last lock, and calls Committed after the commit.
 func (c *Core) Wake(ctx context.Context, tx pgx.Tx, runIDs ...string) error {
 	return c.wake(ctx, tx, wakeRuns, runIDs)
 }

@@ -7,14 +7,14 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// stepOutput is what a step that has succeeded left for later ones.
+// stepOutput is the output that a step which has succeeded left for later ones.
 type stepOutput struct {
 	RunID  string          `db:"run_id"`
 	Name   string          `db:"name"`
 	Output json.RawMessage `db:"output"`
 }
 
-// Statements of leases, of what a driver holds, and of reading.
+// Statements of leases, of the runs that a driver has leased, and of reading.
 var (
 	leaseRuns = pg.Define(pg.RoleLifecycle, "saga.lease_runs", `
 		WITH c AS (
@@ -37,7 +37,7 @@ var (
 		RETURNING `+runColumns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8,
 			(SELECT mesh.rolled_back()), c.fence, c.open_attempt, c.open_since,
 			COALESCE((SELECT w.op_seq FROM lifecycle.workspace w WHERE w.id = r.workspace_id) > r.op_last, false)`)
-	// knowsLater asks whether anything later than a run was asked of its workspace.
+	// knowsLater selects whether the workspace has an operation number or an epoch above those of a run.
 	knowsLater = pg.Define(pg.RoleLifecycle, "saga.knows_later", `
 		SELECT EXISTS (SELECT FROM lifecycle.workspace w WHERE w.id = $1 AND (w.op_seq > $2 OR w.epoch > $3))`)
 	anyLive = pg.Define(pg.RoleLifecycle, "saga.any_live", `
@@ -126,8 +126,8 @@ var (
 	insertWorkspace = pg.Define(pg.RoleLifecycle, "saga.insert_workspace", `
 		INSERT INTO lifecycle.workspace (id, tenant_id, name, spec, spec_digest, state, created_by)
 		VALUES ($1, $2, $3, $4, $5, 'provisioning', $6)`)
-	// startRun inserts a run and gives it its workspace, by what the workspace is once it is locked. It returns nothing if another run is live, or if
-	// the workspace is not such that the run may begin: then the run that it has inserted must be rolled back.
+	// startRun inserts a run and gives it its workspace, according to the workspace's row once it is locked. It returns no
+	// row if another run is live, or if the workspace does not allow the run: then the inserted run must be rolled back.
 	startRun = pg.Define(pg.RoleLifecycle, "saga.start_run", `
 		WITH r AS (
 			INSERT INTO lifecycle.saga_run AS r (id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
@@ -159,7 +159,8 @@ var (
 			r.heartbeat_at AS run_heartbeat_at, r.open_since AS run_open_since, r.tried_since AS run_tried_since,
 			(SELECT mesh.rolled_back()) AS paused
 		FROM w JOIN r ON r.workspace_id = w.id`)
-	// giveRange gives a run that was just inserted its range of numbers, if its workspace has drawn others meanwhile.
+	// giveRange gives a run that was just inserted another range of numbers, if numbers of its workspace were drawn
+	// meanwhile.
 	giveRange = pg.Define(pg.RoleLifecycle, "saga.give_range", `
 		UPDATE lifecycle.saga_run r SET op_seq = $2, op_last = $3 WHERE r.id = $1`)
 	wakeRuns             = pg.Define(pg.RoleLifecycle, "saga.wake_runs", wakeSQL("id"))

@@ -6,12 +6,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// opRange is how many operation numbers a run is given at once. An attempt takes one, so that few runs need a second range. While a run is live nobody else
-// draws numbers of its workspace: what the reapers draw afterwards is above the range.
+// opRange is how many operation numbers a run is given at once. An attempt takes one, so that few runs need a second
+// range. While a run is live no other run or reaper draws numbers of its workspace: the numbers that reapers draw
+// afterwards are above the range.
 const opRange = 64
 
-// openRow spells, as columns of saga_step, the attempt that is open in the row of a run r and has no row of its own yet.
-// Its time limit is the driver's to add; the time after which it stalls is its definition's, or this one.
+// openRow selects, as columns of saga_step, the attempt that is open in the row of a run r and has no row of its own
+// yet. The driver adds its deadline; the time after which it stalls is that of its definition, or this one.
 const (
 	openInto = `run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, idem_key, started_at, stall_after`
 	openRow  = `r.id, r.step, ` + stepName + `, r.phase, r.open_attempt, r.workspace_id, r.tenant_id, r.fence, r.op_seq,
@@ -20,7 +21,7 @@ const (
 	stepKey  = `(run_id, step, dir, attempt)`
 )
 
-// lostAttempt is what closes an attempt whose driver lost its lease.
+// lostAttempt is the SET list that closes an attempt whose driver lost its lease.
 const lostAttempt = `state = 'lost', finished_at = mesh.clock(), outcome = 'lost', why_waiting = '',
 	error = 'its driver lost the lease', error_code = '', error_layer = '', cause = '', last_output = ''`
 
@@ -47,7 +48,7 @@ var (
 	dropOpen = pg.Define(pg.RoleLifecycle, "saga.drop_open", `
 		UPDATE lifecycle.saga_run r SET open_attempt = 0, open_since = NULL
 		WHERE r.id = ANY ($1::uuid[]) AND r.open_attempt > 0`)
-	// useUpRange takes from runs what is left of their ranges.
+	// useUpRange marks the rest of the runs' ranges as used.
 	useUpRange = pg.Define(pg.RoleLifecycle, "saga.use_up_range", `
 		UPDATE lifecycle.saga_run r SET op_seq = r.op_last WHERE r.id = ANY ($1::uuid[])`)
 	// insertAttempts opens the next attempt of runs that were just leased.
@@ -56,7 +57,8 @@ var (
 			open_attempt = 1 + COALESCE((SELECT max(p.attempt) FROM lifecycle.saga_step p
 				WHERE p.run_id = r.id AND p.step = r.step AND p.dir = r.phase), 0)
 		WHERE r.id = ANY ($1::uuid[]) RETURNING r.id, r.op_seq, r.op_last, r.open_attempt, r.open_since`)
-	// drawRange gives runs new ranges above everything that was drawn for their workspaces, and the open attempts the first numbers of these.
+	// drawRange gives runs new ranges above everything that was drawn for their workspaces, and the open attempts the
+	// first numbers of these.
 	drawRange = pg.Define(pg.RoleLifecycle, "saga.draw_range", `
 		WITH ws AS (UPDATE lifecycle.workspace w SET op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
 			FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[]) AND w.id = r.workspace_id RETURNING r.id, w.op_seq)

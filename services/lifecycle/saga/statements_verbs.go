@@ -2,13 +2,13 @@ package saga
 
 import "github.com/gpuaas/mesh/internal/pg"
 
-// adoptedClaim is a claim that was written down, and whether it was there before.
+// adoptedClaim is a claim that Intent wrote, and whether it existed before.
 type adoptedClaim struct {
 	Claim
 	Adopted bool `db:"adopted" expr:"@.xmax <> 0"`
 }
 
-// claimSetting is what a change of a claim writes. Its argument is $2.
+// claimSetting is the SET list of a change of a claim. Its argument is $2.
 type claimSetting string
 
 const (
@@ -20,10 +20,10 @@ const (
 		orphaned_by = ($2::text[])[1], orphan_reason = ($2::text[])[2]`
 )
 
-// orphanChange is what a change of orphan claims writes, and of which.
+// orphanChange is the SET list of a change of orphan claims, and the condition that selects them.
 type orphanChange struct{ set, which string }
 
-// reaped keeps with a claim, beside why it was given up, how it is known to be gone.
+// reaped appends to the reason for which a claim was given up how its resource is known to be gone.
 const reaped = `released_at = mesh.clock(), orphan_reason = c.orphan_reason || '; reaped: ' || $1`
 
 var (
@@ -90,7 +90,7 @@ var (
 		ORDER BY c.intent_at, c.id`)
 )
 
-// Statements of what people ask of runs.
+// Statements of the verbs that people use on runs.
 var (
 	cancelRun = pg.Define(pg.RoleLifecycle, "saga.cancel_run", `
 		UPDATE lifecycle.saga_run r SET cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,

@@ -24,7 +24,7 @@ type leasedRun struct {
 	overdue  bool // the run is past its deadline
 	paused   bool // rollback mode was set at the last transaction
 	former   formerLease
-	outdrawn bool // others have drawn numbers of the workspace since the run was given its range
+	outdrawn bool // numbers of the workspace were drawn since the run was given its range
 	// runLeft is how much of the run's deadline was left at the last transaction.
 	runLeft time.Duration
 }
@@ -35,7 +35,7 @@ func (h *leasedRun) place() Place {
 	return Place{RunID: h.run.ID, Step: h.run.Step, Direction: h.run.Phase}
 }
 
-// closing says how the open attempt ends.
+// closing is how the open attempt ends.
 type closing struct {
 	state  string
 	why    string
@@ -62,7 +62,7 @@ type nextAttempt struct {
 	step      int
 	phase     string
 	bumpFence bool
-	passOver  bool // a pending cancel does not stop this move
+	passOver  bool // a pending cancel does not stop this transition
 	keepError bool // write the closing's error to the run
 	rows      writes
 }
@@ -82,7 +82,8 @@ type rest struct {
 	point     string // park or finish
 }
 
-// transition is one write of a driver: the open attempt closes, and either the next one opens (next) or the lease is given up (rest).
+// transition is one write of a driver: the open attempt closes, and either the next one opens (next) or the lease is
+// given up (rest).
 type transition struct {
 	h    *leasedRun
 	cl   closing
@@ -113,8 +114,8 @@ func (mv *transition) point() string {
 	return mv.rest.point
 }
 
-// write makes moves of different runs in one transaction, and says of each in err whether it missed. Their events go with it. A returned error
-// rolled all of them back.
+// write writes transitions of different runs in one transaction, with their events, and sets err of each that missed
+// its compare-and-set. If write returns an error, all of them were rolled back.
 func (c *Core) write(ctx context.Context, moves []*transition) error {
 	slices.SortFunc(moves, func(a, b *transition) int { return strings.Compare(a.h.run.ID, b.h.run.ID) })
 	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
@@ -131,7 +132,8 @@ func (c *Core) write(ctx context.Context, moves []*transition) error {
 			}
 		}
 		if len(advances) > 0 && len(releases) > 0 {
-			// Two statements follow, each with runs of its own and their workspaces: all runs come first.
+			// Two statements follow, each of which locks its runs and then their workspaces. Lock all runs first, to keep the
+			// order of locks.
 			runIDs := make([]string, len(moves))
 			for i, mv := range moves {
 				runIDs[i] = mv.h.run.ID
@@ -167,7 +169,7 @@ func (c *Core) write(ctx context.Context, moves []*transition) error {
 	})
 	switch {
 	case errors.Is(err, errRowsOfMiss) && len(moves) == 1:
-		return nil // all that was written is gone, and the move says what it missed
+		return nil // everything was rolled back, and the transition's err says why it missed
 	case errors.Is(err, errRowsOfMiss):
 		for _, mv := range moves {
 			if err := c.write(ctx, []*transition{mv}); err != nil {
@@ -181,11 +183,12 @@ func (c *Core) write(ctx context.Context, moves []*transition) error {
 	return err
 }
 
-// errRowsOfMiss rolls back: a step whose end was not taken (it was cancelled meanwhile, or its driver fenced out) must leave none of its own rows.
+// errRowsOfMiss rolls the transaction back: a step whose end was not written (it was cancelled meanwhile, or its driver
+// fenced out) must leave none of its own rows.
 var errRowsOfMiss = errors.New("the step's end was not taken")
 
-// stepRows writes a step's own rows under the lease. The run and then its workspace are locked before what they are
-// about.
+// stepRows writes a step's own rows under the lease. The run and then its workspace are locked before the rows are
+// written.
 func (c *Core) stepRows(ctx context.Context, tx pgx.Tx, h *leasedRun, w writes) error {
 	if w.empty() {
 		return nil
@@ -219,7 +222,7 @@ type rowsError struct{ err error }
 func (e *rowsError) Error() string { return "write rows of step: " + e.err.Error() }
 func (e *rowsError) Unwrap() error { return e.err }
 
-// touchWorkspaces gives the workspaces of runs that left their driver their state.
+// touchWorkspaces sets the state of the workspaces of runs whose leases were given up.
 func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
 	var workspaces, runs, states, codes, errs []string
 	for _, mv := range moves {
@@ -260,8 +263,8 @@ func touch(ctx context.Context, tx pgx.Tx, j *eventBuffer, workspaces, runs, sta
 	return nil
 }
 
-// undoFrom returns the step at which a compensation of h begins: the last one that may have left something, which is the present one or a later
-// one of which a claim was adopted from an earlier run. -1 means that nothing is to be undone.
+// undoFrom returns the step at which a compensation of h begins: the last one that may have left a resource, which is
+// the present step or a later one with a claim adopted from an earlier run. -1 means that nothing is to be undone.
 func (c *Core) undoFrom(ctx context.Context, h *leasedRun) (int, error) {
 	from := h.run.Step
 	claims, err := LiveClaims(ctx, c.db, h.run.WorkspaceID)

@@ -15,17 +15,17 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// ahead is a task whose row stands below the attempt that its node reports.
+// ahead is a task whose row has a lower attempt than its node reports.
 type ahead struct {
 	row    Row
 	update taskUpdate
 }
 
-// adoptProven looks for words on attempts above their row's. An attempt is drawn only by a lease, which signs it and
-// commits before the node hears of it: so such a word is an invention, or the database went back to a moment before the
-// lease. The envelope tells which. With it the row takes the attempt over, and the word is returned to be applied;
-// without it the word is refused. A task that has ended stays as it is: its attempt is raised, so that no later lease
-// draws the same one, and a result of it is late evidence.
+// adoptProven handles updates of attempts above their row's. Only a lease draws an attempt, and it commits before the
+// node gets the signed envelope: so either the agent invented the attempt, or the database was restored to a moment
+// before the lease. The envelope proves the latter. With it the row adopts the attempt, and the update is returned to
+// be applied; without it the update is refused. A task that has ended stays as it is: its attempt is raised, so that no
+// later lease draws the same one, and a result of it is late evidence.
 func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []taskUpdate, done *applied) ([]taskUpdate, error) {
 	list, err := findAhead(ctx, tx, words)
 	if err != nil || len(list) == 0 {
@@ -46,8 +46,8 @@ func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []taskUpdate,
 	return out, nil
 }
 
-// findAhead locks and returns the rows that stand below the attempt of a word, with the lower attempts of a task before
-// the higher ones.
+// findAhead locks and returns the rows whose attempt is below that of an update, with the lower attempts of a task
+// before the higher ones.
 func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, error) {
 	if len(words) == 0 {
 		return nil, nil
@@ -75,7 +75,8 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, err
 	return out, nil
 }
 
-// prove returns the key of the envelope of ours that proves the attempt of a word, or the refusal of a word that none proves.
+// prove returns the id of the key that signed the envelope which proves the attempt of an update, or the refusal of an
+// update that no envelope proves.
 func (s *Server) prove(w taskUpdate) (string, *lifecyclev1.TaskRefusal) {
 	refusal := &lifecyclev1.TaskRefusal{Task: w.ref, EnvelopeWanted: len(w.signed) == 0}
 	err := fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the report names an attempt that is above the task's",
@@ -98,7 +99,7 @@ func (s *Server) prove(w taskUpdate) (string, *lifecyclev1.TaskRefusal) {
 	return "", refusal
 }
 
-// adoptAttempt raises the row to the proven attempt, if it is still as it was read.
+// adoptAttempt raises the row's attempt to the proven one and appends the event.
 func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead, keyID string) error {
 	moved, err := one(ctx, tx, adoptAttempt,
 		a.row.TaskID, a.update.ref.GetAttempt(), a.update.epoch, a.update.session, a.update.node, keyID)

@@ -51,7 +51,7 @@ func (k *kit) setBack(taskID string, state commonv1.TaskState, attempt int32) {
 }
 
 // TestAProvenAttemptIsAdopted sets the row back to before its lease, and lets the node report with the envelope of that
-// lease: with the result, and with the word of the delivery.
+// lease: with the result, and with the report of the delivery.
 func TestAProvenAttemptIsAdopted(t *testing.T) {
 	for name, byResult := range map[string]bool{"result": true, "delivery": false} {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +90,8 @@ func TestAProvenAttemptIsAdopted(t *testing.T) {
 	}
 }
 
-// TestAnAttemptOfAFormerKeyIsAdopted proves with a key that signs no more and is still in the set.
+// TestAnAttemptOfAFormerKeyIsAdopted proves an attempt with a key that does not sign at present and is still in the
+// set.
 func TestAnAttemptOfAFormerKeyIsAdopted(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -162,7 +163,8 @@ func TestWhatProvesNothingIsRefused(t *testing.T) {
 	k.wantHistory(row.TaskID, "queued")
 }
 
-// TestAProvenAttemptOfAnEndedTaskIsEvidence: the end stands, the attempt is raised so that no lease draws it again.
+// TestAProvenAttemptOfAnEndedTaskIsEvidence: the task stays ended, and its attempt is raised so that no lease draws it
+// again.
 func TestAProvenAttemptOfAnEndedTaskIsEvidence(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -182,7 +184,7 @@ func TestAProvenAttemptOfAnEndedTaskIsEvidence(t *testing.T) {
 }
 
 // TestALaterAttemptIsHeldBackForItsProof opens a session whose agent has an attempt that the row has lost: it is
-// neither cancelled nor overtaken by an offer of what stands in the row.
+// neither cancelled nor overtaken by an offer of the row's own attempt.
 func TestALaterAttemptIsHeldBackForItsProof(t *testing.T) {
 	for _, state := range []commonv1.TaskState{queued, dispatched, running} {
 		k := newKit(t)

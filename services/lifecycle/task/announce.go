@@ -10,7 +10,7 @@ import (
 var tasksAfter = pg.Define(pg.RoleLifecycle, "task.tasks_after", `
 	SELECT `+columns+` FROM lifecycle.task t WHERE t.task_id > $1::uuid AND t.open ORDER BY t.task_id LIMIT $2`)
 
-// Announced are the open tasks. An announced task has no transitions: those are history.
+// Announced returns the open tasks. An announced task has no transitions: those are history.
 func Announced() reannounce.Source {
 	return reannounce.Rows("tasks", tasksAfter, func(r record) (events.Event, error) {
 		open, err := r.row()

@@ -11,13 +11,13 @@ type Listing struct {
 	watcher *watcher
 }
 
-// List has a hub's lists made by the test alone, of so many nodes a page.
+// List makes a hub whose lists the test makes itself, with page nodes a page.
 func (h *Hub) List(page int) *Listing {
 	h.page = page
 	return &Listing{hub: h, watcher: h.add()}
 }
 
-// Next makes one whole list, and returns the nodes with work and the tasks to be cancelled that it tells of.
+// Next makes one whole list, and returns the nodes with work and the tasks to be cancelled that are in it.
 func (l *Listing) Next(ctx context.Context) (nodes, cancels []string) {
 	l.hub.sweep(ctx, true)
 	told := l.hub.take(l.watcher)
@@ -27,7 +27,7 @@ func (l *Listing) Next(ctx context.Context) (nodes, cancels []string) {
 	return told.GetNodeIds(), cancels
 }
 
-// KeepUnderWay has a task that was leased unasked keep others from being leased so until a report comes.
+// KeepUnderWay lets a task that was leased as it was queued keep others from being leased so until a report comes.
 func (s *Server) KeepUnderWay() { s.standing.underWay = time.Hour }
 
 // Stands reports whether a node has a session that may be leased to unasked.

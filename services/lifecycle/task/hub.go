@@ -15,30 +15,31 @@ import (
 )
 
 const (
-	// sweepEvery is how often the whole list is told again: what a lost hint costs.
+	// sweepEvery is how often the whole list is sent again, and so the longest that a lost hint delays work.
 	sweepEvery = time.Second
-	// busyFor is how long after a list that was not empty it is told again every sweepEvery.
+	// busyFor is how long after a list that was not empty the list is still sent every sweepEvery.
 	busyFor = 5 * time.Second
 	// sweepSpacing is the least time between two lists: how long work that another replica queued may wait for its hint.
 	sweepSpacing = 100 * time.Millisecond
-	// sweepPage is how many nodes with open tasks one statement of such a list looks at.
+	// sweepPage is how many nodes with open tasks one statement of such a list reads.
 	sweepPage = 1000
 	// sweepMost bounds a list of cancels.
 	sweepMost = 5000
 	// sweepWithin is how long a list of nodes with work may take, and a list of cancels.
 	sweepWithin = 5 * time.Second
-	// hintsPending bounds what waits for one slow watcher; past it the sweep tells it.
+	// hintsPending bounds the hints that wait for one slow watcher; the sweep repeats those beyond it.
 	hintsPending = 8192
 )
 
-// Hub tells replicas of nodeapi which nodes have work. Its hints may be lost: the sweep repeats them.
+// Hub sends replicas of nodeapi hints about which nodes have work. Hints may be lost: the sweep repeats them.
 type Hub struct {
 	db     *pgxpool.Pool
 	logger *slog.Logger
-	// remote fires when events were numbered, by whichever process: another replica of lifecycle may have queued work.
+	// remote fires when any process has numbered events: another replica of lifecycle may have queued work.
 	remote *events.Signal
 	page   int // sweepPage
-	// after is the node behind which the next list of nodes with work begins, and halved how often its pages are halved. The loop alone reads them.
+	// after is the node behind which the next list of nodes with work begins, and halved how often its pages are halved.
+	// The loop alone reads them.
 	after  string
 	halved int
 
@@ -52,14 +53,14 @@ type watcher struct {
 	wake    chan struct{}
 }
 
-// NewHub makes a hub.
+// NewHub returns a hub.
 func NewHub(logger *slog.Logger, db *pgxpool.Pool, elsewhere *events.Signal) *Hub {
 	return &Hub{
 		db: db, logger: logger, remote: elsewhere, page: sweepPage, after: firstNode, watchers: map[*watcher]struct{}{},
 	}
 }
 
-// Notify says that nodes have work. Call it after the commit.
+// Notify sends the hint that nodes have work. The caller calls it after the commit.
 func (h *Hub) Notify(nodeIDs ...string) {
 	h.each(func(w *watcher) {
 		for _, n := range nodeIDs {
@@ -70,7 +71,7 @@ func (h *Hub) Notify(nodeIDs ...string) {
 	})
 }
 
-// Cancel says that a task is to stop. A lost hint is told again at the node's next session.
+// Cancel sends the hint that a task is to stop. The sweep and the node's next session repeat a lost hint.
 func (h *Hub) Cancel(c *lifecyclev1.TaskCancelHint) {
 	h.each(func(w *watcher) {
 		if len(w.cancels) < hintsPending {
@@ -91,8 +92,9 @@ func (h *Hub) each(put func(*watcher)) {
 	}
 }
 
-// Run repeats the list of nodes with work until ctx ends: soon after events were numbered, and every second while there are tasks to be leased or delivered, or
-// cancels to be answered. Where there are none it rests for as long as a connection listens for what other replicas do; see events.Signal.Period.
+// Run repeats the list of nodes with work until ctx ends: soon after events were numbered, and every second while there
+// are tasks to be leased or delivered, or cancels without an answer. While there are none it waits for the longer
+// period of events.Signal.Period, if a connection listens for events of other replicas.
 func (h *Hub) Run(ctx context.Context) error {
 	whole := true
 	busy, last := time.Now(), time.Now()
@@ -103,7 +105,7 @@ func (h *Hub) Run(ctx context.Context) error {
 			busy = began
 		}
 		whole = false
-		// A storm of events must not become a storm of scans: they have a tenth of the time at most.
+		// Many events must not cause as many scans: scans take a tenth of the time at most.
 		select {
 		case <-time.After(min(max(sweepSpacing, 10*time.Since(began)), sweepEvery)):
 		case <-ctx.Done():
@@ -129,8 +131,8 @@ func (h *Hub) Run(ctx context.Context) error {
 	}
 }
 
-// sweep tells of nodes with work; a whole one tells again of cancels that their agents have not answered, whether or not
-// the nodes could be listed. It reports whether there was anything to tell, or that could not be found out.
+// sweep sends hints for nodes with work; if whole is set, also for cancels that their agents have not answered, whether
+// or not the nodes could be listed. It reports whether there was anything to send, or a list failed.
 func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 	h.mu.Lock()
 	idle := len(h.watchers) == 0
@@ -145,8 +147,8 @@ func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 	return h.sweepCancels(ctx) || more
 }
 
-// sweepNodes goes on where the list before failed, so that the last nodes have their turn though a list takes longer
-// than it may. Where that one has not read a single page, its pages are half as long.
+// sweepNodes continues after the last page of a list that failed, so that the last nodes get their hints though a whole
+// list takes longer than sweepWithin. If that list did not read a single page, the pages of the next are half as long.
 func (h *Hub) sweepNodes(ctx context.Context) bool {
 	call, cancel := context.WithTimeout(ctx, sweepWithin)
 	defer cancel()
@@ -171,7 +173,7 @@ func (h *Hub) sweepNodes(ctx context.Context) bool {
 		return true
 	}
 	h.halved = 0
-	return more || from != firstNode // the nodes before it are unknown
+	return more || from != firstNode // this list did not read the nodes up to from
 }
 
 func (h *Hub) sweepCancels(ctx context.Context) bool {
@@ -219,7 +221,7 @@ func (h *Hub) take(w *watcher) *lifecyclev1.WatchWorkResponse {
 func (s *Server) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, stream *connect.ServerStream[lifecyclev1.WatchWorkResponse]) error {
 	w := s.deps.Hub.add()
 	defer s.deps.Hub.remove(w)
-	// An empty first message opens the stream: the replica knows that it is heard.
+	// An empty first message opens the stream: by it the replica knows that the stream is served.
 	if err := stream.Send(&lifecyclev1.WatchWorkResponse{}); err != nil {
 		return fmt.Errorf("send hints: %w", err)
 	}
@@ -231,7 +233,7 @@ func (s *Server) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest,
 	if lost != nil {
 		return fmt.Errorf("send hints: %w", lost)
 	}
-	if err != nil { // the next sweep tells of them
+	if err != nil { // the next sweep sends their hints
 		s.deps.Logger.WarnContext(ctx, "nodes with work not listed", slog.Any("error", err))
 	}
 	for {

@@ -45,8 +45,8 @@ func (k *kit) cancelled(n *node) string {
 	return id
 }
 
-// TestAFailedListGoesOnWhereItFailed holds that nodes at the end of a list have their turn though no list comes so far
-// from the beginning.
+// TestAFailedListGoesOnWhereItFailed holds that nodes at the end of a list get their hints though no list from the
+// beginning comes so far.
 func TestAFailedListGoesOnWhereItFailed(t *testing.T) {
 	k := newKit(t)
 	var want []string
@@ -73,8 +73,8 @@ func TestAFailedListGoesOnWhereItFailed(t *testing.T) {
 	}
 }
 
-// TestAFirstPageThatFailsIsTriedInPieces holds that a list which cannot read its first page reads shorter ones, until it
-// has come to an end.
+// TestAFirstPageThatFailsIsTriedInPieces holds that a list which cannot read its first page reads shorter ones, until
+// it has come to an end.
 func TestAFirstPageThatFailsIsTriedInPieces(t *testing.T) {
 	k := newKit(t)
 	for range 3 {
@@ -99,7 +99,7 @@ func TestAFirstPageThatFailsIsTriedInPieces(t *testing.T) {
 	}
 }
 
-// TestCancelsAreToldThoughNodesAreNotListed holds that a list of nodes which fails holds back no cancel.
+// TestCancelsAreToldThoughNodesAreNotListed holds that cancels are sent though the list of nodes fails.
 func TestCancelsAreToldThoughNodesAreNotListed(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

@@ -67,7 +67,7 @@ func TestLateEvidenceIsCapped(t *testing.T) {
 	if counted != 3*evidenceLimit {
 		t.Errorf("the row counts %d late results, want %d", counted, 3*evidenceLimit)
 	}
-	// One event for each row that is kept, and one that says that further ones are only counted.
+	// One event for each row that is kept, and one with the text that further ones are only counted.
 	if got, want := len(k.history(row.TaskID)), 3+evidenceLimit+1; got != want {
 		t.Errorf("%d events, want %d", got, want)
 	}

@@ -18,9 +18,11 @@ type usingNode struct {
 // usingShown is how many nodes are named.
 const usingShown = 5
 
-// readUsing finds the nodes with tasks that were offered, have not ended and were signed by a key. $2 says that the key was there before it was noted
-// which key has signed, $5 how many are named. $3 is when the key was made, $4 says that it came back from its file: a node that has had no session since
-// the database was restored may have attempts of each key from before that, which the database has lost and which it adopts by their envelopes.
+// readUsing finds the nodes with tasks that were offered, have not ended and were signed by the key $1. $2 is true if
+// the key is older than the column key_id, so that tasks without one count as signed by it. $3 is when the key was
+// made, and $4 is true if it returned from its file. A node that has had no session since the database was restored may
+// have attempts signed by such a key from before the restore: the database has lost them and adopts them by their
+// envelopes. $5 is how many nodes are named.
 var readUsing = pg.Define(pg.RoleLifecycle, "task.read_nodes_that_need_key", `
 	SELECT n.name, count(*) OVER () AS total FROM (
 		SELECT DISTINCT coalesce(nullif(g.name, ''), t.node_id::text) AS name
@@ -31,7 +33,7 @@ var readUsing = pg.Define(pg.RoleLifecycle, "task.read_nodes_that_need_key", `
 		WHERE NOT g.retired AND g.session_epoch > 0 AND e.era > 0 AND g.session_epoch < e.era << 40 AND ($3::timestamptz < e.raised_at OR $4)
 	) n ORDER BY n.name LIMIT $5`)
 
-// NeedKey describes the nodes with tasks under way that a key has signed; "" is none.
+// NeedKey returns a text that names the nodes with tasks under way that a key has signed; "" means none.
 func NeedKey(ctx context.Context, q pg.Querier, key keyset.Key) (string, error) {
 	rows, err := pg.All[usingNode](ctx, q, readUsing, key.KeyID, key.First(), key.MadeAt, key.Returned, usingShown)
 	if err != nil {

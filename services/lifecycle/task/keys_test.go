@@ -30,8 +30,9 @@ func (k *kit) needs(key envelope.Key, first bool) string {
 	return text
 }
 
-// TestATaskKeepsTheKeyOfItsAttempt rotates the key between an offer and its repetition: the repetition is signed as the offer was, the former key is
-// needed until the task has ended, and a node that lacks the new key waits for its next task.
+// TestATaskKeepsTheKeyOfItsAttempt rotates the key between an offer and its repetition: the repetition is signed as the
+// offer was, the former key is needed until the task has ended, and a node that lacks the new key waits for its next
+// task.
 func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 	k := newKit(t)
 	first, second := private(t), private(t)
@@ -94,7 +95,8 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 	if len(again.GetTasks()) != 1 || again.GetTasks()[0].GetOffer().GetKeyId() != old.ID() {
 		t.Fatalf("offered again: %v", again)
 	}
-	// A replica that has no file of the former key leaves what it signed to the others, and goes on with the rest.
+	// A replica without the file of the former key leaves the tasks that this key signed to other replicas, and leases the
+	// rest.
 	ring.Replace(envelope.RingState{Signing: next})
 	other := k.enqueue(n)
 	testkit.SetClockOffset(k.db, 6*time.Second)
@@ -117,7 +119,7 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 		t.Errorf("after the end it is needed by %q", got)
 	}
 
-	// A session without the key that signs waits, and says what for; the task is not failed.
+	// A session without the key that signs waits, and its refusal names the key; the task does not fail.
 	raise(old.ID())
 	waiting := k.enqueue(n)
 	res := k.leaseOf(n)
@@ -146,7 +148,8 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 	k.wants(third.TaskID, commonv1.TaskState_TASK_STATE_QUEUED, 0, 0)
 }
 
-// TestAKeyFromBeforeARestoreIsNeededByWhoHasNotConnectedSince: the database has lost which attempts a node was offered, and adopts them by their envelopes.
+// TestAKeyFromBeforeARestoreIsNeededByWhoHasNotConnectedSince: the database has lost which attempts a node was offered,
+// and adopts them by their envelopes.
 func TestAKeyFromBeforeARestoreIsNeededByWhoHasNotConnectedSince(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

@@ -202,7 +202,7 @@ func (k *kit) leaseOf(n *node) *lifecyclev1.LeaseTasksResponse {
 	return res
 }
 
-// lease wants exactly one task and answers the attempt that was offered.
+// lease wants exactly one task and returns the attempt that was offered.
 func (k *kit) lease(n *node) *nodev1.TaskRef {
 	k.t.Helper()
 	res := k.leaseOf(n)
@@ -233,7 +233,7 @@ func (k *kit) started(n *node, ref *nodev1.TaskRef) {
 	k.report(n, func(r *lifecyclev1.NodeReport) { r.Started = []*nodev1.TaskStarted{{Task: ref}} })
 }
 
-// result reports an end and says whether it was acknowledged.
+// result reports an end and returns whether it was acknowledged.
 func (k *kit) result(n *node, ref *nodev1.TaskRef, state commonv1.TaskState) bool {
 	k.t.Helper()
 	res := k.report(n, func(r *lifecyclev1.NodeReport) {
@@ -244,7 +244,7 @@ func (k *kit) result(n *node, ref *nodev1.TaskRef, state commonv1.TaskState) boo
 	})
 }
 
-// stored is what stands in the row and beside it.
+// stored has columns of a task's row and of the rows that belong to it.
 type stored struct {
 	State   commonv1.TaskState
 	Attempt int32

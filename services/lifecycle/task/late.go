@@ -12,11 +12,11 @@ import (
 )
 
 // maxLateEvidence is how many late results of one task are kept as rows, each with an event. Further ones are only
-// counted in the task's row: what a node reports of one task must not grow the database without bound.
+// counted in the task's row, so that a node's reports of one task do not grow the database without bound.
 const maxLateEvidence = 8
 
-// keepLate keeps results that change nothing any more. A result that was applied before, and whose acknowledgement was
-// lost, is not evidence of anything new and is left out; so is one of an attempt above the row's, which nothing proves.
+// keepLate keeps results that came too late to change their tasks. It leaves out a result that was applied before,
+// whose acknowledgement was lost, and an unproven result of an attempt above the row's.
 func keepLate(ctx context.Context, tx pgx.Tx, words []taskUpdate) error {
 	if len(words) == 0 {
 		return nil
@@ -71,8 +71,8 @@ func countLate(ctx context.Context, tx pgx.Tx, taskID, detail string) error {
 	return nil
 }
 
-// countMore counts late results past the limit. Only the first of them is an event: it says that nothing more will be
-// reported of them.
+// countMore counts late results past the limit. Only the first of them is an event, with the text that further ones are
+// only counted.
 func countMore(ctx context.Context, tx pgx.Tx, taskID string, more int32) error {
 	total, err := pg.Value[int32](ctx, tx, lateResults, taskID)
 	if err != nil {

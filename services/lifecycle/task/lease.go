@@ -19,17 +19,17 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
-// dispatchable holds for the tasks of a table that may be offered now: all, but in rollback mode those alone that
-// change nothing.
+// dispatchable is the condition that a task of the table t may be offered now: every task, but in rollback mode only
+// the types that change nothing on the node.
 func dispatchable(t string) string {
 	return `(` + t + `.type IN ('probe.noop', 'diagnostics.collect') OR NOT (SELECT mesh.rolled_back()))`
 }
 
-// offerAgainAfter is how long a task may stand offered and undelivered before the same session is offered it again.
+// offerAgainAfter is how long a task may be offered and undelivered before the same session is offered it again.
 const offerAgainAfter = "2 seconds"
 
-// offerBytes bounds the payloads of one message with offers: a replica reads four MiB. What is beyond it stays leased,
-// and comes with a later message.
+// offerBytes bounds the payloads of one message with offers: a replica reads four MiB. Tasks beyond it stay leased, and
+// are offered with a later message.
 const offerBytes = 2 << 20
 
 // fitting returns how many of the tasks go into one message: one at least.
@@ -54,11 +54,12 @@ type picked struct {
 	Row
 	session string // that it is leased to
 	keyID   string // that signs the attempt
-	payload []byte // with open environment values: it is signed, and nothing else
+	payload []byte // with its environment values opened; it goes into the signed envelope and nowhere else
 	report  bool   // an event is due
 }
 
-// LeaseTasks hands out queued tasks of nodes whose gate is open to the session that asks, signed.
+// LeaseTasks leases queued tasks to the sessions of the request whose nodes' gates are open to them, and returns signed
+// offers.
 func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
 	leases := make(map[string]lease, len(req.GetNodes()))
 	var asked ask
@@ -122,13 +123,13 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 	return s.sign(ctx, res, tasks, leases)
 }
 
-// sign makes the offers, and names the nodes that got as many as their lease asked for. Signing stands outside the
-// transaction: a lock is held no longer than it must.
+// sign appends the signed offers to res, and the nodes that got as many as their lease asked for to res.More. It runs
+// outside the transaction, so that signing does not prolong the locks.
 func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, tasks []picked, leases map[string]lease) (*lifecyclev1.LeaseTasksResponse, error) {
 	count := map[string]int32{}
 	for _, t := range tasks {
-		// An attempt that is offered again is signed by the key that signed it first: the node holds that, and it is not retired before the task ends.
-		// Another replica may have its file where this one does not: there it is offered again.
+		// An attempt that is offered again is signed by the key that signed it first: the node has that key, and it is not
+		// retired before the task ends. If this replica does not have the key's file, another one that does offers the task.
 		signer, err := s.deps.Keys.SignerOf(t.keyID)
 		if err != nil {
 			s.deps.Logger.WarnContext(ctx, "task not offered again", slog.String("task_id", t.TaskID), obs.Err(err))
@@ -156,17 +157,18 @@ func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, 
 	return res, nil
 }
 
-// ask is what sessions ask for, by place.
+// ask is the request of several sessions; the slices run in parallel.
 type ask struct {
 	nodes, sessions []string
 	generations     []int64
 	limits          []int32
-	keyID           string // that signs now
+	keyID           string // of the key that signs at present
 }
 
-// pick locks the gates of the nodes that ask and, where they are open to the session, takes the oldest queued tasks of each that are dispatchable, and those
-// that were offered to this very session and not delivered in time. A task that is offered again keeps its attempt: the agent's ledger knows it, if it came
-// through. Both statements go in one round trip; see gate.QueueLockForWork for why the second one believes the gates as they were locked.
+// pick locks the gates of the nodes that ask and, where they are open to the session, takes the oldest queued tasks of
+// each that are dispatchable, and those that were offered to this same session and not delivered in time. A task that
+// is offered again keeps its attempt: the agent's ledger has it if the offer came through. Both statements go in one
+// round trip; see gate.QueueLockForWork for why the second one reads the gates as they were locked.
 func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Views, []picked, error) {
 	var batch pg.Batch
 	gates := gate.QueueLockForWork(&batch, asked.nodes)
@@ -186,13 +188,13 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Views, []picked, erro
 	return gates, out, err
 }
 
-// firstNode is before the ids of all nodes.
+// firstNode sorts before the ids of all nodes.
 const firstNode = "00000000-0000-0000-0000-000000000000"
 
-// nodesWithWork lists nodes with a session that have something to lease, a page of nodes with open tasks at a time from
-// the first one behind after, and calls found for each page that has some. It reports whether more may come without an
-// event: tasks that are offered and not delivered, or whose time to start is yet to come. Nodes that are away are left
-// out. With an error it returns the node behind which the list is to go on, firstNode otherwise.
+// nodesWithWork lists nodes with a session that have tasks to be leased. It reads nodes with open tasks a page at a
+// time, from the first one behind after, and calls found for each page that has nodes to list. It reports whether more
+// may become due without an event: tasks that are offered and not delivered, or that may not start yet. Nodes without a
+// session are left out. With an error it returns the node behind which the list is to go on, firstNode otherwise.
 func nodesWithWork(ctx context.Context, q pg.Querier, page int, after string, found func(due []string) error) (bool, string, error) {
 	more := false
 	for {
@@ -219,7 +221,8 @@ func nodesWithWork(ctx context.Context, q pg.Querier, page int, after string, fo
 	}
 }
 
-// unansweredCancels lists tasks in flight that are to stop, of nodes with a session; in rollback mode none is.
+// unansweredCancels lists at most limit tasks in flight that are to stop, at nodes with a session; in rollback mode
+// none.
 func unansweredCancels(ctx context.Context, q pg.Querier, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
 	rows, err := pg.All[cancelRow](ctx, q, listCancels, limit)
 	if err != nil {

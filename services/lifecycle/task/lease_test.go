@@ -132,7 +132,7 @@ func TestOfferIsRepeatedWithItsAttemptAfterTwoSeconds(t *testing.T) {
 		t.Error("a delivered task was offered again")
 	}
 	k.wantHistory(row.TaskID, "queued", "dispatched", "delivered")
-	// Its last moment to start has passed: it is not offered any more, though it was never delivered.
+	// Its last moment to start has passed: it is not offered again, though it was never delivered.
 	late := k.enqueue(n)
 	k.lease(n)
 	testkit.SetClockOffset(k.db, 5*time.Minute)
@@ -184,8 +184,8 @@ func TestConcurrentLeasesNeverShareATask(t *testing.T) {
 	}
 }
 
-// TestNoDispatchCommitsAfterTheFence races fences with leases and reads the order of commits from the event log: the dispatch's event and the fence's
-// carry a sequence drawn under the gate's lock.
+// TestNoDispatchCommitsAfterTheFence races fences with leases and reads the order of commits from the event log: the
+// dispatch's event and the fence's carry a sequence drawn under the gate's lock.
 func TestNoDispatchCommitsAfterTheFence(t *testing.T) {
 	k := newKit(t)
 	rounds := 60
@@ -259,7 +259,7 @@ func TestNoDispatchCommitsAfterTheFence(t *testing.T) {
 	}
 }
 
-// TestFenceWaitsForTheLeaseUnderWay holds a lease's transaction open and shows that the fence commits only after it.
+// TestFenceWaitsForTheLeaseUnderWay holds a lease's transaction open and checks that the fence commits only after it.
 func TestFenceWaitsForTheLeaseUnderWay(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -321,7 +321,8 @@ func TestLowerFenceChangesNothing(t *testing.T) {
 	k.fence(n, 6, true)
 }
 
-// TestSessionsOfABatchDoNotSpoilEachOther puts a forged join state, an older generation, a shut gate and two sessions of one node beside a good one.
+// TestSessionsOfABatchDoNotSpoilEachOther puts a forged join state, an older generation, a shut gate and two sessions
+// of one node beside a good one.
 func TestSessionsOfABatchDoNotSpoilEachOther(t *testing.T) {
 	k := newKit(t)
 	good, forged, old, shut, twice, odd := k.node(), k.node(), k.node(), k.node(), k.node(), k.node()
@@ -361,7 +362,8 @@ func TestSessionsOfABatchDoNotSpoilEachOther(t *testing.T) {
 	}
 }
 
-// TestARefusedDeployIsAnnounced: the lease that ends a deploy whose values do not open says that it wrote events, also if it hands out nothing.
+// TestARefusedDeployIsAnnounced: the lease that ends a deploy whose values do not open calls Committed for its events,
+// even if it offers nothing.
 func TestARefusedDeployIsAnnounced(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

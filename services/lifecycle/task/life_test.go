@@ -33,7 +33,7 @@ func TestReconcileWithTheSameLedger(t *testing.T) {
 	}
 	k.delivered(n, refs[held.TaskID], refs[begun.TaskID], refs[done.TaskID])
 	k.started(n, refs[done.TaskID])
-	// The offer of `lost` never arrived; `begun` has started and `done` has ended, and nobody was told.
+	// The offer of `lost` never arrived; `begun` has started and `done` has ended, and neither was reported.
 	k.ready(n, inFlight(refs[held.TaskID], delivered), inFlight(refs[begun.TaskID], running), inFlight(refs[done.TaskID], succeeded))
 	k.wants(held.TaskID, delivered, 1, 0)
 	k.wants(begun.TaskID, running, 1, 0)
@@ -41,7 +41,8 @@ func TestReconcileWithTheSameLedger(t *testing.T) {
 	if again := k.lease(n); again.GetTaskId() != lost.TaskID || again.GetAttempt() != 1 {
 		t.Errorf("offered again: %v", again)
 	}
-	// The ledger knows less than was reported: it is the truth about delivery, and the task is offered again with its attempt.
+	// The ledger lacks a task that was reported as delivered: the ledger decides about delivery, and the task is offered
+	// again with its attempt.
 	k.ready(n, inFlight(refs[begun.TaskID], running), inFlight(refs[done.TaskID], succeeded))
 	again := map[string]int32{}
 	for _, l := range k.leaseOf(n).GetTasks() {
@@ -81,7 +82,8 @@ func TestReconcileWithANewLedger(t *testing.T) {
 	k.wants(unsafe.TaskID, unknown, 1, 1)
 }
 
-// TestCancelledWithALostLedger: what may have run is not written down as never begun because it was to be cancelled.
+// TestCancelledWithALostLedger: a task that may have run does not end as cancelled before it began, though it was to be
+// cancelled.
 func TestCancelledWithALostLedger(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -162,7 +164,7 @@ func TestSweepEndsWhatIsPastItsTime(t *testing.T) {
 	k.wants(runs.TaskID, unknown, 1, 0)
 }
 
-// session opens or ends the word on a node's session, as the log of nodeapi's facts does.
+// session applies the opening or the end of a node's session, as the consumer of nodeapi's events does.
 func (k *kit) session(n *node, open bool) {
 	k.t.Helper()
 	if open {
@@ -220,10 +222,10 @@ func TestCancel(t *testing.T) {
 	if len(rows) != 2 {
 		t.Fatalf("cancelled %d tasks", len(rows))
 	}
-	k.wants(waits.TaskID, cancelled, 0, 0) // nobody has seen it
-	k.wants(sent.TaskID, dispatched, 1, 0) // asked to stop: its agent says how it ended
+	k.wants(waits.TaskID, cancelled, 0, 0) // no agent has it
+	k.wants(sent.TaskID, dispatched, 1, 0) // cancel requested: its agent reports how it ended
 	k.wants(undo.TaskID, queued, 0, 0)
-	// The node's next session is told again.
+	// The node's next session gets the cancel again.
 	if res := k.ready(n, inFlight(ref, running)); len(res.GetCancel()) != 1 || res.GetCancel()[0].GetTaskId() != sent.TaskID {
 		t.Errorf("cancels %v", res.GetCancel())
 	}
@@ -289,8 +291,8 @@ func TestProbe(t *testing.T) {
 	wantReason(t, err, commonv1.Reason_REASON_NOT_FOUND)
 }
 
-// TestLostHintsAreToldAgain queues work behind the hub's back, as another replica does: the hub's next list names it, and each
-// one after that, until it is leased.
+// TestLostHintsAreToldAgain queues work behind the hub's back, as another replica does: the hub's next list names it,
+// and each one after that, until it is leased.
 func TestLostHintsAreToldAgain(t *testing.T) {
 	k := newKit(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -416,7 +418,8 @@ func TestALeaseWithoutAReportIsReportedByTheSweep(t *testing.T) {
 	k.wantHistory(row.TaskID, "queued", "dispatched", "dispatched") // offered again
 }
 
-// TestASweepThatEndsALeaseReportsIt: the node went away with an offer of the last two seconds, and its time to start is over.
+// TestASweepThatEndsALeaseReportsIt: the node went away with an offer of the last two seconds, and its time to start is
+// over.
 func TestASweepThatEndsALeaseReportsIt(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -432,7 +435,7 @@ func TestASweepThatEndsALeaseReportsIt(t *testing.T) {
 	k.wantHistory(row.TaskID, "queued", "dispatched", "outcome_unknown")
 }
 
-// TestEveryChangeOfALeaseReportsIt: whatever comes first after a lease carries its transition, once.
+// TestEveryChangeOfALeaseReportsIt: the first event after a lease carries its transition, and no other event does.
 func TestEveryChangeOfALeaseReportsIt(t *testing.T) {
 	cases := []struct {
 		name   string

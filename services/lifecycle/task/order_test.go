@@ -31,7 +31,8 @@ func (k *kit) lockedTask(ctx context.Context, taskID string) (bool, error) {
 	return false, err
 }
 
-// TestReportsLockTasksBeforeRuns: when a report wakes runs, every task that it is about is locked: also those whose results come late.
+// TestReportsLockTasksBeforeRuns: when a report wakes runs, every task that it is about is locked: also those whose
+// results come late.
 func TestReportsLockTasksBeforeRuns(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -66,7 +67,8 @@ func TestReportsLockTasksBeforeRuns(t *testing.T) {
 	k.wants(over.TaskID, succeeded, 1, 1)
 }
 
-// TestABatchOfSessionsLocksItsTasks: Lock locks what is in flight at all nodes of a batch, and what their agents name, and nothing else.
+// TestABatchOfSessionsLocksItsTasks: Lock locks what is in flight at all nodes of a batch, and what their agents name,
+// and nothing else.
 func TestABatchOfSessionsLocksItsTasks(t *testing.T) {
 	k := newKit(t)
 	first, second, other := k.node(), k.node(), k.node()
@@ -89,8 +91,8 @@ func TestABatchOfSessionsLocksItsTasks(t *testing.T) {
 	})
 }
 
-// TestWithdrawnTasksAreAnnouncedByTheCommit: agents are told to stop what a cancel withdraws once it is committed, with no sweep; a cancel that is rolled
-// back tells them nothing.
+// TestWithdrawnTasksAreAnnouncedByTheCommit: agents get the hints to stop the tasks that a cancel withdraws once it is
+// committed, without a sweep; a cancel that is rolled back sends none.
 func TestWithdrawnTasksAreAnnouncedByTheCommit(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -110,7 +112,7 @@ func TestWithdrawnTasksAreAnnouncedByTheCommit(t *testing.T) {
 	if err := withdraw(undone); !errors.Is(err, undone) {
 		t.Fatal(err)
 	}
-	k.hub.Notify(n.id) // comes after whatever the first one said
+	k.hub.Notify(n.id) // its hint comes after any hint of the first one
 	told := func(m *lifecyclev1.WatchWorkResponse) bool { return len(m.GetCancels()) > 0 }
 	k.until(hints, func(m *lifecyclev1.WatchWorkResponse) bool {
 		if told(m) {

@@ -16,30 +16,30 @@ var idempotent = []string{
 	"storage.allocate", "storage.release", "diagnostics.collect",
 }
 
-// Idempotent says whether doing a task of that type twice is as good as once.
+// Idempotent reports whether a task of that type may be done twice with the effect of once.
 func Idempotent(taskType string) bool { return slices.Contains(idempotent, taskType) }
 
 // bare are the types of idempotent tasks that an empty payload describes. Only they can be queued again after their
-// end: what others carried is gone by then.
+// end: the payloads of others are cleared by then.
 var bare = []string{"probe.noop", "diagnostics.collect"}
 
 // Requeueable reports whether a task of that type may be queued again after it has expired, or ended with an unknown
 // outcome.
 func Requeueable(taskType string) bool { return slices.Contains(bare, taskType) }
 
-// payloadAt is the SQL of a task's payload in a state: nothing once the task has ended, whatever ended it. A payload may
-// carry credentials.
+// payloadAt returns the SQL of a task's payload in a state: empty once the task has ended, in whichever state. A
+// payload may contain credentials.
 func payloadAt(state string) string {
 	return `CASE WHEN ` + state + ` IN ('succeeded', 'failed', 'cancelled', 'superseded', 'expired', 'outcome_unknown')
 		THEN ''::bytea ELSE t.payload END`
 }
 
-// clearBatches bounds what one sweep clears: a database of an earlier build, which kept all payloads, is cleared over
-// many sweeps, and none of them holds up the end of stale tasks for long.
+// clearBatches bounds the batches that one sweep clears: a database of an earlier build, which kept all payloads, is
+// cleared over many sweeps, and none of them delays the end of stale tasks for long.
 const clearBatches = 10
 
-// clearPayloads clears what tasks carry that an earlier build ended, in batches, and returns of how many it did. In
-// rollback mode it leaves all as it is.
+// clearPayloads clears the payloads of tasks that an earlier build ended, in batches, and returns how many it cleared.
+// In rollback mode it clears none.
 func (s *Server) clearPayloads(ctx context.Context) (int, error) {
 	total := 0
 	for range clearBatches {

@@ -32,7 +32,7 @@ func carrying(s *task.Spec) {
 	s.Payload = &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{Name: "web"}, SecretEnv: map[string]string{"TOKEN": "secret"}}
 }
 
-// TestPayloadsGoAtEveryEnd: what may not be sent again is not kept, whatever ended the task.
+// TestPayloadsGoAtEveryEnd: a payload that may not be sent again is cleared, in whichever state the task ended.
 func TestPayloadsGoAtEveryEnd(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -81,7 +81,7 @@ func TestPayloadsGoAtEveryEnd(t *testing.T) {
 	k.carries("expired, of a type that may be done twice", deploy.TaskID, expired, false)
 }
 
-// TestOnlyWhatCarriesNothingIsQueuedAgain: what a task carried is gone with its end, so that only a task which an empty
+// TestOnlyWhatCarriesNothingIsQueuedAgain: a task's payload is cleared at its end, so that only a task which an empty
 // payload describes can be queued again.
 func TestOnlyWhatCarriesNothingIsQueuedAgain(t *testing.T) {
 	k := newKit(t)
@@ -98,8 +98,8 @@ func TestOnlyWhatCarriesNothingIsQueuedAgain(t *testing.T) {
 	}
 }
 
-// TestPayloadsOfEarlierBuildsAreCleared: a sweep clears what an earlier build left with tasks that have ended, and
-// nothing of a task that has not.
+// TestPayloadsOfEarlierBuildsAreCleared: a sweep clears the payloads that an earlier build left with tasks that have
+// ended, and no payload of a task that has not.
 func TestPayloadsOfEarlierBuildsAreCleared(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

@@ -24,12 +24,12 @@ const (
 	queueWithin = 10 * time.Second
 )
 
-// errPanicked is what the tasks of a group get whose commit panicked: it may have been after the commit.
+// errPanicked is the error of the tasks of a group whose commit panicked: the panic may have come after the commit.
 var errPanicked = fmt.Errorf("%w: the commit of the group panicked", pg.ErrCommitUnknown)
 
-// queue commits tasks that are queued by themselves. Those that come while its transactions are under way share the
-// next one. One of the callers runs the transaction of its group and then hands the lane to a caller of the next group,
-// so that a queue has no goroutine of its own.
+// queue commits tasks that are queued in no transaction of their callers'. Tasks that come while its transactions are
+// under way share the next one. One of the callers runs the transaction of its group and then hands the lane to a
+// caller of the next group, so that a queue has no goroutine of its own.
 type queue struct {
 	commit func(ctx context.Context, group []*queued) error
 
@@ -41,19 +41,20 @@ type queue struct {
 // queued is a task that waits for its commit.
 type queued struct {
 	task  newTask
-	named bool           // its caller asks for the position of its event
+	named bool           // its caller wants the position of its event
 	lead  chan []*queued // the group that its caller is to commit
 	done  chan struct{}  // closed when what follows is set
 	row   Row
 	pos   string // of its event; empty if the task was there already
 	isNew bool
-	to    stand // the session that it was leased to; no out if it was not
+	to    stand // the session that it was leased to; its out is nil if it was not leased
 	err   error
 }
 
-// Queue queues a task in a transaction of its own, or with those that come at the same moment, and makes its node's
-// work known. It reports whether the task is new: an idempotency key that names one returns that one. A node that is
-// not there, or retired, is a fault, not_found. The error is pg.ErrCommitUnknown if ctx ended during the commit.
+// Queue queues a task in a transaction of its own, or with others that come at the same moment, and offers it or
+// notifies the hub. It reports whether the task is new: for an idempotency key that exists it returns the existing
+// task. If there is no such node, or it is retired, the error is a fault, not_found. The error is pg.ErrCommitUnknown
+// if ctx ended during the commit.
 func (s *Server) Queue(ctx context.Context, spec Spec) (Row, bool, error) {
 	one, err := s.queueOne(ctx, spec, false)
 	if err != nil {
@@ -74,8 +75,8 @@ func (s *Server) queueOne(ctx context.Context, spec Spec, named bool) (*queued, 
 	return one, one.err
 }
 
-// add waits until a task is committed, or is known not to be. Its error says that ctx ended first: what became of the
-// task is in it otherwise.
+// add waits until a task is committed or has failed; the outcome is in the fields of one. It returns an error only if
+// ctx ended first.
 func (q *queue) add(ctx context.Context, one *queued) error {
 	q.mu.Lock()
 	q.waiting = append(q.waiting, one)
@@ -95,7 +96,7 @@ func (q *queue) add(ctx context.Context, one *queued) error {
 	}
 }
 
-// handOverLocked has the first who waits commit the next group, or frees the lane.
+// handOverLocked lets the first waiting caller commit the next group, or frees the lane.
 func (q *queue) handOverLocked() {
 	n := min(len(q.waiting), queueMost)
 	if n == 0 {
@@ -107,7 +108,8 @@ func (q *queue) handOverLocked() {
 	group[0].lead <- group
 }
 
-// leave takes a task back whose caller has gone, if it is still waiting.
+// leave removes the task of a caller whose ctx ended from the queue, if it is still waiting. If the caller is to commit
+// a group, leave commits it. Otherwise the commit is under way, and the error is pg.ErrCommitUnknown.
 func (q *queue) leave(ctx context.Context, one *queued) error {
 	q.mu.Lock()
 	at := slices.Index(q.waiting, one)
@@ -119,7 +121,7 @@ func (q *queue) leave(ctx context.Context, one *queued) error {
 		return context.Cause(ctx)
 	}
 	select {
-	case group := <-one.lead: // others depend on it
+	case group := <-one.lead: // the other tasks of the group depend on it
 		q.run(ctx, group)
 		return nil
 	default:
@@ -149,8 +151,8 @@ func (q *queue) run(ctx context.Context, group []*queued) {
 	q.write(ctx, group)
 }
 
-// write commits a group. One that fails for a reason that is not the database's absence is tried task by task, so that
-// one cannot hurt another.
+// write commits a group. A group that fails for a reason other than the connection is tried task by task, so that one
+// failing task does not affect the others.
 func (q *queue) write(ctx context.Context, group []*queued) {
 	err := q.commit(ctx, group)
 	if err != nil && len(group) > 1 && ctx.Err() == nil && !pg.IsConnError(err) && !errors.Is(err, pg.ErrCommitUnknown) {
@@ -167,7 +169,7 @@ func (q *queue) write(ctx context.Context, group []*queued) {
 	}
 }
 
-// commitQueued writes a group in one transaction. What became of each is set only when it stands.
+// commitQueued writes a group in one transaction. It sets the outcome of each task only after the commit.
 func (s *Server) commitQueued(ctx context.Context, group []*queued) error {
 	// In one order, so that two groups with the same keys wait for each other and do not deadlock.
 	group = slices.SortedFunc(slices.Values(group), func(a, b *queued) int {
@@ -191,8 +193,8 @@ func (s *Server) commitQueued(ctx context.Context, group []*queued) error {
 	return nil
 }
 
-// tell makes known what was queued, after its commit: what was leased is offered, and the nodes of the rest have work.
-// It reports whether anything is new.
+// tell offers the tasks of a group that were leased, and notifies the hub of the nodes of the others. It is called
+// after their commit, and reports whether any task is new.
 func (s *Server) tell(stored []queued) bool {
 	var nodes []string
 	isNew := false
@@ -217,9 +219,9 @@ func (s *Server) tell(stored []queued) bool {
 	return isNew
 }
 
-// insertQueued inserts a group with its events, and returns what became of each. A task whose node has a session that
-// it may be leased to unasked is leased with the same statement; its event says queued, as that of any task that was
-// leased since, and the next one reports the lease.
+// insertQueued inserts a group with its events, and returns the outcome of each task. A task whose node has a session
+// with a standing lease is leased by the same statement. Its event has the state queued, and the task's next event
+// reports the lease.
 func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) ([]queued, error) {
 	to, keyID := s.stands(group)
 	rows, err := pg.All[queuedNow](ctx, tx, enqueueTasks, queuedColumns(group, to, keyID)...)
@@ -264,12 +266,12 @@ func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) (
 	return out, nil
 }
 
-// stands returns, for each task of a group, the session that it may be leased to unasked, and the key that signs.
-// Without a key there is none.
+// stands returns, for each task of a group, the session that it may be leased to as it is queued, and the id of the key
+// that signs. Without a signing key it returns no session.
 func (s *Server) stands(group []*queued) ([]stand, string) {
 	out := make([]stand, len(group))
 	signer, err := s.deps.Keys.Signer()
-	if err != nil { // a lease says so
+	if err != nil { // LeaseTasks returns this error
 		return out, ""
 	}
 	now := time.Now()
@@ -279,7 +281,7 @@ func (s *Server) stands(group []*queued) ([]stand, string) {
 	return out, signer.ID()
 }
 
-// findQueued fills in the tasks that were there already. Those that are not have no node.
+// findQueued fills in the tasks that existed already. For a task without a row there is no such node.
 func findQueued(ctx context.Context, tx pgx.Tx, group []*queued, out []queued, keys []string) error {
 	found, err := all(ctx, tx, tasksByKeys, keys)
 	if err != nil {
@@ -302,8 +304,8 @@ func findQueued(ctx context.Context, tx pgx.Tx, group []*queued, out []queued, k
 	return nil
 }
 
-// queuedColumns are the arguments of enqueueTasks. to are the sessions that the tasks may be leased to, and keyID is
-// the key that signs.
+// queuedColumns returns the arguments of enqueueTasks. to are the sessions that the tasks may be leased to, and keyID
+// is the id of the key that signs.
 func queuedColumns(group []*queued, to []stand, keyID string) []any {
 	n := len(group)
 	text := func(of func(*newTask) string) []string {

@@ -96,7 +96,8 @@ func TestTasksThatComeTogetherShareACommit(t *testing.T) {
 	})
 }
 
-// TestATaskThatCannotBeQueuedHurtsNoOther: a group that fails is tried task by task, and each caller hears of its own.
+// TestATaskThatCannotBeQueuedHurtsNoOther: a group that fails is tried task by task, and each caller gets the result of
+// its own.
 func TestATaskThatCannotBeQueuedHurtsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroups()
@@ -132,8 +133,8 @@ func TestATaskThatCannotBeQueuedHurtsNoOther(t *testing.T) {
 	})
 }
 
-// TestACommitThatPanicsFailsItsGroup: the callers of a group hear of a panic, which may have come after the commit, and
-// the queue goes on.
+// TestACommitThatPanicsFailsItsGroup: the callers of a group get an error for a panic, which may have come after the
+// commit, and the queue goes on.
 func TestACommitThatPanicsFailsItsGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroups()
@@ -173,8 +174,8 @@ func TestACommitThatPanicsFailsItsGroup(t *testing.T) {
 	})
 }
 
-// TestACallerThatGoesLeavesTheQueue: what waits is taken back, what is under way is not known to the caller, and a
-// caller that was to commit for others does.
+// TestACallerThatGoesLeavesTheQueue: a task that waits is removed, the outcome of one under way is unknown to its
+// caller, and a caller that is to commit for others does.
 func TestACallerThatGoesLeavesTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroups()

@@ -24,7 +24,7 @@ func (k *kit) spec(n *node, key string) task.Spec {
 	}
 }
 
-// TestAProbeTakesTwoRoundTrips: the row with what its node says of it, and the event with the commit.
+// TestAProbeTakesTwoRoundTrips: one for the row, with the check of its node, and one for the event with the commit.
 func TestAProbeTakesTwoRoundTrips(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

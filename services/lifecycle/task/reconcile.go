@@ -16,9 +16,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
-// Lock locks what Reconcile of these sessions may change: their tasks, and then the runs that it wakes, with those that
-// wait for a launched instance. A run is woken if a task of it ends: one that was asked to stop, or that a ledger that
-// is gone had.
+// Lock locks the rows that Reconcile of these sessions may change: their tasks, and then the runs that it wakes, with
+// those that wait for a launched instance. Reconcile wakes a run if it ends a task of the run: one that was to be
+// cancelled, or that was in a ledger that is lost.
 func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 	if len(ready.NodeIDs) == 0 {
 		return nil
@@ -34,23 +34,26 @@ func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 	return nil
 }
 
-// Reconcile settles what a new session has in flight against what stands here, in the transaction that raises the gate.
+// Reconcile compares the tasks that the agent of a new session has in flight with the rows, in the transaction that
+// raises the gate.
 //
-// What was dispatched and is not in the agent's ledger keeps its attempt and is offered again: an offer that still arrives by the old session is then
-// the same entry of the ledger, not a second effect. With a new ledger, what had been delivered may have run: a task of an idempotent type is queued
-// again, any other ends as outcome_unknown and its step observes.
+// A task that was dispatched and is not in the agent's ledger keeps its attempt and is offered again: an offer that
+// still arrives by the old session is then the same entry of the ledger, not a second effect. With a new ledger, a task
+// that had been delivered may have run: one of an idempotent type is queued again, any other ends as outcome_unknown
+// and its step observes.
 //
-// An attempt above the row's means that the database went back, or that the agent invents. Its reports decide, by the
-// envelope that they carry: until then it is not cancelled, and what stands here is held back for a moment.
+// An attempt above the row's means that the database was restored to an earlier state, or that the agent invented it.
+// The envelope in its reports decides: until then the attempt is not cancelled, and the row's own attempt is not
+// offered for a moment.
 //
-// In rollback mode the agent is told to stop nothing: what is not known here may be the work of a history that this database lost.
+// In rollback mode the session gets no cancels: tasks that are not known here may be work that this database lost.
 func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (gate.Reconciled, error) {
 	agent := make(map[string]*commonv1.TaskInFlight, len(inFlight))
 	highest := map[string]int32{}
 	var asked []string
 	for _, t := range inFlight {
 		if !ids.Valid(t.GetTaskId()) {
-			continue // an agent's word is checked no further on its way here
+			continue // nodeapi passes an agent's ids on unchecked
 		}
 		agent[key(&nodev1.TaskRef{TaskId: t.GetTaskId(), Attempt: t.GetAttempt()})] = t
 		asked = append(asked, t.GetTaskId())
@@ -84,7 +87,7 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 				if theirs.GetState() == r.State {
 					out.Acknowledged = append(out.Acknowledged, ref)
 				}
-				continue // it comes again as a late result
+				continue // its report comes again and is kept as a late result
 			}
 			out.Cancel = append(out.Cancel, ref)
 		case theirs != nil:
@@ -99,15 +102,16 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 				return gate.Reconciled{}, err
 			}
 		case r.CancelAsked && still:
-			// What was asked before the database went back is settled by the session after the mode.
+			// A cancel from before the restore is handled by the node's next session after the mode.
 		case r.CancelAsked && newLedger && r.State != commonv1.TaskState_TASK_STATE_DISPATCHED:
-			// Not wanted, but the ledger that had it is gone: it may have run.
+			// It is to be cancelled, but the ledger that had it is lost: it may have run.
 			out.Cancel = append(out.Cancel, ref)
 			if err := s.end(ctx, tx, r, commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, "the agent's ledger is new"); err != nil {
 				return gate.Reconciled{}, err
 			}
 		case r.CancelAsked:
-			// Not wanted, and not in the agent's ledger: it ends here, and the agent is told in case an offer is still on its way.
+			// It is to be cancelled and not in the agent's ledger: it ends here, and the agent gets the cancel in case an offer
+			// is still on its way.
 			out.Cancel = append(out.Cancel, ref)
 			if err := s.end(ctx, tx, r, commonv1.TaskState_TASK_STATE_CANCELLED, "cancelled before the agent had it"); err != nil {
 				return gate.Reconciled{}, err
@@ -120,7 +124,7 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 	}
 	for k, t := range agent {
 		if !known[k] {
-			// An attempt that is not the current one, or a task of another life of this node: its end settles nothing.
+			// An attempt that is not the current one, or a task from before this node's reinstallation: its end changes no row.
 			out.Cancel = append(out.Cancel, &nodev1.TaskRef{TaskId: t.GetTaskId(), Attempt: t.GetAttempt()})
 		}
 	}
@@ -130,7 +134,7 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 	return out, nil
 }
 
-// adopt moves a task that the agent holds to the new session.
+// adopt moves a task that is in the agent's ledger to the new session.
 func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.TaskInFlight, epoch int64, sessionID string) error {
 	state := r.State
 	if theirs.GetState() == commonv1.TaskState_TASK_STATE_RUNNING || Terminal(theirs.GetState()) {
@@ -141,8 +145,8 @@ func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.T
 	return s.move(ctx, tx, r, state, epoch, sessionID, "the agent has it")
 }
 
-// awaitProof holds a task back for as long as a lost offer is waited for: the agent, which has a later attempt of it,
-// reports that one with its envelope. If it does not, the task is offered as it stands here.
+// awaitProof delays the offer of a task for as long as that of a task whose offer was lost: the agent has a later
+// attempt of it and is expected to report that with its envelope. If the agent does not, the row's attempt is offered.
 func (s *Server) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) error {
 	if r.State != commonv1.TaskState_TASK_STATE_QUEUED {
 		if err := s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID, "the agent has a later attempt"); err != nil {
@@ -156,7 +160,8 @@ func (s *Server) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) 
 	return nil
 }
 
-// again decides what becomes of a task that is in flight here and not in the agent's ledger.
+// again queues a task that is in flight here and not in the agent's ledger, offers it again, or ends it as
+// outcome_unknown.
 func (s *Server) again(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate, newLedger bool) error {
 	switch {
 	case r.State == commonv1.TaskState_TASK_STATE_DISPATCHED || !newLedger:
@@ -179,7 +184,7 @@ func (s *Server) end(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskS
 	return s.deps.Wake(ctx, tx, []string{r.RunID})
 }
 
-// move changes the state of a task whose row is locked, and reports it if that is a change.
+// move changes the state and the session of a task whose row is locked, and appends its event.
 func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, epoch int64, sessionID, detail string) error {
 	moved, err := one(ctx, tx, moveTask, r.TaskID, names.Of(state), epoch, sessionID)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
-// taskUpdate is the furthest thing that a report says of one attempt of one task.
+// taskUpdate is what one node reports of one attempt of one task in a batch, folded to the furthest state.
 type taskUpdate struct {
 	ref       *nodev1.TaskRef
 	node      string
@@ -35,7 +35,7 @@ type taskUpdate struct {
 	signed    []*nodev1.SignedTask // envelopes that came with the report of this attempt
 }
 
-// state is where the task goes by this word alone.
+// state returns the state to which this update alone moves the task.
 func (w taskUpdate) state() commonv1.TaskState {
 	switch {
 	case w.result != nil:
@@ -49,7 +49,8 @@ func (w taskUpdate) state() commonv1.TaskState {
 	}
 }
 
-// resultState maps what an agent calls its end to a terminal state. What is none is a failure: an agent does not end a task as `expired`.
+// resultState maps the state in an agent's result to a terminal state. Any state that an agent may not report as an
+// end, such as `expired`, becomes failed.
 func resultState(s commonv1.TaskState) commonv1.TaskState {
 	switch s {
 	case commonv1.TaskState_TASK_STATE_SUCCEEDED, commonv1.TaskState_TASK_STATE_CANCELLED,
@@ -60,7 +61,7 @@ func resultState(s commonv1.TaskState) commonv1.TaskState {
 	}
 }
 
-// ReportTasks takes what agents say of their tasks, under the gates of their nodes.
+// ReportTasks applies agents' reports of their tasks, under the gates of their nodes.
 func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
 	defer s.standing.reported(req.GetReports())
 	words, order, contradictions := gather(req)
@@ -128,13 +129,13 @@ func key(ref *nodev1.TaskRef) string {
 	return fmt.Sprintf("%s/%d", ref.GetTaskId(), ref.GetAttempt())
 }
 
-// updateKey names what one node says of an attempt. Two nodes may name the same one, if the disk of one is a copy of the other's: their words never mix, and
-// only those of the task's own node count.
+// updateKey returns the key of one node's update of an attempt. Two nodes may report the same attempt if the disk of
+// one is a copy of the other's: their updates are kept apart, and only those of the task's own node count.
 func updateKey(nodeID string, ref *nodev1.TaskRef) string { return key(ref) + "/" + nodeID }
 
-// gather folds a batch into one word of each node on each attempt, in a stable order so that rows are locked in the
-// same order by everyone. Of results that contradict each other the first is the node's word; the others are returned
-// apart, as evidence.
+// gather folds a batch into one update of each node for each attempt, and returns the keys in a sorted order so that
+// every transaction locks rows in the same order. Of results that contradict each other the first is applied; the
+// others are returned apart, as evidence.
 func gather(req *lifecyclev1.ReportTasksRequest) (map[string]taskUpdate, []string, []taskUpdate) {
 	words := map[string]taskUpdate{}
 	var order []string
@@ -188,15 +189,16 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]taskUpdate, []strin
 	return words, order, contradictions
 }
 
-// applied is what became of a batch.
+// applied is the outcome of a batch.
 type applied struct {
-	settled    map[string]bool                     // attempts whose result is applied, was applied before, or is kept as late evidence
+	// settled are the attempts whose result is applied, was applied before, or is kept as late evidence.
+	settled    map[string]bool
 	refused    map[string]*lifecyclev1.TaskRefusal // attempts above their row's, unproven
 	superseded int                                 // results applied as superseded
 	wake       []string                            // runs of which a task has ended
 }
 
-// answer fills in what one report is told.
+// answer fills in the acknowledgements and refusals of one report.
 func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportResult) {
 	told := map[string]bool{}
 	refuse := func(ref *nodev1.TaskRef) bool {
@@ -224,8 +226,8 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 	}
 }
 
-// apply locks the gates of nodes and moves the tasks of those that are admitted forward. What moves nothing is late evidence, if it is a result, or proves
-// an attempt that the row has lost, or is refused.
+// apply locks the gates of nodes and moves the tasks of those that are admitted forward. An update that moves no task
+// is kept as late evidence if it is a result, or proves an attempt that the row has lost, or is refused.
 func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]taskUpdate, order []string, durable bool) (gate.Views, applied, error) {
 	done := applied{settled: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
 	all := make([]taskUpdate, len(order))
@@ -234,12 +236,12 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 	}
 	var batch pg.Batch
 	if !durable {
-		// A report of a delivery or a start is repeated by the agent's ledger at its next session: losing the last moments of it to a crash of the
-		// database costs nothing. Results and queueing never take this way.
+		// A report of a delivery or a start is repeated by the agent's ledger at its next session: losing the last moments of
+		// it to a crash of the database costs nothing. Results and queueing never take this way.
 		batch.Queue(relaxCommit)
 	}
 	gates := gate.QueueLockForWork(&batch, nodes)
-	// The same round trip: see gate.QueueLockForWork for why it believes the gates as they were locked.
+	// The same round trip: see gate.QueueLockForWork for why this statement reads the gates as they were locked.
 	rows := queueReports(&batch, all)
 	if err := batch.Send(ctx, tx); err != nil {
 		return nil, done, fmt.Errorf("apply reports: %w", err)
@@ -265,7 +267,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 		}
 	}
 	var late []taskUpdate
-	for _, w := range rest { // in their order, so that everybody locks rows in the same one
+	for _, w := range rest { // in their order, so that every transaction locks rows in the same order
 		k := updateKey(w.node, w.ref)
 		if w.result == nil || again[k] || done.refused[k] != nil {
 			continue
@@ -276,7 +278,8 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 	return gates, done, keepLate(ctx, tx, late)
 }
 
-// queueReports adds the statement that moves the open tasks whose attempt is the one reported to a batch, and returns where its rows will be.
+// queueReports adds the statement that moves the open tasks whose attempt is the one reported to a batch, and returns a
+// pointer to its rows, which are filled in when the batch is sent.
 func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 	n := len(words)
 	taskIDs, nodes, states, notes := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
@@ -306,7 +309,8 @@ func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 	return rows
 }
 
-// advanced reports the tasks that were moved, notes in done what that settles, and returns the attempts that were moved.
+// advanced appends the events of the tasks that were moved, records the settled results and the runs to wake in done,
+// and returns the attempts that were moved.
 func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskUpdate, rows []reportedRow, done *applied) (map[string]bool, error) {
 	advanced := make(map[string]bool, len(rows))
 	var evs []events.Event
@@ -341,14 +345,15 @@ func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskU
 	return advanced, nil
 }
 
-// transitions lists the states that the task went through since `was`, so that what came together is still told apart.
+// transitions lists the states that the task went through since `was`, so that states which were reported together
+// still have a transition each.
 func transitions(r Row, before reportedRow, w taskUpdate) []*lifecyclev1.TaskTransition {
 	var out []*lifecyclev1.TaskTransition
 	was := before.Was
 	if before.LeasedAt != nil {
 		out = append(out, r.leased(*before.LeasedAt))
 	}
-	// The agent leaves out the delivery and the start of a task whose result says when it started.
+	// The agent leaves out the delivery and the start of a task whose result has the time of the start.
 	byResult := w.result.GetStartedAt() != nil
 	if was == "dispatched" && (w.delivered || byResult) {
 		out = append(out, r.reported(commonv1.TaskState_TASK_STATE_DELIVERED, w.delivered, before, w))
@@ -365,9 +370,9 @@ func transitions(r Row, before reportedRow, w taskUpdate) []*lifecyclev1.TaskTra
 	return out
 }
 
-// reported is a transition before the result, which was reported by itself or only with the result. Beside a result
-// that says when the task started it has that time: by the agent's clock, but not before the state that the row had and
-// not after the result, both by the database's.
+// reported returns a transition before the result, which was reported by itself or only with the result. If the result
+// has the time at which the task started, the transition has that time: by the agent's clock, but not before the row's
+// former state and not after the result, both by the database's clock.
 func (r Row) reported(
 	state commonv1.TaskState, byItself bool, before reportedRow, w taskUpdate,
 ) *lifecyclev1.TaskTransition {
@@ -389,7 +394,7 @@ func (r Row) reported(
 	return out
 }
 
-// clean makes text that Postgres and people can take.
+// clean returns s as valid UTF-8 without NUL bytes, which Postgres refuses, and cut to limit bytes.
 func clean(s string, limit int) string {
 	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
 	if len(s) > limit {

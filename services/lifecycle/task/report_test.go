@@ -64,8 +64,8 @@ func TestWhatComesTogetherIsStillToldApart(t *testing.T) {
 	}
 }
 
-// TestSupersededTasksAreCountedOnce: an agent that refuses a task because it has seen a later operation is counted when that is written, and not again
-// when it says so again.
+// TestSupersededTasksAreCountedOnce: an agent that refuses a task because it has seen a later operation is counted when
+// that is written, and not again when it reports that again.
 func TestSupersededTasksAreCountedOnce(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -82,7 +82,7 @@ func TestSupersededTasksAreCountedOnce(t *testing.T) {
 	}
 }
 
-// TestLostAnswersCostNothing sends each report twice, as an agent does whose answer was lost after the commit.
+// TestLostAnswersCostNothing sends each report twice, as an agent does whose response was lost after the commit.
 func TestLostAnswersCostNothing(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -160,7 +160,7 @@ func TestResultsWithoutAPlaceAreEvidence(t *testing.T) {
 	if k.wakes() != wakes {
 		t.Error("a late result woke the run")
 	}
-	// A good task of the other node is not touched by words in its name.
+	// Reports of another node in its name do not change a good task of the other node.
 	mine := k.enqueue(other)
 	theirs := k.lease(other)
 	k.delivered(n, theirs)
@@ -192,7 +192,8 @@ func TestLowerAttemptChangesNothing(t *testing.T) {
 	k.wants(row.TaskID, succeeded, 2, 1)
 }
 
-// TestShutGateKeepsEvidenceUnacknowledged: a fenced node's result changes nothing, and comes again when it is let back in.
+// TestShutGateKeepsEvidenceUnacknowledged: a fenced node's result changes nothing, and comes again when it is let back
+// in.
 func TestShutGateKeepsEvidenceUnacknowledged(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -288,7 +289,8 @@ func TestReportsOfManyNodesAreOneCommit(t *testing.T) {
 	}
 }
 
-// TestACopiedDiskDoesNotSpeakForItsOriginal: two nodes report one attempt in one batch, in either order; the word of the task's own node counts.
+// TestACopiedDiskDoesNotSpeakForItsOriginal: two nodes report one attempt in one batch, in either order; the report of
+// the task's own node counts.
 func TestACopiedDiskDoesNotSpeakForItsOriginal(t *testing.T) {
 	for _, copyFirst := range []bool{false, true} {
 		k := newKit(t)
@@ -334,8 +336,8 @@ func TestAResultTellsOfTheStart(t *testing.T) {
 	k.wantHistory(refused, "queued", "dispatched", "failed")
 }
 
-// TestTheStartThatAResultReportsHasItsTime: what a result alone reports is dated by its started_at, which is of the
-// agent's clock, but not before the lease and not after the result.
+// TestTheStartThatAResultReportsHasItsTime: a start that only the result reports has the time of its started_at, which
+// is of the agent's clock, but not before the lease and not after the result.
 func TestTheStartThatAResultReportsHasItsTime(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

@@ -21,7 +21,7 @@ const (
 	diag   = commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT
 )
 
-// In rollback mode probes are dispatched and nothing else is; results are taken, and what was held back goes out after the mode.
+// In rollback mode only probes are dispatched; results are applied, and the other tasks are dispatched after the mode.
 func TestInRollbackModeProbesAloneAreDispatched(t *testing.T) {
 	k := newKit(t)
 	testkit.StopClock(k.db) // what is leased is offered again after two seconds
@@ -57,7 +57,7 @@ func TestInRollbackModeProbesAloneAreDispatched(t *testing.T) {
 	}
 }
 
-// What is not dispatched because of the mode is not late because of it either.
+// A task that is not dispatched because of the mode does not expire because of it.
 func TestInRollbackModeNothingExpiresThatMayNotStart(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -80,7 +80,7 @@ func TestInRollbackModeNothingExpiresThatMayNotStart(t *testing.T) {
 	}
 }
 
-// An agent whose ledger has what the database does not know is told to stop nothing of it, until the mode is over.
+// An agent whose ledger has tasks that the database does not know gets no cancels for them until the mode is over.
 func TestInRollbackModeASessionIsToldToStopNothing(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -97,7 +97,8 @@ func TestInRollbackModeASessionIsToldToStopNothing(t *testing.T) {
 		t.Errorf("the agent is told to stop %v", res.GetCancel())
 	}
 	k.wants(asked.TaskID, running, 1, 0)
-	res = k.ready(n, inFlight(lost, running)) // the one that was asked to stop has ended, and its result was lost with the database
+	// the one that was asked to stop has ended, and its result was lost with the database
+	res = k.ready(n, inFlight(lost, running))
 	if len(res.GetCancel()) != 0 {
 		t.Errorf("the agent is told to stop %v", res.GetCancel())
 	}

@@ -20,8 +20,9 @@ import (
 // deployType is the one type of task that carries environment values.
 const deployType = "workload.deploy"
 
-// openValues opens the environment values of the tasks that were picked, and returns those tasks that can be signed. One whose values do not open ends as
-// failed with the reason, in the transaction that would have leased it: its agent never hears of it, and its run decides what follows.
+// openValues opens the environment values of the tasks that were picked, and returns the tasks that can be signed. A
+// task whose values do not open ends as failed with the reason, in the transaction that would have leased it: its agent
+// never gets it, and its run decides how to go on.
 func (s *Server) openValues(ctx context.Context, tx pgx.Tx, tasks []picked) ([]picked, error) {
 	out := tasks[:0]
 	for _, t := range tasks {
@@ -42,7 +43,7 @@ func (s *Server) openValues(ctx context.Context, tx pgx.Tx, tasks []picked) ([]p
 	return out, nil
 }
 
-// openPayload returns the payload as it is signed.
+// openPayload returns the payload for the envelope, with opened environment values.
 func (s *Server) openPayload(t picked) ([]byte, error) {
 	if t.Type != deployType {
 		return t.payload, nil
@@ -54,7 +55,7 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 	if err := s.deps.Secrets.OpenDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
 		return nil, err
 	}
-	// The same task is the same bytes each time it is offered.
+	// Marshal deterministically: the task must have the same bytes each time it is offered.
 	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(deploy)
 	if err != nil {
 		return nil, fmt.Errorf("encode payload of task %s: %w", t.TaskID, err)
@@ -62,9 +63,10 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 	return payload, nil
 }
 
-// SealStored seals the values of stored deploys that are not under the first key, in batches, and returns how many it changed: those of a former first key,
-// and those that a build before sealed values has queued. Deploys that have ended and may be queued again are sealed as well. What cannot be opened stays as
-// it is; the error says so after all others are done.
+// SealStored seals the values of stored deploys that are not sealed with the first key, in batches, and returns how
+// many it changed: those sealed with a former first key, and those that a build before sealed values has queued.
+// Deploys that have ended and may be queued again are sealed as well. A payload whose values cannot be opened stays as
+// it is; the error names it, after all others are done.
 func (s *Server) SealStored(ctx context.Context) (int, error) {
 	const batch = 100
 	total := 0
@@ -79,7 +81,7 @@ func (s *Server) SealStored(ctx context.Context) (int, error) {
 			for _, t := range found {
 				keys, last = t.Keys, t.TaskID
 				if !s.deps.Secrets.HasAll(t.Keys) {
-					continue // a key that was given up for lost
+					continue // sealed with a key that was given up as lost
 				}
 				changed, err := s.sealStored(ctx, t)
 				if err != nil {
@@ -106,10 +108,11 @@ type storedDeploy struct {
 	Keys        string `db:"secret_keys" expr:"coalesce(@.secret_keys, '!')"`
 }
 
-// sealStored brings one deploy under the first key, and notes what it is under. The bool is false if no value changed.
+// sealStored seals one deploy with the first key, and records which keys its values need. The bool is false if no value
+// changed.
 func (s *Server) sealStored(ctx context.Context, t storedDeploy) (bool, error) {
 	payload, keys, deploy := t.Payload, "", &nodev1.WorkloadDeploy{}
-	// What cannot be read has no value that could be.
+	// A payload that cannot be parsed has no values that could be opened.
 	if err := proto.Unmarshal(t.Payload, deploy); err == nil {
 		keys = secretenv.KeysOfDeploy(deploy)
 		if keys != "" && keys != s.deps.Secrets.First() {

@@ -36,18 +36,21 @@ type Deps struct {
 	Key    envelope.Key
 	// Verifiers are the keys whose envelopes prove an attempt that the database has lost. Nil: Key alone.
 	Verifiers *envelope.VerifierSet
-	// Keys stand in place of Key and Verifiers, and may change.
+	// Keys replace Key and Verifiers, and may change while the server runs.
 	Keys *envelope.Ring
 	Hub  *Hub
-	// Wake wakes saga runs in the transaction that settled one of their tasks.
+	// Wake wakes saga runs in the transaction that ended one of their tasks.
 	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	// Committed is called after each commit that wrote events or woke a run.
 	Committed func()
-	// Superseded is told how many results of a report say that the agent has seen a later operation, after its commit. May be nil.
+	// Superseded is called after the commit of a report with the number of its results as superseded: the agents have seen
+	// a later operation. May be nil.
 	Superseded func(n int)
-	// Secrets opens the environment values of a deploy when it is signed. Nil opens none: a task with sealed values is refused.
+	// Secrets opens the environment values of a deploy when it is signed. Nil opens none: a task with sealed values is
+	// refused.
 	Secrets *secretenv.Keys
-	// Audit writes down what is refused; what changes a task is written with its change. Nil: that alone.
+	// Audit records refused requests; the entry of a change is written in the transaction of the change. Nil: refusals are
+	// not recorded.
 	Audit *audit.Log
 }
 
@@ -58,7 +61,7 @@ type Server struct {
 	standing standing
 }
 
-// NewServer makes a server.
+// NewServer returns a server.
 func NewServer(deps Deps) *Server {
 	if deps.Keys == nil {
 		deps.Keys = envelope.NewRing(deps.Key, deps.Verifiers)
@@ -68,7 +71,8 @@ func NewServer(deps Deps) *Server {
 	return s
 }
 
-// EnqueueProbe queues a typed no-op. A probe ignores the cordon, but nothing is dispatched to a node whose gate is shut.
+// EnqueueProbe queues a task that does nothing. A probe ignores the cordon, but nothing is dispatched to a node whose
+// gate is shut.
 func (s *Server) EnqueueProbe(ctx context.Context, req *lifecyclev1.EnqueueProbeRequest) (*lifecyclev1.EnqueueProbeResponse, error) {
 	by := rpc.ActorFrom(ctx)
 	k := "probe/" + ids.New()
@@ -133,7 +137,8 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 	return res, nil
 }
 
-// announce tells the node's replica what to do next about a changed task.
+// announce sends the node's replica the hint that a changed task needs: that the node has work, or that the task is to
+// stop.
 func (s *Server) announce(r Row, reason string) {
 	switch {
 	case r.State == commonv1.TaskState_TASK_STATE_QUEUED:
@@ -145,7 +150,8 @@ func (s *Server) announce(r Row, reason string) {
 	}
 }
 
-// CancelOfRun asks to stop every unfinished task that a run's steps queued on their way forward, in the transaction of the caller, who announces the answer by Announce after the commit.
+// CancelOfRun requests that every unfinished task which a run's steps queued in the forward phase stop, in the caller's
+// transaction. The caller passes the returned rows to Announce after the commit.
 func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, reason string) ([]Row, error) {
 	list, err := all(ctx, tx, lockOpenOfRun, runID)
 	if err != nil {
@@ -160,7 +166,7 @@ func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, reason strin
 }
 
 // Withdraw is CancelOfRun for a run that is being cancelled. It announces the tasks itself, right after the commit of
-// tx; if tx is none of pg.InTx, the hub's next sweep does.
+// tx; if tx is not one of pg.InTx, the hub's next sweep does.
 func (s *Server) Withdraw(ctx context.Context, tx pgx.Tx, runID, reason string) error {
 	rows, err := s.CancelOfRun(ctx, tx, runID, reason)
 	if err != nil || len(rows) == 0 {
@@ -174,7 +180,7 @@ func (s *Server) Withdraw(ctx context.Context, tx pgx.Tx, runID, reason string) 
 	return nil
 }
 
-// Announce tells replicas of tasks that CancelOfRun changed.
+// Announce sends replicas the hints for tasks that CancelOfRun changed.
 func (s *Server) Announce(rows []Row, reason string) {
 	for _, r := range rows {
 		s.announce(r, reason)
@@ -187,7 +193,7 @@ func (s *Server) cancel(ctx context.Context, tx pgx.Tx, r Row, reason string) (R
 	}
 	state := r.State
 	if state == commonv1.TaskState_TASK_STATE_QUEUED {
-		state = commonv1.TaskState_TASK_STATE_CANCELLED // nobody has seen it
+		state = commonv1.TaskState_TASK_STATE_CANCELLED // no agent has it
 	}
 	return s.change(ctx, tx, r, state, setCancelled, reason)
 }
@@ -214,8 +220,8 @@ func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason stri
 	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_FAILED, setError, reason)
 }
 
-// change moves a locked task, reports it, and wakes its run if it ended. more are what the setting takes beside the
-// detail.
+// change moves a locked task, appends its event, and wakes its run if the task ended. more are the arguments that the
+// setting takes after the detail.
 func (s *Server) change(
 	ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, set setting, detail string, more ...any,
 ) (Row, string, error) {

@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	// outletMost bounds the tasks that wait to be offered over one stream. One past it is not offered now: it is
-	// leased, and is offered again as one whose offer was lost.
+	// outletMost bounds the tasks that wait to be offered over one stream. A task beyond it is leased but not offered now;
+	// it is offered again later, as one whose offer was lost.
 	outletMost = 4096
 	// outletAtOnce bounds the tasks of one message; see fitting too.
 	outletAtOnce = 64
-	// outletBytes bounds the payloads of what waits.
+	// outletBytes bounds the payloads of the tasks that wait.
 	outletBytes = 32 << 20
-	// underWay is how long a task that was leased unasked keeps others from being leased so, if no report comes. After that
-	// its session stands no longer.
+	// underWay is how long a task that was leased as it was queued keeps others of its node from being leased so, if no
+	// report comes. After that the session is dropped.
 	underWay = 2 * time.Second
 )
 
-// standing are the sessions that tasks may be leased to as they are queued: their replica has asked for that, over a
-// stream that stands. It is a hint: the gate says, under its lock, whether a session may be leased to.
+// standing keeps the sessions that tasks may be leased to as they are queued: their replica requested that over a
+// stream that is still open. It is a hint: the gate decides, under its lock, whether a session may lease.
 type standing struct {
 	underWay time.Duration
 
@@ -33,14 +33,14 @@ type standing struct {
 	nodes map[string]stand
 }
 
-// stand is a node's session, and the way to it.
+// stand is a node's session, with the outlet to its replica.
 type stand struct {
 	session    string
 	generation int64
 	out        *outlet
-	// until is how long what was leased unasked last may be under way: it ends with the node's next report. What comes
-	// meanwhile is queued, and leased with all that came beside it, which costs a node with many tasks less than one
-	// after another.
+	// until is how long the task that was last leased as it was queued may be under way; the node's next report clears it.
+	// Tasks that come meanwhile are queued and leased together, which costs less for a node with many tasks than leasing
+	// one after another.
 	until time.Time
 }
 
@@ -56,15 +56,15 @@ type outlet struct {
 
 func newOutlet() *outlet { return &outlet{wake: make(chan struct{}, 1)} }
 
-// has reports whether a node has a session that may be leased to.
+// has reports whether a node has a session that tasks may be leased to as they are queued.
 func (s *standing) has(nodeID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.nodes[nodeID].out != nil
 }
 
-// claim returns where a node's next task may be leased to; its out is nil if there is no such session, or one is under
-// way to it.
+// claim returns the session that a node's next task may be leased to; its out is nil if there is no such session, or a
+// task is under way to it.
 func (s *standing) claim(nodeID string, now time.Time) stand {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +72,8 @@ func (s *standing) claim(nodeID string, now time.Time) stand {
 	if at.out == nil || now.Before(at.until) {
 		return stand{}
 	}
-	if !at.until.IsZero() { // no report came: offers may be lost on this stream, and the lease that repeats this one has it stand again
+	// no report came: offers may be lost on this stream, and the lease that repeats this one adds the session again
+	if !at.until.IsZero() {
 		delete(s.nodes, nodeID)
 		return stand{}
 	}
@@ -81,7 +82,7 @@ func (s *standing) claim(nodeID string, now time.Time) stand {
 	return at
 }
 
-// reported says that nodes have told of their tasks.
+// reported notes that nodes have reported on their tasks, so that the next task may be leased as it is queued.
 func (s *standing) reported(reports []*lifecyclev1.NodeReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +94,7 @@ func (s *standing) reported(reports []*lifecyclev1.NodeReport) {
 	}
 }
 
-// put takes the sessions of a lease that its gates did not refuse, unless its stream has ended meanwhile.
+// put adds the sessions of a lease that their gates did not refuse, unless the stream has ended meanwhile.
 func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused []*lifecyclev1.NodeRefusal) {
 	no := make(map[string]bool, len(refused))
 	for _, r := range refused {
@@ -114,8 +115,8 @@ func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused 
 	}
 }
 
-// drop forgets a stand that a gate has refused, unless another one has taken its place. The node's next lease, by which its
-// task goes instead, has it stand again.
+// drop removes a session that its gate has refused, unless another one has taken its place. The node's next lease,
+// which takes the task instead, adds it again.
 func (s *standing) drop(nodeID string, refused stand) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +125,7 @@ func (s *standing) drop(nodeID string, refused stand) {
 	}
 }
 
-// end forgets sessions of a stream.
+// end removes the given sessions of a stream.
 func (s *standing) end(out *outlet, sessions []*lifecyclev1.NodeSession) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +136,7 @@ func (s *standing) end(out *outlet, sessions []*lifecyclev1.NodeSession) {
 	}
 }
 
-// remove forgets all sessions of a stream that has ended.
+// remove removes all sessions of a stream that has ended.
 func (s *standing) remove(out *outlet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +148,7 @@ func (s *standing) remove(out *outlet) {
 	}
 }
 
-// add has tasks offered, as far as there is room.
+// add appends tasks to be offered, as far as there is room.
 func (o *outlet) add(offers ...picked) {
 	o.mu.Lock()
 	for _, offer := range offers {
@@ -162,7 +163,7 @@ func (o *outlet) add(offers ...picked) {
 	}
 }
 
-// take returns what goes into one message; nil if nothing waits.
+// take removes and returns the tasks of the next message; none if no task waits.
 func (o *outlet) take() []picked {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -177,8 +178,8 @@ func (o *outlet) take() []picked {
 	return out
 }
 
-// offerStanding signs what is leased to sessions of a stream unasked, and sends it, until ctx ends or the stream cannot
-// be written to.
+// offerStanding signs and sends the tasks that were leased to sessions of a stream as they were queued, until ctx ends
+// or the stream cannot be written to.
 func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*lifecyclev1.StreamWorkResponse) error) {
 	for {
 		select {
@@ -202,8 +203,8 @@ func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*life
 	}
 }
 
-// opened returns tasks with their environment values open. One whose values do not open is left out: the lease that
-// would offer it again ends it.
+// opened returns tasks with their environment values opened. A task whose values do not open is left out: the lease
+// that would offer it again ends it.
 func (s *Server) opened(ctx context.Context, offers []picked) []picked {
 	out := make([]picked, 0, len(offers))
 	for _, task := range offers {

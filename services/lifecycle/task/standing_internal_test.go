@@ -48,8 +48,8 @@ func TestOffersOfOneMessageNameTheirOwnSessions(t *testing.T) {
 	})
 }
 
-// TestASessionThatNothingIsHeardOfStandsNoLonger holds that a task which was leased unasked, and of which no report has
-// come, is the last one so until the node's next lease.
+// TestASessionThatNothingIsHeardOfStandsNoLonger holds that after a task which was leased as it was queued, and of
+// which no report has come, no other is leased so until the node's next lease.
 func TestASessionThatNothingIsHeardOfStandsNoLonger(t *testing.T) {
 	s := standing{underWay: underWay}
 	lease := &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{NodeId: "n", SessionId: "s", Generation: 1}}}

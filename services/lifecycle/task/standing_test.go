@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// stand has a stream's replica take a node's tasks unasked.
+// stand makes a standing lease of a node for a stream's replica.
 func (s *streamed) stand(stream *workStream, n *node) {
 	s.k.t.Helper()
 	frame := leaseFrame(9000, n)
@@ -42,7 +42,7 @@ func (s *streamed) probe(n *node, change ...func(*task.Spec)) string {
 	return row.TaskID
 }
 
-// offered wants one task on the stream that nobody asked for.
+// offered wants one task on the stream that no lease of the replica requested.
 func (s *streamed) offered(stream *workStream, n *node, id string) *nodev1.TaskRef {
 	s.k.t.Helper()
 	received, failed := make(chan *lifecyclev1.StreamWorkResponse, 1), make(chan error, 1)
@@ -68,8 +68,8 @@ func (s *streamed) offered(stream *workStream, n *node, id string) *nodev1.TaskR
 	return tasks[0].GetTask()
 }
 
-// TestATaskIsLeasedAsItIsQueued holds that a session which stands for it gets a task without a lease of its own, with
-// the same attempts and the same history, and the next one when its agent has spoken of the first.
+// TestATaskIsLeasedAsItIsQueued holds that a session with a standing lease gets a task without a further lease, with
+// the same attempts and the same history, and the next one when its agent has reported on the first.
 func TestATaskIsLeasedAsItIsQueued(t *testing.T) {
 	s := newStreamed(t)
 	s.k.tasks.KeepUnderWay()
@@ -239,7 +239,7 @@ func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	}
 	testkit.Eventually(t, testkit.Patience, func() error { return s.k.waiting(ctx) })
 	_ = stream.CloseRequest()
-	testkit.Eventually(t, testkit.Patience, func() error { // the stream has ended for those that stand
+	testkit.Eventually(t, testkit.Patience, func() error { // the stream's sessions are removed
 		if s.k.tasks.Stands(other.id) {
 			return errors.New("a session of the stream stands")
 		}
@@ -257,8 +257,8 @@ func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	s.k.wants(s.probe(n), queued, 0, 0)
 }
 
-// TestLargeTasksComeInSeveralMessages holds that what is leased together, unasked or not, goes in messages that a replica
-// reads, and that all of it comes.
+// TestLargeTasksComeInSeveralMessages holds that what is leased together, unasked or not, goes in messages that a
+// replica reads, and that all of it comes.
 func TestLargeTasksComeInSeveralMessages(t *testing.T) {
 	const nodes = 30
 	large := &nodev1.ProbeNoop{Nonce: strings.Repeat("n", 200<<10)}

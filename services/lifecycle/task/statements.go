@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
-// record is a Row as it is read: with its state as it is stored.
+// record is a Row as it is read, with its state as it is stored.
 type record struct {
 	Row
 	StateName string `db:"state"`
@@ -47,7 +47,7 @@ func all(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Row
 	return aside.Rows(ctx, "task", records, func(r record) string { return r.TaskID }, record.row)
 }
 
-// Rows with what else their statements return.
+// Rows with the other columns that their statements return.
 type (
 	// leasedRow is a task that was leased.
 	leasedRow struct {
@@ -75,7 +75,7 @@ type (
 		record
 		Place int64 `db:"place"`
 	}
-	// queuedAt is what the database gives a task that is queued: the rest is as it was asked for.
+	// queuedAt has the columns that the database computes for a task that is queued; the others are as requested.
 	queuedAt struct {
 		CreatedAt time.Time `db:"created_at"`
 		NotBefore time.Time `db:"not_before"`
@@ -96,7 +96,8 @@ type (
 		Epoch   int64  `db:"epoch"`
 		Reason  string `db:"cancel_reason"`
 	}
-	// waitingNode is a node with open tasks, and what of them may be leased: 0 none, 1 some later without an event, 2 some now.
+	// waitingNode is a node with open tasks, and whether they may be leased: 0 none, 1 some later without an event, 2 some
+	// now.
 	waitingNode struct {
 		NodeID string `db:"node_id"`
 		Work   int    `db:"work"`
@@ -109,7 +110,7 @@ type (
 	}
 )
 
-// setting is what a change of a task writes beside its state. Its detail is $4.
+// setting is the SET list of a change of a task beside its state. Its detail is $4.
 type setting string
 
 const (
@@ -127,8 +128,8 @@ func inFlight(nodes string) string {
 		AND o.state <> 'queued' UNION SELECT unnest($2::uuid[])`
 }
 
-// StoredDeploys lists deploys whose values are not all under the first key, between two lists of keys. What is under
-// the first key is not read.
+// StoredDeploys lists deploys whose values are not all sealed with the first key, between two lists of keys. It does
+// not read deploys that are sealed with the first key.
 var StoredDeploys = pg.Define(pg.RoleLifecycle, "task.stored_deploys", `SELECT `+pg.Columns[storedDeploy]("t")+`
 	FROM lifecycle.task t
 	WHERE type = 'workload.deploy' AND payload <> '' AND coalesce(secret_keys, '!') <> ''
@@ -227,7 +228,8 @@ var (
 			RETURNING t.*, c.report
 		)
 		SELECT t.payload, t.report, t.key_id, `+columns+` FROM leased t ORDER BY t.task_id`)
-	// Goes from one node with open tasks to the next, so that it reads a few rows of each, however many tasks that has.
+	// Goes from one node with open tasks to the next, so that it reads a few rows of each node, however many tasks that
+	// has.
 	nodesWithTasks = pg.Define(pg.RoleLifecycle, "task.nodes_with_tasks", `
 		WITH RECURSIVE now AS MATERIALIZED (SELECT mesh.clock() AS at), node (node_id, n) AS (
 			SELECT (SELECT t.node_id FROM lifecycle.task t WHERE t.open AND t.node_id > $2::uuid ORDER BY t.node_id LIMIT 1), 1
@@ -393,7 +395,7 @@ var (
 	latestOfRun = pg.Define(pg.RoleLifecycle, "task.latest_of_run", `
 		SELECT `+columns+` FROM lifecycle.task t
 		WHERE t.run_id = $1 AND starts_with(t.idem_key, $2) ORDER BY t.task_id DESC LIMIT 1`)
-	// The bounds hold what begins so and goes on with digits, in whatever order the database has for text.
+	// The bounds enclose every key that begins with the prefix and goes on with digits, in any collation of the database.
 	lastNumbered = pg.Define(pg.RoleLifecycle, "task.last_numbered", `
 		SELECT `+columns+` FROM lifecycle.task t
 		WHERE t.idem_key > $1::text AND t.idem_key < $1::text || '99999999999999999999' AND starts_with(t.idem_key, $1::text)

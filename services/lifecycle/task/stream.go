@@ -17,11 +17,11 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// streamedAtOnce bounds the requests of one stream that are worked on at once: past it the stream is not read.
+// streamedAtOnce bounds the requests of one stream that are served at once: beyond it the stream is not read.
 const streamedAtOnce = 32
 
-// StreamWork takes leases and reports of one replica of nodeapi over one stream, each as LeaseTasks and ReportTasks do,
-// and tells it of what was leased to its sessions as it was queued.
+// StreamWork serves the leases and reports of one replica of nodeapi over one stream, as LeaseTasks and ReportTasks do,
+// and sends the replica the tasks that were leased to its sessions as they were queued.
 func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[lifecyclev1.StreamWorkRequest, lifecyclev1.StreamWorkResponse]) error {
 	var sending sync.Mutex
 	send := func(res *lifecyclev1.StreamWorkResponse) error {
@@ -29,19 +29,18 @@ func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[life
 		defer sending.Unlock()
 		return stream.Send(res)
 	}
-	// The replica knows by it that it is heard.
+	// By this message the replica knows that the stream is served.
 	if err := send(&lifecyclev1.StreamWorkResponse{}); err != nil {
 		return fmt.Errorf("open stream of work: %w", err)
 	}
 	var working sync.WaitGroup
-	defer working.Wait() // what is under way is answered, if the stream still stands
+	defer working.Wait() // requests under way are answered, if the stream is still open
 	out := newOutlet()
 	defer s.standing.remove(out)
 	offering, stop := context.WithCancel(ctx)
 	defer stop()
 	working.Go(func() { s.offerStanding(offering, out, send) })
-	// Those that have worked on a request stay for the next one: what a request needs of a stack, a new goroutine would
-	// grow each time.
+	// A worker goroutine stays for the next request: a new goroutine would have to grow its stack for each request.
 	requests := make(chan *lifecyclev1.StreamWorkRequest)
 	defer close(requests)
 	workers := 0
@@ -62,7 +61,7 @@ func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[life
 			workers++
 			working.Go(func() {
 				for ; req != nil; req = <-requests {
-					// A stream that cannot be written to ends for whoever reads it too.
+					// If the stream cannot be written to, Receive fails as well and ends it.
 					_ = send(s.streamed(ctx, out, req)) //nolint:errcheck // see above
 				}
 			})
@@ -76,9 +75,10 @@ func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[life
 	}
 }
 
-// streamed does what one request of a stream asks for. out is the way to its replica.
+// streamed serves one request of a stream and returns its response. out is the outlet to the stream's replica.
 func (s *Server) streamed(ctx context.Context, out *outlet, req *lifecyclev1.StreamWorkRequest) *lifecyclev1.StreamWorkResponse {
-	// As a call under way, it outlives the order to drain, which ends the stream: it is answered before the stream has ended.
+	// Like a call under way, the request outlives the drain signal, which ends the stream: it is answered before the
+	// stream has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(req.GetTimeoutMs())*time.Millisecond)
 	defer cancel()
 	answer := &lifecyclev1.StreamWorkResponse{Id: req.GetId()}

@@ -20,13 +20,13 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// streamed is the port of lifecycle with the kit's tasks.
+// streamed is lifecycle's server with the kit's tasks.
 type streamed struct {
 	k           *kit
 	authorities *rpctest.Authorities
 	registry    *obs.Registry
 	url         string
-	drain       func() // has the port stop
+	drain       func() // makes the server stop
 }
 
 func newStreamed(t *testing.T) *streamed {
@@ -59,7 +59,7 @@ func newStreamed(t *testing.T) *streamed {
 
 type workStream = connect.BidiStreamForClientSimple[lifecyclev1.StreamWorkRequest, lifecyclev1.StreamWorkResponse]
 
-// open opens a stream as a service, and returns what comes first.
+// open opens a stream as a service, and returns the stream with its first message.
 func (s *streamed) open(service string) (*workStream, error) {
 	t := s.k.t
 	t.Helper()
@@ -103,7 +103,8 @@ func leaseFrame(id int64, n *node) *lifecyclev1.StreamWorkRequest {
 	}}}
 }
 
-// TestAStreamCarriesLeasesAndReports holds that a task is leased and its result acknowledged over one stream, and that what is acknowledged is committed.
+// TestAStreamCarriesLeasesAndReports holds that a task is leased and its result acknowledged over one stream, and that
+// what is acknowledged is committed.
 func TestAStreamCarriesLeasesAndReports(t *testing.T) {
 	s := newStreamed(t)
 	n := s.k.node()
@@ -132,8 +133,8 @@ func TestAStreamCarriesLeasesAndReports(t *testing.T) {
 	}
 }
 
-// TestAFrameIsHeldToTheRulesOfItsCall holds that a frame that is not valid is refused as its call would be, that the stream goes on, and that frames count in
-// the metrics of the calls whose place they take.
+// TestAFrameIsHeldToTheRulesOfItsCall holds that a frame that is not valid is refused as its call would be, that the
+// stream goes on, and that frames count in the metrics of the calls whose place they take.
 func TestAFrameIsHeldToTheRulesOfItsCall(t *testing.T) {
 	s := newStreamed(t)
 	n := s.k.node()
@@ -174,7 +175,7 @@ func TestAFrameIsHeldToTheRulesOfItsCall(t *testing.T) {
 	}
 }
 
-// TestNoOtherServiceStreamsWork holds that a stream is refused to whoever may not make its calls.
+// TestNoOtherServiceStreamsWork holds that a stream is refused to a service that may not make its calls.
 func TestNoOtherServiceStreamsWork(t *testing.T) {
 	s := newStreamed(t)
 	if _, err := s.open("recovery"); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
@@ -182,7 +183,8 @@ func TestNoOtherServiceStreamsWork(t *testing.T) {
 	}
 }
 
-// TestAFrameUnderWayOutlivesTheDrain holds that what was asked before lifecycle is to stop is done and answered, and that the stream ends then.
+// TestAFrameUnderWayOutlivesTheDrain holds that a request from before the drain signal is served and answered, and that
+// the stream ends after it.
 func TestAFrameUnderWayOutlivesTheDrain(t *testing.T) {
 	s := newStreamed(t)
 	n := s.k.node()

@@ -21,17 +21,18 @@ type Swept struct {
 	Unknown int
 }
 
-// undeliveredFor is how long past its last moment to start a task may stand dispatched at a connected node: its delivery may be on the way.
+// undeliveredFor is how long past its last moment to start a task may stay dispatched at a connected node: its delivery
+// may be on the way.
 const undeliveredFor = "1 minute"
 
 // sweepBatch bounds the tasks of one transaction.
 const sweepBatch = 500
 
 // Sweep ends tasks whose last moment to start has passed: the queued ones as expired; those on their way or running at
-// a node that has no session as outcome_unknown. Both are history afterwards. A task that runs at a connected node is
-// left to its step's deadline; one that a connected node has not even stored is never offered again, and ends a while
-// later. In rollback mode nothing is dispatched, so that nothing is late either. Sweep also clears what tasks
-// carry that an earlier build ended, and reports leases that nothing has reported yet.
+// a node that has no session as outcome_unknown. A task that runs at a connected node is left to its step's deadline;
+// one that a connected node has not stored is not offered again, and ends after undeliveredFor. In rollback mode
+// nothing is dispatched, and Sweep ends nothing as late. Sweep also clears the payloads of tasks that an earlier build
+// ended, and appends events for leases that no event has reported yet. Tasks that have ended are history.
 func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	for {
@@ -112,7 +113,7 @@ func end(ctx context.Context, tx pgx.Tx) ([]ended, error) {
 	})
 }
 
-// transitions lists the lease, where nothing has reported it, and the end.
+// transitions lists the lease, if no event has reported it, and the end.
 func (e ended) transitions() []*lifecyclev1.TaskTransition {
 	last := e.transition(e.State, "")
 	if e.leasedAt == nil {

@@ -1,8 +1,9 @@
-// Package task owns what agents are asked to do: tasks from their queueing to their end, each attempt named, each acknowledgement exact.
+// Package task owns the tasks of agents from their queueing to their end. Every offer, report and acknowledgement names
+// the task and its attempt.
 //
-// It believes nodeapi's reports only under the gate of the node they come from. `delivered` is not `running`, and only an agent's result makes
-// `succeeded` or `failed`. A result that comes after the end is kept as late evidence and changes nothing.
-// It never runs anything and never decides what a workspace needs.
+// It applies nodeapi's reports only under the gate of the node that they come from. `delivered` is not `running`, and
+// only an agent's result makes `succeeded` or `failed`. A result that comes after the end is kept as late evidence and
+// changes nothing. It never runs anything and never decides which tasks a workspace needs.
 package task
 
 import (
@@ -34,10 +35,10 @@ type Spec struct {
 	RunID       string
 	Epoch       int64
 	OpSeq       int64
-	// IdempotencyKey names the request: queueing the same again answers the task that is there.
+	// IdempotencyKey identifies the request: queueing with the same key again returns the existing task.
 	IdempotencyKey string
 	Payload        proto.Message
-	// StartWithin is how long after queueing it may still start.
+	// StartWithin is how long after queueing the task may still start; zero means five minutes.
 	StartWithin   time.Duration
 	CorrelationID string
 	CreatedBy     string
@@ -70,7 +71,7 @@ type Row struct {
 	CorrelationID string             `db:"correlation_id"`
 	CreatedBy     string             `db:"created_by"`
 	Version       int64              `db:"version"`
-	// Unreported says that the row was leased and no event reports it yet: see unreported.go.
+	// Unreported is true if the row was leased and no event reports the lease yet: see unreported.go.
 	Unreported bool `db:"unreported" expr:"@.state = 'dispatched' AND @.offered_at IS NOT DISTINCT FROM @.state_at"`
 }
 
@@ -82,7 +83,8 @@ func LockOfRuns(ctx context.Context, tx pgx.Tx, runIDs []string) error {
 	return nil
 }
 
-// Extend moves on the last moment at which the queued tasks of runs may start, by as many seconds as each run stood still.
+// Extend moves the last moment at which the queued tasks of runs may start on, by as many seconds as each run was
+// paused.
 func Extend(ctx context.Context, tx pgx.Tx, runIDs []string, seconds []float64) error {
 	list, err := all(ctx, tx, extendTasks, runIDs, seconds)
 	if err != nil {
@@ -101,7 +103,7 @@ func Extend(ctx context.Context, tx pgx.Tx, runIDs []string, seconds []float64) 
 	return nil
 }
 
-// Terminal says whether a task in that state has ended.
+// Terminal reports whether a task in that state has ended.
 func Terminal(s commonv1.TaskState) bool {
 	switch s {
 	case commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DISPATCHED,
@@ -112,7 +114,7 @@ func Terminal(s commonv1.TaskState) bool {
 	}
 }
 
-// Proto is the task as events and answers show it. Outputs and payloads stay here: they may carry what is not for everyone.
+// Proto returns the task as events and responses show it, without its output and payload, which may contain secrets.
 func (r Row) Proto() *lifecyclev1.Task {
 	t, _ := names.Parse[commonv1.TaskType](r.Type)
 	p := &lifecyclev1.Task{
@@ -128,8 +130,8 @@ func (r Row) Proto() *lifecyclev1.Task {
 	return p
 }
 
-// event reports the row and the transitions that are new. It has no name: a caller that returns its position gives it
-// one.
+// event returns the event of the row with the new transitions. The event is unnamed: a caller that returns its position
+// names it.
 func (r Row) event(transitions ...*lifecyclev1.TaskTransition) events.Event {
 	if len(transitions) == 0 {
 		transitions = []*lifecyclev1.TaskTransition{r.transition(r.State, "")}
@@ -147,7 +149,8 @@ func (r Row) transition(state commonv1.TaskState, detail string) *lifecyclev1.Ta
 	return &lifecyclev1.TaskTransition{State: state, At: timestamppb.New(r.StateAt), SessionEpoch: r.SessionEpoch, Attempt: r.Attempt, Detail: detail}
 }
 
-// Enqueue queues a task in a transaction of the caller's, or answers the one that its key named before. The caller wakes the hub after its commit.
+// Enqueue queues a task in a transaction of the caller's, or returns the task that was queued with the same key before.
+// The caller notifies the hub after its commit.
 func Enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, error) {
 	made, err := s.make()
 	if err != nil {
@@ -171,8 +174,9 @@ func Enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, error) {
 	return r, nil
 }
 
-// Enqueue queues a task as Enqueue does, or leases it at once to a session that takes tasks unasked, and makes it known
-// after the commit of tx. If tx is none of pg.InTx, nothing is leased, and the hub's next sweep makes it known.
+// Enqueue queues a task as the function Enqueue does, or leases it at once to a session with a standing lease. After
+// the commit of tx it offers the task or notifies the hub. If tx is not one of pg.InTx, nothing is leased, and the
+// hub's next sweep gives the hint.
 func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec Spec) (Row, error) {
 	if !s.standing.has(spec.NodeID) {
 		row, err := Enqueue(ctx, tx, spec)
@@ -206,7 +210,7 @@ func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec Spec) (Row, error)
 	if err != nil {
 		return Row{}, err
 	}
-	if list[0].err != nil { // the node is retired: the task waits for its end as any other
+	if list[0].err != nil { // no such node, or it is retired: the task is queued and expires as any other
 		return Enqueue(ctx, tx, spec)
 	}
 	stored = list
@@ -219,7 +223,7 @@ type newTask struct {
 	payload    []byte
 	within     time.Duration
 	secretKeys string
-	keyID      string // that signs it, if it was leased as it was queued
+	keyID      string // of the key that signs it, if it was leased as it was queued
 }
 
 func (s Spec) make() (newTask, error) {
@@ -248,7 +252,7 @@ func (r Row) queued(at queuedAt) Row {
 	return r
 }
 
-// ByKey reads the task that an idempotency key names; pgx.ErrNoRows, wrapped, if there is none.
+// ByKey reads the task with an idempotency key; the error wraps pgx.ErrNoRows if there is none.
 func ByKey(ctx context.Context, tx pgx.Tx, key string) (Row, error) {
 	row, err := one(ctx, tx, taskByKey, key)
 	if err != nil {
@@ -257,8 +261,8 @@ func ByKey(ctx context.Context, tx pgx.Tx, key string) (Row, error) {
 	return row, nil
 }
 
-// LastNumbered reads the task with the highest number among those whose idempotency key is prefix and a number of as
-// many digits as that of the others; the bool is false if there is none.
+// LastNumbered reads the task with the highest number among those whose idempotency key is prefix and a number. All
+// those numbers must have the same number of digits. The bool is false if there is no such task.
 func LastNumbered(ctx context.Context, tx pgx.Tx, prefix string) (Row, bool, error) {
 	row, err := one(ctx, tx, lastNumbered, prefix)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -282,5 +286,5 @@ func Latest(ctx context.Context, tx pgx.Tx, runID, prefix string) (Row, bool, er
 	return row, true, nil
 }
 
-// Notify says that a node has work, after the commit that queued it.
+// Notify hints to replicas of nodeapi that a node has work. It is called after the commit that queued the work.
 func (s *Server) Notify(nodeID string) { s.deps.Hub.Notify(nodeID) }

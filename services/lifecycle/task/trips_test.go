@@ -62,8 +62,8 @@ func (k *kit) counted() *trips {
 	return c
 }
 
-// TestATaskTakesSixRoundTrips holds that queueing, lease and report take two round trips each: one that changes the row, under the node's gate, and one
-// that appends the event and commits.
+// TestATaskTakesSixRoundTrips holds that queueing, lease and report take two round trips each: one that changes the
+// row, under the node's gate, and one that appends the event and commits.
 func TestATaskTakesSixRoundTrips(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -88,8 +88,8 @@ func TestATaskTakesSixRoundTrips(t *testing.T) {
 	k.wants(id, succeeded, 1, 0)
 }
 
-// TestALeaseThatWaitedForAFenceFindsTheGateShut holds that the statement behind the lock in the same round trip reads the gate as the fence left it, and not
-// as it stood when the round trip began.
+// TestALeaseThatWaitedForAFenceFindsTheGateShut holds that the statement behind the lock in the same round trip reads
+// the gate as the fence left it, and not as it was when the round trip began.
 func TestALeaseThatWaitedForAFenceFindsTheGateShut(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -123,7 +123,7 @@ func TestALeaseThatWaitedForAFenceFindsTheGateShut(t *testing.T) {
 		t.Fatalf("leased %v, %v", got.res, got.err)
 	}
 	k.wants(id, queued, 0, 0)
-	// The briefs are those of the locks, also where the transaction is tried again.
+	// The views are those of the locked gates, also if the transaction is tried again.
 	var briefs gate.Views
 	if err := pg.InTx(ctx, k.pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error

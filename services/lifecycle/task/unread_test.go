@@ -9,7 +9,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// Of the tasks of one batch of reports one stands in a state that this build does not know: the reports of the others are taken.
+// One task of a batch of reports is in a state that this build does not know: the reports of the others are applied.
 func TestAnUnknownStateStopsNoOtherReport(t *testing.T) {
 	k := newKit(t)
 	odd, plain := k.node(), k.node()

@@ -16,13 +16,13 @@ import (
 
 // A lease appends no event: the report of the attempt follows within milliseconds as a rule, and its event carries the
 // transition to dispatched too. A lease leaves offered_at equal to state_at, and everything that reports the row moves
-// offered_at away from it. A lease that stands unreported is reported when the task is offered again, two seconds later,
-// when the gate of its node shuts, and by the sweep, which may end it by the same event.
+// offered_at away from it. A lease that is still unreported is reported when the task is offered again, two seconds
+// later, when the gate of its node shuts, or by the sweep, which may end the task by the same event.
 
-// markReported notes that an event reports the row.
+// markReported is the SET expression that records that an event reports the row.
 const markReported = `offered_at = t.offered_at + interval '1 microsecond'`
 
-// unreportedSet are the tasks whose lease is to be reported.
+// unreportedSet is the condition that selects the tasks whose lease is to be reported.
 type unreportedSet string
 
 const (
@@ -31,14 +31,14 @@ const (
 				ORDER BY t.task_id LIMIT $1 FOR UPDATE SKIP LOCKED`
 )
 
-// leased is the transition of a lease.
+// leased returns the transition of a lease.
 func (r Row) leased(at time.Time) *lifecyclev1.TaskTransition {
 	out := r.transition(commonv1.TaskState_TASK_STATE_DISPATCHED, "")
 	out.At = timestamppb.New(at)
 	return out
 }
 
-// withLease returns the transition after that of the lease, if no event has reported the lease of the row yet.
+// withLease returns next, preceded by the transition of the lease if no event has reported the row's lease yet.
 func (r Row) withLease(next *lifecyclev1.TaskTransition) []*lifecyclev1.TaskTransition {
 	if !r.Unreported {
 		return []*lifecyclev1.TaskTransition{next}
@@ -46,13 +46,14 @@ func (r Row) withLease(next *lifecyclev1.TaskTransition) []*lifecyclev1.TaskTran
 	return []*lifecyclev1.TaskTransition{r.leased(r.StateAt), next}
 }
 
-// Fenced reports the leases of a node whose gate is shut: no report of them is taken any more.
+// Fenced appends the events of the leases of a node whose gate was shut: reports of these tasks are not applied after
+// this.
 func (s *Server) Fenced(ctx context.Context, tx pgx.Tx, nodeID string) error {
 	_, err := reportRows(ctx, tx, reportLeased.For(unreportedOfNode), nodeID)
 	return err
 }
 
-// reportRows reports the leases that a statement notes as reported, and returns how many.
+// reportRows appends the events of the leases that a statement marked as reported, and returns how many.
 func reportRows(ctx context.Context, tx pgx.Tx, statement *pg.Statement, arg any) (int, error) {
 	list, err := all(ctx, tx, statement, arg)
 	if err != nil || len(list) == 0 {

@@ -147,7 +147,8 @@ func TestOneOfManyCreatesIsTheOperation(t *testing.T) {
 func redisLock(t *testing.T) *lock.Lock {
 	t.Helper()
 	testkit.IO(t)
-	patient := lock.Config{Budget: 30 * time.Second, Cooldown: 20 * time.Millisecond} // a slow answer is not one that is missing
+	// a slow answer must not count as a missing one
+	patient := lock.Config{Budget: 30 * time.Second, Cooldown: 20 * time.Millisecond}
 	client, err := lock.Dial(testkit.Redis(t).URL(), patient)
 	if err != nil {
 		t.Fatal(err)
@@ -333,7 +334,7 @@ func TestAVerbsKeyIsAnsweredForEverAsWell(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED)
 }
 
-// Whoever wants the workspace is not served by a create that is being undone, whichever way it asks.
+// A create that is being undone serves no request for the workspace, whichever way the request takes.
 func TestACancelledCreateIsNotJoined(t *testing.T) {
 	b := newBed(t, redisLock(t))
 	b.tenant("acme")

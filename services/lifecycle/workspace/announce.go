@@ -20,7 +20,7 @@ var (
 		WHERE u.instance_id > $1::uuid AND u.state <> 'ended' ORDER BY u.instance_id LIMIT $2`)
 )
 
-// Announced are the live rows that this package owns.
+// Announced returns the sources of the live rows that this package owns.
 func Announced() []reannounce.Source {
 	return []reannounce.Source{
 		reannounce.Rows("tenants", tenantsAfter, func(d storedTenant) (events.Event, error) {

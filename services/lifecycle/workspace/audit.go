@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// requested is the entry of a request as far as the request tells.
+// requested returns the audit entry of a request, as far as the request itself determines it.
 func requested(req *lifecyclev1.RequestOperationRequest) audit.Entry {
 	e := audit.Entry{
 		Action: "workspace." + names.Of(req.GetKind()), Reason: req.GetReason(), SubjectType: "workspace", SubjectID: req.GetWorkspaceId(),
@@ -35,7 +35,8 @@ func requested(req *lifecyclev1.RequestOperationRequest) audit.Entry {
 	return e
 }
 
-// decided records an operation that was begun, or done, in its transaction. A join begins nothing.
+// decided records, in the transaction of the operation, an operation that was begun or done. A join begins nothing and
+// is not recorded.
 func (s *Server) decided(ctx context.Context, tx pgx.Tx, tenantID string, req *lifecyclev1.RequestOperationRequest, op *lifecyclev1.Operation) error {
 	if op.GetJoined() || op.GetReplayed() || op.GetDryRun() {
 		return nil
@@ -50,7 +51,7 @@ func (s *Server) decided(ctx context.Context, tx pgx.Tx, tenantID string, req *l
 	return err
 }
 
-// joined counts who was answered with an operation that is under way.
+// joined counts a request that was joined to an operation that is under way.
 func (s *Server) joined(ctx context.Context, req *lifecyclev1.RequestOperationRequest, op *lifecyclev1.Operation) {
 	if !op.GetJoined() || op.GetDryRun() {
 		return
@@ -63,19 +64,20 @@ func (s *Server) joined(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	}
 }
 
-// refused counts a request that was refused, and answers its refusal. What a dry run would be told is none.
+// refused counts a request that was refused, and returns its refusal. The refusal of a dry run is not counted.
 func (s *Server) refused(ctx context.Context, req *lifecyclev1.RequestOperationRequest, err error) error {
 	if req.GetDryRun() {
 		return err
 	}
 	e := requested(req)
 	if person, ok := rpc.PersonFrom(ctx); ok {
-		e.TenantID = person.TenantID // a person of the operator was refused whoever's it is
+		e.TenantID = person.TenantID // empty for a person of the operator, whichever tenant the workspace is of
 	}
 	return s.deps.Audit.Refuse(ctx, e, err)
 }
 
-// releaseFailed records that a hold could not be given back; any other change of it is part of what its run did.
+// releaseFailed records that an allocation could not be released; any other change of an allocation is part of what its
+// run did.
 func releaseFailed(ctx context.Context, tx pgx.Tx, a allocation) error {
 	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		return nil

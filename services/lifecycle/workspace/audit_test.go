@@ -15,7 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// What is decided has an entry each time; what is joined or refused has one, however often it is asked; what is only tried out has none.
+// Each decision has an audit entry; a request that is joined or refused has one entry, however often it is repeated; a
+// dry run has none.
 func TestDecisionsAreAudited(t *testing.T) {
 	b := newBed(t, nil)
 	log, err := audit.New(audit.Deps{
@@ -38,7 +39,7 @@ func TestDecisionsAreAudited(t *testing.T) {
 		return err
 	}
 	for range 3 {
-		if _, err := b.create(ctx, "acme", "one", "k1", 1); err != nil { // the same answer again
+		if _, err := b.create(ctx, "acme", "one", "k1", 1); err != nil { // the key returns the same operation again
 			t.Fatal(err)
 		}
 		if joined, err := b.create(ctx, "acme", "one", "", 1); err != nil || !joined.GetJoined() {

@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// TestABoundPersonIsNoOperator: a person of a tenant who has the role operator as well gets nothing of what concerns machines that others share.
+// TestABoundPersonIsNoOperator: a person of a tenant who has the role operator as well gets nothing that concerns
+// machines that several tenants share.
 func TestABoundPersonIsNoOperator(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// A cancel is answered at once, and what an agent was asked to do is taken back while the agent is still silent.
+// A cancel returns at once, and the tasks that an agent was given are withdrawn while the agent is still silent.
 func TestACancelReachesWhatAnAgentWasAskedToDo(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.world.mu.Lock()

@@ -15,8 +15,8 @@ import (
 // claimBatch bounds the claims that are confirmed in one transaction.
 const claimBatch = 256
 
-// ClaimConfirmer confirms the claims on slots and identities that earlier builds left `intended` although their resources stand. Claims that this build
-// makes are confirmed by the step that makes the resource.
+// ClaimConfirmer confirms the claims on slots and identities that earlier builds left `intended` although their
+// resources stand. Claims that this build makes are confirmed by the step that makes the resource.
 type ClaimConfirmer struct {
 	Logger *slog.Logger
 	DB     *pgxpool.Pool
@@ -24,8 +24,9 @@ type ClaimConfirmer struct {
 	Committed func()
 }
 
-// Sweep confirms every such claim and returns how many there were. A slot stands with the allocation of its epoch, an identity with the instance that it
-// was prepared for: the instance is launched only after recovery has prepared it.
+// Sweep confirms every such claim and returns how many there were. A slot stands with the allocation of its epoch, an
+// identity with the instance that it was prepared for: the instance is launched only after recovery has prepared its
+// identity.
 func (c *ClaimConfirmer) Sweep(ctx context.Context) (int, error) {
 	total := 0
 	for {
@@ -61,7 +62,8 @@ var standingUnconfirmed = pg.Define(pg.RoleLifecycle, "workspace.standing_unconf
 			AND (a.allocation_id IS NOT NULL OR i.instance_id IS NOT NULL)
 		ORDER BY c.id LIMIT $3 FOR NO KEY UPDATE OF c SKIP LOCKED`)
 
-// standingClaims locks claims that are not confirmed and whose resource stands. One that an operation is changing is left to it.
+// standingClaims locks claims that are not confirmed and whose resource stands. A claim that an operation is changing
+// is left to that operation.
 func standingClaims(ctx context.Context, tx pgx.Tx) ([]saga.Standing, error) {
 	standing, err := pg.All[saga.Standing](ctx, tx, standingUnconfirmed, kindSlot, kindIdentity, claimBatch)
 	if err != nil {

@@ -18,7 +18,7 @@ type claimRow struct {
 	Kind, Name, Ref string
 	Epoch           int64
 	Confirmed       bool
-	// Told is whether the newest event about the claim has it confirmed.
+	// Told reports whether the newest event about the claim has it confirmed.
 	Told bool
 	ID   string
 }
@@ -44,7 +44,8 @@ func (p *cluster) claims(workspaceID, which string) []claimRow {
 	return out
 }
 
-// TestEveryClaimOfWhatStandsIsConfirmed holds the claims of a workspace that works to the resources it has, over its recreation, and its end to none.
+// TestEveryClaimOfWhatStandsIsConfirmed checks that the confirmed claims of a workspace that works are those of its
+// resources, also after its recreation, and that none is left after its end.
 func TestEveryClaimOfWhatStandsIsConfirmed(t *testing.T) {
 	for _, where := range []commonv1.PlacementDriver{byProcess, byStatic} {
 		t.Run(fmt.Sprint(where), func(t *testing.T) {
@@ -86,8 +87,8 @@ func TestEveryClaimOfWhatStandsIsConfirmed(t *testing.T) {
 	}
 }
 
-// TestClaimsOfEarlierBuildsAreConfirmed makes the claims what a database has that earlier builds wrote: intended, though what they claim stands. Of these
-// the sweep confirms each, and no other.
+// TestClaimsOfEarlierBuildsAreConfirmed changes the claims to those that earlier builds wrote: intended, though their
+// resources stand. The sweep confirms each of these, and no other.
 func TestClaimsOfEarlierBuildsAreConfirmed(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second})
 	p.machine("m1")
@@ -101,7 +102,7 @@ func TestClaimsOfEarlierBuildsAreConfirmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(gone, "decommissioned")
-	// Of what has ended: a claim that nobody released, one that was given up, and one that was released.
+	// Claims of resources that have ended: one that was never released, one that was given up, and one that was released.
 	for _, sql := range []string{
 		`UPDATE lifecycle.resource_claim SET confirmed_at = NULL, external_ref = '' WHERE kind IN ('slot', 'identity')`,
 		`UPDATE lifecycle.resource_claim SET released_at = NULL WHERE kind = 'slot' AND workspace_id = '` + gone + `'`,

@@ -44,7 +44,7 @@ type member struct {
 	server *Server
 
 	mu     sync.Mutex
-	frozen chan struct{} // closed when the replica goes on
+	frozen chan struct{} // closed when the replica is thawed
 }
 
 type clusterConfig struct {
@@ -57,10 +57,11 @@ type clusterConfig struct {
 	secrets   *secretenv.Keys // nil: a fresh key
 	signing   *secretenv.Keys // of the replica that hands out tasks; nil: secrets
 	tracer    pgx.QueryTracer // of the replicas' statements. May be nil
-	grace     time.Duration   // of each step of a forced one; zero: as long as a step waits before it looks again
+	grace     time.Duration   // of each step of a forced one; zero: as long as a step waits before it checks again
 }
 
-// freeze stops everything that the replica says to the database, as a pause of its process would, until thaw is called.
+// freeze blocks every statement of the replica to the database, as a pause of its process would, until the returned
+// function is called.
 func (s *member) freeze() func() {
 	until := make(chan struct{})
 	s.mu.Lock()
@@ -189,7 +190,8 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, boxes p
 		Secrets:      cfg.secrets,
 	})
 	if n == 0 {
-		// The agents talk to a replica that is never frozen: their own way through is nodeapi's.
+		// The agents use a replica that is never frozen, as agents reach the database through nodeapi and not through
+		// lifecycle.
 		pool := p.db.Pool(pg.RoleLifecycle)
 		p.world.tasks = task.NewServer(task.Deps{
 			Logger: log, DB: pool, Key: fakeAgentKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
@@ -201,7 +203,8 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, boxes p
 	return s
 }
 
-// beat lets the agents' replica live until then, by the database's clock; a negative time makes it fall silent.
+// beat makes the agents' replica count as alive until then, by the database's clock; with a negative time it counts as
+// dead.
 func (p *cluster) beat(until time.Duration) {
 	p.t.Helper()
 	if _, err := p.db.OwnerPool().Exec(p.t.Context(), `DELETE FROM mesh.replica`); err != nil {
@@ -240,7 +243,7 @@ func (p *cluster) tenant() string {
 	return name
 }
 
-// create asks for a workspace and waits until it is active.
+// create requests a workspace, waits until it is active, and returns its id.
 func (p *cluster) create(tenant, name string, where commonv1.PlacementDriver) string {
 	p.t.Helper()
 	res, err := p.seats[0].server.RequestOperation(p.t.Context(), &lifecyclev1.RequestOperationRequest{
@@ -265,13 +268,13 @@ func (p *cluster) workspace(id string) saga.Workspace {
 	return w
 }
 
-// rests waits for a state of the workspace.
+// rests waits until the workspace is in a state.
 func (p *cluster) rests(id, state string) saga.Workspace {
 	p.t.Helper()
 	return p.restsWithin(testkit.Patience, id, state)
 }
 
-// restsWithin is rests with a limit of the caller's, who makes replicas lose time.
+// restsWithin is rests with a time limit, for a caller who delays replicas.
 func (p *cluster) restsWithin(limit time.Duration, id, state string) saga.Workspace {
 	p.t.Helper()
 	var w saga.Workspace
@@ -286,7 +289,7 @@ func (p *cluster) restsWithin(limit time.Duration, id, state string) saga.Worksp
 }
 
 // restsAfterRetries is rests for a run that waits between its attempts: with each check the mesh's clock goes on by a
-// second. The plane's lease must be longer than all of it.
+// second. The cluster's lease must be longer than all of it.
 func (p *cluster) restsAfterRetries(id, state string) saga.Workspace {
 	p.t.Helper()
 	var w saga.Workspace
@@ -302,7 +305,7 @@ func (p *cluster) restsAfterRetries(id, state string) saga.Workspace {
 	return w
 }
 
-// ask asks a seat for an operation on a workspace.
+// ask requests an operation on a workspace from a replica.
 func (s *member) ask(ctx context.Context, kind commonv1.OperationKind, id string, change ...func(*lifecyclev1.RequestOperationRequest)) (*lifecyclev1.Operation, error) {
 	req := &lifecyclev1.RequestOperationRequest{
 		Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "a test asks",

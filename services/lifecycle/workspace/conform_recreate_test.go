@@ -27,7 +27,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// standingInstances is what stands, and one line more for each workspace with two instances.
+// standingInstances lists everything that exists in the world, with one more line for each workspace with two
+// instances.
 type standingInstances struct{ *world }
 
 // List returns the world's own list.
@@ -45,8 +46,9 @@ func (s standingInstances) List(context.Context) ([]string, error) {
 	return out, nil
 }
 
-// The steps that a recreation has of its own, and the first that it shares: the end of the former instance and the launch of the next, with every fault at
-// every point. What comes after is held by the conformance of provisioning.
+// The steps that a recreation has of its own, and the first that it shares: the end of the former instance and the
+// launch of the next, with every fault at every point. The conformance test of provisioning covers the steps after
+// these.
 func TestTheChangeOfInstancesKeepsTheContractOfTheSaga(t *testing.T) {
 	t.Parallel()
 	testkit.IO(t)

@@ -33,7 +33,7 @@ var (
 	fakeAgentVerifiers, _ = envelope.NewVerifierSet(fakeAgentKey.Public())
 )
 
-// resource asks the world and the workload database what is there.
+// resource lists the resources that exist in the world and the workload database.
 type resource struct {
 	world    *world
 	workload pg.Querier
@@ -129,12 +129,12 @@ func (b instances) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) err
 	return Registrations{Core: b.core.Load()}.SessionReady(ctx, tx, g)
 }
 
-// RegisterFailures writes them down.
+// RegisterFailures writes the failures on the workspace.
 func (b instances) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32, text string) error {
 	return Registrations{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
 }
 
-// forget clears what a run that succeeded left, from outside.
+// forget removes the resources that a successful run made, without the saga.
 func (w *world) forget(workspaceID string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

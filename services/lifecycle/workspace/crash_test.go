@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// provision asks for a workspace of one workload whose agent reports what the world is told to.
+// provision requests a workspace of one workload whose agent reports the given status.
 func (p *cluster) provision(name string, crashes int32, reported *nodev1.WorkloadStatus) string {
 	p.t.Helper()
 	p.world.mu.Lock()
@@ -49,7 +49,8 @@ func (p *cluster) waits(runID string) []saga.Attempt {
 	return out
 }
 
-// TestACrashLoopEndsTheWait: what exits again and again is the tenant's failure, found at once and not tried for another window.
+// TestACrashLoopEndsTheWait: a workload that exits again and again is the tenant's failure, which is found at once and
+// not tried for another window.
 func TestACrashLoopEndsTheWait(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	backoff := func() *nodev1.WorkloadStatus {
@@ -94,14 +95,15 @@ func TestACrashLoopEndsTheWait(t *testing.T) {
 		if len(attempts) != 1 || attempts[0].ErrorLayer != "workload" {
 			t.Fatalf("attempts %+v", attempts)
 		}
-		// What an agent sends is not believed to be clean.
+		// The output that an agent sends is cleaned again.
 		if out := attempts[0].LastOutput; len(out) > 2048 || strings.ContainsAny(out, "\x1b\u202e\ufffd") || !strings.HasSuffix(out, "\u00e4") {
 			t.Errorf("the attempt keeps %d bytes: %q", len(out), out)
 		}
 	})
 }
 
-// TestARecreationOutlivesACrashLoop: the undo of a recreation would take schema and storage, and what the workload depends on may still be starting.
+// TestARecreationOutlivesACrashLoop: the undo of a recreation would remove storage, and the services that the workload
+// depends on may still be starting.
 func TestARecreationOutlivesACrashLoop(t *testing.T) {
 	t.Parallel()
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
@@ -141,7 +143,7 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 				}
 				return nil
 			})
-			// It is looked at again and again, and nothing is undone.
+			// The step probes again and again, and nothing is undone.
 			var before, now int
 			probes := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'workload.status' AND state = 'succeeded'`
 			before = p.count(probes, op.GetOperationId())
@@ -168,7 +170,8 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 	}
 }
 
-// TestReadinessOf counts restarts that have happened, and lays at the tenant's door what is the tenant's.
+// TestReadinessOf checks that restarts since the deploy count, and that failures of the tenant's workload are owned by
+// the tenant.
 func TestReadinessOf(t *testing.T) {
 	const running, backoff, exited = nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
 	const tenant, mesh = commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME
@@ -179,7 +182,7 @@ func TestReadinessOf(t *testing.T) {
 		before   int32
 		code     int32
 		detail   string
-		layer    commonv1.OwnerLayer // unspecified: it is waited for
+		layer    commonv1.OwnerLayer // unspecified: the step waits
 		text     string
 	}{
 		"runs, and not for long enough": {

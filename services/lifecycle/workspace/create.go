@@ -29,7 +29,7 @@ import (
 // timestamp scans a time that is never null.
 type timestamp struct{ time.Time }
 
-// Scan takes what pgx reads.
+// Scan takes the value that pgx reads.
 func (t *timestamp) Scan(v any) error {
 	at, ok := v.(time.Time)
 	if !ok {
@@ -39,7 +39,8 @@ func (t *timestamp) Scan(v any) error {
 	return nil
 }
 
-// createRequest is a create as it is compared: the completed spec, with open values, and its sum. It is never stored.
+// createRequest is a create request in the form in which requests are compared: the completed spec, with open values,
+// and its sum. It is never stored.
 type createRequest struct {
 	tenant tenant
 	name   string
@@ -77,7 +78,8 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	if err := rollback.Refuse(ctx, s.deps.DB); err != nil {
 		return nil, err
 	}
-	// The lock store only answers quickly that somebody is on it; what it says is confirmed by reading that run.
+	// The lock store is only a quick hint that another request has begun the create; reading the run that it names
+	// confirms it.
 	hint := uuid.NewSHA1(uuid.NameSpaceURL, []byte("gpuaas:"+w.tenant.ID+"/"+w.name)).String()
 	held := s.deps.Lock.Acquire(ctx, hint, w.runID)
 	if held.Kind == lock.Held {
@@ -94,7 +96,8 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	return op, err
 }
 
-// fastJoin returns a join from the run that the lock store named, if that run is open, of this workspace, and of this spec.
+// fastJoin returns a join from the run that the lock store named, if that run is open, of this workspace, and of this
+// spec.
 func (s *Server) fastJoin(ctx context.Context, w createRequest, runID string) (*lifecyclev1.Operation, bool) {
 	run, err := saga.GetRun(ctx, s.deps.DB, runID)
 	if err != nil || !joinable(run) || run.TenantID != w.tenant.ID {
@@ -110,12 +113,14 @@ func (s *Server) fastJoin(ctx context.Context, w createRequest, runID string) (*
 	return joined(ws, run), true
 }
 
-// joinable says whether a run brings its workspace up: one that is being undone, or stuck, serves nobody who wants the workspace.
+// joinable reports whether a run brings its workspace up: one that is being undone, or stuck, serves no caller who
+// wants the workspace.
 func joinable(run saga.Run) bool {
 	return run.Joinable() && slices.Contains(bringing(), run.Kind)
 }
 
-// bringing are the kinds of runs at whose end the workspace is there. Who asks for one of them is served by any.
+// bringing returns the kinds of runs at whose end the workspace is active. A request for one of these kinds is served
+// by a run of any of them.
 func bringing() []string {
 	return []string{names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE), names.Of(kRetry), names.Of(kRecreate)}
 }
@@ -129,7 +134,8 @@ func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
 var operationKey = pg.Define(pg.RoleLifecycle, "workspace.operation_key",
 	`SELECT `+pg.Columns[keptOperation]("k")+` FROM lifecycle.operation_key k WHERE k.tenant_id = $1 AND k.key = $2`)
 
-// keptOperation is what a key was used for, and what it was answered. A key of an earlier build has the run alone.
+// keptOperation is the request that an idempotency key was used for, and the operation that was returned for it. A key
+// of an earlier build has the run alone.
 type keptOperation struct {
 	Digest      string `db:"digest"`
 	RunID       string `db:"run_id" expr:"@.run_id::text"`
@@ -139,7 +145,8 @@ type keptOperation struct {
 	RunKept     bool   `db:"run_kept" expr:"EXISTS (SELECT FROM lifecycle.saga_run r WHERE r.id = @.run_id)"`
 }
 
-// replay returns what an idempotency key was answered before; same says whether that was for this request.
+// replay returns the operation that was returned for an idempotency key before; same reports whether that was for this
+// request.
 func (s *Server) replay(
 	ctx context.Context, q pg.Querier, tenantID, key string, same func(was string) (bool, error),
 ) (*lifecyclev1.Operation, bool, error) {
@@ -175,7 +182,8 @@ func (s *Server) replay(
 	return op, true, nil
 }
 
-// answer is what the key was answered whose run has been cut: the workspace is as it is now, or decommissioned if it has been cut as well.
+// answer returns the operation of a key whose run has been cut: with the present state of the workspace, or as
+// decommissioned if the workspace has been cut as well.
 func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.Operation, error) {
 	kind, _ := names.Parse[commonv1.OperationKind](k.Kind) //nolint:errcheck // unspecified of a key of an earlier build
 	op := &lifecyclev1.Operation{
@@ -199,7 +207,8 @@ func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.O
 var lockOperationKey = pg.Define(pg.RoleLifecycle, "workspace.lock_operation_key",
 	`SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`)
 
-// lockKey lets two who use one key at once take turns, so that the second finds what the first was answered. It comes before every other lock.
+// lockKey serializes requests that use one key at the same time, so that the second finds the operation that the first
+// got. It is taken before every other lock.
 func lockKey(ctx context.Context, tx pgx.Tx, tenantID, key string) error {
 	if key == "" {
 		return nil
@@ -214,7 +223,8 @@ var insertOperationKey = pg.Define(pg.RoleLifecycle, "workspace.insert_operation
 	`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id, workspace_id, kind, epoch)
 		SELECT $1, $2, $3, r.id, r.workspace_id, r.kind, r.epoch FROM lifecycle.saga_run r WHERE r.id = $4`)
 
-// keepKey writes down what a key was answered, for as long as operation.key_promise_seconds says and at least as long as its run is kept open.
+// keepKey stores the operation that was returned for a key, for operation.key_promise_seconds and at least as long as
+// its run is kept open.
 func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
 	_, err := pg.Exec(ctx, tx, insertOperationKey, tenantID, key, digest, runID)
 	if err != nil {
@@ -223,7 +233,7 @@ func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string
 	return nil
 }
 
-// replayCreate is replay for a create, whose spec is compared by a digest of whichever key made it.
+// replayCreate is replay for a create, whose spec is compared by its digest under the key that made the stored one.
 func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w createRequest, key string) (*lifecyclev1.Operation, bool, error) {
 	return s.replay(ctx, q, w.tenant.ID, key, func(was string) (bool, error) {
 		name, digest, _ := strings.Cut(was, "/")
@@ -234,7 +244,7 @@ func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w createRequest
 	})
 }
 
-// keyDigest is what a create's idempotency key is stored with.
+// keyDigest returns the digest that a create's idempotency key is stored with.
 func (s *Server) keyDigest(w createRequest) (string, error) {
 	digest, err := s.deps.Secrets.Digest(w.sum)
 	return w.name + "/" + digest, err
@@ -244,7 +254,7 @@ func (s *Server) keyDigest(w createRequest) (string, error) {
 func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w createRequest) (*lifecyclev1.Operation, error) {
 	for {
 		op, err := s.admitOnce(ctx, req, w)
-		// Somebody took the name between our look and our insert: look again.
+		// Another request took the name between the read and the insert of this one: read again.
 		if err != nil && pg.IsUnique(err, "workspace_name") {
 			continue
 		}
@@ -262,7 +272,7 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 		if err := lockKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey()); err != nil {
 			return err
 		}
-		// The tenant's row is locked, so that a quota is exact however many ask at once.
+		// The tenant's row is locked, so that the quota is exact however many requests come at once.
 		t, err := s.tenantFor(ctx, tx, w.tenant.ID, true)
 		if err != nil {
 			return err
@@ -308,7 +318,8 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 var workspaceByName = pg.Define(pg.RoleLifecycle, "workspace.workspace_by_name",
 	`SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND standing > 0`)
 
-// joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with the id of who has it.
+// joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with
+// the id of the workspace that has it.
 func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w createRequest) (*lifecyclev1.Operation, bool, error) {
 	var id string
 	err := pg.QueryRow(ctx, tx, workspaceByName, w.tenant.ID, w.name).Scan(&id)
@@ -346,7 +357,8 @@ var usageWithin = pg.Define(pg.RoleLifecycle, "workspace.usage_within", `
 			SELECT u.id FROM lifecycle.workspace u WHERE u.tenant_id = $1 AND u.standing = 2
 			UNION SELECT a.workspace_id FROM lifecycle.allocation a WHERE a.tenant_id = $1 AND a.state <> 'released'))`)
 
-// within holds the tenant's quota, whose row is locked by the caller. What a failed workspace still holds counts; the workspace called except does not.
+// within enforces the quota of a tenant, whose row the caller has locked. What a failed workspace still has allocated
+// counts; the workspace with the id except does not.
 func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifecyclev1.WorkspaceSpec) error {
 	var count int32
 	var gpus, storage int64
@@ -407,7 +419,7 @@ func (s *Server) sealed(w createRequest, workspaceID string) (json.RawMessage, s
 	return raw, digest, err
 }
 
-// dryCreate says what a create would do.
+// dryCreate returns what a create would do.
 func (s *Server) dryCreate(ctx context.Context, w createRequest) (*lifecyclev1.Operation, error) {
 	op := &lifecyclev1.Operation{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, DryRun: true, State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,

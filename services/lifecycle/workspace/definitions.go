@@ -25,7 +25,8 @@ const (
 	DefinitionReleaseDecommissioned = "release_decommissioned"
 )
 
-// validate checks the request against the configuration as it is now: what was admitted may have been taken out of the catalogue meanwhile.
+// validate checks the request against the present configuration: an image or plan that was admitted may have been taken
+// out of the catalogue meanwhile.
 func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 	_, spec, err := readInput(env.Input)
 	if err != nil {
@@ -47,7 +48,7 @@ var setEndpoints = pg.Define(pg.RoleLifecycle, "workspace.set_endpoints", `
 			UPDATE lifecycle.workspace SET node_id = $2, node_name = $3, endpoints = $4, register_failures = 0
 			WHERE id = $1 AND epoch = $5`)
 
-// markActive is the flip: it writes rows and makes nothing.
+// markActive makes the workspace active: it writes rows and makes no resource.
 func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 	where, err := output[storageOutput](env, StepStorage)
 	if err != nil {
@@ -82,7 +83,7 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 var clearEndpoints = pg.Define(pg.RoleLifecycle, "workspace.clear_endpoints",
 	`UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`)
 
-// clearPlace takes away what the workspace shows of where it ran.
+// clearPlace clears the columns in which the workspace shows where it ran.
 func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := pg.Exec(ctx, tx, clearEndpoints, env.WorkspaceID)
@@ -93,15 +94,15 @@ func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, erro
 	}), nil
 }
 
-// How long what shows no progress is left alone, where there is no policy.
+// How long a step or a run may show no progress before it counts as stalled, where there is no policy.
 const (
 	stepStall      = 5 * time.Minute
 	waitReadyStall = 10 * time.Minute
 	sagaStall      = 15 * time.Minute
 )
 
-// Registry returns the definitions that this build runs. What usually stands behind a step that hangs, and what to do, is in internal/runbook by the
-// step's name.
+// Registry returns the definitions that this build runs. The usual causes of a step that hangs, and what to do about
+// them, are in internal/runbook under the step's name.
 func (s *Steps) Registry() (*saga.Registry, error) {
 	step := func(name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
 		return saga.Step{Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stepStall, Layer: layer}
@@ -187,7 +188,8 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 	return reg, nil
 }
 
-// observeNothing is for steps that only write rows of this database in their own transaction: doing them again is the observation.
+// observeNothing is for steps that only write rows of this database in their own transaction: running the step again
+// takes the place of an observation.
 func (s *Steps) observeNothing(context.Context, *saga.Env) (saga.Observation, error) {
 	return saga.Observation{Presence: saga.Partial, Why: "doing it again changes nothing"}, nil
 }

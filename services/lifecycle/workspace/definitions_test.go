@@ -7,7 +7,8 @@ import (
 	"github.com/gpuaas/mesh/internal/runbook"
 )
 
-// TestTheRunbookKnowsEveryStepAndNoOther: a step without a row is a stall without advice, and a row without a step is advice that nobody sees.
+// TestTheRunbookKnowsEveryStepAndNoOther: a step without a row is a stall without advice, and a row without a step is
+// advice that is never shown.
 func TestTheRunbookKnowsEveryStepAndNoOther(t *testing.T) {
 	reg, err := NewSteps(StepDeps{}).Registry()
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestAMachineWithoutRoomIsNotPicked holds that its disk keeps a machine out, cordoned or not, and that the failure to place names it.
+// TestAMachineWithoutRoomIsNotPicked checks that a full disk excludes a machine, cordoned or not, and that the failure
+// to place names the disk.
 func TestAMachineWithoutRoomIsNotPicked(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

@@ -29,29 +29,32 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// world is everything outside lifecycle: a provider of instances, the agents on them, and recovery's register. It keeps its own ledger, and refuses
-// nothing that a real one would not refuse: what is made twice stands there twice.
+// world is everything outside lifecycle: a provider of instances, the agents on them, and recovery's register. It keeps
+// its own record, and refuses nothing that a real provider or agent would not refuse: a resource that is made twice
+// exists twice in it.
 type world struct {
 	mu         sync.Mutex
 	instances  map[string]*worldInstance // by workspace:epoch
 	identities map[string]string         // instance → node
 	launches   map[string]int
-	overlaps   []string               // launches while an earlier epoch stood and was not fenced: what no real driver does
-	refuse     string                 // the type of task that fails at every agent
-	reason     commonv1.Reason        // of that failure; unspecified: none is given
-	mute       bool                   // no agent takes work
-	unready    bool                   // what runs is never ready
-	workload   *nodev1.WorkloadStatus // how every workload is reported, if set; its restarts grow by one with each report up to crashes
-	crashes    int32
-	restarted  int32
-	deadTo     int64  // the agents of instances up to this epoch never connect
-	played     int64  // turns of all agents
-	endless    bool   // no instance can be confirmed ended
-	refusals   int    // of launches, where the world is strict
-	replica    string // at which agents have their sessions; empty: each at another that never lived
-	gates      *gate.Server
-	tasks      *task.Server
-	deployed   func(*nodev1.WorkloadDeploy) // told of each deploy, as its agent got it, before it is done. May be nil
+	// launches while an earlier epoch stood and was not fenced, which no real driver does
+	overlaps []string
+	refuse   string          // the type of task that fails at every agent
+	reason   commonv1.Reason // of that failure; unspecified: none is given
+	mute     bool            // no agent takes work
+	unready  bool            // workloads that run are never ready
+	// how every workload is reported, if set; its restarts grow by one with each report up to crashes
+	workload  *nodev1.WorkloadStatus
+	crashes   int32
+	restarted int32
+	deadTo    int64  // the agents of instances up to this epoch never connect
+	played    int64  // turns of all agents
+	endless   bool   // no instance can be confirmed ended
+	refusals  int    // of launches, where the world is strict
+	replica   string // at which agents have their sessions; empty: each at another that never lived
+	gates     *gate.Server
+	tasks     *task.Server
+	deployed  func(*nodev1.WorkloadDeploy) // called with each deploy, as its agent got it, before it is done. May be nil
 }
 
 type worldInstance struct {
@@ -136,17 +139,17 @@ func (w *world) Fence(_ context.Context, workspaceID string, epoch int64, _ stri
 	return nil
 }
 
-// List is not asked by the saga.
+// List is not called by the saga.
 func (w *world) List(context.Context) ([]placement.Instance, error) {
 	return nil, errors.New("not asked")
 }
 
-// Standing is not asked for.
+// Standing is not called.
 func (w *world) Standing(context.Context) ([]placement.Instance, error) {
 	return nil, errors.New("not asked")
 }
 
-// standing lists what is there: instances, what stands on them, registered nodes.
+// standing lists everything that exists: instances, what is on them, registered nodes.
 func (w *world) standing() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,7 +170,7 @@ func (w *world) standing() []string {
 	return out
 }
 
-// anyJoin stands for recovery's signature, which other tests hold: the state names what the session names.
+// anyJoin takes the place of recovery's signature, which other tests check: the state names what the session names.
 type anyJoin struct{}
 
 // Verify reads the state that the fake agent wrote.
@@ -179,7 +182,7 @@ func (anyJoin) Verify(signed []byte) (joinstate.State, error) {
 	return joinstate.State{NodeID: part[0], NodeInstanceID: part[1], Generation: 1}, nil
 }
 
-// play is the agents of all instances: they connect, take work, do it, and report it, until ctx ends.
+// play runs the agents of all instances: they connect, take tasks, do them, and report the results, until ctx ends.
 func (w *world) play(ctx context.Context) {
 	connected := map[string]string{}
 	for ctx.Err() == nil {
@@ -200,7 +203,7 @@ func (w *world) play(ctx context.Context) {
 	}
 }
 
-// turns waits until every agent that had begun something has done it.
+// turns waits until every agent has finished what it had begun.
 func (w *world) turns(t *testing.T) {
 	t.Helper()
 	played := func() int64 {
@@ -217,14 +220,15 @@ func (w *world) turns(t *testing.T) {
 	})
 }
 
-// dead says whether some instances never connect.
+// dead reports whether some instances never connect.
 func (w *world) dead() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.deadTo > 0
 }
 
-// impaired reports whether a run may fail although nothing was done to it: no agent takes work, or no instance connects.
+// impaired reports whether a run may fail although none of its steps was made to fail: no agent takes work, or no
+// instance connects.
 func (w *world) impaired() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -243,7 +247,7 @@ func (w *world) live() []*worldInstance {
 	return out
 }
 
-// epochOf is the epoch of an instance by its key; a machine is of none, and above all of them.
+// epochOf returns the epoch of an instance by its key; a machine is of no epoch, and gets a number above all of them.
 func epochOf(key string) int64 {
 	_, text, _ := strings.Cut(key, ":")
 	n, err := strconv.ParseInt(text, 10, 64)
@@ -287,7 +291,7 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 	if len(report.GetResults()) == 0 {
 		return
 	}
-	// A report that was not taken is given again, as an agent's ledger would.
+	// A report that was not accepted is sent again, as an agent does from its ledger.
 	for ctx.Err() == nil {
 		if _, err := w.tasks.ReportTasks(ctx, &lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{report}}); err == nil {
 			return
@@ -295,7 +299,7 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 	}
 }
 
-// act does what a task asks, once for each attempt.
+// act carries a task out, once for each attempt.
 func (w *world) act(b *worldInstance, t *lifecyclev1.LeasedTask) *nodev1.TaskResult {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -391,7 +395,8 @@ func (w *world) effect(b *worldInstance, o *nodev1.TaskOffer) (proto.Message, er
 	}
 }
 
-// crashing reports a workload that exits again and again, and is ready once it has been restarted as often as it is to crash.
+// crashing returns the status of a workload that exits again and again, and is ready once it has been restarted as
+// often as it is to crash.
 func (w *world) crashing(name string) *nodev1.WorkloadStatus {
 	st := proto.CloneOf(w.workload)
 	st.Name = name

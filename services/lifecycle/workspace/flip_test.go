@@ -9,7 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// A flip that the database refuses keeps all that was made: after a reset the retry only flips, in the same epoch and on the same instance.
+// If the database refuses to make a workspace active, all resources are kept: after a reset the retry only makes it
+// active, in the same epoch and on the same instance.
 func TestAFlipThatFailsKeepsWhatWasMade(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	tenant := p.tenant()

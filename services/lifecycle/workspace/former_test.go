@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// strict is the world with the refusals of a real driver, and with its list.
+// strict is the world with the refusals and the list of a real driver.
 type strict struct{ *world }
 
 func (s strict) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
@@ -74,13 +74,13 @@ func (s strict) List(context.Context) ([]placement.Instance, error) {
 	return out, nil
 }
 
-// Standing returns what has not ended.
+// Standing returns the instances that have not ended.
 func (s strict) Standing(ctx context.Context) ([]placement.Instance, error) {
 	list, err := s.List(ctx)
 	return slices.DeleteFunc(list, func(i placement.Instance) bool { return !i.EndedAt.IsZero() && i.Strays == 0 }), err
 }
 
-// plant puts an instance of a lost history at the provider.
+// plant makes an instance of a lost history exist at the provider.
 func (p *cluster) plant(id string, epoch int64) string {
 	p.t.Helper()
 	p.world.mu.Lock()
@@ -113,7 +113,7 @@ func (p *cluster) reaper(driver placement.Driver) *Reaper {
 	return r
 }
 
-// wake has the workspace's run look again now.
+// wake makes the workspace's run check again now.
 func (p *cluster) wake(id string) {
 	p.t.Helper()
 	core := p.seats[0].core
@@ -123,12 +123,14 @@ func (p *cluster) wake(id string) {
 	core.Committed()
 }
 
-// A recreation whose placement still runs an earlier instance that no row names waits for its end, however often it is refused, and then goes on.
+// A recreation whose placement still runs an earlier instance that no row names waits for its end, however often it is
+// refused, and then goes on.
 func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 	var driver strict
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, instances: func(w *world) placement.Driver { driver = strict{w}; return driver }})
 	id := p.create(p.tenant(), "demo", byProcess)
-	// A history that was lost had recreated it; the number that is drawn now stands above that, as after a raise of the era.
+	// A lost history had recreated the workspace; the epoch that is drawn now is above that one, as after a raise of the
+	// era.
 	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace SET epoch = 4, version = version + 1 WHERE id = $1`, id); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +179,8 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 	}
 }
 
-// An epoch that a lost history has used is refused for good, and neither the run's undo nor a sweep ends what stands there. The next epoch supersedes it.
+// An epoch that a lost history has used is refused for good, and neither the run's undo nor a sweep ends the instance
+// that exists at it. The next epoch supersedes that instance.
 func TestALaunchAtAnEpochOfALostHistoryIsRefusedAndEndsNothing(t *testing.T) {
 	t.Parallel()
 	var driver strict

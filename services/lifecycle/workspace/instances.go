@@ -24,7 +24,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// InstancesDeps is what the server of instances works with.
+// InstancesDeps are the dependencies of an Instances.
 type InstancesDeps struct {
 	DB         *pgxpool.Pool
 	Drivers    map[commonv1.PlacementDriver]placement.Driver
@@ -34,14 +34,14 @@ type InstancesDeps struct {
 	Committed func()
 }
 
-// Instances serves InstanceService: the way out for what a placement runs and this database cannot account for. Such an instance may be somebody's work,
-// so no sweep ends it; a person does, with a reason.
+// Instances serves InstanceService: an operator uses it to end an instance that a placement runs and that this database
+// cannot account for. Such an instance may run a tenant's work, so no sweep ends it; a person does, with a reason.
 type Instances struct{ deps InstancesDeps }
 
-// NewInstances makes the server.
+// NewInstances returns a server with the given dependencies.
 func NewInstances(deps InstancesDeps) *Instances { return &Instances{deps: deps} }
 
-// listedInstance is an instance of a placement's own list.
+// listedInstance is an instance as the list of its placement has it.
 type listedInstance struct {
 	placement.Instance
 
@@ -49,7 +49,8 @@ type listedInstance struct {
 	driver placement.Driver
 }
 
-// EndInstance ends an instance that nothing here accounts for, and returns once its placement has confirmed the end.
+// EndInstance ends an instance that nothing in this database accounts for, and returns once its placement has confirmed
+// the end.
 func (s *Instances) EndInstance(ctx context.Context, req *lifecyclev1.EndInstanceRequest) (*lifecyclev1.EndInstanceResponse, error) {
 	entry := audit.Entry{Action: "instance.end", Reason: req.GetReason(), SubjectType: "instance", SubjectID: req.GetInstance()}
 	res, err := s.end(ctx, req, &entry)
@@ -77,7 +78,8 @@ func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest
 		res.Instance = found.proto()
 		return res, nil
 	}
-	// The identity first: it can be asked for again, and an instance that has ended cannot be found to be ended again.
+	// The identity first: its retirement can be repeated, whereas an instance that has ended is not found again by a
+	// second request.
 	if err := s.retire(ctx, found); err != nil {
 		return nil, err
 	}
@@ -107,7 +109,8 @@ func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest
 	return res, nil
 }
 
-// find looks an instance up in the lists of all placements, by its id, the provider's or workspace:epoch, as findings name it.
+// find looks an instance up in the lists of all placements, by its id, by the provider's id, or by workspace:epoch, as
+// findings name it.
 func (s *Instances) find(ctx context.Context, ref string) (listedInstance, error) {
 	var ended *listedInstance
 	for _, kind := range slices.Sorted(maps.Keys(s.deps.Drivers)) {
@@ -135,7 +138,8 @@ func (s *Instances) find(ctx context.Context, ref string) (listedInstance, error
 		fault.Remedy("take the id or the provider id from `gpuaas instances list --live`"))
 }
 
-// mayEnd refuses an instance that something here accounts for: a workspace that is in use ends its own instances, and so does an open operation.
+// mayEnd refuses an instance that this database accounts for: a workspace that is in use ends its own instances, and so
+// does an open operation.
 func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance, entry *audit.Entry) error {
 	if !ids.Valid(found.WorkspaceID) {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the instance is of no mesh: its placement lists it without a workspace",
@@ -177,7 +181,7 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 		fault.Remedy("recreate or decommission the workspace: that ends its instances, the superseded ones too"))
 }
 
-// retire ends the identity of the instance, if recovery knows one.
+// retire ends the identity of the instance, if recovery has one.
 func (s *Instances) retire(ctx context.Context, found listedInstance) error {
 	if !ownInstance(found.kind) || !ids.Valid(found.InstanceID) {
 		return nil
@@ -191,7 +195,7 @@ func (s *Instances) retire(ctx context.Context, found listedInstance) error {
 	return nil
 }
 
-// proto is the instance as the placement lists it.
+// proto returns the instance as the placement lists it.
 func (b listedInstance) proto() *lifecyclev1.Instance {
 	p := &lifecyclev1.Instance{
 		InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch, State: commonv1.InstanceState_INSTANCE_STATE_LIVE, Placement: b.kind,

@@ -18,7 +18,7 @@ func (m *morgue) instances() *Instances {
 	})
 }
 
-// shown are the states of an instance that was told as one that nothing accounts for, in order.
+// shown returns the states, in order, of an instance that events have shown as one that nothing accounts for.
 func (m *morgue) shown(instanceID string) []string {
 	m.t.Helper()
 	var out []string
@@ -30,7 +30,7 @@ func (m *morgue) shown(instanceID string) []string {
 	return out
 }
 
-// events counts events as a service sees them: the owner of the database does not.
+// events counts events as a service sees them, which the owner of the database does not.
 func (m *morgue) events(which string, args ...any) int {
 	m.t.Helper()
 	var n int
@@ -40,7 +40,8 @@ func (m *morgue) events(which string, args ...any) int {
 	return n
 }
 
-// What the placement runs for a workspace that is not known is shown, left alone by sweeps, and ended by a person's word, once.
+// An instance that the placement runs for an unknown workspace is shown, left alone by sweeps, and ended at a person's
+// request, once.
 func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 	m := newMorgue(t)
 	foreign := placement.LaunchRequest{WorkspaceID: ids.New(), Epoch: 3, InstanceID: ids.New(), LaunchSecret: "gls_x"}
@@ -87,7 +88,8 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 	m.sweep(Reaped{})
 }
 
-// What a workspace in use or an operation accounts for is not ended by that verb; a superseded instance of a workspace that is over is.
+// An instance that a workspace in use or an operation accounts for is not ended by EndInstance; a superseded instance
+// of a workspace that has ended is.
 func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 	m := newMorgue(t)
 	server := m.instances()
@@ -114,7 +116,8 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 	}
 }
 
-// An instance that was shown as unaccounted for and is superseded later is shown as ended under the same id, above the versions that were shown.
+// An instance that was shown as unaccounted for and is superseded later is shown as ended under the same id, above the
+// versions that were shown.
 func TestAnUnaccountedInstanceThatIsSupersededGoesOnUnderItsId(t *testing.T) {
 	m := newMorgue(t)
 	b := m.instance(place{run: "failed"})

@@ -14,15 +14,16 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// joinHint is one request among many for the same workspace: the id that its run gets if it is the one that begins, and what the lock store says.
+// joinHint is one request among many for the same workspace: the id that its run gets if this request begins the run,
+// and the answer of the lock store.
 type joinHint struct {
 	workspaceID string
 	runID       string
 	leased      lock.Outcome
 }
 
-// joinHintOf asks the lock store who is on it, for the kinds that join each other. It only answers fast: without it, or if it is wrong, the database
-// decides all the same.
+// joinHintOf asks the lock store which run serves the workspace, for the kinds that join each other. The lock store
+// only saves time: without it, or if it is wrong, the database decides.
 func (s *Server) joinHintOf(ctx context.Context, req *lifecyclev1.RequestOperationRequest) joinHint {
 	h := joinHint{workspaceID: req.GetWorkspaceId(), runID: ids.New()}
 	if (req.GetKind() == kRecreate || req.GetKind() == kRetry) && !req.GetDryRun() {
@@ -31,7 +32,8 @@ func (s *Server) joinHintOf(ctx context.Context, req *lifecyclev1.RequestOperati
 	return h
 }
 
-// joinableRun reads the run that may serve a join, of the workspace $1 and the kinds $2: the one that is named, $3, or the one that holds the workspace.
+// joinableRun reads the run that may serve a join, of the workspace $1 and the kinds $2: the run that is named, $3, or
+// the run that owns the workspace.
 var joinableRun = pg.DefineDynamic(pg.RoleLifecycle, "workspace.joinable_run", func(named bool) string {
 	if named {
 		return joinableSQL + ` AND r.id = $3`
@@ -44,9 +46,11 @@ const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.st
 	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2) AND r.state IN ('pending', 'running', 'waiting')
 		AND NOT mesh.rolled_back()`
 
-// joinFast returns a join by one read: of the run that the lock store named, by its primary key, or, where the lock store says nothing, of the run that
-// holds the workspace. Whoever brings an idempotency key takes the long way, where the key is kept; so do whoever brings a proof, which is to be
-// used, and the watchdog, which may be served otherwise.
+// joinFast returns a join by one read: of the run that the lock store named, by its primary key, or, where the lock
+// store names none, of the run that owns the workspace. It returns false, and the caller goes on to the full
+// transaction, for a request with an idempotency key, which only that transaction stores, for a request with a proof,
+// which the transaction has to apply, and for the watchdog, for which the transaction may cancel the run instead of
+// joining it.
 func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest, h joinHint) (*lifecyclev1.Operation, bool) {
 	if byWatchdog(ctx, req) || h.leased.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() || req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
 		return nil, false
@@ -58,7 +62,7 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	var run saga.Run
 	var tenantID, state string
 	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.leased.Kind == lock.Held), args...).Scan(&run.ID, &tenantID, &run.Kind, &run.Epoch, &state); err != nil {
-		return nil, false // nothing of it is sure: the long way finds out, and says what is wrong
+		return nil, false // not conclusive: the full transaction decides, and returns the error
 	}
 	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != tenantID {
 		return nil, false
@@ -66,7 +70,7 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	return joined(saga.Workspace{ID: h.workspaceID, State: state}, run), true
 }
 
-// settle leaves the lock store naming the run that serves, so that the next one finds it at once.
+// settle makes the lock store name the run that serves the request, so that the next request finds that run at once.
 func (s *Server) settle(ctx context.Context, h joinHint, op *lifecyclev1.Operation, err error) {
 	holder := h.leased.RunID
 	switch h.leased.Kind {

@@ -12,7 +12,7 @@ import (
 // askView reads the workspace's row.
 const askView = "look"
 
-// called is a request of a client, and heard what it was answered.
+// called is a request of a client, and heard the answer to it.
 type called struct {
 	verb, id, key string
 	override      bool
@@ -29,13 +29,14 @@ type heard struct {
 
 const linearKeys = 3
 
-// account is all that the sequential specification remembers: the workspace that has the name, and what keys were answered.
+// account is the whole state of the sequential specification: the workspace that has the name, and the answers that
+// keys got.
 type account struct {
 	s    sketch
 	keys [linearKeys]struct{ stands, run string }
 }
 
-// hidden returns every state to which drivers may have brought the workspace while nobody looked.
+// hidden returns every state to which drivers may have brought the workspace between two requests.
 func hidden(s sketch) []sketch {
 	out := []sketch{s}
 	seen := map[sketch]bool{s: true}
@@ -70,7 +71,8 @@ func hidden(s sketch) []sketch {
 	return out
 }
 
-// step returns the states in which the workspace may be after an answer; none if no order of things explains it.
+// step returns the states in which the workspace may be after an answer; none if no order of events explains the
+// answer.
 func (r rules) step(was account, in called, out heard) []account {
 	var next []account
 	for _, s := range hidden(was.s) {
@@ -87,7 +89,7 @@ func (r rules) explains(now account, in called, out heard) (account, bool) {
 	s := now.s
 	create := in.verb == askCreate || in.verb == askOther
 	if !create && in.id != s.ID {
-		s = sketch{ID: in.id, State: "decommissioned"} // one that had the name before
+		s = sketch{ID: in.id, State: "decommissioned"} // a workspace that had the name before
 	}
 	if in.verb == askView {
 		if s.ID != now.s.ID {
@@ -139,7 +141,7 @@ func (r rules) explains(now account, in called, out heard) (account, bool) {
 	return now, true
 }
 
-// specification is the rules as porcupine takes them.
+// specification returns the rules as a model of porcupine.
 func (r rules) specification() porcupine.Model {
 	m := porcupine.NondeterministicModel{
 		Init: func() []any { return []any{account{}} },

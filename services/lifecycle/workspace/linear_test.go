@@ -27,7 +27,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// moody is lifecycle's definitions with one step each, which takes a moment, and now and then fails or cannot be undone.
+// moody returns lifecycle's definitions with one step each, which takes a moment, and now and then fails or cannot be
+// undone.
 func moody(t *testing.T) *saga.Registry {
 	t.Helper()
 	mood := func(ctx context.Context, in, total int) (saga.Outcome, error) {
@@ -101,7 +102,7 @@ func (r *replica) call(ctx context.Context, tenant string, in called) (heard, er
 	return heard{joined: op.GetJoined(), replayed: op.GetReplayed(), id: op.GetWorkspaceId(), run: op.GetOperationId(), epoch: op.GetEpoch()}, err
 }
 
-// replicas are several instances of the server over one database and one lock store that forgets everything all the time.
+// replicas makes several instances of the server over one database and one lock store that is emptied all the time.
 func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 	t.Helper()
 	testkit.IO(t)
@@ -151,7 +152,7 @@ func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 	return out, db
 }
 
-// round lets clients ask at once and answers the history of it.
+// round has clients send requests at the same time and returns the history.
 func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, requests int) []porcupine.Operation {
 	t.Helper()
 	ctx := testkit.Context(t)
@@ -201,7 +202,8 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 	return past
 }
 
-// alone lets one client ask a workspace, each time it rests, for what the rules refuse or count in that state, and answers the history of it.
+// alone has one client send, each time its workspace rests, the requests that the rules refuse or count in that state,
+// and returns the history.
 func alone(t *testing.T, all []*replica, tenant string) []porcupine.Operation {
 	t.Helper()
 	ctx := testkit.Context(t)
@@ -242,8 +244,9 @@ func alone(t *testing.T, all []*replica, tenant string) []porcupine.Operation {
 	return past
 }
 
-// TestConcurrentRequestsTakeTurns holds what concurrent clients of several replicas were answered to the rules: there must be an order, in which each
-// request takes effect at one moment between its call and its answer, that explains every answer.
+// TestConcurrentRequestsTakeTurns checks the answers that concurrent clients of several replicas got against the rules:
+// there must be an order, in which each request takes effect at one moment between its call and its answer, that
+// explains every answer.
 func TestConcurrentRequestsTakeTurns(t *testing.T) {
 	const clients, requests = 6, 25
 	within, seed := modelTime(t)/2, modelSeed(t)
@@ -269,7 +272,7 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 			}
 		}
 		result, info := porcupine.CheckOperationsVerbose(rules{}.specification(), past, 20*time.Second)
-		if result == porcupine.Unknown { // there was no time to look for an order: it says nothing
+		if result == porcupine.Unknown { // there was no time to search for an order: inconclusive
 			undecided++
 			return
 		}
@@ -299,7 +302,8 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 		}
 		judge(past)
 	}
-	// On a machine that gives those few rounds a wrong rule may have got by: a client that is alone, and asks for what tells them apart, meets them all.
+	// On a slow machine the few rounds may have missed a wrong rule: a single client that sends the requests which tell
+	// the rules apart finds every wrong rule.
 	for together := rounds; rounds == together || unseen() && rounds < together+100; rounds++ {
 		judge(alone(t, all, tenant()))
 	}
@@ -312,7 +316,8 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 	}
 }
 
-// stopsAt shows the end of the longest order that was found, where the workspace may be then, and what does not go on from there.
+// stopsAt returns a text with the end of the longest order that was found, the states that the workspace may be in
+// then, and the answers that none of those states explains.
 func stopsAt(past []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	var longest []porcupine.Operation
 	for _, partition := range info.PartialLinearizationsOperations() {
@@ -352,7 +357,7 @@ func stopsAt(past []porcupine.Operation, info porcupine.LinearizationInfo) strin
 	return out.String()
 }
 
-// The judge must be able to find somebody guilty, and to acquit.
+// The specification must reject a wrong history, and accept a right one.
 func TestTheSpecificationFindsSomebodyGuilty(t *testing.T) {
 	at := func(n int64, verb string, out heard) porcupine.Operation {
 		in := called{verb: verb}

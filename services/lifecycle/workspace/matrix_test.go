@@ -21,13 +21,14 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// asked are the requests of the matrix, in the order of its columns. The second create asks for the same name with another spec.
+// asked returns the requests of the matrix, in the order of its columns. The second create has the same name and
+// another spec.
 func asked() []string {
 	return []string{"create", "create other", "retry", "recreate", "decommission", "cancel", "reset", "retry_undo", "skip_undo"}
 }
 
-// matrix says what each request is answered in each state: `begins`, `joins`, `does` (a verb on the run or the workspace that is there), or the reason
-// of the refusal. No driver runs, so that a state stays.
+// matrix returns the answer to each request in each state: `begins`, `joins`, `does` (a verb on the existing run or
+// workspace), or the reason of the refusal. No driver runs, so a state does not change by itself.
 func matrix() map[string]string {
 	return map[string]string{
 		"creating":                     "joins workspace_name_taken joins joins operation_in_progress does precondition_failed precondition_failed precondition_failed",
@@ -78,7 +79,8 @@ func (d *desk) do(kind commonv1.OperationKind, id string) string {
 	return res.GetOperation().GetOperationId()
 }
 
-// put makes a workspace that is in a state, by the way that leads there; what only a driver does is written in its place.
+// put brings a new workspace into a state, by the requests that lead there; what a driver would write is written
+// directly.
 func (d *desk) put(state string) (string, string) {
 	d.t.Helper()
 	d.n++
@@ -142,7 +144,7 @@ func (d *desk) put(state string) (string, string) {
 	return id, name
 }
 
-// answers asks and says what was answered, and by which run.
+// answers sends a request and returns the kind of its answer or the reason of its refusal, the operation and the error.
 func (d *desk) answers(what, id, name string) (string, *lifecyclev1.Operation, error) {
 	d.t.Helper()
 	before := d.count(`SELECT count(*) FROM lifecycle.saga_run`)
@@ -183,7 +185,7 @@ func (d *desk) answers(what, id, name string) (string, *lifecyclev1.Operation, e
 	}
 }
 
-// lockStates are what the lock store may be while requests come.
+// lockStates returns the states that the lock store may be in while requests come.
 func lockStates(t *testing.T) map[string]func(t *testing.T) (*lock.Lock, func(workspaceID string)) {
 	t.Helper()
 	nothing := func(string) {}
@@ -276,7 +278,7 @@ func TestEveryRequestInEveryState(t *testing.T) {
 	}
 }
 
-// check looks at what goes with an answer.
+// check checks what must go with an answer.
 func (d *desk) check(state, what, id, got string, op *lifecyclev1.Operation, err error) {
 	d.t.Helper()
 	live := d.count(`SELECT count(*) FROM lifecycle.saga_run WHERE workspace_id = '` + id + `' AND finished_at IS NULL`)
@@ -306,7 +308,7 @@ func (d *desk) check(state, what, id, got string, op *lifecyclev1.Operation, err
 	}
 }
 
-// What the table of actions says, a request is answered.
+// A request gets the answer that the table of actions forecasts.
 func TestActionsSayWhatRequestsAreAnswered(t *testing.T) {
 	t.Parallel()
 	d := &desk{bed: newBed(t, nil)}
@@ -351,7 +353,7 @@ func TestActionsSayWhatRequestsAreAnswered(t *testing.T) {
 	}
 }
 
-// A crowd of requests is answered by one operation whatever becomes of the lock store in its midst.
+// Many requests at the same time get one operation, whatever happens to the lock store meanwhile.
 func TestManyRequestsJoinWhateverTheLockStoreDoes(t *testing.T) {
 	for store, open := range lockStates(t) {
 		t.Run(store, func(t *testing.T) {

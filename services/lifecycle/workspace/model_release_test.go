@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// newest reads the workspace's newest allocation; an id that nothing has if it never had one.
+// newest returns the workspace's newest allocation; an id that no allocation has if the workspace never had one.
 func (a *scenario) newest() (id string, fence int64) {
 	id = ids.New()
 	err := a.db.OwnerPool().QueryRow(testkit.Context(a.t), `SELECT coalesce(max(x.id), $2), coalesce(max(x.fence), 1) FROM (
@@ -22,7 +22,7 @@ func (a *scenario) newest() (id string, fence int64) {
 	return id, fence
 }
 
-// askRelease asks for a release of the workspace's newest allocation to be tried again, or forced.
+// askRelease requests that a release of the workspace's newest allocation be tried again, or forced.
 func (a *scenario) askRelease(ctx context.Context, q request) (*lifecyclev1.Operation, error) {
 	allocations := NewAllocations(a.seats[q.seat].server)
 	id, fence := a.newest()
@@ -49,7 +49,7 @@ func (a *scenario) askRelease(ctx context.Context, q request) (*lifecyclev1.Oper
 	return res.GetOperation(), err
 }
 
-// expectsRelease is what the model says to a request about the workspace's newest allocation.
+// expectsRelease returns the model's verdict on a request about the workspace's newest allocation.
 func (a *scenario) expectsRelease(q request) verdict {
 	v := a.rules.decide(a.s, q.verb, false)
 	switch {
@@ -81,7 +81,8 @@ func (a *scenario) failsToRelease() {
 	}
 }
 
-// TestTheModelKnowsTheWaysOutOfAFailedRelease asks for both where they are possible and where not, and holds the service to the model.
+// TestTheModelKnowsTheWaysOutOfAFailedRelease requests both where they are possible and where not, and compares the
+// service with the model.
 func TestTheModelKnowsTheWaysOutOfAFailedRelease(t *testing.T) {
 	g := newStage(t, nil)
 	for name, script := range map[string]func(a *scenario){

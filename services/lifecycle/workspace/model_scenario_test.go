@@ -29,7 +29,7 @@ type scenario struct {
 
 	s        sketch
 	healthy  time.Duration     // clock offset at which it became active
-	keys     map[string]string // idempotency key → what it stands for and the run it was answered
+	keys     map[string]string // idempotency key → what it stands for and the run that it got
 	before   history
 	troubled bool     // something was done to the open run by which it may fail
 	acks     []string // claims that the last dry run of a forced release has listed
@@ -90,7 +90,8 @@ func (a *scenario) ask(q request) (*lifecyclev1.Operation, error) {
 	return res.GetOperation(), err
 }
 
-// expects is what the model says to a request: who may ask at all, whether the key was answered before, and then the rules.
+// expects returns the model's verdict on a request: whether the caller may make it at all, whether the key was used
+// before, and then the rules.
 func (a *scenario) expects(q request) (verdict, string) {
 	if q.verb == askReplace {
 		q.who = "service"
@@ -132,7 +133,8 @@ func (a *scenario) stands(verb string) string {
 	return verb + "/" + a.s.ID
 }
 
-// request asks for something in three ways, in the table of actions, as a dry run and in earnest, and holds the answers to the model.
+// request makes a request in three ways, through the table of actions, as a dry run and for effect, and compares the
+// answers with the model.
 func (a *scenario) request(q request) {
 	a.s.Healthy = a.s.State == "active" && a.offset-a.healthy >= time.Hour
 	before, err := a.traces(a.tenantID)
@@ -178,7 +180,7 @@ func (a *scenario) request(q request) {
 	a.holds()
 }
 
-// compare holds an answer to a verdict.
+// compare compares an answer with a verdict.
 func (a *scenario) compare(what string, q request, want verdict, got *lifecyclev1.Operation, err error, replayed string) {
 	if want.how == refuses {
 		if err == nil || names.Of(fault.ReasonOf(err)) != want.reason {
@@ -213,7 +215,7 @@ func (a *scenario) compare(what string, q request, want verdict, got *lifecyclev
 	}
 }
 
-// table holds the table of actions to the rules.
+// table compares the table of actions with the rules.
 func (a *scenario) table() {
 	if a.s.ID == "" {
 		return
@@ -240,7 +242,8 @@ func (a *scenario) table() {
 	}
 }
 
-// observe reads what there is and holds it to the model: as drivers may have left it (moved), or to the last field.
+// observe reads the rows and compares them with the model: up to what drivers may have changed (moved), or in every
+// field.
 func (a *scenario) observe(moved bool) {
 	now, run, err := a.view(a.s.ID)
 	if err != nil {
@@ -257,7 +260,7 @@ func (a *scenario) observe(moved bool) {
 			a.fail("the model has %+v, there is %+v", was, now)
 		}
 	} else {
-		if was.Stuck && !now.Stuck { // helped by hand
+		if was.Stuck && !now.Stuck { // changed by an operator's verb
 			was.Stuck = false
 			if !now.Open && now.State == "failed" || now.State == "decommissioned" || now.Open {
 				was = now

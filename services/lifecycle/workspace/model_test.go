@@ -21,7 +21,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// The model and the concurrent clients are at work for so long; GPUAAS_MODEL_FOR changes it, and GPUAAS_MODEL_SEED repeats what they asked.
+// The time for which the model and the concurrent clients run; GPUAAS_MODEL_FOR changes it, and GPUAAS_MODEL_SEED
+// repeats their requests.
 const (
 	modelFor     = 10 * time.Second
 	modelForLong = 2 * time.Minute
@@ -72,7 +73,7 @@ func (a *scenario) planted() bool {
 	return len(a.faults) > 0
 }
 
-// drives lets a driver live: to its death after so many points, or until the run rests.
+// drives runs a driver: until it dies after so many points, or until the run rests.
 func (a *scenario) drives(points int64, within time.Duration) {
 	if a.s.ID == "" || !a.s.Open || a.s.Stuck {
 		return
@@ -91,7 +92,8 @@ func (a *scenario) drives(points int64, within time.Duration) {
 	a.say("driven %d points: died %v, %s %s", points, died, a.s.Kind, a.s.State)
 }
 
-// settles takes every hindrance from the agents away and waits until the run rests; what was made to fail goes on failing.
+// settles removes every hindrance from the agents and waits until the run rests; steps that were made to fail go on
+// failing.
 func (a *scenario) settles() {
 	a.world.mu.Lock()
 	a.world.mute = false
@@ -103,7 +105,7 @@ func (a *scenario) settles() {
 			run, _, _ := a.view(a.s.ID)
 			a.fail("it does not rest: %+v", run)
 		}
-		if tries > 0 { // what waits for a deadline gets it
+		if tries > 0 { // a run that waits for a deadline reaches it
 			a.troubled = true
 			a.jump(2 * time.Minute)
 			if _, err := a.tasks.Sweep(testkit.Context(a.t)); err != nil {
@@ -132,13 +134,13 @@ func (a *scenario) away(is bool) {
 	a.beat(by)
 }
 
-// stays lets no agent of an instance connect from now on, drives what is open until it waits for its instance or time is up, and lets it be flagged: if it waits for an instance
-// of its own, that instance does not come.
+// stays lets no agent of an instance connect from now on, drives the open run until it waits for its instance or time
+// is up, and lets it be flagged as stalled: if the run waits for an instance of its own, that instance does not come.
 func (a *scenario) stays(within time.Duration) {
 	a.world.mu.Lock()
 	a.world.deadTo = math.MaxInt64 - 1
 	a.world.mu.Unlock()
-	a.world.turns(a.t) // who was about to connect has
+	a.world.turns(a.t) // agents that were about to connect have done so
 	a.troubled = true
 	if until := time.Now().Add(within); a.s.ID != "" && a.s.Open && !a.s.Stuck {
 		a.drive(0, func() bool {
@@ -159,7 +161,7 @@ func (a *scenario) stays(within time.Duration) {
 	}
 }
 
-// comes lets agents connect, and waits until the instance that a run waits for has.
+// comes lets agents connect, and waits until the instance that a run waits for has connected.
 func (a *scenario) comes() {
 	a.world.mu.Lock()
 	was := a.world.deadTo
@@ -179,7 +181,7 @@ func (a *scenario) comes() {
 	a.say("boxes come again")
 }
 
-// step is one random thing that happens.
+// step does one random thing.
 func (a *scenario) step(rt *rapid.T) {
 	all := slices.Concat([]string{askCreate, askOther, askReplace, askReplace}, verbs(), releaseVerbs())
 	steps := []string{
@@ -206,7 +208,7 @@ func (a *scenario) step(rt *rapid.T) {
 		if a.s.ID == "" && q.verb != askOther {
 			q.verb = askCreate
 		}
-		if ofAllocation(q.verb) { // members are kept out, and keys unknown, before the service is asked
+		if ofAllocation(q.verb) { // members are refused, and keys unknown, before the service is called
 			if q.key = ""; q.who == "member" {
 				q.who = "operator"
 			}
@@ -288,8 +290,8 @@ func (a *scenario) step(rt *rapid.T) {
 	a.holds()
 }
 
-// TestTheWorkspaceKeepsToItsRules throws requests, failures, deaths of drivers and jumps of the clock at workspaces, in any order, and holds every answer
-// and every row to the rules.
+// TestTheWorkspaceKeepsToItsRules throws requests, failures, deaths of drivers and jumps of the clock at workspaces, in
+// any order, and compares every answer and every row with the rules.
 func TestTheWorkspaceKeepsToItsRules(t *testing.T) {
 	within := modelTime(t)
 	store := testkit.Redis(t)
@@ -302,7 +304,7 @@ func TestTheWorkspaceKeepsToItsRules(t *testing.T) {
 	failed := false
 	rapid.Check(t, func(rt *rapid.T) {
 		if !failed && time.Now().After(until) && sequences >= 2 && counts["deaths"] > 0 {
-			return // the library asks for so many sequences; we for as many as there is time for
+			return // the library has a fixed number of sequences; this test runs as many as there is time for
 		}
 		failed = true // a sequence that fails is tried again to make it shorter, whatever the time
 		g.play(rt, rules{}, sequences, counts, func() { flusher.FlushAll(testkit.Context(t)) })
@@ -315,7 +317,7 @@ func TestTheWorkspaceKeepsToItsRules(t *testing.T) {
 	}
 }
 
-// play is one sequence, on a name of its own.
+// play runs one sequence, on a name of its own.
 func (g *stage) play(rt *rapid.T, r rules, n int, counts map[string]int, flush func()) {
 	a := &scenario{
 		stage: g, rt: rt, rules: r, name: "demo", where: byProcess, flush: flush, keys: map[string]string{}, counts: counts,
@@ -348,7 +350,7 @@ func (g *stage) play(rt *rapid.T, r rules, n int, counts map[string]int, flush f
 	}
 }
 
-// leave takes a sequence's hindrances away, whether or not it failed.
+// leave removes a sequence's hindrances, whether or not it failed.
 func (a *scenario) leave() {
 	a.mu.Lock()
 	clear(a.faults)
@@ -359,7 +361,8 @@ func (a *scenario) leave() {
 	delete(a.world.instances, "machine:"+a.machine)
 	a.world.mu.Unlock()
 	a.away(false)
-	// What a sequence left open is nobody's, and its machine takes no other.
+	// No driver serves the operations that a sequence left open: they are closed, and its machine takes no other
+	// workspace.
 	_, err := a.db.OwnerPool().Exec(context.WithoutCancel(a.t.Context()), `
 		WITH m AS (UPDATE lifecycle.node_gate SET cordoned = true WHERE name = $2)
 		UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock(), owner = NULL WHERE tenant_id = $1 AND finished_at IS NULL`, a.tenantID, a.machine)

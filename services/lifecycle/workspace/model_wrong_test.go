@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// guilty is how a test of the model ends that has found something.
+// guilty is the panic value with which a test of the model ends that has found a difference.
 type guilty struct{ text string }
 
 type accuser struct{}

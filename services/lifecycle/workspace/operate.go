@@ -33,7 +33,7 @@ const (
 	kSkipUndo     = commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO
 )
 
-// operate does what is asked to a workspace that is there.
+// operate carries out a request on a workspace that exists.
 func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
 	if person, ok := rpc.PersonFrom(ctx); ok && req.GetOverride() && !person.Operator() {
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "an override is for operators")
@@ -57,7 +57,8 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	}
 	var op *lifecyclev1.Operation
 	var err error
-	// Somebody's operation may begin and end between two of our looks: then there is nothing to join and nothing to refuse.
+	// Another caller's operation may begin and end between two reads of this request: then there is nothing to join and
+	// nothing to refuse.
 	for range operateTries {
 		if op, err = s.operateOnce(ctx, req, h.runID); !fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
 			break
@@ -67,8 +68,8 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	return op, err
 }
 
-// needsReason refuses what takes something away for good, and what goes beyond a limit, if it comes without a reason. A
-// dry run goes without one.
+// needsReason refuses a request that destroys something for good, or that overrides a limit, if it has no reason. A dry
+// run needs no reason.
 func needsReason(req *lifecyclev1.RequestOperationRequest) error {
 	destructive := req.GetKind() == kDecommission || req.GetKind() == kRecreate || req.GetKind() == kSkipUndo
 	if req.GetDryRun() || strings.TrimSpace(req.GetReason()) != "" || !(destructive || req.GetOverride()) {
@@ -77,11 +78,12 @@ func needsReason(req *lifecyclev1.RequestOperationRequest) error {
 	return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, names.Of(req.GetKind())+" needs a reason in words")
 }
 
-// operateTries bounds how often a request looks again at a workspace that moves while it looks.
+// operateTries bounds how often a request reads a workspace again that changes while the request reads it.
 const operateTries = 8
 
-// ofOneMoment returns a refusal only if the workspace stood still while it was looked at: the workspace and its run are read one after the other, and what
-// was true of neither moment must not be answered. Whatever changes the run changes the workspace's version with it.
+// ofOneMoment returns the refusal err only if the workspace still has the version of was, and a conflict otherwise: the
+// workspace and its run are read one after the other, and a refusal that was true at neither moment must not be
+// returned. Every change of the run changes the workspace's version with it.
 func (s *Server) ofOneMoment(ctx context.Context, tx pgx.Tx, was saga.Workspace, err error) error {
 	if _, refused := fault.As(err); !refused {
 		return err
@@ -138,7 +140,7 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 	return op, nil
 }
 
-// keyOf is what an idempotency key stands for.
+// keyOf returns the text that identifies the request that an idempotency key is used for.
 func keyOf(req *lifecyclev1.RequestOperationRequest, workspaceID string) string {
 	out := names.Of(req.GetKind()) + "/" + workspaceID
 	if req.GetFencedProof() != noProof {
@@ -187,7 +189,8 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 	}
 }
 
-// valuesOpen refuses a workspace whose environment values do not open: what would deploy it would fail for certain.
+// valuesOpen refuses a workspace whose environment values cannot be opened: a run that deploys it would fail for
+// certain.
 func (s *Server) valuesOpen(w saga.Workspace) error {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
@@ -196,10 +199,10 @@ func (s *Server) valuesOpen(w saga.Workspace) error {
 	return s.deps.Secrets.Opens(spec, secretenv.Owner{TenantID: w.TenantID, WorkspaceID: w.ID})
 }
 
-// roomForRetry holds the tenant's quota for a workspace that comes back to life.
+// roomForRetry enforces the tenant's quota for a failed workspace that is provisioned again.
 func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) error {
 	if w.State != names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED) {
-		return nil // the retry itself says what is wrong, or joins
+		return nil // the retry itself is refused with the reason, or joins
 	}
 	t, err := s.tenantFor(ctx, tx, w.TenantID, true)
 	if err != nil {
@@ -212,7 +215,7 @@ func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) 
 	return within(ctx, tx, t, w.ID, spec)
 }
 
-// onOpenRun does what is asked to the run that owns the workspace.
+// onOpenRun applies the verb kind to the run that owns the workspace.
 func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kind commonv1.OperationKind, by, reason string) (*lifecyclev1.Operation, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
@@ -229,7 +232,7 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 	case kRetryUndo:
 		v, err = s.deps.Core.RetryUndo(ctx, tx, run.ID, by)
 	default:
-		// What is given up keeps its machine occupied, and gates come before runs.
+		// A claim that is given up keeps its machine occupied, and gates come before runs in the order of locks.
 		if err := gate.LockOfWorkspace(ctx, tx, w.ID); err != nil {
 			return nil, err
 		}
@@ -248,8 +251,8 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 	return verbAnswer(after, v), nil
 }
 
-// decommission ends a workspace. From `stuck` it closes that run and begins its own in the same transaction; anything else that is open is to be
-// cancelled first.
+// decommission ends a workspace. From `stuck` it closes that run and begins its own in the same transaction; any other
+// open run must be cancelled first.
 func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, by string) (*lifecyclev1.Operation, error) {
 	if w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK) {
 		run, open, err := saga.LiveRun(ctx, tx, w.ID)
@@ -316,8 +319,8 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *l
 	return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such operation")
 }
 
-// foretold is the answer to a dry run that would join nothing. It has no operation and no epoch: none was begun, and those
-// of the workspace would be mistaken for such.
+// foretold returns the answer to a dry run that would join nothing. It has no operation and no epoch: no operation was
+// begun, and a caller would take the workspace's own operation and epoch for those of the request.
 func foretold(w saga.Workspace, kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
 	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
 	return &lifecyclev1.Operation{WorkspaceId: w.ID, Kind: kind, State: state, DryRun: true, Consequence: consequence}
@@ -325,7 +328,7 @@ func foretold(w saga.Workspace, kind commonv1.OperationKind, consequence string)
 
 var clockNow = pg.Define(pg.RoleLifecycle, "workspace.clock_now", `SELECT mesh.clock()`)
 
-// GetActions says which verbs are possible now, and why the others are not.
+// GetActions returns which verbs are possible now, and why the others are not.
 func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse, error) {
 	res := &lifecyclev1.GetActionsResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -363,8 +366,9 @@ type condition struct {
 	reason commonv1.Reason
 }
 
-// options computes every verb from the workspace and its open run. It is the one source for command line and console. A verb that is not possible has
-// the reason with which it would be refused: of the first condition that is unmet.
+// options computes every verb from the workspace and its open run. It is the one source for command line and console. A
+// verb that is not possible has the reason with which a request for it would be refused: that of the first condition
+// that is unmet.
 func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven, override bool) ([]*lifecyclev1.ActionOption, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
@@ -441,7 +445,8 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 	}, releases...), nil
 }
 
-// joinsInstead is what asking again for what is under way does, and false if it is refused.
+// joinsInstead returns the consequence of a request for an operation that is under way already, which joins it, and
+// false if the request would be refused.
 func joinsInstead(run saga.Run, open bool) (string, bool) {
 	if !open || !joinable(run) {
 		return "", false
@@ -449,7 +454,7 @@ func joinsInstead(run saga.Run, open bool) (string, bool) {
 	return fmt.Sprintf("begins nothing: it joins operation %s (%s), which is under way", run.ID, run.Kind), true
 }
 
-// retryConsequence says what a retry would do, and what to think of it.
+// retryConsequence returns what a retry would do, and what the operator should consider before it.
 func retryConsequence(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open bool) (string, error) {
 	if text, ok := joinsInstead(run, open); ok {
 		return text, nil

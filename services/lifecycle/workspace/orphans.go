@@ -13,14 +13,15 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// occupying are the kinds of claims whose resource may still use a slot and its devices.
+// occupying returns the kinds of claims whose resource may still use a slot and its devices.
 func occupying() []string { return []string{kindSlot, kindInstance, kindStorage, kindWorkload} }
 
 var countOrphans = pg.Define(pg.RoleLifecycle, "workspace.count_orphans", `
 		SELECT count(*) FROM lifecycle.resource_claim
 		WHERE workspace_id = $1 AND epoch = $3 AND kind = ANY($2) AND orphaned_at IS NOT NULL AND released_at IS NULL`)
 
-// orphansOf counts what was given up of one epoch and may still be there. What an earlier epoch left stands on that epoch's machine.
+// orphansOf counts the claims of one epoch that were given up and whose resources may still exist. Orphans of an
+// earlier epoch stand on that epoch's machine.
 func orphansOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int64) (int, error) {
 	var n int
 	err := pg.QueryRow(ctx, q, countOrphans, workspaceID, occupying(), epoch).Scan(&n)
@@ -30,8 +31,8 @@ func orphansOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int6
 	return n, nil
 }
 
-// keepOccupied keeps a slot and its devices from being handed out while what was just given up may use them: the allocation is release_failed, and the
-// machine takes no new workspace until somebody has looked.
+// keepOccupied keeps a slot and its devices from being handed out while resources that were just given up may use them:
+// the allocation becomes release_failed, and the machine takes no new workspace until that allocation is released.
 func keepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []saga.Claim, reason, by string) error {
 	if !slices.ContainsFunc(orphans, func(c saga.Claim) bool { return slices.Contains(occupying(), c.Kind) }) {
 		return nil
@@ -49,7 +50,8 @@ func keepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []
 var raiseAllocation = pg.Define(pg.RoleLifecycle, "workspace.raise_allocation",
 	`UPDATE lifecycle.allocation a SET version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+allocationColumns)
 
-// tellOrphans reports the hold of an epoch anew after orphans of it came or went: how many are left is told with it.
+// tellOrphans appends the event of the allocation of an epoch again after the number of its orphans has changed: the
+// event has that number.
 func tellOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
 	told, err := allAllocations(ctx, tx, raiseAllocation, workspaceID, epoch)
 	if err != nil {

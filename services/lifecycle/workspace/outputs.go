@@ -25,7 +25,7 @@ import (
 // relayWithin bounds a read through nodeapi, which waits a little shorter for the agent.
 const relayWithin = 8 * time.Second
 
-// Relay is a replica of nodeapi, asked for what an agent of its sessions has.
+// Relay is a replica of nodeapi, which reads from the agents whose sessions it has.
 type Relay interface {
 	ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequest) (*nodev1.ReadOutputResponse, error)
 }
@@ -37,7 +37,8 @@ type OutputsDeps struct {
 	Dial func(address string) Relay
 }
 
-// Outputs serves OutputService: it decides who may read what a workload writes, and knows where that is. Nothing of it is kept.
+// Outputs serves OutputService: it decides who may read a workload's output, and finds the replica that can read it. It
+// stores no output.
 type Outputs struct {
 	deps OutputsDeps
 
@@ -45,7 +46,7 @@ type Outputs struct {
 	relays map[string]Relay // by address
 }
 
-// NewOutputs makes the server.
+// NewOutputs returns a server with the given dependencies.
 func NewOutputs(deps OutputsDeps) *Outputs { return &Outputs{deps: deps, relays: map[string]Relay{}} }
 
 // ReadOutput returns a piece of a workload's output. A workspace of another tenant is not found.
@@ -91,7 +92,7 @@ func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputReq
 	return &lifecyclev1.ReadOutputResponse{Workload: name, Output: res.GetOutput()}, nil
 }
 
-// chosenWorkload returns the workload that is named, or the only one.
+// chosenWorkload returns the workload that is named, or the only one if name is empty.
 func chosenWorkload(w saga.Workspace, name string) (string, error) {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// fakeRelay is a replica of nodeapi that keeps what it was asked.
+// fakeRelay is a replica of nodeapi that records the requests it got.
 type fakeRelay struct {
 	asked []*nodev1.ReadOutputRequest
 	fail  error
@@ -28,7 +28,8 @@ func (f *fakeRelay) ReadOutput(_ context.Context, req *nodev1.ReadOutputRequest)
 	return &nodev1.ReadOutputResponse{Output: &nodev1.WorkloadOutput{Data: []byte("out")}}, f.fail
 }
 
-// TestOutputIsReadWhereTheWorkspaceRuns: by whom it may be, of the workload that is meant, from the replica that has the node's session.
+// TestOutputIsReadWhereTheWorkspaceRuns: for a caller who may read it, of the workload that is meant, from the replica
+// that has the node's session.
 func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.provision("demo", 0, nil)

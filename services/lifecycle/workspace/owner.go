@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// Owner is what lifecycle knows about one (workspace, epoch) of a driver's list.
+// Owner is what lifecycle's database has about one (workspace, epoch) of a driver's list.
 type Owner struct {
 	Known    bool  // the workspace is in the database
 	Epoch    int64 // the last epoch that was drawn for it
@@ -23,7 +23,7 @@ type Owner struct {
 	GivenUp              bool // a claim on this instance was given up and is not known to be gone
 }
 
-// another reports whether the row of the instance's epoch names another instance than the one that stands there.
+// another reports whether the row of the instance's epoch names another instance than b.
 func (o Owner) another(b placement.Instance) bool {
 	return o.InstanceID != "" && b.InstanceID != "" && o.InstanceID != b.InstanceID
 }
@@ -35,14 +35,16 @@ type Verdict string
 const (
 	Owned   Verdict = "owned"   // by an open run, a live instance, or a claim that a retry adopts
 	Gone    Verdict = "gone"    // it has ended, and that is recorded
-	Orphan  Verdict = "orphan"  // the database says that it is nobody's
-	Unknown Verdict = "unknown" // the database says nothing: its silence is no evidence
+	Orphan  Verdict = "orphan"  // by the database, no workspace owns it
+	Unknown Verdict = "unknown" // the database does not account for it, which is no evidence that it is an orphan
 )
 
-// Belongs says whose an instance is, and why if it is an orphan or unknown. An orphan needs positive evidence: a database that knows of the workspace and has
-// drawn that epoch, no open run in it, and a row or a claim that says the instance ended or was given up. A workspace or an epoch that the database has
-// never heard of means that the database went back, or that the driver serves another one: ending the instance would then end somebody's work. So does another
-// instance at the present epoch; once a later epoch is drawn it is as superseded as any.
+// Belongs returns the verdict on an instance, and the reason if it is an orphan or unknown. An orphan needs positive
+// evidence: a database that has the workspace and has drawn that epoch, no open run in it, and a row or a claim by
+// which the instance ended or was given up. A workspace or an epoch that the database does not have means that the
+// database went back, or that the driver serves another database: ending the instance could then end a tenant's work.
+// So does another instance at the present epoch; once a later epoch is drawn, that instance is superseded like any
+// other.
 func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 	recorded := o.Instance == "" || o.Instance == "ended"
 	switch {
@@ -53,7 +55,8 @@ func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 	case b.Epoch == o.Epoch && o.another(b):
 		return Unknown, fmt.Sprintf("epoch %d was drawn here for instance %s", b.Epoch, o.InstanceID)
 	case o.RunOpen && o.RunEpoch == b.Epoch, o.Held:
-		// Between its launch and the record of it an instance is its run's; a claim that is held is adopted by a retry, or undone.
+		// Between its launch and the record of it, an instance is owned by its run; a live claim is adopted by a retry, or
+		// undone.
 		return Owned, ""
 	case !b.EndedAt.IsZero() && o.Instance == "ended" && !o.GivenUp:
 		return Gone, ""
@@ -79,7 +82,7 @@ var ownersOfInstances = pg.Define(pg.RoleLifecycle, "workspace.owners_of_instanc
 		LEFT JOIN lifecycle.saga_run r ON r.workspace_id = b.workspace_id AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = b.workspace_id AND i.epoch = b.epoch`)
 
-// ownersOf returns what is known about each instance, in their order, as of one moment.
+// ownersOf returns the Owner of each instance, in their order, as of one moment.
 func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]Owner, error) {
 	out := make([]Owner, len(boxes))
 	var workspaces []string
@@ -87,7 +90,7 @@ func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]
 	var at []int
 	for i, b := range boxes {
 		if !ids.Valid(b.WorkspaceID) {
-			continue // none of ours
+			continue // not of a workspace of this database
 		}
 		workspaces, epochs, at = append(workspaces, b.WorkspaceID), append(epochs, b.Epoch), append(at, i)
 	}

@@ -17,7 +17,7 @@ func powered(r *lifecyclev1.RequestOperationRequest) {
 	r.FencedProof, r.Reason = commonv1.FencedProof_FENCED_PROOF_POWERED_OFF, "the rack is dark"
 }
 
-// darken takes a machine's agent away for good; those of other machines come to another replica.
+// darken disconnects a machine's agent for good; the agents of other machines connect to another replica.
 func (p *cluster) darken(name string) {
 	p.t.Helper()
 	p.world.mu.Lock()
@@ -27,7 +27,8 @@ func (p *cluster) darken(name string) {
 	p.beat(time.Hour)
 }
 
-// leave writes down what a former epoch has left on a machine: an instance, a workload and, with storage, a directory.
+// leave inserts the rows of what a former epoch has left on a machine: an instance, a workload and, with storage, a
+// directory.
 func (p *cluster) leave(id string, epoch int64, machine, node string, storage bool) {
 	p.t.Helper()
 	names := map[string]string{kindInstance: fmt.Sprintf("%s:%d", id, epoch), kindWorkload: "former"}
@@ -56,7 +57,8 @@ func (p *cluster) claimsOn(id, node, which string) int {
 	return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND node_id = $2 AND `+which, id, node)
 }
 
-// Former instances on several machines are judged one by one: the word that was given for the dark one says nothing of the one that answers.
+// Former instances on several machines are judged one by one: the attestation for the dark machine does not cover the
+// one that answers.
 func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 	t.Parallel()
 	const orphaned = `kind IN ('workload', 'storage') AND orphaned_at IS NOT NULL AND released_at IS NULL`
@@ -143,7 +145,7 @@ func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 	})
 }
 
-// What an attempt has given up on a dark machine, the next attempt does not take for something to keep.
+// The next attempt does not keep the claims that an attempt has given up on a dark machine.
 func TestAFencedMachineIsNotKeptByTheNextAttempt(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	dark := p.machine("m1")

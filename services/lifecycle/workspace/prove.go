@@ -17,11 +17,13 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// proofHelp is what a person can do whose word finds no run that could use it. A cancel is not it lightly: it undoes what a recreation keeps.
+// proofHelp is the remedy for a person whose attestation finds no run that could use it. It warns of a cancel, which
+// undoes what a recreation keeps.
 const proofHelp = "wait until it has ended or stands at \"" + StepPrevious + "\", and give the proof again; a cancel would undo the storage too"
 
-// prove gives a person's word to the recreation that is open, if that one is still at ending the former epoch, where the word is asked for. A recreation
-// that is elsewhere, or another operation, would never look at it: that is refused, for a word that is taken and not used is worse than none.
+// prove gives a person's attestation to the recreation that is open, if that is at the step that ends the former epoch,
+// which reads it. A recreation at another step, or another operation, would never read it: the request is refused then,
+// since a person would rely on an attestation that was accepted and is never used.
 func (s *Server) prove(
 	ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, req *lifecyclev1.RequestOperationRequest, by string,
 ) (*lifecyclev1.Operation, error) {
@@ -71,8 +73,8 @@ var machinesAway = pg.Define(pg.RoleLifecycle, "workspace.machines_away",
 		WHERE c.workspace_id = $1 AND c.epoch < $2 AND c.kind = ANY ($3) AND c.released_at IS NULL AND c.orphaned_at IS NULL
 			AND NOT (g.admitted AND `+gate.ConnectedSQL+`)`)
 
-// provable looks whether the word would be used and would help: some machine that holds the former epoch does not answer, and if it is the one that the
-// workspace would stay on, there is another.
+// provable refuses an attestation that would not be used or would not help: some machine that has resources of the
+// former epoch must not answer, and if it is the machine that the workspace would stay on, another must have room.
 func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, spec *lifecyclev1.WorkspaceSpec) error {
 	away, err := pg.Values[string](ctx, tx, machinesAway, w.ID, run.Epoch, []string{kindInstance, kindWorkload, kindStorage})
 	if err != nil {

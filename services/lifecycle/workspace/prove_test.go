@@ -15,7 +15,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// A proof that is given while a recreation is open goes to that recreation, or is refused: whatever the lock store says, none is taken and dropped.
+// A proof that is given while a recreation is open goes to that recreation, or is refused: whatever the lock store
+// answers, no proof is accepted and dropped.
 func TestAProofIsNeverDropped(t *testing.T) {
 	for name, tc := range map[string]struct {
 		joins func(*testing.T) *lock.Lock
@@ -46,7 +47,7 @@ func TestAProofIsNeverDropped(t *testing.T) {
 				return err
 			})
 			prove := func(id string, dry bool) (*lifecyclev1.Operation, error) {
-				// However long the test has taken: this is what the request finds.
+				// Written again, so that the request finds it however long the test has taken.
 				joins.Acquire(t.Context(), id, run.ID)
 				if out := joins.Acquire(t.Context(), id, ids.New()); out.Kind != tc.held {
 					t.Fatalf("the lock store says %v", out)
@@ -74,7 +75,8 @@ func TestAProofIsNeverDropped(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			refused(res.GetOperation().GetWorkspaceId(), commonv1.Reason_REASON_OPERATION_IN_PROGRESS) // it would not look at a proof
+			// a create would not read a proof
+			refused(res.GetOperation().GetWorkspaceId(), commonv1.Reason_REASON_OPERATION_IN_PROGRESS)
 
 			p.world.mu.Lock()
 			dark := p.world.instances["machine:m1"]
@@ -82,7 +84,8 @@ func TestAProofIsNeverDropped(t *testing.T) {
 			p.world.replica, p.world.mute = ids.New(), false
 			p.world.mu.Unlock()
 			p.beat(time.Hour)
-			refused(id, commonv1.Reason_REASON_NO_CAPACITY) // on the word alone, everything would be lost
+			// with the attestation and no other machine, everything would be lost
+			refused(id, commonv1.Reason_REASON_NO_CAPACITY)
 			fresh := p.machine("m2")
 			if op, err := prove(id, true); err != nil || !op.GetDryRun() || !strings.Contains(op.GetConsequence(), "proof") {
 				t.Fatalf("the dry run says %v, %v", op, err)

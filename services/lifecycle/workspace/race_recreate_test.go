@@ -31,7 +31,7 @@ type launched struct {
 	holds *holds
 }
 
-// Launch launches for real, once nothing holds it; the fake agent moves in.
+// Launch launches a real process, once the test does not delay it; then the fake agent plays its agent.
 func (l launched) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	if err := l.holds.wait(ctx, b.WorkspaceID); err != nil {
 		return placement.Launched{}, err
@@ -44,7 +44,7 @@ func (l launched) Launch(ctx context.Context, b placement.LaunchRequest) (placem
 	return out, err
 }
 
-// End lets the fake agent's instance stand until the real one is confirmed ended.
+// End keeps the fake agent's instance until the real one is confirmed ended.
 func (l launched) End(ctx context.Context, workspaceID string, epoch int64) error {
 	if err := l.Driver.End(ctx, workspaceID, epoch); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (l launched) End(ctx context.Context, workspaceID string, epoch int64) erro
 	return l.world.End(ctx, workspaceID, epoch)
 }
 
-// holds keeps launches of workspaces waiting.
+// holds delays launches of workspaces.
 type holds struct {
 	mu sync.Mutex
 	of map[string]<-chan struct{}
@@ -60,7 +60,7 @@ type holds struct {
 	reached func()
 }
 
-// put lets the next launches of a workspace wait until the channel is closed.
+// put makes the next launches of a workspace wait until the channel is closed.
 func (h *holds) put(workspaceID string, until <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -83,7 +83,7 @@ func (h *holds) wait(ctx context.Context, workspaceID string) error {
 	}
 }
 
-// realInstances is a driver of processes whose ledger stands in dir.
+// realInstances returns a driver of processes whose launch log is in dir.
 func realInstances(t *testing.T, dir string) *process.Driver {
 	t.Helper()
 	agent, ca := filepath.Join(dir, "agent"), filepath.Join(dir, "ca.pem")
@@ -107,14 +107,15 @@ func realInstances(t *testing.T, dir string) *process.Driver {
 	return d
 }
 
-// line is what this test reads of the driver's ledger, with eyes of its own.
+// line is a line of the driver's launch log as this test reads it, independently of the driver.
 type line struct {
 	Op          string `json:"op"`
 	WorkspaceID string `json:"workspace_id"`
 	Epoch       int64  `json:"epoch"`
 }
 
-// checkLedger walks the driver's ledger and answers the launches and every moment at which two instances of one workspace stood, or one was launched twice.
+// checkLedger reads the driver's launch log and returns the number of launches, and every moment at which two instances
+// of one workspace stood, or one was launched twice.
 func checkLedger(raw []byte) (int, []string) {
 	var wrong []string
 	launches := 0
@@ -148,7 +149,7 @@ func checkLedger(raw []byte) (int, []string) {
 	return launches, wrong
 }
 
-// The judge must be able to find somebody guilty.
+// The check must find the double launches that a log contains.
 func TestTheLedgersJudgeSeesDoubleLaunches(t *testing.T) {
 	for text, guilty := range map[string]bool{
 		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ended","workspace_id":"a","epoch":1}` + "\n" + `{"op":"launched","workspace_id":"a","epoch":2}`:  false,
@@ -161,15 +162,16 @@ func TestTheLedgersJudgeSeesDoubleLaunches(t *testing.T) {
 	}
 }
 
-// So many ask for a recreation; GPUAAS_RACE_REQUESTS changes it.
+// The number of requests for a recreation; GPUAAS_RACE_REQUESTS changes it.
 const (
 	racingRequests     = 2500 // one burst for each workspace
 	racingRequestsLong = 10000
 )
 
-// Scenario: double-provision-race. Everyone who may ask for a recreation asks at once, through several replicas, while the lock store forgets
-// everything ten times a second and replicas that hold locks and leases are paused for longer than those last. Of each burst
-// the first launch is held until somebody has joined its operation, the first of each workspace until a replica is paused.
+// Scenario: double-provision-race. Everyone who may ask for a recreation asks at once, through several replicas, while
+// the lock store forgets everything ten times a second and replicas that hold locks and leases are paused for longer
+// than those last. Of each burst the first launch is held until somebody has joined its operation, the first of each
+// workspace until a replica is paused.
 func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	testkit.IO(t)
 	const workspaces, seats, burstSize, lease = 10, 3, 250, 1500 * time.Millisecond
@@ -255,8 +257,8 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 		case <-ctx.Done():
 		}
 	})
-	// A pause follows progress, so that on a busy machine, whose runs take longer, pauses are not all that there is.
-	// The steps may be counted at any time: a replica that is paused does not use this pool.
+	// A pause follows progress, so that on a busy machine, whose runs take longer, the runs get on between the pauses. The
+	// steps may be counted at any time: a replica that is paused does not use this pool.
 	steps := 0
 	every(2*lease, func() {
 		var succeeded int
@@ -312,7 +314,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 					})
 				}
 				burst.Wait()
-				hasJoined() // whoever began the last one is alone
+				hasJoined() // the caller who began the last one is alone
 				// Pauses take half of the replicas' time, and each costs the work of a lease.
 				p.restsWithin(4*testkit.Patience, id, "active")
 			}

@@ -11,7 +11,8 @@ import (
 var allocationsByID = pg.Define(pg.RoleLifecycle, "workspace.allocations_by_id",
 	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[])`)
 
-// ReadAllocations reads allocations as they stand and spells them as their events do, for who compares the two. Ids that are not there are left out.
+// ReadAllocations returns allocations as their rows stand, in the form that their events have, for a caller who
+// compares the two. Ids without an allocation are left out.
 func ReadAllocations(ctx context.Context, q pg.Querier, ids []string) ([]*lifecyclev1.Allocation, error) {
 	list, err := allAllocations(ctx, q, allocationsByID, ids)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// crashLoop returns how many restarts make a crash loop by the policy in force.
+// crashLoop returns how many restarts count as a crash loop by the policy in force.
 func (s *Steps) crashLoop() int32 {
 	set := policy.Defaults()
 	if s.deps.Policy != nil {
@@ -21,7 +21,7 @@ func (s *Steps) crashLoop() int32 {
 	return int32(set.WorkloadCrashLoopRestarts()) //nolint:gosec // at most 100
 }
 
-// readiness is what a wait for readiness makes of the state of the workloads.
+// readiness is the result of judging the state of the workloads, for the wait until they are ready.
 type readiness struct {
 	ready  int
 	why    string          // what is waited for
@@ -29,8 +29,9 @@ type readiness struct {
 	ended  *saga.StepError // a workload has ended for good, or is in a crash loop
 }
 
-// readinessOf counts the ready workloads and finds what has ended. before are the restarts of each workload at its deploy. One that has been restarted limit
-// times since, and has ended once more without having been ready, is in a crash loop.
+// readinessOf counts the ready workloads and finds what has ended. before has the number of restarts of each workload
+// at its deploy. A workload that has been restarted limit times since, and has ended once more without having been
+// ready, is in a crash loop.
 func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32, limit int32) readiness {
 	byName := map[string]*nodev1.WorkloadStatus{}
 	for _, w := range status.GetWorkloads() {
@@ -49,7 +50,7 @@ func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusO
 		case got == nil || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
 			out.absent = saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_WORKLOAD_FAILED,
 				fmt.Sprintf("workload %s is not on its node", w.GetName()), nil)
-		case out.ended != nil: // the first one is told
+		case out.ended != nil: // the first one is reported
 		case got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
 			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_FAILED,
 				fmt.Sprintf("workload %s ended before it was ready: %s", w.GetName(), endText(got)), got)
@@ -69,8 +70,9 @@ func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusO
 	return out
 }
 
-// exitedItself reports whether the last end of a workload is its own exit. Nobody knows the exit of one whose shim died before it, and one that its agent
-// could not start has not run: then the agent says why in other words than those of an exit.
+// exitedItself reports whether the last end of a workload is its own exit. The exit of a workload whose shim died
+// before it is unknown, and a workload that its agent could not start has not run: the agent's text then gives the
+// cause, not an exit.
 func exitedItself(got *nodev1.WorkloadStatus) bool {
 	return got.GetExitCode() >= 0 && !unstarted(got)
 }
@@ -84,11 +86,12 @@ func down(got *nodev1.WorkloadStatus) bool {
 	return got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
 }
 
-// ended is the failure of a workload that has ended: its tenant's, and final, if it exited itself.
+// ended returns the failure of a workload that has ended: owned by the tenant, and final, if the workload exited
+// itself.
 func ended(reason commonv1.Reason, text string, got *nodev1.WorkloadStatus) *saga.StepError {
 	out := &saga.StepError{
 		Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, Reason: reason, Public: text,
-		// The agent has cleaned it; it is not believed.
+		// The agent has cleaned the output, but the agent is not trusted, so it is cleaned again.
 		LastOutput: showable.Tail(showable.Clean([]byte(got.GetLastOutput())), showable.MaxTail),
 	}
 	if !exitedItself(got) {
@@ -97,8 +100,9 @@ func ended(reason commonv1.Reason, text string, got *nodev1.WorkloadStatus) *sag
 	return out
 }
 
-// meanwhile returns the wait of a recreation for a workload that has ended. The end is not final there: the undo would take what the workspace keeps, and
-// after a loss of machines what it depends on may still be starting.
+// meanwhile returns the wait of a recreation for a workload that has ended. The end is not final in a recreation: the
+// undo would remove what the workspace keeps, and after a loss of machines the services that the workload depends on
+// may still be starting.
 func meanwhile(was *saga.StepError) saga.WaitFor {
 	shown := *was
 	if was.Reason == commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP {
@@ -117,7 +121,7 @@ func times(n int32) string {
 // exitNotStarted is the exit code that agents report of a workload that they could not start.
 const exitNotStarted = 127
 
-// endText spells how a workload ended.
+// endText returns how a workload ended, for people.
 func endText(got *nodev1.WorkloadStatus) string {
 	if unstarted(got) {
 		return got.GetDetail()
@@ -125,7 +129,7 @@ func endText(got *nodev1.WorkloadStatus) string {
 	return exitText(got.GetExitCode())
 }
 
-// exitText spells an exit code as agents do.
+// exitText returns an exit code in the text that agents use.
 func exitText(code int32) string {
 	switch {
 	case code < 0:

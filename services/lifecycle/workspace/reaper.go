@@ -28,7 +28,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// ReaperDeps is what a reaper works with.
+// ReaperDeps are the dependencies of a Reaper.
 type ReaperDeps struct {
 	Logger     *slog.Logger
 	DB         *pgxpool.Pool
@@ -39,21 +39,23 @@ type ReaperDeps struct {
 	Committed func()
 }
 
-// Reaper compares the drivers' own lists with what lifecycle knows, and ends instances that are nobody's. What it may end is judged by Judge alone.
+// Reaper compares the drivers' own lists with lifecycle's database, and ends instances that no workspace owns. Belongs
+// alone decides which it may end.
 type Reaper struct {
 	deps  ReaperDeps
 	ended *prometheus.CounterVec
 	left  *prometheus.CounterVec
 
-	mu    sync.Mutex
-	whole map[commonv1.PlacementDriver]time.Time // when all that a driver ever launched was last judged, and nothing was left
-	// absent are instances that were given up and that a driver has not in its list of all that it ever launched: that list is
-	// not read for them again, but by sweeps of everything.
+	mu sync.Mutex
+	// when all instances that a driver ever launched were last judged, and no orphan was left
+	whole map[commonv1.PlacementDriver]time.Time
+	// absent are instances that were given up and that are not in a driver's list of all that it ever launched: only
+	// sweeps of everything read that list for them again.
 	absent map[commonv1.PlacementDriver]map[givenUp]bool
 }
 
-// wholeEvery is the time between two sweeps that judge all that was ever launched. The others judge what stands, and what
-// has ended and was given up.
+// wholeEvery is the time between two sweeps that judge every instance that was ever launched. The other sweeps judge
+// the instances that run, and those that have ended and were given up.
 const wholeEvery = 10 * time.Minute
 
 // Reaped counts what one sweep did.
@@ -63,7 +65,7 @@ type Reaped struct {
 	Unknown int // instances that this database cannot account for; a sweep never ends them
 }
 
-// NewReaper makes a reaper.
+// NewReaper returns a reaper with the given dependencies.
 func NewReaper(deps ReaperDeps) (*Reaper, error) {
 	r := &Reaper{
 		deps: deps, whole: map[commonv1.PlacementDriver]time.Time{}, absent: map[commonv1.PlacementDriver]map[givenUp]bool{},
@@ -81,7 +83,8 @@ func NewReaper(deps ReaperDeps) (*Reaper, error) {
 	return r, nil
 }
 
-// Sweep looks once at every driver. A driver that does not answer is an error, and keeps the others from nothing.
+// Sweep reads the list of every driver once. A driver that does not answer is an error, and does not keep the others
+// from being swept.
 func (r *Reaper) Sweep(ctx context.Context) (Reaped, error) {
 	var total Reaped
 	var errs []error
@@ -99,7 +102,8 @@ func (r *Reaper) Sweep(ctx context.Context) (Reaped, error) {
 }
 
 func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) (Reaped, error) {
-	// The list first: whatever stands in it was committed here before it was launched, so what is read afterwards knows of it.
+	// The list is read before the rows: every instance in it was committed here before it was launched, so the rows that
+	// are read afterwards include it.
 	boxes, whole, err := r.listed(ctx, kind, driver)
 	if err != nil {
 		return Reaped{}, err
@@ -151,14 +155,14 @@ type givenUp struct {
 	Epoch       int64  `db:"epoch"`
 }
 
-// instancesGivenUp goes by the index of what was given up. An instance without a row may be of any placement.
+// instancesGivenUp reads the index of claims that were given up. An instance without a row may be of any placement.
 var instancesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.boxes_given_up", `
 		SELECT `+pg.Columns[givenUp]("c")+` FROM lifecycle.resource_claim c
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1 AND NOT EXISTS (SELECT FROM lifecycle.instance i
 			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)
 
-// listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: the first time,
-// every wholeEvery, and after a sweep that left something undone.
+// listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: the
+// first time, every wholeEvery, and after a sweep that left an orphan unended.
 func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]placement.Instance, bool, error) {
 	r.mu.Lock()
 	whole, absent := time.Since(r.whole[kind]) >= wholeEvery, r.absent[kind]
@@ -208,7 +212,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 	return boxes, false, nil
 }
 
-// judged takes note of a sweep. One that left something undone is followed by one of everything.
+// judged notes the end of a sweep. After a sweep that left an orphan unended, the next sweep judges everything.
 func (r *Reaper) judged(kind commonv1.PlacementDriver, whole, well bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,8 +231,8 @@ func (r *Reaper) attrs(kind commonv1.PlacementDriver, b placement.Instance) []an
 	}
 }
 
-// reap ends one orphan and records it. It judges once more with the workspace's row locked, so that an operation that begins meanwhile comes either
-// before, and owns the instance, or after, and finds its epoch ending.
+// reap ends one orphan and records it. It judges once more with the workspace's row locked, so that an operation that
+// begins meanwhile is committed either before that, and owns the instance, or after it, and finds the instance ending.
 func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver, b placement.Instance) (bool, error) {
 	why, err := r.condemn(ctx, b)
 	if err != nil || why == "" {
@@ -253,7 +257,8 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 	return true, nil
 }
 
-// condemn says why the instance may be ended, empty if it may not after all: in rollback mode none may. An instance that has a row is marked ending before anything happens to it.
+// condemn returns why the instance may be ended, empty if it may not after all: in rollback mode none may. An instance
+// that has a row is marked ending before anything happens to it.
 func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, error) {
 	reason := ""
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -287,10 +292,11 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 	return reason, nil
 }
 
-// instanceEnded is how it is known of orphans on an instance that they are gone.
+// instanceEnded is the recorded evidence that orphans on an instance are gone.
 const instanceEnded = "its instance has ended"
 
-// record writes down that an orphan has ended: its instance, what was given up with it, and the hold that waited for that.
+// record writes that an orphan has ended: the row of its instance, the claims that were given up with it, and the
+// allocation that waited for that.
 func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) error {
 	if err := gate.LockOfWorkspace(ctx, tx, b.WorkspaceID); err != nil { // the end of the instance may end a cordon
 		return err
@@ -306,10 +312,11 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 	case !ok:
 		err = insertEnded(ctx, tx, kind, b, w.TenantID, why)
 	case ids.Valid(b.InstanceID) && i.ID != b.InstanceID:
-		// The row is of the instance that this database meant to launch; the one that stood there was of a lost history.
+		// The row is of the instance that this database meant to launch; the one that ran belonged to a history that the
+		// database has lost.
 		_, _, err = endUnaccounted(ctx, tx, kind, b, "orphan: "+why)
 	case i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED:
-		// It was ended before by this row, and stood all the same: that is told once more, with the reason.
+		// By this row it had ended before, and yet it was running: the row is announced again, with the reason.
 		err = announceAgain(ctx, tx, i, why)
 	default:
 		_, err = setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, b.ProviderID, "", "orphan: "+why)
@@ -337,7 +344,7 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 	return freeCleaned(ctx, tx, b)
 }
 
-// freeCleaned gives back a hold whose release had been given up, once nothing of it may be there any more.
+// freeCleaned releases an allocation whose release had failed, once no resource of it can remain.
 func freeCleaned(ctx context.Context, tx pgx.Tx, b placement.Instance) error {
 	a, ok, err := liveAllocation(ctx, tx, b.WorkspaceID)
 	if err != nil || !ok || a.Epoch != b.Epoch || a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
@@ -356,7 +363,7 @@ var insertEndedInstance = pg.Define(pg.RoleLifecycle, "workspace.insert_ended_in
 		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason, version)
 		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8, $9) RETURNING `+instanceColumns)
 
-// insertEnded gives an instance that was never recorded its line among the ended ones.
+// insertEnded inserts the row of an instance that was never recorded, as ended.
 func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, tenantID, why string) error {
 	id, version, err := accountFor(ctx, tx, kind, b)
 	if err != nil {

@@ -62,7 +62,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// register is recovery, as far as a reaper knows it.
+// register is recovery, as far as a reaper uses it.
 type register struct {
 	mu      sync.Mutex
 	refuse  error
@@ -99,7 +99,7 @@ func newMorgue(t *testing.T) *morgue {
 	b := newBed(t, nil)
 	dir := t.TempDir()
 	agent, ca := filepath.Join(dir, "agent"), filepath.Join(dir, "ca.pem")
-	// The driver knows an agent by how it is called, so a shell that waits will do.
+	// The driver recognizes an agent by its command line, so a shell that waits is enough.
 	if err := os.WriteFile(agent, []byte("#!/bin/sh\nsleep 3600 &\nwait\n"), 0o700); err != nil { //nolint:gosec // it is to be run
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func (m *morgue) exec(sql string, args ...any) {
 	}
 }
 
-// place is how a workspace with an instance stands.
+// place is the state of a workspace with an instance.
 type place struct {
 	epoch              int64
 	instance, run      string // states; empty instance: no row
@@ -208,7 +208,7 @@ func (m *morgue) sweep(want Reaped) {
 	}
 }
 
-// ends returns the end reasons of the workspace's instances that were told as events.
+// ends returns the end reasons of the workspace's instances, as events have reported them.
 func (m *morgue) ends(workspaceID string) []string {
 	m.t.Helper()
 	var out []string
@@ -306,7 +306,8 @@ func TestAnEndThatWasNotRecordedIsFinishedByTheNextSweep(t *testing.T) {
 	m.sweep(Reaped{})
 }
 
-// TestAnOperationThatBeginsMeanwhileKeepsItsInstance: the list was taken and judged before it began; the second look is the one that counts.
+// TestAnOperationThatBeginsMeanwhileKeepsItsInstance: the list was read and judged before the operation began; the
+// second judgement is the one that counts.
 func TestAnOperationThatBeginsMeanwhileKeepsItsInstance(t *testing.T) {
 	m := newMorgue(t)
 	b := m.instance(place{instance: "ended", run: "failed"})

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// countingDriver counts how often everything that was ever launched is asked for.
+// countingDriver counts how often the list of everything that was ever launched is read.
 type countingDriver struct {
 	placement.Driver
 
@@ -22,8 +22,8 @@ func (d *countingDriver) List(ctx context.Context) ([]placement.Instance, error)
 	return d.Driver.List(ctx)
 }
 
-// TestASweepJudgesWhatStands: what has ended is judged by the first sweep, after one that left something undone, where it was
-// given up, and now and then.
+// TestASweepJudgesWhatStands: instances that have ended are judged by the first sweep, after a sweep that left an
+// orphan unended, where they were given up, and now and then.
 func TestASweepJudgesWhatStands(t *testing.T) {
 	m := newMorgue(t)
 	d := &countingDriver{Driver: m.driver}

@@ -23,7 +23,8 @@ import (
 
 const noProof = commonv1.FencedProof_FENCED_PROOF_UNSPECIFIED
 
-// attestation is a person's word that nothing of an epoch that cannot be confirmed ended still runs. It travels in the run's input, so it is on record with it.
+// attestation is a person's word that nothing of an epoch that cannot be confirmed ended still runs. It is part of the
+// run's input, so it is on record with the run.
 type attestation struct {
 	Proof  string `json:"fenced_proof"`
 	By     string `json:"by"`
@@ -32,7 +33,7 @@ type attestation struct {
 
 func (w *attestation) String() string { return fmt.Sprintf("%s, says %s: %s", w.Proof, w.By, w.Reason) }
 
-// mayProve refuses a proof from whoever may not give one.
+// mayProve refuses a proof from a caller who may not give one.
 func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) error {
 	if req.GetFencedProof() == noProof {
 		return nil
@@ -49,7 +50,8 @@ func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) err
 	return nil
 }
 
-// ofEpoch refuses a recreation that was decided about another epoch than the present one: somebody has replaced that instance already.
+// ofEpoch refuses a recreation that was decided about another epoch than the present one: another operation has
+// replaced that instance already.
 func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
 	if req.GetExpectedEpoch() == 0 || req.GetExpectedEpoch() == w.Epoch {
 		return nil
@@ -64,8 +66,8 @@ var forgetPlace = pg.Define(pg.RoleLifecycle, "workspace.forget_place", `
 		UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0,
 			version = version + 1 WHERE id = $1`)
 
-// recreate ends the instance of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it. The watchdog alone
-// has a run cancelled first whose instance does not come.
+// recreate ends the instance of the present epoch and provisions the next, in one run; a request joins an open run that
+// serves it. For the watchdog alone, an open run whose instance does not come is cancelled first.
 func (s *Server) recreate(
 	ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID, by string,
 ) (*lifecyclev1.Operation, error) {
@@ -118,7 +120,8 @@ func (s *Server) recreate(
 	if err != nil || started.Joined {
 		return answer(w.ID, started), err
 	}
-	// From here on it is not where it was: nobody is sent to an instance that is about to end, and what its register was refused is history.
+	// From here on the workspace shows no place: no client is sent to an instance that is about to end, and the refused
+	// registrations of that instance do not concern the next one.
 	_, err = pg.Exec(ctx, tx, forgetPlace, w.ID)
 	if err != nil {
 		return nil, fmt.Errorf("clear endpoints: %w", err)
@@ -129,7 +132,7 @@ func (s *Server) recreate(
 	return answer(w.ID, started), nil
 }
 
-// recreation says whether a workspace can be recreated, and what that would do.
+// recreation is the judgement whether a workspace can be recreated, and what that would do.
 type recreation struct {
 	reason      commonv1.Reason // of the first thing that is unmet
 	unmet       []string
@@ -158,13 +161,13 @@ func (r *recreation) refusal() error {
 	return fault.New(r.reason, "this workspace cannot be recreated now", options...)
 }
 
-// settled are the states from which everybody may have a workspace recreated.
+// settled returns the states from which every caller may have a workspace recreated.
 func settled() []commonv1.WorkspaceState {
 	return []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED}
 }
 
-// recreatable judges a workspace on which no operation is open, or none that is not about to be cancelled; from are the states in which it may be. What it
-// finds may change before the run comes to it: the run looks again.
+// recreatable judges a workspace on which no operation is open, or only one that is about to be cancelled; from are the
+// states in which the workspace may be. The facts may change before the run gets there: the run checks them again.
 func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, from []commonv1.WorkspaceState, proven bool) (*recreation, error) {
 	r := &recreation{}
 	if !slices.ContainsFunc(from, func(state commonv1.WorkspaceState) bool { return names.Of(state) == w.State }) {
@@ -175,7 +178,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
 		return nil, fmt.Errorf("read spec: %w", err)
 	}
-	// A run that fails for good undoes all there is: what would fail for certain is not begun.
+	// A run that fails for good undoes everything: one that would fail for certain is not begun.
 	if err := s.deps.Catalogue.check(spec); err != nil {
 		f := fault.From(err)
 		r.lacks(f.Reason, f.Remedy, "", "the mesh does not offer any more what the workspace asks for: "+f.Public)
@@ -219,7 +222,8 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	}
 	r.consequence = recreateConsequence(w, spec, claims, slices.Sorted(maps.Values(away)), held && away[a.NodeID] == "")
 	if len(away) > 0 && (!held || away[a.NodeID] != "") && r.possible() {
-		// It begins anew on another machine, so there must be one; else the run would take away what cannot come back.
+		// The workspace begins anew on another machine, so there must be one; without it the run would destroy data that
+		// cannot be restored.
 		if err := hasRoom(ctx, tx, spec.GetGpus()); err != nil {
 			stepErr, ok := errors.AsType[*saga.StepError](err)
 			if !ok {
@@ -234,7 +238,8 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 var machineOfClaim = pg.Define(pg.RoleLifecycle, "workspace.machine_of_claim",
 	`SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
 
-// machinesAway looks whether the machines that hold the workspace can confirm that its epochs have ended. It answers those that cannot, by their names.
+// machinesAway checks whether the machines that the claims are on can confirm that the workspace's epochs have ended.
+// It returns those that cannot: their names, by node id.
 func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64, proven bool) (map[string]string, error) {
 	seen, away := map[string]bool{}, map[string]string{}
 	for _, c := range claims {
@@ -262,8 +267,8 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 	return away, nil
 }
 
-// recreateConsequence says what a recreation would do. away are the machines that a person has given their word for, and stays says that the slot and
-// the storage are kept all the same, since they are on another one.
+// recreateConsequence returns what a recreation would do. away are the names of the machines that a person has given an
+// attestation for, and stays is whether the slot and the storage are kept even so, since they are on another machine.
 func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []saga.Claim, away []string, stays bool) string {
 	first, kept := "", "schema and handle are kept"
 	if len(away) > 0 {
@@ -288,7 +293,7 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 		". If that fails for good or is cancelled everything else is undone, storage too; a schema that stood before is kept with its data, and the workspace ends failed"
 }
 
-// recreateOption is the row of the table of actions.
+// recreateOption returns the row for a recreation in the table of actions.
 func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open, proven bool) (*lifecyclev1.ActionOption, error) {
 	if open {
 		o := &lifecyclev1.ActionOption{

@@ -38,7 +38,7 @@ func (p *cluster) actionOf(id string, kind commonv1.OperationKind) *lifecyclev1.
 	return nil
 }
 
-// recreated asks for a recreation and waits for its good end.
+// recreated requests a recreation and waits until it has succeeded.
 func (p *cluster) recreated(id string) (saga.Workspace, *lifecyclev1.Operation) {
 	p.t.Helper()
 	was := p.workspace(id)
@@ -102,7 +102,7 @@ func TestARecreationEndsTheInstanceAndProvisionsTheNextEpoch(t *testing.T) {
 	if n := p.count(`SELECT count(*) FROM lifecycle.instance WHERE workspace_id = $1 AND state = 'ended' AND epoch = 1`, id); n != 1 {
 		t.Error("the former box is not recorded ended")
 	}
-	// Once more, and then its end finds everything.
+	// Once more; the decommission afterwards then finds everything.
 	p.recreated(id)
 	if _, err := p.seats[0].ask(t.Context(), kDecommission, id); err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestACancelledRecreationIsUndone(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	p.world.mu.Lock()
-	p.world.mute = true // nobody answers, so the run waits in the middle
+	p.world.mute = true // no agent answers, so the run waits in the middle
 	p.world.mu.Unlock()
 	if _, err := p.seats[0].ask(t.Context(), kRecreate, id); err != nil {
 		t.Fatal(err)
@@ -166,7 +166,8 @@ func TestACancelledRecreationIsUndone(t *testing.T) {
 	}
 }
 
-// A provider that confirms nothing holds a recreation up, unless an operator gives their word; what may stand is left to the sweep.
+// A provider that confirms no end delays a recreation, unless an operator gives an attestation; an instance that may
+// still run is left to the sweep.
 func TestAnInstanceThatCannotBeConfirmedEnded(t *testing.T) {
 	t.Parallel()
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
@@ -287,7 +288,7 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_REASON_REQUIRED)
 	_, err = p.seats[0].ask(operator(t.Context()), kRetry, id, proof, reason)
 	want(t, err, commonv1.Reason_REASON_INVALID_ARGUMENT)
-	// On the word alone, without a place to go, everything would be lost.
+	// With the attestation and no other machine, everything would be lost.
 	_, err = p.seats[0].ask(operator(t.Context()), kRecreate, id, proof, reason)
 	want(t, err, commonv1.Reason_REASON_NO_CAPACITY)
 	// The dark machine's agents stay away while another machine comes.
@@ -322,7 +323,7 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	if n := p.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = $1 AND input->'word'->>'fenced_proof' = 'powered_off'`, op.GetOperationId()); n != 1 {
 		t.Error("the proof is not on record with the run")
 	}
-	// What was left behind on the dark machine holds nothing up on this one.
+	// The orphans on the dark machine delay nothing on this one.
 	if w, _ := p.recreated(id); w.NodeID != fresh {
 		t.Errorf("it went on to %s", w.NodeID)
 	}
@@ -335,7 +336,7 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	}
 }
 
-// A machine that goes away between the request and the step is waited for, and nothing of the next epoch begins.
+// The step waits for a machine that goes away between the request and the step, and nothing of the next epoch begins.
 func TestAMachineThatGoesAwayIsWaitedFor(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.machine("m1")
@@ -364,7 +365,8 @@ func TestAMachineThatGoesAwayIsWaitedFor(t *testing.T) {
 	p.rests(id, "active")
 }
 
-// What was decided about one epoch does not replace the next one; while an operation that serves is open it is joined.
+// A recreation that was decided about one epoch does not replace the next one; while an operation that serves it is
+// open, it joins that.
 func TestARecreationOfAnotherEpochIsRefused(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
@@ -376,7 +378,7 @@ func TestARecreationOfAnotherEpochIsRefused(t *testing.T) {
 	if _, err := ask(kRecreate, 1, true, ""); err != nil {
 		t.Fatal(err)
 	}
-	p.recreated(id) // somebody is quicker
+	p.recreated(id) // another caller is quicker
 	was := p.workspace(id)
 	for _, dry := range []bool{true, false} {
 		_, err := ask(kRecreate, 1, dry, "one")
@@ -392,7 +394,7 @@ func TestARecreationOfAnotherEpochIsRefused(t *testing.T) {
 	_, err := ask(kDecommission, 2, false, "")
 	want(t, err, commonv1.Reason_REASON_INVALID_ARGUMENT)
 	p.world.mu.Lock()
-	p.world.mute = true // nobody answers, so the run waits in the middle
+	p.world.mute = true // no agent answers, so the run waits in the middle
 	p.world.mu.Unlock()
 	op, err := ask(kRecreate, 2, false, "one") // the refusal did not use the key up
 	if err != nil || op.GetJoined() || op.GetEpoch() != 3 {
@@ -418,13 +420,14 @@ func TestARecreationOfAnotherEpochIsRefused(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_CONFLICT)
 }
 
-// The epoch is compared where the run begins: of many who decided about one epoch, and come when it is over, none replaces the next.
+// The epoch is compared where the run begins: of many callers who decided about one epoch, and whose requests come when
+// it is over, none replaces the next.
 func TestTheEpochIsComparedWhereTheRunBegins(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	err := pg.InTx(t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		stale := p.workspace(id)
-		stale.Epoch = 7 // as it was read before others were done
+		stale.Epoch = 7 // as it was read before the others were done
 		_, err := p.seats[0].server.recreate(ctx, tx, stale, &lifecyclev1.RequestOperationRequest{
 			Kind: kRecreate, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, ExpectedEpoch: 7,
 		}, ids.New(), "watchdog")

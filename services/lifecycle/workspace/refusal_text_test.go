@@ -23,8 +23,8 @@ func roomy(t *testing.T) *desk {
 	return d
 }
 
-// What stands in the way of an operation is said as it is, never as what would have to be; and each refusal says what to
-// do in its place.
+// A refusal states the fact that prevents the operation, not the condition that would have to hold; and each refusal
+// has a remedy.
 func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 	d := roomy(t)
 	unmet := map[string]map[commonv1.OperationKind]string{
@@ -77,7 +77,7 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 				}
 			}
 		}
-		// The table of actions says the same.
+		// The table of actions has the same text.
 		id, _ := d.put(state)
 		res, err := d.server.GetActions(t.Context(), &lifecyclev1.GetActionsRequest{WorkspaceId: id})
 		if err != nil {
@@ -93,7 +93,8 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 			}
 		}
 	}
-	// A decommission in mid-provisioning is told to wait for what a wait is for, in no contradiction to when to ask again.
+	// A decommission in mid-provisioning is told what to wait for, which must not contradict when to send the request
+	// again.
 	id, _ := d.put("creating")
 	_, err := d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: kDecommission, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "why",
@@ -115,13 +116,14 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 	if f := reset("creating"); f == nil || !strings.HasPrefix(f.Remedy, "cancel it") {
 		t.Errorf("reset in mid-run: %+v", f)
 	}
-	// Who has cancelled already is not told to cancel.
+	// A caller who has cancelled already is not told to cancel.
 	if f := reset("creating, undone"); f == nil || strings.Contains(f.Remedy, "cancel it") || !strings.Contains(f.Remedy, "wait") {
 		t.Errorf("reset in mid-undo: %+v", f)
 	}
 }
 
-// The table says what a request would do where it would begin nothing, what there is to adopt, and what to think of one more retry.
+// The table has the consequence of a request that would begin nothing, the resources that it would adopt, and the
+// advice about one more retry.
 func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	d := roomy(t)
 	said := func(id string, kind commonv1.OperationKind) string {
@@ -167,7 +169,7 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	if !strings.Contains(got, "adopts what is there: schema") || !strings.Contains(got, "failed with workload_failed twice") || !strings.Contains(got, "decommission") {
 		t.Errorf("a retry after the same failure twice: %q", got)
 	}
-	// One that begins has no forecast, and the same advice.
+	// A retry that begins has no consequence, and the same advice.
 	res, err := d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: kRetry, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
 	})
@@ -179,7 +181,8 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	}
 }
 
-// What takes something away for good needs a reason; a dry run does not, and shows nothing that looks begun.
+// A request that destroys something for good needs a reason; a dry run does not, and its answer has nothing that looks
+// like a begun operation.
 func TestDestructiveOperationsNeedAReason(t *testing.T) {
 	d := roomy(t)
 	for _, kind := range []commonv1.OperationKind{kDecommission, kRecreate, kSkipUndo} {

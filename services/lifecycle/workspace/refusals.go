@@ -18,11 +18,12 @@ const (
 	atSchema = "schema"
 )
 
-// EpochRefusals counts what came with an epoch or an operation sequence that has been passed, and was refused where it arrived. A run that did so fails with the
-// same reason, and its timeline shows it. Refused mints are counted by recovery.
+// EpochRefusals counts requests that came with an epoch or an operation sequence that has been passed, by the place at
+// which they were refused. A run with such a number fails with the same reason, and its timeline shows it. Recovery
+// counts refused mints.
 type EpochRefusals struct{ refused *prometheus.CounterVec }
 
-// NewEpochRefusals registers the counters; writes that the fence of a run refused are read from the core.
+// NewEpochRefusals registers the counters; the number of writes that a run's fence refused is read from the core.
 func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*EpochRefusals, error) {
 	s := &EpochRefusals{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stale_epochs_refused_total", Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at a task " +
@@ -57,7 +58,8 @@ func (s *EpochRefusals) Tasks(n int) {
 	s.refused.WithLabelValues(atTask, obs.ReasonLabel(commonv1.Reason_REASON_TASK_SUPERSEDED)).Add(float64(n))
 }
 
-// note counts err if it is the refusal of a number that has been passed, and answers it. A nil Stale counts nothing.
+// note counts err if it is the refusal of a number that has been passed, and returns err. A nil EpochRefusals counts
+// nothing.
 func (s *EpochRefusals) note(at string, err error) error {
 	e, ok := errors.AsType[*saga.StepError](err)
 	if s == nil || !ok {

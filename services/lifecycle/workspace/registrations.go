@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// Registrations hears of launched instances through their gates.
+// Registrations is called, through their gates, when launched instances register or fail to.
 type Registrations struct{ Core *saga.Core }
 
 // SessionReady wakes the run that waits for its instance's agent. An instance that has a session has registered.
@@ -25,8 +25,9 @@ func (b Registrations) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate)
 	return b.registered(ctx, tx, g.WorkspaceID, g.Epoch)
 }
 
-// RegisterFailures writes on the workspace how often its instance was refused since it last registered and why, if the instance is of the workspace's epoch. One
-// that has a session has registered, whoever else tries with its secret; a count of zero says that it has.
+// RegisterFailures writes on the workspace how often its instance was refused since it last registered and why, if the
+// instance is of the workspace's epoch. An instance that has a session has registered, whichever other process tries
+// with its secret; a count of zero means that it has.
 func (b Registrations) RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error {
 	if count == 0 {
 		return b.registered(ctx, tx, workspaceID, epoch)
@@ -46,7 +47,7 @@ var forgetRegisterFailures = pg.Define(pg.RoleLifecycle, "workspace.forget_regis
 			last_error = CASE WHEN last_error_code = 'register_failing' THEN '' ELSE last_error END
 		WHERE id = $1 AND epoch = $2 AND register_failures > 0`)
 
-// registered forgets the refusals of an instance that got through.
+// registered clears the refusals of an instance that has registered.
 func (b Registrations) registered(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
 	return announceIf(ctx, tx, forgetRegisterFailures, workspaceID, epoch)
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Scenario: register-401-no-live-token. What recovery refuses an instance stands on its workspace until the instance is through, and no longer.
+// Scenario: register-401-no-live-token. What recovery refuses an instance stands on its workspace until the instance is
+// through, and no longer.
 func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
@@ -34,7 +35,7 @@ func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing
 	node := p.workspace(id).NodeID
 	told(node, 1, 1, 3, "mint_consumed")
 	shows("while its box has a session", 0, "", "")
-	// The instance is gone from the mesh: now its refusals are why nothing is done.
+	// The session of the instance has ended: now its refusals are the reason why no task is done.
 	if _, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, node); err != nil {
 		t.Fatal(err)
 	}

@@ -16,21 +16,24 @@ import (
 )
 
 const (
-	// cordonOwner is who cordons a machine on which a release has left something, and takes that cordon away again once it is reaped.
+	// cordonOwner is the owner of the cordon of a machine on which a release has left something; the cordon ends once that
+	// is reaped.
 	cordonOwner = gate.Release
 
-	// ReleaseDeadline is how long a release may take before the hold counts as release_failed, where the configuration says nothing.
+	// ReleaseDeadline is how long a release may take before the allocation counts as release_failed, where the
+	// configuration sets nothing.
 	ReleaseDeadline = 2 * time.Minute
 
-	// instanceRelease is the least that a release of an instance of its own gets: its agent is waited for twice before the instance is ended all the same.
+	// instanceRelease is the shortest deadline of a release with an instance of its own: the steps wait for its agent
+	// twice before the instance is ended without it.
 	instanceRelease = time.Minute
 
-	// ForceGrace is how long each undo of a forced release is tried.
+	// ForceGrace is how long a forced release tries each undo.
 	ForceGrace = 10 * time.Second
 )
 
-// failRelease says of a hold that its release has failed: it keeps occupancy `cleanup`, is visible with its reason and never placeable, and its machine
-// takes no new workspace. Scenario: release-failed-stuck.
+// failRelease sets an allocation to release_failed: it keeps occupancy `cleanup`, is visible with its reason and never
+// placeable, and its machine takes no new workspace. Scenario: release-failed-stuck.
 func failRelease(ctx context.Context, tx pgx.Tx, a allocation, why string) error {
 	if a.State == commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		return nil
@@ -47,7 +50,8 @@ func failRelease(ctx context.Context, tx pgx.Tx, a allocation, why string) error
 	return nil
 }
 
-// onStuck is what it means for a hold that its run is stuck: what the run was giving back, nobody gives back any more.
+// onStuck makes the allocation of a workspace release_failed if it was being released and its run is stuck: no run goes
+// on with that release.
 func (s *Steps) onStuck(ctx context.Context, tx pgx.Tx, workspaceID string, why *saga.StepError) error {
 	a, ok, err := liveAllocation(ctx, tx, workspaceID)
 	if err != nil || !ok || a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
@@ -56,8 +60,9 @@ func (s *Steps) onStuck(ctx context.Context, tx pgx.Tx, workspaceID string, why 
 	return failRelease(ctx, tx, a, why.Public)
 }
 
-// timely makes fn part of the release of the workspace's hold: the first such step begins it, none of them outlasts its deadline, whatever it hangs on,
-// and one that has not come to an end by then ends the run as stuck, which is what makes the hold release_failed.
+// timely makes fn part of the release of the workspace's allocation: the first such step begins the release, no such
+// step outlasts the release's deadline, whatever it hangs on, and a step that has not ended by then ends the run as
+// stuck, which makes the allocation release_failed.
 func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 	return func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
@@ -90,7 +95,8 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 	}
 }
 
-// layerOf is who owns an error; unspecified if it does not say, which leaves it to the step's own.
+// layerOf returns the layer that owns an error; unspecified if the error names none, and then the step's own layer
+// counts.
 func layerOf(err error) commonv1.OwnerLayer {
 	if e, ok := errors.AsType[*saga.StepError](err); ok {
 		return e.Layer
@@ -98,7 +104,7 @@ func layerOf(err error) commonv1.OwnerLayer {
 	return commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED
 }
 
-// publicOf is what people are told of an error.
+// publicOf returns the text of an error that people may see.
 func publicOf(err error) string {
 	if e, ok := errors.AsType[*saga.StepError](err); ok {
 		return e.Public
@@ -109,14 +115,15 @@ func publicOf(err error) string {
 	return fault.From(err).Public
 }
 
-// lastCheck is what a step gets that begins after the deadline: what it waited for may have come.
+// lastCheck is the time that a step gets that begins after the deadline: what it waited for may have come.
 const lastCheck = 2 * time.Second
 
 var releaseTimeLeft = pg.Define(pg.RoleLifecycle, "workspace.release_time_left", `
 		SELECT coalesce((SELECT extract(epoch FROM release_deadline_at - mesh.clock()) FROM lifecycle.allocation
 			WHERE workspace_id = $1 AND state = 'releasing'), 3600)::float8`)
 
-// releaseLeft is how long the release of the workspace's hold may still take, by the database's clock; below zero once it is late.
+// releaseLeft returns how long the release of the workspace's allocation may still take, by the database's clock; below
+// zero once it is late.
 func (s *Steps) releaseLeft(ctx context.Context, env *saga.Env) (time.Duration, error) {
 	var left float64
 	err := pg.QueryRow(ctx, s.deps.DB, releaseTimeLeft, env.WorkspaceID).Scan(&left)
@@ -130,7 +137,8 @@ var releaseIsLate = pg.Define(pg.RoleLifecycle, "workspace.release_is_late", `
 		SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1
 			AND (state = 'release_failed' OR state = 'releasing' AND release_deadline_at <= mesh.clock()))`)
 
-// releaseLate says whether the release of the workspace's hold is past its deadline, or was found late by the sweep meanwhile.
+// releaseLate reports whether the release of the workspace's allocation is past its deadline, or the sweep has found it
+// late meanwhile.
 func (s *Steps) releaseLate(ctx context.Context, env *saga.Env) bool {
 	var late bool
 	err := pg.QueryRow(ctx, s.deps.DB, releaseIsLate, env.WorkspaceID).Scan(&late)
@@ -145,8 +153,9 @@ var lateReleases = pg.Define(pg.RoleLifecycle, "workspace.late_releases",
 					WHERE r.workspace_id = a.workspace_id AND p.since IS NOT NULL)
 			ORDER BY a.allocation_id LIMIT 100 FOR UPDATE OF a SKIP LOCKED`)
 
-// failLate makes holds release_failed whose releases are long past their deadlines and whose runs have not said so: nobody drives them, or what they
-// hang on does not heed its context. A run that gets through all the same releases the hold then.
+// failLate makes allocations release_failed whose releases are long past their deadlines and whose runs have not
+// failed: no driver drives such a run, or the call that it hangs on does not heed its context. A run that succeeds
+// later releases the allocation then.
 func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 	n := 0
 	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
@@ -194,7 +203,8 @@ func lockNodesOfLate(ctx context.Context, tx pgx.Tx) error {
 // forceTries is how often a step of a forced release is begun within its grace.
 const forceTries = 2
 
-// forced tries a step of a forced release for a short while; then what could not be cleaned becomes orphan claims, and the release goes on.
+// forced tries a step of a forced release for a short while; then the claims of what could not be cleaned become
+// orphans, and the release goes on.
 func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFunc {
 	return func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		if env.Kind != kForceRelease {
@@ -205,7 +215,7 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 		if err != nil {
 			return saga.Outcome{}, err
 		}
-		// Whoever comes to it late, since the driver before has died, tries it once more all the same.
+		// A driver that comes to the step after the grace, since the one before has died, still tries it once more.
 		bounded, cancel := context.WithTimeout(ctx, max(grace-age, lastCheck))
 		defer cancel()
 		out, err := do(bounded, env)
@@ -219,7 +229,7 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 		if err != nil && bounded.Err() == nil {
 			e, ok := errors.AsType[*saga.StepError](err)
 			if env.Attempt < forceTries && age < grace && (!ok || e.Retryable) {
-				if !ok { // a fault that nobody would try again is no reason for a forced release to be stuck
+				if !ok { // a fault that counts as final must not make a forced release stuck
 					err = saga.Retry(layerOf(err), fault.ReasonOf(err), publicOf(err), err)
 				}
 				return saga.Outcome{}, err
@@ -236,7 +246,7 @@ var ageOfStep = pg.Define(pg.RoleLifecycle, "workspace.age_of_step", `
 			(SELECT r.open_since FROM lifecycle.saga_run r WHERE r.id = $1 AND r.step = $2 AND r.open_attempt > 0)
 		) - coalesce((SELECT p.total FROM lifecycle.run_pause p WHERE p.run_id = $1), '0')), 0)::float8`)
 
-// stepAge is how long ago the run came to its present step.
+// stepAge returns how long ago the run came to its present step.
 func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, error) {
 	var age float64
 	err := pg.QueryRow(ctx, s.deps.DB, ageOfStep, env.RunID, env.Step).Scan(&age)
@@ -246,8 +256,9 @@ func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, erro
 	return time.Duration(age * float64(time.Second)), nil
 }
 
-// freeWithOrphans is how the last step of a forced release ends that has cleaned all that it could: the orphans of an
-// earlier operation, as of an undo that was skipped, keep no allocation from a person who has given a proof.
+// freeWithOrphans ends the last step of a forced release after it has cleaned all that it could: orphans of an earlier
+// operation, as of an undo that was skipped, do not keep the allocation from being released for a person who has given
+// a proof.
 func (s *Steps) freeWithOrphans(ctx context.Context, env *saga.Env, cleaned saga.Outcome, kinds []string) (saga.Outcome, error) {
 	a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil || !held {
@@ -260,8 +271,9 @@ func (s *Steps) freeWithOrphans(ctx context.Context, env *saga.Env, cleaned saga
 	return s.concede(ctx, env, true, fmt.Sprintf("%d resources were given up before", left), kinds)
 }
 
-// concede leaves what a step could not clean behind as orphan claims, on the word of a person. The last step also gives the hold back: the driver lets
-// a later epoch be launched, and the machine stays cordoned until the orphans are reaped.
+// concede leaves what a step could not clean behind as orphan claims, on the attestation of a person. The last step
+// also releases the allocation: the driver lets a later epoch be launched, and the machine stays cordoned until the
+// orphans are reaped.
 func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why string, kinds []string) (saga.Outcome, error) {
 	in, _, err := readInput(env.Input)
 	if err != nil {
@@ -290,7 +302,8 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		for _, c := range claims {
-			// A slot is a row of ours, and the instance of a machine that was there before is no instance: both are given back with the hold.
+			// A slot is a row of this database, and a machine that existed before the workspace has no instance of its own: both
+			// claims are released with the allocation.
 			if c.Kind == kindSlot || c.Kind == kindInstance && held && !ownInstance(a.Placement) {
 				if err := env.ReleaseTx(ctx, tx, c); err != nil {
 					return fmt.Errorf("release %s: %w", c.Kind, err)
@@ -308,7 +321,8 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 	}).After(lockNodes(env)), nil
 }
 
-// freeAllocation ends a forced release: the hold is released, and its machine cordoned for as long as something was left there.
+// freeAllocation ends a forced release: the allocation is released, and its machine cordoned for as long as something
+// was left there.
 func (s *Steps) freeAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, w *attestation) error {
 	a, held, err := liveAllocation(ctx, tx, env.WorkspaceID)
 	if err != nil || !held {
@@ -344,7 +358,7 @@ var leftOnMachine = pg.Define(pg.RoleLifecycle, "workspace.left_on_machine", `
 		SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.node_id = $1 AND c.kind = ANY ($2) AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)
 			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed')`)
 
-// uncordonClean takes our cordon from a machine on which nothing is left of a release.
+// uncordonClean removes the cordon of cordonOwner from a machine on which nothing is left of a release.
 func uncordonClean(ctx context.Context, tx pgx.Tx, nodeID string) error {
 	var left bool
 	err := pg.QueryRow(ctx, tx, leftOnMachine, nodeID, occupying()).Scan(&left)

@@ -8,7 +8,8 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 )
 
-// TestAReleaseOutlivesItsDrivers has the driver of a retried and of a forced release die at every point in turn, until one gets through without.
+// TestAReleaseOutlivesItsDrivers has the driver of a retried and of a forced release die at every point in turn, until
+// one gets through without.
 func TestAReleaseOutlivesItsDrivers(t *testing.T) {
 	t.Parallel()
 	g := newStage(t, nil)
@@ -36,7 +37,8 @@ func TestAReleaseOutlivesItsDrivers(t *testing.T) {
 	}
 }
 
-// releaseWithDeath makes a workspace whose release has failed, gets it free with a driver that dies after so many points, and answers whether it died.
+// releaseWithDeath makes a workspace whose release has failed, releases it with a driver that dies after so many
+// points, and returns whether the driver died.
 func (g *stage) releaseWithDeath(tenant, name string, points int64, force bool) bool {
 	g.t.Helper()
 	ctx := operator(g.t.Context())

@@ -16,7 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// occupy holds the lock of a workspace's schema in the workload database, as a session that hangs would, until the answered function is called.
+// occupy holds the lock of a workspace's schema in the workload database, as a session that hangs would, until the
+// returned function is called.
 func (p *cluster) occupy(workspaceID string) func() {
 	p.t.Helper()
 	w := p.workspace(workspaceID)
@@ -47,7 +48,8 @@ func (p *cluster) cordoned(node string) bool {
 	return p.count(`SELECT count(*) FROM lifecycle.node_gate WHERE node_id = $1 AND cordoned`, node) == 1
 }
 
-// A release ends at its deadline whatever it hangs on: here on a database that does not answer. A forced one does not wait for it either.
+// A release ends at its deadline whatever it hangs on: here a database that does not answer. A forced one does not wait
+// for it either.
 func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	node := p.machine("m1")
@@ -88,7 +90,8 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 		AND orphan_reason LIKE '%operator_asserts%lost%'`, id); n != 1 {
 		t.Errorf("%d schemas were given up", n)
 	}
-	// The machine answers: nothing of it is left there, by the release itself or by the sweep, that could keep it from others.
+	// The machine answers: the release itself or the sweep has removed everything there that could keep other workspaces
+	// from it.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := p.machineReaper().Sweep(t.Context()); err != nil {
 			return err
@@ -104,7 +107,7 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 	free()
 }
 
-// A release that nobody drives is no less late.
+// A release that no driver drives is late as well.
 func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
@@ -134,13 +137,13 @@ func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
 	if _, err := NewAllocations(p.seats[0].server).RetryRelease(operator(t.Context()), &lifecyclev1.RetryReleaseRequest{AllocationId: a.ID}); err != nil {
 		t.Fatal(err)
 	}
-	p.rests(id, "failed") // it was to stay: a retry or a recreation brings it back
+	p.rests(id, "failed") // the workspace was to stay: a retry or a recreation brings it back
 	if now := p.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || p.cordoned(node) {
 		t.Errorf("its hold is %+v, the machine cordoned: %v", now, p.cordoned(node))
 	}
 }
 
-// What a later epoch has on the machine is never touched for the sake of an earlier one's orphan.
+// A resource that a later epoch has on the machine is never removed because of an earlier epoch's orphan.
 func TestAnOrphanIsReapedByItsEpoch(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")

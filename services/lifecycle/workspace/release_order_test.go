@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestARetryOfAReleaseLocksTheAllocationLast: the reaper of orphans locks a workspace before its allocation. A retry that did it the other way round would
-// deadlock with it.
+// TestARetryOfAReleaseLocksTheAllocationLast: the reaper of orphans locks a workspace before its allocation. A retry
+// that locked them in the opposite order would deadlock with it.
 func TestARetryOfAReleaseLocksTheAllocationLast(t *testing.T) {
 	testkit.IO(t)
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// MachineReaperDeps is what a reaper of machines works with.
+// MachineReaperDeps are the dependencies of a MachineReaper.
 type MachineReaperDeps struct {
 	Logger    *slog.Logger
 	DB        *pgxpool.Pool
@@ -34,8 +34,9 @@ type MachineReaperDeps struct {
 	Committed func()
 }
 
-// MachineReaper has removed what releases have left behind on machines, once those answer again. It asks by typed tasks while no operation on the
-// workspace is open, and never for what a claim of a later epoch stands for.
+// MachineReaper has the agents of machines remove what releases have left behind there, once those machines answer
+// again. It queues typed tasks while no operation on the workspace is open, and never for a resource that a claim of a
+// later epoch is for.
 type MachineReaper struct {
 	deps MachineReaperDeps
 
@@ -44,7 +45,7 @@ type MachineReaper struct {
 	after onMachine
 }
 
-// NewMachineReaper makes one.
+// NewMachineReaper returns a reaper with the given dependencies.
 func NewMachineReaper(deps MachineReaperDeps) *MachineReaper { return &MachineReaper{deps: deps} }
 
 // leftBehind is an orphan on a machine that answers.
@@ -56,7 +57,7 @@ type leftBehind struct {
 	TenantID    string `db:"tenant_id"`
 	NodeID      string `db:"node_id"`
 	Epoch       int64  `db:"epoch"`
-	Asked       string `db:"asked"` // what the keys of its tasks begin with, before the minute
+	Asked       string `db:"asked"` // the prefix of its tasks' keys, before the minute
 	Key         string `db:"key"`   // of a task of this minute
 }
 
@@ -82,8 +83,9 @@ var orphansOnMachines = pg.Define(pg.RoleLifecycle, "workspace.orphans_on_machin
 			AND (c.orphaned_at, c.id) > ($3::timestamptz, coalesce(nullif($4, ''), '00000000-0000-0000-0000-000000000000')::uuid)
 		ORDER BY c.orphaned_at, c.id LIMIT $2`)
 
-// Sweep asks for each orphan, again once what was asked before has failed and at most once a minute, and releases those that are confirmed gone. It answers how many it released. Releases that are long late and
-// that nobody drives to an end it makes release_failed.
+// Sweep queues a task for each orphan of a batch, again once the task before has failed and at most once a minute, and
+// releases the orphans that are confirmed gone. It returns how many it released. It makes allocations release_failed
+// whose releases are long late and that no driver brings to an end.
 func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 	switch late, err := failLate(ctx, r.deps.DB); {
 	case err != nil:
@@ -113,8 +115,8 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 	return released, errors.Join(errs...)
 }
 
-// next lists the batch after the one before, and from the beginning when the last one was reached: orphans that stay
-// keep no others back.
+// next returns the batch after the one before, and the first batch once the last one was reached: orphans that stay do
+// not keep others from being reaped.
 func (r *MachineReaper) next(ctx context.Context) ([]onMachine, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,7 +132,8 @@ func (r *MachineReaper) next(ctx context.Context) ([]onMachine, error) {
 	return list, nil
 }
 
-// reap releases an orphan whose last task of this session succeeded, however long ago, and queues another after one that failed. Workloads go before the storage that they stand on.
+// reap releases an orphan whose last task of this session succeeded, however long ago, and queues another after one
+// that failed. Workloads go before the storage that they stand on.
 func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	gone, queued := false, false
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -167,17 +170,19 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	return gone, nil
 }
 
-// reapLate is after how many minutes a task that has not ended is taken for lost: an agent gives one up after half an hour.
+// reapLate is the number of minutes after which a task that has not ended is taken for lost: an agent gives up a task
+// after half an hour.
 const reapLate = 35
 
-// late reports whether a task of the orphan was queued that long ago. Tasks that an agent has taken have no other end while its session stands.
+// late reports whether a task of the orphan was queued at least reapLate minutes ago. Nothing else ends a task that an
+// agent has taken while the agent's session stands.
 func (l leftBehind) late(last task.Row) bool {
 	asked, err := strconv.ParseInt(strings.TrimPrefix(last.IdemKey, l.Asked), 10, 64)
 	now, nowErr := strconv.ParseInt(strings.TrimPrefix(l.Key, l.Asked), 10, 64)
 	return err != nil || nowErr != nil || now-asked >= reapLate
 }
 
-// whyReplaced is how it is known of an orphan that nothing of it is left, where a claim that came after stands for the same resource.
+// whyReplaced is the recorded evidence that nothing of an orphan is left, where a later claim is for the same resource.
 const whyReplaced = "a later epoch has taken its place"
 
 var lockWorkspace = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace",
@@ -190,8 +195,10 @@ var orphanStands = pg.Define(pg.RoleLifecycle, "workspace.orphan_stands", `
 				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))
 		FROM lifecycle.resource_claim c WHERE c.id = $1`)
 
-// inspect locks the workspace of an orphan and looks once more: free says that it is still given up, that no operation is open and that rollback mode is not set, replaced that a later
-// claim of the same name, on the same machine if it is on one, stands for it. An operation that begins meanwhile comes before, and is found, or after.
+// inspect locks the workspace of an orphan and checks it once more: free reports that it is still given up, that no
+// operation is open and that rollback mode is not set, replaced that a later claim of the same name, on the same
+// machine if it is on one, is for the same resource. An operation that begins meanwhile is committed either before the
+// lock, and is found, or after it.
 func (l leftBehind) inspect(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) { //nolint:nonamedreturns // two answers of a kind
 	if still, err := rollback.Active(ctx, tx); err != nil || still {
 		return false, false, err
@@ -219,7 +226,7 @@ var workloadsLeft = pg.Define(pg.RoleLifecycle, "workspace.workloads_left",
 var drawOpSeq = pg.Define(pg.RoleLifecycle, "workspace.draw_op_seq",
 	`UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`)
 
-// ask queues a task for an orphan. It reports false where the storage has to wait for its workload.
+// ask queues a task for an orphan. It returns false where the storage has to wait for its workload.
 func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool, error) {
 	if l.Kind == kindStorage {
 		var standing bool
@@ -228,8 +235,9 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 			return false, err
 		}
 	}
-	// Above everything that was asked of this workspace before, so that the agent takes it for the newest word. Nothing of a later epoch has this name on
-	// this machine, so that word may be of the newest epoch: an agent that has seen it would refuse an older one.
+	// The op_seq is above that of every earlier task of this workspace, so that the agent takes this task for the newest.
+	// Nothing of a later epoch has this name on this machine, so the task may have the newest epoch: an agent that has
+	// seen that epoch would refuse an older one.
 	var opSeq, epoch int64
 	err := pg.QueryRow(ctx, tx, drawOpSeq, l.WorkspaceID).Scan(&opSeq, &epoch)
 	if err != nil {
@@ -249,7 +257,8 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 	return err == nil, err
 }
 
-// forget releases the claim of an orphan that is gone, and what was kept back because of it: the hold, and the machine's cordon.
+// forget releases the claim of an orphan that is gone, and what was kept because of it: the allocation, and the
+// machine's cordon.
 func (l leftBehind) forget(ctx context.Context, tx pgx.Tx, why string) error {
 	if err := saga.ReleaseOrphan(ctx, tx, l.ClaimID, why); err != nil {
 		return err

@@ -26,13 +26,14 @@ const (
 	kForceRelease = commonv1.OperationKind_OPERATION_KIND_FORCE_RELEASE
 )
 
-// Allocations serves AllocationService: the two ways out of release_failed. Both are runs like any other, so that cleaning up is written down once.
+// Allocations serves AllocationService: the two ways out of release_failed. Both begin or resume a run like any other,
+// so that the code that cleans up exists once.
 type Allocations struct{ server *Server }
 
-// NewAllocations makes it.
+// NewAllocations returns the service of allocations of s.
 func NewAllocations(s *Server) *Allocations { return &Allocations{server: s} }
 
-// RetryRelease cleans up again what a failed release has left.
+// RetryRelease has a run clean up again what a failed release has left.
 func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryReleaseRequest) (*lifecyclev1.RetryReleaseResponse, error) {
 	s, res := a.server, &lifecyclev1.RetryReleaseResponse{}
 	entry := audit.Entry{Action: "allocation.retry_release", Reason: req.GetReason(), SubjectType: "allocation", SubjectID: req.GetAllocationId()}
@@ -67,7 +68,7 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 	return res, nil
 }
 
-// ForceRelease frees a hold on a person's word.
+// ForceRelease releases an allocation on a person's attestation.
 func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceReleaseRequest) (*lifecyclev1.ForceReleaseResponse, error) {
 	s, res := a.server, &lifecyclev1.ForceReleaseResponse{}
 	entry := audit.Entry{
@@ -119,13 +120,13 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 
 const retryReleaseConsequence = "cleans up again what the release has left; the allocation ends released, or release_failed again"
 
-// failedRelease is a hold that is looked at to be got free.
+// failedRelease is an allocation with what must be known to release it.
 type failedRelease struct {
 	hold      allocation
 	workspace saga.Workspace
 	run       saga.Run
 	open      bool
-	claims    []saga.Claim // that nobody has given up yet, and may have to be
+	claims    []saga.Claim // not given up yet, and may have to be
 }
 
 var (
@@ -135,8 +136,9 @@ var (
 		`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`)
 )
 
-// failedRelease reads the hold of an allocation. With change, all that the two verbs change is locked before, in the order
-// of locks; without, nothing is: a question never waits for what is under way.
+// failedReleaseOf reads an allocation and what stands with it. With change, all rows that the two verbs change are
+// locked before, in the order of locks; without it nothing is locked: a query never waits for an operation that is
+// under way.
 func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID string, change bool) (*failedRelease, error) {
 	f := &failedRelease{}
 	var err error
@@ -164,7 +166,8 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 		return nil, err
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(c saga.Claim) bool {
-		return c.Kind == kindSlot || c.Kind == kindInstance && !ownInstance(f.hold.Placement) // rows of ours, given back with the hold
+		// rows of this database, released with the allocation
+		return c.Kind == kindSlot || c.Kind == kindInstance && !ownInstance(f.hold.Placement)
 	})
 	return f, nil
 }
@@ -172,8 +175,8 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 var workspaceOfAllocation = pg.Define(pg.RoleLifecycle, "workspace.workspace_of_allocation",
 	`SELECT a.workspace_id::text FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
 
-// lockBeforeHold locks what comes before an allocation in the order of locks: the gates that hold its workspace, the run
-// that owns it, and the workspace.
+// lockBeforeHold locks what comes before an allocation in the order of locks: the gates of the nodes that its workspace
+// is on, the run that owns the workspace, and the workspace.
 func lockBeforeHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
 	workspaceID, err := pg.Value[string](ctx, tx, workspaceOfAllocation, allocationID)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -194,7 +197,7 @@ func lockBeforeHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
 	return nil
 }
 
-// unmet lists what keeps the hold from being got free.
+// unmet returns the conditions that keep the allocation from being released.
 func (f *failedRelease) unmet() []string {
 	var out []string
 	if f.hold.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
@@ -218,7 +221,7 @@ func (f *failedRelease) refusal() error {
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this allocation cannot be freed that way now", options...)
 }
 
-// acknowledged refuses unless everything that may be left behind was named, and nothing else.
+// acknowledged refuses unless the caller has named everything that may be left behind, and nothing else.
 func (f *failedRelease) acknowledged(acks []string) error {
 	var missing []string
 	known := map[string]bool{}
@@ -267,7 +270,8 @@ func allocationNow(ctx context.Context, tx pgx.Tx, a allocation) (*lifecyclev1.A
 	return now.proto(), nil
 }
 
-// retryRelease lets the stuck run go on, or begins one of its own where none is open. What was given up before is tried again too.
+// retryRelease resumes the stuck run, or begins a run of its own where none is open. Claims that were given up before
+// are tried again too.
 func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedRelease) (*lifecyclev1.Operation, error) {
 	if err := saga.ReadoptOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
 		return nil, err
@@ -311,7 +315,7 @@ func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedRelease, 
 	return answer(f.workspace.ID, started), nil
 }
 
-// releaseOptions are the rows of the table of actions for the workspace's hold.
+// releaseOptions returns the rows of the table of actions for the workspace's allocation.
 func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w saga.Workspace) ([]*lifecyclev1.ActionOption, error) {
 	retry := &lifecyclev1.ActionOption{Kind: kRetryRelease, Consequence: retryReleaseConsequence}
 	force := &lifecyclev1.ActionOption{Kind: kForceRelease, Consequence: "frees the allocation on a person's word: what cannot be cleaned becomes orphan claims"}

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// SharedReaperDeps is what a reaper of shared orphans works with.
+// SharedReaperDeps are the dependencies of a SharedReaper.
 type SharedReaperDeps struct {
 	Logger     *slog.Logger
 	DB         *pgxpool.Pool
@@ -27,18 +27,20 @@ type SharedReaperDeps struct {
 	Committed  func()
 }
 
-// SharedReaper takes away what releases have left behind that stands on no machine: schemas with their login roles, identities of instances, handles. It
-// does so while no operation on the workspace is open, never what a later claim stands for, and asks again and again, less and less often.
+// SharedReaper removes what releases have left behind that is on no machine: schemas with their login roles, identities
+// of instances, handles. It does so while no operation on the workspace is open, never a resource that a later claim is
+// for, and tries each orphan again and again, less and less often.
 type SharedReaper struct{ deps SharedReaperDeps }
 
-// NewSharedReaper makes one.
+// NewSharedReaper returns a reaper with the given dependencies.
 func NewSharedReaper(deps SharedReaperDeps) *SharedReaper { return &SharedReaper{deps: deps} }
 
 const (
 	// How long the reaper waits before it tries an orphan again: twice as long after each try, up to the most.
 	reapAgain     = 30 * time.Second
 	reapAgainMost = 30 * time.Minute
-	// reapWithin bounds one try: a schema that somebody reads cannot be dropped, and must not keep the others.
+	// reapWithin bounds one try: a schema that a session reads cannot be dropped, and must not keep the other orphans
+	// waiting.
 	reapWithin = 10 * time.Second
 )
 
@@ -51,7 +53,8 @@ var sharedOrphans = pg.Define(pg.RoleLifecycle, "workspace.shared_orphans", `
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
 		ORDER BY c.kind, coalesce(t.next_at, c.orphaned_at), c.id LIMIT $2`)
 
-// Sweep tries every orphan that is due, and answers how many it released. What could not be taken away is an error, and is due again later.
+// Sweep tries every orphan that is due, and returns how many it released. An orphan that could not be removed is an
+// error, and is due again later.
 func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
 	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans, []string{kindSchema, kindIdentity, kindHandle}, reapBatch)
 	if err != nil {
@@ -61,7 +64,7 @@ func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
 	var errs []error
 	down := error(nil)
 	for i, l := range list {
-		// A database that is down is no matter of one orphan: none is tried, and all are due as soon as it is back.
+		// A database that is down concerns all its orphans: none is tried, and all are due as soon as it is back.
 		if l.Kind == kindSchema && (i == 0 || list[i-1].Kind != kindSchema) {
 			if down = r.ping(ctx); down != nil {
 				errs = append(errs, down)
@@ -84,7 +87,7 @@ func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
 	return released, errors.Join(errs...)
 }
 
-// ping says whether the workload database can be reached at all.
+// ping returns an error unless the workload database can be reached.
 func (r *SharedReaper) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reapWithin)
 	defer cancel()
@@ -107,7 +110,7 @@ func (r *SharedReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	}
 	gone := false
 	err = pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		// An operation that took the claim up again meanwhile takes its resource away itself.
+		// An operation that took the claim up again meanwhile removes the resource itself.
 		if gone, _, err = l.inspect(ctx, tx); err != nil || !gone {
 			return err
 		}
@@ -134,9 +137,10 @@ var countTry = pg.Define(pg.RoleLifecycle, "workspace.count_try", `
 			INSERT INTO lifecycle.orphan_try AS t (claim_id, tries, next_at) VALUES ($1, 1, mesh.clock() + make_interval(secs => $2))
 			ON CONFLICT (claim_id) DO UPDATE SET tries = t.tries + 1, next_at = mesh.clock() + make_interval(secs => least($2 * 2 ^ least(t.tries, 20), $3))`)
 
-// begin counts the try and answers the numbers to write with: the newest of the workspace, on which no operation is open. Whatever begins afterwards
-// writes with higher ones, and is not touched. An orphan that is replaced, or a row of ours, is released at once: its workspace is answered then, and
-// that nothing is to do.
+// begin counts the try and returns the epoch and op_seq to write with: the newest of the workspace, on which no
+// operation is open. An operation that begins afterwards writes with higher numbers, and is not touched. An orphan that
+// is replaced, or that is a row of this database, is released at once: begin returns a writer with its workspace then,
+// and false, since nothing is left to do.
 func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, error) {
 	var w writer
 	todo := false
@@ -151,13 +155,13 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 			return l.forget(ctx, tx, whyReplaced)
 		}
 		switch l.Kind {
-		case kindHandle: // a row of ours: it goes while nobody else can come to it
+		case kindHandle: // a row of this database: it is deleted while the workspace is locked
 			if _, err := pg.Exec(ctx, tx, dropHandleRow, l.WorkspaceID, l.Epoch); err != nil {
 				return fmt.Errorf("drop handle: %w", err)
 			}
 			w.WorkspaceID = l.WorkspaceID
 			return l.forget(ctx, tx, "the handle was dropped")
-		case kindIdentity: // not while its instance is held
+		case kindIdentity: // not while its instance is claimed
 			var held bool
 			err := pg.QueryRow(ctx, tx, instanceClaimed, l.WorkspaceID, kindInstance, l.Epoch).Scan(&held)
 			if err != nil || held {
@@ -182,7 +186,8 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 	return w, todo, nil
 }
 
-// takeAway returns how it is known that the resource is gone. Taking away what is not there succeeds.
+// takeAway removes the resource and returns the evidence that it is gone. Removing a resource that does not exist
+// succeeds.
 func (r *SharedReaper) takeAway(ctx context.Context, l leftBehind, w writer) (string, error) {
 	switch l.Kind {
 	case kindSchema:
@@ -213,7 +218,7 @@ func (r *SharedReaper) takeAway(ctx context.Context, l leftBehind, w writer) (st
 var noteTry = pg.Define(pg.RoleLifecycle, "workspace.note_try",
 	`UPDATE lifecycle.orphan_try SET last_error = $2 WHERE claim_id = $1`)
 
-// note keeps why a try has failed, for whoever looks.
+// note stores why a try has failed, for an operator.
 func (r *SharedReaper) note(ctx context.Context, l leftBehind, why error) error {
 	_, err := pg.Exec(ctx, r.deps.DB, noteTry, l.ClaimID, why.Error())
 	if err != nil {

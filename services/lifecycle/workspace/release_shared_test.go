@@ -25,10 +25,10 @@ func (p *cluster) sharedReaper() *SharedReaper {
 	})
 }
 
-// workloads is the pool that the seats use.
+// workloads returns the pool that the seats use.
 func (p *cluster) workloads() *pgxpool.Pool { return p.seats[0].steps.deps.Workloads }
 
-// admin is a session in the workload database that no pool knows of.
+// admin opens a session in the workload database that is in no pool.
 func (p *cluster) admin() *pgx.Conn {
 	p.t.Helper()
 	conn, err := pgx.Connect(p.t.Context(), p.db.WorkloadURL())
@@ -39,7 +39,7 @@ func (p *cluster) admin() *pgx.Conn {
 	return conn
 }
 
-// login logs in as the workspace's role, with the password that its workloads have.
+// login opens a session as the workspace's role, with the password that its workloads have.
 func (p *cluster) login(id string) (*pgx.Conn, error) {
 	p.t.Helper()
 	w := p.workspace(id)
@@ -51,14 +51,15 @@ func (p *cluster) login(id string) (*pgx.Conn, error) {
 	return conn, err
 }
 
-// mayLogIn says whether the workspace's role exists and may log in, as the server's own catalogue has it.
+// mayLogIn reports whether the workspace's role exists and may log in, and whether its schema exists, by the server's
+// own catalogue.
 func (p *cluster) mayLogIn(admin *pgx.Conn, id string) (role, login, schema bool) {
 	p.t.Helper()
 	w := p.workspace(id)
 	return hasRole(p.t, admin, schemaName(w.Tenant, w.Name, w.ID))
 }
 
-// hasRole is mayLogIn of the role and the schema of a name.
+// hasRole is mayLogIn for the role and the schema of a name.
 func hasRole(t *testing.T, admin *pgx.Conn, name string) (role, login, schema bool) {
 	t.Helper()
 	err := admin.QueryRow(testkit.Context(t), `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin),
@@ -69,7 +70,7 @@ func hasRole(t *testing.T, admin *pgx.Conn, name string) (role, login, schema bo
 	return role, login, schema
 }
 
-// force gets a failed release free on a person's word, with every claim acknowledged.
+// force forces a failed release on a person's attestation, with every claim acknowledged.
 func (p *cluster) force(id string) {
 	p.t.Helper()
 	a := p.hold(id)
@@ -119,8 +120,8 @@ func (p *cluster) givenUp(id, kind string) int {
 	return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = $2 AND orphaned_at IS NOT NULL AND released_at IS NULL`, id, kind)
 }
 
-// A schema that cannot be dropped, since somebody reads it, is left behind by a forced release; nobody logs in any more all the same, and once the
-// reader has gone the sweep drops it. Until then it is tried less and less often.
+// A forced release leaves behind a schema that cannot be dropped, since a session reads it; its role cannot log in even
+// so, and once the reader has gone the sweep drops the schema. Until then it is tried less and less often.
 func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	t.Parallel()
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second, grace: 15 * time.Second})
@@ -144,7 +145,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(id, "stuck")
-	// The drop that was given up has let go of its locks.
+	// The drop that was given up has released its locks.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		var busy int
 		err := admin.QueryRow(testkit.Context(t), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user
@@ -154,7 +155,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 		}
 		return err
 	})
-	// As if somebody had given the login back meanwhile: the force takes it away again.
+	// As if an administrator had given the login back meanwhile: the forced release takes it away again.
 	if _, err := admin.Exec(t.Context(), `ALTER ROLE `+pgx.Identifier{schemaName(w.Tenant, w.Name, w.ID)}.Sanitize()+` LOGIN`); err != nil {
 		t.Fatal(err)
 	}
@@ -208,9 +209,9 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema' AND orphan_reason LIKE '%lost%reaped: schema and role were dropped'`, id); n != 1 {
 		t.Error("the claim does not say how it is known to be gone")
 	}
-	// The name is free again, for whoever comes next.
+	// The name is free again, for the next workspace.
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if _, err := p.machineReaper().Sweep(t.Context()); err != nil { // if the force was late there too
+		if _, err := p.machineReaper().Sweep(t.Context()); err != nil { // if the forced release was late there too
 			return err
 		}
 		return p.placeable()
@@ -218,7 +219,8 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	p.create(tenant, "demo", byStatic)
 }
 
-// The workload database is down when a person forces the release: the schema is left with its login, and reaped as soon as the database is back.
+// The workload database is down when a person forces the release: the schema is left with its login, and reaped as soon
+// as the database is back.
 func TestASchemaThatNobodyCouldReachIsReaped(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	p.machine("m1")
@@ -269,7 +271,7 @@ func TestASchemaThatNobodyCouldReachIsReaped(t *testing.T) {
 	}
 }
 
-// What a later claim or another workspace stands for is never taken away for the sake of an orphan, and no work is disturbed.
+// A resource of a later claim or of another workspace is never removed because of an orphan, and no work is disturbed.
 func TestASharedOrphanOfAnothersResource(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	admin := p.admin()
@@ -311,7 +313,8 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 		t.Error("the handle of the workspace that lives is gone")
 	}
 
-	// A handle that nobody holds goes, and what was given up on an instance is gone with the instance.
+	// A handle that no claim is for is deleted, and resources that were given up on an instance are gone with the
+	// instance.
 	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.resource_claim SET orphaned_at = mesh.clock(), orphaned_by = 'olga', orphan_reason = 'lost'
 		WHERE workspace_id = $1 AND kind IN ('workload', 'handle') AND released_at IS NULL`, id); err != nil {
 		t.Fatal(err)
@@ -334,7 +337,7 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 	}
 }
 
-// Whoever gives the login back is never overtaken by an earlier operation that takes it away.
+// An earlier operation that takes the login away never takes effect after the operation that gives it back.
 func TestTakingALoginAwayKeepsToTheFence(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// away makes the machines' agents silent, or lets them answer again.
+// away disconnects the machines' agents, or lets them answer again.
 func (p *cluster) away(gone bool) {
 	p.world.mu.Lock()
 	p.world.mute = gone
@@ -81,7 +81,7 @@ func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
 		want(t, err, commonv1.Reason_REASON_INVALID_ARGUMENT)
 	}
 	p.away(false)
-	// Whoever takes the cordon away does not make the machine placeable.
+	// Removing the cordon does not make the machine placeable.
 	if _, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `UPDATE lifecycle.node_gate SET cordoned = false WHERE node_id = $1`, node); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
 	if err != nil || res.GetOperation().GetOperationId() == "" {
 		t.Fatalf("%v %v", res, err)
 	}
-	// On a machine that is busy with other things a second may be too short again: that is told, and tried anew.
+	// On a busy machine a second may be too short again: that is reported, and the release is tried again.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		w := p.workspace(id)
 		if w.State == "stuck" {
@@ -193,7 +193,7 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 	if n := orphans(); n != 2 {
 		t.Errorf("%d orphans, want the workload and its storage", n)
 	}
-	// The machine returns: what was left there is reaped, and only then does it take workspaces again.
+	// The machine returns: the orphans there are reaped, and only then does it take workspaces again.
 	p.away(false)
 	if p.placeable() == nil {
 		t.Error("the machine is placeable before its orphans are reaped")
@@ -222,13 +222,13 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 	if err := p.placeable(); err != nil {
 		t.Errorf("the machine is not placeable again: %v", err)
 	}
-	// It may come back: nothing of the former epoch is in its way.
+	// The workspace may come back: nothing of the former epoch prevents it.
 	if _, open, err := saga.LiveRun(t.Context(), p.db.Pool(pg.RoleLifecycle), id); err != nil || open {
 		t.Errorf("an operation is open: %v", err)
 	}
 }
 
-// A decommission whose last undo was skipped has given everything up and holds the allocation still: the forced release
+// A decommission whose last undo was skipped has given everything up and still has the allocation: the forced release
 // frees it, though there is nothing left to clean.
 func TestAForcedReleaseFreesWhatWasGivenUpBefore(t *testing.T) {
 	t.Parallel()

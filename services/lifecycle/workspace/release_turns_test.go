@@ -10,12 +10,12 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// Orphans that cannot be reaped, more than a sweep looks at, do not keep a later one from its turn.
+// Orphans that cannot be reaped, more than one sweep reads, do not keep a later orphan from being tried.
 func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
-	// Of workspaces that are not there: each try fails.
+	// Orphans of workspaces that do not exist: each try fails.
 	_, err := p.db.OwnerPool().Exec(t.Context(), `
 		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id,
 			orphaned_at, orphaned_by, orphan_reason)
@@ -50,7 +50,8 @@ func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
 	}
 }
 
-// An orphan whose turn comes back late is released by what was asked of it before, and is asked for again only once that has failed.
+// An orphan that a later sweep comes back to is released by the task that was queued for it before, and another task is
+// queued only once that one has failed.
 func TestAnOrphanIsReleasedByAnEarlierTask(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
@@ -85,7 +86,7 @@ func TestAnOrphanIsReleasedByAnEarlierTask(t *testing.T) {
 	}
 	sweep(0)
 	done()
-	// The first one failed: another is asked for, though its turn is not that of the next minute.
+	// The first task failed: another is queued, although the sweep is not in the next minute.
 	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.task SET state = 'failed' WHERE idem_key LIKE 'reap/%'`); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func TestAnOrphanIsReleasedByAnEarlierTask(t *testing.T) {
 		t.Fatalf("%d released by a task that failed, %d tasks", n, tasks("true"))
 	}
 	done()
-	// One that the agent has taken and of which nothing is heard is waited for, and then asked for again.
+	// The reaper waits for a task that the agent has taken and does not report on, and then queues another.
 	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.task SET state = 'delivered' WHERE idem_key LIKE 'reap/%' AND state = 'succeeded'`); err != nil {
 		t.Fatal(err)
 	}

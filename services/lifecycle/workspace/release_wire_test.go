@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// wire serves the allocations of a seat on a port of their own, and answers a client of readmodel's that asserts the person of each call.
+// wire serves the allocations of a seat on a port of their own, and returns a client, as readmodel's, that asserts the
+// person of each call.
 func (p *cluster) wire() lifecyclev1connect.AllocationServiceClient {
 	p.t.Helper()
 	authorities := rpctest.NewAuthorities(p.t)
@@ -122,7 +123,7 @@ func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
 		t.Errorf("refusals have left %d orphans", n)
 	}
 
-	// What is in use is not to be forced, whatever is given.
+	// The release of an allocation in use cannot be forced, whatever the arguments.
 	p.away(false)
 	other := p.hold(p.create(p.tenant(), "other", byProcess))
 	_, err = client.ForceRelease(operator(t.Context()), &lifecyclev1.ForceReleaseRequest{

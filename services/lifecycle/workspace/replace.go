@@ -18,14 +18,14 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// Who asks for a recreation that may cancel what stalls, and what a run says of itself that does.
+// The service and the requester of a recreation that may cancel a stalled run, and the prefix of such a run's reason.
 const (
 	watchdogService   = "recovery"
 	watchdogRequester = "watchdog"
 	stepStalled       = "step_stalled"
 )
 
-// byWatchdog says whether the watchdog asks, on its own behalf: a person is nobody's watchdog.
+// byWatchdog reports whether the watchdog makes the request on its own behalf, and not on that of a person.
 func byWatchdog(ctx context.Context, req *lifecyclev1.RequestOperationRequest) bool {
 	peer, ok := rpc.PeerFrom(ctx)
 	_, person := rpc.PersonFrom(ctx)
@@ -39,11 +39,11 @@ var instanceWithoutSession = pg.Define(pg.RoleLifecycle, "workspace.instance_wit
 			SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)
 		AND `+gate.ListeningSQL)
 
-// replaceable says whether the watchdog's recreation cancels an open run first, instead of joining it. It does if the
-// run waits, stalled, for an instance of the workspace's own that was launched and has no session while somebody listens:
-// such a wait ends with the run's deadline alone, since the instance that would end it is gone, and nothing of the tenant's
-// runs yet. All else that stalls may go on by itself and is joined. A run that a driver is looking after at this moment
-// is a conflict: a moment later it waits again, or has gone on.
+// replaceable reports whether the watchdog's recreation cancels an open run first, instead of joining it. It does if
+// the run waits, stalled, for an instance of the workspace's own that was launched and has no session while a replica
+// of nodeapi listens: such a wait ends with the run's deadline alone, since the instance that would end it is gone, and
+// nothing of the tenant's runs yet. Any other stalled run may go on by itself and is joined. A run that a driver is
+// driving at this moment is a conflict: a moment later it waits again, or has gone on.
 func (s *Server) replaceable(
 	ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, req *lifecyclev1.RequestOperationRequest,
 ) (bool, error) {
@@ -69,7 +69,7 @@ func (s *Server) replaceable(
 }
 
 // cancelFirst cancels the run that a recreation replaces. It belongs in the transaction of that recreation: no crash
-// leaves one without the other, and nobody's request comes between them.
+// leaves one without the other, and no other request comes between them.
 func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, reason string) error {
 	if reason == "" {
 		reason = "its instance does not connect"
@@ -78,7 +78,7 @@ func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, r
 	return err
 }
 
-// replaces is what a dry run says of a recreation that cancels an open run first.
+// replaces returns the answer to a dry run of a recreation that cancels an open run first.
 func replaces(w saga.Workspace, run saga.Run) *lifecyclev1.Operation {
 	return foretold(w, kRecreate, fmt.Sprintf("cancels operation %s (%s), which waits for an instance that does not connect; "+
 		"then ends that instance and provisions the next epoch", run.ID, run.Kind))

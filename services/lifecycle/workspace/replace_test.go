@@ -23,19 +23,19 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// asService is a request by a service.
+// asService returns the context of a request by a service.
 func asService(ctx context.Context, name string) context.Context {
 	return rpc.WithPeer(ctx, pki.Peer{ID: pki.ID{Kind: pki.KindService, Name: name}})
 }
 
-// watchdogs makes a request the watchdog's, about an epoch.
+// watchdogs returns a change that makes a request the watchdog's, about an epoch.
 func watchdogs(key string, epoch int64) func(*lifecyclev1.RequestOperationRequest) {
 	return func(r *lifecyclev1.RequestOperationRequest) {
 		r.Requester, r.IdempotencyKey, r.ExpectedEpoch, r.Reason = "watchdog", key, epoch, "stalled: its box does not come"
 	}
 }
 
-// begun asks for a workspace and does not wait for it.
+// begun requests a workspace and does not wait for it.
 func (p *cluster) begun(where commonv1.PlacementDriver) (string, string) {
 	p.t.Helper()
 	res, err := p.seats[0].server.RequestOperation(p.t.Context(), &lifecyclev1.RequestOperationRequest{
@@ -49,7 +49,7 @@ func (p *cluster) begun(where commonv1.PlacementDriver) (string, string) {
 	return res.GetOperation().GetWorkspaceId(), res.GetOperation().GetOperationId()
 }
 
-// dead says up to which epoch the agents of instances never connect.
+// dead sets up to which epoch the agents of instances never connect.
 func (p *cluster) dead(to int64) {
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
@@ -65,7 +65,7 @@ func (p *cluster) run(id string) saga.Run {
 	return r
 }
 
-// parked waits until a run looks for something at a step, again and again.
+// parked waits until a run waits at a step for the given reason, attempt after attempt.
 func (p *cluster) parked(run, step, why string) {
 	p.t.Helper()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
@@ -91,7 +91,8 @@ func (p *cluster) stalls(run string, ahead time.Duration) {
 	})
 }
 
-// watchdog asks as the watchdog until its request has met the run at rest: a driver may be looking after it just then.
+// watchdog sends the request as the watchdog until it has found the run at rest: a driver may be driving the run just
+// then.
 func (p *cluster) watchdog(id, key string, epoch int64) *lifecyclev1.Operation {
 	p.t.Helper()
 	var op *lifecyclev1.Operation
@@ -106,13 +107,14 @@ func (p *cluster) watchdog(id, key string, epoch int64) *lifecyclev1.Operation {
 	return op
 }
 
-// The instance of the first epoch never connects. The watchdog's recreation cancels what waits for it and takes its place in
-// one transaction; the next instance is launched once the first is confirmed ended, and the workspace comes up.
+// The instance of the first epoch never connects. The watchdog's recreation cancels the run that waits for it and takes
+// that run's place in one transaction; the next instance is launched once the first is confirmed ended, and the
+// workspace comes up.
 func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 2, lease: 15 * time.Second})
 	p.dead(1)
 	p.world.mu.Lock()
-	p.world.endless = true // no end is confirmed before the test says so
+	p.world.endless = true // no end is confirmed before the test allows it
 	p.world.mu.Unlock()
 	id, create := p.begun(byProcess)
 	p.stalls(create, 6*time.Minute)
@@ -135,7 +137,7 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 	if now.Requester != "watchdog:service/recovery" || now.ParentRunID != create || now.Kind != "recreate" || p.workspace(id).RunID != now.ID {
 		t.Fatalf("the operation in its place is %+v", now)
 	}
-	// Who asks now is served by it: the same request again, a person, and an old request of another watchdog.
+	// Requests that come now are served by it: the same request again, a person's, and an old request of another watchdog.
 	again := p.watchdog(id, "k1", 1)
 	if !again.GetReplayed() || again.GetOperationId() != now.ID {
 		t.Errorf("asked again: %v", again)
@@ -179,8 +181,8 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// What the tenant has elsewhere outlives the instance: schema and handle are kept, as in every recreation, though the
-// operation that had adopted them is cancelled.
+// The tenant's resources outside the instance outlive it: schema and handle are kept, as in every recreation, though
+// the operation that had adopted them is cancelled.
 func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 	t.Parallel()
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
@@ -203,8 +205,8 @@ func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 	}
 }
 
-// Only the watchdog replaces, and only what waits for an instance of its own that has no session and counts as stalled.
-// Everybody else joins, as ever.
+// Only the watchdog replaces a run, and only one that waits for an instance of its own that has no session and counts
+// as stalled. Every other caller joins it.
 func TestOnlyAStalledWaitForAnInstanceIsReplaced(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	joins := func(when, id, run string, ctx context.Context, change ...func(*lifecyclev1.RequestOperationRequest)) {
@@ -253,8 +255,8 @@ func TestOnlyAStalledWaitForAnInstanceIsReplaced(t *testing.T) {
 	p.world.mute, p.world.unready = false, true
 	p.world.mu.Unlock()
 	p.parked(run, StepReady, "")
-	// The same flag at another step. The driver looks at the step each second, and takes the flag back where the step is young: what is asked counts only if
-	// the flag stood before and after it.
+	// The same flag at another step. The driver checks the step each second, and clears the flag where the step is young:
+	// a request counts only if the flag was set before and after it.
 	tries := 0
 	testkit.Eventually(t, testkit.Patience, func() error {
 		tries++
@@ -275,7 +277,8 @@ func TestOnlyAStalledWaitForAnInstanceIsReplaced(t *testing.T) {
 	})
 }
 
-// A machine that was there before is not replaced: it has a session or it proves nothing.
+// A machine that existed before the workspace is not replaced: without a session it does not show that the wait is in
+// vain.
 func TestAMachineIsNotReplaced(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.machine("m1")
@@ -305,7 +308,7 @@ func TestACancelWinsOverTheWatchdog(t *testing.T) {
 				run, epoch = p.watchdog(id, "k0", 1).GetOperationId(), 2
 			}
 			p.world.mu.Lock()
-			p.world.endless = true // so that the undo stands open
+			p.world.endless = true // so that the undo stays open
 			p.world.mu.Unlock()
 			if _, err := p.seats[0].ask(t.Context(), kCancel, id); err != nil {
 				t.Fatal(err)
@@ -315,7 +318,7 @@ func TestACancelWinsOverTheWatchdog(t *testing.T) {
 			p.world.mu.Lock()
 			p.world.endless = false
 			p.world.mu.Unlock()
-			testkit.SetClockOffset(p.db, 8*time.Minute) // it is tried again, with what time that takes
+			testkit.SetClockOffset(p.db, 8*time.Minute) // the undo is tried again, which takes time
 			if w := p.rests(id, "failed"); w.Epoch != epoch || w.RunID != run || w.LastErrorCode != "cancel_requested" {
 				t.Fatalf("it ended as %+v", w)
 			}
@@ -338,7 +341,7 @@ func TestACancelWinsOverTheWatchdog(t *testing.T) {
 	}
 }
 
-// What keeps a recreation from beginning keeps what it would replace: both are one transaction.
+// A recreation that cannot begin does not cancel the run that it would replace: both are one transaction.
 func TestAReplacementThatCannotBeginCancelsNothing(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.dead(1)
@@ -358,8 +361,8 @@ func TestAReplacementThatCannotBeginCancelsNothing(t *testing.T) {
 	}
 }
 
-// Watchdogs, users and a cancel at once, again and again: one operation is open at any moment, each epoch has one instance,
-// and whoever was told of an operation was told of one that was open or had taken its place.
+// Watchdogs, users and a cancel send requests at the same time, again and again: one operation is open at any moment,
+// each epoch has one instance, and a caller who got an operation got one that was open or had taken its place.
 func TestReplacementsTakeTurns(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 3, lease: 15 * time.Second})
 	p.dead(1)

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// TestAResultMeetsTheEndOfRollbackMode: an agent's result has a task and wants its run at the moment at which the run
-// goes on, and its tasks get their time back.
+// TestAResultMeetsTheEndOfRollbackMode: the transaction of an agent's result has locked a task and waits for its run at
+// the moment at which the run goes on, and its tasks get their time back.
 func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 	var seen deadlocks
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})

@@ -15,7 +15,8 @@ import (
 
 const rolledBack = commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK
 
-// Every command that would begin, end or change something is refused in rollback mode, and the table of actions says the same.
+// Every command that would begin, end or change something is refused in rollback mode, and the table of actions refuses
+// the same commands.
 func TestCommandsAreRefusedInRollbackMode(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	tenant := p.tenant()
@@ -77,7 +78,7 @@ func TestCommandsAreRefusedInRollbackMode(t *testing.T) {
 func TestNothingIsLaunchedInRollbackMode(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	tenant := p.tenant()
-	thaw := p.seats[0].freeze() // the run is there before the mode, and its driver takes it up in the mode
+	thaw := p.seats[0].freeze() // the run exists before the mode is set, and its driver takes it up in the mode
 	pool := p.db.Pool("lifecycle")
 	server := *p.seats[0].server
 	server.deps.DB = pool

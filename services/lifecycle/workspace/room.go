@@ -15,13 +15,15 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// openRoomSQL is the condition, over node_room r, that a machine takes a workspace of $1 GPUs. What was given up there
-// and may still use devices keeps it out, whatever became of its cordon; $2 are the kinds of such claims.
+// openRoomSQL is the condition, over node_room r, that a machine takes a workspace of $1 GPUs. A claim that was given
+// up there and may still use devices excludes the machine, whether or not it is cordoned; $2 are the kinds of such
+// claims.
 const openRoomSQL = `r.open AND r.used < r.slots AND r.failed = 0 AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim o
 		WHERE o.node_id = r.node_id AND o.kind = ANY ($2) AND o.orphaned_at IS NOT NULL AND o.released_at IS NULL)`
 
-// candidatesSQL are the machines with the fewest workspaces among those that take one: the first of each replica and
-// of each number of free GPUs, by the index, so that what is read depends on neither machines nor workspaces.
+// candidatesSQL are the machines with the fewest workspaces among those that take one: the first of each replica and of
+// each number of free GPUs, by the index, so that the number of rows that are read depends on neither machines nor
+// workspaces.
 var candidatesSQL = `
 		SELECT c.node_id, c.used FROM mesh.replica s
 		CROSS JOIN generate_series($1::integer, (SELECT max(devices) FROM lifecycle.node_room WHERE open)) AS level (free)
@@ -61,7 +63,7 @@ const (
 		WHERE r.node_id = $1`
 )
 
-// roomTries is how many machines may be found to have a wrong count before the failure is that there is no room.
+// roomTries is how many machines may turn out to have a wrong count before the step fails for want of room.
 const roomTries = 64
 
 // takeSlot takes a slot on the machine with the fewest workspaces among those that are admitted, connected, not
@@ -73,7 +75,7 @@ func takeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error)
 		if err != nil {
 			return "", 0, err
 		}
-		// The slots are read after the lock: whoever had it before is through.
+		// The slots are read after the lock: the transaction that had it before has ended.
 		var slot int32
 		err = pg.QueryRow(ctx, tx, freeSlotOf, node).Scan(&slot)
 		if err == nil {
@@ -90,8 +92,8 @@ func takeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error)
 	return "", 0, noMachine(ctx, tx, gpus)
 }
 
-// Machines with room may all be locked by others who place, each for a few milliseconds. They are asked for again in
-// steps of roomPause, and after roomWait the first of them is waited for.
+// Machines with room may all be locked by other transactions that place workspaces, each for a few milliseconds. The
+// transaction tries them again every roomPause, and after roomWait it waits for the lock of the first.
 const (
 	roomPause = 5 * time.Millisecond
 	roomWait  = 2 * time.Second
@@ -132,7 +134,7 @@ func hasRoom(ctx context.Context, tx pgx.Tx, gpus int32) error {
 	return nil
 }
 
-// noMachine is the failure to pick a machine. Machines that are left out for their disks alone are counted in it.
+// noMachine returns the failure to pick a machine. Machines that are left out for their disks alone are counted in it.
 func noMachine(ctx context.Context, tx pgx.Tx, gpus int32) error {
 	full, err := pg.Value[int](ctx, tx, roomsOfDisks)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// rooms is a database with machines, and what a test does to them.
+// rooms is a database with machines, with the changes that a test makes to them.
 type rooms struct {
 	t       *testing.T
 	pool    *pgxpool.Pool
@@ -80,7 +80,7 @@ func (r *rooms) place(gpus int32) (string, string, int32, error) {
 	return id, node, slot, err
 }
 
-// counted holds that what is kept of each machine is what a count of its allocations gives.
+// counted checks that the stored room of each machine equals a count of its allocations.
 func counted(ctx context.Context, q *pgxpool.Pool) error {
 	rows, err := q.Query(ctx, `
 		SELECT r.node_id::text || ': kept ' || r.used || ' ' || r.held || ' ' || r.failed || ' ' || r.open || ', counted ' ||
@@ -100,8 +100,8 @@ func counted(ctx context.Context, q *pgxpool.Pool) error {
 	return err
 }
 
-// TestRoomIsKept holds that the room of machines is kept in whatever order machines and allocations change, and that
-// a workspace is placed exactly where a look at all machines finds a place.
+// TestRoomIsKept checks that the stored room of machines is right in whatever order machines and allocations change,
+// and that a workspace is placed exactly where a scan of all machines finds a place.
 func TestRoomIsKept(t *testing.T) {
 	t.Parallel()
 	testkit.IO(t)
@@ -169,8 +169,8 @@ func TestRoomIsKept(t *testing.T) {
 	})
 }
 
-// TestPlacesAreTakenAtOnce holds that many who place at once fill every slot and none twice, that no one waits for a
-// machine while another is free, and that the next is told that there is no room.
+// TestPlacesAreTakenAtOnce checks that many transactions that place at the same time fill every slot and none twice,
+// that none waits for a machine while another is free, and that the next one fails for want of room.
 func TestPlacesAreTakenAtOnce(t *testing.T) {
 	testkit.IO(t)
 	r := newRooms(t)
@@ -178,7 +178,7 @@ func TestPlacesAreTakenAtOnce(t *testing.T) {
 	for range machines {
 		r.machine(slots, 0)
 	}
-	// The first stays in its transaction until all others are through: none of them waits for its machine.
+	// The first stays in its transaction until all others have ended: none of them waits for its machine.
 	begun, end := make(chan string), make(chan struct{})
 	var first sync.WaitGroup
 	first.Go(func() {
@@ -223,7 +223,7 @@ func TestPlacesAreTakenAtOnce(t *testing.T) {
 	if _, _, _, err := r.place(0); err == nil {
 		t.Error("a workspace is placed where nothing is free")
 	}
-	// Counts that were changed by hand are seen through.
+	// Counts that were changed by hand are corrected.
 	r.exec(`UPDATE lifecycle.node_room SET used = 0`)
 	if _, _, _, err := r.place(0); err == nil {
 		t.Error("a workspace is placed where nothing is free, as the count was wrong")

@@ -121,7 +121,7 @@ func (a allocation) event() events.Event {
 var liveAllocationOf = pg.Define(pg.RoleLifecycle, "workspace.live_allocation_of",
 	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 AND a.state <> 'released'`)
 
-// liveAllocation reads the workspace's hold; the bool is false if it has none.
+// liveAllocation reads the workspace's live allocation; the bool is false if it has none.
 func liveAllocation(ctx context.Context, q pg.Querier, workspaceID string) (allocation, bool, error) {
 	a, err := oneAllocation(ctx, q, liveAllocationOf, workspaceID)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -133,12 +133,12 @@ func liveAllocation(ctx context.Context, q pg.Querier, workspaceID string) (allo
 	return a, true, nil
 }
 
-// setAllocation changes the state of a hold by compare-and-set, and reports it.
+// setAllocation changes the state of an allocation by compare-and-set, and appends its event.
 func setAllocation(ctx context.Context, tx pgx.Tx, a allocation, state commonv1.AllocationState, occupancy string) (allocation, error) {
 	return moveAllocation(ctx, tx, a, allocationMove{state: state, occupancy: occupancy})
 }
 
-// allocationMove is a change of a hold's state.
+// allocationMove is a change of an allocation's state.
 type allocationMove struct {
 	state     commonv1.AllocationState
 	occupancy string
@@ -267,7 +267,7 @@ var changeInstance = pg.Define(pg.RoleLifecycle, "workspace.change_instance", `
 			ended_at = CASE WHEN $3 = 'ended' AND i.ended_at IS NULL THEN mesh.clock() ELSE i.ended_at END, version = i.version + 1
 		WHERE i.instance_id = $1 AND i.state = $2 RETURNING `+instanceColumns)
 
-// setInstance changes an instance by compare-and-set, and reports it. Empty strings leave what is there.
+// setInstance changes an instance by compare-and-set, and appends its event. Empty strings leave the stored values.
 func setInstance(ctx context.Context, tx pgx.Tx, i instance, state commonv1.InstanceState, providerID, nodeID, endReason string) (instance, error) {
 	moved, err := oneInstance(ctx, tx, changeInstance,
 		i.ID, names.Of(i.State), names.Of(state), providerID, nodeID, endReason)

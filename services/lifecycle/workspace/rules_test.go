@@ -7,10 +7,11 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// This is the state machine of a workspace as the design tells it, written down without a look at how it is built: which requests are possible in which
-// state, and what each is answered. Two tests hold the product to it: one with random sequences, one with concurrent clients.
+// This is the state machine of a workspace as the design describes it, written independently of the implementation:
+// which requests are possible in which state, and the answer to each. Two tests compare the product with it: one with
+// random sequences, one with concurrent clients.
 
-// The requests of a workspace that is there, and the two creates: the second asks for the same name with another spec.
+// The requests on a workspace that exists, and the two creates: the second has the same name and another spec.
 const (
 	askCreate       = "create"
 	askOther        = "create_other"
@@ -21,14 +22,15 @@ const (
 	askReset        = "reset"
 	askRetryUndo    = "retry_undo"
 	askSkipUndo     = "skip_undo"
-	// askReplace is a recreation that the watchdog asks for. It has no row of its own in the table of actions, and a key of it stands for a recreation.
+	// askReplace is a recreation that the watchdog requests. It has no row of its own in the table of actions, and a key
+	// of it stands for a recreation.
 	askReplace = "replace"
-	// The two ways out of a failed release, which are asked of the allocation.
+	// The two ways out of a failed release, which are requested of the allocation.
 	askRetryRelease = "retry_release"
 	askForceRelease = "force_release"
 )
 
-// releaseVerbs are the requests that are made of an allocation.
+// releaseVerbs returns the requests that are made of an allocation.
 func releaseVerbs() []string { return []string{askRetryRelease, askForceRelease} }
 
 func ofAllocation(verb string) bool { return slices.Contains(releaseVerbs(), verb) }
@@ -51,10 +53,10 @@ func kindOf(verb string) commonv1.OperationKind {
 	return k
 }
 
-// retryLimit is how many retries there are without an override.
+// retryLimit is how many retries are possible without an override.
 const retryLimit = 3
 
-// sketch is a workspace as the rules know it. The run is the one that has it, or had it last.
+// sketch is a workspace as the rules see it. The run is the one that owns it, or that owned it last.
 type sketch struct {
 	ID, State       string
 	Epoch           int64
@@ -72,17 +74,17 @@ type sketch struct {
 	Away            bool // that machine does not answer
 	Unclean         bool // the release of its allocation has failed
 	WithoutInstance bool // the run waits, stalled, for a launched instance of its own that has no session
-	Held            bool // a driver has the run in its hands, or has died with it
+	Held            bool // a driver has leased the run, or has died with that lease
 	Leaving         bool // its decommission was begun
-	Skipped         bool // a step of its run was given up by hand: what that may have left keeps the allocation
+	Skipped         bool // a step of its run was given up by hand: what that step may have left keeps the allocation
 }
 
-// The ways of an answer.
+// The kinds of answers.
 const (
 	begins  = "begins"  // a run of its own
 	joins   = "joins"   // the run that is open
 	does    = "does"    // something to the run or the workspace
-	same    = "same"    // nothing: it is so already
+	same    = "same"    // nothing: the state is already as requested
 	refuses = "refuses" // with a reason
 )
 
@@ -93,10 +95,11 @@ type verdict struct {
 
 func refusal(r commonv1.Reason) verdict { return verdict{refuses, names.Of(r)} }
 
-// rules decide. plant names a rule that is wrong on purpose, by which a test shows that it would see it.
+// rules decide requests. plant names a rule that is wrong on purpose, by which a test shows that the comparison finds a
+// wrong rule.
 type rules struct{ plant string }
 
-// running is the state of the workspace while its run goes forward.
+// running returns the state of the workspace while its run goes forward.
 func (s *sketch) running() string {
 	switch {
 	case s.Kind == askRecreate:
@@ -114,10 +117,10 @@ func (s *sketch) brings() bool {
 	return slices.Contains([]string{askCreate, askRetry, askRecreate}, s.Kind)
 }
 
-// onItsWay says whether a run is open that somebody may join.
+// onItsWay reports whether a run is open that a request may join.
 func (s *sketch) onItsWay() bool { return s.Open && !s.Stuck && !s.Undoing && !s.Cancelled }
 
-// decide returns what a request is answered of a workspace in this state.
+// decide returns the verdict on a request on a workspace in this state.
 func (r rules) decide(s sketch, verb string, override bool) verdict {
 	if r.plant == verb+" always" {
 		return verdict{how: does}
@@ -189,7 +192,7 @@ func (r rules) decide(s sketch, verb string, override bool) verdict {
 	}
 }
 
-// bring decides a retry or a recreation.
+// bring returns the verdict on a retry or a recreation.
 func (r rules) bring(s sketch, verb string, override bool) verdict {
 	switch {
 	case s.Stuck:
@@ -219,7 +222,8 @@ func (r rules) bring(s sketch, verb string, override bool) verdict {
 	return verdict{how: begins}
 }
 
-// after is the workspace once the answer is given. run and id are those that the answer named; they count where something began.
+// after returns the workspace as it is after the answer. run and id are those in the answer; they count where an
+// operation began.
 func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
 	if verb == askReplace {
 		verb = askRecreate
@@ -257,7 +261,7 @@ func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
 	return s
 }
 
-// reachable says whether drivers alone may have brought a workspace from one state to another, and what is wrong with it if not.
+// reachable returns why drivers alone cannot have brought a workspace from one state to another; empty if they can.
 func reachable(was, now sketch) string {
 	if was.ID != now.ID || was.Run != now.Run || was.Epoch != now.Epoch || was.Reset != now.Reset || was.Used != now.Used || was.Kind != now.Kind ||
 		was.Leaving != now.Leaving {
@@ -289,7 +293,8 @@ func reachable(was, now sketch) string {
 	return ""
 }
 
-// released says what is wrong with where a driver has brought the run of a release to.
+// released returns what is wrong with the state to which a driver has brought the run of a release; empty if nothing
+// is.
 func released(was, now sketch) string {
 	end := "failed"
 	if was.Leaving {
@@ -306,7 +311,7 @@ func released(was, now sketch) string {
 	return ""
 }
 
-// fits says whether state and run go together, and what is wrong if not.
+// fits returns why state and run do not go together; empty if they do.
 func fits(s sketch) string {
 	allowed := []string{"active", "failed", "decommissioned"}
 	switch {

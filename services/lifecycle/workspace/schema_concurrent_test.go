@@ -16,8 +16,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// TestSchemasAreMadeAndDroppedAtOnce: the roles of all workspaces are granted the same database, and give the grant back when they are dropped. Postgres
-// refuses a transaction whose grant follows another's that was not committed when it began.
+// TestSchemasAreMadeAndDroppedAtOnce: the roles of all workspaces are granted the same database, and give the grant
+// back when they are dropped. Postgres refuses a transaction whose grant follows another's that was not committed when
+// it began.
 func TestSchemasAreMadeAndDroppedAtOnce(t *testing.T) {
 	testkit.IO(t)
 	const spaces, rounds = 8, 6
@@ -69,7 +70,8 @@ func TestSchemasAreMadeAndDroppedAtOnce(t *testing.T) {
 	}
 }
 
-// TestASchemaOutlastsAnotherGrant: a grant on the same database by who takes no turn, as the provisioning of the database, fails no schema.
+// TestASchemaOutlastsAnotherGrant: a grant on the same database by a client that does not take the lock of grants, such
+// as the provisioning of the database, makes no schema fail.
 func TestASchemaOutlastsAnotherGrant(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

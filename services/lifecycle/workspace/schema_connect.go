@@ -14,12 +14,12 @@ import (
 const movedAtOnce = 10
 
 // loginGroup is the role that may connect to the workload database, and the role of each workspace through it. It has
-// no login and nothing else. Roles are of the server: the group has the number of its database in its name, so that the
-// tenants of one mesh do not connect to the database of another. A grant for each role would stand in one value, which
-// every new one wrote again.
+// no login and no other rights. Roles belong to the server, not to one database: the group has the number of its
+// database in its name, so that the tenants of one mesh do not connect to the database of another. Grants for each role
+// would all be in one value, which every new grant would write again.
 type loginGroup struct {
 	Name    string `db:"name"`
-	Ready   bool   `db:"ready"`   // it stands and may connect
+	Ready   bool   `db:"ready"`   // it exists and may connect
 	Version int    `db:"version"` // of the server
 }
 
@@ -37,7 +37,7 @@ var makeLogins = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.make_login
 	END $$`
 })
 
-// firstWithSet is the first version of Postgres in which a member of a role can be kept from becoming it.
+// firstWithSet is the first version of Postgres in which a member of a role can be kept from SET ROLE to it.
 const firstWithSet = 160000
 
 // admit returns the statement that makes the role id, quoted, a member of the group. A member that can become the group
@@ -67,8 +67,8 @@ var rolesHaveGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles
 		return `SELECT EXISTS (SELECT 1` + grantsOfRoles + `)`
 	})
 
-// rolesWithGrants leaves out the roles that another transaction is writing. From Postgres 16 on the maker of a role is a
-// member without its rights, which stays.
+// rolesWithGrants leaves out the roles that another transaction is writing. From Postgres 16 on the maker of a role is
+// a member without its rights, which stays.
 var rolesWithGrants = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.roles_with_grants", noFenceTable,
 	func(struct{}) string {
 		return `

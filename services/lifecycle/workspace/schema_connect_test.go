@@ -25,7 +25,7 @@ func TestSchemaRolesAreAdmittedAsTheServerCanSay(t *testing.T) {
 	}
 }
 
-// grants is a workload database with roles of workspaces as the build before made them.
+// grants is a workload database with roles of workspaces as the previous build made them.
 type grants struct {
 	*pgxpool.Pool
 	t *testing.T
@@ -70,7 +70,7 @@ func (g grants) database() string {
 	return pgx.Identifier{g.Config().ConnConfig.Database}.Sanitize()
 }
 
-// schema makes a schema, whose role goes when the test ends. Its role is as the build before made it if old is set.
+// schema makes a schema, whose role goes when the test ends. If old is set, its role is as the previous build made it.
 func (g grants) schema(kind string, old bool) string {
 	g.t.Helper()
 	id := ids.New()
@@ -89,7 +89,8 @@ func (g grants) schema(kind string, old bool) string {
 	return name
 }
 
-// inherits is set of a role that was moved, and not of one as the build before made it.
+// inherits reads an attribute that a role has which was moved into the group, and that a role of the previous build
+// does not have.
 const inherits = `SELECT rolinherit FROM pg_roles WHERE rolname = $1`
 
 // TestSchemasAreMadeWhileGrantsAreChanged: while another session holds the lock of grants, a schema is made
@@ -118,7 +119,8 @@ func TestSchemasAreMadeWhileGrantsAreChanged(t *testing.T) {
 	}
 }
 
-// TestSchemaRolesThatCannotBeMovedStay: they would be found for each schema that is made.
+// TestSchemaRolesThatCannotBeMovedStay: if the query did not leave them out, it would return them for each schema that
+// is made.
 func TestSchemaRolesThatCannotBeMovedStay(t *testing.T) {
 	db := newGrants(t)
 	connect := "GRANT CONNECT ON DATABASE " + db.database() + " TO "
@@ -146,7 +148,8 @@ func TestSchemaRolesThatCannotBeMovedStay(t *testing.T) {
 	}
 }
 
-// TestSchemaRolesThatAreKeptHaveNoMembers: each role that workload_admin stays a member of costs every later session of it.
+// TestSchemaRolesThatAreKeptHaveNoMembers: each role that workload_admin stays a member of costs every later session of
+// it.
 func TestSchemaRolesThatAreKeptHaveNoMembers(t *testing.T) {
 	db := newGrants(t)
 	const members = `SELECT EXISTS (SELECT FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.roleid
@@ -180,7 +183,7 @@ func TestSchemaRolesThatAreKeptHaveNoMembers(t *testing.T) {
 			t.Error("workload_admin is a member of the role that was kept")
 		}
 	}
-	db.exec("CREATE ROLE " + name) // it stood before the run
+	db.exec("CREATE ROLE " + name) // it existed before the run
 	t.Cleanup(func() {
 		w.OpSeq = 9
 		if err := dropFenced(context.WithoutCancel(testkit.Context(t)), db.Pool, name, w); err != nil {

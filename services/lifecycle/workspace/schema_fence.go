@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// writer is who writes a schema: the numbers that its fence compares.
+// writer identifies the writer of a schema, by the numbers that the schema's fence compares.
 type writer struct {
 	WorkspaceID  string
 	Epoch, OpSeq int64
@@ -43,11 +43,12 @@ var raiseFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.raise_fenc
 		RETURNING true`
 })
 
-// fence lets a write of a schema through only if no later one has been, in the transaction that writes and at the database that is written: a driver
-// that was paused past its lease is refused by the resource itself. The table keeps the highest (epoch, op_seq) of each name, and whether it was dropped;
-// a name that was dropped may be another workspace's afterwards.
+// fence lets a write of a schema through only if no later one has been, in the transaction that writes and at the
+// database that is written: a driver that was paused past its lease is refused by the resource itself. The table keeps
+// the highest (epoch, op_seq) of each name, and whether it was dropped; a name that was dropped may be another
+// workspace's afterwards.
 func fence(ctx context.Context, tx pgx.Tx, name string, w writer, dropping bool) error {
-	// One writer of a schema at a time, whichever driver it is of.
+	// One writer of a schema at a time, whichever driver it belongs to.
 	if _, err := pg.Exec(ctx, tx, lockSchemaName, name); err != nil {
 		return fmt.Errorf("lock schema: %w", err)
 	}
@@ -72,9 +73,10 @@ func passed() error {
 var lockGrants = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_grants",
 	`SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_grants', 1))`)
 
-// shareGrants lets one transaction at a time change what the roles of all workspaces share in the workload database: the grants of the database itself.
-// Postgres refuses a change that follows one which was not committed when it began. It is held until the transaction ends, so it comes as late in one as
-// it can, and after the lock of the schema.
+// shareGrants lets one transaction at a time change what the roles of all workspaces share in the workload database:
+// the grants of the database itself. Postgres refuses a change that follows one which was not committed when it began.
+// The lock is kept until the transaction ends, so it is taken as late in one as possible, and after the lock of the
+// schema.
 func shareGrants(ctx context.Context, tx pgx.Tx) error {
 	if _, err := pg.Exec(ctx, tx, lockGrants); err != nil {
 		return fmt.Errorf("lock grants of the database: %w", err)
@@ -82,7 +84,7 @@ func shareGrants(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// disarmWait bounds how long taking a login away waits for a row that somebody else is writing.
+// disarmWait bounds how long taking a login away waits for a row that another transaction is writing.
 const disarmWait = "2s"
 
 var roleAndLogin = pg.Define(pg.RoleWorkloadAdmin, "workspace.role_and_login", `
@@ -95,15 +97,16 @@ var lockFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.lock_fence"
 	return `SELECT f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) FROM gpuaas_fence.schema f WHERE f.name = $1 FOR UPDATE`
 })
 
-// changeSchema makes, changes and drops the schema and the role of one workspace: DDL takes no parameters. Identifiers in it are quoted by the caller.
+// changeSchema makes, changes and drops the schema and the role of one workspace: DDL takes no parameters. Identifiers
+// in it are quoted by the caller.
 var changeSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.change_schema", "it names the schema and the role of one workspace",
 	func(ddl string) string { return ddl })
 
 var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_of_role",
 	`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`)
 
-// join makes workload_admin a member of the role of a schema, which it must be to end sessions of it and to drop what it
-// owns. The membership ends with the role, or by leave.
+// join makes workload_admin a member of the role of a schema, which it must be to end sessions of it and to drop what
+// it owns. The membership ends with the role, or by leave.
 func join(ctx context.Context, tx pgx.Tx, name string) error {
 	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT "+pgx.Identifier{name}.Sanitize()+" TO CURRENT_USER")); err != nil {
 		return fmt.Errorf("become a member of the role: %w", err)
@@ -119,10 +122,9 @@ func leave(ctx context.Context, tx pgx.Tx, name string) error {
 	return nil
 }
 
-// disarm takes the login away from the role of a schema and ends its sessions, in transactions of their own: a drop
-// may wait for a session that reads the schema, and until it is over the role cannot log in. Applying the schema again gives
-// the login back. It waits for no lock on the schema, and
-// changes nothing if no such role was ever made here.
+// disarm takes the login away from the role of a schema and ends its sessions, in transactions of their own: a drop may
+// wait for a session that reads the schema, and until it is over the role cannot log in. Applying the schema again
+// gives the login back. It waits for no lock on the schema, and changes nothing if no such role was ever made here.
 func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error {
 	err := asWriter(ctx, db, name, w, func(ctx context.Context, tx pgx.Tx, login bool) error {
 		if !login {
@@ -151,7 +153,7 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 	return nil
 }
 
-// asWriter changes the role of a schema if it exists and no later operation has written the schema; it tells change
+// asWriter changes the role of a schema if it exists and no later operation has written the schema; it passes to change
 // whether the role may log in.
 func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w writer, change func(ctx context.Context, tx pgx.Tx, login bool) error) error {
 	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
@@ -181,7 +183,7 @@ func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w writer, chan
 	})
 }
 
-// dropFenced takes the login of a schema's role away, and then both of them.
+// dropFenced takes the login of a schema's role away, and then drops the schema and the role.
 func dropFenced(ctx context.Context, db *pgxpool.Pool, name string, w writer) error {
 	if err := disarm(ctx, db, name, w); err != nil {
 		return err
@@ -198,8 +200,9 @@ var makersOfSchema = pg.Define(pg.RoleWorkloadAdmin, "workspace.makers_of_schema
 		SELECT n.oid IS NOT NULL, coalesce(obj_description(n.oid, 'pg_namespace'), ''), coalesce(shobj_description(r.oid, 'pg_authid'), '')
 		FROM (SELECT $1::name AS name) x LEFT JOIN pg_namespace n ON n.nspname = x.name LEFT JOIN pg_roles r ON r.rolname = x.name`)
 
-// dropOwn takes the login of a schema's role away, and then drops both if own says so of the note that is on them. It
-// reports whether the schema was kept, which is noted on it then. A role that is kept has no login.
+// dropOwn takes the login of a schema's role away, and then drops both if own returns true for the note that is on
+// them. It reports whether the schema was kept; a comment on a kept schema names the operation. A role that is kept has
+// no login.
 func dropOwn(ctx context.Context, db *pgxpool.Pool, name string, w writer, own func(note string) bool) (bool, error) {
 	if err := disarm(ctx, db, name, w); err != nil {
 		return false, err
@@ -237,7 +240,8 @@ var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.holder
 	return `SELECT f.workspace_id::text FROM gpuaas_fence.schema f WHERE f.name = $1`
 })
 
-// schemaHolder returns which workspace a name in the workload database is of, by its fence; empty if nobody ever wrote it.
+// schemaHolder returns the id of the workspace that a name in the workload database belongs to, by its fence; empty if
+// no writer ever wrote it.
 func schemaHolder(ctx context.Context, db *pgxpool.Pool, name string) (string, error) {
 	var workspace string
 	err := pg.QueryRow(ctx, db, holderOfSchema.For(struct{}{}), name).Scan(&workspace)
@@ -270,14 +274,15 @@ func fenceTable(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// scramIterations is what Postgres itself uses for SCRAM-SHA-256.
+// scramIterations is the iteration count that Postgres itself uses for SCRAM-SHA-256.
 const scramIterations = 4096
 
-// scramVerifier is what Postgres keeps of a password (RFC 5803): enough to check it, not enough to log in with.
+// scramVerifier returns the verifier that Postgres keeps of a password (RFC 5803): enough to check it, not enough to
+// log in with.
 func scramVerifier(password string, salt []byte) string {
 	salted, err := pbkdf2.Key(sha256.New, password, salt, scramIterations, sha256.Size)
 	if err != nil {
-		salted = make([]byte, sha256.Size) // only for a length that is not ours: nobody could log in
+		salted = make([]byte, sha256.Size) // only for a key length other than this one: no client could log in
 	}
 	mac := func(key []byte, text string) []byte {
 		m := hmac.New(sha256.New, key)

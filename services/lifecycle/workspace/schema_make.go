@@ -21,8 +21,9 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 	if err != nil {
 		return 0, fmt.Errorf("look for role and schema: %w", err)
 	}
-	// DDL takes no parameters. What stands there is the password's verifier: the password itself is in no statement, so in no log either. To name the attribute of superusers in an ALTER, even to deny
-	// it, takes a superuser: a role has it only from its making.
+	// DDL takes no parameters. What stands there is the password's verifier: the password itself is in no statement, so in
+	// no log either. Only a superuser may name the SUPERUSER attribute in an ALTER, even to deny it: a role has it only
+	// from CREATE ROLE.
 	ddl := "ALTER ROLE " + id + " LOGIN INHERIT"
 	if !role {
 		ddl = "CREATE ROLE " + id + " LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE INHERIT CONNECTION LIMIT 20"
@@ -61,7 +62,8 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 	if err != nil {
 		return 0, fmt.Errorf("write workspace info: %w", err)
 	}
-	// By name: of what else stands in the schema the tenant's role is the owner, and nobody but a member of it grants that.
+	// By name: the tenant's role owns everything else in the schema, and only a member of that role can grant rights on
+	// it.
 	tables := id + "." + strings.Join(tenantTables, ", "+id+".")
 	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON "+tables+" TO "+id)); err != nil {
 		return 0, fmt.Errorf("grant tables: %w", err)

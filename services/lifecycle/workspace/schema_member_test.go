@@ -41,7 +41,7 @@ const (
 )
 
 // TestASchemaAddsNothingToWhatAllShare: a role of a workspace connects through a group, and workload_admin is no member
-// of it; else each schema would cost more than the one before.
+// of it; otherwise each schema would cost more than the one before.
 func TestASchemaAddsNothingToWhatAllShare(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -93,7 +93,7 @@ func login(ctx context.Context, t *testing.T, pool *pgxpool.Pool, name string) *
 	return conn
 }
 
-// made makes a schema, which is dropped when the test ends, and returns its name.
+// made makes a schema, which the cleanup of the test drops, and returns its name.
 func made(ctx context.Context, t *testing.T, pool *pgxpool.Pool, kind string) string {
 	t.Helper()
 	id := ids.New()
@@ -109,7 +109,7 @@ func made(ctx context.Context, t *testing.T, pool *pgxpool.Pool, kind string) st
 	return name
 }
 
-// TestSchemasOfTwoMeshesOnOneServerConnectToTheirOwnDatabase: roles are of the server.
+// TestSchemasOfTwoMeshesOnOneServerConnectToTheirOwnDatabase: roles belong to the server, not to one database.
 func TestSchemasOfTwoMeshesOnOneServerConnectToTheirOwnDatabase(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -125,7 +125,7 @@ func TestSchemasOfTwoMeshesOnOneServerConnectToTheirOwnDatabase(t *testing.T) {
 	}
 }
 
-// TestSchemaRolesDoNotBecomeTheGroup on servers where that can be said.
+// TestSchemaRolesDoNotBecomeTheGroup: on servers where a membership can exclude SET ROLE.
 func TestSchemaRolesDoNotBecomeTheGroup(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// madeByATenant is what a tenant makes in its schema as its own role.
+// madeByATenant are the statements by which a tenant makes objects in its schema as its own role.
 var madeByATenant = []string{
 	`CREATE TABLE mine (n int PRIMARY KEY)`, `INSERT INTO mine SELECT generate_series(1, 3)`, `CREATE SEQUENCE numbers`,
 	`CREATE VIEW seen AS SELECT key FROM kv`, `CREATE MATERIALIZED VIEW counted AS SELECT count(*) FROM mine`, `CREATE TYPE mood AS ENUM ('good')`,
@@ -18,7 +18,7 @@ var madeByATenant = []string{
 	`REVOKE ALL ON mine FROM PUBLIC`, `INSERT INTO kv (key, value) VALUES ('a', '1')`, `SELECT lo_create(0)`,
 }
 
-// tenantOf makes a workspace, logs in as its role and makes what a tenant makes.
+// tenantOf makes a workspace, logs in as its role and runs madeByATenant.
 func tenantOf(t *testing.T) (p *cluster, id, name string, conn *pgx.Conn) { //nolint:nonamedreturns // two strings
 	t.Helper()
 	p = newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
@@ -37,7 +37,7 @@ func tenantOf(t *testing.T) (p *cluster, id, name string, conn *pgx.Conn) { //no
 }
 
 // TestWhatATenantMakesInItsSchemaOutlastsARecreate: the tenant's role owns it, and the administrator of workloads does
-// not act for that role while the schema stands. A decommission takes it away.
+// not act for that role while the schema exists. A decommission drops it.
 func TestWhatATenantMakesInItsSchemaOutlastsARecreate(t *testing.T) {
 	p, id, name, _ := tenantOf(t)
 	p.recreated(id)
@@ -50,7 +50,7 @@ func TestWhatATenantMakesInItsSchemaOutlastsARecreate(t *testing.T) {
 	if err != nil || rows != 3 || keys != 1 {
 		t.Errorf("after a recreate the tenant has %d rows and %d keys: %v", rows, keys, err)
 	}
-	// It reads and writes every table that is made for it.
+	// The tenant reads and writes every table that is made for it.
 	var closed int
 	err = conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_class c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) may
 		WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind = 'r' AND NOT has_table_privilege(c.oid, may)`, name).Scan(&closed)
@@ -73,7 +73,7 @@ func TestWhatATenantMakesInItsSchemaOutlastsARecreate(t *testing.T) {
 	}
 }
 
-// TestSessionsEndThoughTheLoginWasTakenBefore: by another hand, which did not become a member of the role.
+// TestSessionsEndThoughTheLoginWasTakenBefore: another client took the login, and did not become a member of the role.
 func TestSessionsEndThoughTheLoginWasTakenBefore(t *testing.T) {
 	p, id, name, _ := tenantOf(t)
 	quoted := pgx.Identifier{name}.Sanitize()

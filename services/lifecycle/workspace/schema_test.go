@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// schemas is the workload database, as somebody who meddles with it.
+// schemas runs a statement in the workload database, as an administrator outside the saga.
 func (p *cluster) schemas(sql string, args ...any) {
 	p.t.Helper()
 	db, err := pgxpool.New(p.t.Context(), p.db.WorkloadURL())
@@ -28,7 +28,7 @@ func (p *cluster) schemas(sql string, args ...any) {
 	}
 }
 
-// attemptsAt are the attempts at a step in a direction.
+// attemptsAt returns the attempts at a step in a direction.
 func (p *cluster) attemptsAt(runID, step, dir string) []saga.Attempt {
 	p.t.Helper()
 	all, err := saga.Timeline(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), runID)
@@ -44,7 +44,7 @@ func (p *cluster) attemptsAt(runID, step, dir string) []saga.Attempt {
 	return out
 }
 
-// The statement that fails is what an operator looks for; a tenant's person reads one sentence.
+// An operator needs the statement that failed; a tenant's person gets one sentence.
 func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 	t.Parallel()
 	p := newCluster(t, clusterConfig{seats: 1, lease: time.Hour})
@@ -76,7 +76,8 @@ func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 	}
 }
 
-// A write that comes too late is refused by the schema's own database, and is not tried again: its run fails with that reason.
+// The schema's own database refuses a write that comes too late, and the write is not tried again: its run fails with
+// that reason.
 func TestAStaleWriteOfASchemaFailsAsWhatItIs(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
@@ -94,7 +95,7 @@ func TestAStaleWriteOfASchemaFailsAsWhatItIs(t *testing.T) {
 	if tries := p.attemptsAt(op.GetOperationId(), StepSchema, "do"); len(tries) != 1 || tries[0].ErrorCode != "task_superseded" || tries[0].ErrorLayer != "database" {
 		t.Errorf("the write that was refused is told as %+v", tries)
 	}
-	// What is undone comes too late as well, for as long as the later one stands.
+	// The undo comes too late as well, for as long as the later write stands.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		for _, a := range p.attemptsAt(op.GetOperationId(), StepSchema, "undo") {
 			if a.ErrorCode == "task_superseded" {

@@ -17,7 +17,7 @@ import (
 var KeySets = pg.Define(pg.RoleLifecycle, "workspace.key_sets",
 	`SELECT DISTINCT k FROM lifecycle.secret_key_set s, string_to_table(s.keys, ',') AS k WHERE k NOT IN ('', '!') ORDER BY k`)
 
-// countTimeout bounds one count of rows: a refusal without numbers is better than one that comes late.
+// countTimeout bounds one count of rows: a refusal without numbers is better than a late one.
 const countTimeout = 5 * time.Second
 
 // Need returns the ids of the keys that rows need.
@@ -65,8 +65,8 @@ func (s *Sealer) Count(ctx context.Context, keys []string) (map[string]int64, er
 	return out, nil
 }
 
-// Check refuses a set that lacks a key which rows need. Keys that are given up for lost are not asked for. Any other error leaves it open whether one is
-// lacking.
+// Check refuses a set that lacks a key which rows need. Keys that an operator has declared lost are not required. After
+// any other error it is unknown whether a key is missing.
 func (s *Sealer) Check(ctx context.Context, lost []string) error {
 	need, err := s.Need(ctx)
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *Sealer) Check(ctx context.Context, lost []string) error {
 	for _, id := range missing {
 		which := "rows need"
 		switch n := counts[id]; {
-		case err != nil: // the key is missing all the same
+		case err != nil: // without numbers; the key is missing either way
 		case n == 0:
 			continue // its last row has gone meanwhile
 		case n == 1:

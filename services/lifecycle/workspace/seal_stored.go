@@ -17,11 +17,12 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// sealBatch bounds what is read at once.
+// sealBatch bounds the number of rows that are read at once.
 const sealBatch = 200
 
-// Sealer brings what is stored under the first key: specs of workspaces and runs, and the digests of specs. What a former first key has sealed, and what
-// builds before sealed values have stored. It changes each row once, reads none that is under the first key, and finds nothing when it is run again.
+// Sealer seals stored values again under the first key: specs of workspaces and runs, and the digests of specs, whether
+// a former first key sealed them or a build from before sealed values stored them. It changes each row once, reads none
+// that is under the first key, and finds nothing when it is run again.
 type Sealer struct {
 	DB        *pgxpool.Pool
 	Secrets   *secretenv.Keys
@@ -49,8 +50,8 @@ var rowsUnderKeys = pg.DefineDynamic(pg.RoleLifecycle, "workspace.rows_under_key
 	ORDER BY (%[2]s) COLLATE "C", lifecycle.%[1]s.id LIMIT $4`, of.table, of.keys)
 }, keyedWorkspaces, keyedRuns)
 
-// Seal brings every row there is under the first key, and returns how many it changed. A row that cannot be opened stays as it is; the error says so after
-// all others are done.
+// Seal brings every row there is under the first key, and returns how many it changed. A row that cannot be opened
+// stays as it is; Seal returns the error after all other rows are done.
 func (s *Sealer) Seal(ctx context.Context) (int, error) {
 	total := 0
 	var failed error
@@ -113,7 +114,8 @@ var lockSpec = pg.Define(pg.RoleLifecycle, "workspace.lock_spec",
 var writeSpec = pg.Define(pg.RoleLifecycle, "workspace.write_spec",
 	`UPDATE lifecycle.workspace SET spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`)
 
-// workspace brings one workspace's spec and digest under the first key, and announces the row: what follows the log gets the new digest by the event.
+// workspace brings one workspace's spec and digest under the first key, and announces the row: consumers of the events
+// get the new digest that way.
 func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 	changed := false
 	err := pg.InTx(ctx, s.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -132,7 +134,7 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 			return fmt.Errorf("workspace %s: %w", id, err)
 		}
 		if sealed == nil {
-			return nil // another replica was here
+			return nil // another replica has changed the row
 		}
 		if bare, ok := secretenv.Bare(digest); ok {
 			sum = bare
@@ -185,7 +187,7 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 	if sealed == nil {
 		return false, nil
 	}
-	// Whatever else the input has stays. One that was amended meanwhile is read again by the next run of this.
+	// The other fields of the input stay. An input that was amended meanwhile is read again by the next Seal.
 	tag, err := pg.Exec(ctx, s.DB, writeInputSpec, id, sealed, raw)
 	if err != nil {
 		return false, fmt.Errorf("seal input of run %s: %w", id, err)
@@ -193,7 +195,8 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 	return tag.RowsAffected() > 0, nil
 }
 
-// spec brings a stored spec under the first key; nil if it is, and its digest too. The sum is that of the spec with its values.
+// spec seals a stored spec again under the first key; it returns nil if the spec and its digest are under that key
+// already. The sum is that of the spec with its values.
 func (s *Sealer) spec(raw json.RawMessage, digest string, owner secretenv.Owner) (json.RawMessage, secretenv.Sum, error) {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if err := names.UnmarshalInto(raw, spec); err != nil {
@@ -213,7 +216,7 @@ func (s *Sealer) spec(raw json.RawMessage, digest string, owner secretenv.Owner)
 	return out, sum, nil
 }
 
-// keptKey is an idempotency key that was answered before.
+// keptKey is an idempotency key that was used before.
 type keptKey struct {
 	TenantID string `db:"tenant_id" expr:"@.tenant_id::text"`
 	Key      string `db:"key"`

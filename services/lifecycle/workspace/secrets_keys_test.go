@@ -50,7 +50,7 @@ func TestRequestsJoinAcrossANewFirstKey(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED)
 	_, err = ask("demo", "", other)
 	want(t, err, commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN)
-	// What the new first key has made is known without the old one; what the old one has made is not.
+	// A digest that the new first key has made can be compared without the old key; one that the old key has made cannot.
 	if _, err := ask("second", "key-2", env); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,8 @@ func TestWhatOnlyAnswersHaveIsRefusedInRequests(t *testing.T) {
 	}
 }
 
-// TestAValueOpensInItsOwnWorkspaceAlone copies a sealed value into another workspace of the same tenant, as whoever can write the table could.
+// TestAValueOpensInItsOwnWorkspaceAlone copies a sealed value into another workspace of the same tenant, as an attacker
+// who can write the table could.
 func TestAValueOpensInItsOwnWorkspaceAlone(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second})
 	tenant := p.tenant()
@@ -118,7 +119,8 @@ func TestAValueOpensInItsOwnWorkspaceAlone(t *testing.T) {
 	}
 }
 
-// TestWithoutItsKeyNothingIsDeployed loses the key while the task that deploys is queued: the replica that would sign it has another set.
+// TestWithoutItsKeyNothingIsDeployed loses the key while the task that deploys is queued: the replica that would sign
+// it has another set.
 func TestWithoutItsKeyNothingIsDeployed(t *testing.T) {
 	old := secretenv.NewKey()
 	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second, secrets: secretKeys(t, old), signing: secretKeys(t, secretenv.NewKey())})

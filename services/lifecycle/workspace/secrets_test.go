@@ -15,10 +15,10 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// canary is an environment value that stands nowhere else.
+// canary is an environment value that occurs nowhere else.
 const canary = "ENVCANARY-91be"
 
-// withEnv asks for a workspace with one workload that has an environment.
+// withEnv returns a request for a workspace with one workload that has an environment.
 func withEnv(tenant, name, key string, env map[string]string) *lifecyclev1.RequestOperationRequest {
 	return &lifecyclev1.RequestOperationRequest{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, IdempotencyKey: key,
@@ -31,8 +31,8 @@ func withEnv(tenant, name, key string, env map[string]string) *lifecyclev1.Reque
 	}
 }
 
-// TestEnvironmentValuesAreNowhereInTheDatabase searches every table while the task that deploys is on its way, and again at the end. The agents get the
-// values, at the first deploy and at that of the next epoch.
+// TestEnvironmentValuesAreNowhereInTheDatabase searches every table while the task that deploys is on its way, and
+// again at the end. The agents get the values, at the first deploy and at that of the next epoch.
 func TestEnvironmentValuesAreNowhereInTheDatabase(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second})
 	env := map[string]string{"FOO": canary, "EMPTY": ""}

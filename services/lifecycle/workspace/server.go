@@ -28,34 +28,35 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// Deps of the server.
+// Deps are the dependencies of a Server.
 type Deps struct {
 	Logger    *slog.Logger
 	DB        *pgxpool.Pool
 	Core      *saga.Core
 	Catalogue Catalogue
-	// Lock returns joins fast and may be nil: it decides nothing.
+	// Lock makes joins fast and may be nil: it decides nothing.
 	Lock   *lock.Lock
 	Policy policy.Reader
-	// Audit writes down what is refused and joined; what changes state is written with its change. Nil: that alone.
+	// Audit records requests that are refused or joined; a request that changes state is recorded with its change. If it
+	// is nil, only those are recorded.
 	Audit *audit.Log
-	// DefaultQuota is what a tenant gets that is made without one.
+	// DefaultQuota is the quota of a tenant that is made without one.
 	DefaultQuota Quota
 	// Secrets seals the environment values of specs.
 	Secrets *secretenv.Keys
 }
 
-// Quota bounds what a tenant holds at once.
+// Quota bounds what a tenant may have at once.
 type Quota struct {
 	Workspaces   int32 `koanf:"workspaces"`
 	GPUs         int32 `koanf:"gpus"`
 	StorageBytes int64 `koanf:"storage_bytes"`
 }
 
-// Server of WorkspaceService.
+// Server serves WorkspaceService.
 type Server struct{ deps Deps }
 
-// NewServer makes a server.
+// NewServer returns a server with the given dependencies.
 func NewServer(deps Deps) *Server { return &Server{deps: deps} }
 
 type tenant struct {
@@ -115,7 +116,7 @@ var insertTenant = pg.Define(pg.RoleLifecycle, "workspace.insert_tenant", `
 var tenantByName = pg.Define(pg.RoleLifecycle, "workspace.tenant_by_name",
 	`SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.name = $1`)
 
-// CreateTenant makes a tenant. The same name with the same quota again answers the one that is there.
+// CreateTenant makes a tenant. A second request with the same name and the same quota returns the tenant that exists.
 func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
 	q := s.deps.DefaultQuota
 	if req.GetQuota() != nil {
@@ -159,7 +160,7 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 	return res, nil
 }
 
-// tenantRef says how a tenant is named, and whether its row is locked.
+// tenantRef selects how a tenant is named, and whether its row is locked.
 type tenantRef struct{ byID, locked bool }
 
 var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "workspace.tenant_by", func(ref tenantRef) string {
@@ -173,7 +174,8 @@ var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "workspace.tenant_by", func(re
 	return sql
 }, tenantRef{}, tenantRef{byID: true, locked: true})
 
-// tenantFor reads a tenant by name or id for whoever asks. A tenant of somebody else is as unknown as none.
+// tenantFor reads a tenant by name or id for the caller. A tenant that is not the caller's is not found, like one that
+// does not exist.
 func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRow bool) (tenant, error) {
 	t, err := oneTenant(ctx, q, tenantBy.For(tenantRef{byID: ids.Valid(ref), locked: lockRow}), ref)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
@@ -185,7 +187,7 @@ func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRo
 	return t, nil
 }
 
-// workspaceFor reads a workspace for whoever asks. One of another tenant is not found.
+// workspaceFor reads a workspace for the caller. A workspace of another tenant is not found.
 func (s *Server) workspaceFor(ctx context.Context, q pg.Querier, id string) (saga.Workspace, error) {
 	w, err := saga.GetWorkspace(ctx, q, id)
 	if err != nil && !pg.IsNoRows(err) {
@@ -222,7 +224,7 @@ func (s *Server) RequestOperation(ctx context.Context, req *lifecyclev1.RequestO
 	return &lifecyclev1.RequestOperationResponse{Operation: op}, nil
 }
 
-// requester names who asks, for the record.
+// requester returns the actor of a request for the record, after the requester that the request itself names, if any.
 func requester(ctx context.Context, req *lifecyclev1.RequestOperationRequest) string {
 	by := rpc.ActorFrom(ctx)
 	if req.GetRequester() != "" {
@@ -231,7 +233,7 @@ func requester(ctx context.Context, req *lifecyclev1.RequestOperationRequest) st
 	return by
 }
 
-// answer is the operation as callers get it.
+// answer returns a started operation as callers get it.
 func answer(workspaceID string, started saga.Started) *lifecyclev1.Operation {
 	return &lifecyclev1.Operation{
 		OperationId: started.RunID, WorkspaceId: workspaceID, Kind: started.Kind, Joined: started.Joined, Epoch: started.Epoch,
@@ -239,7 +241,7 @@ func answer(workspaceID string, started saga.Started) *lifecyclev1.Operation {
 	}
 }
 
-// verbAnswer is the operation that a verb on an open run answers: the run's own.
+// verbAnswer returns the operation that a verb on an open run results in: the run's own.
 func verbAnswer(w saga.Workspace, v saga.Verb) *lifecyclev1.Operation {
 	kind, _ := names.Parse[commonv1.OperationKind](v.Run.Kind)
 	state, _ := names.Parse[commonv1.WorkspaceState](w.State)

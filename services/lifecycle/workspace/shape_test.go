@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// TestTheShapeOfWorkloadsIsCheckedAtTheRequest: an agent would refuse them all, after an instance, storage and a schema were made.
+// TestTheShapeOfWorkloadsIsCheckedAtTheRequest: an agent would refuse them all, after an instance, storage and a schema
+// were made.
 func TestTheShapeOfWorkloadsIsCheckedAtTheRequest(t *testing.T) {
 	b := newBed(t, nil)
 	b.tenant("acme")

@@ -1,9 +1,11 @@
-// Package workspace owns tenants, workspaces and how they come to be: who is admitted, the seven steps of the provisioning saga with their undos, and
-// the allocations and instances that they make.
+// Package workspace owns tenants, workspaces and how they are made: admission, the seven steps of the provisioning saga
+// with their undos, and the allocations and instances that they make.
 //
-// It believes the placement drivers for what was launched, agents' results for what was done on a node, and recovery for identities, which it asks for
-// and never touches. Single-flight is the saga core's: whoever would create or replace asks RequestOperation, and the database decides. An open operation is
-// joined; for the watchdog alone, one that waits for an instance which does not come is cancelled in the transaction of the recreation that takes its place.
+// It takes the placement drivers' lists as the truth about launched instances, agents' results about what was done on a
+// node, and recovery about identities, which it requests and never changes. Single-flight is the saga core's duty: a
+// caller who would create or replace a workspace calls RequestOperation, and the database decides. An open operation is
+// joined; for the watchdog alone, one that waits for an instance which does not come is cancelled in the transaction of
+// the recreation that takes its place.
 package workspace
 
 import (
@@ -22,7 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/workrules"
 )
 
-// Plan bounds what one workspace of it may ask for.
+// Plan bounds what one workspace of the plan may request.
 type Plan struct {
 	MaxGPUs         int32 `koanf:"max_gpus"`
 	MaxStorageBytes int64 `koanf:"max_storage_bytes"`
@@ -34,14 +36,14 @@ type Catalogue struct {
 	Plans   map[string]Plan
 	Regions []string
 	Default commonv1.PlacementDriver
-	// Placements are those that are configured; empty means that whoever launches decides.
+	// Placements are those that are configured; empty means that the process that launches decides.
 	Placements []commonv1.PlacementDriver
 }
 
 const (
 	defaultPlan    = "local"
 	defaultStorage = 64 << 20
-	// demoCommand asks the agent for the workload that is built into it.
+	// demoCommand makes the agent run the workload that is built into it.
 	demoCommand = "@demo"
 )
 
@@ -69,7 +71,7 @@ func (c Catalogue) Complete(in *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Workspa
 			Readiness:     &nodev1.Readiness{HttpPath: "/healthz", Timeout: durationpb.New(2e9)},
 			RestartPolicy: nodev1.RestartPolicy_RESTART_POLICY_ALWAYS,
 		}}
-		// On a machine its endpoint is told by the machine's address, so it must answer there.
+		// On a machine, the workload's endpoint is built from the machine's address, so the workload must listen there.
 		if !ownInstance(spec.GetPlacement()) {
 			spec.Workloads[0].Env = map[string]string{"HOST": "0.0.0.0"}
 		}
@@ -137,7 +139,8 @@ func workloadsValid(list []*nodev1.Workload, placement commonv1.PlacementDriver)
 	return nil
 }
 
-// checkShape refuses commands and environments that every agent would refuse. It is asked at the request alone: what was admitted before stays as it is.
+// checkShape refuses commands and environments that every agent would refuse. It is called for requests alone: specs
+// that were admitted before stay as they are.
 func checkShape(list []*nodev1.Workload) error {
 	var wrong []string
 	for _, w := range list {
@@ -166,7 +169,7 @@ func (c Catalogue) plans() []string {
 	return out
 }
 
-// input is what a run is started with.
+// input is the input of a run.
 type input struct {
 	Tenant    string          `json:"tenant"`
 	Workspace string          `json:"workspace"`

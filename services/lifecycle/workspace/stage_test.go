@@ -26,7 +26,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// stage is a plane whose drivers work only while they are told to, and die where they are told to.
+// stage is a cluster whose drivers work only while the test runs them, and die at the point that the test sets.
 type stage struct {
 	*cluster
 
@@ -39,7 +39,7 @@ type stage struct {
 	living    atomic.Pointer[saga.Core] // of the driver that lives; nil: none does
 
 	mu     sync.Mutex
-	faults map[string]string // step and direction → how it fails
+	faults map[string]string // step and direction → the way in which it fails
 	hits   map[string]int
 }
 
@@ -75,7 +75,7 @@ func newStage(t *testing.T, joins func(int) *lock.Lock) *stage {
 	return g
 }
 
-// jump moves the mesh clock on.
+// jump moves the mesh clock forward.
 func (g *stage) jump(by time.Duration) {
 	g.t.Helper()
 	g.offset += by
@@ -114,7 +114,7 @@ func (g *stage) around(name, dir string, fn saga.StepFunc) saga.StepFunc {
 	}
 }
 
-// registry is the product's, with steps that can be made to fail and that are not tried again for long.
+// registry returns the product's registry, with steps that can be made to fail and that are not tried again for long.
 func (g *stage) registry(steps *Steps) *saga.Registry {
 	g.t.Helper()
 	reg, err := steps.Registry()
@@ -140,8 +140,8 @@ func (g *stage) registry(steps *Steps) *saga.Registry {
 
 var errDied = errors.New("the driver died here")
 
-// drive lets one driver live until rested answers true, or until it has passed so many points between two effects that it dies. Whoever comes after one
-// that died finds its leases expired.
+// drive runs one driver until rested returns true, or until it has passed so many points between two effects, at which
+// it dies. The driver that follows a dead one finds its leases expired.
 func (g *stage) drive(points int64, rested func() bool) bool {
 	g.t.Helper()
 	g.lives++
@@ -205,7 +205,7 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 	return dead
 }
 
-// view reads a workspace as the rules know it.
+// view reads a workspace in the form that the rules use.
 func (g *stage) view(id string) (sketch, saga.Run, error) {
 	ctx := testkit.Context(g.t)
 	w, err := saga.GetWorkspace(ctx, g.pool, id)
@@ -235,7 +235,7 @@ func (g *stage) view(id string) (sketch, saga.Run, error) {
 	return s, run, err
 }
 
-// traces are all rows that a request could leave.
+// traces returns all rows that a request could leave.
 func (g *stage) traces(tenant string) (string, error) {
 	var out string
 	err := g.db.OwnerPool().QueryRow(testkit.Context(g.t), `SELECT md5(concat(
@@ -247,13 +247,13 @@ func (g *stage) traces(tenant string) (string, error) {
 	return out, err
 }
 
-// history is what may grow and never shrinks.
+// history is the observed state that may grow and never shrinks.
 type history struct {
 	runs, attempts, claims int
 	over                   map[string]bool // claims that were released
 }
 
-// wrong returns everything that does not hold of a workspace at any moment.
+// wrong returns every violated invariant of a workspace, of those that hold at any moment.
 func (g *stage) wrong(id string, before *history) ([]string, error) {
 	ctx := testkit.Context(g.t)
 	var out []string
@@ -342,7 +342,8 @@ func (g *stage) claims(id, which string) ([]claimed, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[claimed])
 }
 
-// disagrees compares what is claimed with what the world and the workload database have, of a workspace on which nothing runs.
+// disagrees compares the claims of a workspace on which nothing runs with the resources in the world and the workload
+// database, and returns the differences.
 func (g *stage) disagrees(id, tenant, name, machine string, stuck bool) ([]string, error) {
 	claims, err := g.claims(id, `released_at IS NULL`)
 	if err != nil {
@@ -400,7 +401,7 @@ func (g *stage) disagrees(id, tenant, name, machine string, stuck bool) ([]strin
 		}
 	}
 	for thing := range must {
-		if !there[thing] && !stuck { // what is stuck may have taken it away already
+		if !there[thing] && !stuck { // a stuck run may have removed it already
 			out = append(out, thing+" is claimed and not there")
 		}
 	}

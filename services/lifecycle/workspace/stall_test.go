@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// A workload that runs and is never ready is asked for every second, and is told as stalled all the same: after the ten minutes of a wait, until it moves.
+// A workload that runs and is never ready is probed every second, and its wait is flagged as stalled even so: after the
+// ten minutes of a wait, until it makes progress.
 func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.world.mu.Lock()
@@ -43,7 +44,7 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	more := func(than int) int {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
-			// A look that stood open when the clock was moved is past its time: lifecycle's sweep ends it.
+			// A probe task that was open when the clock was moved has expired: lifecycle's sweep ends it.
 			if _, err := p.world.tasks.Sweep(testkit.Context(t)); err != nil {
 				return err
 			}
@@ -81,7 +82,7 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	p.rests(id, "active")
 }
 
-// The policy of stalls is asked for each time: what is set acts without a restart.
+// The policy of stalls is read each time: a change takes effect without a restart.
 func TestStallsFollowThePolicy(t *testing.T) {
 	if by := (&Steps{}).Stalls(DefinitionProvision, StepDeploy); by != 0 {
 		t.Errorf("without a policy: %s", by)

@@ -19,17 +19,17 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// probeEvery is the cadence at which readiness is asked for.
+// probeEvery is the time between two probes of readiness.
 const probeEvery = time.Second
 
-// readyOutput is what the last step reads of the wait.
+// readyOutput is the output of the wait, which the last step reads.
 type readyOutput struct {
 	Endpoints []endpoint `json:"endpoints"`
 }
 
-// deployOutput is what the wait reads of the deploy.
+// deployOutput is the output of the deploy, which the wait reads.
 type deployOutput struct {
-	// Restarts are those that each workload had when it was deployed: one that was adopted has its former ones.
+	// Restarts are those that each workload had when it was deployed: a workload that was adopted keeps its count.
 	Restarts map[string]int32 `json:"restarts"`
 }
 
@@ -39,7 +39,7 @@ type endpoint struct {
 	URL      string `json:"url"`
 }
 
-// deploy has every workload made and started. They go out together and are waited for together.
+// deploy has the agent make and start every workload. The tasks are queued together and waited for together.
 func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	_, spec, err := readInput(env.Input)
 	if err != nil {
@@ -102,7 +102,8 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	}), nil
 }
 
-// remove has the workloads removed. Where the workspace has an instance of its own, an agent that cannot act does not hold it up: they end with the instance.
+// remove has the agent remove the workloads. Where the workspace has an instance of its own, an agent that cannot act
+// does not delay it: the workloads end with the instance.
 func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	if err := s.withdraw(ctx, env); err != nil {
 		return saga.Outcome{}, err
@@ -146,7 +147,7 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	return saga.Done(nil), nil
 }
 
-// observeDeploy leaves the word to the agent: deploying the same again adopts what runs.
+// observeDeploy leaves the observation to the agent: a second deploy of the same workloads adopts those that run.
 func (s *Steps) observeDeploy(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	claims, err := claimsOf(ctx, env, kindWorkload)
 	if err != nil {
@@ -158,7 +159,8 @@ func (s *Steps) observeDeploy(ctx context.Context, env *saga.Env) (saga.Observat
 	return saga.Observation{Presence: saga.Partial, Why: "deploying again adopts what runs"}, nil
 }
 
-// waitReady asks the agent for the workloads' state until all are ready. Between asks it gives the worker free.
+// waitReady probes the workloads' state through the agent until all are ready. Between two probes it occupies no
+// worker.
 func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	_, spec, err := readInput(env.Input)
 	if err != nil {
@@ -214,7 +216,8 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 var probeIsDue = pg.Define(pg.RoleLifecycle, "workspace.probe_is_due",
 	`SELECT mesh.clock() - $1::timestamptz >= $2::interval`)
 
-// probe returns the newest status task of this attempt, and queues the next once the last is old enough. fresh says that its result was not seen before.
+// probe returns the newest status task of this attempt, and queues the next once the last is old enough. fresh reports
+// that its result was not seen before.
 func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.Row, bool, error) {
 	var out task.Row
 	queued, fresh := false, false
@@ -231,7 +234,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 		}
 		n := 0
 		if ok {
-			// One task a probe: a result is looked at once, then the next is asked for after the cadence.
+			// One task for each probe: a result is used once, and the next task is queued after probeEvery.
 			var old bool
 			if err := pg.QueryRow(ctx, tx, probeIsDue, last.StateAt, probeEvery).Scan(&old); err != nil {
 				return fmt.Errorf("read clock: %w", err)

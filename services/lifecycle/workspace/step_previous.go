@@ -22,9 +22,10 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// endPrevious makes room for the epoch of this run: the workloads of earlier ones are stopped through their agent where it can be reached, their instances
-// are confirmed ended by the driver, their identities retired, their hold given back. On a shared machine the storage stays, and goes over to this
-// epoch with the slot. What has been done already is not looked for again: claims of earlier epochs are all that is left to do.
+// endPrevious makes room for the epoch of this run: the workloads of earlier epochs are stopped through their agent
+// where it can be reached, the driver confirms that their instances have ended, their identities are retired, and their
+// allocation is released. On a shared machine the storage stays, and passes to this epoch with the slot. Work that is
+// done is not checked again: the live claims of earlier epochs are exactly the work that is left.
 //
 // Scenario: double-provision-race. It is called again after each wait.
 func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -49,7 +50,8 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	if why != "" {
 		return waitTask(why), nil
 	}
-	// First what counts as ended on a person's word: a driver confirms no end while claims of an earlier epoch stand in its way.
+	// First the epochs that count as ended on a person's attestation: a driver confirms no end while claims of an earlier
+	// epoch stand in its way.
 	for _, epoch := range slices.Sorted(maps.Keys(f.lost)) {
 		if err := s.fence(ctx, env, driver, epoch, in.Word); err != nil {
 			return saga.Outcome{}, err
@@ -80,19 +82,20 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return s.passAllocation(ctx, tx, env, slots, f.kept != "") }), nil
 }
 
-// previousClaims are the live claims of earlier epochs.
+// previousClaims returns the live claims of earlier epochs.
 func previousClaims(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
 	claims, err := claimsOf(ctx, env, kinds...)
 	return slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.Epoch >= env.Epoch }), err
 }
 
-// former is what earlier epochs have left, judged once for the whole call: machines come and go meanwhile. Each instance is judged by its own machine.
+// former is what earlier epochs have left, judged once for the whole call, since machines come and go meanwhile. Each
+// instance is judged by its own machine.
 type former struct {
 	own    bool
 	claims []saga.Claim    // workloads, storage and instances
 	away   map[string]bool // machines that do not answer
-	lost   map[int64]bool  // epochs on such machines that a person has given their word for
-	kept   string          // the shared machine whose slot and storage go over to this epoch; empty if there is none
+	lost   map[int64]bool  // epochs on such machines that a person has given an attestation for
+	kept   string          // the shared machine whose slot and storage pass to this epoch; empty if there is none
 }
 
 func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (former, error) {
@@ -116,7 +119,7 @@ func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (
 	if !held || a.Epoch >= env.Epoch || f.lost[a.Epoch] || proven && a.NodeID != "" && !s.reachable(ctx, a.NodeID) {
 		return f, nil
 	}
-	// An attempt before this one may have given up what was there: then there is nothing to keep.
+	// An earlier attempt may have given up the claims on the machine: then there is nothing to keep.
 	left, err := orphansOf(ctx, s.deps.DB, env.WorkspaceID, a.Epoch)
 	if err == nil && left == 0 {
 		f.kept = a.NodeID
@@ -124,8 +127,9 @@ func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (
 	return f, err
 }
 
-// stopPrevious has the workloads of earlier epochs removed where that is not left to the end of their instance, and on a shared machine that this epoch does
-// not take over the storage as well. It answers what is waited for; a machine that does not answer keeps nobody from cleaning up on the others.
+// stopPrevious has agents remove the workloads of earlier epochs, except those that end with their instance, and on a
+// shared machine that this epoch does not take over the storage as well. It returns what the step has to wait for,
+// empty if nothing; a machine that does not answer does not delay the removal on the others.
 func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (string, error) {
 	away, waiting := 0, 0
 	for _, kind := range []string{kindWorkload, kindStorage} {
@@ -134,7 +138,7 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 				continue
 			}
 			if f.own && !s.reachable(ctx, c.NodeID) || f.away[c.NodeID] {
-				continue // it ends with its instance, or is waited for below
+				continue // it ends with its instance, or is counted in away below
 			}
 			spec := taskSpec{
 				suffix: "stop-" + c.Name, kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, nodeID: c.NodeID,
@@ -173,7 +177,8 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 	return "", nil
 }
 
-// takeOverStorage makes the directory on the machine that is kept this epoch's: nothing of an earlier one is left there then.
+// takeOverStorage passes the claim on the directory on the machine f.kept to this epoch: no claim of an earlier epoch
+// is left there then.
 func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) error {
 	if f.kept == "" {
 		return nil
@@ -194,8 +199,9 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) er
 	return nil
 }
 
-// fence goes on without the driver's confirmation, on a person's word: what may still be there of the epoch becomes orphan claims that are reaped when
-// somebody can reach it, its machine takes no new workspace until then, and the driver lets the next epoch be launched.
+// fence goes on without the driver's confirmation, on a person's attestation: the claims of the epoch whose resources
+// may still exist become orphans, which are reaped once the machine or the driver can be reached, the machine takes no
+// new workspace until then, and the driver lets the next epoch be launched.
 func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64, w *attestation) error {
 	if err := env.Proceed(ctx); err != nil {
 		return err
@@ -216,7 +222,8 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 		own := ok && ownInstance(i.Placement)
 		reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", epoch, env.WorkspaceID, w.Proof, w.Reason)
 		for _, c := range left {
-			// An instance of its own may stand: the sweep of the driver's list ends it. A machine that was there before is no instance.
+			// An instance of the workspace's own may still run: the sweep of the driver's list ends it. A machine that existed
+			// before the workspace is no such instance.
 			if c.Kind == kindInstance && !own {
 				if err := env.ReleaseTx(ctx, tx, c); err != nil {
 					return fmt.Errorf("release instance: %w", err)
@@ -246,7 +253,8 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 	return nil
 }
 
-// retirePrevious ends the identities of earlier instances: whatever still runs with one is refused from now on.
+// retirePrevious ends the identities of earlier instances: a process that still runs with one of them is refused from
+// now on.
 func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 	identities, err := previousClaims(ctx, env, kindIdentity)
 	if err != nil {
@@ -275,15 +283,15 @@ var preparedBefore = pg.Define(pg.RoleLifecycle, "workspace.prepared_before",
 var slotOfAllocation = pg.Define(pg.RoleLifecycle, "workspace.slot_of_allocation",
 	`SELECT slot FROM lifecycle.allocation WHERE allocation_id = $1`)
 
-// passAllocation gives the hold of an earlier epoch back. With keep, this epoch holds the same slot of the same machine from the same moment on, so that
-// nobody else takes what its storage stands on.
+// passAllocation releases the allocation of an earlier epoch. With keep, this epoch gets the same slot of the same
+// machine in the same transaction, so that no other workspace takes the slot that the storage belongs to.
 func (s *Steps) passAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []saga.Claim, keep bool) error {
 	for _, c := range slots {
 		if err := env.ReleaseTx(ctx, tx, c); err != nil {
 			return fmt.Errorf("release slot: %w", err)
 		}
 	}
-	// An instance that was prepared and never launched has nothing at any provider.
+	// No provider has anything of an instance that was prepared and never launched.
 	prepared, err := pg.Values[int64](ctx, tx, preparedBefore, env.WorkspaceID, env.Epoch)
 	if err != nil {
 		return fmt.Errorf("look for prepared instances: %w", err)
@@ -318,7 +326,7 @@ var holdSlotAgain = pg.Define(pg.RoleLifecycle, "workspace.hold_slot_again", `
 		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
 		VALUES ($1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
 
-// allocateAgain inserts the hold of this epoch on the slot of an earlier one.
+// allocateAgain inserts the allocation of this epoch on the slot of an earlier one.
 func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation, slot int32) error {
 	allocationID := ids.New()
 	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
@@ -335,7 +343,7 @@ func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was
 	return nil
 }
 
-// observePrevious says whether anything of an earlier epoch is left to end.
+// observePrevious observes whether anything of an earlier epoch is left to end.
 func (s *Steps) observePrevious(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	left, err := previousClaims(ctx, env, kindSlot, kindIdentity, kindInstance, kindStorage, kindWorkload)
 	if err != nil {

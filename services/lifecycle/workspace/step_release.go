@@ -16,12 +16,14 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// ownInstance says whether a placement makes an instance for the workspace alone: what stands on it ends with it.
+// ownInstance reports whether a placement makes an instance for the workspace alone: everything on that instance ends
+// with it.
 func ownInstance(p commonv1.PlacementDriver) bool {
 	return p != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
 }
 
-// release undoes allocate from the claims: the directory, the instance, its identity, the slot. Releasing what is not there succeeds.
+// release undoes allocate from the claims: the directory, the instance, its identity, the slot. Releasing a resource
+// that does not exist succeeds.
 func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	if err := s.withdraw(ctx, env); err != nil {
 		return saga.Outcome{}, err
@@ -55,7 +57,8 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 			return err
 		}
 		if left > 0 {
-			// What nobody could clean may still use the slot and the devices: they are kept, visible and never placeable, until it is.
+			// Resources that could not be cleaned may still use the slot and the devices: those stay allocated, visible and
+			// never placeable, until the resources are reaped.
 			return failRelease(ctx, tx, live, fmt.Sprintf("%d resources were given up and are not reaped yet", left))
 		}
 		if live, err = setAllocation(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil || live.NodeID == "" {
@@ -87,8 +90,9 @@ func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (
 	return out, nil
 }
 
-// releaseStorage has the directory removed. On an instance that is ended afterwards anyway, an agent that cannot act does not hold the release up: what is
-// left goes with the instance. It answers true while the task is under way.
+// releaseStorage has the agent remove the directory. On an instance that is ended afterwards anyway, an agent that
+// cannot act does not delay the release: the directory goes with the instance. It returns true while the task is under
+// way.
 func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bool, error) {
 	claims, err := claimsOf(ctx, env, kindStorage)
 	if err != nil || len(claims) == 0 {
@@ -124,21 +128,21 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 var nodeIsReachable = pg.Define(pg.RoleLifecycle, "workspace.node_is_reachable",
 	`SELECT g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
 
-// reachable says whether the node has a session at a replica that lives.
+// reachable reports whether the node has a session at a live replica of nodeapi.
 func (s *Steps) reachable(ctx context.Context, nodeID string) bool {
 	var ok bool
 	err := pg.QueryRow(ctx, s.deps.DB, nodeIsReachable, nodeID).Scan(&ok)
 	return err == nil && ok
 }
 
-// releaseGrace is how long an agent gets to clean up before the instance it stands on is ended all the same.
+// releaseGrace is how long an agent gets to clean up before the instance that it runs on is ended without that.
 const releaseGrace = "15 seconds"
 
 var undoIsOverdue = pg.Define(pg.RoleLifecycle, "workspace.undo_is_overdue", `
 		SELECT coalesce(min(created_at) < mesh.clock() - interval '`+releaseGrace+`', false) FROM lifecycle.task
 		WHERE run_id = $1 AND starts_with(idem_key, $2)`)
 
-// overdue says whether this undo has waited for an agent for longer than the grace.
+// overdue reports whether this undo has waited for an agent for longer than the grace.
 func (s *Steps) overdue(ctx context.Context, env *saga.Env) bool {
 	var late bool
 	err := pg.QueryRow(ctx, s.deps.DB, undoIsOverdue, env.RunID, env.IdempotencyKey).Scan(&late)
@@ -174,7 +178,7 @@ func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
 			return fmt.Errorf("release identity: %w", err)
 		}
 	}
-	// An instance that was prepared and never claimed has nothing at any provider.
+	// No provider has anything of an instance that was prepared and never claimed.
 	return env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, env.Epoch)
 		if err != nil || !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_PREPARED {
@@ -218,7 +222,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 		return err
 	}
 	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		// What stood on an instance that is confirmed ended is gone with it.
+		// Everything on an instance that is confirmed ended is gone with it.
 		for _, r := range rest {
 			if err := env.ReleaseTx(ctx, tx, r); err != nil {
 				return fmt.Errorf("release what stood on the instance: %w", err)

@@ -17,14 +17,15 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// handleOutput is what later steps read of the handle.
+// handleOutput is the output of the step that makes the handle, which later steps read.
 type handleOutput struct {
 	Handle        string   `json:"handle"`
 	SignalAddress string   `json:"signal_address"`
 	Reserved      []string `json:"reserved_names"`
 }
 
-// schemaOutput is what later steps read of the schema. The password is derived, never stored.
+// schemaOutput is the output of the step that applies the schema, which later steps read. The password is derived,
+// never stored.
 type schemaOutput struct {
 	Schema  string `json:"schema"`
 	Role    string `json:"role"`
@@ -35,7 +36,8 @@ var insertHandle = pg.Define(pg.RoleLifecycle, "workspace.insert_handle", `
 			INSERT INTO lifecycle.workspace_handle AS h (workspace_id, handle, epoch, signal_address, reserved_names) VALUES ($1, $2, $3, $4, $5)
 			ON CONFLICT (workspace_id) DO UPDATE SET epoch = $3 WHERE h.epoch <= $3`)
 
-// makeHandle gives the workspace its durable handle: where it is signalled, and the names that are its own.
+// makeHandle gives the workspace its durable handle: the address at which it is signalled, and the names that are its
+// own.
 func (s *Steps) makeHandle(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	in, _, err := readInput(env.Input)
 	if err != nil {
@@ -100,8 +102,8 @@ func (s *Steps) observeHandle(ctx context.Context, env *saga.Env) (saga.Observat
 	return saga.Observation{Presence: saga.Present, Output: out}, nil
 }
 
-// schemaName names the schema and the login role: t_<tenant>_<workspace>. A name that would not fit, or that two workspaces could share because
-// hyphens become underscores, ends in a piece of the workspace's id.
+// schemaName names the schema and the login role: t_<tenant>_<workspace>. A name that would not fit, or that two
+// workspaces could share because hyphens become underscores, ends in a piece of the workspace's id.
 func schemaName(tenant, workspace, workspaceID string) string {
 	name := "t_" + tenant + "_" + workspace
 	if strings.Contains(name, "-") || len(name) > 63 {
@@ -112,13 +114,13 @@ func schemaName(tenant, workspace, workspaceID string) string {
 	return name
 }
 
-// tenantMigrations are applied to a workspace's own schema, in order. What was applied is recorded there.
+// tenantMigrations are applied to a workspace's own schema, in order. The schema records which were applied.
 var tenantMigrations = []string{
 	`CREATE TABLE {schema}.workspace_info (workspace_id uuid PRIMARY KEY, epoch bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`,
 	`CREATE TABLE {schema}.kv (key text PRIMARY KEY, value jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())`,
 }
 
-// tenantTables are the tables that stand after tenantMigrations; the tenant's role may read and write them.
+// tenantTables are the tables that exist after tenantMigrations; the tenant's role may read and write them.
 var tenantTables = []string{"schema_version", "workspace_info", "kv"}
 
 // applySchema makes the workspace's login role and schema in the workload database and brings the schema up to date.
@@ -141,7 +143,8 @@ func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	}), nil
 }
 
-// schemaFailed is what a write that failed ends the attempt with. What the fence said of it stands: another try would be as late.
+// schemaFailed returns the error with which a failed write ends the attempt. A refusal by the fence is kept as final:
+// another try would be just as late.
 func schemaFailed(public string, err error) error {
 	if e, ok := errors.AsType[*saga.StepError](err); ok {
 		return e
@@ -186,19 +189,19 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 	return version, nil
 }
 
-// undoSchema drops the schema and the role that this run made, so that a run that fails takes no data of the tenant's
-// with it that stood before. Of a schema that stood it takes the login away which applySchema gave its role; applying the
-// schema gives it back.
+// undoSchema drops the schema and the role that this run made, so that a run that fails destroys no data that the
+// tenant had before. From the role of a schema that existed before, it takes the login that applySchema gave it;
+// applying the schema gives the login back.
 func (s *Steps) undoSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	w := writerOf(env)
 	return s.dropOwnSchema(ctx, env, func(note string) bool {
-		// A build before left no note: what its run made is dropped where nothing can have stood before.
+		// An earlier build left no note: the schema that its run made is dropped where none can have existed before.
 		return note == w.note() || note == "" && env.Kind == commonv1.OperationKind_OPERATION_KIND_CREATE && env.Epoch == 1
 	})
 }
 
-// releaseSchema drops a schema that was made in the epoch whose run could not be undone, and keeps one that stood before:
-// the workspace goes on, and a decommission drops it.
+// releaseSchema drops a schema that was made in the epoch whose run could not be undone, and keeps a schema that
+// existed before: the workspace goes on, and a decommission drops it.
 func (s *Steps) releaseSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	w := writerOf(env)
 	return s.dropOwnSchema(ctx, env, func(note string) bool {
@@ -228,7 +231,7 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 		for i, c := range claims {
 			change := env.ReleaseTx
 			if kept[i] {
-				// It stands, so that its claim does too.
+				// The schema is kept, so its claim is kept too.
 				change = func(ctx context.Context, tx pgx.Tx, c saga.Claim) error { return env.ConfirmTx(ctx, tx, c, c.Name) }
 			}
 			if err := change(ctx, tx, c); err != nil {
@@ -239,7 +242,7 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 	}), nil
 }
 
-// dropSchema drops what is claimed: sessions of the role first, then schema and role.
+// dropSchema drops the claimed schemas: it ends the sessions of the role first, then drops schema and role.
 func (s *Steps) dropSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	claims, err := claimsOf(ctx, env, kindSchema)
 	if err != nil {
@@ -273,8 +276,8 @@ func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) erro
 var roleExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.role_exists",
 	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`)
 
-// drop takes role and schema away: sessions of the role first. Dropping what is not there succeeds. A role that is to
-// be kept loses its login and its sessions.
+// drop ends the sessions of the role, then drops the schema and the role. Dropping what does not exist succeeds. With
+// keepRole the role stays, without its login and its sessions.
 func drop(ctx context.Context, tx pgx.Tx, name string, keepRole bool) error {
 	id := pgx.Identifier{name}.Sanitize()
 	var role bool
@@ -289,7 +292,7 @@ func drop(ctx context.Context, tx pgx.Tx, name string, keepRole bool) error {
 			return fmt.Errorf("end sessions of role: %w", err)
 		}
 	}
-	// This may wait for whoever reads the schema.
+	// This may wait for sessions that read the schema.
 	if _, err := pg.Exec(ctx, tx, changeSchema.For("DROP SCHEMA IF EXISTS "+id+" CASCADE")); err != nil {
 		return fmt.Errorf("drop schema: %w", err)
 	}
@@ -327,11 +330,11 @@ func (s *Steps) observeSchema(ctx context.Context, env *saga.Env) (saga.Observat
 	if !there {
 		return saga.Observation{Presence: saga.Absent}, nil
 	}
-	// Applying it again brings an old one up to date and changes a current one in nothing.
+	// Applying the schema again brings an old one up to date and leaves a current one unchanged.
 	return saga.Observation{Presence: saga.Partial, Why: "the schema is there; its version is checked"}, nil
 }
 
-// databaseEnv is how workloads find their own schema.
+// databaseEnv returns the environment variables by which workloads find their own schema.
 func (s *Steps) databaseEnv(out schemaOutput, epoch int64) map[string]string {
 	cfg := s.deps.Workloads.Config().ConnConfig
 	u := url.URL{

@@ -26,7 +26,7 @@ import (
 // storageName is the workspace's directory on its node: one for all its workloads.
 const storageName = "data"
 
-// storageOutput is what later steps read of this one.
+// storageOutput is the output of this step, which later steps read.
 type storageOutput struct {
 	AllocationID string   `json:"allocation_id"`
 	InstanceID   string   `json:"instance_id"`
@@ -37,8 +37,8 @@ type storageOutput struct {
 	Devices      []string `json:"gpu_device_ids"`
 }
 
-// allocate reserves a slot and GPUs, has an instance launched, waits for its session and has the directory made. It is called again after each wait and
-// goes on from what it finds.
+// allocate reserves a slot and GPUs, has an instance launched, waits for its session and has the agent make the
+// directory. It is called again after each wait and goes on from the rows that it finds.
 func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	_, spec, err := readInput(env.Input)
 	if err != nil {
@@ -58,7 +58,8 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	}
 	i, err = s.launch(ctx, env, driver, a, i, spec)
 	if fault.Has(err, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE) {
-		// Whoever ends the former instance, the sweep of the placement's own list at the latest, is done well within the budget of this step.
+		// The former instance is ended well within the budget of this step, by the sweep of the placement's own list at the
+		// latest.
 		_ = s.deps.EpochRefusals.note(atLaunch, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), fault.From(err).Public, err))
 		return waitTask(previousAlive(err)), nil
 	}
@@ -106,7 +107,7 @@ var insertInstance = pg.Define(pg.RoleLifecycle, "workspace.insert_instance", `
 			INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, node_id)
 			VALUES ($1, $2, $3, $4, 'prepared', $5, nullif($6, '')::uuid) RETURNING `+instanceColumns)
 
-// reserve makes the rows of the allocation and the instance of this epoch, or reads those that are there.
+// reserve makes the rows of the allocation and the instance of this epoch, or reads those that exist.
 func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, instance, error) {
 	var a allocation
 	var i instance
@@ -181,7 +182,7 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 	return nil
 }
 
-// launch has the instance made, if its placement makes one, and writes down what was made.
+// launch has the instance made, if its placement makes one, and records it.
 func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driver, a allocation, i instance, spec *lifecyclev1.WorkspaceSpec) (instance, error) {
 	switch i.State {
 	case commonv1.InstanceState_INSTANCE_STATE_LIVE:
@@ -238,7 +239,8 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 	return i, nil
 }
 
-// prepareIdentity has recovery register the identity of an instance before its launch, confirms the claim on it, and returns the node that it will be.
+// prepareIdentity has recovery register the identity of an instance before its launch, confirms the claim on it, and
+// returns the id of the node that the instance will be.
 func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance, box placement.LaunchRequest) (string, error) {
 	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
@@ -261,7 +263,8 @@ func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance, 
 	return prepared.GetNodeId(), nil
 }
 
-// notLaunched returns what a driver's refusal means for the step. That a former instance is not confirmed ended is returned as it is, and waited for.
+// notLaunched returns what a driver's refusal means for the step. The refusal that a former instance is not confirmed
+// ended is returned unchanged, and the step waits.
 func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim saga.Claim, i instance, refusal error) error {
 	reason, public := fault.ReasonOf(refusal), fault.From(refusal).Public
 	switch reason { //nolint:exhaustive // everything else may be tried again
@@ -270,13 +273,15 @@ func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim saga.Claim
 	case commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED:
 		return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, public, refusal)
 	case commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY:
-		// It is evidence: recovery hears of it first. If that sets rollback mode, the run stands still here, with nothing given up.
+		// The refusal is evidence, and is reported to recovery first. If recovery sets rollback mode, the run stops here,
+		// with no claim given up.
 		if s.deps.LaunchLog != nil {
 			if err := s.deps.LaunchLog.Check(ctx); err != nil {
 				return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), public, err)
 			}
 		}
-		// Nothing of this run stands there. Without the claim no undo ends the instance that does, which may be somebody's work.
+		// No instance of this run exists there. Without the claim, no undo ends the instance that does exist, which may run a
+		// tenant's work.
 		err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			if err := env.ReleaseTx(ctx, tx, claim); err != nil {
 				return fmt.Errorf("release instance: %w", err)
@@ -294,7 +299,7 @@ func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim saga.Claim
 	}
 }
 
-// previousAlive is what the timeline shows while the step waits for the end of a former instance.
+// previousAlive returns the text that the timeline shows while the step waits for the end of a former instance.
 func previousAlive(err error) string {
 	f := fault.From(err)
 	why := names.Of(f.Reason) + ": waiting for the end of a former instance: " + f.Public
@@ -304,7 +309,8 @@ func previousAlive(err error) string {
 	return why
 }
 
-// orKeep returns the moved row, or the one before if the move failed: a transaction may run twice, and its second run must compare the same state.
+// orKeep returns the changed row, or the one before if the change failed: a transaction may run twice, and its second
+// run must compare the same state.
 func orKeep(old, moved instance, err error) instance {
 	if err != nil {
 		return old
@@ -367,7 +373,8 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 	return a, err
 }
 
-// observeStorage says whether the step's work stands: the allocation, the live instance and the confirmed directory of this epoch.
+// observeStorage observes whether the step's work stands: the allocation, the live instance and the confirmed directory
+// of this epoch.
 func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	a, ok, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil {

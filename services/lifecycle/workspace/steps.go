@@ -29,7 +29,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// The steps of a workspace's way up, by the names that the timeline shows.
+// The steps of provisioning, by the names that the timeline shows.
 const (
 	StepValidate = "Validate request"
 	StepStorage  = runbook.StepInstance
@@ -53,21 +53,21 @@ const (
 	kindWorkload = "workload"
 )
 
-// Identities is recovery, asked for the identities of instances.
+// Identities is the client of recovery for the identities of instances.
 type Identities interface {
 	PrepareInstance(context.Context, *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error)
 	RetireInstance(context.Context, *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error)
 }
 
-// LaunchLog says whether what placements have launched fits this database.
+// LaunchLog compares what placements have launched with this database.
 type LaunchLog interface {
-	// Settled reports whether a comparison is done and all that it showed is with recovery.
+	// Settled reports whether a comparison is done and recovery has all its results.
 	Settled() bool
 	// Check compares again.
 	Check(ctx context.Context) error
 }
 
-// StepDeps is what the steps work with.
+// StepDeps are the dependencies of the steps.
 type StepDeps struct {
 	Logger     *slog.Logger
 	DB         *pgxpool.Pool
@@ -79,26 +79,27 @@ type StepDeps struct {
 	Catalogue  Catalogue
 	// EpochRefusals counts refusals of epochs that have been passed. May be nil.
 	EpochRefusals *EpochRefusals
-	// LaunchLog compares launch logs with the database; nothing is launched before it has. May be nil.
+	// LaunchLog compares launch logs with the database; nothing is launched before it has done so. May be nil.
 	LaunchLog LaunchLog
 	// Secret derives launch secrets and database passwords, so that none is stored.
 	Secret []byte
-	// Secrets seals what a deploy carries, and opens it to see that it can be.
+	// Secrets seals the environment values of a deploy, and opens them to check that they can be opened.
 	Secrets *secretenv.Keys
-	// ReleaseDeadline is how long a release may take before its hold is release_failed; zero means two minutes. ForceGrace is how long a forced release
-	// tries each undo; zero means ten seconds.
+	// ReleaseDeadline is how long a release may take before its allocation is release_failed; zero means two minutes.
+	// ForceGrace is how long a forced release tries each undo; zero means ten seconds.
 	ReleaseDeadline, ForceGrace time.Duration
-	// Policy says how long steps and runs may show no progress. May be nil: then it is what the definitions say.
+	// Policy sets how long steps and runs may show no progress. May be nil: then the values of the definitions apply.
 	Policy policy.Reader
 }
 
 // Steps are the functions of the sagas.
 type Steps struct{ deps StepDeps }
 
-// NewSteps makes the functions.
+// NewSteps returns the functions with the given dependencies.
 func NewSteps(deps StepDeps) *Steps { return &Steps{deps: deps} }
 
-// Stalls returns how long a step, or with an empty step a run, may show no progress by the policy in force; zero without a policy.
+// Stalls returns how long a step, or with an empty step a run, may show no progress by the policy in force; zero
+// without a policy.
 func (s *Steps) Stalls(_, step string) time.Duration {
 	if s.deps.Policy == nil {
 		return 0
@@ -119,8 +120,8 @@ var moveReleaseDeadlines = pg.Define(pg.RoleLifecycle, "workspace.move_release_d
 		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
 		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+allocationColumns)
 
-// Resumed moves on what counts the time of workspaces whose runs go on after rollback mode: the deadlines of their releases, and the last moments at
-// which their tasks may start.
+// Resumed moves forward the time limits of workspaces whose runs go on after rollback mode: the deadlines of their
+// releases, and the last moments at which their tasks may start.
 func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) error {
 	var ids, workspaces []string
 	var stood []float64
@@ -137,19 +138,19 @@ func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) err
 	return task.Extend(ctx, tx, ids, stood)
 }
 
-// derive makes a secret for a purpose from the service's own.
+// derive returns a secret for a purpose, derived from the service's own.
 func (s *Steps) derive(purpose, id string) []byte {
 	m := hmac.New(sha256.New, s.deps.Secret)
 	m.Write([]byte(purpose + "\x00" + id))
 	return m.Sum(nil)
 }
 
-// launchSecret is the token that the instance of an instance enrols with.
+// launchSecret returns the token that a launched instance enrols with.
 func (s *Steps) launchSecret(instanceID string) string {
 	return "gls_" + strings.ReplaceAll(instanceID, "-", "") + "_" + base64.RawURLEncoding.EncodeToString(s.derive("launch", instanceID))
 }
 
-// databasePassword is the password of a workspace's role in the workload database, anew for each epoch.
+// databasePassword returns the password of a workspace's role in the workload database, a new one for each epoch.
 func (s *Steps) databasePassword(role string, epoch int64) string {
 	return hex.EncodeToString(s.derive("database", fmt.Sprintf("%s/%d", role, epoch))[:24])
 }
@@ -163,8 +164,9 @@ type taskSpec struct {
 	within  time.Duration
 }
 
-// ensure has a task done once for this step and direction: it answers the task that is under way or has succeeded, whichever attempt queued it; one
-// that ended otherwise is queued anew by a later attempt, and is this attempt's failure if this attempt queued it.
+// ensure has a task done once for this step and direction: it returns the task that is under way or has succeeded,
+// whichever attempt queued it; a task that ended otherwise is queued anew by a later attempt, and is this attempt's
+// failure if this attempt queued it.
 func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.Row, error) {
 	var out task.Row
 	queued := false
@@ -196,7 +198,8 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 	return out, nil
 }
 
-// do is ensure, judged: it answers the task's output, and whether it is done or still under way. A failure is an error with its owner.
+// do calls ensure and judges the task: it returns the task's output, and whether the task is done or still under way. A
+// failure is an error with its owner.
 func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, bool, error) {
 	row, err := s.ensure(ctx, env, spec)
 	if err != nil {
@@ -240,14 +243,14 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 	}
 }
 
-// waitTask parks the step until a task of it moves.
+// waitTask parks the step until one of its tasks changes state.
 func waitTask(what string) saga.Outcome {
 	return saga.Wait(saga.WaitFor{For: 5 * time.Second, Why: what, WakeOnSignal: true})
 }
 
-// withdraw asks to stop whatever the run's steps queued on the way forward and is not done: an undo must not race it. A
-// cancel has done so already, but for what a step queued at the same moment. The agent refuses what still arrives,
-// since the undo carries a higher op_seq.
+// withdraw requests the cancellation of every task that the run's steps queued on the way forward and that is not done:
+// an undo must not race it. A cancel has done so already, except for a task that a step queued at the same moment. The
+// agent refuses a task that still arrives, since the undo carries a higher op_seq.
 func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 	var rows []task.Row
 	err := env.TxAfter(ctx, func(ctx context.Context, tx pgx.Tx) error {

@@ -19,13 +19,14 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// unaccountedColumns are an instance's columns of the table of those that no row accounts for. Its tenant and name are the workspace's, if that is known.
+// unaccountedColumns are the columns of an instance in the table of instances that no row accounts for. The tenant and
+// name are the workspace's, if the workspace exists.
 const unaccountedColumns = `u.instance_id::text AS instance_id, u.workspace_id::text AS workspace_id,
 	coalesce((SELECT w.tenant_id::text FROM lifecycle.workspace w WHERE w.id = u.workspace_id), '') AS tenant_id,
 	u.epoch, u.state, u.placement, u.provider_id, '' AS node_id, u.started_at, u.ended_at, u.end_reason,
 	coalesce((SELECT w.name FROM lifecycle.workspace w WHERE w.id = u.workspace_id), '') AS workspace_name, u.version`
 
-// unaccountedEvent is the event of an instance that no row accounts for.
+// unaccountedEvent returns the event of an instance that no row accounts for.
 func unaccountedEvent(i instance) events.Event {
 	e := i.event()
 	if p, ok := e.Payload.(*lifecyclev1.Instance); ok {
@@ -36,15 +37,15 @@ func unaccountedEvent(i instance) events.Event {
 	return e
 }
 
-// noteUnaccounted keeps the table of unaccounted instances of a placement in step with what its list shows, and reports each change. It returns how many
-// there were.
+// noteUnaccounted brings the table of unaccounted instances of a placement up to date with the placement's list, and
+// appends an event for each change. It returns how many there were.
 func noteUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, seen []placement.Instance) (int, error) {
 	var instances, workspaces, providers []string
 	var epochs []int64
 	var started []*time.Time
 	for _, b := range seen {
 		if !ids.Valid(b.WorkspaceID) {
-			continue // of no mesh; it is in the log of the sweep
+			continue // of no mesh; the sweep logs it
 		}
 		id, at := b.InstanceID, (*time.Time)(nil)
 		if !ids.Valid(id) {
@@ -111,7 +112,8 @@ var accountInstance = pg.Define(pg.RoleLifecycle, "workspace.account_instance", 
 		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'ended', ended_at = mesh.clock(), end_reason = $7, version = u.version + 1
 		RETURNING `+unaccountedColumns)
 
-// endUnaccounted records the confirmed end of an instance that no row accounts for, whether or not a sweep has seen it before.
+// endUnaccounted records the confirmed end of an instance that no row accounts for, whether or not a sweep has seen it
+// before.
 func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) (instance, string, error) {
 	id := b.InstanceID
 	if !ids.Valid(id) {
@@ -136,8 +138,9 @@ var forgetUnaccounted = pg.Define(pg.RoleLifecycle, "workspace.forget_unaccounte
 	`DELETE FROM lifecycle.unaccounted_instance u WHERE u.placement = $1 AND u.workspace_id = $2 AND u.epoch = $3
 		RETURNING u.instance_id::text, u.version`)
 
-// accountFor takes an instance out of the table because a row of its own takes its place, and returns the version above which that row's begin; the id
-// under which it was shown, if it was, goes on.
+// accountFor takes an instance out of the table because a row of its own takes its place. It returns the id for that
+// row, which is the one under which the instance was shown, if it was, and the version above which the versions of that
+// row begin.
 func accountFor(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance) (string, int64, error) {
 	var id string
 	var version int64

@@ -75,7 +75,7 @@ func failures() []failing {
 	}
 }
 
-// comesTo waits until the open run of a workspace is at a step and has done something there that did not end it.
+// comesTo waits until the open run of a workspace is at a step and has made an attempt there that did not end the step.
 func (p *cluster) comesTo(id, step string) {
 	p.t.Helper()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
@@ -90,7 +90,7 @@ func (p *cluster) comesTo(id, step string) {
 	})
 }
 
-// keeps fails unless the rows of the tenant stand, and nothing else is claimed.
+// keeps fails the test unless the rows of the tenant are kept, and nothing else is claimed.
 func (p *cluster) keeps(id, name string) {
 	p.t.Helper()
 	var rows int
@@ -119,8 +119,8 @@ func (p *cluster) keeps(id, name string) {
 	}
 }
 
-// TestAFailedRecreateKeepsTheSchema: with the tenant's data, whichever step it fails at; a recreate after it has them, and
-// so has a retry.
+// TestAFailedRecreateKeepsTheSchema: with the tenant's data, whichever step the recreate fails at; a later recreate or
+// retry has the same data.
 func TestAFailedRecreateKeepsTheSchema(t *testing.T) {
 	for n, f := range failures() {
 		t.Run(f.step, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestAFailedRecreateKeepsTheSchema(t *testing.T) {
 			}
 			p.rests(id, "failed")
 			if f.step == StepStorage || f.step == StepHandle {
-				// The run has not come to the schema, and leaves the login of its role too.
+				// The run has not reached the schema step, and leaves the login of the schema's role as it is.
 				p.schemas(`ALTER ROLE ` + pgx.Identifier{name}.Sanitize() + ` NOLOGIN`)
 			}
 			p.keeps(id, name)
@@ -162,7 +162,7 @@ func TestAFailedRecreateKeepsTheSchema(t *testing.T) {
 	}
 }
 
-// retried resets a failed workspace and asks for a retry.
+// retried resets a failed workspace and requests a retry.
 func (p *cluster) retried(id string) {
 	p.t.Helper()
 	for _, kind := range []commonv1.OperationKind{kReset, kRetry} {
@@ -173,7 +173,7 @@ func (p *cluster) retried(id string) {
 	p.rests(id, "active")
 }
 
-// hasItsRows fails unless the role of the workspace reads what it wrote.
+// hasItsRows fails the test unless the role of the workspace reads the rows that it wrote.
 func (p *cluster) hasItsRows(id string) {
 	p.t.Helper()
 	conn, err := p.login(id)
@@ -186,8 +186,9 @@ func (p *cluster) hasItsRows(id string) {
 	}
 }
 
-// TestASchemaKnowsWhichRunMadeIt: a driver that dies after it has made a schema, and before that is recorded, leaves the
-// note of its run on it, in the transaction that made it. Another run's undo finds that note and drops nothing.
+// TestASchemaKnowsWhichRunMadeIt: a driver that dies after it has made a schema, and before that is recorded, leaves
+// the note of its run on the schema, in the transaction that made it. Another run's undo finds that note and drops
+// nothing.
 func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id, first, second := ids.New(), ids.New(), ids.New()
@@ -212,7 +213,7 @@ func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 	if role, login, schema := hasRole(t, p.admin(), name); !role || login || !schema {
 		t.Fatalf("the role stands: %v and may log in: %v, the schema: %v", role, login, schema)
 	}
-	// Its name is taken for as long as it stands.
+	// The schema's name is taken for as long as the schema exists.
 	if holder, err := schemaHolder(t.Context(), p.workloads(), name); err != nil || holder != id {
 		t.Fatalf("%q has the name: %v", holder, err)
 	}
@@ -227,7 +228,7 @@ func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 	if role, _, schema := hasRole(t, p.admin(), name); role || schema {
 		t.Fatalf("the role stands: %v, the schema: %v", role, schema)
 	}
-	// A run drops the schema that it made. Of a role that stood before, alone, the login goes and not the role.
+	// A run drops the schema that it made. Where only the role existed before, the role loses its login and is kept.
 	quoted := pgx.Identifier{name}.Sanitize()
 	p.schemas(`CREATE ROLE ` + quoted + ` LOGIN`)
 	if _, err := p.seats[0].steps.migrateTenant(t.Context(), ran(second, 2, 5), name); err != nil {
@@ -237,7 +238,7 @@ func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 	if role, login, schema := hasRole(t, p.admin(), name); err != nil || kept || !role || login || schema {
 		t.Fatalf("kept: %v, %v; the role stands: %v and may log in: %v, the schema: %v", kept, err, role, login, schema)
 	}
-	// A build before left no note: what it made in a later epoch than the first counts as made before.
+	// An earlier build left no note: a schema that it made in a later epoch than the first counts as made before the run.
 	if _, err := p.seats[0].steps.migrateTenant(t.Context(), ran("", 2, 7), name); err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// The verb that is named as the way out of a state is one that is done there, by the table of what every request is answered in every state.
+// The verb that is named as the way out of a state can be done in that state, by the table of the answers to every
+// request in every state.
 func TestTheWayOutOfAStateIsOpen(t *testing.T) {
 	stuck := []string{"creating, stuck", "retrying, stuck", "recreating, stuck", "decommissioning, stuck"}
 	undone := []string{"creating, undone", "retrying, undone", "recreating, undone"}

@@ -59,7 +59,7 @@ func (d *deadlocks) none(t *testing.T) {
 	}
 }
 
-// traced is a pool of the role lifecycle whose deadlocks are kept.
+// traced returns a pool of the role lifecycle whose deadlocks are kept in d.
 func (p *cluster) traced(d *deadlocks) *pgxpool.Pool {
 	p.t.Helper()
 	cfg, err := pgxpool.ParseConfig(p.db.URL(pg.RoleLifecycle))
@@ -94,8 +94,8 @@ func (p *cluster) blocked(text string) {
 	})
 }
 
-// asks begins a workspace and waits until its instance's agent, which takes no work, has been asked for storage. It returns
-// the operation and the node.
+// asks begins a workspace and waits until its instance's agent, which takes no work, has been given the task of making
+// the storage. It returns the operation and the node.
 func (p *cluster) asks() (*lifecyclev1.Operation, string) {
 	p.t.Helper()
 	p.world.mu.Lock()
@@ -124,7 +124,7 @@ func (p *cluster) asks() (*lifecyclev1.Operation, string) {
 	return op, node
 }
 
-// sessionOf is the session that holds a node's gate.
+// sessionOf returns the session that a node's gate names.
 func (p *cluster) sessionOf(node string) string {
 	p.t.Helper()
 	var session string
@@ -148,8 +148,8 @@ func (p *cluster) leased(node string) *lifecyclev1.LeasedTask {
 	return res.GetTasks()[0]
 }
 
-// TestACancelMeetsAResult: an agent's result has the task and wants the run at the moment at which the run is cancelled
-// and its tasks are withdrawn.
+// TestACancelMeetsAResult: the transaction of an agent's result has locked the task and waits for the run at the moment
+// at which the run is cancelled and its tasks are withdrawn.
 func TestACancelMeetsAResult(t *testing.T) {
 	var seen deadlocks
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, tracer: &seen})
@@ -188,7 +188,7 @@ func TestACancelMeetsAResult(t *testing.T) {
 			t.Errorf("the cancel was not taken: %v", err)
 		}
 	})
-	// Whoever withdraws the tasks waits for the result that has one of them.
+	// The transaction that withdraws the tasks waits for that of the result, which has locked one of them.
 	p.blocked("task.lock_open_of_run")
 	free()
 	both.Wait()
@@ -199,13 +199,14 @@ func TestACancelMeetsAResult(t *testing.T) {
 	seen.none(t)
 }
 
-// TestACancelWithdrawsAtOnce: what agents were asked for is withdrawn with the cancel, though the step under way does
-// not heed it.
+// TestACancelWithdrawsAtOnce: tasks of agents are withdrawn with the cancel, though the step under way does not heed
+// the cancel.
 func TestACancelWithdrawsAtOnce(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	op, node := p.asks()
 	p.leased(node)
-	// No driver says anything to the database until the replica goes on: what is withdrawn now is withdrawn by the cancel.
+	// No driver reaches the database until the replica is thawed: tasks that are withdrawn now are withdrawn by the
+	// cancel.
 	thaw := p.seats[0].freeze()
 	defer thaw()
 	err := pg.InTx(t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
@@ -227,8 +228,8 @@ func TestACancelWithdrawsAtOnce(t *testing.T) {
 	p.rests(op.GetWorkspaceId(), "failed")
 }
 
-// TestAnImageOnAMachineOfProcesses: an agent that cannot run what it is asked to is not asked again: the step has
-// failed for good, and the run is undone.
+// TestAnImageOnAMachineOfProcesses: an agent that cannot run a workload is not given it again: the step has failed for
+// good, and the run is undone.
 func TestAnImageOnAMachineOfProcesses(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	p.world.mu.Lock()

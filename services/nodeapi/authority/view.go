@@ -1,8 +1,10 @@
-// Package authority keeps a replica's view of recovery's decisions over nodes: who is fenced, which serials count, which generation is confirmed.
+// Package authority keeps a replica's view of recovery's decisions about nodes: which are fenced, which serials count,
+// which generation is confirmed.
 //
-// The view is trusted for less time than it takes to notice that it has gone stale: a lease of 1.5 s from the moment a ping was sent, on the monotonic
-// clock. While the lease has lapsed nothing may be offered and nothing acknowledged. Deltas that came before a pong are applied before the lease is
-// renewed, so a node fenced meanwhile is closed before anything is sent to it again.
+// The view is trusted under a lease of 1.5 s from the moment a ping was sent, by the monotonic clock. The lease is
+// shorter than the time it takes to notice that a view has gone stale. While the lease has lapsed no task may be
+// offered and no result acknowledged. Deltas that came before a pong are applied before the lease is renewed, so the
+// sessions of a node that was fenced meanwhile are closed before anything is sent to it again.
 package authority
 
 import (
@@ -67,7 +69,7 @@ func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream
 	}
 }
 
-// Fresh says whether decisions may rest on the view now.
+// Fresh reports whether the view's lease stands, so that decisions may rest on the view.
 func (v *View) Fresh() bool {
 	return int64(time.Since(v.start)) < v.leaseTo.Load()
 }
@@ -93,14 +95,15 @@ func (v *View) WaitFresh(ctx context.Context) error {
 	}
 }
 
-// Get returns what is known of a node; nil if nothing is.
+// Get returns recovery's last decision about a node; nil if the view has none.
 func (v *View) Get(nodeID string) *recoveryv1.NodeAuthority {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.nodes[nodeID]
 }
 
-// MayDispatch says whether a session is the one that may be offered work: the view is fresh, the node active, its confirmed session this one.
+// MayDispatch reports whether a session may be offered work: the view is fresh, the node is active, and this is its
+// confirmed session.
 func (v *View) MayDispatch(nodeID, sessionID string, generation int64) bool {
 	if !v.Fresh() {
 		return false
@@ -150,7 +153,8 @@ func (v *View) runOnce(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		v.ping(ctx, stream, pings, cancel)
-		// Who sends also ends the request: HTTP/2 does not look at ctx while it waits for the rest of a body, and Receive would hang.
+		// The sending goroutine also ends the request: HTTP/2 does not look at ctx while it waits for the rest of a body, and
+		// Receive would hang.
 		_ = stream.CloseRequest()
 	})
 	defer func() {
@@ -218,7 +222,8 @@ func (p *pings) waiting() int {
 	return len(p.sent)
 }
 
-// unanswered is how many pings may wait before the stream is given up: a connection that swallows frames must not hold the view for long.
+// unanswered is how many pings may wait before the stream is given up: a connection that swallows frames must not hold
+// the view for long.
 const unanswered = 8
 
 func (v *View) ping(ctx context.Context, stream Stream, p *pings, cancel context.CancelCauseFunc) {
@@ -243,11 +248,12 @@ func (v *View) ping(ctx context.Context, stream Stream, p *pings, cancel context
 	}
 }
 
-// replace takes a whole snapshot: what it does not name is unknown again, which nobody may dispatch to.
+// replace takes a whole snapshot. A node that it does not name is unknown afterwards, and no session of an unknown node
+// may be offered work.
 func (v *View) replace(nodes map[string]*recoveryv1.NodeAuthority, sequence int64) {
 	v.mu.Lock()
 	for id, n := range nodes {
-		// A decision that was seen stays seen: a snapshot cannot take it back.
+		// A snapshot does not replace a later decision that was already received.
 		if old := v.nodes[id]; old.GetSequence() > n.GetSequence() {
 			nodes[id] = old
 		}
@@ -296,7 +302,7 @@ func (v *View) renew(sentAt time.Time) {
 	v.mu.Unlock()
 }
 
-// Health explains an unready view.
+// Health returns an error if the view is not fresh.
 func (v *View) Health() error {
 	if !v.Fresh() {
 		return errors.New("recovery's authority view is stale")

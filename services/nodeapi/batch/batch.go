@@ -1,5 +1,5 @@
-// Package batch gathers calls of many callers into few calls of a service. It clocks itself: a batch is whatever came while the previous call was
-// under way, so an idle mesh pays no delay and a storm pays few round trips.
+// Package batch gathers calls of many callers into few calls of a service. It needs no timer: a batch is the requests
+// that came while the previous calls were under way, so an idle mesh pays no delay and a storm pays few round trips.
 package batch
 
 import (
@@ -12,11 +12,11 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// ErrLength says that a service answered a batch with another number of results than it was asked for.
+// ErrLength is returned if a service answered a batch with a number of results other than the number of requests.
 var ErrLength = errors.New("batch answered with another number of results")
 
-// Refused says whether a call was refused for what it carries: invalid, or too large, which a transport's limit calls exhausted. Sending the same
-// again would not help; sending its parts may.
+// Refused reports whether a call was refused for its content: it is invalid, or too large, which a transport's limit
+// reports as exhausted. Sending the same content again would not help; sending its parts may.
 func Refused(err error) bool {
 	switch fault.ReasonOf(err) { //nolint:exhaustive // every other reason is about the moment or the callee
 	case commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_FRAME_TOO_LARGE, commonv1.Reason_REASON_RATE_LIMITED:
@@ -49,7 +49,7 @@ func New[Q, R any](maxItems, lanes int, call func(context.Context, []Q) ([]R, er
 	return &Batcher[Q, R]{call: call, max: maxItems, lane: lanes, in: make(chan item[Q, R], maxItems)}
 }
 
-// Do asks and waits for the answer, or for ctx.
+// Do sends a request with one of the next calls and returns its result. It returns the cause of ctx if that ends first.
 func (b *Batcher[Q, R]) Do(ctx context.Context, req Q) (R, error) {
 	var zero R
 	out := make(chan result[R], 1)
@@ -78,7 +78,7 @@ func (b *Batcher[Q, R]) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		// The lane is taken before the batch is closed, so that what comes while all lanes are busy rides along.
+		// The lane is taken before the batch is closed, so that requests which come while all lanes are busy join the batch.
 		select {
 		case lanes <- struct{}{}:
 		case <-ctx.Done():
@@ -106,7 +106,8 @@ func (b *Batcher[Q, R]) gather(first item[Q, R]) []item[Q, R] {
 	return items
 }
 
-// serve returns items by one call. A call that is refused for what it carries is split, so that one bad request does not refuse all that ride with it.
+// serve sends items in one call and delivers their results. A call that is refused for its content is split in two, so
+// that one bad request does not have the others refused with it.
 func (b *Batcher[Q, R]) serve(ctx context.Context, items []item[Q, R]) {
 	reqs := make([]Q, len(items))
 	for i, it := range items {

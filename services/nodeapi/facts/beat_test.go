@@ -9,7 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestBeatsAreNoEvents: a minute of a replica's beats is thirteen writes of its row and one event, that it came; others say that it comes again, and leaves.
+// TestBeatsAreNoEvents: a minute of a replica's beats is thirteen writes of its row and one event, that the replica has
+// started. There are further events when it is back after a silence, and when it leaves.
 func TestBeatsAreNoEvents(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

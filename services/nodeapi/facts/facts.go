@@ -1,9 +1,11 @@
-// Package facts writes what a replica saw: transitions of sessions as events, and the beats of the whole replica into its row of mesh.replica. Nothing here
-// is a verdict, and a heartbeat of an agent is never written.
+// Package facts writes what a replica observed: transitions of sessions as events, and the beats of the whole replica
+// into its row of mesh.replica. It decides nothing, and it never writes an agent's heartbeat.
 //
-// Guarantees: the newest fact of each session is written at least once while the database can be reached; older ones of the same session that had not
-// been written yet are skipped, since each fact carries the whole session. The writer holds at most one fact a session. What an agent saw of its workloads is
-// written once and not again until it differs, by whichever replica has the node's session; what a session does not repeat any more is reported as stale.
+// Guarantees: the newest fact of each session is written at least once while the database can be reached; older ones of
+// the same session that had not been written yet are skipped, since each fact carries the whole session. The writer
+// holds at most one fact a session. The replica that has a node's session writes an agent's observation of its
+// workloads once, and again only when it differs. It reports an observation as stale when the session has stopped
+// repeating it.
 package facts
 
 import (
@@ -29,7 +31,7 @@ const flushMost = 512
 // Counts returns how many sessions stand here and how many are late.
 type Counts func() (sessions, late int)
 
-// Replica is what others are told of this one.
+// Replica is what this replica publishes about itself.
 type Replica struct {
 	ID      string
 	Address string // host:port at which other services reach it
@@ -58,7 +60,8 @@ type Writer struct {
 	now       func() time.Time
 }
 
-// New makes a writer. wake tells this process's sequencer of new events; onTime is given each reading of the database's clock.
+// New makes a writer. It calls wake to notify this process's sequencer of new events, and onTime with each reading of
+// the database's clock.
 func New(logger *slog.Logger, db *pgxpool.Pool, replica Replica, wake func(), counts Counts, onTime func(sent, received, server time.Time)) *Writer {
 	return &Writer{
 		logger: logger, db: db, wake: wake, replica: replica, counts: counts, onTime: onTime,
@@ -88,7 +91,8 @@ func (w *Writer) pokeLocked() {
 	}
 }
 
-// keep takes what travels once, or when it changes, from an older fact that was not written, where the newer one has none of it.
+// keep copies the fields that an agent sends once or on change (host, profile, diagnostics) from an older fact that was
+// not written to the newer one, where the newer one lacks them.
 func keep(newer, old *nodev1.SessionChanged) {
 	if newer.GetHost() == nil {
 		newer.Host = old.GetHost()
@@ -119,7 +123,7 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 }
 
-// tidy writes what follows from time alone.
+// tidy does the writes that only the passing of time calls for: stale observations, and rows to prune.
 func (w *Writer) tidy(ctx context.Context) {
 	for _, do := range []func(context.Context) error{w.fade, w.prune} {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
@@ -128,7 +132,7 @@ func (w *Writer) tidy(ctx context.Context) {
 	}
 }
 
-// Leave writes the last facts and a beat that says that the replica leaves.
+// Leave writes the last facts and a beat that marks the replica as leaving.
 func (w *Writer) Leave(ctx context.Context) error {
 	w.flush(ctx)
 	w.beat(ctx, true)
@@ -211,8 +215,9 @@ func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen
 	return nil
 }
 
-// beat says that this replica listens, and reads the database's clock on the way. It is one statement. Events are written only of what changes: the replica
-// came, comes again after a silence in which it counted as gone, or leaves.
+// beat writes this replica's row, which marks it as listening, and reads the database's clock with the same statement.
+// It appends an event only on a change: the replica has started, is back after a silence in which it counted as gone,
+// or leaves.
 func (w *Writer) beat(ctx context.Context, leaving bool) {
 	ctx, cancel := context.WithTimeout(ctx, replicas.Every)
 	defer cancel()
@@ -258,7 +263,8 @@ func (w *Writer) writeBeat(ctx context.Context, beat replicas.Beat, changed bool
 	return written, err
 }
 
-// Health explains a replica whose beat the rest of the mesh does not see.
+// Health returns an error if no beat has been written for three periods, in which case the rest of the mesh does not
+// see this replica.
 func (w *Writer) Health(context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -24,7 +24,7 @@ func replica(t *testing.T, pool *pgxpool.Pool) *facts.Writer {
 		func() (int, int) { return 0, 0 }, func(time.Time, time.Time, time.Time) {})
 }
 
-// written are the versions of the observations in the order in which they were written.
+// written returns the versions of the observations in the order in which they were written.
 func written(t *testing.T, pool *pgxpool.Pool) []int64 {
 	t.Helper()
 	rows, err := pool.Query(testkit.Context(t), `SELECT aggregate_version FROM events.event WHERE kind = 'workload.observed' ORDER BY seq`)
@@ -38,7 +38,7 @@ func written(t *testing.T, pool *pgxpool.Pool) []int64 {
 	return versions
 }
 
-// now is the database's time as observations count it.
+// now returns the database's time in the unit of observations' versions.
 func now(t *testing.T, pool *pgxpool.Pool) int64 {
 	t.Helper()
 	at, _, _, err := pg.Clock(testkit.Context(t), pool)
@@ -48,7 +48,8 @@ func now(t *testing.T, pool *pgxpool.Pool) int64 {
 	return at.UnixMicro()
 }
 
-// TestObservationsAreVersionedByTheDatabasesClock: by the clock of a replica that is ahead, what it wrote would hide what another writes later (R11).
+// TestObservationsAreVersionedByTheDatabasesClock: with the clock of a replica that is ahead, its observations would
+// hide those that another replica writes later (R11).
 func TestObservationsAreVersionedByTheDatabasesClock(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -77,7 +78,8 @@ func TestObservationsAreVersionedByTheDatabasesClock(t *testing.T) {
 	}
 }
 
-// TestAnObservationThatWaitedForTheDatabaseIsOver: a replica that was cut off may not write what it saw before the agent went to another one.
+// TestAnObservationThatWaitedForTheDatabaseIsOver: a replica that could not reach the database must not write an
+// observation from before the agent moved to another replica.
 func TestAnObservationThatWaitedForTheDatabaseIsOver(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -20,42 +20,46 @@ import (
 )
 
 const (
-	// observationsPending bounds the workspaces whose newest observation waits to be written; agents say it again.
+	// observationsPending bounds the workspaces whose newest observation waits to be written. Agents repeat what is
+	// dropped.
 	observationsPending = 16384
-	// staleAfter is how long an agent whose session stands may leave an observation unrepeated before it is no evidence any more: it repeats all each minute.
+	// staleAfter is how long an observation counts as evidence after an agent whose session stands last repeated it.
+	// Agents repeat every observation each minute.
 	staleAfter = 150 * time.Second
 	// pruneEvery is how often rows of nodes that are gone are deleted.
 	pruneEvery = time.Hour
 )
 
-// kept names a workspace as one node has it: what another says of it is another's word.
+// kept names a workspace on one node. Observations of the same workspace by another node are kept apart.
 type kept struct{ workspaceID, nodeID string }
 
-// observed is the newest observation of one workspace's workloads that has not been compared with what is written, or differs from it.
+// observed is the newest observation of one workspace's workloads that has not been compared with what is written, or
+// differs from it.
 type observed struct {
 	nodeID, instanceID string
-	generation         int64 // of the session that told it
+	generation         int64 // of the session that reported it
 	fact               *nodev1.Observation
 	digest             observation.Digest
 	at                 time.Time // when it came, by this process's monotonic clock
 	waited             bool      // the database could not be written
 }
 
-// observer is the session of one node, as far as its observations go.
+// observer is what is known of the observations of one node's newest session here.
 type observer struct {
 	generation int64
-	known      map[string]*repeated // by workspace: what is written. Nil until it was read
+	known      map[string]*repeated // by workspace: the written observations; nil until they have been read
 }
 
-// repeated is an observation that is written, and when the session told it last.
+// repeated is an observation that is written, and when the session last reported it.
 type repeated struct {
 	digest observation.Digest
 	heard  time.Time
 }
 
-// Observed takes what the agent of a session saw of its workloads: untrusted evidence, written when it differs from what is written. It does not block.
+// Observed takes an observation by the agent of a session of its workloads. It is untrusted evidence, and is written if
+// it differs from the written one. Observed does not block.
 func (w *Writer) Observed(nodeID, instanceID string, generation int64, f *nodev1.Observation) {
-	f.StaleSince = nil // only a replica says so
+	f.StaleSince = nil // only a replica may set it
 	digest, err := observation.Of(f)
 	if err != nil {
 		w.logger.Warn("observation not taken", slog.Any("error", err))
@@ -65,10 +69,10 @@ func (w *Writer) Observed(nodeID, instanceID string, generation int64, f *nodev1
 	defer w.mu.Unlock()
 	o := w.observerLocked(nodeID, generation)
 	if o == nil {
-		return // a newer session tells it all
+		return // a newer session reports all of it
 	}
 	at, now := kept{f.GetWorkspaceId(), nodeID}, w.now()
-	// While an earlier one of the same workspace is being written, what is written is not known.
+	// While an earlier observation of the same workspace is being written, it is not known which one the database has.
 	if k := o.known[at.workspaceID]; k != nil && k.digest == digest && !w.flying[at] {
 		k.heard = now
 		delete(w.seen, at)
@@ -80,7 +84,8 @@ func (w *Writer) Observed(nodeID, instanceID string, generation int64, f *nodev1
 	w.pokeLocked()
 }
 
-// observerLocked returns the state of a node's session, and begins it with the first word of a newer one. Nil: a newer session has begun.
+// observerLocked returns the state of a node's session, and creates it at the first report of a newer session. It
+// returns nil if a newer session has begun.
 func (w *Writer) observerLocked(nodeID string, generation int64) *observer {
 	o := w.observers[nodeID]
 	switch {
@@ -94,8 +99,8 @@ func (w *Writer) observerLocked(nodeID string, generation int64) *observer {
 	return o
 }
 
-// follow keeps the observers to the sessions that stand. What an earlier session told and this one does not repeat becomes stale, so each one is followed
-// from its admission on.
+// followLocked keeps one observer for each session that stands. An observation of an earlier session that this one does
+// not repeat becomes stale, so each session is followed from its admission on.
 func (w *Writer) followLocked(f *nodev1.SessionChanged) {
 	switch f.GetState() { //nolint:exhaustive // the others begin and end nothing
 	case commonv1.SessionState_SESSION_STATE_ADMITTED:
@@ -123,7 +128,7 @@ func (w *Writer) takeObserved() []*observed {
 	return out
 }
 
-// landed notes that what was taken is written or given back.
+// landed records that the observations that were taken have been written or given back.
 func (w *Writer) landed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -142,7 +147,8 @@ func (w *Writer) giveBackObserved(seen []*observed) {
 	}
 }
 
-// takeUnread returns some of the sessions whose nodes' rows were not read, and the sessions of what is about to be written in any case.
+// takeUnread returns the generations, by node, of the sessions whose nodes' rows must be read: all those with an
+// observation in seen, and others up to flushMost in all.
 func (w *Writer) takeUnread(seen []*observed) map[string]int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -161,16 +167,17 @@ func (w *Writer) takeUnread(seen []*observed) map[string]int64 {
 	return out
 }
 
-// written is what a transaction did about observations.
+// written is what a transaction read and wrote of observations.
 type written struct {
 	read     map[string]int64                         // the generations of the nodes whose rows were read
 	stored   map[string]map[string]observation.Digest // those rows
 	settled  []*observed                              // written, or as they are written already
-	overtook map[string]bool                          // nodes of which a newer session has told something
+	overtook map[string]bool                          // nodes of which a newer session has reported something
 }
 
-// writeObserved writes those observations that differ from what is written, in a transaction. A session is registered with its first word, and what an
-// earlier one told is not written after that, however long it waited: the rows always are what the newest session told.
+// writeObserved writes those observations that differ from what is written, in a transaction. A session is registered
+// with its first report. After that no observation of an earlier session is written, however long it waited: the rows
+// always hold what the newest session reported.
 func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed, unread map[string]int64) (*written, error) {
 	out := &written{read: unread, stored: map[string]map[string]observation.Digest{}, overtook: map[string]bool{}}
 	told := map[string]int64{}
@@ -212,7 +219,7 @@ func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed,
 	var changed []*observed
 	for _, o := range seen {
 		switch digest, stored := w.digestOf(o, out); {
-		case newest[o.nodeID] > o.generation: // what it told is over
+		case newest[o.nodeID] > o.generation: // a newer session has replaced what it reported
 		case stored && digest == o.digest:
 			out.settled = append(out.settled, o)
 		default:
@@ -222,7 +229,7 @@ func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed,
 	return out, w.writeChanged(ctx, tx, changed)
 }
 
-// readStored reads what is written of nodes.
+// readStored reads the digests of the written observations of nodes into out.
 func (w *Writer) readStored(ctx context.Context, tx pgx.Tx, unread map[string]int64, out *written) error {
 	if len(unread) == 0 {
 		return nil
@@ -242,7 +249,7 @@ func (w *Writer) readStored(ctx context.Context, tx pgx.Tx, unread map[string]in
 	return nil
 }
 
-// digestOf returns what is written of an observation's workspace on its node.
+// digestOf returns the digest of the written observation of the same workspace and node; false if none is written.
 func (w *Writer) digestOf(o *observed, out *written) (observation.Digest, bool) {
 	if stored, ok := out.stored[o.nodeID]; ok {
 		d, found := stored[o.fact.GetWorkspaceId()]
@@ -292,7 +299,7 @@ func (w *Writer) writeChanged(ctx context.Context, tx pgx.Tx, changed []*observe
 	return nil
 }
 
-// settle takes over what a transaction did, after its commit.
+// settle applies the results of a transaction to the writer's state, after its commit.
 func (w *Writer) settle(done *written) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -307,7 +314,7 @@ func (w *Writer) settle(done *written) {
 		}
 		o.known = map[string]*repeated{}
 		if done.overtook[node] {
-			continue // another replica has the node's newer session: nothing is this one's to follow
+			continue // another replica has the node's newer session, and follows its observations
 		}
 		for workspace, digest := range done.stored[node] {
 			o.known[workspace] = &repeated{digest: digest, heard: now}
@@ -325,7 +332,8 @@ func (w *Writer) settle(done *written) {
 	}
 }
 
-// observations returns them as events. One that is written at once is as old as its event. One that had to wait keeps its age.
+// observations returns the observations as events. One that is written at once takes the time of its event; one that
+// had to wait carries its age.
 func (w *Writer) observations(seen []*observed) []events.Seen {
 	evs := make([]events.Seen, len(seen))
 	for i, o := range seen {
@@ -352,7 +360,8 @@ type overdue struct {
 	heard      time.Time
 }
 
-// takeOverdue returns observations that sessions which stand have not repeated for too long, some of them.
+// takeOverdue returns at most flushMost observations that sessions which stand have not repeated for longer than
+// staleAfter.
 func (w *Writer) takeOverdue() []overdue {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -362,14 +371,15 @@ func (w *Writer) takeOverdue() []overdue {
 		for workspace, k := range o.known {
 			if len(out) < flushMost && now.Sub(k.heard) > staleAfter {
 				out = append(out, overdue{kept{workspace, node}, o.generation, k.heard})
-				w.flying[kept{workspace, node}] = true // what is repeated meanwhile is written after it
+				w.flying[kept{workspace, node}] = true // a repetition that arrives meanwhile is written after it
 			}
 		}
 	}
 	return out
 }
 
-// fade reports observations that are no evidence any more, and forgets that they are written: the next one is.
+// fade reports observations that have become stale, and forgets that they are written, so that the next one of the same
+// workspace is written again.
 func (w *Writer) fade(ctx context.Context) error {
 	late := w.takeOverdue()
 	if len(late) == 0 {
@@ -423,7 +433,7 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 	for i, d := range dropped {
 		fact := &nodev1.Observation{}
 		if err := proto.Unmarshal(d.Body, fact); err != nil {
-			fact = &nodev1.Observation{WorkspaceId: d.WorkspaceID} // what it said does not matter any more
+			fact = &nodev1.Observation{WorkspaceId: d.WorkspaceID} // its content is not needed to report it as stale
 		}
 		fact.StaleSince = timestamppb.New(d.Now.Add(-w.now().Sub(heard[kept{d.WorkspaceID, d.NodeID}])))
 		evs[i].Event = observationEvent(d.NodeID, "", fact)
@@ -432,7 +442,8 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 	return err
 }
 
-// prune deletes rows of nodes that had no session for days, and of replicas that are gone. What such a node tells when it comes back is written anew.
+// prune deletes rows of nodes that had no session for days, and of replicas that are gone. When such a node comes back,
+// its observations are written anew.
 func (w *Writer) prune(ctx context.Context) error {
 	if w.now().Sub(w.pruned) < pruneEvery {
 		return nil

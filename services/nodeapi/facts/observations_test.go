@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// site is replicas of nodeapi over one database, whose process clock the test sets.
+// site is a number of replicas of nodeapi over one database. The test sets their process clock.
 type site struct {
 	t    *testing.T
 	ctx  context.Context
@@ -56,14 +56,14 @@ func lights(agents, workspaces int) []*light {
 	return out
 }
 
-// seen is what the agent says of a workspace: only the time that it has run differs from minute to minute.
+// seen returns the agent's observation of a workspace. Only the time that it has run differs from minute to minute.
 func (a *light) seen(workspace string, up time.Duration) *nodev1.Observation {
 	return &nodev1.Observation{WorkspaceId: workspace, Epoch: 1, Storage: &nodev1.StorageReport{Names: []string{"data"}}, Workloads: []*nodev1.WorkloadStatus{{
 		Name: "main", Epoch: 1, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Detail: "for " + up.String(),
 	}}}
 }
 
-// tell says everything to a replica, as agents do each minute and at the start of a session.
+// tell reports all observations to a replica, as agents do each minute and at the start of a session.
 func (a *light) tell(w *Writer, up time.Duration) {
 	for _, workspace := range a.workspaces {
 		w.Observed(a.id, a.instance, a.generation, a.seen(workspace, up))
@@ -76,7 +76,7 @@ func (a *light) admitted(w *Writer) {
 	})
 }
 
-// write flushes a replica, and lets it do what follows from time.
+// write flushes a replica, and runs its writes that follow from time.
 func (s *site) write(w *Writer) {
 	s.t.Helper()
 	w.flush(s.ctx)
@@ -90,7 +90,7 @@ func (s *site) write(w *Writer) {
 	}
 }
 
-// written are the observations in the log, in their order.
+// written returns the observations in the event log, in their order.
 func (s *site) written() []*nodev1.Observation {
 	s.t.Helper()
 	rows, err := s.pool.Query(s.ctx, `SELECT body, body_type, workspace_id FROM `+testkit.EventRows+` WHERE kind = 'workload.observed' ORDER BY seq`)
@@ -111,7 +111,7 @@ func (s *site) written() []*nodev1.Observation {
 	return out
 }
 
-// rows spells every version of every row that the writer keeps of observations.
+// rows returns, as text, every version of every row that the writer keeps of observations.
 func (s *site) rows() string {
 	s.t.Helper()
 	var out string
@@ -123,7 +123,8 @@ func (s *site) rows() string {
 	return out
 }
 
-// Agents with workspaces at rest cost nothing: what they say again each minute is neither an event nor a row.
+// Agents with workspaces at rest cost no writes: the observations that they repeat each minute are neither events nor
+// rows.
 func TestObservationsAtRestAreNotWritten(t *testing.T) {
 	s := newSite(t)
 	const agents, workspaces, minutes = 20, 50, 30
@@ -152,7 +153,8 @@ func TestObservationsAtRestAreNotWritten(t *testing.T) {
 	}
 }
 
-// A session that moves tells another replica everything: only what differs is written, and what the earlier replica has not written yet is dropped.
+// A session that moves reports everything to another replica: only differences are written, and observations that the
+// earlier replica has not written yet are dropped.
 func TestAMovedSessionWritesDifferencesAlone(t *testing.T) {
 	s := newSite(t)
 	from, to, a := s.replica(), s.replica(), lights(1, 50)[0]
@@ -174,7 +176,7 @@ func TestAMovedSessionWritesDifferencesAlone(t *testing.T) {
 	if len(list) != 51 || list[50].GetWorkspaceId() != a.workspaces[3] || list[50].GetEpoch() != 2 {
 		t.Fatalf("%d observations were written, the last one %v", len(list), list[len(list)-1])
 	}
-	// Back at the first replica, which remembers what it wrote: the row decides.
+	// The session is back at the first replica, which still has the digests that it wrote. The rows decide.
 	a.generation = 3
 	a.admitted(from)
 	a.tell(from, 2*time.Minute)
@@ -184,7 +186,8 @@ func TestAMovedSessionWritesDifferencesAlone(t *testing.T) {
 	}
 }
 
-// What a session does not repeat is reported as stale, once, also if only an earlier session told it; repeated again it is written.
+// An observation that a session does not repeat is reported as stale once, also if only an earlier session reported it.
+// If it is repeated again it is written.
 func TestWhatIsNotRepeatedIsStale(t *testing.T) {
 	s := newSite(t)
 	w, a := s.replica(), lights(1, 3)[0]
@@ -192,7 +195,7 @@ func TestWhatIsNotRepeatedIsStale(t *testing.T) {
 	a.tell(w, 0)
 	s.write(w)
 	forgotten := a.workspaces[0]
-	a.generation, a.workspaces = 2, a.workspaces[1:] // the agent was started anew and knows nothing of the first one
+	a.generation, a.workspaces = 2, a.workspaces[1:] // the agent was restarted and has no record of the first workspace
 	a.admitted(w)
 	s.write(w)
 	from := s.now
@@ -217,7 +220,7 @@ func TestWhatIsNotRepeatedIsStale(t *testing.T) {
 	if list = s.written(); len(list) != 5 || list[4].GetStaleSince() != nil {
 		t.Fatalf("%d observations were written after it came back", len(list))
 	}
-	// A session that is over is not followed any more.
+	// A session that has ended is not followed.
 	w.Session(&nodev1.SessionChanged{SessionId: ids.New(), NodeId: a.id, Generation: 2, State: commonv1.SessionState_SESSION_STATE_CLOSED, Version: 2})
 	s.now = s.now.Add(time.Hour)
 	s.write(w)

@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// TestAFullWriterTakesNewerObservations: where as many wait as may, what is newer of one of them replaces it, and what is of none is left out.
+// TestAFullWriterTakesNewerObservations: if the most observations that may wait do so, a newer one of the same
+// workspace replaces its older one, and one of another workspace is dropped.
 func TestAFullWriterTakesNewerObservations(t *testing.T) {
 	w := New(slog.New(slog.DiscardHandler), nil, Replica{}, func() {}, nil, nil)
 	node, workspace := ids.New(), ids.New()
@@ -26,7 +27,8 @@ func TestAFullWriterTakesNewerObservations(t *testing.T) {
 	}
 }
 
-// TestAnObservationBesideOneThatIsWrittenIsKept: a workload that goes from one state to another and back, while the other is being written, is as it was.
+// TestAnObservationBesideOneThatIsWrittenIsKept: if a workload goes from one state to another and back while the other
+// is being written, the last observation is kept.
 func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
 	w := New(slog.New(slog.DiscardHandler), nil, Replica{}, func() {}, nil, nil)
 	node, workspace := ids.New(), ids.New()
@@ -45,7 +47,7 @@ func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
 		t.Errorf("%d were being written, %d wait after them", len(flying), len(left))
 	}
 	w.landed()
-	if observe(1); len(w.seen) != 1 { // what is written is of epoch 2 still
+	if observe(1); len(w.seen) != 1 { // the written observation is still that of epoch 2
 		t.Errorf("%d observations wait, want the one that differs from what is written", len(w.seen))
 	}
 }

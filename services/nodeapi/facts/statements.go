@@ -12,14 +12,14 @@ type observerRow struct {
 	Generation int64  `db:"generation"`
 }
 
-// digestRow is what is written of one workspace on a node.
+// digestRow is the digest of the written observation of one workspace on a node.
 type digestRow struct {
 	NodeID      string `db:"node_id" expr:"@.node_id::text"`
 	WorkspaceID string `db:"workspace_id" expr:"@.workspace_id::text"`
 	Digest      []byte `db:"digest"`
 }
 
-// droppedRow is what was written of one.
+// droppedRow is a written observation that was deleted.
 type droppedRow struct {
 	NodeID      string    `db:"node_id" expr:"@.node_id::text"`
 	WorkspaceID string    `db:"workspace_id" expr:"@.workspace_id::text"`
@@ -49,7 +49,8 @@ var (
 		DELETE FROM nodeapi.observation o USING unnest($1::uuid[], $2::uuid[]) AS n (node_id, workspace_id)
 		WHERE o.node_id = n.node_id AND o.workspace_id = n.workspace_id RETURNING `+pg.Columns[droppedRow]("o"))
 
-	// A session lives for a day and a fifth at most, and the next one registers.
+	// A session lives for at most a day and a fifth, and the next one registers the node again: a row this old is of a
+	// node without sessions.
 	pruneObservers = pg.Define(pg.RoleNodeAPI, "facts.prune_observers", `
 		WITH over AS (
 			DELETE FROM nodeapi.observer r WHERE r.node_id IN (

@@ -1,5 +1,5 @@
-// Package nodeapitest makes what nodeapi needs around it, for its tests and for the benches: authorities, and a control plane that keeps sessions in
-// memory behind the real ports.
+// Package nodeapitest makes what nodeapi needs around it, for its tests and for the benches: authorities, and a control
+// plane that keeps sessions in memory behind the real ports.
 //
 // It believes every request: it must never serve or sign outside a test or a bench.
 package nodeapitest
@@ -25,7 +25,7 @@ import (
 // TrustDomain of the meshes made here.
 const TrustDomain = "mesh.test"
 
-// Authority signs whatever it is asked to.
+// Authority is a certificate authority that signs every request.
 type Authority struct {
 	Cert *x509.Certificate
 	key  crypto.Signer
@@ -54,7 +54,8 @@ func NewAuthority(name string) (*Authority, error) {
 	return a, nil
 }
 
-// Encode spells an authority with its key, for another process of the same bench.
+// Encode returns the authority with its key in a form that DecodeAuthority reads, for another process of the same
+// bench.
 func (a *Authority) Encode() ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(a.key)
 	if err != nil {
@@ -67,7 +68,7 @@ func (a *Authority) Encode() ([]byte, error) {
 	return raw, nil
 }
 
-// DecodeAuthority reads what Encode spelled.
+// DecodeAuthority returns the authority that Encode encoded.
 func DecodeAuthority(raw []byte) (*Authority, error) {
 	var parts [2][]byte
 	if err := json.Unmarshal(raw, &parts); err != nil {
@@ -90,7 +91,7 @@ func DecodeAuthority(raw []byte) (*Authority, error) {
 	return a, nil
 }
 
-// Leaf says what a certificate is to carry. The zero value is a node's, valid for an hour.
+// Leaf describes a certificate to issue. The zero value is a node's, valid for an hour.
 type Leaf struct {
 	URIs      []string
 	Common    string
@@ -168,12 +169,12 @@ func (a *Authority) service(name string) (crypto.Signer, [][]byte, error) {
 	return key, [][]byte{der}, nil
 }
 
-// Bundle is the root as a trust bundle.
+// Bundle returns the root as a trust bundle.
 func (a *Authority) Bundle() (*pki.Bundle, error) {
 	return pki.NewBundle(a.Cert)
 }
 
-// Files of a service's own certificate and of whom it trusts.
+// Files are the paths of a service's own certificate and key, and of the authorities that it trusts.
 type Files struct{ Cert, Key, ServiceCA, NodeCA string }
 
 // WriteFiles puts a service's certificate and both roots into dir.

@@ -24,8 +24,8 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// Backend is recovery and lifecycle, as far as nodeapi sees them, in memory. A node is known, and active, from its first Hello on. Set its hooks before
-// it serves.
+// Backend implements in memory those parts of recovery and lifecycle that nodeapi calls. A node is known, and active,
+// from its first Hello on. Set its hooks before it serves.
 type Backend struct {
 	recoveryv1connect.UnimplementedSessionServiceHandler
 
@@ -35,11 +35,13 @@ type Backend struct {
 	Challenge func(*recoveryv1.OpenSession) bool
 	// Gate refuses to raise a gate; nil: never.
 	Gate func(*lifecyclev1.SessionReady) *commonv1.Denial
-	// Runs lists what may run on the node of an accepted session; nil: nothing is listed, as by an earlier version.
+	// Runs lists the workspaces that may run on the node of an accepted session; nil: no list is sent, as by an earlier
+	// version.
 	Runs func(*lifecyclev1.SessionReady) []*nodev1.WorkspaceEpoch
-	// Stop lists what the agent of an accepted session is to stop; nil: nothing.
+	// Stop lists the tasks that the agent of an accepted session must stop; nil: none.
 	Stop func(*lifecyclev1.SessionReady) []*nodev1.TaskRef
-	// Report is asked before reports are acknowledged; nil: they are.
+	// Report is called before reports are acknowledged, and fails the call by returning an error; nil: all are
+	// acknowledged.
 	Report func(*lifecyclev1.ReportTasksRequest) error
 	// Refuse refuses the report of one result; nil: none.
 	Refuse func(*nodev1.TaskResult) *lifecyclev1.TaskRefusal
@@ -86,7 +88,7 @@ func NewBackend() (*Backend, error) {
 	}, nil
 }
 
-// Listen opens the internal ports of both services and answers where they are.
+// Listen opens the internal ports of both services and returns their addresses.
 func (p *Backend) Listen(ctx context.Context, logger *slog.Logger, services *Authority) (recovery, lifecycle string, err error) { //nolint:nonamedreturns // two addresses
 	roots, err := services.Bundle()
 	if err != nil {
@@ -148,7 +150,7 @@ func (p *Backend) Calls() map[string]int {
 	return maps.Clone(p.rpcs)
 }
 
-// node returns the record of a node, made at the first word of it. p.mu is held.
+// node returns the record of a node, and creates it at the first call for it. The caller holds p.mu.
 func (p *Backend) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 	n := p.nodes[nodeID]
 	if n == nil {
@@ -160,7 +162,7 @@ func (p *Backend) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 	return n
 }
 
-// OpenSessions returns each Hello with the next generation.
+// OpenSessions answers each Hello with a welcome and the next generation, unless a hook refuses or challenges it.
 func (p *Backend) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -224,7 +226,7 @@ func clone(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
 	}
 }
 
-// change gives a node its next place in the order of decisions and tells the watchers. p.mu is held.
+// change gives a node the next number in the order of decisions and notifies the watchers. The caller holds p.mu.
 func (p *Backend) change(n *recoveryv1.NodeAuthority) {
 	p.sequence++
 	n.Sequence = p.sequence
@@ -240,7 +242,7 @@ func clonedDelta(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
 	return c
 }
 
-// Change decides something about a node.
+// Change applies decide to the record of a node and publishes the result.
 func (p *Backend) Change(nodeID string, decide func(*recoveryv1.NodeAuthority)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -249,14 +251,14 @@ func (p *Backend) Change(nodeID string, decide func(*recoveryv1.NodeAuthority)) 
 	p.change(n)
 }
 
-// Silence stops the answers to pings, or lets them go on: without them a replica's view goes stale.
+// Silence stops the answers to pings (on), or resumes them. Without answers a replica's view goes stale.
 func (p *Backend) Silence(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.silent = on
 }
 
-// Challenges returns what was reported of challenges.
+// Challenges returns the reported outcomes of challenges.
 func (p *Backend) Challenges() []*recoveryv1.ReportChallengeRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -284,21 +286,21 @@ func (p *Backend) Held(sessionID string) []string {
 	return slices.Clone(p.held[sessionID])
 }
 
-// Reports returns what was reported of tasks.
+// Reports returns the reports of tasks.
 func (p *Backend) Reports() []*lifecyclev1.NodeReport {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.reports)
 }
 
-// Forget drops what was recorded: a bench with many agents has no use for it.
+// Forget drops the recorded calls, which a bench with many agents does not need.
 func (p *Backend) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.opened, p.readies, p.reports = nil, nil, nil
 }
 
-// Queue gives a node tasks to be leased; hint says whether its replica is told.
+// Queue queues tasks to be leased to a node. With hint, replicas are sent a hint of them.
 func (p *Backend) Queue(nodeID string, hint bool, tasks ...*lifecyclev1.LeasedTask) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -7,7 +7,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// ServerOptions returns the options that srv was made with, by grpc's names for them. Of functions and interfaces it says whether they are set.
+// ServerOptions returns the options that srv was made with, by grpc's names for them. For functions and interfaces the
+// value is whether they are set.
 func ServerOptions(srv *grpc.Server) (map[string]string, error) {
 	opts := reflect.ValueOf(srv).Elem().FieldByName("opts")
 	if opts.Kind() != reflect.Struct {

@@ -26,7 +26,7 @@ func (p *Backend) ReportChallenge(_ context.Context, req *recoveryv1.ReportChall
 	return &recoveryv1.ReportChallengeResponse{Denial: fault.ToDenial(fault.New(reason, ""), "")}, nil
 }
 
-// RenewCertificate asks the hook.
+// RenewCertificate returns the result of the hook Renew.
 func (p *Backend) RenewCertificate(_ context.Context, req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
 	p.mu.Lock()
 	p.count("RenewCertificate")
@@ -138,7 +138,7 @@ func (g gates) SessionsReady(_ context.Context, req *lifecyclev1.SessionsReadyRe
 	return res, nil
 }
 
-// KeysHeld takes what agents hold.
+// KeysHeld records the keys of tasks that agents hold.
 func (g gates) KeysHeld(_ context.Context, req *lifecyclev1.KeysHeldRequest) (*lifecyclev1.KeysHeldResponse, error) {
 	p := g.backend
 	p.mu.Lock()

@@ -1,7 +1,9 @@
-// Package relay passes requests of other services on to agents whose sessions are on this replica, and their answers back. It keeps nothing of either.
+// Package relay passes requests of other services on to agents whose sessions are on this replica, and passes the
+// answers back. It stores neither.
 //
-// It believes an agent's answer for the node of its session alone. What waits is bounded, by node and in all, and so is how long it waits and how often one
-// workload is asked: a slow agent costs the request, and never what else goes over its session, since nothing here blocks a session's reader or writer.
+// It accepts an agent's answer for the node of its session alone. The number of waiting requests is bounded, by node
+// and in all, and so are the time that each may wait and how often the output of one workload is read. A slow agent
+// fails the request and delays nothing else on its session, since nothing here blocks a session's reader or writer.
 package relay
 
 import (
@@ -30,7 +32,7 @@ const (
 	mostWorkloads = 16384
 )
 
-// Session is that of an agent.
+// Session is an agent's session.
 type Session interface {
 	Send(frame *nodev1.ConnectResponse) bool
 	Protocol() int32
@@ -89,7 +91,7 @@ func (r *Relay) ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequest) (
 		RequestId: id, WorkspaceId: req.GetWorkspaceId(), Epoch: req.GetEpoch(), Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
 		MaxBytes: req.GetMaxBytes(),
 	}}})
-	if sess.Gone() { // its end may have been told before anything waited for it
+	if sess.Gone() { // Gone may have been called before the request was registered
 		return nil, fault.New(commonv1.Reason_REASON_NODE_NOT_CONNECTED, "")
 	}
 	select {
@@ -109,7 +111,8 @@ func (r *Relay) ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequest) (
 	}
 }
 
-// refusal is an agent's own, if it is one that an agent may give.
+// refusal returns an agent's denial as a fault, if its reason is one that an agent may give; any other becomes
+// unavailable.
 func refusal(d *commonv1.Denial) error {
 	switch d.GetReason() { //nolint:exhaustive // everything else is not an agent's to say
 	case commonv1.Reason_REASON_NOT_FOUND, commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_AGENT_BUSY,
@@ -120,7 +123,8 @@ func refusal(d *commonv1.Denial) error {
 	}
 }
 
-// begin notes a request, unless there are too many or the workload was asked too lately.
+// begin registers a request. It returns a fault if too many requests wait, or if the workload's output was read less
+// than OutputEvery ago.
 func (r *Relay) begin(id string, sess Session, req *nodev1.ReadOutputRequest) (*waiter, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -156,7 +160,7 @@ func (r *Relay) end(id string) {
 	}
 }
 
-// Chunk takes the answer of a node's agent. It does not block; an answer that nobody waits for is dropped.
+// Chunk takes the answer of a node's agent. It does not block; an answer for which no request waits is dropped.
 func (r *Relay) Chunk(nodeID string, chunk *nodev1.OutputChunk) {
 	r.mu.Lock()
 	w := r.waiting[chunk.GetRequestId()]
@@ -170,7 +174,7 @@ func (r *Relay) Chunk(nodeID string, chunk *nodev1.OutputChunk) {
 	}
 }
 
-// Gone ends what waits for an answer over a session that has ended.
+// Gone ends the requests that wait for an answer over a session that has ended.
 func (r *Relay) Gone(nodeID string, sess Session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/relay"
 )
 
-// fakeSession is an agent's session: it answers each request by reply, and never if that is nil.
+// fakeSession is an agent's session. It answers each request with reply; if that is nil it never answers.
 type fakeSession struct {
 	protocol int32
 	gone     bool
@@ -103,13 +103,14 @@ func TestRefusalsOfTheWay(t *testing.T) {
 		}
 		for reason, want := range map[commonv1.Reason]commonv1.Reason{
 			commonv1.Reason_REASON_NOT_FOUND:       commonv1.Reason_REASON_NOT_FOUND,
-			commonv1.Reason_REASON_IDENTITY_HELD:   commonv1.Reason_REASON_UNAVAILABLE, // not an agent's to say
+			commonv1.Reason_REASON_IDENTITY_HELD:   commonv1.Reason_REASON_UNAVAILABLE, // a reason that an agent may not give
 			commonv1.Reason_REASON_UNAUTHENTICATED: commonv1.Reason_REASON_UNAVAILABLE,
 		} {
 			sess := &fakeSession{protocol: 2}
 			r := newRelay(t, sess)
 			sess.reply = func(req *nodev1.OutputRequest) {
-				r.Chunk(ids.New(), &nodev1.OutputChunk{RequestId: req.GetRequestId(), Output: &nodev1.WorkloadOutput{}}) // another node's answer
+				// another node's answer
+				r.Chunk(ids.New(), &nodev1.OutputChunk{RequestId: req.GetRequestId(), Output: &nodev1.WorkloadOutput{}})
 				r.Chunk(node, &nodev1.OutputChunk{RequestId: req.GetRequestId(), Denied: fault.ToDenial(fault.New(reason, ""), "")})
 			}
 			_, err := r.ReadOutput(t.Context(), request(node, "a"))
@@ -118,7 +119,7 @@ func TestRefusalsOfTheWay(t *testing.T) {
 	})
 }
 
-// TestWhatWaitsIsBounded: an agent that answers nothing holds few requests, and others go on.
+// TestWhatWaitsIsBounded: few requests wait for an agent that never answers, and those for others go on.
 func TestWhatWaitsIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node, other := ids.New(), ids.New()

@@ -16,7 +16,7 @@ const (
 )
 
 // Cancels makes the frames that ask this session's agent to stop tasks for one reason: one frame for up to
-// cancelsPerFrame of them, or one frame for each task if the agent is of a build that reads no list.
+// cancelsPerFrame tasks, or one frame for each task if the agent's build does not read a list.
 func (s *Session) Cancels(refs []*nodev1.TaskRef, epoch int64, reason string) []*nodev1.ConnectResponse {
 	most := cancelsPerFrame
 	if s.Protocol() < cancelListProtocol {
@@ -33,9 +33,9 @@ func (s *Session) Cancels(refs []*nodev1.TaskRef, epoch int64, reason string) []
 	return out
 }
 
-// SendAll queues any number of frames, and waits between them for the agent to read. It returns false when the session
-// takes no more. A session whose agent reads nothing ends by the bound of a frame's writing, and this with it. The
-// session's handler and its writer must not call it.
+// SendAll queues any number of frames, and waits between them for the agent to read. It returns false if the session
+// takes no more frames. If the agent reads nothing, the session ends when a frame has taken longer than WriteWithin,
+// and SendAll returns then. The session's handler and its writer must not call it.
 func (s *Session) SendAll(frames []*nodev1.ConnectResponse) bool {
 	for len(frames) > 0 {
 		n := min(sendAtOnce, len(frames))
@@ -59,7 +59,7 @@ func (s *Session) drain() {
 	}
 }
 
-// wait waits for the end of the writer, with the lock held.
+// wait waits for the writer to end. The caller holds the lock.
 func (s *Session) wait() {
 	if s.cond == nil {
 		s.cond = sync.NewCond(&s.mu)

@@ -1,8 +1,9 @@
-// Package roster knows which sessions stand on this replica. It owns their ends: it closes what recovery fenced, what was replaced, what grew too
-// old, whose certificate ran out, and what did not finish opening in time. It decides nothing about identity.
+// Package roster knows which sessions stand on this replica. It owns the ends of sessions: it closes a session whose
+// node recovery fenced, that was replaced, that reached its maximum age, whose certificate expired, or that did not
+// finish opening in time. It decides nothing about identity.
 //
-// Guarantees: at most one session of a node is the current one here; a session that is closed is cut from its connection within the grace, whether
-// its agent hangs up or not; heartbeats touch memory only.
+// Guarantees: at most one session of a node is the current one here; a session that is closed is cut from its
+// connection within the grace, whether its agent hangs up or not; heartbeats touch memory only.
 package roster
 
 import (
@@ -25,19 +26,21 @@ import (
 type Config struct {
 	ReplicaID  string
 	OpenWithin time.Duration // from the stream's start to admission; default 5 s for the first frame, 30 s in all
-	LateAfter  time.Duration // without a frame, at least; default 45 s, and never less than three of the session's heartbeat intervals
-	DrainFor   time.Duration // of a replaced session; default 30 s
+	// without a frame, at least; default 45 s, and never less than three of the session's heartbeat intervals
+	LateAfter time.Duration
+	DrainFor  time.Duration // of a replaced session; default 30 s
 	// ReplaceLead is how long before the certificate's end a replacement is asked for, at most; less of a certificate
 	// that lives for less than six times that. Default 60 s.
 	ReplaceLead time.Duration
 	WriteWithin time.Duration // a frame that the agent does not take for longer ends its session; default 10 s
-	// Offset is what to add to this host's clock to have the database's, by which certificates end; nil: nothing.
+	// Offset returns the database's clock minus this host's. Certificates expire by the database's clock. Nil: zero.
 	Offset func() time.Duration
-	// StaleAfter is the policy's bound of silence: a session is late by then, whatever its interval. Nil: none.
+	// StaleAfter returns the policy's bound of silence: a session that has sent nothing for this long is late, whatever
+	// its heartbeat interval. Nil: no bound.
 	StaleAfter func() time.Duration
 }
 
-// Events is told of transitions. It must not block.
+// Events receives the transitions of sessions. It must not block.
 type Events interface {
 	Session(f *nodev1.SessionChanged)
 }
@@ -93,7 +96,7 @@ func New(logger *slog.Logger, cfg Config, events Events) *Roster {
 // Go runs a goroutine that the roster waits for at its end.
 func (r *Roster) Go(f func()) { r.wg.Go(f) }
 
-// Add opens a session: firstFrameBy is when its Hello must have come.
+// Add registers a session that is opening. Its Hello must have come by firstFrameBy.
 func (r *Roster) Add(id string, ident Identity, stream Stream, firstFrameBy, retireAt time.Time) *Session {
 	now := time.Now()
 	s := &Session{ID: id, Identity: ident, OpenedAt: now, opened: now.Add(r.cfg.Offset()), RetireAt: retireAt, roster: r, stream: stream, openBy: firstFrameBy}
@@ -113,7 +116,7 @@ func (r *Roster) Opening(s *Session) {
 	s.mu.Unlock()
 }
 
-// Remove is the end of a session's handler. It waits until nothing sends on the stream.
+// Remove is called by a session's handler when it ends. It waits until nothing sends on the stream.
 func (r *Roster) Remove(s *Session) {
 	s.finish()
 	was := commonv1.SessionState(s.state.Swap(int32(commonv1.SessionState_SESSION_STATE_CLOSED)))
@@ -144,13 +147,14 @@ func (r *Roster) Remove(s *Session) {
 	}
 }
 
-// Admit makes s the current session of its node and ends the one before it: by a drain if s named it, else at once. If a session of a higher generation was
-// admitted meanwhile, it is s that ends.
+// Admit makes s the current session of its node and ends the one before it: by a drain if s named it, else at once. If
+// a session of a higher generation was admitted meanwhile, it is s that ends.
 func (r *Roster) Admit(s *Session) {
 	generation := s.Generation()
 	r.mu.Lock()
 	old := r.current[s.Identity.NodeID]
-	if old != nil && old != s && old.Generation() > generation { // sessions never hold their own lock while they ask for the roster's
+	// no session takes the roster's lock while it holds its own
+	if old != nil && old != s && old.Generation() > generation {
 		r.mu.Unlock()
 		r.replace(s, "")
 		return
@@ -223,7 +227,7 @@ func (r *Roster) Open() int {
 	return len(r.all)
 }
 
-// OnAuthority applies recovery's word on a node to its sessions here. It does not block.
+// OnAuthority applies recovery's decision about a node to its sessions here. It does not block.
 func (r *Roster) OnAuthority(n *recoveryv1.NodeAuthority) {
 	r.mu.Lock()
 	sessions := append([]*Session(nil), r.byNode[n.GetNodeId()]...)
@@ -240,7 +244,8 @@ func (r *Roster) judge(s *Session, n *recoveryv1.NodeAuthority) {
 	}
 	gen := s.Generation()
 	if gen == 0 || n.GetConfirmed() < gen {
-		// Not opened yet, or a word from before this session was confirmed: what it says of instance and serial proves nothing about it.
+		// The session is not open yet, or the decision is from before it was confirmed: its instance and serials may be those
+		// of an earlier session.
 		return
 	}
 	if id := s.InstanceID(); id != "" && n.GetNodeInstanceId() != "" && id != n.GetNodeInstanceId() {
@@ -257,7 +262,7 @@ func (r *Roster) judge(s *Session, n *recoveryv1.NodeAuthority) {
 	}
 }
 
-// stateDenial returns what a session of such a node is told; nil for a node that may have one.
+// stateDenial returns the denial with which a session of such a node is closed; nil for a node that may have a session.
 func stateDenial(n *recoveryv1.NodeAuthority) *commonv1.Denial {
 	switch n.GetState() {
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
@@ -268,7 +273,8 @@ func stateDenial(n *recoveryv1.NodeAuthority) *commonv1.Denial {
 		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "this node is fenced"), "")
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
 		if n.GetLaunched() {
-			// Recovery knows whether a later epoch has its workspace, and reports that it was still alive: it is to ask there.
+			// Recovery knows whether a later epoch has the instance's workspace, and reports that the instance was still alive.
+			// The agent is told to open a session, which asks recovery.
 			return fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "this instance was retired: open a session to learn why",
 				fault.RetryAfter(100*time.Millisecond)), "")
 		}
@@ -289,7 +295,7 @@ func (r *Roster) nudge() {
 	}
 }
 
-// Run keeps time for all sessions until ctx ends: one wheel instead of a timer each.
+// Run applies the deadlines of all sessions until ctx ends. It uses one ticker instead of a timer for each session.
 func (r *Roster) Run(ctx context.Context) error {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -304,7 +310,7 @@ func (r *Roster) Run(ctx context.Context) error {
 	}
 }
 
-// Tick does what is due at now.
+// Tick applies the deadlines that are due at now.
 func (r *Roster) Tick(now time.Time) {
 	r.mu.Lock()
 	sessions := make([]*Session, 0, len(r.all))
@@ -332,7 +338,8 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 		s.closeLocked(commonv1.Reason_REASON_SLOW_CONSUMER, "the agent does not read what it is sent", now)
 	}
 	cut := !s.cutAt.IsZero() && !now.Before(s.cutAt)
-	// A session that was opened within the lead has been asked for already: its agent holds no later certificate.
+	// A session that was opened within the lead is itself the replacement that was asked for: its agent has no later
+	// certificate yet.
 	lead := r.lead(s)
 	due := s.Identity.NotAfter.Add(-lead)
 	endsSoon := dbNow.After(due) && s.OpenedAt.Add(r.cfg.Offset()).Before(due)
@@ -370,14 +377,15 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	return isLate
 }
 
-// AskReconnect asks the agent for a replacement, after a random part of spread.
+// AskReconnect asks the agent to replace the session after a random part of spread.
 func (s *Session) AskReconnect(why commonv1.Reason, spread time.Duration) {
 	s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Reconnect{Reconnect: &nodev1.Reconnect{
 		Reason: why, Spread: durationpb.New(spread),
 	}}})
 }
 
-// Drain asks every agent to go elsewhere and waits until all have gone, or for ctx; then it cuts the rest.
+// Drain asks every agent to connect to another replica and waits until all have left or ctx ends; then it cuts the
+// remaining sessions.
 func (r *Roster) Drain(ctx context.Context, spread time.Duration) {
 	r.mu.Lock()
 	r.closing = true
@@ -413,7 +421,8 @@ func (r *Roster) Drain(ctx context.Context, spread time.Duration) {
 // Wait waits for every goroutine that serves a session.
 func (r *Roster) Wait() { r.wg.Wait() }
 
-// RetireTime draws the end of a new session: its maximum age, give or take a fifth, so that a fleet that came together does not leave together.
+// RetireTime draws the end of a new session: its maximum age, give or take a fifth, so that a fleet that came together
+// does not leave together.
 func RetireTime(now time.Time, maxAge time.Duration) time.Time {
 	fifth := maxAge / 5
 	if fifth <= 0 {

@@ -12,7 +12,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// wire is an agent's end of a session: it notes what is sent, and may stop taking it.
+// wire is an agent's side of a session: it records the frames that are sent, and may stop taking them.
 type wire struct {
 	mu     sync.Mutex
 	sent   []*nodev1.ConnectResponse
@@ -89,7 +89,7 @@ func admitted(r *Roster, stuck chan struct{}) (*Session, *wire) {
 	return s, w
 }
 
-// in runs a test in a bubble with a roster whose clock keeps time.
+// in runs f in a synctest bubble with a running roster.
 func in(t *testing.T, cfg Config, f func(r *Roster, events *facts)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -164,8 +164,8 @@ func TestCertificateEndsByTheDatabasesClock(t *testing.T) {
 	})
 }
 
-// TestFactsHaveTheDatabasesClock runs on a host whose clock is five minutes ahead of the database's: by it a node that fell silent would seem to have
-// been seen until five minutes after its last word.
+// TestFactsHaveTheDatabasesClock runs on a host whose clock is five minutes ahead of the database's: by the host's
+// clock a node that fell silent would seem to have been seen until five minutes after its last frame.
 func TestFactsHaveTheDatabasesClock(t *testing.T) {
 	const ahead = 5 * time.Minute
 	in(t, Config{Offset: func() time.Duration { return -ahead }}, func(r *Roster, _ *facts) {
@@ -203,8 +203,8 @@ func TestStuckAgentIsCut(t *testing.T) {
 	})
 }
 
-// Scenario: a handler ends while the last frame is on its way. The connection stays until it is sent, for the stream's status comes after it; a peer that
-// takes nothing is cut after a moment.
+// Scenario: a handler ends while the last frame is on its way. The connection stays until it is sent, for the stream's
+// status comes after it; a peer that takes nothing is cut after a moment.
 func TestTheLastFrameIsSentBeforeTheEnd(t *testing.T) {
 	in(t, Config{}, func(r *Roster, _ *facts) {
 		stuck := make(chan struct{})
@@ -318,7 +318,8 @@ func TestShortCertificatesAreReplacedInTime(t *testing.T) {
 	}
 }
 
-// TestSilenceIsElapsedTime: a step of the host's clock makes no session late, and none on time, so silence is measured by what does not step.
+// TestSilenceIsElapsedTime: silence is measured by the monotonic clock, so that a step of the host's clock makes no
+// session late, or on time.
 func TestSilenceIsElapsedTime(t *testing.T) {
 	r := New(slog.New(slog.DiscardHandler), Config{}, &facts{}) // not in a bubble, whose clock has no monotonic reading
 	s, _ := admitted(r, nil)

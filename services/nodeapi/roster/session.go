@@ -18,24 +18,25 @@ type Stream interface {
 	Send(*nodev1.ConnectResponse) error
 }
 
-// Identity is what the verified certificate of a connection says, and where it came from.
+// Identity is the content of a connection's verified certificate, with the connection and its remote address.
 type Identity struct {
 	NodeID   string
 	Serial   string
 	NotAfter time.Time
-	Life     time.Duration // of the certificate, from its issue; zero: not known
+	Life     time.Duration // of the certificate, from its issue; zero: unknown
 	Remote   string
-	Conn     io.Closer // the raw connection: closing it is the one way to end a stream whose peer does not
+	Conn     io.Closer // the raw connection: closing it is the only way to end a stream whose peer does not
 }
 
-// outboxLimit and outboxBytes bound what may wait for a slow agent. Past either the agent loses its stream, not we our memory.
+// outboxLimit and outboxBytes bound what may wait for a slow agent. Past either bound the session is closed, so that a
+// slow agent does not exhaust this replica's memory.
 const (
 	outboxLimit = 512
 	outboxBytes = 4 << 20
 )
 
-// Session is one agent's stream on this replica. It costs no goroutine of its own while it is idle: its handler reads, and a writer lives only
-// while something waits to be sent.
+// Session is one agent's stream on this replica. It costs no goroutine of its own while it is idle: its handler reads,
+// and a writer lives only while something waits to be sent.
 type Session struct {
 	ID       string
 	Identity Identity
@@ -52,13 +53,13 @@ type Session struct {
 	state    atomic.Int32 // commonv1.SessionState
 
 	mu       sync.Mutex
-	cond     *sync.Cond // the writer has ended; made when first waited for
+	cond     *sync.Cond // the writer has ended; created by the first wait
 	out      []*nodev1.ConnectResponse
 	outBytes int
 	writing  bool
 	// writingSince is when the frame under way was begun; zero: none is.
 	writingSince time.Time
-	interval     time.Duration // of heartbeats, as the agent was told
+	interval     time.Duration // of heartbeats, as sent to the agent
 	gone         bool
 	cutAt        time.Time // when the connection is closed for good
 	openBy       time.Time // when it must have been admitted
@@ -70,13 +71,13 @@ type Session struct {
 	replaces     string
 	instanceID   string
 	agent        AgentFacts
-	diags        []*commonv1.Diagnostic // as its agent told them last while connected
+	diags        []*commonv1.Diagnostic // as the agent last reported them while connected
 	version      int64
 	closeWhy     commonv1.Reason
 	closeText    string
 }
 
-// AgentFacts are what Hello said of the agent.
+// AgentFacts are the facts of the agent in its Hello.
 type AgentFacts struct {
 	Version  string
 	Protocol int32
@@ -93,20 +94,21 @@ func (s *Session) State() commonv1.SessionState { return commonv1.SessionState(s
 // Seen notes a frame of the agent.
 func (s *Session) Seen(now time.Time) { s.lastSeen.Store(int64(now.Sub(s.OpenedAt))) }
 
-// LastSeen returns when the agent last sent a frame, by the monotonic clock: a step of the host's clock must not make the sessions of a replica late.
+// LastSeen returns when the agent last sent a frame, by the monotonic clock: a step of the host's clock must not make
+// the sessions of a replica late.
 func (s *Session) LastSeen() time.Time { return s.OpenedAt.Add(time.Duration(s.lastSeen.Load())) }
 
 // ReportsRefused counts n more reports of tasks that were not taken, and returns how many there were in this session.
 func (s *Session) ReportsRefused(n int) int { return int(s.refused.Add(int64(n))) }
 
-// Welcomed notes what recovery answered to Hello.
+// Welcomed records recovery's answer to the session's Hello.
 func (s *Session) Welcomed(instanceID string, generation int64, nonce, replaces string, facts AgentFacts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.instanceID, s.generation, s.nonce, s.replaces, s.agent = instanceID, generation, nonce, replaces, facts
 }
 
-// SetInterval notes how often the agent was told to beat.
+// SetInterval records the heartbeat interval that the agent was told to use.
 func (s *Session) SetInterval(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,15 +150,16 @@ func (s *Session) Protocol() int32 {
 	return s.agent.Protocol
 }
 
-// SetWorkReady says that lifecycle has raised the gate to this session: leases may be asked for.
+// SetWorkReady records that lifecycle has raised the gate to this session: leases may be requested for it from now on.
 func (s *Session) SetWorkReady() {
 	s.mu.Lock()
 	s.workReady = true
-	s.agent.Host, s.agent.Profile, s.agent.Diags = nil, nil, nil // told on; an idle session keeps what it needs
+	// already reported; an idle session keeps only what it needs
+	s.agent.Host, s.agent.Profile, s.agent.Diags = nil, nil, nil
 	s.mu.Unlock()
 }
 
-// MayLease says whether leases may be asked for.
+// MayLease reports whether leases may be requested for the session.
 func (s *Session) MayLease() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,14 +167,14 @@ func (s *Session) MayLease() bool {
 		time.Now().Add(s.roster.cfg.Offset()).Before(s.Identity.NotAfter)
 }
 
-// Gone says whether the stream has ended.
+// Gone reports whether the stream has ended.
 func (s *Session) Gone() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.gone
 }
 
-// Send queues a frame. It answers false when the session takes no more.
+// Send queues a frame. It returns false if the session takes no more frames.
 func (s *Session) Send(f *nodev1.ConnectResponse) bool {
 	if !s.enqueue(f) {
 		return false
@@ -180,7 +183,8 @@ func (s *Session) Send(f *nodev1.ConnectResponse) bool {
 	return true
 }
 
-// SendInline sends a frame from the handler's own goroutine, unless a writer is at work already: then it is queued behind.
+// SendInline sends a frame from the handler's own goroutine. If a writer is running already it queues the frame
+// instead.
 func (s *Session) SendInline(f *nodev1.ConnectResponse) bool {
 	if s.enqueue(f) {
 		s.write()
@@ -188,7 +192,7 @@ func (s *Session) SendInline(f *nodev1.ConnectResponse) bool {
 	return !s.Gone()
 }
 
-// enqueue returns true when the caller is to write.
+// enqueue queues a frame, and returns true if the caller must write the queue.
 func (s *Session) enqueue(f *nodev1.ConnectResponse) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,10 +248,10 @@ func (s *Session) begin() {
 	s.mu.Unlock()
 }
 
-// lastFrames is how long the frame under way may take when the handler has ended.
+// lastFrames is how long the frame that is being written may still take after the handler has ended.
 const lastFrames = time.Second
 
-// finish is called by the handler as its last act: nothing may send after it returns.
+// finish ends sending. The handler calls it last: nothing may send after it returns.
 func (s *Session) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -255,8 +259,8 @@ func (s *Session) finish() {
 	if !s.writing {
 		return
 	}
-	// A writer that is blocked on a peer which does not read ends with the connection. One that has just sent its last frame needs a moment, and a
-	// connection that is closed at once takes the stream's status with it.
+	// A writer that is blocked on a peer which does not read ends with the connection. A writer that has just sent its
+	// last frame needs a moment: if the connection were closed at once, the stream's status would be lost.
 	cut := time.AfterFunc(lastFrames, func() { _ = s.Identity.Conn.Close() })
 	defer cut.Stop()
 	for s.writing {
@@ -293,7 +297,7 @@ func (s *Session) sendDenied(d *commonv1.Denial) {
 	}
 }
 
-// closeGrace is what an agent has to hang up after a denial. The gate's promise is two seconds in all.
+// closeGrace is how long an agent has to hang up after a denial. A fenced session must end within two seconds in all.
 const closeGrace = 500 * time.Millisecond
 
 func (s *Session) closeLocked(why commonv1.Reason, text string, cutAt time.Time) {
@@ -306,7 +310,8 @@ func (s *Session) closeLocked(why commonv1.Reason, text string, cutAt time.Time)
 	s.cutAt, s.closeWhy, s.closeText, s.workReady = cutAt, why, text, false
 }
 
-// Fact returns the session as an event reports it, with its times by the database's clock (R11). Each call is a new version.
+// Fact returns the session as an event reports it, with its times by the database's clock (R11). Each call is a new
+// version.
 func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.SessionChanged {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -331,7 +336,7 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 	return f
 }
 
-// Depart notes that the agent said goodbye.
+// Depart records that the agent announced its departure.
 func (s *Session) Depart(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -341,7 +346,8 @@ func (s *Session) Depart(why string) {
 	s.workReady = false
 }
 
-// Diagnosed is the session as an event reports it, with what its host said of itself, which stays with it from then on.
+// Diagnosed returns the session as an event reports it, with new diagnostics of its host. The session keeps them for
+// later events.
 func (s *Session) Diagnosed(d []*commonv1.Diagnostic) *nodev1.SessionChanged {
 	s.mu.Lock()
 	s.diags = d
@@ -349,7 +355,7 @@ func (s *Session) Diagnosed(d []*commonv1.Diagnostic) *nodev1.SessionChanged {
 	return s.Fact(s.State(), false)
 }
 
-// HostChanged is the session as an event reports it, with the facts of its host that changed.
+// HostChanged returns the session as an event reports it, with the changed facts of its host.
 func (s *Session) HostChanged(host *commonv1.HostFacts) *nodev1.SessionChanged {
 	f := s.Fact(s.State(), false)
 	f.Host = host

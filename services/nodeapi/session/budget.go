@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
-// Opening a stream costs recovery a look into its tables, so it is rationed. A node must not pay for what others do
-// with its name, and a copy of one of its keys is a case that happens. Three budgets keep them apart:
+// Opening a stream costs recovery a read of its tables, so openings are rationed. Another client that uses a node's
+// name, such as the holder of a copy of its key, must not use up the node's openings. Three budgets keep them apart:
 //
 //   - proven, of a certificate: for a stream that shows the signed join state that counts now, or one that is newer
 //     than this replica has heard of. A holder of a key alone has none, however often it asks.
@@ -21,12 +21,13 @@ import (
 //     recovery challenges or refuses these.
 //   - refused, of a certificate: in place of unproven once recovery has refused the serial. It is the smallest.
 //
-// Two cases cannot be told apart. A node that was never admitted has no join state yet, and shares the unproven budget
-// with a holder of its key who comes from the same address. A copy of the newest join state is the node for all that
-// anybody knows: it is admitted, and found when the node comes back.
+// Two cases cannot be kept apart. A node that was never admitted has no join state yet, and shares the unproven budget
+// with a holder of its key who comes from the same address. A copy of the newest join state cannot be distinguished
+// from the node: it is admitted, and detected when the node comes back.
 type budgets struct {
 	proven, unproven, refused *opens
-	often, oftenUnproven      *opens // of nodes that are shut out or have a short certificate, in place of proven and unproven
+	// in place of proven and unproven, for nodes that are shut out or have a short certificate
+	often, oftenUnproven *opens
 
 	mu      sync.Mutex
 	marked  *lru[openKey, time.Time] // certificates whose serial recovery refused, and when it last did
@@ -34,19 +35,19 @@ type budgets struct {
 }
 
 const (
-	// oftenEvery is how often a node may open that is shut out, or whose certificate lives for less than shortLife: it is below
-	// every wait that a node that is shut out is told, and at one open in ten seconds a certificate of twenty would be replaced
-	// too late.
+	// oftenEvery is the interval at which a node may open streams if it is shut out, or if its certificate lives for less
+	// than shortLife. It is below every wait that a denial gives a node that is shut out; and at one stream in ten seconds
+	// a certificate of twenty seconds would be replaced too late.
 	oftenEvery = 2 * time.Second
 	shortLife  = time.Minute
-	// refusedEvery is the pace of a serial that recovery refused. Its holder is told to renew or to recover, never to
-	// ask again with it.
+	// refusedEvery is the interval at which a serial that recovery refused may open streams. Its holder is told to renew
+	// or to recover, never to try the same serial again.
 	refusedEvery = 30 * time.Second
-	// refusedFor is how long a refusal is remembered after the last of them.
+	// refusedFor is how long a serial counts as refused after its last refusal.
 	refusedFor = 10 * time.Minute
-	// mostWaiting is how many streams of one certificate may be without their Hello at once. The oldest of more is
-	// closed: a Hello follows its stream within a round trip, so whoever waits longest is the least likely to be an
-	// agent.
+	// mostWaiting is how many streams of one certificate may be without their Hello at once. Above that the oldest is
+	// closed: a Hello follows its stream within a round trip, so the stream that has waited longest is the least likely to
+	// be an agent's.
 	mostWaiting = 64
 )
 
@@ -60,7 +61,7 @@ func newBudgets(lim Limits) *budgets {
 	}
 }
 
-// payer is who opens a stream.
+// payer identifies the client that opens a stream.
 type payer struct {
 	node, serial, source string
 	often                bool // the node may not be admitted now, or its certificate is short
@@ -95,14 +96,14 @@ func (b *budgets) exhausted(p payer, now time.Time) time.Duration {
 	return min(least, unproven.peek(key, now))
 }
 
-// charge takes one opening from the budget of a stream, or returns how long to wait.
+// charge takes one opening from the budget of a stream and returns zero, or returns how long to wait.
 func (b *budgets) charge(p payer, proven bool, now time.Time) time.Duration {
 	budget, key := b.budget(p, proven, now)
 	return budget.take(key, now)
 }
 
-// judged notes what recovery decided about a certificate. Only refusals that follow from the serial alone count
-// against it: everything else in a Hello is up to whoever sends it.
+// judged records recovery's decision about a certificate. Only refusals that follow from the serial alone count against
+// it: the sender of a Hello chooses everything else in it.
 func (b *budgets) judged(p payer, err error, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -124,8 +125,8 @@ func (b *budgets) isRefused(certificate openKey, now time.Time) bool {
 	return refused
 }
 
-// wait notes a stream that has not sent its Hello, and closes the oldest one where there are too many. The returned
-// function ends the waiting.
+// wait registers a stream that has not sent its Hello, and closes the oldest such stream of the certificate if there
+// are more than mostWaiting. The returned function removes the stream.
 func (b *budgets) wait(p payer, s *roster.Session) func() {
 	key := p.certificate()
 	b.mu.Lock()
@@ -155,8 +156,8 @@ func rateLimited(wait time.Duration) error {
 	return fault.New(commonv1.Reason_REASON_RATE_LIMITED, public, fault.RetryAfter(wait))
 }
 
-// sourceOf returns what counts as one source: an IPv4 address, or a network of 64 bits, which is what one machine may
-// choose from in IPv6.
+// sourceOf returns the source of a remote address: an IPv4 address, or a /64 network in IPv6, from which one machine
+// may choose any address.
 func sourceOf(remote string) string {
 	at, err := netip.ParseAddrPort(remote)
 	if err != nil {
@@ -175,8 +176,8 @@ func sourceOf(remote string) string {
 }
 
 // isProven reports whether a Hello shows the join state that counts now: signed by recovery for this instance of the
-// node, and not older than the last generation that this replica knows to be confirmed. A view that lags behind
-// recovery takes an older state for the present one for a moment, never the present one for an older.
+// node, and not older than the last generation that this replica knows to be confirmed. While the view lags behind
+// recovery an older state may count as the present one for a moment; the present one never counts as older.
 func (s *Server) isProven(hello *nodev1.Hello) bool {
 	if s.cfg.JoinStates == nil {
 		return false

@@ -52,7 +52,7 @@ func TestARefusedSerialHasTheSmallestBudget(t *testing.T) {
 	b := newBudgets(Limits{OpenBurst: 3, OpenEvery: 10 * time.Second})
 	now := time.Unix(1000, 0)
 	p := payer{node: "node", serial: "01", source: "192.0.2.1/32"}
-	// What a Hello can bring about by itself says nothing of the serial.
+	// A refusal that the content of a Hello can cause does not count against the serial.
 	for _, reason := range []commonv1.Reason{
 		commonv1.Reason_REASON_CHALLENGE_FAILED, commonv1.Reason_REASON_IDENTITY_MISMATCH, commonv1.Reason_REASON_JOIN_STATE_LOST, commonv1.Reason_REASON_UNAVAILABLE,
 	} {
@@ -69,8 +69,8 @@ func TestARefusedSerialHasTheSmallestBudget(t *testing.T) {
 	if b.charge(other, false, now) == 0 {
 		t.Error("a refused serial may ask again from another address")
 	}
-	// After a restore of the database a serial may be refused to one and good for another: whoever shows the join
-	// state is let through.
+	// After a restore of the database one opening with a serial may be refused and another welcomed: a stream that
+	// presents the join state is charged to the proven budget.
 	if b.charge(p, true, now) != 0 {
 		t.Error("a refused serial keeps a proven stream out")
 	}

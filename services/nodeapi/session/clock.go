@@ -5,17 +5,18 @@ import (
 	"time"
 )
 
-// Clock is the database's clock as measured here: agents, certificates and expiry are judged by it, never by this host's alone. The zero value is the
-// host's clock until the first reading. Safe for concurrent use.
+// Clock is the database's clock as measured by this replica. Agents' clocks, certificates and expiry are compared with
+// it, never with this host's clock alone. The zero value is the host's clock until the first reading. Safe for
+// concurrent use.
 type Clock struct {
 	mu     sync.Mutex
 	offset time.Duration
-	within time.Duration // how long the reading took that the offset is of; the offset is no further from the truth
+	within time.Duration // how long the reading of the offset took, which bounds the offset's error
 	read   bool
 }
 
-// Set takes a reading: the server's time, known to lie between sent and received. A zero reading is none. A slower reading than the present one moves the
-// offset only as far as the two contradict each other.
+// Set takes a reading: the server's time, which lies between sent and received. A zero time is ignored. A slower
+// reading than the present one moves the offset only as far as the two readings contradict each other.
 func (c *Clock) Set(sent, received, server time.Time) {
 	if server.Unix() <= 0 {
 		return
@@ -35,14 +36,14 @@ func (c *Clock) Set(sent, received, server time.Time) {
 	}
 }
 
-// Offset is what to add to the host's clock.
+// Offset returns the database's clock minus the host's.
 func (c *Clock) Offset() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.offset
 }
 
-// Now is the database's time.
+// Now returns the database's time.
 func (c *Clock) Now() time.Time { return time.Now().Add(c.Offset()) }
 
 // profilePrint is the fingerprint of the profile that recovery holds for agents.

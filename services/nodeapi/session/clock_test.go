@@ -7,7 +7,8 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/session"
 )
 
-// TestASlowAnswerDoesNotMoveTheClock: between sending and receiving ten seconds may lie, and the server's time is that of any moment between.
+// TestASlowAnswerDoesNotMoveTheClock: ten seconds may pass between sending and receiving, and the server's time may be
+// of any moment between the two.
 func TestASlowAnswerDoesNotMoveTheClock(t *testing.T) {
 	const ahead = time.Hour
 	now := time.Now()
@@ -15,7 +16,7 @@ func TestASlowAnswerDoesNotMoveTheClock(t *testing.T) {
 		sent, received time.Duration // from now
 		read           time.Duration // when the server read its clock, from now
 		step           time.Duration // of the host's clock since the reading before
-		most           time.Duration // by which the clock may be wrong afterwards
+		most           time.Duration // the greatest error of the clock afterwards
 	}{
 		"read at the begin of a slow answer": {received: 10 * time.Second, most: 2 * time.Millisecond},
 		"read at the end of a slow answer":   {received: 10 * time.Second, read: 10 * time.Second, most: 2 * time.Millisecond},

@@ -15,14 +15,15 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// errNoPeer says that a call came without the connection's identity: a fault of the server's own wiring.
+// errNoPeer is returned for a call without the connection's identity, which is a fault of the server's own wiring.
 var errNoPeer = errors.New("call without a verified peer")
 
-// errProtocol says that a client did not agree to speak HTTP/2.
+// errProtocol is returned if a client did not negotiate HTTP/2.
 var errProtocol = errors.New("the client did not agree on HTTP/2")
 
-// transport is the server side of the agents' port. Unlike grpc's own TLS credentials it keeps the raw connection, since closing it is the only way to
-// end the stream of a peer that does not hang up; and it reports each refused handshake with its reason.
+// transport is the server side of the agents' port. Unlike grpc's own TLS credentials it keeps the raw connection,
+// since closing it is the only way to end the stream of a peer that does not hang up; and it reports each refused
+// handshake with its reason.
 type transport struct {
 	tls         *tls.Config
 	trustDomain string
@@ -31,13 +32,13 @@ type transport struct {
 	onReject    func(pki.Reject)
 }
 
-// authInfo is what a call knows of its connection. It keeps no certificate but the leaf.
+// authInfo is the information about its connection that a call has. It keeps no certificate but the leaf.
 type authInfo struct {
 	credentials.CommonAuthInfo
 
 	peer    pki.Peer
 	conn    net.Conn
-	streams *pace // that it opened
+	streams *pace // the pace of the streams that it opens
 }
 
 // AuthType names the kind of authentication.
@@ -71,7 +72,7 @@ func (t *transport) reject(raw net.Conn, err error) {
 	t.onReject(r)
 }
 
-// ClientHandshake is not for a server.
+// ClientHandshake returns an error: these credentials are for a server.
 func (t *transport) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("agents' port does not dial")
 }
@@ -102,7 +103,7 @@ func connOf(ctx context.Context) (authInfo, error) {
 	return info, nil
 }
 
-// shedder closes connections above a number at once, before TLS is spent on them.
+// shedder closes connections above a limit at once, before the TLS handshake.
 type shedder struct {
 	net.Listener
 

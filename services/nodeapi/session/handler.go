@@ -27,7 +27,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
-// handler is the life of one stream. It is the only reader; its fields need no lock.
+// handler serves one stream from its first frame to its end. It is the only reader; its fields need no lock.
 type handler struct {
 	server *Server
 	stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
@@ -35,16 +35,16 @@ type handler struct {
 	leaf   pki.Peer
 	who    payer
 	hello  *nodev1.Hello
-	join   []byte // the join state of our Welcome
+	join   []byte // the join state that Welcome carried
 	pace   pace
-	renew  chan struct{} // holds a token while a renewal is under way
+	renew  chan struct{} // contains a token while a renewal is under way
 	keys   *agentKeys
-	// listed is the frame of the list of keys that Welcome had.
+	// listed is the frame of the list of keys that Welcome carried.
 	listed *nodev1.ConnectResponse
-	// rooted is the frame of the list of roots that Welcome had.
+	// rooted is the frame of the list of roots that Welcome carried.
 	rooted *nodev1.ConnectResponse
 
-	overBudget bool // it was not let through to recovery
+	overBudget bool // the opening was refused by the budget and did not reach recovery
 }
 
 func (h *handler) run(ctx context.Context) error {
@@ -65,7 +65,7 @@ func (h *handler) run(ctx context.Context) error {
 	d := fault.ToDenial(err, "")
 	h.server.deps.Metrics.Refused(names.Of(d.GetReason()))
 	level := slog.LevelInfo
-	if h.overBudget { // whoever floods us fills no log
+	if h.overBudget { // a client that opens too often must not fill the log
 		level = slog.LevelDebug
 	}
 	h.server.deps.Logger.Log(ctx, level, "session refused", slog.String("node_id", h.sess.Identity.NodeID),
@@ -76,8 +76,9 @@ func (h *handler) run(ctx context.Context) error {
 	return fault.ToGRPC(err, "")
 }
 
-// aside runs f in a goroutine of its own and waits for it. Opening a session goes deep, and a stack that has grown stays for as long as its goroutine:
-// the one that waits for the agent's next frame, for hours, is to have a small one.
+// aside runs f in a goroutine of its own and waits for it. Opening a session needs a deep stack, and a stack that has
+// grown lives as long as its goroutine. The goroutine that waits for the agent's next frame, for hours, is to have a
+// small stack.
 func aside(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -106,10 +107,10 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this session sends too many frames", fault.RetryAfter(5*time.Second))
 	}
 	if hb := frame.GetHeartbeat(); hb != nil && hb.GetChangedFacts() == nil {
-		return frame, nil // nothing in it could be wrong
+		return frame, nil // it has no field that could be invalid
 	}
 	if err := h.server.validate.Validate(frame); err != nil {
-		// Not stop: an agent of another version than ours is worth another try after an update of either side.
+		// The action is wait and not stop: an agent of another version may succeed after an update of either side.
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the frame is not valid", fault.WithAction(commonv1.Action_ACTION_WAIT),
 			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
@@ -117,7 +118,7 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 	return frame, nil
 }
 
-// invalidWait is how long an agent waits whose frame was refused: the same frame comes again from the same build.
+// invalidWait is how long an agent waits after its frame was refused, since the same build sends the same frame again.
 const invalidWait = 30 * time.Second
 
 // open takes the stream from its first frame to Admitted.
@@ -194,7 +195,8 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	return h.ready(ctx, res.GetGeneration())
 }
 
-// ready waits for the word that the join state is on the agent's disk, and has it confirmed.
+// ready waits for the agent's Ready, which reports that the join state is on its disk, and has recovery confirm the
+// session.
 func (h *handler) ready(ctx context.Context, generation int64) error {
 	for {
 		frame, err := h.recv()
@@ -242,7 +244,7 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
 		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), RunListFollows: true,
 	}}})
-	// The list may have changed since Welcome and before the session was among those that are told of changes.
+	// The list may have changed after Welcome was sent and before the session was among those that changes are sent to.
 	if _, frame := h.server.cfg.TaskKeys.get(); frame != h.listed && h.sess.Protocol() >= protocolTaskKeys {
 		h.sess.SendInline(frame)
 	}
@@ -255,7 +257,8 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	return nil
 }
 
-// raiseGate tells lifecycle of the session until it takes it, or the session is gone. It does not keep the reader waiting.
+// raiseGate reports the session to lifecycle until lifecycle accepts it or the session has ended. It does not block the
+// reader.
 func (h *handler) raiseGate(ctx context.Context, generation int64) {
 	s, sess, hello, join, keys := h.server, h.sess, h.hello, h.join, h.keys
 	h.join = nil
@@ -285,7 +288,8 @@ func (h *handler) raiseGate(ctx context.Context, generation int64) {
 			if ctx.Err() != nil {
 				return
 			}
-			// Recovery tells lifecycle of a new node while that node already connects: the first refusals are the order of things.
+			// Lifecycle may learn of a new node from recovery only after the node has connected, so the first refusals are
+			// expected.
 			level := slog.LevelWarn
 			if pause < time.Second && fault.Has(err, commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
 				level = slog.LevelDebug
@@ -301,7 +305,8 @@ func (h *handler) raiseGate(ctx context.Context, generation int64) {
 }
 
 func (s *Server) gateRaised(sess *roster.Session, res *lifecyclev1.SessionReadyResult) {
-	// Before any offer: what a task starts is not judged by a list that was made before it.
+	// The list is sent before any offer, so that a workload which a task starts is not checked against a list that was
+	// made before it.
 	sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_RunList{RunList: &nodev1.RunList{
 		MayRun: res.GetMayRun(), Unlisted: !res.GetRunListed(),
 	}}})
@@ -311,15 +316,15 @@ func (s *Server) gateRaised(sess *roster.Session, res *lifecyclev1.SessionReadyR
 	sess.SendAll(sess.Cancels(res.GetCancel(), 0, "not wanted any more"))
 	sess.SetWorkReady()
 	if sess.Gone() {
-		// Its end may have been read before its beginning: say it again.
+		// Consumers may have read the end of the session before lifecycle had its beginning, so the end is reported again.
 		s.deps.Roster.RepeatClosed(sess)
 		return
 	}
 	s.deps.Work.Ready(sess)
 }
 
-// challenge asks a session that presented an old generation for a signature. An answer in time makes it a second copy of the node; none makes it a dead
-// connection, such as a replica that was paused holds in its hands.
+// challenge asks a session that presented an old generation for a signature. An answer in time proves a second live
+// copy of the node. No answer means a dead connection, such as one that a replica has kept from before it was paused.
 func (h *handler) challenge(ctx context.Context) error {
 	nonce := make([]byte, 32)
 	_, _ = rand.Read(nonce)
@@ -418,12 +423,12 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 		}
 		return nil
 	case *nodev1.ConnectRequest_CertificateStored:
-		return nil // the next certificate counts when a session is ready on it, not on anybody's word
+		return nil // the next certificate counts when a session is ready on it; an acknowledgement changes nothing
 	case *nodev1.ConnectRequest_Goodbye:
 		h.sess.Depart(f.Goodbye.GetReason())
 		return errHungUp
 	case *nodev1.ConnectRequest_Ready:
-		return nil // an admitted agent's Ready was counted already
+		return nil // the Ready of an admitted agent was counted when the session opened
 	default:
 		return fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "an admitted session does not send this frame")
 	}
@@ -431,7 +436,7 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 
 func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 	h.server.deps.Metrics.Frame("heartbeat")
-	// An agent tells of a change once, so it counts whether or not the beat is answered.
+	// An agent reports a change once, so the change is taken whether or not this heartbeat is answered.
 	if changed := f.GetChangedFacts(); changed != nil && h.sess.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
 		h.server.deps.Host(h.sess, changed)
 	}
@@ -441,7 +446,7 @@ func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 	h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
 }
 
-// renewal asks recovery for the next certificate, one at a time for a session.
+// renewal requests the next certificate from recovery. A session has at most one renewal under way.
 func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 	answer := func(issued *nodev1.CertificateIssued) {
 		issued.RequestId = f.GetRequestId()
@@ -462,7 +467,7 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 		res, err := s.deps.Authority.RenewCertificate(ctx, &recoveryv1.RenewCertificateRequest{
 			NodeId: sess.Identity.NodeID, NodeInstanceId: instance, SessionId: sess.ID, Serial: sess.Identity.Serial, Csr: f.GetCsr(),
 		})
-		over() // an agent that has the answer may ask again
+		over() // the agent may request another as soon as it has the answer
 		if err != nil {
 			s.deps.Logger.WarnContext(ctx, "certificate not renewed", slog.String("node_id", sess.Identity.NodeID), slog.Any("error", err))
 			answer(&nodev1.CertificateIssued{Denied: fault.ToDenial(err, "")})
@@ -475,12 +480,12 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 	})
 }
 
-// PolicyFrame is the frame that tells agents of a changed policy.
+// PolicyFrame returns the frame that sends agents a changed policy.
 func PolicyFrame(p *commonv1.NodePolicy) *nodev1.ConnectResponse {
 	return &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_PolicyUpdate{PolicyUpdate: &nodev1.PolicyUpdate{Policy: p}}}
 }
 
-// HeartbeatInterval scales with the fleet: 15 s for a few nodes, 60 s from ten thousand on.
+// HeartbeatInterval returns the interval for a fleet of nodes: 15 s for a few nodes, 60 s from ten thousand on.
 func HeartbeatInterval(nodes int) time.Duration {
 	return min(15*time.Second+time.Duration(nodes)*4500*time.Microsecond, time.Minute)
 }

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// openKey names who pays for opening a stream. An empty source stands for all of them.
+// openKey is the key under which the opening of a stream is charged. An empty source stands for all sources.
 type openKey struct {
 	node, serial, source string
 }
 
 // opens bounds how often one key may open a stream: a burst, then one per interval. The table holds only keys that
-// opened lately, and at most so many: above that the one that was used longest ago is forgotten, which gives it its
-// burst back.
+// opened a stream recently, and at most mostKeys. Above that the least recently used key is forgotten, which gives it
+// its burst back.
 type opens struct {
 	burst    int
 	interval time.Duration
@@ -33,7 +33,7 @@ func newOpens(burst int, interval time.Duration) *opens {
 	return &opens{burst: burst, interval: interval, buckets: newLRU[openKey, bucket](mostKeys)}
 }
 
-// take returns zero if the key may open now, and counts that; else how long it should wait.
+// take returns zero if the key may open a stream now, and counts the opening; else it returns how long to wait.
 func (o *opens) take(key openKey, now time.Time) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -48,7 +48,7 @@ func (o *opens) take(key openKey, now time.Time) time.Duration {
 	return wait
 }
 
-// peek is take without counting.
+// peek returns what take would, without counting an opening.
 func (o *opens) peek(key openKey, now time.Time) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -70,7 +70,8 @@ func (o *opens) wait(b bucket) time.Duration {
 	return time.Duration((1 - b.tokens) * float64(o.interval))
 }
 
-// pace bounds the frames of one session, or the streams of one connection, within a second. Only one goroutine counts with it, so it needs no lock.
+// pace bounds the frames of one session, or the streams of one connection, within a second. A pace is used by one
+// goroutine only, so it needs no lock.
 type pace struct {
 	second     int64
 	frames     int
@@ -83,7 +84,7 @@ func (p *pace) roll(now time.Time) {
 	}
 }
 
-// frame returns false when there are more than there may be.
+// frame counts one frame or stream, and returns false if there are more than limit in this second.
 func (p *pace) frame(now time.Time, limit int) bool {
 	p.roll(now)
 	p.frames++

@@ -2,8 +2,7 @@ package session
 
 import "container/list"
 
-// lru is a map that holds at most so many entries and drops the one that was used longest ago. It needs its owner's
-// lock.
+// lru is a map of bounded size that drops the least recently used entry. The owner's lock must be held.
 type lru[K comparable, V any] struct {
 	most    int
 	entries map[K]*list.Element
@@ -19,7 +18,7 @@ func newLRU[K comparable, V any](most int) *lru[K, V] {
 	return &lru[K, V]{most: most, entries: map[K]*list.Element{}, order: list.New()}
 }
 
-// get returns the value of a key without counting as a use.
+// get returns the value of a key. It does not count as a use.
 func (l *lru[K, V]) get(key K) (V, bool) {
 	if e := l.entries[key]; e != nil {
 		return entryOf[K, V](e).value, true
@@ -28,7 +27,7 @@ func (l *lru[K, V]) get(key K) (V, bool) {
 	return none, false
 }
 
-// put stores a value as the one used last.
+// put stores a value as the most recently used one.
 func (l *lru[K, V]) put(key K, value V) {
 	if e := l.entries[key]; e != nil {
 		entryOf[K, V](e).value = value
@@ -47,7 +46,7 @@ func (l *lru[K, V]) remove(key K) {
 	}
 }
 
-// trim drops entries from the one used longest ago on, for as long as over holds.
+// trim drops entries, the least recently used first, for as long as over returns true for them.
 func (l *lru[K, V]) trim(over func(V) bool) {
 	for e := l.order.Front(); e != nil && over(entryOf[K, V](e).value); e = l.order.Front() {
 		l.drop(e)

@@ -7,19 +7,19 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// RootList is the list of the roots of services that agents are sent. The zero value has none, and agents are sent
-// none. Safe for concurrent use.
+// RootList is the list of the roots of services that agents are sent. The zero value is empty, and nothing is sent. It
+// is safe for concurrent use.
 type RootList struct {
 	mu     sync.Mutex
 	frame  *nodev1.ConnectResponse
 	change func(frame *nodev1.ConnectResponse)
 }
 
-// Replace makes links the list, of which the last pki.MaxChain are sent. From its return each Welcome has them, and
-// sessions that stand are told.
+// Replace sets the list to links, of which the last pki.MaxChain are sent. Every Welcome after Replace returns has
+// them, and they are sent to the sessions that stand.
 func (l *RootList) Replace(links []pki.RootLink) {
 	if len(links) == 0 {
-		return // before the first replica has registered one, there is nothing to follow
+		return // no replica has registered a root yet
 	}
 	links = links[max(0, len(links)-pki.MaxChain):]
 	list := &nodev1.ServiceRoots{}
@@ -37,7 +37,7 @@ func (l *RootList) Replace(links []pki.RootLink) {
 	}
 }
 
-// get returns the frame of the list, which is another one after each change; nil: there is none.
+// get returns the frame of the list; nil if there is none. Each change makes a new frame.
 func (l *RootList) get() *nodev1.ConnectResponse {
 	if l == nil {
 		return nil
@@ -47,7 +47,7 @@ func (l *RootList) get() *nodev1.ConnectResponse {
 	return l.frame
 }
 
-// notify makes f be called after each change.
+// notify registers f, which is called after each change.
 func (l *RootList) notify(f func(frame *nodev1.ConnectResponse)) {
 	if l == nil {
 		return
@@ -57,7 +57,7 @@ func (l *RootList) notify(f func(frame *nodev1.ConnectResponse)) {
 	l.change = f
 }
 
-// sendRoots sends all admitted sessions a changed list. Agents of earlier builds ignore it.
+// sendRoots sends a changed list to all admitted sessions. Agents of earlier builds ignore it.
 func (s *Server) sendRoots(frame *nodev1.ConnectResponse) {
 	for _, sess := range s.deps.Roster.CurrentAll() {
 		sess.Send(frame)

@@ -8,8 +8,8 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// scrub takes NUL out of every text of a frame. It is valid in a message and in no text or jsonb of Postgres: in a batch that many nodes share, one
-// agent's NUL would otherwise refuse the words of all of them.
+// scrub removes NUL from every string of a frame. NUL is valid in a protobuf string, but not in a text or jsonb value
+// of Postgres: in a batch that many nodes share, one agent's NUL would otherwise fail the reports of all of them.
 func scrub(frame *nodev1.ConnectRequest) {
 	scrubMessage(frame.ProtoReflect())
 }

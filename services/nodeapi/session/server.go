@@ -1,8 +1,9 @@
-// Package session serves the agents' stream: it opens sessions in the order Hello, Welcome, Ready, Admitted, passes on what agents report, and ends
-// what breaks the protocol.
+// Package session serves the agents' stream: it opens sessions in the order Hello, Welcome, Ready, Admitted, passes on
+// the reports of agents, and ends streams that break the protocol.
 //
-// It believes the verified certificate for who speaks, recovery for whether and as what generation, lifecycle for work. It decides none of these.
-// Each stream costs one goroutine, the handler that reads; everything sent goes through the session's bounded outbox.
+// It takes the node's identity from the verified certificate, admission and generation from recovery, and work from
+// lifecycle. It decides none of these. Each stream costs one goroutine, the handler that reads; everything sent goes
+// through the session's bounded outbox.
 package session
 
 import (
@@ -40,17 +41,18 @@ import (
 
 // Limits of the agents' port. Zero fields take the defaults.
 type Limits struct {
-	MaxConnections    int           // open connections; default 16384
-	StreamsPerConn    uint32        // at once; default 8
-	StreamsPerSecond  int           // of one connection, which more ends: streams that are reset at once count too; default 32
+	MaxConnections int    // open connections; default 16384
+	StreamsPerConn uint32 // at once; default 8
+	// of one connection; more end it, and streams that are reset at once count too; default 32
+	StreamsPerSecond  int
 	MessageBytes      int           // default 1 MiB
 	HeaderBytes       uint32        // default 16 KiB
 	Handshake         time.Duration // default 5 s
 	FirstFrame        time.Duration // default 5 s
-	OpenBurst         int           // streams of one certificate at once; default 3
-	OpenEvery         time.Duration // then one per; default 10 s
+	OpenBurst         int           // streams that one certificate may open at once; default 3
+	OpenEvery         time.Duration // then one stream per OpenEvery; default 10 s
 	FramesPerSecond   int           // of one session; default 2000
-	HeartbeatsPerSec  int           // of one session, the rest is coalesced; default 5
+	HeartbeatsPerSec  int           // of one session; more are coalesced; default 5
 	Challenge         time.Duration // to answer a challenge; default 5 s
 	KeepaliveInterval time.Duration // default 15 s
 	KeepaliveTimeout  time.Duration // default 10 s
@@ -95,7 +97,8 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Transport returns the options of the port's connections: sizes, windows and times, which decide what a connection holds in memory.
+// Transport returns the options of the port's connections: sizes, windows and times, which decide how much memory a
+// connection needs.
 func (l Limits) Transport() []grpc.ServerOption {
 	lim := l.withDefaults()
 	return []grpc.ServerOption{
@@ -106,12 +109,13 @@ func (l Limits) Transport() []grpc.ServerOption {
 		grpc.ConnectionTimeout(lim.Handshake),
 		grpc.ReadBufferSize(0),
 		grpc.WriteBufferSize(4 << 10),
-		// An agent sends its headers once, so that a table of headers to refer to is never read.
+		// An agent sends its headers once, so a header table would never be used.
 		grpc.HeaderTableSize(0),
-		// Windows that do not grow: what an agent may send ahead is bounded, and nobody measures the way to it.
+		// The windows are fixed: the bytes that an agent may send ahead are bounded, and grpc does not probe the bandwidth to
+		// it.
 		grpc.InitialWindowSize(64 << 10), grpc.InitialConnWindowSize(64 << 10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
-			// A connection that carries no stream has nothing to wait for.
+			// A connection without a stream is closed soon.
 			MaxConnectionIdle: lim.FirstFrame,
 			Time:              lim.KeepaliveInterval, Timeout: lim.KeepaliveTimeout,
 		}),
@@ -119,17 +123,17 @@ func (l Limits) Transport() []grpc.ServerOption {
 	}
 }
 
-// Work takes what agents report of their tasks.
+// Work takes the agents' reports about their tasks.
 type Work interface {
 	Delivered(ctx context.Context, s *roster.Session, f *nodev1.TaskDelivered) error
 	Started(ctx context.Context, s *roster.Session, f *nodev1.TaskStarted) error
 	Progress(ctx context.Context, s *roster.Session, f *nodev1.TaskProgress) error
 	Result(ctx context.Context, s *roster.Session, f *nodev1.TaskResult) error
-	// Ready says that a session may be given work.
+	// Ready is called when a session may be given work.
 	Ready(s *roster.Session)
 }
 
-// Authority is recovery, for many sessions at once.
+// Authority is the part of recovery that decides about sessions, many in one call.
 type Authority interface {
 	OpenSessions(context.Context, *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error)
 	ConfirmSessions(context.Context, *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error)
@@ -143,7 +147,7 @@ type Gate interface {
 	KeysHeld(context.Context, *lifecyclev1.KeysHeldRequest) (*lifecyclev1.KeysHeldResponse, error)
 }
 
-// Metrics counts what the port sees. Reasons come from closed sets.
+// Metrics counts the events of the port. Reasons come from closed sets.
 type Metrics interface {
 	TLSReject(reason string)
 	Shed()
@@ -165,7 +169,8 @@ type Deps struct {
 	Diagnose  func(s *roster.Session, d []*commonv1.Diagnostic)
 	Host      func(s *roster.Session, changed *commonv1.HostFacts)
 	Policy    func() *commonv1.NodePolicy
-	// Output is given what an agent answers to a request for a workload's output; Gone is told of each stream that has ended. Neither blocks.
+	// Output is called with an agent's answer to a request for a workload's output, and Gone with each session whose
+	// stream has ended. Neither may block.
 	Output func(s *roster.Session, chunk *nodev1.OutputChunk)
 	Gone   func(s *roster.Session)
 }
@@ -176,11 +181,11 @@ type Config struct {
 	TrustDomain string
 	TLS         *tls.Config
 	Clock       *Clock
-	// JoinStates verifies what an agent shows; nil: no stream is proven, see budgets.
+	// JoinStates verifies the join state that an agent presents; nil: no stream is proven, see budgets.
 	JoinStates *joinstate.Verifier
-	// TaskKeys are sent to agents; nil: none are.
+	// TaskKeys are sent to agents; nil: no list is sent.
 	TaskKeys *KeyList
-	// ServiceRoots are sent to agents; nil: none are.
+	// ServiceRoots are sent to agents; nil: no list is sent.
 	ServiceRoots *RootList
 	Limits       Limits
 }
@@ -234,7 +239,8 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// tap sees every stream before anything is spent on it. A connection that opens them faster than any agent would is cut.
+// tap is called for every stream before any resources are spent on it. It closes a connection that opens streams faster
+// than any agent would.
 func (s *Server) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	info, err := connOf(ctx)
 	if err != nil {
@@ -251,7 +257,7 @@ func (s *Server) tap(ctx context.Context, _ *tap.Info) (context.Context, error) 
 	return ctx, fault.ToGRPC(fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this connection opens too many streams"), "")
 }
 
-// protect turns a panic of one stream into its end.
+// protect recovers a panic in a handler, which then ends that stream alone.
 func (s *Server) protect(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -270,22 +276,22 @@ func (s *Server) Serve(lis net.Listener) error {
 	return nil
 }
 
-// Tasks are the loops that the server needs, to be run by its owner.
+// Tasks returns the loops of the server, which its owner must run.
 func (s *Server) Tasks() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"opens": s.openings.Run, "confirms": s.confirms.Run, "readies": s.readies.Run, "keys-of-agents": s.keys.Run,
 	}
 }
 
-// Drain asks the agents to go elsewhere and waits for them until ctx ends.
+// Drain asks the agents to connect to another replica and waits until they have left or ctx ends.
 func (s *Server) Drain(ctx context.Context, spread time.Duration) {
 	s.drainOne.Do(func() { close(s.draining) })
 	s.deps.Roster.Drain(ctx, spread)
 }
 
-// Stop ends everything that is left.
+// Stop ends the remaining streams and connections.
 func (s *Server) Stop() {
-	// Streams that have ended get the moment that their last words need on the wire.
+	// Streams that have ended get up to a second in which their last frames reach the wire.
 	timer := time.AfterFunc(time.Second, s.grpc.Stop)
 	s.grpc.GracefulStop()
 	timer.Stop()
@@ -373,7 +379,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	return err
 }
 
-// refuse tells the agent why, as a frame it understands and as the stream's status.
+// refuse sends the agent the denial as a frame, and returns it as the stream's status.
 func (s *Server) refuse(stream roster.Stream, err error) error {
 	d := fault.ToDenial(err, "")
 	s.deps.Metrics.Refused(names.Of(d.GetReason()))

@@ -17,7 +17,8 @@ import (
 // protocolTaskKeys is the version of the protocol from which agents follow the keys of tasks.
 const protocolTaskKeys = 4
 
-// KeyList is the chain of the keys of tasks that agents are sent. The zero value has none, and agents are sent none. Safe for concurrent use.
+// KeyList is the chain of the keys of tasks that agents are sent. The zero value is empty, and nothing is sent. It is
+// safe for concurrent use.
 type KeyList struct {
 	mu     sync.Mutex
 	keys   []*nodev1.TaskKey
@@ -25,7 +26,8 @@ type KeyList struct {
 	change func(frame *nodev1.ConnectResponse)
 }
 
-// Replace makes links the chain, of which the last pki.MaxChain are sent. From its return each Welcome has them, and sessions that stand are told.
+// Replace sets the chain to links, of which the last pki.MaxChain are sent. Every Welcome after Replace returns has
+// them, and they are sent to the sessions that stand.
 func (l *KeyList) Replace(links []pki.Link) {
 	links = links[max(0, len(links)-pki.MaxChain):]
 	keys := make([]*nodev1.TaskKey, len(links))
@@ -44,7 +46,7 @@ func (l *KeyList) Replace(links []pki.Link) {
 	}
 }
 
-// get returns the chain and its frame, which is another one after each change; nil: there is none.
+// get returns the chain and its frame; nil if there is none. Each change makes a new frame.
 func (l *KeyList) get() ([]*nodev1.TaskKey, *nodev1.ConnectResponse) {
 	if l == nil {
 		return nil, nil
@@ -54,7 +56,7 @@ func (l *KeyList) get() ([]*nodev1.TaskKey, *nodev1.ConnectResponse) {
 	return l.keys, l.frame
 }
 
-// notify makes f be called after each change.
+// notify registers f, which is called after each change.
 func (l *KeyList) notify(f func(frame *nodev1.ConnectResponse)) {
 	if l == nil {
 		return
@@ -64,7 +66,7 @@ func (l *KeyList) notify(f func(frame *nodev1.ConnectResponse)) {
 	l.change = f
 }
 
-// sendKeys sends all admitted sessions a changed list.
+// sendKeys sends a changed list to all admitted sessions.
 func (s *Server) sendKeys(frame *nodev1.ConnectResponse) {
 	for _, sess := range s.deps.Roster.CurrentAll() {
 		if sess.Protocol() >= protocolTaskKeys {
@@ -73,7 +75,8 @@ func (s *Server) sendKeys(frame *nodev1.ConnectResponse) {
 	}
 }
 
-// agentKeys are the keys of tasks that the agent of a session has reported, and what lifecycle knows of them. Safe for concurrent use.
+// agentKeys are the keys of tasks that the agent of a session has reported, and those of them that lifecycle has
+// acknowledged. It is safe for concurrent use.
 type agentKeys struct {
 	mu        sync.Mutex
 	reported  []string
@@ -88,7 +91,7 @@ func (k *agentKeys) current() []string {
 	return k.reported
 }
 
-// hold notes what the agent reports, and reports whether the caller is to pass it on.
+// hold records the keys that the agent reports, and returns true if the caller must report them to lifecycle.
 func (k *agentKeys) hold(ids []string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -96,7 +99,8 @@ func (k *agentKeys) hold(ids []string) bool {
 	return k.beginLocked()
 }
 
-// gateRaised notes that the gate was raised with ids, and reports whether the caller is to pass on what has come since.
+// gateRaised records that the gate was raised with ids, and returns true if the caller must report keys that have come
+// since.
 func (k *agentKeys) gateRaised(ids []string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -112,7 +116,7 @@ func (k *agentKeys) beginLocked() bool {
 	return true
 }
 
-// took notes that lifecycle knows ids, and returns what is to be passed on next; nil ends the report.
+// took records that lifecycle has ids, and returns the keys to report next; nil ends the report.
 func (k *agentKeys) took(ids []string) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -124,7 +128,8 @@ func (k *agentKeys) took(ids []string) []string {
 	return k.reported
 }
 
-// reportKeys passes on what an agent holds until lifecycle has taken the last of it, or the session is gone. It does not keep the reader waiting.
+// reportKeys reports the keys of an agent until lifecycle has taken the last change or the session has ended. It does
+// not block the reader.
 func (s *Server) reportKeys(ctx context.Context, sess *roster.Session, keys *agentKeys) {
 	s.deps.Roster.Go(func() {
 		pause := 50 * time.Millisecond
@@ -132,7 +137,7 @@ func (s *Server) reportKeys(ctx context.Context, sess *roster.Session, keys *age
 			taken, err := s.keys.Do(ctx, &lifecyclev1.SessionKeys{NodeId: sess.Identity.NodeID, SessionId: sess.ID, KeyIds: ids})
 			if err == nil && taken {
 				ids = keys.took(ids)
-				s.deps.Work.Ready(sess) // what waited for a key may be leased now
+				s.deps.Work.Ready(sess) // tasks that waited for a key may be leased now
 				continue
 			}
 			if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-// TestTransport shows that the port's connections have the options of Transport and no other, so that a baseline with these is tuned as the port is.
+// TestTransport checks that the port's connections have the options of Transport and no others, so that a baseline with
+// these options is tuned like the port.
 func TestTransport(t *testing.T) {
 	t.Parallel()
 	s, err := New(Deps{Logger: slog.New(slog.DiscardHandler)}, Config{TLS: &tls.Config{MinVersion: tls.VersionTLS13}})
@@ -26,7 +27,8 @@ func TestTransport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, other := range []string{"creds", "inTapHandle", "streamInt", "waitForHandlers"} { // who is let in, and what a stream goes through
+	// who is let in, and what a stream goes through
+	for _, other := range []string{"creds", "inTapHandle", "streamInt", "waitForHandlers"} {
 		if got[other] == want[other] {
 			t.Errorf("%s: %s for both: it needs no exception", other, got[other])
 		}

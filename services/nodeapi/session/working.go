@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// workingEvery is how often an agent hears that its opening is worked on. Agents leave a server that is silent for a
-// few times as long.
+// workingEvery is how often an agent is sent a sign that its opening is under way. Agents leave a server that is silent
+// for a few times this long.
 const workingEvery = 1500 * time.Millisecond
 
 // working sends the agent an acknowledgement of no heartbeat every workingEvery until the function that it returns

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
-// slow is a lifecycle whose database takes as many nodes in ten seconds as it says, and none of a report with more.
+// slow is a lifecycle whose database takes reports of up to a given number of nodes in ten seconds, and times out on
+// larger ones.
 type slow struct {
 	Lifecycle
 
@@ -39,7 +40,7 @@ func (s *slow) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequ
 	return &lifecyclev1.ReportTasksResponse{}, nil
 }
 
-// batchOf makes reports of so many nodes, all of them under way.
+// batchOf returns reports of so many nodes with their sessions, all marked busy, and the nodes' names.
 func batchOf(r *Reporter, nodes int) (sessions []*roster.Session, reports []*lifecyclev1.NodeReport, names []string) {
 	for range nodes {
 		id := ids.New()
@@ -51,7 +52,8 @@ func batchOf(r *Reporter, nodes int) (sessions []*roster.Session, reports []*lif
 	return sessions, reports, names
 }
 
-// TestANodeThatAlwaysTimesOutHoldsUpNoOther checks that all other reports of its batch are taken, wherever in the batch it is.
+// TestANodeThatAlwaysTimesOutHoldsUpNoOther checks that all other reports of its batch are taken, wherever in the batch
+// it is.
 func TestANodeThatAlwaysTimesOutHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	for _, at := range []int{0, 31, 63} {
@@ -71,8 +73,8 @@ func TestANodeThatAlwaysTimesOutHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// TestABatchThatTimesOutIsHalved checks that reports of many nodes reach a lifecycle that is too slow for all of them at
-// once, each one once, and in the time that the halves take.
+// TestABatchThatTimesOutIsHalved checks that reports of many nodes reach a lifecycle that is too slow for all of them
+// at once, each report once, in the time that the halves take.
 func TestABatchThatTimesOutIsHalved(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

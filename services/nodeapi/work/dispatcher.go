@@ -1,5 +1,6 @@
-// Package work carries tasks between lifecycle and the sessions of this replica: leases out, reports back. It owns no task. A hint that is lost costs
-// a second, since lifecycle repeats the whole list; a report that is lost is sent again by the agent until it is acknowledged by name.
+// Package work carries leased tasks from lifecycle to the sessions of this replica, and reports back. It owns no task.
+// A hint that is lost costs a second, since lifecycle repeats the whole list; a report that is lost is sent again by
+// the agent until it is acknowledged by name.
 package work
 
 import (
@@ -44,8 +45,8 @@ const (
 	leasePerNode = 16 // tasks of one node in one lease
 	leaseLanes   = 2  // leases under way at once
 
-	// spacing is the least time between the beginnings of two leases, or of two reports: what comes meanwhile goes along, so that a storm pays few
-	// transactions.
+	// spacing is the least time between the starts of two leases, or of two reports. Requests that come meanwhile join the
+	// next one, so that a storm costs few transactions.
 	spacing = 2 * time.Millisecond
 )
 
@@ -74,7 +75,7 @@ func NewDispatcher(logger *slog.Logger, replicaID string, r *roster.Roster, v *a
 	}
 }
 
-// Mark says that nodes may have work.
+// Mark records that nodes may have work, so that the next lease asks for it.
 func (d *Dispatcher) Mark(nodes ...string) {
 	marked := false
 	d.mu.Lock()
@@ -133,11 +134,11 @@ func (d *Dispatcher) watchOnce(ctx context.Context) error {
 	return nil
 }
 
-// mostCancels bounds the frames with cancels that one list of hints sends to a session. What it leaves out is told
-// again within a second.
+// mostCancels bounds the frames with cancels that one list of hints sends to a session. Lifecycle repeats the ones left
+// out within a second.
 const mostCancels = 64
 
-// cancel tells agents which tasks to stop, those of one node for one reason together.
+// cancel asks agents to stop tasks. The tasks of one node with one reason go together.
 func (d *Dispatcher) cancel(hints []*lifecyclev1.TaskCancelHint) {
 	type group struct {
 		node, reason string
@@ -205,7 +206,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 }
 
-// take empties up to a lease's worth of hot nodes that have a session here which may be given work.
+// take removes hot nodes from the set, and returns the sessions of those that may be given work, at most as many as one
+// lease takes.
 func (d *Dispatcher) take() []*roster.Session {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -234,7 +236,8 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 	defer cancel()
 	res, err := d.lifecycle.LeaseTasks(call, req)
 	if err != nil {
-		// The sweep names these nodes again within a second; asking at once would only press a service that is in trouble.
+		// Lifecycle's sweep names these nodes again within a second. Asking again at once would load a service that is in
+		// trouble.
 		if ctx.Err() == nil {
 			d.logger.WarnContext(ctx, "lease refused", slog.Int("nodes", len(sessions)), slog.Any("error", err))
 		}
@@ -244,7 +247,7 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 		return
 	}
 	for _, t := range res.GetTasks() {
-		// What is leased and not offered comes back by the next lease after two seconds.
+		// A task that is leased and not offered is leased again after two seconds.
 		if s := byID[t.GetSessionId()]; s != nil {
 			d.offer(s, t)
 		}
@@ -257,8 +260,8 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 	d.Mark(res.GetMore()...)
 }
 
-// Offer passes on what was leased to sessions that stand here without having been asked for. It returns the sessions
-// that may not take it: what was leased to them comes again by a lease, as what a lease offers in vain.
+// Offer sends tasks that lifecycle leased to sessions of this replica without a request. It returns the sessions that
+// may not be given work; tasks leased to them are leased again later, like any task that was leased and not offered.
 func (d *Dispatcher) Offer(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
 	if failpoint.Hit("nodeapi.lease.before_offer") != nil {
 		return nil
@@ -284,10 +287,10 @@ func (d *Dispatcher) offer(s *roster.Session, t *lifecyclev1.LeasedTask) bool {
 	return true
 }
 
-// pacer keeps the beginnings of batches apart.
+// pacer keeps the starts of batches apart by spacing.
 type pacer struct{ last time.Time }
 
-// wait returns when the next may begin; false: ctx ended first.
+// wait waits until the next batch may start. It returns false if ctx ended first.
 func (p *pacer) wait(ctx context.Context) bool {
 	pause := spacing - time.Since(p.last)
 	if pause <= 0 {

@@ -44,7 +44,7 @@ func TestPartLeavesUpdatesWithoutAResult(t *testing.T) {
 	if taken.frames != 2 || taken.bytes != 9 || left.frames != 2 || left.bytes != 0 || !left.since.Equal(taken.since) {
 		t.Errorf("taken %d frames, %d bytes; left %d and %d", taken.frames, taken.bytes, left.frames, left.bytes)
 	}
-	// What has waited long enough goes whole.
+	// Updates that have waited for lazyWait are reported without a split.
 	if _, left := made(now.Add(-lazyWait)).part(now); left != nil {
 		t.Errorf("left after its time: %v", left.report)
 	}

@@ -21,23 +21,25 @@ import (
 )
 
 const (
-	reportNodes   = 64    // nodes in one report
-	reportLanes   = 2     // reports under way at once
-	maxPending    = 16384 // frames that may wait for a report; past it, reading stops and the agents' own flow control holds them
-	perNodeFrames = 1024  // frames of one kind of one node in one report
+	reportNodes = 64 // nodes in one report
+	reportLanes = 2  // reports under way at once
+	// frames that may wait for a report; past it, reading stops, and flow control stops the agents from sending
+	maxPending    = 16384
+	perNodeFrames = 1024 // frames of one kind of one node in one report
 
-	// lazyWait is how long word of a delivery, a start or progress may wait for the result of its task to ride with: a short task is then one report,
-	// not two.
+	// lazyWait is how long an update about delivery, start or progress may wait for the result of its task, so that a
+	// short task costs one report and not two.
 	lazyWait = 100 * time.Millisecond
 
 	maxRefusals = 5 // refused reports that end a session
 
-	maxPendingBytes = 64 << 20 // of results that may wait
-	perNodeBytes    = 1 << 20  // of results of one node in one report, about
-	reportBytes     = 4 << 20  // of results in one report, about: lifecycle reads at most 8 MiB
+	maxPendingBytes = 64 << 20 // bytes of results that may wait
+	perNodeBytes    = 1 << 20  // bytes of results of one node in one report, approximately
+	reportBytes     = 4 << 20  // bytes of results in one report, approximately: lifecycle reads at most 8 MiB
 )
 
-// Reporter gathers what agents say of their tasks into few transactions: whatever came while the previous report was under way goes with the next.
+// Reporter gathers the agents' updates about their tasks into few transactions: updates that come while a report is
+// under way go with the next one.
 type Reporter struct {
 	replicaID string
 	logger    *slog.Logger
@@ -48,11 +50,12 @@ type Reporter struct {
 	mu      sync.Mutex
 	pending map[*roster.Session]*pending
 	order   []*roster.Session
-	busy    map[*roster.Session]bool // a report of this session is under way: its frames stay in order
-	frames  int
-	bytes   int
-	room    chan struct{} // closed when there is room again
-	wake    chan struct{}
+	// a report of this session is under way; no other is begun, so that its frames stay in order
+	busy   map[*roster.Session]bool
+	frames int
+	bytes  int
+	room   chan struct{} // closed when there is room again
+	wake   chan struct{}
 }
 
 // NewReporter makes a reporter.
@@ -63,7 +66,8 @@ func NewReporter(logger *slog.Logger, replicaID string, v *authority.View, lc Li
 	}
 }
 
-// Delivered takes word that tasks are in the agent's ledger, and the envelopes of those from before the session.
+// Delivered takes the update that tasks are in the agent's ledger, with the signed envelopes of those from before the
+// session.
 func (r *Reporter) Delivered(ctx context.Context, s *roster.Session, f *nodev1.TaskDelivered) error {
 	bytes := 0
 	if len(f.GetSigned()) > 0 {
@@ -75,12 +79,13 @@ func (r *Reporter) Delivered(ctx context.Context, s *roster.Session, f *nodev1.T
 	})
 }
 
-// Started takes word that a task has begun.
+// Started takes the update that a task has started.
 func (r *Reporter) Started(ctx context.Context, s *roster.Session, f *nodev1.TaskStarted) error {
 	return r.add(ctx, s, 1, 0, func(n *lifecyclev1.NodeReport) { n.Started = append(n.Started, f) })
 }
 
-// Progress takes an activity's own word that it advances.
+// Progress takes an activity's own update that it advances. It replaces an earlier one of the same task that was not
+// reported yet.
 func (r *Reporter) Progress(ctx context.Context, s *roster.Session, f *nodev1.TaskProgress) error {
 	return r.add(ctx, s, 1, 0, func(n *lifecyclev1.NodeReport) {
 		for i, old := range n.GetProgress() {
@@ -93,12 +98,12 @@ func (r *Reporter) Progress(ctx context.Context, s *roster.Session, f *nodev1.Ta
 	})
 }
 
-// Result takes the terminal word on a task.
+// Result takes the terminal update of a task.
 func (r *Reporter) Result(ctx context.Context, s *roster.Session, f *nodev1.TaskResult) error {
 	return r.add(ctx, s, 1, proto.Size(f), func(n *lifecyclev1.NodeReport) { n.Results = append(n.Results, f) })
 }
 
-// add waits for room: an agent that says more than can be passed on is held by its own flow control.
+// add waits for room, so that flow control stops an agent which sends more than can be reported.
 func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int, put func(*lifecyclev1.NodeReport)) error {
 	for {
 		r.mu.Lock()
@@ -134,7 +139,7 @@ func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int
 	return nil
 }
 
-// pending is what one session has said and has not been reported.
+// pending is the updates of one session that have not been reported.
 type pending struct {
 	report *lifecyclev1.NodeReport
 	since  time.Time
@@ -142,7 +147,8 @@ type pending struct {
 	bytes  int
 }
 
-// due is when it is to be reported at the latest: results at once, the rest a moment later.
+// due returns when the updates must be reported at the latest: at once if there are results or many frames, else after
+// lazyWait.
 func (p *pending) due() time.Time {
 	if len(p.report.GetResults()) > 0 || p.frames >= perNodeFrames/2 {
 		return p.since
@@ -150,9 +156,10 @@ func (p *pending) due() time.Time {
 	return p.since.Add(lazyWait)
 }
 
-// part returns what goes and what stays of what is due: results go with all that was said of their tasks, and what was said of other tasks waits on for
-// their results if it may, nil if there is nothing of the kind. Tasks are independent of each other, so their order may change; the words on one of them
-// never part, nor do they from the envelopes that prove them.
+// part splits updates that are due into those to report now and those that go on waiting, nil if there are none.
+// Results go with all other updates of their tasks; updates of other tasks wait for their results until lazyWait has
+// passed. Tasks are independent of each other, so their order may change. The updates of one task are never separated
+// from each other, or from the envelopes that prove them.
 func (p *pending) part(now time.Time) (*pending, *pending) {
 	if p.frames >= perNodeFrames/2 || len(p.report.GetSigned()) > 0 || !p.since.Add(lazyWait).After(now) {
 		return p, nil
@@ -175,7 +182,7 @@ func (p *pending) part(now time.Time) (*pending, *pending) {
 	return &pending{report: n, since: p.since, frames: p.frames - frames, bytes: p.bytes}, &pending{report: rest, since: p.since, frames: frames}
 }
 
-// divide returns those that go, and those that stay.
+// divide returns the elements for which goes returns true, and the others.
 func divide[T any](all []T, goes func(T) bool) ([]T, []T) {
 	var taken, left []T
 	for _, v := range all {
@@ -225,7 +232,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			}
-			// While the view is stale results are held unacknowledged.
+			// While the view is stale, results wait and are not acknowledged.
 			if r.view.WaitFresh(ctx) != nil {
 				return nil //nolint:nilerr // ctx ended
 			}
@@ -249,7 +256,8 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 }
 
-// take returns what is to be reported now, and after how long something that was left is due; zero: nothing was.
+// take returns the reports to send now with their sessions, and the time until the next of the remaining updates is
+// due; zero if none remains that is not due.
 func (r *Reporter) take(now time.Time) ([]*roster.Session, []*lifecyclev1.NodeReport, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +284,7 @@ func (r *Reporter) take(now time.Time) ([]*roster.Session, []*lifecyclev1.NodeRe
 			delete(r.pending, s)
 		} else {
 			r.pending[s] = left
-			rest = append(rest, s) // it waits at least for the report that goes now
+			rest = append(rest, s) // it waits at least until the report that goes now has ended
 		}
 		p = taken
 		r.busy[s] = true
@@ -301,8 +309,9 @@ func (r *Reporter) send(ctx context.Context, sessions []*roster.Session, reports
 	}
 }
 
-// deliverParts goes on with a batch that timed out as with two of half the size: the same again would be no faster. A node whose report alone times out
-// holds up no other; its agent sends its results again after a while.
+// deliverParts sends a batch that timed out as two of half the size, since the same batch would be no faster. A node
+// whose report times out alone is given up, so that it delays no other; its agent sends its results again after a
+// while.
 func (r *Reporter) deliverParts(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
 	half := len(reports) / 2
 	if half == 0 {
@@ -316,8 +325,8 @@ func (r *Reporter) deliverParts(ctx context.Context, sessions []*roster.Session,
 	}
 }
 
-// deliver reports until lifecycle has taken it, or nobody waits for it any more, and releases the sessions then. It returns false, with the sessions still
-// busy, if a batch timed out that others may be in.
+// deliver sends reports until lifecycle has taken them or all their sessions have ended, and then releases the
+// sessions. It returns false, with the sessions still busy, if a batch timed out that may be sent in smaller parts.
 func (r *Reporter) deliver(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) bool {
 	pause := 50 * time.Millisecond
 	for {
@@ -336,7 +345,7 @@ func (r *Reporter) deliver(ctx context.Context, sessions []*roster.Session, repo
 			return true
 		}
 		r.logger.WarnContext(ctx, "report not taken", slog.Int("nodes", len(reports)), slog.Any("error", err))
-		if allGone(sessions) { // the agents send it again elsewhere
+		if allGone(sessions) { // the agents send their results again over their next sessions
 			r.release(sessions)
 			return true
 		}
@@ -364,7 +373,8 @@ func (r *Reporter) call(ctx context.Context, reports []*lifecyclev1.NodeReport) 
 	return r.lifecycle.ReportTasks(call, &lifecyclev1.ReportTasksRequest{ReplicaId: r.replicaID, Reports: reports})
 }
 
-// isolate sends each report of a refused batch alone, so that one node's words do not hold up those of all, and ends the session whose are refused.
+// isolate sends each report of a refused batch alone, so that one node's report does not block the others, and ends a
+// session whose report is refused.
 func (r *Reporter) isolate(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport, refusal error) {
 	for i, one := range reports {
 		res, err := (*lifecyclev1.ReportTasksResponse)(nil), refusal
@@ -384,7 +394,8 @@ func (r *Reporter) isolate(ctx context.Context, sessions []*roster.Session, repo
 	}
 }
 
-// acknowledge tells the agents what is committed: once the view is fresh, so that a session that was fenced meanwhile is closed before it hears it.
+// acknowledge sends the agents acknowledgements of committed results. It waits for a fresh view first, so that a
+// session which was fenced meanwhile is closed before it gets one.
 func (r *Reporter) acknowledge(ctx context.Context, sessions []*roster.Session, res *lifecyclev1.ReportTasksResponse) {
 	if failpoint.Hit("nodeapi.report.before_ack") != nil || len(res.GetResults()) == 0 {
 		return
@@ -405,9 +416,9 @@ func (r *Reporter) acknowledge(ctx context.Context, sessions []*roster.Session, 
 	}
 }
 
-// refused tells an agent which of its reports were not taken, and ends the session of one that keeps reporting attempts
-// that nothing proves: after a restore an agent proves what it reports from before the session without being asked, so
-// this many are not the order of things.
+// refused sends an agent the refusals of its reports, and ends its session after maxRefusals reports of attempts
+// without proof. After a restore an agent sends the proof of attempts from before the session unasked, so this many
+// refusals do not happen with a working agent.
 func (r *Reporter) refused(ctx context.Context, s *roster.Session, refusals []*lifecyclev1.TaskRefusal) {
 	if len(refusals) == 0 {
 		return

@@ -20,17 +20,18 @@ import (
 const (
 	// callWithin is how long a lease or a report may take.
 	callWithin = 10 * time.Second
-	// mostStreamed is the size of the largest request that goes over the stream: a larger one would keep others waiting, and goes by a call of its own.
+	// mostStreamed is the size of the largest request that goes over the stream: a larger one would keep others waiting,
+	// and goes by a call of its own.
 	mostStreamed = 256 << 10
 	// openWithin is how long lifecycle may take to take a stream.
 	openWithin = 5 * time.Second
-	// pauseFirst and pauseMost bound the time between two streams; meanwhile everything goes by calls. A request that ended its stream is made again
-	// by a call, so that it is refused by itself if it is refused.
+	// pauseFirst and pauseMost bound the time between two streams; meanwhile every request goes by a call. A request that
+	// ended its stream is made again by a call, so that if it is refused, only that call fails.
 	pauseFirst, pauseMost = time.Second, 10 * time.Second
-	// pauseUnknown is the time between two tries at a lifecycle that does not know streams: a build before this one.
+	// pauseUnknown is the time between two attempts if lifecycle's build has no streams.
 	pauseUnknown = 30 * time.Second
-	// endedMost bounds the sessions that wait to be named as ended, and endedAtOnce those of one request. One past the first
-	// is not named: lifecycle forgets it when it is refused the next task.
+	// endedMost bounds the ended sessions that wait to be named to lifecycle, and endedAtOnce those that one request
+	// names. A session beyond endedMost is not named: lifecycle forgets it when its next task is refused.
 	endedMost, endedAtOnce = 1 << 16, 512
 )
 
@@ -42,12 +43,13 @@ type Connection interface {
 	CloseResponse() error
 }
 
-// Stream is a Lifecycle that is asked over one stream while that stands, and by calls while it does not. It is safe for concurrent use.
+// Stream is a Lifecycle that sends requests over one stream while that stands, and as calls while it does not. It is
+// safe for concurrent use.
 type Stream struct {
 	logger *slog.Logger
 	calls  Lifecycle
 	open   func(context.Context) (Connection, error)
-	offer  func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession // nil: what was not asked for is dropped
+	offer  func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession // nil: leases without a request are dropped
 
 	mu      sync.Mutex
 	current *connection // nil: there is none
@@ -55,7 +57,8 @@ type Stream struct {
 	wake    chan struct{} // some have ended
 }
 
-// Ended has lifecycle forget a session that has ended: nothing more is leased to it unasked.
+// Ended queues a session that has ended to be named to lifecycle, which then leases nothing more to it without a
+// request.
 func (s *Stream) Ended(nodeID, sessionID string) {
 	s.mu.Lock()
 	if s.current != nil && len(s.ended) < endedMost {
@@ -68,7 +71,7 @@ func (s *Stream) Ended(nodeID, sessionID string) {
 	}
 }
 
-// nameEnded names sessions that have ended until ctx ends.
+// nameEnded names ended sessions to lifecycle until ctx ends.
 func (s *Stream) nameEnded(ctx context.Context, c *connection) {
 	for {
 		select {
@@ -93,13 +96,14 @@ func (s *Stream) takeEnded() []*lifecyclev1.NodeSession {
 	return out
 }
 
-// OnOffer has the stream call offer with leases that nobody asked for, one after another; offer returns the sessions
-// that took nothing, to which nothing more is leased unasked. It is called before Run.
+// OnOffer sets the function that is called, one call at a time, with leases that lifecycle sends without a request. It
+// returns the sessions that took nothing, to which lifecycle is then asked to lease nothing more without a request.
+// OnOffer must be called before Run.
 func (s *Stream) OnOffer(offer func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession) {
 	s.offer = offer
 }
 
-// NewStream makes a Stream. Without Run it asks by calls.
+// NewStream makes a Stream. Until Run is called all requests go as calls.
 func NewStream(logger *slog.Logger, calls Lifecycle, open func(context.Context) (Connection, error)) *Stream {
 	return &Stream{logger: logger, calls: calls, open: open, wake: make(chan struct{}, 1)}
 }
@@ -113,9 +117,9 @@ type connection struct {
 
 	mu      sync.Mutex
 	last    int64
-	waiting map[int64]chan *lifecyclev1.StreamWorkResponse // by request; closed without an answer when the stream ends
+	waiting map[int64]chan *lifecyclev1.StreamWorkResponse // by request id; closed without an answer when the stream ends
 	over    error                                          // why it ended; nil while it stands
-	heard   time.Time                                      // when something came last
+	heard   time.Time                                      // when the last answer or offer came
 }
 
 // LeaseTasks implements Lifecycle.
@@ -138,7 +142,7 @@ func (s *Stream) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 	return res.GetReport(), err
 }
 
-// standing returns the stream by which a request may go, nil if it goes by a call.
+// standing returns the stream over which to send a request, nil if the request must go as a call.
 func (s *Stream) standing(req proto.Message) *connection {
 	if proto.Size(req) > mostStreamed {
 		return nil
@@ -175,7 +179,7 @@ func (s *Stream) Run(ctx context.Context) error {
 	}
 }
 
-// runOnce opens a stream and passes answers on until it ends. It reports whether lifecycle took it.
+// runOnce opens a stream and delivers answers until it ends. It reports whether lifecycle accepted the stream.
 func (s *Stream) runOnce(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -216,7 +220,8 @@ func (s *Stream) runOnce(ctx context.Context) (bool, error) {
 	return true, err
 }
 
-// endLeases names sessions that took nothing, or have ended. If it fails, the next offer to one of them has it named again.
+// endLeases asks lifecycle to lease nothing more without a request to sessions that took nothing or have ended. If the
+// request fails, a session is named again after the next offer to it.
 func (s *Stream) endLeases(ctx context.Context, c *connection, sessions []*lifecyclev1.NodeSession) {
 	_, err := c.ask(ctx, &lifecyclev1.StreamWorkRequest{Request: &lifecyclev1.StreamWorkRequest_End{End: &lifecyclev1.EndLeasesRequest{Sessions: sessions}}})
 	if err != nil {
@@ -234,11 +239,11 @@ func because(ctx context.Context, err error) error {
 
 func (s *Stream) set(c *connection) {
 	s.mu.Lock()
-	s.current, s.ended = c, nil // those of another stream have ended with it
+	s.current, s.ended = c, nil // lifecycle forgets the sessions of an earlier stream when that stream ends
 	s.mu.Unlock()
 }
 
-// read passes answers on until the stream ends, and leases that nobody asked for to offer.
+// read delivers answers to their requests until the stream ends, and passes leases without a request to offer.
 func (c *connection) read(offer func(*lifecyclev1.LeaseTasksResponse)) error {
 	for {
 		res, err := c.conn.Receive()
@@ -255,12 +260,13 @@ func (c *connection) read(offer func(*lifecyclev1.LeaseTasksResponse)) error {
 			answer <- res
 		case res.GetId() == 0:
 			offer(res.GetLease())
-		default: // nobody waits for it any more
+		default: // its request has been given up
 		}
 	}
 }
 
-// fail ends all that wait: whether what they asked for was done is not known, as with a call whose answer is lost.
+// fail ends all waiting requests. As with a call whose answer is lost, it is not known whether lifecycle has carried
+// them out.
 func (c *connection) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -271,7 +277,7 @@ func (c *connection) fail(err error) {
 	clear(c.waiting)
 }
 
-// ended is the error of a request whose stream has ended.
+// ended returns the error of a request whose stream has ended.
 func (c *connection) ended() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -329,7 +335,7 @@ func (c *connection) ask(ctx context.Context, req *lifecyclev1.StreamWorkRequest
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return nil, err
 	}
-	if silent { // it swallows requests, or their answers
+	if silent { // the stream loses requests or their answers
 		c.end(errors.New("the stream of work does not answer"))
 	}
 	return nil, fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "", fault.Cause(err))

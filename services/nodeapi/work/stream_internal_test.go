@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// pipe is a stream to a lifecycle that the test plays.
+// pipe is a stream to a lifecycle whose part the test plays.
 type pipe struct {
 	asked    chan *lifecyclev1.StreamWorkRequest
 	answers  chan *lifecyclev1.StreamWorkResponse
@@ -60,7 +60,7 @@ func (p *pipe) Receive() (*lifecyclev1.StreamWorkResponse, error) {
 func (*pipe) CloseRequest() error  { return nil }
 func (*pipe) CloseResponse() error { return nil }
 
-// byCall counts what is asked by calls.
+// byCall counts the requests that go as calls.
 type byCall struct{ leases, reports int }
 
 func (b *byCall) LeaseTasks(context.Context, *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
@@ -73,7 +73,7 @@ func (b *byCall) ReportTasks(context.Context, *lifecyclev1.ReportTasksRequest) (
 	return &lifecyclev1.ReportTasksResponse{}, nil
 }
 
-// streaming runs a Stream over pipes until the test's function ends. opened has each pipe as it is made.
+// streaming runs a Stream over pipes until the test's function ends. Each new pipe is sent on opened.
 func streaming(t *testing.T, refusal error, do func(ctx context.Context, s *Stream, calls *byCall, opened <-chan *pipe)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -95,7 +95,8 @@ func streaming(t *testing.T, refusal error, do func(ctx context.Context, s *Stre
 	})
 }
 
-// TestAnswersFindTheirRequests holds that answers may come in any order, and that one which nobody waits for harms nothing.
+// TestAnswersFindTheirRequests checks that answers may come in any order, and that an answer without a waiting request
+// does no harm.
 func TestAnswersFindTheirRequests(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, calls *byCall, opened <-chan *pipe) {
 		p := <-opened
@@ -126,8 +127,9 @@ func TestAnswersFindTheirRequests(t *testing.T) {
 	})
 }
 
-// TestABrokenStreamFailsWhatIsOpen holds that requests without an answer fail as calls do whose connection is lost, that calls take their place meanwhile, so
-// that a request which ends its stream is refused by itself, and that another stream is opened.
+// TestABrokenStreamFailsWhatIsOpen checks that requests without an answer fail like calls whose connection is lost,
+// that requests go as calls meanwhile, so that a request which ends its stream is refused alone, and that another
+// stream is opened.
 func TestABrokenStreamFailsWhatIsOpen(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, calls *byCall, opened <-chan *pipe) {
 		p := <-opened
@@ -158,7 +160,8 @@ func TestABrokenStreamFailsWhatIsOpen(t *testing.T) {
 	})
 }
 
-// TestAStreamThatSwallowsIsGivenUp holds that a request without an answer ends at its deadline, with an error that splits its batch, and its stream with it.
+// TestAStreamThatSwallowsIsGivenUp checks that a request without an answer ends at its deadline, with an error that
+// splits its batch, and that its stream is ended too.
 func TestAStreamThatSwallowsIsGivenUp(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
 		p := <-opened
@@ -171,7 +174,8 @@ func TestAStreamThatSwallowsIsGivenUp(t *testing.T) {
 	})
 }
 
-// TestAnOlderLifecycleIsAskedByCalls holds that a build that does not know streams is asked by calls, and asked for a stream only once in a while.
+// TestAnOlderLifecycleIsAskedByCalls checks that requests to a build without streams go as calls, and that a stream is
+// tried only once in a while.
 func TestAnOlderLifecycleIsAskedByCalls(t *testing.T) {
 	unknown := connect.NewError(connect.CodeUnimplemented, errors.New("404 Not Found"))
 	streaming(t, unknown, func(ctx context.Context, s *Stream, calls *byCall, opened <-chan *pipe) {
@@ -188,7 +192,7 @@ func TestAnOlderLifecycleIsAskedByCalls(t *testing.T) {
 	})
 }
 
-// TestALargeRequestGoesByItself holds that what would keep others waiting is no frame.
+// TestALargeRequestGoesByItself checks that a request which would keep others waiting goes as a call.
 func TestALargeRequestGoesByItself(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, calls *byCall, _ <-chan *pipe) {
 		if _, err := s.ReportTasks(ctx, &lifecyclev1.ReportTasksRequest{ReplicaId: strings.Repeat("r", mostStreamed)}); err != nil || calls.reports != 1 {
@@ -204,8 +208,8 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// TestWhatNobodyAskedForIsOffered holds that a lease which was not asked for is passed on, that sessions which took
-// nothing of it are named to lifecycle, and that neither keeps answers waiting.
+// TestWhatNobodyAskedForIsOffered checks that a lease without a request is passed on, that sessions which took nothing
+// of it are named to lifecycle, and that neither delays answers.
 func TestWhatNobodyAskedForIsOffered(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
 		s.OnOffer(func(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
@@ -246,8 +250,8 @@ func TestWhatNobodyAskedForIsOffered(t *testing.T) {
 	})
 }
 
-// TestSessionsThatEndedAreNamed holds that lifecycle hears of sessions that ended, those that end while it is asked
-// together, and of none whose stream has ended before.
+// TestSessionsThatEndedAreNamed checks that sessions that ended are named to lifecycle, those that end during a request
+// together, and none whose stream to lifecycle has ended before.
 func TestSessionsThatEndedAreNamed(t *testing.T) {
 	streaming(t, nil, func(_ context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
 		p := <-opened

@@ -17,13 +17,13 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// The names of the files that are always there.
+// Names of the files that every bundle has.
 const (
 	FileManifest = "manifest.json"
 	FileMissing  = "missing.json"
 )
 
-// Format of the bundle; raised when a file changes its meaning.
+// Format is the version of the bundle's format. It is raised when the meaning of a file changes.
 const Format = 1
 
 // File is one line of the manifest.
@@ -34,14 +34,14 @@ type File struct {
 	Position int64  `json:"position,omitempty"` // of the projection that it was read from
 }
 
-// Gap is something that should be there and is not.
+// Gap is one thing that should be in the bundle and is missing.
 type Gap struct {
 	What string `json:"what"`
 	Why  string `json:"why"`
-	Next string `json:"next,omitempty"` // how to get it otherwise
+	Next string `json:"next,omitempty"` // how to get it in another way
 }
 
-// Manifest is what the bundle says of itself.
+// Manifest is the content of manifest.json: it describes the bundle and lists its other files.
 type Manifest struct {
 	Format        int       `json:"format"`
 	WorkspaceID   string    `json:"workspace_id"`
@@ -53,7 +53,7 @@ type Manifest struct {
 	Missing       int       `json:"missing"`
 }
 
-// bundle is a zip under way.
+// bundle is a zip that is being written.
 type bundle struct {
 	zip      *zip.Writer
 	manifest Manifest
@@ -64,12 +64,12 @@ func newBundle(w io.Writer, m Manifest) *bundle {
 	return &bundle{zip: zip.NewWriter(w), manifest: m, missing: []Gap{}}
 }
 
-// lacks names a gap. What it says may be words of an owner or of an agent.
+// lacks adds a gap. Its texts are redacted, because they may come from an owner or from an agent.
 func (b *bundle) lacks(g Gap) {
 	b.missing = append(b.missing, Gap{What: obs.Redact(g.What), Why: obs.Redact(g.Why), Next: obs.Redact(g.Next)})
 }
 
-// put writes one file and its line of the manifest.
+// put writes one file to the zip and adds its line to the manifest.
 func (b *bundle) put(name string, content any, position int64) error {
 	raw, err := encode(content)
 	if err != nil {
@@ -94,7 +94,7 @@ func (b *bundle) write(name string, raw []byte) error {
 	return nil
 }
 
-// finish writes what is missing and the manifest, and ends the zip.
+// finish writes the list of gaps and the manifest, and closes the zip.
 func (b *bundle) finish() error {
 	if err := b.put(FileMissing, map[string]any{"items": b.missing}, 0); err != nil {
 		return err
@@ -113,7 +113,7 @@ func (b *bundle) finish() error {
 	return nil
 }
 
-// encode writes JSON for people, with every message cleaned of secrets.
+// encode returns content as JSON for people, with the secrets removed from every message.
 func encode(content any) ([]byte, error) {
 	raw, err := json.Marshal(content)
 	if err != nil {
@@ -127,7 +127,7 @@ func encode(content any) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// cleaned is a message that is written without its secrets.
+// cleaned is a message that is marshalled without its secrets.
 type cleaned struct{ message proto.Message }
 
 // MarshalJSON implements json.Marshaler.
@@ -135,7 +135,7 @@ func (c cleaned) MarshalJSON() ([]byte, error) {
 	return names.MarshalJSON(audit.Clean(c.message))
 }
 
-// items is a list as the API shows lists.
+// items returns a list in the form in which the API returns lists.
 func items[M proto.Message](list []M) any {
 	out := make([]cleaned, len(list))
 	for i, m := range list {

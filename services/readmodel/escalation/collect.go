@@ -20,13 +20,13 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// mostPages bounds each list: what is beyond it is named as missing.
+// mostPages is how many pages of each list are read at most. If there are more, the bundle lists the rest as missing.
 const mostPages = 20
 
-// askLimit is how long an owner may take to answer.
+// askLimit is the time limit of a call to an owner.
 const askLimit = 3 * time.Second
 
-// Part is a service that can be asked for its version and health.
+// Part is a service whose version and health the collector reads.
 type Part struct {
 	Name string
 	Ask  func(ctx context.Context) (*commonv1.GetHealthResponse, error)
@@ -36,7 +36,7 @@ type Part struct {
 type Deps struct {
 	Logger *slog.Logger
 	Reader *view.Reader
-	// Policy and Actions ask the owners for the person of the context.
+	// Policy and Actions call the owners on behalf of the person of the context.
 	Policy  func(ctx context.Context) (*recoveryv1.GetPolicyResponse, error)
 	Actions func(ctx context.Context, workspaceID string) (*lifecyclev1.GetActionsResponse, error)
 	Parts   []Part
@@ -45,10 +45,10 @@ type Deps struct {
 // Collector makes bundles.
 type Collector struct{ deps Deps }
 
-// New makes a collector.
+// New returns a new collector.
 func New(deps Deps) *Collector { return &Collector{deps: deps} }
 
-// Request says for whom and of what.
+// Request is what Write collects: the workspace, and the scope and subject of the person who asked.
 type Request struct {
 	Scope     view.Scope
 	Subject   string // who asks
@@ -56,7 +56,7 @@ type Request struct {
 	At        time.Time
 }
 
-// gathering is one bundle under way: what was read is used by what comes after it.
+// gathering is the state of one bundle that is being collected: later sources use the results of earlier ones.
 type gathering struct {
 	*Collector
 	req    Request
@@ -72,14 +72,14 @@ type gathering struct {
 	partial  *Gap // of the source that is being read
 }
 
-// source is one file.
+// source collects the content of one file.
 type source struct {
 	file string
 	what string
 	read func(ctx context.Context) (any, error)
 }
 
-// Write writes the bundle of one workspace. An error means that w has no whole bundle.
+// Write writes the bundle of one workspace to w. If it returns an error, w has got at most a part of a bundle.
 func (c *Collector) Write(ctx context.Context, w io.Writer, req Request) error {
 	ws := req.Workspace
 	g := &gathering{Collector: c, req: req, bundle: newBundle(w, Manifest{
@@ -116,12 +116,12 @@ func (g *gathering) collect(ctx context.Context, s source) error {
 	return g.bundle.put(s.file, content, g.position)
 }
 
-// absent is the error of a source that says itself what is not there.
+// absent is the error of a source that describes its gap itself.
 type absent struct{ Gap }
 
 func (a *absent) Error() string { return a.What + ": " + a.Why }
 
-// read calls fn with a snapshot of its own: one source that fails fails alone.
+// read calls fn with a snapshot that no other source uses, so that a source that fails does not affect the others.
 func (g *gathering) read(ctx context.Context, fn func(ctx context.Context, s *view.Snapshot) error) error {
 	return g.deps.Reader.Read(ctx, g.req.Scope, func(ctx context.Context, s *view.Snapshot) error {
 		g.position = s.Position
@@ -129,7 +129,7 @@ func (g *gathering) read(ctx context.Context, fn func(ctx context.Context, s *vi
 	})
 }
 
-// all reads every page of a list, up to the bound.
+// all reads every page of a list, at most mostPages of them.
 func all[T any](ctx context.Context, g *gathering, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error)) ([]T, error) {
 	var out []T
 	err := g.read(ctx, func(ctx context.Context, s *view.Snapshot) error {
@@ -150,7 +150,7 @@ func all[T any](ctx context.Context, g *gathering, fn func(ctx context.Context, 
 	return out, err
 }
 
-// listed is a source that is a list of the projection.
+// listed returns a source that reads a list of the projection.
 func listed[M proto.Message](g *gathering, keep *[]M, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]M, string, error)) func(context.Context) (any, error) {
 	return func(ctx context.Context) (any, error) {
 		list, err := all(ctx, g, fn)

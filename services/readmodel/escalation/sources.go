@@ -73,7 +73,8 @@ func (g *gathering) sawNode(id string) {
 	}
 }
 
-// operators keeps a source to people who may see every tenant: what it shows speaks of machines and of others.
+// operators restricts a source to people who may see every tenant, because its content concerns machines and other
+// tenants.
 func (g *gathering) operators(read func(context.Context) (any, error)) func(context.Context) (any, error) {
 	return func(ctx context.Context) (any, error) {
 		if !g.req.Scope.Everything() {
@@ -83,7 +84,7 @@ func (g *gathering) operators(read func(context.Context) (any, error)) func(cont
 	}
 }
 
-// incidents are those of the whole mesh that name the workspace.
+// incidents returns the incidents of the mesh that name the workspace.
 func (g *gathering) incidents(ctx context.Context) (any, error) {
 	every, err := all(ctx, g, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.Incident, string, error) {
 		return s.Incidents(ctx, true, p)
@@ -96,7 +97,8 @@ func (g *gathering) incidents(ctx context.Context) (any, error) {
 	})), nil
 }
 
-// sameName lists the workspaces that had the name, one after the other: successive provisions of one slug are a symptom by themselves.
+// sameName lists the workspaces that had the name, one after the other: successive provisions of one slug are a symptom
+// by themselves.
 func (g *gathering) sameName(ctx context.Context) (any, error) {
 	w := g.req.Workspace
 	return listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.Workspace, string, error) {
@@ -104,7 +106,7 @@ func (g *gathering) sameName(ctx context.Context) (any, error) {
 	})(ctx)
 }
 
-// round is the timeline of one run.
+// round is one run with its timeline.
 type round struct {
 	RunID string    `json:"run_id"`
 	Kind  string    `json:"kind"`
@@ -191,7 +193,7 @@ func (g *gathering) policy(ctx context.Context) (any, error) {
 	return cleaned{answer}, nil
 }
 
-// unanswered is the gap that an owner leaves that does not answer.
+// unanswered returns the gap for an owner that did not answer.
 func unanswered(owner string, err error) error {
 	return &absent{Gap{Why: owner + " did not answer: " + fault.From(err).Public, Next: "gpuaas status"}}
 }
@@ -241,7 +243,7 @@ func (g *gathering) versions(ctx context.Context) (any, error) {
 	return map[string]any{"items": parts, "revision": revision, "schema": schema, "era": era}, nil
 }
 
-// ids are what to look for in logs.
+// ids returns the ids to search for in logs.
 func (g *gathering) ids(context.Context) (any, error) {
 	w := g.req.Workspace
 	var runs, correlations, tasks []string
@@ -267,7 +269,7 @@ func (g *gathering) ids(context.Context) (any, error) {
 	}, nil
 }
 
-// try is one attempt of a person or a machine to mend it.
+// try is one attempt of a person or of the mesh to repair the workspace.
 type try struct {
 	Verb    string    `json:"verb"`
 	At      time.Time `json:"at"`
@@ -277,7 +279,7 @@ type try struct {
 	Count   int64     `json:"count,omitempty"`
 }
 
-// summary is what an escalation is asked for first.
+// summary returns the facts that the person who receives an escalation needs first.
 func (g *gathering) summary(context.Context) (any, error) {
 	w := g.req.Workspace
 	tried := map[string]bool{"cancel": false, "reset": false, "retry": false}
@@ -321,7 +323,7 @@ func (g *gathering) summary(context.Context) (any, error) {
 	}, nil
 }
 
-// lastRun is the run that stands in the workspace, else the newest.
+// lastRun returns the id of the workspace's run, or else of the newest run; empty if there was none.
 func (g *gathering) lastRun() string {
 	if id := g.req.Workspace.GetRunId(); id != "" || len(g.runs) == 0 {
 		return id

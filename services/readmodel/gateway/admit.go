@@ -22,21 +22,22 @@ import (
 const (
 	minLife     = 5 * time.Minute
 	defaultLife = 7 * 24 * time.Hour
-	// personKept is how long a person stays listed after the end.
+	// personKept is how long a person stays listed after being ended.
 	personKept = 30 * 24 * time.Hour
 )
 
-// Admission is a person as they are made.
+// Admission describes a person to be created.
 type Admission struct {
 	Name     string
 	TenantID string // empty for people of the operator
 	Roles    []string
 	Life     time.Duration
 
-	key string // of the request that makes them; may be empty
+	key string // idempotency key of the request; may be empty
 }
 
-// namePattern is that of the proto too: a name stands in audit entries, in logs and in names of contexts.
+// namePattern equals the pattern in the proto. A person's name appears in audit entries, in logs and in names of
+// contexts.
 var namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9._@-]{0,61}[a-z0-9])?$`)
 
 func (a Admission) validate() error {
@@ -54,9 +55,9 @@ func isID(text string) bool {
 	return whole
 }
 
-// AdmitPerson makes a person beside the API, for those who hold readmodel's database: `gpuaas dev`, a cluster, `gpuaas
-// compose admit`. A live person of that name with the same rights stays, lives on, and gets a further session; one with
-// other rights is replaced. It returns the token of the new session, which is stored nowhere.
+// AdmitPerson creates a person without the API, for programs that can log in to readmodel's database: `gpuaas dev`, a
+// cluster, `gpuaas compose admit`. A live person of that name with the same rights is kept, gets a later expiry and a
+// further session; one with other rights is replaced. It returns the token of the new session, which is stored nowhere.
 func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
 	if err := a.validate(); err != nil {
 		return "", fmt.Errorf("admit %q: %w", a.Name, err)
@@ -102,8 +103,8 @@ var liveOfName = pg.Define(pg.RoleReadmodel, "gateway.live_person_of_name", `
 var prolongPerson = pg.Define(pg.RoleReadmodel, "gateway.prolong_person", `
 	UPDATE readmodel.person SET expires_at = GREATEST(expires_at, mesh.clock() + $2::interval) WHERE person_id = $1::uuid`)
 
-// standing returns the id of the live person of a name if it has these rights, and prolongs it. One with other rights
-// is ended.
+// standing returns the id of the live person of a name if the person has these rights, and extends the expiry. A person
+// with other rights is ended.
 func standing(ctx context.Context, tx pgx.Tx, a Admission) (string, error) {
 	type row struct {
 		ID   string `db:"id"`
@@ -125,7 +126,7 @@ func standing(ctx context.Context, tx pgx.Tx, a Admission) (string, error) {
 	return live.ID, nil
 }
 
-// entryOf is the audit entry of what became of a person.
+// entryOf returns the audit entry for a change of a person.
 func entryOf(action string, a Admission, id string) audit.Entry {
 	return audit.Entry{
 		Action: action, SubjectType: "person", SubjectID: a.Name, TenantID: a.TenantID,
@@ -143,9 +144,9 @@ var newPerson = pg.Define(pg.RoleReadmodel, "gateway.insert_person", `
 	VALUES ($1::uuid, $2, NULLIF($3, '')::uuid, $4, $5, mesh.clock() + $6::interval, $6::interval, $7)
 	ON CONFLICT (name) WHERE ended_at IS NULL DO NOTHING`)
 
-// insertPerson makes the row of a person whose name no live person has.
+// insertPerson inserts the row of a person whose name no live person has.
 func insertPerson(ctx context.Context, tx pgx.Tx, a Admission, by string) (*readmodelv1.Person, error) {
-	// The name of one that has expired is free.
+	// The name of a person who has expired may be used again.
 	if _, err := pg.Exec(ctx, tx, freeName, a.Name); err != nil {
 		return nil, fmt.Errorf("free the name of an expired person: %w", err)
 	}
@@ -169,13 +170,13 @@ var endSessions = pg.Define(pg.RoleReadmodel, "gateway.end_sessions_of_person", 
 	UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $3
 	WHERE (person_id = $1::uuid OR (person_id IS NULL AND subject = $2 AND $4)) AND revoked_at IS NULL`)
 
-// endPerson ends a person who lives, with all sessions, and reports whether it did.
+// endPerson ends a live person and all of the person's sessions, and reports whether the person was live.
 func endPerson(ctx context.Context, tx pgx.Tx, id, name, by string) (bool, error) {
 	tag, err := pg.Exec(ctx, tx, endLife, id, by)
 	if err != nil {
 		return false, fmt.Errorf("end person: %w", err)
 	}
-	// Sessions of that name that belong to no listed person are the person's too.
+	// Sessions of that name that belong to no listed person end with the person.
 	if _, err := pg.Exec(ctx, tx, endSessions, id, name, by, tag.RowsAffected() > 0); err != nil {
 		return false, fmt.Errorf("end sessions of person: %w", err)
 	}

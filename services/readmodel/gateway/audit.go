@@ -12,10 +12,10 @@ import (
 // Audit serves AuditService.
 type Audit struct{ deps Deps }
 
-// NewAudit makes the server.
+// NewAudit returns the server.
 func NewAudit(deps Deps) *Audit { return &Audit{deps: deps} }
 
-// ListAudit lists entries, newest first. A person of a tenant meets the tenant's.
+// ListAudit lists entries, newest first. A person of a tenant gets only the entries of that tenant.
 func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest) (*readmodelv1.ListAuditResponse, error) {
 	scope, err := scopeOf(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest
 	return out, nil
 }
 
-// VerifyAudit walks the hash chain.
+// VerifyAudit checks the hash chain of the audit log.
 func (a *Audit) VerifyAudit(ctx context.Context, _ *readmodelv1.VerifyAuditRequest) (*readmodelv1.VerifyAuditResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

@@ -16,19 +16,21 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// Command serves CommandService. It resolves names and hides what the person may not meet; everything else is its owner's to decide.
+// Command serves CommandService. It resolves names and hides objects that the person may not see; the owners decide
+// everything else.
 type Command struct{ deps Deps }
 
-// NewCommand makes the server.
+// NewCommand returns the server.
 func NewCommand(deps Deps) *Command { return &Command{deps: deps} }
 
-// ownersError is what an owner has decided, and has written down itself.
+// ownersError is a refusal by an owner, which has recorded it in its own audit entries.
 type ownersError struct{ error }
 
 // Unwrap returns the owner's fault.
 func (e *ownersError) Unwrap() error { return e.error }
 
-// ownerError is an owner's answer as it may go on to the person. What the owner refused of us, not of the person, is no answer to the person.
+// ownerError returns the error to pass to the person for an owner's error. If the owner refused readmodel itself and
+// not the person, the person gets an internal error.
 func ownerError(owner string, err error) error {
 	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is for the person
 	case commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_ASSERTION_INVALID:
@@ -38,7 +40,8 @@ func ownerError(owner string, err error) error {
 	}
 }
 
-// find calls fn with a snapshot for the person; if it finds nothing, once more when the projection has caught up: people name what they have just made.
+// find calls fn with a snapshot for the person. If fn returns not_found, find waits for the projection to catch up and
+// calls fn once more, because people name objects that they have just created.
 func (c *Command) find(ctx context.Context, fn func(ctx context.Context, s *view.Snapshot) error) error {
 	scope, err := scopeOf(ctx)
 	if err != nil {
@@ -74,7 +77,7 @@ func (c *Command) workspace(ctx context.Context, ref string) (string, error) {
 	return id, err
 }
 
-// requester says for whom an operation is asked: an operator's request is told from a user's.
+// requester returns who asks for an operation: "admin" for an operator, else "user".
 func requester(ctx context.Context) string {
 	if p, ok := rpc.PersonFrom(ctx); ok && p.Operator() {
 		return "admin"
@@ -82,7 +85,7 @@ func requester(ctx context.Context) string {
 	return "user"
 }
 
-// CreateTenant makes a tenant.
+// CreateTenant creates a tenant.
 func (c *Command) CreateTenant(ctx context.Context, req *readmodelv1.CreateTenantRequest) (*readmodelv1.CreateTenantResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
@@ -94,7 +97,8 @@ func (c *Command) CreateTenant(ctx context.Context, req *readmodelv1.CreateTenan
 	return &readmodelv1.CreateTenantResponse{Tenant: answer.GetTenant(), Existed: answer.GetExisted(), Pos: answer.GetPos()}, nil
 }
 
-// operatorsOnly refuses a person of a tenant who has an operator's role by mistake: what concerns the whole mesh is not theirs.
+// operatorsOnly refuses a person who is bound to a tenant, even if the person was given an operator's role by mistake:
+// such a person has no rights over the whole mesh.
 func operatorsOnly(ctx context.Context) error {
 	if p, ok := rpc.PersonFrom(ctx); !ok || p.TenantID != "" {
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator")
@@ -110,7 +114,7 @@ func (c *Command) CreateWorkspace(ctx context.Context, req *readmodelv1.CreateWo
 	}
 	tenant := req.GetTenant()
 	if !scope.Everything() && !strings.EqualFold(tenant, scope.TenantID()) {
-		// Whether it is another's or nobody's is the same answer.
+		// A tenant that the person may not see and one that does not exist get the same answer.
 		err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 			t, err := s.Tenant(ctx, tenant)
 			tenant = t.GetTenantId()
@@ -131,7 +135,8 @@ func (c *Command) CreateWorkspace(ctx context.Context, req *readmodelv1.CreateWo
 	}
 	answer, err := create()
 	if fault.Has(err, commonv1.Reason_REASON_TENANT_UNKNOWN) && scope.Everything() {
-		// No name and no id, so a part of an id perhaps. The owner is asked first: it knows the tenants of this moment.
+		// The tenant is neither a name nor an id, so it may be a part of an id. Lifecycle is asked first, because it knows
+		// the tenants that exist now.
 		var found *lifecyclev1.Tenant
 		lookErr := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 			var err error

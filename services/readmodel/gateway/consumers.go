@@ -37,13 +37,13 @@ func (c eventConsumer) proto() *readmodelv1.EventConsumer {
 	out := &readmodelv1.EventConsumer{
 		Consumer: c.id(), Position: c.Pos, Behind: c.Behind, Parked: c.Parked, Replicas: c.Replicas, UnknownReplicas: c.Silent,
 	}
-	if !c.MovedAt.IsZero() { // only what it has parked is left
+	if !c.MovedAt.IsZero() { // zero: only its parked events are left
 		out.MovedAt = timestamppb.New(c.MovedAt)
 	}
 	return out
 }
 
-// gone reports whether no live replica can be running the consumer.
+// gone reports whether no live replica runs the consumer or could be running it.
 func (c eventConsumer) gone() bool { return c.Replicas == 0 && c.Silent == 0 }
 
 var (
@@ -54,14 +54,14 @@ var (
 		FROM mesh.forget_event_consumer($1, $2, make_interval(secs => $3), make_interval(secs => $4), $5) f`)
 )
 
-// forgotten is what mesh.forget_event_consumer did.
+// forgotten is the result of mesh.forget_event_consumer.
 type forgotten struct {
 	Was   bool  `db:"was"`   // the cursor was there
 	Taken int64 `db:"taken"` // parked events
 	More  bool  `db:"more"`  // parked events are left
 }
 
-// parkedTogether is how many parked events one call takes.
+// parkedTogether is how many parked events one call deletes at most.
 const parkedTogether = 10000
 
 func readConsumers(ctx context.Context, q pg.Querier) ([]eventConsumer, error) {
@@ -88,8 +88,8 @@ func (e *Events) ListConsumers(ctx context.Context, _ *readmodelv1.ListConsumers
 	return out, nil
 }
 
-// ForgetConsumer ends what is kept for a consumer that no live replica runs, and takes what it has parked, or part of it. To forget one that is not there
-// changes nothing.
+// ForgetConsumer deletes the cursor of a consumer that no live replica runs, and its parked events or a part of them.
+// To forget a consumer that does not exist changes nothing.
 func (e *Events) ForgetConsumer(ctx context.Context, req *readmodelv1.ForgetConsumerRequest) (*readmodelv1.ForgetConsumerResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func forget(ctx context.Context, tx pgx.Tx, req *readmodelv1.ForgetConsumerReque
 	if err != nil {
 		return nil, err
 	}
-	// One that is not listed may have been forgotten by a call that left something.
+	// A consumer that is not listed may have been forgotten by a call that left parked events.
 	var found eventConsumer
 	found.Service, found.Name, _ = strings.Cut(req.GetConsumer(), "/")
 	for _, c := range list {
@@ -154,7 +154,7 @@ func forget(ctx context.Context, tx pgx.Tx, req *readmodelv1.ForgetConsumerReque
 	return out, err
 }
 
-// failedAs reports whether the database refused with a code.
+// failedAs reports whether err is a database error with the SQLSTATE code.
 func failedAs(err error, code string) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == code
@@ -179,10 +179,12 @@ func inUse(c eventConsumer) error {
 		fault.Remedy("what it has not read it will read; if it is stuck, its parked events and the log of "+c.Service+" say why"))
 }
 
-// heldSince is how long a consumer that nothing runs may stand still before the status names it: a service that restarts is back by then.
+// heldSince is how long the cursor of a consumer that no replica runs may stay where it is before the status lists it:
+// a service that restarts is back by then.
 const heldSince = 10 * time.Minute
 
-// consumersComponent names consumers that no replica runs and that keep events from being cut; nil if there are none.
+// consumersComponent returns a component that names the consumers that no replica runs and that keep events from being
+// cut, or nil if there are none.
 func consumersComponent(list []eventConsumer, now time.Time) *readmodelv1.ComponentStatus {
 	var held []string
 	for _, c := range list {

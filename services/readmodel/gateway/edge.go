@@ -20,17 +20,18 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
-// sendLimit is how long one frame of a watch may wait for its watcher.
+// sendLimit is how long the write of one frame of a watch may take.
 const sendLimit = 10 * time.Second
 
 type controllerKey struct{}
 
-// preflightLife is how long a browser may keep the answer to a preflight, in seconds; more is cut by most.
+// preflightLife is how long a browser may cache the answer to a preflight, in seconds. Most browsers cap a longer time.
 const preflightLife = "7200"
 
-// Edge goes around the people's port: requests that a browser sends for another site are refused, unless the site is trusted; only a trusted site gets
-// headers by which its pages may read answers, never with credentials of the browser, since the API knows bearer tokens alone; and a watch can bound how
-// long it waits for its watcher.
+// Edge returns the middleware of the people's port. It refuses requests that a browser sends for another site, unless
+// that site is trusted. Only a trusted site gets the headers by which its pages may read answers, and never with
+// credentials of the browser, since the API accepts bearer tokens alone. It also lets a watch bound how long the write
+// of a frame takes.
 func Edge(trustedOrigins []string) (func(http.Handler) http.Handler, error) {
 	protection := http.NewCrossOriginProtection()
 	for _, origin := range trustedOrigins {
@@ -54,7 +55,7 @@ func Edge(trustedOrigins []string) (func(http.Handler) http.Handler, error) {
 	}, nil
 }
 
-// sharing adds what a trusted site's browser wants to see, and answers its preflights.
+// sharing adds the CORS headers for trusted sites, and answers their preflights.
 func sharing(trusted []string, next http.Handler) http.Handler {
 	allowed := strings.Join(append(cors.AllowedHeaders(), "Authorization", rpc.HeaderCorrelationID), ", ")
 	exposed := strings.Join(append(cors.ExposedHeaders(), rpc.HeaderCorrelationID), ", ")
@@ -81,18 +82,19 @@ func sharing(trusted []string, next http.Handler) http.Handler {
 	})
 }
 
-// refuseSite writes the typed refusal of a request that a browser sends for a site that is not trusted.
+// refuseSite writes the typed refusal of a request that a browser sent for a site that is not trusted.
 func refuseSite(w http.ResponseWriter, r *http.Request) {
 	refusal := fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "a browser sent this for another site",
 		fault.Unmet("the site "+r.Header.Get("Origin")+" is not one of trusted_origins"),
 		fault.Remedy("to let pages of that site call the API, add its origin, scheme://host[:port], to trusted_origins in the configuration of readmodel "+
 			"and restart it"))
-	// What is none of the protocols, such as a form, is answered as a request of Connect would be.
-	_ = connect.NewErrorWriter().Write(w, r, fault.ToConnect(refusal, ids.New())) // a browser that has gone is not told
+	// A request of no known protocol, such as a form, gets the answer that a Connect request would get.
+	// an error means that the browser has gone
+	_ = connect.NewErrorWriter().Write(w, r, fault.ToConnect(refusal, ids.New()))
 }
 
-// bounded is send with a time limit on each frame. Without it a watcher that does not read would hold its stream, and us, for as long as its
-// connection answers pings.
+// bounded returns send with a time limit on each frame. Without the limit a watcher that does not read would block its
+// stream and the handler for as long as its connection answers pings.
 func bounded(ctx context.Context, send watch.Send) watch.Send {
 	controller, ok := ctx.Value(controllerKey{}).(*http.ResponseController)
 	if !ok {

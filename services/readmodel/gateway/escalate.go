@@ -20,11 +20,12 @@ import (
 )
 
 const (
-	// escalateLimit is how long a bundle may take, and bundlesAtOnce how many a replica makes side by side: each reads everything about a workspace. The
-	// last of them is for people of the operator, and nobody has two.
+	// escalateLimit is how long a bundle may take, and bundlesAtOnce how many a replica makes at the same time: each reads
+	// everything about a workspace. The last place is for people of the operator, and one person has at most one bundle at
+	// a time.
 	escalateLimit = time.Minute
 	bundlesAtOnce = 4
-	// chunkSize of what is streamed.
+	// chunkSize is the size of a streamed chunk, in bytes.
 	chunkSize = 64 << 10
 )
 
@@ -36,7 +37,7 @@ type Escalation struct {
 	slots     slots
 }
 
-// NewEscalation makes the server. record writes an audit entry of readmodel's own.
+// NewEscalation returns the server. record writes an audit entry of readmodel.
 func NewEscalation(deps Deps, collector *escalation.Collector, record func(ctx context.Context, e audit.Entry) error) *Escalation {
 	return &Escalation{deps: deps, collector: collector, record: record}
 }
@@ -70,7 +71,8 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 	}
 	defer free()
 	w := ask.Workspace
-	// Before the first byte leaves: who took it is known whatever becomes of the stream.
+	// The entry is written before the first byte is sent, so that the audit log names the person even if the stream
+	// breaks.
 	err = e.record(ctx, audit.Entry{
 		Action: "workspace.escalate", SubjectType: "workspace", SubjectID: w.GetWorkspaceId(), WorkspaceID: w.GetWorkspaceId(), TenantID: w.GetTenantId(),
 	})
@@ -85,13 +87,13 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 	return buffered.Flush()
 }
 
-// slots are the bundles that are being made, by who asked. The zero value has none.
+// slots holds the bundles that are being made, by tenant and subject of the person. The zero value has none.
 type slots struct {
 	mu    sync.Mutex
 	taken map[string]bool
 }
 
-// take returns what ends the bundle, or a refusal.
+// take reserves a slot for a person. It returns the function that frees the slot, or a refusal.
 func (s *slots) take(p rpc.Person) (func(), error) {
 	who, most := p.TenantID+"/"+p.Subject, bundlesAtOnce
 	if p.TenantID != "" {
@@ -115,7 +117,7 @@ func (s *slots) take(p rpc.Person) (func(), error) {
 	}, nil
 }
 
-// chunks sends what is written to it, each part with a time limit.
+// chunks is an io.Writer that sends each write to the stream, with a time limit.
 type chunks struct {
 	ctx    context.Context //nolint:containedctx // an io.Writer has no other way to it
 	stream *connect.ServerStream[readmodelv1.EscalateResponse]

@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// Nobody has two bundles at once, and tenants leave one to people of the operator.
+// A person gets one bundle at a time, and people of tenants cannot take the last slot, which is for people of the
+// operator.
 func TestSlotsOfBundles(t *testing.T) {
 	var s slots
 	take := func(tenant, subject string) func() {

@@ -17,26 +17,27 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Events serves EventService from the log itself.
+// Events serves EventService. It reads the event log, not the projections.
 type Events struct {
 	db     pg.Querier
 	writes pg.Beginner
 	wake   *events.Signal
 }
 
-// NewEvents makes the server. db and writes log in as readmodel; wake is notified of appended events, and may be nil.
+// NewEvents returns the server. db and writes log in as readmodel; wake is notified of appended events, and may be nil.
 func NewEvents(db pg.Querier, writes pg.Beginner, wake *events.Signal) *Events {
 	return &Events{db: db, writes: writes, wake: wake}
 }
 
-// A request reads eventRounds times eventsRead events at most, whatever it looks for.
+// A request reads at most eventRounds times eventsRead events, whatever its filter.
 const (
 	eventsRead   = 500
 	eventRounds  = 8
-	eventsOfPage = 100 // unless the request says otherwise
+	eventsOfPage = 100 // unless the request has a size
 )
 
-// ListEvents lists the events from a position on, or the one at a position. It is for operators: a message has what people of one tenant alone may see.
+// ListEvents lists the events from a position on, or the one at a position. It is for operators, because a message may
+// have fields that people of one tenant alone may see.
 func (e *Events) ListEvents(ctx context.Context, req *readmodelv1.ListEventsRequest) (*readmodelv1.ListEventsResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
@@ -116,8 +117,9 @@ func (e *Events) list(ctx context.Context, after int64, kind string, size int) (
 	return out, nil
 }
 
-// eventRow returns an event as it is shown. Events that earlier builds stored as JSON may have the values of environments, which nobody is shown; the
-// entries of the audit log, which are stored so still, have none.
+// eventRow returns an event in the form of the API. Events that earlier builds stored as JSON may have the values of
+// environments, which the API never returns, so they are withheld; the entries of the audit log, which are still stored
+// as JSON, have none.
 func eventRow(r *events.Record) (*readmodelv1.EventRow, error) {
 	row := &readmodelv1.EventRow{
 		Position: r.Pos, EventId: r.ID, Source: r.Source, Kind: r.Kind, AggregateType: r.AggregateType, AggregateId: r.AggregateID,

@@ -8,16 +8,16 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// Findings serves FindingService: it shows findings, and forwards a person's word on them to lifecycle.
+// Findings serves FindingService: it returns findings, and forwards a person's acknowledgement of one to lifecycle.
 type Findings struct {
 	query *Query
 	deps  Deps
 }
 
-// NewFindings makes the server.
+// NewFindings returns the server.
 func NewFindings(query *Query, deps Deps) *Findings { return &Findings{query: query, deps: deps} }
 
-// ListFindings lists findings, the open ones unless asked for all.
+// ListFindings lists the open findings, or all of them if the request includes resolved ones.
 func (f *Findings) ListFindings(ctx context.Context, req *readmodelv1.ListFindingsRequest) (*readmodelv1.ListFindingsResponse, error) {
 	items, next, err := list(ctx, f.query, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Finding, string, error) {
 		filter := view.FindingFilter{Resolved: req.GetIncludeResolved()}
@@ -36,7 +36,7 @@ func (f *Findings) ListFindings(ctx context.Context, req *readmodelv1.ListFindin
 	return &readmodelv1.ListFindingsResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetFinding shows one finding, open or over.
+// GetFinding returns one finding, open or resolved.
 func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRequest) (*readmodelv1.GetFindingResponse, error) {
 	res := &readmodelv1.GetFindingResponse{}
 	err := f.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -50,7 +50,7 @@ func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRe
 	return res, nil
 }
 
-// AcknowledgeFinding ends the finding of a row that was changed by hand.
+// AcknowledgeFinding resolves the finding about a row that was changed by hand.
 func (f *Findings) AcknowledgeFinding(ctx context.Context, req *readmodelv1.AcknowledgeFindingRequest) (*readmodelv1.AcknowledgeFindingResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

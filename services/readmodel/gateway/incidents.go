@@ -11,10 +11,10 @@ import (
 // Incidents serves IncidentService.
 type Incidents struct{ query *Query }
 
-// NewIncidents makes the server.
+// NewIncidents returns the server.
 func NewIncidents(query *Query) *Incidents { return &Incidents{query: query} }
 
-// ListIncidents lists incidents, the open ones unless asked for all.
+// ListIncidents lists the open incidents, or all of them if the request includes closed ones.
 func (i *Incidents) ListIncidents(ctx context.Context, req *readmodelv1.ListIncidentsRequest) (*readmodelv1.ListIncidentsResponse, error) {
 	items, next, err := list(ctx, i.query, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.Incident, string, error) {
 		return s.Incidents(ctx, req.GetIncludeClosed(), page)
@@ -25,7 +25,7 @@ func (i *Incidents) ListIncidents(ctx context.Context, req *readmodelv1.ListInci
 	return &readmodelv1.ListIncidentsResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetIncident returns one with the recoveries that it speaks of.
+// GetIncident returns one incident with the recoveries that it refers to.
 func (i *Incidents) GetIncident(ctx context.Context, req *readmodelv1.GetIncidentRequest) (*readmodelv1.GetIncidentResponse, error) {
 	out := &readmodelv1.GetIncidentResponse{}
 	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -39,7 +39,7 @@ func (i *Incidents) GetIncident(ctx context.Context, req *readmodelv1.GetInciden
 	return out, nil
 }
 
-// ListRecoveries lists recovery records, newest first. A person of a tenant meets the tenant's.
+// ListRecoveries lists recovery records, newest first. A person of a tenant gets only the records of that tenant.
 func (i *Incidents) ListRecoveries(ctx context.Context, req *readmodelv1.ListRecoveriesRequest) (*readmodelv1.ListRecoveriesResponse, error) {
 	items, next, err := list(ctx, i.query, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
 		f := view.RecoveryFilter{}
@@ -75,7 +75,7 @@ func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeReque
 	return out, nil
 }
 
-// ReleaseBrake asks recovery to let automatic remedies go on.
+// ReleaseBrake asks recovery to resume automatic remedies.
 func (i *Incidents) ReleaseBrake(ctx context.Context, req *readmodelv1.ReleaseBrakeRequest) (*readmodelv1.ReleaseBrakeResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

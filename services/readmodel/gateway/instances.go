@@ -6,13 +6,14 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
 
-// Instances serves InstanceService: it forwards to lifecycle what ends an instance that no workspace accounts for.
+// Instances serves InstanceService: it forwards to lifecycle the request to end an instance that belongs to no known
+// workspace.
 type Instances struct{ deps Deps }
 
-// NewInstances makes the server.
+// NewInstances returns the server.
 func NewInstances(deps Deps) *Instances { return &Instances{deps: deps} }
 
-// EndInstance ends an instance that a placement lists and whose workspace is not known.
+// EndInstance ends an instance that a placement lists and whose workspace lifecycle does not know.
 func (i *Instances) EndInstance(ctx context.Context, req *readmodelv1.EndInstanceRequest) (*readmodelv1.EndInstanceResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

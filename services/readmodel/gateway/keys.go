@@ -7,13 +7,13 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 )
 
-// Keys serves KeyService: recovery has the set, and no copy of it is shown.
+// Keys serves KeyService. Every answer comes from recovery, which owns the key set; readmodel keeps no copy.
 type Keys struct{ deps Deps }
 
-// NewKeys makes the server.
+// NewKeys returns the server.
 func NewKeys(deps Deps) *Keys { return &Keys{deps: deps} }
 
-// ListKeys shows the keys with their states and holders.
+// ListKeys lists the keys with their states and the replicas that have them.
 func (k *Keys) ListKeys(ctx context.Context, _ *readmodelv1.ListKeysRequest) (*readmodelv1.ListKeysResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

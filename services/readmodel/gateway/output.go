@@ -11,10 +11,10 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// outputWithin bounds a read of output; lifecycle and nodeapi wait a little shorter.
+// outputWithin is how long a read of output may take; lifecycle and nodeapi wait a little less.
 const outputWithin = 9 * time.Second
 
-// ReadOutput passes a read of a workload's output on to its owner. Nothing of it is kept.
+// ReadOutput forwards a read of a workload's output to lifecycle. Readmodel keeps none of the output.
 func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
 	scope, err := scopeOf(ctx)
 	if err != nil {
@@ -24,7 +24,7 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "the output of workloads is for people of their tenant and for operators")
 	}
 	var id string
-	// A workspace is named that was just made: it is waited for as for a command.
+	// The workspace may have just been created, so the lookup waits for the projection as a command's does.
 	err = NewCommand(q.deps).find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		w, err := s.Workspace(ctx, req.GetWorkspace())
 		id = w.GetWorkspaceId()

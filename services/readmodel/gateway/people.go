@@ -23,11 +23,13 @@ import (
 
 const (
 	roleSecurity = "security"
-	// securityRemains is how long somebody else must hold the role security for one who does to be ended.
+	// securityRemains is how long another person's role security must still last before a person with that role may be
+	// ended.
 	securityRemains = 24 * time.Hour
 )
 
-// Includes returns the roles whose rights a role has: every method that admits one of them admits the role itself.
+// Includes returns the roles whose rights a role has, the role itself included: every method that admits one of them
+// admits the role.
 func Includes(role string) []string {
 	switch role {
 	case "operator":
@@ -39,7 +41,7 @@ func Includes(role string) []string {
 	}
 }
 
-// PeopleDeps of a People beside the Deps that it has in common with the others.
+// PeopleDeps are the dependencies of People beyond the Deps that all servers share.
 type PeopleDeps struct {
 	DB    *pgxpool.Pool
 	Audit *audit.Log
@@ -53,12 +55,12 @@ type People struct {
 	names *Command // resolves names of tenants
 }
 
-// NewPeople makes the server.
+// NewPeople returns the server.
 func NewPeople(deps Deps, own PeopleDeps) *People {
 	return &People{deps: deps, own: own, names: NewCommand(deps)}
 }
 
-// CreatePerson makes a person and answers the token.
+// CreatePerson creates a person and returns the token.
 func (p *People) CreatePerson(
 	ctx context.Context, req *readmodelv1.CreatePersonRequest,
 ) (*readmodelv1.CreatePersonResponse, error) {
@@ -119,7 +121,7 @@ func (p *People) CreatePerson(
 	return out, nil
 }
 
-// giverOf returns the person behind a call, who is bound to no tenant.
+// giverOf returns the person behind a call, and refuses one who is bound to a tenant.
 func giverOf(ctx context.Context) (rpc.Person, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return rpc.Person{}, err
@@ -128,7 +130,7 @@ func giverOf(ctx context.Context) (rpc.Person, error) {
 	return giver, nil
 }
 
-// checkAdmission refuses what the fields' own rules cannot express.
+// checkAdmission checks the rules that the validation of single fields cannot express.
 func checkAdmission(a Admission, req *readmodelv1.CreatePersonRequest) error {
 	var unmet []string
 	if isID(a.Name) {
@@ -272,7 +274,7 @@ func (p *People) ListPeople(
 	return out, nil
 }
 
-// EndPerson ends a person. One who has ended already is answered as they are.
+// EndPerson ends a person. For a person who was ended already it changes nothing and returns the person.
 func (p *People) EndPerson(
 	ctx context.Context,
 	req *readmodelv1.EndPersonRequest,
@@ -326,13 +328,13 @@ const (
 
 var byPartOfID = view.PartOfID("p.person_id")
 
-// findPeople finds the people that meet a condition: one more than are shown at most.
+// findPeople reads the people that meet a condition: at most one more than are listed as candidates.
 var findPeople = pg.DefineDynamic(pg.RoleReadmodel, "gateway.find_people", func(where string) string {
 	return fmt.Sprintf("SELECT %s %s%s ORDER BY p.person_id LIMIT %d", pg.Columns[personRow]("p"), selectPeople, where, view.Candidates+1)
 }, byLiveName, byEndedName, byID, byPartOfID)
 
-// findPerson returns a person by id, by name, or by the beginning or end of one id. A name stands for the one that has not been ended, and where there is
-// none for the one that was ended last.
+// findPerson returns a person by id, by name, or by the beginning or end of one id. A name means the person who has not
+// been ended, and if there is none the one who was ended last.
 func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person, error) {
 	type attempt struct {
 		where string
@@ -384,8 +386,9 @@ var lockSecurity = pg.Define(pg.RoleReadmodel, "gateway.lock_people_with_securit
 	SELECT `+pg.Columns[securityPerson]("p")+` FROM readmodel.person p
 	WHERE p.ended_at IS NULL AND p.expires_at > mesh.clock() AND p.tenant_id IS NULL AND $1 = ANY (p.roles) ORDER BY p.person_id FOR UPDATE`)
 
-// keepOneSecurity refuses the end of a live person of the operator's with the role security unless another remains for
-// securityRemains. It locks them all, so that of two that end each other at once the second sees the first.
+// keepOneSecurity refuses to end a live person of the operator who has the role security, unless another such person
+// remains for securityRemains. It locks the rows of all of them, so that of two people who end each other at the same
+// time the second transaction sees the first.
 func keepOneSecurity(ctx context.Context, tx pgx.Tx, found *readmodelv1.Person) error {
 	locked, err := pg.All[securityPerson](ctx, tx, lockSecurity, roleSecurity, securityRemains)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// againFor is how long the request that made a person may be repeated. An answer is lost at once; a request that comes back much later must not end a
-// token that is in use.
+// againFor is how long the request that created a person may be repeated. A client that lost the answer repeats the
+// request soon; a repeat that comes much later must not end a token that is in use.
 const againFor = 24 * time.Hour
 
 var lockKey = pg.Define(pg.RoleReadmodel, "gateway.lock_idempotency_key", `
@@ -25,8 +25,9 @@ var personOfKey = pg.Define(pg.RoleReadmodel, "gateway.person_of_idempotency_key
 		ended_at IS NULL AND expires_at > mesh.clock() AS live, created_at + $7::interval > mesh.clock() AS fresh
 	FROM readmodel.person WHERE created_by = $1 AND idempotency_key = $2`)
 
-// madeBefore returns the id of the person that the same request of the same giver made; empty if there is none. It holds the key until the end of the
-// transaction, so that of two requests at once one makes the person and the other finds it.
+// madeBefore returns the id of the person that the same request of the same giver created; empty if there is none. It
+// locks the key until the end of the transaction, so that of two concurrent requests one creates the person and the
+// other finds it.
 func madeBefore(ctx context.Context, tx pgx.Tx, a Admission, by string) (string, error) {
 	if a.key == "" {
 		return "", nil
@@ -66,7 +67,7 @@ var replaceTokens = pg.Define(pg.RoleReadmodel, "gateway.replace_tokens_of_perso
 		UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2 WHERE person_id = $1::uuid AND revoked_at IS NULL)
 	SELECT extract(epoch FROM expires_at - mesh.clock())::float8 FROM readmodel.person WHERE person_id = $1::uuid`)
 
-// renew gives a person a new token in place of all earlier ones, for what is left of the person's life.
+// renew issues a new token in place of all earlier ones of a person. It expires when the person does.
 func (p *People) renew(ctx context.Context, tx pgx.Tx, a Admission, id, by string, out *readmodelv1.CreatePersonResponse) error {
 	left, err := pg.Value[float64](ctx, tx, replaceTokens, id, by)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// rebuildLimit is how long a check or a rebuild may take: it holds one snapshot of the database all the while.
+// rebuildLimit is how long a check or a rebuild may take. It keeps one snapshot of the database open for the whole
+// time.
 const rebuildLimit = 10 * time.Minute
 
 // Projections serves ProjectionService.
@@ -24,12 +25,12 @@ type Projections struct {
 	wake *events.Signal
 }
 
-// NewProjections makes the server. db logs in as readmodel; wake is notified of appended events.
+// NewProjections returns the server. db logs in as readmodel; wake is notified of appended events.
 func NewProjections(deps Deps, db pg.Beginner, wake *events.Signal) *Projections {
 	return &Projections{deps: deps, db: db, wake: wake}
 }
 
-// VerifyProjections compares the projections with what the events make.
+// VerifyProjections compares the projections with a fresh projection of the events.
 func (p *Projections) VerifyProjections(ctx context.Context, _ *readmodelv1.VerifyProjectionsRequest) (*readmodelv1.VerifyProjectionsResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
@@ -49,7 +50,7 @@ func (p *Projections) VerifyProjections(ctx context.Context, _ *readmodelv1.Veri
 	return out, nil
 }
 
-// RebuildProjections makes the projections anew.
+// RebuildProjections rebuilds the projections from the events.
 func (p *Projections) RebuildProjections(ctx context.Context, _ *readmodelv1.RebuildProjectionsRequest) (*readmodelv1.RebuildProjectionsResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

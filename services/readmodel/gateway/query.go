@@ -24,7 +24,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
-// Owners are the services that decide. Their clients assert the person of the context.
+// Owners are the clients of the services that own the state. Each call asserts the person of the context.
 type Owners struct {
 	Workspaces  lifecyclev1connect.WorkspaceServiceClient
 	Allocations lifecyclev1connect.AllocationServiceClient
@@ -41,14 +41,14 @@ type Owners struct {
 	Announcers  []project.Owner // of the live rows that are projected
 }
 
-// Probe asks a service how it finds itself and what it works with.
+// Probe asks a service for its health and for the health of the parts that it uses.
 type Probe struct {
 	Name  string
-	Parts []string // those that this service alone speaks for
+	Parts []string // those whose health this service alone reports
 	Ask   func(ctx context.Context) (*commonv1.GetHealthResponse, error)
 }
 
-// Deps of both servers.
+// Deps are the dependencies that the servers of this package share.
 type Deps struct {
 	Logger    *slog.Logger
 	Sessions  *Sessions
@@ -58,22 +58,23 @@ type Deps struct {
 	Hub       *watch.Hub
 	Owners    Owners
 	Probes    []Probe
-	// DB reads what history takes; nil: the status does not show it.
+	// DB reads how much space history takes; nil: the status does not show it.
 	DB pg.Querier
-	// Room returns the fault of a database that refuses for want of a resource; nil: that is not watched.
+	// Room returns the fault of a database that refuses writes for lack of a resource; nil: the status does not check
+	// that.
 	Room func(context.Context) error
 }
 
-// Query serves QueryService.
+// Query serves QueryService. It reads the projections, and asks the owners for policy, actions and output.
 type Query struct {
 	deps   Deps
 	probed probes
 }
 
-// NewQuery makes the server.
+// NewQuery returns the server.
 func NewQuery(deps Deps) *Query { return &Query{deps: deps} }
 
-// scopeOf is the scope of the person behind a call.
+// scopeOf returns the scope of the person behind a call.
 func scopeOf(ctx context.Context) (view.Scope, error) {
 	p, ok := rpc.PersonFrom(ctx)
 	if !ok {
@@ -94,14 +95,14 @@ func (q *Query) read(ctx context.Context, minPos string, fn func(ctx context.Con
 	return q.deps.Reader.Read(ctx, scope, fn)
 }
 
-// pager is a request for a page.
+// pager is a request for a page of a list.
 type pager interface {
 	GetMinPos() string
 	GetPageSize() int32
 	GetPageToken() string
 }
 
-// list returns a page of what fn lists.
+// list returns the page that fn reads for req, and the token of the next page.
 func list[T any](ctx context.Context, q *Query, req pager, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error)) ([]T, string, error) {
 	var items []T
 	var next string
@@ -126,7 +127,7 @@ func (q *Query) WhoAmI(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*read
 	}, nil
 }
 
-// session is the whole session behind a call.
+// session returns the session behind a call.
 func (q *Query) session(ctx context.Context) (Session, error) {
 	header := http.Header{}
 	if info, ok := connect.CallInfoForHandlerContext(ctx); ok {
@@ -158,7 +159,7 @@ func (q *Query) GetNode(ctx context.Context, req *readmodelv1.GetNodeRequest) (*
 	return out, err
 }
 
-// Resolve finds the object that a name, an id or a part of an id stands for.
+// Resolve returns the object that a name, an id or a part of an id stands for.
 func (q *Query) Resolve(ctx context.Context, req *readmodelv1.ResolveRequest) (*readmodelv1.ResolveResponse, error) {
 	var out *readmodelv1.ResolveResponse
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -200,7 +201,7 @@ func (q *Query) ListWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspa
 	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, nil
 }
 
-// allWorkspaces lists those of no certain tenant, for which one statement is enough.
+// allWorkspaces lists workspaces without a filter by tenant, for which one statement is enough.
 func (q *Query) allWorkspaces(
 	ctx context.Context, req *readmodelv1.ListWorkspacesRequest, f view.WorkspaceFilter,
 ) (*readmodelv1.ListWorkspacesResponse, error) {
@@ -243,7 +244,7 @@ func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineReq
 	return out, err
 }
 
-// GetActions asks the owner which verbs are possible now.
+// GetActions asks lifecycle which operations are possible on a workspace now.
 func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsRequest) (*readmodelv1.GetActionsResponse, error) {
 	var id string
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -280,7 +281,7 @@ func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest
 	return &readmodelv1.ListTasksResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetTask returns one task with every transition.
+// GetTask returns one task with all its transitions.
 func (q *Query) GetTask(ctx context.Context, req *readmodelv1.GetTaskRequest) (*readmodelv1.GetTaskResponse, error) {
 	out := &readmodelv1.GetTaskResponse{}
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -327,7 +328,7 @@ func (q *Query) ListAllocations(ctx context.Context, req *readmodelv1.ListAlloca
 	return &readmodelv1.ListAllocationsResponse{Items: items, NextPageToken: next}, nil
 }
 
-// GetPolicy lists the policy keys, as their owner has them.
+// GetPolicy lists the policy keys with the values that recovery, their owner, has now.
 func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest) (*readmodelv1.GetPolicyResponse, error) {
 	answer, err := q.deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{Key: req.GetKey()})
 	if err != nil {
@@ -336,7 +337,7 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 	return &readmodelv1.GetPolicyResponse{Items: answer.GetKeys()}, nil
 }
 
-// ExplainReason tells what a reason means and what to do.
+// ExplainReason returns what a reason means and what to do about it.
 func (q *Query) ExplainReason(_ context.Context, req *readmodelv1.ExplainReasonRequest) (*readmodelv1.ExplainReasonResponse, error) {
 	rows, err := view.Explain(req.GetCode())
 	if err != nil {
@@ -345,7 +346,7 @@ func (q *Query) ExplainReason(_ context.Context, req *readmodelv1.ExplainReasonR
 	return &readmodelv1.ExplainReasonResponse{Items: rows}, nil
 }
 
-// Watch sends a snapshot, a marker, then changes.
+// Watch sends a snapshot, a marker, and then changes.
 func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream *connect.ServerStream[readmodelv1.WatchResponse]) error {
 	session, err := q.session(ctx)
 	if err != nil {

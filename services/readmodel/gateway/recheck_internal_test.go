@@ -2,7 +2,8 @@ package gateway
 
 import "testing"
 
-// TestRecheckReachesTheWatchesOfOneSubject: each of them once, however often, and none that was given back.
+// TestRecheckReachesTheWatchesOfOneSubject: each of them once, however often the recheck fires, and none that was
+// released.
 func TestRecheckReachesTheWatchesOfOneSubject(t *testing.T) {
 	s := NewSessions(nil)
 	first, releaseFirst := s.Recheck("ana")

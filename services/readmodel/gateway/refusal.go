@@ -20,29 +20,33 @@ import (
 )
 
 const (
-	// refusalLimit is how long a refusal may wait for its audit entry; the log writes later what it could not write by then.
+	// refusalLimit is how long a refused request may wait for its audit entry. The log writes later an entry that it could
+	// not write by then.
 	refusalLimit = 5 * time.Second
-	// maxSubject is how much of what a refused person named is kept, in characters: nothing has validated it.
+	// maxSubject is how many characters of the name in a refused request are kept, because the name has not been
+	// validated.
 	maxSubject = 128
 )
 
-// Refusals writes down what people were refused for their roles. What an owner refuses is in the owner's entries.
+// Refusals records in the audit log the requests that people were refused for their roles. An owner records its
+// refusals itself.
 type Refusals struct {
 	log    *audit.Log
 	reader *view.Reader
 }
 
-// NewRefusals makes them over readmodel's audit log.
+// NewRefusals returns Refusals that write to readmodel's audit log.
 func NewRefusals(log *audit.Log, reader *view.Reader) *Refusals {
 	return &Refusals{log: log, reader: reader}
 }
 
-// Denied writes down a request that no method has seen.
+// Denied records a request that was refused before it reached its method.
 func (r *Refusals) Denied(ctx context.Context, d rpc.Denial) {
 	r.note(ctx, d.Procedure, d.Message, d.Err)
 }
 
-// WrapUnary implements connect.Interceptor: some methods refuse by more than the list of their roles.
+// WrapUnary implements connect.Interceptor. It records the refusals of methods that check more than the list of their
+// roles.
 func (r *Refusals) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		resp, err := next(ctx, req)
@@ -73,7 +77,7 @@ func (r *Refusals) after(ctx context.Context, procedure string, message any, err
 	r.note(ctx, procedure, message, err)
 }
 
-// recorded reports whether readmodel itself has decided against a person.
+// recorded reports whether err is a refusal that readmodel itself decided.
 func recorded(err error) bool {
 	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is an owner's decision, or none
 	case commonv1.Reason_REASON_PERMISSION_DENIED, commonv1.Reason_REASON_ROLE_NOT_HELD, commonv1.Reason_REASON_LAST_SECURITY_PERSON,
@@ -84,7 +88,7 @@ func recorded(err error) bool {
 	}
 }
 
-// note does not depend on the person's patience: to hang up is no way around the record.
+// note records a refusal. It goes on if the client disconnects, so that a person cannot avoid the entry.
 func (r *Refusals) note(ctx context.Context, procedure string, message any, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refusalLimit)
 	defer cancel()
@@ -98,13 +102,14 @@ func (r *Refusals) note(ctx context.Context, procedure string, message any, err 
 	_ = r.log.RefuseBounded(ctx, e, err, r.resolve)
 }
 
-// resolve adds whose object was named, as far as the person may know: so that the entry is found by it.
+// resolve adds the workspace, the tenant and the node of the object that was named, as far as the person may see it, so
+// that the entry is found by them.
 func (r *Refusals) resolve(ctx context.Context, e *audit.Entry) {
 	scope, err := scopeOf(ctx)
 	if err != nil || e.SubjectID == "" {
 		return
 	}
-	// Best effort: what is not found stays as it was spelled.
+	// Best effort: an object that is not found keeps the name from the request.
 	_ = r.reader.Read(ctx, scope, func(ctx context.Context, s *view.Snapshot) error {
 		switch e.SubjectType {
 		case "workspace":
@@ -124,7 +129,8 @@ func (r *Refusals) resolve(ctx context.Context, e *audit.Entry) {
 	})
 }
 
-// attempted is the entry of a request as far as the request tells: its action is the one that the owner would have recorded.
+// attempted returns the entry of a request, made from the request alone. Its action is the one that the owner would
+// have recorded.
 func attempted(procedure string, message any) audit.Entry {
 	entry := func(action, subjectType, subject string) audit.Entry {
 		return audit.Entry{Action: action, SubjectType: subjectType, SubjectID: spelled(subject)}
@@ -175,7 +181,7 @@ func attempted(procedure string, message any) audit.Entry {
 	}
 }
 
-// named finds what a question was about.
+// named sets the entry's subject to the workspace or the node that a query names.
 func named(e *audit.Entry, message any) {
 	if m, ok := message.(interface{ GetWorkspace() string }); ok && m.GetWorkspace() != "" {
 		e.SubjectType, e.SubjectID = "workspace", spelled(m.GetWorkspace())
@@ -184,7 +190,7 @@ func named(e *audit.Entry, message any) {
 	}
 }
 
-// methodText makes `audit.verify_audit` of /gpuaas.readmodel.v1.AuditService/VerifyAudit.
+// methodText returns the action of a procedure: `audit.verify_audit` for /gpuaas.readmodel.v1.AuditService/VerifyAudit.
 func methodText(procedure string) string {
 	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/"), "/")
 	if i := strings.LastIndexByte(service, '.'); i >= 0 {
@@ -201,7 +207,8 @@ func methodText(procedure string) string {
 	return out.String()
 }
 
-// spelled is what a person wrote, bounded and printable: it is shown on terminals.
+// spelled returns at most maxSubject characters of what a person wrote, made printable, because it is shown on
+// terminals.
 func spelled(s string) string {
 	var out strings.Builder
 	n := 0

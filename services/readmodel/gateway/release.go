@@ -7,16 +7,16 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// Releases serves ReleaseService: it shows holds, and forwards what gets them free to lifecycle.
+// Releases serves ReleaseService: it returns allocations, and forwards the requests that release them to lifecycle.
 type Releases struct {
 	query *Query
 	deps  Deps
 }
 
-// NewReleases makes the server.
+// NewReleases returns the server.
 func NewReleases(query *Query, deps Deps) *Releases { return &Releases{query: query, deps: deps} }
 
-// GetAllocation shows one hold with the claims of its workspace that are not released.
+// GetAllocation returns one allocation with the claims of its workspace that are not released.
 func (r *Releases) GetAllocation(ctx context.Context, req *readmodelv1.GetAllocationRequest) (*readmodelv1.GetAllocationResponse, error) {
 	res := &readmodelv1.GetAllocationResponse{}
 	err := r.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -33,10 +33,10 @@ func (r *Releases) GetAllocation(ctx context.Context, req *readmodelv1.GetAlloca
 	return res, nil
 }
 
-// mostClaims bounds what is shown with a hold: a workspace has a few.
+// mostClaims is how many claims are returned with an allocation at most: a workspace has a few.
 const mostClaims = 200
 
-// RetryRelease cleans up again what a failed release has left.
+// RetryRelease retries the cleanup that a failed release has left.
 func (r *Releases) RetryRelease(ctx context.Context, req *readmodelv1.RetryReleaseRequest) (*readmodelv1.RetryReleaseResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (r *Releases) RetryRelease(ctx context.Context, req *readmodelv1.RetryRelea
 	return &readmodelv1.RetryReleaseResponse{Response: answer}, nil
 }
 
-// ForceRelease frees a hold on a person's word.
+// ForceRelease releases an allocation on a person's attestation.
 func (r *Releases) ForceRelease(ctx context.Context, req *readmodelv1.ForceReleaseRequest) (*readmodelv1.ForceReleaseResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/retention"
 )
 
-// historySize is what the log and the database take, and since when an event is parked.
+// historySize is the number of events, the size of the database in bytes, and the time since which an event is parked.
 type historySize struct {
 	Events       int64      `db:"events"`
 	Database     int64      `db:"database"`
@@ -28,7 +28,7 @@ var readHistorySize = pg.Define(pg.RoleReadmodel, "gateway.history_size", `
 			+ pg_total_relation_size('events.numbered') AS events,
 		pg_database_size(current_database()) AS database, mesh.oldest_parked() AS oldest_parked`)
 
-// storageSample is what recovery has found of the room of the database.
+// storageSample is recovery's last measurement of the database's storage.
 type storageSample struct {
 	Limit   int64     `db:"limit_bytes"`
 	PerDay  int64     `db:"bytes_per_day"`
@@ -39,10 +39,10 @@ type storageSample struct {
 var newestSample = pg.Define(pg.RoleReadmodel, "gateway.newest_storage_sample", `
 	SELECT `+pg.Columns[storageSample]("s")+` FROM mesh.storage_sample s ORDER BY s.at DESC LIMIT 1`)
 
-// sampleStale is the age from which on a sample of the storage says nothing: recovery takes one every five minutes.
+// sampleStale is the age from which on a sample of the storage is ignored. Recovery takes one every five minutes.
 const sampleStale = 15 * time.Minute
 
-// history returns what history takes, and the components of the room and of retention.
+// history returns how much space history takes, and the status components of the storage and of retention.
 func (q *Query) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*readmodelv1.ComponentStatus, error) {
 	size, err := pg.One[historySize](ctx, q.deps.DB, readHistorySize)
 	if err != nil {
@@ -115,18 +115,18 @@ func retentionComponent(a retention.Account, now time.Time) *readmodelv1.Compone
 	return c
 }
 
-// Retention serves RetentionService from the accounts that services keep.
+// Retention serves RetentionService from the records that each service keeps of what it cuts.
 type Retention struct {
 	db     pg.Querier
 	policy *policy.Source
 }
 
-// NewRetention makes the server. db logs in as readmodel.
+// NewRetention returns the server. db logs in as readmodel.
 func NewRetention(db pg.Querier, source *policy.Source) *Retention {
 	return &Retention{db: db, policy: source}
 }
 
-// GetRetention shows what each service cuts, and what holds the event log.
+// GetRetention returns what each service cuts, and what keeps events from being cut.
 func (r *Retention) GetRetention(ctx context.Context, _ *readmodelv1.GetRetentionRequest) (*readmodelv1.GetRetentionResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err

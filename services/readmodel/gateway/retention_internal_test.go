@@ -7,7 +7,7 @@ import (
 	"github.com/gpuaas/mesh/internal/retention"
 )
 
-// A walk that has never come to its end is said to have begun, not to have ended.
+// For a walk that has never finished, the status gives the time at which it began, not one at which it ended.
 func TestALateWalkThatNeverEnded(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {

@@ -7,13 +7,13 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 )
 
-// Rollbacks serves RollbackService: recovery owns the mode, and no copy of it is shown.
+// Rollbacks serves RollbackService. Every answer comes from recovery, which owns the mode; readmodel keeps no copy.
 type Rollbacks struct{ deps Deps }
 
-// NewRollbacks makes the server.
+// NewRollbacks returns the server.
 func NewRollbacks(deps Deps) *Rollbacks { return &Rollbacks{deps: deps} }
 
-// GetRollback shows the mode.
+// GetRollback returns the state of rollback mode.
 func (r *Rollbacks) GetRollback(
 	ctx context.Context, _ *readmodelv1.GetRollbackRequest,
 ) (*readmodelv1.GetRollbackResponse, error) {
@@ -27,7 +27,7 @@ func (r *Rollbacks) GetRollback(
 	return &readmodelv1.GetRollbackResponse{Rollback: answer.GetRollback()}, nil
 }
 
-// AcceptRollback ends the mode on a person's word.
+// AcceptRollback ends rollback mode on a person's attestation.
 func (r *Rollbacks) AcceptRollback(
 	ctx context.Context, req *readmodelv1.AcceptRollbackRequest,
 ) (*readmodelv1.AcceptRollbackResponse, error) {

@@ -31,7 +31,7 @@ const (
 	sessionMax = 30 * 24 * time.Hour
 )
 
-// Session is a person's, as a token proved it.
+// Session is a session of a person, whose token the caller has presented.
 type Session struct {
 	ID        string
 	Person    rpc.Person
@@ -42,24 +42,25 @@ type Session struct {
 	expired    bool
 }
 
-// Sessions are the people's sessions of the mesh.
+// Sessions issues, checks and ends the sessions of people.
 type Sessions struct {
 	db   pg.Querier
-	rows together[sessionRow] // what calls wait for at once is read at once
+	rows together[sessionRow] // rows that several calls wait for at the same time are read by one statement
 
 	mu       sync.Mutex
 	rechecks map[string]map[chan struct{}]bool // of the watches of this replica, by subject
 }
 
-// NewSessions makes them over readmodel's database.
+// NewSessions returns Sessions over readmodel's database.
 func NewSessions(db pg.Querier) *Sessions {
 	s := &Sessions{db: db, rechecks: map[string]map[chan struct{}]bool{}}
 	s.rows.read = s.readRows
 	return s
 }
 
-// IssuePersonSession makes a session that belongs to no listed person and returns its token, which is stored nowhere. tenantID is empty for people of the
-// operator; ttl is at most thirty days. db logs in as readmodel or the owner. The caller has authenticated the person. AdmitPerson makes a listed one.
+// IssuePersonSession makes a session that belongs to no listed person and returns its token, which is stored nowhere.
+// tenantID is empty for people of the operator; ttl is at most thirty days. db logs in as readmodel or the owner. The
+// caller has authenticated the person. AdmitPerson creates a listed person.
 func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
 	return issue(ctx, db, nil, subject, tenantID, roles, ttl)
 }
@@ -68,7 +69,7 @@ var newSession = pg.Define(pg.RoleReadmodel, "gateway.insert_session", `
 	INSERT INTO readmodel.person_session (session_id, token_sha256, subject, tenant_id, roles, expires_at, person_id)
 	VALUES ($1::uuid, $2, $3, $4::uuid, $5, mesh.clock() + $6::interval, $7::uuid)`)
 
-// issue makes a session; personID is nil if it belongs to no listed person.
+// issue inserts a session and returns its token; personID is nil if the session belongs to no listed person.
 func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
 	if subject == "" || len(roles) == 0 || ttl <= 0 || ttl > sessionMax {
 		return "", errors.New("issue session: a subject, a role and a life of at most thirty days are needed")
@@ -101,7 +102,7 @@ func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID s
 	return token, nil
 }
 
-// Authenticate is the rpc.Authenticator of the people's port.
+// Authenticate implements rpc.Authenticator for the people's port.
 func (s *Sessions) Authenticate(ctx context.Context, _ string, header http.Header) (rpc.Person, error) {
 	session, err := s.FromHeader(ctx, header)
 	if err != nil {
@@ -110,8 +111,9 @@ func (s *Sessions) Authenticate(ctx context.Context, _ string, header http.Heade
 	return session.Person, nil
 }
 
-// FromHeader returns the session of a request's bearer token. Every way in which it is not good is the fault unauthenticated. That and when a session
-// expired, was ended or was replaced is said only to a caller who has its whole token.
+// FromHeader returns the session of a request's bearer token. A token that is not valid, for whatever cause, is the
+// fault unauthenticated. Only a caller who has the session's whole token learns from the fault that, and when, the
+// session expired, was ended or was replaced.
 func (s *Sessions) FromHeader(ctx context.Context, header http.Header) (Session, error) {
 	values := header.Values("Authorization")
 	if len(values) != 1 {
@@ -139,7 +141,7 @@ func (s *Sessions) FromHeader(ctx context.Context, header http.Header) (Session,
 	return session, nil
 }
 
-// Check reports whether a session still is what it was: alive, of the same person, with the same roles.
+// Check returns an error unless a session is still alive, and of the same person with the same roles.
 func (s *Sessions) Check(ctx context.Context, was Session) error {
 	now, _, err := s.read(ctx, was.ID)
 	if err != nil {
@@ -161,7 +163,7 @@ var (
 	UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2 WHERE subject = $1 AND revoked_at IS NULL`)
 )
 
-// Revoke ends one session. It answers fault not_found if there is none that lives.
+// Revoke ends one session. It returns the fault not_found if there is no live session of that id.
 func (s *Sessions) Revoke(ctx context.Context, id, by string) error {
 	tag, err := pg.Exec(ctx, s.db, revokeSession, id, by)
 	if err != nil {
@@ -173,7 +175,7 @@ func (s *Sessions) Revoke(ctx context.Context, id, by string) error {
 	return nil
 }
 
-// RevokeSubject ends all sessions of a person and answers how many.
+// RevokeSubject ends all sessions of a person and returns how many it ended.
 func (s *Sessions) RevokeSubject(ctx context.Context, subject, by string) (int64, error) {
 	tag, err := pg.Exec(ctx, s.db, revokeSubject, subject, by)
 	if err != nil {
@@ -191,7 +193,8 @@ var (
 		SELECT person_id FROM readmodel.person WHERE LEAST(ended_at, expires_at) < mesh.clock() - $1::interval LIMIT 5000)`)
 )
 
-// Sweep deletes sessions that ended more than a week ago, and people who did more than thirty days ago, some thousands at once.
+// Sweep deletes sessions that ended more than a week ago, and people who ended more than thirty days ago, some
+// thousands per call.
 func (s *Sessions) Sweep(ctx context.Context) error {
 	if _, err := pg.Exec(ctx, s.db, sweepSessions); err != nil {
 		return fmt.Errorf("sweep sessions: %w", err)
@@ -202,8 +205,8 @@ func (s *Sessions) Sweep(ctx context.Context) error {
 	return nil
 }
 
-// Recheck returns a channel that fires when sessions of a subject have ended by this replica, and what gives it back. Watches of other replicas look
-// every two seconds.
+// Recheck returns a channel that fires when this replica has ended sessions of a subject, and a function that releases
+// the channel. Watches of other replicas check their session every two seconds.
 func (s *Sessions) Recheck(subject string) (<-chan struct{}, func()) {
 	fired := make(chan struct{}, 1)
 	s.mu.Lock()
@@ -229,7 +232,7 @@ func (s *Sessions) recheck(subject string) {
 	for fired := range s.rechecks[subject] {
 		select {
 		case fired <- struct{}{}:
-		default: // it has yet to look
+		default: // an earlier signal is still unread
 		}
 	}
 }
@@ -261,7 +264,7 @@ func (s *Sessions) readRows(ctx context.Context, ids []string) (map[string]sessi
 	return found, nil
 }
 
-// read returns a session, which may be over, and the hash of its token.
+// read returns a session, which may have ended, and the hash of its token.
 func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error) {
 	row, found, err := s.rows.get(ctx, id)
 	switch {
@@ -278,7 +281,7 @@ func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error)
 	}, row.Hash, nil
 }
 
-// sessionID reads a token's form. The token is in no error.
+// sessionID returns the session id in a token. No error contains the token.
 func sessionID(token string) (string, error) {
 	rest, ok := strings.CutPrefix(token, tokenPrefix)
 	raw, secret, cut := strings.Cut(rest, "_")
@@ -299,8 +302,9 @@ func sessionID(token string) (string, error) {
 	return parsed.String(), nil
 }
 
-// over returns the refusal of a session that is over, which says since when and why; nil for one that lives. One
-// that ended before its person got another was replaced: with the person all of them end.
+// over returns the refusal of a session that has ended, with the time and the cause; nil for a live session. A session
+// that ended before the same person got another one was replaced, because the end of a person ends all sessions
+// together.
 func (s Session) over() error {
 	const why = "the session is over"
 	switch {
@@ -315,11 +319,12 @@ func (s Session) over() error {
 	return nil
 }
 
-// newToken is the remedy of whoever has no good token.
+// newToken is the remedy for a caller without a valid token.
 const newToken = "somebody with the role security makes a new one with `gpuaas people create NAME --role R`; " +
 	"or name another context or token file"
 
-// refused is the refusal of a caller of whom nothing is known. Why is for the log.
+// refused returns the refusal of a caller about whom nothing is known, because the token proves no session. why goes to
+// the log only.
 func refused(why string) error { return refusedAs("the token is unknown, expired or ended", why) }
 
 func refusedAs(public, why string) error { return refusedFor(public, why, newToken) }

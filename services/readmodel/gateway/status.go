@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	// probeEvery bounds how often people's questions reach other services.
+	// probeEvery bounds how often requests for the status reach other services.
 	probeEvery = 2 * time.Second
 	probeLimit = time.Second
-	// lagLimit is the age of an unprojected event from which on the event log is not well.
+	// lagLimit is the age of the oldest unprojected event from which on the event log is reported as not ok.
 	lagLimit = 10 * time.Second
 )
 
@@ -35,7 +35,7 @@ type probes struct {
 	last []*readmodelv1.ComponentStatus
 }
 
-// GetStatus tells how the mesh's parts are. Counts are of what the person may see.
+// GetStatus returns the status of the mesh's parts. The counts cover what the person may see.
 func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) (*readmodelv1.GetStatusResponse, error) {
 	lag, err := q.deps.Projector.Lag(ctx)
 	if err != nil {
@@ -87,7 +87,7 @@ func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) 
 	return out, nil
 }
 
-// database is the component of the database as this replica meets it.
+// database returns the component of the database, as this replica finds it.
 func (q *Query) database(ctx context.Context, detail string, now time.Time) *readmodelv1.ComponentStatus {
 	c := component("database", true, detail, now)
 	if q.deps.Room == nil {
@@ -99,13 +99,14 @@ func (q *Query) database(ctx context.Context, detail string, now time.Time) *rea
 	return c
 }
 
-// full makes the component of the database that of one that refuses to write.
+// full marks the component of the database as one that refuses writes.
 func full(c *readmodelv1.ComponentStatus, detail, reason, next string) {
 	c.Ok, c.State, c.Severity = false, commonv1.PartState_PART_STATE_DOWN, commonv1.Severity_SEVERITY_P0
 	c.Detail, c.Reason, c.NextAction = detail, reason, next
 }
 
-// withRoom takes what the services say of the database's room into the database's own component: a service that writes learns of it first.
+// withRoom merges the services' reports about the database's storage into the component of the database, because a
+// service that writes learns first that it is full.
 func withRoom(components []*readmodelv1.ComponentStatus) []*readmodelv1.ComponentStatus {
 	var database *readmodelv1.ComponentStatus
 	var out []*readmodelv1.ComponentStatus
@@ -124,7 +125,8 @@ func withRoom(components []*readmodelv1.ComponentStatus) []*readmodelv1.Componen
 	return out
 }
 
-// eventLog is the component of the event log. One that is behind names the sessions that numbering waits for.
+// eventLog returns the component of the event log. If the log is behind, the component names the database sessions that
+// numbering waits for.
 func (q *Query) eventLog(ctx context.Context, lag events.Lag, now time.Time) *readmodelv1.ComponentStatus {
 	c := component("event_log", lag.Oldest < lagLimit, fmt.Sprintf("%d behind, %d parked", lag.Events+lag.Unnumbered, lag.Parked), now)
 	if c.GetOk() {
@@ -143,8 +145,8 @@ func (q *Query) eventLog(ctx context.Context, lag events.Lag, now time.Time) *re
 	return c
 }
 
-// rollbackMode is the first thing that the status shows while the mode is active: every part may be well, and the mesh
-// does nothing.
+// rollbackMode returns the component that the status shows first while rollback mode is active: every part may be
+// healthy although the mesh does nothing.
 func rollbackMode(at time.Time) *readmodelv1.ComponentStatus {
 	row := fault.RowOf(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)
 	c := component("control_plane", false, "rollback mode: "+row.Public+"; "+row.Impact, at)
@@ -174,7 +176,7 @@ func nodeAPI(replicas []view.Replica, now time.Time) *readmodelv1.ComponentStatu
 	return component("nodeapi", fresh > 0, beating(fresh), at)
 }
 
-// beating says how many replicas of nodeapi are at work.
+// beating returns the text for the number of replicas of nodeapi that beat.
 func beating(replicas int) string {
 	if replicas == 1 {
 		return "1 replica beats"
@@ -182,14 +184,14 @@ func beating(replicas int) string {
 	return fmt.Sprintf("%d replicas beat", replicas)
 }
 
-// probe asks all probes at once, at most every probeEvery.
+// probe returns the answers of all probes. It asks them concurrently, at most once every probeEvery.
 func (q *Query) probe(ctx context.Context) []*readmodelv1.ComponentStatus {
 	q.probed.mu.Lock()
 	defer q.probed.mu.Unlock()
 	if q.probed.last != nil && time.Since(q.probed.at) < probeEvery {
 		return q.probed.last
 	}
-	// The answer is kept for others: it is not to fail because this caller left.
+	// Other callers get the answer too, so it must not fail because this caller left.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeLimit)
 	defer cancel()
 	found := make([][]*readmodelv1.ComponentStatus, len(q.deps.Probes))
@@ -205,11 +207,13 @@ func (q *Query) probe(ctx context.Context) []*readmodelv1.ComponentStatus {
 	return q.probed.last
 }
 
-// reported is what a service's own word makes of it and of the parts that it alone can speak for. A service that says nothing is down; what it would
-// have said is unknown, for its silence is no evidence against them.
+// reported returns the components for a service's health report: the service itself, and the parts whose health it
+// alone reports. A service that does not answer is down; the state of its parts is then unknown, because that a service
+// does not answer says nothing about its parts.
 func reported(p Probe, said *commonv1.GetHealthResponse, err error, now time.Time) []*readmodelv1.ComponentStatus {
 	if err != nil {
-		own := component(p.Name, false, "cannot be reached, or does not prove to be what it should", now) // causes are for logs
+		// causes are for logs
+		own := component(p.Name, false, "cannot be reached, or does not prove to be what it should", now)
 		own.Reason = names.Of(commonv1.Reason_REASON_UNAVAILABLE)
 		own.NextAction = "start " + p.Name + ", or look at its log and at the way there"
 		out := []*readmodelv1.ComponentStatus{own}
@@ -232,7 +236,7 @@ func reported(p Probe, said *commonv1.GetHealthResponse, err error, now time.Tim
 			continue
 		}
 		if own.GetSince() == nil || part.GetSince().AsTime().After(own.GetSince().AsTime()) {
-			own.Since = part.GetSince() // ready since the last of what it needs is
+			own.Since = part.GetSince() // the service is ready since the last of its required parts became ready
 		}
 		if part.GetState() == commonv1.PartState_PART_STATE_DOWN && own.GetOk() {
 			own.Ok, own.State, own.Since = false, part.GetState(), part.GetSince()

@@ -7,37 +7,37 @@ import (
 	"time"
 )
 
-// mostAtOnce is how many statements are under way at once: one that hangs leaves the other.
+// mostAtOnce is how many statements run at the same time at most. If one of them hangs, the other still serves callers.
 const mostAtOnce = 2
 
-// togetherTimeout is how long one statement may take. It is no caller's: those that stay do not fail with one that
-// leaves.
+// togetherTimeout is how long one statement may take. No caller's context cancels it, so that the other callers do not
+// fail with one that leaves.
 const togetherTimeout = 5 * time.Second
 
-// errPanicked is what the callers of a batch get whose statement panicked.
+// errPanicked is the error of the callers of a batch whose statement panicked.
 var errPanicked = errors.New("the statement of the batch panicked")
 
-// together lets callers that want a row each share statements: while mostAtOnce are under way, what is asked for waits,
-// and is read by the next one. A caller gets what was read after it asked.
+// together lets callers that want one row each share statements: while mostAtOnce statements run, further callers wait,
+// and the next statement reads all their rows. A caller gets a row that was read after its call began.
 type together[T any] struct {
 	read func(ctx context.Context, ids []string) (map[string]T, error)
 
 	mu      sync.Mutex
 	running int
-	next    *batch[T] // what waits; nil: nothing
+	next    *batch[T] // the batch that waits for a statement; nil: none
 }
 
-// batch is what one statement reads.
+// batch is the set of rows that one statement reads.
 type batch[T any] struct {
 	ids    map[string]bool
-	turn   chan struct{} // has one element when one of those who wait is to read
-	called bool          // it had
+	turn   chan struct{} // gets one element when one of the waiting callers is to run the statement
+	called bool          // turn was sent to
 	done   chan struct{} // closed when found and err are set
 	found  map[string]T
 	err    error
 }
 
-// get returns the row of an id, and whether there is one.
+// get returns the row of an id, and whether it exists.
 func (g *together[T]) get(ctx context.Context, id string) (T, bool, error) {
 	g.mu.Lock()
 	if g.next == nil {
@@ -65,7 +65,7 @@ func (g *together[T]) get(ctx context.Context, id string) (T, bool, error) {
 			if lead {
 				g.take(own)
 			} else {
-				g.pass() // another caller has taken it meanwhile
+				g.pass() // another caller has taken the batch meanwhile
 			}
 			g.mu.Unlock()
 			if lead {
@@ -78,17 +78,17 @@ func (g *together[T]) get(ctx context.Context, id string) (T, bool, error) {
 	}
 }
 
-// take closes a batch to further callers. It expects the lock to be held, and a place among those under way.
+// take closes a batch to further callers. The caller holds mu and one of the mostAtOnce places.
 func (g *together[T]) take(own *batch[T]) {
 	g.next = nil
 	select {
-	case <-own.turn: // no caller that waits has taken it yet
+	case <-own.turn: // the turn was offered, and no waiting caller has received it
 		g.running--
 	default:
 	}
 }
 
-// pass gives the place of a statement to the batch that waits. It expects the lock to be held.
+// pass gives the place of a finished statement to the batch that waits, or frees it if none waits. The caller holds mu.
 func (g *together[T]) pass() {
 	if g.next == nil || g.next.called {
 		g.running--
@@ -98,7 +98,7 @@ func (g *together[T]) pass() {
 	g.next.turn <- struct{}{}
 }
 
-// lead reads a batch.
+// lead runs the statement of a batch and wakes its callers.
 func (g *together[T]) lead(ctx context.Context, own *batch[T]) {
 	defer func() {
 		g.mu.Lock()
@@ -112,6 +112,6 @@ func (g *together[T]) lead(ctx context.Context, own *batch[T]) {
 	for id := range own.ids {
 		ids = append(ids, id)
 	}
-	own.err = errPanicked // of a read that does not return
+	own.err = errPanicked // stays if read panics
 	own.found, own.err = g.read(ctx, ids)
 }

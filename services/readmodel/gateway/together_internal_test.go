@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 )
 
-// TestReadsThatWaitShareAStatement has calls wait while two statements are under way: they are read by one, after they
-// asked. One that leaves takes nothing from the others, also where it was to read.
+// TestReadsThatWaitShareAStatement has calls wait while two statements are under way: one statement reads their rows
+// after they called. A caller that leaves does not affect the others, even if it was to run the statement.
 func TestReadsThatWaitShareAStatement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var statements atomic.Int32

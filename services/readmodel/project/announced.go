@@ -15,12 +15,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Owner announces the live rows of one service.
+// Owner is a service that can announce its live rows as events.
 type Owner interface {
 	AnnounceRows(ctx context.Context, req *commonv1.AnnounceRowsRequest) (*commonv1.AnnounceRowsResponse, error)
 }
 
-// rebuildCursor begins the name of a cursor that keeps events from being cut while a rebuild needs them.
+// rebuildCursor is the prefix of the name of a cursor that keeps events from being cut while a rebuild needs them.
 const rebuildCursor = ConsumerName + ".rebuild/"
 
 var (
@@ -30,18 +30,19 @@ var (
 	keepEvents = pg.Define(pg.RoleReadmodel, "project.keep_events", `
 		INSERT INTO readmodel.event_cursor (name, pos) VALUES ($1, 0)`)
 	dropEvents = pg.Define(pg.RoleReadmodel, "project.drop_events", `DELETE FROM readmodel.event_cursor WHERE name = $1`)
-	// A rebuild that has died keeps events no longer.
+	// The cursor of a rebuild whose process has died is deleted after an hour, so that events can be cut again.
 	dropStaleKept = pg.Define(pg.RoleReadmodel, "project.drop_stale_kept", `
 		DELETE FROM readmodel.event_cursor WHERE name LIKE $1 || '%' AND updated_at < mesh.clock() - interval '1 hour'`)
 )
 
-// announcement is what the owners have announced.
+// announcement is the result of the owners' announcements.
 type announcement struct {
 	rows  int64
 	after int64 // position of the cursor before the first
 }
 
-// applied fails if the rebuild lacks what was announced: the row that it is would be taken for one that nobody tells of.
+// applied returns an error if the rebuild lacks an announced row: merge would delete that row as one that neither an
+// event nor an owner names.
 func (a announcement) applied(ctx context.Context, tx pgx.Tx, report Report) error {
 	parked, err := pg.Values[int64](ctx, tx, parkedPositions, ConsumerName)
 	if err != nil {
@@ -74,7 +75,7 @@ func (p *Projector) announceAll(ctx context.Context, owners []Owner) (announceme
 				return out, fmt.Errorf("announce live rows: %w", err)
 			}
 			out.rows += batch.GetRows()
-			// One batch at a time is under way: the projections keep up with the owners.
+			// The next batch is requested once this one is projected, so that the projection keeps up with the owners.
 			if err := p.reach(ctx, batch.GetPos()); err != nil {
 				return out, err
 			}
@@ -100,7 +101,8 @@ func (p *Projector) reach(ctx context.Context, token string) error {
 	return nil
 }
 
-// DropDeadRebuilds lets events be cut again that a rebuild kept whose process has ended.
+// DropDeadRebuilds deletes the cursors of rebuilds whose process has ended, so that the events that they kept can be
+// cut.
 func (p *Projector) DropDeadRebuilds(ctx context.Context) error {
 	if _, err := pg.Exec(ctx, p.db, dropStaleKept, rebuildCursor); err != nil {
 		return fmt.Errorf("drop cursors of earlier rebuilds: %w", err)
@@ -108,7 +110,7 @@ func (p *Projector) DropDeadRebuilds(ctx context.Context) error {
 	return nil
 }
 
-// keepEvents keeps every event that stands from being cut, until the function that it returns is called.
+// keepEvents keeps all present events from being cut until the returned function is called.
 func (p *Projector) keepEvents(ctx context.Context) (func(context.Context) error, error) {
 	if err := p.DropDeadRebuilds(ctx); err != nil {
 		return nil, err

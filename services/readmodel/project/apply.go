@@ -18,7 +18,8 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// Kinds of events that are projected. `policy.changed` is none of them: the keys are asked of their owner.
+// Kinds of events that are projected. `policy.changed` is not among them, because policy keys are read from their
+// owner.
 const (
 	KindNode        = "node_identity.changed"
 	KindSession     = "session.changed"
@@ -34,7 +35,7 @@ const (
 	KindObservation = "workload.observed"
 )
 
-// Kinds returns all of them.
+// Kinds returns all kinds of events that are projected.
 func Kinds() []string {
 	return []string{
 		KindNode, KindSession, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance, KindClaim,
@@ -42,10 +43,10 @@ func Kinds() []string {
 	}
 }
 
-// applier puts events into one set of tables.
+// applier applies events to one set of tables.
 type applier struct{ sql statements }
 
-// row is what one event makes of one table, in the order of columnsOf. The last value is a *content.
+// row is one row that an event writes to a table, its values in the order of columnsOf. The last value is a *content.
 type row struct {
 	table  string
 	values []any
@@ -56,7 +57,7 @@ func (a applier) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return a.applyAll(ctx, tx, []events.Record{r})
 }
 
-// rowsOf is the whole mapping from events to rows.
+// rowsOf returns the rows that an event writes. It is the whole mapping from events to rows.
 func rowsOf(r events.Record) ([]row, error) {
 	switch r.Kind {
 	case KindNode:
@@ -126,8 +127,9 @@ func rowsOf(r events.Record) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The version is a time in microseconds. A replica of an earlier build took it from its own clock, which may be ahead: what it wrote must not hide
-		// what another writes later. Nothing is seen after it was written.
+		// The version is a time in microseconds. A replica of an earlier build took it from its own clock, which may be
+		// ahead: what it wrote must not hide what another replica writes later. An observation cannot be later than the event
+		// that carries it.
 		version := min(r.AggregateVersion, r.CreatedAt.UnixMicro())
 		return one(r, "observed", []any{key(m.GetWorkspaceId()), key(r.NodeID), version, body})
 	default:
@@ -169,7 +171,7 @@ func attempt(r events.Record, m *lifecyclev1.StepAttempt, version int64, body *c
 	})
 }
 
-// runRows splits a run's event into the run and the attempts that changed with it.
+// runRows returns the rows of a run's event: the run, and the attempts that changed with it.
 func runRows(r events.Record, m *lifecyclev1.Run) ([]row, error) {
 	steps := m.GetChangedSteps()
 	m.ChangedSteps = nil
@@ -209,7 +211,8 @@ func taskRows(r events.Record) ([]row, error) {
 	return rows, nil
 }
 
-// one makes the rows of an event that has one. A payload without its own id is poison.
+// one returns the row of an event that writes a single row. An event whose payload lacks its own id cannot be applied
+// and is parked.
 func one(r events.Record, name string, values []any) ([]row, error) {
 	if r.AggregateVersion <= 0 {
 		return nil, errors.New("the event has no version")
@@ -222,10 +225,11 @@ func one(r events.Record, name string, values []any) ([]row, error) {
 	return []row{{table: name, values: values}}, nil
 }
 
-// key is an id that must be there and must be one; otherwise it is nil, which the column refuses.
+// key returns a required id as an argument. An empty id becomes nil, which the column refuses.
 func key(id string) any { return ref(id) }
 
-// ref is an id that may be missing. One that is malformed is left to the column to refuse.
+// ref returns an optional id as an argument: nil if it is empty. A malformed id is passed on, and the column refuses
+// it.
 func ref(id string) any {
 	if id == "" {
 		return nil
@@ -240,10 +244,10 @@ func moment(t *timestamppb.Timestamp) any {
 	if t == nil {
 		return nil
 	}
-	return t.AsTime().Truncate(time.Microsecond) // what the column holds
+	return t.AsTime().Truncate(time.Microsecond) // the precision of the column
 }
 
-// Serving says whether a session carries its node: it is admitted, or drains after it was, and is on time.
+// Serving reports whether a session serves its node: it is admitted, or drains after it was admitted, and is not late.
 func Serving(s *nodev1.SessionChanged) bool {
 	switch s.GetState() { //nolint:exhaustive // the others do not serve
 	case commonv1.SessionState_SESSION_STATE_ADMITTED, commonv1.SessionState_SESSION_STATE_DRAINING:
@@ -253,17 +257,17 @@ func Serving(s *nodev1.SessionChanged) bool {
 	}
 }
 
-// LiveRun says whether a run still owns its workspace.
+// LiveRun reports whether a run in this state still owns its workspace.
 func LiveRun(state commonv1.RunState) bool {
 	return state != commonv1.RunState_RUN_STATE_SUCCEEDED && state != commonv1.RunState_RUN_STATE_FAILED
 }
 
-// OpenAttempt says whether an attempt is under way.
+// OpenAttempt reports whether an attempt in this state is under way.
 func OpenAttempt(state commonv1.AttemptState) bool {
 	return state == commonv1.AttemptState_ATTEMPT_STATE_RUNNING || state == commonv1.AttemptState_ATTEMPT_STATE_WAITING
 }
 
-// StepID is the aggregate id of an attempt, as lifecycle spells it.
+// StepID returns the aggregate id of an attempt, in lifecycle's format.
 func StepID(m *lifecyclev1.StepAttempt) string {
 	return fmt.Sprintf("%s/%d/%s/%d", m.GetRunId(), m.GetStep(), names.Of(m.GetDirection()), m.GetAttempt())
 }

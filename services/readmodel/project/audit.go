@@ -29,11 +29,12 @@ const AuditConsumerName = "audit"
 const (
 	// verifyBatch is how many rows of the audit log are compared at a time.
 	verifyBatch = 500
-	// verifyLimit is how long a check may take: it holds one snapshot of the database all the while.
+	// verifyLimit is how long a check may take. It keeps one snapshot of the database open for the whole time.
 	verifyLimit = 10 * time.Minute
 )
 
-// Audit makes and checks the audit log: its rows in the order of their events' positions, each with a hash over the one before.
+// Audit writes and checks the audit log: its rows are in the order of their events' positions, and each has a hash that
+// covers the row before it.
 type Audit struct {
 	db       *pgxpool.Pool
 	logger   *slog.Logger
@@ -44,7 +45,7 @@ type Audit struct {
 	signedUpTo atomic.Int64
 }
 
-// NewAudit makes the audit log's consumer; it does not touch the database.
+// NewAudit returns the audit log's consumer. It does not access the database.
 func NewAudit(deps Deps) (*Audit, error) {
 	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: deps.DB, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger}, events.ConsumerConfig{
 		Name: AuditConsumerName, Schema: "readmodel", Kinds: []string{audit.Kind}, AsyncCommit: true,
@@ -55,7 +56,7 @@ func NewAudit(deps Deps) (*Audit, error) {
 	return &Audit{db: deps.DB, logger: deps.Logger, consumer: consumer}, nil
 }
 
-// Run appends until ctx ends.
+// Run appends entries until ctx ends.
 func (a *Audit) Run(ctx context.Context) error {
 	return a.consumer.Run(ctx, appendAudit)
 }
@@ -82,7 +83,8 @@ var (
 	moveAuditHead = pg.Define(pg.RoleReadmodel, "project.move_audit_head", `UPDATE readmodel.audit_head SET number = $1, hash = $2`)
 )
 
-// appendAudit implements events.Apply. The log has no holes: an entry that cannot be appended is waited for and never passed over.
+// appendAudit implements events.Apply. The log has no gaps: an entry that cannot be appended is retried and never
+// skipped.
 func appendAudit(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	entry, err := canonical(r)
 	if err != nil {
@@ -104,8 +106,9 @@ func appendAudit(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-// canonical is an entry as it is hashed: the event's payload with its time and the service that wrote it, keys in order, no space. It is made from the
-// stored JSON, so that it stays what it is when a later build knows more fields.
+// canonical returns the form of an entry that is hashed: the event's payload with its time and the service that wrote
+// it, keys in order, no space. It is made from the stored JSON, so that it stays the same when a later build knows more
+// fields.
 func canonical(r events.Record) ([]byte, error) {
 	stored, err := r.Payload()
 	if err != nil {
@@ -132,7 +135,8 @@ func canonical(r events.Record) ([]byte, error) {
 	return out, nil
 }
 
-// link is the hash of a row. Every part has its length before it, so that no two rows are written alike.
+// link returns the hash of a row. Each part is preceded by its length, so that no two different rows hash the same
+// bytes.
 func link(previous, entry []byte, eventID, source string) []byte {
 	h := sha256.New()
 	for _, part := range [][]byte{previous, entry, []byte(eventID), []byte(source)} {
@@ -142,22 +146,24 @@ func link(previous, entry []byte, eventID, source string) []byte {
 	return h.Sum(nil)
 }
 
-// Verdict is what a check of the audit log found.
+// Verdict is the result of a check of the audit log.
 type Verdict struct {
 	Rows     int64 // number of the last row that fits
-	From     int64 // number of the signed checkpoint that the log begins behind: the rows up to it were cut; zero: it begins at its beginning
+	From     int64 // number of the signed checkpoint up to which rows were cut; zero: none were cut
 	Head     string
 	BrokenAt int64 // number of the first row that does not fit, zero if all do
 	Because  string
-	// Signed is the number of the last row that fits a signed checkpoint, and SignedAt when that was signed; zero without one.
+	// Signed is the number of the last row that fits a signed checkpoint, and SignedAt the time of its signature; zero
+	// without one.
 	Signed   int64
 	SignedAt time.Time
-	// Unsigned counts checkpoints of rows that fit whose signature cannot be believed; UnsignedBecause is the first of them, and why.
+	// Unsigned counts the checkpoints whose row fits and whose signature is not valid; UnsignedBecause names the first of
+	// them, and why.
 	Unsigned        int64
 	UnsignedBecause string
 }
 
-// Intact says whether every row follows from the one before and from its event.
+// Intact reports whether every row follows from the one before and from its event.
 func (v Verdict) Intact() bool { return v.BrokenAt == 0 }
 
 type auditRow struct {
@@ -170,8 +176,9 @@ type auditRow struct {
 	Hash     []byte `db:"hash"`
 }
 
-// Verify walks the log and the events side by side, in one snapshot. Of rows whose events have been cut at the end of their term the chain is checked alone. The first row that does not fit ends it. One check at a time is made here; another
-// is refused as overloaded.
+// Verify compares the audit log with the events row by row, in one snapshot. For rows whose events have been cut at the
+// end of their term it checks the chain alone. It stops at the first row that does not fit. A replica runs one check at
+// a time; another one is refused as overloaded.
 func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
 	if !a.checking.TryLock() {
 		return Verdict{}, fault.New(commonv1.Reason_REASON_OVERLOADED, "the audit log is being checked", fault.RetryAfter(10*time.Second))
@@ -192,17 +199,17 @@ func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
 	return w.verdict, nil
 }
 
-// walk is one check under way.
+// walk is the state of a check.
 type walk struct {
 	tx      pgx.Tx
 	verdict Verdict
 	last    []byte // hash of the last row that fits
 
-	until, after int64 // positions: of the cursor, and up to which events were read
+	until, after int64 // positions: that of the cursor, and the one up to which events were read
 	first        int64 // the first position whose event is still there: rows before it are checked by their chain alone
 	log          []events.Record
 	keys         *CheckpointKeys
-	checkpoints  []checkpoint // that were not passed yet
+	checkpoints  []checkpoint // those whose row was not reached yet
 }
 
 func (w *walk) broken(at int64, because string) { w.verdict.BrokenAt, w.verdict.Because = at, because }
@@ -210,7 +217,7 @@ func (w *walk) broken(at int64, because string) { w.verdict.BrokenAt, w.verdict.
 type auditEnd struct {
 	Until int64 `db:"until"`
 	First int64 `db:"first"`
-	// FirstRow is the number of the first row; that behind the end if there is none.
+	// FirstRow is the number of the first row, or one more than the last number if there is no row.
 	FirstRow int64 `db:"first_row"`
 	auditHead
 }
@@ -225,7 +232,7 @@ var (
 	SELECT `+pg.Columns[auditRow]("a")+` FROM readmodel.audit a WHERE a.number > $1 ORDER BY a.number LIMIT $2`)
 )
 
-// run walks the whole log.
+// run checks the whole log.
 func (w *walk) run(ctx context.Context, keys *CheckpointKeys) error {
 	end, err := pg.One[auditEnd](ctx, w.tx, endOfAudit, AuditConsumerName)
 	if err != nil {
@@ -246,7 +253,7 @@ func (w *walk) run(ctx context.Context, keys *CheckpointKeys) error {
 	return nil
 }
 
-// follow walks from where the walk stands to the end.
+// follow checks the rows from the walk's current place to the end.
 func (w *walk) follow(ctx context.Context) error {
 	end, err := pg.One[auditEnd](ctx, w.tx, endOfAudit, AuditConsumerName)
 	if err != nil {
@@ -295,7 +302,7 @@ func (w *walk) rows(ctx context.Context) ([]auditRow, error) {
 	return out, nil
 }
 
-// event is the next of the log up to the cursor, nil at its end. step takes it.
+// event returns the next event of the log up to the cursor, nil at its end. step consumes it.
 func (w *walk) event(ctx context.Context) (*events.Record, error) {
 	for len(w.log) == 0 && w.after < w.until {
 		records, next, err := events.Read(ctx, w.tx, w.after, []string{audit.Kind}, verifyBatch)
@@ -347,7 +354,8 @@ func (w *walk) step(ctx context.Context, row auditRow) error {
 	return nil
 }
 
-// waitFor waits for a consumer to reach a position token, as a fault if it does not.
+// waitFor waits until a consumer reaches a position token. It returns a fault if the consumer does not reach it in
+// time.
 func waitFor(ctx context.Context, c *events.Consumer, token string) error {
 	err := c.WaitFor(ctx, token)
 	switch {

@@ -61,7 +61,7 @@ func (c chained) verify() project.Verdict {
 	return v
 }
 
-// asOwner does what no service may; asAdmin what not even the schema's owner may.
+// asOwner runs statements that no service may run; asAdmin runs those that not even the schema's owner may run.
 func (c chained) asOwner(sql string, args ...any) {
 	c.t.Helper()
 	tag, err := c.DB.OwnerPool().Exec(testkit.Context(c.t), sql, args...)
@@ -94,7 +94,7 @@ func TestAuditChainIsTheSameMadeAgain(t *testing.T) {
 		"1lifecycleana 2recoveryservice/recovery 3readmodelana" {
 		t.Errorf("rows: %s", got)
 	}
-	// Emptied and made again from the log, it comes out the same.
+	// A log that is emptied and made again from the events is the same.
 	c.asOwner(`DELETE FROM readmodel.audit`)
 	c.asOwner(`UPDATE readmodel.audit_head SET number = 0, hash = decode(repeat('00', 32), 'hex')`)
 	c.asOwner(`DELETE FROM readmodel.event_cursor WHERE name = $1`, project.AuditConsumerName)
@@ -175,8 +175,8 @@ func TestTamperingIsFound(t *testing.T) {
 	}
 }
 
-// TestAuditIsCheckedWhereItsEventsAreGone: rows whose events have been cut are held by their chain, and the others by
-// their events as before.
+// TestAuditIsCheckedWhereItsEventsAreGone: rows whose events have been cut are checked by their chain, and the others
+// by their events as before.
 func TestAuditIsCheckedWhereItsEventsAreGone(t *testing.T) {
 	c := newChain(t, 7)
 	for _, schema := range []string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel} {

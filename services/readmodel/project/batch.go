@@ -14,14 +14,15 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Tables whose rows are written one by one, in the order of their events: what a row becomes, or which rows are deleted with it, is up to the rows before.
+// Tables whose rows are written one by one, in the order of their events, because earlier rows determine the value of a
+// row or which rows are deleted with it.
 const (
 	tableSession  = "session"
 	tableObserved = "observed"
 )
 
-// applyAll puts events into effect together: the tables are as if each had been applied by itself, but of the rows of one key only the last is written, and
-// a table's rows in one statement.
+// applyAll applies events together. The result is as if each had been applied by itself, but of the rows of one key
+// only the last is written, and a table's rows in one statement.
 func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	b := batch{applier: a, rows: map[string]map[string]row{}}
 	for _, r := range records {
@@ -41,7 +42,7 @@ func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Recor
 	return events.Later(failpoint.Hit("readmodel.project.before_commit"))
 }
 
-// batch collects the rows of events.
+// batch collects the rows of several events.
 type batch struct {
 	applier
 	rows map[string]map[string]row // by table and key
@@ -52,7 +53,7 @@ func (b *batch) add(ctx context.Context, tx pgx.Tx, w row) error {
 	case tableSession:
 		return b.putSession(ctx, tx, w)
 	case tableObserved:
-		// Which observations fade is up to where the workspace is by now.
+		// The workspace's current node determines which observations are deleted, so its row is written first.
 		if err := b.flushTable(ctx, tx, "workspace"); err != nil {
 			return err
 		}
@@ -69,7 +70,7 @@ func (b *batch) add(ctx context.Context, tx pgx.Tx, w row) error {
 	return nil
 }
 
-// key spells the key of a row.
+// key returns the key of a row as text.
 func (w row) key() string {
 	var key strings.Builder
 	for _, v := range w.values[:len(tables[w.table].key)] {
@@ -78,13 +79,13 @@ func (w row) key() string {
 	return key.String()
 }
 
-// version is that of a row that is not immutable; it stands behind the key.
+// version returns the version of a row that is not immutable: the value after the key.
 func (w row) version() int64 {
 	version, _ := w.values[len(tables[w.table].key)].(int64)
 	return version
 }
 
-// flush writes what was collected, in the order of the names of the tables and of their keys.
+// flush writes the collected rows in the order of the names of the tables and of their keys.
 func (b *batch) flush(ctx context.Context, tx pgx.Tx) error {
 	for _, name := range slices.Sorted(maps.Keys(b.rows)) {
 		if err := b.flushTable(ctx, tx, name); err != nil {

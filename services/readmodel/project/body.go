@@ -13,18 +13,19 @@ import (
 	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
-// wholeField holds, in the body of a row, the bytes of a message that has fields which this build does not know, so that a later build shows them. It is the
-// name of no field of a message: those begin with a letter.
+// wholeField is the field of a row's body with the bytes of a message that has fields which this build does not know,
+// so that a later build can return them. No field of a message has this name, because those begin with a letter.
 const wholeField = "@whole"
 
-// content is the body of a row before it is encoded: most rows of a batch are superseded by later ones of it, and are never written.
+// content is the body of a row before it is encoded. Encoding is deferred because most rows of a batch are superseded
+// by later ones and never written.
 type content struct {
 	message   proto.Message
 	stored    json.RawMessage // of an event that is stored as JSON; it is the body as it is
 	showNames bool            // of the environment of workloads only the names are shown
 }
 
-// decode reads an event's message, and returns the body of the row that is made of all of it.
+// decode decodes an event into m, and returns it with the body of a row that holds the whole message.
 func decode[M proto.Message](r events.Record, m M) (M, *content, error) {
 	if err := r.Decode(m); err != nil {
 		return m, nil, err
@@ -43,7 +44,7 @@ func (c *content) encode() (json.RawMessage, error) {
 	return body, err
 }
 
-// encode makes the body of a row.
+// encode returns the body of a row for a message.
 func encode(m proto.Message) (json.RawMessage, error) {
 	body, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil || !hasUnknown(m.ProtoReflect()) {
@@ -94,7 +95,7 @@ func hasUnknown(m protoreflect.Message) bool {
 	return found
 }
 
-// Decode reads a row's body as it was projected.
+// Decode decodes the body of a projected row into m.
 func Decode(body []byte, m proto.Message) error {
 	if len(body) == 0 {
 		return nil
@@ -106,7 +107,7 @@ func Decode(body []byte, m proto.Message) error {
 		if err := json.Unmarshal(body, &kept); err != nil {
 			return fmt.Errorf("decode projected row: %w", err)
 		}
-		if kept.Whole != nil { // else the text stands in a value
+		if kept.Whole != nil { // otherwise the text is part of a value
 			if err := proto.Unmarshal(kept.Whole, m); err != nil {
 				return fmt.Errorf("decode projected row: %w", err)
 			}

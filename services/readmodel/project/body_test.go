@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
-// TestFieldsOfALaterBuildAreKept holds that a row keeps the fields which the projecting build does not know, also within another message: a later build that
-// reads the row has them.
+// TestFieldsOfALaterBuildAreKept holds that a row keeps the fields which the projecting build does not know, also
+// within another message: a later build that reads the row has them.
 func TestFieldsOfALaterBuildAreKept(t *testing.T) {
 	testkit.IO(t)
 	l := projecttest.New(t)
@@ -32,7 +32,7 @@ func TestFieldsOfALaterBuildAreKept(t *testing.T) {
 	if got.GetName() != "w" || got.GetSpec().GetStorageBytes() != 7 || string(got.GetSpec().ProtoReflect().GetUnknown()) != string(later) {
 		t.Errorf("the row has %v", got)
 	}
-	// A value that spells the name of the field is no such field.
+	// A value that equals the name of the field is not taken for the field.
 	w = &lifecyclev1.Workspace{WorkspaceId: ids.New(), TenantId: w.GetTenantId(), Name: `"@whole"`, State: w.GetState()}
 	l.Put(w)
 	must(t, l.Projector().Drain(testkit.Context(t)))

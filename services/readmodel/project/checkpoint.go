@@ -18,10 +18,11 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// checkpointDomain begins what is signed, so that no signature of another kind is one of a checkpoint.
+// checkpointDomain is the prefix of the signed bytes, so that a signature over anything else is not valid for a
+// checkpoint.
 const checkpointDomain = "gpuaas-mesh audit checkpoint 1\x00"
 
-// CheckpointKeys are those that sign and verify checkpoints of the audit log: the assertion keys of this service.
+// CheckpointKeys are the keys that sign and verify checkpoints of the audit log: the assertion keys of this service.
 type CheckpointKeys struct {
 	Signing ed25519.PrivateKey
 	Verify  *pki.KeySet
@@ -39,7 +40,7 @@ type checkpoint struct {
 	Signature []byte    `db:"signature"`
 }
 
-// signed is what a checkpoint's signature is over.
+// signed returns the bytes that a checkpoint's signature covers.
 func (c *checkpoint) signed() []byte {
 	out := []byte(checkpointDomain)
 	out = binary.BigEndian.AppendUint64(out, uint64(c.Number))         //nolint:gosec // a count of rows
@@ -54,7 +55,7 @@ func (c *checkpoint) sign(keys *CheckpointKeys) {
 	c.KeyID, c.Signature = pki.KeyID(public), ed25519.Sign(keys.Signing, c.signed())
 }
 
-// problem says what is wrong with the signature; empty if it is good.
+// problem returns why the signature is not valid; empty if it is valid.
 func (c *checkpoint) problem(keys *CheckpointKeys) string {
 	if keys == nil || keys.Verify == nil {
 		return "this replica has no keys to check it with"
@@ -89,12 +90,12 @@ var (
 	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c ORDER BY c.number`)
 )
 
-// UseKeys makes checkpoints be signed and checked with these keys from now on.
+// UseKeys sets the keys with which checkpoints are signed and checked from now on.
 func (a *Audit) UseKeys(keys CheckpointKeys) { a.keys.Store(&keys) }
 
-// Checkpoint signs the state of the log, if it has grown since the last time, and signs anew what a former key has
-// signed, while that key is known. The rows since the newest checkpoint are checked first: what does not follow from it
-// is not signed.
+// Checkpoint signs the end of the log, if the log has grown since the newest checkpoint, and signs again the
+// checkpoints that a former key has signed, while that key is known. It first checks the rows since the newest
+// checkpoint: an end that does not follow from it is not signed.
 func (a *Audit) Checkpoint(ctx context.Context) error {
 	keys := a.keys.Load()
 	if keys == nil || keys.Signing == nil {
@@ -135,8 +136,8 @@ func (a *Audit) Checkpoint(ctx context.Context) error {
 	return nil
 }
 
-// grown returns the end of the log, to be signed, if it follows from the newest checkpoint and is none itself; nil if
-// there is nothing to sign.
+// grown returns the end of the log, to be signed, if it follows from the newest checkpoint and has no checkpoint yet;
+// nil if there is nothing to sign.
 func (a *Audit) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, error) {
 	tx, err := a.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
@@ -173,8 +174,8 @@ func (a *Audit) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, e
 	return &end, nil
 }
 
-// NeedKey signs anew what a former key has signed, and says what still needs that key; "" is nothing. A checkpoint whose
-// signature by it is not good needs nothing.
+// NeedKey signs again the checkpoints that a former key has signed, and returns what still needs that key; "" means
+// nothing. A checkpoint whose signature by that key is not valid does not need the key.
 func (a *Audit) NeedKey(ctx context.Context, q pg.Querier, keyID string, public ed25519.PublicKey) (string, error) {
 	const need = "checkpoints of the audit log"
 	list, err := pg.All[checkpoint](ctx, q, checkpointsOf, keyID)
@@ -186,7 +187,7 @@ func (a *Audit) NeedKey(ctx context.Context, q pg.Querier, keyID string, public 
 		return "", nil
 	}
 	keys := a.keys.Load()
-	// As long as this replica does not know which key signs.
+	// While this replica does not know which key signs, every checkpoint may still need the key.
 	known := keys != nil && keys.Signing != nil && (keys.Confirmed == nil || keys.Confirmed() == nil)
 	if !known {
 		return need, nil
@@ -202,7 +203,7 @@ func (a *Audit) NeedKey(ctx context.Context, q pg.Querier, keyID string, public 
 	return "", nil
 }
 
-// signAnew replaces the signature of a checkpoint by one of the key that signs now.
+// signAnew replaces the signature of a checkpoint with one by the key that signs now.
 func (c *checkpoint) signAnew(ctx context.Context, q pg.Querier, keys *CheckpointKeys) error {
 	former := c.KeyID
 	c.sign(keys)
@@ -212,7 +213,7 @@ func (c *checkpoint) signAnew(ctx context.Context, q pg.Querier, keys *Checkpoin
 	return nil
 }
 
-// anchored begins a walk at the checkpoint that rows were cut up to, if they were.
+// anchored begins a walk behind the checkpoint up to which rows were cut, if rows were cut.
 func (w *walk) anchored(ctx context.Context, keys *CheckpointKeys, firstRow int64) error {
 	list, err := pg.All[checkpoint](ctx, w.tx, allCheckpoints)
 	if err != nil {
@@ -236,16 +237,16 @@ func (w *walk) anchored(ctx context.Context, keys *CheckpointKeys, firstRow int6
 		w.begin(c)
 		return nil
 	}
-	return nil // the first row is missed
+	return nil // the walk finds that the first row is missing
 }
 
-// begin has the walk begin behind a checkpoint that is believed.
+// begin starts the walk behind a checkpoint whose signature is valid.
 func (w *walk) begin(c checkpoint) {
 	w.verdict.Rows, w.last, w.after = c.Number, c.Hash, c.Pos
 	w.verdict.Signed, w.verdict.SignedAt = c.Number, c.At
 }
 
-// passed compares a row that fits with its checkpoint, if it has one.
+// passed compares a row that fits the chain with its checkpoint, if it has one.
 func (w *walk) passed(row auditRow) {
 	if len(w.checkpoints) == 0 || w.checkpoints[0].Number != row.Number {
 		return

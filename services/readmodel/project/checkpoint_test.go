@@ -24,7 +24,7 @@ func newCheckpointKey(t *testing.T, others ...ed25519.PublicKey) (project.Checkp
 	return project.CheckpointKeys{Signing: private, Verify: set}, public
 }
 
-// cutAudit cuts what the policy's default lets be cut after so long.
+// cutAudit cuts the rows that the default policy allows to be cut after the given time, and returns their number.
 func (c chained) cutAudit(later time.Duration) string {
 	c.t.Helper()
 	testkit.SetClockOffset(c.DB, later)
@@ -43,7 +43,7 @@ func signed(t *testing.T) (chained, project.CheckpointKeys, ed25519.PublicKey) {
 		t.Fatalf("%s rows were cut without a checkpoint", n)
 	}
 	must(t, c.audit.Checkpoint(testkit.Context(t)))
-	must(t, c.audit.Checkpoint(testkit.Context(t))) // nothing has come since
+	must(t, c.audit.Checkpoint(testkit.Context(t))) // no row was added since
 	c.record(pg.RoleLifecycle, audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: "x"})
 	c.record(pg.RoleLifecycle, audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: "y"})
 	c.settle()
@@ -65,7 +65,7 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 	if !v.Intact() || v.From != 3 || v.Rows != 5 || v.Signed != 3 {
 		t.Fatalf("after the cut: %+v", v)
 	}
-	// A key that follows signs the checkpoint anew, and the former may go.
+	// The next key signs the checkpoint again, and the former one may be retired.
 	next, public := newCheckpointKey(t, first)
 	c.audit.UseKeys(next)
 	must(t, c.audit.Checkpoint(testkit.Context(t)))
@@ -75,7 +75,7 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 	if v := c.verify(); !v.Intact() || v.From != 3 || v.Signed != 5 || v.Unsigned != 0 {
 		t.Errorf("after the key was replaced: %+v", v)
 	}
-	// All rows may be cut: the chain goes on at the checkpoint.
+	// All rows may be cut: the chain continues from the checkpoint.
 	if n := c.cutAudit(401 * 24 * time.Hour); n != "2" {
 		t.Fatalf("%s rows were cut, want the other two", n)
 	}
@@ -86,8 +86,8 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 	}
 }
 
-// TestAKeyGoesOnceItsCheckpointsAreSignedAnew: the set of keys asks before it retires one, however long no checkpoint was
-// made, also at the start of a replica, which has no key yet.
+// TestAKeyGoesOnceItsCheckpointsAreSignedAnew: the key set calls NeedKey before it retires a key, however long ago the
+// last checkpoint was made, and also when a replica starts and has no key yet.
 func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
 	c, _, first := signed(t)
 	ctx, db := testkit.Context(t), c.DB.Pool(pg.RoleReadmodel)
@@ -125,8 +125,8 @@ func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
 	}
 }
 
-// TestWhatDoesNotFollowIsNotSigned neither a row that was changed since the last checkpoint, nor one behind a checkpoint
-// that is gone, and no caller makes a checkpoint of something else.
+// TestWhatDoesNotFollowIsNotSigned neither a row that was changed since the last checkpoint, nor one behind a
+// checkpoint that is gone, and no caller makes a checkpoint of something else.
 func TestWhatDoesNotFollowIsNotSigned(t *testing.T) {
 	for name, sql := range map[string]string{
 		"a row is changed":       `UPDATE readmodel.audit SET entry = replace(entry, 'policy', 'police') WHERE number = 4`,
@@ -155,7 +155,7 @@ func TestWhatDoesNotFollowIsNotSigned(t *testing.T) {
 	}
 }
 
-// TestALogThatEndsBeforeASignedRowIsBroken though head and events say that it is whole.
+// TestALogThatEndsBeforeASignedRowIsBroken although its head and its events are consistent with each other.
 func TestALogThatEndsBeforeASignedRowIsBroken(t *testing.T) {
 	c, _, _ := signed(t)
 	must(t, c.audit.Checkpoint(testkit.Context(t)))

@@ -23,8 +23,8 @@ const (
 		GROUP BY 1) y`
 )
 
-// TestCountsAreThoseOfTheRows: counts that are kept are those that counting the rows gives, after each change, after a
-// change that was rolled back, and after a rebuild of a projection whose counts were wrong.
+// TestCountsAreThoseOfTheRows: the stored counts equal those of the rows, after each change, after a change that was
+// rolled back, and after a rebuild of a projection whose counts were wrong.
 func TestCountsAreThoseOfTheRows(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -85,7 +85,7 @@ func TestCountsAreThoseOfTheRows(t *testing.T) {
 	l.Number()
 	must(t, p.Drain(ctx))
 	check("the run ended")
-	// Retention cuts as a role that may not write counts.
+	// Retention cuts rows as a role that has no right to write counts.
 	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `UPDATE readmodel.workspace
 		SET body = body || '{"state_at": "2020-01-01T00:00:00Z"}' WHERE state = 'decommissioned'`)
 	must(t, err)
@@ -116,8 +116,8 @@ func TestCountsAreThoseOfTheRows(t *testing.T) {
 	check("a rebuild")
 }
 
-// TestCountsAreMadeAgainAfterACut: a rebuild of a log whose begin was cut counts what it keeps and what it makes, and a
-// check says what differs before.
+// TestCountsAreMadeAgainAfterACut: a rebuild of a log whose beginning was cut counts the rows that it keeps and those
+// that it makes, and a check before it reports the difference.
 func TestCountsAreMadeAgainAfterACut(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -139,7 +139,7 @@ func TestCountsAreMadeAgainAfterACut(t *testing.T) {
 	}
 	l.Number()
 	must(t, p.Drain(ctx))
-	// The newest event stays.
+	// The newest event is never cut.
 	l.AppendVersion(&lifecyclev1.Tenant{TenantId: tenant, Name: "alpha"}, 5)
 	l.Number()
 	must(t, p.Drain(ctx))
@@ -152,7 +152,7 @@ func TestCountsAreMadeAgainAfterACut(t *testing.T) {
 		}
 	}
 	same("after the cut", true)
-	// One row is gone, and one stands that nobody announces any more.
+	// One row is missing, and there is one that no owner announces.
 	for sql, arg := range map[string]string{
 		`DELETE FROM readmodel.workspace WHERE workspace_id = $1`:                               rows[0].m.(*lifecyclev1.Workspace).GetWorkspaceId(),
 		`UPDATE readmodel.workspace_count SET workspaces = workspaces + 5 WHERE tenant_id = $1`: tenant,

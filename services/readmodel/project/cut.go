@@ -10,12 +10,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// What follows is for a log whose begin was cut. Its events make the rows that they still tell of, and these are
-// compared and replaced. Of the others,
-// rows that are over stay to the end of their own term, and live ones stand only if their owners have announced them.
+// This file is for a log whose beginning was cut. A replay then makes only the rows that the remaining events name, and
+// these are compared and replaced. Of the others, rows that are over stay until the end of their own term, and live
+// rows stay only if their owners have announced them.
 
-// over are the conditions under which a row, as t, is over: nothing announces it again, and it stays. Tables without
-// one have no rows that are over.
+// over has for each table the condition under which a row, as t, is over: its owner does not announce it again, and it
+// stays. Tables without one have no rows that are over.
 var over = map[string]string{
 	"node":            "t.state = 'retired'",
 	"gate":            "EXISTS (SELECT FROM readmodel.node n WHERE n.node_id = t.node_id AND n.state = 'retired')",
@@ -30,9 +30,8 @@ var over = map[string]string{
 	"incident":        "NOT t.open",
 }
 
-// unannounced are the tables whose rows no owner announces, each with the condition under which a row, as t, that the
-// events make may be missing: it was
-// cut or pruned.
+// unannounced has the tables whose rows no owner announces, each with the condition under which a row, as t, that the
+// events make may be missing from the projection, because it was cut or pruned.
 var unannounced = map[string]string{
 	"session": "t.state = 'closed' OR NOT EXISTS (SELECT FROM readmodel.node n WHERE n.node_id = t.node_id)",
 	"observed": "NOT EXISTS (SELECT FROM readmodel.workspace w WHERE w.workspace_id = t.workspace_id AND w.node_id = t.node_id " +
@@ -48,7 +47,7 @@ func overOf(name string) string {
 	return "false"
 }
 
-// missable is the condition under which a row that the events make may be missing.
+// missable returns the condition under which a row that the events make may be missing from the projection.
 func missable(name string) string {
 	if condition, ok := unannounced[name]; ok {
 		return condition
@@ -56,7 +55,7 @@ func missable(name string) string {
 	return overOf(name)
 }
 
-// sameKey compares the keys of a table's rows under two aliases.
+// sameKey returns the SQL condition that the rows of a table under two aliases have the same key.
 func sameKey(name, a, b string) string {
 	var parts []string
 	for _, column := range tables[name].key {
@@ -65,8 +64,8 @@ func sameKey(name, a, b string) string {
 	return strings.Join(parts, " AND ")
 }
 
-// sameRow compares all columns but those that more than a row's own event makes, such as the begin of a session's
-// service.
+// sameRow returns the SQL condition that all columns are equal, except those that depend on more than the row's own
+// event, such as the start of a session's service.
 func sameRow(name, a, b string) string {
 	var left, right []string
 	for _, column := range columnsOf(tables[name]) {
@@ -88,7 +87,7 @@ var (
 			t.table(), target{scratchPrefix, t.name}.table(), sameKey(t.name, "r", "t"), sameRow(t.name, "r", "t"), missable(t.name), spelledKey(t.name))
 	}, targets("")...)
 
-	// keepServingSince takes over since when a session serves: the event that began it may be cut.
+	// keepServingSince copies the time since which a session serves, because the event that began it may have been cut.
 	keepServingSince = pg.Define(pg.RoleReadmodel, "project.keep_serving_since", `
 		UPDATE readmodel.scratch_session s SET since = t.since FROM readmodel.session t
 		WHERE t.session_id = s.session_id AND t.serving = s.serving AND t.since < s.since`)
@@ -114,12 +113,12 @@ var (
 	}, targets(scratchPrefix)...)
 )
 
-// merge puts the rows that were made in the scratch tables in the place of those that they replace.
+// merge replaces the rows of the projection with those of the scratch tables.
 func merge(ctx context.Context, tx pgx.Tx) error {
 	if _, err := pg.Exec(ctx, tx, keepServingSince); err != nil {
 		return fmt.Errorf("keep since when sessions serve: %w", err)
 	}
-	// A gate is over with its node: the rows of nodes go last.
+	// Whether a gate is over depends on the row of its node, so the rows of nodes are deleted last.
 	names := tableNames()
 	for _, name := range names {
 		if name == "node" {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
-// instances appends live instances, and the newest of them once more, which stays.
+// instances appends live instances, and the newest of them once more, because the newest event is never cut.
 func instances(l *projecttest.Log, n int) []*lifecyclev1.Instance {
 	list := make([]*lifecyclev1.Instance, n)
 	for i := range list {
@@ -32,8 +32,8 @@ func instances(l *projecttest.Log, n int) []*lifecyclev1.Instance {
 	return list
 }
 
-// TestTheFirstCutDuringARebuildIsNotMissed: a cut that was under way when a rebuild of the whole log began takes events
-// that the rebuild does not see. Nothing is replaced then, and the next rebuild asks the owners.
+// TestTheFirstCutDuringARebuildIsNotMissed: a cut that was under way when a rebuild of the whole log began deletes
+// events that the rebuild does not read. Then the rebuild replaces nothing, and the next one asks the owners.
 func TestTheFirstCutDuringARebuildIsNotMissed(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -42,7 +42,7 @@ func TestTheFirstCutDuringARebuildIsNotMissed(t *testing.T) {
 	list := instances(l, 3)
 	must(t, p.Drain(ctx))
 	want := snapshot(t, l)
-	// Each event is over at once.
+	// The term of every event has ended as soon as it is written.
 	_, err := l.DB.Pool(pg.RoleRecovery).Exec(ctx, `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')`)
 	must(t, err)
 	// The lock of rebuilds keeps the rebuild between its question whether history was cut and its reading of the log.
@@ -93,9 +93,9 @@ func TestTheFirstCutDuringARebuildIsNotMissed(t *testing.T) {
 	}
 }
 
-// TestAnAnnouncedRowThatIsSetAsideIsNotTakenForGone: a newer owner announces a live row in a state that this build does not
-// know. Its event is set aside alone, and the rebuild, which would lack the row, replaces nothing until a build that knows the
-// state has it.
+// TestAnAnnouncedRowThatIsSetAsideIsNotTakenForGone: a newer owner announces a live row in a state that this build does
+// not know. Only its event is parked, and the rebuild, which would lack the row, replaces nothing until a build that
+// knows the state applies it.
 func TestAnAnnouncedRowThatIsSetAsideIsNotTakenForGone(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

@@ -47,7 +47,7 @@ func (f *fakeOwner) AnnounceRows(ctx context.Context, req *commonv1.AnnounceRows
 	return &commonv1.AnnounceRowsResponse{Rows: 1, Next: "next", Pos: token}, f.projector.Drain(ctx)
 }
 
-// snapshot is every projected row.
+// snapshot returns every projected row, by its key.
 func snapshot(t *testing.T, l *projecttest.Log) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -74,9 +74,9 @@ func cutEvents(t *testing.T, l *projecttest.Log) {
 	must(t, err)
 }
 
-// TestAProjectionIsMadeAgainAfterACut holds that after events were cut a rebuild takes what the owners announce and
-// what events still tell, keeps what is
-// over, and drops what neither tells of; and that a check compares what events still tell.
+// TestAProjectionIsMadeAgainAfterACut holds that after events were cut a rebuild takes the rows that the owners
+// announce and those that the remaining events name, keeps the rows that are over, and drops the others; and that a
+// check compares the rows that the remaining events name.
 func TestAProjectionIsMadeAgainAfterACut(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -108,7 +108,7 @@ func TestAProjectionIsMadeAgainAfterACut(t *testing.T) {
 	}
 	l.Number()
 	must(t, p.Drain(ctx))
-	// The newest event stays: it tells of a session anew.
+	// The newest event, which is never cut, names a session again.
 	session.ReplicaId = ids.New()
 	l.AppendVersion(session, 5)
 	l.Number()
@@ -123,7 +123,7 @@ func TestAProjectionIsMadeAgainAfterACut(t *testing.T) {
 		t.Fatalf("a rebuild without owners: %v, want a refusal", err)
 	}
 
-	// Rows that are wrong, missing, or of nothing.
+	// Rows that are wrong, that are missing, or that no event and no owner names.
 	for sql, args := range map[string][]any{
 		`UPDATE readmodel.workspace SET name = 'other', version = 9 WHERE workspace_id = $1`: {workspace.GetWorkspaceId()},
 		`DELETE FROM readmodel.instance WHERE instance_id = $1`:                              {live.GetInstanceId()},
@@ -142,7 +142,7 @@ func TestAProjectionIsMadeAgainAfterACut(t *testing.T) {
 	owner := &fakeOwner{log: l, projector: p, rows: []version{
 		{tenant, 4}, {workspace, 4}, {live, 4}, {&lifecyclev1.TaskChanged{Task: task.GetTask()}, 4},
 	}}
-	owner.midway = func() { cutEvents(t, l) } // what the rebuild still needs is kept
+	owner.midway = func() { cutEvents(t, l) } // the events that the rebuild still needs are kept
 	report, err = p.Rebuild(ctx, owner)
 	must(t, err)
 	if !report.Cut || report.Announced != 4 {

@@ -5,14 +5,14 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 )
 
-// Kinds of what the watchdog tells.
+// Kinds of the events of recovery's watchdog.
 const (
 	KindRecovery = "recovery_record.changed"
 	KindIncident = "incident.changed"
 	KindBrake    = "brake.changed"
 )
 
-// watchdogRows are those of a recovery, an incident or the brake.
+// watchdogRows returns the rows of an event about a recovery, an incident or the brake.
 func watchdogRows(r events.Record) ([]row, error) {
 	switch r.Kind {
 	case KindRecovery:

@@ -39,7 +39,8 @@ func text(t *testing.T, l *projecttest.Log, sql string, args ...any) string {
 	return got
 }
 
-// The entities come in every order, twice, with an old version last: the highest version stands, and the rebuild agrees.
+// The entities come in every order, twice, with an old version last: the row has the highest version, and the rebuild
+// has the same.
 func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -94,7 +95,7 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 		t.Fatalf("rebuild differs: %+v", report)
 	}
 
-	// A row changed behind the projection's back is found, and a rebuild mends it.
+	// A row that was changed by hand is found, and a rebuild corrects it.
 	_, err = w.DB.Pool(pg.RoleReadmodel).Exec(ctx, "UPDATE readmodel.workspace SET state = 'failed' WHERE workspace_id = $1", late)
 	must(t, err)
 	report, err = p.Verify(ctx)
@@ -110,8 +111,8 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 	}
 }
 
-// TestOfEventsThatWaitTogetherEachRowIsWrittenOnce holds that a run with its steps, all of whose events wait, makes one version of each row: the place of a
-// row in an empty table says how many versions were written before it.
+// TestOfEventsThatWaitTogetherEachRowIsWrittenOnce holds that a run with its steps, all of whose events wait, makes one
+// version of each row: the physical position of a row in an empty table shows how many versions were written before it.
 func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
 	testkit.IO(t)
 	l := projecttest.New(t)
@@ -151,8 +152,8 @@ func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
 	}
 }
 
-// Scenario: the row of an event that the database would refuse is replaced by a later one that waited with it. It takes no effect either way: the
-// projection, its check and its rebuild go on, and say how many events they could not apply.
+// Scenario: the row of an event that the database would refuse is replaced by a later one that waited with it. It takes
+// no effect either way: the projection, its check and its rebuild go on, and say how many events they could not apply.
 func TestARefusedRowThatIsReplacedHarmsNothing(t *testing.T) {
 	testkit.IO(t)
 	l := projecttest.New(t)
@@ -185,7 +186,8 @@ func TestPoisonIsParkedAndTheRestGoesOn(t *testing.T) {
 	for _, e := range []events.Event{
 		{Kind: project.KindWorkspace, AggregateType: "workspace", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.Workspace{Name: "no id"}},
 		{Kind: project.KindWorkspace, AggregateType: "workspace", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.Workspace{WorkspaceId: "no uuid", TenantId: w.A.ID}},
-		{Kind: project.KindGate, AggregateType: "gate", AggregateID: "x", Payload: &lifecyclev1.NodeGate{NodeId: w.Shared}}, // no version
+		// no version
+		{Kind: project.KindGate, AggregateType: "gate", AggregateID: "x", Payload: &lifecyclev1.NodeGate{NodeId: w.Shared}},
 		{Kind: project.KindTask, AggregateType: "task", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: ids.New(), NodeId: w.Shared}}},
 	} {
 		w.AppendRaw(pg.RoleLifecycle, e)
@@ -214,11 +216,11 @@ func TestPositionTokensAreWaitedFor(t *testing.T) {
 	must(t, p.Drain(ctx))
 	token := w.Put(&lifecyclev1.Tenant{TenantId: ids.New(), Name: "new"})
 	began := time.Now()
-	err := p.WaitFor(ctx, token) // nobody applies
+	err := p.WaitFor(ctx, token) // no projector runs
 	if !fault.Has(err, commonv1.Reason_REASON_POSITION_NOT_REACHED) {
 		t.Errorf("WaitFor = %v", err)
 	}
-	if took := time.Since(began); took > 20*time.Second { // events.MaxWait, and what the machine takes
+	if took := time.Since(began); took > 20*time.Second { // events.MaxWait, with a margin for a slow machine
 		t.Errorf("waited %s", took)
 	}
 	must(t, p.Drain(ctx))
@@ -261,7 +263,8 @@ func TestOldClosedSessionsAreLetGo(t *testing.T) {
 	}
 }
 
-// A replica of an earlier build versions observations by its own clock: one that is an hour ahead must not hide what another replica writes after it.
+// A replica of an earlier build versions observations by its own clock: one that is an hour ahead must not hide what
+// another replica writes after it.
 func TestAnObservationFromAFastClockDoesNotHideLaterOnes(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

@@ -15,10 +15,11 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// ConsumerName is the cursor's name.
+// ConsumerName is the name of the projections' cursor.
 const ConsumerName = "projections"
 
-// eventsTogether is how many events are applied together where many wait: the more, the more rows are superseded before they are written.
+// eventsTogether is how many events are applied together if many wait. With more of them, more rows are superseded
+// before they are written.
 const eventsTogether = 1000
 
 // Deps of a projector. Numbered and Wake are the process's own.
@@ -45,7 +46,7 @@ type metrics struct {
 	parkedNow       prometheus.Gauge
 }
 
-// New makes a projector; it does not touch the database.
+// New returns a projector. It does not access the database.
 func New(deps Deps) (*Projector, error) {
 	p := &Projector{db: deps.DB, logger: deps.Logger, applier: applier{sql: newStatements("")}, metrics: metrics{
 		applied:   prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_events_total", Help: "Events that took effect in the projections."}),
@@ -79,15 +80,15 @@ func New(deps Deps) (*Projector, error) {
 	return p, nil
 }
 
-// Run applies until ctx ends.
+// Run applies events until ctx ends.
 func (p *Projector) Run(ctx context.Context) error {
 	return p.consumer.Run(ctx, p.applier.apply)
 }
 
-// measureEvery is how often a replica reads how far it is behind, for its metrics.
+// measureEvery is how often a replica measures its lag for the metrics.
 const measureEvery = 15 * time.Second
 
-// Measure keeps the gauges of lag until ctx ends.
+// Measure updates the gauges of lag until ctx ends.
 func (p *Projector) Measure(ctx context.Context) error {
 	return app.Every(ctx, p.logger, "projection-lag", measureEvery, func(ctx context.Context) error {
 		lag, err := p.Lag(ctx)
@@ -106,17 +107,17 @@ func (p *Projector) Drain(ctx context.Context) error {
 	return p.consumer.Drain(ctx, p.applier.apply)
 }
 
-// Advanced fires after this process has committed projected events.
+// Advanced returns a channel that fires after this process has committed projected events.
 func (p *Projector) Advanced() <-chan struct{} { return p.advanced.C() }
 
-// WaitFor waits until a command's position token is projected, at most two seconds. A token that is none of ours is fault invalid_argument; one that
-// was not reached in time is fault position_not_reached.
+// WaitFor waits until a command's position token is projected, at most two seconds. A token of another form is fault
+// invalid_argument; a position that was not reached in time is fault position_not_reached.
 func (p *Projector) WaitFor(ctx context.Context, token string) error {
 	return waitFor(ctx, p.consumer, token)
 }
 
 var (
-	// newestOfLate looks at the end of the log alone: a backward scan of all of it opens every partition.
+	// newestOfLate reads only the end of the log, because a backward scan of the whole log opens every partition.
 	newestOfLate = pg.Define(pg.RoleReadmodel, "project.newest_of_late_events", `
 	SELECT e.seq FROM events.event e
 	WHERE e.seq > (SELECT n.highest FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1) - 10000 AND e.kind = ANY($1)
@@ -125,11 +126,11 @@ var (
 	readPosition = pg.Define(pg.RoleReadmodel, "project.position", `SELECT COALESCE((SELECT pos FROM readmodel.event_cursor WHERE name = $1), 0)`)
 )
 
-// CatchUp waits until what is committed now is projected, at most two seconds; it answers no error if that takes longer. It is for a lookup that
-// found nothing: the object may be newer than the projection.
+// CatchUp waits until all events that are committed now are projected, at most two seconds; it returns no error if that
+// takes longer. It is for a lookup that found nothing: the object may be newer than the projection.
 func (p *Projector) CatchUp(ctx context.Context) error {
 	seq, err := pg.Value[int64](ctx, p.db, newestOfLate, Kinds())
-	if pg.IsNoRows(err) { // none of these kinds for long
+	if pg.IsNoRows(err) { // no event of these kinds among the last 10000
 		seq, err = pg.Value[int64](ctx, p.db, newestEvent, Kinds())
 	}
 	if pg.IsNoRows(err) {
@@ -144,17 +145,17 @@ func (p *Projector) CatchUp(ctx context.Context) error {
 	return nil
 }
 
-// Lag is how far the projection is behind the log.
+// Lag returns how far the projection is behind the log.
 func (p *Projector) Lag(ctx context.Context) (events.Lag, error) {
 	return p.consumer.Lag(ctx)
 }
 
-// Blockers names the database sessions that the sequencers wait for, as `role (pid n)`.
+// Blockers returns the database sessions that the sequencers wait for, as `role (pid n)`.
 func (p *Projector) Blockers(ctx context.Context) ([]string, error) {
 	return events.Blockers(ctx, p.db)
 }
 
-// Parked lists the events that were passed over.
+// Parked returns the events that could not be applied and were skipped.
 func (p *Projector) Parked(ctx context.Context) ([]events.ParkedEvent, error) {
 	return p.consumer.Parked(ctx)
 }
@@ -164,7 +165,7 @@ func (p *Projector) Replay(ctx context.Context, pos int64) error {
 	return p.consumer.Replay(ctx, pos, p.applier.apply)
 }
 
-// Position is the cursor, on whichever replica it was moved.
+// Position returns the position of the cursor, which all replicas share.
 func Position(ctx context.Context, q pg.Querier) (int64, error) {
 	pos, err := pg.Value[int64](ctx, q, readPosition, ConsumerName)
 	if err != nil {

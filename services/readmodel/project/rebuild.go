@@ -26,27 +26,29 @@ type Difference struct {
 	Example string `db:"example"`
 }
 
-// Report is what a rebuild found.
+// Report is the result of a rebuild or of a comparison with one.
 type Report struct {
-	Position    int64 // of the cursor
-	Events      int64 // applied anew
-	Parked      int   // left out, as the projection did
-	Unapplied   int   // left out, for they cannot be applied: an event whose row a later one that came with it replaced is not looked at by the projection
-	Cut         bool  // the log does not begin at its beginning: only what its events tell of was compared, or replaced
+	Position int64 // of the cursor
+	Events   int64 // applied anew
+	Parked   int   // left out, as the projection did
+	// Unapplied events were left out because they cannot be applied. If a later event of the same batch replaced the row
+	// of such an event, the projection itself never tried to write that row, so the event is not parked.
+	Unapplied   int
+	Cut         bool  // the beginning of the log was cut: only rows that its events name were compared, or replaced
 	Announced   int64 // rows that their owners announced for a rebuild
 	Differences []Difference
 	Took        time.Duration
 }
 
-// Equal says whether projection and rebuild are the same.
+// Equal reports whether projection and rebuild are the same.
 func (r Report) Equal() bool { return len(r.Differences) == 0 }
 
-// rebuildLock keeps rebuilds apart.
+// rebuildLock is the key of the advisory lock that keeps rebuilds from running at the same time.
 const rebuildLock = 0x72656275
 
-// Verify makes a fresh projection from the log up to the cursor in scratch tables and compares it with the real one, in both directions. Of a log whose
-// begin was cut it compares the rows that the events still tell of. Everything happens in one snapshot that is rolled back: nothing changes, and the
-// projection goes on meanwhile.
+// Verify makes a fresh projection from the log up to the cursor in scratch tables and compares it with the real one, in
+// both directions. Of a log whose beginning was cut it compares the rows that the remaining events name. Everything
+// happens in one transaction that is rolled back: nothing changes, and the projection goes on meanwhile.
 func (p *Projector) Verify(ctx context.Context) (Report, error) {
 	began := time.Now()
 	tx, err := p.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
@@ -78,11 +80,11 @@ func (p *Projector) Verify(ctx context.Context) (Report, error) {
 	return report, nil
 }
 
-// countTable has the counts of workspaces and live runs, which no event makes: they are compared with the rows that
+// countTable has the counts of workspaces and live runs. No event sets them, so they are compared with the rows that
 // they count.
 const countTable = "workspace_count"
 
-// compareCounts counts what stands otherwise than readmodel.recount_workspaces would write it; a count of nothing is as
+// compareCounts counts the rows that differ from what readmodel.recount_workspaces would write; a row of zeros is as
 // good as none.
 var compareCounts = pg.Define(pg.RoleReadmodel, "project.compare_counts", `
 	WITH counted AS (
@@ -96,9 +98,10 @@ var compareCounts = pg.Define(pg.RoleReadmodel, "project.compare_counts", `
 	SELECT (SELECT count(*) FROM missing) AS missing, (SELECT count(*) FROM surplus) AS surplus,
 		coalesce((SELECT x.tenant_id::text FROM missing x LIMIT 1), (SELECT x.tenant_id::text FROM surplus x LIMIT 1), '') AS example`)
 
-// Rebuild makes the projection anew up to the cursor, in one transaction: readers see the old one until then. The consumer waits meanwhile. If the begin
-// of the log was cut, the owners announce their live rows first, what is over and of which no event tells any more stays as it is, and a live row that
-// neither an event nor an owner tells of goes.
+// Rebuild makes the projection anew up to the cursor, in one transaction: readers see the old one until then. The
+// consumer waits meanwhile. If the beginning of the log was cut, the owners announce their live rows first; a row that
+// is over and that no remaining event names stays as it is; and a live row that neither an event nor an owner names is
+// deleted.
 func (p *Projector) Rebuild(ctx context.Context, owners ...Owner) (Report, error) {
 	report, err := p.rebuild(ctx, owners)
 	if err != nil {
@@ -110,7 +113,8 @@ func (p *Projector) Rebuild(ctx context.Context, owners ...Owner) (Report, error
 
 func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report, err error) { //nolint:nonamedreturns // the deferred release joins its error
 	began := time.Now()
-	// Before it is asked whether events were cut: what stands now stands until the end.
+	// This comes before the query whether events were cut, so that the events that exist now exist until the end of the
+	// rebuild.
 	release, err := p.keepEvents(ctx)
 	if err != nil {
 		return Report{}, err
@@ -154,8 +158,8 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 
 var recount = pg.Define(pg.RoleReadmodel, "project.recount_workspaces", `SELECT readmodel.recount_workspaces()`)
 
-// recountWorkspaces makes the counts of workspaces and live runs anew. The transaction holds the cursor, so nothing else
-// changes what is counted.
+// recountWorkspaces recomputes the counts of workspaces and live runs. The transaction has locked the cursor, so
+// nothing else changes what is counted.
 func recountWorkspaces(ctx context.Context, tx pgx.Tx) error {
 	if _, err := pg.Exec(ctx, tx, recount); err != nil {
 		return fmt.Errorf("count workspaces anew: %w", err)
@@ -163,7 +167,8 @@ func recountWorkspaces(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// stillUncut fails if a cut that was under way when the rebuild began has taken events that it has not seen.
+// stillUncut returns an error if a cut that was under way when the rebuild began has deleted events that the rebuild
+// has not read.
 func stillUncut(ctx context.Context, tx pgx.Tx) error {
 	cut, err := pg.Value[bool](ctx, tx, isCut)
 	if err != nil {
@@ -200,7 +205,7 @@ var (
 	SELECT pos FROM readmodel.parked_event WHERE consumer = $1 ORDER BY pos`)
 )
 
-// replay applies the events up to the cursor. With lock it holds the cursor; with replace it empties the tables first.
+// replay applies the events up to the cursor. With lock it locks the cursor; with replace it empties the tables first.
 func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, lock, replace bool) (Report, error) {
 	var report Report
 	if _, err := pg.Exec(ctx, tx, keepRebuildsApart, rebuildLock); err != nil {
@@ -245,8 +250,9 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, lock, repl
 	return report, nil
 }
 
-// applyAnew applies events to tables that replace the projection as the projection does, and to tables that it is compared with one by one: what is written
-// must not depend on which events came together. It returns how many events cannot be applied; these are left out.
+// applyAnew applies events to tables that replace the projection together, as the projection does, and to tables for a
+// comparison one by one, because the result must not depend on which events were in one batch. It returns how many
+// events cannot be applied; these are left out.
 func (a applier) applyAnew(ctx context.Context, tx pgx.Tx, records []events.Record, together bool) (int, error) {
 	if len(records) == 0 {
 		return 0, nil
@@ -290,12 +296,13 @@ var compareTables = pg.DefineDynamic(pg.RoleReadmodel, "project.compare", func(t
 		t.table(), target{scratchPrefix, t.name}.table(), spelledKey(t.name))
 }, targets("")...)
 
-// spelledKey spells the key of a row, as x.
+// spelledKey returns the SQL expression for the key of a row, as x.
 func spelledKey(name string) string {
 	return "concat_ws('/', x." + strings.Join(tables[name].key, "::text, x.") + "::text)"
 }
 
-// compare counts what one of the two tables has and the other has not; after a cut, of the rows that the events tell of alone.
+// compare counts the rows that one of the two tables has and the other has not; after a cut, only among the rows that
+// the events name.
 func compare(ctx context.Context, tx pgx.Tx, name string, cut bool) (Difference, error) {
 	statement := compareTables
 	if cut {

@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// table is how one kind of aggregate is stored. The first columns are its key; `version` and `body` stand beside the others in every table.
+// table describes how one kind of aggregate is stored. The first columns are its key; every table also has `version`,
+// unless it is immutable, and `body`.
 type table struct {
 	name    string
 	key     []string
@@ -19,7 +20,7 @@ type table struct {
 	immutable bool
 }
 
-// tables are all that is projected.
+// tables has every projected table, by name.
 var tables = map[string]table{
 	"node": {name: "node", key: []string{"node_id"}, columns: []string{"name", "state", "tenant_id"}},
 	"gate": {name: "gate", key: []string{"node_id"}},
@@ -50,7 +51,7 @@ var tables = map[string]table{
 	},
 }
 
-// tableNames are the names in order, so that locks are taken in one order.
+// tableNames returns the names of the tables in order, so that locks are taken in one order.
 func tableNames() []string {
 	names := make([]string, 0, len(tables))
 	for name := range tables {
@@ -60,7 +61,7 @@ func tableNames() []string {
 	return names
 }
 
-// scratchPrefix begins the names of the tables in which a rebuild is made for comparison.
+// scratchPrefix is the prefix of the names of the tables in which a rebuild is made for comparison.
 const scratchPrefix = "scratch_"
 
 // statements are the upserts into one set of tables.
@@ -75,7 +76,7 @@ type target struct{ prefix, name string }
 
 func (t target) table() string { return "readmodel." + t.prefix + t.name }
 
-// targets are the tables of all sets.
+// targets returns the tables of all the given sets.
 func targets(sets ...string) []target {
 	var all []target
 	for _, prefix := range sets {
@@ -91,15 +92,17 @@ var (
 		targets("", scratchPrefix)...)
 	emptyTable = pg.DefineDynamic(pg.RoleReadmodel, "project.empty_table", func(t target) string { return "DELETE FROM " + t.table() }, targets("")...)
 
-	// pruneSessions deletes sessions that are over and far from the newest: they say nothing about the node any more.
+	// pruneSessions deletes closed sessions of a node beyond the newest sessionsKept: they have no bearing on the node's
+	// state.
 	pruneSessions = pg.DefineDynamic(pg.RoleReadmodel, "project.prune_sessions", func(t target) string {
 		return fmt.Sprintf(`DELETE FROM %[1]s WHERE node_id = $1 AND state = 'closed' AND session_id NOT IN (
 		SELECT k.session_id FROM %[1]s k WHERE k.node_id = $1 ORDER BY k.generation DESC, k.version DESC, k.session_id DESC LIMIT %[2]d)`,
 			t.table(), sessionsKept)
 	}, target{"", "session"}, target{scratchPrefix, "session"})
 
-	// fadeObservations deletes what earlier nodes of a workspace reported: it is on one node at a time. What its own node reported stays, however many others
-	// have spoken since: it is not repeated while it does not change.
+	// fadeObservations deletes the reports of earlier nodes of a workspace, which is on one node at a time. The report of
+	// its own node stays, however many others have reported since, because an agent does not repeat a report that has not
+	// changed.
 	fadeObservations = pg.DefineDynamic(pg.RoleReadmodel, "project.fade_observations", func(t target) string {
 		return fmt.Sprintf(`DELETE FROM %[1]s o WHERE o.workspace_id = $1 AND o.node_id NOT IN (
 		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)
@@ -119,13 +122,13 @@ func newStatements(prefix string) statements {
 	return s
 }
 
-// observationsKept of each workspace.
+// observationsKept is how many observations are kept for each workspace.
 const observationsKept = 8
 
-// sessionsKept of each node.
+// sessionsKept is how many sessions are kept for each node.
 const sessionsKept = 8
 
-// columnsOf are all columns of a table in the order of a row's values.
+// columnsOf returns all columns of a table in the order of a row's values.
 func columnsOf(t table) []string {
 	columns := slices.Clone(t.key)
 	if !t.immutable {
@@ -134,14 +137,15 @@ func columnsOf(t table) []string {
 	return append(append(columns, t.columns...), "body")
 }
 
-// typesOf are those of the columns that are no text: by their names, and ids are uuids.
+// typesOf has the SQL types of the columns that are not text, by name; columns of ids are uuids.
 var typesOf = map[string]string{
 	"version": "bigint", "generation": "bigint", "n": "integer", "step": "integer", "attempt": "integer", "serving": "boolean", "live": "boolean",
 	"stalled": "boolean", "released": "boolean", "orphaned": "boolean", "open": "boolean", "engaged": "boolean", "since": "timestamptz",
 	"expires_at": "timestamptz", "detected_at": "timestamptz", "body": "jsonb",
 }
 
-// upsertSQL writes rows of different keys, of which each argument holds one column. A row that has the same version or a later one stays.
+// upsertSQL returns the statement that writes rows of different keys; each argument is the array of one column's
+// values. A row that already has the same version or a later one stays.
 func upsertSQL(t table, name string) string {
 	columns := columnsOf(t)
 	arrays := make([]string, len(columns))

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// ReasonRegisterFailing is of a workspace whose agent is refused as it registers.
+// ReasonRegisterFailing is the reason of a workspace whose agent is refused when it registers.
 const ReasonRegisterFailing = "register_failing"
 
 // AgentStatus is what is known of the agent that acts for a workspace.
@@ -22,8 +22,9 @@ type AgentStatus struct {
 	Detail    string    // the reason in words
 }
 
-// DescribeAgent says whether a node's agent can act: it is connected, its gate is open, and no decision about its identity stands against it. Silence
-// is never taken for a dead workload: an agent that is away has told nothing of it.
+// DescribeAgent returns whether a node's agent can act, and if not, why: it must be connected, its gate must be open,
+// and its identity must not be on hold, quarantined, fenced or retired. A silent agent is never taken for a dead
+// workload, because a disconnected agent reports nothing about its workloads.
 func DescribeAgent(f NodeFacts, now time.Time) AgentStatus {
 	const workload = "; the workload may well run"
 	node := Describe(f, now)
@@ -43,7 +44,7 @@ func DescribeAgent(f NodeFacts, now time.Time) AgentStatus {
 	}
 	switch {
 	case f.Connected && f.Gate.GetAdmitted():
-		a.Reason = "" // an alarm that stands on an active identity stops nothing
+		a.Reason = "" // an alarm on an active identity does not stop the agent
 	case f.Connected:
 		a.Reason, a.Detail = ReasonNodeNotAdmitted, "the agent is connected, and nothing is offered to it until lifecycle opens its gate"+workload
 	case f.ListeningSince.IsZero():
@@ -57,7 +58,7 @@ func DescribeAgent(f NodeFacts, now time.Time) AgentStatus {
 	return a
 }
 
-// sinceText spells from when something holds, where that is known.
+// sinceText returns " since TIME", or nothing if the time is not known.
 func sinceText(at time.Time) string {
 	if at.IsZero() {
 		return ""
@@ -65,7 +66,7 @@ func sinceText(at time.Time) string {
 	return " since " + at.UTC().Format(time.RFC3339)
 }
 
-// describeRegistering is of an agent that is refused as it registers.
+// describeRegistering returns the reason and the detail for an agent that is refused when it registers.
 func describeRegistering(w *lifecyclev1.Workspace) (string, string) {
 	return ReasonRegisterFailing, fmt.Sprintf("the agent is refused as it registers (%d so far); the workload may well run", w.GetRegisterFailures())
 }
@@ -78,14 +79,14 @@ type nodeColumns struct {
 	nodeTimes
 }
 
-// nodeTimes say since when a node is connected, or not, and when its replica was heard.
+// nodeTimes are the time since which a node is connected or disconnected, and the last beat of its replica.
 type nodeTimes struct {
 	Since     time.Time  `db:"since" expr:"COALESCE(s.since, 'epoch')"`
 	Connected bool       `db:"connected" expr:"COALESCE(s.connected, false)"`
 	BeatAt    *time.Time `db:"beat_at" expr:"b.beat_at"`
 }
 
-// facts decodes what was received.
+// facts decodes the columns into NodeFacts.
 func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
 	f := NodeFacts{ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
 	var err error

@@ -108,10 +108,10 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	expect("refused as it registers", true, "register_failing", temporary, "(2 so far)")
 	workspace(active, 0)
 	testkit.SetClockOffset(k.DB, 20*time.Second)
-	// The outage is ours: what runs is normal, and what is not known is said.
+	// It is an outage of the control plane: an active workspace is normal, and the detail gives what is not known.
 	expect("nobody listens", false, "control_plane_outage", normal, "no replica of nodeapi listens")
 
-	// A node that was never heard of stands for nobody.
+	// The node of the workspace is unknown to the projection.
 	testkit.SetClockOffset(k.DB, 0)
 	k.Beat(false)
 	k.Append(&lifecyclev1.Workspace{

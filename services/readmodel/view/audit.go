@@ -110,7 +110,8 @@ var subjects = map[string]readmodelv1.ObjectKind{
 	"claim": readmodelv1.ObjectKind_OBJECT_KIND_CLAIM, "run": readmodelv1.ObjectKind_OBJECT_KIND_RUN,
 }
 
-// person finds the names of people. One is a subject by the name, and by the id where a person gave that.
+// person is the object that names people. An entry has a person as its subject by name, or by id if the request gave
+// the id.
 var person = object{table: "person", id: "person_id", name: "x.name", tenants: true}
 
 // subjectNames selects a statement that names subjects.
@@ -139,7 +140,7 @@ var namesOfSubjects = pg.DefineDynamic(pg.RoleReadmodel, "view.names_of_subjects
 	return sql
 }, subjectSamples()...)
 
-// nameSubjects fills in the names of the subjects of one page, as far as the scope meets them: one query for each kind.
+// nameSubjects fills in the names of the subjects of one page, if the scope includes them: one query for each kind.
 func (s *Snapshot) nameSubjects(ctx context.Context, items []*readmodelv1.AuditRow) error {
 	byKind := map[string][]string{}
 	for _, a := range items {
@@ -171,7 +172,8 @@ func (s *Snapshot) nameSubjects(ctx context.Context, items []*readmodelv1.AuditR
 	return nil
 }
 
-// subjectOf is the id of a kind that an entry is about: the entry's own, else its subject's.
+// subjectOf returns the id of the object of a kind that an entry is about: id, or else the id of its subject if that is
+// of the kind.
 func subjectOf(a *readmodelv1.AuditRow, kind, id string) string {
 	if id == "" && a.GetEntry().GetSubjectType() == kind {
 		return a.GetEntry().GetSubjectId()

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// TestAuditNamesItsSubjects: whatever has a name is shown by it, to those who may see it.
+// TestAuditNamesItsSubjects: a subject that has a name is returned with it, to people who may see the subject.
 func TestAuditNamesItsSubjects(t *testing.T) {
 	k := newKit(t)
 	db := k.DB.Pool(pg.RoleReadmodel)

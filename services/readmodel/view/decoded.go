@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	mostDecoded    = 2 << 20     // bytes of bodies that one generation of decoded messages is kept for
-	longestDecoded = time.Minute // a generation is the young one for
+	mostDecoded    = 2 << 20     // bytes of bodies whose messages one generation keeps at most
+	longestDecoded = time.Minute // how long a generation is the young one at most
 )
 
-// errChanged is of a row that changed between the statement that named it and the one that reads it.
+// errChanged is the error for a row that changed between the statement that named it and the one that reads it.
 var errChanged = errors.New("a row has changed while it was read")
 
 // rowID is the id of a row, or none.
 type rowID = pgtype.UUID
 
 // rowKey names one state of a row of a table. A row that is written anew has another xmin, whatever its version: a
-// rebuild of the projection makes rows of the same version, and may make them otherwise. The version holds apart what a
-// restored database would write under the transaction ids of the one before.
+// rebuild of the projection makes rows of the same version, and their bodies may differ. The version distinguishes the
+// rows that a restored database would write under the transaction ids of the one before.
 type rowKey struct {
 	id      [16]byte
 	node    [16]byte // of an observation: its key is the workspace and the node
@@ -39,13 +39,13 @@ type rowKey struct {
 
 // decoded keeps messages by the state of the row that they were decoded from: most rows of a list have not changed
 // since they were listed last, and reading and decoding them costs more than the rest of a request. There are two
-// generations: when the young one is full or a minute old, it takes the place of the old one. A message of the old one
-// that is asked for is kept in the young one; one that no list asks for is gone after two minutes of lists.
+// generations: when the young one is full or a minute old, it becomes the old one. A message of the old one that a list
+// needs moves to the young one; a message that no list needs is dropped after two minutes in which lists are read.
 type decoded[T any, M message[T]] struct {
 	mu         sync.Mutex
 	young, old map[rowKey]sized[M]
 	bytes      int       // of the bodies in the young generation
-	since      time.Time // it is the young one
+	since      time.Time // when the young generation began
 }
 
 type sized[M any] struct {
@@ -53,8 +53,8 @@ type sized[M any] struct {
 	bytes   int
 }
 
-// find puts the message of a row to the place of a part. It is shared between requests: callers do not change it. If it
-// is not kept the id of the row is added to those that are missing.
+// find stores the message of a row in *to. The message is shared between requests, so callers must not change it. If it
+// is not kept, find adds the key of the row to missing. It reports whether the message was found.
 func (d *decoded[T, M]) find(key rowKey, to *M, missing *[]missed[M]) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,7 +75,7 @@ func (d *decoded[T, M]) find(key rowKey, to *M, missing *[]missed[M]) bool {
 	return false
 }
 
-// keep expects the lock to be held.
+// keep stores the message of a row in the young generation. The caller holds mu.
 func (d *decoded[T, M]) keep(key rowKey, m sized[M]) {
 	if d.bytes+m.bytes > mostDecoded || d.young == nil {
 		d.turn()
@@ -84,12 +84,12 @@ func (d *decoded[T, M]) keep(key rowKey, m sized[M]) {
 	d.bytes += m.bytes
 }
 
-// turn puts a new generation in the place of the young one. It expects the lock to be held.
+// turn makes the young generation the old one and begins a new one. The caller holds mu.
 func (d *decoded[T, M]) turn() {
 	d.young, d.old, d.bytes, d.since = map[rowKey]sized[M]{}, d.young, 0, time.Now()
 }
 
-// fill decodes what was read, and puts it where it is missing.
+// fill decodes the bodies that were read and stores the messages where they are missing.
 func (d *decoded[T, M]) fill(missing []missed[M], read map[rowKey][]byte) error {
 	for _, part := range missing {
 		body, ok := read[part.key]
@@ -108,7 +108,7 @@ func (d *decoded[T, M]) fill(missing []missed[M], read map[rowKey][]byte) error 
 	return nil
 }
 
-// missed is a row whose message is not kept, and where it belongs.
+// missed is a row whose message is not kept, and the place to store the message.
 type missed[M any] struct {
 	key rowKey
 	to  *M
@@ -153,7 +153,7 @@ type bodies struct {
 	sessions   decoded[nodev1.SessionChanged, *nodev1.SessionChanged]
 }
 
-// nodeKeys name the rows of a node in what nodeSession joins, and hold what is compared there.
+// nodeKeys identify the rows of a node that nodeSession joins, and hold the columns that the database compares.
 type nodeKeys struct {
 	NodeVersion    *int64 `db:"node_version" expr:"n.version"`
 	NodeXmin       uint32 `db:"node_xmin" expr:"COALESCE(n.xmin, '0')"`
@@ -165,7 +165,7 @@ type nodeKeys struct {
 	nodeTimes
 }
 
-// find puts together what is kept of a workspace, and notes what is missing.
+// find collects the kept messages of a workspace, and notes those that are missing.
 func (b *bodies) find(row *workspaceRow, parts *workspaceParts, missing *missingBodies) {
 	note := func(found bool) {
 		if !found {
@@ -195,7 +195,7 @@ func (b *bodies) find(row *workspaceRow, parts *workspaceParts, missing *missing
 	}
 }
 
-// bodyOfRow is a row that was not kept.
+// bodyOfRow is the body of a row whose message was not kept.
 type bodyOfRow struct {
 	Kind    string `db:"kind"`
 	ID      rowID  `db:"id"`
@@ -219,7 +219,8 @@ var readBodies = pg.Define(pg.RoleReadmodel, "view.read_bodies", `
 	UNION ALL SELECT 'session', x.session_id, NULL, x.version, x.xmin, x.body
 		FROM readmodel.session x WHERE x.session_id = ANY($7::uuid[])`)
 
-// load reads what is missing, and keeps it. It fails with errChanged if a row is no longer as it was named.
+// load reads the missing bodies and keeps their messages. It returns errChanged if a row has changed since its key was
+// read.
 func (b *bodies) load(ctx context.Context, db pg.Querier, missing *missingBodies) error {
 	nodes := make([]rowID, len(missing.seen))
 	for i, part := range missing.seen {

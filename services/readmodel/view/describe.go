@@ -10,9 +10,9 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// Reasons why a node is not normal, beside those of the enum of refusals. Explain has a row for each.
+// Reasons why a node is not normal, in addition to those of the enum of refusals. Explain has a row for each.
 const (
-	ReasonDisconnected    = "disconnected" // the fact, before it is old enough to be a verdict
+	ReasonDisconnected    = "disconnected" // not connected, and for less than StaleAfter
 	ReasonAgentDown       = "agent_down"
 	ReasonOutage          = "control_plane_outage"
 	ReasonCloned          = "cloned_identity_detected"
@@ -24,7 +24,7 @@ const (
 	ReasonDiskFull        = "node_disk_full"
 )
 
-// NodeFacts is all that is known of a node.
+// NodeFacts are the facts from which a node's status is derived.
 type NodeFacts struct {
 	Identity *recoveryv1.NodeIdentity
 	Gate     *lifecyclev1.NodeGate
@@ -32,15 +32,15 @@ type NodeFacts struct {
 	BeatAt   time.Time              // of that session's replica; zero: it never beat
 	// Connected: the session serves and its replica's beat is fresh.
 	Connected bool
-	// Since the session serves, or does not, as the log says.
+	// Since is the time from which on the session serves, or does not serve, according to the event log.
 	Since time.Time
-	// ListeningSince is when the replicas that listen now began; zero: none listens.
+	// ListeningSince is the time since which replicas of nodeapi have been listening without a gap; zero: none listens.
 	ListeningSince time.Time
-	// StaleAfter is how old silence must be to count.
+	// StaleAfter is how long a node must be silent before it is reported as agent_down.
 	StaleAfter time.Duration
 }
 
-// NodeStatus is what people are told of a node.
+// NodeStatus is a node's status as people see it.
 type NodeStatus struct {
 	UserState     commonv1.UserState
 	Reason        string // empty if normal
@@ -49,12 +49,13 @@ type NodeStatus struct {
 	Since         time.Time // of Connected as it is
 }
 
-// Describe says what the facts allow, in the order of what matters most: decisions about the identity, then our own blindness, then the connection,
-// then the gate.
+// Describe returns the status that the facts support. It looks first at decisions about the identity, then at an outage
+// of nodeapi, then at the connection, then the gate.
 //
-// A pending node has given no evidence yet, which is none of failure: it is normal. A node that was heard a moment ago and has no session is
-// `disconnected`, a fact and no verdict; only silence older than StaleAfter, counted from when somebody listened, is `agent_down`. If no replica
-// listens, silence is ours.
+// A pending node has not enrolled yet, which is no failure, so it is normal. A node that was heard from a moment ago
+// and has no session is `disconnected`, which is an observation and no verdict. Only a node that is silent for longer
+// than StaleAfter, counted from when a replica listened, is `agent_down`. If no replica listens, the silence is the
+// control plane's outage and not the node's.
 func Describe(f NodeFacts, now time.Time) NodeStatus {
 	s := NodeStatus{LastHeartbeat: lastHeartbeat(f), Since: since(f)}
 	if state, reason, next, ok := describeIdentity(f.Identity); ok {
@@ -83,7 +84,8 @@ func Describe(f NodeFacts, now time.Time) NodeStatus {
 	return s
 }
 
-// describeIdentity returns what an identity's state decides alone.
+// describeIdentity returns the user state, the reason and the next action that follow from an identity's state alone,
+// and whether any do.
 func describeIdentity(i *recoveryv1.NodeIdentity) (commonv1.UserState, string, string, bool) {
 	const (
 		operator = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
@@ -116,7 +118,8 @@ func describeIdentity(i *recoveryv1.NodeIdentity) (commonv1.UserState, string, s
 	return 0, "", "", false
 }
 
-// lastHeartbeat is when the node was last known to be there: while it is connected its replica speaks for it.
+// lastHeartbeat returns when the node was last known to be connected. While it is connected, the beat of its replica
+// counts as well.
 func lastHeartbeat(f NodeFacts) time.Time {
 	var at time.Time
 	if f.Session != nil && f.Session.GetLastSeenAt() != nil {
@@ -128,7 +131,7 @@ func lastHeartbeat(f NodeFacts) time.Time {
 	return at
 }
 
-// staleAt is when silence begins to count: the absent have amnesty for the time in which nobody listened.
+// staleAt returns when a silent node becomes stale. The time in which no replica listened does not count.
 func staleAt(f NodeFacts, heard time.Time) time.Time {
 	from := heard
 	if f.ListeningSince.After(from) {
@@ -137,25 +140,25 @@ func staleAt(f NodeFacts, heard time.Time) time.Time {
 	return from.Add(f.StaleAfter)
 }
 
-// since is when Connected became what it is, by the best evidence there is.
+// since returns when Connected got its present value, by the best evidence that the facts have.
 func since(f NodeFacts) time.Time {
 	switch {
 	case f.Connected:
 		return f.Since
 	case f.Session == nil && f.Identity.GetStateAt() != nil:
-		return f.Identity.GetStateAt().AsTime() // never connected in this state
+		return f.Identity.GetStateAt().AsTime() // it has not connected since it got this state
 	case f.Session == nil && f.Identity.GetCreatedAt() != nil:
 		return f.Identity.GetCreatedAt().AsTime()
 	case f.Session.GetClosedAt() != nil:
 		return f.Session.GetClosedAt().AsTime()
 	case project.Serving(f.Session) && !f.BeatAt.IsZero():
-		return f.BeatAt // its replica fell silent
+		return f.BeatAt // its replica stopped beating
 	default:
 		return f.Since
 	}
 }
 
-// WorkspaceFacts is what a workspace's user state is made of.
+// WorkspaceFacts are the facts from which a workspace's user state is derived.
 type WorkspaceFacts struct {
 	Workspace  *lifecyclev1.Workspace
 	Stalled    bool        // the step of its run stalls: none of its attempts has succeeded since
@@ -164,10 +167,12 @@ type WorkspaceFacts struct {
 	Workloads  WorkloadStatus
 }
 
-// DescribeWorkspace returns the family that a workspace's user sees. Drift that touches neither runtime nor access leaves it normal. An agent that
-// cannot act does touch it: nothing that is asked of the workspace is done meanwhile, though its workload may run on. While nobody of ours listens,
-// the outage is ours and what runs is normal. A workload that fails is its tenant's to correct, and keeps its workspace from being normal. A workspace that has stalled on its way up is normal again when it has come up: that another attempt or another
-// operation began is no evidence of anything.
+// DescribeWorkspace returns the state that a workspace's user sees. Drift that affects neither runtime nor access
+// leaves it normal. An agent that cannot act does affect it: no operation on the workspace makes progress meanwhile,
+// though its workload may run on. While no replica of nodeapi listens, the outage is the control plane's and an active
+// workspace is normal. A workload that fails must be corrected by its tenant, and keeps its workspace from being
+// normal. A workspace that has stalled on its way up is normal again only when it is up: that another attempt or
+// another operation began does not show that the cause is gone.
 func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 	const cancelled = "cancel_requested"
 	switch f.Workspace.GetState() {
@@ -175,7 +180,7 @@ func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 		return commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
 	case commonv1.WorkspaceState_WORKSPACE_STATE_FAILED:
 		if f.Workspace.GetLastErrorCode() == cancelled {
-			return commonv1.UserState_USER_STATE_NORMAL // it is what the user asked for
+			return commonv1.UserState_USER_STATE_NORMAL // the user asked for the cancellation
 		}
 		return commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
 	case commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING:
@@ -195,7 +200,7 @@ func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 	return commonv1.UserState_USER_STATE_NORMAL
 }
 
-// CurrentTask says whether a task is a current operation: it runs, or may still start. Whatever expired or ended is history.
+// CurrentTask reports whether a task is current: it runs, or may still start. A task that expired or ended is history.
 func CurrentTask(t *lifecyclev1.Task, now time.Time) bool {
 	switch t.GetState() { //nolint:exhaustive // the others have ended
 	case commonv1.TaskState_TASK_STATE_RUNNING:

@@ -242,7 +242,7 @@ func TestTimelineShowsWhatWasRecordedAndWhatHasNotBegun(t *testing.T) {
 	if items := view.Timeline(run, nil, now); len(items) != 3 || items[0].GetAttempt() != 0 || items[0].GetRound() != 2 {
 		t.Errorf("a run without attempts: %v", items)
 	}
-	// A definition that lost its names still shows what was recorded.
+	// A run without the names of its steps still has all recorded attempts.
 	if items := view.Timeline(&lifecyclev1.Run{}, attempts, now); len(items) != len(attempts) {
 		t.Errorf("without names: %d items", len(items))
 	}

@@ -12,7 +12,7 @@ import (
 // FindingFilter narrows a list of findings. Zero fields do not.
 type FindingFilter struct {
 	WorkspaceID string
-	Resolved    bool // those that are over as well
+	Resolved    bool // include resolved ones
 	ID          string
 }
 
@@ -22,7 +22,8 @@ var findingLayout = layout{
 
 var listFindings = pg.DefineDynamic(pg.RoleReadmodel, "view.list_findings", findingLayout.compose, findingLayout.samples()...)
 
-// Findings returns one page, newest first. They speak of machines and of other tenants' neighbours: who is bound to a tenant is refused.
+// Findings returns one page, newest first. It refuses a scope that is bound to a tenant, because findings concern
+// machines and other tenants' workspaces on them.
 func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]*lifecyclev1.Finding, string, error) {
 	if !s.scope.Everything() {
 		return nil, "", operatorsOnly()
@@ -43,7 +44,7 @@ func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]
 	}, items, next, err)
 }
 
-// Finding returns one finding, open or over.
+// Finding returns one finding by id, open or resolved.
 func (s *Snapshot) Finding(ctx context.Context, id string) (*lifecyclev1.Finding, error) {
 	found, _, err := s.Findings(ctx, FindingFilter{ID: id, Resolved: true}, Page{Size: 1})
 	if err != nil {
@@ -69,7 +70,7 @@ var countFindings = pg.Define(pg.RoleReadmodel, "view.count_findings", `
 var findingsOfWorkspace = pg.Define(pg.RoleReadmodel, "view.findings_of_workspace", `
 	SELECT f.body FROM readmodel.finding f WHERE f.workspace_id = $1::uuid AND f.open ORDER BY f.finding_id DESC LIMIT 20`)
 
-// FindingCounts counts them, none for who is bound to a tenant.
+// FindingCounts counts the open findings; none for a scope that is bound to a tenant.
 func (s *Snapshot) FindingCounts(ctx context.Context) (FindingCounts, error) {
 	if !s.scope.Everything() {
 		return FindingCounts{}, nil

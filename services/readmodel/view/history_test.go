@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// What a reset archives is history that people read: each run stays in the list and its attempts are read by its id.
+// Runs that a reset archives can still be read: each run stays in the list, and its attempts are read by its id.
 func TestFormerRunsAreListedAndRead(t *testing.T) {
 	k := newKit(t)
 	timeline := func(scope view.Scope, ref, run string) (*readmodelv1.GetTimelineResponse, error) {
@@ -116,7 +116,7 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 		t.Errorf("a former run's items: %v", items)
 	}
 
-	// No run of another workspace is met, whoever asks.
+	// A run of another workspace is not found, whatever the scope.
 	for name, id := range map[string]string{"unknown": ids.New(), "another workspace's": k.B.RunID, "no id": "first"} {
 		for _, scope := range []view.Scope{own, view.All()} {
 			_, err := timeline(scope, k.A.WorkspaceID, id)

@@ -19,7 +19,7 @@ type RecoveryFilter struct {
 	From, To    time.Time
 }
 
-// Recoveries returns one page, newest first.
+// Recoveries returns one page of recovery records, newest first.
 func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) ([]*recoveryv1.RecoveryRecord, string, error) {
 	l := s.perWorkspace(&recoveryLayout, listRecoveries, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID})
 	if f.Workspaces != nil {
@@ -40,7 +40,8 @@ var incidentLayout = layout{
 
 var listIncidents = pg.DefineDynamic(pg.RoleReadmodel, "view.list_incidents", incidentLayout.compose, incidentLayout.samples()...)
 
-// Incidents returns one page, newest first: the open ones, or all. They list whom else something befell: who is bound to a tenant is refused.
+// Incidents returns one page, newest first: the open ones, or all. It refuses a scope that is bound to a tenant,
+// because an incident lists the objects of all tenants that it affects.
 func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*recoveryv1.Incident, string, error) {
 	if !s.scope.Everything() {
 		return nil, "", operatorsOnly()
@@ -56,7 +57,8 @@ func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*re
 	return items, next, s.nameIncidents(ctx, items...)
 }
 
-// nameIncidents fills in the names of what incidents befell; one that is not known stays empty.
+// nameIncidents fills in the names of the workspaces and nodes that incidents affect; a name that is not known stays
+// empty.
 func (s *Snapshot) nameIncidents(ctx context.Context, items ...*recoveryv1.Incident) error {
 	var objects []nameless
 	for _, i := range items {
@@ -71,7 +73,7 @@ func (s *Snapshot) nameIncidents(ctx context.Context, items ...*recoveryv1.Incid
 	return s.withNames(ctx, objects)
 }
 
-// incidentLead is how long before an incident was opened the recoveries began that it may speak of.
+// incidentLead is how long before an incident was opened a recovery that it refers to may have begun.
 const incidentLead = time.Hour
 
 var (
@@ -79,7 +81,7 @@ var (
 	fleetBrake   = pg.Define(pg.RoleReadmodel, "view.fleet_brake", `SELECT x.body FROM readmodel.brake x WHERE x.name = 'fleet'`)
 )
 
-// body runs a statement of one body; the error is pgx.ErrNoRows if there is none.
+// body runs a statement that returns one body, and decodes it; the error is pgx.ErrNoRows if there is none.
 func body[T any, M message[T]](ctx context.Context, s *Snapshot, statement *pg.Statement, args ...any) (M, error) {
 	raw, err := pg.Value[[]byte](ctx, s.tx, statement, args...)
 	if err != nil {
@@ -88,7 +90,7 @@ func body[T any, M message[T]](ctx context.Context, s *Snapshot, statement *pg.S
 	return decode[T, M](raw)
 }
 
-// Incident returns one by id, with the recoveries that it speaks of.
+// Incident returns one incident by id, with the recoveries that it refers to.
 func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Incident, []*recoveryv1.RecoveryRecord, error) {
 	if !s.scope.Everything() || !isUUID(id) {
 		return nil, nil, notFound("incident")
@@ -115,7 +117,7 @@ func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Inciden
 	return i, records, err
 }
 
-// Brake returns the fleet brake; one that has never moved is not engaged.
+// Brake returns the fleet brake. Before its first event it is not engaged.
 func (s *Snapshot) Brake(ctx context.Context) (*recoveryv1.Brake, error) {
 	if !s.scope.Everything() {
 		return nil, notFound("brake")

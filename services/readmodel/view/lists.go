@@ -26,7 +26,7 @@ type bodyRow struct {
 	Body []byte `db:"body"`
 }
 
-// decode reads a body.
+// decode decodes a body into a new message.
 func decode[T any, M message[T]](body []byte) (M, error) {
 	m := M(new(T))
 	return m, project.Decode(body, m)
@@ -73,7 +73,7 @@ type TaskFilter struct {
 	State               commonv1.TaskState
 	CurrentOnly         bool
 	IDs                 []string
-	// NoHistory leaves transitions out of what is answered.
+	// NoHistory leaves the transitions out of the returned tasks.
 	NoHistory bool
 }
 
@@ -164,7 +164,7 @@ func (s *Snapshot) transitions(ctx context.Context, tasks []*readmodelv1.Task) e
 	return nil
 }
 
-// Task returns one by id.
+// Task returns one task by id.
 func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, error) {
 	found, _, err := s.Tasks(ctx, TaskFilter{IDs: idList(id)}, Page{Size: 1})
 	if err != nil {
@@ -181,7 +181,7 @@ type PerWorkspaceFilter struct {
 	WorkspaceID string
 	LiveOnly    bool // instances
 	Orphaned    bool // claims
-	Released    bool // claims: those too
+	Released    bool // claims: include released ones
 	IDs         []string
 }
 
@@ -197,7 +197,7 @@ const (
 	theFinding    condition = "x.finding_id = ?::uuid"
 )
 
-// perWorkspaceLayout is that of a list of what belongs to workspaces.
+// perWorkspaceLayout returns the layout of a list of objects that belong to workspaces.
 func perWorkspaceLayout(name, table, id string, more ...condition) layout {
 	return layout{
 		name: name, columns: "x.body", from: "readmodel." + table + " x", id: "x." + id, lead: 1, tenant: "x.tenant_id",
@@ -267,7 +267,7 @@ func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page P
 	}, items, next, err)
 }
 
-// Allocation returns one hold.
+// Allocation returns one allocation by id.
 func (s *Snapshot) Allocation(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
 	found, _, err := s.Allocations(ctx, PerWorkspaceFilter{IDs: idList(id)}, Page{Size: 1})
 	if err != nil {
@@ -300,8 +300,8 @@ var stepsOfRuns = pg.Define(pg.RoleReadmodel, "view.steps_of_runs", `
 	WHERE r.run_id = ANY($2::uuid[]) AND ($1::uuid IS NULL OR r.tenant_id = $1) AND t.run_id = ANY($2::uuid[])
 	ORDER BY t.run_id, t.step, t.direction, t.attempt LIMIT 10000`)
 
-// Steps returns all attempts of runs, in the order of the steps. It is scoped by the runs' tenants. What a step left for later ones is the saga's own
-// and is not answered.
+// Steps returns all attempts of runs, in the order of the steps. It is scoped by the runs' tenants. The outputs that a
+// step left for later steps are internal to the saga and are not returned.
 func (s *Snapshot) Steps(ctx context.Context, runIDs []string) ([]*lifecyclev1.StepAttempt, error) {
 	bodies, err := pg.Values[[]byte](ctx, s.tx, stepsOfRuns, s.scope.arg(), runIDs)
 	if err != nil {
@@ -318,7 +318,7 @@ func (s *Snapshot) Steps(ctx context.Context, runIDs []string) ([]*lifecyclev1.S
 	return steps, nil
 }
 
-// idList is an id as a filter: what is no id names nothing.
+// idList returns the filter for one id. A text that is no id matches nothing.
 func idList(id string) []string {
 	if !isUUID(id) {
 		return []string{}
@@ -329,7 +329,7 @@ func idList(id string) []string {
 var tenantsOfTasks = pg.Define(pg.RoleReadmodel, "view.tenants_of_tasks", `
 	SELECT t.task_id::text AS id, t.tenant_id::text AS text FROM readmodel.task t WHERE t.task_id = ANY($1::uuid[]) AND t.tenant_id IS NOT NULL`)
 
-// TenantsOfTasks returns whose tasks are, by task id; nobody's are left out.
+// TenantsOfTasks returns the tenants of tasks, by task id; tasks without a tenant are left out.
 func (s *Snapshot) TenantsOfTasks(ctx context.Context, tasks []*readmodelv1.Task) (map[string]string, error) {
 	ids := make([]string, 0, len(tasks))
 	for _, t := range tasks {

@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// nameless is an object that holds ids of a workspace and of a node, and where their names go. What has no place for a name leaves it nil.
+// nameless is an object that has the ids of a workspace and of a node, and pointers to where their names go. A pointer
+// is nil if the object has no field for that name.
 type nameless struct {
 	workspaceID, nodeID string
 	workspace, node     *string
@@ -25,7 +26,8 @@ var (
 	UNION ALL SELECT n.node_id::text, COALESCE(n.tenant_id::text, '') FROM readmodel.node n WHERE n.node_id = ANY($2::uuid[])`)
 )
 
-// withNames fills in the names of a page's workspaces (tenant/name) and nodes, as far as the scope meets them: one query for each, however many objects.
+// withNames fills in the names of a page's workspaces (tenant/name) and nodes, if the scope includes them, with one
+// query for each of the two, whatever the number of objects.
 func (s *Snapshot) withNames(ctx context.Context, objects []nameless) error {
 	workspaces, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.workspaceID, o.workspace }, namesOfWorkspaces)
 	if err != nil {
@@ -72,8 +74,8 @@ func namedPage[T any](ctx context.Context, s *Snapshot, of func(T) nameless, ite
 	return items, next, s.withNames(ctx, objects)
 }
 
-// NameOwners returns whose workspaces and nodes are, by their ids: empty for a node of no tenant. What is read for several scopes at once is shown to each
-// without the names that it does not meet.
+// NameOwners returns the tenants of workspaces and nodes, by their ids: empty for a node without a tenant. A caller
+// that reads objects for several scopes at once uses it to remove the names that a scope does not include.
 func (s *Snapshot) NameOwners(ctx context.Context, workspaceIDs, nodeIDs []string) (map[string]string, error) {
 	if len(workspaceIDs)+len(nodeIDs) == 0 {
 		return map[string]string{}, nil

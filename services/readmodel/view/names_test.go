@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// TestNamesStandBesideIDs: what holds the id of a workspace or of a node comes with its name, and another tenant's name comes to nobody.
+// TestNamesStandBesideIDs: an object with the id of a workspace or of a node has its name as well, and no scope gets
+// the name of another tenant's object.
 func TestNamesStandBesideIDs(t *testing.T) {
 	k := newKit(t)
 	// Rows of one tenant that point at another's workspace and node, as no row should.
@@ -93,7 +94,7 @@ func TestNamesStandBesideIDs(t *testing.T) {
 	}
 }
 
-// TestFindingsNameTheirSubjects: an operator reads names where there are any.
+// TestFindingsNameTheirSubjects: an operator gets the names of a finding's subjects, if they have any.
 func TestFindingsNameTheirSubjects(t *testing.T) {
 	k := newKit(t)
 	err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {

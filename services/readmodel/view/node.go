@@ -25,8 +25,8 @@ type NodeFilter struct {
 }
 
 // nodeSession joins the node n with its gate, with the session that serves it (else its newest), and with that
-// session's replica, as of now. $2 is how fresh a beat is. During a hand-over two sessions stand: the newer one counts
-// once it is admitted, so that nothing flaps.
+// session's replica, as of now. $2 is how old a fresh beat may be. During a hand-over a node has two sessions: the
+// newer one counts once it is admitted, so that the node's state does not flap.
 func nodeSession(now string) string {
 	return `
 	LEFT JOIN readmodel.gate g ON g.node_id = n.node_id
@@ -41,7 +41,8 @@ func nodeSession(now string) string {
 	LEFT JOIN mesh.replica b ON b.replica_id = s.replica_id`
 }
 
-// nodeFrom is a node with all that, and what its slots hold. $1 is the time.
+// nodeFrom is a node with the joins of nodeSession, and with the number of its allocated slots and GPUs. $1 is the
+// time.
 var nodeFrom = `readmodel.node n` + nodeSession("$1::timestamptz") + `
 	LEFT JOIN LATERAL (
 		SELECT count(*) AS slots, COALESCE(sum(jsonb_array_length(COALESCE(a.body->'gpu_device_ids', '[]'))), 0) AS gpus FROM readmodel.allocation a
@@ -75,7 +76,7 @@ var nodeLayout = layout{
 
 var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout.compose, nodeLayout.samples()...)
 
-// Nodes returns one page by name.
+// Nodes returns one page of nodes, ordered by name.
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readmodelv1.Node, string, error) {
 	listening := s.listeningSince()
 	l := listing{layout: &nodeLayout, statement: listNodes, args: []any{s.Now, BeatFresh, s.scope.arg()}}
@@ -119,8 +120,8 @@ func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node
 	}, nil
 }
 
-// listeningSince is a query for since when some replica has listened without a gap; NULL if none does, or if sessions
-// are projected so late that they cannot be held against beats. $2 is how fresh a beat is.
+// listeningSince returns a query for the time since which some replica has listened without a gap; NULL if none does,
+// or if sessions are projected so late that they cannot be compared with beats. $2 is how old a fresh beat may be.
 func listeningSince(now string) string {
 	return `SELECT r.listening_since FROM mesh.replica r
 		WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > ` + now + ` - $2::interval
@@ -131,8 +132,9 @@ func listeningSince(now string) string {
 var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since",
 	`SELECT (`+listeningSince("$1::timestamptz")+`)`)
 
-// listeningSince has the next list read as well since when some replica has listened without a gap; zero if none does, or if sessions are projected so
-// late that they cannot be held against beats. The result is there when the list's rows are.
+// listeningSince adds to the next list a query for the time since which some replica has listened without a gap; zero
+// if none does, or if sessions are projected so late that they cannot be compared with beats. The result is set once
+// the list's rows have been read.
 func (s *Snapshot) listeningSince() *time.Time {
 	at := &time.Time{}
 	s.with = &pg.Batch{}
@@ -149,7 +151,7 @@ func (s *Snapshot) listeningSince() *time.Time {
 	return at
 }
 
-// rowsOf runs the statement of a list, together with what is to be sent with it.
+// rowsOf runs the statement of a list, in one batch with the queries of s.with.
 func rowsOf[R any](ctx context.Context, s *Snapshot, statement *pg.Statement, args ...any) ([]R, error) {
 	with := s.with
 	if with == nil {
@@ -166,12 +168,12 @@ func rowsOf[R any](ctx context.Context, s *Snapshot, statement *pg.Statement, ar
 	return list, err
 }
 
-// Replica is one replica of nodeapi as its beats tell.
+// Replica is one replica of nodeapi, as its last beat reported it.
 type Replica struct {
 	ID     string
 	BeatAt time.Time
 	Fresh  bool // beats, and is not leaving
-	// Sessions stand there, Late of them are late.
+	// Sessions is the number of its sessions, and Late how many of them are late.
 	Sessions, Late int32
 }
 
@@ -186,7 +188,7 @@ type replicaRow struct {
 var listReplicas = pg.Define(pg.RoleReadmodel, "view.list_replicas", `
 	SELECT `+pg.Columns[replicaRow]("r")+` FROM mesh.replica r WHERE r.service = 'nodeapi' AND r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
 
-// Replicas returns those that beat within the last ten minutes.
+// Replicas returns the replicas of nodeapi that beat within the last ten minutes.
 func (s *Snapshot) Replicas(ctx context.Context) ([]Replica, error) {
 	rows, err := pg.All[replicaRow](ctx, s.tx, listReplicas, s.Now, BeatFresh)
 	if err != nil {

@@ -19,7 +19,7 @@ const (
 	maxPage     = 1000
 )
 
-// Page is which part of a list is wanted.
+// Page selects a part of a list.
 type Page struct {
 	Size  int32
 	Token string
@@ -36,7 +36,7 @@ func (p Page) limit() int {
 	}
 }
 
-// cursor is where a page ended. It names a place in an order and grants nothing: whoever shows it is scoped anew.
+// cursor is the place at which a page ended. It grants no rights: the caller who presents it is scoped again.
 type cursor struct {
 	List string `json:"l"`
 	Sort string `json:"s,omitempty"`
@@ -70,12 +70,12 @@ type condition string
 // layout is what a list reads, in keyset order: by sort, then id; or by id alone, newest first, if sort is empty.
 type layout struct {
 	name       string
-	with       string // what stands before SELECT; empty: nothing
-	columns    string // what is read, beside sort and id
+	with       string // text before SELECT; empty: none
+	columns    string // columns that are read in addition to sort and id
 	from       string
 	sort       string      // expression of text
 	id         string      // column of uuid
-	lead       int         // how many arguments stand before those of the conditions
+	lead       int         // how many arguments precede those of the conditions
 	tenant     string      // column of the tenant, which the last of these arguments is compared with; empty: none
 	conditions []condition // those that a request may add
 }
@@ -83,16 +83,16 @@ type layout struct {
 // parts select the conditions of one statement of a list.
 type parts struct {
 	conditions []condition
-	after      bool // it goes on behind a place in the order
-	scoped     bool // it is of one tenant
+	after      bool // it continues after a place in the order
+	scoped     bool // it reads one tenant's rows
 }
 
-// samples have every condition.
+// samples returns parts that together have every condition, for the tests that prepare the statements.
 func (l *layout) samples() []parts {
 	return []parts{{}, {conditions: l.conditions, after: true}, {scoped: true}, {conditions: l.conditions, after: true, scoped: true}}
 }
 
-// compose makes the statement.
+// compose returns the statement for the parts.
 func (l *layout) compose(p parts) string {
 	sortExpr, order := l.sort, l.sort+", "+l.id
 	next := condition("(" + l.sort + ", " + l.id + ") > (?::text, ?::uuid)")
@@ -113,14 +113,14 @@ func (l *layout) compose(p parts) string {
 		" ORDER BY " + order + " LIMIT $" + strconv.Itoa(n+1)
 }
 
-// scope is the tenant's part of a statement. A comparison with a tenant that may be NULL cannot use an index in a plan that serves all arguments, so that
-// a statement of one tenant has another text than that of all.
+// scope is the tenant's part of a statement. A comparison with a tenant that may be NULL cannot use an index in a
+// generic plan, so the statement for one tenant has another text than the one for all tenants.
 type scope struct {
 	column string
 	one    bool
 }
 
-// condition compares the n-th argument.
+// condition returns the SQL condition that compares the column with the n-th argument.
 func (s scope) condition(n int) string {
 	if s.one {
 		return s.column + " = $" + strconv.Itoa(n)
@@ -128,8 +128,9 @@ func (s scope) condition(n int) string {
 	return "$" + strconv.Itoa(n) + "::text IS NULL"
 }
 
-// filter returns the WHERE clause of a list with the tenant, which is the last of its first n arguments, and further conditions; and how many arguments
-// there are then. It panics over a condition that the list does not have: no sample would have it.
+// filter returns the WHERE clause of a list with the tenant, which is the last of its first n arguments, and further
+// conditions; and how many arguments there are then. It panics for a condition that the list does not have, because no
+// sample would cover it.
 func filter(list string, of scope, n int, conditions, known []condition) (string, int) {
 	var where []string
 	if of.column != "" {
@@ -165,7 +166,7 @@ func (l *listing) and(c condition, args ...any) {
 	l.where, l.args = append(l.where, c), append(l.args, args...)
 }
 
-// place is where a row stands in the order of its list. Every row of a list embeds it.
+// place is the position of a row in the order of its list. Every row of a list embeds it.
 type place struct {
 	Sort string `db:"page_sort"`
 	ID   string `db:"page_id"`
@@ -173,7 +174,7 @@ type place struct {
 
 func (p place) at() place { return p }
 
-// run returns one page and the token of the next.
+// run returns one page of a list and the token of the next page.
 func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l listing, page Page, read func(R) (T, error)) ([]T, string, error) {
 	rows, next, err := pageOf(l, s.scope, page, func(statement *pg.Statement, args ...any) ([]R, error) {
 		return rowsOf[R](ctx, s, statement, args...)
@@ -192,7 +193,7 @@ func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l l
 	return items, next, nil
 }
 
-// pageOf returns the rows of one page, as all reads them, and the token of the next.
+// pageOf returns the rows of one page, read with all, and the token of the next page.
 func pageOf[R interface{ at() place }](
 	l listing, in Scope, page Page, all func(*pg.Statement, ...any) ([]R, error),
 ) ([]R, string, error) {

@@ -147,7 +147,7 @@ func TestConnectedFollowsSessionReplicaAndHandOver(t *testing.T) {
 	testkit.SetClockOffset(k.DB, 3*time.Minute)
 	k.BeatOf(other, k.Now().Add(-160*time.Second), false)
 	expect("silent for longer than the policy", false, "agent_down", third)
-	// A gate is still to open.
+	// A gate that is not open yet.
 	k.Append(session(ids.New(), other, 2, admitted))
 	fourth := ids.New()
 	k.Append(session(fourth, other, 4, admitted))
@@ -325,7 +325,8 @@ func TestScopeIsClosedByDefault(t *testing.T) {
 	}
 }
 
-// A workspace that stalls on its way up is temporary until it is up: another attempt, a step that succeeds later and another operation are no evidence of that.
+// A workspace that stalls on its way up is temporary until it is up: another attempt, a step that succeeds later and
+// another operation do not end that.
 func TestAStallIsTemporaryUntilTheWorkspaceIsUp(t *testing.T) {
 	k := newKit(t)
 	ws := &lifecyclev1.Workspace{
@@ -388,7 +389,7 @@ func TestAStallIsTemporaryUntilTheWorkspaceIsUp(t *testing.T) {
 	k.Append(run)
 	k.Append(ws)
 	is("it is up", normal, false)
-	// What stalled before it was up is history.
+	// A step that stalled before the workspace was up does not count.
 	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, "x"
 	run.RunId = ids.New()
 	k.Append(run)

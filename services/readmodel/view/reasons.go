@@ -5,7 +5,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Explain returns the rows of a reason, all of them for an empty code.
+// Explain returns the rows of a reason, or the rows of all reasons for an empty code.
 func Explain(code string) ([]*readmodelv1.ReasonText, error) {
 	found := fault.Explanations(code)
 	if len(found) == 0 {

@@ -14,25 +14,26 @@ import (
 )
 
 const (
-	// Candidates shown of an ambiguous reference.
+	// Candidates is how many candidates for an ambiguous reference are returned at most.
 	Candidates = 10
 	candidates = Candidates
-	// leastDigits of an id stand for it.
+	// leastDigits is how many digits of an id are needed at least to refer to it.
 	leastDigits = 6
 	idDigits    = 32
 )
 
-// object says where the objects of a kind are found by a part of their id. The table is x in name.
+// object describes how the objects of a kind are found by a part of their id. In name, x is the table.
 type object struct {
 	table, id string
-	name      string // what people call one: text, or NULL
-	tenants   bool   // a tenant's person may look for them
+	name      string // SQL expression for the name of an object: text, or NULL
+	tenants   bool   // a person of a tenant may look them up
 }
 
 const (
-	// nodeOf is the name of an object's node, looked up for each object: a join may read all nodes for one.
+	// nodeOf is the name of an object's node. It is a subquery for each object, because a join may read all nodes for one
+	// object.
 	nodeOf = "(SELECT n.name FROM readmodel.node n WHERE n.node_id = x.node_id)"
-	// workspaceOf names no workspace of another tenant than the object's own.
+	// workspaceOf is the name of an object's workspace, if the workspace is of the same tenant as the object.
 	workspaceOf = "(SELECT w.tenant || '/' || w.name FROM readmodel.workspace w WHERE w.workspace_id = x.workspace_id AND w.tenant_id = x.tenant_id)"
 )
 
@@ -56,7 +57,8 @@ var objects = map[readmodelv1.ObjectKind]object{
 	},
 }
 
-// selects begins a query for the id and the name of objects; of returns its end: of one tenant, $4, and at most $3.
+// selects returns the start of a query for the id and the name of objects. of returns its end: restricted to the tenant
+// $4 if scoped, and to at most $3 rows.
 func (o object) selects() string {
 	return fmt.Sprintf("SELECT x.%[2]s::text AS id, COALESCE(%[3]s, '') AS text FROM readmodel.%[1]s x WHERE ", o.table, o.id, o.name)
 }
@@ -69,7 +71,7 @@ func (o object) of(scoped bool, order string) string {
 	return tenant + " ORDER BY " + order + " LIMIT $3"
 }
 
-// digitsBackwards is an id's digits from the end, in SQL. The expression is the one of the indexes.
+// digitsBackwards returns the SQL expression for an id's digits in reverse order. The indexes have the same expression.
 func digitsBackwards(column string) string {
 	return fmt.Sprintf(`(reverse(replace(%s::text, '-', ''))) COLLATE "C"`, column)
 }
@@ -103,19 +105,20 @@ func lookupSamples() []lookup {
 
 var findByPart = pg.DefineDynamic(pg.RoleReadmodel, "view.find_by_part_of_id", lookup.compose, lookupSamples()...)
 
-// byBeginning finds ids from $1 to $2.
+// byBeginning returns the statement that finds ids from $1 to $2.
 func (o object) byBeginning(scoped bool) string {
 	return o.selects() + fmt.Sprintf("x.%s BETWEEN $1::uuid AND $2::uuid", o.id) + o.of(scoped, "x."+o.id)
 }
 
-// byEnd finds ids whose digits, read from the end, are from $1 on and before $2.
+// byEnd returns the statement that finds ids whose digits, in reverse order, are at least $1 and less than $2.
 func (o object) byEnd(scoped bool) string {
 	end := digitsBackwards("x." + o.id)
 	return o.selects() + end + " >= $1 AND " + end + " < $2" + o.of(scoped, end)
 }
 
-// Resolve finds the one object of the kinds (none: of all that the person may look for) that ref stands for: a name of a node, a workspace or a tenant,
-// an id, or six or more digits from the beginning or the end of an id. A name goes before a part of an id.
+// Resolve returns the one object that ref stands for, among the kinds (none given: all kinds that the person may look
+// up): a name of a node, a workspace or a tenant, an id, or six or more digits from the beginning or the end of an id.
+// A name takes precedence over a part of an id.
 func (s *Snapshot) Resolve(ctx context.Context, ref string, kinds []readmodelv1.ObjectKind) (*readmodelv1.ResolveResponse, error) {
 	for _, kind := range kinds {
 		if !s.scope.Everything() && !objects[kind].tenants {
@@ -153,7 +156,7 @@ func (s *Snapshot) Resolve(ctx context.Context, ref string, kinds []readmodelv1.
 	return only(what, ref, found)
 }
 
-// only returns the one that was found.
+// only returns the single element of found, and a not_found or an ambiguous fault if there is none or more than one.
 func only(what, ref string, found []*readmodelv1.ResolveResponse) (*readmodelv1.ResolveResponse, error) {
 	switch len(found) {
 	case 0:
@@ -182,7 +185,7 @@ var (
 	ORDER BY w.tenant_id, w.workspace_id DESC LIMIT $6`)
 )
 
-// named finds nodes, workspaces and tenants by name.
+// named returns the nodes, workspaces or tenants of a name.
 func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse, error) {
 	switch kind { //nolint:exhaustive // nothing else has a name of its own
 	case readmodelv1.ObjectKind_OBJECT_KIND_NODE:
@@ -195,13 +198,13 @@ func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref s
 	return nil, nil
 }
 
-// nodesNamed finds the nodes of a name that are not retired.
+// nodesNamed returns the nodes of a name that are not retired.
 func (s *Snapshot) nodesNamed(ctx context.Context, name string) ([]*readmodelv1.ResolveResponse, error) {
 	return s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, nodesNamed, name, s.scope.arg(), candidates+1)
 }
 
-// workspacesNamed finds the workspaces of a name, or of tenant/name: of each tenant the one that lives; only if none lives, the last that was
-// decommissioned.
+// workspacesNamed returns the workspaces of a name, or of tenant/name: for each tenant the live one; only if none is
+// live, the last that was decommissioned.
 func (s *Snapshot) workspacesNamed(ctx context.Context, ref string) ([]*readmodelv1.ResolveResponse, error) {
 	tenant, name, both := strings.Cut(ref, "/")
 	if !both {
@@ -220,8 +223,8 @@ func (s *Snapshot) workspacesNamed(ctx context.Context, ref string) ([]*readmode
 	return nil, nil
 }
 
-// byPart finds objects by an id, or by digits from its beginning or its end. Ids that were made within the same hours begin alike: only as many are read as
-// are shown.
+// byPart returns objects by an id, or by digits from its beginning or its end. Ids that were made within the same hours
+// begin alike, so it reads only as many as are returned as candidates.
 func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse, error) {
 	digits := digitsOf(ref)
 	if digits == "" {
@@ -237,7 +240,7 @@ func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 		return found, err
 	}
 	end := reversed(digits)
-	args[0], args[1] = end, end+"g" // what sorts after every digit
+	args[0], args[1] = end, end+"g" // `g` sorts after every hexadecimal digit
 	ends, err := s.collect(ctx, kind, findByPart.For(lookup{o, true, !s.scope.Everything()}), args...)
 	if err != nil {
 		return nil, err
@@ -271,7 +274,7 @@ func digitsOf(ref string) string {
 	return digits
 }
 
-// ID returns the id that ref spells in full, as the database spells it, and whether it is one.
+// ID returns ref in the database's format of an id, and whether ref is a whole id.
 func ID(ref string) (string, bool) {
 	digits := digitsOf(ref)
 	if len(digits) != idDigits {
@@ -280,8 +283,8 @@ func ID(ref string) (string, bool) {
 	return uuidText(digits, ""), true
 }
 
-// PartOfID returns the condition of SQL that the ids in column meet which begin or end with a part of an id. Its arguments, $1 to $4, are those of PartArgs.
-// More than Candidates of them need not be read.
+// PartOfID returns the SQL condition that the id in column begins or ends with a part of an id. Its arguments, $1 to
+// $4, are those of PartArgs. A caller need not read more than Candidates rows.
 func PartOfID(column string) string {
 	return fmt.Sprintf("(%[1]s BETWEEN $1::uuid AND $2::uuid OR (%[2]s >= $3 AND %[2]s < $4))", column, digitsBackwards(column))
 }
@@ -296,7 +299,7 @@ func PartArgs(ref string) []any {
 	return []any{uuidText(digits, "0"), uuidText(digits, "f"), backwards, backwards + "g"}
 }
 
-// uuidText fills digits up to a whole id.
+// uuidText returns digits, padded with fill to a whole id, in the format of a UUID.
 func uuidText(digits, fill string) string {
 	digits += strings.Repeat(fill, idDigits-len(digits))
 	return digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
@@ -308,7 +311,7 @@ func reversed(digits string) string {
 	return string(out)
 }
 
-// Node finds one by name, of those that are not retired, by id or by a part of the id.
+// Node returns one node by name, among those that are not retired, by id or by a part of the id.
 func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) {
 	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, ref)
 	if err != nil {
@@ -321,8 +324,8 @@ func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, err
 	return first(found), err
 }
 
-// Workspace finds one by id, by tenant/name, by a bare name that exactly one workspace has, or by a part of the id. A name means the workspace that lives;
-// only if none does, the last that was decommissioned.
+// Workspace returns one workspace by id, by tenant/name, by a bare name that exactly one workspace has, or by a part of
+// the id. A name means the live workspace; only if none is live, the last that was decommissioned.
 func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Workspace, error) {
 	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, ref)
 	if err != nil {
@@ -361,7 +364,8 @@ func first[T any](found []*T) *T {
 	return found[0]
 }
 
-// ambiguous is the refusal of a reference that stands for several objects. It lists each with its kind, its id and its name.
+// ambiguous returns the refusal of a reference that stands for several objects. It lists each with its kind, its id and
+// its name.
 func ambiguous(what, ref string, found []*readmodelv1.ResolveResponse) error {
 	choices := make([]string, 0, len(found))
 	for _, one := range found {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
-// TestPartsUseIndexes: whatever part of an id is given, no table is read whole, and a tenant's look does not walk past other tenants' rows.
+// TestPartsUseIndexes: whatever part of an id is given, no table is read whole, and a lookup of one tenant does not
+// read past other tenants' rows.
 func TestPartsUseIndexes(t *testing.T) {
 	testkit.IO(t)
 	w := projecttest.NewWorld(t)

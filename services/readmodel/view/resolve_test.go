@@ -25,7 +25,8 @@ func (k *kit) resolve(scope view.Scope, ref string, kinds ...readmodelv1.ObjectK
 	return found, err
 }
 
-// TestPartsOfIDs: every kind of object is found by its id in any spelling, and by digits from its beginning and its end.
+// TestPartsOfIDs: every kind of object is found by its id in any spelling, and by digits from its beginning and its
+// end.
 func TestPartsOfIDs(t *testing.T) {
 	k := newKit(t)
 	// Ids that were made at other times than everything else here.
@@ -75,7 +76,7 @@ func TestPartsOfIDs(t *testing.T) {
 			t.Errorf("tenant %s: %v", ref, err)
 		}
 	}
-	// What stands for several is refused with each of them.
+	// A part that several objects have is refused with the list of them.
 	_, err := k.resolve(view.All(), "0192f0")
 	if want := []string{"task " + task + " " + k.A.NodeName, "workspace " + workspace + " alpha/parts"}; !fault.Has(err, commonv1.Reason_REASON_AMBIGUOUS) ||
 		!slices.Equal(unmet(err), want) {
@@ -83,7 +84,7 @@ func TestPartsOfIDs(t *testing.T) {
 	}
 }
 
-// TestAmbiguousIsBounded: however many there are, ten are shown.
+// TestAmbiguousIsBounded: the refusal lists ten candidates, however many there are.
 func TestAmbiguousIsBounded(t *testing.T) {
 	k := newKit(t)
 	for range 15 {
@@ -123,7 +124,7 @@ func TestPartsStayWithinTheTenant(t *testing.T) {
 			}
 		}
 	}
-	// What a tenant's person may not list is not found out by looking for it either.
+	// A kind that a tenant's person may not list cannot be looked up either.
 	for _, kind := range []readmodelv1.ObjectKind{readmodelv1.ObjectKind_OBJECT_KIND_TASK, readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT, readmodelv1.ObjectKind_OBJECT_KIND_NODE} {
 		if _, err := k.resolve(scope, k.A.TaskID, kind); !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
 			t.Errorf("%s: %v", kind, err)

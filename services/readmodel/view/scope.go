@@ -9,14 +9,15 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// Scope is whose rows may be met. The zero value meets none.
+// Scope determines whose rows a caller may see. The zero value includes none.
 type Scope struct {
 	all      bool
 	tenantID string
-	outputs  bool // what workloads wrote is shown
+	outputs  bool // the output of workloads is included
 }
 
-// ScopeOf returns a person's. A person with a tenant is bound to it, whatever the roles say; one without must be of the operator's people.
+// ScopeOf returns the scope of a person. A person with a tenant is bound to it, whatever the roles are; a person
+// without one must have the role operator, security or viewer.
 func ScopeOf(p rpc.Person) (Scope, error) {
 	if p.TenantID != "" {
 		return Scope{tenantID: p.TenantID, outputs: true}, nil
@@ -27,13 +28,14 @@ func ScopeOf(p rpc.Person) (Scope, error) {
 	return Scope{}, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your session belongs to no tenant")
 }
 
-// All meets every tenant's rows.
+// All returns the scope that includes every tenant's rows.
 func All() Scope { return Scope{all: true, outputs: true} }
 
-// Outputs reports whether what workloads wrote is shown: to people of their tenant, and of the operator's people to operators alone.
+// Outputs reports whether the output of workloads is included: for people of the workload's tenant, and among the
+// operator's people for the role operator alone.
 func (s Scope) Outputs() bool { return s.outputs }
 
-// Step returns an attempt as it is shown in the scope: itself, or a copy without what is hidden.
+// Step returns an attempt as the scope may see it: itself, or a copy without the hidden fields.
 func (s Scope) Step(a *lifecyclev1.StepAttempt) *lifecyclev1.StepAttempt {
 	hideCause, hideOutput := !s.all && a.GetCause() != "", !s.outputs && a.GetLastOutput() != ""
 	if !hideCause && !hideOutput {
@@ -41,7 +43,7 @@ func (s Scope) Step(a *lifecyclev1.StepAttempt) *lifecyclev1.StepAttempt {
 	}
 	a = proto.CloneOf(a)
 	if hideCause {
-		a.Cause = "" // it may name what stands behind the mesh
+		a.Cause = "" // it may name systems behind the mesh
 	}
 	if hideOutput {
 		a.LastOutput = ""
@@ -49,34 +51,35 @@ func (s Scope) Step(a *lifecyclev1.StepAttempt) *lifecyclev1.StepAttempt {
 	return a
 }
 
-// Everything says whether nothing is hidden.
+// Everything reports whether the scope includes every tenant's rows.
 func (s Scope) Everything() bool { return s.all }
 
-// TenantID is the only tenant that is met, empty if all are.
+// TenantID returns the id of the only tenant that is included, empty if all are.
 func (s Scope) TenantID() string { return s.tenantID }
 
-// Meets says whether a row of a tenant is met.
+// Meets reports whether the scope includes the rows of a tenant.
 func (s Scope) Meets(tenantID string) bool {
 	return s.all || (s.tenantID != "" && s.tenantID == tenantID)
 }
 
-// arg is the scope in SQL: NULL meets all.
+// arg returns the scope as an SQL argument: NULL includes all tenants.
 func (s Scope) arg() any {
 	if s.all {
 		return nil
 	}
 	if s.tenantID == "" {
-		return "00000000-0000-0000-0000-000000000000" // nobody's
+		return "00000000-0000-0000-0000-000000000000" // the id of no tenant
 	}
 	return s.tenantID
 }
 
-// operatorsOnly refuses what is of no tenant: an empty answer would say that there is nothing.
+// operatorsOnly returns the refusal of a request for objects that belong to no tenant. An empty list would suggest that
+// there are none.
 func operatorsOnly() error {
 	return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator")
 }
 
-// notFound is the one answer to what does not exist and to what is another tenant's.
+// notFound returns the same error for an object that does not exist and for one of another tenant.
 func notFound(what string) error {
 	return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such "+what)
 }

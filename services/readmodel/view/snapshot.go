@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// BeatFresh is how old a replica's beat may be: three of its cadence.
+	// BeatFresh is how old a fresh beat of a replica may be: three beat intervals.
 	BeatFresh = 15 * time.Second
-	// statementTimeout of one statement, in milliseconds, and readTimeout of a whole read.
+	// statementTimeout bounds one statement, in milliseconds, and readTimeout a whole read.
 	statementTimeout = "5000"
 	readTimeout      = 10 * time.Second
 	onceTimeout      = 5 * time.Second // of a read that is no transaction
@@ -34,7 +34,7 @@ type Reader struct {
 	kept   *bodies
 }
 
-// NewReader makes a reader.
+// NewReader returns a new reader.
 func NewReader(db *pgxpool.Pool, p policy.Reader) *Reader {
 	return &Reader{db: db, policy: p, kept: &bodies{}}
 }
@@ -45,10 +45,10 @@ type Snapshot struct {
 	scope      Scope
 	staleAfter time.Duration
 	kept       *bodies
-	with       *pg.Batch // what the next list is sent together with; nil: nothing
-	// Now is the database's time; every age in what is answered is counted to it.
+	with       *pg.Batch // queries that are sent together with the next list; nil: none
+	// Now is the database's time; every age in an answer is relative to it.
 	Now time.Time
-	// Position of the projection.
+	// Position is the position of the projection.
 	Position int64
 }
 
@@ -61,7 +61,7 @@ var takeSnapshot = pg.Define(pg.RoleReadmodel, "view.take_snapshot", `
 	SELECT mesh.clock() AS now, COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0) AS position
 	FROM set_config('statement_timeout', $2, true)`)
 
-// Read calls fn with a snapshot. Nothing that fn got from it may be used to read on afterwards.
+// Read calls fn with a snapshot. The snapshot must not be used after fn has returned.
 func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Context, s *Snapshot) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -78,7 +78,7 @@ func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Cont
 	return refusal(err)
 }
 
-// refusal is the answer to a read that failed.
+// refusal returns the fault for a read that failed; nil for nil.
 func refusal(err error) error {
 	switch {
 	case err == nil:
@@ -98,7 +98,7 @@ func tookTooLong(err error) error {
 	return fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "the read took too long", fault.Cause(err))
 }
 
-// isCanceledByServer tells a statement that ran into its time limit.
+// isCanceledByServer reports whether the database ended a statement, as it does at the time limit.
 func isCanceledByServer(err error) bool {
 	const queryCanceled = "57014"
 	var pgErr *pgconn.PgError
@@ -110,7 +110,7 @@ func isUUID(s string) bool {
 	return err == nil && parsed.String() == s
 }
 
-// optional is an id as an argument: NULL if it is empty, and the nil id, which nothing has, if it is no id.
+// optional returns an id as an argument: NULL if it is empty, and the nil id, which no object has, if it is no id.
 func optional(id string) any {
 	switch {
 	case id == "":

@@ -20,8 +20,9 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// Timeline returns a workspace, its runs (newest first, those that a reset has archived too) and the items of one of them: of the run that is named,
-// else of the one that stands in the workspace. A run that is none of this workspace's is fault not_found, whosever it is.
+// Timeline returns a workspace, its runs (newest first, those that a reset has archived too) and the items of one of
+// them: of the run that is named, else of the workspace's current run. A run of another workspace is fault not_found,
+// whichever tenant owns it.
 func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv1.GetTimelineResponse, error) {
 	w, err := s.Workspace(ctx, ref)
 	if err != nil {
@@ -50,7 +51,7 @@ func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv
 	return out, nil
 }
 
-// shownRun is the run that is asked for, else the one that stands in the workspace; nil if there was none yet.
+// shownRun returns the run with the requested id, else the workspace's current run; nil if there was none yet.
 func (s *Snapshot) shownRun(ctx context.Context, w *readmodelv1.Workspace, runs []*lifecyclev1.Run, id string) (*lifecyclev1.Run, error) {
 	if id != "" {
 		id = strings.ToLower(id)
@@ -82,8 +83,8 @@ var lastStepsOfRuns = pg.Define(pg.RoleReadmodel, "view.last_steps_of_runs", `
 	WHERE r.run_id = ANY($2::uuid[]) AND t.run_id = ANY($2::uuid[]) AND t.direction = 'do' AND ($1::uuid IS NULL OR r.tenant_id = $1)
 	ORDER BY t.run_id, t.step DESC, t.attempt DESC`)
 
-// history tells of each run in short. A run that went back, or is stuck there, stopped at the furthest step that it had begun, unless that one succeeded:
-// then it was cancelled between two steps.
+// history returns a summary of each run. A run that was undone, or is stuck in its undo, stopped at the furthest step
+// that it had begun, unless that step succeeded: then the run was cancelled between two steps.
 func (s *Snapshot) history(ctx context.Context, runs []*lifecyclev1.Run) ([]*readmodelv1.RunBrief, error) {
 	ids := make([]string, 0, len(runs))
 	for _, r := range runs {
@@ -93,7 +94,7 @@ func (s *Snapshot) history(ctx context.Context, runs []*lifecyclev1.Run) ([]*rea
 	if err != nil {
 		return nil, fmt.Errorf("read the last steps of runs: %w", err)
 	}
-	last := map[string]*lifecyclev1.StepAttempt{} // of which only the state and the name are shown
+	last := map[string]*lifecyclev1.StepAttempt{} // of which only the state and the name are used
 	for _, row := range rows {
 		if last[row.RunID], err = decode[lifecyclev1.StepAttempt](row.Body); err != nil {
 			return nil, fmt.Errorf("read the last steps of runs: %w", err)
@@ -122,13 +123,14 @@ func wentBack(state commonv1.RunState) bool {
 	}
 }
 
-// stopped says whether an attempt ended without its step being done.
+// stopped reports whether an attempt ended without completing its step.
 func stopped(state commonv1.AttemptState) bool {
 	return failed(state) || state == commonv1.AttemptState_ATTEMPT_STATE_CANCELLED
 }
 
-// Timeline lays out one run: its steps forward, each with its attempts exactly as they were recorded and, where none was, as not begun (attempt 0,
-// state unspecified); then what was undone, in the order in which it is undone.
+// Timeline returns the items of one run: first its forward steps, each with its attempts exactly as they were recorded
+// or, if there was none, as not begun (attempt 0, state unspecified); then the steps that were undone, in the order of
+// the undo.
 func Timeline(r *lifecyclev1.Run, attempts []*lifecyclev1.StepAttempt, now time.Time) []*readmodelv1.TimelineItem {
 	attempts = slices.Clone(attempts)
 	slices.SortStableFunc(attempts, func(a, b *lifecyclev1.StepAttempt) int {
@@ -198,7 +200,7 @@ func failed(state commonv1.AttemptState) bool {
 	}
 }
 
-// number counts steps as people do.
+// number returns the number of a step, counted from 1, as text.
 func number(step int) string { return strconv.Itoa(step + 1) }
 
 func between(from, to *timestamppb.Timestamp, now time.Time) float64 {

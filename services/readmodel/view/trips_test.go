@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// trips counts what a connection sends and waits for.
+// trips counts the round trips of a connection.
 type trips struct {
 	n     int
 	after func(n int) // called when the n-th query has ended, if it is set
@@ -39,8 +39,9 @@ func (*trips) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryDat
 
 func (*trips) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// TestRoundTripsOfLists: the snapshot with the beginning of its transaction, the list with what it is compared with, and the end; for nodes the names of
-// their workspaces too. A list of workspaces whose rows have not changed is one statement.
+// TestRoundTripsOfLists: one trip each for the snapshot with the begin of its transaction, for the list with the query
+// beside it, and for the commit; for nodes also one for the names of their workspaces. A list of workspaces whose rows
+// have not changed is one statement.
 func TestRoundTripsOfLists(t *testing.T) {
 	k := newKit(t)
 	reader, counted := countedReader(t, k)
@@ -58,7 +59,7 @@ func TestRoundTripsOfLists(t *testing.T) {
 			return err
 		}},
 	} {
-		if err := reader.Read(testkit.Context(t), view.All(), tt.list); err != nil { // what it decodes is kept
+		if err := reader.Read(testkit.Context(t), view.All(), tt.list); err != nil { // the decoded messages are kept
 			t.Fatal(err)
 		}
 		counted.n = 0
@@ -79,9 +80,9 @@ func TestRoundTripsOfLists(t *testing.T) {
 	}
 }
 
-// TestListsOfWorkspacesShowWhatChanged rewrites a row under its version, as a rebuild of the projection does: it is
-// shown anew at the next list, and where it happens between the statement that names the rows of a page and the one
-// that reads them the page is read in a snapshot.
+// TestListsOfWorkspacesShowWhatChanged rewrites a row under its version, as a rebuild of the projection does: the next
+// list has the new body, and if that happens between the statement that reads the keys of a page and the one that reads
+// the bodies, the page is read in a snapshot.
 func TestListsOfWorkspacesShowWhatChanged(t *testing.T) {
 	k := newKit(t)
 	reader, counted := countedReader(t, k)

@@ -11,32 +11,34 @@ import (
 	"github.com/gpuaas/mesh/internal/showable"
 )
 
-// Reasons of an active workspace whose workload does not go on.
+// Reasons of an active workspace whose workload does not run on.
 const (
 	ReasonCrashLoop       = "workload_crash_loop"
 	ReasonWorkloadStopped = "workload_stopped"
 )
 
-// workloadsShown bounds the workloads that a workspace describes; of more it shows the number.
+// workloadsShown is how many workloads a workspace's detail describes at most; it gives only the number of the others.
 const workloadsShown = 3
 
-// WorkloadStatus is what is known of the workloads of an active workspace. It is empty if all of them go on, or nothing is known.
+// WorkloadStatus describes the workloads of an active workspace that do not run on. It is empty if all of them run on,
+// or if nothing is known about them.
 type WorkloadStatus struct {
 	Reason     string
 	Detail     string // the reason in words
-	NextAction string // of the workspace's user
-	Failing    bool   // one of them fails; false where those that ended have done what they were asked to
+	NextAction string // for the workspace's user
+	Failing    bool   // one of them fails; false if all that ended have completed their work
 }
 
-// DescribeWorkloads finds the workloads of a workspace that exit again and again, or have ended for good, in the last observation of its node's agent. An
-// observation of another epoch is none of this workspace's, and a workload that its spec does not name is not shown. The caller knows that the agent can act:
-// what a silent one reported last is no evidence of what is now.
+// DescribeWorkloads returns the status of the workloads of a workspace that exit again and again, or have ended for
+// good, from the last observation of its node's agent. An observation of another epoch does not concern this workspace,
+// and a workload that its spec does not name is left out. The caller has checked that the agent can act: the last
+// report of a silent agent says nothing about the present.
 func DescribeWorkloads(w *lifecyclev1.Workspace, seen *nodev1.Observation) WorkloadStatus {
 	if seen.GetEpoch() != w.GetEpoch() {
 		return WorkloadStatus{}
 	}
 	var out WorkloadStatus
-	var lines, done []string // what fails stands first: a cut list shows the beginning alone
+	var lines, done []string // workloads that fail come first, because a table may cut the end of the text
 	for _, spec := range w.GetSpec().GetWorkloads() {
 		at := slices.IndexFunc(seen.GetWorkloads(), func(st *nodev1.WorkloadStatus) bool { return st.GetName() == spec.GetName() })
 		if at < 0 {
@@ -65,8 +67,9 @@ func DescribeWorkloads(w *lifecyclev1.Workspace, seen *nodev1.Observation) Workl
 	return out
 }
 
-// describeWorkload returns why a workload does not go on, in a word and in a line, and whether that is a failure. The line begins with what differs: of
-// a list on a narrow terminal only its beginning is seen.
+// describeWorkload returns why a workload does not run on, as a reason and as a line, and whether that is a failure.
+// The line begins with the part that differs between workloads: of a list on a narrow terminal only its beginning is
+// visible.
 func describeWorkload(st *nodev1.WorkloadStatus) (string, string, bool) {
 	last, when := lastExit(st), ""
 	if at := st.GetExitedAt(); at != nil {
@@ -97,18 +100,20 @@ func describeWorkload(st *nodev1.WorkloadStatus) (string, string, bool) {
 // exitNotStarted is the exit code that agents report of a workload that they could not start.
 const exitNotStarted = 127
 
-// unstarted reports whether the agent could not start the workload: it then describes why in other words than those of an exit.
+// unstarted reports whether the agent could not start the workload: it then describes why in other words than those of
+// an exit.
 func unstarted(st *nodev1.WorkloadStatus) bool {
 	return st.GetExitCode() == exitNotStarted && st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF &&
 		st.GetDetail() != "" && !strings.HasPrefix(st.GetDetail(), "exited ")
 }
 
-// lastExit spells how a workload last ended.
+// lastExit returns a text about how a workload last ended.
 func lastExit(st *nodev1.WorkloadStatus) string {
 	const detailShown = 200
 	switch code := st.GetExitCode(); {
 	case unstarted(st):
-		return showable.Tail(showable.Clean([]byte(st.GetDetail())), detailShown) // an agent is not believed to send clean text
+		// the agent's text may contain control characters
+		return showable.Tail(showable.Clean([]byte(st.GetDetail())), detailShown)
 	case code < 0:
 		return "its exit status was lost with its shim"
 	case code > 128:
@@ -118,7 +123,7 @@ func lastExit(st *nodev1.WorkloadStatus) string {
 	}
 }
 
-// workloadAction is what the user of a workspace does about a workload that does not go on.
+// workloadAction returns what the user of a workspace should do about a workload that does not run on.
 func workloadAction(w *lifecyclev1.Workspace, st *nodev1.WorkloadStatus, reason string, failing bool) string {
 	logs := fmt.Sprintf("gpuaas workspaces logs %s/%s --workload %s", w.GetTenant(), w.GetName(), st.GetName())
 	switch {

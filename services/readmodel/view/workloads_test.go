@@ -16,8 +16,9 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// TestAnActiveWorkspaceShowsItsWorkloads follows a workspace whose workload crashes after it was active: what its own node's agent reports of its present
-// epoch is shown, for as long as that agent can be heard, and ends with the agent's next report.
+// TestAnActiveWorkspaceShowsItsWorkloads follows a workspace whose workload crashes after it was active: the report of
+// its own node's agent for its present epoch is shown as long as that agent is connected, until the agent's next
+// report.
 func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	k := newKit(t)
 	scope := scopeOf(t, k.A.ID)
@@ -98,7 +99,7 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	expect("one has finished, and one cannot be started", view.ReasonCrashLoop, temporary, "cannot be started: side, no room; finished: main", "--workload side --previous")
 	observe(k.A.NodeID, 2, exited("no-such-workload", 1))
 	expect("a workload that the spec does not name", "", normal)
-	// The agent is heard and has not repeated it: nothing is known of it now, and that is said.
+	// The agent is connected and the report is stale: the present state is not known, and the agent detail reports that.
 	k.Observe(k.A.NodeID, &nodev1.Observation{WorkspaceId: k.A.WorkspaceID, Epoch: 2, Workloads: []*nodev1.WorkloadStatus{loop}, StaleSince: at})
 	expect("it is stale", "", normal)
 	if w, err := k.workspace(scope, k.A.WorkspaceName); err != nil || !strings.Contains(w.GetAgentDetail(), "since 2026-01-02T03:04:05Z") {
@@ -107,7 +108,7 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	observe(k.A.NodeID, 2)
 	expect("nothing is reported", "", normal)
 
-	// What other nodes report of it fades, and never what its own reported before them.
+	// Reports of other nodes are deleted, and never the earlier report of its own node.
 	for range 12 {
 		observe(ids.New(), 1, loop)
 	}

@@ -27,10 +27,10 @@ type WorkspaceFilter struct {
 	NotOver bool     // without the decommissioned
 }
 
-// workspaceFrom joins a workspace with the run that stands in it (its run_id, else its newest), with whether a step of
-// that run stalls, and with the node whose agent acts for it. What is joined is looked up for each row of the page:
-// subqueries with a LIMIT are neither flattened nor hashed, which would read all that is observed, or all steps, for a
-// page of eight.
+// workspaceFrom joins a workspace with its current run (its run_id, else its newest), with whether a step of that run
+// stalls, and with the node whose agent acts for it. The joined rows are looked up for each row of the page: subqueries
+// with a LIMIT are neither flattened nor hashed, which would read all that is observed, or all steps, for a page of
+// eight.
 var workspaceFrom = `readmodel.workspace w
 	LEFT JOIN LATERAL (
 		SELECT x.run_id, x.version, x.xmin, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
@@ -41,10 +41,10 @@ var workspaceFrom = `readmodel.workspace w
 		WHERE x.workspace_id = w.workspace_id AND x.node_id = w.node_id AND w.state = 'active'
 		LIMIT 1) o ON true` + nodeSession("(SELECT a.now FROM at a)")
 
-// workspaceRow is a workspace of a page: which rows it is made of, and what of them is compared in the database. The
-// bodies of these rows are kept by their keys, and read when they are not there. A run says that its step stalls until
-// that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the
-// workspace last came up, for one that is being provisioned.
+// workspaceRow is a workspace of a page: the keys of the rows that it is made of, and the values that the database
+// derives from them. The decoded bodies of these rows are kept by their keys, and read if they are missing. A step of a
+// run counts as stalled until that step has succeeded or the run has moved on, over all its attempts. HasStalled is
+// whether any attempt has stalled since the workspace last came up, for one that is being provisioned.
 type workspaceRow struct {
 	place
 	workspaceKeys
@@ -61,7 +61,8 @@ type workspaceKeys struct {
 	SeenVersion *int64    `db:"seen_version" expr:"o.version"`
 	SeenXmin    uint32    `db:"seen_xmin" expr:"COALESCE(o.xmin, '0')"`
 	Now         time.Time `db:"now" expr:"(SELECT a.now FROM at a)"`
-	// Listening is since when replicas listen; nil if none does, or the node is connected: then it is not asked.
+	// Listening is the time since which replicas listen; nil if none does, or if the node is connected, for which it is
+	// not queried.
 	Listening  *time.Time `db:"listening" expr:"CASE WHEN @.state <> 'decommissioned' AND NOT COALESCE(s.connected, false) THEN ({listening}) END"`
 	Stalled    bool       `db:"stalled" expr:"COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR ({stalled})), false)"`
 	HasStalled bool       `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
@@ -98,14 +99,14 @@ var workspaceLayout = layout{
 
 var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", workspaceLayout.compose, workspaceLayout.samples()...)
 
-// Workspaces returns one page by tenant and name.
+// Workspaces returns one page, ordered by tenant and name.
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
 	return s.kept.page(ctx, s.tx, s.scope, s.Now, s.staleAfter, f, page)
 }
 
-// Workspaces returns one page by tenant and name, as of one moment of the call. It needs no snapshot where what it is
-// made of is kept: one statement reads which rows these are. Rows that are not kept are read by another one, and where
-// one of them has changed in between all is read anew in a snapshot.
+// Workspaces returns one page, ordered by tenant and name, as of one moment during the call. It needs no snapshot if
+// the messages that the page is made of are kept: one statement reads the keys of their rows. Another one reads the
+// rows that are not kept, and if one of them has changed in between, the page is read again in a snapshot.
 func (r *Reader) Workspaces(
 	ctx context.Context, scope Scope, f WorkspaceFilter, page Page,
 ) ([]*readmodelv1.Workspace, string, error) {
@@ -125,7 +126,8 @@ func (r *Reader) Workspaces(
 	return items, next, err
 }
 
-// page reads which rows a page is made of, and what is not kept of them. now is zero for the time of the statement.
+// page reads the keys of the rows that a page is made of, and the bodies that are not kept. A zero now means the time
+// of the statement.
 func (b *bodies) page(
 	ctx context.Context, db pg.Querier, scope Scope, now time.Time, staleAfter time.Duration, f WorkspaceFilter, page Page,
 ) ([]*readmodelv1.Workspace, string, error) {
@@ -157,7 +159,7 @@ func (b *bodies) page(
 	return items, next, nil
 }
 
-// narrow adds the conditions of a filter.
+// narrow adds the conditions of a filter to the listing.
 func (l *listing) narrow(f WorkspaceFilter) {
 	if f.Tenant != "" {
 		if isUUID(f.Tenant) {
@@ -183,7 +185,7 @@ func (l *listing) narrow(f WorkspaceFilter) {
 	}
 }
 
-// readWorkspace returns a message of its own whose parts are shared with other requests.
+// readWorkspace returns a new message whose parts are shared with other requests.
 func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Duration) *readmodelv1.Workspace {
 	w, r := parts.workspace, parts.run
 	f := WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
@@ -203,7 +205,8 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Dur
 	}
 	switch {
 	case !active:
-		f.Agent.Reason, f.Agent.Detail = "", "" // what else it is doing tells more than an agent that comes or goes with it
+		// its operation explains more than the agent, which may come or go with the operation
+		f.Agent.Reason, f.Agent.Detail = "", ""
 	case w.GetRegisterFailures() > 0:
 		f.Agent.Reason, f.Agent.Detail = describeRegistering(w)
 	}
@@ -235,7 +238,7 @@ var workspacesOnNodes = pg.Define(pg.RoleReadmodel, "view.workspaces_on_nodes", 
 	SELECT w.workspace_id::text AS id, w.node_id::text AS text FROM readmodel.workspace w
 	WHERE w.node_id = ANY($1::uuid[]) AND w.state <> 'decommissioned' AND ($2::uuid IS NULL OR w.tenant_id = $2)`)
 
-// WorkspacesOn returns which workspaces that live name one of the nodes: the node's id, by the workspace's.
+// WorkspacesOn returns the live workspaces that are on one of the nodes: the node's id, by the workspace's id.
 func (s *Snapshot) WorkspacesOn(ctx context.Context, nodeIDs []string) (map[string]string, error) {
 	found, err := s.pairs(ctx, workspacesOnNodes, nodeIDs, s.scope.arg())
 	if err != nil {
@@ -253,12 +256,12 @@ var tenantLayout = layout{
 
 var listTenants = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tenants", tenantLayout.compose, tenantLayout.samples()...)
 
-// Tenants returns one page by name.
+// Tenants returns one page of tenants, ordered by name.
 func (s *Snapshot) Tenants(ctx context.Context, page Page) ([]*lifecyclev1.Tenant, string, error) {
 	return run(ctx, s, listing{layout: &tenantLayout, statement: listTenants, args: []any{s.scope.arg()}}, page, fromBody[lifecyclev1.Tenant])
 }
 
-// Tenant finds one by name, by id or by a part of the id.
+// Tenant returns one tenant by name, by id or by a part of the id.
 func (s *Snapshot) Tenant(ctx context.Context, ref string) (*lifecyclev1.Tenant, error) {
 	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_TENANT, ref)
 	if err != nil {
@@ -297,7 +300,7 @@ var countNodes = pg.Define(pg.RoleReadmodel, "view.count_nodes", `
 	SELECT count(*) AS nodes, count(*) FILTER (WHERE s.connected) AS connected FROM `+nodeFrom+`
 	WHERE n.state <> 'retired' AND ($3::uuid IS NULL OR n.tenant_id = $3)`)
 
-// countWorkspaces sums what is kept for each tenant.
+// countWorkspaces sums the counts that are kept for each tenant.
 var countWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.count_workspaces", func(scoped bool) string {
 	of := ""
 	if scoped {
@@ -308,7 +311,7 @@ var countWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.count_workspaces"
 	FROM readmodel.workspace_count c` + of
 }, false, true)
 
-// Counts sums what the scope meets.
+// Counts returns the sums over the rows that the scope includes.
 func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
 	var c Counts
 	var err error
@@ -325,7 +328,7 @@ func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
 	return c, nil
 }
 
-// Era of the database.
+// Era returns the era of the database.
 func (s *Snapshot) Era(ctx context.Context) (int64, error) {
 	return pg.Era(ctx, s.tx)
 }
@@ -335,7 +338,7 @@ var rolledBack = pg.Define(pg.RoleReadmodel, "view.rolled_back", `SELECT mesh.ro
 var schemaVersion = pg.Define(pg.RoleReadmodel, "view.schema_version", `
 	SELECT COALESCE(max(version_id), 0) FROM mesh.goose_db_version WHERE is_applied`)
 
-// RolledBack reports whether rollback mode is active, as the database has it now and not as events told.
+// RolledBack reports whether rollback mode is active. It reads the database's present state and not the projection.
 func (s *Snapshot) RolledBack(ctx context.Context) (bool, error) {
 	active, err := pg.Value[bool](ctx, s.tx, rolledBack)
 	if err != nil {
@@ -344,7 +347,7 @@ func (s *Snapshot) RolledBack(ctx context.Context) (bool, error) {
 	return active, nil
 }
 
-// Schema is the version of the database's schema.
+// Schema returns the version of the database's schema.
 func (s *Snapshot) Schema(ctx context.Context) (string, error) {
 	version, err := pg.Value[int64](ctx, s.tx, schemaVersion)
 	if err != nil {

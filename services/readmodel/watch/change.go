@@ -22,24 +22,25 @@ type key struct {
 // noPosition marks a change that no event made.
 const noPosition = math.MaxInt64
 
-// mark is what is known of a changed object before it is loaded.
+// mark is the state of a changed object that is not loaded yet.
 type mark struct {
 	pos     int64 // of the first change that has not been sent
 	created bool
 }
 
-// item is one object as it is now, with what filters ask for.
+// item is one object as it is now, with the ids by which filters select it.
 type item struct {
 	key     key
 	message *readmodelv1.WatchItem
 
 	tenantID, workspaceID, nodeID string
 	created                       bool
-	owners                        map[string]string // of the workspaces and nodes whose names the message shows: their tenants
+	// of the workspaces and nodes whose names the message shows: their tenants
+	owners map[string]string
 }
 
-// changedBy returns the objects that an event changes. Beats change none: what follows from the time alone is found by looking. An event that cannot be
-// read changes none either: the projection parks it as well.
+// changedBy returns the objects that an event changes. Beats change none: a scan finds the changes that follow from the
+// time alone. An event that cannot be decoded changes none either, because the projection parks it as well.
 func changedBy(r events.Record) []key {
 	one := func(topic readmodelv1.Topic, id string) []key {
 		if id == "" {
@@ -58,14 +59,16 @@ func changedBy(r events.Record) []key {
 		return one(readmodelv1.Topic_TOPIC_WORKSPACES, read(r, &lifecyclev1.Workspace{}).GetWorkspaceId())
 	case project.KindObservation:
 		return one(readmodelv1.Topic_TOPIC_WORKSPACES, read(r, &nodev1.Observation{}).GetWorkspaceId())
-	case project.KindRun: // a workspace shows the step and the waiting of its run, and the attempts that changed with it come in its event
+	// a workspace shows its run's step and what it waits for, and the run's event carries the attempts that changed with
+	// it
+	case project.KindRun:
 		run := read(r, &lifecyclev1.Run{})
 		keys := append(one(readmodelv1.Topic_TOPIC_RUNS, run.GetRunId()), one(readmodelv1.Topic_TOPIC_WORKSPACES, run.GetWorkspaceId())...)
 		for _, a := range run.GetChangedSteps() {
 			keys = append(keys, one(readmodelv1.Topic_TOPIC_STEPS, project.StepID(a))...)
 		}
 		return keys
-	case project.KindStep: // and whether one stalls
+	case project.KindStep: // a workspace also shows whether a step stalls
 		a := read(r, &lifecyclev1.StepAttempt{})
 		if a == nil {
 			return nil
@@ -79,7 +82,7 @@ func changedBy(r events.Record) []key {
 	return nil
 }
 
-// read decodes the message of an event; nil if it cannot be.
+// read decodes the message of an event; it returns nil if the event cannot be decoded.
 func read[T any, M interface {
 	*T
 	proto.Message
@@ -90,7 +93,7 @@ func read[T any, M interface {
 	return m
 }
 
-// creates says whether the event is the first of the object itself.
+// creates reports whether the event is the first event of the object itself.
 func creates(r events.Record, k key) bool {
 	if r.AggregateVersion != 1 {
 		return false
@@ -105,7 +108,7 @@ func creates(r events.Record, k key) bool {
 	}
 }
 
-// add notes the changes of an event.
+// add adds the objects that an event changes to marks.
 func add(marks map[key]mark, r events.Record) {
 	for _, k := range changedBy(r) {
 		m, ok := marks[k]
@@ -117,7 +120,7 @@ func add(marks map[key]mark, r events.Record) {
 	}
 }
 
-// stepRun is the run of a step's aggregate id.
+// stepRun returns the run id in a step's aggregate id.
 func stepRun(id string) string {
 	const uuidLength = 36
 	if len(id) < uuidLength {

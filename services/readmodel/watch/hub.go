@@ -19,19 +19,19 @@ import (
 type Config struct {
 	// Limits of the streams that are open at once on this replica.
 	Limits Limits
-	// Pending objects of one watcher; 4096.
+	// Pending is how many objects may wait for one watcher; 4096.
 	Pending int
-	// ResumeEvents is how many events a resume may make up for; 5000. More is cheaper by a snapshot.
+	// ResumeEvents is how many events a resume may read; 5000. For more events a snapshot is cheaper.
 	ResumeEvents int
 	// Interval is the least time between two states of one object; 250 ms.
 	Interval time.Duration
-	// Poll is how often other replicas' commits are looked for; 500 ms.
+	// Poll is how often the hub checks for commits of other replicas; 500 ms.
 	Poll time.Duration
-	// Scan is how often nodes are compared with the time; 2 s.
+	// Scan is how often the hub looks for nodes whose state changed with the time alone; 2 s.
 	Scan time.Duration
-	// Heartbeat of a stream; 15 s.
+	// Heartbeat is the interval of a stream's heartbeats; 15 s.
 	Heartbeat time.Duration
-	// Check is how often a stream's session is looked at; 2 s.
+	// Check is how often a stream's session is checked; 2 s.
 	Check time.Duration
 }
 
@@ -70,29 +70,29 @@ type Deps struct {
 type Hub struct {
 	deps Deps
 	cfg  Config
-	idle chan struct{} // told when the first watcher comes
+	idle chan struct{} // notified when the first watcher subscribes
 
 	places *places
 
 	mu   sync.Mutex
 	subs map[*subscription]struct{}
-	pos  int64 // everything up to it has been offered to all; -1: not known, nobody watches
+	pos  int64 // all watchers have been offered every change up to it; -1: not known, as there is no watcher
 
-	// Of the loop alone.
+	// The fields below are used by the loop alone.
 	dirty   map[key]mark
 	sent    map[key]time.Time
 	read    int64
 	scanned time.Time
 	nodes   map[string]string     // reason of each node that is not connected
-	events  map[string]struct{}   // the nodes whose events were read since the last look
-	beats   string                // which replicas beat at the last look
-	whole   time.Time             // of the last look over all nodes
-	seen    map[observedOn]string // what the workloads of each observed workspace last showed
+	events  map[string]struct{}   // the nodes whose events were read since the last scan
+	beats   string                // the replicas that beat at the last scan of all nodes
+	whole   time.Time             // of the last scan of all nodes
+	seen    map[observedOn]string // the last trouble of the workloads of each observed workspace
 
 	slow prometheus.Counter
 }
 
-// New makes a hub.
+// New returns a hub.
 func New(deps Deps, cfg Config) (*Hub, error) {
 	if err := cfg.Limits.Validate(); err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func New(deps Deps, cfg Config) (*Hub, error) {
 	return h, nil
 }
 
-// Run fans out until ctx ends.
+// Run sends changes to the watchers until ctx ends.
 func (h *Hub) Run(ctx context.Context) error {
 	for {
 		advanced := h.deps.Advanced()
@@ -136,7 +136,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	}
 }
 
-// runOnce offers what has changed and answers how long to wait at most.
+// runOnce offers the changes to the watchers and returns how long to wait at most before the next call.
 func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 	h.mu.Lock()
 	start, watched := h.pos, len(h.subs) > 0
@@ -154,7 +154,7 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	if time.Since(h.scanned) >= h.cfg.Scan {
-		// What the log tells does not wait for the look over all nodes, which may time out on a large fleet.
+		// Changes from the log do not wait for the scan of all nodes, which may time out on a large fleet.
 		if err := h.scan(ctx); err != nil && ctx.Err() == nil {
 			h.deps.Logger.WarnContext(ctx, "look at the age of the nodes' sessions failed", slog.Any("error", err))
 		}
@@ -163,7 +163,7 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 	return h.send(ctx)
 }
 
-// readLog notes what the log says has changed up to the cursor.
+// readLog marks the objects that the events up to the cursor have changed.
 func (h *Hub) readLog(ctx context.Context) error {
 	to, err := project.Position(ctx, h.deps.DB)
 	if err != nil {
@@ -188,7 +188,7 @@ func (h *Hub) readLog(ctx context.Context) error {
 	return nil
 }
 
-// send loads the changed objects whose turn it is and offers them to all watchers.
+// send loads the changed objects that are due and offers them to all watchers.
 func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	due, wait := map[key]mark{}, h.cfg.Poll
@@ -219,7 +219,7 @@ func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 			delete(h.sent, k)
 		}
 	}
-	// What is held back keeps the position back, so that a resume brings it again.
+	// The position does not pass an object that is not sent yet, so that a resume sends it.
 	reached := h.read
 	for _, m := range h.dirty {
 		reached = min(reached, m.pos-1)
@@ -233,7 +233,7 @@ func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 	return wait, nil
 }
 
-// subscribe registers a watcher. From the position on that is answered, everything is offered to it.
+// subscribe registers a watcher. The hub offers it every change after the returned position.
 func (h *Hub) subscribe(ctx context.Context, f Filter) (*subscription, int64, error) {
 	pos, err := project.Position(ctx, h.deps.DB)
 	if err != nil {

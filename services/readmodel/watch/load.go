@@ -17,7 +17,7 @@ import (
 // chunk is how many objects are read at once.
 const chunk = 500
 
-// load reads changed objects as they are now.
+// load returns the changed objects as they are now.
 func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, error) {
 	marks, err := withWorkspaces(ctx, s, marks)
 	if err != nil {
@@ -29,7 +29,7 @@ func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, er
 		if k.topic == readmodelv1.Topic_TOPIC_STEPS {
 			id = stepRun(id)
 		}
-		if _, err := uuid.Parse(id); err == nil { // whatever else it is, it was not projected
+		if _, err := uuid.Parse(id); err == nil { // an object with another form of id was not projected
 			byTopic[k.topic] = append(byTopic[k.topic], id)
 		}
 	}
@@ -54,7 +54,7 @@ func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, er
 	return items, withOwners(ctx, s, items)
 }
 
-// withWorkspaces adds the workspaces of changed nodes: each shows whether its node's agent can act.
+// withWorkspaces adds the workspaces of changed nodes, because each shows whether its node's agent can act.
 func withWorkspaces(ctx context.Context, s *view.Snapshot, marks map[key]mark) (map[key]mark, error) {
 	byNode := map[string]mark{}
 	for k, m := range marks {
@@ -155,7 +155,7 @@ func runItem(r *lifecyclev1.Run) item {
 	}
 }
 
-// unless returns how an object changed that may have gone from what a snapshot holds.
+// unless returns the kind of change: destroyed if the object is gone from the snapshots, else updated.
 func unless(gone bool) readmodelv1.Change {
 	if gone {
 		return readmodelv1.Change_CHANGE_DESTROYED
@@ -163,7 +163,8 @@ func unless(gone bool) readmodelv1.Change {
 	return readmodelv1.Change_CHANGE_UPDATED
 }
 
-// tasks carry no tenant in what people are told; it stands in the scope and, for filters, is the workspace's.
+// tasks returns one page of tasks as items. The message of a task has no tenant, so the item gets the tenant
+// separately.
 func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page view.Page) ([]item, string, error) {
 	found, next, err := s.Tasks(ctx, f, page)
 	if err != nil {

@@ -16,7 +16,8 @@ type named struct {
 	text *string
 }
 
-// namesOf returns the names of an item's workspace and of its node. What has no such name, or holds one in its own row, has an empty one.
+// namesOf returns the names of an item's workspace and of its node. A name is empty if the item has none, or has it in
+// its own row.
 func namesOf(m *readmodelv1.WatchItem) (named, named) {
 	switch o := m.GetObject().(type) {
 	case *readmodelv1.WatchItem_Node:
@@ -31,7 +32,8 @@ func namesOf(m *readmodelv1.WatchItem) (named, named) {
 
 func (n named) shows() bool { return n.text != nil && *n.text != "" }
 
-// withOwners notes whose the names are that items show, in one query for all of them. Watchers of every scope share the items.
+// withOwners records the tenants of the workspaces and nodes whose names the items show, with one query for all of
+// them. Watchers of every scope share the items.
 func withOwners(ctx context.Context, s *view.Snapshot, items []item) error {
 	workspaces, nodes := []string{}, []string{}
 	for _, i := range items {
@@ -55,7 +57,7 @@ func withOwners(ctx context.Context, s *view.Snapshot, items []item) error {
 	return nil
 }
 
-// named returns an item without the names that the scope does not meet: itself, or a copy.
+// named returns an item without the names that the scope does not include: itself, or a copy.
 func (f Filter) named(i item) item {
 	hidden := func(m *readmodelv1.WatchItem) []*string {
 		var out []*string

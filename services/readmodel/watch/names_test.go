@@ -14,7 +14,7 @@ import (
 
 type shownNames struct{ workspace, node string }
 
-// namesIn returns the names that stand beside the ids of an item.
+// namesIn returns the names that an item has beside its ids.
 func namesIn(i *readmodelv1.WatchItem) shownNames {
 	switch o := i.GetObject().(type) {
 	case *readmodelv1.WatchItem_Node:
@@ -27,7 +27,8 @@ func namesIn(i *readmodelv1.WatchItem) shownNames {
 	return shownNames{}
 }
 
-// TestChangesNameWhatTheirWatcherMayMeet: a change comes with the names of its watcher's scope, as a snapshot and a resume do, and with no other tenant's.
+// TestChangesNameWhatTheirWatcherMayMeet: a change comes with the names of its watcher's scope, as a snapshot and a
+// resume do, and with no other tenant's.
 func TestChangesNameWhatTheirWatcherMayMeet(t *testing.T) {
 	k := newKit(t, watch.Config{}, true)
 	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})

@@ -11,8 +11,9 @@ import (
 // observedOn names a workspace as one node has it.
 type observedOn struct{ workspaceID, nodeID string }
 
-// shows reports whether an event may change what a watcher sees. Agents repeat their observations; one that shows the same workloads in the same trouble as the
-// last one of its node changes nothing. The first one since somebody watches may.
+// shows reports whether an event may change what a watcher sees. Agents repeat their observations; an observation that
+// has the same workloads in the same trouble as the last one of its node changes nothing. The first observation since
+// there is a watcher may.
 func (h *Hub) shows(r events.Record) bool {
 	if r.Kind != project.KindObservation {
 		return true
@@ -29,16 +30,17 @@ func (h *Hub) shows(r events.Record) bool {
 	now := troubleOf(&seen)
 	before, known := h.seen[at]
 	if len(h.seen) >= mostObserved {
-		clear(h.seen) // each is sent once more
+		clear(h.seen) // the next observation of each is sent once more
 	}
 	h.seen[at] = now
 	return !known || before != now
 }
 
-// mostObserved bounds what is remembered of observations: most of those who report are instances, which end without saying that nothing is left.
+// mostObserved is how many entries of seen are kept at most. Most agents that report are instances, which end without a
+// last report that would remove their entry.
 const mostObserved = 1 << 16
 
-// troubleOf spells which workloads of an observation do not go on.
+// troubleOf returns, as text, the workloads of an observation that do not run on, and whether the observation is stale.
 func troubleOf(seen *nodev1.Observation) string {
 	var out strings.Builder
 	if seen.GetStaleSince() != nil {

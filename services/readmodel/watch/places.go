@@ -39,10 +39,10 @@ func (l Limits) WithDefaults() Limits {
 	return l
 }
 
-// shared is how many places there are for everybody who is no operator.
+// shared returns how many places there are for people who are not operators.
 func (l Limits) shared() int { return l.Streams - l.Operators }
 
-// Validate reports limits that contradict each other.
+// Validate returns an error if limits contradict each other.
 func (l Limits) Validate() error {
 	l = l.WithDefaults()
 	if l.Operators >= l.Streams {
@@ -76,7 +76,7 @@ func holderKind(p rpc.Person) string {
 const (
 	boundPerson = "person"
 	boundTenant = "tenant"
-	boundShared = "shared" // of all who are no operators
+	boundShared = "shared" // of all people who are not operators
 	boundTotal  = "total"
 )
 
@@ -86,8 +86,8 @@ const fullWait = 5 * time.Second
 // personKey names a person: subjects are unique in one tenant, and among the people of the operator.
 type personKey struct{ tenantID, subject string }
 
-// places counts the watches that are open, by person, by tenant and by kind of holder. Its maps hold nothing of who
-// has no watch open.
+// places counts the watches that are open, by person, by tenant and by kind of holder. Its maps have no entry for a
+// person or tenant that has no watch open.
 type places struct {
 	limits Limits
 
@@ -166,7 +166,7 @@ func (p *places) release(key personKey, kind string) {
 	}
 }
 
-// collectors are the metrics of the places. Persons and tenants are never labels.
+// collectors returns the metrics of the places. Persons and tenants are never labels.
 func (p *places) collectors() []prometheus.Collector {
 	out := []prometheus.Collector{p.refused}
 	for _, kind := range []string{holderOperator, holderViewer, holderTenant} {

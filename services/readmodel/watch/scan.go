@@ -14,11 +14,11 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// wholeScan is how often all nodes are looked at though nothing asks for it: a policy may have changed how old a
-// silence counts.
+// wholeScan is how often all nodes are scanned even if nothing calls for it: a policy may have changed how long a node
+// must be silent to be stale.
 const wholeScan = 5 * time.Minute
 
-// noteNodes notes the nodes that an event changes, for the next look.
+// noteNodes notes the nodes that an event changes, for the next scan.
 func (h *Hub) noteNodes(r events.Record) {
 	for _, k := range changedBy(r) {
 		if _, err := uuid.Parse(k.id); err != nil || k.topic != readmodelv1.Topic_TOPIC_NODES {
@@ -31,9 +31,9 @@ func (h *Hub) noteNodes(r events.Record) {
 	}
 }
 
-// scan finds the nodes whose state follows from the time alone: a replica that fell silent, a silence that has
-// grown old. While the same replicas beat, these can only be nodes whose events have come since the last look, and
-// those whose silence is not old yet.
+// scan marks the nodes whose state changed with the time alone: their replica stopped beating, or their silence has
+// become older than StaleAfter. While the same replicas beat, these can only be nodes whose events have come since the
+// last scan, and nodes that are disconnected and not stale yet.
 func (h *Hub) scan(ctx context.Context) error {
 	beats, err := h.readBeats(ctx)
 	if err != nil {
@@ -58,7 +58,7 @@ func (h *Hub) scan(ctx context.Context) error {
 	return nil
 }
 
-// readBeats returns which replicas beat, as text that changes with them.
+// readBeats returns the ids of the replicas that beat, as one text.
 func (h *Hub) readBeats(ctx context.Context) (string, error) {
 	var fresh []string
 	err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
@@ -74,7 +74,8 @@ func (h *Hub) readBeats(ctx context.Context) (string, error) {
 	return strings.Join(fresh, " "), err
 }
 
-// scanAgain returns the nodes that are not connected, from the last look and from those that may have changed since.
+// scanAgain returns the nodes that are not connected. It takes them from the last scan, and reads only those that may
+// have changed since.
 func (h *Hub) scanAgain(ctx context.Context) (map[string]string, error) {
 	again := maps.Clone(h.events)
 	if again == nil {
@@ -99,7 +100,8 @@ func (h *Hub) scanAgain(ctx context.Context) (map[string]string, error) {
 	return now, nil
 }
 
-// disconnected reads the nodes that are not connected, with their reasons: those among ids, or all if that is nil.
+// disconnected returns the reasons of the nodes that are not connected, by node id: those among ids, or all if ids is
+// nil.
 func (h *Hub) disconnected(ctx context.Context, ids []string) (map[string]string, error) {
 	out := map[string]string{}
 	for page := (view.Page{Size: 1000}); ; {
@@ -119,7 +121,7 @@ func (h *Hub) disconnected(ctx context.Context, ids []string) (map[string]string
 	}
 }
 
-// touch has the nodes sent whose reason is another than at the last look.
+// touch marks the nodes whose reason has changed since the last scan.
 func (h *Hub) touch(now map[string]string) {
 	if h.nodes == nil {
 		return

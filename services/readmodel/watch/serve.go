@@ -21,19 +21,20 @@ import (
 type Request struct {
 	Filter
 
-	Person rpc.Person // who watches: the bounds count persons and tenants
+	Person rpc.Person // the watcher; the limits count persons and tenants
 	Resume string     // token; empty: begin with a snapshot
-	// Alive returns an error once the person may not watch any more. It is asked every few seconds; nil: for ever.
+	// Alive returns an error once the person may not watch. It is called every few seconds; nil: the person may watch
+	// forever.
 	Alive func(ctx context.Context) error
-	// Recheck has Alive asked at once; nil: it is asked at its intervals alone.
+	// Recheck causes a call of Alive at once; nil: Alive is called at its intervals alone.
 	Recheck <-chan struct{}
 }
 
-// Send brings one frame to the watcher. It may block; what waits meanwhile is bounded.
+// Send sends one frame to the watcher. It may block; the number of objects that wait meanwhile is bounded.
 type Send func(*readmodelv1.WatchResponse) error
 
-// Serve sends until ctx ends, the person's session does, or the watcher falls behind. A watch above one of the limits
-// is refused before anything is read for it.
+// Serve sends frames until ctx ends, the person's session ends, or the watcher falls behind. A watch above one of the
+// limits is refused before anything is read for it.
 func (h *Hub) Serve(ctx context.Context, req Request, send Send) error {
 	release, err := h.places.take(req.Person)
 	if err != nil {
@@ -56,7 +57,7 @@ func (h *Hub) Serve(ctx context.Context, req Request, send Send) error {
 	return h.follow(ctx, req, sub, pos, send)
 }
 
-// follow sends changes and heartbeats.
+// follow sends changes and heartbeats until the watch ends.
 func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos int64, send Send) error {
 	beat, check := time.NewTicker(h.cfg.Heartbeat), time.NewTicker(h.cfg.Check)
 	defer beat.Stop()
@@ -105,7 +106,8 @@ func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos in
 	}
 }
 
-// alive returns why a watch ends now, or how often in a row its session could not be read: one such failure is forgiven.
+// alive returns an error if the watch must end now, and else how often in a row its session could not be read: the
+// watch survives one such failure.
 func (h *Hub) alive(ctx context.Context, req Request, failed int) (int, error) {
 	if req.Alive == nil {
 		return 0, nil
@@ -121,7 +123,8 @@ func (h *Hub) alive(ctx context.Context, req Request, failed int) (int, error) {
 	}
 }
 
-// aliveNow asks within a time limit. A refusal ends the stream; a failure to look is an error alone.
+// aliveNow calls alive with a time limit. It reports true for a refusal, which ends the stream; if the session could
+// not be read it reports false and an error.
 func aliveNow(ctx context.Context, alive func(context.Context) error, limit time.Duration) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -138,7 +141,7 @@ func aliveNow(ctx context.Context, alive func(context.Context) error, limit time
 
 var clock = pg.Define(pg.RoleReadmodel, "watch.clock", `SELECT mesh.clock()`)
 
-// heartbeat says that the stream lives, and the database's time.
+// heartbeat sends a frame with the database's time, which shows that the stream is alive.
 func (h *Hub) heartbeat(ctx context.Context, pos int64, send Send) error {
 	now, err := pg.Value[time.Time](ctx, h.deps.DB, clock)
 	if err != nil {
@@ -150,7 +153,8 @@ func (h *Hub) heartbeat(ctx context.Context, pos int64, send Send) error {
 	})
 }
 
-// snapshot sends everything that the filter meets, page by page: whatever changes meanwhile comes as a change afterwards.
+// snapshot sends every object that the filter selects, page by page. Objects that change meanwhile are sent again as
+// changes afterwards.
 func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) {
 	pos, total := int64(-1), int32(0)
 	for _, topic := range f.Topics {
@@ -159,7 +163,7 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 			var next string
 			err := h.deps.Reader.Read(ctx, f.Scope, func(ctx context.Context, s *view.Snapshot) error {
 				if pos < 0 {
-					pos = s.Position // the earliest: later pages know more
+					pos = s.Position // the position of the first page: later pages may include later changes
 				}
 				var err error
 				items, next, err = pageOf(ctx, s, topic, f, page)
@@ -188,8 +192,8 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 	})
 }
 
-// pageOf returns one page of what a snapshot holds: nodes that are not retired, workspaces that live, instances that live, tasks that are current, live
-// runs and their steps; for one workspace or node everything that is kept of it.
+// pageOf returns one page of a snapshot: nodes that are not retired, live workspaces, live instances, current tasks,
+// live runs and their steps; for one workspace or node also those that are over, but of the tasks only the newest page.
 func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page view.Page) ([]item, string, error) {
 	narrow := f.WorkspaceID != "" || f.NodeID != ""
 	switch topic {
@@ -205,7 +209,7 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 		filter := view.TaskFilter{WorkspaceID: f.WorkspaceID, NodeID: f.NodeID, CurrentOnly: !narrow}
 		items, next, err := tasks(ctx, s, filter, page)
 		if narrow {
-			next = "" // history: the newest are enough
+			next = "" // older ones are history, and not part of a snapshot
 		}
 		return items, next, err
 	case readmodelv1.Topic_TOPIC_INSTANCES:
@@ -232,7 +236,7 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 	return nil, "", nil
 }
 
-// resume sends what has changed since the token, as it is now, and a heartbeat.
+// resume sends the objects that have changed since the token, as they are now, and a heartbeat.
 func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int64, error) {
 	from, err := parseToken(req.Resume)
 	if err != nil {
@@ -279,7 +283,8 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 	return to, h.heartbeat(ctx, to, send)
 }
 
-// reached is where a resume ends: the hub's position, or the projection's if the hub is a little behind the token.
+// reached returns the position at which a resume ends: the hub's, or the projection's if the hub is a little behind the
+// token.
 func (h *Hub) reached(ctx context.Context, from, to int64) (int64, error) {
 	now, err := project.Position(ctx, h.deps.DB)
 	if err != nil {

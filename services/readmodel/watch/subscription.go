@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// Filter is what a watcher wants to see.
+// Filter selects the objects that a watcher gets.
 type Filter struct {
 	Scope       view.Scope
 	Topics      []readmodelv1.Topic
@@ -21,7 +21,8 @@ func (f Filter) wants(i item) bool {
 		(f.WorkspaceID == "" || f.WorkspaceID == i.workspaceID) && (f.NodeID == "" || f.NodeID == i.nodeID)
 }
 
-// shown is an item as this watcher may see it. What is shared by all watchers is copied before anything is taken out of it.
+// shown returns an item as this watcher may see it. A message that all watchers share is copied before fields are
+// removed from it.
 func (f Filter) shown(i item) item {
 	if a := i.message.GetStep(); a != nil {
 		if hidden := f.Scope.Step(a); hidden != a {
@@ -31,7 +32,7 @@ func (f Filter) shown(i item) item {
 	return f.named(i)
 }
 
-// subscription is what one watcher has yet to be sent: the newest state of each changed object.
+// subscription has the items that wait for one watcher: the newest state of each changed object.
 type subscription struct {
 	filter Filter
 	most   int
@@ -40,7 +41,7 @@ type subscription struct {
 	mu      sync.Mutex
 	pending map[key]item
 	order   []key
-	pos     int64 // everything up to it is sent once pending is
+	pos     int64 // every change up to it is sent once pending is sent
 	over    bool  // it fell too far behind
 }
 
@@ -48,7 +49,7 @@ func newSubscription(f Filter, most int, pos int64) *subscription {
 	return &subscription{filter: f, most: most, pos: pos, ready: make(chan struct{}, 1), pending: map[key]item{}}
 }
 
-// offer adds changes; everything up to pos has then been offered. It never blocks.
+// offer adds changes, with which the watcher has been offered every change up to pos. It never blocks.
 func (s *subscription) offer(items []item, pos int64) {
 	s.mu.Lock()
 	for _, i := range items {
@@ -78,7 +79,8 @@ func (s *subscription) offer(items []item, pos int64) {
 	}
 }
 
-// take returns what is to be sent now, and the position that is reached once it is.
+// take returns the items to send now, and the position that is reached once they are sent. It returns false if the
+// watcher fell too far behind.
 func (s *subscription) take() ([]item, int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +95,7 @@ func (s *subscription) take() ([]item, int64, bool) {
 	return items, s.pos, true
 }
 
-// frame is an item as it is sent.
+// frame returns the frame that carries an item.
 func (i item) frame(change readmodelv1.Change) *readmodelv1.WatchResponse {
 	if i.created && change == readmodelv1.Change_CHANGE_UPDATED {
 		change = readmodelv1.Change_CHANGE_CREATED
@@ -101,12 +103,12 @@ func (i item) frame(change readmodelv1.Change) *readmodelv1.WatchResponse {
 	return &readmodelv1.WatchResponse{Frame: &readmodelv1.WatchResponse_Item{Item: withChange(i, change)}}
 }
 
-// withChange copies the head of an item: its object is shared by all watchers and is not touched.
+// withChange returns a new message for an item. The object in it is shared by all watchers and must not be changed.
 func withChange(i item, change readmodelv1.Change) *readmodelv1.WatchItem {
 	return &readmodelv1.WatchItem{Topic: i.key.topic, Change: change, Id: i.key.id, Object: i.message.GetObject()}
 }
 
-// reached is the position that a watcher who has been sent everything is at; zero if something waits to be sent.
+// reached returns the position of a watcher to which everything has been sent; zero if items wait to be sent.
 func (s *subscription) reached() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

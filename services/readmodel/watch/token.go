@@ -15,7 +15,7 @@ import (
 
 const tokenPrefix = "w1."
 
-// token is a position of the log as watchers get it.
+// token returns the token that watchers get for a position of the log.
 func token(pos int64) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(tokenPrefix + strconv.FormatInt(pos, 10)))
 }
@@ -37,7 +37,8 @@ func errExpired(why string) error {
 	return fault.New(commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED, "", fault.Cause(fmt.Errorf("resume token: %s", why)))
 }
 
-// checkResume refuses a position that is ahead of the projection, one that this log never had (a restored database), and one with too much behind it.
+// checkResume refuses a position that is ahead of the projection, one that this log never had (a restored database),
+// and one with too much behind it.
 func checkResume(ctx context.Context, q pg.Querier, from, to int64, most int) error {
 	if from > to {
 		return errExpired("it is ahead of the projection")

@@ -44,7 +44,8 @@ type kit struct {
 	hub       *watch.Hub
 }
 
-// newKit runs a hub. With ours it hears of this process's commits at once; without, it stands for another replica's.
+// newKit runs a hub. With ours the hub is notified of this process's commits; without, it acts as the hub of another
+// replica, which polls.
 func newKit(t *testing.T, cfg watch.Config, ours bool) *kit {
 	t.Helper()
 	testkit.IO(t)
@@ -200,7 +201,7 @@ func TestSnapshotMarkerChangesAndResume(t *testing.T) {
 			token := w.token
 			_ = w.stop()
 
-			// While nobody watches: one workspace changes twice, the other goes.
+			// While there is no watcher, one workspace changes twice and the other is decommissioned.
 			k.Append(k.workspace(k.A, failed))
 			k.Append(&lifecyclev1.Workspace{WorkspaceId: made, TenantId: k.B.ID, Tenant: "beta", Name: "new", State: over})
 			k.sync()
@@ -238,7 +239,7 @@ func TestResumeIsRefusedWhenItCannotBeKept(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// A position that this log never had: of a timeline that was restored away.
+	// A position that this log never had, from before a restore.
 	if _, err := pg.RaiseEra(testkit.Context(t), k.DB.OwnerPool(), "test"); err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +302,7 @@ func TestASlowWatcherIsToldToBeginAnew(t *testing.T) {
 	quick := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_INSTANCES}}}, nil)
 	slow.bootstrapped()
 	quick.bootstrapped()
-	for n := range 12 { // one object changing often fills nothing; many objects do
+	for n := range 12 { // many changes of one object take one place; many objects fill the limit
 		last := ids.New()
 		k.Append(&lifecyclev1.Instance{InstanceId: last, WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, State: commonv1.InstanceState_INSTANCE_STATE_LIVE})
 		k.sync()
@@ -344,7 +345,7 @@ func TestAnObjectIsSentFourTimesASecondAtMostAndItsLastStateAlways(t *testing.T)
 	}
 }
 
-// No event says that a replica died: the watch finds out by looking.
+// No event reports that a replica died: a scan finds it.
 func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: 50 * time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}, NodeID: k.A.NodeID}}, nil)
@@ -355,7 +356,7 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 			return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED && n.GetConnected() == connected && n.GetReason() == reason
 		}
 	}
-	// Make sure that the hub looked while all was well: a change of the gate passes through it.
+	// A change of the gate that passes through the hub shows that it has scanned while all nodes were connected.
 	k.Beat(false) // a replica is silent after 15 s
 	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2})
 	k.sync()
@@ -367,7 +368,7 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 	w.until("disconnected", reason(false, "disconnected"))
 }
 
-// The look over all nodes is the widest statement of the hub: while it fails, what the log tells is sent all the same.
+// The scan of all nodes is the hub's most expensive statement. While it fails, changes from the log are still sent.
 func TestAFailedLookStopsNoWatch(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS}}}, nil)
@@ -384,7 +385,7 @@ func TestAFailedLookStopsNoWatch(t *testing.T) {
 	w.until("new task", func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetId() == id })
 }
 
-// A workspace shows whether its agent can act, which no event of the workspace tells.
+// A workspace shows whether its agent can act, which no event of the workspace contains.
 func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: 50 * time.Millisecond}, true)
 	at := k.workspace(k.A, active)
@@ -429,15 +430,16 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	later := k.watch(watch.Request{Filter: filter}, nil)
 	later.bootstrapped()
 	k.Beat(false)
-	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2}) // so that the hub has looked while all was well
+	// so that the hub has scanned while all nodes were connected
+	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2})
 	k.sync()
 	later.until("gate", agent(true, ""))
 	testkit.SetClockOffset(k.DB, 20*time.Second)
 	later.until("silence of the replica", agent(false, "control_plane_outage"))
 }
 
-// TestAWorkloadThatCrashesIsAChangeOfItsWorkspace: an observation is sent where it shows something else than the last one, which no event of the workspace
-// tells, and not where an agent repeats itself.
+// TestAWorkloadThatCrashesIsAChangeOfItsWorkspace: an observation is sent if it differs from the last one, although no
+// event of the workspace reports it, and is not sent if an agent repeats itself.
 func TestAWorkloadThatCrashesIsAChangeOfItsWorkspace(t *testing.T) {
 	k := newKit(t, watch.Config{Interval: time.Millisecond}, true)
 	at := k.workspace(k.A, active)
@@ -506,7 +508,7 @@ func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
 	if err := <-w.done; !fault.Has(err, commonv1.Reason_REASON_UNAUTHENTICATED) {
 		t.Errorf("ended with %v", err)
 	}
-	// A session that cannot be looked at ends the stream too, after a second failure.
+	// A session that cannot be read ends the stream too, after a second failure.
 	set(errors.New("no database"))
 	if err := <-k.watch(request, nil).done; !fault.Has(err, commonv1.Reason_REASON_UNAVAILABLE) {
 		t.Errorf("ended with %v", err)
@@ -519,7 +521,7 @@ func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
 	}
 }
 
-// Whoever ends a session need not wait for the next look at it.
+// The end of a session ends its streams without waiting for the next check.
 func TestAStreamLooksAtItsSessionWhenItIsTold(t *testing.T) {
 	k := newKit(t, watch.Config{Check: time.Hour}, true)
 	recheck := make(chan struct{}, 1)
@@ -566,7 +568,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	k.watch(other, nil).bootstrapped()
 }
 
-// TestEveryEndOfAWatchReturnsItsPlace: the one place that there is comes back, however the watch before ended.
+// TestEveryEndOfAWatchReturnsItsPlace: the only place is free again, however the watch before ended.
 func TestEveryEndOfAWatchReturnsItsPlace(t *testing.T) {
 	k := newKit(t, watch.Config{Limits: watch.Limits{Streams: 1, Person: 1}, Check: 20 * time.Millisecond, Pending: 1}, true)
 	request := watch.Request{

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// stream is a replica's end, without a network.
+// stream is the side of a replica of nodeapi, without a network.
 type stream struct {
 	in   chan *recoveryv1.WatchAuthorityRequest
 	out  chan *recoveryv1.WatchAuthorityResponse
@@ -126,7 +126,7 @@ func (b *bench) next(s *stream) *recoveryv1.WatchAuthorityResponse {
 	}
 }
 
-// node makes an active node, or changes it, and answers its number.
+// change makes an active node, or changes it, and returns its authority number.
 func (b *bench) change(nodeID, name string) int64 {
 	b.t.Helper()
 	var seq int64
@@ -182,7 +182,7 @@ func TestSnapshotThenDeltas(t *testing.T) {
 	if len(nodes) != 0 || parts != 3 {
 		t.Fatalf("%d nodes are missing, %d parts", len(nodes), parts)
 	}
-	// A change by another process: no wake, only the ping makes it seen, and before its pong.
+	// A change by another process wakes no poll. The poll for the ping finds it, and the delta is sent before the pong.
 	id := ids.New()
 	want := b.change(id, "late")
 	s.ping(7)
@@ -200,7 +200,8 @@ func TestSnapshotThenDeltas(t *testing.T) {
 	}
 }
 
-// TestPongOnlyAfterAReadBegunLater holds the database while pings arrive: none is answered before a read that began after it.
+// TestPongOnlyAfterAReadBegunLater blocks the database while pings arrive: none is answered before a read that began
+// after it.
 func TestPongOnlyAfterAReadBegunLater(t *testing.T) {
 	b := newBench(t, authority.Config{Poll: time.Hour, Timeout: 200 * time.Millisecond})
 	id := ids.New()
@@ -293,7 +294,7 @@ func TestSlowWatcherIsDropped(t *testing.T) {
 		for b.next(quick).GetDelta().GetSequence() != want {
 		}
 	}
-	// It reads once more, and finds that it was dropped.
+	// The slow watcher reads once more, and finds that it was dropped.
 	b.next(slow)
 	select {
 	case err := <-ended:

@@ -23,7 +23,7 @@ import (
 
 // Config bounds the poller; zero fields take the defaults.
 type Config struct {
-	Poll    time.Duration // between polls that nobody asked for; 1 s
+	Poll    time.Duration // between polls without a ping, a subscription or a change; 1 s
 	Timeout time.Duration // of one poll; 1 s, since a lease is 1.5 s
 	Batch   int           // rows of one read; 2000
 	Queue   int           // frames that may wait for one watcher beyond its snapshot; 4096
@@ -45,7 +45,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Deps is what the poller works with.
+// Deps are the dependencies of a Poller.
 type Deps struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
@@ -66,7 +66,7 @@ type Poller struct {
 	nodes    map[string]*recoveryv1.NodeAuthority
 	last     int64
 	loaded   bool
-	retired  map[string]time.Time // seen retired at; forgotten after two days
+	retired  map[string]time.Time // when the node was first read as retired; it is dropped after retiredFor
 	watchers map[*watcher]struct{}
 	waiting  []ping // arrived since the last poll began
 	joining  []*watcher
@@ -100,7 +100,7 @@ func New(deps Deps, cfg Config) (*Poller, error) {
 	return p, nil
 }
 
-// Run polls until ctx ends, and waits for what its watchers left behind.
+// Run polls until ctx ends, and then waits for the receiving goroutines of its watchers.
 func (p *Poller) Run(ctx context.Context) error {
 	defer p.receivers.Wait()
 	timer := time.NewTimer(0)
@@ -114,7 +114,7 @@ func (p *Poller) Run(ctx context.Context) error {
 		p.note(ctx, err)
 		pause := p.cfg.Poll
 		if err != nil {
-			// Pings wait meanwhile; whoever sent them sees its lease lapse, which is the truth.
+			// Pings wait meanwhile. The lease of a replica that sent one lapses, as it must while decisions cannot be read.
 			pause, changed = 50*time.Millisecond, nil
 		}
 		timer.Reset(pause)
@@ -145,7 +145,7 @@ func (p *Poller) note(ctx context.Context, err error) {
 	}
 }
 
-// runOnce is one poll: it serves whoever asked before it began.
+// runOnce makes one poll. It answers the pings and subscriptions that came before it began.
 func (p *Poller) runOnce(ctx context.Context) error {
 	began := time.Now()
 	p.mu.Lock()
@@ -156,7 +156,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		// They asked before the next poll as well.
+		// They are answered by the next poll, which begins after them too.
 		p.waiting, p.joining = append(pings, p.waiting...), append(joining, p.joining...)
 		return err
 	}
@@ -189,7 +189,8 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	return nil
 }
 
-// forgetLocked drops who was retired long ago. Until then a replica that was away must be told, since it may still hold a stream.
+// forgetLocked drops nodes that were retired longer than retiredFor ago. Until then a replica that was disconnected
+// must learn of the retirement, since it may still have a stream of the node.
 func (p *Poller) forgetLocked(now time.Time) {
 	if len(p.retired) == 0 || now.Sub(p.forgotAt) < time.Minute {
 		return
@@ -206,7 +207,7 @@ func (p *Poller) forgetLocked(now time.Time) {
 // retiredFor is how long a retired node stays in snapshots: longer than any certificate lives.
 const retiredFor = 49 * time.Hour
 
-// decision is a row of recovery.identity, as replicas of nodeapi need it.
+// decision has the columns of a row of recovery.identity that replicas of nodeapi need.
 type decision struct {
 	NodeID             string `db:"node_id" expr:"@.node_id::text"`
 	NodeInstanceID     string `db:"node_instance_id" expr:"COALESCE(@.node_instance_id::text, '')"`
@@ -222,14 +223,15 @@ type decision struct {
 	Launched           bool   `db:"launched" expr:"@.instance_id IS NOT NULL"`
 }
 
-// decisionsAfter reads what changed after a number. Who was retired long ago is left out of the first read alone: a later change of any other state is read
-// at any age.
+// decisionsAfter reads the decisions after a number. Nodes that were retired long ago are left out of the first read
+// alone; a later change of a node is read at any age.
 var decisionsAfter = pg.Define(pg.RoleRecovery, "authority.decisions_after", `
 	SELECT `+pg.Columns[decision]("i")+` FROM recovery.identity i
 	WHERE i.authority_seq > $1 AND (i.state <> 'retired' OR $1 > 0 OR i.state_at > mesh.clock() - interval '2 days')
 	ORDER BY i.authority_seq LIMIT $2`)
 
-// read returns what changed after a number, in order. The numbers are in the order of commits, so nothing below one that was seen can appear later.
+// read returns the decisions after a number, in order. The numbers are in the order of commits, so no decision with a
+// lower number than one that was read can appear later.
 func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAuthority, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
@@ -249,7 +251,7 @@ func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAutho
 	}
 }
 
-// timeout of a poll: the first one reads everything.
+// timeout returns the timeout of the next poll. The first poll reads all rows and has a longer one.
 func (p *Poller) timeout() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -259,8 +261,9 @@ func (p *Poller) timeout() time.Duration {
 	return p.cfg.Timeout
 }
 
-// proto returns the decision as replicas of nodeapi take it. A state that this build does not know is reported and left unspecified: no session of that node
-// counts, and it is told to wait. Every other node is served.
+// proto returns the decision as replicas of nodeapi read it. A state that this build does not know is reported by
+// package aside and left unspecified: no session of that node counts, and its agent is told to wait. Other nodes are
+// not affected.
 func (d decision) proto(ctx context.Context) *recoveryv1.NodeAuthority {
 	state, err := names.Parse[commonv1.NodeIdentityState](d.State)
 	if err != nil {
@@ -273,7 +276,7 @@ func (d decision) proto(ctx context.Context) *recoveryv1.NodeAuthority {
 	}
 }
 
-// Health says why the view cannot be served, for readiness.
+// Health returns an error if the view cannot be served. It is for readiness.
 func (p *Poller) Health(context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

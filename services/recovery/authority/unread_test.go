@@ -15,7 +15,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// One node has a state that this build does not know: it is served without one, every other node is served as it is, and pings are answered.
+// One node has a state that this build does not know: it is served without one, every other node is served as it is,
+// and pings are answered.
 func TestAnUnknownStateStopsNoOtherNode(t *testing.T) {
 	b := newBench(t, authority.Config{Poll: time.Hour})
 	odd, plain := ids.New(), ids.New()

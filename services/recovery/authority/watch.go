@@ -18,13 +18,13 @@ const (
 	pingsWaiting = 64
 )
 
-// Stream is the server's end of WatchAuthority.
+// Stream is the server's side of WatchAuthority.
 type Stream interface {
 	Receive() (*recoveryv1.WatchAuthorityRequest, error)
 	Send(*recoveryv1.WatchAuthorityResponse) error
 }
 
-// watcher is one stream. Its frames are guarded by the poller's lock; wake says that there are some.
+// watcher is one stream. Its frames are guarded by the poller's lock; wake signals that there are some.
 type watcher struct {
 	ctx     context.Context //nolint:containedctx // the life of the stream that this value is
 	end     context.CancelCauseFunc
@@ -49,7 +49,8 @@ func (p *Poller) Watch(ctx context.Context, stream Stream) error {
 	w := &watcher{ctx: ctx, end: cancel, replica: first.GetSubscribe().GetReplicaId(), wake: make(chan struct{}, 1)}
 	p.join(w)
 	defer p.leave(w)
-	// This goroutine sends, the other receives: its read ends when this method returns and the transport closes the stream.
+	// This goroutine sends and the other one receives. The other one's read ends when this method returns and the
+	// transport closes the stream.
 	received := make(chan error, 1)
 	p.receivers.Go(func() { received <- p.receive(w, stream) })
 	for {
@@ -78,7 +79,7 @@ func endOf(err error) error {
 	return err
 }
 
-// receive takes pings until the stream ends.
+// receive reads pings until the stream ends.
 func (p *Poller) receive(w *watcher, stream Stream) error {
 	for {
 		frame, err := stream.Receive()
@@ -152,7 +153,7 @@ func (p *Poller) admitLocked(w *watcher) {
 	p.deps.Logger.DebugContext(w.ctx, "authority watcher joined", slog.String("replica_id", w.replica), slog.Int("nodes", len(p.nodes)))
 }
 
-// offerLocked queues a frame. A watcher whose queue is full does not read: it is dropped.
+// offerLocked queues a frame. A watcher whose queue is full is dropped, since its replica does not read.
 func (p *Poller) offerLocked(w *watcher, frame *recoveryv1.WatchAuthorityResponse) {
 	if _, here := p.watchers[w]; !here || !w.admits {
 		return
@@ -171,7 +172,7 @@ func (p *Poller) offerLocked(w *watcher, frame *recoveryv1.WatchAuthorityRespons
 	}
 }
 
-// taken returns what is queued.
+// taken removes and returns the queued frames.
 func (p *Poller) taken(w *watcher) []*recoveryv1.WatchAuthorityResponse {
 	p.mu.Lock()
 	defer p.mu.Unlock()

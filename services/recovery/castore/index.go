@@ -13,32 +13,33 @@ import (
 )
 
 const (
-	// indexAtOnce is the size of a table whose index takes seconds.
+	// indexAtOnce is the size in bytes up to which the index of a table is built within seconds.
 	indexAtOnce = 64 << 20
-	// indexTimeout is longer than an index takes of any database.
+	// indexTimeout is longer than building an index takes on any database.
 	indexTimeout = 30 * 24 * time.Hour
 )
 
-// jobName is that of BuildIndexes as periodic work.
+// jobName is the name of BuildIndexes as periodic work.
 const jobName = "authority-indexes"
 
-// errBuilt is that another session makes indexes.
+// errBuilt is returned while another session builds indexes.
 var errBuilt = errors.New("another session makes indexes")
 
-// Job is BuildIndexes as periodic work.
+// Job returns BuildIndexes as periodic work.
 func (s *Store) Job(every time.Duration) background.Job {
 	return background.Job{Name: jobName, Every: every, Timeout: indexTimeout, Run: s.BuildIndexes}
 }
 
-// BuildIndexes makes the indexes that cuts find their rows by, while the authority goes on to sign, and drops those of
-// former versions. That of a small table is left to its cut. It may take hours, and one session does it at a time.
+// BuildIndexes builds the indexes by which cuts find their rows, while the authority goes on signing, and drops those
+// of former versions. The index of a small table is left to its cut. A build may take hours, and one session at a time
+// builds.
 func (s *Store) BuildIndexes(ctx context.Context) error {
 	at, err := s.prepare(ctx)
 	if err != nil {
 		return fmt.Errorf("prepare authority's database: %w", err)
 	}
 	if at.Version > version {
-		return nil // the build of that version makes its own
+		return nil // the build of that version makes the indexes it needs
 	}
 	for _, k := range kinds {
 		made, err := k.made(ctx, s.db, at)
@@ -62,7 +63,7 @@ func (s *Store) BuildIndexes(ctx context.Context) error {
 	return nil
 }
 
-// awaitIndex fails until the index of a kind is there. It makes that of a small table.
+// awaitIndex returns an error until the index of a kind exists. It builds the index of a small table itself.
 func (s *Store) awaitIndex(ctx context.Context, at place, k kind) error {
 	s.mu.Lock()
 	standing := s.standing[k.name] || at.Version > version
@@ -103,7 +104,7 @@ func (s *Store) small(ctx context.Context, at place, k kind) (bool, error) {
 	return size <= s.atOnce, nil
 }
 
-// building describes how far the index of a kind is.
+// building returns an error that describes the progress of building the index of a kind.
 func (s *Store) building(ctx context.Context, at place, k kind) error {
 	progress, err := pg.Value[string](ctx, s.db, readProgress.For(indexOf{schema: at.Schema, kind: k}))
 	switch {
@@ -115,7 +116,7 @@ func (s *Store) building(ctx context.Context, at place, k kind) error {
 	return fmt.Errorf("its rows are cut once the index %s is there, which is being made: %s", k.index(), progress)
 }
 
-// made lists the indexes of a kind that are there, of other versions too.
+// made returns the indexes of a kind that exist, including those of other versions.
 func (k kind) made(ctx context.Context, q pg.Querier, at place) ([]madeIndex, error) {
 	list, err := pg.All[madeIndex](ctx, q, readIndexes.For(struct{}{}), at.Schema, k.table, k.indexes())
 	if err != nil {
@@ -124,7 +125,7 @@ func (k kind) made(ctx context.Context, q pg.Querier, at place) ([]madeIndex, er
 	return list, nil
 }
 
-// stands reports whether the index of a kind is among those that were made, and finished.
+// stands reports whether the index of a kind is among made, and is finished.
 func (k kind) stands(made []madeIndex) bool {
 	for _, index := range made {
 		if index.Name == k.index() {
@@ -134,8 +135,8 @@ func (k kind) stands(made []madeIndex) bool {
 	return false
 }
 
-// makeIndex makes the index of a kind and drops those of other versions after it, on one connection with a lock. One
-// that was left unfinished is made anew.
+// makeIndex builds the index of a kind and then drops those of other versions, on one connection with a lock. An index
+// that was left unfinished is built anew.
 func makeIndex(ctx context.Context, db *pgxpool.Pool, at place, k kind) error {
 	conn, err := db.Acquire(ctx)
 	if err != nil {
@@ -150,7 +151,7 @@ func makeIndex(ctx context.Context, db *pgxpool.Pool, at place, k kind) error {
 		return errBuilt
 	}
 	defer func() {
-		// A connection that was cut off has no lock.
+		// If the connection was lost, so was its lock.
 		_, _ = pg.Exec(context.WithoutCancel(ctx), conn, unlockIndexes.For(struct{}{}))
 	}()
 	now, err := pg.One[place](ctx, conn, findPlace.For(struct{}{}))

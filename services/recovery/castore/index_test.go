@@ -15,7 +15,7 @@ import (
 
 const indexOfCertificates = "x509_certs_mesh_certificate_end_2"
 
-// failures returns what the accounts of the cuts say has failed, by cut.
+// failures returns the failures in the accounts of the cuts, by cut.
 func (a *authority) failures() map[string]string {
 	a.t.Helper()
 	accounts, err := retention.Accounts(a.t.Context(), a.mesh.Pool(pg.RoleReadmodel))
@@ -47,8 +47,8 @@ func (a *authority) exec(sql string) {
 	}
 }
 
-// TestALargeTableIsIndexed holds for one that was large before its first walk: over 8 MB the server may make an index by
-// several processes.
+// TestALargeTableIsIndexed checks a table that was large before its first walk: over 8 MB the server may make an index
+// by several processes.
 func TestALargeTableIsIndexed(t *testing.T) {
 	a := open(t)
 	a.copies(40_000, time.Now().Add(day))
@@ -61,7 +61,7 @@ func TestALargeTableIsIndexed(t *testing.T) {
 	}
 }
 
-// The index of a large table is made beside the walks, however long it takes, and accounts say how far it is.
+// The index of a large table is made beside the walks, however long it takes, and the accounts show its progress.
 func TestALargeIndexIsMadeByItsOwnJob(t *testing.T) {
 	a := open(t)
 	a.copies(1, time.Now().Add(-200*day))

@@ -10,31 +10,32 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// version is that of functions.sql. A change of the file raises it.
+// version is the version of functions.sql. It must be raised with each change of that file.
 const version = 2
 
-// place is where the tables of the authority are, and the role that owns the functions that cut and never logs in. Roles
-// are of a whole server, so its name has the number of the database.
+// place names the schema of the authority's tables, and the role that owns the cutting functions and cannot log in.
+// Roles belong to the whole server, so the role's name has the number of the database.
 type place struct {
 	Schema string `db:"schema"`
 	Role   string `db:"role"`
-	// HasRole is whether that role is there.
+	// HasRole is whether that role exists.
 	HasRole bool `db:"has_role"`
-	// Version is that of the functions that are there; zero if none are, or those of the first build.
+	// Version is the version of the functions that exist; zero if there are none, or those of the first build.
 	Version int `db:"version"`
 }
 
-// kind is one table of the authority whose rows end.
+// kind is one table of the authority whose rows expire.
 type kind struct {
 	name, table string
-	// end is the function that reads from a row's value when it is over. Its name ends with the version that it changed in.
+	// end is the name of the function that returns the time at which a row expires, from the row's value. The name ends
+	// with the version in which the function last changed.
 	end string
 }
 
-// index is named after the function over which it is made.
+// index returns the name of the kind's index, which ends with the name of the function over which it is built.
 func (k kind) index() string { return k.indexes() + k.end }
 
-// indexes is how the names of the index and of those of other versions begin.
+// indexes returns the prefix of the names of the kind's indexes of all versions.
 func (k kind) indexes() string { return k.table + "_mesh_" }
 
 // kinds are in the order in which they are cut.
@@ -44,19 +45,19 @@ var kinds = []kind{
 	{name: "tokens", table: "used_ott", end: "token_end_2"},
 }
 
-// indexOf is an index of a kind by its name.
+// indexOf names one index of a kind, for the statements that need its name.
 type indexOf struct {
 	schema, name string
 	kind         kind
 }
 
-// madeIndex is an index that is there.
+// madeIndex is an index that exists.
 type madeIndex struct {
 	Name  string `db:"name"`
 	Valid bool   `db:"valid"`
 }
 
-// elsewhere is why none of these statements is prepared on the mesh's database.
+// elsewhere is the reason why none of these statements is prepared on the mesh's database.
 const elsewhere = "it is of the authority's database"
 
 var (
@@ -66,7 +67,7 @@ var (
 	rights string
 )
 
-// fill puts the names of a place into a text.
+// fill replaces the placeholders in a text by the names of a place.
 func (at place) fill(text string) string {
 	return strings.NewReplacer(
 		"@schema@", pgx.Identifier{at.Schema}.Sanitize(), "@role@", at.Role, "@version@", strconv.Itoa(version),
@@ -83,7 +84,7 @@ var (
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_database d
 		WHERE c.oid = to_regclass('x509_certs') AND d.datname = current_database()`
 	})
-	// From Postgres 16 on the maker of a role is a member that may grant it, without its rights.
+	// From Postgres 16 on the creator of a role is a member of it that may grant it, without inheriting its rights.
 	makeRole = pg.DefineUnprepared(pg.RoleRecovery, "castore.make_role", elsewhere, func(at place) string {
 		return `
 		DO $$
@@ -109,7 +110,8 @@ var (
 		func(at place) string { return at.fill(functions) })
 	grantRights = pg.DefineUnprepared(pg.RoleRecovery, "castore.grant_rights", elsewhere,
 		func(at place) string { return at.fill(rights) })
-	// A replica does not wait for the lock: a statement that waits has a snapshot, and the index would wait for that.
+	// A replica does not wait for the lock: a waiting statement has a snapshot, and the building of the index would wait
+	// for that snapshot.
 	tryLockIndexes = pg.DefineUnprepared(pg.RoleRecovery, "castore.try_lock_indexes", elsewhere, func(struct{}) string {
 		return `SELECT pg_try_advisory_lock(hashtextextended('mesh_ca', 1))`
 	})

@@ -19,18 +19,19 @@ import (
 // Store is the authority's database, logged in as the authority.
 type Store struct {
 	db *pgxpool.Pool
-	// slow has no bound on a statement. It dials while BuildIndexes makes one.
+	// slow is a pool without a statement timeout. It has a connection only while BuildIndexes builds an index.
 	slow *pgxpool.Pool
-	// atOnce is the size of a table up to which a cut makes its index itself.
+	// atOnce is the size of a table in bytes up to which its cut builds the index itself.
 	atOnce int64
 
 	mu    sync.Mutex
-	place *place // nil until the functions are made
-	// standing are the names of the kinds whose index was there.
+	place *place // nil until the functions have been made
+	// standing has the names of the kinds whose index was found finished.
 	standing map[string]bool
 }
 
-// Open makes the store of a database that the authority has opened. It does not dial. The caller closes it.
+// Open returns a store over a database that the authority has opened. It does not connect. The caller must close the
+// store.
 func Open(ctx context.Context, url string) (*Store, error) {
 	db, err := pg.Open(ctx, pg.Config{
 		URL: url, ApplicationName: "gpuaas-recovery-ca", MaxConns: 1, StatementTimeout: 2 * time.Minute,
@@ -40,7 +41,7 @@ func Open(ctx context.Context, url string) (*Store, error) {
 	}
 	slow, err := pg.Open(ctx, pg.Config{
 		URL: url, ApplicationName: "gpuaas-recovery-ca-indexes", MaxConns: 1,
-		// Zero in the session: a role or a database may have bounds of its own.
+		// The timeouts are set to zero in the session, since a role or a database may have timeouts of its own.
 		StatementTimeout: -1, Settings: map[string]string{"statement_timeout": "0", "lock_timeout": "0"},
 	})
 	if err != nil {
@@ -50,13 +51,14 @@ func Open(ctx context.Context, url string) (*Store, error) {
 	return &Store{db: db, slow: slow, atOnce: indexAtOnce, standing: map[string]bool{}}, nil
 }
 
-// Close gives back the connections.
+// Close closes the connections.
 func (s *Store) Close() {
 	s.slow.Close()
 	s.db.Close()
 }
 
-// Cuts returns what is cut here. Revocations go before the certificates that say whether they still count.
+// Cuts returns the cuts of this database. Revocations are cut before certificates, whose rows are needed to decide
+// whether a revocation still counts.
 func (s *Store) Cuts() []retention.Cut {
 	cuts := make([]retention.Cut, 0, len(kinds))
 	for _, k := range kinds {
@@ -83,7 +85,7 @@ func (s *Store) cut(ctx context.Context, k kind, until time.Time, most int) (int
 	return n, nil
 }
 
-// prepare makes the functions that cut, once in the life of a process.
+// prepare makes the cutting functions, once in the life of a process, and returns the place.
 func (s *Store) prepare(ctx context.Context) (place, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +116,7 @@ func (s *Store) prepare(ctx context.Context) (place, error) {
 	return at, nil
 }
 
-// makeAll makes the functions unless those of this version or of a later one are there, and gives them their rights.
+// makeAll makes the functions, unless those of this version or of a later one exist, and grants their rights.
 func makeAll(ctx context.Context, tx pgx.Tx) (place, error) {
 	if _, err := pg.Exec(ctx, tx, lockFunctions.For(struct{}{})); err != nil {
 		return place{}, fmt.Errorf("lock functions: %w", err)
@@ -137,8 +139,8 @@ func makeAll(ctx context.Context, tx pgx.Tx) (place, error) {
 
 const insufficientPrivilege = "42501"
 
-// remedy names what an administrator has to run where the login has not the right to what it did. What is in the schema
-// mesh_ca is made anew.
+// remedy adds to an error of missing rights the SQL that an administrator has to run. The content of the schema mesh_ca
+// is made anew.
 func remedy(err error, sql string) error {
 	if refusal, ok := errors.AsType[*pgconn.PgError](err); ok && refusal.Code == insufficientPrivilege {
 		return fmt.Errorf("the login of the authority's database has not the right: run there as an administrator `%s`: %w", sql, err)

@@ -78,7 +78,7 @@ func (a *authority) openAs(dsn string) *castore.Store {
 	return store
 }
 
-// dropRole takes away what a test made for the whole server.
+// dropRole drops the role that a test has made, which belongs to the whole server.
 func (a *authority) dropRole() {
 	if _, err := a.admin.Exec(context.WithoutCancel(a.t.Context()), `DO $$
 		DECLARE name text := 'mesh_ca_retention_' || oid FROM pg_database WHERE datname = current_database();
@@ -136,7 +136,7 @@ func (a *authority) count(table string) int {
 	return n
 }
 
-// walk has all cuts walked once, as recovery does.
+// walk runs all cuts once, as recovery does.
 func (a *authority) walk(store *castore.Store) error {
 	a.t.Helper()
 	pool := a.mesh.Pool(pg.RoleRecovery)
@@ -165,7 +165,7 @@ func pgxRows(ctx context.Context, db *pgxpool.Pool, sql string) ([]string, error
 	return out, rows.Err()
 }
 
-// certificate makes one that ends at a time, by an issuer whose name has so many bytes.
+// certificate returns a certificate that ends at a time, by an issuer whose name has so many bytes.
 func certificate(t interface{ Fatal(args ...any) }, ends time.Time, issuer int) []byte {
 	key, err := pki.NewKey()
 	if err != nil {
@@ -202,7 +202,7 @@ func (a *authority) revocation(serial string, ends time.Time) []byte {
 	return out
 }
 
-// fill writes rows that are over, that will be, and that cannot be read, and has the authority write two.
+// fill writes rows that have expired, that have not, and that cannot be read, and has the authority write two.
 func (a *authority) fill() {
 	now := time.Now()
 	for name, ends := range map[string]time.Time{
@@ -217,7 +217,7 @@ func (a *authority) fill() {
 	a.put("used_ott", "without an end", token(`{}`))
 	a.put("used_ott", "unreadable", []byte("none"))
 	a.put("revoked_x509_certs", "without an end", a.revocation("x", time.Time{}))
-	// Its certificate has not ended, whatever this says.
+	// Its certificate has not ended, though this row reports that it has.
 	a.put("x509_certs", "said to be over", certificate(a.t, now.Add(day), 10))
 	a.put("revoked_x509_certs", "said to be over", a.revocation("x", now.Add(-100*day)))
 	a.put("x509_crl", "crl", []byte(`{"ExpiresAt":"2001-01-01T00:00:00Z"}`))
@@ -262,10 +262,10 @@ func TestWhatHasEndedIsCut(t *testing.T) {
 	}, shown); diff != "" {
 		t.Error(diff)
 	}
-	a.sign() // the authority goes on
+	a.sign() // the authority still signs
 }
 
-// A caller that asks for everything gets what has ended for ten minutes, and no more.
+// A caller that asks to cut everything cuts only rows that expired more than ten minutes ago.
 func TestWhatIsValidStaysWhateverIsAsked(t *testing.T) {
 	a := open(t)
 	a.fill()
@@ -295,7 +295,7 @@ func TestNothingIsCutInRollbackMode(t *testing.T) {
 	}
 }
 
-// What decides is read from the certificate itself, in SQL: as the standard library reads it.
+// The end is read from the certificate itself, in SQL, with the same result as the standard library's.
 func TestEndsAreReadAsTheyAreWritten(t *testing.T) {
 	a := open(t)
 	if err := a.walk(a.store); err != nil {
@@ -314,7 +314,7 @@ func TestEndsAreReadAsTheyAreWritten(t *testing.T) {
 	})
 }
 
-// copies puts so many rows of one certificate that ends at a time.
+// copies writes n rows of one certificate that ends at a time.
 func (a *authority) copies(n int, ends time.Time) {
 	a.t.Helper()
 	if _, err := a.admin.Exec(a.t.Context(),
@@ -324,7 +324,7 @@ func (a *authority) copies(n int, ends time.Time) {
 	}
 }
 
-// A cut costs what it cuts: the rows that are kept are not read.
+// The cost of a cut follows the rows that it deletes: the rows that are kept are not read.
 func TestCostFollowsWhatIsCut(t *testing.T) {
 	a := open(t)
 	if err := a.walk(a.store); err != nil {
@@ -354,8 +354,8 @@ func TestCostFollowsWhatIsCut(t *testing.T) {
 	}
 }
 
-// A login that is no superuser makes everything if it may make roles; one that may not, or that finds what another login
-// has made, says what an administrator has to do.
+// A login that is no superuser makes everything if it may create roles. With one that may not, or that finds objects of
+// another login, the error names what an administrator has to do.
 func TestLogins(t *testing.T) {
 	for _, c := range []struct {
 		name, right string

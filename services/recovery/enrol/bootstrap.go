@@ -20,13 +20,13 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// Lifetimes of an operator's token.
+// The default and the longest lifetime of an operator's token.
 const (
 	DefaultTokenLife = time.Hour
 	MaxTokenLife     = 24 * time.Hour
 )
 
-// Bundle is what an operator gets: the token's text is shown here and nowhere else.
+// Bundle is what an operator is given for a node. The token's text is returned here and stored nowhere.
 type Bundle struct {
 	NodeID    string
 	Token     string
@@ -34,9 +34,10 @@ type Bundle struct {
 	Pos       string
 }
 
-// IssueBootstrap makes a node known and issues its token. It is given for a new name, for a node that is pending, that is on hold (the token ends
-// the hold), or whose certificate was never used; an earlier token of the node that was not used dies. The same idempotency key of the same person
-// answers the same token id with a new secret while it is unused: the secret of the first answer, which was lost, is worthless then.
+// IssueBootstrap makes a node known and issues its token. It is given for a new name, for a node that is pending, that
+// is on hold (the token ends the hold), or whose certificate was never used; an earlier token of the node that was not
+// used is revoked. A repetition with the same idempotency key by the same person returns the same token id with a new
+// secret while the token is unused; the secret of the first answer, which was lost, is invalid then.
 func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Duration, idempotencyKey, by string) (Bundle, error) {
 	if life == 0 {
 		life = DefaultTokenLife
@@ -138,7 +139,7 @@ func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life tim
 	return text, expires, nil
 }
 
-// mayBootstrap says whether an operator may hand out a token for a node that exists.
+// mayBootstrap returns nil if an operator may be given a token for a node that exists, else the refusal.
 func mayBootstrap(r *identity.Record) error {
 	switch {
 	case r.LaunchedInstanceID != "":
@@ -147,7 +148,7 @@ func mayBootstrap(r *identity.Record) error {
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
 		return nil
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE && r.CurrentSerial == "":
-		return nil // enrolled, but nobody ever came with that certificate
+		return nil // enrolled, but no session was ever ready on that certificate
 	default:
 		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State), fault.Conflicting(r.NodeID),
 			fault.Remedy("choose another name, or hold or retire the node first"))

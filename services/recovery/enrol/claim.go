@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// claim is one attempt's right to sign for a node, held for the lease.
+// claim is an enrolment lease: the right of one attempt to have a certificate signed for a node.
 type claim struct {
 	id         string
 	nodeID     string
@@ -29,8 +29,9 @@ type claim struct {
 // now returns the database's time.
 func (c *claim) now() time.Time { return c.dbTime.Add(time.Since(c.taken)) }
 
-// takeClaim claims the node for one attempt under the lock on its row. An attempt whose lease has run out is abandoned: it may have been signed,
-// and what was signed is then an orphan. Another one under way is fault enrollment_in_flight.
+// takeClaim takes the enrolment lease of a node for one attempt, under the lock on the node's row. An earlier attempt
+// whose lease has run out is abandoned; a certificate that it had signed becomes an orphan. If another attempt's lease
+// stands, takeClaim returns fault enrollment_in_flight.
 func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byte, lease time.Duration, now time.Time) (*claim, error) {
 	held, err := pg.One[heldLease](ctx, tx, readClaim, nodeID)
 	switch {
@@ -52,7 +53,7 @@ func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byt
 	return c, nil
 }
 
-// endClaim closes a claim that is still held; fault conflict if it is not.
+// endClaim ends an enrolment lease that still stands; fault conflict if it does not.
 func endClaim(ctx context.Context, q pg.Querier, id, state, serial, failure string) error {
 	tag, err := pg.Exec(ctx, q, closeClaim, id, state, serial, failure)
 	if err != nil {
@@ -64,7 +65,7 @@ func endClaim(ctx context.Context, q pg.Querier, id, state, serial, failure stri
 	return nil
 }
 
-// orphan records a certificate that was signed and is not accepted, on the attempt that had it signed.
+// orphan records, on the attempt that had it signed, a certificate that was signed and is not accepted.
 func (e *Enroller) orphan(ctx context.Context, c *claim, serial string, why error) error {
 	_, err := pg.Exec(ctx, e.deps.Pool, recordOrphan, c.id, serial, why.Error())
 	if err != nil {
@@ -73,18 +74,19 @@ func (e *Enroller) orphan(ctx context.Context, c *claim, serial string, why erro
 	return nil
 }
 
-// release gives a claim back whose signing failed, so that the next attempt need not wait for the lease. It outlives the request.
+// release ends the lease of an attempt whose signing failed, so that the next attempt need not wait until the lease
+// runs out. It does not end with the request's context.
 func (e *Enroller) release(ctx context.Context, c *claim, why error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 	defer cancel()
 	if err := endClaim(ctx, e.deps.Pool, c.id, "failed", "", fault.From(why).Public); err != nil {
-		// The lease ends it.
+		// The lease runs out by itself.
 		e.deps.Logger.DebugContext(ctx, "claim not released", slog.Any(obs.KeyError, err))
 	}
 }
 
-// stateRefusal returns why a node in this state may be given no certificate, nil if it may. held says that a hold is no obstacle: a person
-// issued the token to end it.
+// stateRefusal returns why a node in this state may be given no certificate, nil if it may. If held is true, a hold is
+// no reason to refuse: a person issued the token to end it.
 func stateRefusal(r *identity.Record, held bool) error {
 	switch r.State {
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE:

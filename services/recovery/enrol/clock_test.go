@@ -11,8 +11,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestCertificatesHaveTheDatabasesClock: the replica that asks for a certificate may have another clock than the database, by which nodeapi judges it
-// (R11): it must neither begin later nor end at another time.
+// TestCertificatesHaveTheDatabasesClock: the clock of the replica that requests a certificate may differ from the
+// database's, by which nodeapi checks the certificate (R11). The certificate must neither begin later nor end at
+// another time.
 func TestCertificatesHaveTheDatabasesClock(t *testing.T) {
 	const life = 8 * time.Hour
 	k := newKit(t)

@@ -32,8 +32,8 @@ func (k *kit) identities() *identity.Identities {
 	return out
 }
 
-// TestAnEndedInstanceIsToldSo holds what a retired instance is told when it wakes: its epoch has ended, or a later one
-// has its workspace.
+// TestAnEndedInstanceIsToldSo checks the reason with which a retired instance that wakes is refused: its epoch has
+// ended, or a later one has its workspace.
 func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	k := newKit(t)
 	ws := ids.New()
@@ -59,7 +59,7 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	told(commonv1.Reason_REASON_EPOCH_ENDED)
 	k.prepare(ws, 2)
 	told(commonv1.Reason_REASON_EPOCH_SUPERSEDED)
-	// However often it asks, it is reported once in five minutes, with where it asked from.
+	// However often it connects, it is reported once in five minutes, with its address.
 	reports := func() []*recoveryv1.InstanceRefused {
 		t.Helper()
 		var out []*recoveryv1.InstanceRefused
@@ -84,7 +84,7 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	if got = reports(); len(got) != 2 || got[1].GetReason() != commonv1.Reason_REASON_EPOCH_SUPERSEDED || got[1].GetVersion() != 2 {
 		t.Fatalf("reported as %v", got)
 	}
-	// Who asks for a certificate alone is reported as well.
+	// An instance that only requests a certificate is reported as well.
 	testkit.SetClockOffset(k.db, 12*time.Minute)
 	_, err = k.enroll(b.secret, k.csr())
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
@@ -93,7 +93,8 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	}
 }
 
-// TestARetiredMachineIsNoEndedInstance: an identity that a person retired stays identity_retired, and is no finding.
+// TestARetiredMachineIsNoEndedInstance: an identity that a person retired is refused as identity_retired, and no event
+// is appended.
 func TestARetiredMachineIsNoEndedInstance(t *testing.T) {
 	k := newKit(t)
 	bundle := k.bootstrap("m1")

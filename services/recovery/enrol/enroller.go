@@ -30,19 +30,22 @@ type Config struct {
 	SignTimeout time.Duration
 	// LaunchSecretLife is how long an instance may take to register: 24 h.
 	LaunchSecretLife time.Duration
-	// MintWait and MintLimit bound how another key may take a launch secret whose first certificate was never used: after 30 s, 3 times.
+	// MintWait and MintLimit bound how another key may take a launch secret whose first certificate was never used: after
+	// 30 s, 3 times.
 	MintWait  time.Duration
 	MintLimit int32
-	// PerAddress and its burst bound what one address may ask before it has proved anything: 50, 500, since a site may stand behind one.
+	// PerAddress and its burst bound the requests a second of one address before it has proved anything: 50 and 500, since
+	// a whole site may share one address.
 	PerAddress      float64
 	PerAddressBurst int
-	// PerToken and its burst bound the attempts with one token and of one node: 2, 20.
+	// PerToken and its burst bound the attempts a second with one token and of one node: 2 and 20.
 	PerToken      float64
 	PerTokenBurst int
-	// PerSecond and Burst bound the attempts of everybody who has proved a token and a key: 200, 400. Strangers cannot use them up.
+	// PerSecond and Burst bound the attempts a second of all callers that have proved a token and a key: 200 and 400.
+	// Callers without a valid token cannot use them up.
 	PerSecond float64
 	Burst     int
-	// Signings is how many may be at the authority at once: 16.
+	// Signings is how many requests may be at the authority at once: 16.
 	Signings int
 }
 
@@ -83,20 +86,20 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Deps is what enrolment works with.
+// Deps are the dependencies of an Enroller.
 type Deps struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
 	Pool       *pgxpool.Pool
 	Signer     ca.Signer
 	Policy     policy.Reader
-	// Profile returns what agents are told of where they belong.
+	// Profile returns the profile that agents are sent.
 	Profile func() *commonv1.Profile
 	// TaskKeys returns the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
 	TaskKeys func() (string, error)
-	// Audit writes down what is refused. Nil: nothing is.
+	// Audit records refusals. Nil: none are recorded.
 	Audit *audit.Log
-	// Wake, Changed and Told are notified as identity.Deps says.
+	// Wake, Changed and Told are notified as described at identity.Deps.
 	Wake, Changed, Told *events.Signal
 }
 
@@ -140,7 +143,8 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 	return e, nil
 }
 
-// allowNode bounds the attempts of one node, and of all, once who asks has proved itself.
+// allowNode takes one attempt from the budgets of one node and of all nodes. It is called once the caller has proved
+// its token and key.
 func (e *Enroller) allowNode(nodeID string) error {
 	now := time.Now()
 	if err := e.nodes.allow(nodeID, now); err != nil {
@@ -149,7 +153,7 @@ func (e *Enroller) allowNode(nodeID string) error {
 	return take(e.all, now)
 }
 
-// count keeps one closed label per outcome.
+// count counts an attempt under the label of its outcome. The labels are a closed set.
 func (e *Enroller) count(way string, repeated bool, err error) {
 	outcome := "issued"
 	switch {
@@ -161,7 +165,7 @@ func (e *Enroller) count(way string, repeated bool, err error) {
 	e.outcomes.WithLabelValues(way, outcome).Inc()
 }
 
-// Profile is what agents are told of where they belong.
+// Profile returns the profile that agents are sent.
 func (e *Enroller) Profile() *commonv1.Profile { return e.deps.Profile() }
 
 func (e *Enroller) committed() {
@@ -177,7 +181,8 @@ type signed struct {
 	notBefore, notAfter time.Time
 }
 
-// sign asks the authority, bounded in time and in number: a slow authority must not hold every request of the process.
+// sign requests a certificate from the authority. The time and the number of such requests are bounded, so that a slow
+// authority does not block every request of the process.
 func (e *Enroller) sign(ctx context.Context, c *claim, csr []byte, instanceID string) (signed, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.SignTimeout)
 	defer cancel()

@@ -20,9 +20,10 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// checkLaunch is the gate of an instance. The mint belongs to (workspace, epoch, instance): another key may take it only while the previous
-// certificate was never used, after a wait, a few times, and the earlier certificate dies first. An instance that may not is told to wait if its epoch is
-// the present one and to stop if a later one was prepared; lifecycle is told how often and why.
+// checkLaunch decides whether an instance may have a certificate. The mint belongs to (workspace, epoch, instance):
+// another key may use it only while the previous certificate was never used, after a wait, and a few times, and the
+// earlier certificate is revoked first. An instance that is refused is told to wait if its epoch is the present one and
+// to stop if a later one was prepared; how often it was refused and why is reported to lifecycle.
 func (e *Enroller) checkLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
 		return refuseEnded(ctx, tx, r)
@@ -53,7 +54,7 @@ func (e *Enroller) checkLaunch(ctx context.Context, tx pgx.Tx, r *identity.Recor
 	return e.checkSecondMint(ctx, tx, r, a, m)
 }
 
-// refuseEnded refuses a retired instance, and reports that it was started again.
+// refuseEnded refuses a retired instance, and appends the event that it was started again.
 func refuseEnded(ctx context.Context, tx pgx.Tx, r *identity.Record) (*repeat, error, error) {
 	if err := identity.MarkEnded(ctx, tx, map[string]*identity.Record{r.NodeID: r}); err != nil {
 		return nil, nil, err
@@ -72,7 +73,7 @@ func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.R
 	wait := previous.IssuedAt.Add(e.cfg.MintWait).Sub(m.Now)
 	switch {
 	case found && previous.Ready, r.Mints > e.cfg.MintLimit, m.RolledBack:
-		// In rollback mode the first certificate may be in use, and the database not know it.
+		// In rollback mode the first certificate may be in use without the database having a record of that.
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, ""), m)
 	case found && wait > 0:
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "", fault.RetryAfter(wait)), m)
@@ -80,7 +81,7 @@ func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.R
 	if err := unusedKey(ctx, tx, r, a); err != nil {
 		return nil, nil, err
 	}
-	// The earlier certificate dies before the next is signed: the two never live side by side.
+	// The earlier certificate is revoked before the next is signed, so that the two are never valid at the same time.
 	if err := identity.RevokeAll(ctx, tx, r); err != nil {
 		return nil, nil, err
 	}
@@ -89,8 +90,9 @@ func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.R
 	return nil, nil, err
 }
 
-// refuseRegister counts a refusal, so that a workspace whose instance cannot register says why. In rollback mode nothing is
-// counted: it would be the ground of a recreation, and what is refused may be newer than the database.
+// refuseRegister counts a refusal, so that the workspace of an instance that cannot register shows the reason. In
+// rollback mode nothing is counted: the count may lead to a recreation, and the refused instance may be newer than the
+// database.
 func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Record, why *fault.Error, m identity.Moment) (*repeat, error, error) {
 	if m.RolledBack {
 		return nil, why, nil
@@ -99,7 +101,7 @@ func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Re
 	r.LastRefusal = why.Reason
 	r.Told++
 	if r.FenceEpoch == 0 {
-		r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(0), m.Era)) // lifecycle orders what it is told by it
+		r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(0), m.Era)) // lifecycle orders the events of a node by the fence epoch
 	}
 	if _, err := identity.SaveQuietly(ctx, tx, r); err != nil {
 		return nil, nil, err
@@ -107,8 +109,8 @@ func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Re
 	return nil, why, nil
 }
 
-// Prepare records the hash of a launch secret and names the node that the instance will be. Idempotent on the instance: a repetition may bring a
-// new secret as long as the old one was not used.
+// Prepare records the hash of a launch secret and returns the id of the node that the instance will be. It is
+// idempotent by instance: a repetition may carry a new secret as long as the old one was not used.
 func (e *Enroller) Prepare(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (string, error) {
 	var nodeID string
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -183,7 +185,8 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 	return r.NodeID, nil
 }
 
-// lockEpoch raises the workspace's highest epoch to the one asked for and answers what it is and whose, the row locked.
+// lockEpoch raises the workspace's highest epoch to the requested one if that is higher. It locks the row, and returns
+// the highest epoch and its instance.
 func lockEpoch(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, instanceID string) (int64, string, error) {
 	if _, err := pg.Exec(ctx, tx, raiseEpoch, workspaceID, epoch, instanceID); err != nil {
 		return 0, "", fmt.Errorf("raise epoch of workspace: %w", err)
@@ -195,7 +198,8 @@ func lockEpoch(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, 
 	return highest.Epoch, highest.InstanceID, nil
 }
 
-// renewSecret is a repetition: the same secret changes nothing, another one replaces one that was never used.
+// renewSecret handles a repeated preparation: the same secret changes nothing, another one replaces a secret that was
+// never used.
 func (e *Enroller) renewSecret(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) error {
 	tag, err := pg.Exec(ctx, tx, renewLaunch, req.GetInstanceId(), req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
 	if err != nil {
@@ -227,7 +231,8 @@ func takeOver(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 	return nil
 }
 
-// freeName is the name asked for, made unique among the living: an instance must not fail to start because its predecessor is not yet retired.
+// freeName returns the requested name, made unique among the nodes that are not retired: an instance must not fail to
+// start because its predecessor is not yet retired.
 func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) (string, error) {
 	name := req.GetNodeName()
 	if name == "" {
@@ -240,9 +245,9 @@ func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 	return name + "-" + req.GetInstanceId()[24:], nil
 }
 
-// RetireInstance ends the identity of an instance that has ended. Idempotent; an instance that is not known leaves a tombstone, so that a preparation that
-// comes late finds it ended. In rollback mode no identity is retired: which instances have ended is what a person has
-// to look at first.
+// RetireInstance ends the identity of an instance that has ended. It is idempotent. For an unknown instance it leaves a
+// tombstone, so that a preparation that comes late finds the instance ended. In rollback mode no identity is retired: a
+// person has to find out first which instances have ended.
 func (e *Enroller) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {

@@ -52,7 +52,8 @@ func TestPrepareIsIdempotent(t *testing.T) {
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
 }
 
-// TestBootstrapGate is B15: the present epoch waits, a lower one stops, and lifecycle hears of it.
+// TestBootstrapGate is B15: an instance of the present epoch waits, one of a lower epoch stops, and this is reported to
+// lifecycle.
 func TestBootstrapGate(t *testing.T) {
 	k := newKit(t)
 	ws := ids.New()
@@ -61,7 +62,8 @@ func TestBootstrapGate(t *testing.T) {
 	if first.GetWorkspaceId() != ws || first.GetEpoch() != 1 || k.record(b.node).Mints != 1 {
 		t.Fatalf("%v", first)
 	}
-	// A second key at once: wait. After the wait, and while nobody was ever ready: it mints, and the first certificate is dead.
+	// A second key at once has to wait. After the wait, while no session was ever ready on the first certificate, it
+	// mints, and the first certificate is revoked.
 	csr := k.csr()
 	_, err := k.enroll(b.secret, csr)
 	k.refused(err, commonv1.Reason_REASON_MINT_CONSUMED)
@@ -91,7 +93,7 @@ func TestBootstrapGate(t *testing.T) {
 	testkit.SetClockOffset(k.db, 200*time.Second)
 	_, err = k.enroll(b.secret, k.csr())
 	k.refused(err, commonv1.Reason_REASON_MINT_CONSUMED)
-	// A later epoch: the instance is told to stop.
+	// After a later epoch was prepared the instance is told to stop.
 	k.prepare(ws, 2)
 	_, err = k.enroll(b.secret, csr)
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
@@ -142,7 +144,7 @@ func TestRetireInstance(t *testing.T) {
 		WorkspaceId: ws, TenantId: ids.New(), Epoch: 1, InstanceId: late, SecretSha256: hash, NodeName: "box",
 	})
 	k.refused(err, commonv1.Reason_REASON_EPOCH_ENDED)
-	// Names are free again, and a living one never stands in the way of an instance.
+	// Names of retired instances are free again, and a name in use never keeps an instance from being prepared.
 	first, second := k.prepare(ids.New(), 1), k.prepare(ids.New(), 1)
 	if a, b := k.record(first.node).Name, k.record(second.node).Name; a != "box" || b == "box" {
 		t.Fatalf("%q and %q", a, b)

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// authority counts what the real one signs, and may fail after it has signed.
+// authority wraps the real authority, counts its signings, and may fail after a signing.
 type authority struct {
 	ca.Signer
 
@@ -85,7 +85,7 @@ func newKit(t *testing.T) *kit {
 	return k
 }
 
-// replica is another process over the same database and authority.
+// replica returns another replica's Enroller over the same database and authority.
 func (k *kit) replica() *enrol.Enroller {
 	k.t.Helper()
 	e, err := enrol.New(enrol.Deps{
@@ -98,7 +98,7 @@ func (k *kit) replica() *enrol.Enroller {
 	return e
 }
 
-// csr makes a key and its request.
+// csr returns a certificate request for a new key.
 func (k *kit) csr() []byte {
 	k.t.Helper()
 	_, csr := k.key()
@@ -213,7 +213,7 @@ func (k *kit) prepare(workspace string, epoch int64) instance {
 	return b
 }
 
-// snapshot is everything that an attempt without a proof must leave alone.
+// snapshot returns, as text, all rows that an attempt without a proof must not change.
 func (k *kit) snapshot() string {
 	k.t.Helper()
 	var out string
@@ -228,5 +228,5 @@ func (k *kit) snapshot() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// defaultProfile is what agents of the tests are told.
+// defaultProfile returns the profile that agents are sent in tests.
 func defaultProfile() *commonv1.Profile { return &commonv1.Profile{Name: "default"} }

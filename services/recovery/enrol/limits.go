@@ -11,9 +11,9 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// limits slows callers down by a bucket for each key: an address, a token, a node. A bucket that is full again is
-// forgotten, and at most `most` are kept: the one that was idle longest goes first, and its caller finds a full one
-// when it comes back.
+// limits bounds the rate of callers by a bucket for each key: an address, a token, a node. A bucket that is full again
+// is dropped, and at most `most` are kept: the one that was idle longest is dropped first, and its caller has a full
+// one when it comes back.
 type limits struct {
 	every time.Duration
 	burst int
@@ -36,7 +36,7 @@ func newLimits(perSecond float64, burst int) *limits {
 	}
 }
 
-// allow takes one from the key's bucket, or answers fault rate_limited with the wait.
+// allow takes one token from the key's bucket, or returns fault rate_limited with the time to wait.
 func (l *limits) allow(key string, now time.Time) error { return take(l.bucket(key, now), now) }
 
 func take(limiter *rate.Limiter, now time.Time) error {
@@ -67,7 +67,7 @@ func (l *limits) bucket(key string, now time.Time) *rate.Limiter {
 	return b.limiter
 }
 
-// forgetLocked forgets up to two full buckets of those that were idle longest: more than a call can add.
+// forgetLocked drops up to two full buckets, those idle longest first. A call adds at most one.
 func (l *limits) forgetLocked(now time.Time) {
 	for range 2 {
 		oldest := l.idle.Back()

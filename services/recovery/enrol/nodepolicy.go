@@ -9,8 +9,9 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// NodePolicy is what an agent is told of its cadence. The heartbeat is a twelfth of the silence that is tolerated: several may be lost before
-// anybody draws a conclusion. nodeapi stretches it with the size of the fleet.
+// NodePolicy returns the heartbeat policy that an agent is sent. The heartbeat interval is a twelfth of the silence
+// that is tolerated, so that several heartbeats may be lost before the session counts as late. nodeapi lengthens it
+// with the size of the fleet.
 func NodePolicy(set policy.Set) *commonv1.NodePolicy {
 	heartbeat := min(max(set.HeartbeatStaleAfter()/12, 500*time.Millisecond), 15*time.Second)
 	return &commonv1.NodePolicy{

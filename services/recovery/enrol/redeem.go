@@ -36,12 +36,13 @@ type redemption struct {
 	key       []byte // SHA-256 of the CSR's public key
 }
 
-// Enroll turns a token into a certificate; see the package comment for the order. from is the caller's network address, for limits alone.
+// Enroll turns a token into a certificate; see the package comment for the order. from is the caller's network address,
+// for limits alone.
 func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
 	who := audit.Entry{Action: "node.enrol", Actor: "anonymous", SubjectType: "enrolment", Details: map[string]any{"address": from}}
 	resp, repeated, err := e.enroll(ctx, from, req, &who)
 	if who.NodeID != "" || fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID) {
-		// The node or its token may be of a history that the database has lost.
+		// The node or its token may be of the history that the database has lost.
 		err = wave.Soften(ctx, e.deps.Pool, rollback.SoftenError(ctx, e.deps.Pool, err))
 	}
 	e.count("token", repeated, err)
@@ -49,7 +50,7 @@ func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	return resp, e.deps.Audit.Refuse(ctx, who, err)
 }
 
-// noteForeignKey adds to an entry which node a refused key certifies.
+// noteForeignKey adds to an audit entry the node that a refused key certifies.
 func noteForeignKey(entry *audit.Entry, err error) {
 	var foreign *identity.ForeignKeyError
 	if errors.As(err, &foreign) {
@@ -57,7 +58,8 @@ func noteForeignKey(entry *audit.Entry, err error) {
 	}
 }
 
-// enroll adds to who what the caller has proved of itself: until then all callers are one.
+// enroll adds to who the facts that the caller has proved of itself, as it proves them. Before that, callers are not
+// distinguished.
 func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest, who *audit.Entry) (*recoveryv1.EnrollResponse, bool, error) {
 	if err := e.addresses.allow(from, time.Now()); err != nil {
 		return nil, false, err
@@ -66,7 +68,7 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	if err != nil {
 		return nil, false, err
 	}
-	// By the whole token: who does not hold it cannot empty its holder's bucket.
+	// The bucket's key is the hash of the whole token, so that a caller without the token cannot empty its owner's bucket.
 	if err := e.tokens.allow(string(presented.Hash), time.Now()); err != nil {
 		return nil, false, err
 	}
@@ -108,7 +110,8 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	return resp, false, err
 }
 
-// prove checks all that can be checked without changing anything: the token's hash, its time, and that the caller holds the key.
+// prove checks all that can be checked without changing anything: the token's hash, its time, and that the caller holds
+// the key.
 func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (*redemption, error) {
 	t, err := pg.One[token](ctx, e.deps.Pool, readToken, presented.ID, string(presented.Kind))
 	switch {
@@ -123,7 +126,8 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (
 	if err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
-	// An instance is told to wait, never that it has failed for good: the launch that prepared it decides about it.
+	// An expired token is final for a machine alone. An instance is told to wait, since the launch that prepared it
+	// decides about it.
 	if t.Kind == KindBootstrap && !now.Before(t.ExpiresAt) {
 		return nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
 	}
@@ -147,13 +151,14 @@ func keyOf(csr *x509.CertificateRequest) ([]byte, error) {
 	return sum[:], nil
 }
 
-// repeat is an enrolment that is done already: the same key asked again.
+// repeat is an enrolment that was completed before and whose key is used to enrol again.
 type repeat struct {
 	record *identity.Record
 	serial identity.Serial
 }
 
-// claimToken decides under the node's lock. A refusal that must be remembered is committed before it is answered.
+// claimToken decides about an attempt under the node's lock. A refusal that changes rows is committed before it is
+// returned.
 func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repeat, error) {
 	var c *claim
 	var done *repeat
@@ -169,7 +174,7 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 			return fmt.Errorf("lock token: %w", err)
 		}
 		if subtle.ConstantTimeCompare(t.Hash, a.presented.Hash) != 1 {
-			return invalid("it was replaced") // an operator asked for it once more
+			return invalid("it was replaced") // an operator requested it again
 		}
 		m, err := identity.ReadMoment(ctx, tx)
 		if err != nil {
@@ -200,7 +205,7 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 	return c, done, nil
 }
 
-// repeatOf returns what this very key was given by this very token, if it still counts.
+// repeatOf returns the certificate that this key was given with this token, if it still counts.
 func repeatOf(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption) (*repeat, error) {
 	if a.token.State != "used" || !bytes.Equal(a.token.UsedKey, a.key) {
 		return nil, nil
@@ -237,10 +242,10 @@ func (e *Enroller) checkBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Re
 		return done, nil, err
 	}
 	if m.RolledBack {
-		// The key that used it may be of a history that is lost: nobody is put on hold for that.
+		// The key that used the token may be of the history that is lost, so the node is not put on hold.
 		return nil, rollback.Refusal(), nil
 	}
-	// Two holders of one token: nobody knows which of them is the machine it was meant for.
+	// The token has two holders, and recovery cannot tell which of them is the machine it was issued for.
 	_, err = pg.Exec(ctx, tx, revokeTokens, r.NodeID)
 	if err != nil {
 		return nil, nil, fmt.Errorf("revoke token family: %w", err)
@@ -255,8 +260,8 @@ func (e *Enroller) checkBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Re
 	return nil, fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, ""), nil
 }
 
-// unusedKey refuses a key that this node was given a certificate for in an earlier life, or that certifies another
-// node: its holder may be anybody by now.
+// unusedKey refuses a key for which this node was given a certificate in an earlier enrolment, or that certifies
+// another node: other machines may have such a key by now.
 func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption) error {
 	_, found, err := identity.SerialByKey(ctx, tx, r.NodeID, a.key)
 	if err != nil {
@@ -268,8 +273,8 @@ func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption
 	return identity.RefuseForeignKey(ctx, tx, r.NodeID, a.key)
 }
 
-// store makes the certificate count: node instance, serial, token and claim in one transaction. Until it commits, nothing was signed as far as
-// anybody is concerned.
+// store makes the certificate count: it writes the node instance, the serial, the use of the token and the end of the
+// claim in one transaction. Until that commits the certificate is accepted nowhere.
 func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued signed) (*identity.Record, identity.Serial, error) {
 	serial := identity.Serial{
 		Serial: issued.serial, KeySHA256: a.key, ChainPEM: issued.chainPEM, IssuerFingerprint: issued.issuer,
@@ -303,7 +308,7 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		}
 		if a.token.Kind == KindLaunch {
 			r.Mints++
-			// It is through: lifecycle hears so with the admission, and what is refused from here on is counted anew.
+			// The instance has enrolled: lifecycle learns of it with the admission, and later refusals are counted from zero.
 			r.RefusedRegisters, r.LastRefusal = 0, commonv1.Reason_REASON_UNSPECIFIED
 		}
 		if err := identity.Activate(ctx, tx, r, c.instanceID, serial, "recovery", "enrolled by "+string(a.token.Kind)+" token", m); err != nil {
@@ -319,20 +324,20 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		e.committed()
 		return r, serial, nil
 	case errors.Is(err, pg.ErrCommitUnknown):
-		// The same key asks again and finds out.
+		// The caller enrols again with the same key, and gets the certificate if the transaction was committed.
 		return nil, identity.Serial{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))
 	}
 	if oerr := e.orphan(context.WithoutCancel(ctx), c, issued.serial, err); oerr != nil {
 		err = errors.Join(err, oerr)
 	}
 	if fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
-		// Another attempt took over after our lease.
+		// Another attempt took over after this attempt's lease had run out.
 		return nil, identity.Serial{}, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.Cause(err))
 	}
 	return nil, identity.Serial{}, fmt.Errorf("store enrolment: %w", err)
 }
 
-// answer is everything an agent needs to connect.
+// answer returns the response with everything that an agent needs to connect.
 func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Serial) (*recoveryv1.EnrollResponse, error) {
 	keys, err := e.deps.TaskKeys()
 	if err != nil {

@@ -67,7 +67,7 @@ func TestReplay(t *testing.T) {
 	}
 	_, err = k.enroll(b.Token, csr)
 	k.refused(err, commonv1.Reason_REASON_TOKEN_CONSUMED)
-	// The way out: a person issues a fresh bundle, which ends the hold and all that came before.
+	// A person issues a new bundle, which ends the hold and all earlier tokens and certificates.
 	fresh := k.bootstrap("node-1")
 	resp := k.mustEnroll(fresh.Token, k.csr())
 	if r := k.record(b.NodeID); r.Alarm != "" || r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE || resp.GetNodeId() != b.NodeID ||
@@ -79,7 +79,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestNothingChangesBeforeTheProof is B03, B04, B06 and B10: whatever is wrong with a token or a request burns nothing.
+// TestNothingChangesBeforeTheProof is B03, B04, B06 and B10: an attempt with a wrong token or request uses nothing up.
 func TestNothingChangesBeforeTheProof(t *testing.T) {
 	k := newKit(t)
 	b := k.bootstrap("node-1")
@@ -251,13 +251,14 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestCrashAfterSigning is B09: what was signed and not stored is an orphan, and the next attempt makes the one that counts.
+// TestCrashAfterSigning is B09: a certificate that was signed and not stored is an orphan, and the next attempt gets
+// the one that counts.
 func TestCrashAfterSigning(t *testing.T) {
 	k := newKit(t)
 	b := k.bootstrap("node-1")
 	csr := k.csr()
 	var orphan string
-	// The process ends between the authority's answer and the row: nothing runs any more that could give the claim back.
+	// The process ends between the authority's answer and the row: no code is left running that could give the claim back.
 	k.ca.afterSigning(func(issued ca.Issued) error {
 		orphan = issued.Serial
 		panic(crash{})
@@ -291,7 +292,8 @@ func TestCrashAfterSigning(t *testing.T) {
 
 type crash struct{}
 
-// TestTakenOver lets a paused attempt come back after another one took over its claim: its certificate is recorded as an orphan.
+// TestTakenOver lets a paused attempt come back after another one took over its claim: its certificate is recorded as
+// an orphan.
 func TestTakenOver(t *testing.T) {
 	k := newKit(t)
 	b := k.bootstrap("node-1")
@@ -357,7 +359,7 @@ func TestIssueBootstrap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The answer was lost: the same request gets a token that works, and the lost one is worthless.
+	// The answer was lost: the same request returns a token that works, and the lost one is invalid.
 	second, err := issue("node-1", "k1", "ada")
 	if err != nil || second.NodeID != first.NodeID {
 		t.Fatalf("%+v %v", second, err)
@@ -376,7 +378,7 @@ func TestIssueBootstrap(t *testing.T) {
 	k.mustEnroll(third.Token, k.csr())
 	_, err = issue("node-1", "k2", "bob")
 	k.refused(err, commonv1.Reason_REASON_PRECONDITION_FAILED)
-	// Enrolled and never ready: nobody holds that certificate, perhaps.
+	// The node enrolled and was never ready: perhaps the machine never got that certificate.
 	if _, err := issue("node-1", "k3", "bob"); err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +410,7 @@ func TestRateLimit(t *testing.T) {
 	if _, err := e.Enroll(k.ctx, "192.0.2.1", &recoveryv1.EnrollRequest{Token: other.Token, Csr: k.csr()}); err != nil {
 		t.Fatalf("another token is slowed: %v", err)
 	}
-	// Strangers are bounded by their address, and use up nobody's share but their own.
+	// Callers without a valid token are bounded by their address, and use up no budget but their own.
 	for i := range 502 {
 		_, err := e.Enroll(k.ctx, "192.0.2.66", &recoveryv1.EnrollRequest{Token: "gbt_nonsense", Csr: csr})
 		if err == nil || (i == 501 && !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) && !fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID)) {

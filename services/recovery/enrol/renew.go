@@ -21,8 +21,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
-// Renew issues the next certificate over an admitted session. The present one stays valid until a session is ready on the next. The same key is
-// given its chain again while half its life remains; after that a new key is asked for.
+// Renew issues the next certificate over an admitted session. The present one stays valid until a session is ready on
+// the next. The same key is given its chain again while half its life remains; after that a new key is required.
 func (e *Enroller) Renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (identity.Serial, error) {
 	s, repeated, err := e.renew(ctx, req)
 	err = wave.Refuse(ctx, e.deps.Pool, wave.LimitsOf(e.deps.Policy), req.GetNodeId(), err)
@@ -76,7 +76,7 @@ func (e *Enroller) renew(ctx context.Context, req *recoveryv1.RenewCertificateRe
 	return serial, false, failpoint.Hit("recovery.renew.after_commit")
 }
 
-// mayRenew looks at the node under its lock: only the session that is offered work renews.
+// mayRenew locks the node and returns its record if the session may renew: only the session that is offered work may.
 func mayRenew(ctx context.Context, tx pgx.Tx, req *recoveryv1.RenewCertificateRequest) (*identity.Record, error) {
 	r, err := identity.LockOne(ctx, tx, req.GetNodeId())
 	if err != nil {
@@ -96,7 +96,7 @@ func mayRenew(ctx context.Context, tx pgx.Tx, req *recoveryv1.RenewCertificateRe
 	return r, nil
 }
 
-// claimRenewal returns a claim, or what this key was given before.
+// claimRenewal returns a claim, or the certificate that this key was given before.
 func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, key []byte) (*claim, identity.Serial, error) {
 	var c *claim
 	var found identity.Serial
@@ -120,7 +120,8 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 		if known {
 			live := s.InstanceID == r.InstanceID &&
 				(s.State == commonv1.SerialState_SERIAL_STATE_NEXT || s.State == commonv1.SerialState_SERIAL_STATE_CURRENT)
-			if !live || s.NotAfter.Sub(m.Now) < s.NotAfter.Sub(s.IssuedAt)/2 { // not_before is dated back, for clocks that are behind
+			// not_before is dated back, for clocks that are behind
+			if !live || s.NotAfter.Sub(m.Now) < s.NotAfter.Sub(s.IssuedAt)/2 {
 				return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was certified before", fault.Remedy("make a new key and ask again"))
 			}
 			found = s

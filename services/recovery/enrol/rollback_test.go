@@ -30,8 +30,8 @@ func (k *kit) waits(what string, err error) {
 	}
 }
 
-// An instance that the database would refuse for good is told to wait in rollback mode: its epoch or its secret may be of the
-// history that is lost.
+// An instance that the database would refuse for good is told to wait in rollback mode: its epoch or its secret may be
+// of the history that is lost.
 func TestRollbackModeStopsNoInstance(t *testing.T) {
 	k := newKit(t)
 	ws := ids.New()
@@ -64,8 +64,8 @@ func TestRollbackModeStopsNoInstance(t *testing.T) {
 	}
 }
 
-// A secret whose certificate was never used, as far as the database knows, mints no second one: the first may be at
-// work.
+// A secret whose certificate was never used, as far as the database knows, mints no second one: the first may be in
+// use.
 func TestRollbackModeMintsNoSecond(t *testing.T) {
 	k := newKit(t)
 	b := k.prepare(ids.New(), 1)

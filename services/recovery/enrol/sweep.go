@@ -11,8 +11,9 @@ import (
 // Swept counts what one sweep ended.
 type Swept struct{ Tokens, Claims, Sessions int64 }
 
-// Sweep ends tokens past their time and claims past their lease, and forgets sessions whose answer nobody can ask for again. Nothing depends on it:
-// every decision looks at the time itself. In rollback mode it ends nothing.
+// Sweep ends tokens that have expired and claims whose lease has run out, and deletes rows of sessions whose answer no
+// replica of nodeapi can request again. No decision depends on it: each one checks the time itself. In rollback mode
+// Sweep ends nothing.
 func (e *Enroller) Sweep(ctx context.Context) (Swept, error) {
 	var out Swept
 	if active, err := rollback.Active(ctx, e.deps.Pool); err != nil || active {

@@ -29,14 +29,15 @@ const (
 	secretSize      = 32
 )
 
-// Presented is a token as a caller showed it: its id to look it up by, and the hash to compare.
+// Presented is a token as a caller presented it: its id for the look-up, and the hash to compare.
 type Presented struct {
 	Kind Kind
 	ID   string // of a bootstrap token; of the instance, for a launch secret
 	Hash []byte // SHA-256 of the whole text
 }
 
-// ParseToken reads a token's form. Whatever is wrong with it is fault token_invalid; the text is in no error.
+// ParseToken parses the text of a token. It returns fault token_invalid if the form is wrong. No error contains the
+// text.
 func ParseToken(text string) (Presented, error) {
 	var p Presented
 	rest, ok := strings.CutPrefix(text, prefixBootstrap)
@@ -64,7 +65,7 @@ func ParseToken(text string) (Presented, error) {
 	return p, nil
 }
 
-// newBootstrapToken makes the text of a token, which is shown once, and its hash.
+// newBootstrapToken returns the text of a new token, which is shown once, and its hash.
 func newBootstrapToken(tokenID string) (string, []byte, error) {
 	parsed, err := uuid.Parse(tokenID)
 	if err != nil {

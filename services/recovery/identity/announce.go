@@ -14,7 +14,7 @@ import (
 var nodesAfter = pg.Define(pg.RoleRecovery, "identity.nodes_after", `
 	SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.node_id > $1::uuid ORDER BY i.node_id LIMIT $2`)
 
-// Announced are the nodes.
+// Announced returns the source that announces the nodes again.
 func Announced() reannounce.Source {
 	return reannounce.Source{Name: "nodes", Page: func(ctx context.Context, tx pgx.Tx, after string, most int) ([]events.Event, error) {
 		list, err := readAll(ctx, tx, nodesAfter, after, most)

@@ -10,7 +10,7 @@ import (
 
 const actionEnrol = "node.enrol"
 
-// decision names the audit action that leads into a state.
+// decision returns the name of the audit action that leads to a state.
 func decision(state commonv1.NodeIdentityState) string {
 	switch state {
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE:
@@ -28,7 +28,7 @@ func decision(state commonv1.NodeIdentityState) string {
 	return "node.change"
 }
 
-// decision is the entry of the change of state that the record carries.
+// decision returns the audit entry of the record's change of state.
 func (r *Record) decision() audit.Entry {
 	by := r.StateBy
 	if slices.Contains(pg.ServiceRoles(), by) {

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// BenchmarkReconnect is a fleet that comes back at once: each node opens and confirms, in the batches of a nodeapi replica.
+// BenchmarkReconnect is a fleet that comes back at once: each node opens and confirms, in the batches of a nodeapi
+// replica.
 func BenchmarkReconnect(b *testing.B) {
 	const fleet, batch = 1024, 256
 	testkit.IO(b)

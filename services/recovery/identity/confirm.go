@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// Confirm counts a batch of Readys in one transaction, in the order asked.
+// Confirm decides about a batch of Readys in one transaction, and returns the results in the order of the requests.
 func (s *Identities) Confirm(ctx context.Context, sessions []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult, Moment, error) {
 	var results []*recoveryv1.ConfirmResult
 	var moment Moment
@@ -123,9 +123,10 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 	return results, moment, len(order), nil
 }
 
-// ReportChallenge closes a challenge. An answer that proves a copy, or a lost join state, puts the node on hold: of two holders nobody knows
-// which is the right one. In rollback mode nobody is put on hold: what the database knows of the two may be older than
-// both. In a wave of lost join states nobody is put on hold for that.
+// ReportChallenge closes a challenge. An answer that proves a copy, or a lost join state, puts the node on hold, since
+// recovery cannot tell which of two holders is the right one. In rollback mode no node is put on hold: what the
+// database has of the two may be older than both. In a wave of lost join states no node is put on hold for a lost join
+// state.
 func (s *Identities) ReportChallenge(ctx context.Context, req *recoveryv1.ReportChallengeRequest) (*commonv1.Denial, error) {
 	var reason commonv1.Reason
 	held := false
@@ -166,7 +167,7 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recove
 	row := known[req.GetSessionId()]
 	switch {
 	case row == nil || row.NodeID != r.NodeID || row.Verdict != verdictChallenge:
-		// Nobody convicts on a challenge that was never put.
+		// A report about a challenge that was never sent is no evidence.
 		return 0, false, fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "")
 	case row.Unreadable:
 		return commonv1.Reason_REASON_RECORD_UNREADABLE, false, nil

@@ -15,13 +15,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// reportEvery bounds the reports of one instance that keeps asking: a host that starts it again and again must not fill
-// the log.
+// reportEvery is the least time between two reports of one instance that keeps connecting: a host that starts the
+// instance again and again must not fill the event log.
 const reportEvery = 5 * time.Minute
 
-// MarkEnded notes on each retired instance among the records what it is told: epoch_superseded where a later epoch, or
-// another instance of the same one, was prepared since, else epoch_ended. A retired machine is told identity_retired,
-// as ever. The records are locked.
+// MarkEnded sets on each retired instance among the records the reason with which it is refused: epoch_superseded if a
+// later epoch, or another instance of the same one, was prepared since, else epoch_ended. A retired machine is refused
+// as identity_retired. The caller holds the locks on the records.
 func MarkEnded(ctx context.Context, tx pgx.Tx, records map[string]*Record) error {
 	retired := map[string][]*Record{}
 	var workspaces []string
@@ -52,10 +52,10 @@ func MarkEnded(ctx context.Context, tx pgx.Tx, records map[string]*Record) error
 	return nil
 }
 
-// Ended returns what MarkEnded noted; unspecified for everything but a retired instance.
+// Ended returns the reason that MarkEnded set; unspecified for everything but a retired instance.
 func (r *Record) Ended() commonv1.Reason { return r.ended }
 
-// refusal returns why this identity opens nothing; unspecified for an active one.
+// refusal returns the reason why this identity may open no session; unspecified for an active one.
 func (s Standing) refusal() commonv1.Reason {
 	reason := RefusalOf(s.State)
 	if reason == commonv1.Reason_REASON_IDENTITY_RETIRED && s.Ended != commonv1.Reason_REASON_UNSPECIFIED {
@@ -64,11 +64,11 @@ func (s Standing) refusal() commonv1.Reason {
 	return reason
 }
 
-// Caller is what a refused instance said of itself.
+// Caller is what a refused instance reported of itself.
 type Caller struct{ RemoteAddress, MachineID, BootID string }
 
-// ReportWoken appends the event that a retired instance asked and was refused, unless one was appended within the last
-// five minutes. It returns whether it did. MarkEnded was called on the record.
+// ReportWoken appends the event that a retired instance connected and was refused, unless one was appended within the
+// last five minutes. It returns whether it appended one. MarkEnded must have been called on the record.
 func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, error) {
 	due, err := pg.One[refused](ctx, tx, countRefusal, r.LaunchedInstanceID, reportEvery.Seconds())
 	if pg.IsNoRows(err) {

@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// settle loses everything under way and lets agent k open until it is admitted or convicted; false if it never is.
+// settle drops all messages and calls under way and lets agent k open sessions until it is admitted or found to be a
+// copy; it returns false if neither ever happens.
 func (w *world) settle(k int, r rules) bool {
 	w.conns, w.mail = [slots]conn{}, [mails]mail{}
 	for i := range w.agents {
@@ -33,8 +34,8 @@ func (w *world) settle(k int, r rules) bool {
 	return false
 }
 
-// checkReactivation lets a person destroy either holder and reactivate: the one that is left opens again, if its certificate still counts. If it
-// does not, only a bundle helps.
+// checkReactivation lets a person destroy either holder and reactivate: the one that is left opens again, if its
+// certificate still counts. If it does not, only a bundle helps.
 func (w world) checkReactivation(r rules) string {
 	for k := range w.agents {
 		n := w
@@ -92,7 +93,7 @@ type step struct {
 	name string
 }
 
-// explore visits every reachable world and answers how many there are; problem is empty if every one of them is sound.
+// explore visits every reachable world and returns their number; problem is empty if every one of them is sound.
 func explore(b bounds) (states int, problem string) { //nolint:nonamedreturns // two values that need names
 	start := world{keys: 1}
 	start.rec.certs[1] = cert{state: 1}
@@ -169,7 +170,8 @@ func TestJoinStateExhaustively(t *testing.T) {
 	}
 }
 
-// TestSearchCatchesWrongRules plants the mistakes that the rules exist to prevent: a search that lets one of them pass proves nothing.
+// TestSearchCatchesWrongRules explores rules with the mistakes that the real rules exist to prevent. If the search does
+// not catch one of them, its other results prove nothing.
 func TestSearchCatchesWrongRules(t *testing.T) {
 	tests := []struct {
 		name  string

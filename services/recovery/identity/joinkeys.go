@@ -10,15 +10,15 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// noKey stands in join_keys of a node instance that has been given no join state yet.
+// noKey is the value in join_keys of a node instance that has been given no join state yet.
 const noKey = "none"
 
-// issuedWith notes that a key has signed a join state that the node may hold from now on.
+// issuedWith records that a key has signed a join state that the node may have from now on.
 func (r *Record) issuedWith(keyID string) {
 	r.JoinKeys = append(slices.DeleteFunc(slices.Clone(r.JoinKeys), func(k string) bool { return k == keyID || k == noKey }), keyID)
 }
 
-// NeedKey describes the nodes that may hold a join state of a key; "" is none.
+// NeedKey returns a description of the nodes that may have a join state of a key; "" if there are none.
 func NeedKey(ctx context.Context, q pg.Querier, key keyset.Key) (string, error) {
 	names, err := pg.Values[string](ctx, q, readNeeding, key.KeyID, key.First(), key.MadeAt, key.Returned)
 	if err != nil {

@@ -4,11 +4,11 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// Form is what kind of join state a Hello carried.
+// Form is the kind of join state that a Hello carried.
 type Form int
 
-// The forms. Foreign is validly signed for another instance of the same node: what an agent that enrolled anew may still
-// hold. UnknownKey names a signing key that this replica does not hold.
+// The forms. Foreign is validly signed for another instance of the same node, which an agent that enrolled anew may
+// still have. UnknownKey names a signing key that this replica does not have.
 const (
 	FormAbsent Form = iota
 	FormUnreadable
@@ -22,19 +22,19 @@ type Presented struct {
 	Form       Form
 	Generation int64
 	Era        int64
-	Serial     string // for which it was signed
+	Serial     string // the certificate for which it was signed
 	KeyID      string // of FormUnknownKey
 }
 
-// CertificateUse is what recovery knows of the certificate a connection was opened with.
+// CertificateUse is the record that recovery has of the certificate a connection was opened with.
 type CertificateUse struct {
-	State commonv1.SerialState // unspecified: not one that we issued to this instance
+	State commonv1.SerialState // unspecified: the certificate was not issued to this instance
 	Used  bool                 // a session has been ready on it
-	// Unreadable says that it was issued to this instance, and that this build does not know its state.
+	// Unreadable is set if the certificate was issued to this instance and this build does not know its state.
 	Unreadable bool
 }
 
-// Hello is one attempt to open a session, as far as it decides.
+// Hello is one attempt to open a session, with the fields that the decision depends on.
 type Hello struct {
 	InstanceID  string
 	Serial      string // of the connection's certificate
@@ -42,7 +42,7 @@ type Hello struct {
 	Certificate CertificateUse
 }
 
-// Standing is what is known of a node instance, under the lock on its row.
+// Standing is the state of a node instance, read under the lock on its row.
 type Standing struct {
 	State         commonv1.NodeIdentityState
 	InstanceID    string
@@ -51,11 +51,12 @@ type Standing struct {
 	Era           int64 // of the database
 	CurrentSerial string
 	NextSerial    string
-	// Ended is what a retired instance is told in place of identity_retired; unspecified for a machine.
+	// Ended is the reason with which a retired instance is refused in place of identity_retired; unspecified for a
+	// machine.
 	Ended commonv1.Reason
 }
 
-// Ruling is what becomes of a Hello.
+// Ruling is the decision about a Hello.
 type Ruling int
 
 // The rulings. Welcome issues the next generation. Challenge asks for a signature first. Deny closes.
@@ -65,22 +66,23 @@ const (
 	RulingChallenge
 )
 
-// Verdict is Judge's answer.
+// Verdict is the result of Judge.
 type Verdict struct {
 	Ruling Ruling
-	// Reason of a denial; of a challenge, what a signed answer proves: cloned_identity_detected or join_state_lost; of a welcome,
-	// control_plane_rollback if the database went back in time, else unspecified.
+	// Reason is the reason of a denial; for a challenge, the finding that a signed answer proves: cloned_identity_detected
+	// or join_state_lost; for a welcome, control_plane_rollback if the database went back in time, else unspecified.
 	Reason commonv1.Reason
-	// Adopt is the generation to take over before issuing, because the node remembers more than the database does. Zero: none.
+	// Adopt is the generation to take over before issuing, because the node has a later one than the database. Zero: none.
 	Adopt int64
-	// AdoptSerial says that the connection's certificate is taken over with it.
+	// AdoptSerial is set if the connection's certificate is taken over as well.
 	AdoptSerial bool
 }
 
-// Judge decides about a Hello. The order is fence, then generation, then serial: whoever shows an old generation holds our signature over it and
-// the key of a certificate we issued, so it is challenged whatever became of that certificate since. Otherwise a copy whose original renewed
-// would be refused for ever without anybody learning of it. A missing join state is challenged for the same reason as an old one: a paused
-// replica may hold the very first Hello, and must not put anybody on hold with it.
+// Judge decides about a Hello. The order is fence, then generation, then serial: an agent that presents an old
+// generation has recovery's signature over it and the key of a certificate that recovery issued, so it is challenged
+// whatever the state of that certificate is now. Otherwise a copy whose original has renewed would be refused for ever
+// and never be detected. A missing join state is challenged for the same reason as an old one: a paused replica may
+// deliver the very first Hello late, which must not put the node on hold.
 //
 //	presented                                   | verdict
 //	confirmed ≤ p ≤ issued                      | welcome
@@ -98,13 +100,15 @@ func Judge(s Standing, h Hello) Verdict {
 	}
 	p := h.Presented
 	if p.Form == FormForeign {
-		// Signed for an earlier enrolment: as good as none, for the present one has its own numbers.
+		// A state that was signed for an earlier enrolment counts as absent, since the present enrolment has its own
+		// generations.
 		p = Presented{Form: FormAbsent}
 	}
 	ours := h.InstanceID == s.InstanceID
 	ahead := ours && p.Form == FormSigned && (p.Generation > s.Issued || p.Era > s.Era)
-	// A certificate that the authority signed and the database does not know, shown with our own signature over that serial or over a number
-	// we never gave: it was issued in what the database lost. An orphan of a crashed enrolment has no such signature.
+	// The certificate is signed by the authority and missing from the database, and comes with recovery's own signature
+	// over that serial, or over a generation that the database never gave: it was issued in the history that the database
+	// has lost. The orphan of a crashed enrolment has no such signature.
 	unknown := h.Certificate.State == commonv1.SerialState_SERIAL_STATE_UNSPECIFIED
 	forgotten := unknown && ours && p.Form == FormSigned && (ahead || (p.Serial != "" && p.Serial == h.Serial))
 	switch {
@@ -117,7 +121,8 @@ func Judge(s Standing, h Hello) Verdict {
 	case p.Form == FormSigned && !ahead && p.Generation < s.Confirmed:
 		return Verdict{Ruling: RulingChallenge, Reason: commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED}
 	case p.Form == FormUnknownKey:
-		// Our replicas differ. Nothing is known of the state, so nothing follows for the node.
+		// The replicas of recovery have different keys. The join state cannot be verified, so it is no evidence against the
+		// node.
 		return deny(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN)
 	case p.Form == FormUnreadable, p.Form == FormAbsent && s.Confirmed > 0:
 		return Verdict{Ruling: RulingChallenge, Reason: commonv1.Reason_REASON_JOIN_STATE_LOST}
@@ -134,8 +139,9 @@ func Judge(s Standing, h Hello) Verdict {
 	}
 }
 
-// superseded refuses a certificate that another one replaced. Issued and never used, or shown together with a join state signed for one
-// that counts: the holder has a better certificate and is told to use it. Anything else is somebody we know nothing good of.
+// superseded refuses a certificate that another one replaced. If it was issued and never used, or comes with a join
+// state that was signed for a certificate which counts, the agent has a better certificate and is told to use it.
+// Otherwise nothing shows that the client has one.
 func superseded(s Standing, h Hello) Verdict {
 	if !h.Certificate.Used || (h.Presented.Form == FormSigned && holdsAnother(s, h.Presented)) {
 		return deny(commonv1.Reason_REASON_SERIAL_SUPERSEDED)
@@ -143,14 +149,15 @@ func superseded(s Standing, h Hello) Verdict {
 	return deny(commonv1.Reason_REASON_SERIAL_UNKNOWN)
 }
 
-// holdsAnother says that whoever shows this join state was given it on a certificate that counts, and so holds that too.
+// holdsAnother reports whether the join state was given out on a certificate that counts, so that the agent which
+// presents it must have that certificate too.
 func holdsAnother(s Standing, p Presented) bool {
 	return p.Serial != "" && (p.Serial == s.CurrentSerial || p.Serial == s.NextSerial)
 }
 
 func deny(reason commonv1.Reason) Verdict { return Verdict{Ruling: RulingDeny, Reason: reason} }
 
-// RefusalOf returns why an identity in this state opens nothing; unspecified for an active one.
+// RefusalOf returns the reason why an identity in this state may open no session; unspecified for an active one.
 func RefusalOf(state commonv1.NodeIdentityState) commonv1.Reason {
 	switch state {
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE:
@@ -172,7 +179,7 @@ func RefusalOf(state commonv1.NodeIdentityState) commonv1.Reason {
 	}
 }
 
-// Ready is one Ready, as far as it decides.
+// Ready is one Ready, with the fields that the decision depends on.
 type Ready struct {
 	InstanceID  string
 	Generation  int64
@@ -181,15 +188,16 @@ type Ready struct {
 	Certificate CertificateUse
 }
 
-// ReadyVerdict is JudgeReady's answer: admitted, or why not.
+// ReadyVerdict is the result of JudgeReady: admitted, or the reason why not.
 type ReadyVerdict struct {
 	Admitted bool
-	// Again says that this very session is confirmed already: a lost reply was asked for again.
+	// Again is set if this very session is confirmed already: the reply was lost and the request was repeated.
 	Again  bool
 	Reason commonv1.Reason
 }
 
-// JudgeReady decides whether a Ready counts: only for the last generation issued. confirmedSession is the session whose generation is confirmed.
+// JudgeReady decides whether a Ready counts: only for the last generation issued. confirmedSession is the session whose
+// generation is confirmed.
 func JudgeReady(s Standing, confirmedSession string, r Ready) ReadyVerdict {
 	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return ReadyVerdict{Reason: reason}
@@ -222,8 +230,9 @@ func JudgeReady(s Standing, confirmedSession string, r Ready) ReadyVerdict {
 	}
 }
 
-// JudgeChallenge decides what a finished challenge proves, given what it was put for. fenceThen is the fence epoch at the challenge: a decision
-// of a person since then answers the question, and an old challenge must not reopen it.
+// JudgeChallenge returns the reason that a finished challenge proves, given the reason it was sent for. fenceThen is
+// the fence epoch at the challenge: if a person has decided about the node since then, an old challenge must not
+// overrule that decision.
 func JudgeChallenge(s Standing, fenceThen, fenceNow int64, putFor commonv1.Reason, answered bool) commonv1.Reason {
 	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return reason

@@ -199,7 +199,8 @@ func TestJudgeReady(t *testing.T) {
 	}
 }
 
-// TestEveryStateHasAWayOut walks the enum: any state but the last has a verb that leaves it, and each verb's refusals are typed.
+// TestEveryStateHasAWayOut walks the enum: any state but the last has a verb that leaves it, and each verb's refusals
+// are typed.
 func TestEveryStateHasAWayOut(t *testing.T) {
 	for _, state := range names.All[commonv1.NodeIdentityState]() {
 		exits := 0

@@ -18,9 +18,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// forgedBy reports whether a connection shows a certificate of this serial that has another key than the one issued:
-// only who holds a key of the authority can make one. A replica of an earlier build tells no key, and a certificate
-// that was taken over after a restore may have none on record.
+// forgedBy reports whether a connection presents a certificate of this serial with another key than the one issued,
+// which only a holder of a key of the authority can make. A replica of an earlier build reports no key, and a
+// certificate that was taken over after a restore may have none on record.
 func (s Serial) forgedBy(o *recoveryv1.OpenSession) bool {
 	return len(s.KeySHA256) > 0 && len(o.GetKeySha256()) > 0 && !bytes.Equal(s.KeySHA256, o.GetKeySha256())
 }
@@ -32,7 +32,7 @@ func (s *Identities) reportForged(ctx context.Context, o *recoveryv1.OpenSession
 		slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_SERIAL_UNKNOWN)))
 	refusal := fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, "the certificate has an issued serial and another key than the one that was certified",
 		fault.Remedy("find out who holds a key of the certificate authority; rotate it"))
-	_ = s.deps.Audit.Refuse(ctx, audit.Entry{ // it returns the refusal
+	_ = s.deps.Audit.Refuse(ctx, audit.Entry{ // Refuse returns the refusal
 		Action: "session.open", Actor: "node/" + o.GetNodeId(), SubjectType: "node", SubjectID: o.GetNodeId(), NodeID: o.GetNodeId(),
 		Details: map[string]any{
 			"evidence": "forged_certificate", "serial": o.GetSerial(), "remote_address": cut(o.GetRemoteAddress()),
@@ -41,8 +41,8 @@ func (s *Identities) reportForged(ctx context.Context, o *recoveryv1.OpenSession
 	}, refusal)
 }
 
-// adoptableKey returns the key of a certificate whose row the database has lost, so that from now on it is known by it.
-// Nil, if the replica told none or the node has another certificate for the same key.
+// adoptableKey returns the key to record with a certificate whose row the database has lost. It is nil if the replica
+// reported no key or the node has another certificate for the same key.
 func adoptableKey(ctx context.Context, tx pgx.Tx, r *Record, o *recoveryv1.OpenSession) ([]byte, error) {
 	const size = 32
 	if len(o.GetKeySha256()) != size {
@@ -56,8 +56,8 @@ func adoptableKey(ctx context.Context, tx pgx.Tx, r *Record, o *recoveryv1.OpenS
 }
 
 // RefuseForeignKey refuses, as fault key_reuse, a key that was ever certified for another node, retired ones included:
-// its holder is that node, or whoever has its disk. Of concurrent transactions that certify one key for several nodes,
-// the first to commit wins: each holds a lock on the key until it ends.
+// the caller is that node, or has a copy of its disk. Of concurrent transactions that certify one key for several
+// nodes, the first to commit wins: each holds a lock on the key until it ends.
 func RefuseForeignKey(ctx context.Context, tx pgx.Tx, nodeID string, keySHA256 []byte) error {
 	if _, err := pg.Exec(ctx, tx, takeKeyLock, keySHA256); err != nil {
 		return fmt.Errorf("lock key: %w", err)
@@ -72,9 +72,9 @@ func RefuseForeignKey(ctx context.Context, tx pgx.Tx, nodeID string, keySHA256 [
 	return fault.New(commonv1.Reason_REASON_KEY_REUSE, "", fault.Cause(&ForeignKeyError{NodeID: other}))
 }
 
-// ForeignKeyError names the node that a refused key certifies. It is for the record: the caller has proved only that it
-// holds the key.
+// ForeignKeyError names the node that a refused key certifies. It is for logs and the audit log alone, since the caller
+// has proved only that it has the key.
 type ForeignKeyError struct{ NodeID string }
 
-// Error names the node.
+// Error returns a message that names the node.
 func (e *ForeignKeyError) Error() string { return "the key was certified for node " + e.NodeID }

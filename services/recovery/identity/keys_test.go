@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// keyOf reads what a serial was issued for.
+// keyOf returns the hash of the key for which a serial was issued.
 func (b *bench) keyOf(serial string) []byte {
 	b.t.Helper()
 	var key []byte
@@ -89,7 +89,7 @@ func TestAnAdoptedCertificateIsKnownByItsKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.joinState, n.serial = ahead, "abcd" // issued in what was lost
+	n.joinState, n.serial = ahead, "abcd" // issued in the lost history
 	key := otherKey()
 	if got := b.open(b.helloWith(n, key)); got.GetGeneration() != 42 {
 		t.Fatalf("ahead of the database: %v", got)
@@ -97,7 +97,7 @@ func TestAnAdoptedCertificateIsKnownByItsKey(t *testing.T) {
 	if got := b.keyOf(n.serial); string(got) != string(key) {
 		t.Errorf("it is known by the key %x, want %x", got, key)
 	}
-	// What it remembers has set rollback mode: until that is accepted nobody is told to take another identity.
+	// The node's join state has set rollback mode: until a person accepts that, no node is told to take another identity.
 	wantWait(t, "another key", b.open(b.helloWith(n, otherKey())).GetDenial())
 	b.accept(t)
 	if got := b.open(b.helloWith(n, otherKey())); got.GetDenial().GetReason() != commonv1.Reason_REASON_SERIAL_UNKNOWN {

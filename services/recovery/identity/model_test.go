@@ -7,10 +7,11 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// The model: one node's agent (and perhaps a copy of it), any number of nodeapi replicas that may be paused between reading a frame and calling
-// recovery, and recovery itself, which decides by the very functions that the store uses. Every message may be lost at any point, every agent may
-// die between any two of its fsyncs, every call may be executed long after its connection was given up. The search visits every state that
-// bounded numbers of opens, renewals and faults can reach.
+// The model: one node's agent (and perhaps a copy of it), any number of nodeapi replicas that may be paused between
+// reading a frame and calling recovery, and recovery itself, which decides by the very functions that the store uses.
+// Every message may be lost at any point, every agent may die between any two of its fsyncs, every call may be executed
+// long after its connection was given up. The search visits every state that bounded numbers of opens, renewals and
+// faults can reach.
 
 const (
 	slots   = 4 // connections that still matter at once
@@ -55,7 +56,7 @@ type agent struct {
 	active, other int8 // durable certificates
 	pending       int8 // durable key of a renewal
 	dial, sess    int8 // slot+1 of the open in flight, and of the admitted session
-	lost          bool // told to recover with no other certificate at hand
+	lost          bool // told to recover, and it has no other certificate
 	shut          bool // told that the identity is on hold
 }
 
@@ -103,7 +104,7 @@ type bounds struct {
 	rules                      rules
 }
 
-// rules are what recovery decides by: the real ones, or a mutant that the search must catch.
+// rules are the decisions of recovery: the real functions, or a mutant that the search must catch.
 type rules struct {
 	judge      func(identity.Standing, identity.Hello) identity.Verdict
 	judgeReady func(identity.Standing, string, identity.Ready) identity.ReadyVerdict
@@ -188,7 +189,7 @@ func (w *world) open(i int, r rules) {
 		c.phase, c.reason = denied, v.Reason
 	}
 	if !c.live {
-		*c = conn{} // nobody reads the answer, and a dead connection answers no challenge
+		*c = conn{} // the agent does not read the answer, and a dead connection answers no challenge
 	}
 }
 
@@ -264,7 +265,7 @@ func (w *world) renew(m *mail) {
 	}
 }
 
-// reads says whether the agent still holds the session that a renewal was sent over.
+// reads reports whether the agent still has the session over which a renewal was requested.
 func (w *world) reads(m *mail) bool {
 	a := w.agents[m.owner]
 	return a.sess != 0 && a.sess-1 == m.slot && w.conns[m.slot].id == m.sessID
@@ -284,7 +285,8 @@ func (w *world) hangUp(slot int8) {
 	}
 }
 
-// refused is what the agent does about a denial: it changes certificates only where it is told to renew. The rules must not count on more.
+// refused applies a denial to the agent: it changes certificates only if it is told to renew. The rules must not rely
+// on more than that.
 func (a *agent) refused(reason commonv1.Reason) {
 	switch reason { //nolint:exhaustive // the rest is waited out
 	case commonv1.Reason_REASON_SERIAL_UNKNOWN:
@@ -438,7 +440,7 @@ func (w world) mailSuccessors(i int, yield func(step string, next world)) {
 		case m.state == 3:
 			a.pending = 0
 		case a.pending == m.key && a.active == n.conns[m.slot].serial:
-			// Stored beside the one in use, never over it.
+			// The new certificate is stored beside the one in use, and never overwrites it.
 			a.other, a.pending = m.key, 0
 		}
 		yield("issued", n)

@@ -22,14 +22,14 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Gate is lifecycle's end of a fence.
+// Gate applies fences in lifecycle.
 type Gate interface {
 	ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error)
 }
 
 // NotifierConfig bounds the loop; zero fields take the defaults.
 type NotifierConfig struct {
-	Poll     time.Duration // between looks without a wake; 500 ms, and ten seconds while Numbered listens
+	Poll     time.Duration // between reads without a wake; 500 ms, and ten seconds while Numbered listens
 	Batch    int           // nodes of one round; 64
 	Parallel int           // calls at once; 8
 	Timeout  time.Duration // of one call; 3 s
@@ -55,16 +55,18 @@ func (c NotifierConfig) withDefaults() NotifierConfig {
 	return c
 }
 
-// NotifierDeps is what the loop works with.
+// NotifierDeps are the dependencies of the loop.
 type NotifierDeps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Gate   Gate
-	// Told wakes the loop; Wake is notified after it appended events. Numbered wakes it for what other replicas have fenced, and may be nil.
+	// Told wakes the loop; Wake is notified after the loop appended events. Numbered wakes it for fences of other
+	// replicas, and may be nil.
 	Told, Wake, Numbered *events.Signal
 }
 
-// Notifier tells lifecycle of fences until it has acknowledged them. Every replica runs one: telling twice is harmless, telling late is not.
+// Notifier sends fences to lifecycle until lifecycle has acknowledged them. Every replica runs one: a fence that is
+// sent twice is harmless, one that is sent late is not.
 type Notifier struct {
 	deps   NotifierDeps
 	cfg    NotifierConfig
@@ -74,15 +76,16 @@ type Notifier struct {
 // NewNotifier checks its dependencies.
 func NewNotifier(deps NotifierDeps, cfg NotifierConfig) (*Notifier, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Gate == nil {
-		return nil, errors.New("teller needs a logger, a pool and lifecycle's gate")
+		return nil, errors.New("notifier needs a logger, a pool and lifecycle's gate")
 	}
 	return &Notifier{deps: deps, cfg: cfg.withDefaults()}, nil
 }
 
-// stillOwed is how long after a failure what was not told is asked for at the short period: each try puts it off by a second.
+// stillOwed is how long after a failure the loop goes on reading unacknowledged fences at the short period, since each
+// attempt puts them off by a second.
 const stillOwed = 15 * time.Second
 
-// Run tells until ctx ends.
+// Run sends fences until ctx ends.
 func (t *Notifier) Run(ctx context.Context) error {
 	var owed time.Time
 	for {
@@ -95,7 +98,7 @@ func (t *Notifier) Run(ctx context.Context) error {
 		if err == nil && told == t.cfg.Batch {
 			continue
 		}
-		if err != nil { // neither who wakes us nor an event mends it
+		if err != nil { // no wake or event announces the end of the failure
 			owed = time.Now().Add(stillOwed)
 			timer := time.NewTimer(t.cfg.Poll)
 			select {
@@ -106,7 +109,7 @@ func (t *Notifier) Run(ctx context.Context) error {
 			continue
 		}
 		if time.Now().Before(owed) {
-			// What could not be told is due again in a moment, and nothing wakes us for it.
+			// A fence that was not acknowledged is due again in a moment, and no signal wakes the loop for it.
 			if !t.deps.Numbered.PaceWithin(ctx, wake, numbered, t.cfg.Poll, t.cfg.Poll) {
 				return nil
 			}
@@ -119,7 +122,7 @@ func (t *Notifier) Run(ctx context.Context) error {
 	}
 }
 
-// note logs the first failure of a row and its end: lifecycle may be away for an hour.
+// note logs the first failure of a series and the end of the series, since lifecycle may be unreachable for an hour.
 func (t *Notifier) note(ctx context.Context, err error) {
 	switch {
 	case err != nil && !t.failed:
@@ -132,7 +135,7 @@ func (t *Notifier) note(ctx context.Context, err error) {
 
 type acknowledged struct {
 	record *Record
-	fence  int64 // that lifecycle has applied
+	fence  int64 // the fence that lifecycle has applied
 }
 
 func (t *Notifier) runOnce(ctx context.Context) (int, error) {
@@ -148,7 +151,7 @@ func (t *Notifier) runOnce(ctx context.Context) (int, error) {
 		slots <- struct{}{}
 		calls.Go(func() {
 			defer func() { <-slots }()
-			// One node's failure is no reason not to tell of the others.
+			// The fences of the other nodes are sent even if one fails.
 			if fence, err := t.tell(ctx, r); err != nil {
 				failures[i] = err
 			} else {
@@ -172,13 +175,14 @@ func (t *Notifier) runOnce(ctx context.Context) (int, error) {
 	return len(due), errors.Join(failures...)
 }
 
-// take returns who is due and puts off when they are due again, so that replicas share the work and a refusal is not asked in a circle.
+// take returns the nodes that are due and sets when they are due again, so that replicas share the work and a refused
+// fence is not sent again at once.
 func (t *Notifier) take(ctx context.Context) ([]*Record, error) {
 	due, err := readAll(ctx, t.deps.Pool, takeUntold, t.cfg.Batch, t.cfg.Retry.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("take untold nodes: %w", err)
 	}
-	// What a state that this build does not know means for the gate, a replica of the build that wrote it tells.
+	// A node in a state that this build does not know is left to a replica of the build that wrote the state.
 	return slices.DeleteFunc(due, func(r *Record) bool { return !r.Readable() }), nil
 }
 
@@ -227,7 +231,7 @@ func (t *Notifier) acknowledge(ctx context.Context, acks []acknowledged) error {
 			}
 			r.ToldAcked = max(r.ToldAcked, a.record.Told)
 			if a.fence > r.FenceEpoch {
-				// Lifecycle remembers a later fence than we do: our decision must stand above it to count.
+				// Lifecycle has a later fence than recovery: the fence of this decision must be raised above it to be applied.
 				r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(a.fence), m.Era))
 				r.Told++
 				loud = append(loud, r)

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// gate is lifecycle's end: it keeps the highest fence of each node.
+// gate is a fake of lifecycle's gate, which keeps the highest fence of each node.
 type gate struct {
 	mu    sync.Mutex
 	fail  int
@@ -96,7 +96,7 @@ func TestVerbsReachLifecycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	acknowledged(3)
-	// Lifecycle remembers a later fence than this database: the decision must come to stand above it.
+	// Lifecycle has a later fence than this database: the fence of the decision must be raised above it.
 	g.mu.Lock()
 	g.high[n.id] = 70
 	g.mu.Unlock()

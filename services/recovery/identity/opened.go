@@ -28,8 +28,8 @@ type opened struct {
 	FenceEpoch    int64           `db:"fence_epoch"`
 	Answer        commonv1.Reason `db:"-"`
 	ReplacesNonce string          `db:"replaces_nonce"`
-	KeyID         string          `db:"key_id"` // that signed the join state
-	Unreadable    bool            `db:"-"`      // this build does not know what it was put for, or its answer
+	KeyID         string          `db:"key_id"` // the key that signed the join state
+	Unreadable    bool            `db:"-"`      // this build does not know the reason of the challenge, or its answer
 
 	facts *recoveryv1.OpenSession `db:"-"`
 }
@@ -108,7 +108,7 @@ func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 	return nil
 }
 
-// cut bounds what an agent says of its host, and drops what Postgres does not take.
+// cut truncates a text that an agent reports of its host, and drops characters that Postgres does not accept.
 func cut(s string) string {
 	const most = 128
 	if len(s) > most {
@@ -123,7 +123,8 @@ func cut(s string) string {
 	return string(out)
 }
 
-// raiseIssued writes generations alone: they are nobody's news until one is confirmed, so there is neither event nor authority number.
+// raiseIssued writes issued generations alone. No consumer needs one until it is confirmed, so there is neither an
+// event nor an authority number.
 func raiseIssued(ctx context.Context, tx pgx.Tx, records map[string]*Record, keyID string) error {
 	if len(records) == 0 {
 		return nil

@@ -2,5 +2,6 @@
 
 package identity_test
 
-// slow leaves the widest searches to builds without the race detector, which finds nothing in pure functions and takes ten times as long.
+// slow leaves the widest searches to builds without the race detector, which finds nothing in pure functions and takes
+// ten times as long.
 const slow = true

@@ -11,48 +11,50 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// Record is one node's row, held under its lock while it is changed.
+// Record is one node's row. Its row lock is held while it is changed.
 type Record struct {
-	NodeID             string                     `db:"node_id" expr:"@.node_id::text"`
-	Name               string                     `db:"name"`
-	InstanceID         string                     `db:"node_instance_id" expr:"COALESCE(@.node_instance_id::text, '')"` // of the node: one per enrolment
-	State              commonv1.NodeIdentityState `db:"-"`
-	StateReason        string                     `db:"state_reason"`
-	StateBy            string                     `db:"state_by"`
-	StateAt            time.Time                  `db:"state_at"`
-	Alarm              string                     `db:"alarm"`
-	FenceEpoch         int64                      `db:"fence_epoch"`
-	FenceAcked         int64                      `db:"fence_acked"`
-	Told               int64                      `db:"told"`
-	ToldAcked          int64                      `db:"told_acked"`
-	Issued             int64                      `db:"issued"`
-	Confirmed          int64                      `db:"confirmed"`
-	ConfirmedSession   string                     `db:"confirmed_session_id" expr:"COALESCE(@.confirmed_session_id::text, '')"`
-	ReplacedNonce      string                     `db:"replaced_nonce"`
-	CurrentSerial      string                     `db:"current_serial"`
-	NextSerial         string                     `db:"next_serial"`
-	CertificateEnds    time.Time                  `db:"-"` // zero without a certificate
-	IssuerFingerprint  string                     `db:"issuer_fingerprint"`
-	WorkspaceID        string                     `db:"workspace_id" expr:"COALESCE(@.workspace_id::text, '')"` // of a launched instance, with the three below
-	TenantID           string                     `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
-	Epoch              int64                      `db:"epoch"`
-	LaunchedInstanceID string                     `db:"instance_id" expr:"COALESCE(@.instance_id::text, '')"`
-	Mints              int32                      `db:"mints"`
-	RefusedRegisters   int32                      `db:"refused_registers"`
-	LastRefusal        commonv1.Reason            `db:"-"`
-	AuthoritySeq       int64                      `db:"authority_seq"`
-	JoinKeys           []string                   `db:"join_keys"`
-	Version            int64                      `db:"version"`
-	CreatedAt          time.Time                  `db:"created_at"`
+	NodeID string `db:"node_id" expr:"@.node_id::text"`
+	Name   string `db:"name"`
+	// of the node: one per enrolment
+	InstanceID        string                     `db:"node_instance_id" expr:"COALESCE(@.node_instance_id::text, '')"`
+	State             commonv1.NodeIdentityState `db:"-"`
+	StateReason       string                     `db:"state_reason"`
+	StateBy           string                     `db:"state_by"`
+	StateAt           time.Time                  `db:"state_at"`
+	Alarm             string                     `db:"alarm"`
+	FenceEpoch        int64                      `db:"fence_epoch"`
+	FenceAcked        int64                      `db:"fence_acked"`
+	Told              int64                      `db:"told"`
+	ToldAcked         int64                      `db:"told_acked"`
+	Issued            int64                      `db:"issued"`
+	Confirmed         int64                      `db:"confirmed"`
+	ConfirmedSession  string                     `db:"confirmed_session_id" expr:"COALESCE(@.confirmed_session_id::text, '')"`
+	ReplacedNonce     string                     `db:"replaced_nonce"`
+	CurrentSerial     string                     `db:"current_serial"`
+	NextSerial        string                     `db:"next_serial"`
+	CertificateEnds   time.Time                  `db:"-"` // zero without a certificate
+	IssuerFingerprint string                     `db:"issuer_fingerprint"`
+	// of a launched instance, with the three below
+	WorkspaceID        string          `db:"workspace_id" expr:"COALESCE(@.workspace_id::text, '')"`
+	TenantID           string          `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
+	Epoch              int64           `db:"epoch"`
+	LaunchedInstanceID string          `db:"instance_id" expr:"COALESCE(@.instance_id::text, '')"`
+	Mints              int32           `db:"mints"`
+	RefusedRegisters   int32           `db:"refused_registers"`
+	LastRefusal        commonv1.Reason `db:"-"`
+	AuthoritySeq       int64           `db:"authority_seq"`
+	JoinKeys           []string        `db:"join_keys"`
+	Version            int64           `db:"version"`
+	CreatedAt          time.Time       `db:"created_at"`
 
 	correlationForNext string          `db:"-"`
-	ended              commonv1.Reason `db:"-"` // what a retired instance is told; see MarkEnded
+	ended              commonv1.Reason `db:"-"` // the reason with which a retired instance is refused; see MarkEnded
 	unreadState        string          `db:"-"` // as it is stored, where this build does not know it
 	unreadRefusal      string          `db:"-"`
 	decided            string          `db:"-"` // the audit action of a change of state that is not written yet
 }
 
-// Standing is what Judge needs of a record.
+// Standing returns the fields of a record that Judge needs.
 func (r *Record) Standing(era int64) Standing {
 	return Standing{
 		State: r.State, InstanceID: r.InstanceID, Issued: r.Issued, Confirmed: r.Confirmed, Era: era, CurrentSerial: r.CurrentSerial,
@@ -60,13 +62,14 @@ func (r *Record) Standing(era int64) Standing {
 	}
 }
 
-// Fencing says that lifecycle has not acknowledged the present fence yet.
+// Fencing reports whether lifecycle has yet to acknowledge the present fence.
 func (r *Record) Fencing() bool { return r.FenceAcked < r.FenceEpoch }
 
-// Readable reports whether this build knows the state of the node. Of one that it does not know it decides nothing.
+// Readable reports whether this build knows the state of the node. It makes no decision about a node whose state it
+// does not know.
 func (r *Record) Readable() bool { return r.unreadState == "" }
 
-// Proto is the node as events and answers show it.
+// Proto returns the node as events and responses carry it.
 func (r *Record) Proto() *recoveryv1.NodeIdentity {
 	out := &recoveryv1.NodeIdentity{
 		NodeId: r.NodeID, Name: r.Name, NodeInstanceId: r.InstanceID, State: r.State, StateReason: r.StateReason, StateBy: r.StateBy,
@@ -82,7 +85,7 @@ func (r *Record) Proto() *recoveryv1.NodeIdentity {
 	return out
 }
 
-// Authority is the node as nodeapi's view has it.
+// Authority returns the node as nodeapi's view has it.
 func (r *Record) Authority() *recoveryv1.NodeAuthority {
 	return &recoveryv1.NodeAuthority{
 		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, State: r.State, FenceEpoch: r.FenceEpoch, CurrentSerial: r.CurrentSerial,
@@ -100,19 +103,21 @@ func (r *Record) event() events.Event {
 	}
 }
 
-// Enter moves the record into a state and draws the fence that lifecycle must apply. by is a person's subject or this service.
+// Enter moves the record into a state and draws the fence that lifecycle must apply. by is a person's subject or this
+// service.
 func (r *Record) Enter(state commonv1.NodeIdentityState, by, reason string, at time.Time, era int64) {
 	r.State, r.StateBy, r.StateReason, r.StateAt = state, by, reason, at
 	r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(r.FenceEpoch), era))
 	r.Told++
 	r.decided = decision(state)
 	if state != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
-		// Whoever comes back must open anew: no session of the time before counts.
+		// An agent that comes back must open a new session: no session from before the change counts.
 		r.ConfirmedSession, r.ReplacedNonce = "", ""
 	}
 }
 
-// Hold puts an active node on hold for an alarm. A node in any other state keeps it: nothing it could lose is open.
+// Hold puts an active node on hold for an alarm. A node in any other state keeps that state: it may open no session as
+// it is.
 func (r *Record) Hold(alarm, reason string, at time.Time, era int64) {
 	if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		return
@@ -121,8 +126,9 @@ func (r *Record) Hold(alarm, reason string, at time.Time, era int64) {
 	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "recovery", reason, at, era)
 }
 
-// Reactivate lifts a hold, a quarantine or a fence. A person who does so vouches that one holder is left, whichever it is: the confirmed
-// generation is forgotten, so that this one can open again, while two that both go on still show themselves.
+// Reactivate lifts a hold, a quarantine or a fence. The person who reactivates a node attests that only one holder of
+// its key is left, whichever that is. The confirmed generation is forgotten, so that this holder can open a session
+// again, while two holders that both go on are still detected.
 func (r *Record) Reactivate(by, reason string, at time.Time, era int64) {
 	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, by, reason, at, era)
 	if r.Alarm != AlarmNone {

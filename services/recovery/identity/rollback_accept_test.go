@@ -9,7 +9,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// accept ends rollback mode as a person does.
+// accept ends rollback mode as a person's acceptance does.
 func (b *bench) accept(t *testing.T) {
 	t.Helper()
 	server, err := rollback.New(rollback.Deps{Logger: testkit.Logger(t), Pool: b.pool})

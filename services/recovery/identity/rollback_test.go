@@ -20,7 +20,7 @@ import (
 
 const rolledBack = commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK
 
-// shows gives a node a join state that the control plane signed in a history of which the database may know nothing.
+// shows gives a node a join state that the control plane signed in a history that the database may have lost.
 func (b *bench) shows(n *node, generation, era int64) {
 	b.t.Helper()
 	signed, err := b.keys.Sign(joinstate.State{
@@ -58,7 +58,7 @@ func (b *bench) wantMode(active bool) {
 	}
 }
 
-// wantIncidents demands how many incidents of a rollback there were, and how many are open.
+// wantIncidents requires that there were all incidents of a rollback in total, and that open of them are open.
 func (b *bench) wantIncidents(all, open int) {
 	b.t.Helper()
 	got := b.text(`SELECT count(*) || ' ' || count(*) FILTER (WHERE closed_at IS NULL) FROM recovery.incident WHERE kind =
@@ -83,8 +83,8 @@ func wantWait(t *testing.T, what string, d *commonv1.Denial) {
 	}
 }
 
-// A node that shows a number that the database has never given is welcome, and the mode is set with one incident for
-// all of them.
+// A node that presents a number which the database has never given is welcomed, and the mode is set, with one incident
+// for all such nodes.
 func TestNodesThatRememberMoreSetRollbackMode(t *testing.T) {
 	b := newBench(t)
 	first, second, fine := b.enrolled("one"), b.enrolled("two"), b.enrolled("three")
@@ -121,8 +121,8 @@ func TestNodesThatRememberMoreSetRollbackMode(t *testing.T) {
 	}
 }
 
-// After a declared restore nodes show numbers of earlier eras: they are adopted, and are no news. A number of the era
-// itself is.
+// After a declared restore nodes present numbers of earlier eras: they are adopted and are no evidence. A number of the
+// present era is.
 func TestNumbersOfAnEarlierEraAreNoNews(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
@@ -144,7 +144,7 @@ func TestNumbersOfAnEarlierEraAreNoNews(t *testing.T) {
 	b.wantIncidents(1, 1)
 }
 
-// In the mode nobody is told to stop, whatever the database says of it, and nobody is put on hold.
+// In the mode no node is told to stop, whatever its state in the database, and no node is put on hold.
 func TestRollbackModeStopsAndHoldsNobody(t *testing.T) {
 	b := newBench(t)
 	gone, copied, blank, fine := b.enrolled("gone"), b.enrolled("copied"), b.enrolled("blank"), b.enrolled("fine")
@@ -191,7 +191,7 @@ func TestRollbackModeStopsAndHoldsNobody(t *testing.T) {
 	b.admit(fine) // opens go on
 }
 
-// A batch that brings the first evidence stops nobody in it.
+// In a batch with the first evidence no node is told to stop.
 func TestTheFirstEvidenceCountsForItsBatch(t *testing.T) {
 	b := newBench(t)
 	ahead := b.enrolled("one")
@@ -207,7 +207,7 @@ func TestTheFirstEvidenceCountsForItsBatch(t *testing.T) {
 	wantWelcome(t, results[1])
 }
 
-// What people ask for is refused in the mode, with what ends it.
+// People's requests are refused in the mode, with a remedy that names the command which ends the mode.
 func TestRollbackModeRefusesVerbs(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
@@ -278,8 +278,8 @@ func (b *bench) again(fn func() error) {
 	testkit.Eventually(b.t, testkit.Patience, fn)
 }
 
-// An older dump comes back under agents that remember more, undeclared and declared: nobody is stopped or held, every
-// number that follows is above all that was given, and there is one incident.
+// An older dump comes back under agents that remember more, undeclared and declared: no node is told to stop or put on
+// hold, every later number is above all that were given, and there is one incident.
 func TestAnOlderDumpUnderNodesThatRememberMore(t *testing.T) {
 	for _, declared := range []bool{false, true} {
 		t.Run(fmt.Sprintf("declared %v", declared), func(t *testing.T) {
@@ -321,7 +321,7 @@ func TestAnOlderDumpUnderNodesThatRememberMore(t *testing.T) {
 			b.wantMode(false)
 			b.wantIncidents(1, 0)
 			b.wantEra("1")
-			// A node that comes late shows numbers of the lost history: they are known to be lost.
+			// A node that comes late presents numbers of the lost history, which are known to be lost and set no mode.
 			b.admit(late)
 			b.wantMode(false)
 			b.wantIncidents(1, 0)

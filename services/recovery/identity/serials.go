@@ -15,10 +15,11 @@ import (
 
 // Serial is one certificate that was issued to a node.
 type Serial struct {
-	Serial            string               `db:"serial"`
-	NodeID            string               `db:"node_id" expr:"@.node_id::text"`
-	InstanceID        string               `db:"node_instance_id" expr:"@.node_instance_id::text"`
-	KeySHA256         []byte               `db:"csr_key_sha256"` // of its public key; nil for one taken over after a rollback
+	Serial     string `db:"serial"`
+	NodeID     string `db:"node_id" expr:"@.node_id::text"`
+	InstanceID string `db:"node_instance_id" expr:"@.node_instance_id::text"`
+	// of its public key; nil for one taken over after a rollback
+	KeySHA256         []byte               `db:"csr_key_sha256"`
 	ChainPEM          []byte               `db:"chain_pem"`
 	IssuerFingerprint string               `db:"issuer_fingerprint"`
 	State             commonv1.SerialState `db:"-"`
@@ -29,13 +30,14 @@ type Serial struct {
 	Unreadable        bool                 `db:"-"`                                   // this build does not know the state
 }
 
-// storedSerial is a certificate as its row has it.
+// storedSerial is a certificate as it is stored.
 type storedSerial struct {
 	Serial
 	StateText string `db:"state"`
 }
 
-// serialUse is what decides about a session: a batch must not drag chains along.
+// serialUse has those columns of a certificate that decide about a session, without the chain, which a batch does not
+// need.
 type serialUse struct {
 	Serial     string    `db:"serial"`
 	NodeID     string    `db:"node_id" expr:"@.node_id::text"`
@@ -66,7 +68,8 @@ func readSerial(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any)
 	return row.Serial, true, nil
 }
 
-// serialState returns the state of a certificate. One that this build does not know is reported, and the bool is true.
+// serialState returns the state of a certificate. If this build does not know the state, package aside reports it and
+// the bool is true.
 func serialState(ctx context.Context, serial, text string) (commonv1.SerialState, bool) {
 	state, err := names.Parse[commonv1.SerialState](text)
 	if err != nil {
@@ -75,7 +78,8 @@ func serialState(ctx context.Context, serial, text string) (commonv1.SerialState
 	return state, err != nil
 }
 
-// Use is how the certificate counts for a node as it is now: those of earlier enrolments and of other nodes are revoked.
+// Use returns how the certificate counts for a node as it is now: those of earlier enrolments and of other nodes count
+// as revoked.
 func (s Serial) Use(r *Record) CertificateUse {
 	switch {
 	case s.Serial == "":
@@ -103,18 +107,18 @@ func loadUses(ctx context.Context, tx pgx.Tx, serials []string) (map[string]Seri
 	return out, nil
 }
 
-// SerialByKey returns the certificate that a node was issued for a key; false if there is none.
+// SerialByKey returns the certificate that was issued to a node for a key; false if there is none.
 func SerialByKey(ctx context.Context, q pg.Querier, nodeID string, keySHA256 []byte) (Serial, bool, error) {
 	return readSerial(ctx, q, serialByKey, nodeID, keySHA256)
 }
 
-// SerialByName returns one certificate; false if it is not ours.
+// SerialByName returns the certificate with a serial; false if recovery issued none.
 func SerialByName(ctx context.Context, q pg.Querier, serial string) (Serial, bool, error) {
 	return readSerial(ctx, q, serialByName, serial)
 }
 
-// Offer puts a certificate into the node's next slot. What stood there was issued and never used: it is superseded. The record is changed with
-// it and is the caller's to save.
+// Offer puts a certificate into the node's next slot. The certificate that was there was issued and never used, and
+// becomes superseded. Offer changes the record, which the caller must save.
 func Offer(ctx context.Context, tx pgx.Tx, r *Record, s Serial) error {
 	if _, err := pg.Exec(ctx, tx, supersedeNext, r.NodeID); err != nil {
 		return fmt.Errorf("supersede next serial: %w", err)
@@ -127,7 +131,7 @@ func Offer(ctx context.Context, tx pgx.Tx, r *Record, s Serial) error {
 	return nil
 }
 
-// RevokeAll ends every certificate of a node. The record is changed with it and is the caller's to save.
+// RevokeAll revokes every certificate of a node. It changes the record, which the caller must save.
 func RevokeAll(ctx context.Context, tx pgx.Tx, r *Record) error {
 	if _, err := pg.Exec(ctx, tx, revokeSerials, r.NodeID); err != nil {
 		return fmt.Errorf("revoke serials: %w", err)
@@ -142,7 +146,8 @@ type promotion struct {
 	serial string
 }
 
-// promote makes them current. The order matters: one current per node is an index.
+// promote makes the certificates current. The order of its statements matters: a unique index allows one current
+// certificate for each node.
 func promote(ctx context.Context, tx pgx.Tx, list []promotion) error {
 	if len(list) == 0 {
 		return nil

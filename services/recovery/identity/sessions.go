@@ -34,17 +34,17 @@ type Keys interface {
 	Verify(signed []byte) (joinstate.State, error)
 }
 
-// Deps is what the sessions and verbs of identities work with.
+// Deps are the dependencies of Identities.
 type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Keys   Keys
 	// Replica names this process in incidents.
 	Replica string
-	// Wake is notified after commits that appended events, Changed after those that the authority view must see, Told after those that
-	// lifecycle must be told of.
+	// Wake is notified after commits that appended events, Changed after those that change the authority view, Told after
+	// those that lifecycle must be notified of.
 	Wake, Changed, Told *events.Signal
-	// Audit writes down certificates that were refused because they are not the ones issued. Nil: the log alone.
+	// Audit records certificates that were refused because they are not the ones issued. Nil: they are only logged.
 	Audit *audit.Log
 	// Policy has the limits of a wave of refusals. Nil: the defaults.
 	Policy policy.Reader
@@ -63,7 +63,8 @@ func New(deps Deps) (*Identities, error) {
 	return &Identities{deps: deps}, nil
 }
 
-// committed wakes whoever must look at what was just committed.
+// committed notifies the loops that must read what was just committed. With told, the notifier of lifecycle is among
+// them.
 func (s *Identities) committed(told bool) {
 	s.deps.Wake.Notify()
 	s.deps.Changed.Notify()
@@ -80,8 +81,8 @@ func (s *Identities) present(r *Record, signed []byte) Presented {
 	state, err := s.deps.Keys.Verify(signed)
 	if fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
 		if claimed, err := joinstate.Peek(signed); err == nil && claimed.NodeInstanceID != r.InstanceID {
-			// Of an earlier enrolment by its own word: as good as none, which any holder of the key may show. Otherwise a node that
-			// was enrolled anew because a key is lost for good would wait for ever.
+			// The state names an earlier enrolment, which cannot be verified. It counts as no state, which any holder of the key
+			// may present. Otherwise a node that was enrolled anew because a signing key is lost for good would wait for ever.
 			return Presented{Form: FormForeign}
 		}
 		keyID, _ := joinstate.KeyID(signed) //nolint:errcheck // Verify has read it
@@ -102,7 +103,7 @@ const (
 	verdictChallenge = "challenge"
 )
 
-// Open returns a batch of Hellos in one transaction, in the order asked.
+// Open decides about a batch of Hellos in one transaction, and returns the results in the order of the requests.
 func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, Moment, error) {
 	var batch *opening
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -141,7 +142,7 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 	return batch.results, batch.moment, nil
 }
 
-// opening is the work of one Open.
+// opening is the state of one call of Open.
 type opening struct {
 	identities *Identities
 	ctx        context.Context //nolint:containedctx // of the one transaction that this value lives in
@@ -150,15 +151,15 @@ type opening struct {
 	serials    map[string]Serial
 	known      map[string]*opened
 	fresh      []*opened
-	keyID      string             // that signs
-	issued     map[string]*Record // raised their generation and nothing else
+	keyID      string             // of the key that signs
+	issued     map[string]*Record // nodes of which only the issued generation was raised
 	changed    []*Record
 	rolledBack []*Record
-	reported   bool                      // that a retired instance asked
+	reported   bool                      // the event of a retired instance was appended
 	forged     []*recoveryv1.OpenSession // whose certificate has an issued serial and another key
 	evidence   []rollback.Evidence
 	unknown    []keys.Unknown // join states that this replica cannot verify
-	mode       *rollback.Mode // that this batch set; else nil
+	mode       *rollback.Mode // the rollback mode, if this batch set it; else nil
 	suspects   suspects
 	results    []*recoveryv1.OpenResult
 }
@@ -267,7 +268,7 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 	return b.again(o, r, row)
 }
 
-// woken reports a retired instance that asks.
+// woken reports a retired instance that opens a session.
 func (b *opening) woken(tx pgx.Tx, o *recoveryv1.OpenSession) error {
 	r := b.records[o.GetNodeId()]
 	if r == nil || r.Ended() == commonv1.Reason_REASON_UNSPECIFIED {
@@ -278,21 +279,22 @@ func (b *opening) woken(tx pgx.Tx, o *recoveryv1.OpenSession) error {
 	return err
 }
 
-// adopt takes over what a node remembers and the database has lost.
+// adopt takes over the generation, and if the verdict says so the certificate, that a node has and the database has
+// lost.
 func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Presented, v Verdict) error {
 	if v.Reason != commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK {
 		return nil
 	}
 	b.evidence = append(b.evidence, evidenceOf(r, p, v))
 	if shown, err := joinstate.KeyID(o.GetJoinState()); err == nil {
-		r.issuedWith(shown) // the node holds it until it confirms the next
+		r.issuedWith(shown) // the node keeps this join state until it confirms the next
 	}
 	if v.Adopt > 0 {
 		r.Issued, r.Confirmed = max(r.Issued, v.Adopt), v.Adopt
 		r.ConfirmedSession, r.ReplacedNonce = "", ""
 	}
 	if v.AdoptSerial {
-		// Its life is not known here; the connection that shows it is cut when the certificate itself expires.
+		// The certificate's validity is not known here; its connection is cut when the certificate expires.
 		s := Serial{Serial: o.GetSerial(), NotBefore: b.moment.Now, NotAfter: b.moment.Now.Add(24 * time.Hour), ChainPEM: []byte{}}
 		var err error
 		if s.KeySHA256, err = adoptableKey(b.ctx, tx, r, o); err != nil {
@@ -312,7 +314,7 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Prese
 	return nil
 }
 
-// evidenceOf is what a node has shown that the database does not know.
+// evidenceOf returns the evidence of a rollback in what a node presented: a number that the database does not have.
 func evidenceOf(r *Record, p Presented, v Verdict) rollback.Evidence {
 	e := rollback.Evidence{
 		Kind: recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_NODE_AHEAD, Subject: r.NodeID,
@@ -326,13 +328,13 @@ func evidenceOf(r *Record, p Presented, v Verdict) rollback.Evidence {
 	return e
 }
 
-// report writes the evidence of the batch down. If that sets rollback mode, the refusals of this very batch are
-// those of the mode.
+// report records the evidence of the batch. If that sets rollback mode, the refusals of this very batch are softened as
+// in the mode.
 func (b *opening) report(tx pgx.Tx) error {
 	if len(b.evidence) == 0 {
 		return nil
 	}
-	// Numbers of an earlier era are what a restore that is known leaves behind: outside of the mode there is nothing to
+	// Numbers of an earlier era are expected after a restore that was declared: outside of the mode there is nothing to
 	// write, and no lock to take.
 	news := func(e rollback.Evidence) bool { return e.Era >= b.moment.Era }
 	if !b.moment.RolledBack && !slices.ContainsFunc(b.evidence, news) {
@@ -354,7 +356,8 @@ func (b *opening) report(tx pgx.Tx) error {
 	return nil
 }
 
-// again returns from the session's row, the first time as every other.
+// again returns the result that the session's row records, so that a repeated request gets the same answer as the
+// first.
 func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*recoveryv1.OpenResult, error) {
 	if row.NodeID != o.GetNodeId() || row.InstanceID != o.GetNodeInstanceId() {
 		return b.denied(o, r, commonv1.Reason_REASON_IDENTITY_MISMATCH), nil
@@ -394,14 +397,15 @@ func (b *opening) denied(o *recoveryv1.OpenSession, r *Record, reason commonv1.R
 	return result
 }
 
-// refused is denied of a node of which nothing is known but what it shows now. A refusal for want of a record is judged with those of the batch.
+// refused returns a denial, like denied, for a Hello of which nothing is stored. A refusal because a record is missing
+// is counted with the others of the batch.
 func (b *opening) refused(o *recoveryv1.OpenSession, r *Record, reason commonv1.Reason, use CertificateUse) *recoveryv1.OpenResult {
 	result := b.denied(o, r, reason)
 	b.suspects.add(o.GetNodeId(), reason, use, &result.Denial)
 	return result
 }
 
-// refusal is the denial that an agent is sent for a reason.
+// refusal returns the denial that an agent is sent for a reason.
 func (b *opening) refusal(reason commonv1.Reason) *commonv1.Denial {
 	return denial(b.ctx, rollback.Soften(reason, b.moment.RolledBack))
 }

@@ -69,9 +69,10 @@ var (
 		RETURNING `+pg.Columns[storedRecord]("i"))
 )
 
-// readNeeding finds nodes that may hold a join state of a key, at most four. $2 says that the key was there before keys were noted, $3 when it was made
-// and $4 that it came back from its file: a node that has confirmed no generation since the database was restored may hold a join state of each key from
-// before that, which the database has lost. Nodes are read by the few sets of keys that there are; all of them only if the key may be from before a
+// readNeeding finds nodes that may hold a join state of a key, at most four. $2 is whether the key existed before keys
+// were recorded, $3 when it was made, and $4 whether it came back from its file: a node that has confirmed no
+// generation since the database was restored may have a join state of each key from before that, which the database has
+// lost. Nodes are read by the few distinct sets of keys; all nodes are read only if the key may be from before a
 // restore.
 var readNeeding = pg.Define(pg.RoleRecovery, "identity.read_nodes_that_need_key", `
 	WITH RECURSIVE sets AS (

@@ -21,7 +21,7 @@ import (
 // authorityLock makes the order of authority numbers the order of commits.
 const authorityLock = 0x67707561_0020
 
-// storedRecord is a record as its row has it.
+// storedRecord is a record as it is stored.
 type storedRecord struct {
 	Record
 	StateText   string     `db:"state"`
@@ -29,8 +29,9 @@ type storedRecord struct {
 	Ends        *time.Time `db:"certificate_not_after"`
 }
 
-// read returns the record of a row. A state that this build does not know is reported and left unspecified: the node opens nothing, is told to wait, and
-// keeps what is stored. Others are not concerned.
+// read returns the record of a row. A state that this build does not know is reported by package aside and left
+// unspecified: the node opens no session and is told to wait, and its row is left unchanged. Other nodes are not
+// affected.
 func (s *storedRecord) read(ctx context.Context) *Record {
 	var err error
 	r := &s.Record
@@ -79,7 +80,7 @@ type Moment struct {
 	RolledBack bool      `db:"rolled_back"`
 }
 
-// ReadMoment reads all three.
+// ReadMoment returns the moment of the current transaction.
 func ReadMoment(ctx context.Context, q pg.Querier) (Moment, error) {
 	m, err := pg.One[Moment](ctx, q, readMoment)
 	if err != nil {
@@ -88,8 +89,8 @@ func ReadMoment(ctx context.Context, q pg.Querier) (Moment, error) {
 	return m, nil
 }
 
-// Lock reads nodes for a change, in the order of their ids so that two batches never wait for each other in a circle. Unknown ids are missing
-// from the answer.
+// Lock reads nodes for a change, in the order of their ids so that two batches never deadlock. Unknown ids are missing
+// from the result.
 func Lock(ctx context.Context, tx pgx.Tx, nodeIDs ...string) (map[string]*Record, error) {
 	list, err := readAll(ctx, tx, lockNodes, nodeIDs)
 	if err != nil {
@@ -102,7 +103,7 @@ func Lock(ctx context.Context, tx pgx.Tx, nodeIDs ...string) (map[string]*Record
 	return out, nil
 }
 
-// LockOne is Lock of one node that must exist: identity_unknown otherwise.
+// LockOne locks and returns one node; fault identity_unknown if there is none.
 func LockOne(ctx context.Context, tx pgx.Tx, nodeID string) (*Record, error) {
 	found, err := Lock(ctx, tx, nodeID)
 	if err != nil {
@@ -114,7 +115,7 @@ func LockOne(ctx context.Context, tx pgx.Tx, nodeID string) (*Record, error) {
 	return nil, fault.New(commonv1.Reason_REASON_IDENTITY_UNKNOWN, "")
 }
 
-// Get reads one node without a lock; identity_unknown if there is none.
+// Get reads one node without a lock; fault identity_unknown if there is none.
 func Get(ctx context.Context, q pg.Querier, nodeID string) (*Record, error) {
 	r, err := readOne(ctx, q, readNode, nodeID)
 	if pg.IsNoRows(err) {
@@ -126,7 +127,7 @@ func Get(ctx context.Context, q pg.Querier, nodeID string) (*Record, error) {
 	return r, nil
 }
 
-// GetByName reads the live node of a name; nil if there is none. The row is locked.
+// GetByName locks and returns the live node of a name; nil if there is none.
 func GetByName(ctx context.Context, tx pgx.Tx, name string) (*Record, error) {
 	r, err := readOne(ctx, tx, lockByName, name)
 	if pg.IsNoRows(err) {
@@ -138,7 +139,7 @@ func GetByName(ctx context.Context, tx pgx.Tx, name string) (*Record, error) {
 	return r, nil
 }
 
-// Insert makes a new node's row, pending, and its first event. The position is the event's id.
+// Insert writes the row of a new, pending node and its first event, and returns the event's id.
 func Insert(ctx context.Context, tx pgx.Tx, r *Record) (string, error) {
 	m, err := ReadMoment(ctx, tx)
 	if err != nil {
@@ -210,8 +211,9 @@ func (r *Record) row() row {
 	return out
 }
 
-// Save writes changed records and their events, and numbers them for the authority view. It is the last thing a transaction does: the lock it
-// takes is held to the commit by whoever changes any node. The answer is the id of the last event.
+// Save writes changed records and their events, and numbers them for the authority view. It must be the last statement
+// of a transaction: every transaction that changes a node takes the same lock and holds it to its commit. Save returns
+// the id of the last event.
 func Save(ctx context.Context, tx pgx.Tx, records ...*Record) (string, error) {
 	if len(records) == 0 {
 		return "", nil
@@ -219,7 +221,7 @@ func Save(ctx context.Context, tx pgx.Tx, records ...*Record) (string, error) {
 	if _, err := pg.Exec(ctx, tx, takeAuthorityLock, int64(authorityLock)); err != nil {
 		return "", fmt.Errorf("take authority lock: %w", err)
 	}
-	// The statement after the lock reads what its last holder committed.
+	// The statement after the lock sees what the last holder of the lock committed.
 	first, err := pg.Value[int64](ctx, tx, drawNumbers, int64(len(records)-1))
 	if err != nil {
 		return "", fmt.Errorf("draw authority numbers: %w", err)
@@ -230,7 +232,8 @@ func Save(ctx context.Context, tx pgx.Tx, records ...*Record) (string, error) {
 	return write(ctx, tx, records)
 }
 
-// SaveQuietly writes changed records and their events without telling the authority view: for changes that decide nothing there.
+// SaveQuietly writes changed records and their events without an authority number, for changes that do not matter to
+// the authority view.
 func SaveQuietly(ctx context.Context, tx pgx.Tx, records ...*Record) (string, error) {
 	if len(records) == 0 {
 		return "", nil

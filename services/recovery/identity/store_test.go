@@ -269,7 +269,7 @@ func TestCopyIsFound(t *testing.T) {
 	if got := report(paused, false); got != commonv1.Reason_REASON_SESSION_SUPERSEDED || b.get(n).Alarm != "" {
 		t.Fatalf("an unanswered challenge: %v, alarm %q", got, b.get(n).Alarm)
 	}
-	// Telling again with another answer changes nothing.
+	// A second report with another answer changes nothing.
 	if got := report(paused, true); got != commonv1.Reason_REASON_SESSION_SUPERSEDED {
 		t.Fatalf("told twice: %v", got)
 	}
@@ -287,13 +287,13 @@ func TestCopyIsFound(t *testing.T) {
 	if got := b.open(b.hello(n)).GetDenial().GetReason(); got != commonv1.Reason_REASON_IDENTITY_HELD {
 		t.Fatalf("the other holder: %v", got)
 	}
-	// Nobody convicts by a challenge that was never put.
+	// A report about a challenge that was never sent is refused.
 	if _, err := b.identities.ReportChallenge(b.ctx, &recoveryv1.ReportChallengeRequest{
 		SessionId: ids.New(), NodeId: n.id, NodeInstanceId: n.instance, Answered: true,
 	}); fault.ReasonOf(err) != commonv1.Reason_REASON_SESSION_UNKNOWN {
 		t.Fatalf("an invented challenge: %v", err)
 	}
-	// A person vouches for one holder: whichever it is can open again.
+	// A person attests that one holder is left, and whichever it is can open a session again.
 	if _, _, err := b.identities.Change(b.ctx, n.id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "the copy is destroyed", identity.Actor{Subject: "ada"}); err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestRollbackIsAdopted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.joinState, n.serial = ahead, "abcd" // issued in what was lost
+	n.joinState, n.serial = ahead, "abcd" // issued in the lost history
 	o := b.hello(n)
 	if got := b.open(o); got.GetGeneration() != 42 {
 		t.Fatalf("ahead of the database: %v", got)
@@ -361,7 +361,8 @@ func TestEraRaisesGenerations(t *testing.T) {
 	}
 }
 
-// TestAuthorityOrderIsCommitOrder changes many nodes at once while a reader polls: whatever it has read up to a number, nothing below comes later.
+// TestAuthorityOrderIsCommitOrder changes many nodes at once while a reader polls: after the reader has read up to a
+// number, no decision with a lower number appears.
 func TestAuthorityOrderIsCommitOrder(t *testing.T) {
 	b := newBench(t)
 	nodes := make([]*node, 8)

@@ -9,14 +9,14 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
-// suspects is the refusals of a batch that rest on records which recovery does not have.
+// suspects are the refusals of a batch that follow from records which recovery does not have.
 type suspects struct {
 	list    []wave.Suspect
 	denials []**commonv1.Denial
 }
 
-// add takes a refusal in if it rests on a record that is missing: of the node, or of a certificate that the authority has signed. A revoked certificate and
-// one that was replaced are on record.
+// add adds a refusal if it follows from a missing record: of the node, or of a certificate that the authority has
+// signed. Revoked and replaced certificates are on record and do not count.
 func (s *suspects) add(nodeID string, reason commonv1.Reason, use CertificateUse, denial **commonv1.Denial) {
 	switch reason { //nolint:exhaustive // the others rest on what is on record
 	case commonv1.Reason_REASON_IDENTITY_UNKNOWN:
@@ -30,7 +30,8 @@ func (s *suspects) add(nodeID string, reason commonv1.Reason, use CertificateUse
 	s.list, s.denials = append(s.list, wave.Suspect{NodeID: nodeID, Reason: reason}), append(s.denials, denial)
 }
 
-// judge tells the nodes to wait if they are part of a wave. In rollback mode they wait already, and count for nothing.
+// judge turns the refusals into denials that make the nodes wait, if they are part of a wave. In rollback mode the
+// nodes wait already, and do not count.
 func (s *suspects) judge(ctx context.Context, tx pgx.Tx, limits wave.Limits, m Moment) error {
 	if m.RolledBack {
 		return nil
@@ -45,11 +46,12 @@ func (s *suspects) judge(ctx context.Context, tx pgx.Tx, limits wave.Limits, m M
 	return nil
 }
 
-// limits returns those of a wave.
+// limits returns the limits of a wave of refusals.
 func (s *Identities) limits() wave.Limits { return wave.LimitsOf(s.deps.Policy) }
 
-// brakeHold returns what becomes of a node whose challenge proved reason. A join state that is lost may be lost to us: among many the node waits in place of
-// being put on hold. A copy is put on hold whatever happens to others.
+// brakeHold returns the reason with which a node is refused whose challenge proved reason. A lost join state may be
+// recovery's own loss: if many nodes are affected, the node waits in place of being put on hold. A copy is put on hold
+// in any case.
 func (s *Identities) brakeHold(ctx context.Context, tx pgx.Tx, r *Record, reason commonv1.Reason) (commonv1.Reason, error) {
 	if reason != commonv1.Reason_REASON_JOIN_STATE_LOST {
 		return reason, nil

@@ -13,7 +13,7 @@ import (
 // RoleSecurity is the role that may lift a fence.
 const RoleSecurity = "security"
 
-// Alarms that an identity may carry until a person has looked.
+// The alarms that an identity may have until a person has decided.
 const (
 	AlarmNone       = ""
 	AlarmClone      = "cloned_identity_detected"
@@ -21,8 +21,9 @@ const (
 	AlarmTokenReuse = "token_reuse"
 )
 
-// Transition returns the state that a verb leads to from a state. roles are those of the person who asks; the system's own holds have none to
-// show. Asking for the state that is already there is refused as a conflict by name, never silently repeated: each accepted verb draws a fence.
+// Transition returns the state to which a verb leads from a state. roles are the roles of the person who requests it;
+// the system's own holds have none. A request for the state that the node is in is refused as a conflict that names the
+// state, and never accepted silently, since each accepted verb draws a fence.
 func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb, roles []string) (commonv1.NodeIdentityState, error) {
 	to := verbTarget(verb)
 	if to == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED {
@@ -64,7 +65,7 @@ func verbTarget(verb recoveryv1.IdentityVerb) commonv1.NodeIdentityState {
 	}
 }
 
-// sources are the states from which a verb may be asked. A fence never becomes a milder state but by reactivation.
+// sources are the states from which a verb may be asked. A fenced node gets into a milder state only by reactivation.
 func sources(verb recoveryv1.IdentityVerb) []commonv1.NodeIdentityState {
 	const (
 		pending     = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING

@@ -76,12 +76,12 @@ func TestAStateOfAnUnknownKeyWaitsAndHoldsNoNode(t *testing.T) {
 			t.Errorf("the incident names no %q: %s", want, incident)
 		}
 	}
-	// It is counted, not opened again.
+	// The incident is counted, and no second one is opened.
 	behind.open(behind.hello(n))
 	if got := b.text(`SELECT count(*)::text FROM recovery.incident WHERE kind = 'signing_keys'`); got != "1" {
 		t.Errorf("incidents: %s", got)
 	}
-	// The replica reads key 2, and the node comes in.
+	// The replica reads key 2, and the node is admitted.
 	behind = b.replica("replica-b", first, second)
 	behind.admit(n)
 	// Without further evidence the incident ends.
@@ -121,7 +121,7 @@ func TestAStateOfALostKeyDoesNotShutANewEnrolmentOut(t *testing.T) {
 	after.admit(n)
 }
 
-// A node needs the keys that have signed what it may hold, and no others.
+// A node needs the keys that have signed the join states that it may have, and no others.
 func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	b := newBench(t)
 	first, second := newPrivate(t), newPrivate(t)
@@ -137,18 +137,18 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	}
 	firstID, both := old.keys.SigningID(), b.replica("replica", first, second)
 	need(firstID, "join states of nodes: one, two")
-	// Welcomed and not ready: it may hold either.
+	// The node was welcomed and is not ready, so it may have a state of either key.
 	o := both.hello(one)
 	opened := both.open(o)
 	need(firstID, "join states of nodes: one, two")
 	need(both.keys.SigningID(), "join states of nodes: one")
-	// The same session asked for again gets the same bytes from a replica that signs with the other key still.
+	// If the same session is requested again, a replica that still signs with the other key returns the same bytes.
 	if again := b.replica("behind", second, first).open(o); string(again.GetJoinState()) != string(opened.GetJoinState()) {
 		t.Error("asked again: another join state")
 	}
 	both.confirm(o, opened.GetGeneration())
 	need(firstID, "join states of nodes: two")
-	// What was issued before keys were noted may be of any of the first ones.
+	// A state that was issued before keys were recorded may be signed by any of the first keys.
 	if _, err := b.db.OwnerPool().Exec(b.ctx, `UPDATE recovery.identity SET join_keys = '{}' WHERE name = 'one'`); err != nil {
 		t.Fatal(err)
 	}
@@ -156,8 +156,8 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 
-	// After a restore the database has lost which keys signed what nodes hold: each key from before it is needed by each node that has confirmed nothing
-	// since, and a key that was made after it by none of those.
+	// After a restore the database has lost which keys signed the nodes' join states: each key from before it is needed by
+	// each node that has confirmed nothing since, and a key that was made after it by none of those.
 	if _, err := b.db.OwnerPool().Exec(b.ctx, `UPDATE recovery.identity SET join_keys = ARRAY['another']; UPDATE mesh.era SET era = 1, raised_at = clock_timestamp()`); err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	after(keyset.Key{MadeAt: time.Now().Add(-time.Hour)}, "join states of nodes: two")
 }
 
-// A state that no key of the mesh can have signed as it stands is lost, as before: the node is challenged.
+// A state with a wrong signature under a known key counts as lost: the node is challenged.
 func TestGarbageUnderAKnownKeyIsStillChallenged(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// wantUnread demands that a node is told to come again because its record cannot be read.
+// wantUnread requires that a node is told to wait because its record cannot be read.
 func wantUnread(t *testing.T, what string, d *commonv1.Denial) {
 	t.Helper()
 	if d.GetReason() != commonv1.Reason_REASON_RECORD_UNREADABLE || d.GetAction() != commonv1.Action_ACTION_WAIT || d.GetRetryAfter().AsDuration() <= 0 {
@@ -22,8 +22,8 @@ func wantUnread(t *testing.T, what string, d *commonv1.Denial) {
 	}
 }
 
-// In a batch of openings one node's state, another's certificate and a third one's refusal are of a newer build: the first two wait, the third and all others
-// are welcome, nobody is held, and nothing that is stored is overwritten.
+// In a batch of openings one node's state, another's certificate and a third one's refusal are of a newer build: the
+// first two wait, the third and all others are welcomed, no node is put on hold, and no stored value is overwritten.
 func TestUnknownValuesOfANodeStopNoOther(t *testing.T) {
 	b := newBench(t)
 	state, serial, refusal, plain := b.enrolled("state"), b.enrolled("serial"), b.enrolled("refusal"), b.enrolled("plain")
@@ -62,7 +62,7 @@ func TestUnknownValuesOfANodeStopNoOther(t *testing.T) {
 	wantUnread(t, "a node with a certificate of an unknown state", results[1].GetDenial())
 	wantWelcome(t, results[2])
 	wantWelcome(t, results[3])
-	// What is not known stays as it is, whoever writes the row.
+	// A value that this build does not know stays as it is when this build writes the row.
 	b.tx(func(tx pgx.Tx) error {
 		for _, n := range []*node{state, refusal} {
 			r, err := identity.LockOne(b.ctx, tx, n.id)
@@ -86,7 +86,8 @@ func TestUnknownValuesOfANodeStopNoOther(t *testing.T) {
 	}
 }
 
-// Lifecycle is told of the others; what an unknown state means for the gate is left to a replica that knows it.
+// The fences of the other nodes are sent to lifecycle; a node in an unknown state is left to a replica whose build
+// knows it.
 func TestAnUnknownStateStopsNoTelling(t *testing.T) {
 	b := newBench(t)
 	odd, plain := b.enrolled("odd"), b.enrolled("plain")

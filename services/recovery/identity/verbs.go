@@ -18,14 +18,15 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// Actor is on whose decision something changes.
+// Actor is the person on whose decision something changes.
 type Actor struct {
 	Subject string
 	Roles   []string
 }
 
-// Change applies a verb. The answer is the node and the position of its event; it says `fencing` until lifecycle has
-// acknowledged. In rollback mode every verb is refused: what the person sees of the node may be older than the node.
+// Change applies a verb and returns the node and the position of its event. The node is shown as `fencing` until
+// lifecycle has acknowledged the fence. In rollback mode every verb is refused, since the state that the person sees
+// may be older than the node.
 func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.IdentityVerb, reason string, by Actor) (*Record, string, error) {
 	reason = strings.TrimSpace(reason)
 	if reason == "" {
@@ -47,7 +48,7 @@ func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.
 		return nil, "", fmt.Errorf("change identity: %w", err)
 	}
 	s.committed(true)
-	s.deps.Wake.Urge() // the replica that tells lifecycle of a fence learns of it by the event's number
+	s.deps.Wake.Urge() // the replica that sends the fence to lifecycle is woken by the event's number
 	s.deps.Logger.InfoContext(ctx, "identity changed", slog.String(obs.KeyNodeID, nodeID), slog.String("state", names.Of(r.State)),
 		slog.String("by", by.Subject), slog.Int64("fence_epoch", r.FenceEpoch))
 	if err := failpoint.Hit("recovery.change_identity.after_commit"); err != nil {
@@ -82,7 +83,7 @@ func change(ctx context.Context, tx pgx.Tx, r *Record, verb recoveryv1.IdentityV
 	return Save(ctx, tx, r)
 }
 
-// Retire ends an identity for good, with its certificates and its unused tokens. The record is the caller's to save.
+// Retire ends an identity for good, with its certificates and its unused tokens. The caller must save the record.
 func Retire(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Moment) error {
 	if err := RevokeAll(ctx, tx, r); err != nil {
 		return err
@@ -94,9 +95,9 @@ func Retire(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Mome
 	return nil
 }
 
-// Activate gives a node its new life: a fresh node instance with one certificate, in the next slot until a session is ready on it. What it had
-// before is revoked. Generations go on from where they were, so that no gate and no agent ever sees one twice; none of them is confirmed. The
-// record is the caller's to save.
+// Activate gives a node a new node instance with one certificate, which is in the next slot until a session is ready on
+// it. Earlier certificates are revoked. Generations go on from where they were, so that no gate and no agent ever sees
+// one twice; none of them is confirmed. The caller must save the record.
 func Activate(ctx context.Context, tx pgx.Tx, r *Record, instanceID string, s Serial, by, reason string, m Moment) error {
 	if err := RevokeAll(ctx, tx, r); err != nil {
 		return err

@@ -1,4 +1,6 @@
-// Package keys owns what people see of the signing keys and ask about them, and the incidents about keys that a replica lacks.
+// Package keys owns the list of signing keys that people see, their requests for rotation, and the incidents about keys
+// that a replica lacks.
 //
-// The set is package keyset's: the service that signs with a kind makes its keys and drives their states. Here a rotation is only written down.
+// Package keyset owns the set of keys: the service that signs with a kind makes its keys and drives their states. This
+// package only records a rotation.
 package keys

@@ -28,17 +28,18 @@ const (
 	layer        = commonv1.OwnerLayer_OWNER_LAYER_AUTH
 	// incidentEvery is how often further evidence of the same key is counted.
 	incidentEvery = time.Minute
-	// incidentQuiet closes an incident that has had no evidence for so long. A node that waits asks far more often.
+	// incidentQuiet is the time without evidence after which an incident is closed. A node that waits tries far more
+	// often.
 	incidentQuiet = 10 * time.Minute
-	// mostOpen bounds the open incidents: what a node claims as a key id is its own text.
+	// mostOpen bounds the open incidents, since a node may send any text as a key id.
 	mostOpen = 8
 	// mostNodes bounds the nodes that an incident lists.
 	mostNodes = 32
-	// closedBy is who closes an incident without a person.
+	// closedBy is recorded as the closer of an incident that no person closed.
 	closedBy = "recovery"
 )
 
-// Unknown is a join state that names a key which a replica does not hold.
+// Unknown is a join state that names a key which a replica does not have.
 type Unknown struct{ KeyID, NodeID string }
 
 // incidentRow is the row of an incident of this kind.
@@ -79,8 +80,8 @@ var (
 			AND (i.key = ANY($1) OR i.last_seen_at < mesh.clock() - make_interval(secs => $2)) RETURNING `+pg.Columns[incidentRow]("i"))
 )
 
-// ReportUnknown opens an incident for each key that a replica lacks, or goes on with the open one. It reports whether it
-// has appended events. Most calls of a storm change nothing: an incident is counted once a minute.
+// ReportUnknown opens an incident for each key that a replica lacks, or updates the open one. It reports whether it has
+// appended events. In a storm most calls change nothing, since an incident is counted once a minute.
 func ReportUnknown(ctx context.Context, tx pgx.Tx, replica string, seen []Unknown) (bool, error) {
 	if len(seen) == 0 {
 		return false, nil
@@ -103,13 +104,13 @@ func ReportUnknown(ctx context.Context, tx pgx.Tx, replica string, seen []Unknow
 	return Raise(ctx, tx, list...)
 }
 
-// Report is what is wrong with one key.
+// Report describes a problem with one key.
 type Report struct {
 	Key, Summary, NextAction string
 	Nodes                    []string
 }
 
-// Raise opens incidents, one a key, or goes on with the open ones. It reports whether it has appended events.
+// Raise opens one incident for each key, or updates the open ones. It reports whether it has appended events.
 func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 	now, err := pg.Value[time.Time](ctx, tx, readClock)
 	if err != nil {
@@ -123,7 +124,8 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 	for i := range rows {
 		open[rows[i].Key] = &rows[i]
 	}
-	slices.SortFunc(reports, func(x, y Report) int { return strings.Compare(x.Key, y.Key) }) // the order of the rows' locks
+	// the order of the rows' locks
+	slices.SortFunc(reports, func(x, y Report) int { return strings.Compare(x.Key, y.Key) })
 	told := false
 	for _, report := range reports {
 		was := open[report.Key]
@@ -164,7 +166,7 @@ func raise(ctx context.Context, tx pgx.Tx, report Report, now time.Time) (*incid
 	}
 	was, err := pg.One[incidentRow](ctx, tx, lockIncident, report.Key)
 	if pg.IsNoRows(err) {
-		return row, nil // it was closed at this moment; the next report opens it again
+		return row, nil // it was closed concurrently; the next report opens it again
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read incident of key %s: %w", report.Key, err)
@@ -191,8 +193,8 @@ func (r *incidentRow) add(nodes []string) {
 	slices.Sort(r.Nodes)
 }
 
-// Close closes the incidents of keys that are in order again, and those without evidence for a while. It reports whether
-// it closed any.
+// Close closes the incidents of keys that are in order again, and those that had no evidence for incidentQuiet. It
+// reports whether it closed any.
 func Close(ctx context.Context, tx pgx.Tx, inOrder []string) (bool, error) {
 	if inOrder == nil {
 		inOrder = []string{}
@@ -209,7 +211,7 @@ func Close(ctx context.Context, tx pgx.Tx, inOrder []string) (bool, error) {
 	return len(rows) > 0, nil
 }
 
-// tell appends the incident's event, and the audit entry of an action.
+// tell appends the incident's event and the audit entry of an action.
 func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error {
 	shown := &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer, NextAction: r.NextAction,
@@ -232,8 +234,8 @@ func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error 
 	return err
 }
 
-// Sweep opens an incident for each live replica that reports keys it cannot use, and closes those that have had no evidence for a while. It reports
-// whether it has appended events.
+// Sweep opens an incident for each live replica that reports keys it cannot use, and closes incidents that had no
+// evidence for incidentQuiet. It reports whether it has appended events.
 func Sweep(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	told := false
 	err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {

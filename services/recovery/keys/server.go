@@ -23,12 +23,12 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// Deps is what the server works with.
+// Deps are the dependencies of a Server.
 type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Wake   *events.Signal // notified after commits that appended events
-	Audit  *audit.Log     // writes down what is refused; nil: nothing is
+	Audit  *audit.Log     // records refusals; nil: none are recorded
 }
 
 // Server implements KeyService. Safe for concurrent use.
@@ -42,7 +42,7 @@ func NewServer(deps Deps) (*Server, error) {
 	return &Server{deps: deps}, nil
 }
 
-// ListKeys returns the set and who holds what.
+// ListKeys returns the keys and which replica has which of them.
 func (s *Server) ListKeys(ctx context.Context, _ *recoveryv1.ListKeysRequest) (*recoveryv1.ListKeysResponse, error) {
 	var rows []keyset.Key
 	var holders []keyset.Holder
@@ -81,7 +81,7 @@ func (s *Server) ListKeys(ctx context.Context, _ *recoveryv1.ListKeysRequest) (*
 	return out, nil
 }
 
-// RotateKey asks for the next key of a kind.
+// RotateKey records a request for the next key of a kind.
 func (s *Server) RotateKey(ctx context.Context, req *recoveryv1.RotateKeyRequest) (*recoveryv1.RotateKeyResponse, error) {
 	kind := keyset.Kind(names.Of(req.GetKind()))
 	by, reason := rpc.ActorFrom(ctx), strings.TrimSpace(req.GetReason())

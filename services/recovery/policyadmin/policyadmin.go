@@ -1,5 +1,6 @@
-// Package policyadmin owns changes of the policy keys. It believes package policy about what may be set; it never acts on a key itself. A change
-// and its event are one transaction, and two changes are never judged side by side: keys bound each other.
+// Package policyadmin owns changes of the policy keys. Package policy decides which values are valid; this package
+// never acts on a key itself. A change and its event are one transaction, and changes are validated one after another,
+// since keys bound each other.
 package policyadmin
 
 import (
@@ -40,12 +41,12 @@ var (
 		ON CONFLICT (key) DO UPDATE SET version = v.version + 1 RETURNING version`)
 )
 
-// Deps is what the server works with.
+// Deps are the dependencies of a Server.
 type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Wake   *events.Signal // notified after commits that appended events
-	Audit  *audit.Log     // writes down what is refused; nil: nothing is
+	Audit  *audit.Log     // records refusals; nil: none are recorded
 }
 
 // Server implements PolicyService.
@@ -112,8 +113,10 @@ func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRe
 	return err
 }
 
-// Apply sets several keys at once, for whoever composes a mesh: by is who asks, and the reason acknowledges whatever the values weaken. All are set, each
-// with its event, or none is. They are judged together, since keys bound each other; a value that is stored already is no change and has no event.
+// Apply sets several keys at once, for a caller that composes a mesh. by is the subject of the request, and the reason
+// counts as the acknowledgement of all protections that the values weaken. Either all keys are set, each with its
+// event, or none. The values are validated together, since keys bound each other. A value that is stored already is not
+// a change and has no event.
 func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by, reason string) error {
 	if strings.TrimSpace(reason) == "" {
 		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
@@ -148,7 +151,8 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by
 	return nil
 }
 
-// lockAll makes this transaction the only one that changes keys, and answers what is stored.
+// lockAll makes this transaction the only one that changes keys, and returns the stored rows and the policy that
+// follows from them.
 func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy.Set, error) {
 	if _, err := pg.Exec(ctx, tx, takeLock, int64(lock)); err != nil {
 		return nil, policy.Set{}, fmt.Errorf("take policy lock: %w", err)
@@ -161,7 +165,7 @@ func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy
 	for key, row := range rows {
 		values[key] = row.Value
 	}
-	// What is stored and refused counts as absent, here as for everybody who reads it.
+	// A stored value that is invalid counts as absent, here as for every reader.
 	present, _ := policy.NewSet(values) //nolint:errcheck // see above
 	return rows, present, nil
 }
@@ -169,7 +173,7 @@ func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy
 // change is one value that was validated.
 type change struct{ key, value, by, reason string }
 
-// put stores a change and reports it. It answers the key as it is now, and the event's position.
+// put stores a change and appends its event. It returns the key as it is now and the event's position.
 func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c change) (*recoveryv1.PolicyKey, string, error) {
 	if err := policystore.Put(ctx, tx, c.key, c.value, c.by, c.reason); err != nil {
 		return nil, "", err

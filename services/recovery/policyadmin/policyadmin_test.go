@@ -56,7 +56,7 @@ func (d *desk) get(key string) *recoveryv1.PolicyKey {
 	return out.GetKeys()[0]
 }
 
-// told returns the changes that were told as events, as `key value version by`, in the order in which they were made.
+// told returns the changes in the events, as `key value version by`, in the order in which they were made.
 func (d *desk) told() []string {
 	d.t.Helper()
 	var out []string
@@ -185,7 +185,8 @@ func TestTwoChangesAreNeverJudgedSideBySide(t *testing.T) {
 			wg.Go(func() { _, errs[i] = d.set(c[0], c[1]) })
 		}
 		wg.Wait()
-		// 86399 wants a certificate of at most 28799: it is refused over the default, and taken after the other.
+		// 86399 requires a certificate lifetime of at most 28799: the value is refused with the default lifetime, and
+		// accepted after the other change.
 		if errs[0] != nil || errs[1] != nil && !fault.Has(errs[1], commonv1.Reason_REASON_POLICY_VALUE_REFUSED) {
 			t.Fatal(errs)
 		}
@@ -215,7 +216,7 @@ func TestTwoChangesAreNeverJudgedSideBySide(t *testing.T) {
 func TestApplySetsAllAndTellsEachOrNone(t *testing.T) {
 	d := newDesk(t)
 	pool := d.db.Pool(pg.RoleRecovery)
-	// Good together in either order only if judged together: the certificate needs the longer age.
+	// The values are valid only if they are validated together: the certificate lifetime requires the longer age.
 	file := map[string]string{policy.CertificateTTLSeconds: "40000", policy.RecoveryTokenMaxAgeSeconds: "120000", policy.SagaRetryLimit: "2"}
 	if err := policyadmin.Apply(d.ctx, pool, file, "dev", "a file"); err != nil {
 		t.Fatal(err)

@@ -34,7 +34,7 @@ const (
 	launchLogBehind = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_BEHIND
 )
 
-// NextAction is what the incident and the status tell people to do.
+// NextAction is the instruction to operators in the incident and in the status.
 const NextAction = "follow docs/restore.md: look at what was lost (`gpuaas rollback status`), then " +
 	"`gpuaas rollback accept --reason TEXT`"
 
@@ -81,7 +81,8 @@ func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) 
 	}, nil
 }
 
-// report opens the mode's incident, or brings the open one up to date. The mode's id of it is the caller's to save.
+// report opens the mode's incident, or updates the open one. It sets the incident's id in mode, which the caller must
+// save.
 func report(ctx context.Context, tx pgx.Tx, mode *Mode, now time.Time) error {
 	nodes := []string{}
 	for _, s := range mode.evidence {

@@ -15,20 +15,20 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// mostEvidence bounds what the row keeps of the evidence: the newest of each kind and subject.
+// mostEvidence bounds the evidence that the row keeps, which is the newest of each kind and subject.
 const mostEvidence = 32
 
-// Evidence is one thing that shows that the database is older than what others remember.
+// Evidence is a number that proves that the database is older than the records of a node or of the launch log.
 type Evidence struct {
 	Kind       recoveryv1.RollbackEvidenceKind
-	Subject    string // a node, or what the launch log was read for
+	Subject    string // a node, or the subject that the launch log was read for
 	Detail     string
-	Remembered int64 // the number that was shown
-	Known      int64 // the highest that the database has
-	Era        int64 // of the number that was given by a history that is lost
+	Remembered int64 // the number in the node's or the log's record
+	Known      int64 // the highest number that the database has
+	Era        int64 // the era of the number that the lost history gave
 }
 
-// seen is evidence as the row keeps it.
+// seen is evidence as it is stored in the row.
 type seen struct {
 	Kind       string    `json:"kind"`
 	Subject    string    `json:"subject"`
@@ -91,12 +91,12 @@ func read(ctx context.Context, q pg.Querier, s *pg.Statement) (*Mode, error) {
 	return m, nil
 }
 
-// Read returns the mode as it is.
+// Read returns the present mode.
 func Read(ctx context.Context, q pg.Querier) (*Mode, error) {
 	return read(ctx, q, readMode)
 }
 
-// lock is Read under the row's lock.
+// lock locks the row and returns the mode.
 func lock(ctx context.Context, tx pgx.Tx) (*Mode, error) {
 	return read(ctx, tx, lockMode)
 }
@@ -136,7 +136,7 @@ func (m *Mode) save(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// add takes evidence into the row. It reports whether it was new.
+// add adds evidence to the row. It reports whether the evidence was new.
 func (m *Mode) add(e Evidence, now time.Time) bool {
 	kind := names.Of(e.Kind)
 	i := slices.IndexFunc(m.evidence, func(s seen) bool { return s.Kind == kind && s.Subject == e.Subject })
@@ -155,7 +155,7 @@ func (m *Mode) add(e Evidence, now time.Time) bool {
 	return i < 0
 }
 
-// Proto returns the mode as answers show it.
+// Proto returns the mode as responses carry it.
 func (m *Mode) Proto() *recoveryv1.RollbackMode {
 	out := &recoveryv1.RollbackMode{
 		Active: m.Active, Declared: m.Declared, Since: stamp(m.Since), Era: m.Era, EvidenceTotal: m.total,
@@ -165,7 +165,7 @@ func (m *Mode) Proto() *recoveryv1.RollbackMode {
 		Version:      m.Version,
 	}
 	for _, s := range m.evidence {
-		// A kind that this build does not know is shown as unspecified, with what was said of it.
+		// A kind that this build does not know is shown as unspecified, with its other fields.
 		kind, _ := names.Parse[recoveryv1.RollbackEvidenceKind](s.Kind) //nolint:errcheck // see above
 		out.Evidence = append(out.Evidence, &recoveryv1.RollbackEvidence{
 			Kind: kind, Subject: s.Subject, Detail: s.Detail, Remembered: s.Remembered, Known: s.Known, Era: s.Era,

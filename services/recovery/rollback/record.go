@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// reporterName is who sets the mode on evidence.
+// reporterName is recorded as the setter of the mode when evidence sets it.
 const reporterName = "recovery"
 
 // moment is the database's time and era.
@@ -27,9 +27,9 @@ var (
 	raiseEra   = pg.Define(pg.RoleRecovery, "rollback.raise_era", `SELECT mesh.raise_era_after_rollback($1)`)
 )
 
-// Record takes evidence in and sets the mode if any of it is not of an earlier era than the database's. It returns the
-// mode, and whether this call set it. The caller holds what the evidence is about; the rollback row is locked after
-// that, and before the authority lock.
+// Record stores evidence, and sets the mode if any of it is not of an earlier era than the database's. It returns the
+// mode, and whether this call set it. The caller must have locked the rows that the evidence is about; the rollback row
+// is locked after them, and before the authority lock.
 func Record(ctx context.Context, tx pgx.Tx, evidence ...Evidence) (*Mode, bool, error) {
 	mode, err := lock(ctx, tx)
 	if err != nil {
@@ -86,15 +86,16 @@ func EraOf(number int64) int64 { return number >> eraShift }
 // SQL.
 const eraShift = 40
 
-// accept ends the mode on a person's word, and raises the era above all that was shown as evidence. It returns the
-// position of the incident's event.
+// accept ends the mode on a person's decision, and raises the era above that of all evidence. It returns the position
+// of the incident's event.
 func accept(ctx context.Context, tx pgx.Tx, mode *Mode, by, reason string) (string, error) {
 	now, err := pg.Value[time.Time](ctx, tx, readClock)
 	if err != nil {
 		return "", fmt.Errorf("read clock: %w", err)
 	}
 	before := mode.Era
-	// A restore that was just declared may have no incident yet: its end is to be seen as well as its begin.
+	// A restore that was just declared may have no incident yet. It is opened here, so that both the beginning and the end
+	// of the mode are recorded.
 	if err := report(ctx, tx, mode, now); err != nil {
 		return "", err
 	}
@@ -119,7 +120,7 @@ func accept(ctx context.Context, tx pgx.Tx, mode *Mode, by, reason string) (stri
 	return pos, mode.save(ctx, tx)
 }
 
-// summary is what the incident says of the mode.
+// summary returns the summary of the mode's incident.
 func (m *Mode) summary() string {
 	if m.Declared {
 		text := "the database was restored from a backup"

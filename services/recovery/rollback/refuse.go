@@ -11,11 +11,11 @@ import (
 
 const reasonRollback = commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK
 
-// Refusal is the fault of whatever is not done in the mode.
+// Refusal returns the fault with which requests are refused in the mode.
 func Refusal() *fault.Error { return fault.New(reasonRollback, "") }
 
-// Refuse returns Refusal if the mode is active. People's commands and launches call it in the transaction of what they
-// would change.
+// Refuse returns Refusal if the mode is active. People's commands and launches call it in the transaction of their
+// change.
 func Refuse(ctx context.Context, q pg.Querier) error {
 	active, err := Active(ctx, q)
 	if err != nil {
@@ -27,9 +27,9 @@ func Refuse(ctx context.Context, q pg.Querier) error {
 	return nil
 }
 
-// Soften returns the reason with which an agent is refused. In the mode, what would end a workload, make an agent wait
-// for a person or take another identity becomes control_plane_rollback, which it waits on: the row that the refusal
-// rests on may be older than the agent.
+// Soften returns the reason with which an agent is refused. In the mode, a reason that would end a workload, or make
+// the agent wait for a person or take another identity, becomes control_plane_rollback, on which the agent waits: the
+// row that the refusal follows from may be older than the agent.
 func Soften(reason commonv1.Reason, active bool) commonv1.Reason {
 	if active && ends(fault.RowOf(reason).Action) {
 		return reasonRollback

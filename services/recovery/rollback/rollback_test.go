@@ -75,7 +75,7 @@ func (k *kit) mustAccept() *recoveryv1.AcceptRollbackResponse {
 	return out
 }
 
-// declare is `gpuaas migrate restored`, with nothing connected.
+// declare does what `gpuaas migrate restored` does, with no other connection to the database.
 func (k *kit) declare() pg.Rollback {
 	k.t.Helper()
 	testkit.Disconnect(k.db, pg.RoleRecovery)
@@ -107,7 +107,7 @@ func (k *kit) wantEra(era int) {
 	k.want("era", `SELECT era::text FROM mesh.era`, fmt.Sprint(era))
 }
 
-// wantIncidents demands how many incidents there were, and how many are open.
+// wantIncidents requires that there were all incidents in total, and that open of them are open.
 func (k *kit) wantIncidents(all, open int) {
 	k.t.Helper()
 	k.want("incidents", `SELECT count(*) || ' ' || count(*) FILTER (WHERE closed_at IS NULL) FROM recovery.incident`,
@@ -115,7 +115,7 @@ func (k *kit) wantIncidents(all, open int) {
 }
 
 // The same report sets the mode once, opens one incident and is counted; the acceptance ends both, and raises the era
-// so that the same report is no news.
+// so that the same report sets no mode.
 func TestALaunchLogThatRemembersMore(t *testing.T) {
 	k := newKit(t)
 	first := k.report(ahead, "process", 3, 2)
@@ -146,7 +146,7 @@ func TestALaunchLogThatRemembersMore(t *testing.T) {
 		t.Fatalf("what was accepted sets the mode again: %v", m)
 	}
 	k.wantMode(false)
-	// A number of the present era is of a history that nobody has declared lost.
+	// A number of the present era belongs to a history that has not been declared lost.
 	if m := k.report(ahead, "process", 1<<40+1, 2); !m.GetActive() {
 		t.Fatalf("%v", m)
 	}
@@ -171,8 +171,8 @@ func TestALaunchLogThatIsOlder(t *testing.T) {
 	}
 }
 
-// A declared restore has one incident, which recovery opens, and no second one for what nodes and logs still show of
-// the lost history.
+// A declared restore has one incident, which recovery opens, and no second one for numbers of the lost history that
+// nodes and logs still report.
 func TestADeclaredRestoreHasOneIncident(t *testing.T) {
 	k := newKit(t)
 	if state := k.declare(); state.Era != 1 || !state.Active || !state.Declared || state.Since.IsZero() {
@@ -197,7 +197,7 @@ func TestADeclaredRestoreHasOneIncident(t *testing.T) {
 	}
 	k.wantIncidents(1, 1)
 	k.mustAccept()
-	k.wantEra(1) // it stands above all that was shown already
+	k.wantEra(1) // the era is above that of all evidence already
 	k.wantIncidents(1, 0)
 	if err := k.server.Sync(k.ctx); err != nil {
 		t.Fatal(err)
@@ -208,8 +208,8 @@ func TestADeclaredRestoreHasOneIncident(t *testing.T) {
 	k.wantIncidents(1, 0)
 }
 
-// The dump may be older than an earlier restore: its era was given before, and the acceptance goes above what shows
-// that.
+// The dump may be older than an earlier restore: its era was given before, and the acceptance raises the era above the
+// evidence of that.
 func TestADumpFromBeforeAnEarlierRestore(t *testing.T) {
 	k := newKit(t)
 	k.declare()
@@ -264,7 +264,7 @@ func TestAcceptingWhatIsNotActiveIsRefused(t *testing.T) {
 	k.wantEra(0)
 }
 
-// A fleet that remembers more leaves a row and an incident of bounded size.
+// Evidence from a whole fleet leaves a row and an incident of bounded size.
 func TestEvidenceIsBounded(t *testing.T) {
 	k := newKit(t)
 	list := make([]rollback.Evidence, 100)
@@ -310,7 +310,7 @@ func TestEvidenceMeetsTheAcceptance(t *testing.T) {
 	}
 }
 
-// What agents are told to stop for, or to wait for a person, they wait on in the mode; everything else is as it is.
+// In the mode agents wait where they would be told to stop, or to wait for a person; other reasons are unchanged.
 func TestSoften(t *testing.T) {
 	for reason, want := range map[commonv1.Reason]bool{
 		commonv1.Reason_REASON_EPOCH_SUPERSEDED: true, commonv1.Reason_REASON_EPOCH_ENDED: true,

@@ -23,15 +23,15 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// SyncEvery is how often a replica looks for a mode that was declared beside it.
+// SyncEvery is how often a replica checks for a mode that the schema's owner has declared.
 const SyncEvery = 10 * time.Second
 
-// Deps is what the server works with.
+// Deps are the dependencies of a Server.
 type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Wake   *events.Signal // notified after commits that appended events
-	Audit  *audit.Log     // writes down what is refused; nil: nothing is
+	Audit  *audit.Log     // records refusals; nil: none are recorded
 }
 
 // Server implements RollbackService. Safe for concurrent use; any number of replicas share the row.
@@ -45,7 +45,7 @@ func New(deps Deps) (*Server, error) {
 	return &Server{deps: deps}, nil
 }
 
-// GetRollback returns the mode as it is now.
+// GetRollback returns the present mode.
 func (s *Server) GetRollback(
 	ctx context.Context, _ *recoveryv1.GetRollbackRequest,
 ) (*recoveryv1.GetRollbackResponse, error) {
@@ -56,7 +56,7 @@ func (s *Server) GetRollback(
 	return &recoveryv1.GetRollbackResponse{Rollback: mode.Proto()}, nil
 }
 
-// ReportRollback takes in what a launch log shows.
+// ReportRollback records the evidence that lifecycle reports from a launch log.
 func (s *Server) ReportRollback(
 	ctx context.Context, req *recoveryv1.ReportRollbackRequest,
 ) (*recoveryv1.ReportRollbackResponse, error) {
@@ -68,7 +68,7 @@ func (s *Server) ReportRollback(
 	switch req.GetKind() {
 	case launchLogAhead:
 	case launchLogBehind:
-		// It is the log that is older: the numbers that would be given twice are those that the database has.
+		// Here the log is older than the database: the numbers that could be given twice are those that the database has.
 		e.Era = EraOf(req.GetKnown())
 	default:
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a report is about a launch log",
@@ -91,7 +91,7 @@ func (s *Server) ReportRollback(
 	return &recoveryv1.ReportRollbackResponse{Rollback: mode.Proto()}, nil
 }
 
-// AcceptRollback ends the mode on a person's word.
+// AcceptRollback ends the mode on a person's decision.
 func (s *Server) AcceptRollback(
 	ctx context.Context, req *recoveryv1.AcceptRollbackRequest,
 ) (*recoveryv1.AcceptRollbackResponse, error) {
@@ -128,7 +128,7 @@ func (s *Server) AcceptRollback(
 	return out, nil
 }
 
-// Sync opens the incident of a mode that the schema's owner declared, who can append no event.
+// Sync opens the incident of a mode that the schema's owner declared, since the owner cannot append events.
 func (s *Server) Sync(ctx context.Context) error {
 	opened := false
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -166,7 +166,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return app.Every(ctx, s.deps.Logger, "rollback", SyncEvery, s.Sync)
 }
 
-// Log writes that the mode was set on evidence. It belongs after the commit.
+// Log logs that the mode was set on evidence. It must be called after the commit.
 func Log(ctx context.Context, logger *slog.Logger, mode *Mode) {
 	first := mode.evidence[0]
 	logger.ErrorContext(ctx, "the database is older than what others remember: rollback mode is active",

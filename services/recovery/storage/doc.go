@@ -1,7 +1,8 @@
-// Package storage watches how much room the database takes and may take, and opens an incident before it is full.
+// Package storage measures the size of the database against its limit, and opens an incident before the limit is
+// reached.
 //
-// It owns mesh.storage_sample, which readmodel shows, and the incident of kind `storage`. It believes the database
-// about its size, the policy (storage.limit_mebibytes) about what it may grow to, and the kernel about the free space of
-// its volume, where the configuration names a directory of that volume (database_volume). Without either it only
-// records the size. It deletes nothing but its own samples.
+// It owns mesh.storage_sample, which readmodel shows, and the incident of kind `storage`. It takes the size from the
+// database, the limit from the policy (storage.limit_mebibytes), and the free space of the database's volume from the
+// kernel if the configuration names a directory of that volume (database_volume). Without either limit it only records
+// the size. It deletes nothing but its own samples.
 package storage

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// Every is how often the size is looked at.
+	// Every is how often the size is measured.
 	Every = 5 * time.Minute
 
 	kind       = commonv1.IncidentKind_INCIDENT_KIND_STORAGE
@@ -33,8 +33,9 @@ const (
 		"(VACUUM FULL), for their files do not shrink by themselves"
 )
 
-// current is what the database is and was; was and span are of a sample of a day ago, or of the oldest if there is none. seen is the limit that a process
-// which sees the volume found in the last hour; 0: none did.
+// current is the present and an earlier size of the database. was and span are of a sample of a day ago, or of the
+// oldest sample if there is none. seen is the limit that a process with access to the volume found in the last hour; 0:
+// none did.
 type current struct {
 	Bytes int64   `db:"bytes"`
 	Was   int64   `db:"was"`
@@ -67,7 +68,7 @@ var (
 		LEFT JOIN (SELECT s.limit_bytes FROM mesh.storage_sample s WHERE s.volume AND s.at > mesh.clock() - interval '1 hour'
 			ORDER BY s.at DESC LIMIT 1) v ON true`)
 
-	// keepSample forgets those of more than a week ago.
+	// keepSample inserts a sample and deletes those older than a week.
 	keepSample = pg.Define(pg.RoleRecovery, "storage.keep_sample", `
 		WITH old AS (DELETE FROM mesh.storage_sample s WHERE s.at < mesh.clock() - interval '7 days')
 		INSERT INTO mesh.storage_sample (at, bytes, limit_bytes, bytes_per_day, problem, volume) VALUES (mesh.clock(), $1, $2, $3, $4, $5)`)
@@ -89,16 +90,16 @@ var (
 		WHERE i.incident_id = $1 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
 )
 
-// Watch looks at the size of the database.
+// Watch measures the size of the database.
 type Watch struct {
 	DB     *pgxpool.Pool
 	Policy *policy.Source
-	Volume string // a directory on the volume of the database; empty: this process does not see it
-	// Free returns the bytes free on the volume of a directory; nil: the kernel's answer.
+	Volume string // a directory on the volume of the database; empty: this process has no access to it
+	// Free returns the free bytes of the volume of a directory; nil: the kernel is asked.
 	Free func(dir string) (int64, error)
 }
 
-// Measure takes a sample, and opens, goes on with or closes the incident. It reports whether it has appended events.
+// Measure takes a sample, and opens, updates or closes the incident. It reports whether it has appended events.
 func (w Watch) Measure(ctx context.Context) (bool, error) {
 	told := false
 	err := pg.InTx(ctx, w.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -117,7 +118,7 @@ func (w Watch) Measure(ctx context.Context) (bool, error) {
 		open := err == nil
 		problem := size.Problem(open)
 		if open && size.Limit == 0 {
-			problem = row.Summary // that the limit is not known ends no incident
+			problem = row.Summary // an open incident stays open while the limit is unknown
 		}
 		if _, err := pg.Exec(ctx, tx, keepSample, size.Bytes, size.Limit, size.PerDay(), problem, w.Volume != ""); err != nil {
 			return fmt.Errorf("keep sample of storage: %w", err)
@@ -131,8 +132,8 @@ func (w Watch) Measure(ctx context.Context) (bool, error) {
 	return told, nil
 }
 
-// limit returns what the database may grow to: by the policy, or by what is free on its volume if that is less. A process that does not see the volume
-// takes what another has found there.
+// limit returns the size in bytes up to which the database may grow: the policy's limit, or that of the free space on
+// its volume if that is less. A process without access to the volume uses the limit that another process found.
 func (w Watch) limit(now current) (int64, error) {
 	limit := w.Policy.Current().StorageLimit()
 	if w.Volume == "" {
@@ -163,7 +164,7 @@ func freeOn(dir string) (int64, error) {
 	return int64(fs.Bavail) * fs.Bsize, nil //nolint:gosec // no volume has so many bytes
 }
 
-// settle brings the incident to what was found.
+// settle opens, updates or closes the incident according to the problem that was found.
 func settle(ctx context.Context, tx pgx.Tx, row incidentRow, open bool, problem string) (bool, error) {
 	action, statement, args := "", goOn, []any{row.ID, problem}
 	switch {
@@ -179,7 +180,7 @@ func settle(ctx context.Context, tx pgx.Tx, row incidentRow, open bool, problem 
 	}
 	row, err := pg.One[incidentRow](ctx, tx, statement, args...)
 	if pg.IsNoRows(err) {
-		return false, nil // another replica or a person was first
+		return false, nil // another replica or a person has closed or opened it first
 	}
 	if err != nil {
 		return false, fmt.Errorf("write incident of storage: %w", err)

@@ -74,7 +74,8 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 	if count(true) != 1 {
 		t.Fatalf("%d incidents are open after another look, want 1", count(true))
 	}
-	// A process that does not see the volume, and has no limit of its own, ends nothing, and keeps on saying what was seen.
+	// A process without access to the volume and without a limit of its own does not end the incident, and goes on using
+	// the limit that was found.
 	blind := w
 	blind.Volume = ""
 	if told, err := blind.Measure(t.Context()); err != nil || told || count(true) != 1 {

@@ -6,25 +6,27 @@ import (
 )
 
 const (
-	// fullFrom and wellBelow are the shares of the limit from which on there is an incident, and below which it ends.
+	// fullFrom is the share of the limit from which on there is an incident, and wellBelow that below which it ends.
 	fullFrom, wellBelow = 0.8, 0.75
-	// soon is within how many days the limit may not be reached; an incident ends when it is a day more.
+	// soon is the number of days within which the limit must not be reached at the present growth. An incident ends when
+	// the limit is a day further away.
 	soon = 7.0
-	// little is the share of the limit below which growth alone is no incident: a new database grows fast.
+	// little is the share of the limit below which growth alone is no incident, since a new database grows fast.
 	little = 0.25
 	// leastSpan is the shortest time over which growth is measured.
 	leastSpan = 6 * time.Hour
 )
 
-// Size is how large the database is and was.
+// Size is the present and an earlier size of the database, in bytes.
 type Size struct {
 	Bytes int64
-	Limit int64         // what it may grow to; 0: not known
+	Limit int64         // the size that it may grow to; 0: unknown
 	Was   int64         // its size some time ago
-	Span  time.Duration // since then
+	Span  time.Duration // the time since Was was measured
 }
 
-// PerDay returns by how many bytes a day the database grows; 0 if it does not, or was not watched long enough.
+// PerDay returns the growth of the database in bytes a day; 0 if it does not grow, or was measured for less than
+// leastSpan.
 func (s Size) PerDay() int64 {
 	if s.Span < leastSpan || s.Bytes <= s.Was {
 		return 0
@@ -32,8 +34,8 @@ func (s Size) PerDay() int64 {
 	return int64(float64(s.Bytes-s.Was) / s.Span.Hours() * 24)
 }
 
-// Problem returns why the database is about to have no room, or an empty text. While there is an incident it
-// takes more to be well again than it took to be ill.
+// Problem returns a description of why the database is about to reach its limit, or an empty text. An open incident
+// ends only at stricter thresholds than those at which one opens.
 func (s Size) Problem(open bool) string {
 	if s.Limit <= 0 {
 		return ""

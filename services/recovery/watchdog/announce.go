@@ -21,7 +21,8 @@ var (
 		WHERE i.incident_id > $1::uuid AND i.closed_at IS NULL ORDER BY i.incident_id LIMIT $2`)
 )
 
-// Announced are the open records and incidents, those that other parts of recovery have opened too, and the brake.
+// Announced returns the sources that announce the open records again, the open incidents including those of other parts
+// of recovery, and the brake.
 func Announced() []reannounce.Source {
 	return []reannounce.Source{
 		reannounce.Rows("recoveries", recordsAfter, func(row recordRow) (events.Event, error) {

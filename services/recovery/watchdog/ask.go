@@ -18,14 +18,15 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// joinedAgain is how long after a join lifecycle is asked again for an instance that does not come: what it knows of the instance may lag behind.
+// joinedAgain is how long after a join the request to lifecycle is repeated for an instance that does not come, since
+// lifecycle's record of the instance may lag behind.
 const joinedAgain = time.Minute
 
 // reasonMost bounds the reason of a request.
 const reasonMost = 500
 
-// request asks lifecycle to recreate the workspace of a record whose request is written down, and writes the answer. Sent twice, the same key is answered
-// with the same operation.
+// request asks lifecycle to recreate the workspace of a record whose request is stored, and stores the answer. If a
+// request is sent twice, lifecycle answers the same key with the same operation.
 func (w *Watchdog) request(ctx context.Context, r *record) error {
 	ctx = obs.With(ctx, obs.Correlation{CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID})
 	if err := failpoint.Hit("recovery.watchdog.before_request"); err != nil {
@@ -47,14 +48,14 @@ func (w *Watchdog) request(ctx context.Context, r *record) error {
 	}
 	if writeErr := w.answer(ctx, r, resp.GetOperation(), err); writeErr != nil {
 		if errors.Is(writeErr, errMoved) {
-			return nil // another replica had the same answer
+			return nil // another replica has stored the same answer
 		}
 		return fmt.Errorf("write answer of recovery %s: %w", r.ID, writeErr)
 	}
 	return nil
 }
 
-// answer writes down what lifecycle said.
+// answer stores lifecycle's answer to a request.
 func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Operation, refusal error) error {
 	var before record
 	var r *record
@@ -78,7 +79,7 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 		r.OperationID, r.Following = op.GetOperationId(), true
 		r.proceed()
 		if op.GetJoined() {
-			// Nothing was launched for us.
+			// The request joined an operation, so no instance was launched for it.
 			if err := w.giveBack(ctx, tx, r); err != nil {
 				return err
 			}
@@ -104,7 +105,7 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 	return nil
 }
 
-// answerOf names an answer.
+// answerOf returns the metric label of an answer.
 func answerOf(op *lifecyclev1.Operation, refusal error) string {
 	switch {
 	case refusal != nil && !answered(fault.From(refusal).Reason):
@@ -117,7 +118,8 @@ func answerOf(op *lifecyclev1.Operation, refusal error) string {
 	return answerStarted
 }
 
-// refused writes a refusal down: a decision of lifecycle's withholds the recovery; no answer at all leaves the request open, to be sent again.
+// refused stores a refusal. If lifecycle has decided, the recovery is withheld; if it has not answered, the request
+// stays open and is sent again.
 func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal error, now time.Time) error {
 	r.Refusals++
 	f := fault.From(refusal)
@@ -127,7 +129,7 @@ func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal er
 		w.deps.Logger.WarnContext(ctx, "lifecycle does not answer a recovery", obs.Err(refusal))
 		return r.save(ctx, tx)
 	}
-	// The key was not used up: the next request goes under it again.
+	// The idempotency key was not used up: the next request has the same key.
 	r.Asked--
 	if err := w.giveBack(ctx, tx, r); err != nil {
 		return err
@@ -139,7 +141,8 @@ func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal er
 	}
 	because := names.Of(f.Reason) + ": " + f.Public
 	if f.Reason == commonv1.Reason_REASON_CONFLICT {
-		// The instance that was judged is there no longer. What is there instead is judged when its events have come, and ends the record if it serves.
+		// The instance that the request was about has been replaced. Its replacement is evaluated when its events have come,
+		// and ends the record if it serves.
 		because, r.Refusals = "somebody was quicker: "+because, 0
 	}
 	r.withhold(withheldByOwner, because, &next)
@@ -147,7 +150,7 @@ func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal er
 	return r.save(ctx, tx)
 }
 
-// answered tells a decision from an answer that never came.
+// answered reports whether a reason is a decision of lifecycle, and not a missing answer.
 func answered(reason commonv1.Reason) bool {
 	switch reason { //nolint:exhaustive // everything else was decided
 	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL,

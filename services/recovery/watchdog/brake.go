@@ -33,26 +33,27 @@ type brake struct {
 	Version       int64      `db:"version"`
 }
 
-// What engages the brake.
+// The causes that engage the brake.
 const (
-	causeFailures = "failures" // of workspaces and machines
-	causeRecords  = "records"  // of nodes, which recovery lacks
+	causeFailures = "failures" // failures of workspaces and machines
+	causeRecords  = "records"  // records of nodes that recovery lacks
 )
 
-// affected counts units that failed lately, and those that are still broken.
+// affected counts the units that failed within the brake's window, and those that are still broken.
 type affected struct {
 	Lately int32 `db:"lately"`
 	Still  int32 `db:"still"`
 }
 
 var (
-	// An advisory lock leaves nothing in the write-ahead log, and rounds that change nothing are most. It is taken before the brake is read, by a statement
-	// of its own: what was waited for is seen. One build took it alone.
+	// An advisory lock writes nothing to the write-ahead log, and most rounds change nothing. It is taken by a statement
+	// of its own before the brake is read, so that the read sees what the last holder committed. One build took this lock
+	// alone.
 	takeBrakeLock = pg.Define(pg.RoleRecovery, "watchdog.take_brake_lock", `SELECT pg_advisory_xact_lock(hashtextextended('recovery.brake', 0))`)
 
 	readBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.read_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b`)
 
-	// Every build that changes something locks the row first, but for that one.
+	// Every build except that one locks the row before it changes anything.
 	lockBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.lock_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b FOR UPDATE`)
 
 	updateBrake = pg.Define(pg.RoleRecovery, "watchdog.update_brake", `
@@ -67,7 +68,7 @@ var (
 			WHERE i.kind = 'machine_unreachable' AND (i.opened_at > $1 OR i.closed_at IS NULL)) x`)
 )
 
-// leastAffected may fail at once in any fleet, however small.
+// leastAffected is the number of units that may fail at once in any fleet, however small.
 const leastAffected = 2
 
 // mostAffected is the number of units above which the brake engages.
@@ -75,8 +76,9 @@ func mostAffected(fleet int32, fraction float64) int32 {
 	return max(int32(fraction*float64(fleet)+1e-9), leastAffected)
 }
 
-// readBrake reads the brake and keeps others that do so away until the transaction ends. What writes or asks for anything locks its row too, before
-// that: replicas of earlier builds know that lock alone.
+// readBrake reads the brake under an advisory lock that excludes other callers until the transaction ends. With lock it
+// locks the row as well, which a transaction must do before it writes or requests anything: replicas of earlier builds
+// take the row lock alone.
 func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
 	read := readBrakeRow
 	if lock {
@@ -96,7 +98,7 @@ func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
 	return &b, nil
 }
 
-// Proto is the brake as its event and the API show it.
+// Proto returns the brake as its event and the API show it.
 func (b *brake) Proto() *recoveryv1.Brake {
 	return &recoveryv1.Brake{
 		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most, Since: stamp(b.Since), IncidentId: b.IncidentID,
@@ -104,7 +106,7 @@ func (b *brake) Proto() *recoveryv1.Brake {
 	}
 }
 
-// save writes the brake, and reports it if aloud.
+// save writes the brake, and appends its event if aloud is true.
 func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error) {
 	if aloud {
 		b.Version++
@@ -124,19 +126,20 @@ func (b *brake) event() events.Event {
 	return events.Event{Kind: "brake.changed", AggregateType: "brake", AggregateID: "fleet", AggregateVersion: b.Version, Payload: b.Proto()}
 }
 
-// brakeFleet engages the brake when too much fails at once, and lets go when the cause has been gone for the dwell.
+// brakeFleet engages the brake when too many units fail at once, and releases it when the cause has been gone for
+// BrakeDwell.
 func (j *evaluation) brakeFleet(ctx context.Context, fraction float64) error {
 	b, cfg := j.brake, j.w.cfg
 	j.fraction = fraction
 	since := j.now.Add(-cfg.BrakeWindow)
 	if b.ReleasedAt != nil && b.ReleasedAt.After(since) {
-		since = *b.ReleasedAt // what was known when it was released does not engage it again
+		since = *b.ReleasedAt // failures from before the last release do not engage it again
 	}
 	count, err := pg.One[affected](ctx, j.tx, countAffected, since)
 	if err != nil {
 		return fmt.Errorf("count the affected: %w", err)
 	}
-	// How large the fleet is takes reading all of it, and is only asked where something has failed.
+	// The size of the fleet is read only if something has failed.
 	var fleet int32
 	if b.Engaged || count.Lately > 0 {
 		if fleet, err = j.fleet(ctx); err != nil {
@@ -183,7 +186,7 @@ func (j *evaluation) engageForRecords(ctx context.Context, missing wave.State) e
 	})
 }
 
-// engage stops automatic remedies and opens the incident. The brake has its numbers and its reason.
+// engage stops automatic recoveries and opens the incident. The caller has set the brake's numbers and its reason.
 func (j *evaluation) engage(ctx context.Context, i *incident) error {
 	if err := j.writes(); err != nil {
 		return err
@@ -208,7 +211,8 @@ func (j *evaluation) engage(ctx context.Context, i *incident) error {
 	return err
 }
 
-// decided leaves the entry of a decision over the brake. It goes before the brake's own event, whose id is the position that a person is answered.
+// decided writes the audit entry of a decision about the brake. It must be called before the brake's own event is
+// appended, whose id is the position that is returned to the person.
 func decided(ctx context.Context, tx pgx.Tx, b *brake, action, reason string) error {
 	_, err := audit.Record(ctx, tx, audit.Entry{
 		Action: action, Reason: reason, SubjectType: "brake", SubjectID: "fleet",
@@ -261,7 +265,7 @@ func (j *evaluation) whileEngaged(ctx context.Context, still, fleet, most int32,
 	return err
 }
 
-// release lets go and closes the brake's incident. The caller saves the brake.
+// release releases the brake and closes its incident. The caller must save the brake.
 func release(ctx context.Context, tx pgx.Tx, b *brake, by, reason string, now time.Time) error {
 	b.Engaged, b.ReleasedBy, b.ReleaseReason, b.ReleasedAt, b.CalmSince = false, by, reason, &now, nil
 	if err := decided(ctx, tx, b, "brake.release", reason); err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
-// TestARoundThatChangesNothingLocksNoRow holds that such a round leaves the row of the brake as it is: a lock of a row is written to it.
+// TestARoundThatChangesNothingLocksNoRow checks that such a round does not write to the row of the brake: a row lock is
+// written to the row.
 func TestARoundThatChangesNothingLocksNoRow(t *testing.T) {
 	k := newKit(t)
 	k.round()
@@ -22,8 +23,8 @@ func TestARoundThatChangesNothingLocksNoRow(t *testing.T) {
 	}
 }
 
-// whileHeld runs fn while a replica of an earlier build has locked the row of the brake, has the replica engage the brake
-// once fn waits for it, and returns when fn has ended. It fails if fn ends without having waited.
+// whileHeld runs fn while a replica of an earlier build has locked the row of the brake, has the replica engage the
+// brake once fn waits for it, and returns when fn has ended. It fails if fn ends without having waited.
 func (k *kit) whileHeld(fn func() error) error {
 	k.t.Helper()
 	tx, err := k.db.OwnerPool().Begin(k.ctx)
@@ -55,8 +56,8 @@ func (k *kit) whileHeld(fn func() error) error {
 	return <-ended
 }
 
-// TestARoundThatAsksWaitsForAnEarlierBuild holds that a round which is to ask for a recreation is judged under the lock
-// that replicas of earlier builds take, and by what they have written under it.
+// TestARoundThatAsksWaitsForAnEarlierBuild checks that a round which requests a recreation decides under the lock that
+// replicas of earlier builds take, and after reading what they have written under it.
 func TestARoundThatAsksWaitsForAnEarlierBuild(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
@@ -80,8 +81,8 @@ func TestARoundThatAsksWaitsForAnEarlierBuild(t *testing.T) {
 	k.wantAsked(0)
 }
 
-// TestAReleaseWaitsForAnEarlierBuild holds that a release of the brake loses nothing that a replica of an earlier build
-// writes meanwhile.
+// TestAReleaseWaitsForAnEarlierBuild checks that a release of the brake does not overwrite what a replica of an earlier
+// build writes meanwhile.
 func TestAReleaseWaitsForAnEarlierBuild(t *testing.T) {
 	k := newKit(t)
 	ada := rpc.WithPerson(k.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})

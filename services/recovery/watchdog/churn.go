@@ -13,15 +13,17 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// A recreation takes one token of its workspace's bucket and one of its placement's. A workspace's holds churn.recreates_per_hour and refills at that
-// rate. A placement's lets as many of its instances as may fail together without the brake, a fifth by default and at least one, use up theirs.
+// A recreation takes one token of its workspace's bucket and one of its placement's. A workspace's bucket has
+// churn.recreates_per_hour tokens and refills at that rate. A placement's bucket is large enough for as many of its
+// instances as may fail together without engaging the brake, a fifth by default and at least one, to use up the tokens
+// of their workspaces.
 
 const (
 	scopeWorkspace = "workspace"
 	scopePlacement = "placement"
 )
 
-// wait says which budget is used up, and until when.
+// wait is a budget that is used up, and the time until which it is.
 type wait struct {
 	scope, key string
 	rate       float64 // an hour
@@ -38,12 +40,12 @@ func (w *wait) because() string {
 	return fmt.Sprintf("%s used up the budget of recreations, %g an hour; the next one is possible at %s", what, w.rate, w.until.UTC().Format(time.RFC3339))
 }
 
-// level is what a bucket holds after a while.
+// level returns the tokens of a bucket after the elapsed time.
 func level(tokens, rate float64, elapsed time.Duration) float64 {
 	return math.Min(rate, tokens+rate*math.Max(elapsed.Hours(), 0))
 }
 
-// churnBucket is what a bucket held, and when.
+// churnBucket is the number of tokens of a bucket at a time.
 type churnBucket struct {
 	Tokens float64   `db:"tokens"`
 	At     time.Time `db:"at"`
@@ -60,7 +62,7 @@ var (
 		UPDATE recovery.churn_bucket SET tokens = tokens + 1 WHERE (scope = $1 AND key = $2) OR (scope = $3 AND key = $4)`)
 )
 
-// take takes a token of both buckets, or of none and answers what has to be waited for.
+// take takes a token from both buckets and returns nil; or it takes none and returns the budget to wait for.
 func (j *evaluation) take(ctx context.Context, r *record) (*wait, error) {
 	if err := j.writes(); err != nil {
 		return nil, err
@@ -103,7 +105,7 @@ func (j *evaluation) take(ctx context.Context, r *record) (*wait, error) {
 	return nil, nil
 }
 
-// giveBack returns the tokens of a recreation that did not happen. What is too much runs over at the next look.
+// giveBack returns the tokens of a recreation that did not happen. A surplus is cut off when the bucket is next read.
 func (w *Watchdog) giveBack(ctx context.Context, tx pgx.Tx, r *record) error {
 	_, err := pg.Exec(ctx, tx, returnTokens, scopePlacement, r.Placement, scopeWorkspace, r.WorkspaceID)
 	if err != nil {
@@ -112,7 +114,7 @@ func (w *Watchdog) giveBack(ctx context.Context, tx pgx.Tx, r *record) error {
 	return nil
 }
 
-// budgets keeps one incident a budget that is used up, for as long as a recovery waits for it.
+// budgets keeps one incident open for each budget that is used up, for as long as a recovery waits for it.
 func (j *evaluation) budgets(ctx context.Context) error {
 	waiting := map[string][]*record{}
 	for _, r := range j.records {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/runbook"
 )
 
-// class is what the same step does to many.
+// class is a failure of the same step with the same error in many workspaces.
 type class struct {
 	Step       string    `db:"step"`
 	ErrorCode  string    `db:"error_code"`
@@ -24,7 +24,7 @@ type class struct {
 	Layer      string    `db:"layer" expr:"max(@.error_layer)"`
 }
 
-// manualRecovery is a run by which people brought a workspace back, and the one before it, which had failed.
+// manualRecovery is a run by which a person recovered a workspace, and the failed run before it.
 type manualRecovery struct {
 	WorkspaceID string    `db:"workspace_id" expr:"w.workspace_id::text"`
 	TenantID    string    `db:"tenant_id" expr:"w.tenant_id::text"`
@@ -58,8 +58,9 @@ var (
 			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)`)
 )
 
-// classes makes one incident of what the same step does to many: the same error at ClassTenants tenants, or at two tenants and ClassPair workspaces,
-// within ClassWindow. It is closed when it has not been seen for ClassQuiet.
+// classes makes one incident of a failure of the same step in many workspaces: the same error at ClassTenants tenants,
+// or at two tenants and ClassPair workspaces, within ClassWindow. The incident is closed when the failure has not
+// occurred for ClassQuiet.
 func (j *evaluation) classes(ctx context.Context) error {
 	cfg := j.w.cfg
 	found, err := pg.All[class](ctx, j.tx, findClasses, cfg.ClassWindow.Seconds())
@@ -95,7 +96,7 @@ func (j *evaluation) classes(ctx context.Context) error {
 	return j.closeOthers(ctx, kindClass, func(i *incident) bool { return j.now.Sub(i.LastSeenAt) < cfg.ClassQuiet })
 }
 
-// seenAgain keeps an open class open: fewer than make a new one are enough for that.
+// seenAgain keeps the open incident of a class open. Fewer workspaces are enough for that than for a new incident.
 func (j *evaluation) seenAgain(ctx context.Context, i *incident, seen time.Time) error {
 	was, err := openIncident(ctx, j.tx, i.Kind, i.Key)
 	if err != nil || was == nil || !seen.After(was.LastSeenAt) {
@@ -105,7 +106,7 @@ func (j *evaluation) seenAgain(ctx context.Context, i *incident, seen time.Time)
 	return j.goOn(ctx, was, i)
 }
 
-// machines keeps one incident for each shared machine that cannot be asked. Its workspaces stay where they are.
+// machines keeps one incident open for each shared machine that cannot be reached. Its workspaces are not moved.
 func (j *evaluation) machines(ctx context.Context) error {
 	lost, unknown := map[string]*incident{}, map[string]bool{}
 	for _, s := range j.subjects {
@@ -133,7 +134,8 @@ func (j *evaluation) machines(ctx context.Context) error {
 			return err
 		}
 	}
-	// What nobody listens to is not read. It is as unknown as a machine of which that is known.
+	// While no replica of nodeapi listens, machines are not read. The state of such a machine is as unknown as that of one
+	// in unknown, and its incident stays open.
 	var listens *bool
 	var problem error
 	err := j.closeOthers(ctx, kindMachine, func(i *incident) bool {
@@ -153,11 +155,11 @@ func (j *evaluation) machines(ctx context.Context) error {
 	return err
 }
 
-// manualFor is how far back recoveries by people are looked for.
+// manualFor is how far back recoveries by people are searched for.
 const manualFor = time.Hour
 
-// manual keeps the record of what people brought back by themselves: a retry or a recreation that succeeded after an operation that had failed or hung, and
-// of which no record knows.
+// manual adds a record for each recovery that a person made without the watchdog: a retry or a recreation that
+// succeeded after an operation that had failed or hung, and that no record has yet.
 func (j *evaluation) manual(ctx context.Context) error {
 	list, err := pg.All[manualRecovery](ctx, j.tx, findManual, manualFor.Seconds(), requesterName)
 	if err != nil {

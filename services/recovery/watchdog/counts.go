@@ -16,16 +16,16 @@ import (
 // CompareEvery is how often the counts of the fleet are compared with the rows that they count.
 const CompareEvery = time.Hour
 
-// CountDifference is what the counts of the fleet, which triggers keep, have otherwise than their rows.
+// CountDifference is the difference between the counts of the fleet, which triggers keep, and the rows that they count.
 type CountDifference struct {
-	Placements int64 `db:"placements"` // with another number of workspaces or units
-	Machines   int64 `db:"machines"`   // with another number of workspaces
+	Placements int64 `db:"placements"` // placements whose number of workspaces or units differs
+	Machines   int64 `db:"machines"`   // machines whose number of workspaces differs
 	Kept       int64 `db:"kept"`       // units, by the counts
 	Counted    int64 `db:"counted"`    // units, by the rows
 }
 
-// compareFleet counts what stands otherwise than recovery.recount_fleet would write it; a count of nothing is as good as
-// none. Rows and counts are of one moment: a transaction writes both.
+// compareFleet counts the counts that differ from what recovery.recount_fleet would write; a count of zero equals no
+// count. Rows and counts are read as of one moment, since each transaction writes both.
 var compareFleet = pg.Define(pg.RoleRecovery, "watchdog.compare_fleet", `
 	WITH up AS (
 		SELECT w.workspace_id, w.placement, CASE WHEN w.placement = 'static' THEN w.node_id END AS node_id
@@ -48,8 +48,8 @@ var compareFleet = pg.Define(pg.RoleRecovery, "watchdog.compare_fleet", `
 
 var recountFleet = pg.Define(pg.RoleRecovery, "watchdog.recount_fleet", `SELECT recovery.recount_fleet()`)
 
-// RepairCounts compares the counts of the fleet with their rows, and counts anew where they differ. A difference is
-// logged as an error and is in the audit log: the brake has measured failures by a wrong size of the fleet.
+// RepairCounts compares the counts of the fleet with their rows, and recounts if they differ. A difference is logged as
+// an error and recorded in the audit log, since the brake has compared failures with a wrong size of the fleet.
 func RepairCounts(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (CountDifference, error) {
 	found, err := pg.One[CountDifference](ctx, pool, compareFleet)
 	if err != nil {

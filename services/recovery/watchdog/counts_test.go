@@ -110,7 +110,7 @@ const insertUp = `INSERT INTO recovery.watch_workspace (workspace_id, version, t
 	register_failures, last_error_code, last_error)
 	VALUES (gen_random_uuid(), 1, gen_random_uuid(), 'acme', 'one', 'active', mesh.clock(), 1, '', $1, $2, 0, '', '')`
 
-// wantFleet holds the counts to so many units, and so many instances of each placement.
+// wantFleet requires that the counts are so many units, and so many instances of each placement.
 func wantFleet(ctx context.Context, t *testing.T, pool *pgxpool.Pool, units int32, boxes map[string]int32) {
 	t.Helper()
 	if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -124,7 +124,8 @@ func wantFleet(ctx context.Context, t *testing.T, pool *pgxpool.Pool, units int3
 	}
 }
 
-// TestCountsThatDifferAreMadeAnew: whatever has changed them, and with an entry of the audit log for each time.
+// TestCountsThatDifferAreMadeAnew: counts that differ are made anew, whatever has changed them, with an entry in the
+// audit log each time.
 func TestCountsThatDifferAreMadeAnew(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -162,8 +163,8 @@ func TestCountsThatDifferAreMadeAnew(t *testing.T) {
 	}
 }
 
-// TestOneMachineIsCountedOnceByTwoTransactions that put a workspace on it at once, and by a count of all that comes while
-// one of them is open.
+// TestOneMachineIsCountedOnceByTwoTransactions that put a workspace on it at once, and by a count of all that comes
+// while one of them is open.
 func TestOneMachineIsCountedOnceByTwoTransactions(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

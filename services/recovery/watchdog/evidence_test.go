@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// joins lets lifecycle answer each request with the operation that is open on the instance.
+// joins makes lifecycle answer each request with the operation that is open on the instance.
 func (k *kit) joins(b *instance) {
 	k.owner.set(func() {
 		k.owner.answer = func(r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
@@ -21,7 +21,7 @@ func (k *kit) joins(b *instance) {
 	})
 }
 
-// attempt is one of the instance's operation at the step where it is.
+// attempt returns an attempt of the present step of the instance's operation.
 func (b *instance) attempt(n int32, state commonv1.AttemptState, stalled bool, version int64) *lifecyclev1.StepAttempt {
 	step := b.run.GetStep()
 	return &lifecyclev1.StepAttempt{
@@ -97,7 +97,7 @@ func TestOnlyTheStepsSuccessEndsAStall(t *testing.T) {
 	}
 }
 
-// Words of progress end the asking, not the recovery: what has moved once may stand still again.
+// An update about progress ends the requests, not the recovery: an operation that has moved once may stall again.
 func TestProgressAloneIsNoRecovery(t *testing.T) {
 	k := newKit(t)
 	b := k.provision("acme", "one", byProcess)
@@ -105,7 +105,7 @@ func TestProgressAloneIsNoRecovery(t *testing.T) {
 	k.round()
 	k.put(b.attempt(1, attemptRunning, false, 4))
 	k.round()
-	k.wantOutcome(k.record(b), open) // what the attempt was before it stalled is old news
+	k.wantOutcome(k.record(b), open) // the state of the attempt from before it stalled is out of date
 	k.moves(b, "", b.attempt(1, attemptRunning, false, 7))
 	k.pass(6 * time.Second)
 	k.round()
@@ -142,8 +142,8 @@ func TestALateOperationRecoversAtItsEndAlone(t *testing.T) {
 	k.wantOutcome(k.record(b), recovered)
 }
 
-// A stalled operation that ends failed has recovered nothing either; that a person leaves it there is the end, with
-// what happened.
+// A stalled operation that ends failed has recovered nothing either. If a person leaves the workspace failed, the
+// record ends, with the operation's failure.
 func TestAStallThatEndsFailedIsNotRecovered(t *testing.T) {
 	k := newKit(t)
 	b := k.provision("acme", "one", byProcess)
@@ -170,7 +170,7 @@ func TestAStallThatEndsFailedIsNotRecovered(t *testing.T) {
 	k.metric("watchdog_recoveries_ended_total", "failed", 1)
 }
 
-// absent is a workspace whose instance was launched and has no session, while nodeapi listens.
+// absent returns a workspace whose instance was launched and has no session, while nodeapi listens.
 func (k *kit) absent(tenant, name string) *instance {
 	k.t.Helper()
 	b := k.provision(tenant, name, byProcess)
@@ -187,7 +187,8 @@ func (k *kit) launched(b *instance) {
 	})
 }
 
-// replaces lets lifecycle answer with an operation of its own, and makes it the instance's: what stalled is cancelled first.
+// replaces makes lifecycle answer with a new operation, which becomes the instance's: the stalled one is cancelled
+// first.
 func (k *kit) replaces(b *instance) {
 	k.t.Helper()
 	list := k.owner.asked()
@@ -201,7 +202,7 @@ func (k *kit) replaces(b *instance) {
 	k.launched(b)
 }
 
-// The cause of the stall is an instance that does not come. Lifecycle puts the next in its place, and what is there then is
+// The cause of the stall is an instance that does not come. Lifecycle replaces it by another, and the new operation is
 // followed to its end.
 func TestAnInstanceThatDoesNotComeIsReplaced(t *testing.T) {
 	k := newKit(t)
@@ -236,8 +237,8 @@ func TestAnInstanceThatDoesNotComeIsReplaced(t *testing.T) {
 	}
 }
 
-// The next instance does not come either: one more is asked for, and then it is no passing cause. The last operation is
-// followed to its end, which ends the record.
+// The next instance does not come either: one more is requested, and then the cause counts as permanent. The last
+// operation is followed to its end, which ends the record.
 func TestInstancesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
@@ -271,8 +272,8 @@ func TestInstancesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 	k.wantAsked(2)
 }
 
-// A join of what has not been flagged yet is asked again when it is: the refused registers of an instance are seen long
-// before its step counts as stalled.
+// After a join of an operation that is not flagged as stalled yet, the request is repeated when it is: the refused
+// registers of an instance are seen long before its step counts as stalled.
 func TestAJoinIsAskedAgainOnceTheInstanceIsGivenUp(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
@@ -303,8 +304,8 @@ func TestAJoinIsAskedAgainOnceTheInstanceIsGivenUp(t *testing.T) {
 	}
 }
 
-// Nobody listens to instances: that none comes is not their failure, and nothing is asked until somebody has listened for
-// long enough.
+// While no replica of nodeapi listens, the absence of instances is not their failure, and no request is made until a
+// replica has listened for long enough.
 func TestAnInstanceIsNotReplacedWhileNobodyListens(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
@@ -328,7 +329,7 @@ func TestAnInstanceIsNotReplacedWhileNobodyListens(t *testing.T) {
 	k.wantOutcome(k.record(b), open)
 }
 
-// Budget, brake and people hold this back like any recreation.
+// Budgets, the brake and people's operations withhold this like any recreation.
 func TestAnInstanceThatDoesNotComeIsReplacedWithinItsLimits(t *testing.T) {
 	t.Run("brake", func(t *testing.T) {
 		k := newKit(t)

@@ -20,15 +20,15 @@ import (
 // ConsumerName is the key of the watchdog's cursor.
 const ConsumerName = "watchdog"
 
-// Kinds of events that it is told.
+// Kinds returns the kinds of events that the watchdog consumes.
 func Kinds() []string {
 	return []string{"workspace.changed", "run.changed", "step.changed", "instance.changed", "session.changed"}
 }
 
-// stalledStep is what two workspaces have in common that hang at the same step.
+// stalledStep is the error code that workspaces which hang at the same step have in common.
 const stalledStep = "step_stalled"
 
-// Apply puts one event into the watchdog's tables. It implements events.Apply.
+// Apply writes one event to the watchdog's tables. It implements events.Apply.
 func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	switch r.Kind {
 	case "workspace.changed":
@@ -42,7 +42,7 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	case "session.changed":
 		return sessionChanged(ctx, tx, r)
 	default:
-		return nil // nothing of ours
+		return nil // a kind that the watchdog does not consume
 	}
 }
 
@@ -63,12 +63,12 @@ func workspaceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-// runFacts is what one event says of a run, beside the run itself.
+// runFacts are the facts about a run in one event, beside the run itself.
 type runFacts struct {
 	undone, live, stalled bool
-	step                  string                   // at which it is, or failed
+	step                  string                   // the step at which the run is, or failed
 	stuckAt               *lifecyclev1.StepAttempt // the attempt that is stalled
-	failed                *lifecyclev1.StepAttempt // the attempt that made it go back
+	failed                *lifecyclev1.StepAttempt // the attempt that made the run go back
 }
 
 func readRun(run *lifecyclev1.Run) runFacts {
@@ -95,7 +95,7 @@ func readRun(run *lifecyclev1.Run) runFacts {
 	return f
 }
 
-// recovers says whether runs of a kind bring a workspace back: they are kept from their first event.
+// recovers reports whether runs of a kind recover a workspace. Such runs are kept from their first event.
 func recovers(kind commonv1.OperationKind) bool {
 	return kind == commonv1.OperationKind_OPERATION_KIND_RETRY || kind == commonv1.OperationKind_OPERATION_KIND_RECREATE
 }
@@ -150,8 +150,9 @@ func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-// stepChanged hears that a stalled attempt shows progress again, for a change of an attempt that has no event of its run. It takes the flag of the present
-// attempt back, so that nothing is asked for what moves. It is no evidence of a recovery, and the end of an attempt is not even progress.
+// stepChanged handles the event that a stalled attempt makes progress again, for a change of an attempt without an
+// event of its run. It clears the stalled flag of the present attempt, so that no recovery is requested for an
+// operation that moves. It is no evidence of a recovery, and the end of an attempt does not count as progress.
 func stepChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	a := &lifecyclev1.StepAttempt{}
 	if err := r.Decode(a); err != nil {
@@ -209,7 +210,7 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-// forget drops what nobody asks about any more.
+// forget deletes rows that no rule reads, since what they describe has ended.
 func forget(ctx context.Context, tx pgx.Tx) error {
 	for _, over := range whatIsOver {
 		if _, err := pg.Exec(ctx, tx, over); err != nil {

@@ -51,12 +51,13 @@ var (
 	updateRun = pg.Define(pg.RoleRecovery, "watchdog.update_run", `UPDATE recovery.watch_run t SET `+setRun+` WHERE t.run_id = $1 AND t.version < $2`)
 )
 
-// setRun is what noteRun and updateRun write of a run. On the way back the step that failed stays.
+// setRun is the list of assignments with which noteRun and updateRun write a run. While a run goes back, its failed
+// step stays.
 const setRun = `version = $2, kind = $3, state = $4, phase = $5, step = CASE WHEN $18 AND t.step <> '' THEN t.step ELSE $6 END, stalled = $7,
 	stuck_reason = $8, attempt = $9, attempt_ver = $10, requester = $11, parent_run = $12, cancel_by = $13, error_code = $14, error = $15,
 	error_layer = $16, finished_at = $17`
 
-// whatIsOver are the statements of forget, in their order.
+// whatIsOver has the statements of forget, in their order.
 var whatIsOver = []*pg.Statement{
 	pg.Define(pg.RoleRecovery, "watchdog.forget_runs", `
 		DELETE FROM recovery.watch_run r WHERE r.finished_at < mesh.clock() - interval '2 hours' AND NOT EXISTS (
@@ -69,7 +70,7 @@ var whatIsOver = []*pg.Statement{
 		SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = i.workspace_id)`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_budgets", `
 		DELETE FROM recovery.churn_bucket WHERE at < mesh.clock() - interval '1 day'`),
-	// Sessions that are over, and those of replicas that are gone, whose sessions count as serving for ever.
+	// Sessions that have ended, and those of replicas that are gone, which would count as serving for ever.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sessions", `
 		WITH RECURSIVE servers AS (
 			(SELECT s.replica_id FROM recovery.watch_session s WHERE s.serving ORDER BY s.replica_id LIMIT 1)

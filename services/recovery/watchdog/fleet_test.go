@@ -25,7 +25,7 @@ func (k *kit) fleet(n int) []*instance {
 	return out
 }
 
-// settleAll loses the sessions of instances and lets them be noticed and acted on.
+// settleAll ends the sessions of instances and runs the rounds that detect this and act on it.
 func (k *kit) settleAll(boxes []*instance) {
 	k.t.Helper()
 	for _, b := range boxes {
@@ -64,7 +64,7 @@ func TestBrakeLimit(t *testing.T) {
 			if len(list) != 1 || list[0].GetIncidentId() != b.GetIncidentId() || len(list[0].GetWorkspaceIds()) != tt.lost || list[0].GetNextAction() == "" {
 				t.Fatalf("%v", list)
 			}
-			// It keeps showing what it would have done.
+			// The record still shows the recovery that is withheld.
 			rec := k.record(boxes[0])
 			k.wantOutcome(rec, withheld)
 			if !strings.Contains(rec.GetWithheldBecause(), "brake") || !strings.Contains(rec.GetWithheldBecause(), "recreate") {
@@ -104,11 +104,11 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 		t.Fatalf("%v", list)
 	}
 	k.round()
-	k.wantAsked(3) // and it does not engage again for what it was released over
+	k.wantAsked(3) // and it does not engage again for failures from before its release
 	if n := k.count(`SELECT count(*) FROM events.event WHERE kind = 'audit.recorded' AND payload->>'action' = 'brake.release' AND payload->>'actor' = 'ada'`); n != 1 {
 		t.Fatalf("%d entries of the release", n)
 	}
-	// A second wave does.
+	// A second wave of failures engages it.
 	for _, b := range boxes[:3] {
 		k.start(b, kRecreate, k.record(b).GetOperationId(), asked, recreating)
 		k.back(b)
@@ -198,7 +198,7 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 	}
 }
 
-// Instances of one placement share a budget as well: what wears out a provider is not any single workspace.
+// Instances of one placement share a budget as well, since the load on a provider is that of all its workspaces.
 func TestPlacementHasItsBudget(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "1")
@@ -233,7 +233,7 @@ func TestUnreachableMachineIsReportedAndItsWorkspacesKept(t *testing.T) {
 	if n := k.count(`SELECT count(*) FROM recovery.recovery_record`); n != 0 {
 		t.Fatalf("%d recoveries of kept workspaces", n)
 	}
-	k.replica = ids.New() // nobody listens for a while: neither back nor away
+	k.replica = ids.New() // no replica listens for a while, so nodes count as neither back nor away
 	k.pass(time.Minute)
 	k.round()
 	if list = k.incidents(machine); list[0].GetClosedAt() != nil {
@@ -322,7 +322,7 @@ func TestSameErrorAtManyTenantsIsOneIncident(t *testing.T) {
 				i.GetOwnerLayer() != commonv1.OwnerLayer_OWNER_LAYER_DATABASE || i.GetNextAction() == "" {
 				t.Fatalf("%v", i)
 			}
-			// One more is added, and it stays the one.
+			// One more workspace is added, and there is still one incident.
 			k.pass(40 * time.Minute)
 			k.fail(k.provision("d", "late", byProcess), 3, "schema_failed")
 			k.round()

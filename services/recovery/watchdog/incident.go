@@ -81,7 +81,8 @@ var (
 		WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
 )
 
-// read returns the incident of a row. What this build does not know of it is reported, shown as unspecified, and stays as it is stored.
+// read returns the incident of a row. A value that this build does not know is reported by package aside, shown as
+// unspecified, and left unchanged in the row.
 func (r *incidentRow) read(ctx context.Context) *incident {
 	i := &r.incident
 	var errs [3]error
@@ -98,7 +99,7 @@ func (r *incidentRow) read(ctx context.Context) *incident {
 	return i
 }
 
-// unread fails if read leaves something out, since this build does not know it.
+// unread returns an error if read leaves out a value that this build does not know.
 func (r *incidentRow) unread() error {
 	_, kind := names.Parse[commonv1.IncidentKind](r.KindText)
 	_, severity := names.Parse[commonv1.Severity](r.SeverityText)
@@ -121,7 +122,7 @@ func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) 
 	return r.read(ctx), nil
 }
 
-// about adds who is concerned; empty ids are nobody's.
+// about adds the tenant, workspace and node that the incident concerns. Empty ids are ignored.
 func (i *incident) about(tenant, workspace, node string) {
 	add := func(list *[]string, id string) {
 		if id != "" && !slices.Contains(*list, id) {
@@ -134,7 +135,7 @@ func (i *incident) about(tenant, workspace, node string) {
 	add(&i.Nodes, node)
 }
 
-// Proto is the incident as its event and the API show it.
+// Proto returns the incident as its event and the API show it.
 func (i *incident) Proto() *recoveryv1.Incident {
 	return &recoveryv1.Incident{
 		IncidentId: i.ID, Kind: i.Kind, Severity: i.Severity, Summary: i.Summary, Step: i.Step, ErrorCode: i.ErrorCode, TenantIds: i.Tenants,
@@ -169,7 +170,7 @@ func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// openIncident reads the open one of a kind and key under its lock; nil if there is none.
+// openIncident locks and returns the open incident of a kind and key; nil if there is none.
 func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, key string) (*incident, error) {
 	i, err := readIncident(ctx, tx, lockIncident, names.Of(kind), key)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -181,8 +182,8 @@ func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, ke
 	return i, nil
 }
 
-// raise opens an incident, or goes on with the open one of the same kind and key: whom it concerns is added to, and it is counted again at most each
-// incidentEvery. i becomes what is stored.
+// raise opens an incident, or updates the open one of the same kind and key: it adds the ids that the incident
+// concerns, and counts it again at most once each incidentEvery. i is set to the stored incident.
 func (j *evaluation) raise(ctx context.Context, i *incident) error {
 	if i.LastSeenAt.IsZero() {
 		i.LastSeenAt = j.now
@@ -207,7 +208,7 @@ func (j *evaluation) raise(ctx context.Context, i *incident) error {
 	return j.goOn(ctx, was, i)
 }
 
-// touch goes on with the open incident of a kind and key; without one it does nothing.
+// touch updates the open incident of a kind and key; without one it does nothing.
 func (j *evaluation) touch(ctx context.Context, i *incident) error {
 	was, err := openIncident(ctx, j.tx, i.Kind, i.Key)
 	if err != nil || was == nil {
@@ -251,7 +252,7 @@ func (j *evaluation) goOn(ctx context.Context, was, i *incident) error {
 	return nil
 }
 
-// closeOthers closes the open incidents of a kind that go on no longer.
+// closeOthers closes the open incidents of a kind for which goesOn returns false.
 func (j *evaluation) closeOthers(ctx context.Context, kind commonv1.IncidentKind, goesOn func(*incident) bool) error {
 	rows, err := pg.All[incidentRow](ctx, j.tx, lockIncidents, names.Of(kind))
 	if err != nil {
@@ -283,7 +284,7 @@ func closeIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, k
 	return i.report(ctx, tx)
 }
 
-// texts is a list as a column that is never null.
+// texts returns a list for a column that is never null.
 func texts(list []string) []string {
 	if list == nil {
 		return []string{}

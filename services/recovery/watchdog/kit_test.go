@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// owner stands for lifecycle at the edge: it answers a key once and then the same again, and may refuse, join or fail.
+// owner is a fake of lifecycle: it answers repetitions of a key with the same operation, and may refuse, join or fail.
 type owner struct {
 	mu     sync.Mutex
 	calls  []*lifecyclev1.RequestOperationRequest
@@ -72,7 +72,7 @@ func (o *owner) set(fn func()) {
 }
 
 type kit struct {
-	behind    bool // rounds are made without what is appended having been read
+	behind    bool // rounds are made before the appended events have been read
 	t         *testing.T
 	ctx       context.Context
 	db        *testkit.Database
@@ -80,7 +80,7 @@ type kit struct {
 	owner     *owner
 	w         *watchdog.Watchdog
 	cfg       watchdog.Config
-	metrics   *obs.Registry // of the watchdog made last
+	metrics   *obs.Registry // of the watchdog that was made last
 	policy    policy.Set
 	versions  map[string]int64
 	replica   string
@@ -101,7 +101,7 @@ func newKit(t *testing.T) *kit {
 	return k
 }
 
-// watchdog is another replica's.
+// watchdog returns the watchdog of another replica.
 func (k *kit) watchdog(replica string) *watchdog.Watchdog {
 	k.t.Helper()
 	registry, err := obs.NewRegistry()
@@ -135,7 +135,7 @@ func (k *kit) now() time.Time {
 	return now
 }
 
-// put appends an entity's next version as its owner and lets the watchdog hear of it.
+// put appends an entity's next version as its owner and has the watchdog read it.
 func (k *kit) put(messages ...proto.Message) {
 	k.t.Helper()
 	for _, m := range messages {
@@ -173,7 +173,7 @@ func (k *kit) append(m proto.Message) {
 	}))
 }
 
-// beat says that nodeapi listens.
+// beat writes a beat of a replica of nodeapi, which counts as listening.
 func (k *kit) beat() {
 	k.t.Helper()
 	_, err := replicas.Write(k.ctx, k.db.Pool(pg.RoleNodeAPI), replicas.Beat{ReplicaID: k.replica})
@@ -208,7 +208,7 @@ func (k *kit) round() watchdog.Round {
 	return out
 }
 
-// instance is a workspace with what belongs to it.
+// instance is a workspace with its instance, node and operation.
 type instance struct {
 	ws      *lifecyclev1.Workspace
 	run     *lifecyclev1.Run
@@ -232,7 +232,7 @@ func tenantID(name string) string {
 	return fmt.Sprintf("00000000-0000-7000-8000-%012x", []byte(name)[:min(len(name), 6)])
 }
 
-// provision is a workspace of a tenant on its way up.
+// provision returns a workspace of a tenant that is being provisioned.
 func (k *kit) provision(tenant, name string, where commonv1.PlacementDriver) *instance {
 	k.t.Helper()
 	b := &instance{ws: &lifecyclev1.Workspace{
@@ -254,7 +254,7 @@ func (k *kit) start(b *instance, kind commonv1.OperationKind, runID, requester s
 	k.put(b.run, b.ws)
 }
 
-// succeed ends the instance's operation well.
+// succeed ends the instance's operation with success.
 func (k *kit) succeed(b *instance) {
 	k.t.Helper()
 	b.run.State, b.run.FinishedAt, b.run.StuckReason, b.run.ChangedSteps = commonv1.RunState_RUN_STATE_SUCCEEDED, timestamppb.New(k.now()), "", nil
@@ -262,7 +262,7 @@ func (k *kit) succeed(b *instance) {
 	k.put(b.run, b.ws)
 }
 
-// fail ends it at a step, undone.
+// fail ends the instance's operation as failed at a step, and undone.
 func (k *kit) fail(b *instance, step int32, code string) {
 	k.t.Helper()
 	k.undo(b, step, code)
@@ -271,7 +271,7 @@ func (k *kit) fail(b *instance, step int32, code string) {
 	k.put(b.run, b.ws)
 }
 
-// undo makes it go back from a step.
+// undo makes the instance's operation go back from a step.
 func (k *kit) undo(b *instance, step int32, code string) {
 	k.t.Helper()
 	b.run.State, b.run.Phase, b.run.Step, b.run.ErrorCode, b.run.Error = commonv1.RunState_RUN_STATE_COMPENSATING, "undo", step, code, "it said "+code
@@ -295,7 +295,7 @@ func (k *kit) stall(b *instance, step int32) {
 	b.run.ChangedSteps = nil
 }
 
-// up is an active workspace whose instance has a session.
+// up returns an active workspace whose instance has a session.
 func (k *kit) up(tenant, name string, where commonv1.PlacementDriver, node string) *instance {
 	k.t.Helper()
 	b := k.provision(tenant, name, where)
@@ -365,7 +365,7 @@ func (k *kit) brake() *recoveryv1.Brake {
 	return latest(k, "brake.changed", "fleet", &recoveryv1.Brake{})
 }
 
-// incidents are all of a kind, by the newest event of each.
+// incidents returns all incidents of a kind, by the newest event of each.
 func (k *kit) incidents(kind commonv1.IncidentKind) []*recoveryv1.Incident {
 	k.t.Helper()
 	k.must(k.sequencer.Drain(k.ctx))
@@ -425,7 +425,7 @@ func (k *kit) policySet(key, value string) {
 	k.w = k.watchdog("")
 }
 
-// digest is everything that the watchdog knows, but its lease.
+// digest returns, as text, all rows of the watchdog but its lease.
 func (k *kit) digest() string {
 	k.t.Helper()
 	var out string

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/replicas"
 )
 
-// run is what is known of a run that is worth a look.
+// run is the stored facts of a run that may matter to a rule.
 type run struct {
 	ID, Kind, State, Phase, Step       string
 	Stalled                            bool
@@ -25,21 +25,21 @@ type run struct {
 	FinishedAt                         *time.Time
 }
 
-// over says that a run goes forward no longer: it is undone, or it has ended.
+// over reports whether a run has stopped going forward: it is being undone, or it has ended.
 func (r *run) over() bool {
 	return r != nil && (r.Phase == "undo" || r.State == "compensating" || r.FinishedAt != nil)
 }
 
-// reach is whether a workspace's instance can be reached, as far as anybody listened.
+// reach is whether a workspace's instance can be reached, as far as replicas of nodeapi have listened.
 type reach int
 
 const (
-	reachUnknown reach = iota // nobody listens, or it is too early to say
+	reachUnknown reach = iota // no replica listens, or the silence is still too short
 	reachServing
 	reachLost
 )
 
-// subject is what the tables say of one workspace.
+// subject is the stored state of one workspace.
 type subject struct {
 	WorkspaceID, TenantID, Tenant, Name string
 	State                               commonv1.WorkspaceState
@@ -50,20 +50,21 @@ type subject struct {
 	RegisterFailures                    int32
 	RegisterSince                       *time.Time
 	LastErrorCode, LastError            string
-	Run                                 *run   // the workspace's present or last one, if it is worth a look
+	Run                                 *run   // the workspace's present or last run, if it may matter to a rule
 	Op                                  *run   // the operation that its open record follows
 	Instance                            string // state of the present epoch's instance; empty if there is none
 	Reach                               reach
-	LostSince                           time.Time // of reachLost
+	LostSince                           time.Time // for reachLost: since when
 	CloseReason                         string
-	Identity                            string // state of the node's identity; empty if it has none here
+	Identity                            string // state of the node's identity; empty if recovery has none
 }
 
 func (s *subject) path() string { return s.Tenant + "/" + s.Name }
 
 func (s *subject) static() bool { return s.Placement == placementStatic }
 
-// unit is what fails as one: an instance with its workspace, a machine with all of its.
+// unit returns the id of the unit that fails as one: a workspace with its own instance, or a shared machine with all
+// its workspaces.
 func (s *subject) unit() string {
 	if s.static() && s.NodeID != "" {
 		return s.NodeID
@@ -74,14 +75,16 @@ func (s *subject) unit() string {
 const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.step, %[1]s.stalled, %[1]s.stuck_reason, %[1]s.requester, %[1]s.cancel_by,
 	%[1]s.error_code, %[1]s.error, %[1]s.error_layer, %[1]s.parent_run, %[1]s.created_at, %[1]s.finished_at`
 
-// upToDate is how old what the watchdog has not read may be, in seconds, for sessions and beats to be of one time: sessions come as events, beats are read
-// from their table, and a node whose session moved while events wait would seem to be served by a replica that has gone.
+// upToDate is the greatest age in seconds of unread events at which sessions and beats still count as of one time.
+// Sessions come as events and beats are read from their table: a node whose session moved while its events were unread
+// would seem to be served by a replica that has gone.
 const upToDate = "15"
 
-// loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. Silence counts from when some
-// replica of nodeapi has listened without a gap. The active ones that no replica serves are found by the replicas that are named as serving, of
-// which there are few: those of none, and of each that has fallen silent. While no replica listens nothing follows from that,
-// and none of them is read: that would be the whole fleet.
+// loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. Silence
+// counts from the time since which some replica of nodeapi has listened without a gap. Active workspaces that no
+// replica serves are found by the few replicas that are named as serving: the workspaces without one, and those of each
+// replica that has fallen silent. While no replica listens this is no evidence, and none of them is read, since that
+// would be the whole fleet.
 var loadSuspects = pg.Define(pg.RoleRecovery, "watchdog.load_subjects", `
 WITH RECURSIVE listening AS (
 	SELECT l.listening_since AS since FROM mesh.replica l WHERE l.service = 'nodeapi' ORDER BY l.beat_at DESC LIMIT 1
@@ -129,15 +132,15 @@ ORDER BY w.workspace_id`)
 var replicaListens = pg.Define(pg.RoleRecovery, "watchdog.replica_listens", `
 	SELECT EXISTS (SELECT FROM mesh.replica p WHERE `+replicas.Listens("p")+`)`)
 
-// fleetCount is how many of a placement can fail as one, and how many instances it has.
+// fleetCount is the number of units of a placement, each of which fails as one, and the number of its instances.
 type fleetCount struct {
 	Placement string `db:"placement"`
 	Units     int32  `db:"units"`
 	Instances int32  `db:"boxes"`
 }
 
-// countFleet reads what the triggers of the watchdog's workspaces count, and adds those that are being recovered and
-// are not to be up by their state.
+// countFleet reads the counts that the triggers of the watchdog's workspaces keep, and adds the workspaces that are
+// being recovered and whose state is not one in which they should be up.
 var countFleet = pg.Define(pg.RoleRecovery, "watchdog.count_fleet", `
 	WITH recovered AS (
 		SELECT w.placement, w.workspace_id, CASE WHEN w.placement = $1 THEN w.node_id END AS node_id
@@ -176,7 +179,7 @@ func (n *nullRun) run() *run {
 	}
 }
 
-// loadSubjects returns them by workspace, in the order of their ids.
+// loadSubjects returns the subjects that loadSuspects reads, in the order of the workspaces' ids.
 func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now time.Time) ([]*subject, error) {
 	rows, err := pg.Query(ctx, tx, loadSuspects)
 	if err != nil {
@@ -197,7 +200,7 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 			return nil, err
 		}
 		var err error
-		// A state that this build does not know is no state in which anything is done.
+		// A state that this build does not know becomes unspecified, in which no rule acts.
 		if s.State, err = names.Parse[commonv1.WorkspaceState](state); err != nil {
 			aside.Note(ctx, "watchdog.workspace", s.WorkspaceID, err)
 		}
@@ -219,14 +222,14 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 	return out, nil
 }
 
-// loadOpen reads the open records under their locks.
+// loadOpen locks and returns the open records by workspace.
 func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
 	rows, err := pg.All[recordRow](ctx, tx, lockOpenRecords)
 	if err != nil {
 		return nil, fmt.Errorf("read open recoveries: %w", err)
 	}
 	out := make(map[string]*record, len(rows))
-	// One that this build cannot read stays open and is left to a replica that can.
+	// A record that this build cannot read stays open, and is left to a replica whose build can.
 	list, err := aside.Rows(ctx, "watchdog.recovery", rows, func(r recordRow) string { return r.ID }, func(r recordRow) (*record, error) { return r.read() })
 	if err != nil {
 		return nil, err
@@ -237,7 +240,8 @@ func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
 	return out, nil
 }
 
-// loadFleet counts what can fail as one among the workspaces that are to be up: instances, and machines that several share; and the instances of each placement.
+// loadFleet returns the number of units among the workspaces that should be up, which are instances and machines that
+// several share, and the number of instances of each placement.
 func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) {
 	rows, err := pg.All[fleetCount](ctx, tx, countFleet, placementStatic)
 	if err != nil {
@@ -252,7 +256,7 @@ func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) 
 	return fleet, of, nil
 }
 
-// fleet returns how many of the fleet can fail as one. It counts once a round, and the instances with them.
+// fleet returns the number of units of the fleet. It counts them, and the instances of each placement, once a round.
 func (j *evaluation) fleet(ctx context.Context) (int32, error) {
 	if j.instances == nil {
 		units, boxes, err := loadFleet(ctx, j.tx)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// How lifecycle answered a request.
+// The labels of lifecycle's answers to requests.
 const (
 	answerStarted    = "started"
 	answerJoined     = "joined"
@@ -22,7 +22,8 @@ const (
 	answerUnanswered = "unanswered"
 )
 
-// metrics are what this replica did as the one that acts, and the fleet's state as it was last read, which every replica shows.
+// metrics counts the actions of this replica while it has the lease, and shows the fleet's state as last read, which
+// every replica does.
 type metrics struct {
 	found, asked, withheld, ended *prometheus.CounterVec
 	engaged, rolledBack           prometheus.Gauge
@@ -72,7 +73,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// withheldLabel is what holds a recovery back, without whose budget it is.
+// withheldLabel returns the metric label for the cause that withholds a recovery, without the key of a budget.
 func withheldLabel(by string) string {
 	if scope, _, ok := strings.Cut(by, ":"); ok {
 		return scope + "_budget"
@@ -80,7 +81,7 @@ func withheldLabel(by string) string {
 	return by
 }
 
-// moved returns what a change of a record counts for.
+// moved returns the counters that a change of a record increments.
 func (m *metrics) moved(before, after *record) []prometheus.Counter {
 	var out []prometheus.Counter
 	if after.WithheldBy != "" && after.WithheldBy != before.WithheldBy {
@@ -92,14 +93,14 @@ func (m *metrics) moved(before, after *record) []prometheus.Counter {
 	return out
 }
 
-// count counts what was written, after its commit.
+// count increments counters. It is called after the commit of the changes that they count.
 func count(counters []prometheus.Counter) {
 	for _, c := range counters {
 		c.Inc()
 	}
 }
 
-// MeasureEvery is how often a replica reads what it shows of the fleet.
+// MeasureEvery is how often a replica reads the state of the fleet for its metrics.
 const MeasureEvery = 15 * time.Second
 
 // openCount is a number of open recoveries of an outcome, or of open incidents of a kind.
@@ -116,7 +117,7 @@ var countOpen = pg.Define(pg.RoleRecovery, "watchdog.count_open", `
 		LEFT JOIN recovery.recovery_record c ON c.ended_at IS NULL GROUP BY c.outcome, b.engaged
 	UNION ALL SELECT 'incident', i.kind, count(*)::float8, false, false FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY i.kind`)
 
-// Measure reads what is open.
+// Measure reads the numbers of open recoveries and incidents for the metrics.
 func (w *Watchdog) Measure(ctx context.Context) error {
 	var engaged, rolledBack bool
 	open, incidents := map[string]float64{}, map[string]float64{}

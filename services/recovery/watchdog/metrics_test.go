@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs/obstest"
 )
 
-// metric reads one series of the watchdog made last; want is what it must be.
+// metric requires that one series of the watchdog that was made last has the value want.
 func (k *kit) metric(name, value string, want float64) {
 	k.t.Helper()
 	families, err := k.metrics.Gatherer().Gather()

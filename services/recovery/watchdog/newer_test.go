@@ -14,7 +14,8 @@ import (
 )
 
 // An incident that a newer build opened, with a severity and a layer that this one does not know: the round goes on and
-// closes others, and what is stored of it stays as it was written. It is not announced as something else than it is.
+// closes others, and the stored values of the incident stay as they were written. It is not announced with other values
+// than its own.
 func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 	k := newKit(t)
 	k.fleet(3)
@@ -26,7 +27,8 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 		k.must(err)
 		return id
 	}
-	_, err := k.db.OwnerPool().Exec(k.ctx, `ALTER TABLE recovery.incident DROP CONSTRAINT incident_severity_check`) // as its migration does
+	// as its migration does
+	_, err := k.db.OwnerPool().Exec(k.ctx, `ALTER TABLE recovery.incident DROP CONSTRAINT incident_severity_check`)
 	k.must(err)
 	newer := put(ids.New(), "p9", "fabric")
 	known := put(ids.New(), "p1", "workflow")

@@ -117,18 +117,18 @@ func (r *recordRow) read() (*record, error) {
 	return &r.record, nil
 }
 
-// key is the idempotency key of the attempt that was written down last.
+// key returns the idempotency key of the request that was stored last.
 func (r *record) key() string { return fmt.Sprintf("watchdog/%s/%d", r.ID, r.Asked) }
 
-// pending says that a request was written down and its answer is not known.
+// pending reports whether a request was stored and its answer is not known.
 func (r *record) pending() bool { return r.Asked > r.Answered }
 
-// withhold keeps the record from being acted on, and says why.
+// withhold marks the record as withheld, with the cause, and the time of the next attempt if there is one.
 func (r *record) withhold(by, because string, next *time.Time) {
 	r.Outcome, r.WithheldBy, r.Withheld, r.NextAt = outcomeWithheld, by, because, next
 }
 
-// proceed takes back what kept it.
+// proceed clears the cause that withheld the record.
 func (r *record) proceed() {
 	r.Outcome, r.WithheldBy, r.Withheld, r.NextAt = outcomeOpen, "", "", nil
 }
@@ -142,7 +142,7 @@ func (r *record) end(outcome commonv1.RecoveryOutcome, worked string, now time.T
 	r.NextAt = nil
 }
 
-// Proto is the record as its event and the API show it.
+// Proto returns the record as its event and the API show it.
 func (r *record) Proto() *recoveryv1.RecoveryRecord {
 	out := &recoveryv1.RecoveryRecord{
 		RecordId: r.ID, WorkspaceId: r.WorkspaceID, Workspace: r.Workspace, TenantId: r.TenantID, Trigger: r.Trigger, Outcome: r.Outcome, Step: r.Step,
@@ -172,7 +172,7 @@ func stamp(t *time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(*t)
 }
 
-// insert adds a new record, unless its workspace has an open one.
+// insert inserts a new record, unless its workspace has an open one. It reports whether it did.
 func (r *record) insert(ctx context.Context, tx pgx.Tx) (bool, error) {
 	r.Version = 1
 	tag, err := pg.Exec(ctx, tx, insertRecord,
@@ -188,7 +188,7 @@ func (r *record) insert(ctx context.Context, tx pgx.Tx) (bool, error) {
 	return true, err
 }
 
-// save writes the record over the version that it was read at, and reports it.
+// save updates the record if its row still has the version that was read, and appends its event.
 func (r *record) save(ctx context.Context, tx pgx.Tx) error {
 	version, err := pg.Value[int64](ctx, tx, updateRecord,
 		r.ID, r.Version, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause, r.WhatWorked, r.OperationID, r.Withheld, r.WithheldBy,
@@ -205,10 +205,10 @@ func (r *record) save(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// errMoved says that another replica changed the row meanwhile: whoever meets it looks again.
+// errMoved is returned if another replica changed the row meanwhile. The caller must read the row again.
 var errMoved = fault.New(commonv1.Reason_REASON_CONFLICT, "the recovery changed meanwhile")
 
-// readRecord reads one under its lock.
+// readRecord locks and returns one record.
 func readRecord(ctx context.Context, tx pgx.Tx, id string) (*record, error) {
 	r, err := pg.One[recordRow](ctx, tx, lockRecord, id)
 	if err != nil {
@@ -217,7 +217,7 @@ func readRecord(ctx context.Context, tx pgx.Tx, id string) (*record, error) {
 	return r.read()
 }
 
-// clock reads the one that decides.
+// clock returns the database's time, by which all decisions are made.
 func clock(ctx context.Context, q pg.Querier) (time.Time, error) {
 	now, err := pg.Value[time.Time](ctx, q, readClock)
 	if err != nil {

@@ -18,8 +18,8 @@ func (k *kit) rollback(state string) {
 	k.must(err)
 }
 
-// In rollback mode the watchdog judges nothing and asks for nothing: a workspace that the database says is active may
-// have been decommissioned since.
+// In rollback mode the watchdog makes no decision and no request: a workspace that is active in the database may have
+// been decommissioned since.
 func TestRollbackModeStopsTheWatchdog(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "w", byProcess, ids.New())
@@ -47,7 +47,7 @@ func TestRollbackModeStopsTheWatchdog(t *testing.T) {
 	k.wantAsked(1)
 }
 
-// A request that was written down and not answered is not sent again while the mode is active.
+// A request that was stored and not answered is not sent again while the mode is active.
 func TestRollbackModeRepeatsNoRequest(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "w", byProcess, ids.New())

@@ -23,18 +23,19 @@ import (
 
 // Round counts what one round did.
 type Round struct {
-	Held       bool // the lease was ours
-	Opened     int  // records
+	Held       bool // this replica has the lease
+	Opened     int  // records that were opened
 	Asked      int  // requests that were sent, again or for the first time
-	Ended      int  // records
+	Ended      int  // records that have ended
 	Engaged    bool // the brake
-	RolledBack bool // rollback mode is active: nothing was judged
+	RolledBack bool // rollback mode is active: no rule was applied
 }
 
 // parallel requests of one round.
 const parallel = 8
 
-// RunOnce makes one round: it takes or keeps the lease and judges in one transaction, and then asks what that wrote down.
+// RunOnce makes one round: in one transaction it takes or keeps the lease, evaluates and stores requests; then it sends
+// the requests.
 func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 	out := Round{}
 	noting, appended := events.Noting(ctx)
@@ -61,7 +62,8 @@ var holdLease = pg.Define(pg.RoleRecovery, "watchdog.hold_lease", `
 		WHERE until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3)) RETURNING 1)
 	SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.watchdog_lease WHERE holder = $1 AND until > mesh.clock())`)
 
-// hold takes or keeps the lease. It is renewed only when a third of it has gone.
+// hold takes or keeps the lease, and reports whether this replica has it. The lease is renewed only when a third of it
+// has passed.
 func (w *Watchdog) hold(ctx context.Context, tx pgx.Tx) (bool, error) {
 	mine, err := pg.Value[bool](ctx, tx, holdLease, w.deps.Replica, w.cfg.Lease.Seconds())
 	if err != nil {
@@ -70,7 +72,7 @@ func (w *Watchdog) hold(ctx context.Context, tx pgx.Tx) (bool, error) {
 	return mine, nil
 }
 
-// evaluation is one round's view.
+// evaluation is the state of one round.
 type evaluation struct {
 	w         *Watchdog
 	tx        pgx.Tx
@@ -87,13 +89,14 @@ type evaluation struct {
 	records   map[string]*record // open ones, by workspace
 	rate      int                // recreations an hour
 	out       *Round
-	counts    []prometheus.Counter // of what is written, once it is committed
+	counts    []prometheus.Counter // counters of the changes, to be incremented after the commit
 }
 
-// errUnlocked ends a round that has something to write or to ask for and has not locked the brake's row.
+// errUnlocked ends an evaluation that has something to write or to request without having locked the brake's row.
 var errUnlocked = errors.New("the brake's row is not locked")
 
-// writes is called before a round writes or asks for anything. Its error is errUnlocked where the round has to begin again with the brake's row locked.
+// writes must be called before a round writes or requests anything. It returns errUnlocked if the evaluation has to
+// begin again with the brake's row locked.
 func (j *evaluation) writes() error {
 	if !j.locked {
 		return errUnlocked
@@ -101,8 +104,9 @@ func (j *evaluation) writes() error {
 	return nil
 }
 
-// evaluate writes everything that follows from what is known now, and answers the records whose request is to be sent. It begins without the lock of the
-// brake's row, which is written to the log, and again with it if there is anything to write: what others have written under the lock is read then.
+// evaluate applies the rules to the present facts, writes all changes that follow, and returns the records whose
+// request must be sent. It begins without the lock on the brake's row, since a row lock is written to the write-ahead
+// log. If there is anything to write it begins again with the lock, and then reads what others have written under it.
 func (w *Watchdog) evaluate(ctx context.Context, out *Round) ([]*record, error) {
 	asks, err := w.evaluateOnce(ctx, out, false)
 	if errors.Is(err, errUnlocked) {
@@ -121,7 +125,7 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 			return err
 		}
 		out.Held = true
-		// What the database says of workspaces may be older than they are: no verdict is drawn from it.
+		// The database may be older than the workspaces, so no decision is made from it.
 		if rolledBack, err := rollback.Active(ctx, tx); err != nil || rolledBack {
 			out.RolledBack = rolledBack
 			return err
@@ -131,7 +135,8 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 			return err
 		}
 		set := w.deps.Policy.Current()
-		// The brake's row is the lock under which everything is judged that is written or asked for: two who act at once take turns.
+		// Every decision that leads to a write or a request is made under the lock on the brake's row, so that two replicas
+		// that act at once do so one after the other.
 		j := &evaluation{
 			w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{}, limits: wave.LimitsOf(w.deps.Policy),
 			locked: locked,
@@ -142,7 +147,7 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 		if j.records, err = loadOpen(ctx, tx); err != nil {
 			return err
 		}
-		// Before the subjects are read: those of machines are read only if somebody listens.
+		// This is read before the subjects, since those of machines are read only if a replica listens.
 		if j.listened, err = pg.Value[bool](ctx, tx, replicaListens); err != nil {
 			return fmt.Errorf("read who listens: %w", err)
 		}
@@ -222,7 +227,7 @@ func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, erro
 	return asks, nil
 }
 
-// order is that of the detections.
+// order returns the workspaces of the records in the order of their detections.
 func (j *evaluation) order() []string {
 	list := make([]string, 0, len(j.records))
 	for id := range j.records {
@@ -274,7 +279,7 @@ func (j *evaluation) detectAll(ctx context.Context) error {
 	return nil
 }
 
-// step moves one record on, and says whether its request is to be sent.
+// step applies the rules to one record, and reports whether its request must be sent.
 func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, error) {
 	cfg := j.w.cfg
 	wanted := follow(r, s, cfg, j.now)
@@ -322,7 +327,7 @@ func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, err
 	return true, nil
 }
 
-// withheld says whether anything but a budget keeps a workspace from being recreated, and notes what.
+// withheld reports whether anything but a budget withholds the recreation of a workspace, and records the cause.
 func (j *evaluation) withheld(r *record, s *subject) bool {
 	switch {
 	case j.brake.Engaged:
@@ -339,7 +344,8 @@ func (j *evaluation) withheld(r *record, s *subject) bool {
 	return true
 }
 
-// same says whether nothing was written. Times that are computed anew each round differ by less than a second.
+// same reports whether two records are equal, so that nothing needs to be written. Times that are computed anew each
+// round differ by less than a second, and count as equal.
 func same(a, b record) bool {
 	near := func(x, y *time.Time) bool {
 		if x == nil || y == nil {
@@ -354,7 +360,7 @@ func same(a, b record) bool {
 	return a == b
 }
 
-// ask sends what was written down. One failure is no reason not to send the others.
+// ask sends the stored requests of records. It sends the others even if one fails.
 func (w *Watchdog) ask(ctx context.Context, asks []*record) error {
 	failures := make([]error, len(asks))
 	var calls sync.WaitGroup

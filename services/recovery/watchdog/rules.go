@@ -11,13 +11,13 @@ import (
 	"github.com/gpuaas/mesh/internal/runbook"
 )
 
-// detect returns the trigger of a workspace without a record; unspecified if nothing is wrong that may be acted on. A machine that several share and that is
-// silent is none: see machines.
+// detect returns the trigger of a workspace without a record; unspecified if there is no failure on which the watchdog
+// may act. The silence of a machine that several workspaces share is no trigger: see machines.
 func detect(s *subject, cfg Config, now time.Time) commonv1.RecoveryTrigger {
 	switch s.State { //nolint:exhaustive // undo states, stuck and what is over never trigger
 	case commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING:
 		if s.Run.over() {
-			break // a workspace keeps its state while its operation goes back
+			break // a workspace keeps its state while its operation is undone
 		}
 		if s.Run != nil && s.Run.Stalled {
 			return triggerStalled
@@ -33,7 +33,7 @@ func detect(s *subject, cfg Config, now time.Time) commonv1.RecoveryTrigger {
 	return commonv1.RecoveryTrigger_RECOVERY_TRIGGER_UNSPECIFIED
 }
 
-// open makes the record of a detection.
+// open returns a new record for a detection.
 func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 	r := &record{
 		ID: ids.New(), WorkspaceID: s.WorkspaceID, Workspace: s.path(), TenantID: s.TenantID, Trigger: trigger, Outcome: outcomeOpen, DetectedAt: now,
@@ -63,25 +63,26 @@ func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 	return r
 }
 
-// request is what a record wants done.
+// request is the action that the rules require for a record.
 type request int
 
 const (
 	nothing  request = iota
-	withdraw         // the request that was written down and is not answered: it is wanted no longer
-	replay           // that request, whose operation can be seen: its answer alone is missing
-	repeat           // that request, if nothing withholds it
-	recreate         // a new request, if nothing withholds it
+	withdraw         // drop the stored request that is not answered
+	replay           // send that request again for its answer alone: its operation has been seen
+	repeat           // send that request again, if nothing withholds it
+	recreate         // make a new request, if nothing withholds it
 )
 
-// follow looks at the workspace of an open record and moves the record on. It touches the record alone. s is nil if nothing is known of the workspace.
-// A request that is not answered is judged like one that was never made: what has changed since may be that it must not be made.
+// follow updates an open record from the state of its workspace, and returns the action that the record requires. It
+// changes the record alone. s is nil if nothing is known of the workspace. A request that is not answered is evaluated
+// like one that was never made, since it may be wrong by now to make it.
 func follow(r *record, s *subject, cfg Config, now time.Time) request {
 	if !r.pending() {
 		return moveOn(r, s, cfg, now)
 	}
 	if r.NextAt != nil && r.NextAt.After(now) {
-		return nothing // what it may have done is still being told
+		return nothing // the events of what the request may have done may still come
 	}
 	if s != nil && s.RunID != r.RunID && s.RunID != r.OperationID && s.Run != nil && ours(s.Run.Requester) && s.Run.CancelBy == "" {
 		return replay
@@ -98,11 +99,11 @@ func follow(r *record, s *subject, cfg Config, now time.Time) request {
 	return nothing
 }
 
-// moveOn is follow for a record without a request on its way.
+// moveOn is follow for a record without an unanswered request.
 func moveOn(r *record, s *subject, cfg Config, now time.Time) request {
 	switch {
 	case s == nil:
-		return nothing // its events have not come, or come no more: nothing may be concluded
+		return nothing // the workspace's events have not come, or have been deleted: this is no evidence
 	case s.State == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, s.State == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING:
 		r.Cause += "; the workspace was decommissioned meanwhile"
 		r.end(outcomeFailed, "", now)
@@ -133,10 +134,10 @@ func moveOn(r *record, s *subject, cfg Config, now time.Time) request {
 	return nothing
 }
 
-// underWay is a workspace on its way up by an operation that the record does not follow yet.
+// underWay is moveOn for a workspace that is starting by an operation which the record does not follow yet.
 func underWay(r *record, s *subject, now time.Time) request {
 	if s.RunID != r.RunID && s.RunID != r.OperationID {
-		join(r, s) // somebody else's: joined, not fought
+		join(r, s) // an operation that the record does not know yet is joined, never competed with
 		return nothing
 	}
 	if s.Run != nil && (s.Run.Phase == "undo" || s.Run.CancelBy != "") {
@@ -175,7 +176,7 @@ func whileActive(r *record, s *subject, now time.Time) request {
 	return nothing
 }
 
-// join makes the record follow the workspace's open operation.
+// join makes the record follow the workspace's present operation.
 func join(r *record, s *subject) {
 	r.OperationID, r.Following = s.RunID, true
 	r.proceed()
@@ -184,7 +185,7 @@ func join(r *record, s *subject) {
 	}
 }
 
-// followOperation moves on with the operation that the record waits for.
+// followOperation is moveOn for a record that waits for an operation.
 func followOperation(r *record, s *subject, cfg Config, now time.Time) request {
 	op := s.Op
 	if op != nil && op.ID != r.RunID && !ours(op.Requester) {
@@ -192,7 +193,7 @@ func followOperation(r *record, s *subject, cfg Config, now time.Time) request {
 	}
 	switch {
 	case op == nil:
-		// Its first event has not come, or it is one that goes well without being told of.
+		// The operation's first event has not come, or it is one whose success has no events here.
 		if s.RunID == r.OperationID && s.State == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
 			r.end(outcomeRecovered, workedBy(r, nil), now)
 		}
@@ -218,10 +219,10 @@ func followOperation(r *record, s *subject, cfg Config, now time.Time) request {
 	return nothing
 }
 
-// workedBy names what ended it: the operation, or nothing that anybody did.
+// workedBy returns what ended the record: the kind of the operation, or byItself.
 func workedBy(r *record, op *run) string {
 	if r.OperationID == r.RunID {
-		return byItself // it was joined, and then it went on
+		return byItself // the stalled operation was joined, and then went on by itself
 	}
 	if op != nil {
 		return op.Kind
@@ -242,7 +243,7 @@ func operationFailed(r *record, op *run, cfg Config, now time.Time) request {
 		return nothing
 	}
 	failure := op.Step + "/" + op.ErrorCode
-	if r.OperationID != r.RunID { // one of our own attempts, not the operation that had stalled
+	if r.OperationID != r.RunID { // an attempt of the watchdog, not the operation that had stalled
 		if r.Attempts >= cfg.Attempts || failure == r.LastFailure || r.WithheldBy == withheldByAttempts {
 			r.Step, r.ErrorCode, r.Cause = op.Step, op.ErrorCode, op.Error
 			r.end(outcomeFailed, "", now)
@@ -253,7 +254,7 @@ func operationFailed(r *record, op *run, cfg Config, now time.Time) request {
 	return recreate
 }
 
-// takenOver notes that a person cancelled: from then on the workspace is theirs.
+// takenOver records that a person cancelled the operation. From then on that person decides about the workspace.
 func takenOver(r *record, op *run) {
 	if op == nil || op.CancelBy == "" || r.ByPerson || ours(op.CancelBy) {
 		return
@@ -275,7 +276,7 @@ func stuck(r *record, op *run) {
 	r.withhold(withheldByPerson, "the workspace is stuck, and the way out is a person's: "+why, nil)
 }
 
-// ours says whether a requester, as lifecycle writes it down, is a watchdog.
+// ours reports whether a requester, as lifecycle stores it, is a watchdog.
 func ours(requester string) bool {
 	return strings.HasPrefix(requester, requesterName+":") || requester == requesterName
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// ReleaseBrake lets automatic remedies go on, on a person's word. One that is not engaged is refused: there is nothing to release, and the reason would be
-// the record of nothing.
+// ReleaseBrake releases the brake on a person's decision, so that automatic recoveries go on. If the brake is not
+// engaged the request is refused, since its reason would be recorded without a release.
 func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrakeRequest) (*recoveryv1.ReleaseBrakeResponse, error) {
 	out := &recoveryv1.ReleaseBrakeResponse{}
 	by := rpc.ActorFrom(ctx)

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// The tables spell states as everybody does.
+// The tables spell states as the proto enums do.
 func TestStatesAreSpelledAsTheirEnums(t *testing.T) {
 	k := newKit(t)
 	for _, tt := range []struct {
@@ -42,7 +42,7 @@ func TestStatesAreSpelledAsTheirEnums(t *testing.T) {
 	}
 }
 
-// What is over is forgotten after a while; what is under way is not.
+// Rows of what has ended are deleted after a while; those of what is under way are not.
 func TestForgetting(t *testing.T) {
 	k := newKit(t)
 	k.up("acme", "live", byProcess, ids.New())
@@ -57,11 +57,12 @@ func TestForgetting(t *testing.T) {
 	k.round()
 	k.round()
 	for sql, want := range map[string]int{
-		`SELECT count(*) FROM recovery.watch_workspace`:                            2,
-		`SELECT count(*) FROM recovery.watch_instance`:                             1,
-		`SELECT count(*) FROM recovery.watch_session`:                              1,
-		`SELECT count(*) FROM recovery.class_sighting`:                             0,
-		`SELECT count(*) FROM recovery.watch_run`:                                  1, // the failed workspace's last one: a recreation by hand is measured from it
+		`SELECT count(*) FROM recovery.watch_workspace`: 2,
+		`SELECT count(*) FROM recovery.watch_instance`:  1,
+		`SELECT count(*) FROM recovery.watch_session`:   1,
+		`SELECT count(*) FROM recovery.class_sighting`:  0,
+		// the failed workspace's last one: a recreation by hand is measured from it
+		`SELECT count(*) FROM recovery.watch_run`:                                  1,
 		`SELECT count(*) FROM recovery.recovery_record`:                            0,
 		`SELECT count(*) FROM recovery.watchdog_lease`:                             1,
 		`SELECT count(*) FROM recovery.watch_workspace w WHERE w.state = 'active'`: 1,
@@ -72,7 +73,8 @@ func TestForgetting(t *testing.T) {
 	}
 }
 
-// A round over ten thousand healthy workspaces is short: it is made every second. What a busy machine adds is not the round's: one quick round shows it.
+// A round over ten thousand healthy workspaces is short: it is made every second. Other load on the machine may make
+// rounds slower, so one quick round is enough.
 func TestRoundOverAFleetIsShort(t *testing.T) {
 	k := newKit(t)
 	k.beat()

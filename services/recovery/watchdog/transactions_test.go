@@ -42,7 +42,8 @@ func (*beginnings) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQue
 
 func (*beginnings) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// TestARoundIsOneTransaction holds that a round of an idle mesh is one transaction, at the replica that has the lease and at one that has not.
+// TestARoundIsOneTransaction checks that a round of an idle mesh is one transaction, at the replica that has the lease
+// and at one that has not.
 func TestARoundIsOneTransaction(t *testing.T) {
 	k := newKit(t)
 	counted := &beginnings{}
@@ -72,7 +73,7 @@ func TestARoundIsOneTransaction(t *testing.T) {
 	}
 }
 
-// TestARoundThatAppendsNothingWakesNoSequencer holds that the sequencer is woken for what a round appended, and for nothing else.
+// TestARoundThatAppendsNothingWakesNoSequencer checks that the sequencer is woken only by a round that appended events.
 func TestARoundThatAppendsNothingWakesNoSequencer(t *testing.T) {
 	k := newKit(t)
 	var wake events.Signal

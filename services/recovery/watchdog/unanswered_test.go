@@ -29,7 +29,7 @@ func (k *kit) unanswered(tenant, name string, where commonv1.PlacementDriver) *i
 	return b
 }
 
-// wantWithdrawn says that nothing was asked again, and that no budget has paid for it.
+// wantWithdrawn requires that no request was sent again, and that the tokens were returned to the budgets.
 func (k *kit) wantWithdrawn() {
 	k.t.Helper()
 	k.wantAsked(1)
@@ -57,7 +57,8 @@ func TestUnansweredRequestIsWithdrawnWhenTheInstanceServesAgain(t *testing.T) {
 	k.wantWithdrawn()
 }
 
-// A person recreates or cancels while the request is not answered: the workspace is theirs.
+// A person recreates or cancels while the request is not answered: from then on that person decides about the
+// workspace.
 func TestUnansweredRequestIsWithdrawnForAPerson(t *testing.T) {
 	for _, cancels := range []bool{true, false} {
 		k := newKit(t)
@@ -83,7 +84,7 @@ func TestUnansweredRequestIsWithdrawnForAPerson(t *testing.T) {
 	}
 }
 
-// What withholds a new request withholds the repetition of one, and lets it go when it is over.
+// A cause that withholds a new request withholds the repetition of one too, until the cause has passed.
 func TestUnansweredRequestIsWithheldLikeANewOne(t *testing.T) {
 	const sql = `UPDATE recovery.brake SET engaged = $1, since = mesh.clock()`
 	k := newKit(t)
@@ -111,7 +112,8 @@ func TestUnansweredRequestIsWithheldLikeANewOne(t *testing.T) {
 	k.wantOutcome(k.record(b), open)
 }
 
-// An operation of ours that can be seen is asked for under its key again, brake or not: that begins nothing, and answers what it is.
+// If the operation of an unanswered request has been seen, the request is sent again under its key even while the brake
+// is engaged: that starts nothing, and returns the operation.
 func TestUnansweredRequestThatWasServedIsReplayed(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
@@ -137,7 +139,8 @@ func TestUnansweredRequestThatWasServedIsReplayed(t *testing.T) {
 	}
 }
 
-// Lifecycle knows of another epoch than was judged: that is no failure, and what is there now is judged by its own events.
+// Lifecycle has another epoch than the one that was evaluated: that is no failure, and the present instance is
+// evaluated by its own events.
 func TestAnotherWasQuicker(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())

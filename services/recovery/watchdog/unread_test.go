@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// A workspace's state and a recovery's outcome that this build does not know: the round goes on, what is open stays open, and others are recovered.
+// A workspace's state and a recovery's outcome that this build does not know: the round goes on, the open record stays
+// open, and other workspaces are recovered.
 func TestUnknownValuesStopNoOtherRecovery(t *testing.T) {
 	k := newKit(t)
 	boxes := k.fleet(10)

@@ -16,15 +16,15 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// requesterName is who asks lifecycle.
+// requesterName is the requester in requests to lifecycle.
 const requesterName = "watchdog"
 
-// Lifecycle is the one that decides over workspaces.
+// Lifecycle is the service that decides about workspaces.
 type Lifecycle interface {
 	RequestOperation(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error)
 }
 
-// Deps is what a watchdog works with; the signals may be nil.
+// Deps are the dependencies of a Watchdog; the signals may be nil.
 type Deps struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
@@ -33,28 +33,31 @@ type Deps struct {
 	Policy     policy.Reader
 	// Wake is notified after commits that appended events; Numbered wakes the consumer.
 	Wake, Numbered *events.Signal
-	// Replica is the holder of the lease; empty draws one.
+	// Replica identifies this process as the holder of the lease; empty: an id is drawn.
 	Replica string
 }
 
-// Config bounds the watchdog; zero fields take the defaults. What operators tune are policy keys.
+// Config bounds the watchdog; zero fields take the defaults. The settings for operators are policy keys.
 type Config struct {
-	Every            time.Duration // between rounds; 1 s, and three times that while nothing happens and Numbered listens
-	Lease            time.Duration // of acting; 15 s
-	Settle           time.Duration // from a detection to the first request, so that what befalls many is seen as such; 5 s
-	Timeout          time.Duration // of one request; 5 s
-	RefusedFirst     time.Duration // before a refused request is made again; 15 s, doubled each time
-	RefusedMost      time.Duration // 5 min
-	RegisterFailures int32         // refused registers that make an instance one that cannot enrol; 3, as many as it has mints
-	RegisterFor      time.Duration // for how long; 1 min
-	Attempts         int32         // operations a recovery; 3, after which the runbook says that it is no passing cause
-	PersonFor        time.Duration // how long a workspace that a person has taken over may stay failed before its recovery counts as failed; 1 h
-	BrakeWindow      time.Duration // in which the affected are counted; 5 min
-	BrakeDwell       time.Duration // how long the cause must be gone before the brake lets go by itself; 5 min
-	ClassWindow      time.Duration // in which equal failures are one class; 1 h
-	ClassQuiet       time.Duration // without another one before a class is closed; 1 h
-	ClassTenants     int           // tenants that make a class; 3
-	ClassPair        int           // workspaces of two tenants that make one; 5
+	Every time.Duration // between rounds; 1 s, and three times that while nothing happens and Numbered listens
+	Lease time.Duration // of the replica that acts; 15 s
+	// from a detection to the first request, so that a failure of many is recognized as one; 5 s
+	Settle       time.Duration
+	Timeout      time.Duration // of one request; 5 s
+	RefusedFirst time.Duration // the wait before a refused request is made again; 15 s, doubled each time
+	RefusedMost  time.Duration // 5 min
+	// refused registers after which an instance counts as unable to enrol; 3, as many as it has mints
+	RegisterFailures int32
+	RegisterFor      time.Duration // for how long registers must have been refused; 1 min
+	Attempts         int32         // operations of one recovery; 3, after which the runbook treats the cause as permanent
+	// how long a workspace that a person has taken over may stay failed before its recovery counts as failed; 1 h
+	PersonFor    time.Duration
+	BrakeWindow  time.Duration // in which affected units are counted; 5 min
+	BrakeDwell   time.Duration // how long the cause must be gone before the brake is released automatically; 5 min
+	ClassWindow  time.Duration // in which equal failures form one class; 1 h
+	ClassQuiet   time.Duration // time without another failure after which a class is closed; 1 h
+	ClassTenants int           // tenants that make a class; 3
+	ClassPair    int           // workspaces of two tenants that make one; 5
 }
 
 func (c Config) withDefaults() Config {
@@ -125,12 +128,12 @@ func New(deps Deps, cfg Config) (*Watchdog, error) {
 	return w, nil
 }
 
-// Consume takes events until ctx ends.
+// Consume applies events to the watchdog's tables until ctx ends.
 func (w *Watchdog) Consume(ctx context.Context) error {
 	return w.consumer.Run(ctx, Apply)
 }
 
-// Drain takes all events that are there, for tests and tools.
+// Drain applies all events that exist now. It is for tests and tools.
 func (w *Watchdog) Drain(ctx context.Context) error {
 	return w.consumer.Drain(ctx, Apply)
 }
@@ -143,8 +146,8 @@ func (w *Watchdog) Run(ctx context.Context) error {
 	})
 }
 
-// pause sleeps between two rounds: one period where an event came, and a few where none did. What a round finds without an event is that something has been
-// silent for too long, which is a matter of ten seconds and more.
+// pause returns a function that sleeps between two rounds: one period if an event came, and a few if none did. Without
+// an event a round can only find that something has been silent for too long, which takes ten seconds and more.
 func (w *Watchdog) pause() func(context.Context) bool {
 	wake := w.deps.Numbered.C()
 	return func(ctx context.Context) bool {

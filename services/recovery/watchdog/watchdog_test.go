@@ -74,7 +74,7 @@ func TestInstanceWithoutSessionIsRecreatedAndRecorded(t *testing.T) {
 	if rec.GetTrigger() != lost || rec.GetOperationId() == "" || rec.GetAttempts() != 1 || rec.GetStartedAt() == nil || rec.GetErrorCode() != "session_superseded" {
 		t.Fatalf("%v", rec)
 	}
-	// Until its end nothing more is asked.
+	// Until the operation ends no further request is made.
 	k.start(b, kRecreate, rec.GetOperationId(), asked, recreating)
 	k.listen(time.Minute)
 	k.round()
@@ -109,7 +109,8 @@ func TestSessionThatComesBackEndsTheRecoveryByItself(t *testing.T) {
 	k.wantAsked(0)
 }
 
-// A session that moved to another replica while events wait is not silence of its node: the replica that the watchdog knows of has gone.
+// A session that moved to another replica while events wait is not silence of its node: the replica that the watchdog
+// knows of has gone.
 func TestALagOfEventsIsNoSilence(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
@@ -129,7 +130,8 @@ func TestALagOfEventsIsNoSilence(t *testing.T) {
 	}
 }
 
-// Silence is evidence only while somebody listens: all replicas of nodeapi dead make no recreations, and when they are back the absent have their time again.
+// Silence is evidence only while a replica of nodeapi listens: if all replicas are dead there are no recreations, and
+// when they are back, absent nodes have their full time again.
 func TestNobodyListeningIsNoEvidence(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
@@ -151,7 +153,8 @@ func TestNobodyListeningIsNoEvidence(t *testing.T) {
 	}
 }
 
-// A stalled operation still owns its workspace: lifecycle joins us to it, and nothing fights it. When it has ended by itself, the workspace is recreated.
+// A stalled operation still owns its workspace: lifecycle joins the request to it, and nothing interferes with it. When
+// it has ended by itself, the workspace is recreated.
 func TestStalledOperationIsJoinedAndItsEndFollowed(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "1")
@@ -174,7 +177,7 @@ func TestStalledOperationIsJoinedAndItsEndFollowed(t *testing.T) {
 		k.pass(10 * time.Minute)
 		k.round()
 	}
-	k.wantAsked(1) // it was joined once: that is all
+	k.wantAsked(1) // one request joined it, and no other is made
 	k.undo(b, 3, "deadline_of_step_exceeded")
 	k.round()
 	k.wantAsked(1) // undo states never trigger
@@ -342,7 +345,8 @@ func TestFailedAttemptsAreRepeatedTwiceAndNotInACircle(t *testing.T) {
 	}
 }
 
-// The previous epoch is not confirmed ended: the recreation is withheld for that reason, and tried again later under the same key.
+// The previous epoch is not confirmed ended: the recreation is withheld for that reason, and tried again later under
+// the same key.
 func TestRefusalsWithholdWithTheirReason(t *testing.T) {
 	k := newKit(t)
 	k.cfg.RefusedFirst = 2 * time.Minute
@@ -385,7 +389,8 @@ func TestRefusalsWithholdWithTheirReason(t *testing.T) {
 	}
 }
 
-// A crash between the request and the record of its answer: the same key is sent again, and is the same operation.
+// After a crash between the request and the record of its answer the same key is sent again, and returns the same
+// operation.
 func TestLostAnswerIsAskedAgainUnderTheSameKey(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
@@ -415,7 +420,8 @@ func TestLostAnswerIsAskedAgainUnderTheSameKey(t *testing.T) {
 	}
 }
 
-// Two who both believe that they may act, at once, again and again: one operation each workspace.
+// Two watchdogs that both believe that they have the lease act at once, again and again: there is one operation for
+// each workspace.
 func TestTwoWatchdogsAtOnceMakeOneOperation(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "60")
@@ -436,7 +442,7 @@ func TestTwoWatchdogsAtOnceMakeOneOperation(t *testing.T) {
 	for _, w := range others {
 		all.Go(func() {
 			for range 10 {
-				// Whoever holds the lease loses it at once, and goes on not knowing.
+				// The holder of the lease loses it at once, and goes on without noticing.
 				if _, err := owner.Exec(k.ctx, `UPDATE recovery.watchdog_lease SET until = '-infinity'`); err != nil {
 					t.Error(err)
 				}

@@ -21,13 +21,13 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// member is a node as its agent knows itself.
+// member is a node with the state that its agent has.
 type member struct {
 	id, instance, serial string
 	joinState            []byte
 }
 
-// members is the identities of a mesh beside its watchdog.
+// members has the identities of a mesh beside its watchdog.
 type members struct {
 	*kit
 	identities *identity.Identities
@@ -133,7 +133,8 @@ func (m *members) owner(sql string, args ...any) {
 	m.must(err)
 }
 
-// forget takes the certificates of nodes out of the database, as a restore to an earlier time does, and what the nodes remember of it.
+// forget deletes the certificates of nodes from the database, as a restore to an earlier time does, and drops the
+// nodes' join states.
 func (m *members) forget(nodes []*member) {
 	m.t.Helper()
 	m.owner(`CREATE TABLE IF NOT EXISTS recovery.kept AS SELECT * FROM recovery.serial`)
@@ -143,7 +144,7 @@ func (m *members) forget(nodes []*member) {
 	m.owner(`DELETE FROM recovery.serial WHERE node_id = ANY($1::uuid[])`, idsOf(nodes))
 }
 
-// restore brings back what forget took.
+// restore brings back the certificates that forget deleted.
 func (m *members) restore(nodes []*member) {
 	m.t.Helper()
 	m.owner(`INSERT INTO recovery.serial SELECT * FROM recovery.kept WHERE node_id = ANY($1::uuid[])`, idsOf(nodes))
@@ -157,7 +158,7 @@ func idsOf(nodes []*member) []string {
 	return out
 }
 
-// waits reports whether a node is told to come again, and when.
+// waits reports whether a denial tells a node to try again after a given time.
 func waits(d *commonv1.Denial) bool {
 	return d.GetAction() == commonv1.Action_ACTION_WAIT && d.GetRetryAfter().AsDuration() > 0
 }
@@ -172,8 +173,9 @@ func batches(nodes []*member, size int) [][]*member {
 	return out
 }
 
-// The database of recovery was restored and lacks the certificates of 200 nodes: a few are refused before that is a wave, all others are told to wait, there is one
-// incident for all, a copy among them is held at once, and all come back when the rows are back.
+// The database of recovery was restored and lacks the certificates of 200 nodes: a few are refused before there is a
+// wave, all others are told to wait, there is one incident for all, a copy among them is put on hold at once, and all
+// are admitted when the rows are back.
 func TestAWaveOfRefusalsStopsItself(t *testing.T) {
 	m := newMembers(t)
 	nodes := m.enrol(201)
@@ -218,7 +220,7 @@ func TestAWaveOfRefusalsStopsItself(t *testing.T) {
 			t.Fatalf("incidents: %v", list)
 		}
 		if first {
-			// The copy shows an old generation and signs the challenge: nothing of ours is missing for that.
+			// The copy presents an old generation and signs the challenge: no record of recovery is missing for that decision.
 			copied.joinState, first = early, false
 			shown := m.hellos(nodes[200:])
 			if r := m.open(shown)[0]; r.GetVerdict() != recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE {
@@ -255,7 +257,8 @@ func TestAWaveOfRefusalsStopsItself(t *testing.T) {
 	}
 }
 
-// A wave of lost join states holds a few nodes at most, and a person's release lets decisions through again.
+// A wave of lost join states puts a few nodes on hold at most, and after a person's release decisions take effect
+// again.
 func TestAWaveOfHoldsStopsItself(t *testing.T) {
 	m := newMembers(t)
 	nodes := m.enrol(40)
@@ -293,7 +296,7 @@ func TestAWaveOfHoldsStopsItself(t *testing.T) {
 	}
 }
 
-// Few nodes in a window are refused and held as ever.
+// If there are few nodes in a window, they are refused and put on hold as usual.
 func TestFewRefusalsAreNoWave(t *testing.T) {
 	m := newMembers(t)
 	nodes := m.enrol(10)

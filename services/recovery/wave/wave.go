@@ -21,19 +21,19 @@ import (
 // Window is how long a node counts after it was last seen without a record.
 const Window = 5 * time.Minute
 
-// mostNamed bounds the nodes that State names.
+// mostNamed bounds the nodes that Describe names.
 const mostNamed = 32
 
-// waveLock makes those who count suspects at the same time take turns.
+// waveLock is the lock under which transactions count suspects one after another.
 const waveLock = 0x67707561_0060
 
-// Limits says how many nodes may be refused within the window.
+// Limits bound how many nodes may be refused within the window.
 type Limits struct {
 	Fraction float64 // of the active nodes
 	Least    int     // in any fleet
 }
 
-// LimitsOf returns the limits of a policy; those of the defaults for nil.
+// LimitsOf returns the limits of a policy; nil: those of the defaults.
 func LimitsOf(reader policy.Reader) Limits {
 	set := policy.Defaults()
 	if reader != nil {
@@ -51,9 +51,9 @@ type Suspect struct {
 // State is a wave as it stands.
 type State struct {
 	Engaged  bool  `db:"engaged"`  // the fleet brake
-	Suspects int32 `db:"suspects"` // within the window, and not known at a person's release
-	// Fleet counts the active nodes, as far as that matters: it is exact if the suspects are above the share of them, and else at least as many as the share
-	// takes. It is not counted while the suspects are no more than the least number.
+	Suspects int32 `db:"suspects"` // within the window, and not recorded before a person's release of the brake
+	// Fleet is the number of active nodes as far as it matters: it is exact if the suspects are above the share of them,
+	// and else at least so large that they are not. It is not counted while the suspects are at most the least number.
 	Fleet int32 `db:"fleet"`
 }
 
@@ -85,7 +85,7 @@ var (
 		ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, last_at = excluded.last_at, times = s.times + 1,
 			first_at = CASE WHEN s.last_at <= excluded.last_at - make_interval(secs => $3) THEN excluded.first_at ELSE s.first_at END`)
 
-	// The active nodes are counted only if that can decide, and only up to where it does.
+	// The active nodes are counted only if their number can decide, and only up to the number at which it does.
 	readState = pg.Define(pg.RoleRecovery, "wave.read_state", `
 		SELECT b.engaged, s.suspects, CASE WHEN s.suspects <= $2 THEN 0 ELSE (SELECT count(*)::int FROM (
 			SELECT FROM recovery.identity i WHERE i.state = 'active' LIMIT ceil((s.suspects + 1) / $3::float8)::bigint) f) END AS fleet
@@ -100,15 +100,16 @@ var (
 
 	readEngaged = pg.Define(pg.RoleRecovery, "wave.read_engaged", `SELECT b.engaged FROM recovery.brake b`)
 
-	// Rows that somebody notes again at this moment are left alone.
+	// Rows that another transaction is recording again are skipped.
 	forgetSuspects = pg.Define(pg.RoleRecovery, "wave.forget_suspects", `
 		DELETE FROM recovery.suspect WHERE node_id IN (
 			SELECT x.node_id FROM recovery.suspect x WHERE x.last_at < mesh.clock() - interval '1 hour'
 			ORDER BY x.last_at LIMIT 10000 FOR UPDATE SKIP LOCKED)`)
 )
 
-// Judge notes suspects and reports whether they are told to wait in place of being refused. The caller holds what they are about; the lock that Judge takes
-// comes after that and after rollback's, and before that of the authority view.
+// Judge records suspects and reports whether they must be told to wait in place of being refused. The caller must
+// already have the locks on the rows that the suspects are about; the lock that Judge takes comes after those and after
+// rollback's, and before that of the authority view.
 func Judge(ctx context.Context, tx pgx.Tx, limits Limits, suspects []Suspect) (bool, error) {
 	if len(suspects) == 0 {
 		return false, nil
@@ -120,7 +121,7 @@ func Judge(ctx context.Context, tx pgx.Tx, limits Limits, suspects []Suspect) (b
 	if _, err := pg.Exec(ctx, tx, takeLock, int64(waveLock)); err != nil {
 		return false, fmt.Errorf("take lock of suspects: %w", err)
 	}
-	// The statements after the lock read what its last holder committed.
+	// The statements after the lock see what the last holder of the lock committed.
 	if _, err := pg.Exec(ctx, tx, noteSuspects, nodes, reasons, Window.Seconds()); err != nil {
 		return false, fmt.Errorf("note suspects: %w", err)
 	}
@@ -140,7 +141,8 @@ func Read(ctx context.Context, q pg.Querier, limits Limits) (State, error) {
 	return s, nil
 }
 
-// Describe returns the suspects by reason in words, such as "serial_unknown 180, identity_unknown 20", and some of them.
+// Describe returns the number of suspects by reason as text, such as "serial_unknown 180, identity_unknown 20", and the
+// ids of some of them.
 func Describe(ctx context.Context, q pg.Querier) (string, []string, error) {
 	groups, err := pg.All[group](ctx, q, readGroups, Window.Seconds(), mostNamed)
 	if err != nil {
@@ -164,19 +166,20 @@ func Forget(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// Refusal is the fault of a node that waits.
+// Refusal returns the fault that makes a node wait.
 func Refusal(cause error) *fault.Error {
 	return fault.New(commonv1.Reason_REASON_RECORDS_MISSING, "", fault.Cause(cause))
 }
 
-// rests reports whether a refusal follows from a record that is missing. What it was softened to already counts, and not what caused that.
+// rests reports whether a refusal follows from a missing record. If the refusal was softened already, the softened
+// reason counts, and not its cause.
 func rests(err error) bool {
 	reason := fault.ReasonOf(err)
 	return reason == commonv1.Reason_REASON_SERIAL_UNKNOWN || reason == commonv1.Reason_REASON_IDENTITY_UNKNOWN
 }
 
-// Refuse notes a node that is refused with an error because a record is missing, and returns what it is told: the error, or that it waits. Other errors are
-// returned as they are.
+// Refuse records a node that is refused with an error because a record is missing, and returns the error to send: the
+// same error, or Refusal if the node must wait. Other errors are returned unchanged.
 func Refuse(ctx context.Context, pool *pgxpool.Pool, limits Limits, nodeID string, err error) error {
 	if !rests(err) {
 		return err
@@ -196,8 +199,8 @@ func Refuse(ctx context.Context, pool *pgxpool.Pool, limits Limits, nodeID strin
 	return err
 }
 
-// Soften returns what a caller is told of whom nothing is proved: while the brake is engaged, one whose token is not known waits. Such a caller counts for
-// nothing, since it may be anybody.
+// Soften returns the error for a caller that has proved nothing: while the brake is engaged, a caller whose token is
+// unknown is told to wait. Such a caller is not counted, since any client may send an unknown token.
 func Soften(ctx context.Context, q pg.Querier, err error) error {
 	if !rests(err) && fault.ReasonOf(err) != commonv1.Reason_REASON_TOKEN_INVALID {
 		return err

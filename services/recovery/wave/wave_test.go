@@ -55,7 +55,8 @@ func fleet(t *testing.T, pool *pgxpool.Pool, count int) {
 	}
 }
 
-// Of as many nodes as are refused at once, by several replicas, no more than the share of the fleet are refused for good; the same node counts once.
+// If many nodes are refused at once by several replicas, no more than the share of the fleet are refused for good; the
+// same node counts once.
 func TestNoMoreThanTheShareAreRefused(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
@@ -99,7 +100,7 @@ func TestNoMoreThanTheShareAreRefused(t *testing.T) {
 	}
 }
 
-// A stranger's token engages nothing, and waits while the brake is engaged.
+// A caller with an unknown token does not engage the brake, and is told to wait while it is engaged.
 func TestStrangersWaitAndCountForNothing(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

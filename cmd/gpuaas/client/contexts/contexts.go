@@ -13,16 +13,16 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// EnvPath names the variable that replaces the path of the file.
+// EnvPath is the environment variable that overrides the path of the file.
 const EnvPath = "GPUAAS_CONTEXTS"
 
 // DefaultTrustDomain is the trust domain of a context that names none.
 const DefaultTrustDomain = "mesh.local"
 
-// ErrUnknown says that the file has no context of that name.
+// ErrUnknown is returned if the file has no context of that name.
 var ErrUnknown = errors.New("no such context")
 
-// ErrExposed says that others than the owner may read or write the file.
+// ErrExposed is returned if users other than the owner may read or write the file.
 var ErrExposed = errors.New("others than its owner may read or write it")
 
 // Context is one mesh and one person.
@@ -34,11 +34,12 @@ type Context struct {
 	CAFile      string `json:"ca_file,omitempty"`      // the file it stands in
 	Token       string `json:"token,omitempty"`        // bearer token; or
 	TokenFile   string `json:"token_file,omitempty"`   // the file it stands in
-	// Mesh is the directory of the mesh on this machine that wrote the context. A person's own contexts have none.
+	// Mesh is the directory of the mesh on this machine that wrote the context. It is empty in a context that a person
+	// wrote.
 	Mesh string `json:"mesh,omitempty"`
-	// Ephemeral marks the context of a mesh whose directory, and all that stands in it, is removed at its end.
+	// Ephemeral marks the context of a mesh whose directory is removed, with its content, when the mesh ends.
 	Ephemeral bool `json:"ephemeral,omitempty"`
-	// Previous is the context that was current before this one was made so.
+	// Previous is the context that was current before this one became current.
 	Previous string `json:"previous,omitempty"`
 }
 
@@ -48,7 +49,8 @@ type File struct {
 	Contexts []Context `json:"contexts"`
 }
 
-// DefaultPath is where the file stands: $GPUAAS_CONTEXTS, else gpuaas/contexts.yaml in the person's configuration directory.
+// DefaultPath returns the path of the file: $GPUAAS_CONTEXTS, else gpuaas/contexts.yaml in the person's configuration
+// directory.
 func DefaultPath() (string, error) {
 	if path := os.Getenv(EnvPath); path != "" {
 		return path, nil
@@ -60,7 +62,8 @@ func DefaultPath() (string, error) {
 	return filepath.Join(dir, "gpuaas", "contexts.yaml"), nil
 }
 
-// Load reads the file. A file that is not there is an empty one. ErrExposed is wrapped when its mode lets others in.
+// Load reads the file. A file that does not exist counts as an empty one. The error wraps ErrExposed if the mode lets
+// other users read or write the file.
 func Load(path string) (File, error) {
 	var f File
 	info, err := os.Stat(path)
@@ -113,7 +116,7 @@ func (f *File) validate() error {
 	return errors.Join(problems...)
 }
 
-// Get returns a context by name; the empty name is the current one. ErrUnknown is wrapped if there is none.
+// Get returns a context by name; the empty name means the current one. The error wraps ErrUnknown if there is none.
 func (f *File) Get(name string) (Context, error) {
 	if name == "" {
 		name = f.Current
@@ -136,7 +139,7 @@ func Put(path string, c Context, current bool) error {
 	})
 }
 
-// put is Put in memory.
+// put does in memory what Put does.
 func (f *File) put(c Context, current bool) {
 	if current && f.Current != c.Name {
 		if !f.leadsTo(f.Current, c.Name) {
@@ -153,7 +156,7 @@ func (f *File) put(c Context, current bool) {
 	f.Contexts[i] = c
 }
 
-// leadsTo reports whether the contexts previous to one include another.
+// leadsTo reports whether other is among the contexts that the chain of Previous from name leads to.
 func (f *File) leadsTo(name, other string) bool {
 	for range f.Contexts {
 		c, err := f.Get(name)
@@ -168,7 +171,7 @@ func (f *File) leadsTo(name, other string) bool {
 	return false
 }
 
-// Use makes a context the current one. ErrUnknown is wrapped if it is not there.
+// Use makes a context the current one. The error wraps ErrUnknown if there is no such context.
 func Use(path, name string) error {
 	return change(path, func(f *File) error {
 		if _, err := f.Get(name); err != nil {
@@ -179,8 +182,8 @@ func Use(path, name string) error {
 	})
 }
 
-// Remove takes a context out of the file. One that is not there is no error. If it was the current one, the one that
-// was current before it is current again, if there still is one.
+// Remove removes a context from the file. A context that does not exist is no error. If it was the current one, the one
+// that was current before it is current again, if there still is one.
 func Remove(path, name string) error {
 	return change(path, func(f *File) error {
 		f.remove(func(c Context) bool { return c.Name == name })
@@ -188,7 +191,7 @@ func Remove(path, name string) error {
 	})
 }
 
-// remove takes out contexts. Where one was the previous of another, its own previous takes its place.
+// remove removes contexts. If a removed context was the Previous of another one, its own Previous takes its place.
 func (f *File) remove(gone func(Context) bool) {
 	for {
 		at := slices.IndexFunc(f.Contexts, gone)
@@ -212,7 +215,7 @@ func (f *File) remove(gone func(Context) bool) {
 	}
 }
 
-// onlyUnless returns name unless it is other: no context is the previous of itself.
+// onlyUnless returns name unless it equals other, because no context is its own Previous.
 func onlyUnless(name, other string) string {
 	if name == other {
 		return ""
@@ -227,14 +230,15 @@ func or(value, other string) string {
 	return other
 }
 
-// Write makes a new file with one context, which is current. It is for a directory to hand over: nothing but the file is left there.
+// Write writes a new file with one context, which is current. It is for a directory that is handed over, so it leaves
+// no other file there, such as a lock.
 func Write(path string, c Context) error {
 	f := File{}
 	f.put(c, true)
 	return f.write(path)
 }
 
-// write checks the file and puts it in the place of the one at path.
+// write checks the file and replaces the one at path with it.
 func (f *File) write(path string) error {
 	if err := f.validate(); err != nil {
 		return fmt.Errorf("change contexts: %w", err)

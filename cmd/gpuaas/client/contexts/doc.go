@@ -1,7 +1,8 @@
-// Package contexts owns the file in which a person keeps which mesh to talk to, how to trust it, and who they are there.
+// Package contexts owns the contexts file: for each mesh of a person the server, the authority to trust, and the token
+// of the person there.
 //
-// The file holds bearer tokens. So it is written with mode 0600, replaced in one step and durably, changed under a lock so that two writers (a
-// `gpuaas dev` that starts and a person who switches) both get their change, and refused when others may read it: a token that somebody else could
-// have read is no longer proof of who asks. It believes nothing it reads: an unknown key, a context twice, or a current context that is not there
-// is an error that names the file.
+// Because the file holds bearer tokens, it is written with mode 0600, replaced in one step and durably, changed under a
+// lock so that two writers (a `gpuaas dev` that starts and a person who switches) both get their change, and refused
+// when others may read it: a token that another user could have read does not prove who sends it. The content is
+// validated: an unknown key, a context twice, or a current context that does not exist is an error that names the file.
 package contexts

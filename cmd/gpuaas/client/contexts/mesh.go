@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// Announced is the context that a mesh got.
+// Announced is the result of Announce and Share.
 type Announced struct {
 	Name  string
-	Taken bool // another mesh that runs, or a person, has a context of the name that was asked for
+	Taken bool // the requested name belongs to a context of another running mesh or of a person
 }
 
-// Announce writes the context of a mesh on this machine and makes it current. Its name is base, or base-2, base-3 and so
-// on where base is the name of another mesh that runs, or of a context that a person wrote. A mesh keeps the name that it
-// has. c.Mesh is required; c.Name is ignored.
+// Announce writes the context of a mesh on this machine and makes it current. Its name is base, or base-2, base-3 and
+// so on if the name belongs to another running mesh or to a context that a person wrote. A mesh that has a context
+// keeps its name. c.Mesh is required; c.Name is ignored.
 func Announce(ctx context.Context, path, base string, c Context) (Announced, error) {
 	return announce(ctx, path, base, c, true)
 }
@@ -103,7 +103,7 @@ func local(host string) bool {
 	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
-// OfMesh returns the contexts of the mesh in a directory.
+// OfMesh returns the contexts of the mesh whose directory is dir.
 func (f *File) OfMesh(dir string) []Context {
 	var out []Context
 	for _, c := range f.Contexts {
@@ -114,14 +114,14 @@ func (f *File) OfMesh(dir string) []Context {
 	return out
 }
 
-// RemoveMesh takes all contexts of the mesh in a directory out of the file, those of its further persons included. If
-// one of them was current, what was current before the mesh is current again. It does nothing to a context that now
-// points at another mesh.
+// RemoveMesh removes all contexts of the mesh in a directory from the file, those of its further persons included. If
+// one of them was current, the context that was current before becomes current again. It does not change a context that
+// now points at another mesh.
 func RemoveMesh(path, dir string) error {
 	return removeIf(path, func(c Context) bool { return dir != "" && c.Mesh == dir })
 }
 
-// RemoveDead takes the contexts of ephemeral meshes whose directory is gone out of the file, as RemoveMesh does.
+// RemoveDead removes the contexts of ephemeral meshes whose directory does not exist, as RemoveMesh does.
 func RemoveDead(path string) error {
 	return removeIf(path, func(c Context) bool {
 		if !c.Ephemeral || c.Mesh == "" {
@@ -132,7 +132,7 @@ func RemoveDead(path string) error {
 	})
 }
 
-// removeIf leaves the file alone if there is nothing to remove.
+// removeIf removes the contexts for which gone returns true. It does not write the file if there are none.
 func removeIf(path string, gone func(Context) bool) error {
 	f, err := Load(path)
 	if err != nil || !slices.ContainsFunc(f.Contexts, gone) {

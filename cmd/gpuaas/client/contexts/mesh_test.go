@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// listener is the API's address of a mesh that runs.
+// listener returns the API address of a running mesh.
 func listener(t *testing.T) string {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(testkit.Context(t), "tcp", "127.0.0.1:0")
@@ -22,7 +22,7 @@ func listener(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// silent is an address on which nothing listens.
+// silent returns an address on which nothing listens.
 func silent(t *testing.T) string {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(testkit.Context(t), "tcp", "127.0.0.1:0")
@@ -91,7 +91,8 @@ func TestASecondMeshTakesANameOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestAMeshTakesTheNameOfOneThatEnded: its context points at nothing. That of a person's own mesh elsewhere stays.
+// TestAMeshTakesTheNameOfOneThatEnded: no server listens at the address in its context. The context of a person's own
+// mesh elsewhere stays.
 func TestAMeshTakesTheNameOfOneThatEnded(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "contexts.yaml")
@@ -129,7 +130,8 @@ func TestAMeshKeepsItsNameWhereAnotherIsFree(t *testing.T) {
 	wants("beside one that does not run", contexts.Announced{Name: "dev-2"})
 }
 
-// TestTheContextsOfAMeshGoTogether: those of its further persons with its own, and nothing that points elsewhere by now.
+// TestTheContextsOfAMeshGoTogether: the contexts of its further persons are removed with its own, and none that now
+// points elsewhere.
 func TestTheContextsOfAMeshGoTogether(t *testing.T) {
 	testkit.IO(t)
 	dir := t.TempDir()
@@ -143,7 +145,8 @@ func TestTheContextsOfAMeshGoTogether(t *testing.T) {
 	if err := contexts.Put(path, viewer, true); err != nil {
 		t.Fatal(err)
 	}
-	kept := contexts.Context{Name: "kept", Server: "127.0.0.1:2", Mesh: gone} // its directory may be on a disk that is away
+	// its directory may be on a disk that is not mounted
+	kept := contexts.Context{Name: "kept", Server: "127.0.0.1:2", Mesh: gone}
 	if err := contexts.Put(path, kept, false); err != nil {
 		t.Fatal(err)
 	}

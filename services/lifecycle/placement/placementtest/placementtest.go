@@ -1,4 +1,5 @@
-// Package placementtest is the conformance of placement drivers: what placement.Driver promises, asked of a real driver.
+// Package placementtest is the conformance test of placement drivers: it checks the guarantees of placement.Driver with
+// a real driver.
 package placementtest
 
 import (
@@ -10,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// Conform checks the contract against a driver. node is the machine that instances are placed on, empty for a driver that makes its own.
+// Conform checks the contract against a driver. node is the machine that instances are placed on, empty for a driver
+// that makes its own.
 func Conform(t *testing.T, d placement.Driver, node string) {
 	t.Helper()
 	box := func(ws string, epoch int64) placement.LaunchRequest {

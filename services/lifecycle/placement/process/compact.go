@@ -17,13 +17,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// compactAt is the share of the launch log's lines, as one in so many, from which on it is written anew without them.
+// compactAt is the share of lines to remove, as one in so many, from which on the launch log is rewritten without them.
 const compactAt = 8
 
-// Forget takes workspaces out of the launch log, of which nothing is left in the database, and returns how many lines
-// went. A workspace stays if one of its instances has not ended, or not for long enough (Config.RememberEnded), if the
-// directory of one is still there, or if it has the last line: lines are numbered after it. The log is written anew
-// only when much of it goes.
+// Forget removes workspaces without any row in the database from the launch log, and returns how many lines it removed.
+// A workspace stays if one of its instances has not ended, or not for long enough (Config.RememberEnded), if the
+// directory of one still exists, or if it has the last line, because the next line's number follows from it. The log is
+// rewritten only when at least one line in compactAt goes.
 func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error) {
 	forgotten := make(map[string]bool, len(workspaceIDs))
 	for _, id := range workspaceIDs {
@@ -56,8 +56,8 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 	return gone, nil
 }
 
-// compactLocked writes the log anew without the lines of some workspaces, if these are many enough. The file that
-// stands is replaced as a whole, and by a durable one; each line keeps its number. Only for the holder of the lock.
+// compactLocked rewrites the log without the lines of some workspaces, if there are enough of these. It replaces the
+// whole file by a synced one; each line keeps its number. The caller holds the lock.
 func (j *launchLog) compactLocked(forgotten map[string]bool) (gone int, err error) { //nolint:nonamedreturns // the file is closed on every way out
 	f, err := os.OpenFile(j.path, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -87,7 +87,7 @@ func (j *launchLog) compactLocked(forgotten map[string]bool) (gone int, err erro
 			gone++
 			continue
 		}
-		if !numbered { // else as it was read, with what another build may have written into it
+		if !numbered { // a numbered line stays as it was read, with fields that another build may have written
 			if line, err = json.Marshal(e); err != nil {
 				return 0, fmt.Errorf("encode launch: %w", err)
 			}
@@ -101,7 +101,7 @@ func (j *launchLog) compactLocked(forgotten map[string]bool) (gone int, err erro
 	return gone, j.replace(kept.Bytes())
 }
 
-// replace puts a file with the given text in the place of the log.
+// replace replaces the log by a file with the given text, synced before the rename.
 func (j *launchLog) replace(text []byte) error {
 	next := j.path + ".next"
 	f, err := os.OpenFile(next, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|unix.O_CLOEXEC, 0o600)

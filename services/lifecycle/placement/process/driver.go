@@ -1,9 +1,11 @@
 // Package process launches instances as real agent processes on this host: the embedded default.
 //
-// What runs of an epoch that the ledger says has ended (a restored copy, or what somebody started by hand) is found and ended, and its line says so.
+// Processes of an epoch that has ended by the launch log (of a restored copy, or started by hand) are found and ended,
+// and a line of the log records that.
 //
-// It owns the launch ledger, a journal that is locked to decide and synced before a decision takes effect; replicas of lifecycle on one host share it.
-// An instance outlives lifecycle. Keep powers an instance whose agent died on again, as a cloud provider restarts a machine: that is no launch.
+// It owns the launch log, which it locks to decide and syncs before a decision takes effect; replicas of lifecycle on
+// one host share it. An instance outlives lifecycle. Keep powers on an instance whose agent died, as a cloud provider
+// restarts a machine: that is not a launch.
 package process
 
 import (
@@ -30,19 +32,20 @@ import (
 
 // Config of the driver.
 type Config struct {
-	Dir          string `koanf:"dir"`          // where instances and the ledger stand
+	Dir          string `koanf:"dir"`          // directory of the instances and the launch log
 	AgentBinary  string `koanf:"agent_binary"` // gpuaas-node-agent
 	EnrollURL    string `koanf:"enroll_url"`
 	APIURL       string `koanf:"api_url"`
-	CAFile       string `koanf:"ca_file"` // what an instance trusts the control plane by
+	CAFile       string `koanf:"ca_file"` // the CA bundle with which an instance verifies the control plane
 	MaxInstances int    `koanf:"max_boxes"`
 	MaxGPUs      int    `koanf:"max_gpus"`
-	// What an ended instance leaves as evidence, its log and its diagnostics, is removed after KeepEnded (7 days), and earlier where more than
-	// KeepEndedMax (1000) have ended.
+	// The log and the diagnostics of an ended instance are kept as evidence and removed after KeepEnded (7 days), and
+	// earlier if more than KeepEndedMax (1000) instances have ended.
 	KeepEnded    time.Duration `koanf:"keep_ended"`
 	KeepEndedMax int           `koanf:"keep_ended_max"`
-	// RememberEnded is how long the launch log keeps an ended instance at least, also where the database has forgotten its workspace (90 days): longer than
-	// any backup that may be restored, for a database from before would have nothing else to tell it of the launch.
+	// RememberEnded is how long the launch log keeps an ended instance at least, also if the database has deleted its
+	// workspace (90 days). It is longer than the age of any backup that may be restored: a database restored from before
+	// the launch learns of it only from the log.
 	RememberEnded time.Duration `koanf:"remember_ended"`
 }
 
@@ -62,7 +65,7 @@ type restart struct {
 	wait time.Duration
 }
 
-// New makes the driver's directory and answers the driver.
+// New makes the driver's directory and returns the driver.
 func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	abs, err := filepath.Abs(cfg.Dir)
 	if err != nil {
@@ -78,7 +81,8 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	if cfg.KeepEndedMax == 0 {
 		cfg.KeepEndedMax = 1000
 	}
-	// Workloads run as other users and must reach their own directories below; each instance's own files are closed by their modes.
+	// Workloads run as other users and must reach their own directories below; each instance's own files are closed by
+	// their modes.
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "boxes"), 0o711); err != nil { //nolint:gosec // traversable on purpose
 		return nil, fmt.Errorf("make directory of instances: %w", err)
 	}
@@ -104,7 +108,7 @@ func providerID(workspaceID string, epoch int64) string {
 	return "process:" + instanceID(workspaceID, epoch)
 }
 
-// Launch makes an instance, or returns the one that is there if it is the very instance that is asked for.
+// Launch makes an instance, or returns the existing one if it is the requested instance.
 func (d *Driver) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	var out placement.Launched
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
@@ -156,7 +160,8 @@ func (d *Driver) Launch(ctx context.Context, b placement.LaunchRequest) (placeme
 	return out, nil
 }
 
-// sameInstance refuses an instance other than the one that the log has at this epoch: only a history that the database lost can have launched that one.
+// sameInstance refuses an instance other than the one that the log has at this epoch: only a history that the database
+// lost can have launched that one.
 func sameInstance(have *instance, b placement.LaunchRequest) error {
 	if have == nil || have.Op == opEnded || have.Op == opEnding || have.InstanceID == b.InstanceID {
 		return nil
@@ -164,7 +169,7 @@ func sameInstance(have *instance, b placement.LaunchRequest) error {
 	return placement.LostHistory(providerID(b.WorkspaceID, b.Epoch), have.InstanceID, b)
 }
 
-// mayLaunch holds the rules of epochs and of capacity.
+// mayLaunch returns a fault if the rules of epochs or of capacity forbid the launch.
 func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
 	if have := l.instances[instanceKey{b.WorkspaceID, b.Epoch}]; have != nil && (have.Op == opEnded || have.Op == opEnding) {
 		return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
@@ -205,7 +210,7 @@ func (d *Driver) furnish(b placement.LaunchRequest) error {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("make instance directory: %w", err)
 		}
-		// What a umask took away, or an earlier try made otherwise.
+		// The umask, or an earlier attempt, may have left other permissions.
 		if err := os.Chmod(d.path, d.mode); err != nil {
 			return fmt.Errorf("open instance directory: %w", err)
 		}
@@ -238,7 +243,8 @@ func (d *Driver) furnish(b placement.LaunchRequest) error {
 	return nil
 }
 
-// start starts the agent of an instance, unless one runs already: a crash between a start and its record leaves it there.
+// start starts the agent of an instance and returns its pid. If one runs already, which a crash between a start and its
+// record leaves behind, it returns that one's.
 func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []string) (int, error) {
 	dir := d.instanceDir(workspaceID, epoch)
 	procs, err := scan(d.root(), everything)
@@ -264,12 +270,13 @@ func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []st
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("start agent of instance: %w", err)
 	}
-	// Whoever starts it reaps it for as long as it lives; nothing depends on that.
+	// The process that starts the agent reaps it, while it lives; nothing depends on that.
 	go func() { _ = cmd.Wait() }()
 	return cmd.Process.Pid, nil
 }
 
-// killPoints are a drill's, for an instance's first start alone: an instance that is powered on again must get past the point at which it died.
+// killPoints returns the environment of a drill's kill points. It is only for an instance's first start: an instance
+// that is powered on again must get past the point at which it died.
 func killPoints() []string {
 	var out []string
 	for _, name := range []string{"GPUAAS_FAILPOINT_REPORT", "GPUAAS_BOX_FAILPOINTS"} {
@@ -294,7 +301,8 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 		return fmt.Errorf("end instance: %w", err)
 	}
 	if !ended {
-		// Processes die without the ledger's lock: from `ending` on nobody launches the instance or powers it on, so others need not wait.
+		// Processes are ended without the log's lock: from `ending` on no replica launches the instance or powers it on, so
+		// that others need not wait.
 		if err := endAll(ctx, d.root(), everything, []string{instanceID(workspaceID, epoch)}, 3*time.Second); err != nil {
 			return fmt.Errorf("end instance: %w", err)
 		}
@@ -315,7 +323,8 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 	return nil
 }
 
-// Fence lets later epochs be launched though this one is not confirmed ended. It counts against the capacity until it is.
+// Fence lets later epochs be launched though this one is not confirmed ended. The instance counts against the capacity
+// until it is.
 func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 		have := l.instances[instanceKey{workspaceID, epoch}]
@@ -335,7 +344,7 @@ func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
 	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.each() })
 }
 
-// Standing returns what has not ended, and what woke after its end.
+// Standing returns the instances that have not ended, and those in which processes were found after their end.
 func (d *Driver) Standing(ctx context.Context) ([]placement.Instance, error) {
 	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.noticed() })
 }
@@ -345,7 +354,7 @@ func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKe
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		for k, b := range of(l) {
 			if b.launchedAt.IsZero() && b.Op == opEnded {
-				continue // ended before it ever was
+				continue // ended before it was launched
 			}
 			out = append(out, placement.Instance{
 				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID, ProviderID: providerID(k.workspaceID, k.epoch),
@@ -360,7 +369,7 @@ func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKe
 	return out, nil
 }
 
-// Keep powers instances on again whose agent has died, and ends what runs of instances that have ended, until ctx ends.
+// Keep powers on instances whose agent has died, and ends processes of instances that have ended, until ctx ends.
 func (d *Driver) Keep(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -439,7 +448,8 @@ func (d *Driver) restore(ctx context.Context, k instanceKey, b *instance, write 
 	return write(entry{Op: opRestarted, WorkspaceID: k.workspaceID, Epoch: k.epoch, PID: pid, StartTicks: startTicks(pid)})
 }
 
-// PowerOff stops everything that runs on the instances without ending them: the next Keep powers them on again. It is for a host that goes down.
+// PowerOff stops everything that runs on the instances without ending them: the next Keep powers them on again. It is
+// for a host that shuts down.
 func (d *Driver) PowerOff(ctx context.Context) error {
 	d.mu.Lock()
 	d.off = true

@@ -22,7 +22,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement/placementtest"
 )
 
-// TestMain lets the test binary stand in for the agent: called with `run` it starts a workload in a session of its own, as a shim would, and waits.
+// TestMain lets the test binary stand in for the agent: called with `run` it starts a workload in a session of its own,
+// as a shim would, and waits.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "run" {
 		os.Exit(standIn())
@@ -131,7 +132,7 @@ func TestLaunchIsIdempotent(t *testing.T) {
 		t.Fatalf("again: %+v %v, first %+v", again, err, first)
 	}
 	waitProcs(t, d, ws, 1, 1, 2)
-	// Workloads run as other users and must come through to their own directories, and not into the keys.
+	// Workloads run as other users and must reach their own directories, but not the keys.
 	for path, want := range map[string]os.FileMode{d.instanceDir(ws, 1): 0o711, filepath.Join(d.instanceDir(ws, 1), "state"): 0o711, filepath.Join(d.instanceDir(ws, 1), "etc"): 0o700} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v %v, want %v", path, info, err, want)
@@ -143,7 +144,8 @@ func TestLaunchIsIdempotent(t *testing.T) {
 	}
 }
 
-// An instance of the same workspace and epoch with another id was launched by a history that the database lost: it is neither adopted nor started again.
+// An instance of the same workspace and epoch with another id was launched by a history that the database lost: it is
+// neither adopted nor started again.
 func TestAnInstanceOfALostHistoryIsNotAdopted(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
@@ -151,9 +153,9 @@ func TestAnInstanceOfALostHistoryIsNotAdopted(t *testing.T) {
 	waitProcs(t, d, ws, 1, 1, 2)
 	_, err := d.Launch(t.Context(), newInstance(ws, 1))
 	wantReason(t, err, commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY)
-	waitProcs(t, d, ws, 1, 1, 2) // it goes on: it may be somebody's work
+	waitProcs(t, d, ws, 1, 1, 2) // it is left running: it may be a tenant's work
 
-	// The intent alone is enough: the instance's files, and perhaps its agent, are there already.
+	// The intent alone is enough: the instance's files, and perhaps its agent, exist already.
 	other := ids.New()
 	err = d.journal.with(t.Context(), func(_ *ledger, write func(entry) error) error {
 		return write(entry{Op: opIntent, WorkspaceID: other, Epoch: 1, InstanceID: ids.New()})
@@ -193,7 +195,8 @@ func TestEpochsDoNotOverlap(t *testing.T) {
 	mustLaunch(t, d, newInstance(ws, 3))
 }
 
-// An instance that counts as ended on a person's word stands in nobody's way, is listed until it is really gone, and takes its place on the host until then.
+// An instance that counts as ended by an attestation does not prevent a later epoch; it is listed, and counts against
+// the host's capacity, until its end is confirmed.
 func TestAFencedEpochStandsInNobodysWay(t *testing.T) {
 	d := newDriver(t, 2, 4)
 	ws := ids.New()
@@ -207,7 +210,7 @@ func TestAFencedEpochStandsInNobodysWay(t *testing.T) {
 	_, err := d.Launch(t.Context(), newInstance(ws, 1))
 	wantReason(t, err, commonv1.Reason_REASON_EPOCH_ENDED)
 	mustLaunch(t, d, newInstance(ws, 2))
-	waitProcs(t, d, ws, 1, 1, 2) // a word ends nothing
+	waitProcs(t, d, ws, 1, 1, 2) // an attestation ends no process
 	_, err = d.Launch(t.Context(), newInstance(ids.New(), 1))
 	wantReason(t, err, commonv1.Reason_REASON_NO_CAPACITY)
 	list, err := d.List(t.Context())

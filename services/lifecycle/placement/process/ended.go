@@ -16,11 +16,11 @@ import (
 	"github.com/gpuaas/mesh/internal/cgroup"
 )
 
-// pruneEvery is the time between two looks at the directories of ended instances.
+// pruneEvery is the time between two scans of the directories of ended instances.
 const pruneEvery = 10 * time.Minute
 
-// discard removes what an ended instance must not leave behind: its keys, its data and its control groups. Its logs and diagnostics stay as evidence
-// until prune removes them.
+// discard removes the keys, the data and the control groups of an ended instance. Its logs and diagnostics stay as
+// evidence until prune removes them.
 func (d *Driver) discard(workspaceID string, epoch int64) {
 	dir := d.instanceDir(workspaceID, epoch)
 	keep := map[string]bool{"agent.log": true, "diagnostics.jsonl": true}
@@ -44,8 +44,9 @@ func (d *Driver) discard(workspaceID string, epoch int64) {
 	}
 }
 
-// prune removes the directories of instances that ended long enough ago, and of the oldest where too many are kept. What it does follows the directories
-// that are there, not all that was ever launched. A directory that the launch log does not know is left alone.
+// prune removes the directories of instances that ended before KeepEnded, and those of the oldest beyond KeepEndedMax.
+// Its work grows with the directories that exist, not with all that was ever launched. It leaves alone a directory that
+// is not in the launch log.
 func (d *Driver) prune(ctx context.Context, now time.Time) error {
 	entries, err := os.ReadDir(d.root())
 	if err != nil {
@@ -74,7 +75,7 @@ func (d *Driver) prune(ctx context.Context, now time.Time) error {
 		state := filepath.Join(o.dir, "state")
 		if err := cgroup.Remove(state); err != nil {
 			problems = append(problems, err)
-			continue // the record of the groups stands in the directory
+			continue // the record of the groups is in the directory
 		}
 		if i < d.cfg.KeepEndedMax && now.Sub(o.endedAt) < d.cfg.KeepEnded {
 			continue

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// group makes a control group as the agent of the instance does, and returns its directory; nothing where this host gives none.
+// group makes a control group as the agent of the instance does, and returns its directory; "" if this host allows
+// none.
 func group(t *testing.T, d *Driver, ws string, epoch int64) string {
 	t.Helper()
 	state := filepath.Join(d.instanceDir(ws, epoch), "state")
@@ -47,7 +48,8 @@ func TestAnEndedInstanceLeavesNoControlGroup(t *testing.T) {
 	}
 }
 
-// Directories of ended instances go by age and by number, oldest first. Those of instances that live, and what the launch log does not know, stay.
+// Directories of ended instances go by age and by number, oldest first. Those of live instances, and directories that
+// are not in the launch log, stay.
 func TestDirectoriesOfEndedInstancesAreRemoved(t *testing.T) {
 	d := newDriver(t, 9, 9)
 	d.cfg.KeepEnded, d.cfg.KeepEndedMax = time.Hour, 2
@@ -85,15 +87,15 @@ func TestDirectoriesOfEndedInstancesAreRemoved(t *testing.T) {
 	if got := left(time.Now().Add(2 * time.Hour)); !slices.Equal(got, want) {
 		t.Errorf("left after the time %q, want %q", got, want)
 	}
-	// The log still tells of all of them.
+	// The log still has all of them.
 	list, err := d.List(t.Context())
 	if err != nil || len(list) != 5 {
 		t.Error(fmt.Errorf("the launch log lists %d, %w", len(list), err))
 	}
 }
 
-// TestForgottenWorkspacesLeaveTheLaunchLog: lines go once nothing of a workspace runs or stands on disk; the numbers of
-// the others, the order of later ones and the refusal of older epochs stay.
+// TestForgottenWorkspacesLeaveTheLaunchLog: lines are removed once nothing of a workspace runs or is on disk; the
+// numbers of the others, the order of later ones and the refusal of older epochs stay.
 func TestForgottenWorkspacesLeaveTheLaunchLog(t *testing.T) {
 	d := newDriver(t, 8, 8)
 	over, onDisk, live, last := ids.New(), ids.New(), ids.New(), ids.New()

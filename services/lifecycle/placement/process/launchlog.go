@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// LaunchLog returns what the launch log says of everything that it ever named, ended instances and tombstones too.
+// LaunchLog returns the entries of the launch log, also those of ended instances and tombstones.
 func (d *Driver) LaunchLog(ctx context.Context) (placement.LaunchLog, error) {
 	var out placement.LaunchLog
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
@@ -31,7 +31,8 @@ func (d *Driver) LaunchLog(ctx context.Context) (placement.LaunchLog, error) {
 	return out, nil
 }
 
-// logID returns the id of the log, and draws it the first time. It stands in a file beside the log, which earlier builds do not read.
+// logID returns the id of the log, and draws it the first time. The id is in a file beside the log, which earlier
+// builds do not read.
 func (d *Driver) logID() (string, error) {
 	path := filepath.Join(d.cfg.Dir, "launches.id")
 	there, err := pki.Exists(path)

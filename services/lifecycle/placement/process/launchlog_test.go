@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// logOf writes a launch log of so many instances that have ended, and returns its journal.
+// logOf writes a launch log of so many instances that have ended, and returns the log.
 func logOf(t *testing.T, instances int) *launchLog {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,7 +35,7 @@ func logOf(t *testing.T, instances int) *launchLog {
 	return newLaunchLog(dir)
 }
 
-// instances returns how many instances a journal has.
+// instances returns how many instances a log has.
 func (j *launchLog) instances(t *testing.T) int {
 	t.Helper()
 	n := 0
@@ -48,7 +48,7 @@ func (j *launchLog) instances(t *testing.T) int {
 	return n
 }
 
-// append launches an instance in the journal.
+// append appends the launch of an instance to the log.
 func (j *launchLog) append(t *testing.T) {
 	t.Helper()
 	if err := j.with(testkit.Context(t), func(_ *ledger, write func(entry) error) error {
@@ -58,7 +58,8 @@ func (j *launchLog) append(t *testing.T) {
 	}
 }
 
-// TestALogThatStandsIsNotReadAgain: it is looked at each second, and holds everything that was launched.
+// TestALogThatStandsIsNotReadAgain: an unchanged log is not read again, because Keep opens it each second and it has
+// everything that was launched.
 func TestALogThatStandsIsNotReadAgain(t *testing.T) {
 	const instances = 1000
 	j := logOf(t, instances)
@@ -76,7 +77,8 @@ func TestALogThatStandsIsNotReadAgain(t *testing.T) {
 	}
 }
 
-// TestWhatOthersWriteIntoTheLogIsSeen: what another replica appends or compacts, and what a person puts in its place.
+// TestWhatOthersWriteIntoTheLogIsSeen: lines that another replica appends or compacts, and a file that a person puts in
+// the log's place, are read.
 func TestWhatOthersWriteIntoTheLogIsSeen(t *testing.T) {
 	j := logOf(t, 10)
 	other := newLaunchLog(filepath.Dir(j.path))

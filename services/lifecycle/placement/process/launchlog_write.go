@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// op is what a line of the journal records.
+// op is the event that a line of the log records.
 type op string
 
 const (
@@ -28,10 +28,10 @@ const (
 	opLaunched  op = "launched"  // the instance's agent runs
 	opRestarted op = "restarted" // the same instance, powered on again: no launch
 	opEnding    op = "ending"
-	opEnded     op = "ended" // a tombstone: nothing of the instance runs any more
+	opEnded     op = "ended" // a tombstone: no process of the instance runs
 )
 
-// entry is one line of the journal.
+// entry is one line of the log.
 type entry struct {
 	Op          op        `json:"op"`
 	At          time.Time `json:"at"`
@@ -39,14 +39,16 @@ type entry struct {
 	Epoch       int64     `json:"epoch"`
 	InstanceID  string    `json:"instance_id,omitempty"`
 	PID         int       `json:"pid,omitempty"`
-	StartTicks  uint64    `json:"start_ticks,omitempty"` // with the pid, names a process for ever
+	StartTicks  uint64    `json:"start_ticks,omitempty"` // with the pid, identifies a process uniquely
 	GPUs        int32     `json:"gpus,omitempty"`
 	Strays      int       `json:"strays,omitempty"` // processes that were found running after the end, and were ended
-	Fenced      string    `json:"fenced,omitempty"` // the word on which the instance counts as ended though it may still run
-	Seq         int64     `json:"seq,omitempty"`    // the number of the line; a line that has none is numbered by its place
+	// Fenced is the attestation by which the instance counts as ended though it may still run.
+	Fenced string `json:"fenced,omitempty"`
+	// Seq is the number of the line; zero: it follows the number of the line before.
+	Seq int64 `json:"seq,omitempty"`
 }
 
-// instance is where one (workspace, epoch) stands by the journal.
+// instance is the state of one (workspace, epoch) according to the log.
 type instance struct {
 	entry
 
@@ -64,7 +66,7 @@ type instanceKey struct {
 	epoch       int64
 }
 
-// keyOf returns the key of an instance's id, and whether it is one.
+// keyOf parses the id of an instance, and returns false if it is not one.
 func keyOf(id string) (instanceKey, bool) {
 	at := strings.LastIndexByte(id, '-')
 	if at < 0 {
@@ -75,10 +77,10 @@ func keyOf(id string) (instanceKey, bool) {
 	return k, err == nil && instanceID(k.workspaceID, k.epoch) == id
 }
 
-// ledger is the journal as read: who stands where, and the highest epoch seen of each workspace.
+// ledger is the content of the log: the state of each instance, and the highest epoch seen of each workspace.
 type ledger struct {
-	instances map[instanceKey]*instance // all that the log names; each, visits them
-	alive     map[instanceKey]*instance // those of them that have not ended; live, visits them
+	instances map[instanceKey]*instance // all that the log names; visited by each
+	alive     map[instanceKey]*instance // those of them that have not ended; visited by live
 	woken     map[instanceKey]*instance // those that have ended, and in which processes were found since
 	highest   map[string]int64
 	seq       int64 // the number of the last line
@@ -89,13 +91,13 @@ func newLedger() *ledger {
 	return &ledger{instances: map[instanceKey]*instance{}, alive: map[instanceKey]*instance{}, woken: map[instanceKey]*instance{}, highest: map[string]int64{}}
 }
 
-// each visits everything that was launched and is not forgotten. What runs often goes by live.
+// each visits every instance of the log. Callers that run often use live.
 func (l *ledger) each() iter.Seq2[instanceKey, *instance] { return l.visit(l.instances) }
 
 // live visits the instances that have not ended.
 func (l *ledger) live() iter.Seq2[instanceKey, *instance] { return l.visit(l.alive) }
 
-// noticed visits the instances that have not ended and those that woke after their end.
+// noticed visits the instances that have not ended and those in which processes were found after their end.
 func (l *ledger) noticed() iter.Seq2[instanceKey, *instance] {
 	return func(yield func(instanceKey, *instance) bool) {
 		for _, list := range []map[instanceKey]*instance{l.alive, l.woken} {
@@ -169,17 +171,18 @@ func (l *ledger) apply(e entry) {
 	l.highest[e.WorkspaceID] = max(l.highest[e.WorkspaceID], e.Epoch)
 }
 
-// launchLog is an append-only file, locked by whoever reads it to decide and synced before a decision takes effect. Replicas on one host share it.
+// launchLog is an append-only file. A replica locks it while it reads and decides, and syncs it before the decision
+// takes effect. Replicas on one host share it.
 type launchLog struct {
 	path string
 	lock *fileLock
-	kept *kept // what was read last; only for the holder of the lock
+	kept *kept // the content read last; guarded by lock
 }
 
-// kept is a journal as it was read, so that the next time only what was appended since is read.
+// kept is the content of the log as it was read, so that the next time only the lines appended since are read.
 type kept struct {
 	ledger *ledger
-	info   os.FileInfo // of the file, after what was read or written last
+	info   os.FileInfo // of the file, after the last read or write
 	whole  int64       // bytes of whole lines
 	lines  int
 	last   []byte // the last of them, with its number and its time
@@ -189,10 +192,10 @@ func newLaunchLog(dir string) *launchLog {
 	return &launchLog{path: filepath.Join(dir, "launches.jsonl"), lock: newFileLock(filepath.Join(dir, "launches.lock"))}
 }
 
-// errTorn says that the journal has a line in its middle that is none.
+// errTorn means that a whole line of the log cannot be parsed.
 var errTorn = errors.New("launch ledger is damaged")
 
-// with runs fn with the journal locked and read. It waits for the lock as long as ctx lets it, and fault unavailable says that it did so in vain.
+// with runs fn with the log locked and read. It waits for the lock until ctx ends, and then returns fault unavailable.
 func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entry) error) error) (err error) {
 	release, err := j.lock.acquire(ctx)
 	if err != nil {
@@ -205,18 +208,18 @@ func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entr
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	k, err := j.read(f)
-	j.kept = nil // until all that follows has gone well
+	j.kept = nil // set again below, unless something fails
 	if err != nil {
 		return err
 	}
-	// A last line without its end was never acknowledged to anybody: the crash that tore it came before the sync returned.
+	// A last line without its end was never acknowledged: the crash that tore it came before the sync returned.
 	if k.info.Size() > k.whole {
 		if err := f.Truncate(k.whole); err != nil {
 			return fmt.Errorf("cut torn line: %w", err)
 		}
 	}
 	if k.whole == 0 {
-		// The file may be new: its name must be as durable as what is written into it.
+		// The file may be new: its directory entry must be as durable as its content.
 		if err := pki.SyncDir(filepath.Dir(j.path)); err != nil {
 			return fmt.Errorf("sync directory of launch ledger: %w", err)
 		}
@@ -233,7 +236,7 @@ func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entr
 			err = f.Sync()
 		}
 		if err != nil {
-			// A half line must not stand before the next whole one.
+			// Cut a partial line off, so that it does not precede the next whole one.
 			return errors.Join(fmt.Errorf("write launch ledger: %w", err), f.Truncate(k.whole))
 		}
 		k.add(e, line)
@@ -241,7 +244,7 @@ func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entr
 	})
 }
 
-// keep keeps what was read for the next time, if the file ends with it.
+// keep keeps the content for the next time, if the file ends with it.
 func (j *launchLog) keep(f *os.File, k *kept) {
 	info, err := f.Stat()
 	if err == nil && info.Size() == k.whole {
@@ -249,9 +252,10 @@ func (j *launchLog) keep(f *os.File, k *kept) {
 	}
 }
 
-// read returns the journal. Of a file that has grown since the last time, and has the last line that was read where it
-// stood, it reads what was appended. A file that was replaced or cut, or was changed at its old length, is read anew. Lines
-// are only ever appended: it does not notice that an earlier line was edited where others were appended since.
+// read returns the content of the log. If the file has grown since the last time, and the last line that was read is
+// still in its place, it reads the appended lines alone. It reads a file anew that was replaced or truncated, or was
+// changed at its old length. Lines are only ever appended: read does not notice the edit of an earlier line if others
+// were appended since.
 func (j *launchLog) read(f *os.File) (*kept, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -262,7 +266,7 @@ func (j *launchLog) read(f *os.File) (*kept, error) {
 	case k == nil || !os.SameFile(k.info, info) || info.Size() < k.whole:
 		k = nil
 	case info.Size() > k.whole:
-		// An inode is used again, so the last line has to stand where it stood.
+		// An inode may be reused, so the last line must be unchanged at its offset.
 		last := make([]byte, len(k.last))
 		if _, err := f.ReadAt(last, k.whole-int64(len(last))); err != nil || !bytes.Equal(last, k.last) {
 			k = nil
@@ -298,7 +302,7 @@ func (k *kept) readOn(f io.Reader) error {
 	}
 }
 
-// add follows a line that stands.
+// add applies a line that is in the file.
 func (k *kept) add(e entry, line []byte) {
 	k.ledger.apply(e)
 	k.whole, k.lines, k.last = k.whole+int64(len(line)), k.lines+1, line

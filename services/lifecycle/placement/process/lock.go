@@ -21,20 +21,20 @@ const (
 	lockLast  = 50 * time.Millisecond
 )
 
-// fileLock is held by one caller of one replica at a time. Whoever stops inside of it, a replica that is suspended for one, stops nobody else for longer
-// than they care to wait.
+// fileLock is a lock that one caller of one replica holds at a time. If the holder stops, for example because its
+// replica is suspended, other callers wait only as long as their contexts allow.
 type fileLock struct {
 	path string
 	wait time.Duration // of a caller without a deadline
-	turn chan struct{} // of this process, first come first served; only whoever has it asks for the file's lock
+	turn chan struct{} // token of this process, first come first served; only its holder tries to lock the file
 }
 
 func newFileLock(path string) *fileLock {
 	return &fileLock{path: path, wait: lockWait, turn: make(chan struct{}, 1)}
 }
 
-// acquire takes the lock, or answers fault unavailable when ctx ends or its time is over. A lock that is free is taken even if ctx has ended: what a
-// caller does on its way out needs it too.
+// acquire takes the lock, or returns fault unavailable when ctx ends, or after wait if ctx has no deadline. It takes a
+// free lock even if ctx has ended, because callers need it for their cleanup too.
 func (l *fileLock) acquire(ctx context.Context) (func() error, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -64,7 +64,7 @@ func (l *fileLock) acquire(ctx context.Context) (func() error, error) {
 	}, nil
 }
 
-// flock asks again and again: an flock that waits cannot be called off.
+// flock tries to lock the file repeatedly, because a blocking flock cannot be cancelled.
 func (l *fileLock) flock(ctx context.Context) (*os.File, error) {
 	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -73,7 +73,7 @@ func (l *fileLock) flock(ctx context.Context) (*os.File, error) {
 	for pause := lockFirst; ; pause = min(2*pause, lockLast) {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			// For whoever waits in vain; who holds the lock is decided by the lock alone.
+			// The pid is for the error of callers that wait in vain; the lock alone decides who holds it.
 			if err := errors.Join(file.Truncate(0), writeHolder(file)); err != nil {
 				return nil, errors.Join(fmt.Errorf("sign launch ledger's lock: %w", err), file.Close())
 			}
@@ -87,7 +87,7 @@ func (l *fileLock) flock(ctx context.Context) (*os.File, error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			text, _ := os.ReadFile(l.path) // no name is better than no refusal
+			text, _ := os.ReadFile(l.path) // without the pid the refusal names no process
 			holder, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 			return nil, errors.Join(l.busy(ctx, holder), file.Close())
 		}

@@ -16,7 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// held locks the launch ledger as another replica would, through a description of its own, and answers how to let go.
+// held locks the launch log as another replica would, through its own file description, and returns a function that
+// unlocks it.
 func held(t *testing.T, d *Driver) func() {
 	t.Helper()
 	file, err := os.OpenFile(d.journal.lock.path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
@@ -34,7 +35,8 @@ func held(t *testing.T, d *Driver) func() {
 	return free
 }
 
-// Scenario: a replica is stopped while it decides on a launch. The others wait no longer than they were told to, and go on when it is gone.
+// Scenario: a replica is stopped while it decides on a launch. The others wait no longer than they were told to, and go
+// on when it is gone.
 func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
@@ -69,7 +71,7 @@ func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
 			if fault.ActionOf(got.err) != commonv1.Action_ACTION_WAIT || !strings.Contains(refusal.Remedy, "continue it or end it") {
 				t.Errorf("%s: action %v, remedy %q", got.name, fault.ActionOf(got.err), refusal.Remedy)
 			}
-			// One of them asked the file and names its holder; the rest waited for that one.
+			// One of them tried to lock the file and names its holder; the rest waited for that one.
 			if !strings.Contains(refusal.Public, "process 4711") && !strings.Contains(refusal.Public, "process "+strconv.Itoa(os.Getpid())) {
 				t.Errorf("%s: nobody is named in %q", got.name, refusal.Public)
 			}
@@ -84,7 +86,7 @@ func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
 	}
 }
 
-// A caller that names no end of its patience has one all the same.
+// A caller whose context has no deadline waits for a bounded time too.
 func TestWaitingForTheLedgerIsBounded(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	free := held(t, d)
@@ -102,7 +104,7 @@ func TestWaitingForTheLedgerIsBounded(t *testing.T) {
 	}
 }
 
-// A caller that waits has the ledger as soon as it is free.
+// A caller that waits gets the lock as soon as it is free.
 func TestAWaitingCallerGetsTheLedger(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	free := held(t, d)
@@ -116,7 +118,7 @@ func TestAWaitingCallerGetsTheLedger(t *testing.T) {
 	}
 }
 
-// What a caller does on its way out needs the ledger too: one that is free is had with a context that has ended.
+// A caller's cleanup needs the launch log too: a free lock is taken with a context that has ended.
 func TestAFreeLedgerIsHadWithoutWaiting(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -15,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marker is in the environment of an instance's agent and of whatever inherits it.
+// marker is a variable in the environment of an instance's agent and of the processes that inherit it.
 const marker = "GPUAAS_BOX"
 
-// startTicks reads when a process began, in clock ticks since boot (proc(5), field 22 of stat). Zero: there is no such process.
+// startTicks returns when a process began, in clock ticks since boot (proc(5), field 22 of stat). Zero: there is no
+// such process, or it has ended.
 func startTicks(pid int) uint64 {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -37,7 +38,7 @@ func startTicks(pid int) uint64 {
 	return n
 }
 
-// alive says whether the process with that pid is still the one that began then.
+// alive reports whether the process with that pid is still the one that began at that time.
 func alive(pid int, ticks uint64) bool {
 	return pid > 0 && ticks > 0 && startTicks(pid) == ticks
 }
@@ -47,19 +48,20 @@ type proc struct {
 	pid, ppid int
 	instance  string // the id of the instance that it belongs to; empty: none
 	agent     bool   // it is the instance's agent itself
-	nearby    bool   // it merely stands in the instance's directory
+	nearby    bool   // only its working directory is in the instance's directory
 }
 
-// breadth says what scan takes for an instance's.
+// breadth selects which processes scan counts as an instance's.
 type breadth int
 
 const (
-	everything breadth = iota // also what merely stands in one of the instance's directories
-	marked                    // what carries the marker, or is a shim or an agent of the instance, and their descendants
+	everything breadth = iota // also those with a working directory in one of the instance's directories
+	marked                    // those with the marker, shims and agents of the instance, and their descendants
 )
 
-// scan lists the processes of all instances below root by the instances' ids: by the marker, by a shim's or an agent's directory, by where a workload stands, and
-// all descendants of those. One look at the host serves all instances.
+// scan lists the processes of all instances below root by the instances' ids. It recognizes them by the marker, by a
+// shim's or an agent's directory, or by a workload's working directory, and includes all their descendants. One scan of
+// the host serves all instances.
 func scan(root string, of breadth) (map[string][]proc, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -78,7 +80,7 @@ func scan(root string, of breadth) (map[string][]proc, error) {
 			all[pid] = p
 		}
 	}
-	// Descendants of what is the instance's are the instance's.
+	// Descendants of an instance's processes are the instance's.
 	for changed := true; changed; {
 		changed = false
 		for pid, p := range all {
@@ -110,7 +112,7 @@ func inspect(pid int, root string) (proc, bool) {
 	}
 	fields := strings.Fields(string(stat[i+1:]))
 	if len(fields) < 2 || fields[0] == "Z" || fields[0] == "X" {
-		return proc{}, false // ended, only not waited for
+		return proc{}, false // it has ended and was not waited for
 	}
 	p := proc{pid: pid}
 	p.ppid, _ = strconv.Atoi(fields[1])
@@ -120,7 +122,8 @@ func inspect(pid int, root string) (proc, bool) {
 			p.agent = true
 			return p, true
 		}
-		// A shim names its workload's directory. What else names a path below the instance may be an operator's look into its log.
+		// A shim names its workload's directory. Any other process that names a path below the instance may be an operator
+		// who reads its log.
 		if len(args) > 2 && args[1] == "shim" {
 			p.instance = below(root, args[2])
 		}
@@ -133,7 +136,8 @@ func inspect(pid int, root string) (proc, bool) {
 		}
 	}
 	if cwd, err := os.Readlink(filepath.Join(base, "cwd")); err == nil && p.instance == "" {
-		// A workload that lost its shim and hid its environment still stands in its directory, as its workspace's user: never as ours, if we are root.
+		// A workload that lost its shim and hid its environment still has its working directory, as its workspace's user:
+		// never as this process's user, if that is root.
 		if info, err := os.Stat(base); err == nil && (os.Getuid() != 0 || ownerOf(info) != 0) {
 			p.instance = below(root, cwd)
 			p.nearby = p.instance != ""
@@ -142,7 +146,8 @@ func inspect(pid int, root string) (proc, bool) {
 	return p, true
 }
 
-// below returns the id of the instance whose directory a path lies in; empty if it lies in none.
+// below returns the id of the instance whose directory contains a path; empty if none does, or if the path is the
+// directory itself.
 func below(root, path string) string {
 	rest, ok := strings.CutPrefix(path, root+"/")
 	if !ok {
@@ -150,12 +155,13 @@ func below(root, path string) string {
 	}
 	id, rest, _ := strings.Cut(rest, "/")
 	if rest == "" {
-		return "" // the instance's own directory is an operator's to stand in
+		return "" // an operator may have the instance's own directory as working directory
 	}
 	return id
 }
 
-// agentOf returns whose agent a command line is: `… run … --state-dir <root>/<id>/state …`.
+// agentOf returns the id of the instance whose agent has the command line `… run … --state-dir <root>/<id>/state …`, or
+// "" if it is none.
 func agentOf(args []string, root string) string {
 	if len(args) < 2 || args[1] != "run" {
 		return ""
@@ -175,11 +181,11 @@ func ownerOf(info os.FileInfo) uint32 {
 	return 0
 }
 
-// errAlive says that an instance has processes that do not end.
+// errAlive means that an instance has processes that do not end.
 var errAlive = errors.New("processes of the instance do not end")
 
-// endAll ends every process of these instances: the agents first and gently, so that they can write down what they did, then everything by force, until a
-// look finds nothing.
+// endAll ends every process of these instances: the agents first by SIGTERM, so that they can record what they did,
+// then everything by SIGKILL, until a scan finds nothing.
 func endAll(ctx context.Context, root string, of breadth, ids []string, gentle time.Duration) error {
 	procs, err := scan(root, of)
 	if err != nil {

@@ -12,8 +12,9 @@ import (
 // processes.
 const strayEvery = 10 * time.Second
 
-// endStrays ends what runs of instances that the launch log says have ended: an epoch is never launched again. What
-// merely stands in such a directory, a shell in which a person reads its log for example, is left alone.
+// endStrays ends the processes of instances that have ended by the launch log: an epoch is never launched again. It
+// leaves alone a process that only has its working directory there, for example a shell in which a person reads the
+// log.
 func (d *Driver) endStrays(ctx context.Context) error {
 	procs, err := scan(d.root(), marked)
 	if err != nil || len(procs) == 0 {

@@ -22,8 +22,8 @@ func visited(t *testing.T, d *Driver) int {
 	return n
 }
 
-// TestWhatRunsOftenVisitsWhatStands: of a log of 1,000 instances that have ended, each round of Keep, a launch and a scan
-// for strays visit the few that stand.
+// TestWhatRunsOftenVisitsWhatStands: of a log of 1,000 instances that have ended, each round of Keep, a launch and a
+// scan for strays visit only the few that have not ended.
 func TestWhatRunsOftenVisitsWhatStands(t *testing.T) {
 	ctx, d := testkit.Context(t), newDriver(t, 4, 4)
 	log, err := os.ReadFile(logOf(t, 1000).path)
@@ -61,7 +61,7 @@ func TestWhatRunsOftenVisitsWhatStands(t *testing.T) {
 	}
 }
 
-// TestAnIDOfAnInstanceIsItsKey: what a directory or a process is named by leads to its line, and nothing else does.
+// TestAnIDOfAnInstanceIsItsKey: keyOf parses the ids by which directories and processes are named, and nothing else.
 func TestAnIDOfAnInstanceIsItsKey(t *testing.T) {
 	ws := ids.New()
 	if k, ok := keyOf(instanceID(ws, 12)); !ok || k != (instanceKey{ws, 12}) {

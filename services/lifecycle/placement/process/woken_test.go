@@ -39,7 +39,7 @@ func wake(t *testing.T, d *Driver, ws string, epoch int64) {
 	waitProcs(t, d, ws, epoch, 1, 3)
 }
 
-// Keep ends what runs of an epoch that the launch log says has ended, and nothing of another.
+// Keep ends the processes of an epoch that has ended by the launch log, and those of no other.
 func TestProcessesOfAnEndedEpochAreEnded(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
@@ -69,8 +69,8 @@ func TestProcessesOfAnEndedEpochAreEnded(t *testing.T) {
 	}
 }
 
-// TestAReaderOfAnEndedInstanceIsLeftAlone: who stands in its directory and carries no marker is a person who looks into
-// its files.
+// TestAReaderOfAnEndedInstanceIsLeftAlone: a process with its working directory there and no marker belongs to a person
+// who reads its files.
 func TestAReaderOfAnEndedInstanceIsLeftAlone(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()

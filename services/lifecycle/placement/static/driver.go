@@ -1,7 +1,9 @@
-// Package static places workspaces on machines that were enrolled before: a slot, no instance of its own.
+// Package static places workspaces on machines that were enrolled before: a workspace gets a slot, not an instance of
+// its own.
 //
-// Its ledger is a table. It cannot end a machine, so it confirms an end only on proof that nothing of the workspace is left there: no claim on a
-// workload or on storage of that epoch. An unreachable machine therefore keeps its workspaces.
+// Its launch log is a table. It cannot end a machine, so it confirms an end only if no claim on a workload or on
+// storage of the workspace up to that epoch is left, apart from those that earlier epochs gave up. An unreachable
+// machine therefore keeps its workspaces.
 package static
 
 import (
@@ -20,10 +22,10 @@ import (
 // Driver of slots.
 type Driver struct{ db *pgxpool.Pool }
 
-// New makes a driver.
+// New returns a driver.
 func New(db *pgxpool.Pool) *Driver { return &Driver{db: db} }
 
-// Launch takes the slot on box.NodeID, or returns the one that is there if it is the same instance.
+// Launch takes the slot on box.NodeID, or returns the existing one if it is the same instance.
 func (d *Driver) Launch(ctx context.Context, box placement.LaunchRequest) (placement.Launched, error) {
 	var out placement.Launched
 	err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
@@ -63,7 +65,7 @@ func (d *Driver) Launch(ctx context.Context, box placement.LaunchRequest) (place
 	return out, nil
 }
 
-// End gives the slot back once nothing of the workspace is left on the machine.
+// End releases the slot once nothing of the workspace is left on the machine.
 func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error {
 	err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
 		left, err := pg.Value[int](ctx, tx, countLeft, workspaceID, epoch)
@@ -74,8 +76,8 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "the machine has not confirmed that the workspace's work is gone",
 				fault.Unmet(fmt.Sprintf("%d workload and storage claims of epoch %d are not released", left, epoch)))
 		}
-		// One statement for a slot that is taken, one that a launch beside this has taken and not committed yet, and one that never was: the last
-		// gets a tombstone, which keeps it so.
+		// One statement serves a slot that is taken, one that a concurrent launch has taken and not committed yet, and one
+		// that was never taken: the last gets a tombstone, so that it is never taken later.
 		if _, err := pg.Exec(ctx, tx, endSlot, workspaceID, epoch); err != nil {
 			return fmt.Errorf("give slot back: %w", err)
 		}
@@ -87,7 +89,8 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 	return nil
 }
 
-// Fence gives the slot back on a person's word. What the workspace left on the machine stays claimed until the machine is back and it is reaped.
+// Fence releases the slot by a person's attestation. The workspace's resources on the machine stay claimed until the
+// machine is back and they are reaped.
 func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
 	if _, err := pg.Exec(ctx, d.db, fenceSlot, workspaceID, epoch, word); err != nil {
 		return fmt.Errorf("fence placement: %w", err)

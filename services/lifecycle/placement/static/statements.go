@@ -6,11 +6,11 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// noID stands for the instance and the machine of an epoch that was ended before it was placed.
+// noID is the id of the instance and of the machine of an epoch that was ended before it was placed.
 const noID = `'00000000-0000-0000-0000-000000000000'`
 
-// epochsRow is what a launch must know of a workspace's slots: the highest epoch that ever had one, and another that
-// has one still.
+// epochsRow has what a launch needs about a workspace's slots: the highest epoch that ever had one, and another epoch
+// that still has one.
 type epochsRow struct {
 	Highest *int64 `db:"highest"`
 	Alive   *int64 `db:"alive"`
@@ -48,7 +48,7 @@ var (
 			fence_word)
 		VALUES ($1, $2, `+noID+`, `+noID+`, mesh.clock(), mesh.clock(), $3)
 		ON CONFLICT (workspace_id, epoch) DO UPDATE SET ended_at = mesh.clock(), fence_word = $3 WHERE s.ended_at IS NULL`)
-	// standingSlots goes by the index of the slots that have not ended.
+	// standingSlots uses the index of the slots that have not ended.
 	standingSlots = pg.Define(pg.RoleLifecycle, "static.standing_slots", `
 		SELECT `+pg.Columns[slotRow]("s")+` FROM lifecycle.static_placement s WHERE s.node_id <> `+noID+` AND s.ended_at IS NULL`)
 	listSlots = pg.Define(pg.RoleLifecycle, "static.list_slots", `

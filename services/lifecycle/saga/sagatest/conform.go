@@ -1,7 +1,8 @@
-// Package sagatest shows that a saga definition keeps the contract of the saga core.
+// Package sagatest checks that a saga definition keeps the contract of the saga core.
 //
-// It owns the faults: it fails each step and each undo, does both twice, crashes the driver at every kill point the definition passes, and cancels
-// at every step. It believes only the resource's own list, never the claims. It never passes a run whose intended fault was not reached.
+// It owns the faults: it fails each step and each undo, does both twice, crashes the driver at every kill point the
+// definition passes, and cancels at every step. It trusts only the resource's own list, never the claims. It never
+// passes a run whose intended fault was not reached.
 package sagatest
 
 import (
@@ -22,24 +23,26 @@ import (
 
 var insertTenant = pg.Define(pg.RoleLifecycle, "sagatest.insert_tenant", `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`)
 
-// Resource is what a definition makes, asked at the resource itself and not at our rows. Two lists of one thing made twice differ from one.
+// Resource lists what a definition makes, by a query of the resource itself and not of our rows. A thing that was made
+// twice is listed twice.
 type Resource interface {
 	List(ctx context.Context) ([]string, error)
 }
 
-// Case is a definition to be shown.
+// Case is a definition to be checked.
 type Case struct {
 	DB         *testkit.Database
 	Definition saga.Definition
 	Resource   Resource
 	Input      any
-	// Workspace prepares a workspace and answers its id; nil inserts a plain one of a tenant of its own.
+	// Workspace prepares a workspace and returns its id; nil inserts a plain one of a tenant of its own.
 	Workspace func(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, error)
-	// Clean takes away what a run that succeeded has left, by any means.
+	// Clean removes the resources of a run that succeeded, by any means.
 	Clean func(ctx context.Context, workspaceID string) error
 	// Timeout bounds one run; zero means a minute.
 	Timeout time.Duration
-	// Running is called with the core of each run before its driver starts, for definitions that need its Wake. May be nil.
+	// Running is called with the core of each run before its driver starts, for definitions that need its Wake. May be
+	// nil.
 	Running func(core *saga.Core)
 }
 
@@ -234,8 +237,8 @@ func distinct(points []point) []point {
 
 func (tr *trial) db() pg.Beginner { return tr.c.DB.Pool(pg.RoleLifecycle) }
 
-// begin starts the run and then a driver, which takes it from the queue, or as the plan wants it the other way round: then the start mostly leases
-// the run by itself. If the plan has a crash, another driver waits for it.
+// begin starts the run and then a driver, which takes it from the queue, or as the plan wants it the other way round:
+// then the start mostly leases the run by itself. If the plan has a crash, another driver waits for it.
 func (tr *trial) begin() {
 	tr.t.Helper()
 	if tr.plan.beside {
@@ -280,8 +283,8 @@ func plainWorkspace(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, er
 	return core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: "w-" + ids.New(), CreatedBy: "sagatest"})
 }
 
-// drive starts a driver with an owner of its own. At the planned crash it ends as a killed process would, and the next one finds the lease
-// expired. before is called when there is a core, and no driver runs yet.
+// drive starts a driver with an owner of its own. At the planned crash it ends as a killed process would, and the next
+// one finds the lease expired. before is called when the core exists and no driver runs yet.
 func (tr *trial) drive(before func()) {
 	tr.t.Helper()
 	tr.owner++
@@ -296,7 +299,7 @@ func (tr *trial) drive(before func()) {
 	driver, err := saga.NewDriver(core, saga.Config{
 		Owner: fmt.Sprintf("%s-%d", ids.New(), tr.owner), Workers: 4, Lease: lease, Heartbeat: time.Second, Poll: 20 * time.Millisecond,
 		CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
-		LeaseBatch: 1, // while it looks at the queue, the other workers are free for what is started
+		LeaseBatch: 1, // while it queries the queue, the other workers are free for runs that are started
 	})
 	if err != nil {
 		tr.t.Fatal(err)
@@ -333,7 +336,8 @@ func (tr *trial) drive(before func()) {
 	tr.t.Cleanup(func() { close(over); <-finished })
 }
 
-// ends waits for the run's end and checks the workspace. After a planned crash it first lets the lease expire and another driver take over.
+// ends waits for the run's end and checks the workspace. After a planned crash it first lets the lease expire and
+// another driver take over.
 func (tr *trial) ends(state string, workspace commonv1.WorkspaceState) {
 	tr.t.Helper()
 	if tr.plan.crash != nil && tr.owner == 1 {

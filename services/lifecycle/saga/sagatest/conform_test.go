@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// shelf is a resource with a ledger of its own. It refuses nothing: what is put twice stands there twice.
+// shelf is a resource with a list of its own. It refuses nothing: a thing that is put twice is in the list twice.
 type shelf struct {
 	mu    sync.Mutex
 	items []string
@@ -55,7 +55,7 @@ func (s *shelf) List(context.Context) ([]string, error) {
 	return append([]string(nil), s.items...), nil
 }
 
-// instanceStep puts an instance on the shelf: intent, look, put, confirm with the step's end.
+// instanceStep puts an instance on the shelf: intent, check, put, confirm with the step's end.
 func shelfStep(s *shelf, kind string) saga.Step {
 	name := func(env *saga.Env) string { return fmt.Sprintf("%s/%s/%d", env.WorkspaceID, kind, env.Epoch) }
 	return saga.Step{

@@ -23,7 +23,7 @@ type point struct {
 
 func (p point) String() string { return fmt.Sprintf("%s at step %d (%s)", p.name, p.step, p.dir) }
 
-// plan is what is done to one run. The zero value lets it run.
+// plan is the fault to inject into one run. newPlan returns a plan without a fault.
 type plan struct {
 	failDo     int  // step whose Do fails for good; -1 none
 	afterwards bool // it fails after its work was done
@@ -57,8 +57,8 @@ func (p *plan) hit() {
 	p.hits++
 }
 
-// points returns the hook of one core: it records the kill points passed, and crashes at the intended one, once. A core that crashed commits
-// nothing more.
+// points returns the OnPoint hook of one core: it records the kill points passed, and crashes at the intended one,
+// once. A core that crashed commits nothing more.
 func (p *plan) points() func(context.Context, string, saga.Place) error {
 	var dead atomic.Bool
 	return func(_ context.Context, name string, at saga.Place) error {

@@ -1,4 +1,5 @@
-// Package projecttest writes a synthetic event log: each event is appended by the role that owns it, as the real services do.
+// Package projecttest writes a synthetic event log: each event is appended by the role that owns it, as the real
+// services do.
 package projecttest
 
 import (
@@ -30,7 +31,7 @@ type Log struct {
 	sequencer      *events.Sequencer
 }
 
-// New makes a log over a database of the test's own.
+// New returns a log over a database that belongs to the test.
 func New(tb testing.TB) *Log {
 	tb.Helper()
 	l := &Log{TB: tb, DB: testkit.DB(tb), Numbered: &events.Signal{}, Wake: &events.Signal{}, versions: map[string]int64{}}
@@ -42,7 +43,7 @@ func New(tb testing.TB) *Log {
 	return l
 }
 
-// Projector makes one over the log.
+// Projector returns a projector over the log.
 func (l *Log) Projector() *project.Projector {
 	l.TB.Helper()
 	p, err := project.New(project.Deps{Logger: testkit.Logger(l.TB), DB: l.DB.Pool(pg.RoleReadmodel), Numbered: l.Numbered, Wake: l.Wake})
@@ -50,13 +51,13 @@ func (l *Log) Projector() *project.Projector {
 	return p
 }
 
-// Number gives all appended events their place.
+// Number assigns all appended events their positions.
 func (l *Log) Number() {
 	l.TB.Helper()
 	l.must(l.sequencer.Drain(testkit.Context(l.TB)))
 }
 
-// Put appends the entity as its next version and numbers it. It answers the position token.
+// Put appends the entity as its next version and numbers it. It returns the position token.
 func (l *Log) Put(m proto.Message) string {
 	l.TB.Helper()
 	token := l.Append(m)
@@ -64,7 +65,7 @@ func (l *Log) Put(m proto.Message) string {
 	return token
 }
 
-// Append is Put without numbering. The message's version is set.
+// Append is Put without numbering. It sets the message's version.
 func (l *Log) Append(m proto.Message) string {
 	l.TB.Helper()
 	role, e := event(m)
@@ -72,7 +73,7 @@ func (l *Log) Append(m proto.Message) string {
 	return l.write(role, e)
 }
 
-// AppendVersion appends the entity with a version of the caller's.
+// AppendVersion appends the entity with the given version.
 func (l *Log) AppendVersion(m proto.Message, version int64) string {
 	l.TB.Helper()
 	role, e := event(m)
@@ -179,19 +180,19 @@ func NewWorld(tb testing.TB) *World {
 	return w
 }
 
-// Beat writes a beat of the world's replica, now by the database.
+// Beat writes a beat of the world's replica at the database's time.
 func (w *World) Beat(leaving bool) {
 	w.TB.Helper()
 	w.BeatOf(w.Replica, w.Now().Add(-time.Hour), leaving)
 }
 
-// BeatOf writes a beat of a replica, now by the database, that began at a time.
+// BeatOf writes a beat, at the database's time, of a replica that started at started.
 func (w *World) BeatOf(replica string, started time.Time, leaving bool) {
 	w.TB.Helper()
 	testkit.BeatSince(w.DB, replica, started, leaving)
 }
 
-// Now is the database's time.
+// Now returns the database's time.
 func (w *World) Now() time.Time {
 	w.TB.Helper()
 	now, _, _, err := pg.Clock(testkit.Context(w.TB), w.DB.Pool(pg.RoleReadmodel))
