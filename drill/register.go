@@ -79,20 +79,20 @@ func runRegister(ctx context.Context, r *Run) error {
 	}
 	id, epoch := op.GetWorkspaceId(), op.GetEpoch()
 	defer r.leave(ctx, id)
-	box := m.instanceDir(id, epoch)
+	instance := m.instanceDir(id, epoch)
 	pid, err := m.launched(ctx, id, epoch)
 	if err != nil {
 		return at(StageGood, err)
 	}
-	identity := filepath.Join(box, "state", "node.json")
+	identity := filepath.Join(instance, "state", "node.json")
 	if err := await(ctx, "the instance to enrol", settle, func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
 		return at(StageGood, err)
 	}
-	before, agent := digest(box), kernel(pid)
+	before, agent := digest(instance), kernel(pid)
 	err = r.inject(ctx, fmt.Sprintf("the instance's identity (its files' digest was %.12s) wiped and its agent, process %d, killed", before, pid),
-		func(context.Context) error { return reimage(pid, box, env) },
+		func(context.Context) error { return reimage(pid, instance, env) },
 		func(context.Context) error {
-			if after := digest(box); after == before {
+			if after := digest(instance); after == before {
 				return errors.New("the identity's files are as they were")
 			}
 			return gone(pid, agent)
@@ -206,25 +206,25 @@ func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
 
 // reimage restores an instance to its state before its first boot. The agent is stopped first, so that it writes
 // nothing in between, and killed last, since it is powered on again as soon as it is gone.
-func reimage(pid int, box string, env []byte) error {
+func reimage(pid int, instance string, env []byte) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return err
 	}
-	keys, err := filepath.Glob(filepath.Join(box, "etc", "*.pem"))
-	state, stateErr := filepath.Glob(filepath.Join(box, "state", "*"))
+	keys, err := filepath.Glob(filepath.Join(instance, "etc", "*.pem"))
+	state, stateErr := filepath.Glob(filepath.Join(instance, "state", "*"))
 	err = errors.Join(err, stateErr)
 	for _, path := range append(keys, state...) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
-	file := filepath.Join(box, "etc", "node-agent.env")
+	file := filepath.Join(instance, "etc", "node-agent.env")
 	return errors.Join(err, os.WriteFile(file, env, 0o600), syscall.Kill(pid, syscall.SIGKILL))
 }
 
 // digest returns a digest of the files that make an instance's identity: its keys and certificates, and its ids.
-func digest(box string) string {
+func digest(instance string) string {
 	sum := sha256.New()
-	keys, _ := filepath.Glob(filepath.Join(box, "etc", "*.pem")) // the pattern is good
-	for _, f := range append(keys, filepath.Join(box, "state", "node.json")) {
+	keys, _ := filepath.Glob(filepath.Join(instance, "etc", "*.pem")) // the pattern is good
+	for _, f := range append(keys, filepath.Join(instance, "state", "node.json")) {
 		if data, err := os.ReadFile(f); err == nil { //nolint:gosec // of our own mesh
 			fmt.Fprintf(sum, "%s %d\n", filepath.Base(f), len(data))
 			_, _ = sum.Write(data)

@@ -448,7 +448,7 @@ func TestLedgerModel(t *testing.T) {
 		l := openAt(t, path)
 		defer func() { _ = l.Close() }()
 		want := map[int]State{}
-		disowned := map[int]bool{}
+		abandoned := map[int]bool{}
 		pick := func() int {
 			known := slices.Sorted(maps.Keys(want))
 			if len(known) == 0 {
@@ -500,7 +500,7 @@ func TestLedgerModel(t *testing.T) {
 				}
 				if want[n] != 0 {
 					delete(want, n)
-					disowned[n] = true
+					abandoned[n] = true
 				}
 			case 6:
 				if err := l.Close(); err != nil {
@@ -525,8 +525,8 @@ func TestLedgerModel(t *testing.T) {
 			if !maps.Equal(got, want) {
 				rt.Fatalf("there are %v, want %v", got, want)
 			}
-			if kept, err := l.Abandoned(); err != nil || len(kept) != len(disowned) {
-				rt.Fatalf("disowned: %d of %d, %v", len(kept), len(disowned), err)
+			if kept, err := l.Abandoned(); err != nil || len(kept) != len(abandoned) {
+				rt.Fatalf("disowned: %d of %d, %v", len(kept), len(abandoned), err)
 			}
 		}
 		pruned, err := l.Prune(t.Context(), time.Now().AddDate(1, 0, 0), 1000)

@@ -134,17 +134,17 @@ func (r *mesh) surround(ctx context.Context) (func(), error) {
 			return nil, fmt.Errorf("write database url: %w", err)
 		}
 	}
-	plane, err := nodeapitest.NewBackend()
+	backend, err := nodeapitest.NewBackend()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	if r.server.Recovery, r.server.Lifecycle, err = plane.Listen(ctx, r.opts.Logger, services); err != nil {
+	if r.server.Recovery, r.server.Lifecycle, err = backend.Listen(ctx, r.opts.Logger, services); err != nil {
 		cancel()
 		return nil, err
 	}
 	done := make(chan error, 1)
-	go func() { done <- plane.Run(ctx) }() // awaited by the answer
+	go func() { done <- backend.Run(ctx) }() // awaited by the answer
 	return func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -122,16 +122,16 @@ func (r *cluster) start(ctx context.Context) (func(), error) {
 	if err != nil {
 		return stop, err
 	}
-	plane, err := nodeapitest.NewBackend()
+	backend, err := nodeapitest.NewBackend()
 	if err != nil {
 		return stop, err
 	}
-	recovery, _, err := plane.Listen(ctx, r.opts.Logger, services)
+	recovery, _, err := backend.Listen(ctx, r.opts.Logger, services)
 	if err != nil {
 		return stop, err
 	}
-	run("plane", plane.Run)
-	key, lifecycle, err := r.lifecycle(ctx, run, plane, services, sequencerPool)
+	run("plane", backend.Run)
+	key, lifecycle, err := r.lifecycle(ctx, run, backend, services, sequencerPool)
 	if err != nil {
 		return stop, err
 	}
@@ -146,7 +146,7 @@ func (r *cluster) start(ctx context.Context) (func(), error) {
 }
 
 // lifecycle serves gates and tasks as the service does.
-func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.Context) error), plane *nodeapitest.Backend, services *nodeapitest.Authority,
+func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.Context) error), backend *nodeapitest.Backend, services *nodeapitest.Authority,
 	sequencerPool *pgxpool.Pool,
 ) (envelope.Key, string, error) {
 	_, private, err := ed25519.GenerateKey(nil)
@@ -154,7 +154,7 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 		return envelope.Key{}, "", fmt.Errorf("make task key: %w", err)
 	}
 	key := envelope.NewKey(private)
-	public, err := plane.Keys.Public()
+	public, err := backend.Keys.Public()
 	if err != nil {
 		return key, "", err
 	}

@@ -366,8 +366,8 @@ func PointInstances(ctx context.Context, dir, apiURL, enrollURL string) error {
 		if env.Get(identity.EnvAPIURL) == apiURL && env.Get(identity.EnvRecoveryURL) == enrollURL {
 			continue
 		}
-		box := filepath.Dir(filepath.Dir(file))
-		if _, err := reap.EndAgents(ctx, box, Program, 2*time.Second); err != nil {
+		instance := filepath.Dir(filepath.Dir(file))
+		if _, err := reap.EndAgents(ctx, instance, Program, 2*time.Second); err != nil {
 			return err
 		}
 		if err := Point(file, map[string]string{identity.EnvAPIURL: apiURL, identity.EnvRecoveryURL: enrollURL}); err != nil {

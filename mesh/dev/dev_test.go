@@ -255,9 +255,9 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 		t.Errorf("the workspace was %s in epoch %d and is %s in epoch %d", ws.GetWorkspaceId(), ws.GetEpoch(), again.GetWorkspaceId(), again.GetEpoch())
 	}
 	// Its instance was powered on again, and finds the mesh although its ports are different now.
-	box := again.GetNodeName()
+	instance := again.GetNodeName()
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if !second.node(t, box).GetConnected() {
+		if !second.node(t, instance).GetConnected() {
 			return errors.New("the box is not connected")
 		}
 		return nil

@@ -100,11 +100,11 @@ func checkLedger(t test, c *cluster.Cluster) (launched int, live map[string]int6
 	t.Helper()
 	count, live := map[string]int{}, map[string]int64{}
 	for _, l := range readLedger(t, c) {
-		box := l.WorkspaceID + ":" + strconv.FormatInt(l.Epoch, 10)
+		instance := l.WorkspaceID + ":" + strconv.FormatInt(l.Epoch, 10)
 		switch l.Op {
 		case "intent", "launched":
 			if l.Op == "launched" {
-				count[box]++
+				count[instance]++
 			}
 			if other, ok := live[l.WorkspaceID]; ok && other != l.Epoch {
 				t.Errorf("workspace %s: epoch %d begins while epoch %d lives", l.WorkspaceID, l.Epoch, other)
@@ -116,9 +116,9 @@ func checkLedger(t test, c *cluster.Cluster) (launched int, live map[string]int6
 			}
 		}
 	}
-	for box, n := range count {
+	for instance, n := range count {
 		if n != 1 {
-			t.Errorf("box %s was launched %d times", box, n)
+			t.Errorf("box %s was launched %d times", instance, n)
 		}
 		launched += n
 	}
@@ -228,9 +228,9 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 	roles := column(t, tenants, `SELECT rolname::text FROM pg_roles WHERE rolname LIKE 't\_%' ORDER BY 1`)
 	active := 0
 	for _, ws := range list {
-		boxes := 0
+		instances := 0
 		if epoch, ok := live[ws.GetWorkspaceId()]; ok {
-			boxes = 1
+			instances = 1
 			if epoch != ws.GetEpoch() {
 				complain("workspace %s has epoch %d, its box has epoch %d", ws.GetName(), ws.GetEpoch(), epoch)
 			}
@@ -240,8 +240,8 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 		switch ws.GetState() {
 		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
 			active++
-			if process && (boxes != 1 || len(agent) != 1 || len(demo) != 1) {
-				complain("workspace %s is active with %d boxes, %d agents and %d workloads", ws.GetName(), boxes, len(agent), len(demo))
+			if process && (instances != 1 || len(agent) != 1 || len(demo) != 1) {
+				complain("workspace %s is active with %d boxes, %d agents and %d workloads", ws.GetName(), instances, len(agent), len(demo))
 			}
 			if len(ws.GetEndpoints()) != 1 {
 				complain("workspace %s is active with the endpoints %v", ws.GetName(), ws.GetEndpoints())
@@ -251,8 +251,8 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 				complain("workspace %s is active and does not answer: %v", ws.GetName(), err)
 			}
 		case commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
-			if boxes != 0 || len(all) != 0 {
-				complain("workspace %s is %s and has %d boxes and %d processes: %v", ws.GetName(), names.Of(ws.GetState()), boxes, len(all), all)
+			if instances != 0 || len(all) != 0 {
+				complain("workspace %s is %s and has %d boxes and %d processes: %v", ws.GetName(), names.Of(ws.GetState()), instances, len(all), all)
 			}
 		default:
 			complain("workspace %s is %s", ws.GetName(), names.Of(ws.GetState()))

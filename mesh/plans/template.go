@@ -69,12 +69,12 @@ var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-
 var serials = regexp.MustCompile(`^[0-9a-f]{24,32}$`)
 
 // capture reads all rows and finds the level of each id and name.
-func capture(ctx context.Context, conn *pgx.Conn, boxes bool) (*Template, error) {
+func capture(ctx context.Context, conn *pgx.Conn, instances bool) (*Template, error) {
 	columns, err := pg.All[column](ctx, conn, columnsOfTables)
 	if err != nil {
 		return nil, fmt.Errorf("read the tables of the template: %w", err)
 	}
-	tmpl := &Template{instances: boxes, levels: map[string]level{
+	tmpl := &Template{instances: instances, levels: map[string]level{
 		tenantName: ofTenant, nodeName: ofNode, workspaceName: ofWorkspace, endedName: ofEnded,
 	}}
 	for len(columns) > 0 {

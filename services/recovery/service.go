@@ -102,7 +102,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	teller, err := identity.NewNotifier(identity.NotifierDeps{
+	notifier, err := identity.NewNotifier(identity.NotifierDeps{
 		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...), Told: &wakes.told, Wake: b.Wake,
 		Numbered: b.Numbered,
 	}, identity.NotifierConfig{})
@@ -159,7 +159,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	b.Health.Ready("authority", poller.Health)
 	b.Add(
-		app.Task{Name: "fences", Phase: app.PhaseLeases, Run: teller.Run},
+		app.Task{Name: "fences", Phase: app.PhaseLeases, Run: notifier.Run},
 		app.Task{Name: "authority", Phase: app.PhaseLeases, Run: poller.Run},
 		app.Task{Name: "background", Run: sweeps.Run},
 	)

@@ -163,9 +163,9 @@ func TestACordonOfAPersonStays(t *testing.T) {
 	}
 }
 
-// TestACordonPassesToWhoeverElseWantsIt: a machine takes new workspaces again only when no request for its cordon is
+// TestACordonPassesToTheNextRequester: a machine takes new workspaces again only when no request for its cordon is
 // left.
-func TestACordonPassesToWhoeverElseWantsIt(t *testing.T) {
+func TestACordonPassesToTheNextRequester(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
@@ -209,8 +209,8 @@ func TestAnInstanceBesideTheProduct(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	stranger := ids.New()
-	for _, box := range []placement.LaunchRequest{{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()}, {WorkspaceID: id, Epoch: 2, InstanceID: ids.New()}} {
-		if _, err := b.world.Launch(t.Context(), box); err != nil {
+	for _, instance := range []placement.LaunchRequest{{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()}, {WorkspaceID: id, Epoch: 2, InstanceID: ids.New()}} {
+		if _, err := b.world.Launch(t.Context(), instance); err != nil {
 			t.Fatal(err)
 		}
 	}

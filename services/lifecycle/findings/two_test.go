@@ -110,12 +110,12 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 					t.Error("the other checks succeeded, and this shows nothing")
 				}
 			}()
-			for _, box := range []placement.LaunchRequest{
+			for _, instance := range []placement.LaunchRequest{
 				{WorkspaceID: id, Epoch: 2, InstanceID: ids.New()},
 				{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()},
 				{WorkspaceID: stranger, Epoch: 2, InstanceID: ids.New()},
 			} {
-				if _, err := b.world.Launch(t.Context(), box); err != nil {
+				if _, err := b.world.Launch(t.Context(), instance); err != nil {
 					t.Fatal(err)
 				}
 			}

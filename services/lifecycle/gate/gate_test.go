@@ -135,9 +135,9 @@ func TestOnlyTheNewestAdmittedSessionRaisesTheGate(t *testing.T) {
 // change.
 func TestABatchLocksBeforeItReconciles(t *testing.T) {
 	k := newKit(t)
-	machine, box, ws, instance := k.node(), ids.New(), ids.New(), ids.New()
+	machine, theInstance, ws, instance := k.node(), ids.New(), ids.New(), ids.New()
 	_, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{
-		NodeId: box, FenceEpoch: 1, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws, Epoch: 1,
+		NodeId: theInstance, FenceEpoch: 1, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws, Epoch: 1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -145,13 +145,13 @@ func TestABatchLocksBeforeItReconciles(t *testing.T) {
 	first := session(machine, instance, 1)
 	k.ready(ids.New(), first)
 	k.heard.locked, k.heard.order = nil, nil
-	again, other := session(machine, instance, 2), session(box, instance, 1)
+	again, other := session(machine, instance, 2), session(theInstance, instance, 1)
 	again.LedgerId = ids.New()
 	task := ids.New()
 	other.TasksInFlight = []*commonv1.TaskInFlight{{TaskId: task, Attempt: 1}, {TaskId: "an agent's word", Attempt: 1}}
 	k.ready(ids.New(), again, other)
 	want := gate.Ready{
-		NodeIDs: []string{machine, box}, NewLedgers: []string{machine}, Workspaces: []string{ws}, TaskIDs: []string{task},
+		NodeIDs: []string{machine, theInstance}, NewLedgers: []string{machine}, Workspaces: []string{ws}, TaskIDs: []string{task},
 	}
 	if len(k.heard.locked) != 1 || !reflect.DeepEqual(k.heard.locked[0], want) {
 		t.Errorf("locked %+v, want %+v once", k.heard.locked, want)

@@ -65,7 +65,7 @@ type Driver interface {
 	// Launch makes the instance, or returns the existing one if it is the same instance. Refusals are faults:
 	// instance_of_lost_history, epoch_superseded, epoch_ended, previous_epoch_alive, no_capacity; launch_failed may be
 	// tried again.
-	Launch(ctx context.Context, box LaunchRequest) (Launched, error)
+	Launch(ctx context.Context, request LaunchRequest) (Launched, error)
 	// End ends the instance and everything that runs on it, and returns once that is confirmed. For an instance that was
 	// never launched it returns at once. Either way (workspace, epoch) is never launched afterwards.
 	End(ctx context.Context, workspaceID string, epoch int64) error

@@ -102,9 +102,9 @@ func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(workloads.Close)
-	var boxes placement.Driver = p.world
+	var instances placement.Driver = p.world
 	if cfg.instances != nil {
-		boxes = cfg.instances(p.world)
+		instances = cfg.instances(p.world)
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var loops sync.WaitGroup
@@ -121,7 +121,7 @@ func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 		}
 	}
 	for n := range cfg.seats {
-		p.seats = append(p.seats, p.sit(n, cfg, workloads, boxes, committed))
+		p.seats = append(p.seats, p.sit(n, cfg, workloads, instances, committed))
 	}
 	for n, s := range p.seats {
 		driver, err := saga.NewDriver(s.core, saga.Config{
@@ -141,7 +141,7 @@ func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 	return p
 }
 
-func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, boxes placement.Driver, committed func()) *member {
+func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instances placement.Driver, committed func()) *member {
 	p.t.Helper()
 	s := &member{}
 	pc, err := pgxpool.ParseConfig(p.db.URL(pg.RoleLifecycle))
@@ -168,7 +168,7 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, boxes p
 		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks, Identities: p.world, Secret: make([]byte, 32),
 		Secrets:   cfg.secrets,
 		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
-			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: boxes, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.pool),
+			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: instances, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.pool),
 		},
 	})
 	reg, err := s.steps.Registry()

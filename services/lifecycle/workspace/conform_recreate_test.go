@@ -34,11 +34,11 @@ type standingInstances struct{ *world }
 // List returns the world's own list.
 func (s standingInstances) List(context.Context) ([]string, error) {
 	out := s.standing()
-	boxes := map[string]int{}
+	instances := map[string]int{}
 	for _, line := range out {
 		if k, ok := strings.CutPrefix(line, "box "); ok {
 			id, _, _ := strings.Cut(k, ":")
-			if boxes[id]++; boxes[id] == 2 {
+			if instances[id]++; instances[id] == 2 {
 				out = append(out, "two boxes of "+id)
 			}
 		}

@@ -83,12 +83,12 @@ var ownersOfInstances = pg.Define(pg.RoleLifecycle, "workspace.owners_of_instanc
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = b.workspace_id AND i.epoch = b.epoch`)
 
 // ownersOf returns the Owner of each instance, in their order, as of one moment.
-func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]Owner, error) {
-	out := make([]Owner, len(boxes))
+func ownersOf(ctx context.Context, q pg.Querier, instances []placement.Instance) ([]Owner, error) {
+	out := make([]Owner, len(instances))
 	var workspaces []string
 	var epochs []int64
 	var at []int
-	for i, b := range boxes {
+	for i, b := range instances {
 		if !ids.Valid(b.WorkspaceID) {
 			continue // not of a workspace of this database
 		}

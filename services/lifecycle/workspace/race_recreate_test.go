@@ -328,7 +328,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	launchedBoxes, wrong := checkLedger(raw)
+	launchedInstances, wrong := checkLedger(raw)
 	if len(wrong) > 0 {
 		t.Errorf("the driver's ledger: %q", wrong)
 	}
@@ -336,8 +336,8 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	if int(started.Load()) != runs || len(begun) != runs {
 		t.Errorf("%d answers say that they began a recreation, %d runs are there", started.Load(), runs)
 	}
-	if launchedBoxes != runs+workspaces {
-		t.Errorf("%d launches for %d recreations of %d workspaces", launchedBoxes, runs, workspaces)
+	if launchedInstances != runs+workspaces {
+		t.Errorf("%d launches for %d recreations of %d workspaces", launchedInstances, runs, workspaces)
 	}
 	if n := started.Load() + joinedOps.Load(); n != int64(total/burstSize*burstSize) {
 		t.Errorf("%d of %d were answered", n, total)

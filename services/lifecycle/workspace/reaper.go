@@ -104,17 +104,17 @@ func (r *Reaper) Sweep(ctx context.Context) (Reaped, error) {
 func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) (Reaped, error) {
 	// The list is read before the rows: every instance in it was committed here before it was launched, so the rows that
 	// are read afterwards include it.
-	boxes, whole, err := r.listed(ctx, kind, driver)
+	instances, whole, err := r.listed(ctx, kind, driver)
 	if err != nil {
 		return Reaped{}, err
 	}
-	owners, err := ownersOf(ctx, r.deps.DB, boxes)
+	owners, err := ownersOf(ctx, r.deps.DB, instances)
 	if err != nil {
 		return Reaped{}, err
 	}
 	var out Reaped
 	var unknown []placement.Instance
-	for i, b := range boxes {
+	for i, b := range instances {
 		switch v, why := Belongs(b, owners[i]); v {
 		case Owned, Gone:
 		case Unknown:
@@ -171,12 +171,12 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 	if whole {
 		list = driver.List
 	}
-	boxes, err := list(ctx)
+	instances, err := list(ctx)
 	if err != nil {
 		return nil, false, fmt.Errorf("list instances: %w", err)
 	}
 	if whole {
-		return boxes, true, nil
+		return instances, true, nil
 	}
 	claims, err := pg.All[givenUp](ctx, r.deps.DB, instancesGivenUp, kindInstance, names.Of(kind))
 	if err != nil {
@@ -190,7 +190,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 			unlisted[c] = true
 		}
 	}
-	for _, b := range boxes {
+	for _, b := range instances {
 		delete(unlisted, givenUp{b.WorkspaceID, b.Epoch})
 	}
 	if len(unlisted) > 0 {
@@ -200,7 +200,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 		}
 		for _, b := range all {
 			if key := (givenUp{b.WorkspaceID, b.Epoch}); unlisted[key] {
-				boxes = append(boxes, b)
+				instances = append(instances, b)
 				delete(unlisted, key)
 			}
 		}
@@ -209,7 +209,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 	r.mu.Lock()
 	r.absent[kind] = still
 	r.mu.Unlock()
-	return boxes, false, nil
+	return instances, false, nil
 }
 
 // judged notes the end of a sweep. After a sweep that left an orphan unended, the next sweep judges everything.

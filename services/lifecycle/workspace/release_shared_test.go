@@ -287,9 +287,9 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 	if schema != schemaName(tenant, "demo", former) {
 		t.Fatal("the two share no name")
 	}
-	box := p.hold(id).InstanceID
+	instance := p.hold(id).InstanceID
 	same, taken := p.given(id, kindSchema, schema, 1), p.given(former, kindSchema, schema, 1)
-	handle, identity := p.given(id, kindHandle, "ws-"+id, 1), p.given(id, kindIdentity, box, 1)
+	handle, identity := p.given(id, kindHandle, "ws-"+id, 1), p.given(id, kindIdentity, instance, 1)
 	loose := p.given(former, kindIdentity, ids.New(), 1)
 	standing := fmt.Sprint(p.world.standing())
 	if n, err := p.sharedReaper().Sweep(t.Context()); err != nil || n != 5 {

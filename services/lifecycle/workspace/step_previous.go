@@ -60,11 +60,11 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	if err := s.takeOverStorage(ctx, env, f); err != nil {
 		return saga.Outcome{}, err
 	}
-	boxes, err := previousClaims(ctx, env, kindInstance)
+	instances, err := previousClaims(ctx, env, kindInstance)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	for _, c := range boxes {
+	for _, c := range instances {
 		if err = s.endInstance(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil && !saga.Interrupted(err) {
 			err = s.fence(ctx, env, driver, c.Epoch, in.Word)
 		}

@@ -251,7 +251,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 }
 
 // onInstance lists the node-local claims that go with the instance.
-func (s *Steps) onInstance(ctx context.Context, env *saga.Env, box saga.Claim, own bool) ([]saga.Claim, error) {
+func (s *Steps) onInstance(ctx context.Context, env *saga.Env, instance saga.Claim, own bool) ([]saga.Claim, error) {
 	if !own {
 		return nil, nil
 	}
@@ -261,7 +261,7 @@ func (s *Steps) onInstance(ctx context.Context, env *saga.Env, box saga.Claim, o
 	}
 	var out []saga.Claim
 	for _, c := range claims {
-		if c.Epoch == box.Epoch {
+		if c.Epoch == instance.Epoch {
 			out = append(out, c)
 		}
 	}

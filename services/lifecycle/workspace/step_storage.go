@@ -191,15 +191,15 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_EPOCH_ENDED, "the instance of this epoch has ended", nil)
 	default:
 	}
-	box := placement.LaunchRequest{
+	theInstance := placement.LaunchRequest{
 		WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, Epoch: env.Epoch, InstanceID: i.ID, NodeID: a.NodeID, GPUs: spec.GetGpus(),
 		NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch), Permit: env.Proceed,
 	}
 	node := a.NodeID
 	if ownInstance(a.Placement) {
-		box.LaunchSecret = s.launchSecret(i.ID)
+		theInstance.LaunchSecret = s.launchSecret(i.ID)
 		var err error
-		if node, err = s.prepareIdentity(ctx, env, i, box); err != nil {
+		if node, err = s.prepareIdentity(ctx, env, i, theInstance); err != nil {
 			return i, err
 		}
 	}
@@ -217,7 +217,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 			return i, fmt.Errorf("mark launching: %w", err)
 		}
 	}
-	launched, err := driver.Launch(ctx, box)
+	launched, err := driver.Launch(ctx, theInstance)
 	if err != nil {
 		return i, s.notLaunched(ctx, env, claim, i, err)
 	}
@@ -241,14 +241,14 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 
 // prepareIdentity has recovery register the identity of an instance before its launch, confirms the claim on it, and
 // returns the id of the node that the instance will be.
-func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance, box placement.LaunchRequest) (string, error) {
+func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance, theInstance placement.LaunchRequest) (string, error) {
 	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
 		return "", fmt.Errorf("claim identity: %w", err)
 	}
-	sum := sha256.Sum256([]byte(box.LaunchSecret))
+	sum := sha256.Sum256([]byte(theInstance.LaunchSecret))
 	prepared, err := s.deps.Identities.PrepareInstance(ctx, &recoveryv1.PrepareInstanceRequest{
-		WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:], NodeName: box.NodeName,
+		WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:], NodeName: theInstance.NodeName,
 	})
 	if err != nil {
 		return "", saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not prepare the instance's identity", err)

@@ -20,7 +20,7 @@ import (
 // sources are the files in the order in which they are read: the later ones use what the earlier ones found.
 func (g *gathering) sources() []source {
 	id := g.req.Workspace.GetWorkspaceId()
-	boxes := view.PerWorkspaceFilter{WorkspaceID: id, Released: true}
+	instances := view.PerWorkspaceFilter{WorkspaceID: id, Released: true}
 	return []source{
 		{"workspace.json", "the workspace", func(context.Context) (any, error) { return cleaned{g.req.Workspace}, nil }},
 		{"same_name.json", "workspaces of the same tenant and name", g.sameName},
@@ -32,17 +32,17 @@ func (g *gathering) sources() []source {
 			return s.Tasks(ctx, view.TaskFilter{WorkspaceID: id}, p)
 		})},
 		{"claims.json", "the resource claims", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Claim, string, error) {
-			return s.Claims(ctx, boxes, p)
+			return s.Claims(ctx, instances, p)
 		})},
 		{"allocations.json", "the allocations", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Allocation, string, error) {
-			list, next, err := s.Allocations(ctx, boxes, p)
+			list, next, err := s.Allocations(ctx, instances, p)
 			for _, a := range list {
 				g.sawNode(a.GetNodeId())
 			}
 			return list, next, err
 		})},
 		{"instances.json", "the instances", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Instance, string, error) {
-			list, next, err := s.Instances(ctx, boxes, p)
+			list, next, err := s.Instances(ctx, instances, p)
 			for _, i := range list {
 				g.sawNode(i.GetNodeId())
 			}

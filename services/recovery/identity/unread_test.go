@@ -106,14 +106,14 @@ func TestAnUnknownStateStopsNoTelling(t *testing.T) {
 	})
 	testkit.WithoutValue(t, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED)
 	g := &gate{high: map[string]int64{}}
-	teller, err := identity.NewNotifier(identity.NotifierDeps{Logger: testkit.Logger(t), Pool: b.pool, Gate: g, Told: b.told},
+	notifier, err := identity.NewNotifier(identity.NotifierDeps{Logger: testkit.Logger(t), Pool: b.pool, Gate: g, Told: b.told},
 		identity.NotifierConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(b.ctx)
 	done := make(chan error, 1)
-	go func() { done <- teller.Run(ctx) }()
+	go func() { done <- notifier.Run(ctx) }()
 	defer func() {
 		stop()
 		if err := <-done; err != nil {

@@ -111,12 +111,12 @@ const insertUp = `INSERT INTO recovery.watch_workspace (workspace_id, version, t
 	VALUES (gen_random_uuid(), 1, gen_random_uuid(), 'acme', 'one', 'active', mesh.clock(), 1, '', $1, $2, 0, '', '')`
 
 // wantFleet requires that the counts are so many units, and so many instances of each placement.
-func wantFleet(ctx context.Context, t *testing.T, pool *pgxpool.Pool, units int32, boxes map[string]int32) {
+func wantFleet(ctx context.Context, t *testing.T, pool *pgxpool.Pool, units int32, instances map[string]int32) {
 	t.Helper()
 	if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		gotUnits, got, err := loadFleet(ctx, tx)
-		if err == nil && (gotUnits != units || !maps.Equal(got, boxes)) {
-			t.Errorf("%d units and %v are counted, want %d and %v", gotUnits, got, units, boxes)
+		if err == nil && (gotUnits != units || !maps.Equal(got, instances)) {
+			t.Errorf("%d units and %v are counted, want %d and %v", gotUnits, got, units, instances)
 		}
 		return err
 	}); err != nil {

@@ -26,9 +26,9 @@ func (k *kit) fleet(n int) []*instance {
 }
 
 // settleAll ends the sessions of instances and runs the rounds that detect this and act on it.
-func (k *kit) settleAll(boxes []*instance) {
+func (k *kit) settleAll(instances []*instance) {
 	k.t.Helper()
-	for _, b := range boxes {
+	for _, b := range instances {
 		k.lose(b)
 	}
 	k.listen(130 * time.Second)
@@ -46,8 +46,8 @@ func TestBrakeLimit(t *testing.T) {
 		t.Run(fmt.Sprintf("%d of %d", tt.lost, tt.fleet), func(t *testing.T) {
 			k := newKit(t)
 			k.policySet("churn.recreates_per_hour", "60")
-			boxes := k.fleet(tt.fleet)
-			k.settleAll(boxes[:tt.lost])
+			instances := k.fleet(tt.fleet)
+			k.settleAll(instances[:tt.lost])
 			if !tt.engaged {
 				k.wantAsked(tt.lost)
 				if list := k.incidents(brakeKind); len(list) != 0 {
@@ -65,7 +65,7 @@ func TestBrakeLimit(t *testing.T) {
 				t.Fatalf("%v", list)
 			}
 			// The record still shows the recovery that is withheld.
-			rec := k.record(boxes[0])
+			rec := k.record(instances[0])
 			k.wantOutcome(rec, withheld)
 			if !strings.Contains(rec.GetWithheldBecause(), "brake") || !strings.Contains(rec.GetWithheldBecause(), "recreate") {
 				t.Fatalf("%v", rec)
@@ -76,24 +76,24 @@ func TestBrakeLimit(t *testing.T) {
 
 func TestBrakeCountsWhatFailsWithinItsWindowAlone(t *testing.T) {
 	k := newKit(t)
-	boxes := k.fleet(4)
-	k.settleAll(boxes[:2])
+	instances := k.fleet(4)
+	k.settleAll(instances[:2])
 	k.wantAsked(2)
 	k.listen(6 * time.Minute)
 	k.round()
-	k.settleAll(boxes[2:3])
+	k.settleAll(instances[2:3])
 	k.wantAsked(3)
 }
 
 func TestPersonReleasesTheBrake(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "60")
-	boxes := k.fleet(5)
+	instances := k.fleet(5)
 	ada := rpc.WithPerson(k.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})
 	if _, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "why not"}); !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) {
 		t.Fatalf("a brake that is not engaged: %v", err)
 	}
-	k.settleAll(boxes[:3])
+	k.settleAll(instances[:3])
 	k.wantAsked(0)
 	out, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
 	k.must(err)
@@ -109,13 +109,13 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 		t.Fatalf("%d entries of the release", n)
 	}
 	// A second wave of failures engages it.
-	for _, b := range boxes[:3] {
+	for _, b := range instances[:3] {
 		k.start(b, kRecreate, k.record(b).GetOperationId(), asked, recreating)
 		k.back(b)
 		k.succeed(b)
 	}
 	k.round()
-	k.settleAll(boxes[2:])
+	k.settleAll(instances[2:])
 	if !k.brake().GetEngaged() || len(k.incidents(brakeKind)) != 2 {
 		t.Fatalf("%v", k.brake())
 	}
@@ -123,15 +123,15 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 
 func TestBrakeLetsGoWhenTheCauseHasGone(t *testing.T) {
 	k := newKit(t)
-	boxes := k.fleet(4)
-	k.settleAll(boxes[:3])
+	instances := k.fleet(4)
+	k.settleAll(instances[:3])
 	k.wantAsked(0)
 	k.listen(20 * time.Minute)
 	k.round()
 	if !k.brake().GetEngaged() {
 		t.Fatal("it let go while the cause was there")
 	}
-	for _, b := range boxes[:3] {
+	for _, b := range instances[:3] {
 		k.back(b)
 	}
 	k.round()
@@ -202,10 +202,10 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 func TestPlacementHasItsBudget(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "1")
-	boxes := k.fleet(2)
-	k.settleAll(boxes)
+	instances := k.fleet(2)
+	k.settleAll(instances)
 	k.wantAsked(1)
-	rec := k.record(boxes[1])
+	rec := k.record(instances[1])
 	k.wantOutcome(rec, withheld)
 	if !strings.Contains(rec.GetWithheldBecause(), "placement process") || rec.GetNextAt() == nil {
 		t.Fatalf("%v", rec)

@@ -259,11 +259,11 @@ func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) 
 // fleet returns the number of units of the fleet. It counts them, and the instances of each placement, once a round.
 func (j *evaluation) fleet(ctx context.Context) (int32, error) {
 	if j.instances == nil {
-		units, boxes, err := loadFleet(ctx, j.tx)
+		units, instances, err := loadFleet(ctx, j.tx)
 		if err != nil {
 			return 0, err
 		}
-		j.units, j.instances = units, boxes
+		j.units, j.instances = units, instances
 	}
 	return j.units, nil
 }

@@ -187,17 +187,17 @@ func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, erro
 	for _, id := range j.order() {
 		r := j.records[id]
 		before := *r
-		asking, err := j.step(ctx, r, j.of[id])
+		asked, err := j.step(ctx, r, j.of[id])
 		if err != nil {
 			return nil, err
 		}
 		changed := !same(before, *r)
-		if asking || changed {
+		if asked || changed {
 			if err := j.writes(); err != nil {
 				return nil, err
 			}
 		}
-		if asking {
+		if asked {
 			asks = append(asks, r)
 		}
 		if !changed {

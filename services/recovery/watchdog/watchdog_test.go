@@ -425,11 +425,11 @@ func TestLostAnswerIsAskedAgainUnderTheSameKey(t *testing.T) {
 func TestTwoWatchdogsAtOnceMakeOneOperation(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "60")
-	var boxes []*instance
+	var instances []*instance
 	for range 40 {
-		boxes = append(boxes, k.up("acme", ids.New(), byProcess, ids.New()))
+		instances = append(instances, k.up("acme", ids.New(), byProcess, ids.New()))
 	}
-	for _, b := range boxes[:4] {
+	for _, b := range instances[:4] {
 		k.lose(b)
 	}
 	k.listen(130 * time.Second)

@@ -15,7 +15,7 @@ import (
 // that makes its own.
 func Conform(t *testing.T, d placement.Driver, node string) {
 	t.Helper()
-	box := func(ws string, epoch int64) placement.LaunchRequest {
+	request := func(ws string, epoch int64) placement.LaunchRequest {
 		return placement.LaunchRequest{WorkspaceID: ws, TenantID: ids.New(), Epoch: epoch, InstanceID: ids.New(), NodeID: node, LaunchSecret: "gls_secret"}
 	}
 	launch := func(t *testing.T, b placement.LaunchRequest) placement.Launched {
@@ -69,7 +69,7 @@ func Conform(t *testing.T, d placement.Driver, node string) {
 	}
 
 	t.Run("a launch is made once for an instance", func(t *testing.T) {
-		b := box(ids.New(), 1)
+		b := request(ids.New(), 1)
 		first := launch(t, b)
 		if again := launch(t, b); again.ProviderID != first.ProviderID || !again.StartedAt.Equal(first.StartedAt) {
 			t.Errorf("again: %+v, first %+v", again, first)
@@ -80,9 +80,9 @@ func Conform(t *testing.T, d placement.Driver, node string) {
 		end(t, b.WorkspaceID, 1)
 	})
 	t.Run("another instance at the same epoch is of a lost history", func(t *testing.T) {
-		first := box(ids.New(), 2)
+		first := request(ids.New(), 2)
 		launch(t, first)
-		refused(t, box(first.WorkspaceID, 2), commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY)
+		refused(t, request(first.WorkspaceID, 2), commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY)
 		if got := listed(t, first.WorkspaceID); len(got) != 1 || !got[first.InstanceID] {
 			t.Errorf("the instance that stands is not as it was: %v", got)
 		}
@@ -91,31 +91,31 @@ func Conform(t *testing.T, d placement.Driver, node string) {
 		if got := listed(t, first.WorkspaceID); len(got) != 1 || got[first.InstanceID] {
 			t.Errorf("listed after the end: %v", got)
 		}
-		refused(t, box(first.WorkspaceID, 2), commonv1.Reason_REASON_EPOCH_ENDED)
+		refused(t, request(first.WorkspaceID, 2), commonv1.Reason_REASON_EPOCH_ENDED)
 	})
 	t.Run("epochs do not overlap", func(t *testing.T) {
 		ws := ids.New()
-		launch(t, box(ws, 2))
-		refused(t, box(ws, 1), commonv1.Reason_REASON_EPOCH_SUPERSEDED)
-		refused(t, box(ws, 3), commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE)
+		launch(t, request(ws, 2))
+		refused(t, request(ws, 1), commonv1.Reason_REASON_EPOCH_SUPERSEDED)
+		refused(t, request(ws, 3), commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE)
 		end(t, ws, 2)
 		end(t, ws, 2)
-		launch(t, box(ws, 3))
+		launch(t, request(ws, 3))
 		end(t, ws, 3)
 	})
 	t.Run("an epoch that ended before it was is never launched", func(t *testing.T) {
 		ws := ids.New()
 		end(t, ws, 1)
-		refused(t, box(ws, 1), commonv1.Reason_REASON_EPOCH_ENDED)
+		refused(t, request(ws, 1), commonv1.Reason_REASON_EPOCH_ENDED)
 	})
 	t.Run("a fenced epoch stands in the way of none", func(t *testing.T) {
 		ws := ids.New()
-		launch(t, box(ws, 1))
+		launch(t, request(ws, 1))
 		if err := d.Fence(t.Context(), ws, 1, "powered_off, says olga: it is dark"); err != nil {
 			t.Fatal(err)
 		}
-		refused(t, box(ws, 1), commonv1.Reason_REASON_EPOCH_ENDED)
-		launch(t, box(ws, 2))
+		refused(t, request(ws, 1), commonv1.Reason_REASON_EPOCH_ENDED)
+		launch(t, request(ws, 2))
 		end(t, ws, 1)
 		end(t, ws, 2)
 	})

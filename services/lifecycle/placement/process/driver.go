@@ -177,7 +177,7 @@ func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
 	if l.highest[b.WorkspaceID] > b.Epoch {
 		return fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "a later epoch of the workspace was launched")
 	}
-	boxes, gpus := 0, 0
+	instances, gpus := 0, 0
 	for k, have := range l.live() {
 		if k.workspaceID == b.WorkspaceID && k.epoch == b.Epoch {
 			continue
@@ -186,11 +186,11 @@ func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
 			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch of the workspace is not confirmed ended",
 				fault.Conflicting(providerID(k.workspaceID, k.epoch)))
 		}
-		boxes++
+		instances++
 		gpus += int(have.GPUs)
 	}
-	if boxes >= d.cfg.MaxInstances {
-		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d instances stand on this host, as many as it may hold", boxes))
+	if instances >= d.cfg.MaxInstances {
+		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d instances stand on this host, as many as it may hold", instances))
 	}
 	if gpus+int(b.GPUs) > d.cfg.MaxGPUs {
 		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d of %d GPUs of this host are taken", gpus, d.cfg.MaxGPUs))

@@ -43,7 +43,7 @@ func standIn() int {
 	return 0
 }
 
-func newDriver(t *testing.T, maxBoxes, maxGPUs int) *Driver {
+func newDriver(t *testing.T, maxInstances, maxGPUs int) *Driver {
 	t.Helper()
 	testkit.IO(t)
 	dir := t.TempDir()
@@ -52,7 +52,7 @@ func newDriver(t *testing.T, maxBoxes, maxGPUs int) *Driver {
 		t.Fatal(err)
 	}
 	d, err := New(testkit.Logger(t), Config{
-		Dir: filepath.Join(dir, "p"), AgentBinary: os.Args[0], EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxInstances: maxBoxes, MaxGPUs: maxGPUs,
+		Dir: filepath.Join(dir, "p"), AgentBinary: os.Args[0], EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxInstances: maxInstances, MaxGPUs: maxGPUs,
 	})
 	if err != nil {
 		t.Fatal(err)

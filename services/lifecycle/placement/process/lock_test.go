@@ -81,8 +81,8 @@ func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
 	}
 	free()
 	mustEnd(t, d, ws, 1)
-	if boxes, err := d.List(t.Context()); err != nil || len(boxes) != 1 || boxes[0].EndedAt.IsZero() {
-		t.Errorf("afterwards %v, %v", boxes, err)
+	if instances, err := d.List(t.Context()); err != nil || len(instances) != 1 || instances[0].EndedAt.IsZero() {
+		t.Errorf("afterwards %v, %v", instances, err)
 	}
 }
 

@@ -26,23 +26,23 @@ type Driver struct{ db *pgxpool.Pool }
 func New(db *pgxpool.Pool) *Driver { return &Driver{db: db} }
 
 // Launch takes the slot on box.NodeID, or returns the existing one if it is the same instance.
-func (d *Driver) Launch(ctx context.Context, box placement.LaunchRequest) (placement.Launched, error) {
+func (d *Driver) Launch(ctx context.Context, request placement.LaunchRequest) (placement.Launched, error) {
 	var out placement.Launched
 	err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
-		placed, err := pg.One[epochsRow](ctx, tx, placedEpochs, box.WorkspaceID, box.Epoch)
+		placed, err := pg.One[epochsRow](ctx, tx, placedEpochs, request.WorkspaceID, request.Epoch)
 		if err != nil {
 			return fmt.Errorf("read slots: %w", err)
 		}
-		if placed.Highest != nil && *placed.Highest > box.Epoch {
+		if placed.Highest != nil && *placed.Highest > request.Epoch {
 			return fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "a later epoch of the workspace was placed")
 		}
 		if placed.Alive != nil {
 			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch of the workspace is not confirmed ended")
 		}
-		if err := box.Permitted(ctx); err != nil {
+		if err := request.Permitted(ctx); err != nil {
 			return err
 		}
-		slot, err := pg.One[slotRow](ctx, tx, takeSlot, box.WorkspaceID, box.Epoch, box.InstanceID, box.NodeID)
+		slot, err := pg.One[slotRow](ctx, tx, takeSlot, request.WorkspaceID, request.Epoch, request.InstanceID, request.NodeID)
 		if err != nil {
 			return fmt.Errorf("take slot: %w", err)
 		}
@@ -50,10 +50,10 @@ func (d *Driver) Launch(ctx context.Context, box placement.LaunchRequest) (place
 		if slot.EndedAt != nil {
 			return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
 		}
-		if slot.InstanceID != box.InstanceID {
-			return placement.LostHistory("static:"+slot.NodeID, slot.InstanceID, box)
+		if slot.InstanceID != request.InstanceID {
+			return placement.LostHistory("static:"+slot.NodeID, slot.InstanceID, request)
 		}
-		if slot.NodeID != box.NodeID {
+		if slot.NodeID != request.NodeID {
 			return fault.New(commonv1.Reason_REASON_CONFLICT, "this epoch of the workspace stands on another machine", fault.Conflicting(slot.NodeID))
 		}
 		out.ProviderID = "static:" + slot.NodeID
