@@ -79,8 +79,12 @@ retention.events_seconds: 60
 retention.audit_seconds: 60
 `
 
-// longest is the longest time until a row of a life that has ended is over: its certificate expires, and then the term.
-const longest = 90*time.Second + time.Minute
+// forgetAfter is how long tables that services work with keep what has ended, and how long a secret of a launch is good.
+const forgetAfter = 3 * time.Minute
+
+// longest is the longest time until a row of a life that has ended is over: the secret of its launch expires, and then the
+// term.
+const longest = forgetAfter + time.Minute
 
 // sweep is how often the services of the bench cut.
 const sweep = 5 * time.Second
@@ -134,7 +138,7 @@ func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mes
 	mesh, err := dev.New(ctx, dev.Deps{Logger: o.Logger, Out: io.Discard, Err: io.Discard, Version: o.Version, Began: time.Now()},
 		dev.Config{
 			Ephemeral: true, NoDemo: true, Nodes: 1, AgentBinary: o.Agent, DatabaseURL: server.AdminURL(), PolicyFile: terms,
-			RetentionSweep: sweep, KeepEnded: time.Minute,
+			RetentionSweep: sweep, KeepEnded: time.Minute, ForgetAfter: forgetAfter,
 		})
 	if err != nil {
 		return fmt.Errorf("build the mesh: %w", err)

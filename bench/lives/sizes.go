@@ -19,6 +19,12 @@ var (
 			greatest(c.reltuples, 0)::bigint AS rows
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.relkind = 'r' AND n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema'`)
+	// listFiles has each table without its indexes, and each index; the catalog's and those of long values as well.
+	listFiles = pg.Define(pg.RoleOwner, "lives.list_files", `
+		SELECT n.nspname || '.' || c.relname AS name, pg_relation_size(c.oid) AS bytes,
+			greatest(c.reltuples, 0)::bigint AS rows
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relkind IN ('r', 'i', 't')`)
 )
 
 // size is the size of one table, with its indexes.
@@ -31,8 +37,10 @@ type size struct {
 // sizes are those of all tables, by their names.
 type sizes map[string]size
 
-func read(ctx context.Context, conn *pgx.Conn) (sizes, error) {
-	list, err := pg.All[size](ctx, conn, listSizes)
+func read(ctx context.Context, conn *pgx.Conn) (sizes, error) { return readBy(ctx, conn, listSizes) }
+
+func readBy(ctx context.Context, conn *pgx.Conn, statement *pg.Statement) (sizes, error) {
+	list, err := pg.All[size](ctx, conn, statement)
 	if err != nil {
 		return nil, fmt.Errorf("read the sizes of tables: %w", err)
 	}

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -111,8 +113,14 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.
 		return nil
 	})
 	var samples []sample
+	var from, until sizes // of each table and index, when sizes begin to be judged and at the end
 	group.Go(func() error {
 		for !over() {
+			if from == nil && time.Since(began) >= min(Settled, o.Length/3) {
+				if from, err = readBy(ctx, conn, listFiles); err != nil {
+					return err
+				}
+			}
 			s, err := o.sample(ctx, conn, mesh.Dir(), server.LogPath())
 			if err != nil {
 				return err
@@ -126,12 +134,13 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.
 				return context.Cause(ctx)
 			}
 		}
-		return nil
+		until, err = readBy(ctx, conn, listFiles)
+		return err
 	})
 	if err := group.Wait(); err != nil {
 		return nil, 0, fmt.Errorf("soak: %w", err)
 	}
-	return samples, late, nil
+	return samples, late, o.printGrown(from, until)
 }
 
 func (o SoakOptions) sample(ctx context.Context, conn *pgx.Conn, files ...string) (sample, error) {
@@ -239,7 +248,8 @@ func (s sample) print(o SoakOptions) error {
 	return nil
 }
 
-// growth returns by how much one value rises over the samples, as a share of its mean, by a least-squares line.
+// growth returns by how much one value rises over the samples, as a share of its mean, by the least-squares line through
+// them.
 func growth(samples []sample, value int) float64 {
 	if len(samples) < 2 {
 		return 0
@@ -260,11 +270,30 @@ func growth(samples []sample, value int) float64 {
 	return both / square * (samples[len(samples)-1].At - samples[0].At).Seconds() / mean
 }
 
+// printGrown prints the tables and indexes that grew most between two moments, and by how much.
+func (o SoakOptions) printGrown(from, until sizes) error {
+	names := slices.SortedFunc(maps.Keys(until), func(a, b string) int {
+		return cmp.Or(cmp.Compare(until[b].Bytes-from[b].Bytes, until[a].Bytes-from[a].Bytes), cmp.Compare(a, b))
+	})
+	if _, err := fmt.Fprintf(o.Out, "%-60s %14s %14s\n", "table or index", "grew by", "at the end"); err != nil {
+		return fmt.Errorf("print the table: %w", err)
+	}
+	for _, name := range names[:min(len(names), 20)] {
+		grew := until[name].Bytes - from[name].Bytes
+		if grew <= 0 {
+			break
+		}
+		if _, err := fmt.Fprintf(o.Out, "%-60s %10d KiB %10d KiB\n", name, grew>>10, until[name].Bytes>>10); err != nil {
+			return fmt.Errorf("print the table: %w", err)
+		}
+	}
+	return nil
+}
+
 // settled returns the samples that are judged.
 func settled(samples []sample, length time.Duration) []sample {
-	from := min(Settled, length/3)
 	for i, s := range samples {
-		if s.At >= from {
+		if s.At >= min(Settled, length/3) {
 			return samples[i:]
 		}
 	}

@@ -45,6 +45,9 @@ type Config struct {
 	Statements  bool // our Postgres counts what each statement costs, if it can
 	// RetentionSweep is how often history is cut; zero: the default of the services.
 	RetentionSweep time.Duration
+	// ForgetAfter is how long the tables that recovery and nodeapi work with keep what has ended, and how long the secret
+	// of a launched instance is good; zero: the defaults of the services.
+	ForgetAfter time.Duration
 	// KeepEnded is how long the files of an ended instance stay on its host; zero: the default of lifecycle.
 	KeepEnded time.Duration
 	// SeededDatabase allows a database whose fleet was loaded by a bench.

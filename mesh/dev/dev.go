@@ -280,6 +280,7 @@ func (m *Mesh) makePlan(ctx context.Context) error {
 		Placement: "process", Profile: "dev", Reflection: true, Drain: 2 * time.Second,
 		RetentionSweep: m.cfg.RetentionSweep,
 		KeepEnded:      m.cfg.KeepEnded,
+		ForgetAfter:    m.cfg.ForgetAfter,
 		SeededDatabase: m.cfg.SeededDatabase,
 		Addresses: topology.Addresses{
 			Recovery: internal[0], Lifecycle: internal[1], Console: m.cfg.ConsoleAddr, Enroll: m.cfg.EnrollAddr, Agents: m.cfg.NodeAddr,

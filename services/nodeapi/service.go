@@ -166,7 +166,10 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("build stream server: %w", err)
 	}
-	s.facts = facts.New(b.Logger, b.DB, facts.Replica{ID: b.ReplicaID, Address: address}, b.Wake.Notify, s.roster.Counts, clock.Set)
+	s.facts = facts.New(facts.Deps{
+		Logger: b.Logger, DB: b.DB, Replica: facts.Replica{ID: b.ReplicaID, Address: address}, Wake: b.Wake.Notify,
+		Counts: s.roster.Counts, OnTime: clock.Set, ForgetAfter: s.cfg.ForgetAfter,
+	})
 	events.to = s.facts
 	if s.lis, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.AgentListen); err != nil {
 		return fmt.Errorf("listen for agents: %w", err)

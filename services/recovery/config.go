@@ -53,6 +53,10 @@ type Config struct {
 	// the wait before another key of an instance may use a launch secret whose first certificate was never used
 	MintWait   time.Duration `koanf:"mint_wait"`
 	SweepEvery time.Duration `koanf:"sweep_every"`
+	// LaunchSecretLife is how long an instance may take to register.
+	LaunchSecretLife time.Duration `koanf:"launch_secret_life"`
+	// ForgetAfter is how long the watchdog keeps facts of what has ended.
+	ForgetAfter time.Duration `koanf:"forget_after"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
 	DatabaseVolume string `koanf:"database_volume"`
 }
@@ -62,7 +66,7 @@ func Default() Config {
 	return Config{
 		Config: service.Default(), EnrollListen: "127.0.0.1:0", Profile: Profile{Name: "default"},
 		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20, ClaimLease: 10 * time.Second, MintWait: 30 * time.Second,
-		SweepEvery: time.Minute,
+		SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour, ForgetAfter: 24 * time.Hour,
 	}
 }
 
@@ -100,6 +104,8 @@ func (c Config) Validate() error {
 		{"claim_lease", c.ClaimLease.Seconds()},
 		{"mint_wait", c.MintWait.Seconds()},
 		{"sweep_every", c.SweepEvery.Seconds()},
+		{"launch_secret_life", c.LaunchSecretLife.Seconds()},
+		{"forget_after", c.ForgetAfter.Seconds()},
 	} {
 		if limit.value <= 0 {
 			errs = append(errs, fmt.Errorf("%s is not above zero", limit.key))

@@ -115,6 +115,7 @@ func (s *Service) build(ctx context.Context) error {
 	}, enrol.Config{
 		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
 		PerTokenBurst: s.cfg.EnrollPerTokenBurst, PerSecond: s.cfg.EnrollPerSecond, Burst: s.cfg.EnrollBurst,
+		LaunchSecretLife: s.cfg.LaunchSecretLife,
 	})
 	if err != nil {
 		return err

@@ -16,7 +16,7 @@ func (s *Service) addWatchdog(lifecycle service.Client) error {
 	dog, err := watchdog.New(watchdog.Deps{
 		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Replica: b.ReplicaID,
 		Lifecycle: lifecyclev1connect.NewWorkspaceServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
-	}, watchdog.Config{})
+	}, watchdog.Config{ForgetAfter: s.cfg.ForgetAfter})
 	if err != nil {
 		return err
 	}

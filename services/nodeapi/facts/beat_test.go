@@ -15,8 +15,10 @@ func TestBeatsAreNoEvents(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
 	pool, replicaID, beats := db.Pool(pg.RoleNodeAPI), ids.New(), 0
-	w := New(testkit.Logger(t), pool, Replica{ID: replicaID, Address: "127.0.0.1:1"}, func() {},
-		func() (int, int) { return 0, 0 }, func(time.Time, time.Time, time.Time) { beats++ })
+	w := New(Deps{
+		Logger: testkit.Logger(t), DB: pool, Replica: Replica{ID: replicaID, Address: "127.0.0.1:1"}, Wake: func() {},
+		Counts: func() (int, int) { return 0, 0 }, OnTime: func(time.Time, time.Time, time.Time) { beats++ },
+	})
 	now := time.Now()
 	w.now = func() time.Time { return now }
 	events := func(when string, want int) {

@@ -9,6 +9,7 @@
 package facts
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -37,14 +38,29 @@ type Replica struct {
 	Address string // host:port at which other services reach it
 }
 
+// Deps is what a writer works with.
+type Deps struct {
+	Logger  *slog.Logger
+	DB      *pgxpool.Pool
+	Replica Replica
+	// Wake tells this process's sequencer of new events.
+	Wake   func()
+	Counts Counts
+	// OnTime is given each reading of the database's clock.
+	OnTime func(sent, received, server time.Time)
+	// ForgetAfter is how long the newest observations of a node stay after its last session began; zero: 72 h.
+	ForgetAfter time.Duration
+}
+
 // Writer of facts.
 type Writer struct {
-	logger  *slog.Logger
-	db      *pgxpool.Pool
-	wake    func()
-	replica Replica
-	counts  Counts
-	onTime  func(sent, received, server time.Time)
+	logger      *slog.Logger
+	db          *pgxpool.Pool
+	wake        func()
+	replica     Replica
+	counts      Counts
+	onTime      func(sent, received, server time.Time)
+	forgetAfter time.Duration
 
 	mu      sync.Mutex
 	pending map[string]*nodev1.SessionChanged
@@ -60,12 +76,12 @@ type Writer struct {
 	now       func() time.Time
 }
 
-// New makes a writer. It calls wake to notify this process's sequencer of new events, and onTime with each reading of
-// the database's clock.
-func New(logger *slog.Logger, db *pgxpool.Pool, replica Replica, wake func(), counts Counts, onTime func(sent, received, server time.Time)) *Writer {
+// New makes a writer.
+func New(deps Deps) *Writer {
 	return &Writer{
-		logger: logger, db: db, wake: wake, replica: replica, counts: counts, onTime: onTime,
-		pending: map[string]*nodev1.SessionChanged{}, seen: map[kept]*observed{}, flying: map[kept]bool{}, poke: make(chan struct{}, 1),
+		logger: deps.Logger, db: deps.DB, wake: deps.Wake, replica: deps.Replica, counts: deps.Counts, onTime: deps.OnTime,
+		forgetAfter: cmp.Or(deps.ForgetAfter, 72*time.Hour),
+		pending:     map[string]*nodev1.SessionChanged{}, seen: map[kept]*observed{}, flying: map[kept]bool{}, poke: make(chan struct{}, 1),
 		observers: map[string]*observer{}, unread: map[string]int64{}, now: time.Now,
 	}
 }

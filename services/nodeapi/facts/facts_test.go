@@ -20,8 +20,10 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // replica is a writer of facts whose beats have no readers.
 func replica(t *testing.T, pool *pgxpool.Pool) *facts.Writer {
 	t.Helper()
-	return facts.New(testkit.Logger(t), pool, facts.Replica{ID: ids.New(), Address: "127.0.0.1:1"}, func() {},
-		func() (int, int) { return 0, 0 }, func(time.Time, time.Time, time.Time) {})
+	return facts.New(facts.Deps{
+		Logger: testkit.Logger(t), DB: pool, Replica: facts.Replica{ID: ids.New(), Address: "127.0.0.1:1"}, Wake: func() {},
+		Counts: func() (int, int) { return 0, 0 }, OnTime: func(time.Time, time.Time, time.Time) {},
+	})
 }
 
 // written returns the versions of the observations in the order in which they were written.

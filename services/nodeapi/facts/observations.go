@@ -26,7 +26,7 @@ const (
 	// staleAfter is how long an observation counts as evidence after an agent whose session stands last repeated it.
 	// Agents repeat every observation each minute.
 	staleAfter = 150 * time.Second
-	// pruneEvery is how often rows of nodes that are gone are deleted.
+	// pruneEvery is how often rows of nodes that are gone are deleted at least.
 	pruneEvery = time.Hour
 )
 
@@ -442,16 +442,16 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 	return err
 }
 
-// prune deletes rows of nodes that had no session for days, and of replicas that are gone. When such a node comes back,
-// its observations are written anew.
+// prune deletes rows of nodes whose last session began longer ago than forgetAfter, and of replicas that are gone. The
+// observations of a node that comes back are written anew.
 func (w *Writer) prune(ctx context.Context) error {
-	if w.now().Sub(w.pruned) < pruneEvery {
+	if w.now().Sub(w.pruned) < min(pruneEvery, w.forgetAfter/10) {
 		return nil
 	}
 	w.pruned = w.now()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if _, err := pg.Exec(ctx, w.db, pruneObservers); err != nil {
+	if _, err := pg.Exec(ctx, w.db, pruneObservers, w.forgetAfter.Seconds()); err != nil {
 		return fmt.Errorf("delete observations of nodes that are gone: %w", err)
 	}
 	return replicas.Forget(ctx, w.db)

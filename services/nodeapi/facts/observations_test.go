@@ -32,8 +32,10 @@ func newSite(t *testing.T) *site {
 }
 
 func (s *site) replica() *Writer {
-	w := New(testkit.Logger(s.t), s.pool, Replica{ID: ids.New(), Address: "127.0.0.1:1"}, func() {}, func() (int, int) { return 0, 0 },
-		func(time.Time, time.Time, time.Time) {})
+	w := New(Deps{
+		Logger: testkit.Logger(s.t), DB: s.pool, Replica: Replica{ID: ids.New(), Address: "127.0.0.1:1"}, Wake: func() {},
+		Counts: func() (int, int) { return 0, 0 }, OnTime: func(time.Time, time.Time, time.Time) {},
+	})
 	w.now = func() time.Time { return s.now }
 	return w
 }
@@ -249,5 +251,44 @@ func TestWhatIsGoneLeavesNoRow(t *testing.T) {
 	}
 	if kept, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil || !slices.Equal(kept, a.workspaces[1:]) {
 		t.Errorf("kept are %v: %v", kept, err)
+	}
+}
+
+// A node whose last session began longer ago than its term leaves no row; one with a newer session keeps its own.
+func TestObservationsOfAGoneNodeAreForgotten(t *testing.T) {
+	s := newSite(t)
+	w, both := s.replica(), lights(2, 2)
+	for _, a := range both {
+		a.admitted(w)
+		a.tell(w, 0)
+	}
+	s.write(w)
+	kept := func() (observers, observations int) {
+		err := s.pool.QueryRow(s.ctx, `SELECT (SELECT count(*) FROM nodeapi.observer), (SELECT count(*) FROM nodeapi.observation)`).
+			Scan(&observers, &observations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return observers, observations
+	}
+	for _, step := range []struct {
+		after                   time.Duration
+		observers, observations int
+	}{
+		{after: 72 * time.Hour, observers: 2, observations: 4}, // as services have it by default
+		{after: time.Hour, observers: 1, observations: 2},
+	} {
+		if _, err := s.pool.Exec(s.ctx, `UPDATE nodeapi.observer SET since = mesh.clock() - interval '61 minutes' WHERE node_id = $1`, both[0].id); err != nil {
+			t.Fatal(err)
+		}
+		s.now = s.now.Add(time.Hour)
+		w.forgetAfter = step.after
+		if err := w.prune(s.ctx); err != nil {
+			t.Fatal(err)
+		}
+		if observers, observations := kept(); observers != step.observers || observations != step.observations {
+			t.Errorf("after %s %d nodes with %d observations are kept, want %d with %d", step.after, observers, observations,
+				step.observers, step.observations)
+		}
 	}
 }

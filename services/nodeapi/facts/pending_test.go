@@ -11,7 +11,7 @@ import (
 // TestAFullWriterTakesNewerObservations: if the most observations that may wait do so, a newer one of the same
 // workspace replaces its older one, and one of another workspace is dropped.
 func TestAFullWriterTakesNewerObservations(t *testing.T) {
-	w := New(slog.New(slog.DiscardHandler), nil, Replica{}, func() {}, nil, nil)
+	w := New(Deps{Logger: slog.New(slog.DiscardHandler), Wake: func() {}})
 	node, workspace := ids.New(), ids.New()
 	w.Observed(node, "", 1, &nodev1.Observation{WorkspaceId: workspace, Epoch: 1})
 	for len(w.seen) < observationsPending {
@@ -30,7 +30,7 @@ func TestAFullWriterTakesNewerObservations(t *testing.T) {
 // TestAnObservationBesideOneThatIsWrittenIsKept: if a workload goes from one state to another and back while the other
 // is being written, the last observation is kept.
 func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
-	w := New(slog.New(slog.DiscardHandler), nil, Replica{}, func() {}, nil, nil)
+	w := New(Deps{Logger: slog.New(slog.DiscardHandler), Wake: func() {}})
 	node, workspace := ids.New(), ids.New()
 	observe := func(epoch int64) {
 		w.Observed(node, "", 1, &nodev1.Observation{WorkspaceId: workspace, Epoch: epoch, Workloads: []*nodev1.WorkloadStatus{{Name: "main"}}})

@@ -49,12 +49,11 @@ var (
 		DELETE FROM nodeapi.observation o USING unnest($1::uuid[], $2::uuid[]) AS n (node_id, workspace_id)
 		WHERE o.node_id = n.node_id AND o.workspace_id = n.workspace_id RETURNING `+pg.Columns[droppedRow]("o"))
 
-	// A session lives for at most a day and a fifth, and the next one registers the node again: a row this old is of a
-	// node without sessions.
+	// Each session of a node registers anew. $1 is in seconds.
 	pruneObservers = pg.Define(pg.RoleNodeAPI, "facts.prune_observers", `
 		WITH over AS (
 			DELETE FROM nodeapi.observer r WHERE r.node_id IN (
-				SELECT x.node_id FROM nodeapi.observer x WHERE x.since < mesh.clock() - interval '3 days' ORDER BY x.since LIMIT 1000 FOR UPDATE SKIP LOCKED)
+				SELECT x.node_id FROM nodeapi.observer x WHERE x.since < mesh.clock() - make_interval(secs => $1) ORDER BY x.since LIMIT 1000 FOR UPDATE SKIP LOCKED)
 			RETURNING r.node_id)
 		DELETE FROM nodeapi.observation o USING over WHERE o.node_id = over.node_id`)
 )

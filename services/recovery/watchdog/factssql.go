@@ -57,19 +57,25 @@ const setRun = `version = $2, kind = $3, state = $4, phase = $5, step = CASE WHE
 	stuck_reason = $8, attempt = $9, attempt_ver = $10, requester = $11, parent_run = $12, cancel_by = $13, error_code = $14, error = $15,
 	error_layer = $16, finished_at = $17`
 
-// whatIsOver has the statements of forget, in their order.
-var whatIsOver = []*pg.Statement{
-	pg.Define(pg.RoleRecovery, "watchdog.forget_runs", `
-		DELETE FROM recovery.watch_run r WHERE r.finished_at < mesh.clock() - interval '2 hours' AND NOT EXISTS (
-		SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)
-		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.workspace_id = r.workspace_id AND w.run_id = r.run_id AND w.state = 'failed')`),
-	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
-		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),
+// forgottenByRule are the statements of forget whose terms are fixed, in their order.
+var forgottenByRule = []*pg.Statement{
 	pg.Define(pg.RoleRecovery, "watchdog.forget_ended_instances", `
 		DELETE FROM recovery.watch_instance i WHERE i.state = 'ended' AND i.epoch < (
 		SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = i.workspace_id)`),
+	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
+		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_budgets", `
 		DELETE FROM recovery.churn_bucket WHERE at < mesh.clock() - interval '1 day'`),
+}
+
+// forgottenByAge are the statements of forget whose term is $1, Config.ForgetAfter in seconds, in their order.
+var forgottenByAge = []*pg.Statement{
+	pg.Define(pg.RoleRecovery, "watchdog.forget_runs", `
+		DELETE FROM recovery.watch_run r
+		WHERE r.finished_at < mesh.clock() - least(interval '2 hours', make_interval(secs => $1))
+		AND NOT EXISTS (
+		SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)
+		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.workspace_id = r.workspace_id AND w.run_id = r.run_id AND w.state = 'failed')`),
 	// Sessions that have ended, and those of replicas that are gone, which would count as serving for ever.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sessions", `
 		WITH RECURSIVE servers AS (
@@ -78,19 +84,19 @@ var whatIsOver = []*pg.Statement{
 			SELECT (SELECT s.replica_id FROM recovery.watch_session s WHERE s.serving AND s.replica_id > v.replica_id ORDER BY s.replica_id LIMIT 1)
 			FROM servers v WHERE v.replica_id IS NOT NULL
 		), over AS (
-			SELECT s.session_id FROM recovery.watch_session s WHERE NOT s.serving AND s.since < mesh.clock() - interval '1 day'
+			SELECT s.session_id FROM recovery.watch_session s WHERE NOT s.serving AND s.since < mesh.clock() - make_interval(secs => $1)
 			UNION ALL SELECT s.session_id FROM recovery.watch_session s WHERE s.serving AND s.replica_id IS NULL
 			UNION ALL SELECT o.session_id FROM servers v, LATERAL (
 				SELECT s.session_id FROM recovery.watch_session s WHERE s.serving AND s.replica_id = v.replica_id ORDER BY s.replica_id) o
 			WHERE v.replica_id IS NOT NULL
-				AND NOT EXISTS (SELECT FROM mesh.replica p WHERE p.replica_id = v.replica_id AND p.beat_at > mesh.clock() - interval '1 day')
+				AND NOT EXISTS (SELECT FROM mesh.replica p WHERE p.replica_id = v.replica_id AND p.beat_at > mesh.clock() - make_interval(secs => $1))
 		)
-		DELETE FROM recovery.watch_session s WHERE s.session_id = ANY (ARRAY(SELECT o.session_id FROM over o)) AND s.since < mesh.clock() - interval '1 day'
+		DELETE FROM recovery.watch_session s WHERE s.session_id = ANY (ARRAY(SELECT o.session_id FROM over o)) AND s.since < mesh.clock() - make_interval(secs => $1)
 		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_decommissioned_instances", `
 		DELETE FROM recovery.watch_instance i USING recovery.watch_workspace w
-		WHERE w.workspace_id = i.workspace_id AND w.state = 'decommissioned' AND w.state_at < mesh.clock() - interval '1 day'`),
+		WHERE w.workspace_id = i.workspace_id AND w.state = 'decommissioned' AND w.state_at < mesh.clock() - make_interval(secs => $1)`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_workspaces", `
-		DELETE FROM recovery.watch_workspace w WHERE w.state = 'decommissioned' AND w.state_at < mesh.clock() - interval '1 day' AND NOT EXISTS (
+		DELETE FROM recovery.watch_workspace w WHERE w.state = 'decommissioned' AND w.state_at < mesh.clock() - make_interval(secs => $1) AND NOT EXISTS (
 		SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL)`),
 }

@@ -222,7 +222,7 @@ func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, erro
 		if err := wave.Forget(ctx, j.tx); err != nil {
 			return nil, err
 		}
-		return asks, forget(ctx, j.tx)
+		return asks, forget(ctx, j.tx, j.w.cfg.ForgetAfter)
 	}
 	return asks, nil
 }

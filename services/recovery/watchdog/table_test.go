@@ -53,6 +53,15 @@ func TestForgetting(t *testing.T) {
 	k.start(gone, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, ids.New(), "user:ada", commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)
 	k.pass(25 * time.Hour)
 	k.beat()
+	k.cfg.ForgetAfter = 26 * time.Hour
+	k.w = k.watchdog("")
+	k.round()
+	if got := k.count(`SELECT count(*) FROM recovery.watch_workspace`); got != 3 {
+		t.Errorf("%d workspaces are kept before their term, want 3", got)
+	}
+	k.pass(time.Minute) // the lease of the replica before has ended
+	k.beat()
+	k.cfg.ForgetAfter = 0 // the default
 	k.w = k.watchdog("")
 	k.round()
 	k.round()

@@ -58,6 +58,8 @@ type Config struct {
 	ClassQuiet   time.Duration // time without another failure after which a class is closed; 1 h
 	ClassTenants int           // tenants that make a class; 3
 	ClassPair    int           // workspaces of two tenants that make one; 5
+	// how long facts of what has ended stay; 24 h, and those of finished runs 2 h at most
+	ForgetAfter time.Duration
 }
 
 func (c Config) withDefaults() Config {
@@ -77,6 +79,7 @@ func (c Config) withDefaults() Config {
 		{&c.BrakeDwell, 5 * time.Minute},
 		{&c.ClassWindow, time.Hour},
 		{&c.ClassQuiet, time.Hour},
+		{&c.ForgetAfter, 24 * time.Hour},
 	} {
 		if *d.value <= 0 {
 			*d.value = d.def
