@@ -22,7 +22,7 @@ import (
 func TestWhatKeepsItAway(t *testing.T) {
 	tests := []struct {
 		name   string
-		plane  func(p *fakeServer)
+		server func(p *fakeServer)
 		deps   func(p *fakeServer, d *session.Deps)
 		code   commonv1.DiagnosticCode
 		fewest time.Duration // between two dials
@@ -34,12 +34,12 @@ func TestWhatKeepsItAway(t *testing.T) {
 			}
 			d.Roots = other.Bundle()
 		}},
-		{name: "another service", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, plane: func(p *fakeServer) {
+		{name: "another service", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, server: func(p *fakeServer) {
 			p.server.Stop()
 			p.pipe = newPipe()
 			p.serve("lifecycle")
 		}},
-		{name: "our certificate is refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED, plane: func(p *fakeServer) {
+		{name: "our certificate is refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED, server: func(p *fakeServer) {
 			p.server.Stop()
 			p.pipe = newPipe()
 			nodes, err := agenttest.NewAuthority("another", time.Now())
@@ -60,16 +60,16 @@ func TestWhatKeepsItAway(t *testing.T) {
 				return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
 			}
 		}},
-		{name: "a limit of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, plane: func(p *fakeServer) { p.page(http.StatusTooManyRequests) }, fewest: 30 * time.Second},
-		{name: "a page of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, plane: func(p *fakeServer) { p.page(http.StatusOK) }},
+		{name: "a limit of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, server: func(p *fakeServer) { p.page(http.StatusTooManyRequests) }, fewest: 30 * time.Second},
+		{name: "a page of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, server: func(p *fakeServer) { p.page(http.StatusOK) }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newFakeServer(t)
 				m := p.memory()
-				if tt.plane != nil {
-					tt.plane(p)
+				if tt.server != nil {
+					tt.server(p)
 				}
 				h := start(t, p, m, func(d *session.Deps, _ *session.Config) {
 					if tt.deps != nil {

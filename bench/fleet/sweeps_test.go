@@ -21,15 +21,15 @@ func TestTheSweepsOfALoadedFleetFindNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name              string
 		nodes, workspaces int
-		boxes             bool
+		instances         bool
 	}{
 		{name: "slots", nodes: 50, workspaces: 500},
-		{name: "instances", nodes: 200, workspaces: 200, boxes: true},
+		{name: "instances", nodes: 200, workspaces: 200, instances: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel() // most of it is waiting for the second round
 			result, err := fleet.RunSweeps(testkit.Context(t), fleet.SweepOptions{
-				Nodes: tt.nodes, Workspaces: tt.workspaces, Instances: tt.boxes,
+				Nodes: tt.nodes, Workspaces: tt.workspaces, Instances: tt.instances,
 				Standing: time.Nanosecond, Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test",
 			})
 			if err != nil {

@@ -156,7 +156,7 @@ type givenUp struct {
 }
 
 // instancesGivenUp reads the index of claims that were given up. An instance without a row may be of any placement.
-var instancesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.boxes_given_up", `
+var instancesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.instances_given_up", `
 		SELECT `+pg.Columns[givenUp]("c")+` FROM lifecycle.resource_claim c
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1 AND NOT EXISTS (SELECT FROM lifecycle.instance i
 			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)

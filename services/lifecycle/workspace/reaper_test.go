@@ -24,12 +24,12 @@ import (
 
 const byProcess = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 
-func TestJudge(t *testing.T) {
+func TestBelongs(t *testing.T) {
 	ended := time.Unix(1, 0)
 	for name, tc := range map[string]struct {
-		box  placement.Instance
-		o    Owner
-		want Verdict
+		instance placement.Instance
+		o        Owner
+		want     Verdict
 	}{
 		"a foreign workspace is no orphan":                      {placement.Instance{Epoch: 1}, Owner{}, Unknown},
 		"an epoch that was never drawn is no orphan":            {placement.Instance{Epoch: 3}, Owner{Known: true, Epoch: 2, Instance: "ended"}, Unknown},
@@ -52,7 +52,7 @@ func TestJudge(t *testing.T) {
 		"ended and recorded, but a claim says it may be there":  {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended", GivenUp: true}, Orphan},
 		"a stuck run owns the workspace, hence its present box": {placement.Instance{Epoch: 2}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, Owned},
 	} {
-		got, why := Belongs(tc.box, tc.o)
+		got, why := Belongs(tc.instance, tc.o)
 		if got != tc.want {
 			t.Errorf("%s: got %s (%s), want %s", name, got, why, tc.want)
 		}

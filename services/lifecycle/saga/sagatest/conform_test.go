@@ -68,7 +68,7 @@ func shelfStep(s *shelf, kind string) saga.Step {
 			if !s.has(claim.Name) {
 				s.put(claim.Name)
 			}
-			return saga.Done(map[string]string{"box": claim.Name}, func(ctx context.Context, tx pgx.Tx) error {
+			return saga.Done(map[string]string{"item": claim.Name}, func(ctx context.Context, tx pgx.Tx) error {
 				return env.ConfirmTx(ctx, tx, claim, claim.Name)
 			}), nil
 		},
@@ -101,8 +101,8 @@ func shelfStep(s *shelf, kind string) saga.Step {
 
 func toy(s *shelf) saga.Definition {
 	wait := saga.Step{Name: "wait", Class: saga.Pure, Do: func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
-		var out struct{ Box string }
-		if ok, err := env.Output("put disk", &out); err != nil || !ok || !s.has(out.Box) {
+		var out struct{ Item string }
+		if ok, err := env.Output("put disk", &out); err != nil || !ok || !s.has(out.Item) {
 			return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_INTERNAL, "the disk is not there", err)
 		}
 		if time.Since(first(env)) < 20*time.Millisecond {
