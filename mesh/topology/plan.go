@@ -45,7 +45,7 @@ type Plan struct {
 	// KeepEnded is how long the files of an ended instance stay on its host, and its line in the launch log; zero: the
 	// default of lifecycle.
 	KeepEnded time.Duration
-	// ForgetAfter is how long the tables that recovery and nodeapi work with keep what has ended, and for how long the
+	// ForgetAfter is how long recovery and nodeapi keep what has ended in working tables and memory, and for how long the
 	// secret of a launched instance is good; zero: as the services do by default.
 	ForgetAfter time.Duration
 	// SeededDatabase allows a database whose fleet was loaded by a bench.
@@ -70,7 +70,7 @@ func (p Plan) NodeAPI(agents, ops string) nodeapi.Config {
 	c.Config = p.shared(material.NodeAPI, c.Listen, ops)
 	c.AgentListen, c.NodeCAFile, c.JoinStatePubkeysFile = agents, p.Material.NodeRoots(), p.Material.JoinStatePubkeys()
 	c.Peers = nodeapi.Peers{Recovery: p.Addresses.Recovery, Lifecycle: p.Addresses.Lifecycle}
-	c.ForgetAfter = cmp.Or(p.ForgetAfter, c.ForgetAfter)
+	c.ForgetAfter, c.RetiredFor = cmp.Or(p.ForgetAfter, c.ForgetAfter), cmp.Or(p.ForgetAfter, c.RetiredFor)
 	if p.Drain > 0 {
 		c.DrainSpread, c.DrainTimeout = p.Drain/4, p.Drain
 	}
@@ -82,7 +82,8 @@ func (p Plan) Recovery(ops string) recovery.Config {
 	c := recovery.Default()
 	c.Config = p.shared(material.Recovery, p.Addresses.Recovery, ops)
 	c.DatabaseVolume = p.DatabaseVolume
-	c.ForgetAfter, c.LaunchSecretLife = cmp.Or(p.ForgetAfter, c.ForgetAfter), cmp.Or(p.ForgetAfter, c.LaunchSecretLife)
+	c.ForgetAfter, c.RetiredFor = cmp.Or(p.ForgetAfter, c.ForgetAfter), cmp.Or(p.ForgetAfter, c.RetiredFor)
+	c.LaunchSecretLife = cmp.Or(p.ForgetAfter, c.LaunchSecretLife)
 	c.EnrollListen, c.CADir, c.JoinStateKeys = p.Addresses.Enroll, p.Material.NodeCADir(), p.Material.JoinStateKeyDir()
 	c.Profile = recovery.Profile{
 		Name: p.Profile, APIURL: p.Addresses.Agents, RecoveryURL: "https://" + p.Addresses.Enroll, CAFile: p.Material.ServiceRoots(),

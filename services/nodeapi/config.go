@@ -42,6 +42,8 @@ type Config struct {
 	FirstFrame      time.Duration `koanf:"first_frame"`
 	ChallengeWithin time.Duration `koanf:"challenge_within"`
 	FramesPerSecond int           `koanf:"frames_per_second"` // of one session; more end it
+	// RetiredFor is how long a replica keeps a retired node in its authority view, longer than any certificate lives.
+	RetiredFor time.Duration `koanf:"retired_for"`
 	// ForgetAfter is how long the newest observations of a node stay after its last session began. It is longer than a
 	// session lives (node.stream_max_age_seconds and a fifth).
 	ForgetAfter time.Duration `koanf:"forget_after"`
@@ -52,7 +54,7 @@ func Default() Config {
 	return Config{
 		Config: service.Default(), AgentListen: "127.0.0.1:0", DrainSpread: 2 * time.Second, DrainTimeout: 10 * time.Second,
 		MaxConnections: 16384, OpenBurst: 3, OpenEvery: 10 * time.Second,
-		FirstFrame: 5 * time.Second, ChallengeWithin: 5 * time.Second, FramesPerSecond: 2000, ForgetAfter: 72 * time.Hour,
+		FirstFrame: 5 * time.Second, ChallengeWithin: 5 * time.Second, FramesPerSecond: 2000, RetiredFor: 49 * time.Hour, ForgetAfter: 72 * time.Hour,
 	}
 }
 
@@ -86,8 +88,8 @@ func (c Config) Validate() error {
 	if c.DrainSpread < 0 || c.DrainTimeout < 0 {
 		errs = append(errs, errors.New("drain_spread and drain_timeout are not negative"))
 	}
-	if c.ForgetAfter < time.Minute {
-		errs = append(errs, errors.New("forget_after is below a minute"))
+	if c.ForgetAfter < time.Minute || c.RetiredFor < time.Minute {
+		errs = append(errs, errors.New("forget_after and retired_for are not below a minute"))
 	}
 	return errors.Join(errs...)
 }

@@ -116,7 +116,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	var dispatcher *work.Dispatcher
-	view := authority.New(b.Logger, authority.Config{ReplicaID: b.ReplicaID},
+	view := authority.New(b.Logger, authority.Config{ReplicaID: b.ReplicaID, RetiredFor: s.cfg.RetiredFor},
 		func(ctx context.Context) (authority.Stream, error) { return recovery.WatchAuthority(ctx) },
 		func(n *recoveryv1.NodeAuthority) {
 			s.roster.OnAuthority(n)

@@ -55,6 +55,8 @@ type Config struct {
 	SweepEvery time.Duration `koanf:"sweep_every"`
 	// LaunchSecretLife is how long an instance may take to register.
 	LaunchSecretLife time.Duration `koanf:"launch_secret_life"`
+	// RetiredFor is how long replicas of nodeapi learn of a retired node, longer than any certificate lives.
+	RetiredFor time.Duration `koanf:"retired_for"`
 	// ForgetAfter is how long the watchdog keeps facts of what has ended.
 	ForgetAfter time.Duration `koanf:"forget_after"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
@@ -66,7 +68,7 @@ func Default() Config {
 	return Config{
 		Config: service.Default(), EnrollListen: "127.0.0.1:0", Profile: Profile{Name: "default"},
 		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20, ClaimLease: 10 * time.Second, MintWait: 30 * time.Second,
-		SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour, ForgetAfter: 24 * time.Hour,
+		SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour, RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour,
 	}
 }
 
@@ -105,6 +107,7 @@ func (c Config) Validate() error {
 		{"mint_wait", c.MintWait.Seconds()},
 		{"sweep_every", c.SweepEvery.Seconds()},
 		{"launch_secret_life", c.LaunchSecretLife.Seconds()},
+		{"retired_for", c.RetiredFor.Seconds()},
 		{"forget_after", c.ForgetAfter.Seconds()},
 	} {
 		if limit.value <= 0 {

@@ -120,7 +120,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	poller, err := authority.New(authority.Deps{Logger: b.Logger, Registerer: metrics, Pool: b.DB, Changed: &wakes.changed}, authority.Config{})
+	poller, err := authority.New(authority.Deps{Logger: b.Logger, Registerer: metrics, Pool: b.DB, Changed: &wakes.changed}, authority.Config{RetiredFor: s.cfg.RetiredFor})
 	if err != nil {
 		return err
 	}

@@ -34,6 +34,9 @@ type Config struct {
 	ReplicaID string
 	PingEvery time.Duration // default 500 ms
 	Lease     time.Duration // default 1.5 s, from the send of the ping
+	// RetiredFor is how long the view keeps a retired node, longer than any certificate lives; default 49 h. A node that
+	// the view does not know is offered no work either.
+	RetiredFor time.Duration
 }
 
 // View is one replica's view. Safe for concurrent use.
@@ -50,6 +53,8 @@ type View struct {
 
 	mu       sync.RWMutex
 	nodes    map[string]*recoveryv1.NodeAuthority
+	retired  map[string]time.Time // when the view first had the node as retired
+	forgotAt time.Time            // when forgetLocked ran last
 	sequence int64
 	fresh    chan struct{} // closed and replaced when the lease is renewed after a lapse
 	lapsed   bool
@@ -63,9 +68,13 @@ func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream
 	if cfg.Lease <= 0 {
 		cfg.Lease = 1500 * time.Millisecond
 	}
+	if cfg.RetiredFor <= 0 {
+		cfg.RetiredFor = 49 * time.Hour
+	}
 	return &View{
 		cfg: cfg, logger: logger, open: open, onChange: onChange,
-		start: time.Now(), nodes: map[string]*recoveryv1.NodeAuthority{}, fresh: make(chan struct{}), lapsed: true,
+		start: time.Now(), nodes: map[string]*recoveryv1.NodeAuthority{}, retired: map[string]time.Time{},
+		fresh: make(chan struct{}), lapsed: true,
 	}
 }
 
@@ -260,6 +269,16 @@ func (v *View) replace(nodes map[string]*recoveryv1.NodeAuthority, sequence int6
 	}
 	v.nodes = nodes
 	v.sequence = max(v.sequence, sequence)
+	now := time.Now()
+	for id := range v.retired {
+		if nodes[id] == nil {
+			delete(v.retired, id)
+		}
+	}
+	for _, n := range nodes {
+		v.retireLocked(n, now)
+	}
+	v.forgetLocked(now)
 	all := make([]*recoveryv1.NodeAuthority, 0, len(nodes))
 	for _, n := range nodes {
 		all = append(all, n)
@@ -276,10 +295,38 @@ func (v *View) apply(n *recoveryv1.NodeAuthority) {
 		v.mu.Unlock()
 		return
 	}
+	now := time.Now()
 	v.nodes[n.GetNodeId()] = n
 	v.sequence = max(v.sequence, n.GetSequence())
+	v.retireLocked(n, now)
+	v.forgetLocked(now)
 	v.mu.Unlock()
 	v.onChange(n)
+}
+
+// retireLocked notes when a node was first seen as retired, which is final.
+func (v *View) retireLocked(n *recoveryv1.NodeAuthority, now time.Time) {
+	if n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
+		return
+	}
+	if _, ok := v.retired[n.GetNodeId()]; !ok {
+		v.retired[n.GetNodeId()] = now
+	}
+}
+
+// forgetLocked drops nodes that were retired longer than RetiredFor ago, at most once a minute. Without it a replica
+// would keep every instance that was ever launched.
+func (v *View) forgetLocked(now time.Time) {
+	if now.Sub(v.forgotAt) < time.Minute {
+		return
+	}
+	v.forgotAt = now
+	for id, at := range v.retired {
+		if now.Sub(at) > v.cfg.RetiredFor {
+			delete(v.retired, id)
+			delete(v.nodes, id)
+		}
+	}
 }
 
 func (v *View) renew(sentAt time.Time) {

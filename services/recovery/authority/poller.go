@@ -27,6 +27,8 @@ type Config struct {
 	Timeout time.Duration // of one poll; 1 s, since a lease is 1.5 s
 	Batch   int           // rows of one read; 2000
 	Queue   int           // frames that may wait for one watcher beyond its snapshot; 4096
+	// RetiredFor is how long a retired node stays in snapshots: longer than any certificate lives; 49 h.
+	RetiredFor time.Duration
 }
 
 func (c Config) withDefaults() Config {
@@ -41,6 +43,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Queue <= 0 {
 		c.Queue = 4096
+	}
+	if c.RetiredFor <= 0 {
+		c.RetiredFor = 49 * time.Hour
 	}
 	return c
 }
@@ -66,7 +71,7 @@ type Poller struct {
 	nodes    map[string]*recoveryv1.NodeAuthority
 	last     int64
 	loaded   bool
-	retired  map[string]time.Time // when the node was first read as retired; it is dropped after retiredFor
+	retired  map[string]time.Time // when the node was first read as retired; it is dropped after RetiredFor
 	watchers map[*watcher]struct{}
 	waiting  []ping // arrived since the last poll began
 	joining  []*watcher
@@ -189,7 +194,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	return nil
 }
 
-// forgetLocked drops nodes that were retired longer than retiredFor ago. Until then a replica that was disconnected
+// forgetLocked drops nodes that were retired longer than RetiredFor ago. Until then a replica that was disconnected
 // must learn of the retirement, since it may still have a stream of the node.
 func (p *Poller) forgetLocked(now time.Time) {
 	if len(p.retired) == 0 || now.Sub(p.forgotAt) < time.Minute {
@@ -197,15 +202,12 @@ func (p *Poller) forgetLocked(now time.Time) {
 	}
 	p.forgotAt = now
 	for id, at := range p.retired {
-		if now.Sub(at) > retiredFor {
+		if now.Sub(at) > p.cfg.RetiredFor {
 			delete(p.retired, id)
 			delete(p.nodes, id)
 		}
 	}
 }
-
-// retiredFor is how long a retired node stays in snapshots: longer than any certificate lives.
-const retiredFor = 49 * time.Hour
 
 // decision has the columns of a row of recovery.identity that replicas of nodeapi need.
 type decision struct {
