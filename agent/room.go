@@ -176,7 +176,7 @@ func diskOf(s room.State) *commonv1.StateDisk {
 	}
 }
 
-// noRoom returns the error with which this host refuses to make more; nil if there is room.
+// noRoom returns the error with which tasks that need more disk space are refused; nil if there is room.
 func (a *Agent) noRoom() error {
 	state := a.room.State()
 	if !state.Full {

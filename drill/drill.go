@@ -24,9 +24,9 @@ type Drill struct {
 	// Mutation is the reason why the mutation is valid: it changes the detector of the fault, and not the fault.
 	Mutation string
 
-	// Nil: the drill itself gives its verifier a changed reading.
+	// mutate changes the detector and returns the undo; nil: the drill itself gives its verifier a changed reading.
 	mutate func(ctx context.Context, r *Run) (undo func(context.Context) error, err error)
-	// The stage at which the mutated detector must make it fail.
+	// mutated is the stage at which the changed detector must make the drill fail.
 	mutated Stage
 	able    func() error // nil: any host will do
 	run     func(ctx context.Context, r *Run) error

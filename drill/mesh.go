@@ -373,7 +373,8 @@ func (m *Mesh) setPolicy(ctx context.Context, key, value string) error {
 }
 
 // anew ends the replicas of a service in order, one after the other, and has them started again, with env in their
-// environment from then on. A killed replica would keep the leadership of periodic work for another 15 seconds.
+// environment from then on. A killed replica would keep its leases on runs until they expire; one that ends in order
+// releases them.
 func (m *Mesh) anew(ctx context.Context, replicas []*cluster.Process, env ...string) error {
 	for _, p := range replicas {
 		p.BeforeStart(func() []string { return env })

@@ -105,7 +105,7 @@ type Config struct {
 	// Default 20 s.
 	OpenTimeout  time.Duration
 	Backoff      backoff.Policy // of failed opens and lost streams. Default 1 s to 30 s
-	StableAfter  time.Duration  // after this time a session's end counts no earlier failures. Default 30 s
+	StableAfter  time.Duration  // a session that stood for this long resets the backoff of losses. Default 30 s
 	SlowRetry    time.Duration  // cadence where only an operator or the edge can help. Default 60 s
 	Drain        time.Duration  // of a replaced session. Default 30 s
 	Heartbeat    time.Duration  // until a policy sets another one. Default 15 s

@@ -21,8 +21,8 @@ import (
 type Config struct {
 	NodeID string
 
-	// Queue is how many tasks may be accepted and unfinished; one more is refused as busy, and the control plane offers it
-	// again later. Default 256.
+	// Queue is how many tasks may be accepted and unfinished; one more is dropped without an answer and counted in
+	// Stats.Busy, and the control plane offers it again later. Default 256.
 	Queue int
 	// Concurrency is how many tasks of a type run at once; DefaultConcurrency (4) for types it does not name.
 	Concurrency        map[commonv1.TaskType]int

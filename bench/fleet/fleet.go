@@ -24,8 +24,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// MostTime is the 99th percentile, in milliseconds, that a statement may take on the largest fleet unless it reads the
-// whole of it. plans.ClassOf returns how the buffers of each statement may grow.
+// MostTime bounds the 99th percentile, in milliseconds, of a statement's time on the largest fleet, unless the
+// statement reads the whole fleet. plans.ClassOf returns how the buffers of each statement may grow.
 const MostTime = 50.0
 
 // MostBytes is how large the database of a fleet may become.

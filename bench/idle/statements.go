@@ -41,7 +41,7 @@ type cost struct {
 	WAL   int64  `db:"wal"`
 }
 
-// statements reads what each statement of a mesh costs. Without a connection the server does not report them.
+// statements reads the cost of each statement of a mesh. Without a connection it reads none.
 type statements struct {
 	conn     *pgx.Conn
 	url      string // of the administrator

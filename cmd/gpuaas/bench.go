@@ -339,7 +339,7 @@ func runBenchChild(cmd *cobra.Command, kind string) error {
 }
 
 // checkNumbers returns an error for a number on the command line with which a bench measures nothing. Zero is allowed
-// where it is the default.
+// for --finished and --history-days, whose default it is.
 func checkNumbers(cmd *cobra.Command) error {
 	var errs []error
 	cmd.Flags().Visit(func(f *pflag.Flag) {

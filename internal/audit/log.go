@@ -163,7 +163,7 @@ func (l *Log) giveBack(c *counter) {
 
 // Repeated records an entry that may repeat and that changed nothing: it writes the first of its kind in a window at
 // once and counts the others. If the entry cannot be written, Repeated returns the error and counts the entry too, so
-// that a later round of Run writes it.
+// that a later round of Run writes it; not after pg.ErrCommitUnknown, when it may have been written.
 func (l *Log) Repeated(ctx context.Context, e Entry) error {
 	if l == nil {
 		return nil

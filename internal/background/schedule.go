@@ -72,7 +72,7 @@ func (s *schedule) take(ctx context.Context, session pg.Querier, running []strin
 		}
 		left = min(left, max(seconds(row.Left), 0))
 	}
-	if len(rows) < len(s.names) { // the taken jobs have been moved and locked: they run even if adding the others fails
+	if len(rows) < len(s.names) { // some have no row: they get one, and the next call takes them
 		if _, err := pg.Exec(ctx, session, addJobs, s.names); err != nil {
 			return nil, 0, fmt.Errorf("add periodic work: %w", err)
 		}

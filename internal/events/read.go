@@ -110,7 +110,7 @@ func At(ctx context.Context, q pg.Querier, pos int64) (Record, error) {
 }
 
 // Between reports whether this log ever gave the position from, which a caller has brought (zero, before all, counts as
-// given), and returns how many events there are above it up to to, counted to most+1.
+// given), and returns how many events there are above it and not above to, counted to most+1.
 func Between(ctx context.Context, q pg.Querier, from, to int64, most int) (known bool, count int, err error) { //nolint:nonamedreturns // says which is which
 	err = pg.QueryRow(ctx, q, countBetween, from, to, int64(most)+1).Scan(&known, &count)
 	if err != nil {
@@ -126,8 +126,8 @@ type numbers struct {
 	end, horizon int64           // the last of these positions, and of all in the log
 }
 
-// numbersAfter reads the first positions after a position, at most most of them. Its cost is proportional to what it
-// returns: rows of events.numbered are short, since neighbours in them share a range.
+// numbersAfter reads the first positions after a position, no more of them than most. Its cost is proportional to what
+// it returns: rows of events.numbered are short, since neighbours in them share a range.
 func numbersAfter(ctx context.Context, q pg.Querier, after int64, most int) (numbers, error) {
 	part := numbers{end: after, horizon: after}
 	ranges, err := pg.All[numberRange](ctx, q, rangesAfter, after, int64(most))

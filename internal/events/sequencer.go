@@ -183,9 +183,9 @@ var (
 	notifyAll         = pg.Define(pg.RoleSequencer, "events.notify_all", `SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '')`)
 )
 
-// numberSQL returns a statement that numbers, in the order of seq, at most most committed events whose seqs the newest
-// row leaves open: seqs above its highest, and those of transactions that were running. It reads no event that has its
-// number already.
+// numberSQL returns a statement that numbers, in the order of seq, committed events whose seqs the newest row leaves
+// open, no more of them than most: seqs above its highest, and those of transactions that were running. It reads no
+// event that has its number already.
 func numberSQL(most int) string {
 	return fmt.Sprintf(`
 	INSERT INTO events.numbered (seqs, oldest)

@@ -76,7 +76,7 @@ type Report struct {
 	Status   string        `json:"status"`   // ok or failed
 	Draining string        `json:"draining"` // why, or empty
 	Checks   []CheckResult `json:"checks"`
-	// Watched are the checks without which the process is ready too, from the last sample: ok, down, unknown or off
+	// Watched are the checks without which the process is ready too, from the last sample: ok, down, unknown or off.
 	Watched []CheckResult `json:"watched"`
 }
 

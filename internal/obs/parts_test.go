@@ -91,8 +91,8 @@ func TestAWatchedPartDoesNotMakeAProcessLessReady(t *testing.T) {
 	}
 }
 
-// A process that has just started is not reported as down until the next regular sample after two seconds, and one that
-// has everything it needs is not sampled more often.
+// A process that has just started is sampled again sooner than after the regular two seconds, so that it does not stay
+// reported as down for that long; one that has everything it needs is not sampled more often.
 func TestWhatIsNeededIsLookedAtSoonWhileItIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loaded atomic.Bool

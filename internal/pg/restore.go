@@ -55,7 +55,7 @@ func DeclareRestored(ctx context.Context, ownerURL, reason string) (Rollback, er
 		if err := refuseConnected(ctx, tx); err != nil {
 			return err
 		}
-		// A service that connects from here on waits as soon as it draws a number or reads the era.
+		// A service that connects from here on waits as soon as it draws a number, or reads the era or the rollback.
 		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '10s'"); err != nil {
 			return fmt.Errorf("bound the wait for locks: %w", err)
 		}

@@ -61,8 +61,8 @@ var ErrNoChain = errors.New("no key of the list is held or endorsed by one that 
 // Advance returns the key set that replaces a held set after a list of keys: the held keys that the list does not
 // retire, and the keys of the list to which endorsements lead. A key that is held and not listed stays. The returned
 // ids are those of listed keys that are neither retired nor trusted. A list to which no endorsement leads from a held
-// key is refused with ErrNoChain, and so is one that would leave no key. A listed key that has endorsed a held one is
-// neither trusted nor among the ids: it was held before, and dropped when a list marked it as retired.
+// key is refused with ErrNoChain, and so is one that would leave no key. A listed key from which endorsements lead to a
+// trusted one is neither trusted nor among the ids: it was held before, and dropped when a list marked it as retired.
 func Advance(kind string, held *KeySet, links []Link) (*KeySet, []string, error) {
 	if len(links) > MaxChain {
 		return nil, nil, fmt.Errorf("follow keys: a list of %d, more than %d", len(links), MaxChain)

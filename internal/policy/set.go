@@ -35,7 +35,7 @@ func NewSet(values map[string]string) (Set, error) {
 		}
 		s = s.with(name, value, n)
 	}
-	// A term that is too short counts as absent; if its default is too short as well, its floors do.
+	// A term that is too short counts as absent; if its default is too short as well, so do the keys that are its floors.
 	for key, err := s.tooShort(); err != nil; key, err = s.tooShort() {
 		problems = append(problems, err)
 		if !s.Overridden(key) {

@@ -24,8 +24,8 @@ type StateRow struct {
 	Exits []string // states of the same enum; of a terminal state, what an operator may reopen it to
 
 	Owner string // the service that moves the state on
-	// The operator's command that moves the state on when nothing else does; empty for a terminal state that cannot be
-	// reopened.
+	// Verb is the operator's command that moves the state on when nothing else does; empty for a terminal state that
+	// cannot be reopened.
 	Verb string
 	// Leads is the exit that a state without a verb takes by itself once its retries and deadlines are used up: an
 	// operator can only wait for it, and then use the verbs of that state.

@@ -29,8 +29,8 @@ const first = "00000000-0000-0000-0000-000000000000"
 type Source struct {
 	// Name is the name of the rows, such as "tasks".
 	Name string
-	// Page returns the events of the next rows, at most most, in the order of their ids, which are those of the events'
-	// aggregates.
+	// Page returns the events of the next rows, no more rows than most, in the order of their ids, which are those of the
+	// events' aggregates.
 	Page func(ctx context.Context, tx pgx.Tx, after string, most int) ([]events.Event, error)
 }
 

@@ -41,9 +41,9 @@ type Written struct {
 }
 
 var (
-	// An existing row is updated directly: ON CONFLICT would lock it first, and write that to the log too. Listening began
-	// when the oldest of the chain of overlapping replicas began: a replica takes that time over from the replicas with a
-	// recent beat.
+	// An existing row is updated directly: ON CONFLICT would lock it first, and write the lock to the write-ahead log too.
+	// Listening began when the oldest of the chain of overlapping replicas began: a replica takes that time over from the
+	// replicas with a recent beat.
 	write = pg.Define(pg.RoleNodeAPI, "replicas.beat", `
 		WITH c AS MATERIALIZED (SELECT mesh.clock() AS now),
 		chain AS MATERIALIZED (

@@ -44,8 +44,8 @@ type Cut struct {
 	Statement *pg.Statement
 	// Oldest returns when the oldest remaining row was made; nil if that takes reading all rows.
 	Oldest *pg.Statement
-	// Elsewhere cuts one batch in another database than the walker's, in place of Statement: at most most rows that ended
-	// before until. It returns how many it cut.
+	// Elsewhere cuts one batch in another database than the walker's, in place of Statement: rows that ended before until,
+	// no more of them than most. It returns how many it cut.
 	Elsewhere func(ctx context.Context, until time.Time, most int) (int64, error)
 }
 

@@ -255,7 +255,7 @@ type strangerPlaces struct {
 	of    map[string]int
 }
 
-// newStrangerPlaces makes places of which one origin may hold each; zero: as many as there are.
+// newStrangerPlaces makes a number of places, all, of which one origin may hold the number each; zero: all of them.
 func newStrangerPlaces(all, each int) *strangerPlaces {
 	return &strangerPlaces{all: all, each: each, of: map[string]int{}}
 }

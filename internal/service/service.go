@@ -45,7 +45,7 @@ type TLS struct {
 
 // Config is the part of a service's configuration that all share. Embed it.
 type Config struct {
-	// The service that this file configures; empty: any service that reads it.
+	// Service is the service that this file configures; empty: any service that reads it.
 	Service          string            `koanf:"service"`
 	Log              obs.LogConfig     `koanf:"log"`        // of a process of its own
 	ReplicaID        string            `koanf:"replica_id"` // drawn at start if empty

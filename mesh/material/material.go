@@ -29,7 +29,7 @@ const (
 type Config struct {
 	Dir         string
 	TrustDomain string
-	// DNS names and addresses that the services are reached by, beside localhost and the loopback addresses.
+	// Hosts are the DNS names and addresses that the services are reached by, beside localhost and the loopback addresses.
 	Hosts []string
 	TTL   time.Duration // of services' certificates; default DefaultTTL
 	Now   func() time.Time

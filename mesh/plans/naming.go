@@ -50,7 +50,7 @@ func newNaming(p piece, at level) naming {
 }
 
 // of returns the replacement of the token in the copy with the given number; the first copy keeps the template's. The
-// time in an id is earlier seconds earlier.
+// time in an id lies before the template's by the number of seconds in the argument earlier.
 func (t naming) of(n, earlier int) string {
 	switch {
 	case n == 0, t.kind == ofNothing:

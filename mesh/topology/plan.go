@@ -38,7 +38,7 @@ type Plan struct {
 	Reflection     bool   // gRPC reflection on the people's port
 	Profile        string // the name of the profile that agents get
 	Log            obs.LogConfig
-	Drain          time.Duration // over which agents are told to go to another replica, and then how long they may take
+	Drain          time.Duration // in which agents go to another replica; within a quarter of it they are told to
 	DatabaseVolume string        // a directory on the volume of the database, where recovery sees it; may be empty
 	// RetentionSweep is how often history is cut; zero: the default of the services.
 	RetentionSweep time.Duration

@@ -38,8 +38,8 @@ type Config struct {
 	CADatabaseURLFile config.SecretFile `koanf:"ca_database_url_file"`
 	JoinStateKeys     string            `koanf:"join_state_keys"` // directory of private keys, shared by replicas
 	Profile           Profile           `koanf:"profile"`
-	// TaskSigningPubkeysFile is sent to agents at enrolment. It is read at each enrolment, so that a rotation takes
-	// effect.
+	// TaskSigningPubkeysFile has the public keys of tasks that this replica trusts. Agents are sent at enrolment the keys
+	// that follow from them, with those of later rotations.
 	TaskSigningPubkeysFile string `koanf:"task_signing_pubkeys_file"`
 	AssertionPubkeysFile   string `koanf:"assertion_pubkeys_file"` // verifies on whose behalf readmodel calls
 	Peers                  Peers  `koanf:"peers"`
@@ -50,7 +50,8 @@ type Config struct {
 	EnrollPerTokenSecond float64       `koanf:"enroll_per_token_second"`
 	EnrollPerTokenBurst  int           `koanf:"enroll_per_token_burst"`
 	ClaimLease           time.Duration `koanf:"claim_lease"`
-	// the wait before another key of an instance may use a launch secret whose first certificate was never used
+	// MintWait is the wait before another key of an instance may use a launch secret whose first certificate was never
+	// used.
 	MintWait   time.Duration `koanf:"mint_wait"`
 	SweepEvery time.Duration `koanf:"sweep_every"`
 	// LaunchSecretLife is how long an instance may take to register.

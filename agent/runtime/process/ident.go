@@ -69,7 +69,7 @@ func identOf(pid int) (ident, error) {
 
 // started returns when the process began, by sinceBoot.
 func (i ident) started() time.Duration {
-	const ticks = 100                                     // per second, in the user interface of every architecture
+	const ticks = 100                                     // per second, in the kernel's interface to user space
 	return time.Duration(i.Start) * (time.Second / ticks) //nolint:gosec // some years
 }
 

@@ -167,8 +167,8 @@ type excerpt struct {
 	dropped   int64 // requested bytes before the piece that are not kept
 	end       int64 // of the output so far
 	last      bool  // the piece reaches to the end
-	cutBefore bool  // there is output before the window that is not read
-	cutBehind bool  // there is, or may be missing, output behind the window that is not read
+	cutBefore bool  // output before the window was not read, or is missing
+	cutBehind bool  // output behind the window was not read, or is missing
 	grows     bool  // the window reaches to the end, and more may be written
 	restarted bool
 	then      string // the run that follows once this one is read; empty if none is asked for

@@ -105,7 +105,7 @@ type Runtime struct {
 	problems  []string     // of New
 	crashLoop atomic.Int32 // how many restarts make a crash loop
 
-	mu        sync.Mutex // guards what follows; never locked while its goroutine waits for anything
+	mu        sync.Mutex // guards what follows; never held while waiting for anything
 	workloads map[key]*workload
 	claimed   map[int32]key             // picked ports
 	listed    func(WorkspaceEpoch) bool // nil until the control plane has listed what may run here

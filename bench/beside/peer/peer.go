@@ -8,7 +8,7 @@ import "time"
 type Setup struct {
 	AdminURL string `json:"admin_url"` // connection string of the superuser
 	Database string `json:"database"`  // made at the start
-	// River: how many jobs are worked at once; DBOS runs each workflow in its caller's process at once.
+	// Workers is how many jobs River works at once; DBOS runs each workflow in its caller's process at once.
 	Workers  int           `json:"workers,omitempty"`
 	Cooldown time.Duration `json:"cooldown,omitempty"` // River: the least time between two fetches; zero: its default
 }

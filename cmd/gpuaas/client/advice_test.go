@@ -34,7 +34,7 @@ func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 	}
 }
 
-// An instance is ended only on an explicit attestation; a dry run prints what it would do.
+// An instance is ended only after an explicit confirmation; a dry run prints what it would do.
 func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
 	f := mesh(t)
 	stock(f)

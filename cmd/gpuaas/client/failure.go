@@ -261,7 +261,7 @@ func Report(w io.Writer, err error, asJSON bool) {
 	if f.RetryAfterSeconds > 0 {
 		note(w, "  retry after: %gs", f.RetryAfterSeconds)
 	}
-	// a mistake found here was never sent
+	// A mistake that the client itself has found was never sent, so the mesh does not know its correlation id.
 	if _, refused := fault.As(err); f.CorrelationID != "" && (refused || Exit(err) != ExitUsage) {
 		note(w, "  correlation id: %s", f.CorrelationID)
 	}

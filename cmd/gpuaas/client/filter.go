@@ -107,7 +107,8 @@ func (f *filter) evaluate(ctx context.Context, raw []byte, out io.Writer, indent
 	}
 }
 
-// filtered returns the text of a value that an expression returned: a string as it is, anything else as JSON.
+// filtered returns the text of a value that an expression returned: a string as it is, nothing for null, a fraction
+// with two decimals, anything else as JSON.
 func filtered(value any, indent string) (string, error) {
 	switch v := value.(type) {
 	case string:

@@ -19,7 +19,7 @@ const (
 	pollAtMost = 3 * time.Second
 )
 
-// errDone is how each ends a follow without an error.
+// errDone is the error of watchOnce once each has ended the follow.
 var errDone = errors.New("done")
 
 // follow calls each with every change until each returns true or an error. It resumes a broken watch where it stopped,

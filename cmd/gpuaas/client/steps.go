@@ -95,7 +95,7 @@ func (t *stepPrinter) key(item *readmodelv1.TimelineItem) string {
 		if item.GetError() != "" {
 			text += ": " + clean(item.GetError())
 		}
-	// a running one has its run's
+	// only while it waits: the reason that a running attempt has is that of its run
 	case item.GetWhyWaiting() != "" && item.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING:
 		text += ": " + clean(item.GetWhyWaiting())
 	}

@@ -36,7 +36,7 @@ type Config struct {
 	SocketDir string
 	// CacheDir is searched for binaries after the system's own.
 	CacheDir string
-	// UID and GID are those the server runs as if this process is root; zero means 65534.
+	// UID and GID are those that the server runs with when this process is root; zero means 65534.
 	UID, GID int
 	// Settings are further server settings; fsync cannot be set.
 	Settings map[string]string

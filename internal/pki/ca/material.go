@@ -162,7 +162,7 @@ func loadProvisioner(path string) (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// writeRoots writes the public roots beside the keys if the file does not hold them already.
+// writeRoots writes the public root beside the keys unless the file exists, whatever it holds.
 func writeRoots(dir string, root *x509.Certificate) error {
 	path := filepath.Join(dir, RootsFile)
 	if found, err := pki.Exists(path); err != nil || found {

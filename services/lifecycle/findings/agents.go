@@ -55,8 +55,8 @@ type nodeClaim struct {
 }
 
 // detectAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was
-// stored later than the grace after the last change of the rows that it is compared with: an older one may describe the
-// state before.
+// made more than the grace after the last change of the row that it is compared with: an older one may describe the
+// state before. A workload that no claim covers has no such row, and counts by any fresh report.
 func (s *Sweeper) detectAgents(ctx context.Context) ([]Seen, error) {
 	var out []Seen
 	loose := map[string][]record{}

@@ -16,8 +16,9 @@
 // The drift guard is a trigger on the rows of workspaces, runs and allocations. It knows the product's writes from all
 // others by a setting of the session (pg.WriterSetting), and records evidence of any other write: the row before and
 // after, and by whom. Each row carries a seal, a digest over all its columns that the trigger renews: after a write
-// without the trigger the row does not fit its seal. The guard reads the evidence, and reads all rows only in a
-// process's first scan and after the triggers were changed: its work grows with the changes by hand, not with the rows.
+// without the trigger the row does not fit its seal. The guard reads the evidence, and reads all live rows only in a
+// process's first scan, after the triggers were changed, and while one does not fire: its work grows with the changes
+// by hand, not with the rows.
 //
 // A finding on a row ends when the change has been put back by hand, or when a person acknowledges it; never because an
 // operation has written over it. The table in docs/findings.md lists which edits are detected, and which are not.

@@ -66,8 +66,8 @@ type misfit struct {
 	Image []byte `db:"image"`
 }
 
-// misfits reads the rows of a page whose seal does not fit: of those that live, those written since a transaction, and
-// those named.
+// misfits reads the rows of a page whose seal does not fit. It reads the rows that are live, those that were written
+// since the transaction $3, and those whose ids are in $4.
 var misfits = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits", func(rowType string) string {
 	src := sources[rowType]
 	return `SELECT x.` + src.id + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.table + ` x
@@ -83,8 +83,8 @@ var misfitsAmong = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits_among", 
 }, guarded...)
 
 // brokenSeals finds rows that were written while their trigger did not fire and were not written since: their seal does
-// not fit. It reads all rows in the first scan of this process, and after the triggers were changed; otherwise only
-// those whose seal did not fit before.
+// not fit. In the first scan of this process, after the triggers were changed, and while one of them does not fire, it
+// reads all live rows and those written since the last scan; otherwise only those whose seal did not fit before.
 func (s *Sweeper) brokenSeals(ctx context.Context) ([]Seen, error) {
 	now, err := pg.One[watch](ctx, s.deps.DB, readWatch)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// TestPagesHaveEveryID: pages follow each other from the lowest id to the highest, so that rows of a workspace without
-// a row are in one too.
+// TestPagesHaveEveryID: pages follow each other from the lowest id to the highest, so that what belongs to a workspace
+// whose own row is missing is in one too.
 func TestPagesHaveEveryID(t *testing.T) {
 	b := newBed(t, Config{Page: 2})
 	for i := range 5 {

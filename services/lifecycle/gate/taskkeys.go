@@ -83,7 +83,7 @@ func (s *Server) KeysHeld(ctx context.Context, req *lifecyclev1.KeysHeldRequest)
 		if byNode[session.GetNodeId()] == nil {
 			nodes = append(nodes, session.GetNodeId())
 		}
-		byNode[session.GetNodeId()] = session // of two sessions of a node the replica of the other repeats its report
+		byNode[session.GetNodeId()] = session // only the last of a node is stored; the replica of another repeats its report
 	}
 	sessions, keys := make([]string, len(nodes)), make([]string, len(nodes))
 	for i, node := range nodes {

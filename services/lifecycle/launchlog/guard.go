@@ -47,8 +47,9 @@ func New(deps Deps) *Guard { return &Guard{deps: deps} }
 // reportMost bounds the reports of one comparison: further ones would report the same of other workspaces.
 const reportMost = 32
 
-// Settled reports whether a comparison of this process is done and all its differences are reported to recovery.
-// Nothing is launched before that. A nil Guard has nothing to compare.
+// Settled reports whether the last Check of this process returned nil: its comparison is done, and all its differences
+// are reported to recovery. Nothing is launched before the first such Check, nor after one that failed until the next
+// that does not. A nil Guard has nothing to compare.
 func (g *Guard) Settled() bool { return g == nil || g.settled.Load() }
 
 // Check compares every log once. It returns nil if all differences are reported and acknowledged, or accepted.

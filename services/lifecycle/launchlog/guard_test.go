@@ -198,8 +198,8 @@ func TestNormalLifeIsNoEvidence(t *testing.T) {
 	b.wants(b.guard())
 }
 
-// Each difference in which the log is ahead of the database is reported once, sets the mode, and is not reported again:
-// not while the mode lasts, not after it was accepted, not by another process.
+// Logs of replicas that compare at the same time are no evidence.
+//
 // Scenario: while one replica has read the log, another launches and compares a log that is longer by then. The first
 // one's log is older than what the database has seen, and that is no evidence.
 func TestReplicasThatCompareAtOnceAreNoEvidence(t *testing.T) {
@@ -219,6 +219,8 @@ func TestReplicasThatCompareAtOnceAreNoEvidence(t *testing.T) {
 	b.wants(second)
 }
 
+// Each difference in which the log is ahead of the database is reported once, sets the mode, and is not reported again:
+// not while the mode lasts, not after it was accepted, not by another process.
 func TestALogThatIsAheadIsReportedOnce(t *testing.T) {
 	for name, make := range map[string]func(*bench) string{
 		"a later epoch": func(b *bench) string {

@@ -117,7 +117,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j
 	return nil
 }
 
-// noDeadline is the time left that a run without a deadline counts with.
+// noDeadline is the time left (leasedRun.runLeft) that is assumed for a run without a deadline.
 const noDeadline = 24 * time.Hour
 
 // state returns the state of the run while the attempt is open.

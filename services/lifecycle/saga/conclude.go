@@ -161,7 +161,8 @@ func (d *Driver) park(ctx context.Context, h *leasedRun, w WaitFor, rows writes)
 	return err
 }
 
-// left returns how long the open attempt may still wait: to the end of its budget, or to the run's deadline.
+// left returns how long the open attempt may still wait: to the end of its budget, and in the forward phase not past
+// the run's deadline. It is not positive once that time has come.
 func (h *leasedRun) left() time.Duration {
 	left := h.step().Budget
 	if h.attempt.DeadlineAt != nil && h.run.HeartbeatAt != nil {
@@ -181,7 +182,7 @@ func (d *Driver) failed(ctx context.Context, h *leasedRun, state string, e *Step
 	}
 	failures := h.run.Attempts + 1
 	outOfTime := policy.Within > 0 && h.attempt.StartedAt.Sub(h.run.TriedSince) >= policy.Within
-	// An undo is always worth another try: only its policy ends it.
+	// An undo is always worth another try: only its policy or a Final error ends it.
 	final := failures >= policy.Attempts || outOfTime || e.Final || (!e.Retryable && h.run.Phase == phaseDo)
 	if final {
 		return d.exhausted(ctx, h, state, e)

@@ -30,21 +30,22 @@ type Deps struct {
 	// policy in force; zero leaves it to the definition. It is called each time, so that a new policy also applies to runs
 	// that are live already. May be nil.
 	Stalls func(definition, step string) time.Duration
-	// Resumed is called in the transaction that resumes paused runs, and moves the deadlines of other packages' rows about
-	// their workspaces on by as long. May be nil.
+	// Resumed is called in the transaction that resumes paused runs. It postpones the deadlines that other packages keep
+	// for these runs and their workspaces by the length of the pause. May be nil.
 	Resumed func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
 	// Resuming locks the rows that Resumed is going to change and that come before runs in the order of locks: the tasks
 	// of these runs. It is called before the runs are locked. May be nil.
 	Resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
-	// Withdraw requests that agents stop the open tasks of a run's steps. It is called in the transaction that cancels the
-	// run, before the run's row is locked. May be nil.
+	// Withdraw requests that agents stop the open tasks that a run's steps queued in the forward phase. It is called in
+	// the transaction that cancels the run, before the run's row is locked. It must leave tasks of an undo alone: it is
+	// called for a run that compensates already too. May be nil.
 	Withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
 	// OnPoint is called at every kill point besides the failpoint of that name; an error makes the driver drop the run
 	// where it stands, as a crash would. For conformance tests; nil otherwise.
 	OnPoint func(ctx context.Context, name string, at Place) error
 }
 
-// PoolSettings are the session settings that suit the core's statements. They are long, and their best plan never
+// PoolSettings returns the session settings that suit the core's statements. These are long, and their best plan never
 // depends on the values or on the sizes of tables: every row is found by an index. Planning them anew for each call
 // would cost more than running them, and a plan made while the tables were empty would use sequential scans for as long
 // as the connection lives.
@@ -78,7 +79,7 @@ type Core struct {
 	withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
 	onPoint  func(ctx context.Context, name string, at Place) error
 	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
-	// notified when other replicas' events were numbered; nil until FollowRemoteWakes runs
+	// notified fires when events of any replica were numbered; nil until FollowRemoteWakes runs
 	notified atomic.Pointer[events.Signal]
 	reserved uint64      // workers that runs which are being started have taken; under driving
 	resting  atomic.Bool // no run was live when a driver of this process last checked

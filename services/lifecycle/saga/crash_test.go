@@ -119,7 +119,8 @@ func TestOwnLeasesAreReclaimedAtBoot(t *testing.T) {
 	}
 }
 
-// TestShutdownHandsOver: a driver that stops ends its step's context, and the same attempt goes on elsewhere at once.
+// TestShutdownHandsOver: a driver that stops ends its step's context, and another driver goes on with the same attempt
+// at once.
 func TestShutdownHandsOver(t *testing.T) {
 	testkit.IO(t)
 	began := make(chan struct{}, 2)
@@ -255,8 +256,8 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	})
 }
 
-// TestAStepStallsThoughItsDriversAreLost holds that the clock of a stall does not begin anew with each driver that the
-// step outlives, as it does with a try that ended by itself.
+// TestAStepStallsThoughItsDriversAreLost holds that the time of a stall goes on counting when a driver is lost, and
+// begins again only with an attempt after one that ended by itself.
 func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 	testkit.IO(t)
 	for _, tc := range []struct {

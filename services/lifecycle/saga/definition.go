@@ -18,7 +18,7 @@ type Class int
 
 // The classes. A Pure step makes nothing. An Idempotent step may be repeated at will. A Create step makes a resource
 // outside the database; it writes a claim with a deterministic name before it calls out, and its Observe is called
-// before its Do is repeated.
+// before its Do in every later attempt and in every later round, so that the resource is not made twice.
 const (
 	Pure Class = iota + 1
 	Idempotent

@@ -104,8 +104,9 @@ func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
 
 // Progress records how far the attempt has come, as a text ("pods 2/3"). A text that differs from the last one resets
 // the stall clock; the same text again writes nothing, because a step that reports the same state has not moved. The
-// last text of an attempt that was lost with its driver counts as this attempt's last text. A stall flag stays over the
-// attempts of its step: only a text that differs from the last one of the earlier attempts clears it.
+// last text of an attempt that was lost with its driver counts as this attempt's last text. The stall flag of the run
+// stays over the attempts of the step: only a text that differs from the last one of all of them clears it, so that an
+// attempt which only gets as far as the one before leaves the flag.
 func (e *Env) Progress(ctx context.Context, note string) error {
 	dir := names.Of(e.Direction)
 	var said, moved, news bool
@@ -249,7 +250,7 @@ func ReleaseOrphan(ctx context.Context, tx pgx.Tx, claimID, why string) error {
 }
 
 // ReadoptOrphans makes the orphaned claims of one epoch live again, so that they are undone once more. A claim stays
-// orphaned if a later claim has the same name.
+// orphaned if a live claim, or a later orphan, of the workspace has the same kind and name.
 func ReadoptOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
 	return reviseOrphans(ctx, tx, readoptOfEpoch, workspaceID, epoch)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// leaseMargin is how long before its granted end the driver gives a lease up.
+// leaseMargin is how long before its granted end the driver gives a lease up, at most: a tenth of the lease is enough.
 const leaseMargin = 500 * time.Millisecond
 
 // lastCheck is the time that an attempt gets which wakes at the end of its budget: what it waited for may have

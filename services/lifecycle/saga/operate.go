@@ -25,8 +25,9 @@ type Verb struct {
 }
 
 // Cancel requests that a run be stopped and undone, and that agents stop the tasks of its steps. It returns at once:
-// the driver cancels the step's context, waits for the grace, and compensates. A run that compensates already is left
-// as it is; one that is stuck, has succeeded or has failed is refused, and tx is to be rolled back.
+// the driver cancels the step's context, waits for the grace, and compensates. A run that is cancelled or compensates
+// already is left as it is; one that is stuck, has succeeded or has failed, or whose definition is Uncancellable, is
+// refused, and tx is to be rolled back.
 func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, error) {
 	if err := c.withdrawTasks(ctx, tx, runID); err != nil {
 		return Verb{}, err
@@ -71,7 +72,8 @@ func (c *Core) withdrawTasks(ctx context.Context, tx pgx.Tx, runID string) error
 }
 
 // Amend replaces the input of a run that is at the given step of its forward phase. The step reads it when its function
-// is called next, which is at once if the step is parked. It returns a conflict if the run is no longer at that step.
+// is called next, which is at once if the step is parked with WakeOnSignal. It returns a conflict if the run is no
+// longer at that step, or is being cancelled.
 func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input any) (Verb, error) {
 	raw, err := json.Marshal(input)
 	if err != nil {
@@ -290,7 +292,8 @@ func (c *Core) RetryUndo(ctx context.Context, tx pgx.Tx, runID, by string) (Verb
 }
 
 // SkipUndo skips the step at which a run is stuck: the claims that the step would have released become orphans, which
-// record by and reason, and the run goes on with the step after it.
+// record by and reason. The run goes on with the next step in its direction, or ends if there is none: as failed if it
+// compensates, else as succeeded.
 func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, []Claim, error) {
 	if reason == "" {
 		return Verb{}, nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")

@@ -145,7 +145,8 @@ func Fail(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, caus
 	return &StepError{Layer: layer, Reason: reason, Public: public, cause: cause}
 }
 
-// GiveUp returns an error that ends an undo as well, whose policy would otherwise try it again.
+// GiveUp returns an error that ends an undo as well, whose policy would otherwise try it again. It is for an undo that
+// is past the time in which another try could help.
 func GiveUp(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
 	return &StepError{Layer: layer, Reason: reason, Public: public, Final: true, cause: cause}
 }
@@ -155,8 +156,9 @@ func Retry(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cau
 	return &StepError{Layer: layer, Reason: reason, Public: public, Retryable: true, cause: cause}
 }
 
-// stepErrorOf converts an error of a step to a StepError. A fault of a peer is retryable if and only if its action is
-// to wait; any other error is retryable, and its text is not shown to people.
+// stepErrorOf converts an error of a step to a StepError. A StepError keeps its class; an empty Layer or Public is
+// filled in. A fault of a peer is retryable if and only if its action is to wait. Any other error is retryable, and
+// only operators see its text, as the cause.
 func stepErrorOf(step *Step, err error) *StepError {
 	if e, ok := errors.AsType[*StepError](err); ok {
 		out := *e

@@ -136,7 +136,8 @@ func (d *Driver) letGoUndriven(ctx context.Context, h *leasedRun) {
 	}
 }
 
-// adopt drives a run that was started under this driver's lease. It returns false if the driver stops.
+// adopt drives a run that was started under this driver's lease. It returns false if the driver stops: the caller then
+// makes the run due for others.
 func (d *Driver) adopt(ctx context.Context, o *ownLease) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

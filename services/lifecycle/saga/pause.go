@@ -116,7 +116,8 @@ func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	return paused, c.resuming(ctx, tx, paused)
 }
 
-// moveOn makes runs due, and moves the deadlines of the runs, their attempts and their tasks on.
+// moveOn makes runs due, and postpones the deadlines of the runs and their attempts, and by Resumed those of their
+// tasks, by the length of each run's pause.
 func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runs []string, stood []float64) error {
 	moved, err := pg.All[Run](ctx, tx, moveOnRuns, runs, stood)
 	if err != nil {

@@ -37,7 +37,8 @@ const openOrStored = `SELECT o.run_id, o.step, o.dir, o.attempt, o.name, o.stall
 	WHERE r.open_attempt > 0 AND NOT EXISTS (SELECT FROM lifecycle.saga_step o
 		WHERE o.run_id = r.id AND o.step = r.step AND o.dir = r.phase AND o.attempt = r.open_attempt)`
 
-// notPaused is the condition that a run r is not paused: a paused run makes no progress by intention.
+// notPaused is the condition that rollback mode is not set and a run r is not paused: a paused run makes no progress by
+// intention, and in the mode every run is about to be paused.
 const notPaused = `NOT (SELECT mesh.rolled_back()) AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause h WHERE h.run_id = r.id AND h.since IS NOT NULL)`
 
 type stall struct {

@@ -164,7 +164,7 @@ type startedRow struct {
 }
 
 // startRun inserts the run and gives it the workspace. The epoch is compared and set, because the run's epoch was read
-// from the row before that was locked.
+// from the workspace's row before that row was locked. The error is pgx.ErrNoRows if the run may not begin.
 func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, own *ownLease) (*startedRow, error) {
 	from := make([]string, 0, len(req.From))
 	for _, s := range req.From {
@@ -237,7 +237,8 @@ func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) err
 		return err
 	}
 	if len(req.From) == 0 || slices.ContainsFunc(req.From, func(s commonv1.WorkspaceState) bool { return names.Of(s) == w.State }) {
-		// Another operation changed the epoch: it began and ended while this one waited for the lock.
+		// Another operation changed the epoch, the reset or the count of retries: it began and ended while this one waited
+		// for the lock. Or the epoch is not OfEpoch.
 		return fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),

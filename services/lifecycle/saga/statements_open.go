@@ -35,7 +35,8 @@ var (
 	loseAttempts = pg.Define(pg.RoleLifecycle, "saga.lose_attempts", `
 		UPDATE lifecycle.saga_step s SET `+lostAttempt+`, version = s.version + 1
 		WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING `+stepColumns)
-	// loseOpen closes attempts that were open in the rows of runs until these were leased anew, and have no row.
+	// loseOpen inserts attempts as lost that were open in the rows of runs when these were leased again, and that have no
+	// row of their own.
 	loseOpen = pg.Define(pg.RoleLifecycle, "saga.lose_open", `
 		INSERT INTO lifecycle.saga_step AS s (`+openInto+`, state, finished_at, outcome, error, version)
 		SELECT r.id, r.step, `+stepName+`, r.phase, o.attempt, r.workspace_id, r.tenant_id, o.fence, r.op_seq,

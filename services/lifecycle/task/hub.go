@@ -105,7 +105,8 @@ func (h *Hub) Run(ctx context.Context) error {
 			busy = began
 		}
 		whole = false
-		// Many events must not cause as many scans: scans take a tenth of the time at most.
+		// Many events must not cause as many scans: scans take about a tenth of the time at most, unless one takes longer
+		// than a tenth of sweepEvery.
 		select {
 		case <-time.After(min(max(sweepSpacing, 10*time.Since(began)), sweepEvery)):
 		case <-ctx.Done():

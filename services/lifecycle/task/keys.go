@@ -21,8 +21,8 @@ const usingShown = 5
 // readUsing finds the nodes with tasks that were offered, have not ended and were signed by the key $1. $2 is true if
 // the key is older than the column key_id, so that tasks without one count as signed by it. $3 is when the key was
 // made, and $4 is true if it returned from its file. A node that has had no session since the database was restored may
-// have attempts signed by such a key from before the restore: the database has lost them and adopts them by their
-// envelopes. $5 is how many nodes are named.
+// have attempts from before the restore: the database has lost them and adopts them by their envelopes. Such a node
+// needs every key that was made before the restore or returned from its file. $5 is how many nodes are named.
 var readUsing = pg.Define(pg.RoleLifecycle, "task.read_nodes_that_need_key", `
 	SELECT n.name, count(*) OVER () AS total FROM (
 		SELECT DISTINCT coalesce(nullif(g.name, ''), t.node_id::text) AS name

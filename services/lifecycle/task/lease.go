@@ -157,7 +157,7 @@ func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, 
 	return res, nil
 }
 
-// ask is the request of several sessions; the slices run in parallel.
+// ask is the request of several sessions: each slice has one element for each session, in the same order.
 type ask struct {
 	nodes, sessions []string
 	generations     []int64

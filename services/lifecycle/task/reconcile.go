@@ -124,7 +124,8 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 	}
 	for k, t := range agent {
 		if !known[k] {
-			// An attempt that is not the current one, or a task from before this node's reinstallation: its end changes no row.
+			// An attempt that is not the current one, or a task that is not this node's, for example of its former identity: its
+			// end changes no row.
 			out.Cancel = append(out.Cancel, &nodev1.TaskRef{TaskId: t.GetTaskId(), Attempt: t.GetAttempt()})
 		}
 	}

@@ -226,8 +226,9 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 	}
 }
 
-// apply locks the gates of nodes and moves the tasks of those that are admitted forward. An update that moves no task
-// is kept as late evidence if it is a result, or proves an attempt that the row has lost, or is refused.
+// apply locks the gates of nodes and moves the tasks of those that are admitted forward. An update of an attempt above
+// the row's is applied after the row has adopted the attempt, or refused if no envelope proves it. Any other update
+// that moves no task is kept as late evidence if it is a result, and ignored otherwise.
 func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]taskUpdate, order []string, durable bool) (gate.Views, applied, error) {
 	done := applied{settled: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
 	all := make([]taskUpdate, len(order))

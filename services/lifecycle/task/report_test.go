@@ -160,7 +160,7 @@ func TestResultsWithoutAPlaceAreEvidence(t *testing.T) {
 	if k.wakes() != wakes {
 		t.Error("a late result woke the run")
 	}
-	// Reports of another node in its name do not change a good task of the other node.
+	// Reports of the first node about a task of the other one do not change that task.
 	mine := k.enqueue(other)
 	theirs := k.lease(other)
 	k.delivered(n, theirs)

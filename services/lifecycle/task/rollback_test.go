@@ -21,7 +21,8 @@ const (
 	diag   = commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT
 )
 
-// In rollback mode only probes are dispatched; results are applied, and the other tasks are dispatched after the mode.
+// In rollback mode only probes and collections of diagnostics are dispatched; results are applied, and the other tasks
+// are dispatched after the mode.
 func TestInRollbackModeProbesAloneAreDispatched(t *testing.T) {
 	k := newKit(t)
 	testkit.StopClock(k.db) // what is leased is offered again after two seconds

@@ -65,8 +65,9 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 
 // SealStored seals the values of stored deploys that are not sealed with the first key, in batches, and returns how
 // many it changed: those sealed with a former first key, and those that a build before sealed values has queued.
-// Deploys that have ended and may be queued again are sealed as well. A payload whose values cannot be opened stays as
-// it is; the error names it, after all others are done.
+// Deploys that have ended are sealed as well, if an earlier build has left their payloads. A payload whose values
+// cannot be opened stays as it is; the error names it, after all others are done. One that is sealed with a key which
+// was given up as lost is passed over without an error.
 func (s *Server) SealStored(ctx context.Context) (int, error) {
 	const batch = 100
 	total := 0

@@ -104,9 +104,9 @@ func TestATaskIsLeasedAsItIsQueued(t *testing.T) {
 	s.offered(stream, n, s.probe(n))
 }
 
-// TestALeaseThatNobodyAskedForIsHeldToTheGate holds that nothing is leased unasked past a gate that is shut, raised to
-// another session, or held by a fence under way, nor to a session that was named as ended, nor over a stream that has
-// ended; and that queueing waits for no gate.
+// TestALeaseThatNobodyAskedForIsHeldToTheGate holds that a task is not leased as it is queued if the gate is shut,
+// raised to another session, or locked by a fence under way, nor to a session that was named as ended, nor over a
+// stream that has ended; and that queueing waits for no gate.
 func TestALeaseThatNobodyAskedForIsHeldToTheGate(t *testing.T) {
 	for name, change := range map[string]func(s *streamed, stream *workStream, n *node) (undo func()){
 		"gate shut":       func(s *streamed, _ *workStream, n *node) func() { s.k.fence(n, 2, false); return nil },
@@ -213,8 +213,8 @@ func TestInRollbackModeProbesAloneAreLeasedUnasked(t *testing.T) {
 	s.k.wants(held, queued, 0, 0)
 }
 
-// TestALeaseUnderWayStandsForNoEndedStream holds that a lease which ends after its stream leaves no session to lease to
-// unasked.
+// TestALeaseUnderWayStandsForNoEndedStream holds that a lease which ends after its stream adds no session that tasks
+// may be leased to as they are queued.
 func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	s := newStreamed(t)
 	n, other := s.k.node(), s.k.node()
@@ -257,8 +257,8 @@ func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	s.k.wants(s.probe(n), queued, 0, 0)
 }
 
-// TestLargeTasksComeInSeveralMessages holds that what is leased together, unasked or not, goes in messages that a
-// replica reads, and that all of it comes.
+// TestLargeTasksComeInSeveralMessages holds that tasks which are leased together, on request or as they are queued, are
+// sent in messages that are small enough for a replica to read, and that all of them arrive.
 func TestLargeTasksComeInSeveralMessages(t *testing.T) {
 	const nodes = 30
 	large := &nodev1.ProbeNoop{Nonce: strings.Repeat("n", 200<<10)}

@@ -30,9 +30,10 @@ const sweepBatch = 500
 
 // Sweep ends tasks whose last moment to start has passed: the queued ones as expired; those on their way or running at
 // a node that has no session as outcome_unknown. A task that runs at a connected node is left to its step's deadline;
-// one that a connected node has not stored is not offered again, and ends after undeliveredFor. In rollback mode
-// nothing is dispatched, and Sweep ends nothing as late. Sweep also clears the payloads of tasks that an earlier build
-// ended, and appends events for leases that no event has reported yet. Tasks that have ended are history.
+// one that a connected node has not stored is not offered again, and ends after undeliveredFor. In rollback mode Sweep
+// ends only tasks of the types that are dispatched in it (see dispatchable), and it ends no task of a paused run. Sweep
+// also clears the payloads of tasks that an earlier build ended, and appends events for leases that no event has
+// reported yet. Tasks that have ended are history.
 func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	for {

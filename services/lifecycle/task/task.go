@@ -83,8 +83,8 @@ func LockOfRuns(ctx context.Context, tx pgx.Tx, runIDs []string) error {
 	return nil
 }
 
-// Extend moves the last moment at which the queued tasks of runs may start on, by as many seconds as each run was
-// paused.
+// Extend postpones the last moment at which the queued and dispatched tasks of runs may start, by as many seconds as
+// each run was paused. The caller has locked them by LockOfRuns.
 func Extend(ctx context.Context, tx pgx.Tx, runIDs []string, seconds []float64) error {
 	list, err := all(ctx, tx, extendTasks, runIDs, seconds)
 	if err != nil {

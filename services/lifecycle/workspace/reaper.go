@@ -161,8 +161,8 @@ var instancesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.instances_given_up
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1 AND NOT EXISTS (SELECT FROM lifecycle.instance i
 			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)
 
-// listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: the
-// first time, every wholeEvery, and after a sweep that left an orphan unended.
+// listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: they
+// are the first time, every wholeEvery, and after a sweep that was not complete (see judged).
 func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]placement.Instance, bool, error) {
 	r.mu.Lock()
 	whole, absent := time.Since(r.whole[kind]) >= wholeEvery, r.absent[kind]
@@ -212,7 +212,8 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driv
 	return instances, false, nil
 }
 
-// judged notes the end of a sweep. After a sweep that left an orphan unended, the next sweep judges everything.
+// judged notes the end of a sweep. After a sweep that left an orphan unended, or that could not write the unaccounted
+// instances, the next sweep judges everything.
 func (r *Reaper) judged(kind commonv1.PlacementDriver, whole, well bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

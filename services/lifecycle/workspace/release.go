@@ -123,7 +123,7 @@ var releaseTimeLeft = pg.Define(pg.RoleLifecycle, "workspace.release_time_left",
 			WHERE workspace_id = $1 AND state = 'releasing'), 3600)::float8`)
 
 // releaseLeft returns how long the release of the workspace's allocation may still take, by the database's clock; below
-// zero once it is late.
+// zero once it is late, and an hour if no allocation of the workspace is being released.
 func (s *Steps) releaseLeft(ctx context.Context, env *saga.Env) (time.Duration, error) {
 	var left float64
 	err := pg.QueryRow(ctx, s.deps.DB, releaseTimeLeft, env.WorkspaceID).Scan(&left)

@@ -53,8 +53,8 @@ var sharedOrphans = pg.Define(pg.RoleLifecycle, "workspace.shared_orphans", `
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
 		ORDER BY c.kind, coalesce(t.next_at, c.orphaned_at), c.id LIMIT $2`)
 
-// Sweep tries every orphan that is due, and returns how many it released. An orphan that could not be removed is an
-// error, and is due again later.
+// Sweep tries the orphans that are due, at most reapBatch of them, and returns how many it released. An orphan that
+// could not be removed is an error, and is due again later.
 func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
 	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans, []string{kindSchema, kindIdentity, kindHandle}, reapBatch)
 	if err != nil {

@@ -50,8 +50,9 @@ var rowsUnderKeys = pg.DefineDynamic(pg.RoleLifecycle, "workspace.rows_under_key
 	ORDER BY (%[2]s) COLLATE "C", lifecycle.%[1]s.id LIMIT $4`, of.table, of.keys)
 }, keyedWorkspaces, keyedRuns)
 
-// Seal brings every row there is under the first key, and returns how many it changed. A row that cannot be opened
-// stays as it is; Seal returns the error after all other rows are done.
+// Seal brings every row there is under the first key, and returns how many it changed. A row under a key that was
+// declared lost, which this set does not have, is skipped. A row that cannot be opened stays as it is; Seal returns the
+// error after all other rows are done.
 func (s *Sealer) Seal(ctx context.Context) (int, error) {
 	total := 0
 	var failed error

@@ -215,7 +215,8 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 		return saga.Outcome{}, err
 	}
 	if env.Direction == commonv1.Direction_DIRECTION_UNDO {
-		claims = slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.RunID != env.RunID }) // not come to
+		// A claim of another run: this run did not reach the step that makes the schema, so it has nothing to undo.
+		claims = slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.RunID != env.RunID })
 	}
 	kept := make([]bool, len(claims))
 	for i, c := range claims {

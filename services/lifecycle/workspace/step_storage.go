@@ -310,7 +310,7 @@ func previousAlive(err error) string {
 }
 
 // orKeep returns the changed row, or the one before if the change failed: a transaction may run twice, and its second
-// run must compare the same state.
+// run must compare the same state. It does not cover a statement or a commit that fails after the change.
 func orKeep(old, moved instance, err error) instance {
 	if err != nil {
 		return old

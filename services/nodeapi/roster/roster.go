@@ -26,7 +26,8 @@ import (
 type Config struct {
 	ReplicaID  string
 	OpenWithin time.Duration // from the stream's start to admission; default 5 s for the first frame, 30 s in all
-	// without a frame, at least; default 45 s, and never less than three of the session's heartbeat intervals
+	// LateAfter is how long a session may be without a frame before it is late, at least; default 45 s, and never less
+	// than three of the session's heartbeat intervals.
 	LateAfter time.Duration
 	DrainFor  time.Duration // of a replaced session; default 30 s
 	// ReplaceLead is how long before the certificate's end a replacement is asked for, at most; less of a certificate
@@ -153,7 +154,8 @@ func (r *Roster) Admit(s *Session) {
 	generation := s.Generation()
 	r.mu.Lock()
 	old := r.current[s.Identity.NodeID]
-	// no session takes the roster's lock while it holds its own
+	// Generation takes the session's lock under the roster's. No session takes the roster's lock while it holds its own,
+	// so this cannot deadlock.
 	if old != nil && old != s && old.Generation() > generation {
 		r.mu.Unlock()
 		r.replace(s, "")

@@ -26,7 +26,8 @@ import (
 // from the node: it is admitted, and detected when the node comes back.
 type budgets struct {
 	proven, unproven, refused *opens
-	// in place of proven and unproven, for nodes that are shut out or have a short certificate
+	// often and oftenUnproven are used in place of proven and unproven for nodes that are shut out or have a short
+	// certificate.
 	often, oftenUnproven *opens
 
 	mu      sync.Mutex

@@ -43,7 +43,8 @@ import (
 type Limits struct {
 	MaxConnections int    // open connections; default 16384
 	StreamsPerConn uint32 // at once; default 8
-	// of one connection; more end it, and streams that are reset at once count too; default 32
+	// StreamsPerSecond bounds the streams that one connection opens; more end it, and streams that are reset at once count
+	// too; default 32.
 	StreamsPerSecond  int
 	MessageBytes      int           // default 1 MiB
 	HeaderBytes       uint32        // default 16 KiB

@@ -27,7 +27,7 @@ func TestTransport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// who is let in, and what a stream goes through
+	// these options decide who is let in, and what a stream goes through
 	for _, other := range []string{"creds", "inTapHandle", "streamInt", "waitForHandlers"} {
 		if got[other] == want[other] {
 			t.Errorf("%s: %s for both: it needs no exception", other, got[other])

@@ -23,7 +23,8 @@ import (
 const (
 	reportNodes = 64 // nodes in one report
 	reportLanes = 2  // reports under way at once
-	// frames that may wait for a report; past it, reading stops, and flow control stops the agents from sending
+	// maxPending is how many frames may wait for a report; past it, reading stops, and flow control stops the agents from
+	// sending.
 	maxPending    = 16384
 	perNodeFrames = 1024 // frames of one kind of one node in one report
 
@@ -50,7 +51,8 @@ type Reporter struct {
 	mu      sync.Mutex
 	pending map[*roster.Session]*pending
 	order   []*roster.Session
-	// a report of this session is under way; no other is begun, so that its frames stay in order
+	// busy has the sessions of which a report is under way; no other report of them is begun, so that their frames stay in
+	// order.
 	busy   map[*roster.Session]bool
 	frames int
 	bytes  int

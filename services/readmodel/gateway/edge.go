@@ -88,8 +88,8 @@ func refuseSite(w http.ResponseWriter, r *http.Request) {
 		fault.Unmet("the site "+r.Header.Get("Origin")+" is not one of trusted_origins"),
 		fault.Remedy("to let pages of that site call the API, add its origin, scheme://host[:port], to trusted_origins in the configuration of readmodel "+
 			"and restart it"))
-	// A request of no known protocol, such as a form, gets the answer that a Connect request would get.
-	// an error means that the browser has gone
+	// A request of no known protocol, such as a form, gets the answer that a Connect request would get. An error means
+	// that the browser has gone.
 	_ = connect.NewErrorWriter().Write(w, r, fault.ToConnect(refusal, ids.New()))
 }
 

@@ -129,8 +129,8 @@ func (r *Refusals) resolve(ctx context.Context, e *audit.Entry) {
 	})
 }
 
-// attempted returns the entry of a request, made from the request alone. Its action is the one that the owner would
-// have recorded.
+// attempted returns the entry of a request, made from the request alone. For the requests in the switch its action is
+// the one that the owner would have recorded; for any other it is made of the name of the method.
 func attempted(procedure string, message any) audit.Entry {
 	entry := func(action, subjectType, subject string) audit.Entry {
 		return audit.Entry{Action: action, SubjectType: subjectType, SubjectID: spelled(subject)}

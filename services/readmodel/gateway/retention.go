@@ -16,7 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/retention"
 )
 
-// historySize is the number of events, the size of the database in bytes, and the time since which an event is parked.
+// historySize is the size of the event log and of the database, both in bytes, and the time since which an event is
+// parked.
 type historySize struct {
 	Events       int64      `db:"events"`
 	Database     int64      `db:"database"`

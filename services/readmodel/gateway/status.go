@@ -212,7 +212,7 @@ func (q *Query) probe(ctx context.Context) []*readmodelv1.ComponentStatus {
 // does not answer says nothing about its parts.
 func reported(p Probe, said *commonv1.GetHealthResponse, err error, now time.Time) []*readmodelv1.ComponentStatus {
 	if err != nil {
-		// causes are for logs
+		// The cause in err is for logs and is not shown to people.
 		own := component(p.Name, false, "cannot be reached, or does not prove to be what it should", now)
 		own.Reason = names.Of(commonv1.Reason_REASON_UNAVAILABLE)
 		own.NextAction = "start " + p.Name + ", or look at its log and at the way there"

@@ -133,7 +133,7 @@ func rowsOf(r events.Record) ([]row, error) {
 		version := min(r.AggregateVersion, r.CreatedAt.UnixMicro())
 		return one(r, "observed", []any{key(m.GetWorkspaceId()), key(r.NodeID), version, body})
 	default:
-		return nil, nil // nothing of ours
+		return nil, nil // a kind that is not projected
 	}
 }
 

@@ -125,7 +125,7 @@ func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
 	}
 }
 
-// TestWhatDoesNotFollowIsNotSigned neither a row that was changed since the last checkpoint, nor one behind a
+// TestWhatDoesNotFollowIsNotSigned: no checkpoint is made at a row that was changed since the last one, nor behind a
 // checkpoint that is gone, and no caller makes a checkpoint of something else.
 func TestWhatDoesNotFollowIsNotSigned(t *testing.T) {
 	for name, sql := range map[string]string{
@@ -155,7 +155,8 @@ func TestWhatDoesNotFollowIsNotSigned(t *testing.T) {
 	}
 }
 
-// TestALogThatEndsBeforeASignedRowIsBroken although its head and its events are consistent with each other.
+// TestALogThatEndsBeforeASignedRowIsBroken: such a log is broken although its head and its events are consistent with
+// each other.
 func TestALogThatEndsBeforeASignedRowIsBroken(t *testing.T) {
 	c, _, _ := signed(t)
 	must(t, c.audit.Checkpoint(testkit.Context(t)))

@@ -113,7 +113,8 @@ var (
 	}, targets(scratchPrefix)...)
 )
 
-// merge replaces the rows of the projection with those of the scratch tables.
+// merge puts the rows of the scratch tables in the place of those that they replace, and deletes live rows that are in
+// no scratch table. Rows that are over, or that no owner announces, stay if no scratch row replaces them.
 func merge(ctx context.Context, tx pgx.Tx) error {
 	if _, err := pg.Exec(ctx, tx, keepServingSince); err != nil {
 		return fmt.Errorf("keep since when sessions serve: %w", err)

@@ -48,7 +48,8 @@ const rebuildLock = 0x72656275
 
 // Verify makes a fresh projection from the log up to the cursor in scratch tables and compares it with the real one, in
 // both directions. Of a log whose beginning was cut it compares the rows that the remaining events name. Everything
-// happens in one transaction that is rolled back: nothing changes, and the projection goes on meanwhile.
+// happens in one transaction with one snapshot, which is rolled back: nothing changes, and the projection goes on
+// meanwhile.
 func (p *Projector) Verify(ctx context.Context) (Report, error) {
 	began := time.Now()
 	tx, err := p.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})

@@ -54,8 +54,8 @@ type NodeStatus struct {
 //
 // A pending node has not enrolled yet, which is no failure, so it is normal. A node that was heard from a moment ago
 // and has no session is `disconnected`, which is an observation and no verdict. Only a node that is silent for longer
-// than StaleAfter, counted from when a replica listened, is `agent_down`. If no replica listens, the silence is the
-// control plane's outage and not the node's.
+// than StaleAfter, counted from when a replica listened, or an active one that has never opened a session, is
+// `agent_down`. If no replica listens, the silence is the control plane's outage and not the node's.
 func Describe(f NodeFacts, now time.Time) NodeStatus {
 	s := NodeStatus{LastHeartbeat: lastHeartbeat(f), Since: since(f)}
 	if state, reason, next, ok := describeIdentity(f.Identity); ok {

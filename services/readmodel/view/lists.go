@@ -300,8 +300,8 @@ var stepsOfRuns = pg.Define(pg.RoleReadmodel, "view.steps_of_runs", `
 	WHERE r.run_id = ANY($2::uuid[]) AND ($1::uuid IS NULL OR r.tenant_id = $1) AND t.run_id = ANY($2::uuid[])
 	ORDER BY t.run_id, t.step, t.direction, t.attempt LIMIT 10000`)
 
-// Steps returns all attempts of runs, in the order of the steps. It is scoped by the runs' tenants. The outputs that a
-// step left for later steps are internal to the saga and are not returned.
+// Steps returns the attempts of runs, at most 10,000 of them, by run and in the order of the steps. It is scoped by the
+// runs' tenants. The outputs that a step left for later steps are internal to the saga and are not returned.
 func (s *Snapshot) Steps(ctx context.Context, runIDs []string) ([]*lifecyclev1.StepAttempt, error) {
 	bodies, err := pg.Values[[]byte](ctx, s.tx, stepsOfRuns, s.scope.arg(), runIDs)
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// Timeline returns a workspace, its runs (newest first, those that a reset has archived too) and the items of one of
-// them: of the run that is named, else of the workspace's current run. A run of another workspace is fault not_found,
-// whichever tenant owns it.
+// Timeline returns a workspace, its newest 100 runs (newest first, those that a reset has archived too) and the items
+// of one run: of the run that is named, else of the workspace's current run. A run of another workspace is fault
+// not_found, whichever tenant owns it.
 func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv1.GetTimelineResponse, error) {
 	w, err := s.Workspace(ctx, ref)
 	if err != nil {

@@ -193,7 +193,8 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 }
 
 // pageOf returns one page of a snapshot: nodes that are not retired, live workspaces, live instances, current tasks,
-// live runs and their steps; for one workspace or node also those that are over, but of the tasks only the newest page.
+// live runs and their steps. For one workspace it includes workspaces, runs and steps that are over, for one node
+// retired nodes, and for either instances and tasks that are over, but of the tasks only the newest page.
 func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page view.Page) ([]item, string, error) {
 	narrow := f.WorkspaceID != "" || f.NodeID != ""
 	switch topic {
@@ -283,8 +284,8 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 	return to, h.heartbeat(ctx, to, send)
 }
 
-// reached returns the position at which a resume ends: the hub's, or the projection's if the hub is a little behind the
-// token.
+// reached returns the position at which a resume ends: the later one of the hub's, which may be a little behind the
+// token, and the projection's. It refuses a token from which no resume is possible.
 func (h *Hub) reached(ctx context.Context, from, to int64) (int64, error) {
 	now, err := project.Position(ctx, h.deps.DB)
 	if err != nil {

@@ -71,7 +71,7 @@ type Poller struct {
 	nodes    map[string]*recoveryv1.NodeAuthority
 	last     int64
 	loaded   bool
-	retired  map[string]time.Time // when the node was first read as retired; it is dropped after RetiredFor
+	retired  map[string]time.Time // when the node was last read as retired; it is dropped after RetiredFor
 	watchers map[*watcher]struct{}
 	waiting  []ping // arrived since the last poll began
 	joining  []*watcher
@@ -225,8 +225,9 @@ type decision struct {
 	Launched           bool   `db:"launched" expr:"@.instance_id IS NOT NULL"`
 }
 
-// decisionsAfter reads the decisions after a number. Nodes that were retired long ago are left out of the first read
-// alone; a later change of a node is read at any age.
+// decisionsAfter reads the decisions after a number. Nodes that were retired more than two days ago are left out only
+// if the number is zero, which it is in the first batch of the first read: later batches and later changes are read at
+// any age.
 var decisionsAfter = pg.Define(pg.RoleRecovery, "authority.decisions_after", `
 	SELECT `+pg.Columns[decision]("i")+` FROM recovery.identity i
 	WHERE i.authority_seq > $1 AND (i.state <> 'retired' OR $1 > 0 OR i.state_at > mesh.clock() - interval '2 days')

@@ -120,7 +120,7 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 		if known {
 			live := s.InstanceID == r.InstanceID &&
 				(s.State == commonv1.SerialState_SERIAL_STATE_NEXT || s.State == commonv1.SerialState_SERIAL_STATE_CURRENT)
-			// not_before is dated back, for clocks that are behind
+			// Half the life is counted from IssuedAt, since not_before is dated back for clocks that are behind.
 			if !live || s.NotAfter.Sub(m.Now) < s.NotAfter.Sub(s.IssuedAt)/2 {
 				return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was certified before", fault.Remedy("make a new key and ask again"))
 			}

@@ -80,9 +80,9 @@ type Verdict struct {
 
 // Judge decides about a Hello. The order is fence, then generation, then serial: an agent that presents an old
 // generation has recovery's signature over it and the key of a certificate that recovery issued, so it is challenged
-// whatever the state of that certificate is now. Otherwise a copy whose original has renewed would be refused for ever
-// and never be detected. A missing join state is challenged for the same reason as an old one: a paused replica may
-// deliver the very first Hello late, which must not put the node on hold.
+// even if that certificate has been superseded since (one that was revoked is refused before). Otherwise a copy whose
+// original has renewed would be refused for ever and never be detected. A missing join state is challenged for the same
+// reason as an old one: a paused replica may deliver the very first Hello late, which must not put the node on hold.
 //
 //	presented                                   | verdict
 //	confirmed ≤ p ≤ issued                      | welcome

@@ -15,7 +15,7 @@ import (
 type Record struct {
 	NodeID string `db:"node_id" expr:"@.node_id::text"`
 	Name   string `db:"name"`
-	// of the node: one per enrolment
+	// InstanceID is the node's: each enrolment makes a new one.
 	InstanceID        string                     `db:"node_instance_id" expr:"COALESCE(@.node_instance_id::text, '')"`
 	State             commonv1.NodeIdentityState `db:"-"`
 	StateReason       string                     `db:"state_reason"`
@@ -34,7 +34,7 @@ type Record struct {
 	NextSerial        string                     `db:"next_serial"`
 	CertificateEnds   time.Time                  `db:"-"` // zero without a certificate
 	IssuerFingerprint string                     `db:"issuer_fingerprint"`
-	// of a launched instance, with the three below
+	// WorkspaceID and the three fields below are set if the node is a launched instance.
 	WorkspaceID        string          `db:"workspace_id" expr:"COALESCE(@.workspace_id::text, '')"`
 	TenantID           string          `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
 	Epoch              int64           `db:"epoch"`
@@ -127,8 +127,8 @@ func (r *Record) Hold(alarm, reason string, at time.Time, era int64) {
 }
 
 // Reactivate lifts a hold, a quarantine or a fence. The person who reactivates a node attests that only one holder of
-// its key is left, whichever that is. The confirmed generation is forgotten, so that this holder can open a session
-// again, while two holders that both go on are still detected.
+// its key is left, whichever that is. If the node has an alarm, the confirmed generation is forgotten, so that this
+// holder can open a session again, while two holders that both go on are still detected.
 func (r *Record) Reactivate(by, reason string, at time.Time, era int64) {
 	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, by, reason, at, era)
 	if r.Alarm != AlarmNone {

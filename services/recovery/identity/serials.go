@@ -18,7 +18,7 @@ type Serial struct {
 	Serial     string `db:"serial"`
 	NodeID     string `db:"node_id" expr:"@.node_id::text"`
 	InstanceID string `db:"node_instance_id" expr:"@.node_instance_id::text"`
-	// of its public key; nil for one taken over after a rollback
+	// KeySHA256 is of the certificate's public key; nil for a certificate that was taken over after a rollback.
 	KeySHA256         []byte               `db:"csr_key_sha256"`
 	ChainPEM          []byte               `db:"chain_pem"`
 	IssuerFingerprint string               `db:"issuer_fingerprint"`

@@ -314,7 +314,8 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Prese
 	return nil
 }
 
-// evidenceOf returns the evidence of a rollback in what a node presented: a number that the database does not have.
+// evidenceOf returns the evidence of a rollback in what a node presented: a generation, or a certificate, that the
+// database does not have.
 func evidenceOf(r *Record, p Presented, v Verdict) rollback.Evidence {
 	e := rollback.Evidence{
 		Kind: recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_NODE_AHEAD, Subject: r.NodeID,

@@ -211,9 +211,9 @@ func (r *Record) row() row {
 	return out
 }
 
-// Save writes changed records and their events, and numbers them for the authority view. It must be the last statement
-// of a transaction: every transaction that changes a node takes the same lock and holds it to its commit. Save returns
-// the id of the last event.
+// Save writes changed records and their events, and numbers them for the authority view. It belongs at the end of a
+// transaction: each Save takes the same lock and holds it to the commit, so that statements after it delay the changes
+// of all nodes. Save returns the id of the last event.
 func Save(ctx context.Context, tx pgx.Tx, records ...*Record) (string, error) {
 	if len(records) == 0 {
 		return "", nil

@@ -18,7 +18,8 @@ import (
 // mostEvidence bounds the evidence that the row keeps, which is the newest of each kind and subject.
 const mostEvidence = 32
 
-// Evidence is a number that proves that the database is older than the records of a node or of the launch log.
+// Evidence is one sign that the database's history is not that of a node's or the launch log's records: a number or a
+// certificate that the database does not have, or a launch log that is older than the database.
 type Evidence struct {
 	Kind       recoveryv1.RollbackEvidenceKind
 	Subject    string // a node, or the subject that the launch log was read for

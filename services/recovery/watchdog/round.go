@@ -95,8 +95,8 @@ type evaluation struct {
 // errUnlocked ends an evaluation that has something to write or to request without having locked the brake's row.
 var errUnlocked = errors.New("the brake's row is not locked")
 
-// writes must be called before a round writes or requests anything. It returns errUnlocked if the evaluation has to
-// begin again with the brake's row locked.
+// writes must be called before a round writes or requests anything, except for the deletions of what is forgotten. It
+// returns errUnlocked if the evaluation has to begin again with the brake's row locked.
 func (j *evaluation) writes() error {
 	if !j.locked {
 		return errUnlocked

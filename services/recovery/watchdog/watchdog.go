@@ -41,16 +41,18 @@ type Deps struct {
 type Config struct {
 	Every time.Duration // between rounds; 1 s, and three times that while nothing happens and Numbered listens
 	Lease time.Duration // of the replica that acts; 15 s
-	// from a detection to the first request, so that a failure of many is recognized as one; 5 s
+	// Settle is the time from a detection to the first request, so that a failure of many is recognized as one; 5 s.
 	Settle       time.Duration
 	Timeout      time.Duration // of one request; 5 s
 	RefusedFirst time.Duration // the wait before a refused request is made again; 15 s, doubled each time
 	RefusedMost  time.Duration // 5 min
-	// refused registers after which an instance counts as unable to enrol; 3, as many as it has mints
+	// RegisterFailures is how many refused registers make an instance count as unable to enrol; 3, as many as it has
+	// mints.
 	RegisterFailures int32
 	RegisterFor      time.Duration // for how long registers must have been refused; 1 min
 	Attempts         int32         // operations of one recovery; 3, after which the runbook treats the cause as permanent
-	// how long a workspace that a person has taken over may stay failed before its recovery counts as failed; 1 h
+	// PersonFor is how long a workspace that a person has taken over may stay failed before its recovery counts as
+	// failed; 1 h.
 	PersonFor    time.Duration
 	BrakeWindow  time.Duration // in which affected units are counted; 5 min
 	BrakeDwell   time.Duration // how long the cause must be gone before the brake is released automatically; 5 min

@@ -1,7 +1,7 @@
 // Package process launches instances as real agent processes on this host: the embedded default.
 //
-// Processes of an epoch that has ended by the launch log (of a restored copy, or started by hand) are found and ended,
-// and a line of the log records that.
+// Processes of an epoch that has ended according to the launch log (of a restored copy of the instance, or started by
+// hand) are found and ended, and a line of the log records that.
 //
 // It owns the launch log, which it locks to decide and syncs before a decision takes effect; replicas of lifecycle on
 // one host share it. An instance outlives lifecycle. Keep powers on an instance whose agent died, as a cloud provider

@@ -44,9 +44,10 @@ func (d *Driver) discard(workspaceID string, epoch int64) {
 	}
 }
 
-// prune removes the directories of instances that ended before KeepEnded, and those of the oldest beyond KeepEndedMax.
-// Its work grows with the directories that exist, not with all that was ever launched. It leaves alone a directory that
-// is not in the launch log.
+// prune removes the directories of instances that ended longer than KeepEnded ago, and the oldest of those beyond
+// KeepEndedMax. It keeps a directory whose control groups it cannot remove, because the record of them is in it. Its
+// work grows with the directories that exist, not with all that was ever launched. It leaves alone a directory that is
+// not in the launch log.
 func (d *Driver) prune(ctx context.Context, now time.Time) error {
 	entries, err := os.ReadDir(d.root())
 	if err != nil {

@@ -195,7 +195,8 @@ func newLaunchLog(dir string) *launchLog {
 // errTorn means that a whole line of the log cannot be parsed.
 var errTorn = errors.New("launch ledger is damaged")
 
-// with runs fn with the log locked and read. It waits for the lock until ctx ends, and then returns fault unavailable.
+// with runs fn with the log locked and read. It waits for the lock until ctx ends, or for lockWait if ctx has no
+// deadline, and then returns fault unavailable.
 func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entry) error) error) (err error) {
 	release, err := j.lock.acquire(ctx)
 	if err != nil {

@@ -185,7 +185,8 @@ func ownerOf(info os.FileInfo) uint32 {
 var errAlive = errors.New("processes of the instance do not end")
 
 // endAll ends every process of these instances: the agents first by SIGTERM, so that they can record what they did,
-// then everything by SIGKILL, until a scan finds nothing.
+// then everything by SIGKILL once an instance's agent has ended or gentle has passed, until a scan finds nothing. It
+// returns errAlive if processes are left 20 seconds after gentle.
 func endAll(ctx context.Context, root string, of breadth, ids []string, gentle time.Duration) error {
 	procs, err := scan(root, of)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 // processes.
 const strayEvery = 10 * time.Second
 
-// endStrays ends the processes of instances that have ended by the launch log: an epoch is never launched again. It
-// leaves alone a process that only has its working directory there, for example a shell in which a person reads the
-// log.
+// endStrays ends the processes of instances that have ended according to the launch log: an epoch is never launched
+// again, so that no process of it may run. It leaves alone a process that only has its working directory there, for
+// example a shell in which a person reads the log.
 func (d *Driver) endStrays(ctx context.Context) error {
 	procs, err := scan(d.root(), marked)
 	if err != nil || len(procs) == 0 {

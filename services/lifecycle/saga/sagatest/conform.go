@@ -237,8 +237,9 @@ func distinct(points []point) []point {
 
 func (tr *trial) db() pg.Beginner { return tr.c.DB.Pool(pg.RoleLifecycle) }
 
-// begin starts the run and then a driver, which takes it from the queue, or as the plan wants it the other way round:
-// then the start mostly leases the run by itself. If the plan has a crash, another driver waits for it.
+// begin starts the run and then a driver, which leases it from the queue. If the plan says beside, it starts the driver
+// first, so that the start mostly leases the run itself. If the plan has a crash, the driver ends at it, and ends
+// starts another one.
 func (tr *trial) begin() {
 	tr.t.Helper()
 	if tr.plan.beside {

@@ -55,7 +55,7 @@ func (s *shelf) List(context.Context) ([]string, error) {
 	return append([]string(nil), s.items...), nil
 }
 
-// instanceStep puts an instance on the shelf: intent, check, put, confirm with the step's end.
+// shelfStep returns a step that puts an item on the shelf: intent, check, put, confirm with the step's end.
 func shelfStep(s *shelf, kind string) saga.Step {
 	name := func(env *saga.Env) string { return fmt.Sprintf("%s/%s/%d", env.WorkspaceID, kind, env.Epoch) }
 	return saga.Step{
@@ -91,7 +91,7 @@ func shelfStep(s *shelf, kind string) saga.Step {
 		},
 		Observe: func(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 			if s.has(name(env)) {
-				// The claim may not be confirmed: Do looks before it puts, so it is let decide.
+				// The claim may not be confirmed yet. Partial lets Do run, which checks before it puts and then confirms.
 				return saga.Observation{Presence: saga.Partial}, nil
 			}
 			return saga.Observation{Presence: saga.Absent}, nil
