@@ -372,6 +372,19 @@ var restingState = map[commonv1.OperationKind]commonv1.WorkspaceState{
 	commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO:    commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 }
 
+// restsIn returns the state in which a workspace comes to rest after a verb, and whether there is one. The operation
+// that a verb on an open run results in is the run's own, of kind run: a create that is cancelled ends failed, and a
+// decommission whose undo is tried again ends decommissioned.
+func restsIn(verb, run commonv1.OperationKind) (commonv1.WorkspaceState, bool) {
+	kind := run
+	if restingState[verb] == commonv1.WorkspaceState_WORKSPACE_STATE_FAILED &&
+		run != commonv1.OperationKind_OPERATION_KIND_DECOMMISSION {
+		kind = verb
+	}
+	state, ok := restingState[kind]
+	return state, ok
+}
+
 func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *cobra.Command {
 	var (
 		req     = &readmodelv1.OperateWorkspaceRequest{Kind: kind}
@@ -410,7 +423,7 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 				return err
 			}
 			op := answer.GetOperation()
-			if want, ok := restingState[op.GetKind()]; ok && wait && !op.GetDryRun() {
+			if want, ok := restsIn(kind, op.GetKind()); ok && wait && !op.GetDryRun() {
 				return s.awaitOperation(ctx, op, args[0], want, timeout)
 			}
 			return s.operation(ctx, op, "")
