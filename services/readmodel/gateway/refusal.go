@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -172,6 +173,12 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("person.end", "person", m.GetPerson())
 	case *readmodelv1.AcceptRollbackRequest:
 		return entry("rollback.accept", "rollback", "mesh")
+	case *readmodelv1.ForgetConsumerRequest:
+		return entry("consumer.forget", "consumer", m.GetConsumer())
+	case *readmodelv1.RebuildProjectionsRequest:
+		return entry("projections.rebuild", "projections", project.ConsumerName)
+	case *readmodelv1.AcknowledgeFindingRequest:
+		return entry("finding.acknowledge", "finding", m.GetRequest().GetFindingId())
 	case *readmodelv1.RotateKeyRequest:
 		return entry("key.rotate", "key", names.Of(m.GetKind()))
 	default:

@@ -54,7 +54,10 @@ func DescribeWorkloads(w *lifecyclev1.Workspace, seen *nodev1.Observation) Workl
 		} else {
 			done = append(done, line)
 		}
-		if out.Reason == "" || reason == ReasonCrashLoop && out.Reason != ReasonCrashLoop {
+		crashes := reason == ReasonCrashLoop && out.Reason != ReasonCrashLoop
+		// What failed comes before what has finished, which is under the same reason.
+		fails := failing && !out.Failing && out.Reason != ReasonCrashLoop
+		if out.Reason == "" || crashes || fails {
 			out.Reason, out.NextAction = reason, workloadAction(w, st, reason, failing)
 		}
 		out.Failing = out.Failing || failing

@@ -93,6 +93,9 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	expect("it has ended", view.ReasonWorkloadStopped, temporary, "ended: main, exited with status 2 at ", logs+"`")
 	observe(k.A.NodeID, 2, exited("main", 0))
 	expect("it has finished", view.ReasonWorkloadStopped, normal, "finished: main at 2026-01-02T03:04:05Z", logs+"`")
+	observe(k.A.NodeID, 2, exited("main", 0), exited("side", 2))
+	expect("one has finished, and a later one has failed", view.ReasonWorkloadStopped, temporary,
+		"ended: side, exited with status 2 at ", "finished: main", "--workload side`")
 	observe(k.A.NodeID, 2, exited("main", 0), &nodev1.WorkloadStatus{
 		Name: "side", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 127, Detail: "no\x1b[31m room", CrashLoop: true,
 	})
