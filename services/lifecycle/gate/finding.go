@@ -45,6 +45,14 @@ func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string
 // EndCordonOf ends a node's cordon if it is by's own, or passes it to the next request: an open finding, or resources
 // that a release left there. A cordon by anyone else stays. It appends the event of a change.
 func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
+	// The gate is locked before the requests are read: a release that leaves resources locks it as well, so that what it
+	// leaves is among the requests, or the cordon that it finds is the passed one.
+	if _, err := one(ctx, tx, lockGate, nodeID); err != nil {
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		return fmt.Errorf("lock gate: %w", err)
+	}
 	next, reason, err := heir(ctx, tx, nodeID, by)
 	if err != nil {
 		return err
