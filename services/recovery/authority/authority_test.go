@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"sync"
 	"testing"
 	"time"
@@ -75,13 +76,17 @@ type bench struct {
 	watches sync.WaitGroup
 }
 
-func newBench(t *testing.T, cfg authority.Config) *bench {
+// newBench makes a running poller over a database of its own, which before fills first.
+func newBench(t *testing.T, cfg authority.Config, before ...func(*bench)) *bench {
 	t.Helper()
 	testkit.IO(t)
 	b := &bench{t: t, db: testkit.DB(t), changed: &events.Signal{}}
 	b.pool = b.db.Pool(pg.RoleRecovery)
 	ctx, cancel := context.WithCancel(testkit.Context(t))
 	b.ctx = ctx
+	for _, fill := range before {
+		fill(b)
+	}
 	var err error
 	b.poller, err = authority.New(authority.Deps{Logger: testkit.Logger(t), Pool: b.pool, Changed: b.changed}, cfg)
 	if err != nil {
@@ -243,6 +248,44 @@ func TestPongOnlyAfterAReadBegunLater(t *testing.T) {
 		if p := b.next(s).GetPong(); p.GetPingId() != want {
 			t.Fatalf("pong %v, want %d", p, want)
 		}
+	}
+}
+
+// TestNodesRetiredLongAgoAreNotRead: a replica that starts reads what is live and what was retired lately, in however
+// many batches, and so does not read all history.
+func TestNodesRetiredLongAgoAreNotRead(t *testing.T) {
+	want := map[string]bool{}
+	b := newBench(t, authority.Config{Poll: time.Hour, Batch: 2, RetiredFor: 2 * time.Hour}, func(b *bench) {
+		for i := range 9 {
+			id := ids.New()
+			b.change(id, fmt.Sprintf("node-%d", i))
+			hours := 3
+			switch i % 3 {
+			case 0:
+				want[id] = true
+				continue
+			case 1:
+				want[id], hours = true, 1
+			}
+			if _, err := b.db.OwnerPool().Exec(b.ctx, `UPDATE recovery.identity SET state = 'retired',
+				state_at = mesh.clock() - make_interval(hours => $2) WHERE node_id = $1`, id, hours); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+	})
+	s, _ := b.watch()
+	got := map[string]bool{}
+	for {
+		f := b.next(s)
+		for _, n := range f.GetSnapshot().GetNodes() {
+			got[n.GetNodeId()] = true
+		}
+		if f.GetSnapshotEnd() != nil {
+			break
+		}
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("a snapshot has %d nodes, want the %d that are live or were retired lately", len(got), len(want))
 	}
 }
 

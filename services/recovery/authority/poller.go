@@ -71,7 +71,7 @@ type Poller struct {
 	nodes    map[string]*recoveryv1.NodeAuthority
 	last     int64
 	loaded   bool
-	retired  map[string]time.Time // when the node was last read as retired; it is dropped after RetiredFor
+	retired  map[string]time.Time // when the node was first read as retired; it is dropped after RetiredFor
 	watchers map[*watcher]struct{}
 	waiting  []ping // arrived since the last poll began
 	joining  []*watcher
@@ -171,7 +171,9 @@ func (p *Poller) runOnce(ctx context.Context) error {
 		p.nodes[n.GetNodeId()] = n
 		p.last = max(p.last, n.GetSequence())
 		if n.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
-			p.retired[n.GetNodeId()] = began
+			if _, ok := p.retired[n.GetNodeId()]; !ok {
+				p.retired[n.GetNodeId()] = began
+			}
 		}
 	}
 	p.forgetLocked(began)
@@ -225,12 +227,11 @@ type decision struct {
 	Launched           bool   `db:"launched" expr:"@.instance_id IS NOT NULL"`
 }
 
-// decisionsAfter reads the decisions after a number. Nodes that were retired more than two days ago are left out only
-// if the number is zero, which it is in the first batch of the first read: later batches and later changes are read at
-// any age.
+// decisionsAfter reads the decisions after a number. Where all decisions are read ($3), nodes that were retired longer
+// than $4 seconds ago are left out; a later change of a node is read at any age.
 var decisionsAfter = pg.Define(pg.RoleRecovery, "authority.decisions_after", `
 	SELECT `+pg.Columns[decision]("i")+` FROM recovery.identity i
-	WHERE i.authority_seq > $1 AND (i.state <> 'retired' OR $1 > 0 OR i.state_at > mesh.clock() - interval '2 days')
+	WHERE i.authority_seq > $1 AND (i.state <> 'retired' OR NOT $3 OR i.state_at > mesh.clock() - make_interval(secs => $4))
 	ORDER BY i.authority_seq LIMIT $2`)
 
 // read returns the decisions after a number, in order. The numbers are in the order of commits, so no decision with a
@@ -239,8 +240,9 @@ func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAutho
 	ctx, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
 	var all []*recoveryv1.NodeAuthority
+	whole := after == 0
 	for {
-		part, err := pg.All[decision](ctx, p.deps.Pool, decisionsAfter, after, p.cfg.Batch)
+		part, err := pg.All[decision](ctx, p.deps.Pool, decisionsAfter, after, p.cfg.Batch, whole, p.cfg.RetiredFor.Seconds())
 		if err != nil {
 			return nil, fmt.Errorf("read decisions: %w", err)
 		}
