@@ -61,6 +61,9 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 		}
 		return f.record(ctx, tx, entry, res.GetOperation())
 	})
+	if err != nil && req.GetDryRun() {
+		return nil, err // a refused question changes nothing and is no attempt
+	}
 	if err != nil {
 		return nil, s.deps.Audit.Refuse(ctx, entry, err)
 	}
@@ -111,6 +114,9 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 		}
 		return f.record(ctx, tx, entry, res.GetOperation())
 	})
+	if err != nil && req.GetDryRun() {
+		return nil, err // a refused question changes nothing and is no attempt
+	}
 	if err != nil {
 		return nil, s.deps.Audit.Refuse(ctx, entry, err)
 	}
