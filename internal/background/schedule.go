@@ -72,8 +72,10 @@ func (s *schedule) take(ctx context.Context, session pg.Querier, running []strin
 		}
 		left = min(left, max(seconds(row.Left), 0))
 	}
-	if len(rows) < len(s.names) { // some have no row: they get one, and the next call takes them
-		if _, err := pg.Exec(ctx, session, addJobs, s.names); err != nil {
+	if len(rows) < len(s.names) {
+		// The taken jobs have been moved and locked: they run even if adding the others fails, which is tried again at the
+		// next call.
+		if _, err := pg.Exec(ctx, session, addJobs, s.names); err != nil && len(due) == 0 {
 			return nil, 0, fmt.Errorf("add periodic work: %w", err)
 		}
 		left = 0

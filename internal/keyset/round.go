@@ -155,9 +155,7 @@ func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, 
 	view := &View{
 		Privates: map[string]ed25519.PrivateKey{}, Verify: keySet(trusted), Rows: rows, Confirmed: func() error { return p.mayStillSign(s.now()) },
 	}
-	if s.privates(p, view, rows) {
-		p.confirmed.Store(&r.began)
-	}
+	confirmed := s.privates(p, view, rows)
 	if view.Verify != nil && (!p.Signs || view.Signing != nil) && !view.same(p.view) {
 		if p.Changed != nil {
 			if err := p.Changed(*view); err != nil {
@@ -165,6 +163,9 @@ func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, 
 			}
 		}
 		p.view = view
+	}
+	if confirmed { // not before the keys are in use: until then the former key is what signs
+		p.confirmed.Store(&r.began)
 	}
 	for _, row := range rows {
 		if _, ok := view.Privates[row.KeyID]; row.State != Retired && (p.Signs && ok || !p.Signs && trusted[row.KeyID] != nil) {

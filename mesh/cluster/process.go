@@ -96,12 +96,13 @@ func (p *Process) startLocked(env []string) error {
 	if p.before != nil {
 		full = append(full, p.before()...)
 	}
-	p.process, err = child.Start(child.Spec{
+	process, err := child.Start(child.Spec{
 		Path: p.binary, Args: []string{p.Service, "--config", p.config}, Env: append(full, env...), Dir: "/", Output: log, DeathSignal: syscall.SIGTERM,
 	})
 	if err != nil {
-		return err
+		return err // the process that has ended stays, so that its keeper tries again
 	}
+	p.process = process
 	if p.replicas == nil {
 		p.replicas = map[int]string{}
 	}

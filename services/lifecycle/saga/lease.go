@@ -44,11 +44,13 @@ func (c *Core) lease(ctx context.Context, owner string, length time.Duration, li
 	if err != nil {
 		return nil, nil, err
 	}
+	if len(out)+len(bad) > 0 {
+		c.appended.Notify()
+	}
 	if len(out) == 0 {
 		return nil, bad, nil
 	}
 	c.stats.Leased.Add(int64(len(out)))
-	c.appended.Notify()
 	if c.onPoint != nil {
 		for _, h := range out {
 			if err := c.onPoint(ctx, "lease.opened", h.place()); err != nil {
@@ -355,6 +357,7 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 	if err != nil {
 		return fmt.Errorf("quarantine run %s: %w", runID, err)
 	}
+	c.appended.Notify()
 	c.stats.Quarantined.Add(1)
 	return nil
 }
