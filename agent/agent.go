@@ -100,7 +100,8 @@ func (a *Agent) open(ctx context.Context) error {
 		return err
 	}
 	var err error
-	if a.store, err = identity.Open(identity.Dirs{Etc: a.cfg.EtcDir, State: a.cfg.StateDir}, identity.WithRoom(a.spare)); err != nil {
+	if a.store, err = identity.Open(identity.Dirs{Etc: a.cfg.EtcDir, State: a.cfg.StateDir},
+		identity.WithRoom(a.spare)); err != nil {
 		return err
 	}
 	if unknown := a.store.Env().Unknown(); len(unknown) > 0 {
@@ -132,7 +133,8 @@ func (a *Agent) open(ctx context.Context) error {
 // openLedger opens the task ledger as the node's. With an empty id the ledger is bound to no node until there is one.
 func (a *Agent) openLedger(ctx context.Context, nodeID string) (*ledger.Ledger, error) {
 	l, err := ledger.Open(ledger.Config{
-		Path: filepath.Join(a.cfg.StateDir, LedgerFile), NodeID: nodeID, MoveCorruptAside: !a.cfg.KeepCorruptLedger, Now: a.clock.Wall,
+		Path: filepath.Join(a.cfg.StateDir, LedgerFile), NodeID: nodeID, MoveCorruptAside: !a.cfg.KeepCorruptLedger,
+		Now:    a.clock.Wall,
 		Failed: a.room.Note,
 	})
 	if err != nil {
@@ -176,8 +178,12 @@ func (a *Agent) openHost(ctx context.Context) error {
 			return fmt.Errorf("open state directory to traversal: %w", err)
 		}
 	}
-	workloads, runs, data := filepath.Join(a.cfg.StateDir, "workloads"), filepath.Join(a.cfg.WorkDir, "run"), filepath.Join(a.cfg.WorkDir, "storage")
-	uids, err := uid.Open(uid.Config{Dir: a.cfg.UIDDir, Disabled: !root, Roots: []string{workloads, filepath.Join(runs, "work"), data}})
+	workloads, runs, data := filepath.Join(a.cfg.StateDir, "workloads"), filepath.Join(a.cfg.WorkDir, "run"),
+		filepath.Join(a.cfg.WorkDir, "storage")
+	uids, err := uid.Open(uid.Config{
+		Dir: a.cfg.UIDDir, Disabled: !root,
+		Roots: []string{workloads, filepath.Join(runs, "work"), data},
+	})
 	if err != nil {
 		return err
 	}
@@ -192,9 +198,10 @@ func (a *Agent) openHost(ctx context.Context) error {
 		return err
 	}
 	a.problems(ctx, "workload", a.work.Problems())
-	if a.disk, err = storage.New(storage.Deps{Logger: a.deps.Logger, UIDs: uids, Quota: storage.ProjectQuota{}}, storage.Config{
-		Root: data, MetaDir: filepath.Join(a.cfg.StateDir, "storage"),
-	}); err != nil {
+	if a.disk, err = storage.New(storage.Deps{Logger: a.deps.Logger, UIDs: uids, Quota: storage.ProjectQuota{}},
+		storage.Config{
+			Root: data, MetaDir: filepath.Join(a.cfg.StateDir, "storage"),
+		}); err != nil {
 		return err
 	}
 	if root {
@@ -324,7 +331,8 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	executor, err := task.New(task.Deps{
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
 		Handlers: task.Handlers(task.HandlerDeps{
-			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: hostfacts.BootID(), Now: a.clock.Wall, Room: a.noRoom, NoRoom: a.outOfRoom,
+			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: hostfacts.BootID(), Now: a.clock.Wall, Room: a.noRoom,
+			NoRoom: a.outOfRoom,
 		}),
 		Refused: func(r task.Refusal) { a.refusedTask(ctx, r) },
 	}, task.Config{NodeID: node.NodeID})
@@ -351,6 +359,7 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	}
 	a.tasks, a.client = executor, client
 	a.executor <- executor
-	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "node ready to connect", slog.String("node_id", node.NodeID), slog.String("ledger_id", a.ledger.ID()))
+	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "node ready to connect", slog.String("node_id", node.NodeID),
+		slog.String("ledger_id", a.ledger.ID()))
 	return nil
 }

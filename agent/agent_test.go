@@ -63,10 +63,13 @@ func TestEnrolsConnectsWorksAndComesBack(t *testing.T) {
 		m.wait("goodbye")
 	}
 	first, last := m.hellos[0], m.hellos[len(m.hellos)-1]
-	if first.GetLedgerId() == "" || first.GetLedgerId() != last.GetLedgerId() || first.GetNodeInstanceId() != last.GetNodeInstanceId() {
-		t.Errorf("ledger %s and %s, instance %s and %s", first.GetLedgerId(), last.GetLedgerId(), first.GetNodeInstanceId(), last.GetNodeInstanceId())
+	if first.GetLedgerId() == "" || first.GetLedgerId() != last.GetLedgerId() ||
+		first.GetNodeInstanceId() != last.GetNodeInstanceId() {
+		t.Errorf("ledger %s and %s, instance %s and %s", first.GetLedgerId(), last.GetLedgerId(), first.GetNodeInstanceId(),
+			last.GetNodeInstanceId())
 	}
-	if len(first.GetTaskTypes()) < 8 || len(first.GetHost().GetGpus()) != 2 || !first.GetHost().GetGpus()[0].GetSimulated() || first.GetProfile().GetFingerprint() != "fp" {
+	if len(first.GetTaskTypes()) < 8 || len(first.GetHost().GetGpus()) != 2 ||
+		!first.GetHost().GetGpus()[0].GetSimulated() || first.GetProfile().GetFingerprint() != "fp" {
 		t.Errorf("hello %v", first)
 	}
 	noSecrets(t, cfg)
@@ -158,7 +161,10 @@ func TestReplacedInstanceEndsForGood(t *testing.T) {
 
 // TestARefusedIdentityWaitsForABundle: retired or unknown, the agent stays, records why, and takes a bundle that comes.
 func TestARefusedIdentityWaitsForABundle(t *testing.T) {
-	for _, reason := range []commonv1.Reason{commonv1.Reason_REASON_IDENTITY_RETIRED, commonv1.Reason_REASON_JOIN_STATE_LOST} {
+	for _, reason := range []commonv1.Reason{
+		commonv1.Reason_REASON_IDENTITY_RETIRED,
+		commonv1.Reason_REASON_JOIN_STATE_LOST,
+	} {
 		t.Run(reason.String(), func(t *testing.T) {
 			m := newMesh(t)
 			cfg := config(t.TempDir())
@@ -191,7 +197,8 @@ func TestARefusedIdentityWaitsForABundle(t *testing.T) {
 			m.mu.Lock()
 			m.instance = "forces the host to enrol anew"
 			m.mu.Unlock()
-			if err := os.WriteFile(filepath.Join(cfg.EtcDir, "node-agent.env"), append(env, []byte(identity.EnvToken+"=gbt_another_token_of_an_operator\n")...), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(cfg.EtcDir, "node-agent.env"),
+				append(env, []byte(identity.EnvToken+"=gbt_another_token_of_an_operator\n")...), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			m.wait("admitted")
@@ -206,7 +213,10 @@ func TestARefusedIdentityWaitsForABundle(t *testing.T) {
 }
 
 func TestConfigProblemsAreReportedTogether(t *testing.T) {
-	err := agent.Config{EtcDir: "etc", StateDir: "state", WorkDir: "/x", UIDDir: "/y", SimulatedGPUs: 1000, OpsListen: "0.0.0.0:1"}.Validate()
+	err := agent.Config{
+		EtcDir: "etc", StateDir: "state", WorkDir: "/x", UIDDir: "/y", SimulatedGPUs: 1000,
+		OpsListen: "0.0.0.0:1",
+	}.Validate()
 	for _, part := range []string{"etc directory", "state directory", "simulated GPUs", "loopback"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in %v", part, err)
@@ -218,13 +228,17 @@ func TestConfigProblemsAreReportedTogether(t *testing.T) {
 // patched for them on every machine.
 func TestTheBinaryLinksOnlyWhatAHostNeeds(t *testing.T) {
 	testkit.IO(t)
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "github.com/gpuaas/mesh/cmd/gpuaas-node-agent").Output()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps",
+		"github.com/gpuaas/mesh/cmd/gpuaas-node-agent").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for dep := range strings.Lines(string(out)) {
 		dep = strings.TrimSpace(dep)
-		for _, banned := range []string{"github.com/smallstep/certificates", "github.com/jackc/pgx", "github.com/redis/", "github.com/riverqueue/", "github.com/gpuaas/mesh/services/"} {
+		for _, banned := range []string{
+			"github.com/smallstep/certificates", "github.com/jackc/pgx", "github.com/redis/",
+			"github.com/riverqueue/", "github.com/gpuaas/mesh/services/",
+		} {
 			if strings.HasPrefix(dep, banned) {
 				t.Errorf("links %s", dep)
 			}

@@ -89,7 +89,10 @@ func (e *ConfigError) Unwrap() error { return e.Problems }
 func (c Config) Validate() error {
 	var problems []error
 	for _, dir := range []struct{ name, path string }{
-		{"etc directory", c.EtcDir}, {"state directory", c.StateDir}, {"work directory", c.WorkDir}, {"uid directory", c.UIDDir},
+		{"etc directory", c.EtcDir},
+		{"state directory", c.StateDir},
+		{"work directory", c.WorkDir},
+		{"uid directory", c.UIDDir},
 	} {
 		if !filepath.IsAbs(dir.path) {
 			problems = append(problems, fmt.Errorf("%s %q is not absolute", dir.name, dir.path))

@@ -16,8 +16,8 @@ import (
 // makes the workspace's storage.
 func Serve(ctx context.Context, a *Agent, workspaceID string) error {
 	_, err := a.ledger.Deliver(ctx, ledger.Delivery{
-		Key: ledger.Key{TaskID: ids.New(), Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE, WorkspaceID: workspaceID, Epoch: 1, OpSeq: 1,
-		ExpiresAt: time.Now().Add(time.Minute), Envelope: []byte("envelope"),
+		Key: ledger.Key{TaskID: ids.New(), Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE,
+		WorkspaceID: workspaceID, Epoch: 1, OpSeq: 1, ExpiresAt: time.Now().Add(time.Minute), Envelope: []byte("envelope"),
 	})
 	if err != nil {
 		return err
@@ -35,7 +35,8 @@ func Redeploy(ctx context.Context, a *Agent, workspaceID string, deploy *nodev1.
 	if err != nil {
 		return err
 	}
-	status, err := a.work.Deploy(ctx, process.Request{WorkspaceID: workspaceID, Epoch: 1, OpSeq: 9, Deploy: deploy, Dir: dir})
+	status, err := a.work.Deploy(ctx,
+		process.Request{WorkspaceID: workspaceID, Epoch: 1, OpSeq: 9, Deploy: deploy, Dir: dir})
 	if err == nil && status.GetPhase() != nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING {
 		err = errors.New("it does not run: " + status.GetDetail())
 	}

@@ -13,7 +13,8 @@ import (
 func TestTheFirstFactsStand(t *testing.T) {
 	testkit.IO(t)
 	dir := t.TempDir()
-	a, err := New(t.Context(), Deps{Logger: testkit.Logger(t)}, Config{StateDir: filepath.Join(dir, "state"), EtcDir: filepath.Join(dir, "etc"), UIDDir: filepath.Join(dir, "uids")})
+	a, err := New(t.Context(), Deps{Logger: testkit.Logger(t)},
+		Config{StateDir: filepath.Join(dir, "state"), EtcDir: filepath.Join(dir, "etc"), UIDDir: filepath.Join(dir, "uids")})
 	if err != nil {
 		t.Fatal(err)
 	}

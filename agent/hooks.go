@@ -72,7 +72,8 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		},
 		Acknowledged: func(ctx context.Context, refs []*nodev1.TaskRef) {
 			if err := executor.Ack(ctx, refs); err != nil {
-				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "acknowledgement not kept, the result is sent again", slog.Any("error", err))
+				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "acknowledgement not kept, the result is sent again",
+					slog.Any("error", err))
 			}
 		},
 		ReportRefused: func(ctx context.Context, refused *nodev1.TaskReportRefused) {
@@ -169,7 +170,10 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Dig
 		if len(workloads) > maxWorkloads {
 			workloads = workloads[:maxWorkloads]
 		}
-		message := &nodev1.Observation{WorkspaceId: workspace, Workloads: workloads, Storage: a.observeStorage(ctx, workspace)}
+		message := &nodev1.Observation{
+			WorkspaceId: workspace, Workloads: workloads,
+			Storage: a.observeStorage(ctx, workspace),
+		}
 		for _, w := range workloads {
 			message.Epoch = max(message.GetEpoch(), w.GetEpoch())
 		}
@@ -193,7 +197,8 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Dig
 func (a *Agent) observeStorage(ctx context.Context, workspaceID string) *nodev1.StorageReport {
 	present, err := a.disk.Names(workspaceID)
 	if err != nil {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "storage of a workspace not read, it is not reported", slog.String("workspace_id", workspaceID), slog.Any("error", err))
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "storage of a workspace not read, it is not reported",
+			slog.String("workspace_id", workspaceID), slog.Any("error", err))
 		return nil
 	}
 	if len(present) > maxStorages {

@@ -30,8 +30,10 @@ func TestAnImagedMachineBeginsALedgerOfItsOwn(t *testing.T) {
 	}
 	id := l.ID()
 	_, err = l.Deliver(t.Context(), ledger.Delivery{
-		Key: ledger.Key{TaskID: ids.New(), Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, WorkspaceID: ids.New(), Epoch: 1, OpSeq: 1,
-		ExpiresAt: time.Now().Add(time.Minute), Envelope: []byte("envelope"), Signature: []byte("signature"), KeyID: "k", Start: true,
+		Key: ledger.Key{TaskID: ids.New(), Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY,
+		WorkspaceID: ids.New(), Epoch: 1, OpSeq: 1, ExpiresAt: time.Now().Add(time.Minute), Envelope: []byte("envelope"),
+		Signature: []byte("signature"), KeyID: "k",
+		Start: true,
 	})
 	if err := errors.Join(err, l.Close()); err != nil {
 		t.Fatal(err)
@@ -46,7 +48,8 @@ func TestAnImagedMachineBeginsALedgerOfItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, append(env, []byte(identity.EnvToken+"=gbt_another_token_of_an_operator\n")...), 0o600); err != nil {
+	if err := os.WriteFile(file, append(env, []byte(identity.EnvToken+"=gbt_another_token_of_an_operator\n")...),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, done := run(t, open(t, cfg))
@@ -72,10 +75,14 @@ func TestAnImagedMachineBeginsALedgerOfItsOwn(t *testing.T) {
 		t.Fatalf("set aside: %v, %v", aside, err)
 	}
 	recorded, err := agent.Diagnostics(cfg.StateDir, time.Now())
-	if err != nil || !slices.ContainsFunc(recorded, func(e diag.Entry) bool { return e.Code == "ledger_set_aside" && strings.Contains(e.Detail, first) }) {
+	if err != nil || !slices.ContainsFunc(recorded,
+		func(e diag.Entry) bool { return e.Code == "ledger_set_aside" && strings.Contains(e.Detail, first) }) {
 		t.Errorf("diagnostics %v, %v", recorded, err)
 	}
-	for file, want := range map[string]ledger.Config{path: {Path: path, NodeID: second}, aside[0]: {Path: aside[0], NodeID: first}} {
+	for file, want := range map[string]ledger.Config{
+		path:     {Path: path, NodeID: second},
+		aside[0]: {Path: aside[0], NodeID: first},
+	} {
 		l, err := ledger.Open(want)
 		if err != nil {
 			t.Fatal(err)

@@ -53,7 +53,8 @@ func (a *Agent) hold(ctx context.Context) error {
 		}
 		if again, _ := a.store.Node(); again.NodeID != node.NodeID {
 			// The ledger, the gate of the tasks and the logger's attributes belong to the previous node.
-			return fmt.Errorf("this host was enrolled as another node (%s, was %s): start the agent again", again.NodeID, node.NodeID)
+			return fmt.Errorf("this host was enrolled as another node (%s, was %s): start the agent again", again.NodeID,
+				node.NodeID)
 		}
 	}
 }
@@ -81,7 +82,8 @@ func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
 			return roots, nil
 		}
 		// Only an operator's bundle can bring it.
-		if err := a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, "trust bundle for the node API: "+err.Error()); err != nil {
+		if err := a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED,
+			"trust bundle for the node API: "+err.Error()); err != nil {
 			return nil, err
 		}
 	}
@@ -100,7 +102,8 @@ func (a *Agent) waitIfStopped(ctx context.Context, err error) error {
 	if !ok || ends(stop.Denial) {
 		return a.replaced(ctx, err)
 	}
-	return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
+	return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED,
+		names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 }
 
 // refused acts on a session's end that the session itself cannot repair: it enrols again or waits. It returns nil if
@@ -113,7 +116,8 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 		// Retired, copied, mismatched: this host cannot lift these refusals, but a person may, or may bring a bundle. The
 		// agent waits for that instead of ending, since a host without an agent reports nothing.
 		if a.store.Token() == "" {
-			return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
+			return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED,
+				names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 		}
 	}
 	if a.mayEnrol() {
@@ -153,7 +157,8 @@ func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detai
 	if err := a.diag.Record(code, detail, wait); err != nil {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 	}
-	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", slog.String("code", names.Of(code)), slog.String("detail", detail),
+	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", slog.String("code", names.Of(code)),
+		slog.String("detail", detail),
 		slog.Duration("next_retry", wait))
 	return a.sleep(ctx, wait)
 }
@@ -181,9 +186,11 @@ func ends(denial *fault.Error) bool {
 // the instance that has the workspace now must not run beside them. Other errors are returned.
 func (a *Agent) replaced(ctx context.Context, err error) error {
 	if denial, ok := fault.As(err); ok && ends(denial) {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "this instance has been replaced: its workloads are stopped, and then the agent ends",
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn,
+			"this instance has been replaced: its workloads are stopped, and then the agent ends",
 			slog.String("reason", names.Of(denial.Reason)))
-		if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(denial.Reason)+": "+denial.Public, 0); err != nil {
+		if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED,
+			names.Of(denial.Reason)+": "+denial.Public, 0); err != nil {
 			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 		}
 		if stopErr := a.work.StopAll(ctx, process.DefaultGrace); stopErr != nil {

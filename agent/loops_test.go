@@ -25,9 +25,10 @@ func TestACrashLoopIsReportedOnce(t *testing.T) {
 		PolicyUpdate: &nodev1.PolicyUpdate{Policy: &commonv1.NodePolicy{CrashLoopRestarts: 1}},
 	}})
 	deploy := func(workspace, script string) {
-		m.request(workspace, 1, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{
-			Name: "work", Command: []string{"/bin/sh", "-c", script},
-		}})
+		m.request(workspace, 1, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY,
+			&nodev1.WorkloadDeploy{Workload: &nodev1.Workload{
+				Name: "work", Command: []string{"/bin/sh", "-c", script},
+			}})
 	}
 	// next returns the first observation that ok accepts, and how many of the loop's workspace came before it.
 	loops, other := ids.New(), ids.New()
@@ -77,7 +78,8 @@ func TestACrashLoopIsReportedOnce(t *testing.T) {
 	}
 	m.request(loops, 2, commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP, &nodev1.WorkloadRef{Name: "work"})
 	next("the end of the loop", func(o *nodev1.Observation) bool {
-		return o.GetWorkspaceId() == loops && !o.GetWorkloads()[0].GetCrashLoop() && o.GetWorkloads()[0].GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED
+		return o.GetWorkspaceId() == loops && !o.GetWorkloads()[0].GetCrashLoop() &&
+			o.GetWorkloads()[0].GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED
 	})
 	if err := end(); err != nil {
 		t.Fatal(err)

@@ -98,7 +98,8 @@ func newMesh(t *testing.T) *mesh {
 
 func (m *mesh) pair(name string) tls.Certificate {
 	m.t.Helper()
-	pair, err := m.services.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
+	pair, err := m.services.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-time.Hour),
+		time.Now().Add(time.Hour))
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -118,7 +119,8 @@ func (m *mesh) serveNodes() {
 	pool := x509.NewCertPool()
 	pool.AddCert(m.nodes.Cert)
 	m.grpcServer = grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{m.pair("nodeapi")}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{m.pair("nodeapi")},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
 	})))
 	nodev1.RegisterNodeServiceServer(m.grpcServer, m)
 	listener := m.listen()
@@ -133,7 +135,10 @@ func (m *mesh) serveEnrolment() {
 	mux.Handle(recoveryv1connect.NewEnrollmentServiceHandler(m))
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
-		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{m.pair("recovery")}, NextProtos: []string{"h2", "http/1.1"}},
+		TLSConfig: &tls.Config{
+			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{m.pair("recovery")},
+			NextProtos: []string{"h2", "http/1.1"},
+		},
 	}
 	listener := m.listen()
 	m.enrolURL = "https://" + listener.Addr().String()
@@ -156,9 +161,14 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	m.instances++
 	m.instance, m.issued = ids.New(), 0
 	return &recoveryv1.EnrollResponse{
-		NodeId: m.nodeID, NodeInstanceId: m.instance, CertificateChainPem: chain, ServerTime: timestamppb.Now(), NodeName: "n1",
-		Profile: &commonv1.Profile{Name: "test", Fingerprint: "fp", ApiUrl: m.api, RecoveryUrl: m.enrolURL, CaBundlePem: m.services.PEM(), RecoveryCaBundlePem: m.services.PEM()},
-		Policy:  &commonv1.NodePolicy{AutoRecovery: true}, TaskSigningPubkeys: m.signer.ID() + ":" + base64.StdEncoding.EncodeToString(m.signer.Public()),
+		NodeId: m.nodeID, NodeInstanceId: m.instance, CertificateChainPem: chain, ServerTime: timestamppb.Now(),
+		NodeName: "n1",
+		Profile: &commonv1.Profile{
+			Name: "test", Fingerprint: "fp", ApiUrl: m.api, RecoveryUrl: m.enrolURL,
+			CaBundlePem: m.services.PEM(), RecoveryCaBundlePem: m.services.PEM(),
+		},
+		Policy:             &commonv1.NodePolicy{AutoRecovery: true},
+		TaskSigningPubkeys: m.signer.ID() + ":" + base64.StdEncoding.EncodeToString(m.signer.Public()),
 	}, nil
 }
 
@@ -200,8 +210,9 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 		return stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: denial}})
 	}
 	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
-		Generation: generation, JoinState: make([]byte, generation), Nonce: ids.New(), SessionId: ids.New(), ServerTime: timestamppb.Now(),
-		Policy: &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second)}, TaskKeys: keys,
+		Generation: generation, JoinState: make([]byte, generation), Nonce: ids.New(), SessionId: ids.New(),
+		ServerTime: timestamppb.Now(), Policy: &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second)},
+		TaskKeys: keys,
 	}}}); err != nil {
 		return err
 	}
@@ -352,9 +363,10 @@ func (m *mesh) bundle(token string) string {
 func config(root string) agent.Config {
 	fast := backoff.Policy{Base: 20 * time.Millisecond, Cap: 200 * time.Millisecond}
 	return agent.Config{
-		EtcDir: filepath.Join(root, "etc"), StateDir: filepath.Join(root, "state"), UIDDir: filepath.Join(root, "uids"), SimulatedGPUs: 2,
-		SlowRetry: 200 * time.Millisecond, ObserveLeast: 10 * time.Millisecond, Version: "test",
-		Session: session.Config{Backoff: fast, SlowRetry: 200 * time.Millisecond}, Enrol: enrol.Config{Backoff: fast, SlowRetry: 200 * time.Millisecond},
+		EtcDir: filepath.Join(root, "etc"), StateDir: filepath.Join(root, "state"), UIDDir: filepath.Join(root, "uids"),
+		SimulatedGPUs: 2, SlowRetry: 200 * time.Millisecond, ObserveLeast: 10 * time.Millisecond, Version: "test",
+		Session: session.Config{Backoff: fast, SlowRetry: 200 * time.Millisecond},
+		Enrol:   enrol.Config{Backoff: fast, SlowRetry: 200 * time.Millisecond},
 	}
 }
 

@@ -55,15 +55,24 @@ func (a *Agent) openOps(ctx context.Context) error {
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "agent_tasks_refused_total", Help: "Tasks that this agent would not take, by reason.",
 		}, []string{"reason"}),
-		sessions: prometheus.NewCounter(prometheus.CounterOpts{Name: "agent_sessions_total", Help: "Sessions that were admitted."}),
+		sessions: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "agent_sessions_total",
+			Help: "Sessions that were admitted.",
+		}),
 	}
-	connected := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_connected", Help: "1 while a session is admitted."}, func() float64 {
+	connected := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "agent_connected",
+		Help: "1 while a session is admitted.",
+	}, func() float64 {
 		if a.connected(ctx) != nil {
 			return 0
 		}
 		return 1
 	})
-	unacked := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_unfinished_tasks", Help: "Task attempts without an acknowledged result."}, func() float64 {
+	unacked := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "agent_unfinished_tasks",
+		Help: "Task attempts without an acknowledged result.",
+	}, func() float64 {
 		a.mu.Lock()
 		l := a.ledger
 		a.mu.Unlock()
@@ -79,7 +88,8 @@ func (a *Agent) openOps(ctx context.Context) error {
 	}
 	health := obs.NewHealth()
 	health.Ready("session", a.connected)
-	if a.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: a.deps.Logger, Registry: registry, Health: health}, a.cfg.OpsListen); err != nil {
+	if a.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: a.deps.Logger, Registry: registry, Health: health},
+		a.cfg.OpsListen); err != nil {
 		return err
 	}
 	return nil

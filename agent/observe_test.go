@@ -30,7 +30,8 @@ func TestAWipedDirectoryIsReported(t *testing.T) {
 		for {
 			select {
 			case o := <-m.observed:
-				if o.GetWorkspaceId() == workspace && o.GetStorage() != nil && slices.Contains(o.GetStorage().GetNames(), "data") == has {
+				if o.GetWorkspaceId() == workspace && o.GetStorage() != nil &&
+					slices.Contains(o.GetStorage().GetNames(), "data") == has {
 					return
 				}
 			case <-deadline:

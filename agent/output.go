@@ -23,7 +23,8 @@ func (a *Agent) askOutput(ctx context.Context, req *nodev1.OutputRequest) {
 	default:
 		a.tellOutput(ctx, &nodev1.OutputChunk{
 			RequestId: req.GetRequestId(),
-			Denied:    fault.ToDenial(fault.New(commonv1.Reason_REASON_AGENT_BUSY, "the agent has too many requests for output", fault.Remedy("ask again")), ""),
+			Denied: fault.ToDenial(fault.New(commonv1.Reason_REASON_AGENT_BUSY, "the agent has too many requests for output",
+				fault.Remedy("ask again")), ""),
 		})
 	}
 }
@@ -44,8 +45,9 @@ func (a *Agent) readOutput(ctx context.Context, req *nodev1.OutputRequest) *node
 	ctx, cancel := context.WithTimeout(ctx, outputWithin)
 	defer cancel()
 	out, err := a.work.Output(ctx, process.OutputRequest{
-		WorkspaceID: req.GetWorkspaceId(), Epoch: req.GetEpoch(), Name: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
-		Max: int(req.GetMaxBytes()),
+		WorkspaceID: req.GetWorkspaceId(), Epoch: req.GetEpoch(), Name: req.GetWorkload(), Previous: req.GetPrevious(),
+		From: req.GetFrom(),
+		Max:  int(req.GetMaxBytes()),
 	})
 	if err != nil {
 		return &nodev1.OutputChunk{RequestId: req.GetRequestId(), Denied: fault.ToDenial(err, "")}

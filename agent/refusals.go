@@ -62,11 +62,13 @@ func (a *Agent) refusedTask(ctx context.Context, r task.Refusal) {
 	if !due {
 		return
 	}
-	detail := fmt.Sprintf("%s: task %q attempt %d key %q envelope %s", names.Of(r.Reason), r.TaskID, r.Attempt, r.KeyID, r.EnvelopeSHA256)
+	detail := fmt.Sprintf("%s: task %q attempt %d key %q envelope %s", names.Of(r.Reason), r.TaskID, r.Attempt, r.KeyID,
+		r.EnvelopeSHA256)
 	if more > 0 {
 		detail += fmt.Sprintf(" and %d more since the last record", more)
 	}
-	if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_REFUSED, detail+" ("+r.Detail+")", 0); err != nil {
+	if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_REFUSED, detail+" ("+r.Detail+")",
+		0); err != nil {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 	}
 }

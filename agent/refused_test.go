@@ -34,7 +34,8 @@ func TestRefusedTasksLeaveACountAndARecord(t *testing.T) {
 		id := m.probe("x")
 		select {
 		case result := <-m.results:
-			if result.GetTask().GetTaskId() != id || result.GetReason() != reason || result.GetState() != commonv1.TaskState_TASK_STATE_FAILED {
+			if result.GetTask().GetTaskId() != id || result.GetReason() != reason ||
+				result.GetState() != commonv1.TaskState_TASK_STATE_FAILED {
 				t.Errorf("result %v, want %v of %s", result, reason, id)
 			}
 		case <-time.After(time.Minute):

@@ -36,7 +36,8 @@ func (a *Agent) openRoom(ctx context.Context) error {
 	a.room.Check()
 	spare, err := room.OpenReserve(filepath.Join(a.cfg.StateDir, room.ReserveFile))
 	if err != nil {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "no room is reserved for identity and diagnostics", slog.Any("error", err))
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "no room is reserved for identity and diagnostics",
+			slog.Any("error", err))
 		return nil
 	}
 	a.spare = spare
@@ -46,7 +47,10 @@ func (a *Agent) openRoom(ctx context.Context) error {
 // openDiagnostics opens the diagnostic record. A file that cannot be read as one is set aside and reported.
 func (a *Agent) openDiagnostics(ctx context.Context) error {
 	var err error
-	if a.diag, err = diag.Open(diag.Config{Path: filepath.Join(a.cfg.StateDir, DiagnosticsFile), Now: a.clock.Wall, Room: a.spare}); err != nil {
+	if a.diag, err = diag.Open(diag.Config{
+		Path: filepath.Join(a.cfg.StateDir, DiagnosticsFile), Now: a.clock.Wall,
+		Room: a.spare,
+	}); err != nil {
 		return err
 	}
 	if aside := a.diag.SetAside(); aside != nil {
@@ -58,7 +62,8 @@ func (a *Agent) openDiagnostics(ctx context.Context) error {
 // problems logs and records which of the agent's own files were found broken.
 func (a *Agent) problems(ctx context.Context, of string, found []string) {
 	for _, problem := range found {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "state file problem", slog.String("of", of), slog.String("problem", problem))
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "state file problem", slog.String("of", of),
+			slog.String("problem", problem))
 		a.record(ctx, codeStateFile, problem)
 	}
 }
@@ -128,7 +133,8 @@ func (a *Agent) checkRoom(ctx context.Context, first bool) *nodev1.DiagnosticRep
 	}
 	if state.Full {
 		detail := state.Dir + ": " + state.Detail
-		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "no room on the disk of the agent's directories", slog.String("dir", state.Dir), slog.String("detail", state.Detail))
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "no room on the disk of the agent's directories",
+			slog.String("dir", state.Dir), slog.String("detail", state.Detail))
 		a.meters.retry(codeDiskFull)
 		a.record(ctx, codeDiskFull, detail)
 	} else {
@@ -139,7 +145,8 @@ func (a *Agent) checkRoom(ctx context.Context, first bool) *nodev1.DiagnosticRep
 		if !ended {
 			return nil
 		}
-		a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "the disk of the agent's directories has room again", slog.String("dir", state.Dir))
+		a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "the disk of the agent's directories has room again",
+			slog.String("dir", state.Dir))
 	}
 	last, ok := a.diag.Last(codeDiskFull)
 	if !ok {
@@ -160,7 +167,8 @@ func (a *Agent) tell(report *nodev1.DiagnosticReport) bool {
 // withDisk adds the diagnostic of a full disk that is not over, however long ago it was recorded.
 func (a *Agent) withDisk(told []*commonv1.Diagnostic) []*commonv1.Diagnostic {
 	last, ok := a.diag.Last(codeDiskFull)
-	if !ok || !last.EndedAt.IsZero() || slices.ContainsFunc(told, func(d *commonv1.Diagnostic) bool { return d.GetCode() == codeDiskFull }) {
+	if !ok || !last.EndedAt.IsZero() ||
+		slices.ContainsFunc(told, func(d *commonv1.Diagnostic) bool { return d.GetCode() == codeDiskFull }) {
 		return told
 	}
 	if len(told) == diag.MaxInHello {
@@ -172,7 +180,8 @@ func (a *Agent) withDisk(told []*commonv1.Diagnostic) []*commonv1.Diagnostic {
 // diskOf returns the state of the disks as a fact of the host.
 func diskOf(s room.State) *commonv1.StateDisk {
 	return &commonv1.StateDisk{
-		Full: s.Full, Path: s.Dir, SizeBytes: s.SizeBytes, FreeBytes: s.FreeBytes, Since: timestamppb.New(s.Since), Detail: s.Detail,
+		Full: s.Full, Path: s.Dir, SizeBytes: s.SizeBytes, FreeBytes: s.FreeBytes, Since: timestamppb.New(s.Since),
+		Detail: s.Detail,
 	}
 }
 
@@ -182,7 +191,8 @@ func (a *Agent) noRoom() error {
 	if !state.Full {
 		return nil
 	}
-	return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL, fmt.Sprintf("the node's state directory has no room: %s: %s", state.Dir, state.Detail))
+	return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL,
+		fmt.Sprintf("the node's state directory has no room: %s: %s", state.Dir, state.Detail))
 }
 
 // outOfRoom passes an error of a writer to the watch: the next check counts it.

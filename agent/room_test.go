@@ -47,7 +47,8 @@ func (m *mesh) result(id string) *nodev1.TaskResult {
 
 func (m *mesh) storage(workspace string, op int64) *nodev1.TaskResult {
 	m.t.Helper()
-	return m.result(m.request(workspace, op, commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE, &nodev1.StorageAllocate{Name: "data", SizeBytes: 1 << 20}))
+	return m.result(m.request(workspace, op, commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE,
+		&nodev1.StorageAllocate{Name: "data", SizeBytes: 1 << 20}))
 }
 
 // disk returns the last disk state in the heartbeats, once it is as wanted.
@@ -159,7 +160,8 @@ const journalFile = "state/journal.json"
 
 // keyMaterial are files that only a new enrolment, or a person, brings back. The agent names them.
 var keyMaterial = []string{
-	"etc/cert.pem", "etc/key.pem", "etc/cert-next.pem", "etc/key-next.pem", "etc/key-pending.pem", journalFile, "etc/node-agent.env", "etc/ca-bundle.crt", "etc/recovery-ca-bundle.crt", "state/node.json", "state/join-state.json",
+	"etc/cert.pem", "etc/key.pem", "etc/cert-next.pem", "etc/key-next.pem", "etc/key-pending.pem", journalFile,
+	"etc/node-agent.env", "etc/ca-bundle.crt", "etc/recovery-ca-bundle.crt", "state/node.json", "state/join-state.json",
 }
 
 // damages are the states in which a full disk, a kill or a power cut can leave a file that was not written in order.
@@ -191,10 +193,12 @@ func TestEveryFileOfTheAgentMayBeLost(t *testing.T) {
 	if r := m.storage(workspaceA, 1); r.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED {
 		t.Fatal(r)
 	}
-	if r := m.result(m.request(workspaceA, 2, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, workload())); r.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED {
+	if r := m.result(m.request(workspaceA, 2, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY,
+		workload())); r.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED {
 		t.Fatal(r)
 	}
-	if r := m.result(m.request(workspaceA, 3, commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP, &nodev1.WorkloadRef{Name: "app"})); r.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED {
+	if r := m.result(m.request(workspaceA, 3, commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP,
+		&nodev1.WorkloadRef{Name: "app"})); r.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED {
 		t.Fatal(r)
 	}
 	if err := end(); err != nil {
@@ -203,7 +207,8 @@ func TestEveryFileOfTheAgentMayBeLost(t *testing.T) {
 	prepareFiles(t, m, cfg)
 	files := append(filesUnder(t, filepath.Join(root, "host")), journalFile)
 	journal := journalOf(t, m, cfg, filepath.Join(root, "scratch"))
-	for _, needed := range append(slices.Clone(keyMaterial), "state/ledger.db", "state/diagnostics.json", "state/lock", "state/storage/"+workspaceA+"/data", "state/.room-reserve") {
+	for _, needed := range append(slices.Clone(keyMaterial), "state/ledger.db", "state/diagnostics.json", "state/lock",
+		"state/storage/"+workspaceA+"/data", "state/.room-reserve") {
 		if !slices.Contains(files, needed) {
 			t.Errorf("%s is not among what the agent wrote: %q", needed, files)
 		}
@@ -288,7 +293,8 @@ func issue(m *mesh, s *identity.Store) error {
 	if err != nil {
 		return err
 	}
-	der, err := m.nodes.Sign(pki.NodeID(agenttest.TrustDomain, m.nodeID), key.Public(), time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	der, err := m.nodes.Sign(pki.NodeID(agenttest.TrustDomain, m.nodeID), key.Public(), time.Now().Add(-time.Minute),
+		time.Now().Add(time.Hour))
 	if err != nil {
 		return err
 	}
@@ -318,12 +324,13 @@ func journalOf(t *testing.T, m *mesh, cfg agent.Config, scratch string) []byte {
 	t.Helper()
 	copyTree(t, filepath.Dir(cfg.StateDir), scratch)
 	ended := errors.New("the process ends here")
-	s, err := identity.Open(identity.Dirs{Etc: filepath.Join(scratch, "etc"), State: filepath.Join(scratch, "state")}, identity.WithStep(func(point string) error {
-		if strings.HasSuffix(point, ".cert-next.before_write") {
-			return ended
-		}
-		return nil
-	}))
+	s, err := identity.Open(identity.Dirs{Etc: filepath.Join(scratch, "etc"), State: filepath.Join(scratch, "state")},
+		identity.WithStep(func(point string) error {
+			if strings.HasSuffix(point, ".cert-next.before_write") {
+				return ended
+			}
+			return nil
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,7 +345,10 @@ func journalOf(t *testing.T, m *mesh, cfg agent.Config, scratch string) []byte {
 }
 
 func workload() *nodev1.WorkloadDeploy {
-	return &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{Name: "app", Command: []string{"/bin/sleep", "100000"}}, StorageName: "data"}
+	return &nodev1.WorkloadDeploy{
+		Workload:    &nodev1.Workload{Name: "app", Command: []string{"/bin/sleep", "100000"}},
+		StorageName: "data",
+	}
 }
 
 // ownerOf returns the uid of the owner of workspaceA's storage.
@@ -394,7 +404,8 @@ func copyTree(t *testing.T, from, to string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if out, err := exec.CommandContext(ctx, "cp", "-a", "--sparse=always", from, to).CombinedOutput(); err != nil { //nolint:gosec // of this test
+	//nolint:gosec // of this test
+	if out, err := exec.CommandContext(ctx, "cp", "-a", "--sparse=always", from, to).CombinedOutput(); err != nil {
 		t.Fatal(errors.Join(err, errors.New(string(out))))
 	}
 }

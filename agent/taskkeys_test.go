@@ -33,7 +33,8 @@ func TestTheAgentTakesNewKeysOfTasksWithoutARestart(t *testing.T) {
 	}
 	stranger := links[3:]
 	endorse := func(i int, by ed25519.PrivateKey) {
-		links[i].EndorsedBy, links[i].Endorsement = links[i-1].GetKeyId(), pki.Endorse(by, pki.TaskKind, links[i].GetPublicKey())
+		links[i].EndorsedBy, links[i].Endorsement = links[i-1].GetKeyId(),
+			pki.Endorse(by, pki.TaskKind, links[i].GetPublicKey())
 	}
 	endorse(1, m.private)
 	endorse(2, privates[0])
@@ -75,7 +76,10 @@ func TestTheAgentTakesNewKeysOfTasksWithoutARestart(t *testing.T) {
 		m.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskKeys{TaskKeys: &nodev1.TaskKeys{Keys: keys}}})
 	}
 	retired := func(key *nodev1.TaskKey) *nodev1.TaskKey {
-		return &nodev1.TaskKey{KeyId: key.GetKeyId(), PublicKey: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(), Endorsement: key.GetEndorsement(), Retired: true}
+		return &nodev1.TaskKey{
+			KeyId: key.GetKeyId(), PublicKey: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(),
+			Endorsement: key.GetEndorsement(), Retired: true,
+		}
 	}
 
 	end, _ := run(t, open(t, cfg))

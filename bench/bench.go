@@ -55,7 +55,8 @@ func (r Result) WriteText(w io.Writer) error {
 		verdict += ", not judged: " + strings.Join(r.NotJudged, "; ")
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %.4g %s, baseline %.4g, ratio %.4f (required %.4g): %s\n", r.Name, r.Value, r.Unit, r.Baseline, r.Ratio, r.Required, verdict)
+	fmt.Fprintf(&b, "%s: %.4g %s, baseline %.4g, ratio %.4f (required %.4g): %s\n", r.Name, r.Value, r.Unit, r.Baseline,
+		r.Ratio, r.Required, verdict)
 	keys := make([]string, 0, len(r.Details))
 	for k := range r.Details {
 		keys = append(keys, k)
@@ -76,14 +77,16 @@ var currentSetting = pg.Define(pg.RoleOwner, "bench.current_setting", `SELECT cu
 // nil. A database without fsync is refused: durability is not simulated.
 func Environment(ctx context.Context, db *pgxpool.Pool) (map[string]any, error) {
 	env := map[string]any{
-		"env_cpus": runtime.NumCPU(), "env_cpu": cpuModel(), "env_go": runtime.Version(), "env_os": runtime.GOOS + "/" + runtime.GOARCH,
+		"env_cpus": runtime.NumCPU(), "env_cpu": cpuModel(), "env_go": runtime.Version(),
+		"env_os":          runtime.GOOS + "/" + runtime.GOARCH,
 		"env_measured_at": time.Now().UTC().Format(time.RFC3339),
 	}
 	if db == nil {
 		return env, nil
 	}
 	for key, setting := range map[string]string{
-		"env_postgres": "server_version", "env_fsync": "fsync", "env_synchronous_commit": "synchronous_commit", "env_shared_buffers": "shared_buffers",
+		"env_postgres": "server_version", "env_fsync": "fsync", "env_synchronous_commit": "synchronous_commit",
+		"env_shared_buffers":   "shared_buffers",
 		"env_full_page_writes": "full_page_writes",
 	} {
 		v, err := pg.Value[string](ctx, db, currentSetting, setting)
@@ -93,7 +96,8 @@ func Environment(ctx context.Context, db *pgxpool.Pool) (map[string]any, error) 
 		env[key] = v
 	}
 	if env["env_fsync"] != "on" || env["env_synchronous_commit"] == "off" {
-		return nil, fmt.Errorf("the database does not write durably: fsync %v, synchronous_commit %v", env["env_fsync"], env["env_synchronous_commit"])
+		return nil, fmt.Errorf("the database does not write durably: fsync %v, synchronous_commit %v", env["env_fsync"],
+			env["env_synchronous_commit"])
 	}
 	return env, nil
 }

@@ -122,7 +122,8 @@ func (d *Database) MeshURL() string {
 
 // Close stops the server and removes its directory, if it was made for this database alone.
 func (d *Database) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) //nolint:forbidigo // the bench's context may have ended
+	//nolint:forbidigo // the bench's context may have ended
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	var err error
 	if d.server != nil {

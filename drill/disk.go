@@ -29,7 +29,10 @@ func diskFull() Drill {
 			"that there is no room; the agent keeps its stream and the workspace serves on",
 		Recovers: "by itself: as soon as there is room the diagnostic and the finding end, and the next workspace is made on that machine",
 		Needs:    "its own mesh, and root: it mounts a file system",
-		Expect:   Verdict{Reason: "node_disk_full", UserState: "operator_action_required", Owner: "agent / host", Next: "free room"},
+		Expect: Verdict{
+			Reason: "node_disk_full", UserState: "operator_action_required", Owner: "agent / host",
+			Next: "free room",
+		},
 		Mutation: "the agent is started with --room-every of an hour: the check that is to notice the disk runs as before and never gets there; the disk fills as " +
 			"before, and writes to it are refused",
 		mutated: StageDetected,
@@ -126,30 +129,35 @@ func runDiskFull(ctx context.Context, r *Run) error {
 
 // takesWorkAgain checks that every effect of the fault ends by itself and that the next workspace is made on the
 // machine.
-func (r *Run) takesWorkAgain(ctx context.Context, s smallMachine, first held, finding string, pid int, agent process) error {
+func (r *Run) takesWorkAgain(ctx context.Context, s smallMachine, first held, finding string, pid int,
+	agent process,
+) error {
 	m := r.Mesh
-	err := await(ctx, "the diagnostic and the finding to end", r.Drill.recoverWithin(m.Scaled), func(ctx context.Context) error {
-		return m.withRoom(ctx, s.node, finding)
-	})
+	err := await(ctx, "the diagnostic and the finding to end", r.Drill.recoverWithin(m.Scaled),
+		func(ctx context.Context) error {
+			return m.withRoom(ctx, s.node, finding)
+		})
 	if err != nil {
 		return at(StageRecover, err)
 	}
-	op, err := m.create(ctx, fresh("disk"), &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
+	op, err := m.create(ctx, fresh("disk"),
+		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
 	if err != nil {
 		return at(StageRecover, err)
 	}
 	r.about(op.GetWorkspaceId())
 	defer r.leave(ctx, op.GetWorkspaceId())
-	err = r.recovered(ctx, "diagnostic and finding over, no cordon, and a new workspace serves on the machine", func(ctx context.Context) error {
-		if err := m.serving(ctx, op.GetWorkspaceId(), op.GetEpoch()); err != nil {
+	err = r.recovered(ctx, "diagnostic and finding over, no cordon, and a new workspace serves on the machine",
+		func(ctx context.Context) error {
+			if err := m.serving(ctx, op.GetWorkspaceId(), op.GetEpoch()); err != nil {
+				return err
+			}
+			ws, err := m.workspace(ctx, op.GetWorkspaceId())
+			if err == nil && ws.GetNodeId() != s.node {
+				err = fmt.Errorf("it stands on %s", ws.GetNodeName())
+			}
 			return err
-		}
-		ws, err := m.workspace(ctx, op.GetWorkspaceId())
-		if err == nil && ws.GetNodeId() != s.node {
-			err = fmt.Errorf("it stands on %s", ws.GetNodeName())
-		}
-		return err
-	})
+		})
 	if err != nil {
 		return err
 	}
@@ -179,7 +187,8 @@ func (r *Run) keepsWorking(ctx context.Context, first held, pid int, agent proce
 // reason why it is not made.
 func (r *Run) notPlaced(ctx context.Context) error {
 	m := r.Mesh
-	op, err := m.create(ctx, fresh("full"), &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
+	op, err := m.create(ctx, fresh("full"),
+		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
 	if err != nil {
 		return err
 	}
@@ -214,9 +223,10 @@ func (m *Mesh) withoutRoom(ctx context.Context, id string) (Verdict, string, err
 		return v, "", err
 	}
 	gate := node.GetGate()
-	if v.Reason == "" || finding == "" || !diagnosed(node, false) || !gate.GetCordoned() || gate.GetCordonedBy() != "finding:"+finding {
-		return v, finding, fmt.Errorf("the node is %s %q, its finding is %q, its diagnostics are %v, it is cordoned %t by %q", v.UserState, v.Reason, finding,
-			node.GetSession().GetDiagnostics(), gate.GetCordoned(), gate.GetCordonedBy())
+	if v.Reason == "" || finding == "" || !diagnosed(node, false) || !gate.GetCordoned() ||
+		gate.GetCordonedBy() != "finding:"+finding {
+		return v, finding, fmt.Errorf("the node is %s %q, its finding is %q, its diagnostics are %v, it is cordoned %t by %q",
+			v.UserState, v.Reason, finding, node.GetSession().GetDiagnostics(), gate.GetCordoned(), gate.GetCordonedBy())
 	}
 	return v, finding, nil
 }
@@ -233,7 +243,8 @@ func (m *Mesh) withRoom(ctx context.Context, id, finding string) error {
 		return err
 	}
 	if node.GetReason() != "" || open != "" || !diagnosed(node, true) || node.GetGate().GetCordoned() {
-		return fmt.Errorf("the node's reason is %q, finding %q (of %q) is open, its diagnostics are %v, it is cordoned %t", node.GetReason(), open, finding,
+		return fmt.Errorf("the node's reason is %q, finding %q (of %q) is open, its diagnostics are %v, it is cordoned %t",
+			node.GetReason(), open, finding,
 			node.GetSession().GetDiagnostics(), node.GetGate().GetCordoned())
 	}
 	return nil
@@ -256,7 +267,8 @@ func (m *Mesh) diskFinding(ctx context.Context, node string) (string, error) {
 		return "", err
 	}
 	for _, f := range resp.GetItems() {
-		if f.GetKind() == commonv1.FindingKind_FINDING_KIND_NODE_DISK_FULL && f.GetNodeId() == node && f.GetResolvedAt() == nil {
+		if f.GetKind() == commonv1.FindingKind_FINDING_KIND_NODE_DISK_FULL && f.GetNodeId() == node &&
+			f.GetResolvedAt() == nil {
 			return f.GetFindingId(), nil
 		}
 	}
@@ -351,7 +363,8 @@ func moveOnto(ctx context.Context, dir string, small bool) error {
 
 // copyAll copies a directory with owners, modes and holes.
 func copyAll(ctx context.Context, from, to string) error {
-	if out, err := exec.CommandContext(ctx, "cp", "-a", "--sparse=always", from, to).CombinedOutput(); err != nil { //nolint:gosec // of our own mesh
+	//nolint:gosec // of our own mesh
+	if out, err := exec.CommandContext(ctx, "cp", "-a", "--sparse=always", from, to).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy %s: %w: %s", from, err, out)
 	}
 	return nil

@@ -45,8 +45,9 @@ func TestEveryDrillIsWhole(t *testing.T) {
 				t.Errorf("budgets are missing: %+v", b)
 			}
 			for what, text := range map[string]string{
-				"what is injected": d.Injects, "what is seen": d.Sees, "how it is over": d.Recovers, "what it needs": d.Needs, "why the mutation is one": d.Mutation,
-				"reason": d.Expect.Reason, "user state": d.Expect.UserState, "owner": d.Expect.Owner, "next action": d.Expect.Next,
+				"what is injected": d.Injects, "what is seen": d.Sees, "how it is over": d.Recovers, "what it needs": d.Needs,
+				"why the mutation is one": d.Mutation, "reason": d.Expect.Reason, "user state": d.Expect.UserState,
+				"owner": d.Expect.Owner, "next action": d.Expect.Next,
 			} {
 				if text == "" {
 					t.Errorf("%s is not said", what)
@@ -73,8 +74,8 @@ func TestResultsCarryTheContract(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{
-		"name", "severity", "injected", "reason", "user_state", "detected_seconds", "detection_budget_seconds", "recovered_seconds", "recovery_budget_seconds",
-		"passed", "evidence_ids", "why",
+		"name", "severity", "injected", "reason", "user_state", "detected_seconds", "detection_budget_seconds",
+		"recovered_seconds", "recovery_budget_seconds", "passed", "evidence_ids", "why",
 	} {
 		if _, ok := fields[name]; !ok {
 			t.Errorf("a result has no field %s", name)
@@ -126,8 +127,8 @@ func TestDrillsAndTheirControls(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range results {
-		t.Logf("%-45s passed %t, detected %.2f s of %.0f, recovered %.2f s of %.0f, took %.1f s: %s", r.Name, r.Passed, r.DetectedSeconds,
-			r.DetectionBudgetSeconds, r.RecoveredSeconds, r.RecoveryBudgetSeconds, r.ElapsedSeconds, r.Why)
+		t.Logf("%-45s passed %t, detected %.2f s of %.0f, recovered %.2f s of %.0f, took %.1f s: %s", r.Name, r.Passed,
+			r.DetectedSeconds, r.DetectionBudgetSeconds, r.RecoveredSeconds, r.RecoveryBudgetSeconds, r.ElapsedSeconds, r.Why)
 		if !r.Passed {
 			t.Errorf("%s failed at %q: %s; %q", r.Name, r.Stage, r.Why, r.Notes)
 		}

@@ -68,8 +68,8 @@ func Scaled() map[string]string {
 // scaledEnv returns the settings of a scaled mesh that are configuration and not policy.
 func scaledEnv() []string {
 	return []string{
-		"GPUAAS_LIFECYCLE_SAGA_LEASE=" + scaledLease.String(), "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s", "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=5s",
-		"GPUAAS_RECOVERY_MINT_WAIT=6s", "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1s",
+		"GPUAAS_LIFECYCLE_SAGA_LEASE=" + scaledLease.String(), "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s",
+		"GPUAAS_LIFECYCLE_RELEASE_DEADLINE=5s", "GPUAAS_RECOVERY_MINT_WAIT=6s", "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1s",
 	}
 }
 
@@ -89,7 +89,8 @@ func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) 
 		dir = temporary.Path()
 	}
 	c := cluster.Config{
-		Dir: filepath.Join(dir, "mesh"), Programs: cfg.Programs, CacheDir: cfg.CacheDir, Replicas: 2, Nodes: ownNodes, GPUs: 1, LogLevel: cfg.LogLevel,
+		Dir: filepath.Join(dir, "mesh"), Programs: cfg.Programs, CacheDir: cfg.CacheDir, Replicas: 2, Nodes: ownNodes,
+		GPUs: 1, LogLevel: cfg.LogLevel,
 	}
 	if !cfg.Production {
 		c.Policy, c.Env = Scaled(), scaledEnv()
@@ -117,7 +118,8 @@ func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) 
 		return err
 	}
 	if err := up.Start(ctx); err != nil {
-		return nil, errors.Join(err, fmt.Errorf("the services' logs end with:\n%s", up.Tails(8)), m.Close(context.WithoutCancel(ctx)))
+		return nil, errors.Join(err, fmt.Errorf("the services' logs end with:\n%s", up.Tails(8)),
+			m.Close(context.WithoutCancel(ctx)))
 	}
 	return m, nil
 }
@@ -266,16 +268,21 @@ func fresh(prefix string) string {
 }
 
 // create requests a workspace, again if the answer was lost.
-func (m *Mesh) create(ctx context.Context, name string, spec *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Operation, error) {
+func (m *Mesh) create(ctx context.Context, name string, spec *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Operation,
+	error,
+) {
 	key := ids.New()
 	return command(ctx, "create "+name, func(ctx context.Context) (*lifecyclev1.Operation, error) {
-		resp, err := m.Client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{Tenant: Tenant, Name: name, Spec: spec, IdempotencyKey: key})
+		resp, err := m.Client.Command.CreateWorkspace(ctx,
+			&readmodelv1.CreateWorkspaceRequest{Tenant: Tenant, Name: name, Spec: spec, IdempotencyKey: key})
 		return resp.GetOperation(), err
 	})
 }
 
 // operate requests a verb, as the command line does; again if the answer was lost.
-func (m *Mesh) operate(ctx context.Context, workspace string, kind commonv1.OperationKind) (*lifecyclev1.Operation, error) {
+func (m *Mesh) operate(ctx context.Context, workspace string, kind commonv1.OperationKind) (*lifecyclev1.Operation,
+	error,
+) {
 	key := ids.New()
 	return command(ctx, names.Of(kind), func(ctx context.Context) (*lifecyclev1.Operation, error) {
 		resp, err := m.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
@@ -311,7 +318,8 @@ func command[T any](ctx context.Context, what string, ask func(ctx context.Conte
 // passing reports whether a request may simply be made again.
 func passing(err error) bool {
 	for _, r := range []commonv1.Reason{
-		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_CONFLICT,
+		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL,
+		commonv1.Reason_REASON_CONFLICT,
 	} {
 		if fault.Has(err, r) {
 			return true
@@ -334,7 +342,8 @@ func (m *Mesh) awaitState(ctx context.Context, ref string, want commonv1.Workspa
 			return err
 		}
 		if w.GetState() != want {
-			return fmt.Errorf("it is %s: %s %s %s", names.Of(w.GetState()), w.GetCurrentStep(), w.GetWhyWaiting(), w.GetLastError())
+			return fmt.Errorf("it is %s: %s %s %s", names.Of(w.GetState()), w.GetCurrentStep(), w.GetWhyWaiting(),
+				w.GetLastError())
 		}
 		return nil
 	})
@@ -367,7 +376,8 @@ func (m *Mesh) explain(ctx context.Context, v Verdict) (Verdict, error) {
 // setPolicy changes a key as an operator does.
 func (m *Mesh) setPolicy(ctx context.Context, key, value string) error {
 	_, err := command(ctx, "set "+key, func(ctx context.Context) (*readmodelv1.SetPolicyResponse, error) {
-		return m.Client.Command.SetPolicy(ctx, &readmodelv1.SetPolicyRequest{Key: key, Value: value, Reason: "drill", AcknowledgeWeakening: true})
+		return m.Client.Command.SetPolicy(ctx,
+			&readmodelv1.SetPolicyRequest{Key: key, Value: value, Reason: "drill", AcknowledgeWeakening: true})
 	})
 	return err
 }

@@ -113,7 +113,9 @@ func runRace(ctx context.Context, r *Run) error {
 }
 
 // round is one race with its disturbance, from the first request until the next epoch serves.
-func (x *race) round(ctx context.Context, what string, disturb func(context.Context, func(context.Context) (*lifecyclev1.Operation, error)) error) error {
+func (x *race) round(ctx context.Context, what string,
+	disturb func(context.Context, func(context.Context) (*lifecyclev1.Operation, error)) error,
+) error {
 	r := x.r
 	asked := racers
 	if r.Control == Withheld {
@@ -129,19 +131,24 @@ func (x *race) round(ctx context.Context, what string, disturb func(context.Cont
 			return nil, err
 		}
 		if asked < racers || inFlight < racers/2 {
-			return nil, at(StageInjected, fmt.Errorf("%s: %d requests were made, at most %d at once: that is no race of %d", what, asked, inFlight, racers))
+			return nil, at(StageInjected, fmt.Errorf("%s: %d requests were made, at most %d at once: that is no race of %d",
+				what, asked, inFlight, racers))
 		}
 		r.result.Injected = true
-		r.result.InjectedBy = fmt.Sprintf("%d requests, %d of them in flight at once, counted by the callers", asked, inFlight)
+		r.result.InjectedBy = fmt.Sprintf("%d requests, %d of them in flight at once, counted by the callers", asked,
+			inFlight)
 		took := time.Since(r.faultAt)
 		r.result.DetectedSeconds = max(r.result.DetectedSeconds, round(took))
 		if budget := r.result.DetectionBudgetSeconds; took.Seconds() > budget {
-			return nil, at(StageDetected, fmt.Errorf("%s: all answers took %.1f s, longer than %.1f s", what, took.Seconds(), budget))
+			return nil, at(StageDetected, fmt.Errorf("%s: all answers took %.1f s, longer than %.1f s", what, took.Seconds(),
+				budget))
 		}
 		if op.GetEpoch() != x.epoch+1 {
-			return nil, at(StageDetected, fmt.Errorf("%s: the operation is for epoch %d after epoch %d", what, op.GetEpoch(), x.epoch))
+			return nil, at(StageDetected, fmt.Errorf("%s: the operation is for epoch %d after epoch %d", what, op.GetEpoch(),
+				x.epoch))
 		}
-		r.note("%s: %d requests, %d at once, one operation %s after %.2f s", what, asked, inFlight, op.GetOperationId(), took.Seconds())
+		r.note("%s: %d requests, %d at once, one operation %s after %.2f s", what, asked, inFlight, op.GetOperationId(),
+			took.Seconds())
 		seen = Verdict{Reason: joined, UserState: x.userState(ctx)}
 		served = op
 		return op, nil
@@ -157,7 +164,8 @@ func (x *race) round(ctx context.Context, what string, disturb func(context.Cont
 		return err
 	}
 	longest := r.result.RecoveredSeconds
-	if err := r.recovered(ctx, what+": the next epoch serves, and no other lives", func(ctx context.Context) error { return r.Mesh.serving(ctx, x.id, x.epoch+1) }); err != nil {
+	if err := r.recovered(ctx, what+": the next epoch serves, and no other lives",
+		func(ctx context.Context) error { return r.Mesh.serving(ctx, x.id, x.epoch+1) }); err != nil {
 		return err
 	}
 	r.result.RecoveredSeconds = max(longest, r.result.RecoveredSeconds)
@@ -206,15 +214,17 @@ func (x *race) ask(ctx context.Context, n int) (*lifecyclev1.Operation, string, 
 			op = a.op
 		}
 		if a.op.GetOperationId() != op.GetOperationId() || a.op.GetEpoch() != op.GetEpoch() {
-			return nil, "", most.Load(), at(StageDetected, fmt.Errorf("two operations: %s in epoch %d and %s in epoch %d", op.GetOperationId(), op.GetEpoch(),
-				a.op.GetOperationId(), a.op.GetEpoch()))
+			return nil, "", most.Load(), at(StageDetected,
+				fmt.Errorf("two operations: %s in epoch %d and %s in epoch %d", op.GetOperationId(), op.GetEpoch(),
+					a.op.GetOperationId(), a.op.GetEpoch()))
 		}
 		if a.op.GetJoined() || a.op.GetReplayed() {
 			joined++
 		}
 	}
 	if joined < n-1 {
-		return nil, "", most.Load(), at(StageDetected, fmt.Errorf("%d of %d racers were told that the operation is theirs", n-joined, n))
+		return nil, "", most.Load(), at(StageDetected,
+			fmt.Errorf("%d of %d racers were told that the operation is theirs", n-joined, n))
 	}
 	reason := ""
 	if joined > 0 {
@@ -316,11 +326,12 @@ const holds = 20
 func (x *race) hold(ctx context.Context) error {
 	for range holds {
 		lost := false
-		err := x.round(ctx, "holder paused past its lease", func(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
-			var err error
-			lost, err = x.paused(ctx, run)
-			return err
-		})
+		err := x.round(ctx, "holder paused past its lease",
+			func(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+				var err error
+				lost, err = x.paused(ctx, run)
+				return err
+			})
 		if err != nil || lost {
 			return err
 		}
@@ -348,7 +359,8 @@ func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecycle
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return false, at(StageInjected, err)
 	}
-	err = errors.Join(await(ctx, "the holder to stop", took, func(context.Context) error { return stopped(pid) }), wait(ctx, x.pause()), stopped(pid))
+	err = errors.Join(await(ctx, "the holder to stop", took, func(context.Context) error { return stopped(pid) }),
+		wait(ctx, x.pause()), stopped(pid))
 	if err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
 		return false, at(StageInjected, err)
 	}
@@ -358,7 +370,8 @@ func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecycle
 	}
 	for _, i := range resp.GetItems() {
 		if i.GetRunId() == op.GetOperationId() && i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_LOST {
-			x.r.note("%s, process %d, was stopped for %s in %q, which another replica took over", holder.Name, pid, x.pause(), i.GetName())
+			x.r.note("%s, process %d, was stopped for %s in %q, which another replica took over", holder.Name, pid, x.pause(),
+				i.GetName())
 			return true, nil
 		}
 	}
@@ -419,7 +432,8 @@ func (x *race) judge(ctx context.Context) error {
 
 // judgeInstances checks the instances that the API lists, where the launch log is out of reach.
 func (x *race) judgeInstances(ctx context.Context) error {
-	resp, err := x.r.Mesh.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: 500, WorkspaceId: x.id})
+	resp, err := x.r.Mesh.Client.Query.ListInstances(ctx,
+		&readmodelv1.ListInstancesRequest{PageSize: 500, WorkspaceId: x.id})
 	if err != nil {
 		return at(StageEvidence, err)
 	}
@@ -437,7 +451,8 @@ func (x *race) judgeInstances(ctx context.Context) error {
 		return at(StageEvidence, errors.Join(err, openTwo(f)))
 	}
 	if live != 1 || len(perEpoch) != x.turns+1 || len(items) != len(perEpoch) {
-		return at(StageEvidence, fmt.Errorf("%d instances of %d epochs, %d live, after a create and %d recreations", len(items), len(perEpoch), live, x.turns))
+		return at(StageEvidence, fmt.Errorf("%d instances of %d epochs, %d live, after a create and %d recreations",
+			len(items), len(perEpoch), live, x.turns))
 	}
 	return nil
 }

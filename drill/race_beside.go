@@ -36,11 +36,13 @@ func (x *race) invite(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	user, err := m.cluster.Person(ctx, ws.GetTenantId(), person.Session{Subject: x.called(raceUser), Roles: []string{"tenant"}, Life: time.Hour})
+	user, err := m.cluster.Person(ctx, ws.GetTenantId(),
+		person.Session{Subject: x.called(raceUser), Roles: []string{"tenant"}, Life: time.Hour})
 	if err != nil {
 		return fmt.Errorf("let the user in: %w", err)
 	}
-	admin, err := m.cluster.Person(ctx, "", person.Session{Subject: x.called(raceAdmin), Roles: []string{"operator"}, Life: time.Hour})
+	admin, err := m.cluster.Person(ctx, "",
+		person.Session{Subject: x.called(raceAdmin), Roles: []string{"operator"}, Life: time.Hour})
 	if err != nil {
 		user.Close()
 		return fmt.Errorf("let the admin in: %w", err)
@@ -74,11 +76,12 @@ const (
 func (x *race) beside(ctx context.Context) error {
 	for range instants {
 		met := false
-		err := x.round(ctx, "beside the watchdog", func(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
-			var err error
-			met, err = x.together(ctx, run)
-			return err
-		})
+		err := x.round(ctx, "beside the watchdog",
+			func(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+				var err error
+				met, err = x.together(ctx, run)
+				return err
+			})
 		if err != nil || met {
 			return err
 		}
@@ -145,7 +148,9 @@ func (x *race) together(ctx context.Context, run func(context.Context) (*lifecyc
 
 // met reports whether the watchdog sent its request between two moments; then all requesters must have got the one
 // operation: people by the audit log, the watchdog by its record.
-func (x *race) met(ctx context.Context, recordID string, op *lifecyclev1.Operation, waiting int64, began, ended time.Time) (bool, error) {
+func (x *race) met(ctx context.Context, recordID string, op *lifecyclev1.Operation, waiting int64, began,
+	ended time.Time,
+) (bool, error) {
 	record, err := x.recovery(ctx, recordID)
 	if err != nil {
 		return false, at(StageInjected, err)
@@ -164,8 +169,10 @@ func (x *race) met(ctx context.Context, recordID string, op *lifecyclev1.Operati
 		if record, err = x.recovery(ctx, recordID); err != nil {
 			return err
 		}
-		if !slices.Contains(by, x.called(raceUser)) || !slices.Contains(by, x.called(raceAdmin)) || record.GetOperationId() != op.GetOperationId() {
-			return fmt.Errorf("operation %s was asked for by %v, and the watchdog follows %q", op.GetOperationId(), by, record.GetOperationId())
+		if !slices.Contains(by, x.called(raceUser)) || !slices.Contains(by, x.called(raceAdmin)) ||
+			record.GetOperationId() != op.GetOperationId() {
+			return fmt.Errorf("operation %s was asked for by %v, and the watchdog follows %q", op.GetOperationId(), by,
+				record.GetOperationId())
 		}
 		return nil
 	})
@@ -179,7 +186,8 @@ func (x *race) met(ctx context.Context, recordID string, op *lifecyclev1.Operati
 
 // requesters returns the people who requested an operation, whether they began it or joined, from the audit log.
 func (x *race) requesters(ctx context.Context, operationID string) ([]string, error) {
-	resp, err := x.r.Mesh.Client.Audit.ListAudit(ctx, &readmodelv1.ListAuditRequest{PageSize: 500, Workspace: x.id, Action: "workspace.recreate"})
+	resp, err := x.r.Mesh.Client.Audit.ListAudit(ctx,
+		&readmodelv1.ListAuditRequest{PageSize: 500, Workspace: x.id, Action: "workspace.recreate"})
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +217,8 @@ func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, er
 		return nil, errors.Join(err, open())
 	}
 	agent := kernel(pid)
-	err = errors.Join(syscall.Kill(pid, syscall.SIGKILL), await(ctx, "the agent to be gone", took, func(context.Context) error { return gone(pid, agent) }))
+	err = errors.Join(syscall.Kill(pid, syscall.SIGKILL),
+		await(ctx, "the agent to be gone", took, func(context.Context) error { return gone(pid, agent) }))
 	if err != nil {
 		return nil, errors.Join(err, open())
 	}
@@ -220,17 +229,19 @@ func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, er
 // detected waits for the watchdog's record of the instance, before the watchdog's request.
 func (x *race) detected(ctx context.Context) (*recoveryv1.RecoveryRecord, error) {
 	var record *recoveryv1.RecoveryRecord
-	err := await(ctx, "the watchdog to miss the instance", x.r.policy.HeartbeatStaleAfter()+settle, func(ctx context.Context) error {
-		var err error
-		record, err = x.recovery(ctx, "")
-		return err
-	})
+	err := await(ctx, "the watchdog to miss the instance", x.r.policy.HeartbeatStaleAfter()+settle,
+		func(ctx context.Context) error {
+			var err error
+			record, err = x.recovery(ctx, "")
+			return err
+		})
 	return record, err
 }
 
 // recovery returns a record of the workspace: by its id, or the one that is open.
 func (x *race) recovery(ctx context.Context, id string) (*recoveryv1.RecoveryRecord, error) {
-	resp, err := x.r.Mesh.Client.Incidents.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{PageSize: 100, Workspace: x.id})
+	resp, err := x.r.Mesh.Client.Incidents.ListRecoveries(ctx,
+		&readmodelv1.ListRecoveriesRequest{PageSize: 100, Workspace: x.id})
 	if err != nil {
 		return nil, err
 	}

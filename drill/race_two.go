@@ -39,7 +39,8 @@ func (x *race) detects(ctx context.Context) error {
 	if x.r.Control == Mutated {
 		look = "1h"
 	}
-	err = m.anew(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=1h", "GPUAAS_LIFECYCLE_FINDING_GRACE=1s", "GPUAAS_LIFECYCLE_FINDING_SWEEP="+look)
+	err = m.anew(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=1h", "GPUAAS_LIFECYCLE_FINDING_GRACE=1s",
+		"GPUAAS_LIFECYCLE_FINDING_SWEEP="+look)
 	if err != nil {
 		return errors.Join(at(StageEvidence, err), m.anew(context.WithoutCancel(ctx), c.Lifecycle))
 	}
@@ -47,10 +48,11 @@ func (x *race) detects(ctx context.Context) error {
 	if err := m.anew(context.WithoutCancel(ctx), c.Lifecycle); err != nil || seen != nil {
 		return at(StageEvidence, errors.Join(seen, err))
 	}
-	err = await(ctx, "the second instance to be ended and the finding to be resolved", settle, func(ctx context.Context) error {
-		f, err := x.twoInstances(ctx)
-		return errors.Join(err, openTwo(f))
-	})
+	err = await(ctx, "the second instance to be ended and the finding to be resolved", settle,
+		func(ctx context.Context) error {
+			f, err := x.twoInstances(ctx)
+			return errors.Join(err, openTwo(f))
+		})
 	return at(StageEvidence, errors.Join(err, reend(c.Plan.InstanceDir, x.id, x.epoch-1)))
 }
 
@@ -82,12 +84,14 @@ func (x *race) doubled(ctx context.Context, c *cluster.Cluster) error {
 
 // twoInstances returns the open finding on two instances of the workspace, nil for none.
 func (x *race) twoInstances(ctx context.Context) (*lifecyclev1.Finding, error) {
-	resp, err := x.r.Mesh.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{Workspace: x.id, PageSize: 100})
+	resp, err := x.r.Mesh.Client.Findings.ListFindings(ctx,
+		&readmodelv1.ListFindingsRequest{Workspace: x.id, PageSize: 100})
 	if err != nil {
 		return nil, err
 	}
 	for _, f := range resp.GetItems() {
-		if f.GetKind() == commonv1.FindingKind_FINDING_KIND_INSTANCE_WITHOUT_ROW && f.GetSubjectId() == x.id && f.GetResolvedAt() == nil {
+		if f.GetKind() == commonv1.FindingKind_FINDING_KIND_INSTANCE_WITHOUT_ROW && f.GetSubjectId() == x.id &&
+			f.GetResolvedAt() == nil {
 			return f, nil
 		}
 	}

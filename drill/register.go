@@ -85,7 +85,8 @@ func runRegister(ctx context.Context, r *Run) error {
 		return at(StageGood, err)
 	}
 	identity := filepath.Join(instance, "state", "node.json")
-	if err := await(ctx, "the instance to enrol", settle, func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
+	if err := await(ctx, "the instance to enrol", settle,
+		func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
 		return at(StageGood, err)
 	}
 	before, agent := digest(instance), kernel(pid)
@@ -104,7 +105,8 @@ func runRegister(ctx context.Context, r *Run) error {
 		ws, err := m.workspace(ctx, id)
 		v := Verdict{Reason: ws.GetLastErrorCode(), UserState: names.Of(ws.GetUserState())}
 		if err == nil && (ws.GetRegisterFailures() == 0 || !strings.HasPrefix(ws.GetLastError(), "mint_consumed")) {
-			err = fmt.Errorf("%d registers are counted, the last error is %q; the workspace is %s at %s", ws.GetRegisterFailures(), ws.GetLastError(),
+			err = fmt.Errorf("%d registers are counted, the last error is %q; the workspace is %s at %s",
+				ws.GetRegisterFailures(), ws.GetLastError(),
 				names.Of(ws.GetState()), ws.GetCurrentStep())
 		}
 		return v, err
@@ -171,7 +173,8 @@ func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error
 		}
 		r.about(op.GetWorkspaceId())
 		r.evidence(op.GetOperationId())
-		env, err := firstEnvironment(ctx, filepath.Join(r.Mesh.instanceDir(op.GetWorkspaceId(), op.GetEpoch()), "etc", "node-agent.env"))
+		env, err := firstEnvironment(ctx,
+			filepath.Join(r.Mesh.instanceDir(op.GetWorkspaceId(), op.GetEpoch()), "etc", "node-agent.env"))
 		if err == nil {
 			return op, env, nil
 		}

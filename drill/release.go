@@ -26,8 +26,11 @@ func releaseFailed() Drill {
 		Sees: "the hold `release_failed` with occupancy `cleanup` and its reason, the machine cordoned; the workspace wants an operator",
 		Recovers: "the first hold by retry-release after the machine's return; the second by force-release with evidence while it is away (a wrong fence and orphans " +
 			"that nobody acknowledged are refused), and the machine reaps the orphans and is uncordoned as it returns",
-		Needs:  "its own mesh: a machine whose agent can be killed",
-		Expect: Verdict{Reason: "release_failed", UserState: "operator_action_required", Owner: "lifecycle", Next: "retry-release"},
+		Needs: "its own mesh: a machine whose agent can be killed",
+		Expect: Verdict{
+			Reason: "release_failed", UserState: "operator_action_required", Owner: "lifecycle",
+			Next: "retry-release",
+		},
 		Mutation: "the replicas of lifecycle are started anew with a release_deadline of an hour: the clock that is to give up the release runs as before and never " +
 			"gets there; the machine is away as before",
 		mutated: StageDetected,
@@ -71,7 +74,9 @@ func runRelease(ctx context.Context, r *Run) error {
 	return nil
 }
 
-func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster, way func(context.Context, held, *lifecyclev1.Allocation) error) error {
+func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster,
+	way func(context.Context, held, *lifecyclev1.Allocation) error,
+) error {
 	m := r.Mesh
 	h, err := m.onMachine(ctx, c)
 	if err != nil {
@@ -108,7 +113,8 @@ func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster, way func(conte
 		return err
 	}
 	r.evidence(hold.GetAllocationId())
-	r.note("allocation %s is %s, occupancy %s: %s", hold.GetAllocationId(), names.Of(hold.GetState()), hold.GetOccupancy(), hold.GetLastError())
+	r.note("allocation %s is %s, occupancy %s: %s", hold.GetAllocationId(), names.Of(hold.GetState()), hold.GetOccupancy(),
+		hold.GetLastError())
 	if err := r.check(ctx); err != nil {
 		return err
 	}
@@ -120,12 +126,14 @@ func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster, way func(conte
 
 // onMachine makes a workspace on one of the machines and returns it with that machine.
 func (m *Mesh) onMachine(ctx context.Context, c *cluster.Cluster) (held, error) {
-	op, err := m.create(ctx, fresh("release"), &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
+	op, err := m.create(ctx, fresh("release"),
+		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
 	if err != nil {
 		return held{}, err
 	}
 	id := op.GetWorkspaceId()
-	if err := await(ctx, "the workspace to serve", settle, func(ctx context.Context) error { return m.serving(ctx, id, op.GetEpoch()) }); err != nil {
+	if err := await(ctx, "the workspace to serve", settle,
+		func(ctx context.Context) error { return m.serving(ctx, id, op.GetEpoch()) }); err != nil {
 		return held{}, err
 	}
 	ws, err := m.workspace(ctx, id)
@@ -170,10 +178,12 @@ func (m *Mesh) failedRelease(ctx context.Context, h held, hold *lifecyclev1.Allo
 		return Verdict{}, err
 	}
 	v := Verdict{Reason: names.Of(hold.GetState()), UserState: names.Of(ws.GetUserState())}
-	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || hold.GetOccupancy() != "cleanup" || hold.GetLastError() == "" ||
+	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || hold.GetOccupancy() != "cleanup" ||
+		hold.GetLastError() == "" ||
 		!node.GetNode().GetGate().GetCordoned() {
 		return v, fmt.Errorf("the hold is %s, its occupancy %s, its error %q; the machine is cordoned: %t; the workspace is %s at %q: %s", v.Reason,
-			hold.GetOccupancy(), hold.GetLastError(), node.GetNode().GetGate().GetCordoned(), names.Of(ws.GetState()), ws.GetCurrentStep(), ws.GetWhyWaiting())
+			hold.GetOccupancy(), hold.GetLastError(), node.GetNode().GetGate().GetCordoned(), names.Of(ws.GetState()),
+			ws.GetCurrentStep(), ws.GetWhyWaiting())
 	}
 	return v, nil
 }
@@ -202,7 +212,8 @@ func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation)
 		}
 		// Five seconds may be too short again for a machine that is busy: the drill retries once more, as an operator would.
 		now, readErr := r.Mesh.hold(ctx, h.id)
-		if readErr != nil || now.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || now.GetFence() <= tried {
+		if readErr != nil || now.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED ||
+			now.GetFence() <= tried {
 			return err
 		}
 		tried = now.GetFence()
@@ -215,20 +226,26 @@ func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation)
 // when it returns.
 func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) error {
 	m := r.Mesh
-	force := func(ctx context.Context, dry bool, fence int64, orphans ...string) (*lifecyclev1.ForceReleaseResponse, error) {
-		resp, err := m.Client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: &lifecyclev1.ForceReleaseRequest{
-			AllocationId: hold.GetAllocationId(), ExpectedFence: fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_NETWORK_ISOLATED, AckOrphans: orphans,
-			Reason: "drill: the machine's agent is gone", DryRun: dry,
-		}})
+	force := func(ctx context.Context, dry bool, fence int64, orphans ...string) (*lifecyclev1.ForceReleaseResponse,
+		error,
+	) {
+		resp, err := m.Client.Release.ForceRelease(ctx,
+			&readmodelv1.ForceReleaseRequest{Request: &lifecyclev1.ForceReleaseRequest{
+				AllocationId: hold.GetAllocationId(), ExpectedFence: fence,
+				FencedProof: commonv1.FencedProof_FENCED_PROOF_NETWORK_ISOLATED, AckOrphans: orphans,
+				Reason: "drill: the machine's agent is gone", DryRun: dry,
+			}})
 		return resp.GetResponse(), err
 	}
-	shown, err := m.Client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: hold.GetAllocationId()})
+	shown, err := m.Client.Release.GetAllocation(ctx,
+		&readmodelv1.GetAllocationRequest{AllocationId: hold.GetAllocationId()})
 	if err != nil {
 		return at(StageRecover, err)
 	}
 	hold = shown.GetAllocation()
 	if _, err := force(ctx, false, hold.GetFence()+1); !refused(err) {
-		return at(StageRecover, fmt.Errorf("a force-release with another fence was to be refused and was answered %w", or(err, errors.New("yes"))))
+		return at(StageRecover, fmt.Errorf("a force-release with another fence was to be refused and was answered %w",
+			or(err, errors.New("yes"))))
 	}
 	if _, err := force(ctx, false, hold.GetFence()); !refused(err) {
 		return at(StageRecover, fmt.Errorf("a force-release without its orphans acknowledged was to be refused and was answered %w", or(err, errors.New("yes"))))
@@ -250,7 +267,8 @@ func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) 
 		return at(StageRecover, err)
 	}
 	r.evidence(orphans...)
-	if err := await(ctx, "the hold to be released on a cordoned machine", settle, func(ctx context.Context) error { return m.givenUp(ctx, h) }); err != nil {
+	if err := await(ctx, "the hold to be released on a cordoned machine", settle,
+		func(ctx context.Context) error { return m.givenUp(ctx, h) }); err != nil {
 		return at(StageRecover, err)
 	}
 	r.note("released by force with %d claims left as orphans, the machine cordoned", len(orphans))
@@ -303,8 +321,10 @@ func (m *Mesh) givenUp(ctx context.Context, h held) error {
 	if err != nil {
 		return err
 	}
-	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || orphans == 0 || !node.GetNode().GetGate().GetCordoned() {
-		return fmt.Errorf("it is %s: %s, %d claims are orphaned, the machine is cordoned: %t", names.Of(hold.GetState()), hold.GetLastError(), orphans,
+	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || orphans == 0 ||
+		!node.GetNode().GetGate().GetCordoned() {
+		return fmt.Errorf("it is %s: %s, %d claims are orphaned, the machine is cordoned: %t", names.Of(hold.GetState()),
+			hold.GetLastError(), orphans,
 			node.GetNode().GetGate().GetCordoned())
 	}
 	return nil
@@ -316,8 +336,10 @@ func (m *Mesh) freed(ctx context.Context, h held, was *lifecyclev1.Allocation) e
 	if err != nil {
 		return err
 	}
-	if hold.GetAllocationId() != was.GetAllocationId() || hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || hold.GetOccupancy() != "none" {
-		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(hold.GetState()), hold.GetOccupancy(), hold.GetLastError())
+	if hold.GetAllocationId() != was.GetAllocationId() ||
+		hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || hold.GetOccupancy() != "none" {
+		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(hold.GetState()), hold.GetOccupancy(),
+			hold.GetLastError())
 	}
 	ws, err := m.workspace(ctx, h.id)
 	if err != nil {
@@ -331,14 +353,16 @@ func (m *Mesh) freed(ctx context.Context, h held, was *lifecyclev1.Allocation) e
 		return err
 	}
 	if len(claims) > 0 {
-		return fmt.Errorf("%d claims are not released, such as %s %s (orphaned: %t)", len(claims), claims[0].GetKind(), claims[0].GetName(), claims[0].GetOrphanedAt() != nil)
+		return fmt.Errorf("%d claims are not released, such as %s %s (orphaned: %t)", len(claims), claims[0].GetKind(),
+			claims[0].GetName(), claims[0].GetOrphanedAt() != nil)
 	}
 	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
 	if err != nil {
 		return err
 	}
 	if gate := node.GetNode().GetGate(); gate.GetCordoned() || !node.GetNode().GetConnected() {
-		return fmt.Errorf("the machine is connected: %t, cordoned: %t %s", node.GetNode().GetConnected(), gate.GetCordoned(), gate.GetCordonReason())
+		return fmt.Errorf("the machine is connected: %t, cordoned: %t %s", node.GetNode().GetConnected(), gate.GetCordoned(),
+			gate.GetCordonReason())
 	}
 	return m.noWorkload(h)
 }

@@ -30,8 +30,11 @@ func restored() Drill {
 		Sees: "rollback mode with the launch log as evidence, one incident; every command is refused; running workloads serve their users",
 		Recovers: "`rollback accept`; then recreations draw epochs that were never used, superseded instances are ended, and the one whose workspace is not " +
 			"known is ended by an operator",
-		Needs:  "its own mesh: Postgres and process placement on this host, and the balancer before the node API",
-		Expect: Verdict{Reason: "control_plane_rollback", UserState: "normal", Owner: "control plane", Next: "gpuaas rollback accept"},
+		Needs: "its own mesh: Postgres and process placement on this host, and the balancer before the node API",
+		Expect: Verdict{
+			Reason: "control_plane_rollback", UserState: "normal", Owner: "control plane",
+			Next: "gpuaas rollback accept",
+		},
 		Mutation: "the launch log is put back to the copy of the same moment, and no agent comes through to the node API: neither shows a number that the database " +
 			"does not have; the database is as old as before",
 		mutated: StageDetected,
@@ -78,8 +81,9 @@ func (r *Run) afterBackup(ctx context.Context, l *lost) error {
 	l.made = op.GetWorkspaceId()
 	r.about(l.made)
 	for id, state := range map[string]commonv1.WorkspaceState{
-		l.recreated: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, l.gone: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
-		l.made: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+		l.recreated: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+		l.gone:      commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+		l.made:      commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 	} {
 		if err := m.awaitState(ctx, id, state, settle); err != nil {
 			return err
@@ -188,7 +192,8 @@ func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, er
 		return Verdict{}, errors.New("rollback mode is not set")
 	}
 	if !slices.ContainsFunc(mode.GetEvidence(), func(e *recoveryv1.RollbackEvidence) bool {
-		return e.GetKind() == recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD && e.GetSubject() == l.recreated
+		return e.GetKind() == recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD &&
+			e.GetSubject() == l.recreated
 	}) {
 		return Verdict{}, fmt.Errorf("of %d pieces of evidence none is the launch log's about the workspace that was recreated", mode.GetEvidenceTotal())
 	}
@@ -196,7 +201,8 @@ func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, er
 	if err != nil {
 		return Verdict{}, err
 	}
-	if n := len(incidents) - before; n != 1 || incidents[0].GetClosedAt() != nil || incidents[0].GetSeverity() != commonv1.Severity_SEVERITY_P0 {
+	if n := len(incidents) - before; n != 1 || incidents[0].GetClosedAt() != nil ||
+		incidents[0].GetSeverity() != commonv1.Severity_SEVERITY_P0 {
 		return Verdict{}, fmt.Errorf("%d incidents came of it", n)
 	}
 	w, err := m.workspace(ctx, Tenant+"/"+bystander)
@@ -204,13 +210,15 @@ func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, er
 		return Verdict{}, err
 	}
 	return Verdict{
-		Reason: names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK), UserState: names.Of(w.GetUserState()), Next: incidents[0].GetNextAction(),
+		Reason: names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK), UserState: names.Of(w.GetUserState()),
+		Next: incidents[0].GetNextAction(),
 	}, nil
 }
 
 // incidents returns the incidents of rollbacks, open and over, the newest first.
 func (m *Mesh) incidents(ctx context.Context) ([]*recoveryv1.Incident, error) {
-	resp, err := m.Client.Incidents.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{IncludeClosed: true, PageSize: 1000})
+	resp, err := m.Client.Incidents.ListIncidents(ctx,
+		&readmodelv1.ListIncidentsRequest{IncludeClosed: true, PageSize: 1000})
 	return slices.DeleteFunc(resp.GetItems(), func(i *recoveryv1.Incident) bool {
 		return i.GetKind() != commonv1.IncidentKind_INCIDENT_KIND_CONTROL_PLANE_ROLLBACK
 	}), err
@@ -415,7 +423,8 @@ func (r *Run) declared(ctx context.Context, l *lost) error {
 // declare runs the command that an operator runs before the services are started.
 func (m *Mesh) declare(ctx context.Context) error {
 	c := m.cluster
-	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(c.Plan.AgentBinary), "gpuaas"), "migrate", "restored", //nolint:gosec // of our own mesh
+	//nolint:gosec // of our own mesh
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(c.Plan.AgentBinary), "gpuaas"), "migrate", "restored",
 		"--database-url-file", c.Material.URLFile(pg.RoleOwner), "--reason", "drill")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

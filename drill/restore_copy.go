@@ -20,12 +20,18 @@ type backup struct {
 }
 
 func (m *Mesh) logFiles() []string {
-	return []string{filepath.Join(m.cluster.Plan.InstanceDir, "launches.jsonl"), filepath.Join(m.cluster.Plan.InstanceDir, "launches.id")}
+	return []string{
+		filepath.Join(m.cluster.Plan.InstanceDir, "launches.jsonl"),
+		filepath.Join(m.cluster.Plan.InstanceDir, "launches.id"),
+	}
 }
 
 // backUp copies the database while its server is stopped, and waits until the mesh is well again.
 func (m *Mesh) backUp(ctx context.Context) (*backup, error) {
-	b := &backup{dir: filepath.Join(m.cluster.Dir(), fresh("backup")), logs: map[string][]byte{}, marker: fresh("put-back")}
+	b := &backup{
+		dir: filepath.Join(m.cluster.Dir(), fresh("backup")), logs: map[string][]byte{},
+		marker: fresh("put-back"),
+	}
 	err := m.cluster.Stores.Postgres.Offline(ctx, func(dataDir string) error {
 		for _, path := range m.logFiles() {
 			raw, err := os.ReadFile(path) //nolint:gosec // of our own mesh
@@ -44,7 +50,8 @@ func (m *Mesh) backUp(ctx context.Context) (*backup, error) {
 
 // copyWhole copies a directory with owners and modes.
 func copyWhole(ctx context.Context, from, to string) error {
-	if out, err := exec.CommandContext(ctx, "cp", "-a", from, to).CombinedOutput(); err != nil { //nolint:gosec // of our own mesh
+	//nolint:gosec // of our own mesh
+	if out, err := exec.CommandContext(ctx, "cp", "-a", from, to).CombinedOutput(); err != nil {
 		return fmt.Errorf("cp: %w: %s", err, out)
 	}
 	return nil

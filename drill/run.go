@@ -65,8 +65,9 @@ func One(ctx context.Context, m *Mesh, d Drill, control Control, logger *slog.Lo
 	began := time.Now()
 	b := d.Budget()
 	out := Result{
-		Name: d.Name, Severity: b.Severity.String(), Row: b.Row, Form: m.form(), Control: string(control), Recovery: string(b.Recovery), StartedAt: began.UTC(),
-		EvidenceIDs: []string{}, Notes: []string{}, RecoveryBudgetSeconds: d.recoverWithin(m.Scaled).Seconds(),
+		Name: d.Name, Severity: b.Severity.String(), Row: b.Row, Form: m.form(), Control: string(control),
+		Recovery: string(b.Recovery), StartedAt: began.UTC(), EvidenceIDs: []string{}, Notes: []string{},
+		RecoveryBudgetSeconds: d.recoverWithin(m.Scaled).Seconds(),
 	}
 	if control != None {
 		out.Name += "/" + string(control)
@@ -191,13 +192,14 @@ const took = 3 * time.Second
 // detect polls the API until it gives a verdict, at most for the detection budget.
 func (r *Run) detect(ctx context.Context, look func(ctx context.Context) (Verdict, error)) error {
 	budget := time.Duration(r.result.DetectionBudgetSeconds * float64(time.Second))
-	err := await(ctx, "the verdict", max(time.Until(r.faultAt.Add(budget)), time.Millisecond), func(ctx context.Context) error {
-		v, err := look(ctx)
-		if err == nil {
-			r.verdict = v
-		}
-		return err
-	})
+	err := await(ctx, "the verdict", max(time.Until(r.faultAt.Add(budget)), time.Millisecond),
+		func(ctx context.Context) error {
+			v, err := look(ctx)
+			if err == nil {
+				r.verdict = v
+			}
+			return err
+		})
 	after := time.Since(r.faultAt)
 	if err != nil {
 		return at(StageDetected, err)
@@ -205,7 +207,8 @@ func (r *Run) detect(ctx context.Context, look func(ctx context.Context) (Verdic
 	r.result.DetectedSeconds, r.result.Reason, r.result.UserState = round(after), r.verdict.Reason, r.verdict.UserState
 	r.note("detected after %.2f s: %s, %s", after.Seconds(), r.verdict.Reason, r.verdict.UserState)
 	if after > budget {
-		return at(StageDetected, fmt.Errorf("the verdict came after %.1f s, later than %.1f s", after.Seconds(), budget.Seconds()))
+		return at(StageDetected, fmt.Errorf("the verdict came after %.1f s, later than %.1f s", after.Seconds(),
+			budget.Seconds()))
 	}
 	return nil
 }
@@ -280,7 +283,8 @@ func await(ctx context.Context, what string, limit time.Duration, do func(ctx co
 			return fmt.Errorf("waited %.1f s for %s: %w", time.Since(began).Seconds(), what, err)
 		}
 		if !app.Sleep(ctx, pause(time.Since(began))) {
-			return fmt.Errorf("waited %.1f s for %s: %w", time.Since(began).Seconds(), what, errors.Join(context.Cause(ctx), err))
+			return fmt.Errorf("waited %.1f s for %s: %w", time.Since(began).Seconds(), what,
+				errors.Join(context.Cause(ctx), err))
 		}
 	}
 }

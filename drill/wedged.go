@@ -90,7 +90,11 @@ func runWedged(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	if err := r.detect(ctx, func(ctx context.Context) (Verdict, error) { return m.stall(ctx, ref, op.GetOperationId()) }); err != nil {
+	if err := r.detect(ctx, func(ctx context.Context) (Verdict,
+		error,
+	) {
+		return m.stall(ctx, ref, op.GetOperationId())
+	}); err != nil {
 		return err
 	}
 	if err := r.check(ctx); err != nil {
@@ -147,7 +151,8 @@ func (m *Mesh) stall(ctx context.Context, ref, runID string) (Verdict, error) {
 		v.Next = i.GetAdvice()
 		return v, nil
 	}
-	return v, fmt.Errorf("no step of %d is flagged; the workspace is at %q: %s", len(resp.GetItems()), ws.GetCurrentStep(), ws.GetWhyWaiting())
+	return v, fmt.Errorf("no step of %d is flagged; the workspace is at %q: %s", len(resp.GetItems()), ws.GetCurrentStep(),
+		ws.GetWhyWaiting())
 }
 
 // unwedge follows the runbook, with its first two steps tried in the wrong order too.
@@ -155,7 +160,8 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 	m := r.Mesh
 	_, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RESET)
 	if _, refused := fault.As(err); !refused {
-		return at(StageRecover, fmt.Errorf("a reset before the cancel was to be refused and was answered %w", or(err, errors.New("yes"))))
+		return at(StageRecover, fmt.Errorf("a reset before the cancel was to be refused and was answered %w",
+			or(err, errors.New("yes"))))
 	}
 	r.note("reset before cancel is refused: %v", err)
 	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_CANCEL); err != nil {
@@ -165,10 +171,12 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 		}
 		return at(StageRecover, err)
 	}
-	if err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, r.Drill.recoverWithin(m.Scaled)/2); err != nil {
+	if err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		r.Drill.recoverWithin(m.Scaled)/2); err != nil {
 		return at(StageRecover, err)
 	}
-	if err := await(ctx, "the compensations to be whole", patience, func(ctx context.Context) error { return m.compensated(ctx, id, wedged) }); err != nil {
+	if err := await(ctx, "the compensations to be whole", patience,
+		func(ctx context.Context) error { return m.compensated(ctx, id, wedged) }); err != nil {
 		return at(StageRecover, err)
 	}
 	r.note("cancelled and compensated %.1f s after the fault", time.Since(r.faultAt).Seconds())
@@ -181,16 +189,18 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 	}
 	r.evidence(again.GetOperationId())
 	if again.GetEpoch() <= wedged.GetEpoch() {
-		return at(StageRecover, fmt.Errorf("the retry runs in epoch %d, the instance of epoch %d has ended", again.GetEpoch(), wedged.GetEpoch()))
+		return at(StageRecover, fmt.Errorf("the retry runs in epoch %d, the instance of epoch %d has ended", again.GetEpoch(),
+			wedged.GetEpoch()))
 	}
 	return r.unwedged(ctx, id, again.GetEpoch())
 }
 
 // unwedged checks that the workspace serves in a later epoch, and ends it.
 func (r *Run) unwedged(ctx context.Context, id string, epoch int64) error {
-	if err := r.recovered(ctx, "active in the next epoch, its endpoint answers, nothing is left of the former one", func(ctx context.Context) error {
-		return r.Mesh.serving(ctx, id, epoch)
-	}); err != nil {
+	if err := r.recovered(ctx, "active in the next epoch, its endpoint answers, nothing is left of the former one",
+		func(ctx context.Context) error {
+			return r.Mesh.serving(ctx, id, epoch)
+		}); err != nil {
 		return err
 	}
 	return r.retire(ctx, id)
@@ -210,10 +220,12 @@ func (m *Mesh) compensated(ctx context.Context, id string, op *lifecyclev1.Opera
 		}
 	}
 	for _, i := range resp.GetItems() {
-		if s := i.GetState(); s == commonv1.AttemptState_ATTEMPT_STATE_RUNNING || s == commonv1.AttemptState_ATTEMPT_STATE_WAITING {
+		if s := i.GetState(); s == commonv1.AttemptState_ATTEMPT_STATE_RUNNING ||
+			s == commonv1.AttemptState_ATTEMPT_STATE_WAITING {
 			return fmt.Errorf("%s is %s", i.GetName(), names.Of(s))
 		}
-		if i.GetDirection() == commonv1.Direction_DIRECTION_UNDO && i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED {
+		if i.GetDirection() == commonv1.Direction_DIRECTION_UNDO &&
+			i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED {
 			undone++
 		}
 	}
@@ -231,9 +243,11 @@ func (m *Mesh) nothingLeft(ctx context.Context, id string) error {
 		return err
 	}
 	for _, c := range claims {
-		return fmt.Errorf("%d claims are not released, such as %s %s of epoch %d (orphaned: %t)", len(claims), c.GetKind(), c.GetName(), c.GetEpoch(), c.GetOrphanedAt() != nil)
+		return fmt.Errorf("%d claims are not released, such as %s %s of epoch %d (orphaned: %t)", len(claims), c.GetKind(),
+			c.GetName(), c.GetEpoch(), c.GetOrphanedAt() != nil)
 	}
-	instances, err := m.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: 100, WorkspaceId: id, LiveOnly: true})
+	instances, err := m.Client.Query.ListInstances(ctx,
+		&readmodelv1.ListInstancesRequest{PageSize: 100, WorkspaceId: id, LiveOnly: true})
 	if err != nil {
 		return err
 	}

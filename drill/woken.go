@@ -93,10 +93,15 @@ func runOldInstance(ctx context.Context, r *Run) error {
 	}
 	defer old.end(context.WithoutCancel(ctx))
 	if err := r.inject(ctx, fmt.Sprintf("the agent of a copy of epoch %d's instance started (its identity's digest is %.12s) while epoch %d's is process %d",
-		former, identity, present, pid), old.start, func(context.Context) error { return old.ran(id, former, present) }); err != nil {
+		former, identity, present, pid), old.start,
+		func(context.Context) error { return old.ran(id, former, present) }); err != nil {
 		return err
 	}
-	if err := r.detect(ctx, func(ctx context.Context) (Verdict, error) { return r.wokenVerdict(ctx, id, former) }); err != nil {
+	if err := r.detect(ctx, func(ctx context.Context) (Verdict,
+		error,
+	) {
+		return r.wokenVerdict(ctx, id, former)
+	}); err != nil {
 		return err
 	}
 	if err := r.check(ctx); err != nil {
@@ -107,7 +112,8 @@ func runOldInstance(ctx context.Context, r *Run) error {
 			return err
 		}
 		if now := kernel(pid); now.start != successor.start || now.state == "Z" {
-			return at(StageRecover, fmt.Errorf("process %d of the successor is not as it was: %+v, was %+v", pid, now, successor))
+			return at(StageRecover, fmt.Errorf("process %d of the successor is not as it was: %+v, was %+v", pid, now,
+				successor))
 		}
 		return m.serving(ctx, id, present)
 	})
@@ -119,7 +125,8 @@ func runOldInstance(ctx context.Context, r *Run) error {
 
 // awaitServing waits until a workspace is fully serving in an epoch.
 func (m *Mesh) awaitServing(ctx context.Context, id string, epoch int64) error {
-	return await(ctx, fmt.Sprintf("epoch %d to serve", epoch), settle, func(ctx context.Context) error { return m.serving(ctx, id, epoch) })
+	return await(ctx, fmt.Sprintf("epoch %d to serve", epoch), settle,
+		func(ctx context.Context) error { return m.serving(ctx, id, epoch) })
 }
 
 // wokenVerdict reads the finding on an instance that was started again, and how its workspace looks to its user.
@@ -129,16 +136,19 @@ func (r *Run) wokenVerdict(ctx context.Context, id string, epoch int64) (Verdict
 		return Verdict{}, err
 	}
 	for _, f := range found.GetItems() {
-		if f.GetKind() != commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE || f.GetSubjectId() != id+":"+strconv.FormatInt(epoch, 10) {
+		if f.GetKind() != commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE ||
+			f.GetSubjectId() != id+":"+strconv.FormatInt(epoch, 10) {
 			continue
 		}
 		ws, err := r.Mesh.workspace(ctx, id)
 		r.evidence(f.GetFindingId(), f.GetNodeId())
 		return Verdict{
-			Reason: f.GetAfter().GetFields()["reason"].GetStringValue(), UserState: names.Of(ws.GetUserState()), Next: f.GetNextAction(),
+			Reason: f.GetAfter().GetFields()["reason"].GetStringValue(), UserState: names.Of(ws.GetUserState()),
+			Next: f.GetNextAction(),
 		}, err
 	}
-	return Verdict{}, fmt.Errorf("%d findings speak of the workspace, none of the instance of epoch %d", len(found.GetItems()), epoch)
+	return Verdict{}, fmt.Errorf("%d findings speak of the workspace, none of the instance of epoch %d",
+		len(found.GetItems()), epoch)
 }
 
 // woken is a copy of an instance and the state of its agent.
@@ -166,7 +176,8 @@ func (w *woken) start(context.Context) error {
 	}
 	defer log.Close() //nolint:errcheck // the child has its own
 	etc, state := filepath.Join(w.dir, "etc"), filepath.Join(w.dir, "state")
-	cmd := exec.Command(w.cluster.Plan.AgentBinary, "run", "--etc-dir", etc, "--state-dir", state) //nolint:gosec,noctx // ours; ended by end
+	//nolint:gosec,noctx // ours; ended by end
+	cmd := exec.Command(w.cluster.Plan.AgentBinary, "run", "--etc-dir", etc, "--state-dir", state)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + w.dir}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = w.dir, log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -313,7 +324,8 @@ func copyTree(from, to string) error {
 		target := to + path[len(from):]
 		switch {
 		case entry.IsDir():
-			return errors.Join(os.MkdirAll(target, 0o700), os.Chmod(target, info.Mode().Perm()|0o700)) //nolint:gosec // below a directory that we made
+			//nolint:gosec // below a directory that we made
+			return errors.Join(os.MkdirAll(target, 0o700), os.Chmod(target, info.Mode().Perm()|0o700))
 		case !info.Mode().IsRegular():
 			return nil
 		}

@@ -26,9 +26,10 @@ func (m *Mesh) serving(ctx context.Context, id string, epoch int64) error {
 	if err != nil {
 		return err
 	}
-	if ws.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || ws.GetUserState() != commonv1.UserState_USER_STATE_NORMAL || ws.GetEpoch() != epoch {
-		return fmt.Errorf("it is %s, %s to its user, in epoch %d: %s %s %s", names.Of(ws.GetState()), names.Of(ws.GetUserState()), ws.GetEpoch(),
-			ws.GetCurrentStep(), ws.GetWhyWaiting(), ws.GetLastError())
+	if ws.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE ||
+		ws.GetUserState() != commonv1.UserState_USER_STATE_NORMAL || ws.GetEpoch() != epoch {
+		return fmt.Errorf("it is %s, %s to its user, in epoch %d: %s %s %s", names.Of(ws.GetState()),
+			names.Of(ws.GetUserState()), ws.GetEpoch(), ws.GetCurrentStep(), ws.GetWhyWaiting(), ws.GetLastError())
 	}
 	if len(ws.GetEndpoints()) == 0 {
 		return errors.New("it has no endpoint")
@@ -40,7 +41,8 @@ func (m *Mesh) serving(ctx context.Context, id string, epoch int64) error {
 	bound := []string{"slot", "instance", "identity", "workload"} // to an epoch; the others may outlive one
 	for _, c := range claims {
 		if c.GetOrphanedAt() != nil || (slices.Contains(bound, c.GetKind()) && c.GetEpoch() != epoch) {
-			return fmt.Errorf("the claim on %s %s is of epoch %d, orphaned: %t", c.GetKind(), c.GetName(), c.GetEpoch(), c.GetOrphanedAt() != nil)
+			return fmt.Errorf("the claim on %s %s is of epoch %d, orphaned: %t", c.GetKind(), c.GetName(), c.GetEpoch(),
+				c.GetOrphanedAt() != nil)
 		}
 	}
 	if m.cluster == nil {
@@ -93,7 +95,8 @@ func (r *Run) retire(ctx context.Context, id string) error {
 	if err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, settle); err != nil {
 		return at(StageEvidence, err)
 	}
-	err := await(ctx, "everything of it to be gone", patience, func(ctx context.Context) error { return m.nothingLeft(ctx, id) })
+	err := await(ctx, "everything of it to be gone", patience,
+		func(ctx context.Context) error { return m.nothingLeft(ctx, id) })
 	if err == nil {
 		r.note("decommissioned: no claim, no instance, no process is left")
 	}
@@ -116,7 +119,8 @@ func (r *Run) leave(ctx context.Context, id string) {
 		switch ws.GetState() { //nolint:exhaustive // the others are on their way
 		case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
 			return nil
-		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK:
+		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+			commonv1.WorkspaceState_WORKSPACE_STATE_STUCK:
 			kind = commonv1.OperationKind_OPERATION_KIND_DECOMMISSION
 		}
 		if time.Since(asked[kind]) > 5*time.Second {

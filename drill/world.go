@@ -40,14 +40,16 @@ func (m *Mesh) check(ctx context.Context, subject []string) (world, error) {
 // comeToRest waits for active workspaces that are still recovering, as after an earlier drill: they would be taken for
 // changes by the next fault. A mesh with one that does not recover is drilled as it is.
 func (m *Mesh) comeToRest(ctx context.Context) {
-	_ = await(ctx, "workspaces that are on their way back", time.Minute, func(ctx context.Context) error { //nolint:errcheck // see above
+	//nolint:errcheck // see above
+	_ = await(ctx, "workspaces that are on their way back", time.Minute, func(ctx context.Context) error {
 		for token := ""; ; {
 			resp, err := m.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
 			if err != nil {
 				return err
 			}
 			for _, ws := range resp.GetItems() {
-				if ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE && ws.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY {
+				if ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE &&
+					ws.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY {
 					return fmt.Errorf("%s/%s is %s", ws.GetTenant(), ws.GetName(), names.Of(ws.GetUserState()))
 				}
 			}
@@ -67,8 +69,10 @@ func (w world) readWorkspaces(ctx context.Context, m *Mesh, subject []string) er
 		for _, ws := range resp.GetItems() {
 			over := ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED
 			if !over && !slices.Contains(subject, ws.GetWorkspaceId()) {
-				w.workspaces[ws.GetTenant()+"/"+ws.GetName()] = fmt.Sprintf("%s, %s to its user, epoch %d, on %s, stalled %t, %d refused registers",
-					names.Of(ws.GetState()), names.Of(ws.GetUserState()), ws.GetEpoch(), ws.GetNodeName(), ws.GetStalled(), ws.GetRegisterFailures())
+				w.workspaces[ws.GetTenant()+"/"+
+					ws.GetName()] = fmt.Sprintf("%s, %s to its user, epoch %d, on %s, stalled %t, %d refused registers",
+					names.Of(ws.GetState()), names.Of(ws.GetUserState()), ws.GetEpoch(), ws.GetNodeName(), ws.GetStalled(),
+					ws.GetRegisterFailures())
 			}
 		}
 		if token = resp.GetNextPageToken(); token == "" {
@@ -87,8 +91,9 @@ func (w world) readNodes(ctx context.Context, m *Mesh, subject []string) error {
 			if slices.Contains(subject, n.GetNodeId()) || slices.Contains(subject, n.GetIdentity().GetWorkspaceId()) {
 				continue
 			}
-			w.nodes[n.GetName()] = fmt.Sprintf("connected %t, %s to its user %s, identity %s %s, cordoned %t", n.GetConnected(), names.Of(n.GetUserState()),
-				n.GetReason(), names.Of(n.GetIdentity().GetState()), n.GetIdentity().GetNodeInstanceId(), n.GetGate().GetCordoned())
+			w.nodes[n.GetName()] = fmt.Sprintf("connected %t, %s to its user %s, identity %s %s, cordoned %t", n.GetConnected(),
+				names.Of(n.GetUserState()), n.GetReason(), names.Of(n.GetIdentity().GetState()),
+				n.GetIdentity().GetNodeInstanceId(), n.GetGate().GetCordoned())
 		}
 		if token = resp.GetNextPageToken(); token == "" {
 			return nil
@@ -105,7 +110,8 @@ func (w world) changed(now world) []string {
 	}{{"workspace", w.workspaces, now.workspaces}, {"node", w.nodes, now.nodes}} {
 		for _, name := range slices.Sorted(maps.Keys(c.before)) {
 			if now, ok := c.now[name]; !ok || now != c.before[name] {
-				out = append(out, fmt.Sprintf("%s %s, which the fault is not about, was (%s) and is (%s)", c.kind, name, c.before[name], now))
+				out = append(out, fmt.Sprintf("%s %s, which the fault is not about, was (%s) and is (%s)", c.kind, name,
+					c.before[name], now))
 			}
 		}
 	}

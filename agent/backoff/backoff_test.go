@@ -33,7 +33,10 @@ func TestRangeDoublesToItsCap(t *testing.T) {
 }
 
 func TestRangeWithinWhatIsLeft(t *testing.T) {
-	b := backoff.New(backoff.Policy{Base: time.Second, Cap: 30 * time.Second}).WithDraw(func(n int64) int64 { return n - 1 })
+	b := backoff.New(backoff.Policy{
+		Base: time.Second,
+		Cap:  30 * time.Second,
+	}).WithDraw(func(n int64) int64 { return n - 1 })
 	for i, want := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 3 * time.Second} {
 		if got := b.NextWithin(time.Second, 3*time.Second); got != time.Second+want-1 {
 			t.Errorf("wait %d = %v, want all of %v after the second asked for", i, got, want)

@@ -149,7 +149,8 @@ func Read(path string, now time.Time) ([]Entry, error) {
 func bound(entries []Entry, now time.Time) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, e := range entries {
-		if _, err := names.Parse[commonv1.DiagnosticCode](e.Code); err != nil || now.Sub(e.LastSeen) > MaxAge || e.LastSeen.Sub(now) > MaxAge {
+		if _, err := names.Parse[commonv1.DiagnosticCode](e.Code); err != nil || now.Sub(e.LastSeen) > MaxAge ||
+			e.LastSeen.Sub(now) > MaxAge {
 			continue
 		}
 		e.Count = max(e.Count, 1)
@@ -167,7 +168,10 @@ func (l *Log) Record(code commonv1.DiagnosticCode, detail string, nextRetry time
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
-	e := Entry{Code: names.Of(code), Detail: Sanitise(detail), FirstSeen: now, LastSeen: now, Count: 1, NextRetry: nextRetry}
+	e := Entry{
+		Code: names.Of(code), Detail: Sanitise(detail), FirstSeen: now, LastSeen: now, Count: 1,
+		NextRetry: nextRetry,
+	}
 	next := slices.Clone(l.entries)
 	if n := len(next); n > 0 && next[n-1].Code == e.Code && next[n-1].Detail == e.Detail && next[n-1].EndedAt.IsZero() {
 		e.FirstSeen, e.Count = next[n-1].FirstSeen, next[n-1].Count+1
@@ -287,7 +291,8 @@ func (e Entry) Proto() *commonv1.Diagnostic {
 		code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_UNSPECIFIED
 	}
 	out := &commonv1.Diagnostic{
-		Code: code, Detail: e.Detail, ObservedAt: timestamppb.New(e.LastSeen), Count: e.Count, NextRetry: durationpb.New(e.NextRetry),
+		Code: code, Detail: e.Detail, ObservedAt: timestamppb.New(e.LastSeen), Count: e.Count,
+		NextRetry: durationpb.New(e.NextRetry),
 	}
 	if !e.EndedAt.IsZero() {
 		out.EndedAt = timestamppb.New(e.EndedAt)

@@ -96,7 +96,8 @@ func TestBounds(t *testing.T) {
 func TestForged(t *testing.T) {
 	dir := t.TempDir()
 	secret := filepath.Join(dir, "secret")
-	if err := os.WriteFile(secret, []byte(`[{"code":"process_alive","detail":"secret","last_seen":"2999-01-01T00:00:00Z"}]`), 0o600); err != nil {
+	if err := os.WriteFile(secret,
+		[]byte(`[{"code":"process_alive","detail":"secret","last_seen":"2999-01-01T00:00:00Z"}]`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	tests := map[string]func(path string) error{
@@ -125,7 +126,8 @@ func TestForged(t *testing.T) {
 	}
 	path := filepath.Join(dir, "future")
 	forged := `[{"code":"process_alive","detail":"future","last_seen":"2999-01-01T00:00:00Z"},{"code":"made_up","detail":"x","last_seen":"` +
-		time.Now().Format(time.RFC3339) + `"},{"code":"process_alive","detail":"gbt_00_abc\u0007","count":-4,"last_seen":"` + time.Now().Format(time.RFC3339) + `"}]`
+		time.Now().Format(time.RFC3339) + `"},{"code":"process_alive","detail":"gbt_00_abc\u0007","count":-4,"last_seen":"` +
+		time.Now().Format(time.RFC3339) + `"}]`
 	if err := os.WriteFile(path, []byte(forged), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +159,8 @@ func TestSanitise(t *testing.T) {
 
 func TestSanitiseIsStable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		in := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{"https://a/b?c", "password=a", "gbt_1_x", "Bearer x y"})).Draw(t, "in")
+		in := rapid.OneOf(rapid.String(),
+			rapid.SampledFrom([]string{"https://a/b?c", "password=a", "gbt_1_x", "Bearer x y"})).Draw(t, "in")
 		once := diag.Sanitise(in)
 		if len(once) > diag.MaxDetail || !utf8.ValidString(once) || strings.ContainsAny(once, "\n\x00") {
 			t.Fatalf("%q", once)

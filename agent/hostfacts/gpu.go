@@ -40,7 +40,9 @@ func simulated(n int) []*commonv1.Gpu {
 	out := make([]*commonv1.Gpu, n)
 	for i := range out {
 		out[i] = &commonv1.Gpu{
-			DeviceId: fmt.Sprintf("gpu-%d", i), Index: int32(i), Model: "Simulated GPU", MemoryBytes: 16 << 30, DriverVersion: "simulated", Simulated: true, //nolint:gosec // small
+			//nolint:gosec // small
+			DeviceId: fmt.Sprintf("gpu-%d", i), Index: int32(i), Model: "Simulated GPU", MemoryBytes: 16 << 30,
+			DriverVersion: "simulated", Simulated: true,
 		}
 	}
 	return out
@@ -63,7 +65,8 @@ func (c Config) fromDriver() []*commonv1.Gpu {
 		if err != nil {
 			continue
 		}
-		g := &commonv1.Gpu{DeviceId: fmt.Sprintf("gpu-%d", i), Index: int32(i), DriverVersion: version} //nolint:gosec // small
+		//nolint:gosec // small
+		g := &commonv1.Gpu{DeviceId: fmt.Sprintf("gpu-%d", i), Index: int32(i), DriverVersion: version}
 		for line := range strings.Lines(string(data)) {
 			name, value, ok := strings.Cut(line, ":")
 			value = clean(value)
@@ -114,7 +117,9 @@ func (c Config) askSMI(ctx context.Context, found []*commonv1.Gpu) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, smiWait)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path, "--query-gpu=uuid,pci.bus_id,memory.total,driver_version,name", "--format=csv,noheader,nounits") //nolint:gosec // a fixed command
+	//nolint:gosec // a fixed command
+	cmd := exec.CommandContext(ctx, path, "--query-gpu=uuid,pci.bus_id,memory.total,driver_version,name",
+		"--format=csv,noheader,nounits")
 	cmd.WaitDelay = time.Second
 	var out bytes.Buffer
 	cmd.Stdout = &out

@@ -129,7 +129,8 @@ func (c Config) disks() []*commonv1.Disk {
 		}
 		size := uint64(st.Bsize) //nolint:gosec // a block's size is positive
 		out = append(out, &commonv1.Disk{
-			Path: p, FsType: c.fsType(p), SizeBytes: int64(st.Blocks * size), FreeBytes: int64(st.Bavail * size), //nolint:gosec // below 2^63
+			//nolint:gosec // below 2^63
+			Path: p, FsType: c.fsType(p), SizeBytes: int64(st.Blocks * size), FreeBytes: int64(st.Bavail * size),
 		})
 	}
 	return out
@@ -147,7 +148,8 @@ func (c Config) fsType(p string) string {
 		if len(f) < 3 {
 			continue
 		}
-		if rel, err := filepath.Rel(f[1], p); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") && len(f[1]) >= best {
+		if rel, err := filepath.Rel(f[1], p); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") &&
+			len(f[1]) >= best {
 			best, kind = len(f[1]), f[2]
 		}
 	}

@@ -30,7 +30,8 @@ func write(t *testing.T, root string, files map[string]string) {
 func TestThisHost(t *testing.T) {
 	testkit.IO(t)
 	f := hostfacts.Collect(t.Context(), hostfacts.Config{Paths: []string{t.TempDir(), "/nonexistent"}})
-	if f.GetKernel() == "" || f.GetCpus() <= 0 || f.GetMemoryBytes() <= 0 || f.GetArch() == "" || f.GetOs() == "" || f.GetRoot() != (os.Getuid() == 0) {
+	if f.GetKernel() == "" || f.GetCpus() <= 0 || f.GetMemoryBytes() <= 0 || f.GetArch() == "" || f.GetOs() == "" ||
+		f.GetRoot() != (os.Getuid() == 0) {
 		t.Errorf("facts %v", f)
 	}
 	if len(f.GetDisks()) != 1 || f.GetDisks()[0].GetSizeBytes() <= 0 || f.GetDisks()[0].GetFsType() == "" {
@@ -44,7 +45,8 @@ func TestThisHost(t *testing.T) {
 func TestSimulatedGPUs(t *testing.T) {
 	testkit.IO(t)
 	f := hostfacts.Collect(t.Context(), hostfacts.Config{SimulatedGPUs: 2})
-	if len(f.GetGpus()) != 2 || !f.GetGpus()[1].GetSimulated() || f.GetGpus()[1].GetDeviceId() != "gpu-1" || f.GetGpus()[1].GetIndex() != 1 {
+	if len(f.GetGpus()) != 2 || !f.GetGpus()[1].GetSimulated() || f.GetGpus()[1].GetDeviceId() != "gpu-1" ||
+		f.GetGpus()[1].GetIndex() != 1 {
 		t.Errorf("gpus %v", f.GetGpus())
 	}
 	if f := hostfacts.Collect(t.Context(), hostfacts.Config{Root: t.TempDir(), SMI: "-"}); len(f.GetGpus()) != 0 {
@@ -64,7 +66,10 @@ func TestDriverFilesAndTool(t *testing.T) {
 	got := hostfacts.Collect(t.Context(), hostfacts.Config{Root: root, SMI: filepath.Join(root, "smi")}).GetGpus()
 	want := []*commonv1.Gpu{
 		{DeviceId: "GPU-2222", Index: 0, Model: "NVIDIA[31m A100", MemoryBytes: 40960 << 20, DriverVersion: "550.54.15"},
-		{DeviceId: "GPU-1111", Index: 1, Model: "NVIDIA A100-PCIE-40GB", MemoryBytes: 81920 << 20, DriverVersion: "550.54.15"},
+		{
+			DeviceId: "GPU-1111", Index: 1, Model: "NVIDIA A100-PCIE-40GB", MemoryBytes: 81920 << 20,
+			DriverVersion: "550.54.15",
+		},
 	}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Error(diff)
@@ -73,7 +78,8 @@ func TestDriverFilesAndTool(t *testing.T) {
 	for _, script := range []string{"#!/bin/sh\nexit 9\n", "#!/bin/sh\necho 'a,\"b'\n", "#!/bin/sh\necho nothing\n"} {
 		write(t, root, map[string]string{"smi": script})
 		got := hostfacts.Collect(t.Context(), hostfacts.Config{Root: root, SMI: filepath.Join(root, "smi")}).GetGpus()
-		if len(got) != 2 || got[0].GetDeviceId() != "gpu-0" || got[1].GetDeviceId() != "GPU-1111" || got[1].GetMemoryBytes() != 0 {
+		if len(got) != 2 || got[0].GetDeviceId() != "gpu-0" || got[1].GetDeviceId() != "GPU-1111" ||
+			got[1].GetMemoryBytes() != 0 {
 			t.Errorf("gpus %v", got)
 		}
 	}

@@ -66,7 +66,8 @@ func newWorld(t *testing.T) *world {
 	must(t, err)
 	w.first = pki.Link{KeyID: pki.KeyID(public), Public: public, Retired: true}
 	w.second = pki.Link{
-		KeyID: pki.KeyID(next), Public: next, EndorsedBy: w.first.KeyID, Endorsement: pki.Endorse(private, pki.TaskKind, next),
+		KeyID: pki.KeyID(next), Public: next, EndorsedBy: w.first.KeyID,
+		Endorsement: pki.Endorse(private, pki.TaskKind, next),
 	}
 	return w
 }
@@ -99,8 +100,9 @@ func (w *world) image(s *identity.Store) image {
 		out.Pending, _ = pki.PublicKeyFingerprint(key.Public())
 	}
 	for path, into := range map[string]*string{
-		filepath.Join(w.dirs.Etc, "ca-bundle.crt"): &out.Bundle, filepath.Join(w.dirs.Etc, "recovery-ca-bundle.crt"): &out.Recovery,
-		filepath.Join(w.dirs.State, "service-roots.json"): &out.Listed,
+		filepath.Join(w.dirs.Etc, "ca-bundle.crt"):          &out.Bundle,
+		filepath.Join(w.dirs.Etc, "recovery-ca-bundle.crt"): &out.Recovery,
+		filepath.Join(w.dirs.State, "service-roots.json"):   &out.Listed,
 	} {
 		if data, err := os.ReadFile(path); err == nil {
 			*into = string(data)
@@ -135,7 +137,8 @@ func (w *world) answer(key crypto.Signer) *recoveryv1.EnrollResponse {
 	return &recoveryv1.EnrollResponse{
 		NodeId: w.nodeID, NodeInstanceId: w.instance, CertificateChainPem: w.chain(key), NodeName: "n1",
 		Profile: &commonv1.Profile{
-			Name: "dev", Fingerprint: "f", ApiUrl: "127.0.0.1:7001", RecoveryUrl: "https://127.0.0.1:7002", CaBundlePem: w.ca.PEM(), RecoveryCaBundlePem: w.ca.PEM(),
+			Name: "dev", Fingerprint: "f", ApiUrl: "127.0.0.1:7001", RecoveryUrl: "https://127.0.0.1:7002",
+			CaBundlePem: w.ca.PEM(), RecoveryCaBundlePem: w.ca.PEM(),
 		},
 		Policy: &commonv1.NodePolicy{AutoRecovery: true}, TaskSigningPubkeys: "k1:AAAA",
 	}
@@ -190,18 +193,24 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 		{name: "pending key", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {
 			return func(s *identity.Store) error { _, err := s.PendingKey(); return err }
 		}},
-		{name: "bundle", setup: func(*world, *identity.Store) {}, prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
-			dir := w.bundle(token)
-			return func(s *identity.Store) error { return s.InstallBundle(dir) }
-		}},
-		{name: "enrol", setup: func(w *world, s *identity.Store) { must(w.t, s.InstallBundle(w.bundle(token))) }, prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
-			key, err := s.PendingKey()
-			must(w.t, err)
-			answer := w.answer(key)
-			return func(s *identity.Store) error {
-				return s.CommitEnrolment(token, answer)
-			}
-		}},
+		{
+			name: "bundle", setup: func(*world, *identity.Store) {},
+			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+				dir := w.bundle(token)
+				return func(s *identity.Store) error { return s.InstallBundle(dir) }
+			},
+		},
+		{
+			name: "enrol", setup: func(w *world, s *identity.Store) { must(w.t, s.InstallBundle(w.bundle(token))) },
+			prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
+				key, err := s.PendingKey()
+				must(w.t, err)
+				answer := w.answer(key)
+				return func(s *identity.Store) error {
+					return s.CommitEnrolment(token, answer)
+				}
+			},
+		},
 		{name: "issued", setup: enrolled, prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
 			key, err := s.PendingKey()
 			must(w.t, err)
@@ -252,16 +261,22 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 				}
 			},
 		},
-		{name: "service roots after a list", setup: rotating, prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
-			return func(s *identity.Store) error {
-				_, err := s.TakeServiceRoots([]pki.RootLink{retired(w.roots[0]), w.roots[1]})
-				return err
-			}
-		}},
-		{name: "bundle after a list", setup: rotating, prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
-			dir := w.bundle("gbt_other")
-			return func(s *identity.Store) error { return s.InstallBundle(dir) }
-		}},
+		{
+			name: "service roots after a list", setup: rotating,
+			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error {
+					_, err := s.TakeServiceRoots([]pki.RootLink{retired(w.roots[0]), w.roots[1]})
+					return err
+				}
+			},
+		},
+		{
+			name: "bundle after a list", setup: rotating,
+			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+				dir := w.bundle("gbt_other")
+				return func(s *identity.Store) error { return s.InstallBundle(dir) }
+			},
+		},
 		{name: "drop key", setup: func(w *world, s *identity.Store) {
 			enrolled(w, s)
 			_, err := s.PendingKey()

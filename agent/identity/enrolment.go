@@ -64,7 +64,8 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	node := Node{
 		NodeID: id.Name, InstanceID: answer.GetNodeInstanceId(), Name: answer.GetNodeName(), TrustDomain: id.TrustDomain,
 		WorkspaceID: answer.GetWorkspaceId(), Epoch: answer.GetEpoch(), ProfileName: answer.GetProfile().GetName(),
-		ProfileFingerprint: answer.GetProfile().GetFingerprint(), AutoRecovery: answer.GetPolicy().GetAutoRecovery(), TokenHash: hashToken(token),
+		ProfileFingerprint: answer.GetProfile().GetFingerprint(), AutoRecovery: answer.GetPolicy().GetAutoRecovery(),
+		TokenHash: hashToken(token),
 	}
 	nodeJSON, err := json.MarshalIndent(node, "", "  ")
 	if err != nil {
@@ -133,7 +134,8 @@ func (s *Store) envAfter(answer *recoveryv1.EnrollResponse) (Env, error) {
 // trustChanges returns the changes that make the trust of a profile durable, and the bundles that the profile gives.
 func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, []file, error) {
 	pinned := fileRecoveryBundle
-	if path := s.env.Get(EnvRecoveryBundle); path != "" && filepath.Base(path) != filepath.Base(s.path(fileRecoveryBundle)) {
+	if path := s.env.Get(EnvRecoveryBundle); path != "" &&
+		filepath.Base(path) != filepath.Base(s.path(fileRecoveryBundle)) {
 		pinned = "" // pinned by the operator in a file of its own, which this package must not replace
 	}
 	var changes []change

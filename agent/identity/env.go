@@ -155,7 +155,8 @@ func (e Env) Render() []byte {
 // Unknown returns the names of the variables that this build does not read.
 func (e Env) Unknown() []string {
 	known := []string{
-		EnvAPIURL, EnvTerminalURL, EnvRecoveryURL, EnvRecoveryBundle, EnvToken, EnvTaskKeys, EnvTrustDomain, EnvNodeName, EnvInstallUnit, EnvPackageSource,
+		EnvAPIURL, EnvTerminalURL, EnvRecoveryURL, EnvRecoveryBundle, EnvToken, EnvTaskKeys, EnvTrustDomain, EnvNodeName,
+		EnvInstallUnit, EnvPackageSource,
 	}
 	var out []string
 	for _, name := range e.names {

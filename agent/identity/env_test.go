@@ -15,7 +15,10 @@ func TestParseEnv(t *testing.T) {
 	}
 	env, err := identity.ParseEnv([]byte("# comment\n\nexport GPUAAS_API_URL='https://api:7001'\nGPUAAS_ENROLLMENT_TOKEN=\"gbt_x\"\r\nOTHER=b c\nGPUAAS_NODE_NAME=\n"))
 	must(t, err)
-	for name, want := range map[string]string{"GPUAAS_API_URL": "https://api:7001", "GPUAAS_ENROLLMENT_TOKEN": "gbt_x", "OTHER": "b c", "GPUAAS_NODE_NAME": ""} {
+	for name, want := range map[string]string{
+		"GPUAAS_API_URL": "https://api:7001", "GPUAAS_ENROLLMENT_TOKEN": "gbt_x",
+		"OTHER": "b c", "GPUAAS_NODE_NAME": "",
+	} {
 		if got := env.Get(name); got != want {
 			t.Errorf("%s = %q, want %q", name, got, want)
 		}

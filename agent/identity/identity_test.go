@@ -103,7 +103,8 @@ func TestEnrolmentSpendsItsToken(t *testing.T) {
 		t.Errorf("the same bundle again: %v", err)
 	}
 	// A launcher may write the file again with the token of the launch.
-	must(t, os.WriteFile(filepath.Join(w.dirs.Etc, "node-agent.env"), []byte("GPUAAS_API_URL=h:1\nGPUAAS_ENROLLMENT_TOKEN="+token+"\n"), 0o600))
+	must(t, os.WriteFile(filepath.Join(w.dirs.Etc, "node-agent.env"),
+		[]byte("GPUAAS_API_URL=h:1\nGPUAAS_ENROLLMENT_TOKEN="+token+"\n"), 0o600))
 	must(t, s.ReloadEnv())
 	if s.Token() != "" {
 		t.Error("a spent token is offered again")

@@ -36,8 +36,8 @@ const (
 
 // changeable are the files that an intent log may name: a record that names any other was not written by this package.
 var changeable = map[file]bool{
-	fileEnv: true, fileBundle: true, fileBundleOld: true, fileRecoveryBundle: true, fileRecoveryOld: true, fileCert: true, fileKey: true,
-	fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
+	fileEnv: true, fileBundle: true, fileBundleOld: true, fileRecoveryBundle: true, fileRecoveryOld: true, fileCert: true,
+	fileKey: true, fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
 	fileServiceRoots: true,
 }
 
@@ -140,7 +140,8 @@ func (s *Store) setIntentLogAsideLocked(why error) error {
 	if err := pki.SyncDir(filepath.Dir(path)); err != nil {
 		return err
 	}
-	s.problems = append(s.problems, fmt.Sprintf("journal.json is unreadable, nothing of it was applied, it is kept as %s: %v", filepath.Base(aside), why))
+	s.problems = append(s.problems,
+		fmt.Sprintf("journal.json is unreadable, nothing of it was applied, it is kept as %s: %v", filepath.Base(aside), why))
 	return nil
 }
 

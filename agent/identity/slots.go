@@ -123,7 +123,8 @@ func (s *Store) Flip() error {
 		if err != nil {
 			return err
 		}
-		changes = append(changes, change{File: move.key, Content: keyPEM}, change{File: move.cert, Content: pki.EncodeChain(move.pair.Certificate)})
+		changes = append(changes, change{File: move.key, Content: keyPEM},
+			change{File: move.cert, Content: pki.EncodeChain(move.pair.Certificate)})
 	}
 	if err := s.commit("flip", changes); err != nil {
 		return err

@@ -183,7 +183,8 @@ func (s *Store) checkProfileLocked() {
 		err = fmt.Errorf("%s is not set", EnvTaskKeys)
 	}
 	if err != nil {
-		s.problems = append(s.problems, fmt.Sprintf("node-agent.env is not whole: %v; an operator's bundle brings it back", err))
+		s.problems = append(s.problems,
+			fmt.Sprintf("node-agent.env is not whole: %v; an operator's bundle brings it back", err))
 	}
 }
 

@@ -18,7 +18,8 @@ import (
 // rawCommits is the baseline: one writer, one small value a transaction, the same options, every commit synced.
 func rawCommits(b *testing.B, path string, d time.Duration) float64 {
 	b.Helper()
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, InitialMmapSize: 16 << 20})
+	db, err := bbolt.Open(path, 0o600,
+		&bbolt.Options{NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, InitialMmapSize: 16 << 20})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -59,7 +59,8 @@ func TestALedgerBelongsToOneNode(t *testing.T) {
 
 	l = openAs(t, path, second)
 	if l.ID() == id || l.NodeID() != second || l.Foreign() != first || l.MovedAside() == "" {
-		t.Fatalf("another node: id %s, was %s; node %s; foreign %q; moved to %q", l.ID(), id, l.NodeID(), l.Foreign(), l.MovedAside())
+		t.Fatalf("another node: id %s, was %s; node %s; foreign %q; moved to %q", l.ID(), id, l.NodeID(), l.Foreign(),
+			l.MovedAside())
 	}
 	if n := len(l.InFlight(0)); n != 0 {
 		t.Errorf("it speaks of %d tasks of the other node", n)
@@ -75,7 +76,8 @@ func TestALedgerBelongsToOneNode(t *testing.T) {
 	}
 	old := openAs(t, aside, first)
 	if old.ID() != id || len(old.Unfinished()) != 1 || len(old.Unacked()) != 1 {
-		t.Errorf("what was set aside: id %s, %d unfinished, %d unacknowledged", old.ID(), len(old.Unfinished()), len(old.Unacked()))
+		t.Errorf("what was set aside: id %s, %d unfinished, %d unacknowledged", old.ID(), len(old.Unfinished()),
+			len(old.Unacked()))
 	}
 }
 
@@ -107,7 +109,8 @@ func TestAbandoned(t *testing.T) {
 			t.Errorf("it is known still (%v)", err)
 		}
 		kept, err := l.Abandoned()
-		if err != nil || len(kept) != 1 || kept[0].Key != foreign.Key || string(kept[0].Envelope) != string(foreign.Envelope) {
+		if err != nil || len(kept) != 1 || kept[0].Key != foreign.Key ||
+			string(kept[0].Envelope) != string(foreign.Envelope) {
 			t.Errorf("kept %v, %v", kept, err)
 		}
 		if _, err := l.Start(t.Context(), foreign.Key); !errors.Is(err, ledger.ErrUnknown) {

@@ -75,7 +75,8 @@ type Delivery struct {
 // it may run at any time.
 func Exempt(t commonv1.TaskType) bool {
 	switch t { //nolint:exhaustive // every other type has an effect
-	case commonv1.TaskType_TASK_TYPE_PROBE_NOOP, commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS, commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT:
+	case commonv1.TaskType_TASK_TYPE_PROBE_NOOP, commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS,
+		commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT:
 		return true
 	default:
 		return false
@@ -131,7 +132,8 @@ func (e *Entry) encode() []byte {
 	}
 	number := func(n protowire.Number, v int64) {
 		if v != 0 {
-			out = protowire.AppendVarint(protowire.AppendTag(out, n, protowire.VarintType), uint64(v)) //nolint:gosec // two's complement, read back the same way
+			//nolint:gosec // two's complement, read back the same way
+			out = protowire.AppendVarint(protowire.AppendTag(out, n, protowire.VarintType), uint64(v))
 		}
 	}
 	moment := func(n protowire.Number, t time.Time) {

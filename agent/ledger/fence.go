@@ -5,7 +5,9 @@ import (
 )
 
 // Fence returns the highest epoch seen and the highest op_seq started of a workspace; zeros if nothing was.
-func (l *Ledger) Fence(workspaceID string) (epoch, opSeq int64, err error) { //nolint:nonamedreturns // two numbers that are easily swapped
+//
+//nolint:nonamedreturns // two numbers that are easily swapped
+func (l *Ledger) Fence(workspaceID string) (epoch, opSeq int64, err error) {
 	err = l.store.read(fences, []byte(workspaceID), func(value []byte) error {
 		f := readFence(value)
 		epoch, opSeq = f.epoch, f.opSeq

@@ -128,7 +128,8 @@ func ownerOf(header string) string {
 func createJournal(path, header string) error {
 	data := make([]byte, journalSize)
 	copy(data, header)
-	file, err := os.OpenFile(path+building, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the agent's own state directory
+	//nolint:gosec // the agent's own state directory
+	file, err := os.OpenFile(path+building, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("create journal of task ledger: %w", err)
 	}
@@ -172,7 +173,8 @@ func (j *journal) read(applied uint64) ([]change, error) {
 			continue
 		}
 		if number, _, size := j.record(data[off:]); size > 0 {
-			return nil, fmt.Errorf("read journal of task ledger: %w: behind record %d, %d bytes later, is record %d", ErrCorrupt, last, off-at, number)
+			return nil, fmt.Errorf("read journal of task ledger: %w: behind record %d, %d bytes later, is record %d", ErrCorrupt,
+				last, off-at, number)
 		}
 	}
 	j.at, j.number = int64(at), last
@@ -183,7 +185,9 @@ func (j *journal) read(applied uint64) ([]change, error) {
 const align = 8
 
 // record returns the record at the front of data. size is 0 if there is none that is whole.
-func (j *journal) record(data []byte) (number uint64, payload []byte, size int) { //nolint:nonamedreturns // three results that are easily swapped
+//
+//nolint:nonamedreturns // three results that are easily swapped
+func (j *journal) record(data []byte) (number uint64, payload []byte, size int) {
 	if len(data) < recordHead {
 		return 0, nil, 0
 	}

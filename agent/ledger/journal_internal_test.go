@@ -33,7 +33,8 @@ func openAt(t *testing.T, path string) *Ledger {
 func numbered(n int) Delivery {
 	return Delivery{
 		Key: Key{TaskID: fmt.Sprintf("task-%06d", n), Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY,
-		WorkspaceID: fmt.Sprintf("ws-%d", n%7), Epoch: 1, OpSeq: 1, ExpiresAt: time.Now().Add(time.Minute), Envelope: bytes.Repeat([]byte("e"), 300),
+		WorkspaceID: fmt.Sprintf("ws-%d", n%7), Epoch: 1, OpSeq: 1, ExpiresAt: time.Now().Add(time.Minute),
+		Envelope: bytes.Repeat([]byte("e"), 300),
 	}
 }
 
@@ -488,7 +489,8 @@ func TestLedgerModel(t *testing.T) {
 			case 4:
 				n := pick()
 				if want[n] == StateFinished {
-					if err := errors.Join(l.Ack(t.Context(), numbered(n).Key), l.Abandon(t.Context(), Key{TaskID: "none", Attempt: 1})); err != nil {
+					if err := errors.Join(l.Ack(t.Context(), numbered(n).Key),
+						l.Abandon(t.Context(), Key{TaskID: "none", Attempt: 1})); err != nil {
 						rt.Fatal(err)
 					}
 					want[n] = StateAcked

@@ -447,7 +447,8 @@ func (l *Ledger) list(keep func(*Entry) bool) []Entry {
 		}
 	}
 	slices.SortFunc(out, func(a, b Entry) int {
-		return cmp.Or(a.DeliveredAt.Compare(b.DeliveredAt), cmp.Compare(a.Key.TaskID, b.Key.TaskID), cmp.Compare(a.Key.Attempt, b.Key.Attempt))
+		return cmp.Or(a.DeliveredAt.Compare(b.DeliveredAt), cmp.Compare(a.Key.TaskID, b.Key.TaskID),
+			cmp.Compare(a.Key.Attempt, b.Key.Attempt))
 	})
 	return out
 }

@@ -49,8 +49,8 @@ func open(t *testing.T, path string) *ledger.Ledger {
 func task(kind commonv1.TaskType, ws string, epoch, opSeq int64) ledger.Delivery {
 	return ledger.Delivery{
 		Key: ledger.Key{TaskID: ids.New(), Attempt: 1}, Type: kind, WorkspaceID: ws, Epoch: epoch, OpSeq: opSeq,
-		ExpiresAt: time.Now().Add(time.Minute).Truncate(time.Microsecond), Envelope: []byte("envelope"), Signature: []byte("signature"), KeyID: "k",
-		CorrelationID: "c", WorkflowID: "w",
+		ExpiresAt: time.Now().Add(time.Minute).Truncate(time.Microsecond), Envelope: []byte("envelope"),
+		Signature: []byte("signature"), KeyID: "k", CorrelationID: "c", WorkflowID: "w",
 	}
 }
 
@@ -83,7 +83,8 @@ func TestLifeOfATask(t *testing.T) {
 	if _, err := l.Finish(t.Context(), d.Key, succeeded, []byte("first")); err != nil {
 		t.Fatal(err)
 	}
-	if e, err := l.Finish(t.Context(), d.Key, commonv1.TaskState_TASK_STATE_FAILED, []byte("second")); err != nil || string(e.Result) != "first" {
+	if e, err := l.Finish(t.Context(), d.Key, commonv1.TaskState_TASK_STATE_FAILED, []byte("second")); err != nil ||
+		string(e.Result) != "first" {
 		t.Errorf("a second result: %v, %v", e, err)
 	}
 	again := mustDeliver(t, l, d)
@@ -431,7 +432,10 @@ func TestKilledWriter(t *testing.T) {
 				}
 				continue // a line that the kill cut
 			}
-			said[key] = map[string]ledger.State{"delivered": ledger.StateDelivered, "started": ledger.StateStarted, "finished": ledger.StateFinished}[what]
+			said[key] = map[string]ledger.State{
+				"delivered": ledger.StateDelivered, "started": ledger.StateStarted,
+				"finished": ledger.StateFinished,
+			}[what]
 		}
 		l := open(t, filepath.Join(dir, "l"))
 		if id != "" && l.ID() != id {

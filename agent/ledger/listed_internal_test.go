@@ -18,7 +18,10 @@ func TestWhatIsInTheFileIsListedOnceItIsKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	d := Delivery{Key: Key{TaskID: "t", Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, ExpiresAt: time.Now().Add(time.Minute)}
+	d := Delivery{
+		Key: Key{TaskID: "t", Attempt: 1}, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP,
+		ExpiresAt: time.Now().Add(time.Minute),
+	}
 	finished := Delivery{Key: Key{TaskID: "u", Attempt: 1}, Type: d.Type, ExpiresAt: d.ExpiresAt}
 	err = l.store.commit(func(tx *transaction) error {
 		if _, err := deliver(tx, &d, time.Now()); err != nil {

@@ -316,7 +316,8 @@ func (s *store) write(apply func(*bbolt.Tx) error) error {
 		return nil
 	}
 	if !errors.Is(err, errForgotten) {
-		_ = s.db.View(func(tx *bbolt.Tx) error { s.shown = tx.ID(); return nil }) //nolint:errcheck // a transaction that reads
+		//nolint:errcheck // a transaction that reads
+		_ = s.db.View(func(tx *bbolt.Tx) error { s.shown = tx.ID(); return nil })
 	}
 	return fmt.Errorf("commit tables: %w", err)
 }
@@ -355,7 +356,8 @@ func (s *store) settle(as string) error {
 // large as the one for which there was no room, and frees the old versions of the pages that it writes. Until the last
 // commit the file does not count the journal's records as applied; after a crash they set the same values again.
 func (s *store) settleInPieces(over func(*bbolt.Tx) error) error {
-	order := slices.SortedFunc(maps.Keys(s.held), func(a, b slot) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.key, b.key)) })
+	order := slices.SortedFunc(maps.Keys(s.held),
+		func(a, b slot) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.key, b.key)) })
 	for size := halved(len(order)); len(order) > 0; {
 		piece := order[:min(size, len(order))]
 		err := s.tables(func(tx *bbolt.Tx) error {

@@ -115,7 +115,8 @@ func TestALedgerOnAFullDisk(t *testing.T) {
 	stored, most := 0, int64(0)
 	for _, n := range rand.New(rand.NewPCG(1, 2)).Perm(tasks) {
 		before := l.Stats().Fsyncs
-		if _, err := l.Finish(t.Context(), numbered(n).Key, commonv1.TaskState_TASK_STATE_SUCCEEDED, []byte("result")); err != nil {
+		if _, err := l.Finish(t.Context(), numbered(n).Key, commonv1.TaskState_TASK_STATE_SUCCEEDED,
+			[]byte("result")); err != nil {
 			t.Log(err)
 			break
 		}
@@ -153,7 +154,10 @@ func TestALedgerOpensWithoutRoom(t *testing.T) {
 	for n := range 20 {
 		deliverTo(t, l, numbered(n))
 	}
-	for name, shown := range map[string]bool{"nothing of the commit is in the file": false, "the commit is in the file": true} {
+	for name, shown := range map[string]bool{
+		"nothing of the commit is in the file": false,
+		"the commit is in the file":            true,
+	} {
 		t.Run(name, func(t *testing.T) {
 			to := killed(t, path)
 			db, err := openDB(to, options())

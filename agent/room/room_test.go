@@ -26,7 +26,10 @@ func TestRoomComesAndGoesWithHysteresis(t *testing.T) {
 	dir := t.TempDir()
 	have := room.Usage{SizeBytes: 24 * mebi, FreeBytes: 20 * mebi, Files: 1000, FreeFiles: 900}
 	now := time.Unix(1000, 0)
-	w := room.New(room.Config{Dirs: []string{dir}, Now: func() time.Time { return now }, Usage: func(string) (room.Usage, error) { return have, nil }})
+	w := room.New(room.Config{
+		Dirs: []string{dir}, Now: func() time.Time { return now },
+		Usage: func(string) (room.Usage, error) { return have, nil },
+	})
 	for i, step := range []struct {
 		free, files int64
 		refused     error

@@ -81,7 +81,8 @@ func understand(err error, w *wire) error {
 		if st.Code() == codes.ResourceExhausted && strings.Contains(text, "received message larger than max") {
 			// The grpc library of one side refused a frame before the code above it could send a Denial. Both sides use the same
 			// text, so this code cannot find out which side it was.
-			return fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT), fault.RetryAfter(tooLargeWait), fault.Cause(err))
+			return fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT),
+				fault.RetryAfter(tooLargeWait), fault.Cause(err))
 		}
 		limited := strings.Contains(text, "received from server: 429") || strings.Contains(text, "Too Many Requests")
 		if limited || strings.Contains(text, `content-type "text/html`) {
@@ -128,7 +129,8 @@ func codeOf(err error) commonv1.DiagnosticCode {
 
 func codeOfReason(reason commonv1.Reason) commonv1.DiagnosticCode {
 	switch reason { //nolint:exhaustive // every other refusal of a session is just that
-	case commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_IDENTITY_QUARANTINED,
+	case commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, commonv1.Reason_REASON_IDENTITY_HELD,
+		commonv1.Reason_REASON_IDENTITY_QUARANTINED,
 		commonv1.Reason_REASON_IDENTITY_RETIRED, commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED:
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED
 	case commonv1.Reason_REASON_CERTIFICATE_EXPIRED:

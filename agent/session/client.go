@@ -136,7 +136,8 @@ type openResult struct {
 // goroutines have ended when it returns.
 func (c *Client) Run(ctx context.Context) error {
 	r := &runner{
-		c: c, openTimer: time.NewTimer(0), opened: make(chan openResult, 1), ended: make(chan *conn, 4), over: make(chan struct{}),
+		c: c, openTimer: time.NewTimer(0), opened: make(chan openResult, 1), ended: make(chan *conn, 4),
+		over:    make(chan struct{}),
 		renewal: newRenewal(c),
 	}
 	defer r.openTimer.Stop()
@@ -271,7 +272,8 @@ func (r *runner) lost(ctx context.Context, k *conn) error {
 	if err == nil {
 		err = errors.New("the stream ended")
 	}
-	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session lost", slog.String("session_id", k.sessionID), slog.Any("error", err))
+	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session lost", slog.String("session_id", k.sessionID),
+		slog.Any("error", err))
 	if r.opening {
 		return nil // its replacement is being opened already
 	}

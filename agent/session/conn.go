@@ -290,7 +290,8 @@ func (k *conn) heartbeat() *nodev1.ConnectRequest {
 	k.beatAt = time.Now()
 	k.mu.Unlock()
 	beat := &nodev1.Heartbeat{
-		Sequence: sequence, Monotonic: durationpb.New(k.client.deps.Clock.Elapsed()), WallClock: timestamppb.New(k.client.deps.Clock.Wall()),
+		Sequence: sequence, Monotonic: durationpb.New(k.client.deps.Clock.Elapsed()),
+		WallClock: timestamppb.New(k.client.deps.Clock.Wall()),
 	}
 	if hook := k.client.deps.Hooks.ChangedFacts; hook != nil && !k.isRetired() {
 		beat.ChangedFacts = hook()

@@ -65,7 +65,9 @@ type watchedTLS struct {
 	phases *phases
 }
 
-func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn,
+	credentials.AuthInfo, error,
+) {
 	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
 		c.wire.note(&handshakeError{err})
@@ -111,13 +113,19 @@ func (c *Client) dial(
 			phases.connected(address)
 			return conn, nil
 		}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.cfg.KeepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: c.cfg.KeepaliveTime, Timeout: keepaliveTimeout,
+			PermitWithoutStream: true,
+		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.cfg.MaxFrame)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithReadBufferSize(c.cfg.ReadBuffer), grpc.WithWriteBufferSize(c.cfg.WriteBuffer),
 		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
 		// This package reconnects itself, on a new connection: grpc must not reconnect as well.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: grpcbackoff.Config{BaseDelay: time.Hour, MaxDelay: time.Hour}, MinConnectTimeout: c.cfg.OpenTimeout}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           grpcbackoff.Config{BaseDelay: time.Hour, MaxDelay: time.Hour},
+			MinConnectTimeout: c.cfg.OpenTimeout,
+		}),
 	)
 	if err != nil {
 		return nil, nil, fmt.Errorf("prepare connection: %w", err)

@@ -27,41 +27,62 @@ func TestWhatKeepsItAway(t *testing.T) {
 		code   commonv1.DiagnosticCode
 		fewest time.Duration // between two dials
 	}{
-		{name: "server of another authority", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, deps: func(p *fakeServer, d *session.Deps) {
-			other, err := agenttest.NewAuthority("another", time.Now())
-			if err != nil {
-				p.t.Fatal(err)
-			}
-			d.Roots = other.Bundle()
-		}},
-		{name: "another service", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, server: func(p *fakeServer) {
-			p.server.Stop()
-			p.pipe = newPipe()
-			p.serve("lifecycle")
-		}},
-		{name: "our certificate is refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED, server: func(p *fakeServer) {
-			p.server.Stop()
-			p.pipe = newPipe()
-			nodes, err := agenttest.NewAuthority("another", time.Now())
-			if err != nil {
-				p.t.Fatal(err)
-			}
-			p.nodes, nodes = nodes, p.nodes
-			p.serve("nodeapi")
-			p.nodes = nodes
-		}},
-		{name: "name not resolved", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED, deps: func(_ *fakeServer, d *session.Deps) {
-			d.Dial = func(context.Context, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "nodeapi", IsNotFound: true}}
-			}
-		}},
-		{name: "refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED, deps: func(_ *fakeServer, d *session.Deps) {
-			d.Dial = func(context.Context, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
-			}
-		}},
-		{name: "a limit of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, server: func(p *fakeServer) { p.page(http.StatusTooManyRequests) }, fewest: 30 * time.Second},
-		{name: "a page of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED, server: func(p *fakeServer) { p.page(http.StatusOK) }},
+		{
+			name: "server of another authority", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED,
+			deps: func(p *fakeServer, d *session.Deps) {
+				other, err := agenttest.NewAuthority("another", time.Now())
+				if err != nil {
+					p.t.Fatal(err)
+				}
+				d.Roots = other.Bundle()
+			},
+		},
+		{
+			name: "another service", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED,
+			server: func(p *fakeServer) {
+				p.server.Stop()
+				p.pipe = newPipe()
+				p.serve("lifecycle")
+			},
+		},
+		{
+			name: "our certificate is refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED,
+			server: func(p *fakeServer) {
+				p.server.Stop()
+				p.pipe = newPipe()
+				nodes, err := agenttest.NewAuthority("another", time.Now())
+				if err != nil {
+					p.t.Fatal(err)
+				}
+				p.nodes, nodes = nodes, p.nodes
+				p.serve("nodeapi")
+				p.nodes = nodes
+			},
+		},
+		{
+			name: "name not resolved", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED,
+			deps: func(_ *fakeServer, d *session.Deps) {
+				d.Dial = func(context.Context, string) (net.Conn, error) {
+					return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "nodeapi", IsNotFound: true}}
+				}
+			},
+		},
+		{
+			name: "refused", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED,
+			deps: func(_ *fakeServer, d *session.Deps) {
+				d.Dial = func(context.Context, string) (net.Conn, error) {
+					return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+				}
+			},
+		},
+		{
+			name: "a limit of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED,
+			server: func(p *fakeServer) { p.page(http.StatusTooManyRequests) }, fewest: 30 * time.Second,
+		},
+		{
+			name: "a page of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED,
+			server: func(p *fakeServer) { p.page(http.StatusOK) },
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -103,13 +124,17 @@ func TestWhatKeepsItAway(t *testing.T) {
 func (p *fakeServer) page(status int) {
 	p.server.Stop()
 	p.pipe = newPipe()
-	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, "nodeapi"), time.Now().Add(-time.Hour), time.Now().Add(100*time.Hour))
+	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, "nodeapi"), time.Now().Add(-time.Hour),
+		time.Now().Add(100*time.Hour))
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	server := &http.Server{
-		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair}, NextProtos: []string{"h2"}},
-		ErrorLog:  slog.NewLogLogger(slog.DiscardHandler, 0), ReadHeaderTimeout: time.Second,
+		TLSConfig: &tls.Config{
+			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair},
+			NextProtos: []string{"h2"},
+		},
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0), ReadHeaderTimeout: time.Second,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
 			w.WriteHeader(status)

@@ -121,7 +121,10 @@ type visit struct {
 
 func newFakeServer(t *testing.T) *fakeServer {
 	t.Helper()
-	p := &fakeServer{t: t, pipe: newPipe(), nodeID: ids.New(), ttl: 8 * time.Hour, byKey: map[string][]byte{}, results: map[string]int{}, interval: 10 * time.Second}
+	p := &fakeServer{
+		t: t, pipe: newPipe(), nodeID: ids.New(), ttl: 8 * time.Hour, byKey: map[string][]byte{},
+		results: map[string]int{}, interval: 10 * time.Second,
+	}
 	var err error
 	if p.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
 		t.Fatal(err)
@@ -134,17 +137,20 @@ func newFakeServer(t *testing.T) *fakeServer {
 }
 
 func (p *fakeServer) serve(name string) {
-	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-time.Hour), time.Now().Add(900*time.Hour))
+	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-time.Hour),
+		time.Now().Add(900*time.Hour))
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(p.nodes.Cert)
 	config := &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair}, ClientAuth: tls.RequireAndVerifyClientCert,
+		ClientCAs:              pool,
 		SessionTicketsDisabled: true,
 	}
-	p.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}))
+	p.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(config)),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}))
 	nodev1.RegisterNodeServiceServer(p.server, p)
 	listener, server := p.pipe, p.server
 	go func() { _ = server.Serve(listener) }()
@@ -153,7 +159,8 @@ func (p *fakeServer) serve(name string) {
 // cert issues a certificate that the server treats as current.
 func (p *fakeServer) cert() *tls.Certificate {
 	p.t.Helper()
-	pair, err := p.nodes.Pair(pki.NodeID(agenttest.TrustDomain, p.nodeID), time.Now().Add(-p.backdate), time.Now().Add(p.ttl))
+	pair, err := p.nodes.Pair(pki.NodeID(agenttest.TrustDomain, p.nodeID), time.Now().Add(-p.backdate),
+		time.Now().Add(p.ttl))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -168,7 +175,10 @@ func (p *fakeServer) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectReque
 	if err != nil {
 		return err
 	}
-	v := &visit{fakeServer: p, stream: stream, hello: first.GetHello(), leaf: info.State.PeerCertificates[0], nonce: ids.New()}
+	v := &visit{
+		fakeServer: p, stream: stream, hello: first.GetHello(), leaf: info.State.PeerCertificates[0],
+		nonce: ids.New(),
+	}
 	v.serial = pki.SerialString(v.leaf.SerialNumber)
 	p.mu.Lock()
 	v.n = len(p.opens)
@@ -240,8 +250,9 @@ func (v *visit) issue() (int64, error) {
 
 func (v *visit) welcome(generation int64) error {
 	return v.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
-		Generation: generation, JoinState: make([]byte, generation), Nonce: v.nonce, SessionId: ids.New(), ServerTime: timestamppb.Now(),
-		Policy: &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(v.interval)},
+		Generation: generation, JoinState: make([]byte, generation), Nonce: v.nonce, SessionId: ids.New(),
+		ServerTime: timestamppb.Now(),
+		Policy:     &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(v.interval)},
 	}}})
 }
 
@@ -343,7 +354,8 @@ func (v *visit) onRenew(request *nodev1.RenewRequest) error {
 	} else {
 		chain := v.byKey[key]
 		if chain == nil {
-			if chain, err = v.nodes.SignCSR(request.GetCsr(), v.nodeID, time.Now().Add(-v.backdate), time.Now().Add(v.ttl)); err != nil {
+			if chain, err = v.nodes.SignCSR(request.GetCsr(), v.nodeID, time.Now().Add(-v.backdate),
+				time.Now().Add(v.ttl)); err != nil {
 				v.mu.Unlock()
 				return err
 			}
@@ -377,7 +389,8 @@ func (v *visit) challenge() error {
 	if err != nil {
 		return err
 	}
-	if err := joinstate.VerifyChallenge(v.leaf.PublicKey, nonce, v.nodeID, frame.GetChallengeAnswer().GetSignature()); err != nil {
+	if err := joinstate.VerifyChallenge(v.leaf.PublicKey, nonce, v.nodeID,
+		frame.GetChallengeAnswer().GetSignature()); err != nil {
 		v.alarm(err.Error())
 		return err
 	}

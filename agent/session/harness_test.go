@@ -132,7 +132,8 @@ func (h *harness) until(what string, within time.Duration, done func() bool) {
 func (h *harness) admitted() bool { return h.client.Generation() != 0 }
 
 func (p *fakeServer) memory() *session.Memory {
-	return session.NewMemory(identity.Node{NodeID: p.nodeID, InstanceID: ids.New(), TrustDomain: agenttest.TrustDomain}, p.cert())
+	return session.NewMemory(identity.Node{NodeID: p.nodeID, InstanceID: ids.New(), TrustDomain: agenttest.TrustDomain},
+		p.cert())
 }
 
 // disk enrols an identity on disk at the plane.
@@ -160,7 +161,8 @@ func (p *fakeServer) disk(dirs identity.Dirs, opts ...identity.Option) *identity
 	certs, _ := pki.DecodeCertificates(chain)
 	p.current = pki.SerialString(certs[0].SerialNumber)
 	if err := s.CommitEnrolment("gbt_token_of_this_test", &recoveryv1.EnrollResponse{
-		NodeId: p.nodeID, NodeInstanceId: ids.New(), CertificateChainPem: chain, Profile: &commonv1.Profile{ApiUrl: "nodeapi:1"},
+		NodeId: p.nodeID, NodeInstanceId: ids.New(), CertificateChainPem: chain,
+		Profile:            &commonv1.Profile{ApiUrl: "nodeapi:1"},
 		TaskSigningPubkeys: cmp.Or(p.taskPubkeys, "k1:AAAA"),
 	}); err != nil {
 		p.t.Fatal(err)
@@ -204,5 +206,6 @@ func (h *harness) fail(what string, within time.Duration) {
 	defer h.fakeServer.mu.Unlock()
 	h.hmu.Lock()
 	defer h.hmu.Unlock()
-	h.t.Fatalf("not within %v: %s (opens %d, frames %q, diagnostics %v)", within, what, len(h.opens), h.frames, h.diagnostics)
+	h.t.Fatalf("not within %v: %s (opens %d, frames %q, diagnostics %v)", within, what, len(h.opens), h.frames,
+		h.diagnostics)
 }

@@ -77,8 +77,9 @@ func (k *conn) shake(nodeID, instanceID, replaces string) error {
 	}
 	joined, _ := c.deps.Identity.JoinState()
 	hello := &nodev1.Hello{
-		NodeId: nodeID, NodeInstanceId: instanceID, JoinState: joined, ReplacesNonce: replaces, ProtocolVersion: ProtocolVersion,
-		LedgerId: c.ledger,
+		NodeId: nodeID, NodeInstanceId: instanceID, JoinState: joined, ReplacesNonce: replaces,
+		ProtocolVersion: ProtocolVersion,
+		LedgerId:        c.ledger,
 	}
 	if hook := c.deps.Hooks.Hello; hook != nil {
 		hook(hello)
@@ -147,7 +148,8 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	if !stored {
 		// This is a reply to an earlier open, or the control plane lost later generations: a session of this generation would
 		// not be valid.
-		return fmt.Errorf("%w: welcomed to generation %d, which is not larger than the one held", errProtocol, w.GetGeneration())
+		return fmt.Errorf("%w: welcomed to generation %d, which is not larger than the one held", errProtocol,
+			w.GetGeneration())
 	}
 	k.generation, k.nonce, k.sessionID = w.GetGeneration(), w.GetNonce(), w.GetSessionId()
 	k.applyPolicy(w.GetPolicy())
@@ -175,7 +177,9 @@ func (k *conn) first(frame *nodev1.ConnectRequest) error {
 
 // answerChallenge signs a challenge with the key of the session's own certificate, which proves that this process lives
 // and has that key.
-func answerChallenge(cert *tls.Certificate, nodeID string, challenge *nodev1.Challenge) (*nodev1.ConnectRequest, error) {
+func answerChallenge(cert *tls.Certificate, nodeID string, challenge *nodev1.Challenge) (*nodev1.ConnectRequest,
+	error,
+) {
 	const least, most = 16, 64
 	if n := len(challenge.GetNonce()); n < least || n > most {
 		return nil, fmt.Errorf("%w: a challenge of %d bytes", errProtocol, n)

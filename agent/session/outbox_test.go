@@ -61,7 +61,10 @@ func TestOrderOfWhatGoesOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := []string{"control", "delivered 3", "started 1", "result 1", "result 2", "started 3", "progress b", "observation 2"}
+	want := []string{
+		"control", "delivered 3", "started 1", "result 1", "result 2", "started 3", "progress b",
+		"observation 2",
+	}
 	if diff := cmp.Diff(want, drainAll(o)); diff != "" {
 		t.Error(diff)
 	}
@@ -93,7 +96,8 @@ func TestOutboxIsBounded(t *testing.T) {
 		_ = o.Delivered([]*nodev1.TaskRef{ref(i)})
 	}
 	if len(o.started) > 3 || len(o.progress) > 3 || len(o.seen) > 3 || len(o.delivered) > 12 {
-		t.Errorf("%d started, %d progress, %d seen, %d delivered", len(o.started), len(o.progress), len(o.seen), len(o.delivered))
+		t.Errorf("%d started, %d progress, %d seen, %d delivered", len(o.started), len(o.progress), len(o.seen),
+			len(o.delivered))
 	}
 	o.setOpen(false)
 	o.setOpen(true)

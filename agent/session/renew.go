@@ -163,7 +163,8 @@ func (r *runner) useNext(ctx context.Context) {
 func (r *runner) resumeFlip(ctx context.Context) {
 	id := r.c.deps.Identity
 	current, other := id.Certificate(), id.Other()
-	if !identity.Usable(other, r.c.deps.Clock.Now()) || (current != nil && !other.Leaf.NotAfter.After(current.Leaf.NotAfter)) {
+	if !identity.Usable(other, r.c.deps.Clock.Now()) ||
+		(current != nil && !other.Leaf.NotAfter.After(current.Leaf.NotAfter)) {
 		return
 	}
 	if err := id.Flip(); err != nil {
@@ -174,7 +175,8 @@ func (r *runner) resumeFlip(ctx context.Context) {
 func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 	r.renewal.request = ""
 	wait := r.renewIn(denial.RetryAfter)
-	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal refused", slog.Any("error", denial), slog.Duration("next_retry", wait))
+	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal refused", slog.Any("error", denial),
+		slog.Duration("next_retry", wait))
 	if denial.Reason == commonv1.Reason_REASON_CSR_REFUSED || denial.Reason == commonv1.Reason_REASON_KEY_REUSE {
 		// The same key will not be signed, perhaps since half the life of its certificate is over: the next request has
 		// another.
@@ -183,7 +185,10 @@ func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 		}
 	}
 	if record := r.c.deps.Record; record != nil {
-		d := Diagnostic{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED, Detail: "renewal: " + detailOf(denial), NextRetry: wait}
+		d := Diagnostic{
+			Code:   commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED,
+			Detail: "renewal: " + detailOf(denial), NextRetry: wait,
+		}
 		if err := record(ctx, d); err != nil {
 			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 		}

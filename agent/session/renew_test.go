@@ -39,7 +39,8 @@ func TestRenewsAtHalfLifeAndHandsOver(t *testing.T) {
 				}
 			}
 		})
-		h.until("a session on the next certificate", 6*time.Hour, func() bool { return p.opened() == 2 && h.client.Generation() == 2 })
+		h.until("a session on the next certificate", 6*time.Hour,
+			func() bool { return p.opened() == 2 && h.client.Generation() == 2 })
 		if took := time.Since(begin); took < 3*time.Hour || took > 5*time.Hour {
 			t.Errorf("renewed after %v of 8 h", took)
 		}
@@ -96,7 +97,8 @@ func TestRenewalRefusedKeepsTheSession(t *testing.T) {
 		p.mu.Lock()
 		p.denyRenewal = nil
 		p.mu.Unlock()
-		h.until("a session on the next certificate", 10*time.Minute, func() bool { return p.opened() == 2 && h.client.Generation() == 2 })
+		h.until("a session on the next certificate", 10*time.Minute,
+			func() bool { return p.opened() == 2 && h.client.Generation() == 2 })
 		h.stop()
 	})
 }
@@ -267,7 +269,8 @@ func TestKilledBetweenAnyTwoEffects(t *testing.T) {
 			begin := s.Certificate().Leaf.NotBefore
 			h = start(t, p, s, nil)
 			h.until("admitted after a kill at "+hit, 2*time.Minute, h.admitted)
-			h.until("renewed after a kill at "+hit, 10*time.Minute, func() bool { return h.admitted() && s.Certificate().Leaf.NotBefore.After(begin) })
+			h.until("renewed after a kill at "+hit, 10*time.Minute,
+				func() bool { return h.admitted() && s.Certificate().Leaf.NotBefore.After(begin) })
 			h.stop()
 			if err := s.Close(); err != nil {
 				t.Error(err)

@@ -50,7 +50,8 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 	if terminal != nil {
 		return terminal
 	}
-	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session not open", slog.String("code", names.Of(code)), slog.String("detail", d.Detail),
+	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session not open", slog.String("code", names.Of(code)),
+		slog.String("detail", d.Detail),
 		slog.Duration("next_retry", delay), slog.Int("attempt", f.waits.Attempts()))
 	r.schedule(delay)
 	return nil
@@ -127,7 +128,8 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 // lifted reports whether a refusal stands only until an operator or the control plane lets the node in again.
 func lifted(reason commonv1.Reason) bool {
 	switch reason { //nolint:exhaustive // every other refusal is none
-	case commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_IDENTITY_QUARANTINED, commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
+	case commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_IDENTITY_QUARANTINED,
+		commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
 		return true
 	default:
 		return false

@@ -34,7 +34,8 @@ func TestRootsThatAreNotTakenAreRecordedByTheirCause(t *testing.T) {
 		},
 		"of other issuers": {err: fmt.Errorf("ca-bundle.crt: %w", identity.ErrRootsUnrelated)},
 		"not stored": {
-			fmt.Errorf("store trust bundle: %w", &fs.PathError{Op: "open", Path: "journal.json", Err: errors.New("no space left on device")}),
+			fmt.Errorf("store trust bundle: %w",
+				&fs.PathError{Op: "open", Path: "journal.json", Err: errors.New("no space left on device")}),
 			commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED, "was not stored",
 		},
 	} {

@@ -152,7 +152,8 @@ func TestReconnectHandsOverWithoutAGap(t *testing.T) {
 		if got := p.opens[1].hello.GetReplacesNonce(); got != first.nonce {
 			t.Errorf("replaces %q, not %q", got, first.nonce)
 		}
-		h.until("the old one is closed", 30*time.Second, func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.closed == 1 })
+		h.until("the old one is closed", 30*time.Second,
+			func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.closed == 1 })
 		if h.client.Generation() != 2 {
 			t.Errorf("generation %d", h.client.Generation())
 		}
@@ -213,11 +214,26 @@ func TestWaits(t *testing.T) {
 		most   time.Duration
 		code   commonv1.DiagnosticCode
 	}{
-		{"held", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "", fault.RetryAfter(45*time.Second)), 45 * time.Second, 68 * time.Second, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED},
-		{"held, and told to ask soon", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, ""), 3 * time.Second, 4500 * time.Millisecond, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED},
-		{"fenced", fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, ""), 5 * time.Second, 7500 * time.Millisecond, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED},
-		{"unknown reason", &fault.Error{Reason: 9999, Action: commonv1.Action_ACTION_STOP}, 0, 30 * time.Second, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED},
-		{"stale authority", fault.New(commonv1.Reason_REASON_AUTHORITY_STALE, ""), 0, 31 * time.Second, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED},
+		{
+			"held", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "", fault.RetryAfter(45*time.Second)), 45 * time.Second,
+			68 * time.Second, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED,
+		},
+		{
+			"held, and told to ask soon", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, ""), 3 * time.Second,
+			4500 * time.Millisecond, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED,
+		},
+		{
+			"fenced", fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, ""), 5 * time.Second, 7500 * time.Millisecond,
+			commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED,
+		},
+		{
+			"unknown reason", &fault.Error{Reason: 9999, Action: commonv1.Action_ACTION_STOP}, 0, 30 * time.Second,
+			commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED,
+		},
+		{
+			"stale authority", fault.New(commonv1.Reason_REASON_AUTHORITY_STALE, ""), 0, 31 * time.Second,
+			commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -258,7 +274,8 @@ func TestRecordsBeforeEveryRetry(t *testing.T) {
 				t.Fatalf("dial %d at %v, its record at %v", i, h.dials[i], h.diagAt[i-1])
 			}
 			if h.dials[i].Sub(h.diagAt[i-1]) != h.diagnostics[i-1].NextRetry {
-				t.Errorf("record %d says %v, the retry came after %v", i, h.diagnostics[i-1].NextRetry, h.dials[i].Sub(h.diagAt[i-1]))
+				t.Errorf("record %d says %v, the retry came after %v", i, h.diagnostics[i-1].NextRetry,
+					h.dials[i].Sub(h.diagAt[i-1]))
 			}
 		}
 	})

@@ -25,7 +25,8 @@ func (c *Client) takeKeys(ctx context.Context, list []*nodev1.TaskKey) []string 
 	links := make([]pki.Link, len(list))
 	for i, key := range list {
 		links[i] = pki.Link{
-			KeyID: key.GetKeyId(), Public: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(), Endorsement: key.GetEndorsement(), Retired: key.GetRetired(),
+			KeyID: key.GetKeyId(), Public: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(),
+			Endorsement: key.GetEndorsement(), Retired: key.GetRetired(),
 		}
 	}
 	held, unbelieved, err := id.TakeTaskKeys(links)

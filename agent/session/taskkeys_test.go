@@ -186,6 +186,7 @@ func TestAnAgentFollowsTheKeysOfTasks(t *testing.T) {
 
 func link(key *nodev1.TaskKey, retired bool) *nodev1.TaskKey {
 	return &nodev1.TaskKey{
-		KeyId: key.GetKeyId(), PublicKey: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(), Endorsement: key.GetEndorsement(), Retired: retired,
+		KeyId: key.GetKeyId(), PublicKey: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(),
+		Endorsement: key.GetEndorsement(), Retired: retired,
 	}
 }

@@ -95,7 +95,10 @@ func (ProjectQuota) Project(dir string) uint32 {
 // unsupported reports whether err is that of a kernel, file system or mount without project quota, or of an agent that
 // is not root.
 func unsupported(err error) bool {
-	for _, e := range []unix.Errno{unix.ENOSYS, unix.ENOTTY, unix.EOPNOTSUPP, unix.ESRCH, unix.EINVAL, unix.ENOTBLK, unix.EPERM, unix.ENODEV} {
+	for _, e := range []unix.Errno{
+		unix.ENOSYS, unix.ENOTTY, unix.EOPNOTSUPP, unix.ESRCH, unix.EINVAL, unix.ENOTBLK,
+		unix.EPERM, unix.ENODEV,
+	} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -104,7 +107,9 @@ func unsupported(err error) bool {
 }
 
 func quotactl(f *os.File, project uint32, limits *dqblk) error {
-	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, f.Fd(), cmdSetQuota, uintptr(project), uintptr(unsafe.Pointer(limits)), 0, 0) //nolint:gosec // the kernel's ABI
+	//nolint:gosec // the kernel's ABI
+	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, f.Fd(), cmdSetQuota, uintptr(project),
+		uintptr(unsafe.Pointer(limits)), 0, 0)
 	if errno != 0 {
 		return errno
 	}
@@ -112,7 +117,8 @@ func quotactl(f *os.File, project uint32, limits *dqblk) error {
 }
 
 func ioctl(f *os.File, request uintptr, attr *fsxattr) error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(attr))) //nolint:gosec // the kernel's ABI
+	//nolint:gosec // the kernel's ABI
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(attr)))
 	if errno != 0 {
 		return errno
 	}

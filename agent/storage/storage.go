@@ -134,7 +134,9 @@ func (s *Store) Path(workspaceID, name string) (string, bool, error) {
 }
 
 // Allocate makes the storage, or adopts it with the new limit.
-func (s *Store) Allocate(ctx context.Context, workspaceID, name string, limit int64) (*nodev1.StorageAllocateOutput, error) {
+func (s *Store) Allocate(ctx context.Context, workspaceID, name string, limit int64) (*nodev1.StorageAllocateOutput,
+	error,
+) {
 	rel, err := relative(workspaceID, name)
 	if err != nil {
 		return nil, err
@@ -161,7 +163,8 @@ func (s *Store) Allocate(ctx context.Context, workspaceID, name string, limit in
 		return nil, failed(err)
 	}
 	return &nodev1.StorageAllocateOutput{
-		Path: filepath.Join(s.path, rel), Uid: int32(owner), Enforced: rec.Enforced, UsedBytes: used, Adopted: adopted, //nolint:gosec // from a range of ids
+		//nolint:gosec // from a range of ids
+		Path: filepath.Join(s.path, rel), Uid: int32(owner), Enforced: rec.Enforced, UsedBytes: used, Adopted: adopted,
 	}, nil
 }
 
@@ -340,7 +343,10 @@ func (s *Store) List(ctx context.Context) ([]Usage, error) {
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, Usage{WorkspaceID: ws.Name(), Name: e.Name(), UsedBytes: used, LimitBytes: rec.Limit, Enforced: rec.Enforced})
+			out = append(out, Usage{
+				WorkspaceID: ws.Name(), Name: e.Name(), UsedBytes: used, LimitBytes: rec.Limit,
+				Enforced: rec.Enforced,
+			})
 		}
 	}
 	return out, nil
@@ -378,13 +384,15 @@ func (s *Store) measure(ctx context.Context, rel string) (int64, error) {
 // relative returns the relative path of a storage, which always has exactly two elements.
 func relative(workspaceID, name string) (string, error) {
 	if !validWorkspace(workspaceID) || !validName(name) {
-		return "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id or the name of the storage is malformed")
+		return "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT,
+			"the workspace's id or the name of the storage is malformed")
 	}
 	return filepath.Join(workspaceID, name), nil
 }
 
 func validWorkspace(s string) bool {
-	return len(s) == 36 && !strings.ContainsFunc(s, func(c rune) bool { return (c < 'a' || c > 'f') && (c < '0' || c > '9') && c != '-' })
+	return len(s) == 36 && !strings.ContainsFunc(s,
+		func(c rune) bool { return (c < 'a' || c > 'f') && (c < '0' || c > '9') && c != '-' })
 }
 
 func validName(s string) bool {

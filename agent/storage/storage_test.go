@@ -178,7 +178,18 @@ func TestLinkInPlace(t *testing.T) {
 func TestNames(t *testing.T) {
 	s := open(t, t.TempDir(), nil)
 	for _, c := range [][2]string{
-		{wsA, ""}, {wsA, "."}, {wsA, ".."}, {wsA, "../x"}, {wsA, "a/b"}, {wsA, "A"}, {wsA, "-a"}, {wsA, "a-"}, {wsA, "a\x00"}, {"", "a"}, {"..", "a"}, {"../../../../../../../../../../../etc/x", "a"},
+		{wsA, ""},
+		{wsA, "."},
+		{wsA, ".."},
+		{wsA, "../x"},
+		{wsA, "a/b"},
+		{wsA, "A"},
+		{wsA, "-a"},
+		{wsA, "a-"},
+		{wsA, "a\x00"},
+		{"", "a"},
+		{"..", "a"},
+		{"../../../../../../../../../../../etc/x", "a"},
 	} {
 		if _, err := s.Allocate(t.Context(), c[0], c[1], 0); !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
 			t.Errorf("allocate %q: %v", c, err)

@@ -207,8 +207,9 @@ func (b *bench) task(kind commonv1.TaskType, payload proto.Message) envelope.Tas
 		b.t.Fatal(err)
 	}
 	return envelope.Task{
-		TaskID: ids.New(), Type: names.Of(kind), NodeID: b.node, WorkspaceID: "01970000-0000-7000-8000-00000000000a", Epoch: 1, OpSeq: 1,
-		NotBefore: time.Now().Add(-time.Second), ExpiresAt: time.Now().Add(time.Minute), Attempt: 1, Payload: data,
+		TaskID: ids.New(), Type: names.Of(kind), NodeID: b.node, WorkspaceID: "01970000-0000-7000-8000-00000000000a",
+		Epoch: 1, OpSeq: 1, NotBefore: time.Now().Add(-time.Second), ExpiresAt: time.Now().Add(time.Minute), Attempt: 1,
+		Payload: data,
 	}
 }
 
@@ -218,7 +219,10 @@ func (b *bench) sign(t envelope.Task) *nodev1.TaskOffer {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return &nodev1.TaskOffer{Envelope: signed.Bytes, Signature: signed.Signature, KeyId: signed.KeyID, CorrelationId: "c", WorkflowId: "w"}
+	return &nodev1.TaskOffer{
+		Envelope: signed.Bytes, Signature: signed.Signature, KeyId: signed.KeyID, CorrelationId: "c",
+		WorkflowId: "w",
+	}
 }
 
 func (b *bench) offer(t envelope.Task) {
@@ -402,7 +406,10 @@ func TestForgedCannotFailAGoodTask(t *testing.T) {
 	b.offer(tk)
 	b.want(tk.TaskID, succeeded, 0)
 	forged, _ := envelope.Sign(newKey(t), tk)
-	if err := b.exec.Offer(&nodev1.TaskOffer{Envelope: forged.Bytes, Signature: forged.Signature, KeyId: forged.KeyID}); err != nil {
+	if err := b.exec.Offer(&nodev1.TaskOffer{
+		Envelope: forged.Bytes, Signature: forged.Signature,
+		KeyId: forged.KeyID,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -527,7 +534,11 @@ func TestSuperseded(t *testing.T) {
 
 func TestPanicsAndErrors(t *testing.T) {
 	b := newBench(t, map[commonv1.TaskType]task.Handler{
-		deploy: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message, error) { panic("secret text") }),
+		deploy: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message,
+			error,
+		) {
+			panic("secret text")
+		}),
 		noop: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message, error) {
 			return nil, fault.New(commonv1.Reason_REASON_STORAGE_FAILED, "no room", fault.Cause(errors.New("hidden")))
 		}),
@@ -536,7 +547,8 @@ func TestPanicsAndErrors(t *testing.T) {
 		}),
 	})
 	b.run()
-	p, f, l := b.task(deploy, &nodev1.WorkloadDeploy{}), b.task(noop, &nodev1.ProbeNoop{}), b.task(restart, &nodev1.WorkloadRef{})
+	p, f, l := b.task(deploy, &nodev1.WorkloadDeploy{}), b.task(noop, &nodev1.ProbeNoop{}),
+		b.task(restart, &nodev1.WorkloadRef{})
 	for _, tk := range []envelope.Task{p, f, l} {
 		b.offer(tk)
 	}
@@ -546,7 +558,8 @@ func TestPanicsAndErrors(t *testing.T) {
 	if r := b.want(f.TaskID, failed, commonv1.Reason_REASON_STORAGE_FAILED); r.GetError() != "no room" {
 		t.Errorf("fault told: %v", r)
 	}
-	if r := b.want(l.TaskID, failed, commonv1.Reason_REASON_INTERNAL); len(r.GetError()) > 4096 || !strings.HasSuffix(r.GetError(), "[truncated by the agent]") {
+	if r := b.want(l.TaskID, failed, commonv1.Reason_REASON_INTERNAL); len(r.GetError()) > 4096 ||
+		!strings.HasSuffix(r.GetError(), "[truncated by the agent]") {
 		t.Errorf("long error: %d bytes", len(r.GetError()))
 	}
 	if b.exec.Stats().Panics != 1 {
@@ -559,7 +572,8 @@ func TestOutputIsBoundedAndClean(t *testing.T) {
 		deploy: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message, error) {
 			out := &nodev1.WorkloadStatusOutput{}
 			for range 40 {
-				out.Workloads = append(out.Workloads, &nodev1.WorkloadStatus{Name: "a\x00b\xff", Detail: strings.Repeat("y", 1<<18)})
+				out.Workloads = append(out.Workloads,
+					&nodev1.WorkloadStatus{Name: "a\x00b\xff", Detail: strings.Repeat("y", 1<<18)})
 			}
 			return out, nil
 		}),

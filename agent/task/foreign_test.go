@@ -53,8 +53,8 @@ func TestTasksOfAnotherNodeAreNotTakenUp(t *testing.T) {
 			}
 			key := ledger.Key{TaskID: foreign.TaskID, Attempt: 1}
 			_, err = l.Deliver(t.Context(), ledger.Delivery{
-				Key: key, Type: deploy, WorkspaceID: foreign.WorkspaceID, Epoch: 1, OpSeq: 1, ExpiresAt: foreign.ExpiresAt, Start: tt.start,
-				Envelope: offer.GetEnvelope(), Signature: offer.GetSignature(), KeyID: offer.GetKeyId(),
+				Key: key, Type: deploy, WorkspaceID: foreign.WorkspaceID, Epoch: 1, OpSeq: 1, ExpiresAt: foreign.ExpiresAt,
+				Start: tt.start, Envelope: offer.GetEnvelope(), Signature: offer.GetSignature(), KeyID: offer.GetKeyId(),
 			})
 			if err := errors.Join(err, l.Close()); err != nil {
 				t.Fatal(err)
@@ -72,7 +72,8 @@ func TestTasksOfAnotherNodeAreNotTakenUp(t *testing.T) {
 			if got := <-ran; got != own.TaskID || len(ran) != 0 {
 				t.Errorf("ran %s first and %d more, want its own task alone", got, len(ran))
 			}
-			if n := b.sink.times(foreign.TaskID); n != 0 || b.sink.has(&b.sink.delivered, foreign.TaskID) || b.sink.has(&b.sink.started, foreign.TaskID) {
+			if n := b.sink.times(foreign.TaskID); n != 0 || b.sink.has(&b.sink.delivered, foreign.TaskID) ||
+				b.sink.has(&b.sink.started, foreign.TaskID) {
 				t.Errorf("it spoke of the other node's task (%d results)", n)
 			}
 			for _, f := range b.exec.InFlight() {
@@ -81,7 +82,8 @@ func TestTasksOfAnotherNodeAreNotTakenUp(t *testing.T) {
 				}
 			}
 			b.stop()
-			if len(b.refused) != 1 || b.refused[0].Reason != commonv1.Reason_REASON_TASK_WRONG_NODE || b.refused[0].KeyID != signer.ID() {
+			if len(b.refused) != 1 || b.refused[0].Reason != commonv1.Reason_REASON_TASK_WRONG_NODE ||
+				b.refused[0].KeyID != signer.ID() {
 				t.Errorf("evidence %+v", b.refused)
 			}
 		})

@@ -106,7 +106,8 @@ func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
 // payload decodes a task's payload.
 func payload(t *Task, into proto.Message) error {
 	if err := proto.Unmarshal(t.Payload, into); err != nil {
-		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("the payload is no message for %s", t.Type), fault.Cause(err))
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("the payload is no message for %s", t.Type),
+			fault.Cause(err))
 	}
 	return nil
 }
@@ -163,7 +164,8 @@ func (d HandlerDeps) deploy(ctx context.Context, t *Task, _ Progress) (proto.Mes
 			return nil, err
 		}
 		if !found {
-			return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the workload's storage is not allocated on this node",
+			return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+				"the workload's storage is not allocated on this node",
 				fault.Unmet(fmt.Sprintf("storage %q is not allocated", name)))
 		}
 		req.Dir = dir

@@ -95,7 +95,8 @@ func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
 		err = failpoint.Hit("agent.deliver.before_send")
 	}
 	if err != nil {
-		e.deps.Logger.ErrorContext(ctx, "offered tasks were not stored", slog.Int("tasks", len(deliveries)), slog.Any("error", err))
+		e.deps.Logger.ErrorContext(ctx, "offered tasks were not stored", slog.Int("tasks", len(deliveries)),
+			slog.Any("error", err))
 		for _, c := range candidates {
 			e.unreserve(c)
 			// Nothing was acknowledged, so a task that is not in the ledger is offered again. One that is in the ledger in spite
@@ -219,7 +220,8 @@ func (e *Executor) verify(ctx context.Context, offer *nodev1.TaskOffer) (Task, b
 	key := ledger.Key{TaskID: signed.TaskID, Attempt: signed.Attempt}
 	t := Task{Task: signed, CorrelationID: offer.GetCorrelationId(), WorkflowID: offer.GetWorkflowId()}
 	if signed.Attempt <= 0 || len(signed.TaskID) > 64 || len(signed.WorkspaceID) > 64 {
-		e.refuse(ctx, offer, ledger.Key{}, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the task's id, attempt or workspace is malformed"))
+		e.refuse(ctx, offer, ledger.Key{},
+			fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the task's id, attempt or workspace is malformed"))
 		return Task{}, false
 	}
 	err = e.window(&t)

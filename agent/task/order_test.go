@@ -62,7 +62,8 @@ func TestLaterOperationWaits(t *testing.T) {
 			t.Fatalf("%s ran", got)
 		}
 		b.delivered(2 * (round + 1))
-		if e, ok, err := b.led.Get(ledger.Key{TaskID: second.TaskID, Attempt: 1}); err != nil || !ok || e.State != ledger.StateDelivered {
+		if e, ok, err := b.led.Get(ledger.Key{TaskID: second.TaskID, Attempt: 1}); err != nil || !ok ||
+			e.State != ledger.StateDelivered {
 			t.Errorf("the one that waits is %v, %v", e.State, err)
 		}
 		if len(removes.entered) != 0 {
@@ -170,8 +171,10 @@ func TestOvertakenTaskIsNotResumed(t *testing.T) {
 				}
 				offer := b.sign(tk)
 				_, deliverErr := l.Deliver(t.Context(), ledger.Delivery{
-					Key: ledger.Key{TaskID: tk.TaskID, Attempt: 1}, Type: kind, WorkspaceID: tk.WorkspaceID, Epoch: tk.Epoch, OpSeq: tk.OpSeq,
-					ExpiresAt: tk.ExpiresAt, Envelope: offer.GetEnvelope(), Signature: offer.GetSignature(), KeyID: offer.GetKeyId(), Start: start,
+					Key: ledger.Key{TaskID: tk.TaskID, Attempt: 1}, Type: kind, WorkspaceID: tk.WorkspaceID, Epoch: tk.Epoch,
+					OpSeq: tk.OpSeq, ExpiresAt: tk.ExpiresAt, Envelope: offer.GetEnvelope(), Signature: offer.GetSignature(),
+					KeyID: offer.GetKeyId(),
+					Start: start,
 				})
 				err = errors.Join(err, deliverErr)
 			}

@@ -31,7 +31,8 @@ func (b *bench) proves(signed *nodev1.SignedTask, want envelope.Task) {
 
 func refusal(id string, reason commonv1.Reason, wanted bool) *nodev1.TaskReportRefused {
 	return &nodev1.TaskReportRefused{
-		Tasks: []*nodev1.TaskRef{{TaskId: id, Attempt: 1}}, Denial: fault.ToDenial(fault.New(reason, ""), ""), EnvelopeWanted: wanted,
+		Tasks: []*nodev1.TaskRef{{TaskId: id, Attempt: 1}}, Denial: fault.ToDenial(fault.New(reason, ""), ""),
+		EnvelopeWanted: wanted,
 	}
 }
 
@@ -93,7 +94,8 @@ func TestARefusedResultIsProvenOnceAndThenDropped(t *testing.T) {
 			tk := b.task(noop, &nodev1.ProbeNoop{Nonce: "n"})
 			b.offer(tk)
 			b.result(tk.TaskID, 1)
-			if err := b.exec.ReportRefused(t.Context(), refusal(tk.TaskID, commonv1.Reason_REASON_TASK_NOT_CURRENT, true)); err != nil {
+			if err := b.exec.ReportRefused(t.Context(),
+				refusal(tk.TaskID, commonv1.Reason_REASON_TASK_NOT_CURRENT, true)); err != nil {
 				t.Fatal(err)
 			}
 			var proven *nodev1.TaskResult
@@ -135,7 +137,8 @@ func TestARefusalOfAnUnknownTaskIsIgnored(t *testing.T) {
 	b.run()
 	other := b.task(noop, &nodev1.ProbeNoop{})
 	for _, wanted := range []bool{true, false} {
-		if err := b.exec.ReportRefused(t.Context(), refusal(other.TaskID, commonv1.Reason_REASON_TASK_NOT_CURRENT, wanted)); err != nil {
+		if err := b.exec.ReportRefused(t.Context(),
+			refusal(other.TaskID, commonv1.Reason_REASON_TASK_NOT_CURRENT, wanted)); err != nil {
 			t.Fatal(err)
 		}
 	}

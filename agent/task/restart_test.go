@@ -124,8 +124,14 @@ func TestDeliveredRunsAfterRestart(t *testing.T) {
 		reason commonv1.Reason
 	}{
 		{name: "as it was", change: func(*bench) {}, state: succeeded},
-		{name: "its key was retired", change: func(b *bench) { b.trusted = []ed25519.PublicKey{newKey(b.t).Public()} }, state: failed, reason: commonv1.Reason_REASON_TASK_SIGNATURE_INVALID},
-		{name: "its type is gone", change: func(b *bench) { delete(b.handlers, deploy) }, state: failed, reason: commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED},
+		{
+			name: "its key was retired", change: func(b *bench) { b.trusted = []ed25519.PublicKey{newKey(b.t).Public()} },
+			state: failed, reason: commonv1.Reason_REASON_TASK_SIGNATURE_INVALID,
+		},
+		{
+			name: "its type is gone", change: func(b *bench) { delete(b.handlers, deploy) }, state: failed,
+			reason: commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message, error) {
@@ -138,8 +144,8 @@ func TestDeliveredRunsAfterRestart(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = l.Deliver(t.Context(), ledger.Delivery{
-				Key: ledger.Key{TaskID: tk.TaskID, Attempt: 1}, Type: deploy, WorkspaceID: tk.WorkspaceID, Epoch: 1, OpSeq: 1, ExpiresAt: tk.ExpiresAt,
-				Envelope: offer.GetEnvelope(), Signature: offer.GetSignature(), KeyID: offer.GetKeyId(),
+				Key: ledger.Key{TaskID: tk.TaskID, Attempt: 1}, Type: deploy, WorkspaceID: tk.WorkspaceID, Epoch: 1, OpSeq: 1,
+				ExpiresAt: tk.ExpiresAt, Envelope: offer.GetEnvelope(), Signature: offer.GetSignature(), KeyID: offer.GetKeyId(),
 			})
 			if err := errors.Join(err, l.Close()); err != nil {
 				t.Fatal(err)

@@ -26,7 +26,10 @@ const (
 
 // resultOf returns the result of a task from what its handler returned.
 func (e *Executor) resultOf(j *job, out proto.Message, err error) *nodev1.TaskResult {
-	msg := &nodev1.TaskResult{Task: j.task.Ref(), State: commonv1.TaskState_TASK_STATE_SUCCEEDED, FinishedAt: timestamppb.New(time.Now())}
+	msg := &nodev1.TaskResult{
+		Task: j.task.Ref(), State: commonv1.TaskState_TASK_STATE_SUCCEEDED,
+		FinishedAt: timestamppb.New(time.Now()),
+	}
 	if !j.started.IsZero() {
 		msg.StartedAt = timestamppb.New(j.started)
 	}

@@ -20,7 +20,8 @@ func (e *Executor) forget(ctx context.Context, j *job, err error) {
 	e.mu.Lock()
 	delete(e.jobs, j.key)
 	e.mu.Unlock()
-	e.deps.Logger.ErrorContext(ctx, "task is not in the ledger as it should be", slog.String("task_id", j.task.TaskID), slog.Any("error", err))
+	e.deps.Logger.ErrorContext(ctx, "task is not in the ledger as it should be", slog.String("task_id", j.task.TaskID),
+		slog.Any("error", err))
 }
 
 // retry writes to the ledger again: the results first, as they make room. It stops at the first result that cannot be
@@ -58,5 +59,6 @@ func (e *Executor) notStored(ctx context.Context, j *job, what string, err error
 		return
 	}
 	//nolint:sloglint // the callers' messages are constants
-	e.deps.Logger.ErrorContext(ctx, what, slog.String("task_id", j.task.TaskID), slog.Int("not_stored", waiting), slog.Any("error", err))
+	e.deps.Logger.ErrorContext(ctx, what, slog.String("task_id", j.task.TaskID), slog.Int("not_stored", waiting),
+		slog.Any("error", err))
 }

@@ -39,7 +39,8 @@ func TestLedgerFailureIsRetried(t *testing.T) {
 	if err := b.exec.Cancel(&nodev1.TaskCancel{Task: &nodev1.TaskRef{TaskId: third.TaskID, Attempt: 1}}); err != nil {
 		t.Fatal(err)
 	}
-	if b.exec.Idle() || b.sink.times(first.TaskID) != 0 || len(g.entered) != 0 || b.sink.has(&b.sink.started, second.TaskID) {
+	if b.exec.Idle() || b.sink.times(first.TaskID) != 0 || len(g.entered) != 0 ||
+		b.sink.has(&b.sink.started, second.TaskID) {
 		t.Error("something was told, begun or given up that is not on disk")
 	}
 	b.offer(second) // lifecycle may offer it again: it is the same task, and cannot be stored now

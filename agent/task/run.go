@@ -71,7 +71,8 @@ func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
 	// The node is checked before the signature: this node need not trust the keys of another node's mesh, and must not run
 	// its task in any case.
 	if node, ok := envelope.ClaimedNode(entry.Envelope); ok && node != e.cfg.NodeID {
-		return j, fault.New(commonv1.Reason_REASON_TASK_WRONG_NODE, "", fault.Cause(fmt.Errorf("it is a task of node %s", node)))
+		return j, fault.New(commonv1.Reason_REASON_TASK_WRONG_NODE, "",
+			fault.Cause(fmt.Errorf("it is a task of node %s", node)))
 	}
 	signed, err := envelope.Verify(e.deps.Verifiers(), entry.Envelope, entry.Signature, entry.KeyID)
 	if err == nil && e.deps.Handlers[entry.Type] == nil {
@@ -90,7 +91,8 @@ func (e *Executor) abandon(ctx context.Context, entry *ledger.Entry, err error) 
 	e.evidence(ctx, "task of another node was in the ledger", entry.Key, entry.Envelope, entry.KeyID, err)
 	if err := e.deps.Ledger.Abandon(context.WithoutCancel(ctx), entry.Key); err != nil {
 		// The next restart tries again.
-		e.deps.Logger.ErrorContext(ctx, "task of another node was not set aside", slog.String("task_id", entry.Key.TaskID), slog.Any("error", err))
+		e.deps.Logger.ErrorContext(ctx, "task of another node was not set aside", slog.String("task_id", entry.Key.TaskID),
+			slog.Any("error", err))
 	}
 }
 
@@ -229,11 +231,14 @@ func (e *Executor) marked(j *job, refused error) (ledger.Entry, error) {
 }
 
 // call runs the handler, or its Observe, and returns a panic as an error.
-func (e *Executor) call(ctx context.Context, j *job) (out proto.Message, err error) { //nolint:nonamedreturns // a recovered panic becomes the error
+//
+//nolint:nonamedreturns // a recovered panic becomes the error
+func (e *Executor) call(ctx context.Context, j *job) (out proto.Message, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			e.count(func(s *Stats) { s.Panics++ })
-			e.deps.Logger.ErrorContext(ctx, "task handler panicked", slog.String("task_id", j.task.TaskID), slog.String("type", j.task.Type),
+			e.deps.Logger.ErrorContext(ctx, "task handler panicked", slog.String("task_id", j.task.TaskID),
+				slog.String("type", j.task.Type),
 				slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
 			out, err = nil, fault.New(commonv1.Reason_REASON_INTERNAL, fmt.Sprintf("the handler of %s panicked", j.task.Type))
 		}

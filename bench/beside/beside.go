@@ -85,7 +85,8 @@ func Sagas(ctx context.Context, opts Options) (bench.Result, error) {
 	most := slices.Max(opts.Clients)
 	load, err := sagas.Open(ctx, sagas.Options{
 		Clients: most, Workers: most,
-		LifecycleURL: opts.Database.URL(pg.RoleLifecycle), SequencerURL: opts.Database.URL(pg.RoleSequencer), Logger: opts.Logger,
+		LifecycleURL: opts.Database.URL(pg.RoleLifecycle), SequencerURL: opts.Database.URL(pg.RoleSequencer),
+		Logger: opts.Logger,
 	})
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("open sagas: %w", err)
@@ -97,9 +98,10 @@ func Sagas(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	var all []*contender
 	for _, clients := range opts.Clients {
-		all = append(all, s.ours(fmt.Sprintf("ours, %d at once", clients), func(ctx context.Context, length time.Duration) ([]time.Duration, time.Duration, error) {
-			return load.Stretch(ctx, clients, length)
-		}, nil), dbos.under(fmt.Sprintf("%s, %d at once", dbos.name, clients), peer.Load{Clients: clients}))
+		all = append(all, s.ours(fmt.Sprintf("ours, %d at once", clients),
+			func(ctx context.Context, length time.Duration) ([]time.Duration, time.Duration, error) {
+				return load.Stretch(ctx, clients, length)
+			}, nil), dbos.under(fmt.Sprintf("%s, %d at once", dbos.name, clients), peer.Load{Clients: clients}))
 	}
 	if err := s.measure(ctx, all); err != nil {
 		return bench.Result{}, err
@@ -116,14 +118,23 @@ func Tasks(ctx context.Context, opts Options) (bench.Result, error) {
 		return bench.Result{}, err
 	}
 	defer s.close(ctx)
-	load, err := tasks.Open(ctx, tasks.Options{Agents: opts.Agents, Database: opts.Database, Command: opts.Command, Logger: opts.Logger})
+	load, err := tasks.Open(ctx, tasks.Options{
+		Agents: opts.Agents, Database: opts.Database, Command: opts.Command,
+		Logger: opts.Logger,
+	})
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("open tasks: %w", err)
 	}
 	defer load.Close()
 	all := []*contender{s.ours("ours", load.Stretch, []int{load.Agents()})}
-	all[0].settings = map[string]any{"agents": opts.Agents, "outstanding": opts.Agents * outstanding, "connections": rig.RateClients}
-	for _, setup := range []peer.Setup{{Database: "river_default", Workers: 500}, {Database: "river_tuned", Workers: 100, Cooldown: time.Millisecond}} {
+	all[0].settings = map[string]any{
+		"agents": opts.Agents, "outstanding": opts.Agents * outstanding,
+		"connections": rig.RateClients,
+	}
+	for _, setup := range []peer.Setup{
+		{Database: "river_default", Workers: 500},
+		{Database: "river_tuned", Workers: 100, Cooldown: time.Millisecond},
+	} {
 		river, err := s.peer(ctx, "river", setup)
 		if err != nil {
 			return bench.Result{}, err
@@ -162,8 +173,14 @@ func open(ctx context.Context, opts Options) (*session, error) {
 		return nil, err
 	}
 	s.meter = meter{rig: base, postmaster: opts.Database.PID()}
-	if s.pool, err = pg.Open(ctx, pg.Config{URL: opts.Database.URL(pg.RoleReadmodel), ApplicationName: "bench projector", MaxConns: 3}); err == nil {
-		s.projector, err = project.New(project.Deps{Logger: opts.Logger, DB: s.pool, Numbered: &events.Signal{}, Wake: &events.Signal{}})
+	if s.pool, err = pg.Open(ctx, pg.Config{
+		URL: opts.Database.URL(pg.RoleReadmodel), ApplicationName: "bench projector",
+		MaxConns: 3,
+	}); err == nil {
+		s.projector, err = project.New(project.Deps{
+			Logger: opts.Logger, DB: s.pool, Numbered: &events.Signal{},
+			Wake: &events.Signal{},
+		})
 	}
 	if err != nil {
 		s.close(ctx)
@@ -207,11 +224,19 @@ func (s *session) caughtUp(ctx context.Context) error {
 }
 
 // ours makes a contender of a load in this process.
-func (s *session) ours(name string, stretch func(context.Context, time.Duration) ([]time.Duration, time.Duration, error), processes []int) *contender {
-	return &contender{name: name, own: true, processes: processes, catchUp: s.caughtUp, stretch: func(ctx context.Context, length time.Duration) (peer.Stretch, error) {
-		took, elapsed, err := stretch(ctx, length)
-		return peer.Stretch{Units: len(took), Took: elapsed, P50: bench.Percentile(took, .5), P99: bench.Percentile(took, .99)}, err
-	}}
+func (s *session) ours(name string,
+	stretch func(context.Context, time.Duration) ([]time.Duration, time.Duration, error), processes []int,
+) *contender {
+	return &contender{
+		name: name, own: true, processes: processes, catchUp: s.caughtUp,
+		stretch: func(ctx context.Context, length time.Duration) (peer.Stretch, error) {
+			took, elapsed, err := stretch(ctx, length)
+			return peer.Stretch{
+				Units: len(took), Took: elapsed, P50: bench.Percentile(took, .5),
+				P99: bench.Percentile(took, .99),
+			}, err
+		},
+	}
 }
 
 // running is another engine in its process.
@@ -247,10 +272,13 @@ func (r *running) stretch(ctx context.Context, load peer.Load) (peer.Stretch, er
 
 // under makes a contender of an engine and a load.
 func (r *running) under(name string, load peer.Load) *contender {
-	return &contender{name: name, processes: []int{r.child.PID()}, settings: r.said, stretch: func(ctx context.Context, length time.Duration) (peer.Stretch, error) {
-		load.Length = length
-		return r.stretch(ctx, load)
-	}}
+	return &contender{
+		name: name, processes: []int{r.child.PID()}, settings: r.said,
+		stretch: func(ctx context.Context, length time.Duration) (peer.Stretch, error) {
+			load.Length = length
+			return r.stretch(ctx, load)
+		},
+	}
 }
 
 // measure measures all contenders in turn. The events of the start of our load are numbered and projected before.
@@ -262,7 +290,9 @@ func (s *session) measure(ctx context.Context, all []*contender) error {
 }
 
 // result compares our median rate with the best of the others.
-func (s *session) result(name, unit string, all []*contender, ours *contender, required float64, others ...*contender) bench.Result {
+func (s *session) result(name, unit string, all []*contender, ours *contender, required float64,
+	others ...*contender,
+) bench.Result {
 	best := others[0]
 	for _, o := range others[1:] {
 		if o.rate() > best.rate() {
@@ -280,7 +310,7 @@ func (s *session) result(name, unit string, all []*contender, ours *contender, r
 		ratio = ours.rate() / best.rate()
 	}
 	return bench.Result{
-		Name: name, Value: math.Round(ours.rate()*10) / 10, Unit: unit, Baseline: math.Round(best.rate()*10) / 10, Ratio: ratio, Required: required,
-		Passed: ratio >= required, Details: details,
+		Name: name, Value: math.Round(ours.rate()*10) / 10, Unit: unit, Baseline: math.Round(best.rate()*10) / 10,
+		Ratio: ratio, Required: required, Passed: ratio >= required, Details: details,
 	}
 }

@@ -84,8 +84,9 @@ func TestBesideOthers(t *testing.T) {
 		}
 	})
 	opts := beside.Options{
-		Database: db, Command: command, Peers: command, Length: 500 * time.Millisecond, Rounds: 1, Agents: 4, Clients: []int{2, 4},
-		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Database: db, Command: command, Peers: command, Length: 500 * time.Millisecond, Rounds: 1, Agents: 4,
+		Clients: []int{2, 4},
+		Logger:  slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	for _, c := range []struct {
 		what     func(context.Context, beside.Options) (bench.Result, error)

@@ -20,8 +20,8 @@ func TestBenchRuns(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		db := testkit.DB(t)
 		opts := cancel.Options{
-			LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), HeartbeatAlone: alone,
-			Lease: 3 * time.Second, Cancels: 12, Logger: testkit.Logger(t),
+			LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
+			HeartbeatAlone: alone, Lease: 3 * time.Second, Cancels: 12, Logger: testkit.Logger(t),
 		}
 		if os.Getenv("GPUAAS_BENCH_FULL") != "" {
 			opts.Lease, opts.Cancels = 0, 0

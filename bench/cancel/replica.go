@@ -30,7 +30,8 @@ type replica struct {
 // newReplica makes a replica; a replica that does not drive only answers requests.
 func newReplica(ctx context.Context, opts Options, definitions []saga.Definition, drives bool) (*replica, error) {
 	cfg := rig.ReplicaConfig{
-		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 16, Definitions: definitions, Lease: opts.Lease, Listens: !opts.HeartbeatAlone,
+		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 16, Definitions: definitions,
+		Lease: opts.Lease, Listens: !opts.HeartbeatAlone,
 		Logger: opts.Logger,
 	}
 	if drives {
@@ -40,7 +41,10 @@ func newReplica(ctx context.Context, opts Options, definitions []saga.Definition
 	if err != nil {
 		return nil, err
 	}
-	log, err := audit.New(audit.Deps{Logger: opts.Logger, Pool: r.Pool, Schema: pg.RoleLifecycle, Policy: policy.Fixed{Set: policy.Defaults()}, Wake: r.Appended})
+	log, err := audit.New(audit.Deps{
+		Logger: opts.Logger, Pool: r.Pool, Schema: pg.RoleLifecycle,
+		Policy: policy.Fixed{Set: policy.Defaults()}, Wake: r.Appended,
+	})
 	if err != nil {
 		r.Close()
 		return nil, fmt.Errorf("make audit log: %w", err)

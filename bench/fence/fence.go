@@ -159,7 +159,9 @@ func (m *measured) measure(ctx context.Context, opts Options, mesh *dev.Mesh) er
 }
 
 // one shuts a node out, waits for a part of the time between two of its tries, and lets it in again.
-func (m *measured) one(ctx context.Context, client *person.Client, agent *agents.Agent, log *agentLog, verb recoveryv1.IdentityVerb) error {
+func (m *measured) one(ctx context.Context, client *person.Client, agent *agents.Agent, log *agentLog,
+	verb recoveryv1.IdentityVerb,
+) error {
 	closing, err := m.change(ctx, client, agent, log, verb, "session lost")
 	if err != nil {
 		return err
@@ -167,7 +169,8 @@ func (m *measured) one(ctx context.Context, client *person.Client, agent *agents
 	if !app.Sleep(ctx, rand.N(longestWait)) { //nolint:gosec // the phase of its tries
 		return fmt.Errorf("let the node wait: %w", context.Cause(ctx))
 	}
-	returning, err := m.change(ctx, client, agent, log, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "session admitted")
+	returning, err := m.change(ctx, client, agent, log, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,
+		"session admitted")
 	if err != nil {
 		return err
 	}
@@ -209,7 +212,8 @@ func (m *measured) judge(details map[string]any) bench.Result {
 		details["closed_after_"+names.Of(verb)+"_ms"] = times(m.closed[verb])
 		details["returned_after_"+names.Of(verb)+"_ms"] = times(m.returned[verb])
 	}
-	closing, returning, serving := bench.Percentile(closed, .99), bench.Percentile(returned, .99), bench.Percentile(m.served, .99)
+	closing, returning, serving := bench.Percentile(closed, .99), bench.Percentile(returned, .99),
+		bench.Percentile(m.served, .99)
 	details["baseline"] = "ms p99 that a decision may take until the session is closed"
 	details["closed_ms"], details["closed_ms_p99_most"] = times(closed), MostClosing
 	details["returned_ms"], details["returned_ms_p99_most"] = times(returned), MostReturning

@@ -31,7 +31,8 @@ func TestOneSlowChangeOfAFewFails(t *testing.T) {
 				m.returned[verbs[2]] = append(m.returned[verbs[2]], ms)
 			}
 			r := m.judge(map[string]any{})
-			if want := float64(test.closed.Milliseconds()); r.Passed != test.passed || r.Value != want || r.Ratio != want/MostClosing {
+			if want := float64(test.closed.Milliseconds()); r.Passed != test.passed || r.Value != want ||
+				r.Ratio != want/MostClosing {
 				t.Errorf("result = %+v", r)
 			}
 		})

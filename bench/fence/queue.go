@@ -29,7 +29,8 @@ const MostServing = 12_000.0
 
 // openLifecycle opens the mesh's database as lifecycle does.
 func openLifecycle(ctx context.Context, mesh *dev.Mesh) (*pgxpool.Pool, error) {
-	url, err := config.SecretFile(material.Layout{Dir: filepath.Join(mesh.Dir(), "material")}.URLFile(pg.RoleLifecycle)).Read()
+	url, err := config.SecretFile(material.Layout{Dir: filepath.Join(mesh.Dir(),
+		"material")}.URLFile(pg.RoleLifecycle)).Read()
 	if err != nil {
 		return nil, fmt.Errorf("read the address of the database: %w", err)
 	}

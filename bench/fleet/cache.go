@@ -37,7 +37,10 @@ type loader struct {
 // load loads a fleet and returns how long that took.
 func (l *loader) load(ctx context.Context, db *bench.Database, size plans.Size) (string, error) {
 	if l.template == nil {
-		source := plans.Source{Agent: l.o.Agent, Version: l.o.Version, Ended: l.o.HistoryDays > 0, Instances: size.Instances, Logger: l.o.Logger}
+		source := plans.Source{
+			Agent: l.o.Agent, Version: l.o.Version, Ended: l.o.HistoryDays > 0, Instances: size.Instances,
+			Logger: l.o.Logger,
+		}
 		var err error
 		if l.template, err = plans.Make(ctx, source); err != nil {
 			return "", err
@@ -248,7 +251,8 @@ func finish(dir string) error {
 
 // needed returns the bytes that a fleet takes, with the log of its load.
 func needed(size plans.Size) uint64 {
-	return uint64(size.Workspaces)*bytesOf(size.Events) + uint64(size.Ended)*bytesOfEnded //nolint:gosec // neither is negative
+	//nolint:gosec // neither is negative
+	return uint64(size.Workspaces)*bytesOf(size.Events) + uint64(size.Ended)*bytesOfEnded
 }
 
 // ErrNoRoom is the error of Run if the disk has no room for the fleet.

@@ -204,7 +204,8 @@ func measureAll(ctx context.Context, o Options, db *bench.Database, all map[stri
 	for _, s := range plans.Measured() {
 		role := s.Roles()[0]
 		if pools[role] == nil {
-			if pools[role], err = pg.Open(ctx, pg.Config{URL: db.URL(role), ApplicationName: "gpuaas-bench", MaxConns: 1}); err != nil {
+			if pools[role], err = pg.Open(ctx,
+				pg.Config{URL: db.URL(role), ApplicationName: "gpuaas-bench", MaxConns: 1}); err != nil {
 				return fmt.Errorf("open the database as %s: %w", role, err)
 			}
 		}
@@ -230,7 +231,9 @@ func measureAll(ctx context.Context, o Options, db *bench.Database, all map[stri
 }
 
 // measure calls one statement as often as asked, or for two seconds.
-func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpool.Pool, s *pg.Statement) (figure, error) {
+func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpool.Pool, s *pg.Statement) (figure,
+	error,
+) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return figure{}, fmt.Errorf("take a connection: %w", err)
@@ -308,8 +311,8 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 		if !plans.Whole(m.statement) {
 			worst = max(worst, many.p99)
 		}
-		_, err := fmt.Fprintf(o.Out, "%-44s %9.2f %9.2f %9d %9d %9d %6.2f %6.2f %d %d %d %s\n", m.name, many.p50, many.p99, many.rows, many.returned, many.buffers,
-			inTime, inBuffers, m.of[0].rows, m.of[1].rows, m.of[2].rows, mark)
+		_, err := fmt.Fprintf(o.Out, "%-44s %9.2f %9.2f %9d %9d %9d %6.2f %6.2f %d %d %d %s\n", m.name, many.p50, many.p99,
+			many.rows, many.returned, many.buffers, inTime, inBuffers, m.of[0].rows, m.of[1].rows, m.of[2].rows, mark)
 		if err != nil {
 			return bench.Result{}, fmt.Errorf("print the table: %w", err)
 		}
@@ -317,7 +320,7 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 	details["statements"], details["over"] = len(list), wrong
 	details["baseline"] = "milliseconds that a statement may take at the 99th percentile on the largest fleet, if it does not look at the whole fleet"
 	return bench.Result{
-		Name: "fleet", Value: worst, Unit: "ms, the slowest statement at the 99th percentile", Baseline: MostTime, Ratio: worst / MostTime, Required: 1,
-		Passed: len(wrong) == 0, Details: details,
+		Name: "fleet", Value: worst, Unit: "ms, the slowest statement at the 99th percentile", Baseline: MostTime,
+		Ratio: worst / MostTime, Required: 1, Passed: len(wrong) == 0, Details: details,
 	}, nil
 }

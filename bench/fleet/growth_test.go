@@ -22,12 +22,30 @@ func TestAPageThatASmallFleetDoesNotFillIsNoGrowth(t *testing.T) {
 		few, many figure
 		flat      bool
 	}{
-		{name: "a page that is full", statement: list, few: figure{buffers: 5000, returned: 500}, many: figure{buffers: 5100, returned: 500}, flat: true},
-		{name: "a page that was not", statement: list, few: figure{buffers: 1000, returned: 100}, many: figure{buffers: 5100, returned: 500}, flat: true},
-		{name: "a page that costs more", statement: list, few: figure{buffers: 1000, returned: 100}, many: figure{buffers: 20000, returned: 500}},
-		{name: "a page that is not full yet", statement: list, few: figure{buffers: 1000, returned: 49}, many: figure{buffers: 10000, returned: 499}},
-		{name: "an answer that grows", statement: list, few: figure{buffers: 1000, returned: 100}, many: figure{buffers: 10000, returned: 1000}},
-		{name: "an answer without a bound", statement: whole, few: figure{buffers: 1000, returned: 50}, many: figure{buffers: 10000, returned: 500}},
+		{
+			name: "a page that is full", statement: list, few: figure{buffers: 5000, returned: 500},
+			many: figure{buffers: 5100, returned: 500}, flat: true,
+		},
+		{
+			name: "a page that was not", statement: list, few: figure{buffers: 1000, returned: 100},
+			many: figure{buffers: 5100, returned: 500}, flat: true,
+		},
+		{
+			name: "a page that costs more", statement: list, few: figure{buffers: 1000, returned: 100},
+			many: figure{buffers: 20000, returned: 500},
+		},
+		{
+			name: "a page that is not full yet", statement: list, few: figure{buffers: 1000, returned: 49},
+			many: figure{buffers: 10000, returned: 499},
+		},
+		{
+			name: "an answer that grows", statement: list, few: figure{buffers: 1000, returned: 100},
+			many: figure{buffers: 10000, returned: 1000},
+		},
+		{
+			name: "an answer without a bound", statement: whole, few: figure{buffers: 1000, returned: 50},
+			many: figure{buffers: 10000, returned: 500},
+		},
 		{
 			name: "a page of a sweep", statement: page,
 			few: figure{buffers: 320, rows: 100}, many: figure{buffers: 1600, rows: 500}, flat: true,

@@ -77,13 +77,15 @@ func lists(ctx context.Context, o ListOptions, r plans.Running) (bench.Result, e
 		}
 		defer pprof.StopCPUProfile()
 	}
-	began, own, server := time.Now(), rig.ProcessorTime(int32(os.Getpid())), rig.ServerTime(r.ServerPID) //nolint:gosec // a process id
+	//nolint:gosec // a process id
+	began, own, server := time.Now(), rig.ProcessorTime(int32(os.Getpid())), rig.ServerTime(r.ServerPID)
 	took, err := call(ctx, clients, o.Length)
 	if err != nil {
 		return bench.Result{}, err
 	}
 	passed := time.Since(began)
-	own, server = rig.ProcessorTime(int32(os.Getpid()))-own, rig.ServerTime(r.ServerPID)-server //nolint:gosec // a process id
+	//nolint:gosec // a process id
+	own, server = rig.ProcessorTime(int32(os.Getpid()))-own, rig.ServerTime(r.ServerPID)-server
 	details, err := bench.Environment(ctx, nil)
 	if err != nil {
 		return bench.Result{}, err
@@ -95,8 +97,8 @@ func lists(ctx context.Context, o ListOptions, r plans.Running) (bench.Result, e
 	details["baseline"] = "requests a second that the API is to serve"
 	rate := float64(len(took)) / passed.Seconds()
 	return bench.Result{
-		Name: "list", Value: rate, Unit: "lists of workspaces a second", Baseline: LeastLists, Ratio: rate / LeastLists, Required: 1,
-		Passed: rate >= LeastLists, Details: details,
+		Name: "list", Value: rate, Unit: "lists of workspaces a second", Baseline: LeastLists, Ratio: rate / LeastLists,
+		Required: 1, Passed: rate >= LeastLists, Details: details,
 	}, nil
 }
 

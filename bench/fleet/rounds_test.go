@@ -14,7 +14,8 @@ import (
 // that has not stood for as long as it takes until something that is wrong can be found.
 func TestASweepHasRunOnceItHasSucceededTwice(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	runs := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuaas_background_runs_total"}, []string{"service", "job", "outcome"})
+	runs := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuaas_background_runs_total"},
+		[]string{"service", "job", "outcome"})
 	registry.MustRegister(runs)
 	count := func(outcome string, n float64, jobs ...string) map[string]float64 {
 		t.Helper()

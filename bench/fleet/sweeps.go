@@ -75,7 +75,8 @@ func RunSweeps(ctx context.Context, o SweepOptions) (bench.Result, error) {
 		return bench.Result{}, err
 	}
 	var result bench.Result
-	err := plans.Serve(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Instances: o.Instances, Logger: o.Logger}, size,
+	err := plans.Serve(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Instances: o.Instances, Logger: o.Logger},
+		size,
 		func(ctx context.Context, r plans.Running) error {
 			var err error
 			result, err = awaitSweeps(ctx, o, r)
@@ -122,7 +123,8 @@ func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Re
 		total += f.N
 		what = append(what, fmt.Sprintf("%s: %d", f.What, f.N))
 	}
-	details["nodes"], details["workspaces"], details["instances"], details["sweeps"], details["found"] = o.Nodes, o.Workspaces, o.Instances, sweeps, what
+	details["nodes"], details["workspaces"], details["instances"], details["sweeps"], details["found"] = o.Nodes,
+		o.Workspaces, o.Instances, sweeps, what
 	details["standing"] = o.Standing.String()
 	details["baseline"] = "what rounds of sweeps may find and the brake may stop"
 	return bench.Result{
@@ -138,7 +140,8 @@ const rounds = 2
 // notRun returns the sweeps that have not succeeded so often yet, of which stood had succeeded when the fleet had stood
 // for long enough; nil: it has not yet, and all are waited for.
 func notRun(done, stood map[string]float64) []string {
-	return slices.DeleteFunc(slices.Clone(sweeps), func(s string) bool { return stood != nil && done[s] >= stood[s]+rounds })
+	return slices.DeleteFunc(slices.Clone(sweeps),
+		func(s string) bool { return stood != nil && done[s] >= stood[s]+rounds })
 }
 
 // succeeded returns how often each job has succeeded.

@@ -63,7 +63,10 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	mesh, err := dev.New(ctx, dev.Deps{Logger: opts.Logger, Out: discard{}, Err: discard{}, Version: opts.Version, Began: time.Now()},
+	mesh, err := dev.New(ctx, dev.Deps{
+		Logger: opts.Logger, Out: discard{}, Err: discard{}, Version: opts.Version,
+		Began: time.Now(),
+	},
 		dev.Config{Ephemeral: true, Nodes: opts.Nodes, AgentBinary: opts.Agent, Statements: true})
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("build the mesh: %w", err)
@@ -242,7 +245,8 @@ func judge(ctx context.Context, opts Options, before, after seen, log records) (
 	details["database_cpu_ms_per_minute"] = per((after.database - before.database).Milliseconds())
 	details["services_cpu_ms_per_minute"] = per(after.services.Milliseconds() - before.services.Milliseconds())
 	return bench.Result{
-		Name: "idle", Value: commits, Unit: "transactions a minute", Baseline: MostCommits, Ratio: commits / MostCommits, Required: 1,
+		Name: "idle", Value: commits, Unit: "transactions a minute", Baseline: MostCommits, Ratio: commits / MostCommits,
+		Required:  1,
 		Passed:    commits <= MostCommits && (wal <= MostWAL || len(notJudged) > 0) && after.Connections <= MostConnections,
 		NotJudged: notJudged, Details: details,
 	}, nil

@@ -25,7 +25,10 @@ func TestALogWithoutItsRecordsIsNotJudged(t *testing.T) {
 		{name: "large", wal: MostWAL + 1, log: of(0)},
 		{name: "large by its pages", wal: 3 * MostWAL, log: of(2 * MostWAL), passed: true},
 		{name: "small, without its records", wal: MostWAL, log: without, passed: true},
-		{name: "large, without its records", wal: 3 * MostWAL, log: without, passed: true, notJudged: "the server has no pg_walinspect"},
+		{
+			name: "large, without its records", wal: 3 * MostWAL, log: without, passed: true,
+			notJudged: "the server has no pg_walinspect",
+		},
 	} {
 		before := seen{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 		after := seen{at: before.at.Add(time.Minute), vacuums: vacuums{Vacuums: 3, Analyzes: 2}}
@@ -41,13 +44,15 @@ func TestALogWithoutItsRecordsIsNotJudged(t *testing.T) {
 			t.Errorf("%s: the bytes of whole pages are told: %v", tt.name, told)
 		}
 		if result.Details["autovacuums"] != int64(3) || result.Details["autoanalyzes"] != int64(2) {
-			t.Errorf("%s: %v vacuums and %v analyzes are told", tt.name, result.Details["autovacuums"], result.Details["autoanalyzes"])
+			t.Errorf("%s: %v vacuums and %v analyzes are told", tt.name, result.Details["autovacuums"],
+				result.Details["autoanalyzes"])
 		}
 		var text bytes.Buffer
 		if err := result.WriteText(&text); err != nil {
 			t.Fatal(err)
 		}
-		if not := strings.Join(result.NotJudged, "; "); !strings.HasSuffix(not, tt.notJudged) || (not != "") != (tt.notJudged != "") ||
+		if not := strings.Join(result.NotJudged, "; "); !strings.HasSuffix(not, tt.notJudged) ||
+			(not != "") != (tt.notJudged != "") ||
 			strings.Contains(text.String(), "not judged") != (not != "") {
 			t.Errorf("%s: not judged is %q in\n%s", tt.name, not, text.String())
 		}
@@ -57,7 +62,9 @@ func TestALogWithoutItsRecordsIsNotJudged(t *testing.T) {
 // TestAVacuumHasItsShareOfTheLog: the records that a vacuum alone writes are added up without their whole pages.
 func TestAVacuumHasItsShareOfTheLog(t *testing.T) {
 	log := records{kinds: []kind{
-		{Name: "Heap/UPDATE", Bytes: 1000}, {Name: "Heap2/PRUNE_VACUUM_SCAN", Bytes: 20, Pages: 8192}, {Name: "Btree/VACUUM", Bytes: 3},
+		{Name: "Heap/UPDATE", Bytes: 1000},
+		{Name: "Heap2/PRUNE_VACUUM_SCAN", Bytes: 20, Pages: 8192},
+		{Name: "Btree/VACUUM", Bytes: 3},
 	}}
 	if n := log.vacuumed(); n != 23 {
 		t.Errorf("a vacuum wrote %d bytes, want 23", n)

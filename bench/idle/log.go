@@ -13,7 +13,8 @@ import (
 // The records of the write-ahead log are read by an extension that comes with the server; some packages of Postgres
 // leave it out.
 var (
-	hasInspect    = pg.Define(pg.RoleOwner, "idle.has_inspect", `SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_walinspect')`)
+	hasInspect = pg.Define(pg.RoleOwner, "idle.has_inspect",
+		`SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_walinspect')`)
 	createInspect = pg.DefineUnprepared(pg.RoleOwner, "idle.create_inspect", "the bench makes the extension",
 		func(struct{}) string { return `CREATE EXTENSION IF NOT EXISTS pg_walinspect` })
 	readRecords = pg.DefineUnprepared(pg.RoleOwner, "idle.read_records", "the bench makes the extension",
@@ -64,7 +65,10 @@ func (r records) pages() int64 {
 }
 
 // ofVacuum are the kinds of records that a vacuum alone writes.
-var ofVacuum = []string{"Heap2/PRUNE_VACUUM_SCAN", "Heap2/PRUNE_VACUUM_CLEANUP", "Heap2/VISIBLE", "Heap2/VACUUM", "Heap2/FREEZE_PAGE", "Btree/VACUUM"}
+var ofVacuum = []string{
+	"Heap2/PRUNE_VACUUM_SCAN", "Heap2/PRUNE_VACUUM_CLEANUP", "Heap2/VISIBLE", "Heap2/VACUUM",
+	"Heap2/FREEZE_PAGE", "Btree/VACUUM",
+}
 
 // vacuumed returns the bytes that a vacuum wrote, whole pages apart. The statistics of an analyze are rows as any.
 func (r records) vacuumed() int64 {
@@ -84,6 +88,8 @@ func (r records) describe(details map[string]any, length time.Duration) {
 	}
 	for i, k := range r.kinds {
 		per := func(n int64) float64 { return math.Round(float64(n) / length.Minutes()) }
-		details[fmt.Sprintf("log %02d %s", i+1, k.Name)] = fmt.Sprintf("%.0f records a minute, %.0f bytes, and %.0f of whole pages", per(k.Count), per(k.Bytes), per(k.Pages))
+		details[fmt.Sprintf("log %02d %s", i+1,
+			k.Name)] = fmt.Sprintf("%.0f records a minute, %.0f bytes, and %.0f of whole pages", per(k.Count), per(k.Bytes),
+			per(k.Pages))
 	}
 }

@@ -18,10 +18,13 @@ var (
 		func(struct{}) string { return `VACUUM (ANALYZE)` })
 	// Statistics that were made anew leave their former rows, which autovacuum would take next. They are counted when the
 	// session that made them ends.
-	vacuumAgain = pg.DefineUnprepared(pg.RoleOwner, "idle.vacuum_again", "a vacuum cannot be planned", func(struct{}) string { return `VACUUM` })
+	vacuumAgain = pg.DefineUnprepared(pg.RoleOwner, "idle.vacuum_again", "a vacuum cannot be planned",
+		func(struct{}) string { return `VACUUM` })
 	// Autovacuum visits each of them, also those that a mesh does not use.
-	listDatabases = pg.Define(pg.RoleOwner, "idle.list_databases", `SELECT d.datname::text FROM pg_database d WHERE d.datallowconn`)
-	isConnected   = pg.Define(pg.RoleOwner, "idle.is_connected", `SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = ANY ($1::bigint[]))`)
+	listDatabases = pg.Define(pg.RoleOwner, "idle.list_databases",
+		`SELECT d.datname::text FROM pg_database d WHERE d.datallowconn`)
+	isConnected = pg.Define(pg.RoleOwner, "idle.is_connected",
+		`SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = ANY ($1::bigint[]))`)
 )
 
 // settleTables vacuums and analyzes all tables, so that the work that autovacuum does once, in the first minutes of a

@@ -119,7 +119,8 @@ func describeStatements(details map[string]any, counted countedStatements, lengt
 	for i, c := range counted.costs {
 		calls, wal := float64(c.Calls)/length.Minutes(), float64(c.WAL)/length.Minutes()
 		if calls >= .5 {
-			details[fmt.Sprintf("statement %02d %s", i+1, c.Name)] = fmt.Sprintf("%.1f calls a minute, %.0f bytes of WAL a minute", calls, math.Round(wal))
+			details[fmt.Sprintf("statement %02d %s", i+1,
+				c.Name)] = fmt.Sprintf("%.1f calls a minute, %.0f bytes of WAL a minute", calls, math.Round(wal))
 		}
 	}
 	for _, c := range counted.sessions {

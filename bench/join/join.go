@@ -95,7 +95,8 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	r := &server{opts: opts}
 	conns := int32(opts.Clients) //nolint:gosec // small counts
 	if r.pool, err = pg.Open(ctx, pg.Config{
-		URL: opts.LifecycleURL, ApplicationName: "bench join", MaxConns: conns + 4, MinConns: conns, Settings: saga.PoolSettings(),
+		URL: opts.LifecycleURL, ApplicationName: "bench join", MaxConns: conns + 4, MinConns: conns,
+		Settings: saga.PoolSettings(),
 	}); err != nil {
 		return bench.Result{}, err
 	}
@@ -128,7 +129,8 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 
 func (r *server) build(joins *lock.Lock) error {
 	catalogue := workspace.Catalogue{
-		Plans: map[string]workspace.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}}, Regions: []string{"here"},
+		Plans:   map[string]workspace.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}},
+		Regions: []string{"here"},
 		Default: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS,
 	}
 	registry, err := workspace.NewSteps(workspace.StepDeps{Catalogue: catalogue}).Registry()
@@ -144,13 +146,15 @@ func (r *server) build(joins *lock.Lock) error {
 		return fmt.Errorf("make keys: %w", err)
 	}
 	log, err := audit.New(audit.Deps{
-		Logger: r.opts.Logger, Pool: r.pool, Schema: pg.RoleLifecycle, Policy: policy.Fixed{Set: policy.Defaults()}, Wake: &events.Signal{},
+		Logger: r.opts.Logger, Pool: r.pool, Schema: pg.RoleLifecycle, Policy: policy.Fixed{Set: policy.Defaults()},
+		Wake: &events.Signal{},
 	})
 	if err != nil {
 		return fmt.Errorf("make audit log: %w", err)
 	}
 	r.server = workspace.NewServer(workspace.Deps{
-		Logger: r.opts.Logger, DB: r.pool, Core: core, Catalogue: catalogue, Lock: joins, Policy: policy.Fixed{Set: policy.Defaults()}, Audit: log,
+		Logger: r.opts.Logger, DB: r.pool, Core: core, Catalogue: catalogue, Lock: joins,
+		Policy: policy.Fixed{Set: policy.Defaults()}, Audit: log,
 		DefaultQuota: workspace.Quota{Workspaces: 1 << 20, GPUs: 1 << 20, StorageBytes: 1 << 60}, Secrets: keys,
 	})
 	return nil
@@ -159,7 +163,8 @@ func (r *server) build(joins *lock.Lock) error {
 var (
 	finishRuns = pg.Define(pg.RoleOwner, "join.finish_runs", `
 	UPDATE lifecycle.saga_run SET state = 'succeeded', finished_at = mesh.clock(), why_waiting = '' WHERE finished_at IS NULL`)
-	activateWorkspaces = pg.Define(pg.RoleOwner, "join.activate_workspaces", `UPDATE lifecycle.workspace SET state = 'active'`)
+	activateWorkspaces = pg.Define(pg.RoleOwner, "join.activate_workspaces",
+		`UPDATE lifecycle.workspace SET state = 'active'`)
 )
 
 // begin makes workspaces with a recreation under way on each.
@@ -260,14 +265,17 @@ func (r *server) measure(ctx context.Context, base *rig.Rig) (bench.Result, erro
 		details["raw_redis_set_nx_ms_p50"], details["raw_redis_set_nx_ms_p95"] = bench.Percentile(setNX, .5), raw
 		baseline += raw
 	}
-	details["raw_postgres_read_ms_p50"], details["raw_postgres_read_ms_p95"] = bench.Percentile(reads, .5), bench.Percentile(reads, .95)
+	details["raw_postgres_read_ms_p50"], details["raw_postgres_read_ms_p95"] = bench.Percentile(reads, .5),
+		bench.Percentile(reads, .95)
 	details["answer_ms_p50"], details["answer_ms_p99"] = bench.Percentile(answers, .5), bench.Percentile(answers, .99)
 	details["answers"], details["clients"], details["workspaces"] = len(answers), r.opts.Clients, r.opts.Workspaces
 	return base.AtMost(name, "ms p95", bench.Percentile(answers, .95), baseline, most), nil
 }
 
 // load has every client repeat do, in turn on each operation, and returns how long each call took.
-func (r *server) load(ctx context.Context, length time.Duration, do func(context.Context, operation) error) ([]time.Duration, error) {
+func (r *server) load(ctx context.Context, length time.Duration,
+	do func(context.Context, operation) error,
+) ([]time.Duration, error) {
 	var wg sync.WaitGroup
 	var turn atomic.Int64
 	took := make([][]time.Duration, r.opts.Clients)

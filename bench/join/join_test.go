@@ -20,8 +20,8 @@ func TestBenchRuns(t *testing.T) {
 	for _, without := range []bool{false, true} {
 		db := testkit.DB(t)
 		opts := join.Options{
-			LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner), WithoutRedis: without, Logger: testkit.Logger(t),
-			Length: time.Second, Rounds: 1, Clients: 4, Workspaces: 8,
+			LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner), WithoutRedis: without,
+			Logger: testkit.Logger(t), Length: time.Second, Rounds: 1, Clients: 4, Workspaces: 8,
 		}
 		if os.Getenv("GPUAAS_BENCH_FULL") != "" {
 			opts.Length, opts.Rounds, opts.Clients, opts.Workspaces = 0, 0, 0, 0
@@ -35,7 +35,8 @@ func TestBenchRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Log(text.String())
-		if r.Value <= 0 || r.Baseline <= 0 || r.Details["env_fsync"] != "on" || (r.Details["env_redis"] == "none") != without {
+		if r.Value <= 0 || r.Baseline <= 0 || r.Details["env_fsync"] != "on" ||
+			(r.Details["env_redis"] == "none") != without {
 			t.Errorf("result = %+v", r)
 		}
 	}

@@ -135,7 +135,10 @@ func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mes
 		defer stop()
 		err = errors.Join(err, server.Stop(stopCtx))
 	}()
-	mesh, err := dev.New(ctx, dev.Deps{Logger: o.Logger, Out: io.Discard, Err: io.Discard, Version: o.Version, Began: time.Now()},
+	mesh, err := dev.New(ctx, dev.Deps{
+		Logger: o.Logger, Out: io.Discard, Err: io.Discard, Version: o.Version,
+		Began: time.Now(),
+	},
 		dev.Config{
 			Ephemeral: true, NoDemo: true, Nodes: 1, AgentBinary: o.Agent, DatabaseURL: server.AdminURL(), PolicyFile: terms,
 			RetentionSweep: sweep, KeepEnded: time.Minute, ForgetAfter: forgetAfter,
@@ -243,7 +246,8 @@ func (o Options) judge(ctx context.Context, m measured, server *embedded.Server)
 		return cmp.Or(cmp.Compare(after[b].Bytes-m.before[b].Bytes, after[a].Bytes-m.before[a].Bytes), cmp.Compare(a, b))
 	})
 	var left, peak, disk int64
-	if _, err := fmt.Fprintf(o.Out, "%-36s %12s %12s %12s %12s\n", "table", "KB a life", "rows a life", "KB at peak", "KB on disk"); err != nil {
+	if _, err := fmt.Fprintf(o.Out, "%-36s %12s %12s %12s %12s\n", "table", "KB a life", "rows a life", "KB at peak",
+		"KB on disk"); err != nil {
 		return bench.Result{}, fmt.Errorf("print the table: %w", err)
 	}
 	for _, name := range names {
@@ -253,7 +257,8 @@ func (o Options) judge(ctx context.Context, m measured, server *embedded.Server)
 			continue
 		}
 		if _, err := fmt.Fprintf(o.Out, "%-36s %12.2f %12.2f %12.2f %12.2f\n", name, per(now.Bytes-was.Bytes),
-			float64(now.Rows-was.Rows)/float64(o.Lives), per(m.peak[name].Bytes-was.Bytes), per(onDisk[name].Bytes-was.Bytes)); err != nil {
+			float64(now.Rows-was.Rows)/float64(o.Lives), per(m.peak[name].Bytes-was.Bytes),
+			per(onDisk[name].Bytes-was.Bytes)); err != nil {
 			return bench.Result{}, fmt.Errorf("print the table: %w", err)
 		}
 	}
@@ -283,7 +288,8 @@ func awaitCuts(ctx context.Context, conn *pgx.Conn) error {
 		return fmt.Errorf("read the clock: %w", err)
 	}
 	over = over.Add(longest)
-	ctx, cancel := context.WithTimeoutCause(ctx, longest+walksWithin, errors.New("walks of retention do not come to their end: see `gpuaas retention status`"))
+	ctx, cancel := context.WithTimeoutCause(ctx, longest+walksWithin,
+		errors.New("walks of retention do not come to their end: see `gpuaas retention status`"))
 	defer cancel()
 	for range 2 {
 		for {

@@ -44,7 +44,8 @@ func TestASoakIsJudgedByWhatGrowsAfterItHasSettled(t *testing.T) {
 	if _, err := (SoakOptions{Length: length}).verdict(t.Context(), make([]sample, 2), 0); err == nil {
 		t.Error("two samples were judged")
 	}
-	if from := settled([]sample{{At: 0}, {At: time.Second}, {At: 2 * time.Second}}, 3*time.Second)[0].At; from != time.Second {
+	if from := settled([]sample{{At: 0}, {At: time.Second}, {At: 2 * time.Second}},
+		3*time.Second)[0].At; from != time.Second {
 		t.Errorf("a short soak is judged from %s on", from)
 	}
 }

@@ -60,7 +60,10 @@ func (w *world) one(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	for _, kind := range []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_RECREATE, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION} {
+	for _, kind := range []commonv1.OperationKind{
+		commonv1.OperationKind_OPERATION_KIND_RECREATE,
+		commonv1.OperationKind_OPERATION_KIND_DECOMMISSION,
+	} {
 		_, err := w.client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
 			Workspace: ws.GetWorkspaceId(), Kind: kind, Reason: "bench", IdempotencyKey: fmt.Sprintf("%s-%d", name, kind),
 		})
@@ -79,7 +82,9 @@ func (w *world) one(ctx context.Context, name string) error {
 }
 
 // await returns a workspace once it is in a state, in an epoch after the given one.
-func (w *world) await(ctx context.Context, ref string, state commonv1.WorkspaceState, after int64) (*readmodelv1.Workspace, error) {
+func (w *world) await(ctx context.Context, ref string, state commonv1.WorkspaceState,
+	after int64,
+) (*readmodelv1.Workspace, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if state == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE && after == 0 {

@@ -68,7 +68,10 @@ func (e *riverEngine) start(ctx context.Context, databaseURL string, setup peer.
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: setup.Workers}}, Workers: workers,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
-	said := map[string]any{"workers": setup.Workers, "connections": conns, "fetch_cooldown": "default (100ms)", "fetch_poll_interval": "default (1s)"}
+	said := map[string]any{
+		"workers": setup.Workers, "connections": conns, "fetch_cooldown": "default (100ms)",
+		"fetch_poll_interval": "default (1s)",
+	}
 	if setup.Cooldown > 0 {
 		rc.FetchCooldown = setup.Cooldown
 		said["fetch_cooldown"] = setup.Cooldown.String()
@@ -78,7 +81,10 @@ func (e *riverEngine) start(ctx context.Context, databaseURL string, setup peer.
 	}
 	e.waiting, e.early = map[int64]chan time.Time{}, map[int64]time.Time{}
 	// An event comes once the job's end is committed. Those that overflow the channel would be dropped.
-	done, _ := e.client.SubscribeConfig(&river.SubscribeConfig{ChanSize: 1 << 20, Kinds: []river.EventKind{river.EventKindJobCompleted, river.EventKindJobFailed}})
+	done, _ := e.client.SubscribeConfig(&river.SubscribeConfig{
+		ChanSize: 1 << 20,
+		Kinds:    []river.EventKind{river.EventKindJobCompleted, river.EventKindJobFailed},
+	})
 	go e.follow(done)
 	if err := e.client.Start(ctx); err != nil {
 		return peer.Described{}, fmt.Errorf("start: %w", err)

@@ -9,5 +9,6 @@ func read() (Memory, error) {
 	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return Memory{RSS: rss, Heap: int64(m.HeapInuse), Stacks: int64(m.StackInuse), Goroutines: runtime.NumGoroutine()}, nil //nolint:gosec // sizes of one process
+	//nolint:gosec // sizes of one process
+	return Memory{RSS: rss, Heap: int64(m.HeapInuse), Stacks: int64(m.StackInuse), Goroutines: runtime.NumGoroutine()}, nil
 }

@@ -84,8 +84,10 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	details, value := base.Details, bench.Percentile(stood, .95)
 	details["baseline"] = "p95 of one single-row commit, one client"
-	details["stood_still_ms"] = fmt.Sprintf("p50 %.0f, p95 %.0f, max %.0f of %d", bench.Percentile(stood, .5), value, bench.Percentile(stood, 1), len(stood))
-	details["kills"], details["runs_held_at_each"], details["killed_after_last_step_began"] = opts.Kills, opts.Runs, strings.Join(phases, " ")
+	details["stood_still_ms"] = fmt.Sprintf("p50 %.0f, p95 %.0f, max %.0f of %d", bench.Percentile(stood, .5), value,
+		bench.Percentile(stood, 1), len(stood))
+	details["kills"], details["runs_held_at_each"], details["killed_after_last_step_began"] = opts.Kills, opts.Runs,
+		strings.Join(phases, " ")
 	details["lease"], details["heartbeat"] = opts.Lease.String(), (opts.Lease / 3).String()
 	return base.AtMost("resume", "ms p95 from a crash until the run goes on", value, bench.Percentile(raw, .95), Most), nil
 }
@@ -93,7 +95,8 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 // newReplica makes a replica of lifecycle whose step does what do does.
 func newReplica(ctx context.Context, opts Options, do saga.StepFunc) (*rig.Replica, error) {
 	return rig.NewReplica(ctx, rig.ReplicaConfig{
-		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 16, Workers: opts.Runs, Lease: opts.Lease, Logger: opts.Logger,
+		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 16, Workers: opts.Runs, Lease: opts.Lease,
+		Logger: opts.Logger,
 		Definitions: []saga.Definition{{
 			Name: working, Version: 1, States: rig.States, Steps: []saga.Step{{Name: "work", Class: saga.Pure, Do: do}},
 		}},
@@ -124,7 +127,10 @@ func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Durat
 		return nil, err
 	}
 	defer driver.Stop()
-	cfg := driverConfig{LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Lease: opts.Lease, Runs: opts.Runs}
+	cfg := driverConfig{
+		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Lease: opts.Lease,
+		Runs: opts.Runs,
+	}
 	if err := driver.Ask(ctx, patience, "drive", cfg, nil); err != nil {
 		return nil, err
 	}
@@ -148,7 +154,8 @@ func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Durat
 	if err := driver.Kill(); err != nil {
 		return nil, err
 	}
-	err = until(ctx, opts.Lease+patience, "every run to go on", func() (bool, error) { return resumed.count() == len(workspaces), nil })
+	err = until(ctx, opts.Lease+patience, "every run to go on",
+		func() (bool, error) { return resumed.count() == len(workspaces), nil })
 	if err != nil {
 		return nil, err
 	}

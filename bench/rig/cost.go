@@ -138,7 +138,10 @@ func processorTimes(pid int) times {
 		n, _ := strconv.ParseInt(fields[i], 10, 64)
 		return n
 	}
-	return times{own: time.Duration(number(11)+number(12)) * tick, ended: time.Duration(number(13)+number(14)) * tick, parent: int(number(1))}
+	return times{
+		own: time.Duration(number(11)+number(12)) * tick, ended: time.Duration(number(13)+number(14)) * tick,
+		parent: int(number(1)),
+	}
 }
 
 // Spent is the cost of a stretch: processor time of this process, of the database's sessions and of other processes,

@@ -54,7 +54,8 @@ func NewReplica(ctx context.Context, cfg ReplicaConfig) (*Replica, error) {
 	r := &Replica{Appended: &events.Signal{}, logger: cfg.Logger}
 	var err error
 	r.Pool, err = pg.Open(ctx, pg.Config{
-		URL: cfg.LifecycleURL, ApplicationName: LifecycleSessions, MaxConns: cfg.Conns, MinConns: cfg.Conns, Settings: saga.PoolSettings(),
+		URL: cfg.LifecycleURL, ApplicationName: LifecycleSessions, MaxConns: cfg.Conns, MinConns: cfg.Conns,
+		Settings: saga.PoolSettings(),
 	})
 	if err == nil {
 		r.sequencer, err = pg.Open(ctx, pg.Config{URL: cfg.SequencerURL, ApplicationName: SequencerSessions, MaxConns: 3})
@@ -75,17 +76,24 @@ func (r *Replica) build(cfg ReplicaConfig) error {
 		return fmt.Errorf("define steps: %w", err)
 	}
 	numbered := &events.Signal{}
-	sequencer, err := events.NewSequencer(events.SequencerDeps{Pool: r.sequencer, Wake: r.Appended, Numbered: numbered, Logger: cfg.Logger}, events.SequencerConfig{})
+	sequencer, err := events.NewSequencer(events.SequencerDeps{
+		Pool: r.sequencer, Wake: r.Appended, Numbered: numbered,
+		Logger: cfg.Logger,
+	}, events.SequencerConfig{})
 	if err != nil {
 		return fmt.Errorf("make sequencer: %w", err)
 	}
 	r.loops = map[string]func(context.Context) error{"sequencer": sequencer.Run}
-	if r.Core, err = saga.New(saga.Deps{DB: r.Pool, Registry: registry, Logger: cfg.Logger, Appended: r.Appended, OnPoint: cfg.OnPoint}); err != nil {
+	if r.Core, err = saga.New(saga.Deps{
+		DB: r.Pool, Registry: registry, Logger: cfg.Logger, Appended: r.Appended,
+		OnPoint: cfg.OnPoint,
+	}); err != nil {
 		return fmt.Errorf("make saga core: %w", err)
 	}
 	if cfg.Workers > 0 {
 		driver, err := saga.NewDriver(r.Core, saga.Config{
-			Owner: "bench-" + ids.New(), Workers: cfg.Workers, LeaseBatch: cfg.Workers, Lease: cfg.Lease, Heartbeat: cfg.Lease / 3,
+			Owner: "bench-" + ids.New(), Workers: cfg.Workers, LeaseBatch: cfg.Workers, Lease: cfg.Lease,
+			Heartbeat: cfg.Lease / 3,
 		})
 		if err != nil {
 			return fmt.Errorf("make driver: %w", err)
@@ -136,7 +144,8 @@ func (r *Replica) Close() {
 	}
 }
 
-var insertTenant = pg.Define(pg.RoleLifecycle, "rig.insert_tenant", `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`)
+var insertTenant = pg.Define(pg.RoleLifecycle, "rig.insert_tenant",
+	`INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`)
 
 // Workspaces makes workspaces of a new tenant, and returns their ids.
 func (r *Replica) Workspaces(ctx context.Context, n int) ([]string, error) {
@@ -148,7 +157,8 @@ func (r *Replica) Workspaces(ctx context.Context, n int) ([]string, error) {
 			return fmt.Errorf("insert tenant: %w", err)
 		}
 		for i := range n {
-			id, err := r.Core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
+			id, err := r.Core.InsertWorkspace(ctx, tx,
+				saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
 			if err != nil {
 				return err
 			}
@@ -165,7 +175,8 @@ func (r *Replica) Begin(ctx context.Context, workspace, definition string) (saga
 	err := pg.InTx(ctx, r.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		started, err = r.Core.Start(ctx, tx, saga.StartRequest{
-			WorkspaceID: workspace, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: definition, Requester: "bench", NextEpoch: true,
+			WorkspaceID: workspace, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: definition,
+			Requester: "bench", NextEpoch: true,
 		})
 		return err
 	})

@@ -31,9 +31,10 @@ var (
 	dropSchema  = pg.Define(pg.RoleOwner, "rig.drop_schema", `DROP SCHEMA bench CASCADE`)
 	makeTable   = pg.Define(pg.RoleOwner, "rig.make_table", `
 	CREATE TABLE bench.commits (id bigint GENERATED ALWAYS AS IDENTITY (CACHE 100) PRIMARY KEY, n bigint NOT NULL)`)
-	insertCommit = pg.DefineUnprepared(pg.RoleOwner, "rig.insert_commit", "the rig makes its table", func(struct{}) string {
-		return `INSERT INTO bench.commits (n) VALUES ($1)`
-	}).For(struct{}{})
+	insertCommit = pg.DefineUnprepared(pg.RoleOwner, "rig.insert_commit", "the rig makes its table",
+		func(struct{}) string {
+			return `INSERT INTO bench.commits (n) VALUES ($1)`
+		}).For(struct{}{})
 )
 
 // Rig is the database of a bench, and the environment that it runs in.
@@ -46,7 +47,10 @@ type Rig struct {
 // Open opens the database for a number of clients of the baseline, and makes the baseline's table: one bigint a row,
 // and a primary key that grows, so that its pages stay hot.
 func Open(ctx context.Context, ownerURL string, clients int32) (*Rig, error) {
-	owner, err := pg.Open(ctx, pg.Config{URL: ownerURL, ApplicationName: "bench baseline", MaxConns: clients, MinConns: clients})
+	owner, err := pg.Open(ctx, pg.Config{
+		URL: ownerURL, ApplicationName: "bench baseline", MaxConns: clients,
+		MinConns: clients,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open database: %w", err)
 	}
@@ -127,7 +131,9 @@ type Rates struct{ Ours, Baseline float64 }
 // Alternate measures the rates in rounds: half a length of commits, a length of ours, and half a length of commits.
 // ours returns how many units there were a second. The cost of a unit of ours is recorded: processor time of this
 // process and of the database's sessions, and bytes of the write-ahead log.
-func (r *Rig) Alternate(ctx context.Context, rounds int, length time.Duration, ours func(context.Context, time.Duration) (float64, error)) (Rates, error) {
+func (r *Rig) Alternate(ctx context.Context, rounds int, length time.Duration,
+	ours func(context.Context, time.Duration) (float64, error),
+) (Rates, error) {
 	var base, rate []float64
 	var spent cost
 	units := 0.0
@@ -174,8 +180,8 @@ func (r *Rig) Alternate(ctx context.Context, rounds int, length time.Duration, o
 func (r *Rig) AtLeast(name, unit string, rates Rates, required float64) bench.Result {
 	ratio := rates.Ours / rates.Baseline
 	return bench.Result{
-		Name: name, Value: math.Round(rates.Ours*10) / 10, Unit: unit, Baseline: math.Round(rates.Baseline), Ratio: ratio, Required: required,
-		Passed: ratio >= required, Details: r.Details,
+		Name: name, Value: math.Round(rates.Ours*10) / 10, Unit: unit, Baseline: math.Round(rates.Baseline), Ratio: ratio,
+		Required: required, Passed: ratio >= required, Details: r.Details,
 	}
 }
 
@@ -183,13 +189,15 @@ func (r *Rig) AtLeast(name, unit string, rates Rates, required float64) bench.Re
 func (r *Rig) AtMost(name, unit string, value, baseline, most float64) bench.Result {
 	r.Details["required_ms_p95"] = most
 	return bench.Result{
-		Name: name, Value: value, Unit: unit, Baseline: baseline, Ratio: value / baseline, Required: most / baseline, Passed: value <= most, Details: r.Details,
+		Name: name, Value: value, Unit: unit, Baseline: baseline, Ratio: value / baseline, Required: most / baseline,
+		Passed: value <= most, Details: r.Details,
 	}
 }
 
 // Times returns a text of percentiles of durations, in milliseconds.
 func Times(took []time.Duration) string {
-	return fmt.Sprintf("p50 %.1f, p95 %.1f, max %.1f of %d", bench.Percentile(took, .5), bench.Percentile(took, .95), bench.Percentile(took, 1), len(took))
+	return fmt.Sprintf("p50 %.1f, p95 %.1f, max %.1f of %d", bench.Percentile(took, .5), bench.Percentile(took, .95),
+		bench.Percentile(took, 1), len(took))
 }
 
 func mean(list []float64) float64 {

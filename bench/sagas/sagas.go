@@ -95,11 +95,12 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	defer r.Close()
 	var loaded timings
-	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length, func(ctx context.Context, length time.Duration) (float64, error) {
-		took, elapsed, err := r.run(ctx, r.workspaces, length)
-		loaded.add(took)
-		return float64(len(took.done)) / elapsed.Seconds(), err
-	})
+	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length,
+		func(ctx context.Context, length time.Duration) (float64, error) {
+			took, elapsed, err := r.run(ctx, r.workspaces, length)
+			loaded.add(took)
+			return float64(len(took.done)) / elapsed.Seconds(), err
+		})
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -110,9 +111,12 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	details := base.Details
 	details["aim"] = Aim
 	details["steps_per_run"], details["clients"], details["workers"] = stepCount, opts.Clients, opts.Workers
-	details["loaded_start_to_done_ms_p50"], details["loaded_start_to_done_ms_p95"] = bench.Percentile(loaded.done, .5), bench.Percentile(loaded.done, .95)
-	details["idle_start_to_done_ms_p50"], details["idle_start_to_done_ms_p95"] = bench.Percentile(idle.done, .5), bench.Percentile(idle.done, .95)
-	details["idle_start_to_claimed_ms_p50"], details["idle_start_to_claimed_ms_p95"] = bench.Percentile(idle.claimed, .5), bench.Percentile(idle.claimed, .95)
+	details["loaded_start_to_done_ms_p50"], details["loaded_start_to_done_ms_p95"] = bench.Percentile(loaded.done, .5),
+		bench.Percentile(loaded.done, .95)
+	details["idle_start_to_done_ms_p50"], details["idle_start_to_done_ms_p95"] = bench.Percentile(idle.done, .5),
+		bench.Percentile(idle.done, .95)
+	details["idle_start_to_claimed_ms_p50"], details["idle_start_to_claimed_ms_p95"] = bench.Percentile(idle.claimed, .5),
+		bench.Percentile(idle.claimed, .95)
 	details["wal_bytes_per_unit_most"] = MaxWAL
 	result := base.AtLeast("sagas", "runs/s", rates, Required)
 	log, known := details["wal_bytes_per_unit"].(float64)
@@ -134,7 +138,8 @@ func Open(ctx context.Context, opts Options) (*Load, error) {
 	}
 	var err error
 	r.replica, err = rig.NewReplica(ctx, rig.ReplicaConfig{
-		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 24, Workers: opts.Workers, Logger: opts.Logger, OnPoint: r.onPoint,
+		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 24, Workers: opts.Workers,
+		Logger: opts.Logger, OnPoint: r.onPoint,
 		Definitions: []saga.Definition{{Name: definition, Version: 1, Steps: steps, States: rig.States}},
 	})
 	if err != nil {

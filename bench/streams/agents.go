@@ -120,16 +120,25 @@ func (f *fleet) one(ctx context.Context, addr string, sessions bool, every time.
 // open goes from Hello to Admitted with facts as large as a real host's.
 func (a *agent) open(id string) error {
 	host := &commonv1.HostFacts{
-		Hostname: "node-" + id, Kernel: "6.1.0-28-amd64", Os: "linux", Arch: "amd64", Cpus: 64, MemoryBytes: 512 << 30, MachineId: id,
-		Addresses: []string{"10.0.0.1", "fd00::1"}, Disks: []*commonv1.Disk{{Path: "/var/lib/gpuaas", FsType: "ext4", SizeBytes: 1 << 40, FreeBytes: 1 << 39}},
+		Hostname: "node-" + id, Kernel: "6.1.0-28-amd64", Os: "linux", Arch: "amd64", Cpus: 64, MemoryBytes: 512 << 30,
+		MachineId: id, Addresses: []string{"10.0.0.1", "fd00::1"},
+		Disks: []*commonv1.Disk{{Path: "/var/lib/gpuaas", FsType: "ext4", SizeBytes: 1 << 40, FreeBytes: 1 << 39}},
 	}
 	for i := range 8 {
-		host.Gpus = append(host.Gpus, &commonv1.Gpu{DeviceId: ids.New(), Index: int32(i), Model: "NVIDIA H100 80GB HBM3", MemoryBytes: 80 << 30, DriverVersion: "550.90.07"}) //nolint:gosec // eight devices
+		//nolint:gosec // eight devices
+		host.Gpus = append(host.Gpus, &commonv1.Gpu{
+			DeviceId: ids.New(), Index: int32(i), Model: "NVIDIA H100 80GB HBM3",
+			MemoryBytes: 80 << 30, DriverVersion: "550.90.07",
+		})
 	}
 	hello := &nodev1.Hello{
-		NodeId: id, NodeInstanceId: ids.New(), BootId: ids.New(), LedgerId: ids.New(), AgentVersion: "v1.0.0", ProtocolVersion: 1, Host: host,
+		NodeId: id, NodeInstanceId: ids.New(), BootId: ids.New(), LedgerId: ids.New(), AgentVersion: "v1.0.0",
+		ProtocolVersion: 1, Host: host,
 		TaskTypes: []commonv1.TaskType{commonv1.TaskType_TASK_TYPE_PROBE_NOOP, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY},
-		Profile:   &commonv1.ProfileFacts{Fingerprint: "f", ApiHost: "api.mesh.test", RecoveryHost: "recovery.mesh.test", Unit: "gpuaas-node-agent.service"},
+		Profile: &commonv1.ProfileFacts{
+			Fingerprint: "f", ApiHost: "api.mesh.test", RecoveryHost: "recovery.mesh.test",
+			Unit: "gpuaas-node-agent.service",
+		},
 	}
 	if err := a.stream.Send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Hello{Hello: hello}}); err != nil {
 		return fmt.Errorf("send Hello: %w", err)

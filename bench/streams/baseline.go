@@ -59,7 +59,8 @@ func startBare(ctx context.Context, files nodeapitest.Files) (string, error) {
 		return "", fmt.Errorf("load roots: %w", err)
 	}
 	conf, err := pki.ServerTLS(pki.ServerConfig{
-		Store: store, TrustDomain: nodeapitest.TrustDomain, NextProtos: []string{"h2"}, Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: roots}},
+		Store: store, TrustDomain: nodeapitest.TrustDomain, NextProtos: []string{"h2"},
+		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: roots}},
 	})
 	if err != nil {
 		return "", fmt.Errorf("build TLS: %w", err)

@@ -69,7 +69,9 @@ func measure(context.Context, json.RawMessage) (any, error) {
 }
 
 // serveNodeAPI runs a replica of nodeapi and nothing else.
-func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, out io.Writer, logger *slog.Logger) error {
+func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, out io.Writer,
+	logger *slog.Logger,
+) error {
 	defer app.BoundHeap()() // as a process of nodeapi does
 	done := make(chan error, 1)
 	started := false
@@ -82,7 +84,8 @@ func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, 
 			cfg := nodeapi.Default()
 			cfg.TrustDomain = nodeapitest.TrustDomain
 			cfg.DatabaseURLFile, cfg.SequencerURLFile = config.SecretFile(told.Database), config.SecretFile(told.Sequencer)
-			cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = told.Files.Cert, told.Files.Key, told.Files.ServiceCA, told.Files.NodeCA
+			cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = told.Files.Cert, told.Files.Key,
+				told.Files.ServiceCA, told.Files.NodeCA
 			cfg.Peers.Recovery, cfg.Peers.Lifecycle = told.Recovery, told.Lifecycle
 			cfg.DrainTimeout = time.Second
 			registry, err := obs.NewRegistry()

@@ -104,8 +104,8 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	details["baseline"] = "bare grpc-go bidi stream, mutual TLS 1.3, transport options as nodeapi's"
 	details["measure"] = "RSS after two collections, minus the same at zero agents, by agents"
 	return bench.Result{
-		Name: "streams", Value: round(ours.perAgent), Unit: "bytes/agent", Baseline: round(base.perAgent), Ratio: ratio, Required: Required,
-		Passed: ratio <= Required && ours.perAgent <= RequiredBytes, Details: details,
+		Name: "streams", Value: round(ours.perAgent), Unit: "bytes/agent", Baseline: round(base.perAgent), Ratio: ratio,
+		Required: Required, Passed: ratio <= Required && ours.perAgent <= RequiredBytes, Details: details,
 	}, nil
 }
 
@@ -192,7 +192,10 @@ func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footpri
 		return f, err
 	}
 	// A few agents come and go first: memory that is allocated once is not charged to the counted agents.
-	if err := r.bring(ctx, load, agentsConfig{Addr: addr, N: min(64, r.opts.Agents), Sessions: sessions, Every: 200 * time.Millisecond}); err != nil {
+	if err := r.bring(ctx, load, agentsConfig{
+		Addr: addr, N: min(64, r.opts.Agents), Sessions: sessions,
+		Every: 200 * time.Millisecond,
+	}); err != nil {
 		return f, err
 	}
 	if err := load.Ask(ctx, soon, "leave", nil, nil); err != nil {
@@ -205,7 +208,10 @@ func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footpri
 		return f, err
 	}
 	began := time.Now()
-	if err := r.bring(ctx, load, agentsConfig{Addr: addr, N: r.opts.Agents, Sessions: sessions, Every: r.opts.Every}); err != nil {
+	if err := r.bring(ctx, load, agentsConfig{
+		Addr: addr, N: r.opts.Agents, Sessions: sessions,
+		Every: r.opts.Every,
+	}); err != nil {
 		return f, err
 	}
 	f.connected = time.Since(began)

@@ -19,7 +19,8 @@ const childKind = "GPUAAS_TEST_BENCH_CHILD"
 
 func TestMain(m *testing.M) {
 	if kind := os.Getenv(childKind); kind != "" {
-		if _, err := streams.Child(context.Background(), kind, os.Stdin, os.Stdout, slog.New(slog.DiscardHandler)); err != nil {
+		if _, err := streams.Child(context.Background(), kind, os.Stdin, os.Stdout,
+			slog.New(slog.DiscardHandler)); err != nil {
 			slog.New(slog.NewTextHandler(os.Stderr, nil)).Error("bench child", slog.Any("error", err))
 			os.Exit(1)
 		}

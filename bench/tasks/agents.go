@@ -160,7 +160,9 @@ func (f *fleet) start(ctx context.Context, cfg agentsConfig) error {
 	return nil
 }
 
-func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Certificate, roots *pki.Bundle, set *envelope.VerifierSet) error {
+func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Certificate, roots *pki.Bundle,
+	set *envelope.VerifierSet,
+) error {
 	a := &agent{}
 	var err error
 	if a.ledger, err = ledger.Open(ledger.Config{Path: filepath.Join(cfg.Dir, n.ID+".db")}); err != nil {
@@ -177,7 +179,8 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 	}
 	a.client, err = session.New(session.Deps{
 		Logger: f.logger, Clock: clk, Roots: roots, Endpoint: func() (string, error) { return cfg.Addr, nil },
-		Identity: session.NewMemory(identity.Node{NodeID: n.ID, InstanceID: n.Instance, TrustDomain: nodeapitest.TrustDomain}, cert),
+		Identity: session.NewMemory(identity.Node{NodeID: n.ID, InstanceID: n.Instance, TrustDomain: nodeapitest.TrustDomain},
+			cert),
 		Hooks: session.Hooks{
 			Hello: func(h *nodev1.Hello) {
 				h.LedgerId, h.BootId, h.AgentVersion = a.ledger.ID(), boot, "bench"

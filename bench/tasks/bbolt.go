@@ -30,7 +30,8 @@ func bboltRate(dir string, files int, length time.Duration) (float64, error) {
 	for i := range files {
 		open.Add(1)
 		wg.Go(func() {
-			db, err := bbolt.Open(filepath.Join(dir, fmt.Sprintf("%d.db", i)), 0o600, &bbolt.Options{NoFreelistSync: true, FreelistType: bbolt.FreelistMapType})
+			db, err := bbolt.Open(filepath.Join(dir, fmt.Sprintf("%d.db", i)), 0o600,
+				&bbolt.Options{NoFreelistSync: true, FreelistType: bbolt.FreelistMapType})
 			open.Done()
 			if err != nil {
 				errs <- err

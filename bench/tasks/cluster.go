@@ -98,7 +98,8 @@ func (r *cluster) start(ctx context.Context) (func(), error) {
 	}
 	open := func(role string, conns int32, settings map[string]string) (*pgxpool.Pool, error) {
 		p, err := pg.Open(ctx, pg.Config{
-			URL: r.opts.Database.URL(role), ApplicationName: "bench " + role, MaxConns: conns, MinConns: conns, Settings: settings,
+			URL: r.opts.Database.URL(role), ApplicationName: "bench " + role, MaxConns: conns, MinConns: conns,
+			Settings: settings,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("open database: %w", err)
@@ -146,7 +147,8 @@ func (r *cluster) start(ctx context.Context) (func(), error) {
 }
 
 // lifecycle serves gates and tasks as the service does.
-func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.Context) error), backend *nodeapitest.Backend, services *nodeapitest.Authority,
+func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.Context) error),
+	backend *nodeapitest.Backend, services *nodeapitest.Authority,
 	sequencerPool *pgxpool.Pool,
 ) (envelope.Key, string, error) {
 	_, private, err := ed25519.GenerateKey(nil)
@@ -164,7 +166,10 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 	}
 	numbered := &events.Signal{}
 	r.wake = &events.Signal{}
-	sequencer, err := events.NewSequencer(events.SequencerDeps{Pool: sequencerPool, Wake: r.wake, Numbered: numbered, Logger: r.opts.Logger}, events.SequencerConfig{})
+	sequencer, err := events.NewSequencer(events.SequencerDeps{
+		Pool: sequencerPool, Wake: r.wake, Numbered: numbered,
+		Logger: r.opts.Logger,
+	}, events.SequencerConfig{})
 	if err != nil {
 		return key, "", fmt.Errorf("make sequencer: %w", err)
 	}
@@ -175,7 +180,10 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 		Logger: r.opts.Logger, DB: r.pool, Key: key, Hub: r.hub, Committed: r.wake.Notify,
 		Wake: func(context.Context, pgx.Tx, []string) error { return nil },
 	})
-	r.gates = gate.NewServer(gate.Deps{Logger: r.opts.Logger, DB: r.pool, Join: verifier, Tasks: r.tasks, Instances: noInstance{}, Committed: r.wake.Notify, Slots: 1})
+	r.gates = gate.NewServer(gate.Deps{
+		Logger: r.opts.Logger, DB: r.pool, Join: verifier, Tasks: r.tasks,
+		Instances: noInstance{}, Committed: r.wake.Notify, Slots: 1,
+	})
 	store, err := services.Service("lifecycle")
 	if err != nil {
 		return key, "", err
@@ -184,10 +192,14 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 	if err != nil {
 		return key, "", err
 	}
-	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: r.opts.Logger, Persons: rpc.NewPersonVerifier(public, nil)}, rpc.ServerConfig{
-		Name: "internal", Addr: "127.0.0.1:0", MaxReadBytes: 8 << 20,
-		TLS: pki.ServerConfig{Store: store, TrustDomain: nodeapitest.TrustDomain, Clients: []pki.Trust{{Kind: pki.KindService, Bundle: roots}}},
-	})
+	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: r.opts.Logger, Persons: rpc.NewPersonVerifier(public, nil)},
+		rpc.ServerConfig{
+			Name: "internal", Addr: "127.0.0.1:0", MaxReadBytes: 8 << 20,
+			TLS: pki.ServerConfig{
+				Store: store, TrustDomain: nodeapitest.TrustDomain,
+				Clients: []pki.Trust{{Kind: pki.KindService, Bundle: roots}},
+			},
+		})
 	if err != nil {
 		return key, "", fmt.Errorf("open lifecycle's port: %w", err)
 	}
@@ -201,20 +213,26 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 	return key, srv.Addr().String(), nil
 }
 
-func (r *cluster) nodeapi(ctx context.Context, run func(string, func(context.Context) error), nodes, services *nodeapitest.Authority, recovery, lifecycle string) (string, error) {
+func (r *cluster) nodeapi(ctx context.Context, run func(string, func(context.Context) error), nodes,
+	services *nodeapitest.Authority, recovery, lifecycle string,
+) (string, error) {
 	files, err := nodeapitest.WriteFiles(r.dir, "nodeapi", nodes, services)
 	if err != nil {
 		return "", err
 	}
 	cfg := nodeapi.Default()
 	cfg.TrustDomain = nodeapitest.TrustDomain
-	for role, file := range map[string]*config.SecretFile{pg.RoleNodeAPI: &cfg.DatabaseURLFile, pg.RoleSequencer: &cfg.SequencerURLFile} {
+	for role, file := range map[string]*config.SecretFile{
+		pg.RoleNodeAPI:   &cfg.DatabaseURLFile,
+		pg.RoleSequencer: &cfg.SequencerURLFile,
+	} {
 		*file = config.SecretFile(filepath.Join(r.dir, role))
 		if err := os.WriteFile(string(*file), []byte(r.opts.Database.URL(role)), 0o600); err != nil {
 			return "", fmt.Errorf("write database url: %w", err)
 		}
 	}
-	cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = files.Cert, files.Key, files.ServiceCA, files.NodeCA
+	cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = files.Cert, files.Key, files.ServiceCA,
+		files.NodeCA
 	cfg.Peers.Recovery, cfg.Peers.Lifecycle = recovery, lifecycle
 	cfg.DrainTimeout = time.Second
 	registry, err := obs.NewRegistry()
@@ -233,7 +251,11 @@ func (r *cluster) nodeapi(ctx context.Context, run func(string, func(context.Con
 func (r *cluster) admit(ctx context.Context) error {
 	for i := range r.opts.Agents {
 		n := node{ID: ids.New(), Instance: ids.New()}
-		_, err := r.gates.ApplyFence(ctx, &lifecyclev1.ApplyFenceRequest{NodeId: n.ID, NodeInstanceId: n.Instance, Name: fmt.Sprintf("bench-%d", i), FenceEpoch: 1, Admitted: true})
+		_, err := r.gates.ApplyFence(ctx,
+			&lifecyclev1.ApplyFenceRequest{
+				NodeId: n.ID, NodeInstanceId: n.Instance, Name: fmt.Sprintf("bench-%d", i),
+				FenceEpoch: 1, Admitted: true,
+			})
 		if err != nil {
 			return fmt.Errorf("admit node: %w", err)
 		}
@@ -243,7 +265,9 @@ func (r *cluster) admit(ctx context.Context) error {
 }
 
 // bring starts the agents and waits until all are admitted.
-func (r *cluster) bring(ctx context.Context, run func(string, func(context.Context) error), addr string, key envelope.Key, nodes, services *nodeapitest.Authority) error {
+func (r *cluster) bring(ctx context.Context, run func(string, func(context.Context) error), addr string,
+	key envelope.Key, nodes, services *nodeapitest.Authority,
+) error {
 	lis, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("listen for acknowledgements: %w", err)
@@ -299,6 +323,7 @@ func (r *cluster) hear(ctx context.Context, lis net.Listener) error {
 		if _, err := io.ReadFull(conn, record[:]); err != nil {
 			return nil //nolint:nilerr // the agents have ended
 		}
-		r.acknowledged(string(record[8:]), time.Unix(0, int64(binary.BigEndian.Uint64(record[:8])))) //nolint:gosec // nanoseconds since 1970
+		//nolint:gosec // nanoseconds since 1970
+		r.acknowledged(string(record[8:]), time.Unix(0, int64(binary.BigEndian.Uint64(record[:8]))))
 	}
 }

@@ -90,18 +90,19 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	defer r.close()
 	var loaded []time.Duration
 	var full rig.Spent
-	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length, func(ctx context.Context, length time.Duration) (float64, error) {
-		var took []time.Duration
-		var elapsed time.Duration
-		spent, err := base.Spend(ctx, []int{r.agents.PID()}, func(ctx context.Context) error {
-			var err error
-			took, elapsed, err = r.load(ctx, length)
-			return err
+	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length,
+		func(ctx context.Context, length time.Duration) (float64, error) {
+			var took []time.Duration
+			var elapsed time.Duration
+			spent, err := base.Spend(ctx, []int{r.agents.PID()}, func(ctx context.Context) error {
+				var err error
+				took, elapsed, err = r.load(ctx, length)
+				return err
+			})
+			full.Processor, full.WAL = full.Processor+spent.Processor, full.WAL+spent.WAL
+			loaded = append(loaded, took...)
+			return float64(len(took)) / max(elapsed.Seconds(), 1e-9), err
 		})
-		full.Processor, full.WAL = full.Processor+spent.Processor, full.WAL+spent.WAL
-		loaded = append(loaded, took...)
-		return float64(len(took)) / max(elapsed.Seconds(), 1e-9), err
-	})
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -119,17 +120,20 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	loadedProcessor, loadedWAL := full.Of(len(loaded))
 	details["steady_cpu_ms_per_task"], details["steady_cpu_ms_per_task_most"] = steadyProcessor, MaxSteadyProcessor
 	details["loaded_cpu_ms_per_task"], details["loaded_cpu_ms_per_task_most"] = loadedProcessor, MaxLoadedProcessor
-	details["steady_wal_bytes_per_task"], details["loaded_wal_bytes_per_task"], details["wal_bytes_per_task_most"] = steadyWAL, loadedWAL, MaxWAL
+	details["steady_wal_bytes_per_task"], details["loaded_wal_bytes_per_task"],
+		details["wal_bytes_per_task_most"] = steadyWAL, loadedWAL, MaxWAL
 	if err := r.describe(ctx, details); err != nil {
 		return bench.Result{}, err
 	}
 	p50 := bench.Percentile(steady, .5)
 	details["agents"], details["outstanding_per_agent"], details["aim"] = opts.Agents, opts.Outstanding, Aim
 	details["steady_rate_per_s"] = opts.Rate
-	details["steady_ms_p50"], details["steady_ms_p99"], details["steady_ms_p50_most"] = p50, bench.Percentile(steady, .99), MaxP50
+	details["steady_ms_p50"], details["steady_ms_p99"], details["steady_ms_p50_most"] = p50, bench.Percentile(steady, .99),
+		MaxP50
 	details["loaded_ms_p50"], details["loaded_ms_p99"] = bench.Percentile(loaded, .5), bench.Percentile(loaded, .99)
 	result := base.AtLeast("tasks", "round trips/s", rates, Required)
-	result.Passed = result.Passed && p50 <= MaxP50 && steadyProcessor <= MaxSteadyProcessor && loadedProcessor <= MaxLoadedProcessor &&
+	result.Passed = result.Passed && p50 <= MaxP50 && steadyProcessor <= MaxSteadyProcessor &&
+		loadedProcessor <= MaxLoadedProcessor &&
 		max(steadyWAL, loadedWAL) <= MaxWAL
 	return result, nil
 }

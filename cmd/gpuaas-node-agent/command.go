@@ -93,7 +93,8 @@ func (p *program) command() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.cfg.EtcDir, "etc-dir", agent.DefaultEtcDir, "directory of node-agent.env, certificates and trust")
-	flags.StringVar(&p.cfg.StateDir, "state-dir", agent.DefaultStateDir, "directory of identity, task ledger and diagnostics")
+	flags.StringVar(&p.cfg.StateDir, "state-dir", agent.DefaultStateDir,
+		"directory of identity, task ledger and diagnostics")
 	flags.StringVar(&p.format, "log-format", "json", "format of the log on stderr: json or text")
 	flags.StringVar(&p.level, "log-level", "info", "least level of the log: debug, info, warn or error")
 	root.AddCommand(p.run(), p.enrol(), p.diagnostics(), p.version())
@@ -109,10 +110,13 @@ func noArgs(_ *cobra.Command, args []string) error {
 
 func (p *program) hostFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&p.cfg.WorkDir, "work-dir", "", "directory of what workspaces see; all above it must be open to traversal (default `workspaces` in the state directory)")
-	flags.StringVar(&p.cfg.UIDDir, "uid-dir", agent.DefaultUIDDir, "directory of the uids of workspaces, shared by all agents of a host")
+	flags.StringVar(&p.cfg.WorkDir, "work-dir", "",
+		"directory of what workspaces see; all above it must be open to traversal (default `workspaces` in the state directory)")
+	flags.StringVar(&p.cfg.UIDDir, "uid-dir", agent.DefaultUIDDir,
+		"directory of the uids of workspaces, shared by all agents of a host")
 	flags.IntVar(&p.cfg.SimulatedGPUs, "gpus", 0, "declare this many simulated GPUs instead of looking for real ones")
-	flags.BoolVar(&p.moveLedger, "move-corrupt-ledger", true, "set a task ledger that cannot be read aside and begin a new one; false: end with an error")
+	flags.BoolVar(&p.moveLedger, "move-corrupt-ledger", true,
+		"set a task ledger that cannot be read aside and begin a new one; false: end with an error")
 }
 
 func (p *program) logger() (*slog.Logger, error) {
@@ -169,12 +173,14 @@ func (p *program) run() *cobra.Command {
 			}
 			ctx, release := app.WithSignals(cmd.Context(), logger)
 			defer release()
-			logger.LogAttrs(ctx, slog.LevelInfo, "agent started", slog.String("version", p.cfg.Version), slog.String("ops", a.OpsAddr()))
+			logger.LogAttrs(ctx, slog.LevelInfo, "agent started", slog.String("version", p.cfg.Version),
+				slog.String("ops", a.OpsAddr()))
 			return a.Run(ctx)
 		},
 	}
 	p.hostFlags(cmd)
-	cmd.Flags().DurationVar(&p.cfg.RoomEvery, "room-every", p.cfg.RoomEvery, "time between two checks for room on the disks of the agent's directories")
+	cmd.Flags().DurationVar(&p.cfg.RoomEvery, "room-every", p.cfg.RoomEvery,
+		"time between two checks for room on the disks of the agent's directories")
 	cmd.Flags().StringVar(&p.cfg.OpsListen, "ops-listen", "", "loopback host:port for metrics and health (default none)")
 	return cmd
 }
@@ -183,7 +189,8 @@ func (p *program) enrol() *cobra.Command {
 	var bundle string
 	var timeout time.Duration
 	cmd := &cobra.Command{
-		Use: "enroll", Short: "Make this host a node with an operator's bundle, and exit when a certificate is held", Args: noArgs,
+		Use: "enroll", Short: "Make this host a node with an operator's bundle, and exit when a certificate is held",
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, logger, err := p.open(cmd.Context())
 			if err != nil {
@@ -210,7 +217,8 @@ func (p *program) enrol() *cobra.Command {
 	}
 	p.hostFlags(cmd)
 	cmd.Flags().StringVar(&bundle, "bundle", "", "directory made by `gpuaas nodes enroll --out DIR`")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "give up after this long; the next try goes on with the same key (default never)")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0,
+		"give up after this long; the next try goes on with the same key (default never)")
 	return cmd
 }
 
@@ -224,7 +232,10 @@ func (p *program) diagnostics() *cobra.Command {
 			}
 			items := make([]diagnostic, 0, len(entries))
 			for _, e := range entries {
-				items = append(items, diagnostic{e.Code, e.Detail, e.FirstSeen, e.LastSeen, e.Count, e.NextRetry.Seconds(), e.EndedAt})
+				items = append(items, diagnostic{
+					e.Code, e.Detail, e.FirstSeen, e.LastSeen, e.Count, e.NextRetry.Seconds(),
+					e.EndedAt,
+				})
 			}
 			encoder := json.NewEncoder(p.out)
 			encoder.SetIndent("", "  ")

@@ -34,7 +34,8 @@ func TestUsageProblemsAreTwo(t *testing.T) {
 }
 
 func TestConfigurationProblemsAreReportedTogether(t *testing.T) {
-	code, _, text := command(t, "run", "--etc-dir", "/same", "--state-dir", "/same", "--gpus", "-1", "--ops-listen", "10.0.0.1:1", "--log-format", "xml")
+	code, _, text := command(t, "run", "--etc-dir", "/same", "--state-dir", "/same", "--gpus", "-1", "--ops-listen",
+		"10.0.0.1:1", "--log-format", "xml")
 	if code != exitUsage {
 		t.Errorf("exit %d", code)
 	}
@@ -55,8 +56,10 @@ func TestBrokenEnvFileIsUsageAndQuotesNothing(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(etc, "node-agent.env"), []byte("canary secret\nA='canary\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	code, _, text := command(t, "run", "--etc-dir", etc, "--state-dir", filepath.Join(root, "state"), "--uid-dir", filepath.Join(root, "uids"))
-	if code != exitUsage || !strings.Contains(text, "line 1") || !strings.Contains(text, "line 2") || strings.Contains(text, "canary") {
+	code, _, text := command(t, "run", "--etc-dir", etc, "--state-dir", filepath.Join(root, "state"), "--uid-dir",
+		filepath.Join(root, "uids"))
+	if code != exitUsage || !strings.Contains(text, "line 1") || !strings.Contains(text, "line 2") ||
+		strings.Contains(text, "canary") {
 		t.Errorf("exit %d: %s", code, text)
 	}
 }
@@ -70,7 +73,8 @@ func TestSecondAgentIsNotAllowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = s.Close() }()
-	code, _, text := command(t, "run", "--etc-dir", dirs.Etc, "--state-dir", dirs.State, "--uid-dir", filepath.Join(root, "uids"))
+	code, _, text := command(t, "run", "--etc-dir", dirs.Etc, "--state-dir", dirs.State, "--uid-dir",
+		filepath.Join(root, "uids"))
 	if code != exitNotAllowed || !strings.Contains(text, "pid") {
 		t.Errorf("exit %d: %s", code, text)
 	}
@@ -79,7 +83,8 @@ func TestSecondAgentIsNotAllowed(t *testing.T) {
 func TestEnrollWithoutATokenIsUsage(t *testing.T) {
 	testkit.IO(t)
 	root := t.TempDir()
-	code, _, text := command(t, "enroll", "--etc-dir", filepath.Join(root, "etc"), "--state-dir", filepath.Join(root, "state"), "--uid-dir", filepath.Join(root, "uids"))
+	code, _, text := command(t, "enroll", "--etc-dir", filepath.Join(root, "etc"), "--state-dir",
+		filepath.Join(root, "state"), "--uid-dir", filepath.Join(root, "uids"))
 	if code != exitUsage {
 		t.Errorf("exit %d: %s", code, text)
 	}
@@ -92,14 +97,16 @@ func TestDiagPrintsTheRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := log.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, "unknown authority", 0); err != nil {
+	if err := log.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, "unknown authority",
+		0); err != nil {
 		t.Fatal(err)
 	}
 	code, out, text := command(t, "diag", "--state-dir", state)
 	var got struct {
 		Items []diagnostic `json:"items"`
 	}
-	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitOK || len(got.Items) != 1 || got.Items[0].Code != "server_tls_untrusted" {
+	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitOK || len(got.Items) != 1 ||
+		got.Items[0].Code != "server_tls_untrusted" {
 		t.Errorf("exit %d, %s %s %v", code, out, text, err)
 	}
 }

@@ -46,7 +46,8 @@ func parses(words []string) error {
 		return client.UnknownCommand(cmd, strings.Join(append(rest, "?"), " "))
 	}
 	for _, word := range rest {
-		if name, ok := strings.CutPrefix(word, "--"); ok && cmd.Flags().Lookup(name) == nil && cmd.InheritedFlags().Lookup(name) == nil {
+		if name, ok := strings.CutPrefix(word, "--"); ok && cmd.Flags().Lookup(name) == nil &&
+			cmd.InheritedFlags().Lookup(name) == nil {
 			return client.Usage(fmt.Errorf("unknown flag %s", word))
 		}
 	}

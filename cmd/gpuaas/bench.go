@@ -73,7 +73,8 @@ func benchTasks(ctx context.Context, o benchOptions, db *bench.Database) (bench.
 
 func benchSagas(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
 	return sagas.Run(ctx, sagas.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger,
+		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
+		Logger: o.logger,
 	})
 }
 
@@ -83,28 +84,37 @@ func benchFinished(ctx context.Context, o benchOptions, _ *bench.Database) (benc
 }
 
 func benchJoin(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return join.Run(ctx, join.Options{LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger})
+	return join.Run(ctx, join.Options{
+		LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner),
+		Logger: o.logger,
+	})
 }
 
 func benchJoinAlone(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return join.Run(ctx, join.Options{LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger, WithoutRedis: true})
+	return join.Run(ctx, join.Options{
+		LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner),
+		Logger: o.logger, WithoutRedis: true,
+	})
 }
 
 func benchCancel(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
 	return cancel.Run(ctx, cancel.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger,
+		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
+		Logger: o.logger,
 	})
 }
 
 func benchCancelAlone(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
 	return cancel.Run(ctx, cancel.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger, HeartbeatAlone: true,
+		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
+		Logger: o.logger, HeartbeatAlone: true,
 	})
 }
 
 func benchResume(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
 	return resume.Run(ctx, resume.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Command: benchChild, Logger: o.logger,
+		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
+		Command: benchChild, Logger: o.logger,
 	})
 }
 
@@ -155,13 +165,17 @@ func benchList(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 
 func benchLives(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
-	return lives.Run(ctx, lives.Options{Lives: o.lives, Clients: o.clients, Version: version, Out: o.table, Logger: o.logger})
+	return lives.Run(ctx, lives.Options{
+		Lives: o.lives, Clients: o.clients, Version: version, Out: o.table,
+		Logger: o.logger,
+	})
 }
 
 func benchSoak(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
 	return lives.Soak(ctx, lives.SoakOptions{
-		Options: lives.Options{Clients: o.clients, Version: version, Out: o.table, Logger: o.logger}, Length: time.Duration(o.minutes) * time.Minute,
+		Options: lives.Options{Clients: o.clients, Version: version, Out: o.table, Logger: o.logger},
+		Length:  time.Duration(o.minutes) * time.Minute,
 	})
 }
 
@@ -176,7 +190,10 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	}
 	cmd.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what the measured parts log")
 	add := func(use, short string, agents int, which ...bencher) *cobra.Command {
-		sub := &cobra.Command{Use: use, Short: short, Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error { return runBenches(cmd, o, which) }}
+		sub := &cobra.Command{
+			Use: use, Short: short, Args: noArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return runBenches(cmd, o, which) },
+		}
 		if agents > 0 {
 			sub.Flags().IntVar(&o.agents, "agents", agents, "how many agents")
 		}
@@ -202,8 +219,10 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 		}
 		return runBenches(cmd, o, []bencher{benchSagas})
 	}
-	add("join", "Time until a request that joins a recreation is answered, with Redis and without", 0, benchJoin, benchJoinAlone)
-	add("cancel", "Time until a cancel reaches the running step, with notifications and by heartbeats alone", 0, benchCancel, benchCancelAlone)
+	add("join", "Time until a request that joins a recreation is answered, with Redis and without", 0, benchJoin,
+		benchJoinAlone)
+	add("cancel", "Time until a cancel reaches the running step, with notifications and by heartbeats alone", 0,
+		benchCancel, benchCancelAlone)
 	add("resume", "How long an operation pauses when the process that drives it is killed", 0, benchResume)
 	quiet := add("idle", "What a mesh costs in which nothing happens", 0, benchIdle)
 	quiet.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
@@ -219,7 +238,10 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	var only string
 	peers.Flags().StringVar(&only, "only", "", "measure sagas or tasks alone")
 	peers.RunE = func(cmd *cobra.Command, _ []string) error {
-		which, ok := map[string][]bencher{"": {benchBesideDBOS, benchBesideRiver}, "sagas": {benchBesideDBOS}, "tasks": {benchBesideRiver}}[only]
+		which, ok := map[string][]bencher{
+			"": {benchBesideDBOS, benchBesideRiver}, "sagas": {benchBesideDBOS},
+			"tasks": {benchBesideRiver},
+		}[only]
 		if !ok {
 			return client.Usage(errors.New("--only is sagas or tasks"))
 		}
@@ -249,7 +271,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	pages.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	pages.Flags().IntVar(&o.nodes, "nodes", 100, "machines of the fleet")
 	pages.Flags().IntVar(&o.spaces, "workspaces", 1000, "workspaces of the fleet")
-	pages.Flags().StringVar(&o.profile, "profile", "", "write a processor profile of the services and the client to this file")
+	pages.Flags().StringVar(&o.profile, "profile", "",
+		"write a processor profile of the services and the client to this file")
 	tenants := add("schemas", "What one more schema and role of a workspace cost where there are many", 0, benchSchemas)
 	tenants.Long = "Makes schemas with their login roles as provisioning does, and measures at a hundredth, a tenth " +
 		"and all of them what one more costs to make, to\n" +
@@ -270,7 +293,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	soak.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	soak.Flags().IntVar(&o.minutes, "minutes", 45, "how long")
 	soak.Flags().IntVar(&o.clients, "clients", 4, "how many workspaces at once; one that finds no place is left out")
-	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
+	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel,
+		benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runBenchChild(cmd, args[0]) },

@@ -18,7 +18,8 @@ func TestBenchesHaveTheirOwnDefaults(t *testing.T) {
 		}
 		sub.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			if f.Value.String() != f.DefValue {
-				t.Errorf("%s --%s is %s where it is not given, and its help says %s", sub.CommandPath(), f.Name, f.Value, f.DefValue)
+				t.Errorf("%s --%s is %s where it is not given, and its help says %s", sub.CommandPath(), f.Name, f.Value,
+					f.DefValue)
 			}
 		})
 	}

@@ -49,9 +49,11 @@ func newClusterUpCommand() *cobra.Command {
 	f.StringVar(&cfg.Console, "console-addr", "", "where people and their clients connect (default: a free port)")
 	f.StringVar(&cfg.Agents, "node-addr", "", "where agents connect (default: a free port)")
 	f.StringVar(&cfg.Enroll, "enroll-addr", "", "where machines enrol (default: a free port)")
-	f.StringVar(&cfg.LogLevel, "service-log-level", "info", "least level of the services' logs, which are files below the data directory")
+	f.StringVar(&cfg.LogLevel, "service-log-level", "info",
+		"least level of the services' logs, which are files below the data directory")
 	f.StringVar(&level, "log-level", "warn", "least level of the log on stderr")
-	f.StringVar(&contextName, "context-name", "cluster", "name of the context that is written and made current, with -2, -3 … if another mesh that runs has it; empty: none")
+	f.StringVar(&contextName, "context-name", "cluster",
+		"name of the context that is written and made current, with -2, -3 … if another mesh that runs has it; empty: none")
 	return cmd
 }
 
@@ -83,7 +85,8 @@ func runCluster(cmd *cobra.Command, cfg cluster.Config, level, contextName strin
 		<-ctx.Done()
 		return nil
 	}
-	err = app.Run(ctx, logger, app.Task{Name: "keep", Phase: app.PhaseDrain, Run: c.Keep}, app.Task{Name: "up", Phase: app.PhaseNotReady, Run: up})
+	err = app.Run(ctx, logger, app.Task{Name: "keep", Phase: app.PhaseDrain, Run: c.Keep},
+		app.Task{Name: "up", Phase: app.PhaseNotReady, Run: up})
 	return errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 }
 
@@ -111,7 +114,9 @@ func placeCluster(cfg *cluster.Config) error {
 	return nil
 }
 
-func tellCluster(ctx context.Context, cmd *cobra.Command, c *cluster.Cluster, cfg cluster.Config, contextName string, took time.Duration) error {
+func tellCluster(ctx context.Context, cmd *cobra.Command, c *cluster.Cluster, cfg cluster.Config, contextName string,
+	took time.Duration,
+) error {
 	roots, err := pki.ReadFile(c.Material.ServiceRoots())
 	if err != nil {
 		return err
@@ -119,7 +124,8 @@ func tellCluster(ctx context.Context, cmd *cobra.Command, c *cluster.Cluster, cf
 	written := "none"
 	if write := announce(cmd.ErrOrStderr(), contextName); write != nil {
 		if written, err = write(ctx, dev.Announcement{
-			Server: c.Plan.Addresses.Console, TrustDomain: cluster.TrustDomain, CAPEM: string(roots), Token: c.Token(), Dir: cfg.Dir,
+			Server: c.Plan.Addresses.Console, TrustDomain: cluster.TrustDomain, CAPEM: string(roots), Token: c.Token(),
+			Dir: cfg.Dir,
 		}); err != nil {
 			return err
 		}
@@ -127,7 +133,8 @@ func tellCluster(ctx context.Context, cmd *cobra.Command, c *cluster.Cluster, cf
 	out := cmd.OutOrStdout()
 	fmt.Fprintf(out, "gpuaas cluster   (data and logs: %s)\n", cfg.Dir)
 	fmt.Fprintf(out, "API:       https://%s   context: %s\n", c.Plan.Addresses.Console, written)
-	fmt.Fprintf(out, "Node API:  %s mTLS, %d replicas   Enrolment: https://%s\n", c.Plan.Addresses.Agents, len(c.NodeAPI), c.Plan.Addresses.Enroll)
+	fmt.Fprintf(out, "Node API:  %s mTLS, %d replicas   Enrolment: https://%s\n", c.Plan.Addresses.Agents, len(c.NodeAPI),
+		c.Plan.Addresses.Enroll)
 	for _, p := range c.Processes() {
 		fmt.Fprintf(out, "Process:   %-12s pid %-7d http://%s/readyz\n", p.Name, p.PID(), p.Ops)
 	}

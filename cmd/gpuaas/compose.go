@@ -52,7 +52,8 @@ func newComposePrepareCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&cfg.Dir, "dir", "", "directory of the containers' state")
 	f.StringVar(&cfg.TrustDomain, "trust-domain", "mesh.local", "trust domain of the mesh")
-	f.StringSliceVar(&cfg.Hosts, "host", nil, "name or address, beside localhost, by which the published ports are reached")
+	f.StringSliceVar(&cfg.Hosts, "host", nil,
+		"name or address, beside localhost, by which the published ports are reached")
 	f.StringVar(&owner, "owner", "", "UID:GID that the services run as (default: whoever runs this)")
 	_ = cmd.MarkFlagRequired("dir")
 	return cmd

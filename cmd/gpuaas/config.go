@@ -58,7 +58,8 @@ func newConfigCheckCommand() *cobra.Command {
 					return err
 				}
 			}
-			return client.Usage(fmt.Errorf("%s: %s as a configuration of %s", args[0], client.Counted(len(found), "problem"), kind.Name))
+			return client.Usage(fmt.Errorf("%s: %s as a configuration of %s", args[0], client.Counted(len(found), "problem"),
+				kind.Name))
 		},
 	}
 	cmd.Flags().StringVar(&service, "service", "", "whose configuration it is: "+strings.Join(names, ", "))

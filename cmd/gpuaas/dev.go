@@ -28,7 +28,8 @@ func newDevCommand() *cobra.Command {
 	var cfg dev.Config
 	var level, contextName string
 	cmd := &cobra.Command{
-		Use: "dev", Short: "Run a whole mesh on this machine, real agents and a demo workspace included", Args: noArgs, GroupID: groupMesh,
+		Use: "dev", Short: "Run a whole mesh on this machine, real agents and a demo workspace included", Args: noArgs,
+		GroupID: groupMesh,
 		Long: "dev runs the four services in one process, over the same mutual TLS as anywhere, with Postgres, Redis and real node agents beside it.\n" +
 			"It writes a context named `dev` and makes it current, so that every other command finds this mesh. While another mesh runs under\n" +
 			"that name the context is `dev-2`. It makes a person of each role too, each with a context: dev-viewer, dev-tenant (of the demo\n" +
@@ -42,20 +43,27 @@ func newDevCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.DataDir, "data-dir", "", "directory of data and identities (default $XDG_DATA_HOME/gpuaas/dev; as root /var/lib/gpuaas/dev)")
+	f.StringVar(&cfg.DataDir, "data-dir", "",
+		"directory of data and identities (default $XDG_DATA_HOME/gpuaas/dev; as root /var/lib/gpuaas/dev)")
 	f.BoolVar(&cfg.Ephemeral, "ephemeral", false, "use a directory that is removed at the end, and free ports")
 	f.IntVar(&cfg.Nodes, "nodes", 3, "how many node agents to run")
 	f.StringVar(&cfg.PolicyFile, "policy", "", "file of policy keys to set, YAML")
-	f.StringVar(&cfg.DatabaseURL, "database-url", "", "use the Postgres at this URL, as an administrator, instead of one of our own")
-	f.StringVar(&cfg.RedisURL, "redis-url", "", "use the Redis at this URL instead of a redis-server of our own; `embedded`: an imitation in this process, as without redis-server")
-	f.StringVar(&cfg.ConsoleAddr, "console-addr", "", "where people and their clients connect (default "+dev.DefaultConsoleAddr+")")
+	f.StringVar(&cfg.DatabaseURL, "database-url", "",
+		"use the Postgres at this URL, as an administrator, instead of one of our own")
+	f.StringVar(&cfg.RedisURL, "redis-url", "",
+		"use the Redis at this URL instead of a redis-server of our own; `embedded`: an imitation in this process, as without redis-server")
+	f.StringVar(&cfg.ConsoleAddr, "console-addr", "",
+		"where people and their clients connect (default "+dev.DefaultConsoleAddr+")")
 	f.StringVar(&cfg.NodeAddr, "node-addr", "", "where agents connect (default "+dev.DefaultNodeAddr+")")
 	f.StringVar(&cfg.EnrollAddr, "enroll-addr", "", "where machines enrol (default "+dev.DefaultEnrollAddr+")")
-	f.StringVar(&cfg.MetricsAddr, "metrics-addr", "", "where metrics and health are served (default "+dev.DefaultMetricsAddr+")")
+	f.StringVar(&cfg.MetricsAddr, "metrics-addr", "",
+		"where metrics and health are served (default "+dev.DefaultMetricsAddr+")")
 	f.BoolVar(&cfg.NoDemo, "no-demo", false, "make no demo tenant and workspace")
 	f.StringVar(&cfg.AgentBinary, "agent-binary", "", "the node agent's program (default: beside this one, else on PATH)")
-	f.StringVar(&level, "log-level", "warn", "least level of the log on stderr; everything from info on goes to dev.log in the data directory")
-	f.StringVar(&contextName, "context-name", "dev", "name of the context that is written and made current, with -2, -3 … if another mesh that runs has it; empty: none")
+	f.StringVar(&level, "log-level", "warn",
+		"least level of the log on stderr; everything from info on goes to dev.log in the data directory")
+	f.StringVar(&contextName, "context-name", "dev",
+		"name of the context that is written and made current, with -2, -3 … if another mesh that runs has it; empty: none")
 	return cmd
 }
 
@@ -78,7 +86,8 @@ func runDev(cmd *cobra.Command, cfg dev.Config, level, contextName string) error
 	if err != nil {
 		return err
 	}
-	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(held), func(context.Context) error { return forget() })
+	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(held),
+		func(context.Context) error { return forget() })
 	defer release()
 	version, _ := obs.Build()
 	m, err := dev.New(ctx, dev.Deps{
@@ -120,11 +129,14 @@ func refusal(err error) error {
 	var taken *dev.AddressError
 	switch {
 	case errors.As(err, &config):
-		return listed(commonv1.Reason_REASON_INVALID_ARGUMENT, "the mesh cannot start as asked", config.Problems, "correct the named flags")
+		return listed(commonv1.Reason_REASON_INVALID_ARGUMENT, "the mesh cannot start as asked", config.Problems,
+			"correct the named flags")
 	case errors.As(err, &taken):
-		return listed(commonv1.Reason_REASON_PRECONDITION_FAILED, "an address of the mesh cannot be had", taken.Problems, "choose other addresses, or --ephemeral")
+		return listed(commonv1.Reason_REASON_PRECONDITION_FAILED, "an address of the mesh cannot be had", taken.Problems,
+			"choose other addresses, or --ephemeral")
 	case errors.Is(err, dev.ErrInUse):
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, err.Error(), fault.Remedy("end it, or choose another directory with --data-dir"), fault.Cause(err))
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, err.Error(),
+			fault.Remedy("end it, or choose another directory with --data-dir"), fault.Cause(err))
 	default:
 		return err
 	}
@@ -180,7 +192,8 @@ func announce(notes io.Writer, base string) func(context.Context, dev.Announceme
 func noteContext(notes io.Writer, got contexts.Announced, want, whose string) {
 	switch {
 	case got.Taken:
-		fmt.Fprintf(notes, "the context %q is in use by another mesh, or is a person's own; that of %s is %q\n", want, whose, got.Name)
+		fmt.Fprintf(notes, "the context %q is in use by another mesh, or is a person's own; that of %s is %q\n", want, whose,
+			got.Name)
 	case got.Name != want:
 		fmt.Fprintf(notes, "%s keeps its context %q; %q is free\n", whose, got.Name, want)
 	}
@@ -203,7 +216,8 @@ func forget(dirs ...string) error {
 // forgetDead calls forget and logs a failure, for callers whose main work is another.
 func forgetDead(logger *slog.Logger) {
 	if err := forget(); err != nil {
-		logger.Warn("the contexts of meshes that have ended were not removed", obs.Err(err)) //nolint:noctx // it belongs to no request
+		//nolint:noctx // it belongs to no request
+		logger.Warn("the contexts of meshes that have ended were not removed", obs.Err(err))
 	}
 }
 

@@ -90,9 +90,10 @@ type listedDrill struct {
 func row(d drill.Drill) listedDrill {
 	b := d.Budget()
 	return listedDrill{
-		Row: b.Row, Name: d.Name, Severity: b.Severity.String(), Reason: d.Expect.Reason, UserState: d.Expect.UserState, Owner: d.Expect.Owner,
-		DetectionBudgetSeconds: b.Detect.Seconds(), DetectionBudgetKey: b.DetectKey, RecoveryBudgetSeconds: b.RecoverWithin().Seconds(),
-		Recovery: string(b.Recovery), Context: d.Outside, Injects: d.Injects, Sees: d.Sees, Recovers: d.Recovers, Needs: d.Needs,
+		Row: b.Row, Name: d.Name, Severity: b.Severity.String(), Reason: d.Expect.Reason, UserState: d.Expect.UserState,
+		Owner: d.Expect.Owner, DetectionBudgetSeconds: b.Detect.Seconds(), DetectionBudgetKey: b.DetectKey,
+		RecoveryBudgetSeconds: b.RecoverWithin().Seconds(), Recovery: string(b.Recovery), Context: d.Outside,
+		Injects: d.Injects, Sees: d.Sees, Recovers: d.Recovers, Needs: d.Needs,
 		Controls: []string{string(drill.Withheld), string(drill.Mutated)}, Mutation: d.Mutation,
 	}
 }
@@ -110,7 +111,10 @@ var drillListColumns = []client.Column[listedDrill]{
 	}},
 	{Title: "RECOVER", Drop: 3, Value: func(d listedDrill) string { return seconds(d.RecoveryBudgetSeconds) }},
 	{Title: "REASON", Drop: 1, Value: func(d listedDrill) string { return d.Reason }},
-	{Title: "WITH --context", Drop: 4, Value: func(d listedDrill) string { return map[bool]string{true: "yes", false: "no"}[d.Context] }},
+	{
+		Title: "WITH --context", Drop: 4,
+		Value: func(d listedDrill) string { return map[bool]string{true: "yes", false: "no"}[d.Context] },
+	},
 	{Title: "INJECTS", Wide: true, Value: func(d listedDrill) string { return d.Injects }},
 }
 
@@ -137,7 +141,8 @@ func newDrillRunCommand(program *client.Program) *cobra.Command {
 	f.BoolVar(&o.controls, "controls", false, "run both controls of each drill too: they must fail, and pass if they do")
 	f.BoolVar(&o.production, "production-timers", false, "with the policy values and the budgets of production")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log on stderr what is done, and what the parts of the mesh log")
-	f.StringVar(&o.dir, "data-dir", "", "directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
+	f.StringVar(&o.dir, "data-dir", "",
+		"directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
 	return cmd
 }
 
@@ -179,14 +184,16 @@ func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, name
 	forgetDead(logger) // starting a mesh removed the directories of dead ones
 	tell := func(r drill.Result) {
 		if !program.JSON() {
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s %s after %.1f s %s\n", map[bool]string{true: "passed", false: "FAILED"}[r.Passed], r.Name, r.ElapsedSeconds, r.Why)
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s %s after %.1f s %s\n", map[bool]string{true: "passed", false: "FAILED"}[r.Passed],
+				r.Name, r.ElapsedSeconds, r.Why)
 		}
 	}
 	results, err := drill.All(ctx, mesh, drills, drill.Options{Logger: logger, Controls: o.controls, Each: tell})
 	ended, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	err = errors.Join(err, mesh.Close(ended))
-	if printErr := client.Records(program, cmd, func(r drill.Result) string { return r.Name }, drillColumns, results); printErr != nil {
+	if printErr := client.Records(program, cmd, func(r drill.Result) string { return r.Name }, drillColumns,
+		results); printErr != nil {
 		return errors.Join(err, printErr)
 	}
 	if err != nil {
@@ -194,14 +201,17 @@ func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, name
 	}
 	for _, r := range results {
 		if !r.Passed {
-			return client.OverBudget("drill "+r.Name+" failed: "+r.Why, "look at the stage that failed; `gpuaas drill run -v` tells each step")
+			return client.OverBudget("drill "+r.Name+" failed: "+r.Why,
+				"look at the stage that failed; `gpuaas drill run -v` tells each step")
 		}
 	}
 	return nil
 }
 
 // drillMesh returns the mesh of the context if the command line names one, else a new mesh for the drills.
-func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program, o drillOptions, logger *slog.Logger, drills []drill.Drill) (*drill.Mesh, error) {
+func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program, o drillOptions, logger *slog.Logger,
+	drills []drill.Drill,
+) (*drill.Mesh, error) {
 	if program.Named() {
 		person, err := program.Person(cmd)
 		if err != nil {
@@ -231,7 +241,8 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program,
 	return drill.Start(ctx, logger, drill.Config{
 		Programs: filepath.Dir(self), CacheDir: dev.CacheDir(), Dir: o.dir, Production: o.production, LogLevel: "info",
 		Reaper: func(dir string) *exec.Cmd {
-			return exec.Command(self, "drill", "reap", dir) //nolint:gosec,noctx // this very program, which outlives us on purpose
+			//nolint:gosec,noctx // this very program, which outlives us on purpose
+			return exec.Command(self, "drill", "reap", dir)
 		},
 	})
 }

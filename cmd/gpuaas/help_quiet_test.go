@@ -49,9 +49,11 @@ func TestHelpTouchesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, value := range map[string]string{
-		"HOME": home, "XDG_CONFIG_HOME": home, "XDG_STATE_HOME": home, "GPUAAS_CONTEXTS": contexts, "GPUAAS_SERVER": "https://" + listener.Addr().String(),
-		"GPUAAS_TOKEN": "no token", "HTTPS_PROXY": "http://" + listener.Addr().String(), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://" + listener.Addr().String(),
-		"GPUAAS_CONFIG": contexts, "PGHOST": home, "TERM": "dumb",
+		"HOME": home, "XDG_CONFIG_HOME": home, "XDG_STATE_HOME": home, "GPUAAS_CONTEXTS": contexts,
+		"GPUAAS_SERVER": "https://" + listener.Addr().String(), "GPUAAS_TOKEN": "no token",
+		"HTTPS_PROXY":                 "http://" + listener.Addr().String(),
+		"OTEL_EXPORTER_OTLP_ENDPOINT": "http://" + listener.Addr().String(), "GPUAAS_CONFIG": contexts, "PGHOST": home,
+		"TERM": "dumb",
 	} {
 		t.Setenv(name, value)
 	}

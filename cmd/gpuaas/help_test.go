@@ -180,7 +180,8 @@ func TestHelpAsksTheTerminalNothing(t *testing.T) {
 				if !strings.Contains(got, "gpuaas") && !strings.Contains(got, "130") {
 					t.Fatalf("printed %q", got)
 				}
-				if strings.Contains(got, "\x1b]") || strings.Contains(got, "\x1b[c") || strings.Contains(got, "\x1b[?") || strings.Contains(got, "\x1bP") {
+				if strings.Contains(got, "\x1b]") || strings.Contains(got, "\x1b[c") || strings.Contains(got, "\x1b[?") ||
+					strings.Contains(got, "\x1bP") {
 					t.Errorf("the terminal is asked: %q", got)
 				}
 				if !tt.styled && strings.Contains(got, "\x1b") {
@@ -221,7 +222,8 @@ func TestHelpKeepsGlobalFlagsApart(t *testing.T) {
 		t.Fatalf("exit %d: %s", code, out.String())
 	}
 	own, global, ok := strings.Cut(out.String(), "Global flags:")
-	if !ok || !strings.Contains(own, "--yes") || !strings.Contains(own, "--reason") || strings.Contains(own, "--ca-file") || !strings.Contains(global, "--ca-file") {
+	if !ok || !strings.Contains(own, "--yes") || !strings.Contains(own, "--reason") ||
+		strings.Contains(own, "--ca-file") || !strings.Contains(global, "--ca-file") {
 		t.Errorf("help:\n%s", out.String())
 	}
 	if strings.Contains(out.String(), "\x1b") {

@@ -20,7 +20,8 @@ import (
 // newIssuerCommand returns the commands for the files of services' certificates that dev, cluster or compose has made.
 func newIssuerCommand(program *client.Program) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "issuer", Short: "The issuer of services' certificates, where dev, cluster or compose has made it", GroupID: groupServices,
+		Use: "issuer", Short: "The issuer of services' certificates, where dev, cluster or compose has made it",
+		GroupID: groupServices,
 		Long: "The issuer of services' certificates of a mesh that dev, cluster or compose has prepared: no service has its key, it stands in the\n" +
 			"directory of the mesh. A rotation goes: `gpuaas keys rotate services`, then next, then renew once `gpuaas keys list` shows the next\n" +
 			"issuer as signing, then forget once it shows the one before as retired (docs/keys.md). Services take the files within seconds;\n" +
@@ -31,7 +32,8 @@ func newIssuerCommand(program *client.Program) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
 	var dir string
-	cmd.PersistentFlags().StringVar(&dir, "dir", "", "the --data-dir of dev or cluster, or the --dir of `gpuaas compose prepare`")
+	cmd.PersistentFlags().StringVar(&dir, "dir", "",
+		"the --data-dir of dev or cluster, or the --dir of `gpuaas compose prepare`")
 	_ = cmd.MarkPersistentFlagRequired("dir")
 	step := func(use, short, long string, do func(cmd *cobra.Command, m *material.Material) error) *cobra.Command {
 		return &cobra.Command{
@@ -48,7 +50,8 @@ func newIssuerCommand(program *client.Program) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return client.Records(program, cmd, func(i listedIssuer) string { return i.KeyID }, issuerColumns, listIssuers(issuers))
+				return client.Records(program, cmd, func(i listedIssuer) string { return i.KeyID }, issuerColumns,
+					listIssuers(issuers))
 			},
 		}
 	}
@@ -59,7 +62,8 @@ func newIssuerCommand(program *client.Program) *cobra.Command {
 			"next makes the next issuer and a cross certificate of the present one for it, and adds both to what services, and machines that enrol,\n"+
 				"trust. Certificates stay as they are: renew replaces them.",
 			func(_ *cobra.Command, m *material.Material) error {
-				return refusedWith(m.NextIssuer(), material.ErrUnused, "replace the certificates with `gpuaas issuer renew` before another issuer is made")
+				return refusedWith(m.NextIssuer(), material.ErrUnused,
+					"replace the certificates with `gpuaas issuer renew` before another issuer is made")
 			}),
 		step("renew", "Replace certificates of services that an earlier issuer has issued, or that are near their end",
 			"renew replaces certificates of services. A service shows the new one once each live replica trusts its issuer, and reports it until\n"+
@@ -67,7 +71,8 @@ func newIssuerCommand(program *client.Program) *cobra.Command {
 			func(cmd *cobra.Command, m *material.Material) error {
 				renewed, err := m.Renew()
 				if err == nil && !renewed {
-					_, err = fmt.Fprintln(cmd.ErrOrStderr(), "each certificate is of the newest issuer and has time left: nothing was changed")
+					_, err = fmt.Fprintln(cmd.ErrOrStderr(),
+						"each certificate is of the newest issuer and has time left: nothing was changed")
 				}
 				return err
 			}),
@@ -150,7 +155,10 @@ type listedIssuer struct {
 func listIssuers(issuers []material.Issuer) []listedIssuer {
 	var out []listedIssuer
 	for _, i := range issuers {
-		out = append(out, listedIssuer{i.ID, i.Newest, i.NotAfter.UTC().Format(time.RFC3339), append([]string{}, i.Services...)})
+		out = append(out, listedIssuer{
+			i.ID, i.Newest, i.NotAfter.UTC().Format(time.RFC3339),
+			append([]string{}, i.Services...),
+		})
 	}
 	return out
 }

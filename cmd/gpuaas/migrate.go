@@ -45,7 +45,8 @@ func (c migrateConfig) Validate() error {
 func newMigrateCommand() *cobra.Command {
 	var file, ownerURL string
 	cmd := &cobra.Command{
-		Use: "migrate", Short: "Create databases, roles and schema, and show which migrations are applied", GroupID: groupServices,
+		Use: "migrate", Short: "Create databases, roles and schema, and show which migrations are applied",
+		GroupID: groupServices,
 		Long: "migrate up makes the databases and one role for each service, then brings the schema up to this version; it may be run again at any time.\n" +
 			"With --database-url-file it only brings the schema up, as the owner of the schema.\n" +
 			"migrate status shows which migrations the database has, its era, and whether rollback mode is active.\n" +
@@ -57,16 +58,23 @@ func newMigrateCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&file, "config", "", "configuration file, YAML: admin_url_file, role_passwords_file, database, workload_database, exclusive")
+	flags.StringVar(&file, "config", "",
+		"configuration file, YAML: admin_url_file, role_passwords_file, database, workload_database, exclusive")
 	flags.StringVar(&ownerURL, "database-url-file", "", "file with the connection string of the schema's owner")
 	cmd.MarkFlagsMutuallyExclusive("config", "database-url-file")
 	cmd.AddCommand(
-		&cobra.Command{Use: "up", Short: "Create the schema, or bring it up to date", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-			return reached(migrateUp(cmd, file, ownerURL))
-		}},
-		&cobra.Command{Use: "status", Short: "Show which migrations the database has", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-			return reached(migrateStatus(cmd, file, ownerURL))
-		}},
+		&cobra.Command{
+			Use: "up", Short: "Create the schema, or bring it up to date", Args: noArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return reached(migrateUp(cmd, file, ownerURL))
+			},
+		},
+		&cobra.Command{
+			Use: "status", Short: "Show which migrations the database has", Args: noArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return reached(migrateStatus(cmd, file, ownerURL))
+			},
+		},
 		newRestoredCommand(&file, &ownerURL),
 	)
 	return cmd
@@ -155,7 +163,8 @@ func migrateUp(cmd *cobra.Command, file, urlFile string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "up to date: %s applied now\n", client.Counted(len(applied.Versions)+applied.River, "migration"))
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "up to date: %s applied now\n",
+		client.Counted(len(applied.Versions)+applied.River, "migration"))
 	return err
 }
 

@@ -57,9 +57,13 @@ func TestReadmeNamesTheVerbsWithADryRun(t *testing.T) {
 	}
 	promised := func(path string) bool {
 		group, verb, _ := strings.Cut(path, " ")
-		return strings.Contains(sentence, "of "+group) || strings.Contains(sentence, "`"+path+"`") || strings.Contains(sentence, "`"+verb+"`")
+		return strings.Contains(sentence, "of "+group) || strings.Contains(sentence, "`"+path+"`") ||
+			strings.Contains(sentence, "`"+verb+"`")
 	}
-	groups := map[string]string{"decommission": "workspaces", "recreate": "workspaces", "skip-undo": "workspaces", "force-release": "allocations"}
+	groups := map[string]string{
+		"decommission": "workspaces", "recreate": "workspaces", "skip-undo": "workspaces",
+		"force-release": "allocations",
+	}
 	for _, verb := range regexp.MustCompile("`([a-z -]+)`").FindAllStringSubmatch(list, -1) {
 		path := verb[1]
 		if group, bare := groups[path]; bare {

@@ -52,7 +52,8 @@ func TestMigrateRestored(t *testing.T) {
 		t.Fatalf("%d %s", code, err)
 	}
 	// The state that a restore of only some tables leaves.
-	if _, err := d.OwnerPool().Exec(t.Context(), `INSERT INTO recovery.watch_count (placement, workspaces, units) VALUES ('process', 7, 7)`); err != nil {
+	if _, err := d.OwnerPool().Exec(t.Context(),
+		`INSERT INTO recovery.watch_count (placement, workspaces, units) VALUES ('process', 7, 7)`); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Disconnect(d, pg.RoleRecovery)
@@ -66,7 +67,8 @@ func TestMigrateRestored(t *testing.T) {
 		t.Fatalf("%d %s %s", code, out, err)
 	}
 	var counts int
-	if err := d.OwnerPool().QueryRow(t.Context(), `SELECT count(*) FROM recovery.watch_count`).Scan(&counts); err != nil || counts != 0 {
+	if err := d.OwnerPool().QueryRow(t.Context(), `SELECT count(*) FROM recovery.watch_count`).Scan(&counts); err != nil ||
+		counts != 0 {
 		t.Errorf("a fleet of nothing has %d counts after the restore: %v", counts, err)
 	}
 }
@@ -80,7 +82,8 @@ func TestMigrateWithoutADatabase(t *testing.T) {
 	}
 	for _, args := range [][]string{{"up"}, {"status"}, {"restored", "--reason", "a trial"}} {
 		code, _, err := migrate(t, append(args, "--database-url-file", url)...)
-		if code != 1 || !strings.HasPrefix(err, "error: unavailable: the database cannot be reached\n") || strings.Contains(err, "s3cret") {
+		if code != 1 || !strings.HasPrefix(err, "error: unavailable: the database cannot be reached\n") ||
+			strings.Contains(err, "s3cret") {
 			t.Errorf("%v: %d %s", args, code, err)
 		}
 	}

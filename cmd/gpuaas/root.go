@@ -30,10 +30,12 @@ func newRoot(program *client.Program) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddGroup(&cobra.Group{ID: groupMesh, Title: "A mesh on this machine"}, &cobra.Group{ID: groupServices, Title: "Services and their database"})
+	root.AddGroup(&cobra.Group{ID: groupMesh, Title: "A mesh on this machine"},
+		&cobra.Group{ID: groupServices, Title: "Services and their database"})
 	root.AddCommand(newDevCommand(), newClusterCommand(), newBenchCommand(program), newDrillCommand(program))
 	root.AddCommand(newServiceCommands()...)
-	root.AddCommand(newMigrateCommand(), newComposeCommand(), newIssuerCommand(program), newConfigCommand(), newVersionCommand(program))
+	root.AddCommand(newMigrateCommand(), newComposeCommand(), newIssuerCommand(program), newConfigCommand(),
+		newVersionCommand(program))
 	program.Attach(root)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

@@ -22,8 +22,8 @@ func newServiceCommands() []*cobra.Command {
 	for _, kind := range topology.Kinds() {
 		var file string
 		cmd := &cobra.Command{
-			Use: kind.Name + " --config FILE", Short: "Run one replica of the service " + kind.Name, Args: noArgs, GroupID: groupServices,
-			RunE: func(cmd *cobra.Command, _ []string) error { return runService(cmd, kind, file) },
+			Use: kind.Name + " --config FILE", Short: "Run one replica of the service " + kind.Name, Args: noArgs,
+			GroupID: groupServices, RunE: func(cmd *cobra.Command, _ []string) error { return runService(cmd, kind, file) },
 		}
 		cmd.Flags().StringVar(&file, "config", "", "configuration file, YAML")
 		_ = cmd.MarkFlagRequired("config")
@@ -54,8 +54,9 @@ func runService(cmd *cobra.Command, kind topology.Kind, file string) error {
 		return err
 	}
 	version, revision := obs.Build()
-	logger.LogAttrs(ctx, slog.LevelInfo, "service started", slog.String(obs.KeyService, kind.Name), slog.String("version", version),
-		slog.String("revision", revision), slog.String("ops_addr", service.OpsAddr()), slog.Int("pid", os.Getpid()))
+	logger.LogAttrs(ctx, slog.LevelInfo, "service started", slog.String(obs.KeyService, kind.Name),
+		slog.String("version", version), slog.String("revision", revision), slog.String("ops_addr", service.OpsAddr()),
+		slog.Int("pid", os.Getpid()))
 	err = service.Run(ctx)
 	if err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, app.ErrShutdown)) {
 		return nil // a requested shutdown is no error

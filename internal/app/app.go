@@ -161,7 +161,8 @@ func (g Group) Run(ctx context.Context, tasks ...Task) error {
 	case o := <-ended:
 		cause = asFailure(o)
 		failures = append(failures, cause)
-		g.Logger.ErrorContext(ctx, "task failed, shutting down", slog.String("task", o.name), slog.String("error", cause.Error()))
+		g.Logger.ErrorContext(ctx, "task failed, shutting down", slog.String("task", o.name),
+			slog.String("error", cause.Error()))
 	}
 	stopErrs, hung := g.shutdown(base, started, cause)
 	failures = append(failures, stopErrs...)
@@ -201,7 +202,8 @@ func (g Group) shutdown(base context.Context, tasks []*running, cause error) ([]
 			}
 		}
 		cancel()
-		g.Logger.DebugContext(base, "shutdown phase done", slog.String("phase", phase.String()), slog.Duration("took", time.Since(begin)))
+		g.Logger.DebugContext(base, "shutdown phase done", slog.String("phase", phase.String()),
+			slog.Duration("took", time.Since(begin)))
 	}
 	var hung []string
 	for _, r := range tasks {
@@ -325,7 +327,8 @@ func Protect(ctx context.Context, fn func(context.Context) error) error {
 	return protect(ctx, fn)
 }
 
-func protect(ctx context.Context, fn func(context.Context) error) (err error) { //nolint:nonamedreturns // a deferred recover must set it
+//nolint:nonamedreturns // a deferred recover must set it
+func protect(ctx context.Context, fn func(context.Context) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &PanicError{Value: v, Stack: debug.Stack()}

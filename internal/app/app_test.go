@@ -32,10 +32,11 @@ func TestRunStopsCleanlyWhenTheCallerCancels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Hour, cancel)
-		if err := app.Run(ctx, quiet, app.Task{Name: "a", Run: untilDone}, app.Task{Name: "b", Run: func(ctx context.Context) error {
-			<-ctx.Done()
-			return nil
-		}}); err != nil {
+		if err := app.Run(ctx, quiet, app.Task{Name: "a", Run: untilDone},
+			app.Task{Name: "b", Run: func(ctx context.Context) error {
+				<-ctx.Done()
+				return nil
+			}}); err != nil {
 			t.Errorf("Run() = %v, want nil", err)
 		}
 	})
@@ -133,7 +134,8 @@ func TestShutdownOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []string{
-			"stop ready", "end ready", "stop server", "end server", "stop loop", "end loop", "stop lease", "end lease", "stop pool", "end pool",
+			"stop ready", "end ready", "stop server", "end server", "stop loop", "end loop", "stop lease", "end lease",
+			"stop pool", "end pool",
 		}
 		if !slices.Equal(log, want) {
 			t.Errorf("order %v", log)
@@ -160,7 +162,8 @@ func TestAHangingDrainDoesNotKeepLeases(t *testing.T) {
 		if releasedAfter == 0 || releasedAfter > 20*time.Second {
 			t.Errorf("leases released after %v", releasedAfter)
 		}
-		if err == nil || !strings.Contains(err.Error(), `stop "server"`) || !strings.Contains(err.Error(), `stop "lease": database gone`) {
+		if err == nil || !strings.Contains(err.Error(), `stop "server"`) ||
+			!strings.Contains(err.Error(), `stop "lease": database gone`) {
 			t.Errorf("Run() = %v", err)
 		}
 	})
@@ -172,8 +175,10 @@ func TestHardStopNamesWhoHangs(t *testing.T) {
 		time.AfterFunc(time.Second, cancel)
 		free := make(chan struct{})
 		begin := time.Now()
-		err := app.Run(ctx, quiet, app.Task{Name: "deaf", Run: func(context.Context) error { <-free; return nil }}, app.Task{Name: "good", Run: untilDone})
-		if !errors.Is(err, app.ErrHardStop) || !strings.Contains(err.Error(), "deaf") || strings.Contains(err.Error(), "good") {
+		err := app.Run(ctx, quiet, app.Task{Name: "deaf", Run: func(context.Context) error { <-free; return nil }},
+			app.Task{Name: "good", Run: untilDone})
+		if !errors.Is(err, app.ErrHardStop) || !strings.Contains(err.Error(), "deaf") ||
+			strings.Contains(err.Error(), "good") {
 			t.Errorf("Run() = %v", err)
 		}
 		if took := time.Since(begin); took != 31*time.Second {
@@ -184,7 +189,12 @@ func TestHardStopNamesWhoHangs(t *testing.T) {
 }
 
 func TestRunRefusesBadTasks(t *testing.T) {
-	for _, tasks := range [][]app.Task{{}, {{Run: untilDone}}, {{Name: "a"}}, {{Name: "a", Run: untilDone}, {Name: "a", Run: untilDone}}} {
+	for _, tasks := range [][]app.Task{
+		{},
+		{{Run: untilDone}},
+		{{Name: "a"}},
+		{{Name: "a", Run: untilDone}, {Name: "a", Run: untilDone}},
+	} {
 		if err := app.Run(t.Context(), quiet, tasks...); err == nil {
 			t.Errorf("Run(%v): want an error", tasks)
 		}
@@ -196,19 +206,20 @@ func TestSupervise(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var starts []time.Time
-		err := app.Supervise(ctx, quiet, "child", app.Backoff{Min: time.Second, Max: 8 * time.Second, Reset: time.Minute}, func(ctx context.Context) error {
-			starts = append(starts, time.Now())
-			switch len(starts) {
-			case 1:
-				panic("x")
-			case 2:
-				return nil
-			case 8:
-				cancel()
-				return untilDone(ctx)
-			}
-			return errors.New("exit 1")
-		})
+		err := app.Supervise(ctx, quiet, "child", app.Backoff{Min: time.Second, Max: 8 * time.Second, Reset: time.Minute},
+			func(ctx context.Context) error {
+				starts = append(starts, time.Now())
+				switch len(starts) {
+				case 1:
+					panic("x")
+				case 2:
+					return nil
+				case 8:
+					cancel()
+					return untilDone(ctx)
+				}
+				return errors.New("exit 1")
+			})
 		if err != nil || len(starts) != 8 {
 			t.Fatalf("Supervise() = %v after %d starts", err, len(starts))
 		}
@@ -225,7 +236,8 @@ func TestEvery(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute+30*time.Second)
 		defer cancel()
 		rounds := 0
-		if err := app.Every(ctx, quiet, "sweep", time.Minute, func(context.Context) error { rounds++; return errors.New("no") }); err != nil {
+		if err := app.Every(ctx, quiet, "sweep", time.Minute,
+			func(context.Context) error { rounds++; return errors.New("no") }); err != nil {
 			t.Error(err)
 		}
 		if rounds < 10 || rounds > 12 {
@@ -259,7 +271,11 @@ func TestRepeatedSignals(t *testing.T) {
 	}{
 		{"child and group at once", []time.Duration{0, 0}, false},
 		{"twice in a hurry", []time.Duration{50 * time.Millisecond}, false},
-		{"until just before the end of the grace", []time.Duration{time.Second, 2 * time.Second, app.RepeatGrace - time.Millisecond}, false},
+		{
+			"until just before the end of the grace",
+			[]time.Duration{time.Second, 2 * time.Second, app.RepeatGrace - time.Millisecond},
+			false,
+		},
 		{"after the grace", []time.Duration{app.RepeatGrace}, true},
 		{"in a hurry and after the grace", []time.Duration{50 * time.Millisecond, app.RepeatGrace + time.Second}, true},
 	}
@@ -269,7 +285,8 @@ func TestRepeatedSignals(t *testing.T) {
 				var log bytes.Buffer
 				signals := make(chan os.Signal, 2)
 				exited, order := make(chan int, 1), make(chan string, 4)
-				ctx, release := app.WatchSignals(t.Context(), slog.New(slog.NewTextHandler(&log, nil)), signals, func(code int) { exited <- code },
+				ctx, release := app.WatchSignals(t.Context(), slog.New(slog.NewTextHandler(&log, nil)), signals,
+					func(code int) { exited <- code },
 					func(ctx context.Context) error {
 						if err := ctx.Err(); err != nil {
 							t.Errorf("ending what was started begins with %v", err)
@@ -307,7 +324,8 @@ func TestRepeatedSignals(t *testing.T) {
 				for s := range order {
 					ran = append(ran, s)
 				}
-				if !slices.Equal(ran, []string{"first", "second", "third"}) || strings.Count(log.String(), "left something behind") != 2 {
+				if !slices.Equal(ran, []string{"first", "second", "third"}) ||
+					strings.Count(log.String(), "left something behind") != 2 {
 					t.Errorf("ended %v before the exit:\n%s", ran, log.String())
 				}
 				release()

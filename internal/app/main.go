@@ -18,7 +18,9 @@ type SignalError struct{ Signal os.Signal }
 func (e SignalError) Error() string { return "signal " + e.Signal.String() }
 
 // Is makes a signal count as an ordinary shutdown.
-func (e SignalError) Is(target error) bool { return target == ErrShutdown } //nolint:errorlint // a sentinel compared by identity inside Is
+//
+//nolint:errorlint // a sentinel compared by identity inside Is
+func (e SignalError) Is(target error) bool { return target == ErrShutdown }
 
 const (
 	// RepeatGrace is how long after the first signal further signals are ignored. A supervisor that signals a process and

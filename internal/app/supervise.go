@@ -17,7 +17,9 @@ type Backoff struct {
 // Supervise calls run again and again until ctx ends, and then returns nil. Whenever run returns before that, with nil
 // or an error, or panics, Supervise logs it, waits for the backoff and calls run again. For child processes; a loop of
 // this process should fail its group instead.
-func Supervise(ctx context.Context, logger *slog.Logger, name string, backoff Backoff, run func(ctx context.Context) error) error {
+func Supervise(ctx context.Context, logger *slog.Logger, name string, backoff Backoff,
+	run func(ctx context.Context) error,
+) error {
 	if backoff.Min <= 0 {
 		backoff.Min = 100 * time.Millisecond
 	}
@@ -42,7 +44,8 @@ func Supervise(ctx context.Context, logger *slog.Logger, name string, backoff Ba
 		}
 		delay := backoff.delay(failures)
 		failures++
-		logger.WarnContext(ctx, "supervised task ended, starting it again", slog.String("task", name), slog.Int("failures", failures),
+		logger.WarnContext(ctx, "supervised task ended, starting it again", slog.String("task", name),
+			slog.Int("failures", failures),
 			slog.Duration("delay", delay), slog.String("error", err.Error()))
 		Sleep(ctx, delay)
 	}
@@ -62,7 +65,9 @@ func (b Backoff) delay(failures int) time.Duration {
 
 // Every calls fn at once and then each interval (plus or minus a tenth, so that replicas do not run at the same
 // moments) until ctx ends, and returns nil. An error is logged and does not end the loop; a panic does, as an error.
-func Every(ctx context.Context, logger *slog.Logger, name string, interval time.Duration, fn func(ctx context.Context) error) error {
+func Every(ctx context.Context, logger *slog.Logger, name string, interval time.Duration,
+	fn func(ctx context.Context) error,
+) error {
 	return EveryPaced(ctx, logger, name, func() func(context.Context) bool {
 		return func(ctx context.Context) bool {
 			wait := interval
@@ -76,7 +81,9 @@ func Every(ctx context.Context, logger *slog.Logger, name string, interval time.
 
 // EveryPaced is Every with a pause that the caller chooses: EveryPaced calls before ahead of each round, and after the
 // round calls the function that before returned, which sleeps and reports whether ctx is still alive.
-func EveryPaced(ctx context.Context, logger *slog.Logger, name string, before func() func(context.Context) bool, fn func(ctx context.Context) error) error {
+func EveryPaced(ctx context.Context, logger *slog.Logger, name string, before func() func(context.Context) bool,
+	fn func(ctx context.Context) error,
+) error {
 	for {
 		pause := before()
 		if err := protect(ctx, fn); err != nil {

@@ -30,15 +30,28 @@ func (m mark) find(text []byte) [][]int {
 // forbidden are the marks that no file of ours contains, because they are valid on one machine only. The patterns are
 // written so that they do not match themselves.
 var forbidden = []mark{
-	{"the path of somebody's home", []string{"/home/", "/root/"}, regexp.MustCompile(`/(home/[a-z][a-z0-9_-]*|[r]oot)/[A-Za-z0-9._-]`)},
-	{"the path of a working directory", []string{"/work/", "/tmp/m"}, regexp.MustCompile(`/[w]ork/(main|shared)|/[t]mp/mesh\b`)},
-	{"the host of a registry", []string{"proxy.", "sum.g", "registry.", "deb.d"}, regexp.MustCompile(`\b(proxy\.[g]olang\.org|sum\.[g]olang\.org|registry\.[n]pmjs\.org|registry\.[y]arnpkg\.com|deb\.[d]ebian\.org|goproxy\.[a-z]+)\b`)},
+	{
+		"the path of somebody's home",
+		[]string{"/home/", "/root/"},
+		regexp.MustCompile(`/(home/[a-z][a-z0-9_-]*|[r]oot)/[A-Za-z0-9._-]`),
+	},
+	{
+		"the path of a working directory",
+		[]string{"/work/", "/tmp/m"},
+		regexp.MustCompile(`/[w]ork/(main|shared)|/[t]mp/mesh\b`),
+	},
+	{
+		"the host of a registry",
+		[]string{"proxy.", "sum.g", "registry.", "deb.d"},
+		regexp.MustCompile(`\b(proxy\.[g]olang\.org|sum\.[g]olang\.org|registry\.[n]pmjs\.org|registry\.[y]arnpkg\.com|deb\.[d]ebian\.org|goproxy\.[a-z]+)\b`),
+	},
 	{"an unfinished mark", []string{"TOD", "FIXM", "XXX"}, regexp.MustCompile(`(//|#|/\*|--)\s*(T[O]DO|F[I]XME|X[X]X)\b`)},
 }
 
 // textual are the suffixes of the files in which marks are searched.
 var textual = []string{
-	".go", ".proto", ".sql", ".md", ".yaml", ".yml", ".json", ".sh", ".ts", ".tsx", ".css", ".html", ".toml", ".service", ".env", ".example", ".mk", ".tpl", ".txt",
+	".go", ".proto", ".sql", ".md", ".yaml", ".yml", ".json", ".sh", ".ts", ".tsx", ".css", ".html", ".toml", ".service",
+	".env", ".example", ".mk", ".tpl", ".txt",
 }
 
 func TestContent(t *testing.T) {

@@ -23,8 +23,14 @@ type wall struct {
 
 func walls() []wall {
 	all := []wall{
-		{name: "internal imports no service, no agent, no composition", from: []string{"internal"}, to: slices.Concat([]string{"services", "agent"}, composers)},
-		{name: "the agent imports no service, no composition", from: []string{"agent", "cmd/gpuaas-node-agent"}, to: slices.Concat([]string{"services"}, composers)},
+		{
+			name: "internal imports no service, no agent, no composition", from: []string{"internal"},
+			to: slices.Concat([]string{"services", "agent"}, composers),
+		},
+		{
+			name: "the agent imports no service, no composition", from: []string{"agent", "cmd/gpuaas-node-agent"},
+			to: slices.Concat([]string{"services"}, composers),
+		},
 		{name: "services import no agent, no composition", from: services, to: slices.Concat([]string{"agent"}, composers)},
 	}
 	for _, s := range services {

@@ -137,7 +137,8 @@ func TestTestsDoNotSleepOrSkip(t *testing.T) {
 				switch {
 				case on.Name == "time" && sel.Sel.Name == "Sleep" && !bubble:
 					t.Errorf("%s: wait for what is meant, or sleep inside synctest", at)
-				case slices.Contains([]string{"t", "tb", "b"}, on.Name) && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, sel.Sel.Name):
+				case slices.Contains([]string{"t", "tb", "b"}, on.Name) &&
+					slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, sel.Sel.Name):
 					t.Errorf("%s: a skipped test proves nothing", at)
 				}
 				return true

@@ -33,7 +33,8 @@ func TestLinksLeadSomewhere(t *testing.T) {
 				continue
 			}
 			seen++
-			if _, err := os.Stat(filepath.Join(top, filepath.FromSlash(filepath.Dir(rel)), filepath.FromSlash(target))); err != nil {
+			if _, err := os.Stat(filepath.Join(top, filepath.FromSlash(filepath.Dir(rel)),
+				filepath.FromSlash(target))); err != nil {
 				t.Errorf("%s: the link to %s leads nowhere", rel, match[1])
 			}
 		}

@@ -67,14 +67,17 @@ func Note(ctx context.Context, reader, id string, err error) bool {
 	counted.WithLabelValues(reader).Inc()
 	if l := logger.Load(); l != nil {
 		l.ErrorContext(ctx, "a row has a value that this build does not know: it is set aside, the others are served",
-			slog.String("reader", reader), slog.String("row", id), slog.String("enum", unknown.Enum), slog.String("value", unknown.Value))
+			slog.String("reader", reader), slog.String("row", id), slog.String("enum", unknown.Enum),
+			slog.String("value", unknown.Value))
 	}
 	return true
 }
 
 // Rows converts a list and sets aside each row with a value that this build does not know. At any other error it stops
 // and returns the error.
-func Rows[From, To any](ctx context.Context, reader string, list []From, id func(From) string, convert func(From) (To, error)) ([]To, error) {
+func Rows[From, To any](ctx context.Context, reader string, list []From, id func(From) string,
+	convert func(From) (To, error),
+) ([]To, error) {
 	out := make([]To, 0, len(list))
 	for _, from := range list {
 		to, err := convert(from)

@@ -37,7 +37,8 @@ func TestRowsSetsAsideAlone(t *testing.T) {
 		t.Errorf("reported %d times: %s", n, log.String())
 	}
 	restore()
-	if got, err := aside.Rows(context.Background(), "test", []string{"delivered"}, itself, read); err != nil || len(got) != 1 {
+	if got, err := aside.Rows(context.Background(), "test", []string{"delivered"}, itself, read); err != nil ||
+		len(got) != 1 {
 		t.Errorf("with the value back: %v, %v", got, err)
 	}
 }
@@ -45,7 +46,8 @@ func TestRowsSetsAsideAlone(t *testing.T) {
 // An error of another kind is not taken for a row of a newer build.
 func TestRowsEndsAtAnyOtherError(t *testing.T) {
 	broken := errors.New("broken")
-	_, err := aside.Rows(context.Background(), "test", []string{"queued"}, itself, func(string) (int, error) { return 0, broken })
+	_, err := aside.Rows(context.Background(), "test", []string{"queued"}, itself,
+		func(string) (int, error) { return 0, broken })
 	if !errors.Is(err, broken) {
 		t.Fatalf("%v", err)
 	}

@@ -37,7 +37,10 @@ type world struct {
 
 func newLog(t *testing.T, db *testkit.Database) *audit.Log {
 	t.Helper()
-	l, err := audit.New(audit.Deps{Logger: testkit.Logger(t), Pool: db.Pool("lifecycle"), Schema: "lifecycle", Policy: policy.Fixed{}, Wake: &events.Signal{}})
+	l, err := audit.New(audit.Deps{
+		Logger: testkit.Logger(t), Pool: db.Pool("lifecycle"), Schema: "lifecycle",
+		Policy: policy.Fixed{}, Wake: &events.Signal{},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +56,8 @@ func newWorld(t *testing.T) world {
 
 func (w world) entries(t *testing.T) []*commonv1.AuditEntry {
 	t.Helper()
-	rows, err := w.db.Pool("lifecycle").Query(testkit.Context(t), `SELECT payload FROM events.event WHERE kind = $1 AND source = 'lifecycle' ORDER BY seq`, audit.Kind)
+	rows, err := w.db.Pool("lifecycle").Query(testkit.Context(t),
+		`SELECT payload FROM events.event WHERE kind = $1 AND source = 'lifecycle' ORDER BY seq`, audit.Kind)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +76,8 @@ func (w world) entries(t *testing.T) []*commonv1.AuditEntry {
 }
 
 func person(ctx context.Context) context.Context {
-	return obs.With(rpc.WithPerson(ctx, rpc.Person{Subject: "ana@example.org", Roles: []string{"operator"}}), obs.Correlation{CorrelationID: "c-1"})
+	return obs.With(rpc.WithPerson(ctx, rpc.Person{Subject: "ana@example.org", Roles: []string{"operator"}}),
+		obs.Correlation{CorrelationID: "c-1"})
 }
 
 func TestADecisionAndItsEntryAreOneTransaction(t *testing.T) {
@@ -80,8 +85,12 @@ func TestADecisionAndItsEntryAreOneTransaction(t *testing.T) {
 	ctx := person(testkit.Context(t))
 	workspace := ids.New()
 	entry := audit.Entry{
-		Action: "workspace.cancel", Reason: "token=abcdefgh was wrong", SubjectType: "workspace", SubjectID: workspace, WorkspaceID: workspace,
-		Details: map[string]any{"grace": 30 * time.Second, "launch_secret": "gls_12345678", "key": obs.Secret("s"), "raw": []byte("xyz")},
+		Action: "workspace.cancel", Reason: "token=abcdefgh was wrong", SubjectType: "workspace", SubjectID: workspace,
+		WorkspaceID: workspace,
+		Details: map[string]any{
+			"grace": 30 * time.Second, "launch_secret": "gls_12345678", "key": obs.Secret("s"),
+			"raw": []byte("xyz"),
+		},
 	}
 	undone := errors.New("undone")
 	err := pg.InTx(ctx, w.db.Pool("lifecycle"), func(ctx context.Context, tx pgx.Tx) error {
@@ -112,7 +121,8 @@ func TestADecisionAndItsEntryAreOneTransaction(t *testing.T) {
 		t.Fatalf("%d entries", len(got))
 	}
 	e := got[0]
-	if e.GetActor() != "ana@example.org" || e.GetOutcome() != audit.Done || e.GetCorrelationId() != "c-1" || e.GetWorkspaceId() != workspace {
+	if e.GetActor() != "ana@example.org" || e.GetOutcome() != audit.Done || e.GetCorrelationId() != "c-1" ||
+		e.GetWorkspaceId() != workspace {
 		t.Errorf("entry: %v", e)
 	}
 	raw := protojson.Format(e)
@@ -121,7 +131,10 @@ func TestADecisionAndItsEntryAreOneTransaction(t *testing.T) {
 			t.Errorf("the entry holds the secret %s: %s", secret, raw)
 		}
 	}
-	want := map[string]any{"grace": "30s", "launch_secret": obs.Redacted, "key": obs.Redacted, "raw": obs.Redacted + " (3 bytes)"}
+	want := map[string]any{
+		"grace": "30s", "launch_secret": obs.Redacted, "key": obs.Redacted,
+		"raw": obs.Redacted + " (3 bytes)",
+	}
 	if diff := cmp.Diff(want, e.GetDetails().AsMap()); diff != "" {
 		t.Error(diff)
 	}
@@ -133,7 +146,8 @@ func TestRefusalsAreCounted(t *testing.T) {
 	other := newLog(t, w.db) // another replica
 	workspace := ids.New()
 	entry := audit.Entry{Action: "workspace.reset", SubjectType: "workspace", SubjectID: workspace, WorkspaceID: workspace}
-	refusal := fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "an operation is open", fault.Unmet("no operation is open"))
+	refusal := fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "an operation is open",
+		fault.Unmet("no operation is open"))
 	for range 5 {
 		if err := w.log.Refuse(ctx, entry, refusal); !errors.Is(err, refusal) {
 			t.Fatal(err)
@@ -143,7 +157,8 @@ func TestRefusalsAreCounted(t *testing.T) {
 		}
 	}
 	got := w.entries(t)
-	if len(got) != 1 || got[0].GetOutcome() != audit.Refused || got[0].GetCount() != 1 || got[0].GetReason() != "an operation is open" {
+	if len(got) != 1 || got[0].GetOutcome() != audit.Refused || got[0].GetCount() != 1 ||
+		got[0].GetReason() != "an operation is open" {
 		t.Fatalf("the first of its kind is written, and no other: %v", got)
 	}
 	if got[0].GetDetails().AsMap()["reason_code"] != "operation_in_progress" || got[0].GetDedupeKeyHash() == "" {
@@ -167,7 +182,8 @@ func TestRefusalsAreCounted(t *testing.T) {
 	if got = w.entries(t); len(got) != 2 {
 		t.Fatalf("one summary a window for all replicas: %v", got)
 	}
-	if s := got[1]; s.GetCount() != 10 || !s.GetFirstAt().AsTime().Before(s.GetLastAt().AsTime()) || s.GetDedupeKeyHash() != got[0].GetDedupeKeyHash() {
+	if s := got[1]; s.GetCount() != 10 || !s.GetFirstAt().AsTime().Before(s.GetLastAt().AsTime()) ||
+		s.GetDedupeKeyHash() != got[0].GetDedupeKeyHash() {
 		t.Errorf("summary: %v", s)
 	}
 	// The request is accepted: one entry for the decision and one that ends the window.
@@ -183,7 +199,8 @@ func TestRefusalsAreCounted(t *testing.T) {
 	if got = w.entries(t); len(got) != 4 {
 		t.Fatalf("entries after it went through: %v", got)
 	}
-	if r := got[2]; r.GetOutcome() != audit.Done || r.GetCount() != 11 || r.GetDetails().AsMap()["recovered"] != "true" || r.GetLastAt() == nil {
+	if r := got[2]; r.GetOutcome() != audit.Done || r.GetCount() != 11 || r.GetDetails().AsMap()["recovered"] != "true" ||
+		r.GetLastAt() == nil {
 		t.Errorf("recovery entry: %v", r)
 	}
 	if d := got[3]; d.GetOutcome() != audit.Done || d.GetCount() != 0 {
@@ -278,7 +295,8 @@ func TestCountingAndTellingAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	var n int64
-	if err := w.db.Pool("lifecycle").QueryRow(ctx, `SELECT sum(count) FROM lifecycle.audit_window`).Scan(&n); err != nil || n != 100 {
+	if err := w.db.Pool("lifecycle").QueryRow(ctx, `SELECT sum(count) FROM lifecycle.audit_window`).Scan(&n); err != nil ||
+		n != 100 {
 		t.Fatalf("%d are counted (%v)", n, err)
 	}
 }
@@ -301,7 +319,8 @@ func TestAFailedFirstWriteDropsNothing(t *testing.T) {
 	go func() { first <- w.log.Repeated(short, entry) }()
 	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting bool
-		err := w.db.OwnerPool().QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'lifecycle.audit_window'::regclass)`).Scan(&waiting)
+		err := w.db.OwnerPool().QueryRow(ctx,
+			`SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'lifecycle.audit_window'::regclass)`).Scan(&waiting)
 		if err == nil && !waiting {
 			err = errors.New("the first write does not wait")
 		}
@@ -323,7 +342,8 @@ func TestAFailedFirstWriteDropsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var n int64
-	if err := w.db.Pool("lifecycle").QueryRow(ctx, `SELECT coalesce(sum(count), 0) FROM lifecycle.audit_window`).Scan(&n); err != nil || n != 4 {
+	if err := w.db.Pool("lifecycle").QueryRow(ctx,
+		`SELECT coalesce(sum(count), 0) FROM lifecycle.audit_window`).Scan(&n); err != nil || n != 4 {
 		t.Fatalf("%d of 4 are counted (%v)", n, err)
 	}
 	if got := w.entries(t); len(got) != 1 || got[0].GetCount() != 4 {
@@ -343,7 +363,8 @@ func TestWindowsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	var n int
-	if err := w.db.Pool("lifecycle").QueryRow(ctx, `SELECT count(*) FROM lifecycle.audit_window`).Scan(&n); err != nil || n != 0 {
+	if err := w.db.Pool("lifecycle").QueryRow(ctx, `SELECT count(*) FROM lifecycle.audit_window`).Scan(&n); err != nil ||
+		n != 0 {
 		t.Fatalf("%d windows are left (%v)", n, err)
 	}
 	if got := w.entries(t); len(got) != 1 {
@@ -351,7 +372,8 @@ func TestWindowsEnd(t *testing.T) {
 	}
 	// Other reasons and other subjects are other kinds.
 	for _, change := range []func(*audit.Entry){
-		func(e *audit.Entry) { e.Reason = "never" }, func(e *audit.Entry) { e.SubjectID = "m" }, func(e *audit.Entry) { e.Actor = "node/m" },
+		func(e *audit.Entry) { e.Reason = "never" }, func(e *audit.Entry) { e.SubjectID = "m" },
+		func(e *audit.Entry) { e.Actor = "node/m" },
 	} {
 		e := entry
 		change(&e)
@@ -365,7 +387,10 @@ func TestWindowsEnd(t *testing.T) {
 }
 
 func TestFailuresAreNoDecisions(t *testing.T) {
-	for _, err := range []error{errors.New("broken"), fault.New(commonv1.Reason_REASON_UNAVAILABLE, ""), fault.New(commonv1.Reason_REASON_NOT_FOUND, "")} {
+	for _, err := range []error{
+		errors.New("broken"), fault.New(commonv1.Reason_REASON_UNAVAILABLE, ""),
+		fault.New(commonv1.Reason_REASON_NOT_FOUND, ""),
+	} {
 		if e, ok := (audit.Entry{}).Refusal(err); ok {
 			t.Errorf("%v is audited as %v", err, e)
 		}
@@ -377,11 +402,13 @@ func TestFailuresAreNoDecisions(t *testing.T) {
 
 func TestClean(t *testing.T) {
 	spec := &lifecyclev1.WorkspaceSpec{Plan: "small", Workloads: []*nodev1.Workload{{
-		Name: "web", Command: []string{"/bin/serve"}, Args: []string{"--pass=hunter22", "x"}, Env: map[string]string{"DB": "hunter22"},
+		Name: "web", Command: []string{"/bin/serve"}, Args: []string{"--pass=hunter22", "x"},
+		Env: map[string]string{"DB": "hunter22"},
 	}}}
 	got := audit.Clean(spec)
 	w := got.GetWorkloads()[0]
-	if w.GetName() != "web" || got.GetPlan() != "small" || w.GetEnv()["DB"] != obs.Redacted || len(w.GetArgs()) != 2 || w.GetCommand()[0] != obs.Redacted {
+	if w.GetName() != "web" || got.GetPlan() != "small" || w.GetEnv()["DB"] != obs.Redacted || len(w.GetArgs()) != 2 ||
+		w.GetCommand()[0] != obs.Redacted {
 		t.Errorf("cleaned: %v", got)
 	}
 	if strings.Contains(protojson.Format(got), "hunter22") {
@@ -390,13 +417,17 @@ func TestClean(t *testing.T) {
 	if spec.GetWorkloads()[0].GetEnv()["DB"] != "hunter22" {
 		t.Error("the original was changed")
 	}
-	details, err := structpb.NewStruct(map[string]any{"recovery_token": "abc", "deep": []any{map[string]any{"password": "abc"}}, "url": "https://u:pw123@h/x?q=1", "n": 1})
+	details, err := structpb.NewStruct(map[string]any{
+		"recovery_token": "abc",
+		"deep":           []any{map[string]any{"password": "abc"}}, "url": "https://u:pw123@h/x?q=1", "n": 1,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	entry := audit.Clean(&commonv1.AuditEntry{Details: details, Reason: "Bearer abcdefghijkl"})
 	want := map[string]any{
-		"recovery_token": obs.Redacted, "deep": []any{map[string]any{"password": obs.Redacted}}, "url": "https://u:" + obs.Redacted + "@h/x?" + obs.Redacted, "n": 1.0,
+		"recovery_token": obs.Redacted, "deep": []any{map[string]any{"password": obs.Redacted}},
+		"url": "https://u:" + obs.Redacted + "@h/x?" + obs.Redacted, "n": 1.0,
 	}
 	if diff := cmp.Diff(want, entry.GetDetails().AsMap()); diff != "" {
 		t.Error(diff)
@@ -413,7 +444,8 @@ func TestEntriesArePrintable(t *testing.T) {
 	ctx := person(testkit.Context(t))
 	const given = "a\x1b[31mb\u202ec\u2066d\u200be\u061cf\r\ng"
 	entry := audit.Entry{
-		Action: "node.cordon", Reason: given, SubjectType: "node", SubjectID: given, Actor: given, Details: map[string]any{"before": given, "all": []string{given}},
+		Action: "node.cordon", Reason: given, SubjectType: "node", SubjectID: given, Actor: given,
+		Details: map[string]any{"before": given, "all": []string{given}},
 	}
 	if err := pg.InTx(ctx, w.db.Pool("lifecycle"), func(ctx context.Context, tx pgx.Tx) error {
 		_, err := audit.Record(ctx, tx, entry)
@@ -424,8 +456,9 @@ func TestEntriesArePrintable(t *testing.T) {
 	for _, e := range w.entries(t) {
 		const want = "a�[31mb�c�d�e�f��g"
 		for name, got := range map[string]string{
-			"reason": e.GetReason(), "subject": e.GetSubjectId(), "actor": e.GetActor(), "details": e.GetDetails().GetFields()["before"].GetStringValue(),
-			"list": e.GetDetails().GetFields()["all"].GetListValue().GetValues()[0].GetStringValue(),
+			"reason": e.GetReason(), "subject": e.GetSubjectId(), "actor": e.GetActor(),
+			"details": e.GetDetails().GetFields()["before"].GetStringValue(),
+			"list":    e.GetDetails().GetFields()["all"].GetListValue().GetValues()[0].GetStringValue(),
 		} {
 			if got != want {
 				t.Errorf("%s is %q, want %q", name, got, want)

@@ -43,9 +43,10 @@ func (l *Log) RefuseBounded(ctx context.Context, e Entry, err error, fill func(c
 		return err
 	case !l.afford(p.GetActor()):
 		entry = Entry{
-			Action: LeftOut, Actor: p.GetActor(), Outcome: Refused, SubjectType: "person", SubjectID: p.GetActor(), TenantID: entry.TenantID,
-			Reason:  "too many different refusals to write each: the count says how many this one stands for",
-			Details: map[string]any{"written_one_by_one": maxKinds, "window": l.window(), "first_left_out": entry.Action},
+			Action: LeftOut, Actor: p.GetActor(), Outcome: Refused, SubjectType: "person", SubjectID: p.GetActor(),
+			TenantID: entry.TenantID,
+			Reason:   "too many different refusals to write each: the count says how many this one stands for",
+			Details:  map[string]any{"written_one_by_one": maxKinds, "window": l.window(), "first_left_out": entry.Action},
 		}
 	case fill != nil:
 		fill(ctx, &entry)

@@ -38,11 +38,13 @@ func TestAFloodOfDifferentRefusalsIsBoundedAndSaysSo(t *testing.T) {
 		t.Fatalf("%d entries, %d filled", len(got), filled)
 	}
 	for i, e := range got[:20] {
-		if e.GetActor() != "mallory" || e.GetSubjectId() != fmt.Sprint(i) || e.GetWorkspaceId() != "w-"+e.GetSubjectId() || e.GetOutcome() != audit.Refused {
+		if e.GetActor() != "mallory" || e.GetSubjectId() != fmt.Sprint(i) || e.GetWorkspaceId() != "w-"+e.GetSubjectId() ||
+			e.GetOutcome() != audit.Refused {
 			t.Errorf("entry %d: %v", i, e)
 		}
 	}
-	if e := got[20]; e.GetAction() != audit.LeftOut || e.GetActor() != "mallory" || e.GetSubjectId() != "mallory" || e.GetCount() != 1 {
+	if e := got[20]; e.GetAction() != audit.LeftOut || e.GetActor() != "mallory" || e.GetSubjectId() != "mallory" ||
+		e.GetCount() != 1 {
 		t.Errorf("what is left out: %v", e)
 	}
 	if e := got[21]; e.GetActor() != "bob" || e.GetAction() != "workspace.decommission" {
@@ -77,7 +79,8 @@ func TestAFloodOfDifferentRefusalsIsBoundedAndSaysSo(t *testing.T) {
 	if err := w.log.RunOnce(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.entries(t); len(got) != 25 || got[24].GetActor() != "carol" || got[24].GetCount() != 1 || got[24].GetCorrelationId() != "c-1" {
+	if got := w.entries(t); len(got) != 25 || got[24].GetActor() != "carol" || got[24].GetCount() != 1 ||
+		got[24].GetCorrelationId() != "c-1" {
 		t.Fatalf("after the next round: %v", got[24:])
 	}
 	// An error that is no decision is not recorded, and a nil log records nothing.

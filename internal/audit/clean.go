@@ -43,10 +43,14 @@ func secretName(name string) bool {
 	switch name {
 	case "page_token", "next_page_token", "resume_token":
 		return false
-	case "token", "secret", "password", "passwd", "credential", "credentials", "private_key", "secret_env", "api_key", "cookie", "authorization":
+	case "token", "secret", "password", "passwd", "credential", "credentials", "private_key", "secret_env", "api_key",
+		"cookie", "authorization":
 		return true
 	}
-	for _, end := range []string{"_token", "_secret", "_password", "_credential", "_credentials", "_private_key", "_api_key"} {
+	for _, end := range []string{
+		"_token", "_secret", "_password", "_credential", "_credentials", "_private_key",
+		"_api_key",
+	} {
 		if strings.HasSuffix(name, end) {
 			return true
 		}

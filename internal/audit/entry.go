@@ -85,8 +85,10 @@ func (e Entry) Refusal(err error) (Entry, bool) {
 // decides reports whether a reason is a decision to refuse, and not a failure or a mistake in the request.
 func decides(r commonv1.Reason) bool {
 	switch r { //nolint:exhaustive // everything else is a decision
-	case commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED,
-		commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_NOT_FOUND, commonv1.Reason_REASON_OVERLOADED, commonv1.Reason_REASON_CONFLICT:
+	case commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_UNAVAILABLE,
+		commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_NOT_FOUND,
+		commonv1.Reason_REASON_OVERLOADED,
+		commonv1.Reason_REASON_CONFLICT:
 		return false
 	default:
 		return true
@@ -116,9 +118,10 @@ func Event(ctx context.Context, e Entry) events.Event {
 func (e Entry) proto(ctx context.Context) *commonv1.AuditEntry {
 	c := obs.From(ctx)
 	out := &commonv1.AuditEntry{
-		Action: e.Action, Actor: Printable(actor(ctx, e.Actor)), Outcome: cmp.Or(e.Outcome, Done), Reason: text(e.Reason), SubjectType: e.SubjectType,
-		SubjectId: Printable(e.SubjectID), TenantId: e.TenantID, WorkspaceId: e.WorkspaceID, WorkflowId: e.WorkflowID, NodeId: e.NodeID,
-		CorrelationId: cmp.Or(e.CorrelationID, c.CorrelationID), Details: details(e.Details),
+		Action: e.Action, Actor: Printable(actor(ctx, e.Actor)), Outcome: cmp.Or(e.Outcome, Done), Reason: text(e.Reason),
+		SubjectType: e.SubjectType, SubjectId: Printable(e.SubjectID), TenantId: e.TenantID, WorkspaceId: e.WorkspaceID,
+		WorkflowId: e.WorkflowID, NodeId: e.NodeID, CorrelationId: cmp.Or(e.CorrelationID, c.CorrelationID),
+		Details: details(e.Details),
 	}
 	if e.Code != commonv1.Reason_REASON_UNSPECIFIED {
 		put(out, "reason_code", names.Of(e.Code))
@@ -148,8 +151,8 @@ func event(e *commonv1.AuditEntry, allocation string) events.Event {
 	return events.Event{
 		ID: id, Kind: Kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: 1, Payload: e, JSON: true,
 		Correlation: events.Correlation{
-			CorrelationID: e.GetCorrelationId(), TenantID: e.GetTenantId(), WorkspaceID: e.GetWorkspaceId(), WorkflowID: e.GetWorkflowId(),
-			AllocationID: allocation, NodeID: e.GetNodeId(),
+			CorrelationID: e.GetCorrelationId(), TenantID: e.GetTenantId(), WorkspaceID: e.GetWorkspaceId(),
+			WorkflowID: e.GetWorkflowId(), AllocationID: allocation, NodeID: e.GetNodeId(),
 		},
 	}
 }

@@ -108,8 +108,8 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 	}
 	ev := event(p, e.AllocationID)
 	pending := l.take(tx, settles)
-	err = pg.Queue(ctx, tx, settleWindows.For(l.deps.Schema), settles, ev.ID, ev.Kind, ev.AggregateType, ev.AggregateID, string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID,
-		ev.AllocationID, ev.NodeID, pending)
+	err = pg.Queue(ctx, tx, settleWindows.For(l.deps.Schema), settles, ev.ID, ev.Kind, ev.AggregateType, ev.AggregateID,
+		string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID, ev.AllocationID, ev.NodeID, pending)
 	if err != nil {
 		return fmt.Errorf("settle audit windows: %w", err)
 	}
@@ -219,7 +219,8 @@ func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64)
 	}
 	appended := false
 	err = pg.InTx(ctx, l.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		w, err := pg.One[window](ctx, tx, countInWindow.For(l.deps.Schema), k.key, k.settles, string(payload), n, l.window().Seconds())
+		w, err := pg.One[window](ctx, tx, countInWindow.For(l.deps.Schema), k.key, k.settles, string(payload), n,
+			l.window().Seconds())
 		if err != nil {
 			return fmt.Errorf("count repeated decision: %w", err)
 		}
@@ -245,7 +246,8 @@ func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64)
 func appendCounted(ctx context.Context, tx pgx.Tx, p *commonv1.AuditEntry, count int64, first, last time.Time) error {
 	p = proto.Clone(p).(*commonv1.AuditEntry) // other goroutines count with the original meanwhile
 	p.Count, p.FirstAt, p.LastAt = count, timestamppb.New(first), timestamppb.New(last)
-	if _, err := events.Append(ctx, tx, event(p, p.GetDetails().GetFields()["allocation_id"].GetStringValue())); err != nil {
+	if _, err := events.Append(ctx, tx,
+		event(p, p.GetDetails().GetFields()["allocation_id"].GetStringValue())); err != nil {
 		return fmt.Errorf("record repeated decision: %w", err)
 	}
 	return nil

@@ -190,7 +190,8 @@ func (r *Runner) failed(ctx context.Context, job Job, err error) {
 	switch {
 	case timedOut:
 		r.metrics.runs.WithLabelValues(job.Name, outcomeTimeout).Inc()
-		r.logger.WarnContext(ctx, "background work exceeded its time", slog.String("job", job.Name), slog.Duration("timeout", job.Timeout), obs.Err(err))
+		r.logger.WarnContext(ctx, "background work exceeded its time", slog.String("job", job.Name),
+			slog.Duration("timeout", job.Timeout), obs.Err(err))
 	case ctx.Err() == nil:
 		r.metrics.runs.WithLabelValues(job.Name, outcomeFailed).Inc()
 		r.logger.WarnContext(ctx, "background work failed", slog.String("job", job.Name), obs.Err(err))

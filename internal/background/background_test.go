@@ -60,8 +60,14 @@ func TestJobsRunAgainWhateverBecameOfTheLastRun(t *testing.T) {
 	}
 	stop := start(t, testkit.DB(t),
 		background.Job{Name: "good", Every: time.Second, Run: func(context.Context) error { tell(good); return nil }},
-		background.Job{Name: "bad", Every: time.Second, Run: func(context.Context) error { tell(bad); return errors.New("no") }},
-		background.Job{Name: "panics", Every: time.Second, Run: func(context.Context) error { tell(panics); panic("really not") }})
+		background.Job{
+			Name: "bad", Every: time.Second,
+			Run: func(context.Context) error { tell(bad); return errors.New("no") },
+		},
+		background.Job{
+			Name: "panics", Every: time.Second,
+			Run: func(context.Context) error { tell(panics); panic("really not") },
+		})
 	defer stop()
 	for _, c := range []chan struct{}{good, bad, panics, good, bad, panics} {
 		select {
@@ -77,7 +83,10 @@ func TestAJobRunsOnOneReplicaAtATime(t *testing.T) {
 	ctx := testkit.Context(t)
 	db := testkit.DB(t)
 	runs := make(chan struct{}, 16)
-	job := background.Job{Name: "hourly", Every: time.Hour, Run: func(context.Context) error { runs <- struct{}{}; return nil }}
+	job := background.Job{
+		Name: "hourly", Every: time.Hour,
+		Run: func(context.Context) error { runs <- struct{}{}; return nil },
+	}
 	first := start(t, db, job)
 	select {
 	case <-runs:
@@ -87,7 +96,10 @@ func TestAJobRunsOnOneReplicaAtATime(t *testing.T) {
 	second := start(t, db, job)
 	first() // from here on only the second replica runs jobs, and its start is within the period
 	third := make(chan struct{}, 1)
-	last := start(t, db, job, background.Job{Name: "mark", Every: time.Hour, Run: func(context.Context) error { third <- struct{}{}; return nil }})
+	last := start(t, db, job, background.Job{
+		Name: "mark", Every: time.Hour,
+		Run: func(context.Context) error { third <- struct{}{}; return nil },
+	})
 	second()
 	select {
 	case <-third:
@@ -114,7 +126,10 @@ func TestAJobIsEndedAtItsTimeAndHoldsUpNoOther(t *testing.T) {
 			ended <- struct{}{}
 			return ctx.Err()
 		}},
-		background.Job{Name: "matters", Every: time.Second, Run: func(context.Context) error { ran <- struct{}{}; return nil }})
+		background.Job{
+			Name: "matters", Every: time.Second,
+			Run: func(context.Context) error { ran <- struct{}{}; return nil },
+		})
 	defer stop()
 	for _, c := range []chan struct{}{ran, ended, ran} {
 		select {
@@ -145,18 +160,24 @@ func TestJobsShareOneConnectionForTheirLocks(t *testing.T) {
 	var jobs []background.Job
 	began := make(chan struct{}, 64)
 	for i := range 4 {
-		jobs = append(jobs, background.Job{Name: fmt.Sprintf("hangs_%d", i), Every: time.Hour, Timeout: time.Hour, Run: func(ctx context.Context) error {
-			began <- struct{}{}
-			<-ctx.Done()
-			return ctx.Err()
-		}})
+		jobs = append(jobs, background.Job{
+			Name: fmt.Sprintf("hangs_%d", i), Every: time.Hour, Timeout: time.Hour,
+			Run: func(ctx context.Context) error {
+				began <- struct{}{}
+				<-ctx.Done()
+				return ctx.Err()
+			},
+		})
 	}
 	asked := make(chan error, 64)
-	jobs = append(jobs, background.Job{Name: "asks", Every: time.Second, Timeout: time.Minute, Run: func(ctx context.Context) error {
-		_, err := pg.Era(ctx, pool)
-		asked <- err
-		return err
-	}})
+	jobs = append(jobs, background.Job{
+		Name: "asks", Every: time.Second, Timeout: time.Minute,
+		Run: func(ctx context.Context) error {
+			_, err := pg.Era(ctx, pool)
+			asked <- err
+			return err
+		},
+	})
 	r, err := background.New(background.Deps{
 		Pool: pool, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry(),
 	}, jobs...)

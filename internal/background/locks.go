@@ -107,7 +107,8 @@ func (l *locks) unlock(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
 	defer cancel()
 	if held, err := pg.Value[bool](ctx, l.conn, unlockJobs, ended); err != nil || !held {
-		l.logger.WarnContext(ctx, "locks of background work were not given back; their session is closed", slog.Any("jobs", ended), obs.Err(err))
+		l.logger.WarnContext(ctx, "locks of background work were not given back; their session is closed",
+			slog.Any("jobs", ended), obs.Err(err))
 		l.drop(ctx)
 		return
 	}

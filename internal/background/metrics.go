@@ -34,10 +34,12 @@ func newMetrics(to prometheus.Registerer, jobs []string) (*metrics, error) {
 			Buckets: []float64{.005, .02, .1, .5, 1, 5, 15, 60, 300},
 		}, []string{"job"}),
 		lag: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "background_lag_seconds", Help: "How long after its due time the last run of periodic work on this replica began, by job.",
+			Name: "background_lag_seconds",
+			Help: "How long after its due time the last run of periodic work on this replica began, by job.",
 		}, []string{"job"}),
 		success: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "background_last_success_timestamp_seconds", Help: "When periodic work last succeeded on this replica, by job; 0: not since its start.",
+			Name: "background_last_success_timestamp_seconds",
+			Help: "When periodic work last succeeded on this replica, by job; 0: not since its start.",
 		}, []string{"job"}),
 	}
 	for _, job := range jobs {

@@ -62,7 +62,10 @@ func TestAJobThatIsTakenBesideANewOneIsRun(t *testing.T) {
 	if _, _, err := one.take(ctx, db.Pool(pg.RoleLifecycle), []string{}); err != nil { // it is added, and due
 		t.Fatal(err)
 	}
-	held := &locks{pool: db.Pool(pg.RoleLifecycle), logger: testkit.Logger(t), within: unlockWithin, held: map[string]bool{}}
+	held := &locks{
+		pool: db.Pool(pg.RoleLifecycle), logger: testkit.Logger(t), within: unlockWithin,
+		held: map[string]bool{},
+	}
 	due, left, err := held.take(ctx, schedule{names: []string{"first", "second"}, every: []float64{1, 1}})
 	if err != nil || left != 0 {
 		t.Fatalf("a job that was added is due in %s, %v", left, err)

@@ -99,7 +99,8 @@ func TestRemoveWaitsForProcesses(t *testing.T) {
 	dir := state(t)
 	root := filepath.Join(top, cgroup.Name(dir))
 	work := filepath.Join(root, "workspace", "app")
-	if err := errors.Join(cgroup.Record(dir, root), os.MkdirAll(work, 0o755)); err != nil { //nolint:gosec // the kernel's file system
+	//nolint:gosec // the kernel's file system
+	if err := errors.Join(cgroup.Record(dir, root), os.MkdirAll(work, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	inside := exec.Command("sleep", "3600") //nolint:noctx // killed below
@@ -107,7 +108,8 @@ func TestRemoveWaitsForProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = inside.Process.Kill() })
-	if err := os.WriteFile(filepath.Join(work, "cgroup.procs"), []byte(strconv.Itoa(inside.Process.Pid)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(work, "cgroup.procs"), []byte(strconv.Itoa(inside.Process.Pid)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := cgroup.Remove(dir); err == nil || !strings.Contains(err.Error(), work) {

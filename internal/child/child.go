@@ -64,7 +64,8 @@ func (p *Process) supervise(spec Spec, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	cmd := exec.Command(spec.Path, spec.Args...) //nolint:gosec,noctx // the caller chooses the binary; the process outlives any request context
+	//nolint:gosec,noctx // the caller chooses the binary; the process outlives any request context
+	cmd := exec.Command(spec.Path, spec.Args...)
 	cmd.Env = spec.Env
 	cmd.Dir = spec.Dir
 	if spec.Output != nil {

@@ -35,7 +35,10 @@ func TestMain(m *testing.M) {
 func endsAll() int {
 	var live []*child.Process
 	for range 3 { // none of which ends on SIGTERM
-		p, err := child.Start(child.Spec{Path: "/bin/sh", Args: []string{"-c", "trap '' INT TERM; while :; do /bin/sleep 600; done"}})
+		p, err := child.Start(child.Spec{
+			Path: "/bin/sh",
+			Args: []string{"-c", "trap '' INT TERM; while :; do /bin/sleep 600; done"},
+		})
 		if err != nil {
 			return 3
 		}

@@ -62,8 +62,8 @@ func (s *sample) Validate() error {
 
 func defaults() sample {
 	return sample{
-		Listen: netip.MustParseAddrPort("127.0.0.1:0"), Database: database{URL: "postgres://localhost", PoolSize: 8}, Sweep: time.Minute,
-		Regions: []string{"local"}, Ratio: 0.2,
+		Listen: netip.MustParseAddrPort("127.0.0.1:0"), Database: database{URL: "postgres://localhost", PoolSize: 8},
+		Sweep: time.Minute, Regions: []string{"local"}, Ratio: 0.2,
 	}
 }
 
@@ -81,8 +81,10 @@ func TestPrecedence(t *testing.T) {
 	got, err := config.Load(defaults(), config.LoadOptions{
 		File: file, EnvPrefix: "GPUAAS_LIFECYCLE_",
 		Environ: []string{
-			"GPUAAS_LIFECYCLE_DATABASE_POOL_SIZE=30", "GPUAAS_LIFECYCLE_SWEEP=20s", "GPUAAS_LIFECYCLE_DEBUG=true", "GPUAAS_LIFECYCLE_LISTEN=127.0.0.1:7",
-			"GPUAAS_LIFECYCLE_SERVICE_HOST=10.0.0.1", "GPUAAS_LIFECYCLE_PORT_8443_TCP_ADDR=10.0.0.1", "GPUAAS_OTHER=x", "PATH=/bin",
+			"GPUAAS_LIFECYCLE_DATABASE_POOL_SIZE=30", "GPUAAS_LIFECYCLE_SWEEP=20s", "GPUAAS_LIFECYCLE_DEBUG=true",
+			"GPUAAS_LIFECYCLE_LISTEN=127.0.0.1:7", "GPUAAS_LIFECYCLE_SERVICE_HOST=10.0.0.1",
+			"GPUAAS_LIFECYCLE_PORT_8443_TCP_ADDR=10.0.0.1", "GPUAAS_OTHER=x",
+			"PATH=/bin",
 		},
 		Overrides: map[string]string{"sweep": "30s", "regions": "c, d"},
 	})
@@ -155,7 +157,10 @@ func TestCheck(t *testing.T) {
 	if problems := config.Check(defaults(), write(t, "sweep: 5s\n")); len(problems) != 0 {
 		t.Errorf("problems %v", problems)
 	}
-	for name, text := range map[string]string{"not yaml": "a: [", "list": "- a\n", "twice": "sweep: 1s\nsweep: 2s\n", "section as value": "database: 7\n", "negative": "sweep: -1s\n"} {
+	for name, text := range map[string]string{
+		"not yaml": "a: [", "list": "- a\n", "twice": "sweep: 1s\nsweep: 2s\n",
+		"section as value": "database: 7\n", "negative": "sweep: -1s\n",
+	} {
 		if problems := config.Check(defaults(), write(t, text)); len(problems) == 0 {
 			t.Errorf("%s: no problem", name)
 		}
@@ -167,14 +172,16 @@ func TestCheck(t *testing.T) {
 
 func TestSchemaRefusals(t *testing.T) {
 	type inline struct{ Password config.Secret }
-	if _, err := config.Load(inline{}, config.LoadOptions{}); err == nil || !strings.Contains(err.Error(), "path of its file") {
+	if _, err := config.Load(inline{}, config.LoadOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "path of its file") {
 		t.Errorf("inline secret: %v", err)
 	}
 	type clash struct {
 		A  struct{ B string } `koanf:"a"`
 		AB string             `koanf:"a_b"`
 	}
-	if _, err := config.Load(clash{}, config.LoadOptions{}); err == nil || !strings.Contains(err.Error(), "same name in the environment") {
+	if _, err := config.Load(clash{}, config.LoadOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "same name in the environment") {
 		t.Errorf("clash: %v", err)
 	}
 	if _, err := config.Load(3, config.LoadOptions{}); err == nil {
@@ -234,7 +241,8 @@ func TestProblemsOfPlainErrors(t *testing.T) {
 		t.Error("a problem out of nothing")
 	}
 	p := config.Problem{Where: "w", Key: "k", Message: "m"}
-	if got := config.Problems(fmt.Errorf("a: %w", errors.Join(p, errors.New("b"), p))); !slices.Equal(got, []config.Problem{p, p}) {
+	if got := config.Problems(fmt.Errorf("a: %w", errors.Join(p, errors.New("b"), p))); !slices.Equal(got,
+		[]config.Problem{p, p}) {
 		t.Errorf("Problems = %v", got)
 	}
 }

@@ -39,7 +39,8 @@ func (f SecretFile) Read() (Secret, error) {
 	case !info.Mode().IsRegular():
 		return "", fmt.Errorf("read secret: %s is not a regular file", f)
 	case info.Mode().Perm()&0o077 != 0:
-		return "", fmt.Errorf("read secret: %s has mode %04o: group and others must not reach it (chmod 0600)", f, info.Mode().Perm())
+		return "", fmt.Errorf("read secret: %s has mode %04o: group and others must not reach it (chmod 0600)", f,
+			info.Mode().Perm())
 	case info.Size() > maxSecretSize:
 		return "", fmt.Errorf("read secret: %s is larger than 64 KiB", f)
 	}

@@ -2,7 +2,9 @@ package envelope
 
 // Claimed returns the task id and the attempt in an envelope without verifying them. They may only be used to name the
 // task in a refusal; a caller must not act for a task because of them.
-func Claimed(encoded []byte) (taskID string, attempt int32, ok bool) { //nolint:nonamedreturns // two claims and whether there are any
+//
+//nolint:nonamedreturns // two claims and whether there are any
+func Claimed(encoded []byte) (taskID string, attempt int32, ok bool) {
 	t, err := decode(encoded)
 	if err != nil {
 		return "", 0, false

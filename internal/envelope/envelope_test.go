@@ -19,8 +19,8 @@ import (
 func task() envelope.Task {
 	return envelope.Task{
 		TaskID: "0192f0c1-0000-7000-8000-000000000001", Type: "workload.deploy", NodeID: "node-a", WorkspaceID: "ws",
-		Epoch: 1 << 41, OpSeq: 7, NotBefore: time.UnixMicro(1_700_000_000_000_001).UTC(), ExpiresAt: time.UnixMicro(1_700_000_060_000_000).UTC(),
-		Attempt: 2, Payload: []byte("payload"),
+		Epoch: 1 << 41, OpSeq: 7, NotBefore: time.UnixMicro(1_700_000_000_000_001).UTC(),
+		ExpiresAt: time.UnixMicro(1_700_000_060_000_000).UTC(), Attempt: 2, Payload: []byte("payload"),
 	}
 }
 
@@ -126,7 +126,8 @@ func TestOtherVersionsAreRefused(t *testing.T) {
 		altered := bytes.Clone(signed.Bytes)
 		altered[0] = version
 		signature := ed25519.Sign(private, append([]byte("gpuaas.mesh/task-envelope\x00"), altered...))
-		if _, err := envelope.Verify(set(t, k), altered, signature, k.ID()); !fault.Has(err, commonv1.Reason_REASON_TASK_SIGNATURE_INVALID) {
+		if _, err := envelope.Verify(set(t, k), altered, signature, k.ID()); !fault.Has(err,
+			commonv1.Reason_REASON_TASK_SIGNATURE_INVALID) {
 			t.Errorf("version %d: %v", version, err)
 		}
 	}

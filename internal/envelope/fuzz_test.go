@@ -10,7 +10,8 @@ import (
 // two meanings.
 func FuzzDecode(f *testing.F) {
 	seed, err := encode(Task{
-		TaskID: "t", Type: "probe.noop", NodeID: "n", NotBefore: time.UnixMicro(1), ExpiresAt: time.UnixMicro(2), Payload: []byte("p"),
+		TaskID: "t", Type: "probe.noop", NodeID: "n", NotBefore: time.UnixMicro(1), ExpiresAt: time.UnixMicro(2),
+		Payload: []byte("p"),
 	})
 	if err != nil {
 		f.Fatal(err)

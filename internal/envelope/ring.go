@@ -59,7 +59,8 @@ func (r *Ring) SignerOf(keyID string) (Key, error) {
 	if private, ok := state.Former[keyID]; ok {
 		return NewKey(private), nil
 	}
-	return Key{}, fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN, fmt.Sprintf("this replica has no key %s of tasks", keyID))
+	return Key{}, fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN,
+		fmt.Sprintf("this replica has no key %s of tasks", keyID))
 }
 
 // Verifiers returns the keys that verify now.

@@ -36,7 +36,8 @@ func BenchmarkNumbering(b *testing.B) {
 		})
 		b.Run(fmt.Sprintf("sequencer/%d", n), func(b *testing.B) {
 			d := testkit.DB(b)
-			seq, err := events.NewSequencer(events.SequencerDeps{Pool: d.Pool(pg.RoleSequencer), Logger: testkit.Logger(b)}, events.SequencerConfig{})
+			seq, err := events.NewSequencer(events.SequencerDeps{Pool: d.Pool(pg.RoleSequencer), Logger: testkit.Logger(b)},
+				events.SequencerConfig{})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -25,7 +25,10 @@ func TestBlockersNamesWhoKeepsNumberingWaiting(t *testing.T) {
 	must(t, err)
 
 	wake := &events.Signal{}
-	sequencer, err := events.NewSequencer(events.SequencerDeps{Pool: d.Pool(pg.RoleSequencer), Wake: wake, Logger: testkit.Logger(t)}, events.SequencerConfig{})
+	sequencer, err := events.NewSequencer(events.SequencerDeps{
+		Pool: d.Pool(pg.RoleSequencer), Wake: wake,
+		Logger: testkit.Logger(t),
+	}, events.SequencerConfig{})
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -206,7 +206,9 @@ type parkedRecord struct {
 
 // runOnce applies one batch. known is a lower bound of the cursor's position, -1 if unknown: if the log has nothing
 // beyond it, the round ends without a transaction. horizon returns the end of the log.
-func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64, horizon func(context.Context) (int64, error)) (round, error) {
+func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64,
+	horizon func(context.Context) (int64, error),
+) (round, error) {
 	if known >= 0 {
 		horizon, err := horizon(ctx)
 		if err != nil || horizon <= known {
@@ -317,7 +319,9 @@ func (c *Consumer) lockCursor(ctx context.Context, tx pgx.Tx) (int64, bool, erro
 }
 
 // applyCarefully tries r within savepoints and parks it after the last try. The first result says why it was parked.
-func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (error, error) { //nolint:revive // both are errors, of the event and of the round
+//
+//nolint:revive // both are errors, of the event and of the round
+func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (error, error) {
 	var poison error
 	for range applyTries {
 		err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return try(ctx, sp, apply, r) })
@@ -383,8 +387,11 @@ func try(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (err error) { //
 }
 
 // tryTogether is try for a batch.
-func tryTogether(ctx context.Context, tx pgx.Tx, together func(context.Context, pgx.Tx, []Record) error, records []Record) error {
-	return try(ctx, tx, func(ctx context.Context, tx pgx.Tx, _ Record) error { return together(ctx, tx, records) }, Record{})
+func tryTogether(ctx context.Context, tx pgx.Tx, together func(context.Context, pgx.Tx, []Record) error,
+	records []Record,
+) error {
+	return try(ctx, tx, func(ctx context.Context, tx pgx.Tx, _ Record) error { return together(ctx, tx, records) },
+		Record{})
 }
 
 // The codes of the timeouts at which the server cancels a statement or a transaction. How long something takes also
@@ -398,9 +405,11 @@ const (
 // Poisonous reports whether an error is the fault of the event that was applied, and not of a condition that passes.
 func Poisonous(ctx context.Context, err error) bool {
 	var later *laterError
-	if ctx.Err() != nil || pg.IsConnError(err) || pg.IsRetryable(err) || errors.Is(err, pg.ErrCommitUnknown) || errors.As(err, &later) {
+	if ctx.Err() != nil || pg.IsConnError(err) || pg.IsRetryable(err) || errors.Is(err, pg.ErrCommitUnknown) ||
+		errors.As(err, &later) {
 		return false
 	}
 	var pgErr *pgconn.PgError
-	return !errors.As(err, &pgErr) || !slices.Contains([]string{codeLockNotAvailable, codeQueryCanceled, codeIdleInTransaction}, pgErr.Code)
+	return !errors.As(err, &pgErr) ||
+		!slices.Contains([]string{codeLockNotAvailable, codeQueryCanceled, codeIdleInTransaction}, pgErr.Code)
 }

@@ -20,7 +20,8 @@ import (
 // projection makes a table that counts how often each event took effect, and returns the Apply that writes it.
 func projection(t *testing.T, d *testkit.Database) events.Apply {
 	t.Helper()
-	if _, err := d.OwnerPool().Exec(t.Context(), `CREATE TABLE readmodel.probe (n bigserial PRIMARY KEY, event_id uuid UNIQUE,
+	if _, err := d.OwnerPool().Exec(t.Context(),
+		`CREATE TABLE readmodel.probe (n bigserial PRIMARY KEY, event_id uuid UNIQUE,
 		kind text, aggregate_id text, version bigint)`); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +109,8 @@ func TestPoisonIsParkedAndReplayed(t *testing.T) {
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	insert := projection(t, d)
 	seq := newSequencer(t, d, nil, nil, events.SequencerConfig{})
-	appendEvents(t, d.Pool(pg.RoleLifecycle), event("good", "x", 1), event("refused", "x", 2), event("sql", "x", 3), event("panics", "x", 4),
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("good", "x", 1), event("refused", "x", 2), event("sql", "x", 3),
+		event("panics", "x", 4),
 		event("good", "x", 5))
 	if err := seq.Drain(ctx); err != nil {
 		t.Fatal(err)

@@ -34,7 +34,8 @@ func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 			_, err = pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{Files: upTo(t, last)})
 			must(t, err)
 			for range 3 {
-				_, err = d.Pool(pg.RoleLifecycle).Exec(ctx, `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
+				_, err = d.Pool(pg.RoleLifecycle).Exec(ctx,
+					`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
 					VALUES ($1, 'e', 'probe', 'x', 1, '{}')`, ids.New())
 				must(t, err)
 			}

@@ -132,7 +132,10 @@ func insertEvents(version string) string {
 
 // texts returns the columns of the correlation, in the order of the statements.
 func (c Correlation) texts() [8]string {
-	return [8]string{c.CorrelationID, c.TenantID, c.WorkspaceID, c.WorkflowID, c.AllocationID, c.TaskID, c.NodeID, c.NodeInstanceID}
+	return [8]string{
+		c.CorrelationID, c.TenantID, c.WorkspaceID, c.WorkflowID, c.AllocationID, c.TaskID, c.NodeID,
+		c.NodeInstanceID,
+	}
 }
 
 // values returns the arguments of appendOne.

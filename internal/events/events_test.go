@@ -26,7 +26,9 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
 
-func newSequencer(t *testing.T, d *testkit.Database, wake, numbered *events.Signal, cfg events.SequencerConfig) *events.Sequencer {
+func newSequencer(t *testing.T, d *testkit.Database, wake, numbered *events.Signal,
+	cfg events.SequencerConfig,
+) *events.Sequencer {
 	t.Helper()
 	s, err := events.NewSequencer(events.SequencerDeps{
 		Pool: d.Pool(pg.RoleSequencer), Wake: wake, Numbered: numbered, Logger: testkit.Logger(t),
@@ -89,11 +91,15 @@ func TestAppendKeepsEveryField(t *testing.T) {
 		t.Fatal(err)
 	}
 	correlation := events.Correlation{
-		CorrelationID: "c", TenantID: "t", WorkspaceID: "w", WorkflowID: "wf", AllocationID: "a", TaskID: "tk", NodeID: "n", NodeInstanceID: "ni",
+		CorrelationID: "c", TenantID: "t", WorkspaceID: "w", WorkflowID: "wf", AllocationID: "a", TaskID: "tk", NodeID: "n",
+		NodeInstanceID: "ni",
 	}
 	last := appendEvents(t, d.Pool(pg.RoleLifecycle),
 		event("first", "a1", 1),
-		events.Event{Kind: "second", AggregateType: "probe", AggregateID: "a1", AggregateVersion: 2, Payload: payload, Correlation: correlation})
+		events.Event{
+			Kind: "second", AggregateType: "probe", AggregateID: "a1", AggregateVersion: 2, Payload: payload,
+			Correlation: correlation,
+		})
 	if err := newSequencer(t, d, nil, nil, events.SequencerConfig{}).Drain(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +110,8 @@ func TestAppendKeepsEveryField(t *testing.T) {
 	if len(records) != 2 || next != 2 || records[0].Kind != "first" || records[1].ID != last || !ids.Valid(last) {
 		t.Fatalf("read %+v, next %d", records, next)
 	}
-	if bare, err := records[0].Payload(); err != nil || string(bare) != "{}" || records[0].Correlation != (events.Correlation{}) {
+	if bare, err := records[0].Payload(); err != nil || string(bare) != "{}" ||
+		records[0].Correlation != (events.Correlation{}) {
 		t.Errorf("the bare event came back as %+v", records[0])
 	}
 	r := records[1]
@@ -223,7 +230,8 @@ func write(ctx context.Context, d *testkit.Database, writer, i int, rng *rand.Ra
 		aggregate := fmt.Sprintf("shared-%d", rng.IntN(5))
 		version := int64(1)
 		if rng.IntN(3) > 0 {
-			if err := tx.QueryRow(ctx, "UPDATE lifecycle.aggregate SET version = version + 1 WHERE id = $1 RETURNING version", aggregate).
+			if err := tx.QueryRow(ctx, "UPDATE lifecycle.aggregate SET version = version + 1 WHERE id = $1 RETURNING version",
+				aggregate).
 				Scan(&version); err != nil {
 				return err
 			}
@@ -285,7 +293,8 @@ func TestNumbersJumpAtANewEra(t *testing.T) {
 func TestNumberingReadsOnlyWhatIsNew(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
-	_, err := d.Pool(pg.RoleLifecycle).Exec(ctx, `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
+	_, err := d.Pool(pg.RoleLifecycle).Exec(ctx,
+		`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
 		SELECT gen_random_uuid(), 'old', 'probe', n::text, 1, '{}' FROM generate_series(1, 60000) n`)
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,8 @@ import (
 // ofEarlierBuild appends an event with the statement of earlier builds, which stored JSON.
 func ofEarlierBuild(t *testing.T, q pg.Querier, payload string) {
 	t.Helper()
-	if _, err := q.Exec(testkit.Context(t), `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
+	if _, err := q.Exec(testkit.Context(t),
+		`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
 		VALUES ($1, 'e', 'probe', 'x', 1, $2::text::jsonb)`, ids.New(), payload); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,8 @@ func TestADatabaseOfAnEarlierBuildIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	var read []float64
-	err = newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)}, events.ConsumerConfig{Name: "probe", Schema: "readmodel"}).
+	err = newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel"}).
 		Drain(ctx, func(_ context.Context, _ pgx.Tx, r events.Record) error {
 			var m structpb.Struct
 			if err := r.Decode(&m); err != nil {
@@ -108,7 +110,8 @@ func rowsOf(t *testing.T, d *testkit.Database, where string) string {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.WithoutCancel(t.Context())) //nolint:errcheck // the test is over
-	if err := conn.QueryRow(testkit.Context(t), `SELECT coalesce(string_agg(concat_ws(' ', xid, seq, id, source, kind, payload, created_at), ';' ORDER BY seq), '')
+	if err := conn.QueryRow(testkit.Context(t),
+		`SELECT coalesce(string_agg(concat_ws(' ', xid, seq, id, source, kind, payload, created_at), ';' ORDER BY seq), '')
 		FROM events.event WHERE `+where).Scan(&out); err != nil {
 		t.Fatal(err)
 	}
@@ -123,14 +126,16 @@ func TestAConsumerReadsBothFormats(t *testing.T) {
 	pool := d.Pool(pg.RoleLifecycle)
 	ofEarlierBuild(t, pool, `{"from": "an earlier build"}`)
 	one, two := event("e", "x", 2), event("e", "x", 3)
-	one.Payload, two.Payload, two.JSON = object(t, map[string]any{"from": "this build"}), object(t, map[string]any{"from": "the audit log"}), true
+	one.Payload, two.Payload, two.JSON = object(t, map[string]any{"from": "this build"}),
+		object(t, map[string]any{"from": "the audit log"}), true
 	appendEvents(t, pool, one)
 	appendEvents(t, pool, two, event("bare", "x", 4))
 	if err := newSequencer(t, d, nil, nil, events.SequencerConfig{}).Drain(ctx); err != nil {
 		t.Fatal(err)
 	}
 	var from []string
-	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)}, events.ConsumerConfig{Name: "probe", Schema: "readmodel"})
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel"})
 	err := c.Drain(ctx, func(_ context.Context, _ pgx.Tx, r events.Record) error {
 		var m structpb.Struct
 		if err := r.Decode(&m); err != nil {
@@ -196,7 +201,8 @@ func TestAReaderOfAnEarlierBuildWaits(t *testing.T) {
 	}
 	err = newConsumer(t, events.ConsumerDeps{Pool: earlier}, cfg).Drain(ctx, apply)
 	var refusal *pgconn.PgError
-	if !errors.As(err, &refusal) || refusal.Code != "0A000" || !strings.Contains(refusal.Hint, "events.format") || applied != 1 {
+	if !errors.As(err, &refusal) || refusal.Code != "0A000" || !strings.Contains(refusal.Hint, "events.format") ||
+		applied != 1 {
 		t.Fatalf("applied %d, %v", applied, err)
 	}
 	now := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)}, cfg)
@@ -217,17 +223,22 @@ func TestWhatIsNotKnownIsKept(t *testing.T) {
 	}
 	unknown := events.Record{Kind: "e", Body: raw, BodyType: "gpuaas.later.v9.Unheard"}
 	got, err := unknown.Payload()
-	if want := `{"hex":"` + hex.EncodeToString(raw) + `","type":"gpuaas.later.v9.Unheard"}`; err != nil || string(got) != want {
+	if want := `{"hex":"` + hex.EncodeToString(raw) + `","type":"gpuaas.later.v9.Unheard"}`; err != nil ||
+		string(got) != want {
 		t.Errorf("%s, %v; want %s", got, err, want)
 	}
 	known := events.Record{Kind: "e", Body: raw, BodyType: "google.protobuf.StringValue"}
-	if err := known.Decode(&structpb.Struct{}); err == nil || !strings.Contains(err.Error(), "carries a google.protobuf.StringValue") {
+	if err := known.Decode(&structpb.Struct{}); err == nil ||
+		!strings.Contains(err.Error(), "carries a google.protobuf.StringValue") {
 		t.Errorf("decoded as another type: %v", err)
 	}
 	if got, err = known.Payload(); err != nil || string(got) != `"hello"` {
 		t.Errorf("%s, %v", got, err)
 	}
-	if _, err := (events.Record{Kind: "e", Body: []byte{0xff}, BodyType: "google.protobuf.StringValue"}).Payload(); err == nil {
+	if _, err := (events.Record{
+		Kind: "e", Body: []byte{0xff},
+		BodyType: "google.protobuf.StringValue",
+	}).Payload(); err == nil {
 		t.Error("bytes that are no message are spelled")
 	}
 }

@@ -30,7 +30,8 @@ var (
 				parked_at = mesh.clock()`
 	})
 	listParked = pg.DefineByRole(writers, "events.list_parked", func(schema string) string {
-		return `SELECT ` + pg.Columns[ParkedEvent]("p") + ` FROM ` + schema + `.parked_event p WHERE p.consumer = $1 ORDER BY p.pos`
+		return `SELECT ` + pg.Columns[ParkedEvent]("p") + ` FROM ` + schema +
+			`.parked_event p WHERE p.consumer = $1 ORDER BY p.pos`
 	})
 	lockParked = pg.DefineByRole(writers, "events.lock_parked", func(schema string) string {
 		return `SELECT pos FROM ` + schema + `.parked_event WHERE consumer = $1 AND pos = $2 FOR UPDATE SKIP LOCKED`

@@ -173,7 +173,8 @@ func TestADayOfEventsIsDropped(t *testing.T) {
 		t.Errorf("%d events were cut beside a reader", n)
 	}
 	d.wantParts("beside a reader", "0 5, 1 5, 2, 3, 14 1, 15, 16, default")
-	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)}, events.ConsumerConfig{Name: "c", Schema: "readmodel", Kinds: []string{"probe"}})
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)},
+		events.ConsumerConfig{Name: "c", Schema: "readmodel", Kinds: []string{"probe"}})
 	if err := c.WaitFor(ctx, token); err != nil {
 		t.Errorf("a wait for an event whose number was cut: %v", err)
 	}
@@ -190,7 +191,8 @@ func TestADayOfEventsIsDropped(t *testing.T) {
 		t.Errorf("read %v, not %v", got, all[5:])
 	}
 	var limit string
-	must(t, d.OwnerPool().QueryRow(ctx, `SELECT array_to_string(proconfig, ', ') FROM pg_proc WHERE oid = 'events.keep_partitions(bigint)'::regprocedure`).Scan(&limit))
+	must(t, d.OwnerPool().QueryRow(ctx,
+		`SELECT array_to_string(proconfig, ', ') FROM pg_proc WHERE oid = 'events.keep_partitions(bigint)'::regprocedure`).Scan(&limit))
 	if !strings.Contains(limit, "lock_timeout=200ms") {
 		t.Errorf("what changes partitions waits for locks by %q", limit)
 	}
@@ -210,7 +212,8 @@ func TestEventsOfNoPartitionAreCut(t *testing.T) {
 	ctx, d := testkit.Context(t), newDays(t)
 	d.append(1)
 	var next int64
-	must(t, d.OwnerPool().QueryRow(ctx, `SELECT setval('events.event_seq_seq', (floor(extract(epoch FROM mesh.clock()) / 86400)::bigint + 4) << 32)`).Scan(&next))
+	must(t, d.OwnerPool().QueryRow(ctx,
+		`SELECT setval('events.event_seq_seq', (floor(extract(epoch FROM mesh.clock()) / 86400)::bigint + 4) << 32)`).Scan(&next))
 	d.append(3)
 	d.at(3, 12*time.Hour)
 	d.cut()
@@ -259,7 +262,8 @@ func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 	}
 	d.wantParts("after the death", "0 2, 1, 2, default, first")
 	// A table that was made and never attached is used.
-	_, err = d.OwnerPool().Exec(ctx, `DO $$ BEGIN EXECUTE format('CREATE TABLE events.%I (LIKE events.event INCLUDING DEFAULTS)',
+	_, err = d.OwnerPool().Exec(ctx,
+		`DO $$ BEGIN EXECUTE format('CREATE TABLE events.%I (LIKE events.event INCLUDING DEFAULTS)',
 		'event_' || to_char(mesh.clock() AT TIME ZONE 'UTC', 'YYYYMMDD')); END $$`)
 	must(t, err)
 	d.cut()

@@ -44,10 +44,13 @@ var (
 		ORDER BY n.last_pos`)
 
 	// The bounds of a list let Postgres skip the partitions that have none of its events, which the list alone does not.
-	fetchListed         = pg.DefineShared(writers, "events.fetch_listed", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.seq = ANY($3)`)
-	fetchListedOfKinds  = pg.DefineShared(writers, "events.fetch_listed_of_kinds", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.seq = ANY($3) AND e.kind = ANY($4)`)
+	fetchListed = pg.DefineShared(writers, "events.fetch_listed",
+		fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.seq = ANY($3)`)
+	fetchListedOfKinds = pg.DefineShared(writers, "events.fetch_listed_of_kinds",
+		fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.seq = ANY($3) AND e.kind = ANY($4)`)
 	fetchBetween        = pg.DefineShared(writers, "events.fetch_between", fetchSQL+`e.seq BETWEEN $1 AND $2`)
-	fetchBetweenOfKinds = pg.DefineShared(writers, "events.fetch_between_of_kinds", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.kind = ANY($3)`)
+	fetchBetweenOfKinds = pg.DefineShared(writers, "events.fetch_between_of_kinds",
+		fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.kind = ANY($3)`)
 )
 
 var fetchSQL = `SELECT ` + pg.Columns[stored]("e") + ` FROM events.event e WHERE `
@@ -111,7 +114,9 @@ func At(ctx context.Context, q pg.Querier, pos int64) (Record, error) {
 
 // Between reports whether this log ever gave the position from, which a caller has brought (zero, before all, counts as
 // given), and returns how many events there are above it and not above to, counted to most+1.
-func Between(ctx context.Context, q pg.Querier, from, to int64, most int) (known bool, count int, err error) { //nolint:nonamedreturns // says which is which
+//
+//nolint:nonamedreturns // says which is which
+func Between(ctx context.Context, q pg.Querier, from, to int64, most int) (known bool, count int, err error) {
 	err = pg.QueryRow(ctx, q, countBetween, from, to, int64(most)+1).Scan(&known, &count)
 	if err != nil {
 		return false, 0, fmt.Errorf("count events between positions: %w", err)

@@ -23,7 +23,8 @@ func TestACutKeepsWhatIsUnread(t *testing.T) {
 	db := testkit.DB(t)
 	ctx := testkit.Context(t)
 	writer, reader := db.Pool(pg.RoleLifecycle), db.Pool(pg.RoleReadmodel)
-	sequencer, err := events.NewSequencer(events.SequencerDeps{Pool: db.Pool(pg.RoleSequencer), Logger: testkit.Logger(t)}, events.SequencerConfig{})
+	sequencer, err := events.NewSequencer(events.SequencerDeps{Pool: db.Pool(pg.RoleSequencer), Logger: testkit.Logger(t)},
+		events.SequencerConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +73,8 @@ func TestACutKeepsWhatIsUnread(t *testing.T) {
 		for _, s := range schemas {
 			pos := rapid.Int64Range(max(end-20, 0), end).Draw(rt, s)
 			slowest = min(slowest, pos)
-			exec(rt, s, `INSERT INTO `+s+`.event_cursor (name, pos) VALUES ('c', $1) ON CONFLICT (name) DO UPDATE SET pos = $1`, pos)
+			exec(rt, s, `INSERT INTO `+s+`.event_cursor (name, pos) VALUES ('c', $1) ON CONFLICT (name) DO UPDATE SET pos = $1`,
+				pos)
 			exec(rt, s, `DELETE FROM `+s+`.parked_event`)
 			if rapid.IntRange(0, 3).Draw(rt, "parked") == 0 && pos > 0 {
 				parked := rapid.Int64Range(max(pos-10, 1), pos).Draw(rt, "at")

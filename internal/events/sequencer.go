@@ -144,7 +144,9 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 
 // rest sleeps after the round that began at began until the next one is due: at a wake, but not before Linger is over,
 // or MinInterval if the sequencer is urged; at the latest after poll. It reports whether ctx is still alive.
-func (c SequencerConfig) rest(ctx context.Context, began time.Time, poll time.Duration, wake, urged <-chan struct{}) bool {
+func (c SequencerConfig) rest(ctx context.Context, began time.Time, poll time.Duration, wake,
+	urged <-chan struct{},
+) bool {
 	if !sleep(ctx, poll, wake) {
 		return false
 	}
@@ -172,7 +174,8 @@ const (
 // index, whatever the statistics of the table; planning that again, here and in the trigger, would cost more than the
 // read itself. For the same reason both statements have no parameters.
 func lockSQL(turn string) string {
-	return fmt.Sprintf(`SELECT set_config('events.turn', (`+turn+`)::text, true), set_config('enable_seqscan', 'off', true),
+	return fmt.Sprintf(`SELECT set_config('events.turn', (`+turn+
+		`)::text, true), set_config('enable_seqscan', 'off', true),
 		set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`, sequencerLock, nextLock)
 }
 
@@ -180,7 +183,8 @@ var (
 	lockUnlessCovered = pg.Define(pg.RoleSequencer, "events.lock_unless_covered", lockSQL(turnUnlessCovered))
 	lockAfterAll      = pg.Define(pg.RoleSequencer, "events.lock_after_all", lockSQL(turnAfterAll))
 	number            = pg.DefineDynamic(pg.RoleSequencer, "events.number", numberSQL, 1000)
-	notifyAll         = pg.Define(pg.RoleSequencer, "events.notify_all", `SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '')`)
+	notifyAll         = pg.Define(pg.RoleSequencer, "events.notify_all",
+		`SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '')`)
 )
 
 // numberSQL returns a statement that numbers, in the order of seq, committed events whose seqs the newest row leaves
@@ -311,7 +315,8 @@ func (b *backoff) reset() { b.failures = 0 }
 func (b *backoff) next(ctx context.Context, log *slog.Logger, doing string, err error) time.Duration {
 	b.failures++
 	if b.failures%10 == 1 {
-		log.WarnContext(ctx, "event loop failed", slog.String("doing", doing), slog.Any("error", err), slog.Int("failures", b.failures))
+		log.WarnContext(ctx, "event loop failed", slog.String("doing", doing), slog.Any("error", err),
+			slog.Int("failures", b.failures))
 	}
 	return min(20*time.Millisecond<<min(b.failures-1, 6), time.Second)
 }

@@ -67,7 +67,10 @@ func TestAHoleStaysOpenUntilNobodyCanFillIt(t *testing.T) {
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	writer := d.Pool(pg.RoleLifecycle)
 	turns := 0
-	both := []*events.Sequencer{newSequencer(t, d, nil, nil, events.SequencerConfig{}), newSequencer(t, d, nil, nil, events.SequencerConfig{})}
+	both := []*events.Sequencer{
+		newSequencer(t, d, nil, nil, events.SequencerConfig{}),
+		newSequencer(t, d, nil, nil, events.SequencerConfig{}),
+	}
 	next := func(want string) {
 		t.Helper()
 		turns++
@@ -95,7 +98,8 @@ func TestAHoleStaysOpenUntilNobodyCanFillIt(t *testing.T) {
 		if got == fmt.Sprintf("{[%d,%d)} at %d-%d, open {[%d,)}", pos+1, pos+2, pos, pos, pos+2) {
 			break
 		}
-		if want := fmt.Sprintf("{[%d,%d)} at %d-%d, open {[2,3),[%d,)}", pos+1, pos+2, pos, pos, pos+2); got != want || ctx.Err() != nil {
+		if want := fmt.Sprintf("{[%d,%d)} at %d-%d, open {[2,3),[%d,)}", pos+1, pos+2, pos, pos, pos+2); got != want ||
+			ctx.Err() != nil {
 			t.Fatalf("after round %d: %s; want %s or the hole closed", turns, got, want)
 		}
 	}
@@ -166,7 +170,8 @@ func TestATransactionHasItsIDBeforeItDrawsASeq(t *testing.T) {
 // waiters counts the sessions that wait for an advisory lock of this database, and those that hold one.
 func waiters(t *testing.T, conn *pgx.Conn) (waiting, holding int) {
 	t.Helper()
-	must(t, conn.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE NOT granted), count(*) FILTER (WHERE granted) FROM pg_locks
+	must(t, conn.QueryRow(t.Context(),
+		`SELECT count(*) FILTER (WHERE NOT granted), count(*) FILTER (WHERE granted) FROM pg_locks
 		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`).Scan(&waiting, &holding))
 	return waiting, holding
 }
@@ -243,7 +248,8 @@ func TestARestoredDatabaseGoesOnFromItsOwnRows(t *testing.T) {
 	must(t, err)
 	defer func() { _ = admin.Close(context.Background()) }()
 	for _, sql := range []string{
-		"DELETE FROM events.event WHERE seq > 2", "DELETE FROM events.numbered WHERE last_pos > 2", "SELECT setval('events.event_seq_seq', 2)",
+		"DELETE FROM events.event WHERE seq > 2", "DELETE FROM events.numbered WHERE last_pos > 2",
+		"SELECT setval('events.event_seq_seq', 2)",
 	} {
 		_, err := admin.Exec(ctx, sql)
 		must(t, err)
@@ -291,7 +297,8 @@ func TestReadingOverManyRounds(t *testing.T) {
 		must(t, newSequencer(t, d, nil, nil, events.SequencerConfig{Batch: 1 + round%9}).Drain(ctx))
 	}
 	// The plain query.
-	rows, err := reader.Query(ctx, `SELECT n.first_pos - 1 + row_number() OVER (PARTITION BY n.last_pos ORDER BY e.seq) AS pos, e.kind, e.id::text
+	rows, err := reader.Query(ctx,
+		`SELECT n.first_pos - 1 + row_number() OVER (PARTITION BY n.last_pos ORDER BY e.seq) AS pos, e.kind, e.id::text
 		FROM events.numbered n JOIN events.event e ON n.seqs @> e.seq ORDER BY 1`)
 	must(t, err)
 	type place struct {
@@ -318,13 +325,15 @@ func TestReadingOverManyRounds(t *testing.T) {
 					break
 				}
 			}
-			kept := slices.DeleteFunc(slices.Clone(want), func(p place) bool { return of != nil && !slices.Contains(of, p.Kind) })
+			kept := slices.DeleteFunc(slices.Clone(want),
+				func(p place) bool { return of != nil && !slices.Contains(of, p.Kind) })
 			if diff := cmp.Diff(kept, got, cmpopts.EquateEmpty()); diff != "" {
 				t.Fatalf("kinds %v, limit %d: %s", of, limit, diff)
 			}
 		}
 	}
-	consumer := newConsumer(t, events.ConsumerDeps{Pool: reader}, events.ConsumerConfig{Name: "probe", Schema: "readmodel"})
+	consumer := newConsumer(t, events.ConsumerDeps{Pool: reader},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel"})
 	for i := 0; i < total; i += 37 {
 		at, err := events.At(ctx, reader, want[i].Pos)
 		if err != nil || at.ID != want[i].ID {
@@ -344,12 +353,14 @@ func TestReadingOverManyRounds(t *testing.T) {
 		must(t, consumer.WaitFor(ctx, want[i].ID))
 		if i+1 < total {
 			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-			if err := consumer.WaitFor(short, want[i+1].ID); err == nil || !strings.Contains(err.Error(), events.ErrBehind.Error()) {
+			if err := consumer.WaitFor(short, want[i+1].ID); err == nil ||
+				!strings.Contains(err.Error(), events.ErrBehind.Error()) {
 				t.Fatalf("waited for the event after the cursor: %v", err)
 			}
 			cancel()
 		}
-		if lag, err := consumer.Lag(ctx); err != nil || lag.Events != int64(total-1-i) || lag.Horizon != want[total-1].Pos || lag.Unnumbered != 0 {
+		if lag, err := consumer.Lag(ctx); err != nil || lag.Events != int64(total-1-i) || lag.Horizon != want[total-1].Pos ||
+			lag.Unnumbered != 0 {
 			t.Fatalf("lag %+v, %v; want %d", lag, err, total-1-i)
 		}
 	}

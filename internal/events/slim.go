@@ -21,7 +21,14 @@ const slimMark = 0
 // slimFields are the names of the fields that a column of the correlation may replace, in the order of
 // Correlation.texts. A run is a workflow.
 var slimFields = [8][]protoreflect.Name{
-	{"correlation_id"}, {"tenant_id"}, {"workspace_id"}, {"workflow_id", "run_id"}, {"allocation_id"}, {"task_id"}, {"node_id"}, {"node_instance_id"},
+	{"correlation_id"},
+	{"tenant_id"},
+	{"workspace_id"},
+	{"workflow_id", "run_id"},
+	{"allocation_id"},
+	{"task_id"},
+	{"node_id"},
+	{"node_instance_id"},
 }
 
 // slimPlan lists the places at which a message type has such fields.

@@ -21,16 +21,18 @@ func TestSlimBodiesReadAsTheyWereWritten(t *testing.T) {
 		id := rapid.SampledFrom([]string{"", "a", "b", "0193d1c8-0000-7000-8000-000000000001"})
 		draw := func(name string) string { return id.Draw(t, name) }
 		c := events.Correlation{
-			CorrelationID: draw("correlation"), TenantID: draw("tenant"), WorkspaceID: draw("workspace"), WorkflowID: draw("workflow"),
-			TaskID: draw("task"), NodeID: draw("node"), NodeInstanceID: draw("instance"),
+			CorrelationID: draw("correlation"), TenantID: draw("tenant"), WorkspaceID: draw("workspace"),
+			WorkflowID: draw("workflow"), TaskID: draw("task"), NodeID: draw("node"), NodeInstanceID: draw("instance"),
 		}
 		run := &lifecyclev1.Run{
-			RunId: draw("run"), TenantId: draw("of tenant"), WorkspaceId: draw("of workspace"), CorrelationId: draw("of correlation"),
-			Step: rapid.Int32().Draw(t, "step"), StepNames: []string{"a", ""}, CreatedAt: timestamppb.Now(),
+			RunId: draw("run"), TenantId: draw("of tenant"), WorkspaceId: draw("of workspace"),
+			CorrelationId: draw("of correlation"), Step: rapid.Int32().Draw(t, "step"), StepNames: []string{"a", ""},
+			CreatedAt: timestamppb.Now(),
 		}
 		for range rapid.IntRange(0, 3).Draw(t, "attempts") {
 			run.ChangedSteps = append(run.ChangedSteps, &lifecyclev1.StepAttempt{
-				RunId: draw("run of attempt"), WorkspaceId: draw("workspace of attempt"), Name: draw("name"), State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
+				RunId: draw("run of attempt"), WorkspaceId: draw("workspace of attempt"), Name: draw("name"),
+				State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
 			})
 		}
 		for _, m := range []proto.Message{
@@ -60,9 +62,13 @@ func TestSlimBodiesReadAsTheyWereWritten(t *testing.T) {
 func TestSlimBodiesLeaveOutTheIds(t *testing.T) {
 	t.Parallel()
 	c := events.Correlation{CorrelationID: ids.New(), TenantID: ids.New(), WorkspaceID: ids.New(), WorkflowID: ids.New()}
-	run := &lifecyclev1.Run{RunId: c.WorkflowID, TenantId: c.TenantID, WorkspaceId: c.WorkspaceID, CorrelationId: c.CorrelationID, Step: 3}
+	run := &lifecyclev1.Run{
+		RunId: c.WorkflowID, TenantId: c.TenantID, WorkspaceId: c.WorkspaceID,
+		CorrelationId: c.CorrelationID, Step: 3,
+	}
 	for range 2 {
-		run.ChangedSteps = append(run.ChangedSteps, &lifecyclev1.StepAttempt{RunId: c.WorkflowID, WorkspaceId: c.WorkspaceID, Name: "allocate"})
+		run.ChangedSteps = append(run.ChangedSteps,
+			&lifecyclev1.StepAttempt{RunId: c.WorkflowID, WorkspaceId: c.WorkspaceID, Name: "allocate"})
 	}
 	body, _, err := events.Stored(events.Event{Kind: "run.changed", Payload: run, Correlation: c})
 	if err != nil {

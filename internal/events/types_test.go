@@ -72,7 +72,8 @@ func TestWhatAKindSaysIsNotStored(t *testing.T) {
 			break
 		}
 		var changed lifecyclev1.TaskChanged
-		if err := e.Decode(&changed); err != nil || changed.GetTask().GetTaskId() != taskID || changed.GetTask().GetVersion() != int64(i+1) {
+		if err := e.Decode(&changed); err != nil || changed.GetTask().GetTaskId() != taskID ||
+			changed.GetTask().GetVersion() != int64(i+1) {
 			t.Errorf("read %v, %v", &changed, err)
 		}
 		if err := e.Decode(&lifecyclev1.Run{}); err == nil {

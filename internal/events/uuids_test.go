@@ -81,13 +81,16 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	up, down = slices.Concat(up, parts), slices.Concat(whole, down)
 	execEach(t, owner, down)
 	of := events.Correlation{
-		CorrelationID: ids.New(), TenantID: ids.New(), WorkspaceID: ids.New(), WorkflowID: ids.New(), AllocationID: ids.New(), TaskID: ids.New(),
-		NodeID: ids.New(), NodeInstanceID: ids.New(),
+		CorrelationID: ids.New(), TenantID: ids.New(), WorkspaceID: ids.New(), WorkflowID: ids.New(), AllocationID: ids.New(),
+		TaskID: ids.New(), NodeID: ids.New(), NodeInstanceID: ids.New(),
 	}
 	first := ids.New()
 	before := `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, body, body_type, correlation_id, tenant_id, workspace_id,
 		workflow_id, allocation_id, task_id, node_id, node_instance_id) VALUES ($1, 'e', 'probe', 'x', 1, '', '', $2, $3, $4, $5, $6, $7, $8, $9)`
-	args := []any{first, of.CorrelationID, of.TenantID, of.WorkspaceID, of.WorkflowID, of.AllocationID, of.TaskID, of.NodeID, of.NodeInstanceID}
+	args := []any{
+		first, of.CorrelationID, of.TenantID, of.WorkspaceID, of.WorkflowID, of.AllocationID, of.TaskID,
+		of.NodeID, of.NodeInstanceID,
+	}
 	if _, err := d.Pool(pg.RoleLifecycle).Exec(ctx, before, args...); err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +145,8 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 		t.Errorf("the ids are %s and %s", list[0].ID, list[3].ID)
 	}
 	var texts, uuids int
-	if err := d.Pool(pg.RoleReadmodel).QueryRow(ctx, `SELECT count(tenant_id), count(tenant_uuid) FROM events.event`).Scan(&texts, &uuids); err != nil ||
+	if err := d.Pool(pg.RoleReadmodel).QueryRow(ctx,
+		`SELECT count(tenant_id), count(tenant_uuid) FROM events.event`).Scan(&texts, &uuids); err != nil ||
 		texts != 4 || uuids != 3 {
 		t.Errorf("%d are stored as texts and %d as uuids, %v", texts, uuids, err)
 	}
@@ -159,7 +163,8 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 		var n int
 		err = conn.QueryRow(ctx, `SELECT count(*) FROM events.event WHERE aggregate_version = 1`).Scan(&n)
 		var refusal *pgconn.PgError
-		if readable == 0 && (!errors.As(err, &refusal) || refusal.Code != "0A000") || readable == 1 && (err != nil || n != 1) {
+		if readable == 0 && (!errors.As(err, &refusal) || refusal.Code != "0A000") || readable == 1 &&
+			(err != nil || n != 1) {
 			t.Errorf("format %q: %d are read, %v", form, n, err)
 		}
 		err = conn.QueryRow(ctx, `SELECT count(*) FROM events.event WHERE aggregate_version = 2`).Scan(&n)
@@ -170,7 +175,8 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	}
 
 	execEach(t, owner, down)
-	if err := d.Pool(pg.RoleReadmodel).QueryRow(ctx, `SELECT count(tenant_id) FROM events.event WHERE id IS NOT NULL AND tenant_id = $1`, of.TenantID).
+	if err := d.Pool(pg.RoleReadmodel).QueryRow(ctx,
+		`SELECT count(tenant_id) FROM events.event WHERE id IS NOT NULL AND tenant_id = $1`, of.TenantID).
 		Scan(&texts); err != nil {
 		var refusal *pgconn.PgError // sessions of this build do not announce that they read only bodies
 		if !errors.As(err, &refusal) || refusal.Code != "0A000" {

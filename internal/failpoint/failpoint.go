@@ -136,7 +136,8 @@ func (s *set) note(name string) {
 	if s.report == "" {
 		return
 	}
-	f, err := os.OpenFile(s.report, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644) //nolint:gosec // a report of a test run, read by its harness
+	//nolint:gosec // a report of a test run, read by its harness
+	f, err := os.OpenFile(s.report, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return
 	}

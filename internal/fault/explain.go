@@ -22,7 +22,8 @@ type Explanation struct {
 func Explain(reason commonv1.Reason) Explanation {
 	row := RowOf(reason)
 	return Explanation{
-		Code: names.Of(reason), Meaning: row.Public, Impact: row.Impact, Owner: row.Owner, NextAction: row.Remedy, Action: row.Action,
+		Code: names.Of(reason), Meaning: row.Public, Impact: row.Impact, Owner: row.Owner, NextAction: row.Remedy,
+		Action: row.Action,
 	}
 }
 

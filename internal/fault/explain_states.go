@@ -8,8 +8,9 @@ import commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 var states = []Explanation{
 	{
 		Code: "disconnected", Meaning: "the node has no session now; it was heard a short time ago",
-		Impact: "no work is offered to it; its workloads go on", Owner: "agent", NextAction: "wait: it connects again by itself",
-		Action: commonv1.Action_ACTION_WAIT,
+		Impact: "no work is offered to it; its workloads go on", Owner: "agent",
+		NextAction: "wait: it connects again by itself",
+		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
 		Code: "agent_down", Meaning: "nothing was heard of the agent for longer than node.heartbeat_stale_after_seconds, while we listened",
@@ -18,8 +19,9 @@ var states = []Explanation{
 	},
 	{
 		Code: "control_plane_outage", Meaning: "no replica of nodeapi listens, so no silence means anything",
-		Impact: "running workloads go on; operations wait", Owner: "control plane", NextAction: "restore nodeapi or its database",
-		Action: commonv1.Action_ACTION_WAIT,
+		Impact: "running workloads go on; operations wait", Owner: "control plane",
+		NextAction: "restore nodeapi or its database",
+		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
 		Code: "token_reuse", Meaning: "an enrolment token was used with two keys; its family is revoked",
@@ -35,24 +37,28 @@ var states = []Explanation{
 	},
 	{
 		Code: "register_failing", Meaning: "the workspace's instance is refused when it registers; `gpuaas workspaces get` shows the count and the last refusal",
-		Impact: "the workspace waits for its instance, whose agent asks again by itself; other workspaces are not touched", Owner: "recovery",
+		Impact:     "the workspace waits for its instance, whose agent asks again by itself; other workspaces are not touched",
+		Owner:      "recovery",
 		NextAction: "wait: the gate opens again for the instance of the present epoch; if the count goes on growing, recreate the workspace",
 		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
 		Code: "workload_stopped", Meaning: "a workload of an active workspace has ended and is not restarted: its restart policy leaves it so",
-		Impact: "what the workload did is done or has failed; its node, other workspaces and the platform are fine", Owner: "workload",
+		Impact:     "what the workload did is done or has failed; its node, other workspaces and the platform are fine",
+		Owner:      "workload",
 		NextAction: "read its output with `gpuaas workspaces logs`; if it failed, correct what it depends on and recreate the workspace",
 		Action:     commonv1.Action_ACTION_STOP,
 	},
 	{
 		Code: "operation_joined", Meaning: "an operation that serves the request was under way: the request was joined to it and began nothing",
-		Impact: "none: one operation runs, whoever asked", Owner: "lifecycle", NextAction: "wait for the operation whose id was answered",
-		Action: commonv1.Action_ACTION_WAIT,
+		Impact: "none: one operation runs, whoever asked", Owner: "lifecycle",
+		NextAction: "wait for the operation whose id was answered",
+		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
 		Code: "release_failed", Meaning: "what an allocation has left on its node could not be cleaned up before the deadline",
-		Impact: "the node is cordoned and the allocation stays occupied; what already runs on the node goes on", Owner: "lifecycle",
+		Impact:     "the node is cordoned and the allocation stays occupied; what already runs on the node goes on",
+		Owner:      "lifecycle",
 		NextAction: "bring the node back and `gpuaas allocations retry-release`; or `gpuaas allocations force-release` with evidence and a reason",
 		Action:     commonv1.Action_ACTION_WAIT,
 	},

@@ -40,7 +40,10 @@ func TestTableIsComplete(t *testing.T) {
 		if row.Action == commonv1.Action_ACTION_UNSPECIFIED {
 			t.Errorf("%s: no action", names.Of(reason))
 		}
-		for field, text := range map[string]string{"public": row.Public, "remedy": row.Remedy, "impact": row.Impact, "owner": row.Owner} {
+		for field, text := range map[string]string{
+			"public": row.Public, "remedy": row.Remedy, "impact": row.Impact,
+			"owner": row.Owner,
+		} {
 			if text == "" || strings.ContainsAny(text, "\n\r") || strings.HasSuffix(text, ".") {
 				t.Errorf("%s: %s = %q", names.Of(reason), field, text)
 			}
@@ -93,8 +96,10 @@ func TestActionsOfTheContract(t *testing.T) {
 func TestErrorChain(t *testing.T) {
 	cause := errors.New(driverText)
 	err := fmt.Errorf("create workspace: %w", fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, "the name is taken",
-		fault.Cause(cause), fault.Conflicting("ws1"), fault.Unmet("name free"), fault.RetryAfter(time.Second), fault.Remedy("rename")))
-	if !errors.Is(err, cause) || !fault.Has(err, commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN) || fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
+		fault.Cause(cause), fault.Conflicting("ws1"), fault.Unmet("name free"), fault.RetryAfter(time.Second),
+		fault.Remedy("rename")))
+	if !errors.Is(err, cause) || !fault.Has(err, commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN) ||
+		fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
 		t.Error("chain is not walked")
 	}
 	if !errors.Is(err, fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, "")) {
@@ -124,10 +129,19 @@ func TestFrom(t *testing.T) {
 		{"plain", errors.New(driverText), commonv1.Reason_REASON_INTERNAL},
 		{"deadline", fmt.Errorf("query: %w", context.DeadlineExceeded), commonv1.Reason_REASON_DEADLINE_EXCEEDED},
 		{"cancelled", fmt.Errorf("query: %w", context.Canceled), commonv1.Reason_REASON_UNAVAILABLE},
-		{"own validation", connect.NewError(connect.CodeInvalidArgument, errors.New("name: too short")), commonv1.Reason_REASON_INVALID_ARGUMENT},
-		{"own limit", connect.NewError(connect.CodeResourceExhausted, errors.New("message size 9 larger than 8")), commonv1.Reason_REASON_FRAME_TOO_LARGE},
+		{
+			"own validation", connect.NewError(connect.CodeInvalidArgument, errors.New("name: too short")),
+			commonv1.Reason_REASON_INVALID_ARGUMENT,
+		},
+		{
+			"own limit", connect.NewError(connect.CodeResourceExhausted, errors.New("message size 9 larger than 8")),
+			commonv1.Reason_REASON_FRAME_TOO_LARGE,
+		},
 		{"own unknown", connect.NewError(connect.CodeUnknown, errors.New(driverText)), commonv1.Reason_REASON_INTERNAL},
-		{"fault over context", fault.New(commonv1.Reason_REASON_CONFLICT, "", fault.Cause(context.Canceled)), commonv1.Reason_REASON_CONFLICT},
+		{
+			"fault over context", fault.New(commonv1.Reason_REASON_CONFLICT, "", fault.Cause(context.Canceled)),
+			commonv1.Reason_REASON_CONFLICT,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -147,14 +161,16 @@ func TestFrom(t *testing.T) {
 
 func full() *fault.Error {
 	return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "too many GPUs", fault.Cause(errors.New(driverText)),
-		fault.Unmet("gpus <= 4", "storage <= 1TiB"), fault.Conflicting("t1"), fault.RetryAfter(1500*time.Millisecond), fault.Remedy("ask for fewer"))
+		fault.Unmet("gpus <= 4", "storage <= 1TiB"), fault.Conflicting("t1"), fault.RetryAfter(1500*time.Millisecond),
+		fault.Remedy("ask for fewer"))
 }
 
 func TestDenialRoundTrip(t *testing.T) {
 	d := fault.ToDenial(full(), "corr")
 	want := &commonv1.Denial{
-		Reason: commonv1.Reason_REASON_QUOTA_EXCEEDED, Action: commonv1.Action_ACTION_STOP, Message: "too many GPUs", Remedy: "ask for fewer",
-		Unmet: []string{"gpus <= 4", "storage <= 1TiB"}, ConflictingId: "t1", CorrelationId: "corr", RetryAfter: durationpb.New(1500 * time.Millisecond),
+		Reason: commonv1.Reason_REASON_QUOTA_EXCEEDED, Action: commonv1.Action_ACTION_STOP, Message: "too many GPUs",
+		Remedy: "ask for fewer", Unmet: []string{"gpus <= 4", "storage <= 1TiB"}, ConflictingId: "t1", CorrelationId: "corr",
+		RetryAfter: durationpb.New(1500 * time.Millisecond),
 	}
 	if diff := cmp.Diff(want, d, protocmp.Transform()); diff != "" {
 		t.Error(diff)
@@ -172,7 +188,8 @@ func TestPeerTextIsBounded(t *testing.T) {
 		Reason: commonv1.Reason_REASON_CONFLICT, Message: strings.Repeat("é", 5000) + "\x1b[2J",
 		Unmet: make([]string, 500), RetryAfter: durationpb.New(1000 * time.Hour), Remedy: "a\x1b]52;c;x\x07b\nc",
 	})
-	if len(e.Public) > 1024 || len(e.Unmet) > 64 || e.RetryAfter > time.Hour || strings.ContainsAny(e.Remedy, "\x1b\x07\n") {
+	if len(e.Public) > 1024 || len(e.Unmet) > 64 || e.RetryAfter > time.Hour ||
+		strings.ContainsAny(e.Remedy, "\x1b\x07\n") {
 		t.Errorf("unbounded: %d %d %v %q", len(e.Public), len(e.Unmet), e.RetryAfter, e.Remedy)
 	}
 	if n := fault.FromDenial(&commonv1.Denial{RetryAfter: durationpb.New(-time.Hour)}); n.RetryAfter != 0 {
@@ -186,7 +203,8 @@ func TestGRPCRoundTrip(t *testing.T) {
 		t.Errorf("status %v", err)
 	}
 	back, ok := fault.As(fault.FromGRPC(err))
-	if !ok || back.Reason != commonv1.Reason_REASON_QUOTA_EXCEEDED || back.CorrelationID != "corr" || back.ConflictingID != "t1" || len(back.Unmet) != 2 {
+	if !ok || back.Reason != commonv1.Reason_REASON_QUOTA_EXCEEDED || back.CorrelationID != "corr" ||
+		back.ConflictingID != "t1" || len(back.Unmet) != 2 {
 		t.Errorf("back = %+v", back)
 	}
 	plain := fault.ToGRPC(errors.New(driverText), "corr")
@@ -196,7 +214,8 @@ func TestGRPCRoundTrip(t *testing.T) {
 	for code, want := range map[codes.Code]commonv1.Reason{
 		codes.Unavailable: commonv1.Reason_REASON_UNAVAILABLE, codes.ResourceExhausted: commonv1.Reason_REASON_RATE_LIMITED,
 		codes.PermissionDenied: commonv1.Reason_REASON_UNAVAILABLE, codes.DataLoss: commonv1.Reason_REASON_INTERNAL,
-		codes.DeadlineExceeded: commonv1.Reason_REASON_DEADLINE_EXCEEDED, codes.Unimplemented: commonv1.Reason_REASON_UNIMPLEMENTED,
+		codes.DeadlineExceeded: commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+		codes.Unimplemented:    commonv1.Reason_REASON_UNIMPLEMENTED,
 	} {
 		got := fault.FromGRPC(status.Error(code, "x509: certificate signed by unknown authority"))
 		if fault.ReasonOf(got) != want || fault.ActionOf(got) != commonv1.Action_ACTION_WAIT {
@@ -206,7 +225,8 @@ func TestGRPCRoundTrip(t *testing.T) {
 			t.Errorf("%v: the peer's text is public: %q", code, e.Public)
 		}
 	}
-	if fault.ToGRPC(nil, "") != nil || fault.FromGRPC(nil) != nil || fault.ToConnect(nil, "") != nil || fault.FromConnect(nil) != nil {
+	if fault.ToGRPC(nil, "") != nil || fault.FromGRPC(nil) != nil || fault.ToConnect(nil, "") != nil ||
+		fault.FromConnect(nil) != nil {
 		t.Error("nil is not nil")
 	}
 	if got := fault.FromGRPC(full()); !errors.Is(got, full()) {
@@ -225,13 +245,17 @@ func TestConnectRoundTrip(t *testing.T) {
 	}{
 		{"fault", full(), commonv1.Reason_REASON_QUOTA_EXCEEDED, "too many GPUs"},
 		{"plain", errors.New(driverText), commonv1.Reason_REASON_INTERNAL, "internal error"},
-		{"deadline", context.DeadlineExceeded, commonv1.Reason_REASON_DEADLINE_EXCEEDED, fault.RowOf(commonv1.Reason_REASON_DEADLINE_EXCEEDED).Public},
+		{
+			"deadline", context.DeadlineExceeded, commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+			fault.RowOf(commonv1.Reason_REASON_DEADLINE_EXCEEDED).Public,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			handler := connect.NewUnaryHandler("/t.S/M", func(context.Context, *connect.Request[emptypb.Empty]) (*connect.Response[emptypb.Empty], error) {
-				return nil, fault.ToConnect(tt.serve, "corr")
-			})
+			handler := connect.NewUnaryHandler("/t.S/M",
+				func(context.Context, *connect.Request[emptypb.Empty]) (*connect.Response[emptypb.Empty], error) {
+					return nil, fault.ToConnect(tt.serve, "corr")
+				})
 			srv := httptest.NewServer(handler)
 			defer srv.Close()
 			client := connect.NewClient[emptypb.Empty, emptypb.Empty](srv.Client(), srv.URL+"/t.S/M")
@@ -244,7 +268,8 @@ func TestConnectRoundTrip(t *testing.T) {
 				t.Errorf("leak: %v", err)
 			}
 			// Even if a caller forwards a peer's wire error unchanged, its text is not sent as ours.
-			if leaked := fault.ToConnect(err, ""); leaked.Code() != connect.CodeInternal || leaked.Message() != "internal error" {
+			if leaked := fault.ToConnect(err, ""); leaked.Code() != connect.CodeInternal ||
+				leaked.Message() != "internal error" {
 				t.Errorf("a peer's wire error was forwarded: %v", leaked)
 			}
 		})
@@ -254,8 +279,10 @@ func TestConnectRoundTrip(t *testing.T) {
 func TestFromConnectOfAnEdge(t *testing.T) {
 	testkit.IO(t)
 	for code, want := range map[int]commonv1.Reason{
-		http.StatusTooManyRequests: commonv1.Reason_REASON_UNAVAILABLE, http.StatusForbidden: commonv1.Reason_REASON_UNAVAILABLE,
-		http.StatusBadGateway: commonv1.Reason_REASON_UNAVAILABLE, http.StatusNotFound: commonv1.Reason_REASON_UNIMPLEMENTED,
+		http.StatusTooManyRequests: commonv1.Reason_REASON_UNAVAILABLE,
+		http.StatusForbidden:       commonv1.Reason_REASON_UNAVAILABLE,
+		http.StatusBadGateway:      commonv1.Reason_REASON_UNAVAILABLE,
+		http.StatusNotFound:        commonv1.Reason_REASON_UNIMPLEMENTED,
 	} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(code)
@@ -271,7 +298,8 @@ func TestFromConnectOfAnEdge(t *testing.T) {
 	}
 	dead := connect.NewClient[emptypb.Empty, emptypb.Empty](http.DefaultClient, "http://127.0.0.1:1/t.S/M")
 	_, err := dead.CallUnary(t.Context(), connect.NewRequest(&emptypb.Empty{}))
-	if got, _ := fault.As(fault.FromConnect(err)); got == nil || got.Reason != commonv1.Reason_REASON_UNAVAILABLE || strings.Contains(got.Public, "127.0.0.1") {
+	if got, _ := fault.As(fault.FromConnect(err)); got == nil || got.Reason != commonv1.Reason_REASON_UNAVAILABLE ||
+		strings.Contains(got.Public, "127.0.0.1") {
 		t.Errorf("dead server: %v", fault.FromConnect(err))
 	}
 	if got := fault.FromConnect(io.ErrUnexpectedEOF); fault.ReasonOf(got) != commonv1.Reason_REASON_UNAVAILABLE {

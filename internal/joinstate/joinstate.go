@@ -136,7 +136,10 @@ func NewKeys(privates ...ed25519.PrivateKey) (*Keys, error) {
 // NewKeysOf returns a key set of which signing signs; verify are the keys whose states are accepted.
 func NewKeysOf(signing ed25519.PrivateKey, privates map[string]ed25519.PrivateKey, verify *pki.KeySet) *Keys {
 	public, _ := signing.Public().(ed25519.PublicKey)
-	keys := &Keys{signing: signing, signingID: pki.KeyID(public), privates: privates, verify: map[string]ed25519.PublicKey{}}
+	keys := &Keys{
+		signing: signing, signingID: pki.KeyID(public), privates: privates,
+		verify: map[string]ed25519.PublicKey{},
+	}
 	for _, id := range verify.IDs() {
 		keys.verify[id], _ = verify.Key(id)
 	}

@@ -51,7 +51,8 @@ func TestStatesComeBackAndForgedOnesDoNot(t *testing.T) {
 		}
 	}
 	for name, bad := range map[string][]byte{
-		"nothing": nil, "truncated": signed[:len(signed)-1], "appended": append(bytes.Clone(signed), 0), "short": signed[:10], "huge": make([]byte, 1<<20),
+		"nothing": nil, "truncated": signed[:len(signed)-1], "appended": append(bytes.Clone(signed), 0), "short": signed[:10],
+		"huge": make([]byte, 1<<20),
 	} {
 		if _, err := keys.Verify(bad); !fault.Has(err, commonv1.Reason_REASON_JOIN_STATE_LOST) {
 			t.Errorf("%s: %v", name, err)
@@ -117,9 +118,11 @@ func TestARingSignsWithOneKeyAndVerifiesThoseBefore(t *testing.T) {
 func TestIncompleteStatesAreNotSigned(t *testing.T) {
 	keys := load(t, t.TempDir())
 	for name, edit := range map[string]func(*joinstate.State){
-		"no node": func(s *joinstate.State) { s.NodeID = "" }, "no instance": func(s *joinstate.State) { s.NodeInstanceID = "" },
-		"no serial": func(s *joinstate.State) { s.Serial = "" }, "no generation": func(s *joinstate.State) { s.Generation = 0 },
-		"negative era": func(s *joinstate.State) { s.Era = -1 },
+		"no node":       func(s *joinstate.State) { s.NodeID = "" },
+		"no instance":   func(s *joinstate.State) { s.NodeInstanceID = "" },
+		"no serial":     func(s *joinstate.State) { s.Serial = "" },
+		"no generation": func(s *joinstate.State) { s.Generation = 0 },
+		"negative era":  func(s *joinstate.State) { s.Era = -1 },
 	} {
 		s := state()
 		edit(&s)

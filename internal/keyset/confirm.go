@@ -20,8 +20,9 @@ func (p *part) mayStillSign(now time.Time) error {
 	if at != nil && max(now.Sub(*at), now.Round(0).Sub(at.Round(0))) <= p.Kind.unconfirmedAfter() {
 		return nil
 	}
-	return fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNCONFIRMED, fmt.Sprintf("this replica could not read for %s which key of %s signs",
-		p.Kind.unconfirmedAfter(), p.Kind))
+	return fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNCONFIRMED,
+		fmt.Sprintf("this replica could not read for %s which key of %s signs",
+			p.Kind.unconfirmedAfter(), p.Kind))
 }
 
 // privates copies the private keys into view: those of the files that the set has, and those that were loaded before,

@@ -18,7 +18,8 @@ type difference struct {
 
 // differ returns the error with which a replica refuses to start.
 func differ(p *part, d difference) error {
-	return fault.New(commonv1.Reason_REASON_SIGNING_KEYS_DIFFER, fmt.Sprintf("the keys of %s differ from the set of the mesh: %s", p.Kind, d.what),
+	return fault.New(commonv1.Reason_REASON_SIGNING_KEYS_DIFFER,
+		fmt.Sprintf("the keys of %s differ from the set of the mesh: %s", p.Kind, d.what),
 		fault.Remedy(d.remedy))
 }
 
@@ -46,7 +47,8 @@ func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, ba
 		}
 		if i := slices.IndexFunc(all, func(row Key) bool { return row.KeyID == key.id }); i >= 0 {
 			out = append(out, difference{
-				what:   fmt.Sprintf("the file %s in %s holds key %s, which is a key of %s: no key serves two kinds", key.file, p.Files.Dir, key.id, all[i].Kind),
+				what: fmt.Sprintf("the file %s in %s holds key %s, which is a key of %s: no key serves two kinds", key.file,
+					p.Files.Dir, key.id, all[i].Kind),
 				remedy: fmt.Sprintf("remove the file %s from %s", key.file, p.Files.Dir),
 			})
 			continue
@@ -71,7 +73,8 @@ func (p *part) untrusted(row Key) difference {
 		}
 	}
 	return difference{
-		what:   fmt.Sprintf("key %s is needed to verify what it has signed, and its file %s is not in %s", row.KeyID, row.File, p.Files.Dir),
+		what: fmt.Sprintf("key %s is needed to verify what it has signed, and its file %s is not in %s", row.KeyID,
+			row.File, p.Files.Dir),
 		remedy: fmt.Sprintf("copy the file %s from a replica that holds it into %s", filepath.Base(row.File), p.Files.Dir),
 	}
 }

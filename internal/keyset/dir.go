@@ -212,7 +212,8 @@ func (f Files) write(key privateKey, kind Kind) error {
 	block := &pem.Block{Type: blockKey, Bytes: der}
 	if key.endorsedBy != "" {
 		block.Headers = map[string]string{
-			headerKind: string(kind), headerEndorsedBy: key.endorsedBy, headerEndorsement: base64.StdEncoding.EncodeToString(key.endorsement),
+			headerKind: string(kind), headerEndorsedBy: key.endorsedBy,
+			headerEndorsement: base64.StdEncoding.EncodeToString(key.endorsement),
 		}
 	}
 	if err := pki.WriteFile(filepath.Join(f.Dir, key.file), pem.EncodeToMemory(block)); err != nil {

@@ -52,7 +52,8 @@ func (p *part) orphans(rows []Key) []privateKey {
 				continue
 			}
 			with := append(slices.Clone(known), Key{
-				Kind: p.Kind, KeyID: key.id, PublicKey: key.public(), State: VerifyOnly, EndorsedBy: key.endorsedBy, Endorsement: key.endorsement,
+				Kind: p.Kind, KeyID: key.id, PublicKey: key.public(), State: VerifyOnly, EndorsedBy: key.endorsedBy,
+				Endorsement: key.endorsement,
 			})
 			if Trusted(p.Kind, pinned, with)[key.id] != nil {
 				out, known, more = append(out, key), with, true
@@ -78,7 +79,8 @@ func (s *Set) drive(ctx context.Context, p *part) ([]Key, error) {
 	p.retired = time.Now()
 	c.clean()
 	for _, line := range c.lines {
-		s.deps.Logger.InfoContext(ctx, "signing keys changed", slog.String("kind", string(p.Kind)), slog.String("change", line))
+		s.deps.Logger.InfoContext(ctx, "signing keys changed", slog.String("kind", string(p.Kind)),
+			slog.String("change", line))
 	}
 	if p.issuers != nil {
 		return c.rows, nil
@@ -201,7 +203,8 @@ func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 			return c.name(ctx, tx, asked, next[0].KeyID)
 		}
 		// It has endorsed another key, so it has signed: the database has lost that state.
-		if err := c.move(ctx, tx, next[0].KeyID, VerifyOnly, VerifyingAfter, "key.succeeded", "it has signed before the database was restored"); err != nil {
+		if err := c.move(ctx, tx, next[0].KeyID, VerifyOnly, VerifyingAfter, "key.succeeded",
+			"it has signed before the database was restored"); err != nil {
 			return err
 		}
 	}
@@ -212,11 +215,13 @@ func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 			break
 		}
 		// The next key succeeded it, and messages that it signed may still be under way.
-		stored, err := insert(ctx, tx, p.Kind, *key, firstStored{state: VerifyingAfter, madeBy: c.set.deps.ReplicaID, returned: true})
+		stored, err := insert(ctx, tx, p.Kind, *key,
+			firstStored{state: VerifyingAfter, madeBy: c.set.deps.ReplicaID, returned: true})
 		if err != nil || !stored {
 			return err
 		}
-		if err := c.note(ctx, tx, "key.return", key.id, "its file was made before the database was restored", ""); err != nil {
+		if err := c.note(ctx, tx, "key.return", key.id, "its file was made before the database was restored",
+			""); err != nil {
 			return err
 		}
 	}
@@ -245,7 +250,8 @@ func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 		}
 		key = c.made
 	}
-	stored, err := insert(ctx, tx, p.Kind, *key, firstStored{state: VerifyOnly, madeBy: c.set.deps.ReplicaID, returned: returned})
+	stored, err := insert(ctx, tx, p.Kind, *key,
+		firstStored{state: VerifyOnly, madeBy: c.set.deps.ReplicaID, returned: returned})
 	if err != nil || !stored {
 		return err
 	}
@@ -301,7 +307,8 @@ func (c *change) promote(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 		return nil
 	}
 	for _, row := range in(Signing, p.Kind, c.rows) {
-		if err := c.move(ctx, tx, row.KeyID, Signing, VerifyingAfter, "key.succeeded", "key "+key.KeyID+" signs in its place"); err != nil {
+		if err := c.move(ctx, tx, row.KeyID, Signing, VerifyingAfter, "key.succeeded",
+			"key "+key.KeyID+" signs in its place"); err != nil {
 			return err
 		}
 	}
@@ -367,7 +374,8 @@ func (c *change) retire(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 			}
 			continue
 		}
-		if err := c.move(ctx, tx, key.KeyID, VerifyingAfter, Retired, "key.retire", "nothing that it signed is outstanding"); err != nil {
+		if err := c.move(ctx, tx, key.KeyID, VerifyingAfter, Retired, "key.retire",
+			"nothing that it signed is outstanding"); err != nil {
 			return err
 		}
 	}
@@ -392,7 +400,8 @@ func (c *change) move(ctx context.Context, tx pgx.Tx, keyID, from, to, action, r
 func (c *change) note(ctx context.Context, tx pgx.Tx, action, keyID, reason, by string) error {
 	c.lines = append(c.lines, fmt.Sprintf("%s %s: %s", action, keyID, reason))
 	_, err := audit.Record(ctx, tx, audit.Entry{
-		Action: action, Actor: by, Reason: reason, SubjectType: "key", SubjectID: keyID, Details: map[string]any{"kind": string(c.part.Kind)},
+		Action: action, Actor: by, Reason: reason, SubjectType: "key", SubjectID: keyID,
+		Details: map[string]any{"kind": string(c.part.Kind)},
 	})
 	return err
 }

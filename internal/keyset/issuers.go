@@ -129,7 +129,8 @@ func (i *issuers) admit(chain []*x509.Certificate, present *x509.Certificate) er
 	}
 	switch row := rowOf(*rows, root); {
 	case row == nil:
-		return fmt.Errorf("its issuer %s is none of the mesh: `gpuaas keys rotate services` says how one becomes it", pki.RootID(root))
+		return fmt.Errorf("its issuer %s is none of the mesh: `gpuaas keys rotate services` says how one becomes it",
+			pki.RootID(root))
 	case row.State == VerifyOnly:
 		return fmt.Errorf("its issuer %s is not trusted by all yet", row.KeyID)
 	case row.State == Retired:
@@ -237,7 +238,8 @@ func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certi
 	roots := i.Roots.Roots()
 	var out []difference
 	for _, row := range rows {
-		if row.State == Retired || slices.ContainsFunc(roots, func(root *x509.Certificate) bool { return bytes.Equal(root.Raw, row.PublicKey) }) {
+		if row.State == Retired || slices.ContainsFunc(roots,
+			func(root *x509.Certificate) bool { return bytes.Equal(root.Raw, row.PublicKey) }) {
 			continue
 		}
 		by, err := servedBy(ctx, s.deps.Pool, row)
@@ -246,16 +248,18 @@ func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certi
 		}
 		if by != "" {
 			out = append(out, difference{
-				what:   fmt.Sprintf("issuer %s is not trusted by %s; %s", row.KeyID, i.Roots.Path(), by),
-				remedy: fmt.Sprintf("add the certificate of the issuer to %s, from the tls.ca_file of a replica that runs", i.Roots.Path()),
+				what: fmt.Sprintf("issuer %s is not trusted by %s; %s", row.KeyID, i.Roots.Path(), by),
+				remedy: fmt.Sprintf("add the certificate of the issuer to %s, from the tls.ca_file of a replica that runs",
+					i.Roots.Path()),
 			})
 		}
 	}
 	root, err := pki.Anchor(chain, roots)
 	if err != nil {
 		return append(out, difference{
-			what:   fmt.Sprintf("the certificate in %s is of no issuer that is trusted: %s", i.Store.Path(), err),
-			remedy: fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
+			what: fmt.Sprintf("the certificate in %s is of no issuer that is trusted: %s", i.Store.Path(), err),
+			remedy: fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing",
+				i.Store.Path()),
 		}), nil
 	}
 	row := rowOf(rows, root)
@@ -266,7 +270,8 @@ func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certi
 		// Of two issuers that a mesh had before its set, the set has lifecycle's first, and this one once lifecycle's file
 		// has it and a replica presents it.
 		out = append(out, difference{
-			what: fmt.Sprintf("the certificate in %s is of issuer %s, which the set does not have", i.Store.Path(), pki.RootID(root)),
+			what: fmt.Sprintf("the certificate in %s is of issuer %s, which the set does not have", i.Store.Path(),
+				pki.RootID(root)),
 			remedy: fmt.Sprintf("add the certificate of the issuer to the tls.ca_file of each service, or replace %s by a certificate of the issuer that "+
 				"`gpuaas keys list` shows as signing", i.Store.Path()),
 			starts: true,
@@ -277,8 +282,10 @@ func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certi
 			return nil, err
 		}
 		out = append(out, difference{
-			what:   fmt.Sprintf("the certificate in %s is of issuer %s, by which others do not verify", i.Store.Path(), row.KeyID),
-			remedy: fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
+			what: fmt.Sprintf("the certificate in %s is of issuer %s, by which others do not verify", i.Store.Path(),
+				row.KeyID),
+			remedy: fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing",
+				i.Store.Path()),
 			starts: row.State == VerifyOnly && by != "", // as replicas do that present one already
 		})
 	}

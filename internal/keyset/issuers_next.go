@@ -128,7 +128,8 @@ func (c *change) insertRoot(ctx context.Context, tx pgx.Tx, root *x509.Certifica
 			}
 		}
 	}
-	tag, err := pg.Exec(ctx, tx, insertKey, string(Services), pki.RootID(root), root.Raw, state, filepath.Base(c.part.issuers.Roots.Path()), by, cross,
+	tag, err := pg.Exec(ctx, tx, insertKey, string(Services), pki.RootID(root), root.Raw, state,
+		filepath.Base(c.part.issuers.Roots.Path()), by, cross,
 		c.set.deps.ReplicaID, false)
 	if err != nil {
 		return false, fmt.Errorf("insert issuer %s: %w", pki.RootID(root), err)

@@ -61,7 +61,8 @@ func (b *bench) certified(service, dir string) (*certified, error) {
 	}
 	c := &certified{unit: &unit{id: ids.New()}, certs: &Certificates{Store: store, Roots: roots}, dir: dir}
 	c.Set, err = Open(b.ctx, Deps{
-		Logger: testkit.Logger(b.t), Pool: b.db.Pool(service), Wake: &events.Signal{}, Service: service, ReplicaID: c.id, Certificates: c.certs,
+		Logger: testkit.Logger(b.t), Pool: b.db.Pool(service), Wake: &events.Signal{}, Service: service, ReplicaID: c.id,
+		Certificates: c.certs,
 	})
 	return c, err
 }
@@ -166,7 +167,8 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 	if got := nodeapi.issuer(t, both...); got == next {
 		t.Error("a certificate is shown whose issuer is not trusted by all")
 	}
-	if !slices.ContainsFunc(nodeapi.problems, func(p string) bool { return strings.Contains(p, "is not trusted by all yet") }) {
+	if !slices.ContainsFunc(nodeapi.problems,
+		func(p string) bool { return strings.Contains(p, "is not trusted by all yet") }) {
 		t.Errorf("problems: %q", nodeapi.problems)
 	}
 	b.later(settle)
@@ -183,7 +185,10 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 		t.Errorf("nodeapi shows a certificate of %s, problems %q", got, nodeapi.problems)
 	}
 	// An agent, or a person, that trusts only the first issuer.
-	old := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	old := x509.VerifyOptions{
+		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
 	old.Roots.AddCert(first)
 	shown, err := pki.ParseChain(nodeapi.certs.Store.Certificate().Certificate)
 	if err != nil {
@@ -211,7 +216,10 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 	}
 
 	// A replica with a certificate of the retired issuer does not start; nor does one with a certificate of another mesh.
-	for name, dir := range map[string]string{"of the first issuer": late, "of another mesh": issue(t, newIssuer(t), "readmodel")} {
+	for name, dir := range map[string]string{
+		"of the first issuer": late,
+		"of another mesh":     issue(t, newIssuer(t), "readmodel"),
+	} {
 		if _, err := b.certified(pg.RoleReadmodel, dir); !fault.Has(err, commonv1.Reason_REASON_SIGNING_KEYS_DIFFER) {
 			t.Errorf("a replica with a certificate %s: %v", name, err)
 		}
@@ -220,7 +228,8 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 	if err := services.IssueToDir("readmodel", late, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if err := pki.WriteFile(filepath.Join(late, pki.BundleFile), pki.EncodeCertificates([]*x509.Certificate{first})); err != nil {
+	if err := pki.WriteFile(filepath.Join(late, pki.BundleFile),
+		pki.EncodeCertificates([]*x509.Certificate{first})); err != nil {
 		t.Fatal(err)
 	}
 	c, err := b.certified(pg.RoleReadmodel, late)
@@ -400,7 +409,8 @@ func TestARequestTakesTheIssuerThatIsVouchedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if next := in(VerifyOnly, Services, rows); len(next) != 1 || next[0].KeyID != pki.RootID(services.Root()) || open() != 0 {
+	if next := in(VerifyOnly, Services, rows); len(next) != 1 || next[0].KeyID != pki.RootID(services.Root()) ||
+		open() != 0 {
 		t.Errorf("next are %v, want %s", next, pki.RootID(services.Root()))
 	}
 }

@@ -64,7 +64,8 @@ func Links(kind Kind, rows []Key) []pki.Link {
 	for _, row := range rows {
 		if row.Kind == kind {
 			out = append(out, pki.Link{
-				KeyID: row.KeyID, Public: row.PublicKey, EndorsedBy: row.EndorsedBy, Endorsement: row.Endorsement, Retired: row.State == Retired,
+				KeyID: row.KeyID, Public: row.PublicKey, EndorsedBy: row.EndorsedBy, Endorsement: row.Endorsement,
+				Retired: row.State == Retired,
 			})
 		}
 	}

@@ -237,7 +237,8 @@ func TestAKeySignsOnceEachReplicaHoldsIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := rows[1]
-	if !strings.Contains(next.NeededBy, c.id) || !strings.Contains(next.NeededBy, next.File) || strings.Contains(next.NeededBy, a.id) {
+	if !strings.Contains(next.NeededBy, c.id) || !strings.Contains(next.NeededBy, next.File) ||
+		strings.Contains(next.NeededBy, a.id) {
 		t.Fatalf("it waits for %q", next.NeededBy)
 	}
 	// Each replica verifies with the new key by now, whether or not it has the file.
@@ -354,7 +355,8 @@ func TestARotationThatTheDatabaseLostIsMadeAgain(t *testing.T) {
 	second := a.signs()
 	owner := b.db.OwnerPool()
 	for _, sql := range []string{
-		`DELETE FROM mesh.signing_key WHERE state = 'signing'`, `UPDATE mesh.signing_key SET state = 'signing'`, `DELETE FROM mesh.key_rotation`,
+		`DELETE FROM mesh.signing_key WHERE state = 'signing'`, `UPDATE mesh.signing_key SET state = 'signing'`,
+		`DELETE FROM mesh.key_rotation`,
 	} {
 		if _, err := owner.Exec(b.ctx, sql); err != nil {
 			t.Fatal(err)
@@ -395,7 +397,8 @@ func TestABadFileIsRefusedAndWhatWasLoadedServes(t *testing.T) {
 		}, "mode is 0644"},
 		"missing": {func() error { return os.Remove(path) }, "is not in"},
 		"of another kind": {func() error {
-			return errors.Join(os.WriteFile(path, whole, 0o600), os.Chmod(path, 0o600), DirFiles(dir, "join-").write(foreign, Assertion))
+			return errors.Join(os.WriteFile(path, whole, 0o600), os.Chmod(path, 0o600),
+				DirFiles(dir, "join-").write(foreign, Assertion))
 		}, "no key serves two kinds"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -437,17 +440,24 @@ func TestARowWithoutAnEndorsementIsNotBelieved(t *testing.T) {
 		t.Fatal(err)
 	}
 	rowOf := func(k privateKey) Key {
-		return Key{Kind: JoinState, KeyID: k.id, PublicKey: k.public(), State: VerifyOnly, EndorsedBy: k.endorsedBy, Endorsement: k.endorsement}
+		return Key{
+			Kind: JoinState, KeyID: k.id, PublicKey: k.public(), State: VerifyOnly, EndorsedBy: k.endorsedBy,
+			Endorsement: k.endorsement,
+		}
 	}
 	pinned := map[string]ed25519.PublicKey{first.id: first.public()}
-	if got := Trusted(JoinState, pinned, []Key{rowOf(third), rowOf(second)}); got[second.id] == nil || got[third.id] == nil {
+	if got := Trusted(JoinState, pinned, []Key{rowOf(third), rowOf(second)}); got[second.id] == nil ||
+		got[third.id] == nil {
 		t.Errorf("a chain of two: %d keys", len(got))
 	}
 	forged := rowOf(third)
 	forged.EndorsedBy = first.id
 	other := rowOf(second)
 	other.Kind = Assertion
-	for name, row := range map[string]Key{"by a key that did not sign": forged, "of another kind": other, "without": {Kind: JoinState, KeyID: third.id, PublicKey: third.public()}} {
+	for name, row := range map[string]Key{
+		"by a key that did not sign": forged, "of another kind": other,
+		"without": {Kind: JoinState, KeyID: third.id, PublicKey: third.public()},
+	} {
 		if got := Trusted(row.Kind, pinned, []Key{row}); len(got) != 1 {
 			t.Errorf("%s: %d keys are trusted", name, len(got))
 		}
@@ -458,7 +468,8 @@ func TestOnlyTheOwnerOfAKindWritesItsKeys(t *testing.T) {
 	b := newBench(t)
 	b.signer(t.TempDir())
 	for _, role := range []string{pg.RoleLifecycle, pg.RoleNodeAPI, pg.RoleReadmodel} {
-		_, err := b.db.Pool(role).Exec(b.ctx, `INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, made_by, made_at, state_at)
+		_, err := b.db.Pool(role).Exec(b.ctx,
+			`INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, made_by, made_at, state_at)
 			VALUES ('join_state', 'x', decode(repeat('00', 32), 'hex'), 'verify_only', 'f', 'm', mesh.clock(), mesh.clock())`)
 		if !pg.IsPrivilege(err) {
 			t.Errorf("%s inserts: %v", role, err)

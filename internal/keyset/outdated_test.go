@@ -18,7 +18,10 @@ func TestTheKeyOfTasksIsRotatedByReplicasOfThisBuildAlone(t *testing.T) {
 	b := newBench(t)
 	files := FilesOf(filepath.Join(t.TempDir(), "tasks.pem"))
 	missing := "agents that have not stored it: n1"
-	part := Part{Kind: TaskSigning, Signs: true, Files: files, Distributed: func(context.Context, pg.Querier, Key) (string, error) { return missing, nil }}
+	part := Part{
+		Kind: TaskSigning, Signs: true, Files: files,
+		Distributed: func(context.Context, pg.Querier, Key) (string, error) { return missing, nil },
+	}
 	now, err := b.open(pg.RoleLifecycle, part)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +59,8 @@ func TestTheKeyOfTasksIsRotatedByReplicasOfThisBuildAlone(t *testing.T) {
 		t.Fatalf("the relay passes on %+v", relay.view.Rows)
 	}
 	b.round(now)
-	if rows, err := ReadKeys(b.ctx, b.db.Pool(pg.RoleRecovery)); err != nil || now.signs() != first || needOf(rows, next.KeyID) != missing {
+	if rows, err := ReadKeys(b.ctx, b.db.Pool(pg.RoleRecovery)); err != nil || now.signs() != first ||
+		needOf(rows, next.KeyID) != missing {
 		t.Fatalf("%s signs, the next waits for %q, %v", now.signs(), needOf(rows, next.KeyID), err)
 	}
 	missing = ""

@@ -59,7 +59,8 @@ func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 		}
 		return open[at], false, nil
 	}
-	made, err := pg.One[Rotation](ctx, tx, insertRotation, ids.New(), string(req.Kind), req.IdempotencyKey, req.By, req.Reason)
+	made, err := pg.One[Rotation](ctx, tx, insertRotation, ids.New(), string(req.Kind), req.IdempotencyKey, req.By,
+		req.Reason)
 	if err != nil {
 		return Rotation{}, false, fmt.Errorf("write rotation: %w", err)
 	}
@@ -145,11 +146,14 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 		return nil
 	}
 	if kind == Services {
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "replicas of an earlier build do not follow the issuers: "+strings.Join(names, ", "),
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"replicas of an earlier build do not follow the issuers: "+strings.Join(names, ", "),
 			fault.Unmet("each replica is of a build that rotates services"), fault.Remedy("update these replicas and ask again"))
 	}
-	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "replicas of an earlier build do not send agents a new key of tasks: "+strings.Join(names, ", "),
-		fault.Unmet("each replica of lifecycle and nodeapi is of a build that rotates task_signing"), fault.Remedy("update these replicas and ask again"))
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+		"replicas of an earlier build do not send agents a new key of tasks: "+strings.Join(names, ", "),
+		fault.Unmet("each replica of lifecycle and nodeapi is of a build that rotates task_signing"),
+		fault.Remedy("update these replicas and ask again"))
 }
 
 // hasSuccessor reports whether a rotation made a successor of a key, and the key was not just registered as a former
@@ -178,7 +182,10 @@ func Holders(ctx context.Context, tx pgx.Tx) ([]Holder, error) {
 	}
 	out := make([]Holder, 0, len(live))
 	for _, r := range live {
-		h := Holder{Service: r.Service, ReplicaID: r.ReplicaID, SeenAt: r.SeenAt, Problems: r.Problems, Holds: map[string]bool{}}
+		h := Holder{
+			Service: r.Service, ReplicaID: r.ReplicaID, SeenAt: r.SeenAt, Problems: r.Problems,
+			Holds: map[string]bool{},
+		}
 		for _, word := range r.Holds {
 			h.Holds[word[strings.LastIndexByte(word, ':')+1:]] = true
 		}

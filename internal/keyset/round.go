@@ -104,7 +104,8 @@ func texts(list []string) []string {
 func (s *Set) tellProblems(ctx context.Context, problems []string) {
 	if !slices.Equal(problems, s.problems) {
 		for _, problem := range problems {
-			s.deps.Logger.ErrorContext(ctx, "a key cannot be used; what was loaded before goes on serving", slog.String("problem", problem))
+			s.deps.Logger.ErrorContext(ctx, "a key cannot be used; what was loaded before goes on serving",
+				slog.String("problem", problem))
 		}
 		s.problems, s.reportedAt = problems, time.Time{}
 	}
@@ -153,7 +154,8 @@ func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, 
 		return nil, nil, differ(p, differs[0])
 	}
 	view := &View{
-		Privates: map[string]ed25519.PrivateKey{}, Verify: keySet(trusted), Rows: rows, Confirmed: func() error { return p.mayStillSign(s.now()) },
+		Privates: map[string]ed25519.PrivateKey{}, Verify: keySet(trusted), Rows: rows,
+		Confirmed: func() error { return p.mayStillSign(s.now()) },
 	}
 	confirmed := s.privates(p, view, rows)
 	if view.Verify != nil && (!p.Signs || view.Signing != nil) && !view.same(p.view) {
@@ -168,7 +170,8 @@ func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, 
 		p.confirmed.Store(&r.began)
 	}
 	for _, row := range rows {
-		if _, ok := view.Privates[row.KeyID]; row.State != Retired && (p.Signs && ok || !p.Signs && trusted[row.KeyID] != nil) {
+		if _, ok := view.Privates[row.KeyID]; row.State != Retired &&
+			(p.Signs && ok || !p.Signs && trusted[row.KeyID] != nil) {
 			holds = append(holds, p.text(row.KeyID))
 		}
 	}

@@ -100,7 +100,8 @@ type View struct {
 }
 
 func (v *View) same(other *View) bool {
-	if other == nil || !slices.EqualFunc(v.Rows, other.Rows, func(x, y Key) bool { return x.KeyID == y.KeyID && x.State == y.State }) {
+	if other == nil || !slices.EqualFunc(v.Rows, other.Rows,
+		func(x, y Key) bool { return x.KeyID == y.KeyID && x.State == y.State }) {
 		return false
 	}
 	return v.Signing.Equal(other.Signing) && v.Verify.String() == other.Verify.String()
@@ -173,7 +174,10 @@ func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Wake == nil || deps.Service == "" || deps.ReplicaID == "" {
 		return nil, errors.New("open keys: logger, pool, signal, service or replica is missing")
 	}
-	s := &Set{deps: deps, now: time.Now, listening: deps.Changed.Listening, issuers: newIssuers(deps.Certificates, deps.Service)}
+	s := &Set{
+		deps: deps, now: time.Now, listening: deps.Changed.Listening,
+		issuers: newIssuers(deps.Certificates, deps.Service),
+	}
 	for _, p := range parts {
 		s.parts = append(s.parts, &part{Part: p})
 	}

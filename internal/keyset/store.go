@@ -158,7 +158,8 @@ func insert(ctx context.Context, tx pgx.Tx, kind Kind, key privateKey, as firstS
 	if endorsement == nil {
 		endorsement = []byte{}
 	}
-	tag, err := pg.Exec(ctx, tx, insertKey, string(kind), key.id, []byte(key.public()), as.state, key.file, key.endorsedBy, endorsement,
+	tag, err := pg.Exec(ctx, tx, insertKey, string(kind), key.id, []byte(key.public()), as.state, key.file, key.endorsedBy,
+		endorsement,
 		as.madeBy, as.returned)
 	if err != nil {
 		return false, fmt.Errorf("insert key %s: %w", key.id, err)

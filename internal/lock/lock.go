@@ -242,7 +242,8 @@ func (l *Lock) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, l.config.Budget)
 	defer cancel()
 	if err := l.client.Ping(ctx).Err(); err != nil {
-		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "Redis does not answer within its budget; joins ask Postgres, which costs latency alone",
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE,
+			"Redis does not answer within its budget; joins ask Postgres, which costs latency alone",
 			fault.Remedy("look at the Redis that redis_url_file names, and start it again; nothing waits for it and nothing in it is to be restored"),
 			fault.Cause(err))
 	}

@@ -68,7 +68,8 @@ func TestWithoutRedisEverythingIsUnknown(t *testing.T) {
 		if out := l.Acquire(t.Context(), ids.New(), ids.New()); out != (lock.Outcome{}) {
 			t.Errorf("%s: Acquire = %+v", name, out)
 		}
-		if l.Release(t.Context(), ids.New(), ids.New()) || l.Extend(t.Context(), ids.New(), ids.New()) || l.Check(t.Context()) == nil {
+		if l.Release(t.Context(), ids.New(), ids.New()) || l.Extend(t.Context(), ids.New(), ids.New()) ||
+			l.Check(t.Context()) == nil {
 			t.Errorf("%s: it claims to have done something", name)
 		}
 	}
@@ -157,7 +158,10 @@ func TestValuesAreNotBelieved(t *testing.T) {
 	l, look := open(t, server, patient), raw(t, server)
 	ws, run := ids.New(), ids.New()
 	key := "gpuaas:ws:" + ws + ":op"
-	for _, value := range []string{"", "-1", "99999999999999999999", "'; DROP TABLE workspace; --", "0197b3f0-0000-4abc-8000-0000000000ff"} {
+	for _, value := range []string{
+		"", "-1", "99999999999999999999", "'; DROP TABLE workspace; --",
+		"0197b3f0-0000-4abc-8000-0000000000ff",
+	} {
 		if err := look.Set(ctx, key, value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -257,7 +261,10 @@ func TestPausedRedisAnswersWithinTheBudget(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
 	server := testkit.Redis(t)
-	config := lock.Config{Budget: lock.DefaultBudget, Cooldown: 300 * time.Millisecond, MaxCooldown: 300 * time.Millisecond}
+	config := lock.Config{
+		Budget: lock.DefaultBudget, Cooldown: 300 * time.Millisecond,
+		MaxCooldown: 300 * time.Millisecond,
+	}
 	l := open(t, server, config)
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if out := l.Acquire(ctx, ids.New(), ids.New()); out.Kind != lock.Won {

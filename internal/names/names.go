@@ -22,7 +22,10 @@ import (
 const taskTypeEnum protoreflect.FullName = "gpuaas.common.v1.TaskType"
 
 // taskNouns are the objects that tasks act on; the dot of a task type follows one of them.
-var taskNouns = []string{"probe", "workload", "storage", "terminal", "node", "recovery_token", "verifier", "diagnostics"}
+var taskNouns = []string{
+	"probe", "workload", "storage", "terminal", "node", "recovery_token", "verifier",
+	"diagnostics",
+}
 
 // Of returns the spelling of an enum value: its name without the enum's prefix, lower case. A number that the enum does
 // not declare is spelled as the number.
@@ -111,8 +114,9 @@ func tableOf(d protoreflect.EnumDescriptor) *table {
 func newTable(d protoreflect.EnumDescriptor) *table {
 	values := d.Values()
 	t := &table{
-		byNumber: make(map[protoreflect.EnumNumber]string, values.Len()), byName: make(map[string]protoreflect.EnumNumber, values.Len()),
-		known: make([]string, 0, values.Len()),
+		byNumber: make(map[protoreflect.EnumNumber]string, values.Len()),
+		byName:   make(map[string]protoreflect.EnumNumber, values.Len()),
+		known:    make([]string, 0, values.Len()),
 	}
 	for i := range values.Len() {
 		v := values.Get(i)

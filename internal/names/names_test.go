@@ -112,7 +112,8 @@ func roundTrip[E interface {
 // TestSpellingsAreMadeOnce checks that spelling a value for an event and parsing one of a row allocate no new text.
 func TestSpellingsAreMadeOnce(t *testing.T) {
 	parse := func() {
-		if got, err := names.Parse[commonv1.RunState]("compensating"); err != nil || got != commonv1.RunState_RUN_STATE_COMPENSATING {
+		if got, err := names.Parse[commonv1.RunState]("compensating"); err != nil ||
+			got != commonv1.RunState_RUN_STATE_COMPENSATING {
 			t.Fatalf("Parse = %v, %v", got, err)
 		}
 	}
@@ -150,7 +151,10 @@ func TestMarshalJSONOfADenial(t *testing.T) {
 		in   proto.Message
 		want string
 	}{
-		{"unset fields are printed", &commonv1.Denial{}, `{"reason":"unspecified","action":"unspecified","retry_after":null,"message":"","remedy":"","unmet":[],"conflicting_id":"","correlation_id":""}`},
+		{
+			"unset fields are printed", &commonv1.Denial{},
+			`{"reason":"unspecified","action":"unspecified","retry_after":null,"message":"","remedy":"","unmet":[],"conflicting_id":"","correlation_id":""}`,
+		},
 		{"full", full, `{"reason":"quota_exceeded","action":"stop","retry_after":1.5,"message":"a \"quote\" \u003ctag\u003e\n","remedy":"","unmet":["gpus"],"conflicting_id":"","correlation_id":"c"}`},
 		{"timestamp", timestamppb.New(time.Date(2026, 3, 1, 12, 0, 0, 250_000_000, time.UTC)), `"2026-03-01T12:00:00.25Z"`},
 		{"whole duration", durationpb.New(90 * time.Second), `90`},
@@ -232,7 +236,10 @@ func kinds(t *testing.T) protoreflect.MessageType {
 	}
 	file := &descriptorpb.FileDescriptorProto{
 		Name: proto.String("t/kinds.proto"), Package: proto.String("t"), Syntax: proto.String("proto3"),
-		Dependency: []string{"gpuaas/common/v1/states.proto", "gpuaas/common/v1/fault.proto", "google/protobuf/timestamp.proto", "google/protobuf/duration.proto"},
+		Dependency: []string{
+			"gpuaas/common/v1/states.proto", "gpuaas/common/v1/fault.proto",
+			"google/protobuf/timestamp.proto", "google/protobuf/duration.proto",
+		},
 		MessageType: []*descriptorpb.DescriptorProto{{
 			Name: proto.String("Kinds"), Field: fields,
 			OneofDecl: []*descriptorpb.OneofDescriptorProto{{Name: proto.String("choice")}, {Name: proto.String("_maybe")}},
@@ -284,9 +291,10 @@ func TestMarshalAndUnmarshalEveryKind(t *testing.T) {
 func TestUnmarshalRefuses(t *testing.T) {
 	mt := kinds(t)
 	for _, in := range []string{
-		``, `{`, `[]`, `{} {}`, `{"nope":1}`, `{"small":2147483648}`, `{"small":1.5}`, `{"big":"7"}`, `{"flag":1}`, `{"raw":"%"}`,
-		`{"type":"workload_deploy"}`, `{"at":5}`, `{"at":"yesterday"}`, `{"ttl_seconds":"2s"}`, `{"ttl_seconds":1e300}`, `{"denials":{}}`,
-		`{"labels":[]}`, `{"counts":{"x":true}}`, `{"denials":[{"reason":"zzz"}]}`, `{"states":[null]}`,
+		``, `{`, `[]`, `{} {}`, `{"nope":1}`, `{"small":2147483648}`, `{"small":1.5}`, `{"big":"7"}`, `{"flag":1}`,
+		`{"raw":"%"}`, `{"type":"workload_deploy"}`, `{"at":5}`, `{"at":"yesterday"}`, `{"ttl_seconds":"2s"}`,
+		`{"ttl_seconds":1e300}`, `{"denials":{}}`, `{"labels":[]}`, `{"counts":{"x":true}}`, `{"denials":[{"reason":"zzz"}]}`,
+		`{"states":[null]}`,
 	} {
 		if err := names.UnmarshalInto([]byte(in), mt.New().Interface()); err == nil {
 			t.Errorf("UnmarshalInto(%s): want an error", in)

@@ -132,7 +132,9 @@ func readField(value any, m protoreflect.Message, f protoreflect.FieldDescriptor
 	}
 }
 
-func readElement(item any, f protoreflect.FieldDescriptor, fresh func() protoreflect.Value) (protoreflect.Value, error) {
+func readElement(item any, f protoreflect.FieldDescriptor, fresh func() protoreflect.Value) (protoreflect.Value,
+	error,
+) {
 	if f.Message() == nil {
 		return readScalar(item, f)
 	}

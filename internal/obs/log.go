@@ -166,7 +166,8 @@ func replace(_ []string, a slog.Attr) slog.Attr {
 func secretKey(key string) bool {
 	key = strings.ToLower(key)
 	switch key {
-	case "token", "secret", "password", "passwd", "authorization", "cookie", "private_key", "launch_secret", "bearer", "dsn", "database_url":
+	case "token", "secret", "password", "passwd", "authorization", "cookie", "private_key", "launch_secret", "bearer",
+		"dsn", "database_url":
 		return true
 	}
 	return strings.HasSuffix(key, "_token") || strings.HasSuffix(key, "_secret") || strings.HasSuffix(key, "_password")

@@ -32,7 +32,10 @@ type Registry struct {
 func NewRegistry() (*Registry, error) {
 	inner := prometheus.NewRegistry()
 	r := &Registry{Registerer: prometheus.WrapRegistererWithPrefix(MetricPrefix, inner), inner: inner}
-	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
+	for _, c := range []prometheus.Collector{
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	} {
 		if err := inner.Register(c); err != nil {
 			return nil, fmt.Errorf("register runtime metrics: %w", err)
 		}
@@ -104,8 +107,8 @@ func ReasonLabel(reason commonv1.Reason) string {
 // has no bound.
 func ForbiddenLabel(name string) bool {
 	if slices.Contains([]string{
-		"id", "uuid", "node", "node_name", "workspace", "workspace_name", "tenant", "tenant_name", "task", "serial", "hostname", "address", "addr",
-		"ip", "remote", "path", "url", "error", "message", "user", "email", "subject",
+		"id", "uuid", "node", "node_name", "workspace", "workspace_name", "tenant", "tenant_name", "task", "serial",
+		"hostname", "address", "addr", "ip", "remote", "path", "url", "error", "message", "user", "email", "subject",
 	}, name) {
 		return true
 	}

@@ -52,14 +52,18 @@ func TestCorrelationReachesTheLine(t *testing.T) {
 		t.Errorf("From() = %+v", obs.From(ctx))
 	}
 	line, _ := logLine(t, func(l *slog.Logger) { l.InfoContext(ctx, "task leased", slog.Int("count", 1)) })
-	want := map[string]any{"level": "INFO", "msg": "task leased", "count": 1.0, "correlation_id": "c", "node_id": "n", "workspace_id": "w2", "task_id": "t"}
+	want := map[string]any{
+		"level": "INFO", "msg": "task leased", "count": 1.0, "correlation_id": "c", "node_id": "n",
+		"workspace_id": "w2", "task_id": "t",
+	}
 	if diff := cmp.Diff(want, line); diff != "" {
 		t.Error(diff)
 	}
 	_, raw := logLine(t, func(l *slog.Logger) {
 		l.With(slog.String("node_id", "mine")).InfoContext(ctx, "x", slog.String("task_id", "own"))
 	})
-	if strings.Count(raw, `"node_id"`) != 1 || strings.Count(raw, `"task_id"`) != 1 || !strings.Contains(raw, "mine") || !strings.Contains(raw, "own") {
+	if strings.Count(raw, `"node_id"`) != 1 || strings.Count(raw, `"task_id"`) != 1 || !strings.Contains(raw, "mine") ||
+		!strings.Contains(raw, "own") {
 		t.Errorf("doubled or lost ids: %s", raw)
 	}
 	if (obs.From(t.Context()) != obs.Correlation{}) {
@@ -72,7 +76,10 @@ func TestKeysMatchTheSharedSpelling(t *testing.T) {
 	for _, a := range (obs.Correlation{"1", "2", "3", "4", "5", "6", "7", "8"}).Attrs() {
 		got = append(got, a.Key)
 	}
-	want := []string{"correlation_id", "tenant_id", "workspace_id", "workflow_id", "allocation_id", "task_id", "node_id", "node_instance_id"}
+	want := []string{
+		"correlation_id", "tenant_id", "workspace_id", "workflow_id", "allocation_id", "task_id", "node_id",
+		"node_instance_id",
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -99,7 +106,8 @@ func TestSecretsDoNotReachTheLog(t *testing.T) {
 			t.Errorf("%s: the secret is in %s", name, raw)
 		}
 	}
-	if s := fmt.Sprintf("%v %s %#v %q", obs.Secret(canary), obs.Secret(canary), obs.Secret(canary), obs.Secret(canary)); strings.Contains(s, canary) {
+	if s := fmt.Sprintf("%v %s %#v %q", obs.Secret(canary), obs.Secret(canary), obs.Secret(canary),
+		obs.Secret(canary)); strings.Contains(s, canary) {
 		t.Errorf("fmt shows it: %s", s)
 	}
 	if obs.Secret(canary).Reveal() != canary {
@@ -117,7 +125,8 @@ func TestSecretsDoNotReachTheLog(t *testing.T) {
 
 func TestErrAndReason(t *testing.T) {
 	line, _ := logLine(t, func(l *slog.Logger) {
-		err := fmt.Errorf("do: %w", fault.New(commonv1.Reason_REASON_CONFLICT, "lost", fault.Cause(errors.New("row changed"))))
+		err := fmt.Errorf("do: %w", fault.New(commonv1.Reason_REASON_CONFLICT, "lost",
+			fault.Cause(errors.New("row changed"))))
 		l.Info("x", obs.Err(err), obs.Reason(err), obs.Err(nil))
 	})
 	if line["error"] != "do: conflict: lost: row changed" || line["reason"] != "conflict" {
@@ -139,7 +148,8 @@ func TestLogConfig(t *testing.T) {
 	ctx := obs.With(t.Context(), obs.Correlation{NodeID: "n1"})
 	logger.InfoContext(ctx, "hidden")
 	logger.WarnContext(ctx, "shown", slog.String("launch_secret", "abc"))
-	if s := buf.String(); strings.Contains(s, "hidden") || !strings.Contains(s, "node_id=n1") || strings.Contains(s, "abc") {
+	if s := buf.String(); strings.Contains(s, "hidden") || !strings.Contains(s, "node_id=n1") ||
+		strings.Contains(s, "abc") {
 		t.Errorf("text log %q", s)
 	}
 }
@@ -150,7 +160,8 @@ func TestRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, service := range []string{"lifecycle", "recovery"} {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refusals_total", Help: "Refusals by reason."}, []string{"reason"})
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refusals_total", Help: "Refusals by reason."},
+			[]string{"reason"})
 		if err := r.ForService(service).Register(c); err != nil {
 			t.Fatal(err)
 		}
@@ -240,15 +251,18 @@ func TestOpsServer(t *testing.T) {
 				t.Errorf("profiles on %s: %d", addr, code)
 			}
 			checkProfiles(t, socket)
-			if _, err := obs.NewOpsServer(t.Context(), deps, "127.0.0.1:0"); err == nil || !strings.Contains(err.Error(), "in use") {
+			if _, err := obs.NewOpsServer(t.Context(), deps, "127.0.0.1:0"); err == nil ||
+				!strings.Contains(err.Error(), "in use") {
 				t.Errorf("a second process took the socket: %v", err)
 			}
 			if code, body := get("/readyz"); code != http.StatusOK || !strings.Contains(body, `"postgres"`) {
 				t.Errorf("readyz: %d %s", code, body)
 			}
-			dbErr = fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database does not answer", fault.Cause(errors.New("SQLSTATE")))
+			dbErr = fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database does not answer",
+				fault.Cause(errors.New("SQLSTATE")))
 			code, body := get("/readyz")
-			if code != http.StatusServiceUnavailable || !strings.Contains(body, `"reason":"unavailable"`) || strings.Contains(body, "SQLSTATE") {
+			if code != http.StatusServiceUnavailable || !strings.Contains(body, `"reason":"unavailable"`) ||
+				strings.Contains(body, "SQLSTATE") {
 				t.Errorf("readyz: %d %s", code, body)
 			}
 			if code, _ := get("/livez"); code != http.StatusOK {
@@ -269,9 +283,12 @@ func checkProfiles(t *testing.T, socket string) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("socket: %v %v", info, err)
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+	}}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://debug/debug/pprof/goroutine?debug=1", nil)
 	if err != nil {
 		t.Fatal(err)

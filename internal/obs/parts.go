@@ -120,8 +120,8 @@ func (h *Health) Parts() []*commonv1.Part {
 				continue
 			}
 			out = append(out, &commonv1.Part{
-				Name: c.name, State: p.state, Since: timestamppb.New(p.since), ObservedAt: timestamppb.New(p.at), Reason: p.reason, Detail: p.detail,
-				NextAction: p.next, Required: required,
+				Name: c.name, State: p.state, Since: timestamppb.New(p.since), ObservedAt: timestamppb.New(p.at), Reason: p.reason,
+				Detail: p.detail, NextAction: p.next, Required: required,
 			})
 		}
 	}

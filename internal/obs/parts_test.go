@@ -47,7 +47,8 @@ func TestPartsSaySinceWhenAndWhatToDo(t *testing.T) {
 			time.Sleep(time.Until(begin.Add(after)))
 			synctest.Wait()
 			p := h.Parts()[1]
-			if p.GetName() != "store" || p.GetState() != state || p.GetSince().AsTime() != begin.Add(since).UTC() || p.GetNextAction() != next || p.GetRequired() {
+			if p.GetName() != "store" || p.GetState() != state || p.GetSince().AsTime() != begin.Add(since).UTC() ||
+				p.GetNextAction() != next || p.GetRequired() {
 				t.Errorf("after %s: %v, want %s since %s", after, p, state, since)
 			}
 			if p.GetObservedAt().AsTime().Before(begin.Add(after - 2*time.Second)) {
@@ -58,13 +59,15 @@ func TestPartsSaySinceWhenAndWhatToDo(t *testing.T) {
 		store.Store(fault.New(commonv1.Reason_REASON_UNAVAILABLE, "it is gone", fault.Remedy("start it")))
 		at(7*time.Second, isDown, 5200*time.Millisecond, "start it")
 		at(11*time.Second, isDown, 5200*time.Millisecond, "start it")
-		if r := h.ReadyReport(t.Context()); len(r.Watched) != 2 || r.Watched[0].Status != "down" || r.Watched[0].Reason != "unavailable" {
+		if r := h.ReadyReport(t.Context()); len(r.Watched) != 2 || r.Watched[0].Status != "down" ||
+			r.Watched[0].Reason != "unavailable" {
 			t.Errorf("/readyz says %+v", r)
 		}
 		store.Store(nil)
 		at(13*time.Second, isOK, 11200*time.Millisecond, "")
 		parts := h.Parts()
-		if p := parts[0]; p.GetName() != "database" || p.GetState() != isDown || !p.GetRequired() || p.GetNextAction() == "" || strings.Contains(p.String(), "secret") {
+		if p := parts[0]; p.GetName() != "database" || p.GetState() != isDown || !p.GetRequired() ||
+			p.GetNextAction() == "" || strings.Contains(p.String(), "secret") {
 			t.Errorf("database: %v", p)
 		}
 		if p := parts[2]; p.GetState() != isOff || p.GetReason() != 0 {
@@ -86,7 +89,8 @@ func TestAWatchedPartDoesNotMakeAProcessLessReady(t *testing.T) {
 	w := httptest.NewRecorder()
 	h.ReadyHandler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/readyz", nil))
 	var r obs.Report
-	if err := json.Unmarshal(w.Body.Bytes(), &r); err != nil || w.Code != 200 || !r.OK() || len(r.Watched) != 1 || r.Watched[0].Status != "down" {
+	if err := json.Unmarshal(w.Body.Bytes(), &r); err != nil || w.Code != 200 || !r.OK() || len(r.Watched) != 1 ||
+		r.Watched[0].Status != "down" {
 		t.Errorf("%d %+v, %v", w.Code, r, err)
 	}
 }

@@ -58,7 +58,8 @@ func exhausted(code string, cause error) error {
 		public = "the database has no disk space left"
 		remedy = "free space on the volumes of the database and of its write-ahead log; what was acknowledged is kept, and running workloads go on"
 	case codeOutOfMemory:
-		public, remedy = "the database has no memory left", "give the database server more memory, or lower its work_mem and max_connections"
+		public, remedy = "the database has no memory left",
+			"give the database server more memory, or lower its work_mem and max_connections"
 	case codeTooManyConns:
 		public = "the database takes no more connections"
 		remedy = "raise the server's max_connections, or lower database_conns of the services"
@@ -81,7 +82,8 @@ func Fault(err error) error {
 	case errors.As(err, &pgErr) && strings.HasPrefix(pgErr.Code, classResources):
 		return exhausted(pgErr.Code, err)
 	case IsConnError(err):
-		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database is not available", fault.RetryAfter(time.Second), fault.Cause(err))
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database is not available", fault.RetryAfter(time.Second),
+			fault.Cause(err))
 	default:
 		return err
 	}

@@ -18,7 +18,8 @@ func TestARefusalForWantOfAResourceIsTypedAndRemembered(t *testing.T) {
 	d := testkit.DB(t)
 	var room pg.Exhaustion
 	pool, err := pg.Open(t.Context(), pg.Config{
-		URL: d.AdminURL(), MaxConns: 2, Exhaustion: &room, Settings: map[string]string{"temp_file_limit": "64kB", "work_mem": "64kB"},
+		URL: d.AdminURL(), MaxConns: 2, Exhaustion: &room,
+		Settings: map[string]string{"temp_file_limit": "64kB", "work_mem": "64kB"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +28,9 @@ func TestARefusalForWantOfAResourceIsTypedAndRemembered(t *testing.T) {
 	if err := room.Check(t.Context()); err != nil {
 		t.Errorf("before anything was refused: %v", err)
 	}
-	if _, err := pool.Exec(t.Context(), "SELECT no_such_column"); err == nil || pg.Fault(err) != err || room.Check(t.Context()) != nil { //nolint:errorlint // the very same error
+	//nolint:errorlint // the very same error
+	if _, err := pool.Exec(t.Context(), "SELECT no_such_column"); err == nil || pg.Fault(err) != err ||
+		room.Check(t.Context()) != nil {
 		t.Errorf("a mistake in a statement is taken for want of a resource: %v", pg.Fault(err))
 	}
 	_, err = pool.Exec(t.Context(), "SELECT g FROM generate_series(1, 200000) AS g ORDER BY -g")
@@ -35,7 +38,8 @@ func TestARefusalForWantOfAResourceIsTypedAndRemembered(t *testing.T) {
 	if !fault.Has(typed, commonv1.Reason_REASON_UNAVAILABLE) || fault.RetryAfterOf(typed) == 0 || !errors.Is(typed, err) {
 		t.Errorf("got %v of %v", typed, err)
 	}
-	if f, ok := fault.As(room.Check(t.Context())); !ok || f.Remedy == "" || f.Reason != commonv1.Reason_REASON_UNAVAILABLE {
+	if f, ok := fault.As(room.Check(t.Context())); !ok || f.Remedy == "" ||
+		f.Reason != commonv1.Reason_REASON_UNAVAILABLE {
 		t.Errorf("not remembered: %v", room.Check(t.Context()))
 	}
 }
@@ -60,7 +64,8 @@ func TestRolesHaveTheTimeoutOfIdleTransactions(t *testing.T) {
 	admin := connect(t, d.AdminURL())
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		settings := list(t, admin, "SELECT unnest(setconfig) FROM pg_db_role_setting JOIN pg_roles r ON r.oid = setrole WHERE r.rolname = $1", role)
-		if got := strings.Join(settings, " "); !strings.Contains(got, "idle_in_transaction_session_timeout="+pg.IdleInTxTimeout) {
+		if got := strings.Join(settings, " "); !strings.Contains(got,
+			"idle_in_transaction_session_timeout="+pg.IdleInTxTimeout) {
 			t.Errorf("%s has %q", role, got)
 		}
 	}

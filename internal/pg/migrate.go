@@ -82,7 +82,8 @@ func Migrate(ctx context.Context, ownerURL string, opts MigrateOptions) (Applied
 	for _, r := range results {
 		done.Versions = append(done.Versions, r.Source.Version)
 		if opts.Logger != nil {
-			opts.Logger.InfoContext(ctx, "migration applied", slog.Int64("version", r.Source.Version), slog.String("file", r.Source.Path),
+			opts.Logger.InfoContext(ctx, "migration applied", slog.Int64("version", r.Source.Version),
+				slog.String("file", r.Source.Path),
 				slog.Duration("took", r.Duration))
 		}
 	}
@@ -107,11 +108,13 @@ func Migrate(ctx context.Context, ownerURL string, opts MigrateOptions) (Applied
 // that the present holder of the lock builds concurrently waits for the end of all snapshots.
 func takeTurn(ctx context.Context, conn *pgxpool.Conn) error {
 	const pause = 100 * time.Millisecond
-	ctx, cancel := context.WithTimeoutCause(ctx, turnTimeout, fmt.Errorf("another migration of this database has run for %s", turnTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, turnTimeout,
+		fmt.Errorf("another migration of this database has run for %s", turnTimeout))
 	defer cancel()
 	for {
 		var taken bool
-		if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(migrateLock)).Scan(&taken); err != nil || taken {
+		if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(migrateLock)).Scan(&taken); err != nil ||
+			taken {
 			return err
 		}
 		timer := time.NewTimer(pause)
@@ -128,7 +131,8 @@ func takeTurn(ctx context.Context, conn *pgxpool.Conn) error {
 const turnTimeout = 15 * time.Minute
 
 func migrateRiver(ctx context.Context, pool *pgxpool.Pool, schema string) (int, error) {
-	m, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: schema, Logger: slog.New(slog.DiscardHandler)})
+	m, err := rivermigrate.New(riverpgxv5.New(pool),
+		&rivermigrate.Config{Schema: schema, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return 0, err
 	}
@@ -193,13 +197,15 @@ func Status(ctx context.Context, ownerURL string) ([]MigrationStatus, error) {
 		return nil, fmt.Errorf("read migration status: %w", err)
 	}
 	if exists {
-		rows, err := pool.Query(ctx, "SELECT version_id, max(tstamp)::timestamptz FROM "+versionTable+" WHERE is_applied GROUP BY version_id")
+		rows, err := pool.Query(ctx, "SELECT version_id, max(tstamp)::timestamptz FROM "+versionTable+
+			" WHERE is_applied GROUP BY version_id")
 		if err != nil {
 			return nil, fmt.Errorf("read migration status: %w", err)
 		}
 		var version int64
 		var at time.Time
-		if _, err := pgx.ForEachRow(rows, []any{&version, &at}, func() error { applied[version] = at; return nil }); err != nil {
+		if _, err := pgx.ForEachRow(rows, []any{&version, &at},
+			func() error { applied[version] = at; return nil }); err != nil {
 			return nil, fmt.Errorf("read migration status: %w", err)
 		}
 	}

@@ -24,8 +24,9 @@ func TestObservationsFromTheFutureAreDated(t *testing.T) {
 	before := time.Now()
 	future, past := ids.New(), ids.New()
 	for workspace, at := range map[string]time.Time{future: before.Add(time.Hour), past: before.Add(-time.Hour)} {
-		_, err := db.OwnerPool().Exec(ctx, `INSERT INTO readmodel.observed (workspace_id, node_id, version, body) VALUES ($1, $2, $3, '{}')`,
-			workspace, ids.New(), at.UnixMicro())
+		_, err := db.OwnerPool().Exec(ctx,
+			`INSERT INTO readmodel.observed (workspace_id, node_id, version, body) VALUES ($1, $2, $3, '{}')`, workspace,
+			ids.New(), at.UnixMicro())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,7 +40,8 @@ func TestObservationsFromTheFutureAreDated(t *testing.T) {
 	}
 	version := func(workspace string) int64 {
 		var v int64
-		if err := db.OwnerPool().QueryRow(ctx, `SELECT version FROM readmodel.observed WHERE workspace_id = $1`, workspace).Scan(&v); err != nil {
+		if err := db.OwnerPool().QueryRow(ctx, `SELECT version FROM readmodel.observed WHERE workspace_id = $1`,
+			workspace).Scan(&v); err != nil {
 			t.Fatal(err)
 		}
 		return v

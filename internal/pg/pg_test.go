@@ -24,7 +24,8 @@ import (
 
 func TestOpenDoesNotDial(t *testing.T) {
 	t.Parallel()
-	pool, err := pg.Open(t.Context(), pg.Config{URL: "postgres://nobody:x@127.0.0.1:1/none?sslmode=disable", ConnectTimeout: time.Second})
+	pool, err := pg.Open(t.Context(),
+		pg.Config{URL: "postgres://nobody:x@127.0.0.1:1/none?sslmode=disable", ConnectTimeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,10 @@ func TestNumbersAndClock(t *testing.T) {
 	if got, err := pg.Next(ctx, pool, 41); err != nil || got != 1<<40 || got != ids.NextWithEra(int64(41), 1) {
 		t.Errorf("next in era 1 = %d, %v", got, err)
 	}
-	for _, sql := range []string{"UPDATE mesh.era SET era = 0", "DELETE FROM mesh.era", "INSERT INTO mesh.era (era) VALUES (9)"} {
+	for _, sql := range []string{
+		"UPDATE mesh.era SET era = 0", "DELETE FROM mesh.era",
+		"INSERT INTO mesh.era (era) VALUES (9)",
+	} {
 		if _, err := d.OwnerPool().Exec(ctx, sql); err == nil {
 			t.Errorf("%s passed", sql)
 		}
@@ -90,7 +94,8 @@ func TestNumbersAndClock(t *testing.T) {
 func TestInTxRetriesConflicts(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
-	if _, err := d.OwnerPool().Exec(ctx, "CREATE TABLE lifecycle.counter (id int PRIMARY KEY, n int); INSERT INTO lifecycle.counter VALUES (1, 0), (2, 0)"); err != nil {
+	if _, err := d.OwnerPool().Exec(ctx,
+		"CREATE TABLE lifecycle.counter (id int PRIMARY KEY, n int); INSERT INTO lifecycle.counter VALUES (1, 0), (2, 0)"); err != nil {
 		t.Fatal(err)
 	}
 	pool := d.Pool(pg.RoleLifecycle)
@@ -302,7 +307,10 @@ func TestErrorsAreTold(t *testing.T) {
 		{name: "unique", err: unique, unique: true},
 		{name: "foreign key", err: &pgconn.PgError{Code: "23503"}, fk: true},
 		{name: "serialization", err: &pgconn.PgError{Code: "40001"}, retryable: true},
-		{name: "two grants on one object", err: &pgconn.PgError{Code: "XX000", Routine: "simple_heap_update"}, retryable: true},
+		{
+			name: "two grants on one object", err: &pgconn.PgError{Code: "XX000", Routine: "simple_heap_update"},
+			retryable: true,
+		},
 		{name: "a defect of the server", err: &pgconn.PgError{Code: "XX000", Routine: "elsewhere"}},
 		{name: "deadlock", err: &pgconn.PgError{Code: "40P01"}, retryable: true},
 		{name: "shutdown", err: &pgconn.PgError{Code: "57P01"}, conn: true},
@@ -346,7 +354,8 @@ func TestProvisionAndMigrateAtOnceAndAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = conn.Close(context.Background()) }()
-		if _, err := conn.Exec(context.Background(), "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"); err != nil {
+		if _, err := conn.Exec(context.Background(),
+			"DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -402,7 +411,8 @@ func TestProvisionAndMigrateAtOnceAndAgain(t *testing.T) {
 	if _, err := owner.Exec(ctx, "DELETE FROM mesh.goose_db_version WHERE version_id = 2"); err != nil {
 		t.Fatal(err)
 	}
-	if err := pg.CheckMigrated(ctx, service); !errors.Is(err, pg.ErrNotMigrated) || !strings.Contains(err.Error(), "00002_events.sql") {
+	if err := pg.CheckMigrated(ctx, service); !errors.Is(err, pg.ErrNotMigrated) ||
+		!strings.Contains(err.Error(), "00002_events.sql") {
 		t.Fatalf("got %v", err)
 	}
 	// The password reaches the server as a verifier only.
@@ -413,8 +423,12 @@ func TestProvisionAndMigrateAtOnceAndAgain(t *testing.T) {
 
 func TestProvisionRefusesBadPasswords(t *testing.T) {
 	t.Parallel()
-	err := pg.Provision(t.Context(), "postgres://unused", pg.Provisioning{Passwords: map[string]string{pg.RoleNodeAPI: "tab\there", pg.RoleLifecycle: ""}})
-	for _, want := range []string{"role nodeapi", "role lifecycle", "no password for role recovery", "no password for role workload_admin"} {
+	err := pg.Provision(t.Context(), "postgres://unused",
+		pg.Provisioning{Passwords: map[string]string{pg.RoleNodeAPI: "tab\there", pg.RoleLifecycle: ""}})
+	for _, want := range []string{
+		"role nodeapi", "role lifecycle", "no password for role recovery",
+		"no password for role workload_admin",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is missing in %v", want, err)
 		}
@@ -434,7 +448,8 @@ func TestMigrationIsAllOrNothing(t *testing.T) {
 	if got := list(t, d.OwnerPool(), "SELECT tablename::text FROM pg_tables WHERE tablename = 'half'"); len(got) != 0 {
 		t.Fatal("half a migration stayed")
 	}
-	done, err := pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{Files: file("SELECT 1"), Logger: testkit.Logger(t)})
+	done, err := pg.Migrate(ctx, d.URL(pg.RoleOwner),
+		pg.MigrateOptions{Files: file("SELECT 1"), Logger: testkit.Logger(t)})
 	if err != nil || !slices.Equal(done.Versions, []int64{99001}) {
 		t.Fatalf("%+v, %v", done, err)
 	}
@@ -446,12 +461,14 @@ func TestEverySessionOfThePoolsIsTheProducts(t *testing.T) {
 	d := testkit.DB(t)
 	for _, role := range append(pg.ServiceRoles(), pg.RoleOwner) {
 		var writer string
-		if err := d.Pool(role).QueryRow(t.Context(), `SELECT current_setting($1, true)`, pg.WriterSetting).Scan(&writer); err != nil || writer != pg.WriterProduct {
+		if err := d.Pool(role).QueryRow(t.Context(), `SELECT current_setting($1, true)`,
+			pg.WriterSetting).Scan(&writer); err != nil || writer != pg.WriterProduct {
 			t.Errorf("%s writes as %q: %v", role, writer, err)
 		}
 	}
 	var writer *string
-	if err := connect(t, d.AdminURL()).QueryRow(t.Context(), `SELECT current_setting($1, true)`, pg.WriterSetting).Scan(&writer); err != nil || writer != nil {
+	if err := connect(t, d.AdminURL()).QueryRow(t.Context(), `SELECT current_setting($1, true)`,
+		pg.WriterSetting).Scan(&writer); err != nil || writer != nil {
 		t.Errorf("a person writes as %v: %v", writer, err)
 	}
 }

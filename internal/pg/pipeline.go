@@ -267,7 +267,9 @@ func (p *pipelined) settle(ctx context.Context) error {
 }
 
 // CopyFrom implements pgx.Tx.
-func (p *pipelined) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, from pgx.CopyFromSource) (int64, error) {
+func (p *pipelined) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
+	from pgx.CopyFromSource,
+) (int64, error) {
 	if err := p.settle(ctx); err != nil {
 		return 0, err
 	}

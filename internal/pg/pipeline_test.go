@@ -43,7 +43,10 @@ func TestQueuedStatements(t *testing.T) {
 		err  error
 	}{
 		{name: "nothing", do: func(pgx.Tx) error { return nil }},
-		{name: "queued alone goes with the commit", do: func(tx pgx.Tx) error { return queue(ctx, tx, add, "a") }, want: []string{"a"}},
+		{
+			name: "queued alone goes with the commit", do: func(tx pgx.Tx) error { return queue(ctx, tx, add, "a") },
+			want: []string{"a"},
+		},
 		{name: "in the order of the calls", want: []string{"a", "b", "c", "d"}, do: func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, add, "a")
 			return errors.Join(err, queue(ctx, tx, add, "b"), queue(ctx, tx, add, "c"), exec(ctx, tx, add, "d"))
@@ -77,31 +80,46 @@ func TestQueuedStatements(t *testing.T) {
 		{name: "its refusal refuses the commit", code: "23505", do: func(tx pgx.Tx) error {
 			return errors.Join(exec(ctx, tx, add, "a"), queue(ctx, tx, add, "a"))
 		}},
-		{name: "a first statement that is refused", code: "42P01", do: func(tx pgx.Tx) error { return exec(ctx, tx, "DELETE FROM mesh.nowhere") }},
+		{
+			name: "a first statement that is refused", code: "42P01",
+			do: func(tx pgx.Tx) error { return exec(ctx, tx, "DELETE FROM mesh.nowhere") },
+		},
 		{name: "a first query that is refused", code: "42P01", do: func(tx pgx.Tx) error {
 			var n int
 			return tx.QueryRow(ctx, "SELECT count(*) FROM mesh.nowhere").Scan(&n)
 		}},
-		{name: "a first statement that cannot be prepared ends it for those that follow", err: pgx.ErrTxClosed, do: func(tx pgx.Tx) error {
-			if exec(ctx, tx, "INSERT INTO mesh.nowhere (word) VALUES ($1)", "a") == nil {
-				return errors.New("not refused")
-			}
-			return exec(ctx, tx, add, "b")
-		}},
-		{name: "a queued statement that cannot be sent is no unknown commit", err: pgx.ErrTxCommitRollback, do: func(tx pgx.Tx) error {
-			return errors.Join(exec(ctx, tx, add, "a"), queue(ctx, tx, add, struct{}{}))
-		}},
-		{name: "a failure drops what is queued", err: broken, do: func(tx pgx.Tx) error { return errors.Join(queue(ctx, tx, add, "a"), broken) }},
-		{name: "a savepoint that is undone takes what was queued in it along", want: []string{"a", "d"}, do: func(tx pgx.Tx) error {
-			err := queue(ctx, tx, add, "a")
-			undone := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-				return errors.Join(exec(ctx, tx, add, "b"), queue(ctx, tx, add, "c"), broken)
-			})
-			if !errors.Is(undone, broken) {
-				return errors.New("the savepoint did not tell")
-			}
-			return errors.Join(err, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return queue(ctx, tx, add, "d") }))
-		}},
+		{
+			name: "a first statement that cannot be prepared ends it for those that follow", err: pgx.ErrTxClosed,
+			do: func(tx pgx.Tx) error {
+				if exec(ctx, tx, "INSERT INTO mesh.nowhere (word) VALUES ($1)", "a") == nil {
+					return errors.New("not refused")
+				}
+				return exec(ctx, tx, add, "b")
+			},
+		},
+		{
+			name: "a queued statement that cannot be sent is no unknown commit", err: pgx.ErrTxCommitRollback,
+			do: func(tx pgx.Tx) error {
+				return errors.Join(exec(ctx, tx, add, "a"), queue(ctx, tx, add, struct{}{}))
+			},
+		},
+		{
+			name: "a failure drops what is queued", err: broken,
+			do: func(tx pgx.Tx) error { return errors.Join(queue(ctx, tx, add, "a"), broken) },
+		},
+		{
+			name: "a savepoint that is undone takes what was queued in it along", want: []string{"a", "d"},
+			do: func(tx pgx.Tx) error {
+				err := queue(ctx, tx, add, "a")
+				undone := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+					return errors.Join(exec(ctx, tx, add, "b"), queue(ctx, tx, add, "c"), broken)
+				})
+				if !errors.Is(undone, broken) {
+					return errors.New("the savepoint did not tell")
+				}
+				return errors.Join(err, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return queue(ctx, tx, add, "d") }))
+			},
+		},
 		{name: "a refusal in a savepoint is survived", want: []string{"a", "b"}, do: func(tx pgx.Tx) error {
 			err := exec(ctx, tx, add, "a")
 			if pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return exec(ctx, tx, add, "a") }) == nil {
@@ -122,7 +140,8 @@ func TestQueuedStatements(t *testing.T) {
 			switch {
 			case tc.code != "":
 				var refusal *pgconn.PgError
-				if !errors.As(err, &refusal) || refusal.Code != tc.code || errors.Is(err, pg.ErrCommitUnknown) || errors.Is(err, broken) {
+				if !errors.As(err, &refusal) || refusal.Code != tc.code || errors.Is(err, pg.ErrCommitUnknown) ||
+					errors.Is(err, broken) {
 					t.Errorf("answered %v", err)
 				}
 			case !errors.Is(err, tc.err):
@@ -144,7 +163,8 @@ func exec(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 }
 
 // queued is any statement over the table that a test makes.
-var queued = pg.DefineUnprepared(pg.RoleOwner, "pgtest.queued", "the test makes its table", func(sql string) string { return sql })
+var queued = pg.DefineUnprepared(pg.RoleOwner, "pgtest.queued", "the test makes its table",
+	func(sql string) string { return sql })
 
 func queue(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 	return pg.Queue(ctx, tx, queued.For(sql), args...)

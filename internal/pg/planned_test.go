@@ -53,17 +53,25 @@ func TestSecretKeysAreReadAsBefore(t *testing.T) {
 	}
 	const key = `AQECAwQFBgcIabcd`
 	var compared, differ, empty int
-	if err := owner.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE lifecycle.secret_keys(s.spec::jsonb, d.digest)
+	if err := owner.QueryRow(t.Context(),
+		`SELECT count(*), count(*) FILTER (WHERE lifecycle.secret_keys(s.spec::jsonb, d.digest)
 				IS DISTINCT FROM lifecycle.former_secret_keys(s.spec::jsonb, d.digest)),
 			count(*) FILTER (WHERE lifecycle.secret_keys(s.spec::jsonb, d.digest) = '')
 		FROM unnest($1::text[]) AS s (spec) CROSS JOIN unnest($2::text[]) AS d (digest)`,
 		[]*string{
-			nil, ref(`null`), ref(`{}`), ref(`[]`), ref(`{"workloads": null}`), ref(`{"workloads": []}`), ref(`{"workloads": {"env": {"A": "b"}}}`),
-			ref(`{"workloads": [{"name": "w"}]}`), ref(`{"workloads": [{"env": {}, "sealed_env": {}}]}`), ref(`{"workloads": [{"env": {"A": ""}}]}`),
-			ref(`{"workloads": [{"sealed_env": {"A": "` + key + `", "B": "AQgHBgUEAwIBabcd"}}, {"sealed_env": {"C": "` + key + `"}}]}`),
-			ref(`{"workloads": [{"sealed_env": {"A": "short", "B": "` + key + `"}, "env": {"C": "d"}}]}`), ref(`{"workloads": [{"sealed_env": {"A": 1}}]}`),
+			nil, ref(`null`), ref(`{}`), ref(`[]`), ref(`{"workloads": null}`), ref(`{"workloads": []}`),
+			ref(`{"workloads": {"env": {"A": "b"}}}`), ref(`{"workloads": [{"name": "w"}]}`),
+			ref(`{"workloads": [{"env": {}, "sealed_env": {}}]}`),
+			ref(`{"workloads": [{"env": {"A": ""}}]}`),
+			ref(`{"workloads": [{"sealed_env": {"A": "` + key + `", "B": "AQgHBgUEAwIBabcd"}}, {"sealed_env": {"C": "` + key +
+				`"}}]}`),
+			ref(`{"workloads": [{"sealed_env": {"A": "short", "B": "` + key + `"}, "env": {"C": "d"}}]}`),
+			ref(`{"workloads": [{"sealed_env": {"A": 1}}]}`),
 		},
-		[]*string{nil, ref(""), ref("hmac-sha256.0102.ff"), ref("hmac-sha256."), ref(strings.Repeat("0f", 32)), ref("sha256." + strings.Repeat("0f", 32))},
+		[]*string{
+			nil, ref(""), ref("hmac-sha256.0102.ff"), ref("hmac-sha256."), ref(strings.Repeat("0f", 32)),
+			ref("sha256." + strings.Repeat("0f", 32)),
+		},
 	).Scan(&compared, &differ, &empty); err != nil {
 		t.Fatal(err)
 	}

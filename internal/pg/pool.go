@@ -140,7 +140,9 @@ func setMillis(set map[string]string, key string, d time.Duration) {
 
 // Clock returns mesh.clock() and how far this process's clock is from it: offset is what to add to time.Now() to get
 // the database's time. The error of the offset is at most half of rtt.
-func Clock(ctx context.Context, q Querier) (now time.Time, offset, rtt time.Duration, err error) { //nolint:nonamedreturns // three values of two types
+//
+//nolint:nonamedreturns // three values of two types
+func Clock(ctx context.Context, q Querier) (now time.Time, offset, rtt time.Duration, err error) {
 	sent := time.Now()
 	if err := q.QueryRow(ctx, "SELECT mesh.clock()").Scan(&now); err != nil {
 		return time.Time{}, 0, 0, fmt.Errorf("read mesh clock: %w", err)

@@ -47,7 +47,8 @@ func allowed(role, schema, table, statement string) bool {
 	case "events.event", "events.numbered":
 		return statement == "SELECT"
 	case "mesh.policy":
-		return service && (statement == "SELECT" || (role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"))
+		return service && (statement == "SELECT" ||
+			(role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"))
 	case "mesh.era", "mesh.goose_db_version", "mesh.clock_offset":
 		return statement == "SELECT"
 	case "mesh.replica": // nodeapi writes its own rows, and all services read them
@@ -102,7 +103,8 @@ func TestEachRoleIsRefusedEverywhereElse(t *testing.T) {
 	}
 	var tables []table
 	var tb table
-	if _, err := pgx.ForEachRow(rows, []any{&tb.schema, &tb.name, &tb.column, &tb.kind}, func() error { tables = append(tables, tb); return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{&tb.schema, &tb.name, &tb.column, &tb.kind},
+		func() error { tables = append(tables, tb); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	schemas := map[string]int{}
@@ -199,8 +201,9 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 	if definers := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND pg_get_userbyid(p.proowner) <> $1
 		ORDER BY 1`, pg.RoleRetention); !slices.Equal(definers, []string{
-		"events.keep_partitions(bigint)", "mesh.event_consumers(interval)", "mesh.forget_event_consumer(text,text,interval,interval,integer)",
-		"mesh.oldest_parked()", "mesh.raise_era_after_rollback(text)", "mesh.rolled_back()",
+		"events.keep_partitions(bigint)", "mesh.event_consumers(interval)",
+		"mesh.forget_event_consumer(text,text,interval,interval,integer)", "mesh.oldest_parked()",
+		"mesh.raise_era_after_rollback(text)", "mesh.rolled_back()",
 	}) {
 		t.Errorf("functions that run with their owner's rights: %v", definers)
 	}
@@ -226,14 +229,17 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 	for _, role := range pg.ServiceRoles() {
 		conn := connect(t, d.URL(role))
 		for _, schema := range schemas {
-			if err := inRolledBack(t, conn, "CREATE TABLE "+pgx.Identifier{schema, "intruder"}.Sanitize()+" (a int)"); !pg.IsPrivilege(err) {
+			if err := inRolledBack(t, conn,
+				"CREATE TABLE "+pgx.Identifier{schema, "intruder"}.Sanitize()+" (a int)"); !pg.IsPrivilege(err) {
 				t.Errorf("%s creates in %s: %v", role, schema, err)
 			}
 		}
 		for _, sql := range []string{
-			"CREATE SCHEMA intruder", "CREATE TEMP TABLE intruder (a int)", "SET ROLE gpuaas_owner", "SET SESSION AUTHORIZATION recovery",
-			"ALTER TABLE events.event DISABLE ROW LEVEL SECURITY", "UPDATE mesh.era SET era = era + 1", "ALTER ROLE lifecycle PASSWORD 'x'",
-			"CREATE DATABASE intruder", "SET session_replication_role = replica", "COPY events.event TO PROGRAM 'true'",
+			"CREATE SCHEMA intruder", "CREATE TEMP TABLE intruder (a int)", "SET ROLE gpuaas_owner",
+			"SET SESSION AUTHORIZATION recovery", "ALTER TABLE events.event DISABLE ROW LEVEL SECURITY",
+			"UPDATE mesh.era SET era = era + 1", "ALTER ROLE lifecycle PASSWORD 'x'", "CREATE DATABASE intruder",
+			"SET session_replication_role = replica",
+			"COPY events.event TO PROGRAM 'true'",
 		} {
 			if role == pg.RoleRecovery && sql == "SET SESSION AUTHORIZATION recovery" {
 				continue // itself
@@ -274,9 +280,10 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 			}
 		}
 		for _, sql := range []string{
-			"UPDATE events.event SET seq = DEFAULT", "UPDATE events.event SET payload = '{}'", "DELETE FROM events.event", "TRUNCATE events.event",
-			"INSERT INTO events.numbered (seqs, oldest) VALUES ('{[1,2)}', '1')", "INSERT INTO events.numbered (last_pos) VALUES (7)",
-			"UPDATE events.numbered SET seqs = '{}'", "DELETE FROM events.numbered", "TRUNCATE events.numbered",
+			"UPDATE events.event SET seq = DEFAULT", "UPDATE events.event SET payload = '{}'", "DELETE FROM events.event",
+			"TRUNCATE events.event", "INSERT INTO events.numbered (seqs, oldest) VALUES ('{[1,2)}', '1')",
+			"INSERT INTO events.numbered (last_pos) VALUES (7)", "UPDATE events.numbered SET seqs = '{}'",
+			"DELETE FROM events.numbered", "TRUNCATE events.numbered",
 			`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, xid)
 				VALUES (gen_random_uuid(), 'k', 'a', 'a', 1, '{}', '7')`,
 			`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, created_at)
@@ -371,7 +378,8 @@ func TestDatabasesAreClosedToTheOthers(t *testing.T) {
 	conn := connect(t, workloads)
 	role := fmt.Sprintf("ws_%s", ids.New()[24:])
 	for _, sql := range []string{
-		"CREATE ROLE " + role + " LOGIN PASSWORD 'w'", "GRANT " + role + " TO workload_admin", "CREATE SCHEMA " + role + " AUTHORIZATION " + role,
+		"CREATE ROLE " + role + " LOGIN PASSWORD 'w'", "GRANT " + role + " TO workload_admin",
+		"CREATE SCHEMA " + role + " AUTHORIZATION " + role,
 		"GRANT CONNECT ON DATABASE " + pgx.Identifier{conn.Config().Database}.Sanitize() + " TO " + role,
 	} {
 		if _, err := conn.Exec(t.Context(), sql); err != nil {

@@ -23,7 +23,8 @@ func SecretKeyUses(ctx context.Context, ownerURL string) ([]SecretKeyUse, error)
 	}
 	defer pool.Close()
 	var known bool
-	if err := pool.QueryRow(ctx, "SELECT to_regclass('lifecycle.secret_key_use') IS NOT NULL").Scan(&known); err != nil || !known {
+	if err := pool.QueryRow(ctx, "SELECT to_regclass('lifecycle.secret_key_use') IS NOT NULL").Scan(&known); err != nil ||
+		!known {
 		return nil, err
 	}
 	rows, err := pool.Query(ctx, `SELECT replace(k, '!', '(none)'), sum(u.n)::bigint, u.what FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k

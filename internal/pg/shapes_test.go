@@ -59,7 +59,8 @@ func TestRowsOfSagasHaveOneConstraintATable(t *testing.T) {
 			for _, sql := range writes {
 				_, err := owner.Exec(t.Context(), sql)
 				refusal := &pgconn.PgError{}
-				if !errors.As(err, &refusal) || refusal.Code != "23514" || refusal.ConstraintName != rule || refusal.TableName == "" {
+				if !errors.As(err, &refusal) || refusal.Code != "23514" || refusal.ConstraintName != rule ||
+					refusal.TableName == "" {
 					t.Errorf("%s, %s: %v, want a violation of %s", when, sql, err, rule)
 				}
 			}
@@ -68,7 +69,8 @@ func TestRowsOfSagasHaveOneConstraintATable(t *testing.T) {
 	refuses("migrated")
 	count := func() map[string]int {
 		t.Helper()
-		rows, err := owner.Query(t.Context(), `SELECT c.conrelid::regclass::text, count(*)::int, bool_and(c.convalidated) FROM pg_constraint c
+		rows, err := owner.Query(t.Context(),
+			`SELECT c.conrelid::regclass::text, count(*)::int, bool_and(c.convalidated) FROM pg_constraint c
 			WHERE c.contype = 'c' AND c.conrelid IN ('lifecycle.saga_run'::regclass, 'lifecycle.workspace'::regclass, 'lifecycle.saga_step'::regclass) GROUP BY 1`)
 		if err != nil {
 			t.Fatal(err)
@@ -109,7 +111,8 @@ func TestRowsOfSagasHaveOneConstraintATable(t *testing.T) {
 		t.Errorf("saga_run has %d constraints", n)
 	}
 	var refusal *pgconn.PgError
-	_, err = owner.Exec(t.Context(), `INSERT INTO lifecycle.workspace (id, tenant_id, name, state) VALUES (gen_random_uuid(), $1, '', 'active')`, id)
+	_, err = owner.Exec(t.Context(),
+		`INSERT INTO lifecycle.workspace (id, tenant_id, name, state) VALUES (gen_random_uuid(), $1, '', 'active')`, id)
 	if !errors.As(err, &refusal) || refusal.ConstraintName != "workspace_name_check" {
 		t.Errorf("an inserted row is not held to the rules: %v", err)
 	}

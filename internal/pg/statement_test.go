@@ -38,12 +38,14 @@ func (f policyFilter) sql() string {
 }
 
 var (
-	policyRows = pg.DefineDynamic(pg.RoleLifecycle, "pgtest.policy", policyFilter.sql, policyFilter{}, policyFilter{key: true, newest: true})
+	policyRows = pg.DefineDynamic(pg.RoleLifecycle, "pgtest.policy", policyFilter.sql, policyFilter{},
+		policyFilter{key: true, newest: true})
 	policyKeys = pg.Define(pg.RoleLifecycle, "pgtest.policy_keys", `SELECT p.key FROM mesh.policy p ORDER BY p.key`)
 	cursors    = pg.DefineByRole([]string{pg.RoleLifecycle, pg.RoleRecovery}, "pgtest.cursors", func(role string) string {
 		return `SELECT count(*) FROM ` + role + `.event_cursor`
 	})
-	putPolicy = pg.Define(pg.RoleOwner, "pgtest.put_policy", `INSERT INTO mesh.policy (key, value, updated_by, reason) VALUES ($1, $2, 'test', 'test')`)
+	putPolicy = pg.Define(pg.RoleOwner, "pgtest.put_policy",
+		`INSERT INTO mesh.policy (key, value, updated_by, reason) VALUES ($1, $2, 'test', 'test')`)
 )
 
 func TestStatementsReadStructs(t *testing.T) {
@@ -63,7 +65,8 @@ func TestStatementsReadStructs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(policyRow{keyed: keyed{Key: "a"}, Upper: "ONE"}, one, cmp.AllowUnexported(policyRow{}, keyed{})); diff != "" {
+	if diff := cmp.Diff(policyRow{keyed: keyed{Key: "a"}, Upper: "ONE"}, one,
+		cmp.AllowUnexported(policyRow{}, keyed{})); diff != "" {
 		t.Error(diff)
 	}
 	if _, err := pg.One[policyRow](ctx, db, policyRows.For(policyFilter{key: true}), "none"); !pg.IsNoRows(err) {
@@ -92,7 +95,10 @@ func TestStatementsAreListed(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(map[string]int{"pgtest.policy": 2, "pgtest.policy_keys": 1, "pgtest.cursors": 2, "pgtest.put_policy": 1, "pgtest.queued": 1}, found); diff != "" {
+	if diff := cmp.Diff(map[string]int{
+		"pgtest.policy": 2, "pgtest.policy_keys": 1, "pgtest.cursors": 2,
+		"pgtest.put_policy": 1, "pgtest.queued": 1,
+	}, found); diff != "" {
 		t.Error(diff)
 	}
 }

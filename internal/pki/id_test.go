@@ -24,11 +24,13 @@ func TestParseIDAcceptsOneSpelling(t *testing.T) {
 		}
 	}
 	bad := []string{
-		"", "spiffe://", "spiffe://mesh.test", "spiffe://mesh.test/node", "spiffe://mesh.test/node/", "spiffe://mesh.test/node/a/b",
-		"spiffe://mesh.test//node/a", "spiffe://mesh.test/node/a/", "spiffe://MESH.test/node/a", "SPIFFE://mesh.test/node/a",
-		"https://mesh.test/node/a", "spiffe://mesh.test/user/a", "spiffe://mesh.test/node/..", "spiffe://mesh.test/node/a%2fb",
-		"spiffe://mesh.test/node/a?x", "spiffe://mesh.test/node/a#x", "spiffe://u@mesh.test/node/a", "spiffe://mesh.test:1/node/a",
-		"spiffe://mesh.test/node/ä", "spiffe://mesh.test/node/a b", "spiffe://mesh.test/node/a\n", "spiffe:///node/a", "spiffe://.test/node/a",
+		"", "spiffe://", "spiffe://mesh.test", "spiffe://mesh.test/node", "spiffe://mesh.test/node/",
+		"spiffe://mesh.test/node/a/b", "spiffe://mesh.test//node/a", "spiffe://mesh.test/node/a/",
+		"spiffe://MESH.test/node/a", "SPIFFE://mesh.test/node/a", "https://mesh.test/node/a", "spiffe://mesh.test/user/a",
+		"spiffe://mesh.test/node/..", "spiffe://mesh.test/node/a%2fb", "spiffe://mesh.test/node/a?x",
+		"spiffe://mesh.test/node/a#x", "spiffe://u@mesh.test/node/a", "spiffe://mesh.test:1/node/a",
+		"spiffe://mesh.test/node/ä", "spiffe://mesh.test/node/a b", "spiffe://mesh.test/node/a\n", "spiffe:///node/a",
+		"spiffe://.test/node/a",
 		"spiffe://mesh.test/node/" + strings.Repeat("a", 300),
 	}
 	for _, raw := range bad {
@@ -77,7 +79,10 @@ func TestKeySets(t *testing.T) {
 		t.Error("overlap is wrong")
 	}
 	entry := onlyOld.String()
-	for _, bad := range []string{"", ",", "x", "x:", ":" + entry, entry[:len(entry)-4], "00" + entry[2:], strings.Replace(entry, ":", ":!", 1)} {
+	for _, bad := range []string{
+		"", ",", "x", "x:", ":" + entry, entry[:len(entry)-4], "00" + entry[2:],
+		strings.Replace(entry, ":", ":!", 1),
+	} {
 		if _, err := pki.ParseKeySet(bad); err == nil {
 			t.Errorf("%q was read", bad)
 		}

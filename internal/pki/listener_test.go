@@ -19,7 +19,8 @@ func TestWhoNeverSpeaksKeepsNobodyOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := pki.ServerTLS(pki.ServerConfig{Store: newAuthority(t, "services").issue(t, pki.ServiceID(td, "recovery"), nil), TrustDomain: td})
+	config, err := pki.ServerTLS(pki.ServerConfig{Store: newAuthority(t, "services").issue(t,
+		pki.ServiceID(td, "recovery"), nil), TrustDomain: td})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,8 @@ func TestWhoNeverSpeaksKeepsNobodyOut(t *testing.T) {
 		if i%(crowd/good) != 0 {
 			continue
 		}
-		speaks, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}}).DialContext(ctx, "tcp", l.Addr().String()) //nolint:gosec // whom it trusts is not the question here
+		//nolint:gosec // whom it trusts is not the question here
+		speaks, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}}).DialContext(ctx, "tcp", l.Addr().String())
 		if err != nil {
 			t.Fatalf("beside %d silent ones: %v", len(silent), err)
 		}

@@ -35,8 +35,8 @@ const (
 // RejectReasons lists all reasons.
 func RejectReasons() []RejectReason {
 	return []RejectReason{
-		RejectNoCertificate, RejectExpired, RejectNotYetValid, RejectUnknownAuthority, RejectWrongUsage, RejectWrongKind, RejectIdentity,
-		RejectCertificate, RejectByPeer, RejectTimeout, RejectClosed, RejectOverload, RejectProtocol,
+		RejectNoCertificate, RejectExpired, RejectNotYetValid, RejectUnknownAuthority, RejectWrongUsage, RejectWrongKind,
+		RejectIdentity, RejectCertificate, RejectByPeer, RejectTimeout, RejectClosed, RejectOverload, RejectProtocol,
 	}
 }
 

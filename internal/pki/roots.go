@@ -116,7 +116,8 @@ func sameKey(a, b *x509.Certificate) bool {
 func splitCrosses(certs []*x509.Certificate) ([]*x509.Certificate, []*x509.Certificate) {
 	var roots, crosses []*x509.Certificate
 	for _, cert := range certs {
-		isCross := !selfIssued(cert) && slices.ContainsFunc(certs, func(root *x509.Certificate) bool { return selfIssued(root) && sameKey(root, cert) })
+		isCross := !selfIssued(cert) &&
+			slices.ContainsFunc(certs, func(root *x509.Certificate) bool { return selfIssued(root) && sameKey(root, cert) })
 		if isCross {
 			crosses = append(crosses, cert)
 		} else if !slices.ContainsFunc(roots, cert.Equal) {

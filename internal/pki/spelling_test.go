@@ -34,7 +34,10 @@ func san(t *testing.T, names ...generalName) pkix.Extension {
 	t.Helper()
 	raw := make([]asn1.RawValue, 0, len(names))
 	for _, n := range names {
-		raw = append(raw, asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: n.tag, IsCompound: n.constructed, Bytes: []byte(n.value)})
+		raw = append(raw, asn1.RawValue{
+			Class: asn1.ClassContextSpecific, Tag: n.tag, IsCompound: n.constructed,
+			Bytes: []byte(n.value),
+		})
 	}
 	value, err := asn1.Marshal(raw)
 	if err != nil {
@@ -49,7 +52,8 @@ func TestOneSpellingOfAName(t *testing.T) {
 	testkit.IO(t)
 	nodes, services := newAuthority(t, "nodes"), newAuthority(t, "services")
 	p := serve(t, pki.ServerConfig{
-		Store: services.issue(t, pki.ServiceID(td, "nodeapi"), nil), TrustDomain: td, Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes.bundle(t)}},
+		Store: services.issue(t, pki.ServiceID(td, "nodeapi"), nil), TrustDomain: td,
+		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes.bundle(t)}},
 	})
 	id := pki.NodeID(td, "node-a")
 	good := id.String()
@@ -91,14 +95,18 @@ func TestOneSpellingOfAName(t *testing.T) {
 		{"a registered id too", named(uri(good), generalName{tag: tagRID, value: "\x2a\x03"}), pki.RejectIdentity},
 		{
 			"another kind of name too",
-			named(uri(good), generalName{tag: tagOther, constructed: true, value: "\x06\x03\x2a\x03\x04\xa0\x03\x0c\x01x"}), pki.RejectIdentity,
+			named(uri(good), generalName{tag: tagOther, constructed: true, value: "\x06\x03\x2a\x03\x04\xa0\x03\x0c\x01x"}),
+			pki.RejectIdentity,
 		},
 		{"client authentication only", usage([]x509.ExtKeyUsage{client}), ""},
 		{"server authentication too", usage([]x509.ExtKeyUsage{client, x509.ExtKeyUsageServerAuth}), pki.RejectWrongUsage},
 		{"client authentication twice", usage([]x509.ExtKeyUsage{client, client}), pki.RejectWrongUsage},
 		{"any usage too", usage([]x509.ExtKeyUsage{client, x509.ExtKeyUsageAny}), pki.RejectWrongUsage},
 		{"code signing too", usage([]x509.ExtKeyUsage{client, x509.ExtKeyUsageCodeSigning}), pki.RejectWrongUsage},
-		{"an unknown usage too", usage([]x509.ExtKeyUsage{client}, asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 99999, 1}), pki.RejectWrongUsage},
+		{
+			"an unknown usage too", usage([]x509.ExtKeyUsage{client}, asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 99999, 1}),
+			pki.RejectWrongUsage,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -151,7 +159,10 @@ func TestServicesKeepTheirUsages(t *testing.T) {
 
 // FuzzOneSpelling mints a name of any bytes: whatever is taken for an identity is that identity's one spelling.
 func FuzzOneSpelling(f *testing.F) {
-	for _, s := range []string{"spiffe://mesh.test/node/a", "SPIFFE://mesh.test/node/a", "spiffe://mesh.test/node/a#", "spiffe://mesh.test/node/%61", "", "#", "?"} {
+	for _, s := range []string{
+		"spiffe://mesh.test/node/a", "SPIFFE://mesh.test/node/a", "spiffe://mesh.test/node/a#",
+		"spiffe://mesh.test/node/%61", "", "#", "?",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, name string) {

@@ -30,7 +30,9 @@ type Store struct {
 // Follow makes the store present, behind its chain, the cross certificates that crosses returns for it. If admit
 // refuses a chain that Reload finds, the store keeps the present certificate. Follow applies to the present chain at
 // once.
-func (s *Store) Follow(crosses func(chain []*x509.Certificate) [][]byte, admit func(next []*x509.Certificate, present *x509.Certificate) error) error {
+func (s *Store) Follow(crosses func(chain []*x509.Certificate) [][]byte,
+	admit func(next []*x509.Certificate, present *x509.Certificate) error,
+) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.crosses, s.admit = crosses, admit
@@ -307,7 +309,8 @@ func Watch(ctx context.Context, logger *slog.Logger, every time.Duration, what .
 			changed, err := r.Reload()
 			switch {
 			case err != nil:
-				logger.LogAttrs(ctx, slog.LevelError, "reloading trust material failed, the previous stays in use", slog.Any("error", err))
+				logger.LogAttrs(ctx, slog.LevelError, "reloading trust material failed, the previous stays in use",
+					slog.Any("error", err))
 			case changed:
 				logger.LogAttrs(ctx, slog.LevelInfo, "trust material reloaded")
 			}

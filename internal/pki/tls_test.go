@@ -78,7 +78,9 @@ func newKey(t *testing.T) crypto.Signer {
 	return key
 }
 
-func signed(t *testing.T, template, issuer *x509.Certificate, public crypto.PublicKey, key crypto.Signer) *x509.Certificate {
+func signed(t *testing.T, template, issuer *x509.Certificate, public crypto.PublicKey,
+	key crypto.Signer,
+) *x509.Certificate {
 	t.Helper()
 	template.SerialNumber = big.NewInt(time.Now().UnixNano())
 	if template.NotBefore.IsZero() {
@@ -181,7 +183,10 @@ func TestServerLetsInOnlyWhomItsAuthoritiesName(t *testing.T) {
 	testkit.IO(t)
 	nodes, services, stranger := newAuthority(t, "nodes"), newAuthority(t, "services"), newAuthority(t, "stranger")
 	server := services.issue(t, pki.ServiceID(td, "nodeapi"), nil)
-	agentPort := serve(t, pki.ServerConfig{Store: server, TrustDomain: td, Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes.bundle(t)}}})
+	agentPort := serve(t, pki.ServerConfig{
+		Store: server, TrustDomain: td,
+		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes.bundle(t)}},
+	})
 	internalPort := serve(t, pki.ServerConfig{
 		Store: server, TrustDomain: td, Clients: []pki.Trust{{Kind: pki.KindService, Bundle: services.bundle(t)}},
 	})
@@ -198,7 +203,10 @@ func TestServerLetsInOnlyWhomItsAuthoritiesName(t *testing.T) {
 		want   pki.ID
 	}{
 		{"a node", agentPort, nodes.issue(t, a, nil), "", a},
-		{"common name of another node", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.Subject.CommonName = b.Name }), "", a},
+		{
+			"common name of another node", agentPort,
+			nodes.issue(t, a, func(c *x509.Certificate) { c.Subject.CommonName = b.Name }), "", a,
+		},
 		{"a service on the internal port", internalPort, services.issue(t, svc, nil), "", svc},
 		{"a node on the mixed port", mixedPort, nodes.issue(t, a, nil), "", a},
 		{"a service on the mixed port", mixedPort, services.issue(t, svc, nil), "", svc},
@@ -208,23 +216,46 @@ func TestServerLetsInOnlyWhomItsAuthoritiesName(t *testing.T) {
 		{"a node on the internal port", internalPort, nodes.issue(t, a, nil), pki.RejectUnknownAuthority, pki.ID{}},
 		{"the node authority names a service", mixedPort, nodes.issue(t, svc, nil), pki.RejectWrongKind, pki.ID{}},
 		{"the service authority names a node", mixedPort, services.issue(t, a, nil), pki.RejectWrongKind, pki.ID{}},
-		{"the node authority names a service, agent port", agentPort, nodes.issue(t, svc, nil), pki.RejectWrongKind, pki.ID{}},
+		{
+			"the node authority names a service, agent port", agentPort, nodes.issue(t, svc, nil), pki.RejectWrongKind,
+			pki.ID{},
+		},
 		{"expired", agentPort, nodes.issue(t, a, func(c *x509.Certificate) {
 			c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(-time.Second)
 		}), pki.RejectExpired, pki.ID{}},
-		{"not yet valid", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }), pki.RejectNotYetValid, pki.ID{}},
+		{"not yet valid", agentPort, nodes.issue(t, a,
+			func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }), pki.RejectNotYetValid, pki.ID{}},
 		{"server authentication only", agentPort, nodes.issue(t, a, func(c *x509.Certificate) {
 			c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 		}), pki.RejectWrongUsage, pki.ID{}},
-		{"no usage at all", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.ExtKeyUsage = nil }), pki.RejectWrongUsage, pki.ID{}},
+		{
+			"no usage at all", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.ExtKeyUsage = nil }),
+			pki.RejectWrongUsage,
+			pki.ID{},
+		},
 		{"any usage", agentPort, nodes.issue(t, a, func(c *x509.Certificate) {
 			c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny}
 		}), pki.RejectWrongUsage, pki.ID{}},
-		{"two names", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.URIs = append(c.URIs, b.URL()) }), pki.RejectIdentity, pki.ID{}},
+		{
+			"two names", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.URIs = append(c.URIs, b.URL()) }),
+			pki.RejectIdentity,
+			pki.ID{},
+		},
 		{"no name", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.URIs = nil }), pki.RejectIdentity, pki.ID{}},
-		{"a name and a host name", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.DNSNames = []string{"x"} }), pki.RejectIdentity, pki.ID{}},
-		{"another trust domain", agentPort, nodes.issue(t, pki.NodeID("other.test", "node-a"), nil), pki.RejectIdentity, pki.ID{}},
-		{"an authority as a leaf", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.IsCA = true }), pki.RejectIdentity, pki.ID{}},
+		{
+			"a name and a host name", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.DNSNames = []string{"x"} }),
+			pki.RejectIdentity,
+			pki.ID{},
+		},
+		{
+			"another trust domain", agentPort, nodes.issue(t, pki.NodeID("other.test", "node-a"), nil), pki.RejectIdentity,
+			pki.ID{},
+		},
+		{
+			"an authority as a leaf", agentPort, nodes.issue(t, a, func(c *x509.Certificate) { c.IsCA = true }),
+			pki.RejectIdentity,
+			pki.ID{},
+		},
 		{"may sign certificates", agentPort, nodes.issue(t, a, func(c *x509.Certificate) {
 			c.IsCA = true
 			c.KeyUsage |= x509.KeyUsageCertSign
@@ -232,7 +263,10 @@ func TestServerLetsInOnlyWhomItsAuthoritiesName(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			cfg, err := pki.ClientTLS(pki.ClientConfig{Store: tt.store, Roots: services.bundle(t), Server: pki.ServiceID(td, "nodeapi")})
+			cfg, err := pki.ClientTLS(pki.ClientConfig{
+				Store: tt.store, Roots: services.bundle(t),
+				Server: pki.ServiceID(td, "nodeapi"),
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -262,11 +296,15 @@ func TestOnlyTLS13AndNoResumption(t *testing.T) {
 	nodes, services := newAuthority(t, "nodes"), newAuthority(t, "services")
 	roots := nodes.bundle(t)
 	p := serve(t, pki.ServerConfig{
-		Store: services.issue(t, pki.ServiceID(td, "nodeapi"), nil), TrustDomain: td, Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: roots}},
+		Store: services.issue(t, pki.ServiceID(td, "nodeapi"), nil), TrustDomain: td,
+		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: roots}},
 	})
 	store := nodes.issue(t, pki.NodeID(td, "node-a"), nil)
 	client := func() *tls.Config {
-		cfg, err := pki.ClientTLS(pki.ClientConfig{Store: store, Roots: services.bundle(t), Server: pki.ServiceID(td, "nodeapi")})
+		cfg, err := pki.ClientTLS(pki.ClientConfig{
+			Store: store, Roots: services.bundle(t),
+			Server: pki.ServiceID(td, "nodeapi"),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -362,7 +400,8 @@ func TestClientRefusesEveryServerButTheExpected(t *testing.T) {
 		{"expired", services.issue(t, want, func(c *x509.Certificate) {
 			c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(-time.Second)
 		}), false},
-		{"host name only", services.issue(t, want, func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{"nodeapi"} }), false},
+		{"host name only", services.issue(t, want,
+			func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{"nodeapi"} }), false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -77,7 +77,10 @@ func (b Budget) RecoverWithin() time.Duration {
 }
 
 func within(row int, name string, severity Severity, detect, recov time.Duration) Budget {
-	return Budget{Row: row, Name: name, Severity: severity, Detect: detect, DetectFrom: "fault", Recovery: WithinBudget, Recover: recov}
+	return Budget{
+		Row: row, Name: name, Severity: severity, Detect: detect, DetectFrom: "fault", Recovery: WithinBudget,
+		Recover: recov,
+	}
 }
 
 func byItself(row int, name string, severity Severity, detect time.Duration, recovery Recovery) Budget {
@@ -87,7 +90,10 @@ func byItself(row int, name string, severity Severity, detect time.Duration, rec
 // budgets is never written after the process starts.
 var budgets = []Budget{
 	byItself(1, "short-node-outage", P2, 5*time.Minute, Automatic),
-	{Row: 2, Name: "long-node-outage", Severity: P1, Detect: 5 * time.Minute, DetectFrom: "return", Recovery: WithinBudget, Recover: time.Hour},
+	{
+		Row: 2, Name: "long-node-outage", Severity: P1, Detect: 5 * time.Minute, DetectFrom: "return", Recovery: WithinBudget,
+		Recover: time.Hour,
+	},
 	within(3, "identity-rejected-after-profile-change", P1, 5*time.Minute, time.Hour),
 	within(4, "control-plane-outage", P1, time.Minute, time.Hour),
 	within(5, "ca-restart-drift", P0, time.Minute, 15*time.Minute),
@@ -110,16 +116,16 @@ var budgets = []Budget{
 	within(22, "app-token-fails", P1, 5*time.Minute, time.Hour),
 	within(23, "terminal-gateway-outage", P1, 5*time.Minute, time.Hour),
 	{
-		Row: 24, Name: "terminal-stream-never-connects", Severity: P1, Detect: 30 * time.Second, DetectFrom: "fault", Deadline: true,
-		Recovery: WithinBudget, Recover: time.Hour,
+		Row: 24, Name: "terminal-stream-never-connects", Severity: P1, Detect: 30 * time.Second, DetectFrom: "fault",
+		Deadline: true, Recovery: WithinBudget, Recover: time.Hour,
 	},
 	byItself(25, "agent-version-drift", P2, 30*time.Minute, MaintenanceWindow),
 	within(26, "clock-skew", P1, 5*time.Minute, time.Hour),
 	byItself(27, "double-provision-race", P0, time.Minute, Automatic),
 	byItself(28, "register-401-no-live-token", P1, time.Minute, Automatic),
 	{
-		Row: 29, Name: "saga-step-wedged", Severity: P1, Detect: 10 * time.Second, DetectKey: SagaStepStallSeconds, DetectFrom: "fault", Deadline: true,
-		Recovery: WithinBudget, Recover: time.Hour,
+		Row: 29, Name: "saga-step-wedged", Severity: P1, Detect: 10 * time.Second, DetectKey: SagaStepStallSeconds,
+		DetectFrom: "fault", Deadline: true, Recovery: WithinBudget, Recover: time.Hour,
 	},
 	within(30, "release-failed-stuck", P1, 5*time.Minute, time.Hour),
 	{Row: 31, Name: "evidence-survives-reimage", Severity: P2, DetectFrom: "fault", Recovery: NoRecovery},
@@ -127,7 +133,8 @@ var budgets = []Budget{
 	within(33, "host-runtime-drift", P1, 5*time.Minute, time.Hour),
 	within(34, "control-plane-rollback", P0, time.Minute, 15*time.Minute),
 	{
-		Row: 35, Name: "restore-reuses-nothing", Severity: P0, Detect: time.Minute, DetectFrom: "return", Recovery: WithinBudget, Recover: 15 * time.Minute,
+		Row: 35, Name: "restore-reuses-nothing", Severity: P0, Detect: time.Minute, DetectFrom: "return",
+		Recovery: WithinBudget, Recover: 15 * time.Minute,
 	},
 	byItself(36, "old-instance-wakes", P0, time.Minute, Automatic),
 	within(37, "node-disk-full", P1, 5*time.Minute, time.Hour),

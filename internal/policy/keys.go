@@ -127,27 +127,33 @@ func Lookup(name string) (Key, bool) {
 // keys is never written after the process starts.
 var keys = prepare([]Key{
 	{
-		Name: RecoveryTokenMaxAgeSeconds, Kind: Seconds, Default: "86400", Min: "60", Max: "604800", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Name: RecoveryTokenMaxAgeSeconds, Kind: Seconds, Default: "86400", Min: "60", Max: "604800", Tightens: Lower,
+		Severity: P1, Owner: "recovery",
 		Meaning: "how old a recovery token may be and still enrol its node without an operator",
 	},
 	{
-		Name: HeartbeatStaleAfterSeconds, Kind: Seconds, Default: "120", Min: "2", Max: "900", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Name: HeartbeatStaleAfterSeconds, Kind: Seconds, Default: "120", Min: "2", Max: "900", Tightens: Lower, Severity: P1,
+		Owner:   "recovery",
 		Meaning: "how long a node may be silent, while we listen, before its heartbeat counts as stale",
 	},
 	{
-		Name: TaskStaleSweepIntervalSeconds, Kind: Seconds, Default: "60", Min: "1", Max: "600", Tightens: Lower, Severity: P2, Owner: "lifecycle",
+		Name: TaskStaleSweepIntervalSeconds, Kind: Seconds, Default: "60", Min: "1", Max: "600", Tightens: Lower,
+		Severity: P2, Owner: "lifecycle",
 		Meaning: "how often tasks past their last moment to start are swept into history",
 	},
 	{
-		Name: AuditDedupeWindowSeconds, Kind: Seconds, Default: "300", Min: "10", Max: "3600", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Name: AuditDedupeWindowSeconds, Kind: Seconds, Default: "300", Min: "10", Max: "3600", Tightens: Neither,
+		Severity: P2, Owner: "recovery",
 		Meaning: "the window within which equal audit rows are counted instead of repeated",
 	},
 	{
-		Name: CertificateTTLSeconds, Kind: Seconds, Default: "28800", Min: "20", Max: "172800", Tightens: Lower, Severity: P0, Owner: "recovery",
+		Name: CertificateTTLSeconds, Kind: Seconds, Default: "28800", Min: "20", Max: "172800", Tightens: Lower, Severity: P0,
+		Owner:   "recovery",
 		Meaning: "how long a node certificate lives; it is renewed at about half of that, and may not exceed a third of the recovery token's age",
 	},
 	{
-		Name: StreamMaxAgeSeconds, Kind: Seconds, Default: "3600", Min: "10", Max: "86400", Tightens: Lower, Severity: P1, Owner: "nodeapi",
+		Name: StreamMaxAgeSeconds, Kind: Seconds, Default: "3600", Min: "10", Max: "86400", Tightens: Lower, Severity: P1,
+		Owner:   "nodeapi",
 		Meaning: "how long one stream lives, plus or minus a fifth, before it is replaced by a new connection",
 	},
 	{
@@ -155,110 +161,136 @@ var keys = prepare([]Key{
 		Meaning: "whether a node may enrol again by its recovery token; false leaves it to operators",
 	},
 	{
-		Name: RecoveryAttemptsPerHour, Kind: Count, Default: "6", Min: "1", Max: "60", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Name: RecoveryAttemptsPerHour, Kind: Count, Default: "6", Min: "1", Max: "60", Tightens: Lower, Severity: P1,
+		Owner:   "recovery",
 		Meaning: "how often one node may try to enrol again by itself within an hour",
 	},
 	{
-		Name: TrustDwellSeconds, Kind: Seconds, Default: "600", Min: "1", Max: "3600", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Name: TrustDwellSeconds, Kind: Seconds, Default: "600", Min: "1", Max: "3600", Tightens: Lower, Severity: P1,
+		Owner:   "recovery",
 		Meaning: "how long stale trust is tried before recovery fails closed and asks for a bundle",
 	},
 	{
-		Name: SagaStepStallSeconds, Kind: Seconds, Default: "300", Min: "1", Max: "3600", Tightens: Lower, Severity: P1, Owner: "lifecycle",
+		Name: SagaStepStallSeconds, Kind: Seconds, Default: "300", Min: "1", Max: "3600", Tightens: Lower, Severity: P1,
+		Owner:   "lifecycle",
 		Meaning: "how long a step may go without progress before it is flagged as stalled",
 	},
 	{
-		Name: SagaWaitReadyStallSeconds, Kind: Seconds, Default: "600", Min: "1", Max: "7200", Tightens: Lower, Severity: P1, Owner: "lifecycle",
+		Name: SagaWaitReadyStallSeconds, Kind: Seconds, Default: "600", Min: "1", Max: "7200", Tightens: Lower, Severity: P1,
+		Owner:   "lifecycle",
 		Meaning: "the same for the step that waits for workloads to be ready",
 	},
 	{
-		Name: SagaStallSeconds, Kind: Seconds, Default: "900", Min: "1", Max: "14400", Tightens: Lower, Severity: P1, Owner: "lifecycle",
+		Name: SagaStallSeconds, Kind: Seconds, Default: "900", Min: "1", Max: "14400", Tightens: Lower, Severity: P1,
+		Owner:   "lifecycle",
 		Meaning: "how long a whole run may take before it is flagged as stalled",
 	},
 	{
-		Name: SagaRetryLimit, Kind: Count, Default: "3", Min: "1", Max: "10", Tightens: Lower, Severity: P2, Owner: "lifecycle",
+		Name: SagaRetryLimit, Kind: Count, Default: "3", Min: "1", Max: "10", Tightens: Lower, Severity: P2,
+		Owner:   "lifecycle",
 		Meaning: "how many retries a workspace has in a window before one needs an override",
 	},
 	{
-		Name: SagaCancelGraceSeconds, Kind: Seconds, Default: "30", Min: "1", Max: "300", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Name: SagaCancelGraceSeconds, Kind: Seconds, Default: "30", Min: "1", Max: "300", Tightens: Neither, Severity: P2,
+		Owner:   "lifecycle",
 		Meaning: "how long a cancelled step may take to stop before it is abandoned and compensated",
 	},
 	{
-		Name: ChurnRecreatesPerHour, Kind: Count, Default: "4", Min: "1", Max: "60", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Name: ChurnRecreatesPerHour, Kind: Count, Default: "4", Min: "1", Max: "60", Tightens: Lower, Severity: P1,
+		Owner:   "recovery",
 		Meaning: "how often the watchdog may recreate a workspace within an hour; the instances of a placement share a budget of their own",
 	},
 	{
-		Name: WorkloadCrashLoopRestarts, Kind: Count, Default: "3", Min: "1", Max: "100", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Name: WorkloadCrashLoopRestarts, Kind: Count, Default: "3", Min: "1", Max: "100", Tightens: Neither, Severity: P2,
+		Owner: "lifecycle",
 		Meaning: "after how many restarts the next exit of a workload that is not ready yet is a crash loop, which fails the operation that provisions it; " +
 			"one that is not restarted fails it with its first exit; a recreation fails by neither and waits on. In an active workspace as many restarts in a row, each " +
 			"after a run shorter than a minute, and one more exit are shown as a crash loop",
 	},
 	{
-		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",
+		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0,
+		Owner:   "recovery",
 		Meaning: "the share of the fleet that may drift within five minutes before we suspect ourselves and stop automatic repair",
 	},
 	{
-		Name: BrakeIdentityFraction, Kind: Fraction, Default: "0.01", Min: "0.001", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",
+		Name: BrakeIdentityFraction, Kind: Fraction, Default: "0.01", Min: "0.001", Max: "0.5", Tightens: Lower, Severity: P0,
+		Owner: "recovery",
 		Meaning: "the share of the active nodes that may be refused or held within five minutes because recovery lacks a record of theirs, before it suspects " +
 			"itself, engages the brake and tells them to wait. Such nodes come singly, machine by machine; many at once lack what we have lost",
 	},
 	{
-		Name: BrakeIdentityLeast, Kind: Count, Default: "3", Min: "1", Max: "1000", Tightens: Lower, Severity: P0, Owner: "recovery",
+		Name: BrakeIdentityLeast, Kind: Count, Default: "3", Min: "1", Max: "1000", Tightens: Lower, Severity: P0,
+		Owner:   "recovery",
 		Meaning: "how many nodes may be refused or held in this way however small the fleet is",
 	},
 	{
-		Name: OperationKeyPromiseSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Name: OperationKeyPromiseSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "lifecycle",
 		Meaning: "how long an operation's idempotency key gets the same answer",
 	},
 	{
-		Name: RetentionTasksSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Name: RetentionTasksSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "lifecycle",
 		Meaning: "how long a task stays in the rows of its owner after its end, with what came late of it",
 	},
 	{
-		Name: RetentionRunsSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Name: RetentionRunsSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "lifecycle",
 		Meaning: "how long runs, their steps, released claims, released allocations and ended instances stay after their end",
 	},
 	{
-		Name: RetentionWorkspacesSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Name: RetentionWorkspacesSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "lifecycle",
 		Meaning: "how long a workspace stays after it was decommissioned",
 	},
 	{
-		Name: RetentionOperationKeysSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Name: RetentionOperationKeysSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "lifecycle",
 		Meaning: "how long idempotency keys of operations are kept; not less than operation.key_promise_seconds",
 	},
 	{
-		Name: RetentionFindingsSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Name: RetentionFindingsSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "lifecycle",
 		Meaning: "how long a finding stays after it was resolved, and settled evidence of changes by hand",
 	},
 	{
-		Name: RetentionIdentitiesSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Name: RetentionIdentitiesSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "recovery",
 		Meaning: "how long a retired node stays, with its gate and its tombstones",
 	},
 	{
-		Name: RetentionCredentialsSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Name: RetentionCredentialsSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "recovery",
 		Meaning: "how long certificates, tokens and enrolments of nodes stay after they are of no use",
 	},
 	{
-		Name: RetentionRecoveriesSeconds, Kind: Seconds, Default: "15552000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Name: RetentionRecoveriesSeconds, Kind: Seconds, Default: "15552000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "recovery",
 		Meaning: "how long recovery records and incidents stay after their end",
 	},
 	{
-		Name: RetentionTimelineSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
+		Name: RetentionTimelineSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "readmodel",
 		Meaning: "how long what has ended is shown: timelines, tasks, instances, decommissioned workspaces, retired nodes",
 	},
 	{
-		Name: RetentionEventsSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
+		Name: RetentionEventsSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "readmodel",
 		Meaning: "how long events stay that every consumer has read",
 	},
 	{
-		Name: RetentionAuditSeconds, Kind: Seconds, Default: "34560000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
+		Name: RetentionAuditSeconds, Kind: Seconds, Default: "34560000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "readmodel",
 		Meaning: "how long rows of the audit log stay; they are cut up to a signed checkpoint alone",
 	},
 	{
-		Name: RetentionAuthoritySeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Name: RetentionAuthoritySeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither,
+		Severity: P2, Owner: "recovery",
 		Meaning: "how long certificates, tokens and revocations stay in the authority's own database after they have ended, where it has one",
 	},
 	{
-		Name: StorageLimitMebibytes, Kind: Count, Default: "0", Min: "0", Max: "1000000000", Tightens: Neither, Severity: P1, Owner: "recovery",
+		Name: StorageLimitMebibytes, Kind: Count, Default: "0", Min: "0", Max: "1000000000", Tightens: Neither, Severity: P1,
+		Owner:   "recovery",
 		Meaning: "how many MiB the database may take before its disk is full; 0 if that is not known",
 	},
 })

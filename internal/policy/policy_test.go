@@ -24,14 +24,17 @@ import (
 
 func TestKeysAreWhole(t *testing.T) {
 	want := map[string]string{
-		"node.recovery_token_max_age_seconds": "86400", "node.heartbeat_stale_after_seconds": "120", "node.task_stale_sweep_interval_seconds": "60",
-		"audit.dedupe_window_seconds": "300", "node.certificate_ttl_seconds": "28800", "node.stream_max_age_seconds": "3600", "node.auto_recovery": "true",
-		"node.recovery_attempts_per_hour": "6", "trust.dwell_seconds": "600", "saga.step_stall_seconds": "300", "saga.wait_ready_stall_seconds": "600",
-		"saga.stall_seconds": "900", "saga.retry_limit": "3", "saga.cancel_grace_seconds": "30", "churn.recreates_per_hour": "4", "brake.fleet_fraction": "0.2",
+		"node.recovery_token_max_age_seconds": "86400", "node.heartbeat_stale_after_seconds": "120",
+		"node.task_stale_sweep_interval_seconds": "60", "audit.dedupe_window_seconds": "300",
+		"node.certificate_ttl_seconds": "28800", "node.stream_max_age_seconds": "3600", "node.auto_recovery": "true",
+		"node.recovery_attempts_per_hour": "6", "trust.dwell_seconds": "600", "saga.step_stall_seconds": "300",
+		"saga.wait_ready_stall_seconds": "600", "saga.stall_seconds": "900", "saga.retry_limit": "3",
+		"saga.cancel_grace_seconds": "30", "churn.recreates_per_hour": "4", "brake.fleet_fraction": "0.2",
 		"workload.crash_loop_restarts": "3", "brake.identity_fraction": "0.01", "brake.identity_least": "3",
-		"operation.key_promise_seconds": "2592000", "retention.operation_keys_seconds": "2592000", "retention.tasks_seconds": "1209600",
-		"retention.runs_seconds": "2592000", "retention.workspaces_seconds": "2592000", "retention.findings_seconds": "7776000",
-		"retention.identities_seconds": "7776000", "retention.credentials_seconds": "1209600", "retention.recoveries_seconds": "15552000",
+		"operation.key_promise_seconds": "2592000", "retention.operation_keys_seconds": "2592000",
+		"retention.tasks_seconds": "1209600", "retention.runs_seconds": "2592000", "retention.workspaces_seconds": "2592000",
+		"retention.findings_seconds": "7776000", "retention.identities_seconds": "7776000",
+		"retention.credentials_seconds": "1209600", "retention.recoveries_seconds": "15552000",
 		"retention.audit_seconds": "34560000", "retention.authority_seconds": "7776000",
 		"retention.timeline_seconds": "7776000", "retention.events_seconds": "1209600", "storage.limit_mebibytes": "0",
 	}
@@ -45,7 +48,8 @@ func TestKeysAreWhole(t *testing.T) {
 			if v == "" && k.Kind == policy.Flag {
 				continue
 			}
-			if err := policy.Defaults().Validate(k.Name, v, policy.Ack{Weakening: true, Reason: "test"}); err != nil && !strings.Contains(err.Error(), "third") &&
+			if err := policy.Defaults().Validate(k.Name, v, policy.Ack{Weakening: true, Reason: "test"}); err != nil &&
+				!strings.Contains(err.Error(), "third") &&
 				!strings.Contains(err.Error(), "is shorter than") {
 				t.Errorf("%s=%s: %v", k.Name, v, err)
 			}
@@ -109,33 +113,62 @@ func TestValidate(t *testing.T) {
 		want       commonv1.Reason
 	}{
 		{name: "unknown", key: "node.nonsense", value: "1", want: commonv1.Reason_REASON_POLICY_KEY_UNKNOWN},
-		{name: "not a number", key: policy.SagaStallSeconds, value: "soon", want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
-		{name: "fraction of a second", key: policy.SagaStallSeconds, value: "1.5", want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
-		{name: "below", key: policy.HeartbeatStaleAfterSeconds, value: "1", want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
-		{name: "above, even acknowledged", key: policy.HeartbeatStaleAfterSeconds, value: "901", ack: ack, want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
+		{
+			name: "not a number", key: policy.SagaStallSeconds, value: "soon",
+			want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+		},
+		{
+			name: "fraction of a second", key: policy.SagaStallSeconds, value: "1.5",
+			want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+		},
+		{
+			name: "below", key: policy.HeartbeatStaleAfterSeconds, value: "1",
+			want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+		},
+		{
+			name: "above, even acknowledged", key: policy.HeartbeatStaleAfterSeconds, value: "901", ack: ack,
+			want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+		},
 		{name: "negative", key: policy.SagaRetryLimit, value: "-1", want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
-		{name: "huge", key: policy.SagaRetryLimit, value: strings.Repeat("9", 400), want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
+		{
+			name: "huge", key: policy.SagaRetryLimit, value: strings.Repeat("9", 400),
+			want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+		},
 		{name: "flag", key: policy.AutoRecovery, value: "yes", want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
 		{name: "nan", key: policy.BrakeFleetFraction, value: "NaN", want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
 		{name: "tightened", key: policy.HeartbeatStaleAfterSeconds, value: "30"},
-		{name: "weakened", key: policy.HeartbeatStaleAfterSeconds, value: "121", want: commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED},
 		{
-			name: "acknowledged without a reason", key: policy.HeartbeatStaleAfterSeconds, value: "121", ack: policy.Ack{Weakening: true, Reason: " "},
+			name: "weakened", key: policy.HeartbeatStaleAfterSeconds, value: "121",
 			want: commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED,
 		},
 		{
-			name: "reason without acknowledgement", key: policy.HeartbeatStaleAfterSeconds, value: "121", ack: policy.Ack{Reason: "x"},
+			name: "acknowledged without a reason", key: policy.HeartbeatStaleAfterSeconds, value: "121",
+			ack:  policy.Ack{Weakening: true, Reason: " "},
+			want: commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED,
+		},
+		{
+			name: "reason without acknowledgement", key: policy.HeartbeatStaleAfterSeconds, value: "121",
+			ack:  policy.Ack{Reason: "x"},
 			want: commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED,
 		},
 		{name: "weakened, acknowledged", key: policy.HeartbeatStaleAfterSeconds, value: "121", ack: ack},
 		{name: "back towards the default", over: weak, key: policy.HeartbeatStaleAfterSeconds, value: "300"},
 		{name: "back to the default from tighter", over: tight, key: policy.HeartbeatStaleAfterSeconds, value: "120"},
-		{name: "brake loosened", key: policy.BrakeFleetFraction, value: "0.3", want: commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED},
+		{
+			name: "brake loosened", key: policy.BrakeFleetFraction, value: "0.3",
+			want: commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED,
+		},
 		{name: "P2 weakened", key: policy.TaskStaleSweepIntervalSeconds, value: "120"},
 		{name: "no direction", key: policy.AutoRecovery, value: "false"},
 		{name: "certificate at a third", key: policy.CertificateTTLSeconds, value: "28800"},
-		{name: "certificate over a third, even acknowledged", key: policy.CertificateTTLSeconds, value: "28801", ack: ack, want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
-		{name: "token under three certificates", key: policy.RecoveryTokenMaxAgeSeconds, value: "86399", want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
+		{
+			name: "certificate over a third, even acknowledged", key: policy.CertificateTTLSeconds, value: "28801", ack: ack,
+			want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+		},
+		{
+			name: "token under three certificates", key: policy.RecoveryTokenMaxAgeSeconds, value: "86399",
+			want: commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+		},
 		{name: "token over three short certificates", over: short, key: policy.RecoveryTokenMaxAgeSeconds, value: "180"},
 	}
 	for _, tt := range tests {
@@ -164,7 +197,8 @@ func TestNewSetKeepsTheGoodAndReportsTheRest(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "nonsense") || !strings.Contains(err.Error(), policy.SagaRetryLimit) {
 		t.Errorf("err = %v", err)
 	}
-	if s.SagaStall() != 7*time.Second || s.HeartbeatStaleAfter() != 4*time.Second || s.SagaRetryLimit() != 3 || s.Overridden(policy.SagaRetryLimit) {
+	if s.SagaStall() != 7*time.Second || s.HeartbeatStaleAfter() != 4*time.Second || s.SagaRetryLimit() != 3 ||
+		s.Overridden(policy.SagaRetryLimit) {
 		t.Errorf("set %v", s.Given())
 	}
 	if v, ok := s.Get(policy.SagaStallSeconds); v != "7" || !ok {
@@ -284,7 +318,8 @@ func TestAFailedReadIsMadeAgainWithoutAHint(t *testing.T) {
 		if n := reads(nil, errors.New("database gone")); n != 30 {
 			t.Errorf("read %d times a minute after a read that failed", n)
 		}
-		if n := reads(map[string]string{policy.SagaStallSeconds: "5"}, nil); n != 1 || source.Current().SagaStall() != 5*time.Second {
+		if n := reads(map[string]string{policy.SagaStallSeconds: "5"}, nil); n != 1 ||
+			source.Current().SagaStall() != 5*time.Second {
 			t.Errorf("read %d times, SagaStall = %v", n, source.Current().SagaStall())
 		}
 		// A bad value was read: only a change corrects it, and that comes with a hint.
@@ -315,8 +350,9 @@ func TestLoadFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		policy.CertificateTTLSeconds: "30", policy.RecoveryTokenMaxAgeSeconds: "120", policy.AutoRecovery: "false", policy.BrakeFleetFraction: "0.1",
-		policy.SagaStallSeconds: "9",
+		policy.CertificateTTLSeconds: "30", policy.RecoveryTokenMaxAgeSeconds: "120", policy.AutoRecovery: "false",
+		policy.BrakeFleetFraction: "0.1",
+		policy.SagaStallSeconds:   "9",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -362,7 +398,8 @@ func TestBudgets(t *testing.T) {
 		}
 	}
 	wedged, ok := policy.BudgetOf("saga-step-wedged")
-	if !ok || wedged.DetectWithin(policy.Defaults()) != 310*time.Second || wedged.DetectP95(policy.Defaults()) != 310*time.Second {
+	if !ok || wedged.DetectWithin(policy.Defaults()) != 310*time.Second ||
+		wedged.DetectP95(policy.Defaults()) != 310*time.Second {
 		t.Errorf("wedged %+v", wedged)
 	}
 	fast := mustSet(t, map[string]string{policy.SagaStepStallSeconds: "5"})
@@ -378,8 +415,10 @@ func TestBudgets(t *testing.T) {
 // cliVerbs are the commands of an operator.
 var cliVerbs = []string{
 	"nodes hold", "nodes quarantine", "nodes fence", "nodes reactivate", "nodes retire", "nodes bundle", "tokens revoke",
-	"tasks cancel", "tasks requeue", "tasks close", "workspaces cancel", "workspaces reset", "workspaces retry", "workspaces retry-undo",
-	"workspaces skip-undo", "workspaces recreate", "workspaces decommission", "allocations retry-release", "allocations force-release",
+	"tasks cancel", "tasks requeue", "tasks close", "workspaces cancel", "workspaces reset", "workspaces retry",
+	"workspaces retry-undo", "workspaces skip-undo", "workspaces recreate", "workspaces decommission",
+	"allocations retry-release",
+	"allocations force-release",
 }
 
 func TestNoStateWithoutAWayOut(t *testing.T) {
@@ -417,8 +456,10 @@ func TestNoStateWithoutAWayOut(t *testing.T) {
 		}
 		for name, r := range states {
 			checkRow(t, values, r)
-			if r.Leads != "" && (r.Verb != "" || !slices.Contains(r.Exits, r.Leads) || states[r.Leads].Verb == "" || states[r.Leads].Terminal) {
-				t.Errorf("%s %s: it leads to %q, which is no exit with a verb, or has a verb of its own", enum.Name(), name, r.Leads)
+			if r.Leads != "" && (r.Verb != "" || !slices.Contains(r.Exits, r.Leads) || states[r.Leads].Verb == "" ||
+				states[r.Leads].Terminal) {
+				t.Errorf("%s %s: it leads to %q, which is no exit with a verb, or has a verb of its own", enum.Name(), name,
+					r.Leads)
 			}
 			if !values[name] {
 				t.Errorf("%s %s: the enum has no such value", enum.Name(), name)
@@ -478,13 +519,16 @@ func reachesTerminal(states map[string]policy.StateRow, from string, seen map[st
 }
 
 func TestMayFollow(t *testing.T) {
-	if !policy.MayFollow(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE) {
+	if !policy.MayFollow(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE) {
 		t.Error("held cannot become active")
 	}
-	if policy.MayFollow(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE) {
+	if policy.MayFollow(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE) {
 		t.Error("retired is not final")
 	}
-	if !policy.Terminal(commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN) || policy.Terminal(commonv1.RunState_RUN_STATE_STUCK) || policy.Terminal(commonv1.RunState(99)) {
+	if !policy.Terminal(commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN) ||
+		policy.Terminal(commonv1.RunState_RUN_STATE_STUCK) || policy.Terminal(commonv1.RunState(99)) {
 		t.Error("Terminal is wrong")
 	}
 }

@@ -56,7 +56,8 @@ func (s Set) tooShort() (string, error) {
 				what = fmt.Sprintf("%s (%g)", f.of, f.seconds)
 				remedy += ", or shorten " + f.of + " first"
 			}
-			return k.Name, fault.New(commonv1.Reason_REASON_POLICY_VALUE_REFUSED, fmt.Sprintf("%s %g is shorter than %s: %s", k.Name, n, what, f.why),
+			return k.Name, fault.New(commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+				fmt.Sprintf("%s %g is shorter than %s: %s", k.Name, n, what, f.why),
 				fault.Remedy(remedy), fault.Unmet(fmt.Sprintf("%s is less than %s", k.Name, what)))
 		}
 	}

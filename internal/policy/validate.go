@@ -65,7 +65,8 @@ func refused(k Key, why string) error {
 	if k.Kind != Flag {
 		want = k.Min + " to " + k.Max
 	}
-	return fault.New(commonv1.Reason_REASON_POLICY_VALUE_REFUSED, k.Name+": "+why, fault.Remedy("choose "+want), fault.Unmet(k.Name+": "+why))
+	return fault.New(commonv1.Reason_REASON_POLICY_VALUE_REFUSED, k.Name+": "+why, fault.Remedy("choose "+want),
+		fault.Unmet(k.Name+": "+why))
 }
 
 func clip(s string) string { return s[:min(len(s), 40)] }
@@ -102,7 +103,8 @@ func (s Set) Validate(key, value string, ack Ack) error {
 	}
 	if k.Severity <= P1 && k.weakens(n, s.number(key)) && !ack.given() {
 		return fault.New(commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED,
-			fmt.Sprintf("%s: %s is weaker than the default %s and weakens a budget of severity %s", k.Name, clip(value), k.Default, k.Severity),
+			fmt.Sprintf("%s: %s is weaker than the default %s and weakens a budget of severity %s", k.Name, clip(value),
+				k.Default, k.Severity),
 			fault.Unmet("the weakening is not acknowledged, or comes without a reason"))
 	}
 	return nil

@@ -64,7 +64,9 @@ func NewServer(db pg.Beginner, committed func(), sources ...Source) *Server {
 }
 
 // AnnounceRows announces the next batch.
-func (s *Server) AnnounceRows(ctx context.Context, req *commonv1.AnnounceRowsRequest) (*commonv1.AnnounceRowsResponse, error) {
+func (s *Server) AnnounceRows(ctx context.Context, req *commonv1.AnnounceRowsRequest) (*commonv1.AnnounceRowsResponse,
+	error,
+) {
 	at, after, err := s.place(req.GetAfter())
 	if err != nil {
 		return nil, err
@@ -102,5 +104,6 @@ func (s *Server) place(after string) (int, string, error) {
 			return i, id, nil
 		}
 	}
-	return 0, "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "after is not where a batch ended", fault.Unmet("after: unknown place"))
+	return 0, "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "after is not where a batch ended",
+		fault.Unmet("after: unknown place"))
 }

@@ -19,7 +19,8 @@ func TestListeningGoesOnWhileReplicasOverlap(t *testing.T) {
 	beat := func(at time.Duration, replica string, leaving bool) replicas.Written {
 		t.Helper()
 		testkit.SetClockOffset(db, at)
-		w, err := replicas.Write(t.Context(), db.Pool(pg.RoleNodeAPI), replicas.Beat{ReplicaID: replica, Address: "here:1", Leaving: leaving})
+		w, err := replicas.Write(t.Context(), db.Pool(pg.RoleNodeAPI),
+			replicas.Beat{ReplicaID: replica, Address: "here:1", Leaving: leaving})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +29,8 @@ func TestListeningGoesOnWhileReplicasOverlap(t *testing.T) {
 	since := func() time.Time {
 		t.Helper()
 		var at time.Time
-		err := db.Pool(pg.RoleRecovery).QueryRow(t.Context(), `SELECT listening_since FROM mesh.replica ORDER BY beat_at DESC LIMIT 1`).Scan(&at)
+		err := db.Pool(pg.RoleRecovery).QueryRow(t.Context(),
+			`SELECT listening_since FROM mesh.replica ORDER BY beat_at DESC LIMIT 1`).Scan(&at)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,11 +67,13 @@ func TestOnlyNodeapiWritesItsRows(t *testing.T) {
 			t.Errorf("%s writes beats", role)
 		}
 		var rows int
-		if err := db.Pool(role).QueryRow(t.Context(), `SELECT count(*) FROM mesh.replica`).Scan(&rows); err != nil || rows != 1 {
+		if err := db.Pool(role).QueryRow(t.Context(), `SELECT count(*) FROM mesh.replica`).Scan(&rows); err != nil ||
+			rows != 1 {
 			t.Errorf("%s reads %d rows: %v", role, rows, err)
 		}
 	}
-	if _, err := db.Pool(pg.RoleNodeAPI).Exec(t.Context(), `INSERT INTO mesh.replica (service, replica_id, started_at, beat_at, listening_since, version)
+	if _, err := db.Pool(pg.RoleNodeAPI).Exec(t.Context(),
+		`INSERT INTO mesh.replica (service, replica_id, started_at, beat_at, listening_since, version)
 		SELECT 'recovery', gen_random_uuid(), c, c, c, 1 FROM mesh.clock() c`); err == nil {
 		t.Error("nodeapi writes rows of another service")
 	}
@@ -90,7 +94,9 @@ func TestBeatsAreHeapOnly(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil {
 			return err
 		}
-		err := db.OwnerPool().QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_all_tables WHERE relid = 'mesh.replica'::regclass`).Scan(&updated, &hot)
+		err := db.OwnerPool().QueryRow(t.Context(),
+			`SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_all_tables WHERE relid = 'mesh.replica'::regclass`).Scan(&updated,
+			&hot)
 		if err == nil && updated < 19 {
 			return fmt.Errorf("%d updates are counted", updated)
 		}

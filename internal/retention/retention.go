@@ -84,7 +84,8 @@ func (t Table) Call(schema string) string {
 	if t.Schema != "" {
 		schema = t.Schema
 	}
-	return `SELECT x.cut, x.next::text AS next FROM ` + schema + `.cut_` + t.Name + `(make_interval(secs => $1), $2::uuid, $3) x`
+	return `SELECT x.cut, x.next::text AS next FROM ` + schema + `.cut_` + t.Name +
+		`(make_interval(secs => $1), $2::uuid, $3) x`
 }
 
 // Oldest returns the text of a Cut's Oldest over the table of a schema.
@@ -120,12 +121,15 @@ func New(deps Deps, cuts ...Cut) (*Walker, error) {
 			Name: "retention_rows_cut_total", Help: "Rows that were cut at the end of their term.",
 		}, []string{"cut"}),
 		success: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "retention_last_walk_timestamp_seconds", Help: "When a walk over the rows last came to its end on this replica.",
+			Name: "retention_last_walk_timestamp_seconds",
+			Help: "When a walk over the rows last came to its end on this replica.",
 		}, []string{"cut"}),
 	}
 	for _, c := range cuts {
-		if key, ok := policy.Lookup(c.Key); c.Name == "" || (c.Statement == nil) == (c.Elsewhere == nil) || !ok || key.Kind != policy.Seconds {
-			return nil, fmt.Errorf("build retention: cut %q has no name, not one way to cut, or no policy key of seconds", c.Name)
+		if key, ok := policy.Lookup(c.Key); c.Name == "" || (c.Statement == nil) == (c.Elsewhere == nil) || !ok ||
+			key.Kind != policy.Seconds {
+			return nil, fmt.Errorf("build retention: cut %q has no name, not one way to cut, or no policy key of seconds",
+				c.Name)
 		}
 		w.rows.WithLabelValues(c.Name)
 	}
@@ -208,11 +212,13 @@ func (w *Walker) walk(ctx context.Context, c Cut) error {
 			err = errors.Join(err, fmt.Errorf("read the oldest row: %w", oldestErr))
 		}
 	}
-	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began.At, oldest, failure, place, w.every); keepErr != nil {
+	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began.At, oldest, failure, place,
+		w.every); keepErr != nil {
 		err = errors.Join(err, fmt.Errorf("write account: %w", keepErr))
 	}
 	if total > 0 {
-		w.deps.Logger.DebugContext(ctx, "rows cut at the end of their term", slog.String("cut", c.Name), slog.Int64("rows", total))
+		w.deps.Logger.DebugContext(ctx, "rows cut at the end of their term", slog.String("cut", c.Name),
+			slog.Int64("rows", total))
 	}
 	return err
 }

@@ -186,7 +186,8 @@ func elsewhere(t *testing.T, db *testkit.Database, name string, cut func() (int6
 	t.Helper()
 	pool := db.Pool(pg.RoleLifecycle)
 	w, err := retention.New(retention.Deps{
-		Logger: testkit.Logger(t), DB: pool, Policy: policy.NewSource(policystore.Load(pool), testkit.Logger(t), policy.SourceConfig{}),
+		Logger: testkit.Logger(t), DB: pool,
+		Policy: policy.NewSource(policystore.Load(pool), testkit.Logger(t), policy.SourceConfig{}),
 	}, retention.Cut{
 		Name: name, Key: policy.RetentionTasksSeconds,
 		Elsewhere: func(context.Context, time.Time, int) (int64, error) { return cut() },

@@ -109,7 +109,8 @@ func (a *Asserter) assert(ctx context.Context, procedure string, message any, he
 	key := *a.key.Load()
 	public, _ := key.Public().(ed25519.PublicKey)
 	signature := ed25519.Sign(key, append([]byte(assertionDomain), body...))
-	header.Set(HeaderPerson, pki.KeyID(public)+"."+base64.RawURLEncoding.EncodeToString(body)+"."+base64.RawURLEncoding.EncodeToString(signature))
+	header.Set(HeaderPerson, pki.KeyID(public)+"."+base64.RawURLEncoding.EncodeToString(body)+"."+
+		base64.RawURLEncoding.EncodeToString(signature))
 	return nil
 }
 

@@ -44,8 +44,8 @@ func TestNoRoleMakesAPersonOfATenantAnOperator(t *testing.T) {
 		})
 	}
 	for _, verb := range []string{
-		"ForceRelease", "RetryRelease", "EndInstance", "SetCordon", "ChangeIdentity", "IssueBootstrap", "SetPolicy", "AcceptRollback", "ReleaseBrake",
-		"ChangeTask", "EnqueueProbe", "AcknowledgeFinding", "CreateTenant",
+		"ForceRelease", "RetryRelease", "EndInstance", "SetCordon", "ChangeIdentity", "IssueBootstrap", "SetPolicy",
+		"AcceptRollback", "ReleaseBrake", "ChangeTask", "EnqueueProbe", "AcknowledgeFinding", "CreateTenant",
 	} {
 		if !refused[verb] {
 			t.Errorf("%s does not refuse a person of a tenant", verb)

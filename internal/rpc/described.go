@@ -13,7 +13,10 @@ import (
 // described returns the descriptors of services and of everything that these need. Of a file that declares another
 // service, which is not offered here, it contains only the needed types.
 func described(services []string) (*protoregistry.Files, error) {
-	d := &description{services: services, whole: map[string]bool{}, needed: map[protoreflect.FullName]bool{}, out: new(protoregistry.Files)}
+	d := &description{
+		services: services, whole: map[string]bool{}, needed: map[protoreflect.FullName]bool{},
+		out: new(protoregistry.Files),
+	}
 	var roots []protoreflect.FileDescriptor
 	for _, name := range services {
 		found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))

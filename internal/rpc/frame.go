@@ -22,7 +22,9 @@ type framesKey struct{}
 // returned in the form that goes over the wire.
 //
 // It is for methods that need no person: a stream has at most one.
-func Frame(ctx context.Context, procedure string, message proto.Message, handle func(context.Context) error) *commonv1.Denial {
+func Frame(ctx context.Context, procedure string, message proto.Message,
+	handle func(context.Context) error,
+) *commonv1.Denial {
 	g, ok := ctx.Value(framesKey{}).(*guard)
 	if !ok {
 		return fault.ToDenial(errors.New("a frame came by no stream of a server"), "")
@@ -40,11 +42,14 @@ func Frame(ctx context.Context, procedure string, message proto.Message, handle 
 }
 
 //nolint:nonamedreturns // the result of a recovered panic has no other way out.
-func (g *guard) frame(ctx context.Context, procedure string, message proto.Message, handle func(context.Context) error) (err error) {
+func (g *guard) frame(ctx context.Context, procedure string, message proto.Message,
+	handle func(context.Context) error,
+) (err error) {
 	defer func() { recovered(recover(), &err) }()
 	policy, ok := g.policies(procedure)
 	if !ok || policy.Person != commonv1.Person_PERSON_NONE || !policy.Allows(callerOf(ctx)) {
-		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "", fault.Cause(errors.New("the method is not for frames of this peer")))
+		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "",
+			fault.Cause(errors.New("the method is not for frames of this peer")))
 	}
 	if err := problemOf(message); err != nil {
 		return err

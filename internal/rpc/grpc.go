@@ -81,7 +81,9 @@ type GRPCGuard struct {
 }
 
 // Stream is the interceptor for streams.
-func (g GRPCGuard) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (g GRPCGuard) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	handler grpc.StreamHandler,
+) error {
 	ctx := g.correlate(stream.Context())
 	err := g.guarded(ctx, info.FullMethod, func(ctx context.Context) error {
 		return handler(srv, &contextStream{ServerStream: stream, ctx: ctx})
@@ -90,7 +92,9 @@ func (g GRPCGuard) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamSe
 }
 
 // Unary is the interceptor for single requests.
-func (g GRPCGuard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (g GRPCGuard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
+	error,
+) {
 	ctx = g.correlate(ctx)
 	var resp any
 	err := g.guarded(ctx, info.FullMethod, func(ctx context.Context) error {
@@ -120,7 +124,8 @@ func (g GRPCGuard) guarded(ctx context.Context, procedure string, call func(cont
 	}
 	ctx = WithPeer(ctx, who)
 	if !policy.Allows(callerOf(ctx)) {
-		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "", fault.Cause(fmt.Errorf("%s may not call this method", who.ID)))
+		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "",
+			fault.Cause(fmt.Errorf("%s may not call this method", who.ID)))
 	}
 	if who.ID.Kind == pki.KindNode {
 		ctx = obs.With(ctx, obs.Correlation{NodeID: who.ID.Name})

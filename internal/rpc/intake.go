@@ -79,7 +79,8 @@ func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	// Little of the rest of the body is read (see readingRest), and the connection of a stranger is closed.
 	w.Header().Set("Connection", "close")
 	if err := writer.Write(w, r, wire); err != nil {
-		s.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))
+		s.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name),
+			slog.Any("error", err))
 	}
 	return true
 }
@@ -95,9 +96,11 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, limit int64, w
 	_, err := buffer.ReadFrom(io.LimitReader(r.Body, limit+1))
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, fmt.Sprintf("the request's body did not arrive within %s", within))
+		return nil, fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+			fmt.Sprintf("the request's body did not arrive within %s", within))
 	case err != nil:
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the request's body could not be read", fault.Cause(err))
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the request's body could not be read",
+			fault.Cause(err))
 	case int64(buffer.Len()) > limit:
 		return nil, fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "")
 	}
@@ -144,7 +147,8 @@ func (s *Server) inflate(r *http.Request, body []byte) ([]byte, error) {
 	}
 	size := int64(binary.BigEndian.Uint32(body[1:envelopeHead]))
 	if size > int64(len(body)-envelopeHead) {
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet("the body ends before its message does"))
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "",
+			fault.Unmet("the body ends before its message does"))
 	}
 	message, err := s.gunzip(body[envelopeHead : envelopeHead+size])
 	if err != nil {
@@ -158,7 +162,8 @@ func (s *Server) inflate(r *http.Request, body []byte) ([]byte, error) {
 
 func (s *Server) gunzip(data []byte) ([]byte, error) {
 	malformed := func(err error) error {
-		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet("the body is not what gzip makes"), fault.Cause(err))
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet("the body is not what gzip makes"),
+			fault.Cause(err))
 	}
 	reader, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {

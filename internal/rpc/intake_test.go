@@ -148,7 +148,8 @@ func TestBodiesMustArriveInTime(t *testing.T) {
 	body, write := io.Pipe()
 	t.Cleanup(func() { _ = write.Close() })
 	go func() { _, _ = write.Write([]byte("{")) }()
-	f.post(t, "", whoAmI, body, "Authorization", "Bearer good").want(t, commonv1.Reason_REASON_DEADLINE_EXCEEDED, "did not arrive within")
+	f.post(t, "", whoAmI, body, "Authorization", "Bearer good").want(t, commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+		"did not arrive within")
 	// The connection serves on.
 	if got := f.post(t, "", whoAmI, strings.NewReader("{}"), "Authorization", "Bearer good"); got.status != http.StatusOK {
 		t.Errorf("afterwards: %d %s", got.status, got.text)
@@ -200,7 +201,8 @@ func TestWhatIsInflatedIsBounded(t *testing.T) {
 	f.post(t, "", whoAmI, strings.NewReader("{}"), "Authorization", "Bearer good", "Content-Encoding", "br").
 		want(t, commonv1.Reason_REASON_INVALID_ARGUMENT, "Content-Encoding")
 	small := bytes.NewReader(zipped(t, []byte("{}")))
-	if got := f.post(t, "", whoAmI, small, "Authorization", "Bearer good", "Content-Encoding", "gzip"); got.status != http.StatusOK {
+	if got := f.post(t, "", whoAmI, small, "Authorization", "Bearer good", "Content-Encoding",
+		"gzip"); got.status != http.StatusOK {
 		t.Errorf("a small body: %d %s", got.status, got.text)
 	}
 	// gRPC frames its messages, with a flag in each frame for compression.
@@ -208,11 +210,17 @@ func TestWhatIsInflatedIsBounded(t *testing.T) {
 		message []byte
 		status  string
 	}{"small": {zipped(t, nil), "0"}, "bomb": {bomb, "8"}} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.server.URL()+whoAmI, bytes.NewReader(enveloped(tt.message)))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.server.URL()+whoAmI,
+			bytes.NewReader(enveloped(tt.message)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, h := range [][2]string{{"Content-Type", "application/grpc"}, {"Grpc-Encoding", "gzip"}, {"Te", "trailers"}, {"Authorization", "Bearer good"}} {
+		for _, h := range [][2]string{
+			{"Content-Type", "application/grpc"},
+			{"Grpc-Encoding", "gzip"},
+			{"Te", "trailers"},
+			{"Authorization", "Bearer good"},
+		} {
 			req.Header.Set(h[0], h[1])
 		}
 		resp, err := f.Client(t, "recovery", nil).Do(req)
@@ -234,7 +242,8 @@ func TestFieldsThatDoNotExistAreRefusedByName(t *testing.T) {
 	f.post(t, "", whoAmI, strings.NewReader(`{"dryrun": true}`), "Authorization", "Bearer good").
 		want(t, commonv1.Reason_REASON_INVALID_ARGUMENT, `unknown field "dryrun"`)
 	body := `{"instanceId":"x","bogus":1}`
-	f.post(t, "lifecycle", retire, strings.NewReader(body)).want(t, commonv1.Reason_REASON_INVALID_ARGUMENT, `unknown field "bogus"`)
+	f.post(t, "lifecycle", retire, strings.NewReader(body)).want(t, commonv1.Reason_REASON_INVALID_ARGUMENT,
+		`unknown field "bogus"`)
 }
 
 func TestWhatCannotBeDecodedIsATypedRefusal(t *testing.T) {
@@ -266,7 +275,8 @@ func TestTextsWithoutAPlaceInPostgresAreRefusedByField(t *testing.T) {
 		{`{"instanceId":"a\u0000b"}`, "instance_id"},
 		{`{"reason":"a\u0000"}`, "reason"},
 	} {
-		f.post(t, "lifecycle", retire, strings.NewReader(tt.body)).want(t, commonv1.Reason_REASON_INVALID_ARGUMENT, tt.field+": it contains U+0000")
+		f.post(t, "lifecycle", retire, strings.NewReader(tt.body)).want(t, commonv1.Reason_REASON_INVALID_ARGUMENT,
+			tt.field+": it contains U+0000")
 	}
 	req := retireRequest()
 	req.Reason = "a\x00b"

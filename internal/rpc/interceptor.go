@@ -55,7 +55,9 @@ func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 }
 
 //nolint:nonamedreturns // the result of a recovered panic has no other way out.
-func (g *guard) unary(ctx context.Context, req connect.AnyRequest, next connect.UnaryFunc) (resp connect.AnyResponse, err error) {
+func (g *guard) unary(ctx context.Context, req connect.AnyRequest, next connect.UnaryFunc) (resp connect.AnyResponse,
+	err error,
+) {
 	defer func() { recovered(recover(), &err) }()
 	asserted, err := g.admit(ctx, req.Spec().Procedure)
 	if err != nil {
@@ -95,7 +97,9 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 }
 
 //nolint:nonamedreturns // the result of a recovered panic has no other way out.
-func (g *guard) stream(ctx context.Context, conn connect.StreamingHandlerConn, next connect.StreamingHandlerFunc) (err error) {
+func (g *guard) stream(ctx context.Context, conn connect.StreamingHandlerConn,
+	next connect.StreamingHandlerFunc,
+) (err error) {
 	defer func() { recovered(recover(), &err) }()
 	asserted, err := g.admit(ctx, conn.Spec().Procedure)
 	if err != nil {
@@ -103,7 +107,8 @@ func (g *guard) stream(ctx context.Context, conn connect.StreamingHandlerConn, n
 		return err
 	}
 	conn.ResponseHeader().Set(HeaderCorrelationID, obs.From(ctx).CorrelationID)
-	return next(context.WithValue(ctx, framesKey{}, g), &guardedConn{StreamingHandlerConn: conn, guard: g, asserted: asserted})
+	return next(context.WithValue(ctx, framesKey{}, g),
+		&guardedConn{StreamingHandlerConn: conn, guard: g, asserted: asserted})
 }
 
 // WrapStreamingClient implements connect.Interceptor; this one is for servers.
@@ -170,7 +175,8 @@ func (g *guard) identify(ctx context.Context, policy Policy, header http.Header)
 	case caller == CallerAnonymous:
 		return ctx, nil, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
 	default:
-		return ctx, nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "", fault.Cause(fmt.Errorf("%s may not call this method", caller)))
+		return ctx, nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "",
+			fault.Cause(fmt.Errorf("%s may not call this method", caller)))
 	}
 }
 
@@ -178,11 +184,13 @@ func (g *guard) identify(ctx context.Context, policy Policy, header http.Header)
 func (g *guard) admit(ctx context.Context, procedure string) (*assertion, error) {
 	policy, ok := g.policies(procedure)
 	if !ok {
-		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "", fault.Cause(errors.New("the method has no policy")))
+		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "",
+			fault.Cause(errors.New("the method has no policy")))
 	}
 	seen, ok := ctx.Value(admittedKey{}).(admitted)
 	if !ok {
-		return nil, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "", fault.Cause(errors.New("the request did not come by the port's intake")))
+		return nil, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "",
+			fault.Cause(errors.New("the request did not come by the port's intake")))
 	}
 	person, known := PersonFrom(ctx)
 	if !known {
@@ -201,7 +209,8 @@ type Denial struct {
 
 // denied reports a refusal by role to OnDenied.
 func (g *guard) denied(ctx context.Context, procedure string, message any, err error) {
-	if _, known := PersonFrom(ctx); known && g.onDenied != nil && fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+	if _, known := PersonFrom(ctx); known && g.onDenied != nil &&
+		fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
 		g.onDenied(ctx, Denial{Procedure: procedure, Message: message, Err: err})
 	}
 }
@@ -210,7 +219,9 @@ func (g *guard) denied(ctx context.Context, procedure string, message any, err e
 // behalf.
 const personService = "readmodel"
 
-func (g *guard) identifyPeer(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion, error) {
+func (g *guard) identifyPeer(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion,
+	error,
+) {
 	signed := header.Values(HeaderPerson)
 	switch {
 	case policy.Person == commonv1.Person_PERSON_NONE:

@@ -86,8 +86,8 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 		rpc.ClientOptions(rpc.ClientConfig{MaxSendBytes: 4 << 20})...).RetireInstance(t.Context(), large)
 	want(t, err, commonv1.Reason_REASON_FRAME_TOO_LARGE)
 
-	stream, err := recoveryv1connect.NewSessionServiceClient(f.Client(t, "recovery", f.Service(t, "nodeapi")), f.server.URL(),
-		rpc.ClientOptions(rpc.ClientConfig{})...).WatchAuthority(t.Context())
+	stream, err := recoveryv1connect.NewSessionServiceClient(f.Client(t, "recovery", f.Service(t, "nodeapi")),
+		f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).WatchAuthority(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,10 +99,13 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 	}
 	want(t, err, commonv1.Reason_REASON_NODE_NOT_ADMITTED)
 
-	retire, watch := recoveryv1connect.InstanceServiceRetireInstanceProcedure, recoveryv1connect.SessionServiceWatchAuthorityProcedure
+	retire, watch := recoveryv1connect.InstanceServiceRetireInstanceProcedure,
+		recoveryv1connect.SessionServiceWatchAuthorityProcedure
 	counted := map[string]float64{
-		retire + " quota_exceeded": 2, retire + " workspace_name_taken": 1, retire + " tenant_unknown": 1, retire + " internal": 1, retire + " unspecified": 2,
-		retire + " invalid_argument": 1, retire + " permission_denied": 1, retire + " frame_too_large": 1, watch + " node_not_admitted": 1,
+		retire + " quota_exceeded": 2, retire + " workspace_name_taken": 1, retire + " tenant_unknown": 1,
+		retire + " internal": 1, retire + " unspecified": 2, retire + " invalid_argument": 1,
+		retire + " permission_denied": 1, retire + " frame_too_large": 1,
+		watch + " node_not_admitted": 1,
 	}
 	if got := refusals(t, f); !maps.Equal(got, counted) {
 		t.Errorf("counted %v, want %v", got, counted)

@@ -32,7 +32,8 @@ func TestPatternsAreSaidInWords(t *testing.T) {
 				field := message.Fields().Get(j)
 				rules, _ := proto.GetExtension(field.Options(), validate.E_Field).(*validate.FieldRules)
 				for _, text := range []*validate.StringRules{
-					rules.GetString(), rules.GetRepeated().GetItems().GetString(), rules.GetMap().GetKeys().GetString(), rules.GetMap().GetValues().GetString(),
+					rules.GetString(), rules.GetRepeated().GetItems().GetString(), rules.GetMap().GetKeys().GetString(),
+					rules.GetMap().GetValues().GetString(),
 				} {
 					if text.GetPattern() != "" {
 						used[text.GetPattern()] = string(field.FullName())
@@ -70,7 +71,8 @@ func TestNamesAreRefusedInWords(t *testing.T) {
 		t.Fatalf("refused with %v", err)
 	}
 	text := strings.Join(f.Unmet, "\n")
-	if !strings.Contains(text, "name: must be lower case letters, digits and dashes") || strings.Contains(text, "regex") || strings.Contains(text, "^[") {
+	if !strings.Contains(text, "name: must be lower case letters, digits and dashes") || strings.Contains(text, "regex") ||
+		strings.Contains(text, "^[") {
 		t.Errorf("it says %q", text)
 	}
 }
@@ -83,7 +85,8 @@ func TestALeastUptimeIsRefusedByName(t *testing.T) {
 		if !ok || f.Reason != commonv1.Reason_REASON_INVALID_ARGUMENT {
 			t.Fatalf("%s is refused with %v", asked, err)
 		}
-		if text := strings.Join(f.Unmet, "\n"); !strings.Contains(text, "min_uptime: must be") || !strings.Contains(text, "300s") && !strings.Contains(text, "5m") {
+		if text := strings.Join(f.Unmet, "\n"); !strings.Contains(text, "min_uptime: must be") ||
+			!strings.Contains(text, "300s") && !strings.Contains(text, "5m") {
 			t.Errorf("%s: it says %q", asked, text)
 		}
 	}

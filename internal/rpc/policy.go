@@ -104,7 +104,8 @@ func methodPolicy(method protoreflect.MethodDescriptor) (Policy, error) {
 		return refuse("missing")
 	}
 	policy := Policy{
-		Procedure: procedure, Callers: declared.GetCallers(), Person: declared.GetPerson(), Roles: declared.GetRoles(), method: method,
+		Procedure: procedure, Callers: declared.GetCallers(), Person: declared.GetPerson(), Roles: declared.GetRoles(),
+		method: method,
 	}
 	if len(policy.Callers) == 0 {
 		return refuse("no caller")

@@ -14,8 +14,9 @@ func TestRefusalsDoNotQuoteValues(t *testing.T) {
 	const secret = "91be7731"
 	decode := &codec{name: "json", json: true, unmarshal: protojson.UnmarshalOptions{}.Unmarshal}
 	for name, env := range map[string]string{
-		"a number": `{"K": ` + secret + `}`, "no quotes": `{"K": x` + secret + `}`, "a bad escape": `{"K": "\q` + secret + `"}`,
-		"a text for the map": `"K=` + secret + `"`, "a list for the map": `["` + secret + `"]`, "a number as the map": secret,
+		"a number": `{"K": ` + secret + `}`, "no quotes": `{"K": x` + secret + `}`,
+		"a bad escape": `{"K": "\q` + secret + `"}`, "a text for the map": `"K=` + secret + `"`,
+		"a list for the map": `["` + secret + `"]`, "a number as the map": secret,
 		"a control character": "{\"K\": \"\x01" + secret + "\"}", "no end": `{"K": "` + secret,
 	} {
 		body := `{"tenant": "acme", "spec": {"workloads": [{"name": "main", "env": ` + env + `}]}}`

@@ -49,15 +49,21 @@ type backend struct {
 	view    func(context.Context, *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error
 }
 
-func (b *backend) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+func (b *backend) RetireInstance(ctx context.Context,
+	req *recoveryv1.RetireInstanceRequest,
+) (*recoveryv1.RetireInstanceResponse, error) {
 	return b.retire(ctx, req)
 }
 
-func (b *backend) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
+func (b *backend) CreateTenant(ctx context.Context,
+	req *lifecyclev1.CreateTenantRequest,
+) (*lifecyclev1.CreateTenantResponse, error) {
 	return b.tenant(ctx, req)
 }
 
-func (b *backend) RequestOperation(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error) {
+func (b *backend) RequestOperation(ctx context.Context,
+	req *lifecyclev1.RequestOperationRequest,
+) (*lifecyclev1.RequestOperationResponse, error) {
 	return b.operate(ctx, req)
 }
 
@@ -134,8 +140,9 @@ func prepare(t *testing.T, b *backend, edit func(*rpc.ServerDeps, *rpc.ServerCon
 		t.Fatal(err)
 	}
 	deps := rpc.ServerDeps{
-		Logger: slog.New(obs.Handler(slog.NewJSONHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))), Registerer: f.registry,
-		Persons: rpc.NewPersonVerifier(keys, nil),
+		Logger:     slog.New(obs.Handler(slog.NewJSONHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))),
+		Registerer: f.registry,
+		Persons:    rpc.NewPersonVerifier(keys, nil),
 		OnReject: func(r pki.Reject) {
 			select {
 			case f.rejects <- r:
@@ -149,7 +156,10 @@ func prepare(t *testing.T, b *backend, edit func(*rpc.ServerDeps, *rpc.ServerCon
 			return rpc.Person{Subject: "ada", Roles: []string{"viewer"}}, nil
 		},
 	}
-	cfg := rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: f.ServerTLS(t, "recovery"), DrainTimeout: time.Minute}
+	cfg := rpc.ServerConfig{
+		Name: "internal", Addr: "127.0.0.1:0", TLS: f.ServerTLS(t, "recovery"),
+		DrainTimeout: time.Minute,
+	}
 	if edit != nil {
 		edit(&deps, &cfg)
 	}
@@ -182,7 +192,9 @@ func (f *fixture) instances(t *testing.T, caller string) recoveryv1connect.Insta
 		f.Client(t, "recovery", f.Service(t, caller)), f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...)
 }
 
-func (f *fixture) workspaces(t *testing.T, caller string, asserter *rpc.Asserter, more ...connect.ClientOption) lifecyclev1connect.WorkspaceServiceClient {
+func (f *fixture) workspaces(t *testing.T, caller string, asserter *rpc.Asserter,
+	more ...connect.ClientOption,
+) lifecyclev1connect.WorkspaceServiceClient {
 	t.Helper()
 	return lifecyclev1connect.NewWorkspaceServiceClient(f.Client(t, "recovery", f.Service(t, caller)), f.server.URL(),
 		append(rpc.ClientOptions(rpc.ClientConfig{Asserter: asserter}), more...)...)
@@ -258,12 +270,16 @@ func TestErrorsLeaveWithoutTheirCause(t *testing.T) {
 		fail   func() error
 		reason commonv1.Reason
 	}{
-		{"a driver's error", func() error { return fmt.Errorf("read instance: %w", errors.New(secret)) }, commonv1.Reason_REASON_INTERNAL},
+		{
+			"a driver's error", func() error { return fmt.Errorf("read instance: %w", errors.New(secret)) },
+			commonv1.Reason_REASON_INTERNAL,
+		},
 		{"a fault with a cause", func() error {
 			return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "", fault.Cause(errors.New(secret)))
 		}, commonv1.Reason_REASON_EPOCH_ENDED},
 		{"a wrapped fault", func() error {
-			return fmt.Errorf("retire instance: %w", fault.New(commonv1.Reason_REASON_CONFLICT, "", fault.Cause(errors.New(secret))))
+			return fmt.Errorf("retire instance: %w",
+				fault.New(commonv1.Reason_REASON_CONFLICT, "", fault.Cause(errors.New(secret))))
 		}, commonv1.Reason_REASON_CONFLICT},
 		{"a panic", func() error { panic(secret) }, commonv1.Reason_REASON_INTERNAL},
 		{"a peer's wire error", func() error {
@@ -276,7 +292,8 @@ func TestErrorsLeaveWithoutTheirCause(t *testing.T) {
 				return nil, tt.fail()
 			}}, nil)
 			id := ids.New()
-			_, err := f.instances(t, "lifecycle").RetireInstance(obs.With(t.Context(), obs.Correlation{CorrelationID: id}), retireRequest())
+			_, err := f.instances(t, "lifecycle").RetireInstance(obs.With(t.Context(), obs.Correlation{CorrelationID: id}),
+				retireRequest())
 			want(t, err, tt.reason)
 			if strings.Contains(err.Error(), "password") {
 				t.Errorf("the cause left: %v", err)
@@ -294,7 +311,8 @@ func TestErrorsLeaveWithoutTheirCause(t *testing.T) {
 
 func TestBadRequestsNameEveryViolation(t *testing.T) {
 	f := start(t, &backend{}, nil)
-	_, err := f.instances(t, "lifecycle").RetireInstance(t.Context(), &recoveryv1.RetireInstanceRequest{InstanceId: "x", WorkspaceId: "y"})
+	_, err := f.instances(t, "lifecycle").RetireInstance(t.Context(),
+		&recoveryv1.RetireInstanceRequest{InstanceId: "x", WorkspaceId: "y"})
 	want(t, err, commonv1.Reason_REASON_INVALID_ARGUMENT)
 	refusal, _ := fault.As(err)
 	text := strings.Join(refusal.Unmet, "\n")
@@ -320,7 +338,9 @@ func TestPersonsAreAsserted(t *testing.T) {
 			got, _ = rpc.PersonFrom(ctx)
 			return &lifecyclev1.CreateTenantResponse{}, nil
 		},
-		operate: func(ctx context.Context, _ *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error) {
+		operate: func(ctx context.Context, _ *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse,
+			error,
+		) {
 			got, _ = rpc.PersonFrom(ctx)
 			return &lifecyclev1.RequestOperationResponse{}, nil
 		},
@@ -357,7 +377,8 @@ func TestPersonsAreAsserted(t *testing.T) {
 		want(t, err, commonv1.Reason_REASON_ASSERTION_INVALID)
 	})
 	t.Run("where one is optional, readmodel still needs one", func(t *testing.T) {
-		_, err := f.workspaces(t, "readmodel", f.asserter).RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{})
+		_, err := f.workspaces(t, "readmodel", f.asserter).RequestOperation(t.Context(),
+			&lifecyclev1.RequestOperationRequest{})
 		want(t, err, commonv1.Reason_REASON_ASSERTION_INVALID)
 	})
 	t.Run("by another key", func(t *testing.T) {
@@ -448,14 +469,19 @@ func TestAssertionsAreGoodForOneRequestOnce(t *testing.T) {
 
 func TestPersonsOfTheConsoleAreAuthenticated(t *testing.T) {
 	var got rpc.Person
-	f := start(t, &backend{whoami: func(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*readmodelv1.WhoAmIResponse, error) {
+	f := start(t, &backend{whoami: func(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*readmodelv1.WhoAmIResponse,
+		error,
+	) {
 		got, _ = rpc.PersonFrom(ctx)
 		return &readmodelv1.WhoAmIResponse{}, nil
 	}}, func(_ *rpc.ServerDeps, cfg *rpc.ServerConfig) { cfg.TLS.Clients = nil })
 	bearer := func(token string) connect.ClientOption {
 		return connect.WithInterceptors(tamper{func(h http.Header, _ any) { h.Set("Authorization", "Bearer "+token) }})
 	}
-	for _, protocol := range map[string]connect.ClientOption{"grpc": connect.WithGRPC(), "grpc-web": connect.WithGRPCWeb(), "connect": connect.WithProtoJSON()} {
+	for _, protocol := range map[string]connect.ClientOption{
+		"grpc": connect.WithGRPC(), "grpc-web": connect.WithGRPCWeb(),
+		"connect": connect.WithProtoJSON(),
+	} {
 		client := readmodelv1connect.NewQueryServiceClient(f.Client(t, "recovery", nil), f.server.URL(),
 			append(rpc.ClientOptions(rpc.ClientConfig{}), bearer("good"), protocol)...)
 		if _, err := client.WhoAmI(t.Context(), &readmodelv1.WhoAmIRequest{}); err != nil {
@@ -482,7 +508,8 @@ func TestOnlyTheCanonicalPathIsRouted(t *testing.T) {
 	canonical := "/gpuaas.recovery.v1.InstanceService/RetireInstance"
 	for _, path := range []string{
 		"/" + canonical, canonical + "/", "/./" + canonical[1:], strings.ToLower(canonical), "/x/.." + canonical,
-		strings.Replace(canonical, "/Retire", "//Retire", 1), strings.Replace(canonical, "Retire", "%52etire", 1), canonical + "?x=y", canonical + ";x",
+		strings.Replace(canonical, "/Retire", "//Retire", 1), strings.Replace(canonical, "Retire", "%52etire", 1),
+		canonical + "?x=y", canonical + ";x",
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.server.URL()+path, strings.NewReader("{}"))
 		if err != nil {
@@ -510,7 +537,8 @@ func TestOnlyTheCanonicalPathIsRouted(t *testing.T) {
 
 func TestOnlyPostIsRouted(t *testing.T) {
 	f := start(t, &backend{}, nil)
-	resp, err := f.Client(t, "recovery", f.Service(t, "lifecycle")).Get(f.server.URL() + "/gpuaas.recovery.v1.InstanceService/RetireInstance")
+	resp, err := f.Client(t, "recovery",
+		f.Service(t, "lifecycle")).Get(f.server.URL() + "/gpuaas.recovery.v1.InstanceService/RetireInstance")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -159,8 +159,8 @@ func NewServer(ctx context.Context, deps ServerDeps, cfg ServerConfig) (*Server,
 		resting:    newStrangerPlaces(cfg.MaxStrangers, 0),
 	}
 	s.guard = &guard{
-		policies: s.policy, persons: deps.Persons, authenticate: deps.Authenticate, onDenied: deps.OnDenied, translate: deps.Translate,
-		logger: deps.Logger.With(slog.String("port", cfg.Name)), metrics: m,
+		policies: s.policy, persons: deps.Persons, authenticate: deps.Authenticate, onDenied: deps.OnDenied,
+		translate: deps.Translate, logger: deps.Logger.With(slog.String("port", cfg.Name)), metrics: m,
 	}
 	s.drain, s.endDrain = context.WithCancelCause(context.WithoutCancel(ctx))
 	return s, nil
@@ -342,7 +342,8 @@ func (s *Server) onReject(ctx context.Context) func(pki.Reject) {
 		s.metrics.reject(s.cfg.Name, r.Reason)
 		s.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "tls handshake refused",
 			slog.String("port", s.cfg.Name), slog.String("reason", string(r.Reason)), slog.String("remote", r.Remote),
-			slog.String("claimed_unverified", r.ClaimedUnverified), slog.String("serial_unverified", r.Serial), slog.Any("error", r.Err))
+			slog.String("claimed_unverified", r.ClaimedUnverified), slog.String("serial_unverified", r.Serial),
+			slog.Any("error", r.Err))
 		if s.deps.OnReject != nil {
 			s.deps.OnReject(r)
 		}

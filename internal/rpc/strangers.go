@@ -242,7 +242,8 @@ func (s *Server) refuseStranger(w http.ResponseWriter, r *http.Request, refusal 
 		return
 	}
 	if err := writer.Write(w, r, fault.ToConnect(refusal, ids.New())); err != nil {
-		s.deps.Logger.LogAttrs(r.Context(), slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))
+		s.deps.Logger.LogAttrs(r.Context(), slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name),
+			slog.Any("error", err))
 	}
 }
 

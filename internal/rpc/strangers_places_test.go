@@ -41,7 +41,8 @@ func TestBodiesThatNeverComeKeepNobodyFromTheHealth(t *testing.T) {
 	authorities := rpctest.NewAuthorities(t)
 	read := make(chan struct{}, stalled)
 	cfg := rpc.ServerConfig{
-		Name: "people", Addr: "127.0.0.1:0", TLS: authorities.ServerTLS(t, "readmodel"), MaxStrangers: stalled, StrangerTimeout: time.Hour,
+		Name: "people", Addr: "127.0.0.1:0", TLS: authorities.ServerTLS(t, "readmodel"), MaxStrangers: stalled,
+		StrangerTimeout: time.Hour,
 	}
 	cfg.TLS.Clients = nil
 	server, err := rpc.NewServer(t.Context(), rpc.ServerDeps{
@@ -71,7 +72,8 @@ func TestBodiesThatNeverComeKeepNobodyFromTheHealth(t *testing.T) {
 	for range stalled {
 		body, writer := io.Pipe()
 		t.Cleanup(func() { _ = writer.Close() })
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL()+"/grpc.health.v1.Health/Check", body)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL()+"/grpc.health.v1.Health/Check",
+			body)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +105,8 @@ func TestBodiesThatNeverComeKeepNobodyFromTheHealth(t *testing.T) {
 
 // Streams of reflection take no places of health, and those of one address not all places of reflection.
 func TestReflectionHasPlacesOfItsOwn(t *testing.T) {
-	server, client := strange(t, rpc.ServerConfig{MaxStrangers: 4, StrangerTimeout: time.Hour}, func(context.Context) bool { return true })
+	server, client := strange(t, rpc.ServerConfig{MaxStrangers: 4, StrangerTimeout: time.Hour},
+		func(context.Context) bool { return true })
 	open := func() error {
 		stream := grpcreflect.NewClient(client, server.URL(), connect.WithGRPC()).NewStream(t.Context())
 		t.Cleanup(func() { _, _ = stream.Close() })

@@ -120,7 +120,8 @@ func TestReflectionForStrangers(t *testing.T) {
 		rpc.ServerConfig{StrangerTimeout: 300 * time.Millisecond, MaxStrangers: 2},
 		func(context.Context) bool { return true },
 	)
-	lasting, patient := strange(t, rpc.ServerConfig{StrangerTimeout: time.Hour, MaxStrangers: 2}, func(context.Context) bool { return true })
+	lasting, patient := strange(t, rpc.ServerConfig{StrangerTimeout: time.Hour, MaxStrangers: 2},
+		func(context.Context) bool { return true })
 	asked := grpcreflect.NewClient(patient, lasting.URL(), connect.WithGRPC()).NewStream(t.Context())
 	services, err := asked.ListServices()
 	if err != nil || !slices.Contains(services, "grpc.health.v1.Health") {

@@ -60,7 +60,8 @@ func openStreams(t *testing.T, f *fixture, store *pki.Store, opened <-chan struc
 	ended := make(chan error, 2)
 	// A connection each: a server that asks for a new connection after the first, as its certificate ends within a minute,
 	// refuses a second stream of the same.
-	work, err := lifecyclev1connect.NewTaskServiceClient(f.Client(t, "recovery", store), f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
+	work, err := lifecyclev1connect.NewTaskServiceClient(f.Client(t, "recovery", store), f.server.URL(),
+		rpc.ClientOptions(rpc.ClientConfig{})...).
 		WatchWork(t.Context(), &lifecyclev1.WatchWorkRequest{ReplicaId: ids.New()})
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +71,8 @@ func openStreams(t *testing.T, f *fixture, store *pki.Store, opened <-chan struc
 		}
 		ended <- work.Err()
 	}()
-	view, err := recoveryv1connect.NewSessionServiceClient(f.Client(t, "recovery", store), f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
+	view, err := recoveryv1connect.NewSessionServiceClient(f.Client(t, "recovery", store), f.server.URL(),
+		rpc.ClientOptions(rpc.ClientConfig{})...).
 		WatchAuthority(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +134,8 @@ func TestStreamsEndWhenTheCertificateExpires(t *testing.T) {
 		want(t, <-ended, commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
 	}
 	// The open connection is of no use for another request either, and a new one is refused by the handshake.
-	_, err = recoveryv1connect.NewInstanceServiceClient(f.Client(t, "recovery", store), f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
+	_, err = recoveryv1connect.NewInstanceServiceClient(f.Client(t, "recovery", store), f.server.URL(),
+		rpc.ClientOptions(rpc.ClientConfig{})...).
 		RetireInstance(t.Context(), retireRequest())
 	if err == nil {
 		t.Error("an expired certificate was let in")
@@ -151,7 +154,8 @@ func TestClientsTakeUpANewCertificateWithoutARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := recoveryv1connect.NewInstanceServiceClient(f.Client(t, "recovery", store), f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...)
+	client := recoveryv1connect.NewInstanceServiceClient(f.Client(t, "recovery", store), f.server.URL(),
+		rpc.ClientOptions(rpc.ClientConfig{})...)
 	if _, err := client.RetireInstance(t.Context(), retireRequest()); err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +202,8 @@ func TestClientsRefuseAnotherServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.CloseIdleConnections()
-			_, err = recoveryv1connect.NewInstanceServiceClient(client, f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
+			_, err = recoveryv1connect.NewInstanceServiceClient(client, f.server.URL(),
+				rpc.ClientOptions(rpc.ClientConfig{})...).
 				RetireInstance(t.Context(), retireRequest())
 			want(t, err, commonv1.Reason_REASON_UNAVAILABLE)
 			if err := rpc.Ping(t.Context(), tt.cfg, f.server.Addr().String()); err == nil {
@@ -206,7 +211,10 @@ func TestClientsRefuseAnotherServer(t *testing.T) {
 			}
 		})
 	}
-	good := pki.ClientConfig{Store: f.Service(t, "lifecycle"), Roots: f.ServiceRoots, Server: pki.ServiceID(rpctest.TrustDomain, "recovery")}
+	good := pki.ClientConfig{
+		Store: f.Service(t, "lifecycle"), Roots: f.ServiceRoots,
+		Server: pki.ServiceID(rpctest.TrustDomain, "recovery"),
+	}
 	if err := rpc.Ping(t.Context(), good, f.server.Addr().String()); err != nil {
 		t.Error(err)
 	}
@@ -214,11 +222,13 @@ func TestClientsRefuseAnotherServer(t *testing.T) {
 
 func TestRefusedHandshakesAreCounted(t *testing.T) {
 	f := start(t, &backend{}, nil)
-	if !rpctest.HandshakeRefused(t, rpctest.Target{URL: f.server.URL(), Service: "recovery", Authorities: f.Authorities}, f.Node(t, rpctest.NodeID)) {
+	if !rpctest.HandshakeRefused(t, rpctest.Target{URL: f.server.URL(), Service: "recovery", Authorities: f.Authorities},
+		f.Node(t, rpctest.NodeID)) {
 		t.Fatal("a node was let in")
 	}
 	got := <-f.rejects
-	if got.Reason != pki.RejectUnknownAuthority || got.ClaimedUnverified != pki.NodeID(rpctest.TrustDomain, rpctest.NodeID).String() {
+	if got.Reason != pki.RejectUnknownAuthority ||
+		got.ClaimedUnverified != pki.NodeID(rpctest.TrustDomain, rpctest.NodeID).String() {
 		t.Errorf("reject = %+v", got)
 	}
 	families, err := f.registry.Gather()
@@ -268,13 +278,14 @@ func TestAgentPortLetsNodesInAndNobodyElse(t *testing.T) {
 		grpc.Creds(rpc.GRPCCredentials(serverTLS, func(r pki.Reject) { rejects <- r })),
 		grpc.StreamInterceptor(guard.Stream), grpc.UnaryInterceptor(guard.Unary),
 	)
-	nodev1.RegisterNodeServiceServer(server, agentPort{connect: func(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
-		peer, ok := rpc.PeerFrom(stream.Context())
-		if !ok || peer.ID != pki.NodeID(rpctest.TrustDomain, rpctest.NodeID) {
-			return errors.New("the wrong peer")
-		}
-		return nil
-	}})
+	nodev1.RegisterNodeServiceServer(server,
+		agentPort{connect: func(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
+			peer, ok := rpc.PeerFrom(stream.Context())
+			if !ok || peer.ID != pki.NodeID(rpctest.TrustDomain, rpctest.NodeID) {
+				return errors.New("the wrong peer")
+			}
+			return nil
+		}})
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -288,11 +299,15 @@ func TestAgentPortLetsNodesInAndNobodyElse(t *testing.T) {
 		}
 	}()
 	call := func(store *pki.Store) error {
-		clientTLS, err := pki.ClientTLS(pki.ClientConfig{Store: store, Roots: a.ServiceRoots, Server: pki.ServiceID(rpctest.TrustDomain, "nodeapi")})
+		clientTLS, err := pki.ClientTLS(pki.ClientConfig{
+			Store: store, Roots: a.ServiceRoots,
+			Server: pki.ServiceID(rpctest.TrustDomain, "nodeapi"),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := grpc.NewClient("passthrough:///"+listener.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(clientTLS)))
+		conn, err := grpc.NewClient("passthrough:///"+listener.Addr().String(),
+			grpc.WithTransportCredentials(credentials.NewTLS(clientTLS)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +323,8 @@ func TestAgentPortLetsNodesInAndNobodyElse(t *testing.T) {
 		_, err = stream.Recv()
 		return fault.FromGRPC(err)
 	}
-	if err := call(a.Node(t, rpctest.NodeID)); err == nil || fault.ReasonOf(err) == commonv1.Reason_REASON_INTERNAL && !errors.Is(err, io.EOF) {
+	if err := call(a.Node(t, rpctest.NodeID)); err == nil || fault.ReasonOf(err) == commonv1.Reason_REASON_INTERNAL &&
+		!errors.Is(err, io.EOF) {
 		t.Errorf("a node: %v", err)
 	}
 	want(t, call(a.Service(t, "recovery")), commonv1.Reason_REASON_PERMISSION_DENIED)

@@ -31,7 +31,8 @@ func (t textRules) suspicious(data []byte) bool {
 	if bytes.IndexByte(data, 0) >= 0 || bytes.Contains(data, []byte(`\u`)) {
 		return true
 	}
-	return t.names && bytes.IndexFunc(data, func(r rune) bool { return r == utf8.RuneError || unicode.Is(unicode.Cf, r) }) >= 0
+	return t.names && bytes.IndexFunc(data,
+		func(r rune) bool { return r == utf8.RuneError || unicode.Is(unicode.Cf, r) }) >= 0
 }
 
 // check returns what is wrong with the first text that breaks the rules, by the path of its field; empty if none does.

@@ -17,7 +17,10 @@ func FuzzSuspicious(f *testing.F) {
 		f.Add(s, s, true)
 	}
 	f.Fuzz(func(t *testing.T, workspace, reason string, names bool) {
-		m := &readmodelv1.OperateWorkspaceRequest{Workspace: strings.ToValidUTF8(workspace, ""), Reason: strings.ToValidUTF8(reason, "")}
+		m := &readmodelv1.OperateWorkspaceRequest{
+			Workspace: strings.ToValidUTF8(workspace, ""),
+			Reason:    strings.ToValidUTF8(reason, ""),
+		}
 		rules := textRules{names: names}
 		problem := rules.check(m.ProtoReflect())
 		for _, c := range []*codec{
@@ -40,7 +43,10 @@ func FuzzSuspicious(f *testing.F) {
 
 func TestTextRules(t *testing.T) {
 	env := func(key, value string) proto.Message {
-		return &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{Name: "web", Env: map[string]string{key: value}, Args: []string{"x"}}}}
+		return &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{
+			Name: "web", Env: map[string]string{key: value},
+			Args: []string{"x"},
+		}}}
 	}
 	tests := []struct {
 		name    string
@@ -53,7 +59,10 @@ func TestTextRules(t *testing.T) {
 		{name: "NUL", message: &readmodelv1.GetWorkspaceRequest{Workspace: "a\x00b"}, path: "workspace"},
 		{name: "NUL in a value", message: env("A", "x\x00"), path: `workloads[0].env["A"]`},
 		{name: "NUL in a key", message: env("A\x00", "x"), path: `workloads[0].env["A\x00"]`},
-		{name: "bidi in a name", names: true, message: &readmodelv1.GetWorkspaceRequest{Workspace: "a\u202eb"}, path: "workspace"},
+		{
+			name: "bidi in a name", names: true, message: &readmodelv1.GetWorkspaceRequest{Workspace: "a\u202eb"},
+			path: "workspace",
+		},
 		{name: "zero width in a nested name", names: true, message: &lifecyclev1.WorkspaceSpec{
 			Workloads: []*nodev1.Workload{{Name: "w\u200beb"}},
 		}, path: "workloads[0].name"},
@@ -73,7 +82,10 @@ func TestTextRules(t *testing.T) {
 }
 
 func BenchmarkDecode(b *testing.B) {
-	m := &readmodelv1.OperateWorkspaceRequest{Workspace: "acme/demo", Reason: "the tenant asked for it", IdempotencyKey: "0192f0c1-0000-7000-8000-000000000001"}
+	m := &readmodelv1.OperateWorkspaceRequest{
+		Workspace: "acme/demo", Reason: "the tenant asked for it",
+		IdempotencyKey: "0192f0c1-0000-7000-8000-000000000001",
+	}
 	raw, err := proto.Marshal(m)
 	if err != nil {
 		b.Fatal(err)

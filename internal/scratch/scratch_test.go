@@ -83,7 +83,10 @@ func TestSweepRemovesTheDirectoriesOfTheDeadAlone(t *testing.T) {
 	// Directories that look like ours and are not: without a lock file, with an empty one, with another's, a link to a
 	// dead one's parent.
 	at := func(name string) string { return filepath.Join(os.TempDir(), name) }
-	for name, lock := range map[string]string{"gpuaas-dev-bare": "-", "gpuaas-dev-empty": "", "gpuaas-dev-foreign": "another program's lock file, of some length\n"} {
+	for name, lock := range map[string]string{
+		"gpuaas-dev-bare": "-", "gpuaas-dev-empty": "",
+		"gpuaas-dev-foreign": "another program's lock file, of some length\n",
+	} {
 		if err := os.Mkdir(at(name), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -108,13 +111,17 @@ func TestSweepRemovesTheDirectoriesOfTheDeadAlone(t *testing.T) {
 	if got := scratch.Sweep(t.Context(), quiet, end, "drill"); len(got) != 0 {
 		t.Errorf("another kind's sweep removed %v", got)
 	}
-	if got := scratch.Sweep(t.Context(), quiet, end, "dev"); !slices.Equal(got, []string{dead}) || !slices.Equal(ended, []string{dead}) {
+	if got := scratch.Sweep(t.Context(), quiet, end, "dev"); !slices.Equal(got, []string{dead}) ||
+		!slices.Equal(ended, []string{dead}) {
 		t.Errorf("swept %v, ended %v, want %s alone", got, ended, dead)
 	}
 	if exists(dead) {
 		t.Error("the dead one's directory stays")
 	}
-	for _, path := range []string{mine.Path(), alive, at("gpuaas-dev-bare"), at("gpuaas-dev-empty"), at("gpuaas-dev-foreign"), at("gpuaas-dev-link"), elsewhere} {
+	for _, path := range []string{
+		mine.Path(), alive, at("gpuaas-dev-bare"), at("gpuaas-dev-empty"),
+		at("gpuaas-dev-foreign"), at("gpuaas-dev-link"), elsewhere,
+	} {
 		if !exists(path) {
 			t.Errorf("%s was removed", path)
 		}

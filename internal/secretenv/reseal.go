@@ -86,7 +86,8 @@ func KeysOfSpec(spec *lifecyclev1.WorkspaceSpec, digest string) string {
 // KeysOfDeploy returns the ids of the keys that the values of a deploy are under.
 func KeysOfDeploy(deploy *nodev1.WorkloadDeploy) string {
 	ids := map[string]bool{}
-	keysOf(ids, len(deploy.GetWorkload().GetEnv())+len(deploy.GetSecretEnv()), deploy.GetWorkload().GetSealedEnv(), deploy.GetSealedSecretEnv())
+	keysOf(ids, len(deploy.GetWorkload().GetEnv())+len(deploy.GetSecretEnv()), deploy.GetWorkload().GetSealedEnv(),
+		deploy.GetSealedSecretEnv())
 	return strings.Join(slices.Sorted(maps.Keys(ids)), ",")
 }
 

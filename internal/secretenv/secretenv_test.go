@@ -76,7 +76,8 @@ func TestSealedValuesOpenAgain(t *testing.T) {
 		if err := keys.OpenDeploy(deploy, owner()); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(&nodev1.WorkloadDeploy{Workload: want, SecretEnv: map[string]string{"DATABASE_URL": secret}}, deploy, protocmp.Transform()); diff != "" {
+		if diff := cmp.Diff(&nodev1.WorkloadDeploy{Workload: want, SecretEnv: map[string]string{"DATABASE_URL": secret}},
+			deploy, protocmp.Transform()); diff != "" {
 			t.Error(diff)
 		}
 	}
@@ -147,7 +148,8 @@ func TestKeysAreReplacedByAddingOne(t *testing.T) {
 		t.Error("the first key does not make the digest")
 	}
 	alone := set(t, next)
-	if err := alone.OpenDeploy(deployOf(stored.GetWorkloads()[0]), owner()); !fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) ||
+	if err := alone.OpenDeploy(deployOf(stored.GetWorkloads()[0]), owner()); !fault.Has(err,
+		commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) ||
 		!strings.Contains(err.Error(), before.First()) {
 		t.Errorf("without the old key: %v", err)
 	}
@@ -158,7 +160,8 @@ func TestKeysAreReplacedByAddingOne(t *testing.T) {
 		t.Errorf("without the old key: %v", err)
 	}
 	var none *secretenv.Keys
-	if err := none.OpenDeploy(deployOf(stored.GetWorkloads()[0]), owner()); !fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
+	if err := none.OpenDeploy(deployOf(stored.GetWorkloads()[0]), owner()); !fault.Has(err,
+		commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
 		t.Errorf("without any key: %v", err)
 	}
 	if _, err := none.Seal(spec(), owner()); err == nil {
@@ -211,18 +214,23 @@ func TestDigestsAreKeyed(t *testing.T) {
 
 func TestPeopleSeeNames(t *testing.T) {
 	want := []string{"EMPTY", "TOKEN"}
-	for name, in := range map[string]*lifecyclev1.WorkspaceSpec{"clear": spec(), "sealed": sealed(t, set(t, secretenv.NewKey()))} {
+	for name, in := range map[string]*lifecyclev1.WorkspaceSpec{
+		"clear":  spec(),
+		"sealed": sealed(t, set(t, secretenv.NewKey())),
+	} {
 		secretenv.ShowNames(in)
 		secretenv.ShowNames(in) // as it is shown to the next reader
 		w := in.GetWorkloads()[0]
-		if !cmp.Equal(w.GetEnvNames(), want) || len(w.GetEnv())+len(w.GetSealedEnv()) > 0 || strings.Contains(in.String(), secret) {
+		if !cmp.Equal(w.GetEnvNames(), want) || len(w.GetEnv())+len(w.GetSealedEnv()) > 0 ||
+			strings.Contains(in.String(), secret) {
 			t.Errorf("%s: %v", name, in)
 		}
 		if err := secretenv.Check(in); !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
 			t.Errorf("a spec without its values was taken: %v", err)
 		}
 	}
-	if err := secretenv.Check(sealed(t, set(t, secretenv.NewKey()))); !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
+	if err := secretenv.Check(sealed(t, set(t, secretenv.NewKey()))); !fault.Has(err,
+		commonv1.Reason_REASON_INVALID_ARGUMENT) {
 		t.Errorf("sealed values were taken: %v", err)
 	}
 	if err := secretenv.Check(spec()); err != nil {

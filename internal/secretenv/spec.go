@@ -19,14 +19,17 @@ func Check(spec *lifecyclev1.WorkspaceSpec) error {
 	var unmet []string
 	for _, w := range spec.GetWorkloads() {
 		if len(w.GetEnvNames()) > 0 {
-			unmet = append(unmet, fmt.Sprintf("workload %q has its variables with their values in env, and no env_names", w.GetName()))
+			unmet = append(unmet, fmt.Sprintf("workload %q has its variables with their values in env, and no env_names",
+				w.GetName()))
 		}
 		if len(w.GetSealedEnv()) > 0 {
-			unmet = append(unmet, fmt.Sprintf("workload %q has its variables with their values in env, and no sealed_env", w.GetName()))
+			unmet = append(unmet, fmt.Sprintf("workload %q has its variables with their values in env, and no sealed_env",
+				w.GetName()))
 		}
 	}
 	if len(unmet) > 0 {
-		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "environment values are never shown, and so a spec that was read has none to give",
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT,
+			"environment values are never shown, and so a spec that was read has none to give",
 			fault.Unmet(unmet...), fault.Remedy("give each variable with its value in env, and leave env_names and sealed_env out"))
 	}
 	return nil

@@ -82,11 +82,13 @@ func (k *Keys) open(sealed []byte, at place) (string, error) {
 }
 
 func unknownKey(what, id string) error {
-	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN, fmt.Sprintf("%s under key %s, which lifecycle does not have", what, id),
+	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN,
+		fmt.Sprintf("%s under key %s, which lifecycle does not have", what, id),
 		fault.Unmet("lifecycle's workload_secrets_keys_file has no key "+id))
 }
 
 func invalid(at place, cause error) error {
-	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_INVALID, at.String()+" cannot be opened: it was altered, or sealed for another workspace or name",
+	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_INVALID,
+		at.String()+" cannot be opened: it was altered, or sealed for another workspace or name",
 		fault.Cause(cause))
 }

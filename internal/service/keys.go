@@ -16,7 +16,9 @@ const PartKeys = "keys"
 // OpenKeys opens this replica's view of the signing keys, and follows them while the service runs. A replica whose
 // files differ from the set of the mesh is refused. onProblems is called with the problems of each round; it may be
 // nil.
-func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []string), parts ...keyset.Part) (*keyset.Set, error) {
+func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []string),
+	parts ...keyset.Part,
+) (*keyset.Set, error) {
 	var mu sync.Mutex
 	var present []string
 	set, err := keyset.Open(ctx, keyset.Deps{

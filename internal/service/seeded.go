@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-var seededBy = pg.DefineShared([]string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}, "service.seeded_by",
+var seededBy = pg.DefineShared([]string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel},
+	"service.seeded_by",
 	`SELECT seeded_by FROM mesh.seeded`)
 
 // refuseSeeded refuses a database whose fleet was loaded by a bench, unless the configuration allows one. A database
@@ -49,7 +50,8 @@ func (b *Base) askSeeded(ctx context.Context) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("ask who seeded the database: %w", err)
 	case b.Config.SeededDatabase:
-		b.Logger.WarnContext(ctx, "the database was seeded by a bench: what it holds is no mesh", obs.Err(fmt.Errorf("seeded by %s", by)))
+		b.Logger.WarnContext(ctx, "the database was seeded by a bench: what it holds is no mesh",
+			obs.Err(fmt.Errorf("seeded by %s", by)))
 		return true, nil
 	}
 	return true, seeded(by)

@@ -65,7 +65,10 @@ type Config struct {
 
 // Default returns the shared defaults.
 func Default() Config {
-	return Config{TrustDomain: "mesh.local", DatabaseConns: 16, Listen: "127.0.0.1:0", OpsListen: "127.0.0.1:0", RetentionSweep: retention.Every}
+	return Config{
+		TrustDomain: "mesh.local", DatabaseConns: 16, Listen: "127.0.0.1:0", OpsListen: "127.0.0.1:0",
+		RetentionSweep: retention.Every,
+	}
 }
 
 // Validate returns an error that names everything that is missing.
@@ -151,7 +154,9 @@ func WithNumbering(n *Numbering) Option {
 }
 
 // New builds the common part. Close it if Run is never called.
-func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name string, cfg Config, opts ...Option) (*Base, error) {
+func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name string, cfg Config,
+	opts ...Option,
+) (*Base, error) {
 	if cfg.Service != "" && cfg.Service != name {
 		return nil, fmt.Errorf("build %s: this is the configuration of %s", name, cfg.Service)
 	}
@@ -197,7 +202,10 @@ func (b *Base) Retention(ctx context.Context, cuts ...retention.Cut) (background
 	if err != nil {
 		return background.Job{}, err
 	}
-	walker, err := retention.New(retention.Deps{Logger: b.Logger, DB: pool, Policy: b.Policy, Registerer: b.Registry.ForService(b.Name)}, cuts...)
+	walker, err := retention.New(retention.Deps{
+		Logger: b.Logger, DB: pool, Policy: b.Policy,
+		Registerer: b.Registry.ForService(b.Name),
+	}, cuts...)
 	if err != nil {
 		return background.Job{}, err
 	}
@@ -209,7 +217,10 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read database url: %w", err)
 	}
-	if b.DB, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name, MaxConns: b.Config.DatabaseConns, Settings: b.settings, Exhaustion: &b.exhaustion}); err != nil {
+	if b.DB, err = pg.Open(ctx, pg.Config{
+		URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name,
+		MaxConns: b.Config.DatabaseConns, Settings: b.settings, Exhaustion: &b.exhaustion,
+	}); err != nil {
 		return fmt.Errorf("open database: %w", err)
 	}
 	if err := b.refuseSeeded(ctx); err != nil {
@@ -238,16 +249,19 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("build audit log: %w", err)
 	}
-	b.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: b.Logger, Registry: b.Registry, Health: b.Health, DebugSocket: b.Config.DebugSocket}, b.Config.OpsListen)
+	b.ops, err = obs.NewOpsServer(ctx,
+		obs.OpsDeps{Logger: b.Logger, Registry: b.Registry, Health: b.Health, DebugSocket: b.Config.DebugSocket},
+		b.Config.OpsListen)
 	if err != nil {
 		return fmt.Errorf("open ops port: %w", err)
 	}
-	b.Health.Ready("database", seldom(func() time.Duration { return pingPeriod(b.Numbered.Listening()) }, func(ctx context.Context) error {
-		if err := b.DB.Ping(ctx); err != nil {
-			return errors.New("the database does not answer")
-		}
-		return nil
-	}))
+	b.Health.Ready("database", seldom(func() time.Duration { return pingPeriod(b.Numbered.Listening()) },
+		func(ctx context.Context) error {
+			if err := b.DB.Ping(ctx); err != nil {
+				return errors.New("the database does not answer")
+			}
+			return nil
+		}))
 	// Exhaustion is reported, and the service stays ready: reads succeed.
 	b.Health.Watch(PartDatabaseRoom, b.exhaustion.Check)
 	b.addTasks()
@@ -282,7 +296,10 @@ func (b *Base) addTasks() {
 		app.Task{Name: "audit", Phase: app.PhaseLeases, Run: b.Audit.Run},
 		app.Task{Name: "health", Run: b.Health.Run},
 		app.Task{Name: "ops", Phase: app.PhasePools, Run: b.ops.Run},
-		app.Task{Name: "not-ready", Phase: app.PhaseNotReady, Stop: func(context.Context) error { b.Health.Drain("shutting down"); return nil }},
+		app.Task{
+			Name: "not-ready", Phase: app.PhaseNotReady,
+			Stop: func(context.Context) error { b.Health.Drain("shutting down"); return nil },
+		},
 	)
 }
 
@@ -304,14 +321,16 @@ func (b *Base) Self() pki.ID { return pki.ServiceID(b.Config.TrustDomain, b.Name
 
 // InternalServer makes the port that other services call, to be mounted on and run by the service.
 func (b *Base) InternalServer(ctx context.Context, persons *rpc.PersonVerifier) (*rpc.Server, error) {
-	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Persons: persons, Translate: pg.Fault}, rpc.ServerConfig{
-		Name: "internal", Addr: b.Config.Listen,
-		TLS: pki.ServerConfig{
-			Store: b.Store, TrustDomain: b.Config.TrustDomain,
-			Clients: []pki.Trust{{Kind: pki.KindService, Bundle: b.Services}},
-		},
-		MaxReadBytes: 8 << 20, // batches of many nodes' reports
-	})
+	srv, err := rpc.NewServer(ctx,
+		rpc.ServerDeps{Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Persons: persons, Translate: pg.Fault},
+		rpc.ServerConfig{
+			Name: "internal", Addr: b.Config.Listen,
+			TLS: pki.ServerConfig{
+				Store: b.Store, TrustDomain: b.Config.TrustDomain,
+				Clients: []pki.Trust{{Kind: pki.KindService, Bundle: b.Services}},
+			},
+			MaxReadBytes: 8 << 20, // batches of many nodes' reports
+		})
 	if err != nil {
 		return nil, fmt.Errorf("open internal port: %w", err)
 	}
@@ -329,7 +348,8 @@ type health struct{ base *Base }
 func (h health) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
 	version, _ := obs.Build()
 	return &commonv1.GetHealthResponse{
-		Version: version, Service: h.base.Name, ReplicaId: h.base.ReplicaID, Draining: h.base.Health.Draining(), Parts: h.base.Health.Parts(),
+		Version: version, Service: h.base.Name, ReplicaId: h.base.ReplicaID, Draining: h.base.Health.Draining(),
+		Parts: h.base.Health.Parts(),
 	}, nil
 }
 

@@ -20,7 +20,8 @@ func newAutomaton(values [][]byte) *automaton {
 	slices.SortFunc(sorted, slices.Compare)
 	a := &automaton{label: []byte{0}, suffix: []int32{0}, depth: []int32{0}, match: []int32{0}}
 	type group struct{ from, to, parent int32 } // the values that begin with a state
-	groups := []group{{to: int32(len(sorted))}} //nolint:gosec // the rules of workloads bound the values to less than a MiB
+	//nolint:gosec // the rules of workloads bound the values to less than a MiB
+	groups := []group{{to: int32(len(sorted))}}
 	for state := int32(0); int(state) < len(groups); state++ {
 		own := groups[state]
 		a.first = append(a.first, int32(len(groups))) //nolint:gosec // as above

@@ -75,9 +75,10 @@ func (values naive) piece(text string, from, to int, head, tail bool) string {
 	}
 	for _, begin := range places {
 		n := values.longest(func(value string, n int) bool { return strings.HasPrefix(text[begin:], value[len(value)-n:]) })
-		if rest := text[begin:]; tail && len(rest) >= len(showable.Masked) && slices.ContainsFunc(values, func(value string) bool {
-			return len(rest) < len(value)-1 && strings.Contains(value, rest)
-		}) {
+		if rest := text[begin:]; tail && len(rest) >= len(showable.Masked) &&
+			slices.ContainsFunc(values, func(value string) bool {
+				return len(rest) < len(value)-1 && strings.Contains(value, rest)
+			}) {
 			n = len(rest)
 		}
 		if head {
@@ -130,7 +131,8 @@ func TestMaskIsWhatASlowSearchFinds(t *testing.T) {
 		head, tail := rnd.IntN(2) == 0, rnd.IntN(2) == 0
 		got, want := string(mask.Piece([]byte(text), from, to, head, tail)), values.piece(text, from, to, head, tail)
 		if got != want {
-			t.Fatalf("round %d: %q[%d:%d] with the values %q, head %t, tail %t: %q, want %q", round, text, from, to, values, head, tail, got, want)
+			t.Fatalf("round %d: %q[%d:%d] with the values %q, head %t, tail %t: %q, want %q", round, text, from, to, values,
+				head, tail, got, want)
 		}
 	}
 }
@@ -164,8 +166,9 @@ func TestMaskOfValuesThatAreEverywhere(t *testing.T) {
 func TestMaskHidesWhatCleanPutsTogether(t *testing.T) {
 	mask := showable.NewMask([]string{"v4lue-Kp7TtRw21", "tab\tand\u200bjoiner"})
 	for _, inside := range []string{
-		"\x00", "\x1b[0m", "\x1b[01;31m\x1b[K", "\x1b]0;title\a", "\x1bPq\x1b\\", "\u202e", "\u200b", "\u00ad", "\ufeff", "\xff", "\b", "\x7f", "\u0085",
-		"\x1b(B\x1b[m", "\x1b7", "\x1bc", "\u009b31m", "\x9b01;31m\x9bK", "\u009d0;title\u009c", "\u0090q\x1b\\",
+		"\x00", "\x1b[0m", "\x1b[01;31m\x1b[K", "\x1b]0;title\a", "\x1bPq\x1b\\", "\u202e", "\u200b", "\u00ad", "\ufeff",
+		"\xff", "\b", "\x7f", "\u0085", "\x1b(B\x1b[m", "\x1b7", "\x1bc", "\u009b31m", "\x9b01;31m\x9bK",
+		"\u009d0;title\u009c", "\u0090q\x1b\\",
 	} {
 		raw := []byte("TOKEN=v4lue-" + inside + "Kp7TtRw21\ntab" + inside + "\tandjoiner\nnext\n")
 		got := mask.Piece(raw, 0, len(raw), false, false)
@@ -184,7 +187,8 @@ func TestMaskHidesWhatCleanPutsTogether(t *testing.T) {
 func TestMaskHidesTheRestsOfValuesThatWereCutInsideOfASequence(t *testing.T) {
 	mask := showable.NewMask([]string{"v4lue-Kp7TtRw21"})
 	for _, inside := range []string{
-		"\x1b[0m", "\x1b[01;31m\x1b[K", "\x1b]0;title\a", "\x1b]8;;http://host/\x1b\\", "\x1bPq\x1b\\", "\u202e", "\x1b(B", "\x1b7", "\x1bc", "\u009b31m", "\u009d0;title\u009c",
+		"\x1b[0m", "\x1b[01;31m\x1b[K", "\x1b]0;title\a", "\x1b]8;;http://host/\x1b\\", "\x1bPq\x1b\\", "\u202e", "\x1b(B",
+		"\x1b7", "\x1bc", "\u009b31m", "\u009d0;title\u009c",
 	} {
 		for cut := range len(inside) + 1 {
 			begun := []byte("TOKEN=v4lue-" + inside[:cut])

@@ -49,14 +49,18 @@ func TestTail(t *testing.T) {
 	if got := showable.Tail(strings.Repeat("x", 100)+"\nlast line of it", 40); got != "last line of it" && len(got) > 40 {
 		t.Errorf("%q", got)
 	}
-	if got := showable.Tail("aaaaaaaaaaaaaaaaaaaaaaa\n0123456789012345678901234567890123456", 40); got != "0123456789012345678901234567890123456" {
+	if got := showable.Tail("aaaaaaaaaaaaaaaaaaaaaaa\n0123456789012345678901234567890123456",
+		40); got != "0123456789012345678901234567890123456" {
 		t.Errorf("%q begins in the middle of a line", got)
 	}
 }
 
 func TestMaskWhole(t *testing.T) {
 	t.Parallel()
-	m := showable.NewMask([]string{"hunter2", "hunter22", "abc", "", " padded-value ", "-----BEGIN KEY-----\nMIIEvQIBADANBg\n-----END KEY-----\n"})
+	m := showable.NewMask([]string{
+		"hunter2", "hunter22", "abc", "", " padded-value ",
+		"-----BEGIN KEY-----\nMIIEvQIBADANBg\n-----END KEY-----\n",
+	})
 	for in, want := range map[string]string{
 		"pw=hunter2.":         "pw=****.",
 		"pw=hunter22.":        "pw=****.",

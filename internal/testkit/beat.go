@@ -19,7 +19,8 @@ func Beat(d *Database, replicaID, address string, from time.Duration, leaving bo
 func BeatSince(d *Database, replicaID string, started time.Time, leaving bool) {
 	d.t.Helper()
 	Beat(d, replicaID, "", 0, leaving)
-	if _, err := d.OwnerPool().Exec(Context(d.t), `UPDATE mesh.replica SET started_at = $2 WHERE replica_id = $1`, replicaID, started); err != nil {
+	if _, err := d.OwnerPool().Exec(Context(d.t), `UPDATE mesh.replica SET started_at = $2 WHERE replica_id = $1`,
+		replicaID, started); err != nil {
 		d.t.Fatalf("date the start of a replica: %v", err)
 	}
 }

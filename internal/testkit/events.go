@@ -50,7 +50,10 @@ func (e Event) Text(path ...string) string {
 var EventRows = func() string {
 	var columns strings.Builder
 	columns.WriteString("xid, seq, source, id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, created_at")
-	for _, c := range []string{"correlation", "tenant", "workspace", "workflow", "allocation", "task", "node", "node_instance"} {
+	for _, c := range []string{
+		"correlation", "tenant", "workspace", "workflow", "allocation", "task", "node",
+		"node_instance",
+	} {
 		fmt.Fprintf(&columns, ", COALESCE(%[1]s_uuid::text, %[1]s_id) AS %[1]s_id, NULL::uuid AS %[1]s_uuid", c)
 	}
 	return "(SELECT " + columns.String() + " FROM events.event) AS event"
@@ -69,7 +72,8 @@ func Events(tb testing.TB, q pg.Querier, where string, args ...any) []Event {
 
 // ReadEvents does the same as Events for a caller without a testing.TB, or one that waits.
 func ReadEvents(ctx context.Context, q pg.Querier, where string, args ...any) ([]Event, error) {
-	rows, err := q.Query(ctx, `SELECT `+pg.Columns[Event]("event")+` FROM `+EventRows+` WHERE `+where+` ORDER BY seq`, args...)
+	rows, err := q.Query(ctx, `SELECT `+pg.Columns[Event]("event")+` FROM `+EventRows+` WHERE `+where+` ORDER BY seq`,
+		args...)
 	if err != nil {
 		return nil, fmt.Errorf("read events: %w", err)
 	}

@@ -165,7 +165,8 @@ func makeTemplate(ctx context.Context, admin *pgxpool.Pool, adminURL string) (st
 	}
 	defer func() { _, _ = conn.Exec(ctx, "SELECT pg_advisory_unlock($1)", int64(templateLock)) }()
 	var exists bool
-	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name).Scan(&exists); err != nil {
+	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
+		name).Scan(&exists); err != nil {
 		return "", fmt.Errorf("look for template: %w", err)
 	}
 	if exists {
@@ -179,7 +180,8 @@ func makeTemplate(ctx context.Context, admin *pgxpool.Pool, adminURL string) (st
 	for _, role := range pg.Roles() {
 		passwords[role] = password(role)
 	}
-	if err := pg.Provision(ctx, adminURL, pg.Provisioning{Database: making, WorkloadDatabase: "-", Passwords: passwords}); err != nil {
+	if err := pg.Provision(ctx, adminURL,
+		pg.Provisioning{Database: making, WorkloadDatabase: "-", Passwords: passwords}); err != nil {
 		return "", err
 	}
 	ownerURL, err := pg.WithUser(adminURL, pg.RoleOwner, password(pg.RoleOwner), making)
@@ -350,7 +352,8 @@ func (d *Database) WorkloadURL() string {
 // SetClockOffset sets how far the mesh clock of d is ahead of the real one (behind, if negative).
 func SetClockOffset(d *Database, by time.Duration) {
 	d.t.Helper()
-	if _, err := d.OwnerPool().Exec(Context(d.t), "UPDATE mesh.clock_offset SET by = make_interval(secs => $1)", by.Seconds()); err != nil {
+	if _, err := d.OwnerPool().Exec(Context(d.t), "UPDATE mesh.clock_offset SET by = make_interval(secs => $1)",
+		by.Seconds()); err != nil {
 		d.t.Fatalf("set clock offset: %v", err)
 	}
 }
@@ -366,7 +369,8 @@ func StopClock(d *Database) {
 // SetRollback sets or ends rollback mode in d, as recovery does.
 func SetRollback(d *Database, active bool) {
 	d.t.Helper()
-	_, err := d.OwnerPool().Exec(Context(d.t), `UPDATE recovery.rollback SET state = CASE WHEN $1 THEN 'active' ELSE 'none' END,
+	_, err := d.OwnerPool().Exec(Context(d.t),
+		`UPDATE recovery.rollback SET state = CASE WHEN $1 THEN 'active' ELSE 'none' END,
 		since = CASE WHEN $1 THEN mesh.clock() END, version = version + 1`, active)
 	if err != nil {
 		d.t.Fatalf("set rollback mode: %v", err)

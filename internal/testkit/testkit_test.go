@@ -108,7 +108,8 @@ func TestTestsCollectSeldom(t *testing.T) {
 func TestPausesGrowWithTheWait(t *testing.T) {
 	t.Parallel()
 	for waited, want := range map[time.Duration]time.Duration{
-		0: 5 * time.Millisecond, 20 * time.Millisecond: 5 * time.Millisecond, 400 * time.Millisecond: 40 * time.Millisecond, time.Minute: 100 * time.Millisecond,
+		0: 5 * time.Millisecond, 20 * time.Millisecond: 5 * time.Millisecond, 400 * time.Millisecond: 40 * time.Millisecond,
+		time.Minute: 100 * time.Millisecond,
 	} {
 		if got := testkit.Pause(waited); got != want {
 			t.Errorf("after %s it waits %s, want %s", waited, got, want)

@@ -56,7 +56,10 @@ func Check(w *nodev1.Workload) []Problem {
 		total += len(word)
 	}
 	if len(w.GetEnv()) > MaxVariables {
-		out = append(out, Problem{"env", fmt.Sprintf("has %d variables, more than %d", len(w.GetEnv()), MaxVariables), TooLong})
+		out = append(out, Problem{
+			"env", fmt.Sprintf("has %d variables, more than %d", len(w.GetEnv()), MaxVariables),
+			TooLong,
+		})
 	}
 	ports := portVariables(w.GetPorts())
 	for _, name := range slices.Sorted(maps.Keys(w.GetEnv())) {
@@ -69,7 +72,10 @@ func Check(w *nodev1.Workload) []Problem {
 		}
 	}
 	if total > MaxTotal {
-		out = append(out, Problem{"command, args and env", fmt.Sprintf("have %d bytes together, more than %d", total, MaxTotal), TooLong})
+		out = append(out, Problem{
+			"command, args and env",
+			fmt.Sprintf("have %d bytes together, more than %d", total, MaxTotal), TooLong,
+		})
 	}
 	return out
 }
@@ -109,9 +115,13 @@ func CheckVariable(name, value string) (Problem, bool) {
 	case len(name) > MaxName:
 		return Problem{field(name), fmt.Sprintf("has a name of %d bytes, more than %d", len(name), MaxName), TooLong}, true
 	case !posixName(name):
-		return Problem{field(name), "is malformed: a name is made of letters, digits and _, and does not begin with a digit", Malformed}, true
+		return Problem{
+			field(name), "is malformed: a name is made of letters, digits and _, and does not begin with a digit",
+			Malformed,
+		}, true
 	case strings.HasPrefix(name, "LD_"):
-		return Problem{field(name), "is forbidden: variables that begin with LD_ change how programs are loaded", Forbidden}, true
+		return Problem{field(name), "is forbidden: variables that begin with LD_ change how programs are loaded", Forbidden},
+			true
 	case name == RunVariable || name == "CUDA_VISIBLE_DEVICES":
 		return Problem{field(name), "is forbidden: the node's agent sets it and depends on it", Forbidden}, true
 	case strings.ContainsRune(value, 0):

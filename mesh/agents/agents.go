@@ -182,7 +182,8 @@ func Point(path string, set map[string]string) error {
 	}
 	before := string(env.Render())
 	for _, name := range []string{
-		identity.EnvAPIURL, identity.EnvRecoveryURL, identity.EnvRecoveryBundle, identity.EnvTrustDomain, identity.EnvNodeName, identity.EnvToken,
+		identity.EnvAPIURL, identity.EnvRecoveryURL, identity.EnvRecoveryBundle, identity.EnvTrustDomain,
+		identity.EnvNodeName, identity.EnvToken,
 	} {
 		if value, ok := set[name]; ok {
 			env = env.With(name, value)
@@ -280,14 +281,16 @@ var errReplaced = errors.New("agent was replaced")
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	return app.Supervise(ctx, a.logger, "agent", app.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Reset: 30 * time.Second}, func(ctx context.Context) error {
-		err := a.runOnce(ctx)
-		if errors.Is(err, errReplaced) {
-			a.logger.ErrorContext(ctx, "agent will not be started again", obs.Err(err))
-			cancel(err)
-		}
-		return err
-	})
+	return app.Supervise(ctx, a.logger, "agent",
+		app.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Reset: 30 * time.Second},
+		func(ctx context.Context) error {
+			err := a.runOnce(ctx)
+			if errors.Is(err, errReplaced) {
+				a.logger.ErrorContext(ctx, "agent will not be started again", obs.Err(err))
+				cancel(err)
+			}
+			return err
+		})
 }
 
 // Keep starts the agent again when it ended by itself, and leaves it alone while it was stopped; it ends with ctx and

@@ -64,7 +64,8 @@ func connected(ctx context.Context, client *person.Client, wanted map[string]boo
 	}
 	n, token := 0, ""
 	for {
-		resp, err := client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{ConnectedOnly: true, PageSize: 1000, PageToken: token})
+		resp, err := client.Query.ListNodes(ctx,
+			&readmodelv1.ListNodesRequest{ConnectedOnly: true, PageSize: 1000, PageToken: token})
 		if err != nil {
 			return n, err
 		}

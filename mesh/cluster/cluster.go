@@ -96,7 +96,10 @@ func (c *Cluster) prepare(ctx context.Context) error {
 		}
 	}
 	var err error
-	if c.Material, err = material.Make(material.Config{Dir: filepath.Join(c.cfg.Dir, "material"), TrustDomain: TrustDomain}); err != nil {
+	if c.Material, err = material.Make(material.Config{
+		Dir:         filepath.Join(c.cfg.Dir, "material"),
+		TrustDomain: TrustDomain,
+	}); err != nil {
 		return err
 	}
 	c.Stores, err = stores.Start(ctx, c.logger, c.Material, stores.Config{
@@ -117,9 +120,14 @@ func (c *Cluster) address(ctx context.Context) error {
 		}
 	}
 	c.Plan = topology.Plan{
-		Material: c.Material, TrustDomain: TrustDomain, AgentBinary: filepath.Join(c.cfg.Programs, agents.Program), InstanceDir: filepath.Join(c.cfg.Dir, "placement"),
-		Redis: true, Placement: "process", Profile: "cluster", Log: obs.LogConfig{Level: c.cfg.LogLevel}, Drain: 2 * time.Second,
-		Addresses: topology.Addresses{Recovery: free[3], Lifecycle: free[4], Console: c.cfg.Console, Enroll: c.cfg.Enroll, Agents: c.cfg.Agents},
+		Material: c.Material, TrustDomain: TrustDomain, AgentBinary: filepath.Join(c.cfg.Programs, agents.Program),
+		InstanceDir: filepath.Join(c.cfg.Dir, "placement"), Redis: true, Placement: "process", Profile: "cluster",
+		Log:   obs.LogConfig{Level: c.cfg.LogLevel},
+		Drain: 2 * time.Second,
+		Addresses: topology.Addresses{
+			Recovery: free[3], Lifecycle: free[4], Console: c.cfg.Console, Enroll: c.cfg.Enroll,
+			Agents: c.cfg.Agents,
+		},
 	}
 	return nil
 }
@@ -155,7 +163,10 @@ func (c *Cluster) admit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.Client, err = person.Dial(person.Config{Server: c.Plan.Addresses.Console, TrustDomain: TrustDomain, Roots: roots, Token: c.token})
+	c.Client, err = person.Dial(person.Config{
+		Server: c.Plan.Addresses.Console, TrustDomain: TrustDomain, Roots: roots,
+		Token: c.token,
+	})
 	return err
 }
 
@@ -181,7 +192,8 @@ func (c *Cluster) renderReplica(ctx context.Context, n int) error {
 	}
 	ops, listen := free[:services], free[services:]
 	recovery, lifecycle, readmodel := c.Plan.Recovery(ops[0]), c.Plan.Lifecycle(ops[1]), c.Plan.Readmodel(ops[2], nil)
-	recovery.Listen, recovery.EnrollListen, lifecycle.Listen, readmodel.PeopleListen = listen[0], listen[1], listen[2], listen[3]
+	recovery.Listen, recovery.EnrollListen, lifecycle.Listen, readmodel.PeopleListen = listen[0], listen[1], listen[2],
+		listen[3]
 	health := make([]*readiness, services)
 	for i := range health {
 		health[i] = newReadiness(ops[i])
@@ -233,8 +245,8 @@ func add[C any](c *Cluster, to *[]*Process, service string, n int, ops string, c
 		return err
 	}
 	*to = append(*to, &Process{
-		Name: name, Service: service, Ops: ops, binary: filepath.Join(c.cfg.Programs, "gpuaas"), config: file, log: filepath.Join(c.logDir(), name+".log"),
-		env: c.cfg.Env, logger: c.logger, changed: make(chan struct{}, 1),
+		Name: name, Service: service, Ops: ops, binary: filepath.Join(c.cfg.Programs, "gpuaas"), config: file,
+		log: filepath.Join(c.logDir(), name+".log"), env: c.cfg.Env, logger: c.logger, changed: make(chan struct{}, 1),
 	})
 	return nil
 }
@@ -247,7 +259,8 @@ func (c *Cluster) furnish(ctx context.Context) error {
 		name := fmt.Sprintf("n%d", i+1)
 		a, err := agents.New(c.logger, agents.Config{
 			Name: name, Dir: filepath.Join(c.agentsDir(), name), Binary: c.Plan.AgentBinary, GPUs: c.cfg.GPUs, Env: c.cfg.Env,
-			TrustDomain: TrustDomain, APIURL: c.Plan.Addresses.Agents, EnrollURL: "https://" + c.Plan.Addresses.Enroll, CAFile: c.Material.ServiceRoots(),
+			TrustDomain: TrustDomain, APIURL: c.Plan.Addresses.Agents, EnrollURL: "https://" + c.Plan.Addresses.Enroll,
+			CAFile: c.Material.ServiceRoots(),
 		})
 		if err != nil {
 			return err

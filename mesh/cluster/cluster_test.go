@@ -65,7 +65,8 @@ func probe(ctx context.Context, c *cluster.Cluster, node string) error {
 		return err
 	}
 	for range 100 {
-		got, err := c.Client.Query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: resp.GetTask().GetTaskId(), MinPos: resp.GetPos()})
+		got, err := c.Client.Query.GetTask(ctx,
+			&readmodelv1.GetTaskRequest{TaskId: resp.GetTask().GetTaskId(), MinPos: resp.GetPos()})
 		if err != nil {
 			return err
 		}
@@ -124,7 +125,8 @@ func TestEveryProcessMayDie(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, now := node.GetNode().GetIdentity(), after.GetNode().GetIdentity()
-	if before.GetNodeInstanceId() != now.GetNodeInstanceId() || now.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+	if before.GetNodeInstanceId() != now.GetNodeInstanceId() ||
+		now.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		t.Errorf("the node was %v and is %v", before, now)
 	}
 }

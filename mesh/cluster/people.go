@@ -24,5 +24,8 @@ func (c *Cluster) Person(ctx context.Context, tenantID string, s person.Session)
 	if err != nil {
 		return nil, err
 	}
-	return person.Dial(person.Config{Server: c.Plan.Addresses.Console, TrustDomain: TrustDomain, Roots: roots, Token: token})
+	return person.Dial(person.Config{
+		Server: c.Plan.Addresses.Console, TrustDomain: TrustDomain, Roots: roots,
+		Token: token,
+	})
 }

@@ -91,13 +91,15 @@ func (p *Process) startLocked(env []string) error {
 	// id.
 	replica := ids.New()
 	full := append([]string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "GPUAAS_" + strings.ToUpper(p.Service) + "_REPLICA_ID=" + replica,
+		"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"),
+		"GPUAAS_" + strings.ToUpper(p.Service) + "_REPLICA_ID=" + replica,
 	}, p.env...)
 	if p.before != nil {
 		full = append(full, p.before()...)
 	}
 	process, err := child.Start(child.Spec{
-		Path: p.binary, Args: []string{p.Service, "--config", p.config}, Env: append(full, env...), Dir: "/", Output: log, DeathSignal: syscall.SIGTERM,
+		Path: p.binary, Args: []string{p.Service, "--config", p.config}, Env: append(full, env...), Dir: "/", Output: log,
+		DeathSignal: syscall.SIGTERM,
 	})
 	if err != nil {
 		return err // the process that has ended stays, so that its keeper tries again
@@ -214,7 +216,8 @@ func (p *Process) keep(ctx context.Context) error {
 		p.mu.Lock()
 		var err error
 		if p.wanted && p.process == process {
-			p.logger.WarnContext(ctx, "process ended and is started again", slog.String("process", p.Name), slog.Any("exit", process.Exit()))
+			p.logger.WarnContext(ctx, "process ended and is started again", slog.String("process", p.Name),
+				slog.Any("exit", process.Exit()))
 			err = p.startLocked(nil)
 		}
 		wanted := p.wanted
@@ -263,7 +266,8 @@ func (p *Process) Broken() error {
 	if len(exits) < often {
 		return nil
 	}
-	return fmt.Errorf("%s has ended by itself %d times, last: %s; its log, %s, ends with:\n%s", p.Name, len(exits), exits[len(exits)-1].Cause, p.log, Tail(p.log, 20))
+	return fmt.Errorf("%s has ended by itself %d times, last: %s; its log, %s, ends with:\n%s", p.Name, len(exits),
+		exits[len(exits)-1].Cause, p.log, Tail(p.log, 20))
 }
 
 // AwaitReady waits until the process is ready. It fails with the last answer and the end of the process's log when ctx

@@ -33,7 +33,8 @@ func Tail(file string, lines int) string {
 func (c *Cluster) Tails(lines int) string {
 	var out strings.Builder
 	for _, p := range c.Processes() {
-		fmt.Fprintf(&out, "--- %s, pid %d, %d starts, ends: %s\n%s\n", p.Name, p.PID(), p.Starts(), p.ends(), Tail(p.log, lines))
+		fmt.Fprintf(&out, "--- %s, pid %d, %d starts, ends: %s\n%s\n", p.Name, p.PID(), p.Starts(), p.ends(),
+			Tail(p.log, lines))
 	}
 	for _, a := range c.Nodes {
 		fmt.Fprintf(&out, "--- agent %s, pid %d\n%s\n", a.Name(), a.PID(), Tail(a.LogPath(), lines))

@@ -103,7 +103,8 @@ func (s State) postgres(m *material.Material) error {
 	}
 	// The containers' network is theirs alone, and the image of Postgres has no certificate.
 	admin := url.URL{
-		Scheme: "postgres", User: url.UserPassword(superuser, password), Host: postgresAddr, Path: "/postgres", RawQuery: "sslmode=disable",
+		Scheme: "postgres", User: url.UserPassword(superuser, password), Host: postgresAddr, Path: "/postgres",
+		RawQuery: "sslmode=disable",
 	}
 	if err := material.Keep(s.AdminURL(), admin.String()+"\n"); err != nil {
 		return err

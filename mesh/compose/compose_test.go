@@ -48,7 +48,10 @@ func oneShot(s types.ServiceConfig) bool {
 
 func TestComposeHasTheMesh(t *testing.T) {
 	p := project(t)
-	for _, name := range []string{"postgres", "redis", "step-ca", "recovery", "lifecycle", "nodeapi", "readmodel", "agent"} {
+	for _, name := range []string{
+		"postgres", "redis", "step-ca", "recovery", "lifecycle", "nodeapi", "readmodel",
+		"agent",
+	} {
 		if _, ok := p.Services[name]; !ok {
 			t.Errorf("service %s is missing", name)
 		}
@@ -214,7 +217,8 @@ func inContainer(t *testing.T, p *types.Project, s types.ServiceConfig, state co
 		return ""
 	}
 	for _, v := range s.Volumes {
-		if rest, ok := strings.CutPrefix(path, v.Target); ok && (rest == "" || rest[0] == '/') && v.Type == types.VolumeTypeBind {
+		if rest, ok := strings.CutPrefix(path, v.Target); ok && (rest == "" || rest[0] == '/') &&
+			v.Type == types.VolumeTypeBind {
 			return inState(t, state, filepath.Join(v.Source, rest))
 		}
 	}
@@ -253,7 +257,8 @@ func TestServicesReadTheirConfigurations(t *testing.T) {
 				t.Errorf("it runs %q, want %q", s.Command, want)
 			}
 			if !slices.ContainsFunc(s.Configs, func(c types.ServiceConfigObjConfig) bool {
-				return c.Target == "/etc/gpuaas/"+kind.Name+".yaml" && p.Configs[c.Source].File != "" && filepath.Base(p.Configs[c.Source].File) == kind.Name+".yaml"
+				return c.Target == "/etc/gpuaas/"+kind.Name+".yaml" && p.Configs[c.Source].File != "" &&
+					filepath.Base(p.Configs[c.Source].File) == kind.Name+".yaml"
 			}) {
 				t.Error("its configuration is not mounted where it reads it")
 			}

@@ -108,7 +108,10 @@ func (c *Config) settle(find func(string) (string, error)) (settled, error) {
 		value *string
 		usual string
 	}{
-		{&c.ConsoleAddr, DefaultConsoleAddr}, {&c.NodeAddr, DefaultNodeAddr}, {&c.EnrollAddr, DefaultEnrollAddr}, {&c.MetricsAddr, DefaultMetricsAddr},
+		{&c.ConsoleAddr, DefaultConsoleAddr},
+		{&c.NodeAddr, DefaultNodeAddr},
+		{&c.EnrollAddr, DefaultEnrollAddr},
+		{&c.MetricsAddr, DefaultMetricsAddr},
 	} {
 		switch {
 		case *addr.value != "":
@@ -123,7 +126,8 @@ func (c *Config) settle(find func(string) (string, error)) (settled, error) {
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s %q is not host:port", addr.flag, *addr.value))
 		} else if host == "" {
-			problems = append(problems, fmt.Errorf("%s %q names no host: agents and clients must be told one", addr.flag, *addr.value))
+			problems = append(problems, fmt.Errorf("%s %q names no host: agents and clients must be told one", addr.flag,
+				*addr.value))
 		}
 	}
 	if c.Nodes < 0 || c.Nodes > mostNodes {
@@ -162,7 +166,10 @@ type address struct {
 
 func (c *Config) addresses() []address {
 	return []address{
-		{"--console-addr", &c.ConsoleAddr}, {"--node-addr", &c.NodeAddr}, {"--enroll-addr", &c.EnrollAddr}, {"--metrics-addr", &c.MetricsAddr},
+		{"--console-addr", &c.ConsoleAddr},
+		{"--node-addr", &c.NodeAddr},
+		{"--enroll-addr", &c.EnrollAddr},
+		{"--metrics-addr", &c.MetricsAddr},
 	}
 }
 

@@ -22,8 +22,9 @@ func TestSuddenDeathLosesNothing(t *testing.T) {
 	cfg.DataDir, cfg.NoDemo = filepath.Join(meshtest.Dir(t), "data"), false
 	out, errs := &text{}, &text{}
 	const anyPort = "127.0.0.1:0"
-	cmd := exec.CommandContext(ctx, filepath.Join(meshtest.Programs(t), "gpuaas"), "dev", "--data-dir", cfg.DataDir, "--nodes", "1", "--context-name", "",
-		"--console-addr", anyPort, "--node-addr", anyPort, "--enroll-addr", anyPort, "--metrics-addr", anyPort)
+	cmd := exec.CommandContext(ctx, filepath.Join(meshtest.Programs(t), "gpuaas"), "dev", "--data-dir", cfg.DataDir,
+		"--nodes", "1", "--context-name", "", "--console-addr", anyPort, "--node-addr", anyPort, "--enroll-addr", anyPort,
+		"--metrics-addr", anyPort)
 	cmd.Stdout, cmd.Stderr = out, errs
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -45,7 +46,8 @@ func TestSuddenDeathLosesNothing(t *testing.T) {
 	}
 
 	next := start(t, cfg)
-	if node := next.node(t, "n1"); !node.GetConnected() || node.GetIdentity().GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+	if node := next.node(t, "n1"); !node.GetConnected() ||
+		node.GetIdentity().GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		t.Errorf("node %v", node)
 	}
 	ws := next.await(t, "acme/demo", commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)

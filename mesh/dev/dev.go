@@ -187,7 +187,10 @@ func (m *Mesh) StatementsURL() (string, error) {
 
 func (m *Mesh) makeMaterial(context.Context) error {
 	var err error
-	m.material, err = material.Make(material.Config{Dir: filepath.Join(m.dir, "material"), TrustDomain: TrustDomain, Hosts: m.cfg.hosts()})
+	m.material, err = material.Make(material.Config{
+		Dir: filepath.Join(m.dir, "material"), TrustDomain: TrustDomain,
+		Hosts: m.cfg.hosts(),
+	})
 	return err
 }
 
@@ -237,7 +240,10 @@ func (m *Mesh) admit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.person, err = person.Dial(person.Config{Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, Roots: roots, Token: m.token})
+	m.person, err = person.Dial(person.Config{
+		Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, Roots: roots,
+		Token: m.token,
+	})
 	return err
 }
 
@@ -253,7 +259,8 @@ func (m *Mesh) furnish(ctx context.Context) error {
 		name := fmt.Sprintf("n%d", i+1)
 		a, err := agents.New(m.deps.Logger, agents.Config{
 			Name: name, Dir: filepath.Join(m.agentsDir(), name), Binary: m.cfg.agent, GPUs: simulatedGPUs,
-			TrustDomain: TrustDomain, APIURL: m.cfg.NodeAddr, EnrollURL: "https://" + m.cfg.EnrollAddr, CAFile: m.material.ServiceRoots(),
+			TrustDomain: TrustDomain, APIURL: m.cfg.NodeAddr, EnrollURL: "https://" + m.cfg.EnrollAddr,
+			CAFile: m.material.ServiceRoots(),
 		})
 		if err != nil {
 			return err
@@ -276,14 +283,15 @@ func (m *Mesh) makePlan(ctx context.Context) error {
 		return err
 	}
 	m.plan = topology.Plan{
-		Material: m.material, TrustDomain: TrustDomain, AgentBinary: m.cfg.agent, InstanceDir: m.instanceDir(), Redis: m.stores.RedisKind() != "none",
-		Placement: "process", Profile: "dev", Reflection: true, Drain: 2 * time.Second,
+		Material: m.material, TrustDomain: TrustDomain, AgentBinary: m.cfg.agent, InstanceDir: m.instanceDir(),
+		Redis: m.stores.RedisKind() != "none", Placement: "process", Profile: "dev", Reflection: true, Drain: 2 * time.Second,
 		RetentionSweep: m.cfg.RetentionSweep,
 		KeepEnded:      m.cfg.KeepEnded,
 		ForgetAfter:    m.cfg.ForgetAfter,
 		SeededDatabase: m.cfg.SeededDatabase,
 		Addresses: topology.Addresses{
-			Recovery: internal[0], Lifecycle: internal[1], Console: m.cfg.ConsoleAddr, Enroll: m.cfg.EnrollAddr, Agents: m.cfg.NodeAddr,
+			Recovery: internal[0], Lifecycle: internal[1], Console: m.cfg.ConsoleAddr, Enroll: m.cfg.EnrollAddr,
+			Agents: m.cfg.NodeAddr,
 		},
 	}
 	if m.cfg.DatabaseURL == "" {
@@ -364,14 +372,17 @@ func (m *Mesh) Run(ctx context.Context) error {
 		tasks = append(tasks, app.Task{Name: s.name, Phase: phase, Run: s.Run})
 	}
 	for _, a := range m.agents {
-		tasks = append(tasks, app.Task{Name: "agent " + a.Name(), Phase: app.PhaseDrain, Run: func(ctx context.Context) error {
-			select {
-			case <-began:
-				return a.Run(ctx)
-			case <-ctx.Done():
-				return nil
-			}
-		}})
+		tasks = append(tasks, app.Task{
+			Name: "agent " + a.Name(), Phase: app.PhaseDrain,
+			Run: func(ctx context.Context) error {
+				select {
+				case <-began:
+					return a.Run(ctx)
+				case <-ctx.Done():
+					return nil
+				}
+			},
+		})
 	}
 	if m.instances != nil {
 		tasks = append(tasks, app.Task{Name: "boxes", Phase: app.PhaseDrain, Stop: m.instances.PowerOffInstances})

@@ -238,7 +238,8 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 	before := first.node(t, "n1")
 	ws := first.await(t, "acme/demo", commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
 
-	if _, err := dev.New(t.Context(), dev.Deps{Logger: testkit.Logger(t), Out: &text{}, Err: &text{}}, cfg); !errors.Is(err, dev.ErrInUse) ||
+	if _, err := dev.New(t.Context(), dev.Deps{Logger: testkit.Logger(t), Out: &text{}, Err: &text{}},
+		cfg); !errors.Is(err, dev.ErrInUse) ||
 		!strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Errorf("a second mesh on the directory: %v", err)
 	}
@@ -247,12 +248,14 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 	}
 	second := start(t, cfg)
 	after := second.node(t, "n1")
-	if after.GetNodeId() != before.GetNodeId() || after.GetIdentity().GetNodeInstanceId() != before.GetIdentity().GetNodeInstanceId() {
+	if after.GetNodeId() != before.GetNodeId() ||
+		after.GetIdentity().GetNodeInstanceId() != before.GetIdentity().GetNodeInstanceId() {
 		t.Errorf("the node was %v and is %v", before.GetIdentity(), after.GetIdentity())
 	}
 	again := second.await(t, "acme/demo", commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
 	if again.GetWorkspaceId() != ws.GetWorkspaceId() || again.GetEpoch() != ws.GetEpoch() {
-		t.Errorf("the workspace was %s in epoch %d and is %s in epoch %d", ws.GetWorkspaceId(), ws.GetEpoch(), again.GetWorkspaceId(), again.GetEpoch())
+		t.Errorf("the workspace was %s in epoch %d and is %s in epoch %d", ws.GetWorkspaceId(), ws.GetEpoch(),
+			again.GetWorkspaceId(), again.GetEpoch())
 	}
 	// Its instance was powered on again, and finds the mesh although its ports are different now.
 	instance := again.GetNodeName()
@@ -288,7 +291,8 @@ func TestThePolicyFileIsToldAsAnyOtherChange(t *testing.T) {
 	cfg := config(t)
 	cfg.Nodes, cfg.DataDir = 0, filepath.Join(meshtest.Dir(t), "data")
 	cfg.PolicyFile = filepath.Join(t.TempDir(), "policy.yaml")
-	if err := os.WriteFile(cfg.PolicyFile, []byte("saga.retry_limit: 2\nnode.stream_max_age_seconds: 1800\n"), 0o600); err != nil {
+	if err := os.WriteFile(cfg.PolicyFile, []byte("saga.retry_limit: 2\nnode.stream_max_age_seconds: 1800\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -303,10 +307,12 @@ func TestThePolicyFileIsToldAsAnyOtherChange(t *testing.T) {
 		}
 		var reported []string
 		for _, e := range testkit.Events(t, pool, `kind = 'policy.changed'`) {
-			reported = append(reported, fmt.Sprintf("%s=%s v%d by %s", e.AggregateID, e.Text("value"), e.AggregateVersion, e.Text("updated_by")))
+			reported = append(reported, fmt.Sprintf("%s=%s v%d by %s", e.AggregateID, e.Text("value"), e.AggregateVersion,
+				e.Text("updated_by")))
 		}
 		pool.Close()
-		if want := "node.stream_max_age_seconds=1800 v1 by dev, saga.retry_limit=2 v1 by dev"; strings.Join(reported, ", ") != want {
+		if want := "node.stream_max_age_seconds=1800 v1 by dev, saga.retry_limit=2 v1 by dev"; strings.Join(reported,
+			", ") != want {
 			t.Fatalf("reported %q, want %q", reported, want)
 		}
 		if err := s.stop(); err != nil {
@@ -340,12 +346,16 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 	if err := os.WriteFile(file, []byte("node.no_such_key: 1\nnode.stream_max_age_seconds: -5\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err = dev.New(t.Context(), deps, dev.Config{PolicyFile: file, Nodes: -1, AgentBinary: "/nonexistent", NodeAddr: "nowhere"})
+	_, err = dev.New(t.Context(), deps,
+		dev.Config{PolicyFile: file, Nodes: -1, AgentBinary: "/nonexistent", NodeAddr: "nowhere"})
 	var wrong *dev.ConfigError
 	if !errors.As(err, &wrong) {
 		t.Fatalf("a bad configuration: %v", err)
 	}
-	for _, want := range []string{"node.no_such_key", "node.stream_max_age_seconds", "--nodes", "--agent-binary", "--node-addr"} {
+	for _, want := range []string{
+		"node.no_such_key", "node.stream_max_age_seconds", "--nodes", "--agent-binary",
+		"--node-addr",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not told: %v", want, err)
 		}

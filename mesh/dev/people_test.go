@@ -34,7 +34,10 @@ func TestDevMakesAPersonOfEachRole(t *testing.T) {
 			t.Errorf("%d columns: %s", utf8.RuneCountInString(line), line)
 		}
 	}
-	for _, want := range []string{"People:    mesh-viewer mesh-tenant mesh-operator mesh-security\n", "gpuaas --context mesh-tenant workspaces list\n"} {
+	for _, want := range []string{
+		"People:    mesh-viewer mesh-tenant mesh-operator mesh-security\n",
+		"gpuaas --context mesh-tenant workspaces list\n",
+	} {
 		if !strings.Contains(e.out.String(), want) {
 			t.Errorf("no %q in\n%s", want, e.out)
 		}

@@ -52,7 +52,10 @@ func TestEnvironmentValuesReachTheProcessAlone(t *testing.T) {
 	wanted := &readmodelv1.CreateWorkspaceRequest{
 		Tenant: "acme", Name: "secretive", IdempotencyKey: "key-1", Spec: &lifecyclev1.WorkspaceSpec{
 			Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS,
-			Workloads: []*nodev1.Workload{{Name: "main", Command: []string{"/bin/sleep", "100000"}, Env: map[string]string{"FOO": canary}}},
+			Workloads: []*nodev1.Workload{{
+				Name: "main", Command: []string{"/bin/sleep", "100000"},
+				Env: map[string]string{"FOO": canary},
+			}},
 		},
 	}
 	ask := func(dry bool) string {
@@ -102,7 +105,8 @@ func TestEnvironmentValuesReachTheProcessAlone(t *testing.T) {
 	}
 	for _, file := range filesWith(t, cfg.DataDir, canary) {
 		// The host that runs the workload has it, for its owner alone.
-		if info, err := os.Stat(file); !strings.HasPrefix(file, filepath.Join(cfg.DataDir, "placement")) || err != nil || info.Mode().Perm() != 0o600 ||
+		if info, err := os.Stat(file); !strings.HasPrefix(file, filepath.Join(cfg.DataDir, "placement")) || err != nil ||
+			info.Mode().Perm() != 0o600 ||
 			strings.HasSuffix(file, ".log") {
 			t.Errorf("the value stands in %s (%v)", file, err)
 		}
@@ -131,7 +135,10 @@ func people(t *testing.T, s started, tenantID string) map[string]*person.Client 
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := person.Dial(person.Config{Server: s.Plan().Addresses.Console, TrustDomain: dev.TrustDomain, Roots: roots, Token: token})
+		client, err := person.Dial(person.Config{
+			Server: s.Plan().Addresses.Console, TrustDomain: dev.TrustDomain,
+			Roots: roots, Token: token,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +161,8 @@ func read(t *testing.T, client *person.Client, mayEscalate bool) map[string]stri
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	stream, err := client.Query.Watch(ctx, &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}})
+	stream, err := client.Query.Watch(ctx,
+		&readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}})
 	if err != nil {
 		t.Fatal(err)
 	}

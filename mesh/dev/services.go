@@ -77,7 +77,8 @@ func (m *Mesh) buildOps(ctx context.Context) error {
 		health.Ready(s.name, func(ctx context.Context) error { return askReady(ctx, s.OpsAddr()) })
 	}
 	var err error
-	m.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: m.deps.Logger, Registry: m.registry, Health: health}, m.cfg.MetricsAddr)
+	m.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: m.deps.Logger, Registry: m.registry, Health: health},
+		m.cfg.MetricsAddr)
 	return err
 }
 

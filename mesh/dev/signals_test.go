@@ -92,7 +92,8 @@ func (e *ephemeral) dir() string {
 func (e *ephemeral) nothingLeft() {
 	e.t.Helper()
 	for _, pid := range mentioning(e.tmp) {
-		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline")) //nolint:errcheck // only decorates the failure
+		//nolint:errcheck // only decorates the failure
+		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 		e.t.Errorf("process %d is left: %s", pid, bytes.ReplaceAll(line, []byte{0}, []byte(" ")))
 	}
 	entries, err := os.ReadDir(e.tmp)
@@ -165,7 +166,8 @@ func TestALaterInterruptForcesTheEnd(t *testing.T) {
 	stopped := 0
 	for _, pid := range mentioning(e.dir()) {
 		line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-		if program, _, _ := bytes.Cut(line, []byte{0}); err == nil && filepath.Base(string(program)) == "postgres" && syscall.Kill(pid, syscall.SIGSTOP) == nil {
+		if program, _, _ := bytes.Cut(line, []byte{0}); err == nil && filepath.Base(string(program)) == "postgres" &&
+			syscall.Kill(pid, syscall.SIGSTOP) == nil {
 			stopped++
 		}
 	}

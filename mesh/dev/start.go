@@ -34,7 +34,8 @@ func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 	}
 	if connected < len(m.agents) {
 		// The mesh works; the log of an agent has the reason.
-		m.deps.Logger.WarnContext(ctx, "not all agents are connected", slog.Int("connected", connected), slog.Int("agents", len(m.agents)))
+		m.deps.Logger.WarnContext(ctx, "not all agents are connected", slog.Int("connected", connected),
+			slog.Int("agents", len(m.agents)))
 	}
 	if err := m.admitPeople(ctx); err != nil {
 		return err
@@ -56,7 +57,8 @@ func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 }
 
 func (m *Mesh) mark(ctx context.Context, what string) {
-	m.deps.Logger.InfoContext(ctx, "start reached a point", slog.String("point", what), slog.Duration("since_begin", time.Since(m.deps.Began)))
+	m.deps.Logger.InfoContext(ctx, "start reached a point", slog.String("point", what),
+		slog.Duration("since_begin", time.Since(m.deps.Began)))
 }
 
 func (m *Mesh) announce(ctx context.Context) error {
@@ -68,7 +70,8 @@ func (m *Mesh) announce(ctx context.Context) error {
 		return err
 	}
 	m.context, err = m.deps.Announce(ctx, Announcement{
-		Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, CAPEM: string(roots), Token: m.token, People: m.people, Dir: m.dir, Ephemeral: m.cfg.Ephemeral,
+		Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, CAPEM: string(roots), Token: m.token, People: m.people,
+		Dir: m.dir, Ephemeral: m.cfg.Ephemeral,
 	})
 	if err != nil {
 		return fmt.Errorf("tell the client where this mesh is: %w", err)
@@ -92,7 +95,8 @@ func (m *Mesh) tell(connected int) {
 	fmt.Fprintln(out, "Console:   not built")
 	fmt.Fprintf(out, "Node API:  %s mTLS   Enrolment: https://%s\n", m.cfg.NodeAddr, m.cfg.EnrollAddr)
 	fmt.Fprintf(out, "Metrics:   http://%s/metrics\n", m.cfg.MetricsAddr)
-	fmt.Fprintf(out, "Stores:    Postgres %s, fsync=%s   Redis: %s\n", m.stores.Facts.PostgresVersion, m.stores.Facts.Fsync, m.stores.RedisKind())
+	fmt.Fprintf(out, "Stores:    Postgres %s, fsync=%s   Redis: %s\n", m.stores.Facts.PostgresVersion,
+		m.stores.Facts.Fsync, m.stores.RedisKind())
 	fmt.Fprintf(out, "Log:       %s\n", filepath.Join(m.dir, LogFile))
 	fmt.Fprintf(out, "Nodes:     %d of %d agents connected\n", connected, len(m.agents))
 	fmt.Fprintf(out, "Try:       gpuaas status · gpuaas nodes list · gpuaas nodes probe n1\n")
@@ -120,7 +124,8 @@ func (m *Mesh) demo(ctx context.Context) error {
 			return fmt.Errorf("look for workspace %s: %w", name, err)
 		}
 		existed = false
-		resp, err := m.person.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{Tenant: demoTenant, Name: demoWorkspace})
+		resp, err := m.person.Command.CreateWorkspace(ctx,
+			&readmodelv1.CreateWorkspaceRequest{Tenant: demoTenant, Name: demoWorkspace})
 		if err != nil {
 			return fmt.Errorf("create workspace %s: %w", name, err)
 		}

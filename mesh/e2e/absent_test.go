@@ -20,7 +20,10 @@ import (
 // epoch.
 func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
-	c := start(t, cluster.Config{Policy: map[string]string{"node.heartbeat_stale_after_seconds": "10", "saga.step_stall_seconds": "45"}})
+	c := start(t, cluster.Config{Policy: map[string]string{
+		"node.heartbeat_stale_after_seconds": "10",
+		"saga.step_stall_seconds":            "45",
+	}})
 	createTenant(t, c)
 	if _, err := c.ShutOut(c.Plan.Addresses.Agents, true); err != nil {
 		t.Fatal(err)
@@ -36,15 +39,18 @@ func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 	}
 	t.must("the stall to be seen", 4*time.Minute, func(ctx context.Context) error {
 		ws, err := look(ctx)
-		if err == nil && ws.GetEpoch() == 1 && (!ws.GetStalled() || ws.GetUserState() != commonv1.UserState_USER_STATE_TEMPORARY) {
-			err = fmt.Errorf("it is %s, stalled %v, at %q: %s", names.Of(ws.GetUserState()), ws.GetStalled(), ws.GetCurrentStep(), ws.GetWhyWaiting())
+		if err == nil && ws.GetEpoch() == 1 &&
+			(!ws.GetStalled() || ws.GetUserState() != commonv1.UserState_USER_STATE_TEMPORARY) {
+			err = fmt.Errorf("it is %s, stalled %v, at %q: %s", names.Of(ws.GetUserState()), ws.GetStalled(),
+				ws.GetCurrentStep(), ws.GetWhyWaiting())
 		}
 		return err
 	})
 	t.must("another epoch to begin", 4*time.Minute, func(ctx context.Context) error {
 		ws, err := look(ctx)
 		if err == nil && ws.GetEpoch() != 2 {
-			err = fmt.Errorf("it is %s in epoch %d, at %q: %s", names.Of(ws.GetState()), ws.GetEpoch(), ws.GetCurrentStep(), ws.GetWhyWaiting())
+			err = fmt.Errorf("it is %s in epoch %d, at %q: %s", names.Of(ws.GetState()), ws.GetEpoch(), ws.GetCurrentStep(),
+				ws.GetWhyWaiting())
 		}
 		return err
 	})
@@ -64,7 +70,8 @@ func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 			return fmt.Errorf("recoveries: %v", list)
 		}
 		r := list[0]
-		if r.GetTrigger() != commonv1.RecoveryTrigger_RECOVERY_TRIGGER_STALLED || r.GetOutcome() != commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED ||
+		if r.GetTrigger() != commonv1.RecoveryTrigger_RECOVERY_TRIGGER_STALLED ||
+			r.GetOutcome() != commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED ||
 			r.GetAttempts() != 1 || r.GetWhatWorked() != "recreate" {
 			t.Errorf("the record of the recovery is %v", r)
 		}
@@ -76,11 +83,23 @@ func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 		what, sql string
 		want      []string
 	}{
-		{"operations", `SELECT concat_ws(' ', kind, state, epoch) FROM lifecycle.saga_run ORDER BY created_at`, []string{"create failed 1", "recreate succeeded 2"}},
-		{"cancelled by", `SELECT cancel_by FROM lifecycle.saga_run WHERE kind = 'create'`, []string{"watchdog:service/recovery"}},
-		{"boxes", `SELECT concat_ws(' ', epoch, state) FROM lifecycle.instance ORDER BY epoch`, []string{"1 ended", "2 live"}},
+		{
+			"operations", `SELECT concat_ws(' ', kind, state, epoch) FROM lifecycle.saga_run ORDER BY created_at`,
+			[]string{"create failed 1", "recreate succeeded 2"},
+		},
+		{
+			"cancelled by", `SELECT cancel_by FROM lifecycle.saga_run WHERE kind = 'create'`,
+			[]string{"watchdog:service/recovery"},
+		},
+		{
+			"boxes", `SELECT concat_ws(' ', epoch, state) FROM lifecycle.instance ORDER BY epoch`,
+			[]string{"1 ended", "2 live"},
+		},
 		{"order", `SELECT (a.ended_at < b.started_at)::text FROM lifecycle.instance a JOIN lifecycle.instance b ON b.epoch = 2 WHERE a.epoch = 1`, []string{"true"}},
-		{"budgets", `SELECT concat_ws(' ', scope, tokens) FROM recovery.churn_bucket ORDER BY scope`, []string{"placement 3", "workspace 3"}},
+		{
+			"budgets", `SELECT concat_ws(' ', scope, tokens) FROM recovery.churn_bucket ORDER BY scope`,
+			[]string{"placement 3", "workspace 3"},
+		},
 	} {
 		if got := column(t, mesh, is.sql); !slices.Equal(got, is.want) {
 			t.Errorf("%s: %v, want %v", is.what, got, is.want)

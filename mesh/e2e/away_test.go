@@ -44,14 +44,16 @@ func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 		t.Fatal(err)
 	}
 	t.must("the session of "+away.Name()+" to end", time.Minute, func(context.Context) error {
-		if open := column(t, conn, `SELECT name FROM lifecycle.node_gate WHERE session_open`); slices.Contains(open, away.Name()) {
+		if open := column(t, conn, `SELECT name FROM lifecycle.node_gate WHERE session_open`); slices.Contains(open,
+			away.Name()) {
 			return fmt.Errorf("open are %q", open)
 		}
 		return nil
 	})
 	for nth := 1; nth <= 2; nth++ {
 		t.must(fmt.Sprintf("rotation %d", nth), time.Minute, func(ctx context.Context) error {
-			_, err := security.Keys.RotateKey(ctx, &readmodelv1.RotateKeyRequest{Kind: kind, Reason: "test", IdempotencyKey: fmt.Sprintf("away-%d", nth)})
+			_, err := security.Keys.RotateKey(ctx,
+				&readmodelv1.RotateKeyRequest{Kind: kind, Reason: "test", IdempotencyKey: fmt.Sprintf("away-%d", nth)})
 			return err
 		})
 		states := func(ctx context.Context, former string) error {
@@ -61,13 +63,15 @@ func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 			}
 			return err
 		}
-		t.must("the key to sign", 2*time.Minute, func(ctx context.Context) error { return states(ctx, keyset.VerifyingAfter) })
+		t.must("the key to sign", 2*time.Minute,
+			func(ctx context.Context) error { return states(ctx, keyset.VerifyingAfter) })
 		// The overlap passes at once: package keyset tests how long it is.
 		if _, err := conn.Exec(t.ctx, `UPDATE mesh.signing_key SET state_at = state_at - make_interval(secs => $1) WHERE state = 'verifying_after'`,
 			keyset.TaskSigning.Overlap().Seconds()); err != nil {
 			t.Fatal(err)
 		}
-		t.must("the former key to be retired", 2*time.Minute, func(ctx context.Context) error { return states(ctx, keyset.Retired) })
+		t.must("the former key to be retired", 2*time.Minute,
+			func(ctx context.Context) error { return states(ctx, keyset.Retired) })
 	}
 	if got := keysOfNode(away.Name()); !slices.Equal(got, first) {
 		t.Errorf("the node that is away holds %q, want %q", got, first)

@@ -18,14 +18,18 @@ import (
 func TestACopyIsFoundAcrossAKill(tt *testing.T) {
 	t := beside(tt, 8*time.Minute)
 	ctx := t.ctx
-	c := start(t, cluster.Config{Nodes: 1, Env: []string{"GPUAAS_FAILPOINTS=recovery.report_challenge.*=kill", "GPUAAS_NODEAPI_OPEN_EVERY=200ms"}})
+	c := start(t, cluster.Config{
+		Nodes: 1,
+		Env:   []string{"GPUAAS_FAILPOINTS=recovery.report_challenge.*=kill", "GPUAAS_NODEAPI_OPEN_EVERY=200ms"},
+	})
 	before := machines(t, c)
 	root := filepath.Dir(c.Plan.InstanceDir)
 	copied := filepath.Join(root, "agents", "copy")
 	if err := os.CopyFS(copied, os.DirFS(filepath.Join(root, "agents", "n1"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := exec.CommandContext(ctx, "chmod", "-R", "go-rwx", copied).Run(); err != nil { //nolint:gosec // our own directory
+	//nolint:gosec // our own directory
+	if err := exec.CommandContext(ctx, "chmod", "-R", "go-rwx", copied).Run(); err != nil {
 		t.Fatal(err)
 	}
 	log, err := os.Create(filepath.Join(root, "log", "copy.log"))
@@ -33,7 +37,9 @@ func TestACopyIsFoundAcrossAKill(tt *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	clone := exec.CommandContext(ctx, c.Plan.AgentBinary, "run", "--etc-dir", filepath.Join(copied, "etc"), "--state-dir", filepath.Join(copied, "state")) //nolint:gosec // ours
+	//nolint:gosec // ours
+	clone := exec.CommandContext(ctx, c.Plan.AgentBinary, "run", "--etc-dir", filepath.Join(copied, "etc"), "--state-dir",
+		filepath.Join(copied, "state"))
 	clone.Stdout, clone.Stderr = log, log
 	began := time.Now()
 	if err := clone.Start(); err != nil {

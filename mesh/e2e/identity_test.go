@@ -22,8 +22,9 @@ import (
 // whole are the changes of an agent's identity that must be survived in the middle, by the part of a kill point's name
 // that identifies the change.
 var whole = []string{
-	"pending_key.key-pending", "enrol.journal", "replay.cert", "replay.key", "replay.node", "replay.node-agent", "replay.journal", "join_state.join-state", "issued.journal",
-	"issued.key-next", "issued.cert-next", "flip.key", "flip.cert", "task_keys.node-agent",
+	"pending_key.key-pending", "enrol.journal", "replay.cert", "replay.key", "replay.node", "replay.node-agent",
+	"replay.journal", "join_state.join-state", "issued.journal", "issued.key-next", "issued.cert-next", "flip.key",
+	"flip.cert", "task_keys.node-agent",
 }
 
 // renewal reports whether a kill point is passed by the renewal of a certificate alone, which no request brings about.
@@ -39,7 +40,10 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 	c := start(t, cluster.Config{
 		// A machine whose certificate ends while it and the services are killed waits for an operator: half of its life is
 		// for what is slow.
-		Nodes: 2, Policy: map[string]string{"node.certificate_ttl_seconds": "90", "node.task_stale_sweep_interval_seconds": "2"},
+		Nodes: 2, Policy: map[string]string{
+			"node.certificate_ttl_seconds":           "90",
+			"node.task_stale_sweep_interval_seconds": "2",
+		},
 		Env: []string{
 			"GPUAAS_FAILPOINTS=agent.*=kill,recovery.renew.*=kill,nodeapi.renew.*=kill",
 			// An agent that dies twenty times in a minute opens more often than one that is well may.
@@ -63,12 +67,14 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 	want := slices.DeleteFunc(literals(t, "agent"), func(p string) bool {
 		return p == "agent.diag.after_fsync" // before a retry only, and it holds no identity
 	})
-	want = append(want, slices.DeleteFunc(slices.Sorted(maps.Keys(elsewhere)), func(p string) bool { return !strings.Contains(p, ".renew.") })...)
+	want = append(want, slices.DeleteFunc(slices.Sorted(maps.Keys(elsewhere)),
+		func(p string) bool { return !strings.Contains(p, ".renew.") })...)
 	missing := func() []string {
 		points, _ := hits(t, c)
 		out := slices.DeleteFunc(slices.Clone(want), func(p string) bool { return points[p] > 0 })
 		for _, part := range whole {
-			if !slices.ContainsFunc(slices.Collect(maps.Keys(points)), func(p string) bool { return strings.HasPrefix(p, "agent.identity."+part+".") }) {
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(points)),
+				func(p string) bool { return strings.HasPrefix(p, "agent.identity."+part+".") }) {
 				out = append(out, "agent.identity."+part+".*")
 			}
 		}
@@ -110,7 +116,8 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 			}
 			t.want("the decommission of "+w.name, 30*time.Second, func(ctx context.Context) error {
 				_, err := c.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
-					Workspace: w.workspace, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Reason: "its turn is over", IdempotencyKey: "end-" + w.key,
+					Workspace: w.workspace, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Reason: "its turn is over",
+					IdempotencyKey: "end-" + w.key,
 				})
 				return err
 			})

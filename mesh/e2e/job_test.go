@@ -32,13 +32,15 @@ func cli(t test, c *cluster.Cluster) func(args ...string) []byte {
 	}
 	file := filepath.Join(t.TempDir(), "contexts.yaml")
 	if err := contexts.Put(file, contexts.Context{
-		Name: "e2e", Server: c.Plan.Addresses.Console, TrustDomain: cluster.TrustDomain, CAPEM: string(roots), Token: c.Token(),
+		Name: "e2e", Server: c.Plan.Addresses.Console, TrustDomain: cluster.TrustDomain, CAPEM: string(roots),
+		Token: c.Token(),
 	}, true); err != nil {
 		t.Fatal(err)
 	}
 	return func(args ...string) []byte {
 		t.Helper()
-		cmd := exec.CommandContext(t.ctx, filepath.Join(meshtest.Programs(t), "gpuaas"), args...) //nolint:gosec // our own program
+		//nolint:gosec // our own program
+		cmd := exec.CommandContext(t.ctx, filepath.Join(meshtest.Programs(t), "gpuaas"), args...)
 		cmd.Env = append(os.Environ(), contexts.EnvPath+"="+file)
 		out, err := cmd.Output()
 		if err != nil {
@@ -116,7 +118,8 @@ func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
 	for _, tr := range shown.Transitions {
 		states = append(states, tr.State)
 	}
-	if diff := cmp.Diff([]string{"queued", "dispatched", "delivered", "running", "succeeded"}, slices.Compact(states)); diff != "" {
+	if diff := cmp.Diff([]string{"queued", "dispatched", "delivered", "running", "succeeded"},
+		slices.Compact(states)); diff != "" {
 		t.Errorf("the probe's states: %s", diff)
 	}
 	readsOutput(t, c, run)
@@ -138,7 +141,8 @@ func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 	const canary = "E2E-OUTPUT-91be"
 	create := func(name, script string, more ...string) {
 		run(append([]string{
-			"workspaces", "create", name, "--tenant", "acme", "--command", "sh", "--arg=-c", "--arg", script, "--env", "API_KEY=" + canary,
+			"workspaces", "create", name, "--tenant", "acme", "--command", "sh", "--arg=-c", "--arg", script, "--env",
+			"API_KEY=" + canary,
 		}, more...)...)
 	}
 	asked := time.Now()
@@ -172,7 +176,8 @@ func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 	}
 	found := false
 	for _, i := range timeline.Items {
-		found = found || i.ErrorCode == "workload_crash_loop" && i.ErrorLayer == "workload" && i.LastOutput == "key ****\nno such model"
+		found = found || i.ErrorCode == "workload_crash_loop" && i.ErrorLayer == "workload" &&
+			i.LastOutput == "key ****\nno such model"
 	}
 	if !found {
 		t.Errorf("the timeline holds no last output of the crash loop: %+v", timeline.Items)
@@ -196,7 +201,8 @@ func crashesLater(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 			!strings.Contains(ws.GetWorkloadDetail(), "crash loop: main, ") ||
 			!strings.Contains(ws.GetWorkloadDetail(), "exited with status 3 at ") ||
 			!strings.Contains(ws.GetNextAction(), "gpuaas workspaces logs acme/later --workload main --previous") {
-			return fmt.Errorf("%s to its user, %q: %q, %q", ws.GetUserState(), ws.GetWorkloadReason(), ws.GetWorkloadDetail(), ws.GetNextAction())
+			return fmt.Errorf("%s to its user, %q: %q, %q", ws.GetUserState(), ws.GetWorkloadReason(), ws.GetWorkloadDetail(),
+				ws.GetNextAction())
 		}
 		return nil
 	})

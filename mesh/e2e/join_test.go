@@ -119,7 +119,8 @@ func joinOne(t test, c *cluster.Cluster, name string, disturb, mend func() error
 	if len(operations) != 1 || first != 1 || joined != callers-1 {
 		t.Errorf("%d operations, %d first, %d joined", len(operations), first, joined)
 	}
-	_, err := c.Client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{Tenant: tenant, Name: name, Spec: &lifecyclev1.WorkspaceSpec{Gpus: 1}})
+	_, err := c.Client.Command.CreateWorkspace(ctx,
+		&readmodelv1.CreateWorkspaceRequest{Tenant: tenant, Name: name, Spec: &lifecyclev1.WorkspaceSpec{Gpus: 1}})
 	if !fault.Has(err, commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN) {
 		t.Errorf("another spec is answered %v", err)
 	}
@@ -133,5 +134,6 @@ func joinOne(t test, c *cluster.Cluster, name string, disturb, mend func() error
 		}
 		return nil
 	})
-	t.Logf("%d creates: %d operation, %d joined, all answered within %.2f s", callers, len(operations), joined, took.Seconds())
+	t.Logf("%d creates: %d operation, %d joined, all answered within %.2f s", callers, len(operations), joined,
+		took.Seconds())
 }

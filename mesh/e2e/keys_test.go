@@ -50,20 +50,23 @@ func (p *probing) run(ctx context.Context, c *cluster.Cluster, node string) {
 		asked, err := c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: node})
 		if err != nil {
 			// A request to a killed replica may be repeated; a refused assertion of a person may not.
-			if fault.Has(err, commonv1.Reason_REASON_ASSERTION_INVALID) || fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+			if fault.Has(err, commonv1.Reason_REASON_ASSERTION_INVALID) ||
+				fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
 				p.spoil(fmt.Errorf("a person was refused: %w", err))
 			}
 			continue
 		}
 		for next() {
-			got, err := c.Client.Query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: asked.GetTask().GetTaskId(), MinPos: asked.GetPos()})
+			got, err := c.Client.Query.GetTask(ctx,
+				&readmodelv1.GetTaskRequest{TaskId: asked.GetTask().GetTaskId(), MinPos: asked.GetPos()})
 			if err != nil {
 				continue
 			}
 			switch state := got.GetTask().GetState(); state {
 			case commonv1.TaskState_TASK_STATE_SUCCEEDED:
 				p.done.Add(1)
-			case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_SUPERSEDED, commonv1.TaskState_TASK_STATE_CANCELLED:
+			case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_SUPERSEDED,
+				commonv1.TaskState_TASK_STATE_CANCELLED:
 				p.spoil(fmt.Errorf("a probe of %s is %s: %s", node, names.Of(state), got.GetTask().GetReason()))
 			default:
 				continue
@@ -74,7 +77,9 @@ func (p *probing) run(ctx context.Context, c *cluster.Cluster, node string) {
 }
 
 // keysOf returns the states of a kind's keys, in the order in which they were made.
-func keysOf(ctx context.Context, c *person.Client, kind recoveryv1.KeyKind) ([]*recoveryv1.SigningKey, []string, error) {
+func keysOf(ctx context.Context, c *person.Client, kind recoveryv1.KeyKind) ([]*recoveryv1.SigningKey, []string,
+	error,
+) {
 	answer, err := c.Keys.ListKeys(ctx, &readmodelv1.ListKeysRequest{})
 	if err != nil {
 		return nil, nil, err
@@ -128,7 +133,8 @@ func rollIssuer(t test, c *cluster.Cluster, security *person.Client) {
 		t.Fatal(err)
 	}
 	kill(append(killedOf(c.Lifecycle...), killedOf(c.Readmodel...)...)...)
-	t.must("the next issuer to sign", 3*time.Minute, func(ctx context.Context) error { return states(ctx, "verifying_after", "signing") })
+	t.must("the next issuer to sign", 3*time.Minute,
+		func(ctx context.Context) error { return states(ctx, "verifying_after", "signing") })
 	if _, err := c.Material.Renew(); err != nil {
 		t.Fatal(err)
 	}
@@ -177,12 +183,14 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 		{recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING, append(killedOf(c.Lifecycle...), c.Nodes[0])},
 	} {
 		rotate := func(key string) error {
-			_, err := security.Keys.RotateKey(t.ctx, &readmodelv1.RotateKeyRequest{Kind: kind.kind, Reason: "test", IdempotencyKey: key})
+			_, err := security.Keys.RotateKey(t.ctx,
+				&readmodelv1.RotateKeyRequest{Kind: kind.kind, Reason: "test", IdempotencyKey: key})
 			return err
 		}
 		name := names.Of(kind.kind)
 		// An operator without the role is refused.
-		_, err := operator.Keys.RotateKey(t.ctx, &readmodelv1.RotateKeyRequest{Kind: kind.kind, Reason: "test", IdempotencyKey: name})
+		_, err := operator.Keys.RotateKey(t.ctx,
+			&readmodelv1.RotateKeyRequest{Kind: kind.kind, Reason: "test", IdempotencyKey: name})
 		if !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
 			t.Errorf("%s by an operator: %v", name, err)
 		}
@@ -220,7 +228,8 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 		t.Fatal(err)
 	}
 	for _, kind := range []recoveryv1.KeyKind{
-		recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, recoveryv1.KeyKind_KEY_KIND_ASSERTION, recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING,
+		recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, recoveryv1.KeyKind_KEY_KIND_ASSERTION,
+		recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING,
 		recoveryv1.KeyKind_KEY_KIND_SERVICES,
 	} {
 		t.must("the old key of "+names.Of(kind)+" to be retired", 4*time.Minute, func(ctx context.Context) error {

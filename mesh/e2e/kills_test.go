@@ -50,8 +50,9 @@ var elsewhere = map[string]string{
 // literals returns the kill points that stand in the source of a part of the tree.
 func literals(t test, dir string) []string {
 	t.Helper()
-	out, err := exec.CommandContext(t.ctx, "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go", `(failpoint\.Hit\(|\.point\(ctx, )"[a-z_.]+"`, //nolint:gosec // our tree
-		filepath.Join("..", "..", dir)).Output()
+	//nolint:gosec // our tree
+	out, err := exec.CommandContext(t.ctx, "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go",
+		`(failpoint\.Hit\(|\.point\(ctx, )"[a-z_.]+"`, filepath.Join("..", "..", dir)).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,8 +121,12 @@ func stir(t test, c *cluster.Cluster, doomed func(i int)) func(context.Context) 
 			_, _ = c.Client.Command.SetPolicy(call, &readmodelv1.SetPolicyRequest{
 				Key: "audit.dedupe_window_seconds", Value: strconv.Itoa(100 + i%50), Reason: "stir",
 			})
-			for _, verb := range []recoveryv1.IdentityVerb{recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE} {
-				_, _ = c.Client.Command.ChangeNodeIdentity(call, &readmodelv1.ChangeNodeIdentityRequest{Node: "n3", Verb: verb, Reason: "stir"})
+			for _, verb := range []recoveryv1.IdentityVerb{
+				recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD,
+				recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,
+			} {
+				_, _ = c.Client.Command.ChangeNodeIdentity(call,
+					&readmodelv1.ChangeNodeIdentityRequest{Node: "n3", Verb: verb, Reason: "stir"})
 			}
 			cancel()
 			if i%8 == 7 && i < 160 {
@@ -154,7 +159,10 @@ func requests(prefix string, n int) []*request {
 	var out []*request
 	for i := range n {
 		spec, doomed := shape(i)
-		out = append(out, &request{name: fmt.Sprintf("%s-%02d", prefix, i), key: fmt.Sprintf("key-%s-%02d", prefix, i), spec: spec, doomed: doomed})
+		out = append(out, &request{
+			name: fmt.Sprintf("%s-%02d", prefix, i), key: fmt.Sprintf("key-%s-%02d", prefix, i),
+			spec: spec, doomed: doomed,
+		})
 	}
 	return out
 }
@@ -163,7 +171,10 @@ func requests(prefix string, n int) []*request {
 // and machines' agents at theirs.
 func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 	t := within(tt, 12*time.Minute)
-	c := start(t, cluster.Config{Nodes: 3, GPUs: 2, Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"}})
+	c := start(t, cluster.Config{
+		Nodes: 3, GPUs: 2,
+		Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"},
+	})
 	createTenant(t, c)
 	before := machines(t, c)
 	want := slices.Concat(literals(t, "services"), computed)
@@ -173,7 +184,10 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 	killed := map[int]bool{}
 	for _, p := range c.Processes() {
 		p.BeforeStart(func() []string {
-			return []string{"GPUAAS_FAILPOINTS=" + p.Service + ".*=kill", "GPUAAS_BOX_FAILPOINTS=agent.deliver.*=kill,agent.result.*=kill,agent.run.*=kill"}
+			return []string{
+				"GPUAAS_FAILPOINTS=" + p.Service + ".*=kill",
+				"GPUAAS_BOX_FAILPOINTS=agent.deliver.*=kill,agent.result.*=kill,agent.run.*=kill",
+			}
 		})
 		killed[p.PID()] = true
 		if err := p.Kill9(); err != nil {
@@ -185,7 +199,10 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 	var group sync.WaitGroup
 	ctx := t.ctx
 	measured, stop := watched(t, c, stir(t, c, func(i int) {
-		w := &request{name: fmt.Sprintf("doomed-%03d", i), key: fmt.Sprintf("doomed-%03d", i), spec: doomedSpec(), doomed: true}
+		w := &request{
+			name: fmt.Sprintf("doomed-%03d", i), key: fmt.Sprintf("doomed-%03d", i), spec: doomedSpec(),
+			doomed: true,
+		}
 		doomedMu.Lock()
 		extra = append(extra, w)
 		doomedMu.Unlock()
@@ -268,7 +285,10 @@ func TestKillsAtRandom(tt *testing.T) {
 	}
 	t.Logf("seed %d; again with GPUAAS_E2E_SEED=%d", seed, seed)
 	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a schedule
-	c := start(t, cluster.Config{Nodes: 3, GPUs: 2, Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"}})
+	c := start(t, cluster.Config{
+		Nodes: 3, GPUs: 2,
+		Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"},
+	})
 	createTenant(t, c)
 	before := machines(t, c)
 	killed, tally := map[int]bool{}, map[string]int{}
@@ -294,7 +314,8 @@ func TestKillsAtRandom(tt *testing.T) {
 	t.Logf("all creates are answered after %.1f s", time.Since(began).Seconds())
 	// The killing goes on while sagas run, for as long as some are open, but not for ever; and until there was enough of
 	// it.
-	for (kills.Load() < enough || time.Since(began) < testkit.Repeat(20*time.Second, time.Minute)) && app.Sleep(ctx, 500*time.Millisecond) {
+	for (kills.Load() < enough || time.Since(began) < testkit.Repeat(20*time.Second, time.Minute)) &&
+		app.Sleep(ctx, 500*time.Millisecond) {
 		open := kills.Load() < enough
 		for _, ws := range workspaces(t, c) {
 			open = open || !settled(ws.GetState())

@@ -70,7 +70,8 @@ func insist(ctx context.Context, what string, limit time.Duration, do func(ctx c
 			return fmt.Errorf("waited %s for %s: %w", limit, what, err)
 		}
 		if !app.Sleep(ctx, 4*testkit.Pause(time.Since(began))) {
-			return fmt.Errorf("waited %.1f s of %s for %s: %w", time.Since(began).Seconds(), limit, what, errors.Join(context.Cause(ctx), err))
+			return fmt.Errorf("waited %.1f s of %s for %s: %w", time.Since(began).Seconds(), limit, what,
+				errors.Join(context.Cause(ctx), err))
 		}
 	}
 }

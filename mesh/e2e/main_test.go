@@ -74,7 +74,10 @@ func start(t test, cfg cluster.Config) *cluster.Cluster {
 	cfg.Dir, cfg.Programs = meshtest.Dir(t), meshtest.Programs(t)
 	meshtest.Postgres(t, filepath.Join(cfg.Dir, "postgres"))
 	reapLater(t, cfg.Dir)
-	cfg.Env = append([]string{"GPUAAS_FAILPOINT_REPORT=" + filepath.Join(cfg.Dir, hitsFile), "GPUAAS_LIFECYCLE_SAGA_LEASE=3s"}, cfg.Env...)
+	cfg.Env = append([]string{
+		"GPUAAS_FAILPOINT_REPORT=" + filepath.Join(cfg.Dir, hitsFile),
+		"GPUAAS_LIFECYCLE_SAGA_LEASE=3s",
+	}, cfg.Env...)
 	if cfg.Replicas == 0 {
 		cfg.Replicas = 2
 	}
@@ -105,7 +108,8 @@ func start(t test, cfg cluster.Config) *cluster.Cluster {
 	if err := c.Start(t.ctx); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("a mesh of %d processes and %d agents stands after %.1f s in %s", len(c.Processes()), len(c.Nodes), time.Since(began).Seconds(), cfg.Dir)
+	t.Logf("a mesh of %d processes and %d agents stands after %.1f s in %s", len(c.Processes()), len(c.Nodes),
+		time.Since(began).Seconds(), cfg.Dir)
 	return c
 }
 

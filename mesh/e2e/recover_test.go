@@ -151,13 +151,15 @@ func (r *recoveries) check(t test, least int) {
 		// Taken over: the next attempt is open, though that was lost to another crash later, which counts by itself. Moved
 		// on: an attempt of a later fence has ended.
 		var open, done *time.Time
-		if err := conn.QueryRow(t.ctx, `SELECT min(started_at), min(finished_at) FILTER (WHERE state <> 'lost') FROM lifecycle.saga_step
+		if err := conn.QueryRow(t.ctx,
+			`SELECT min(started_at), min(finished_at) FILTER (WHERE state <> 'lost') FROM lifecycle.saga_step
 			WHERE run_id = $1 AND fence > $2 AND started_at > $3`, i.run, i.fence, i.at).Scan(&open, &done); err != nil {
 			t.Error(err)
 			continue
 		}
 		if open == nil {
-			if again := slices.ContainsFunc(r.held, func(o interruption) bool { return o.run == i.run && o.fence > i.fence }); !again {
+			if again := slices.ContainsFunc(r.held,
+				func(o interruption) bool { return o.run == i.run && o.fence > i.fence }); !again {
 				t.Errorf("run %s was interrupted at %s and never went on", i.run, i.at.Format(time.TimeOnly))
 			}
 			continue
@@ -201,7 +203,8 @@ func (r *recoveries) limit(t test) time.Duration {
 }
 
 func spread(of []time.Duration) string {
-	return fmt.Sprintf("p50 %.2f s, p95 %.2f s, max %.2f s of %d", quantile(of, 50).Seconds(), quantile(of, 95).Seconds(), quantile(of, 100).Seconds(), len(of))
+	return fmt.Sprintf("p50 %.2f s, p95 %.2f s, max %.2f s of %d", quantile(of, 50).Seconds(), quantile(of, 95).Seconds(),
+		quantile(of, 100).Seconds(), len(of))
 }
 
 // quantile returns the smallest value that percent of all do not exceed.
@@ -227,7 +230,10 @@ func TestARunGoesOnByAnotherReplica(tt *testing.T) {
 		var batch []*request
 		for i := range 6 {
 			name := fmt.Sprintf("r%d-%d", round, i)
-			batch = append(batch, &request{name: name, key: name, spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC}})
+			batch = append(batch, &request{
+				name: name, key: name,
+				spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
+			})
 		}
 		all = append(all, batch...)
 		if err := createAll(t.ctx, c, batch); err != nil {

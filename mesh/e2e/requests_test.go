@@ -57,7 +57,8 @@ func (w *request) create(ctx context.Context, c *cluster.Cluster) error {
 		w.mu.Lock()
 		w.calls++
 		w.mu.Unlock()
-		resp, err := c.Client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{Tenant: tenant, Name: w.name, Spec: w.spec, IdempotencyKey: w.key})
+		resp, err := c.Client.Command.CreateWorkspace(ctx,
+			&readmodelv1.CreateWorkspaceRequest{Tenant: tenant, Name: w.name, Spec: w.spec, IdempotencyKey: w.key})
 		if err != nil {
 			return err
 		}
@@ -88,7 +89,8 @@ func insistUnlessFinal(ctx context.Context, what string, limit time.Duration, do
 	err := insist(ctx, what, limit, func(ctx context.Context) error {
 		last = do(ctx)
 		var f final
-		if errors.As(last, &f) || fault.Has(last, commonv1.Reason_REASON_INVALID_ARGUMENT) || fault.Has(last, commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN) {
+		if errors.As(last, &f) || fault.Has(last, commonv1.Reason_REASON_INVALID_ARGUMENT) ||
+			fault.Has(last, commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN) {
 			return nil
 		}
 		return last

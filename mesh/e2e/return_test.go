@@ -24,7 +24,8 @@ func TestAReactivatedNodeReturns(tt *testing.T) {
 	before := machines(t, c)
 	change := func(verb recoveryv1.IdentityVerb) {
 		t.must("the verb "+verb.String(), 20*time.Second, func(ctx context.Context) error {
-			_, err := c.Client.Command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{Node: "n1", Verb: verb, Reason: "test"})
+			_, err := c.Client.Command.ChangeNodeIdentity(ctx,
+				&readmodelv1.ChangeNodeIdentityRequest{Node: "n1", Verb: verb, Reason: "test"})
 			return err
 		})
 	}

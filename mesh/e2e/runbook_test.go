@@ -32,8 +32,9 @@ type operator struct {
 func newOperator(t test, c *cluster.Cluster) *operator {
 	t.Helper()
 	return &operator{t: t, program: filepath.Join(meshtest.Programs(t), "gpuaas"), flags: []string{
-		"--server", c.Plan.Addresses.Console, "--ca-file", c.Material.ServiceRoots(), "--token-file", filepath.Join(c.Material.Dir, "person.token"),
-		"--trust-domain", cluster.TrustDomain, "--request-timeout", "1m", "-o", "json",
+		"--server", c.Plan.Addresses.Console, "--ca-file", c.Material.ServiceRoots(), "--token-file",
+		filepath.Join(c.Material.Dir, "person.token"), "--trust-domain", cluster.TrustDomain, "--request-timeout", "1m", "-o",
+		"json",
 	}}
 }
 
@@ -50,7 +51,8 @@ type report struct {
 
 // call runs one command to its end.
 func (o *operator) call(ctx context.Context, args ...string) (report, error) {
-	cmd := exec.CommandContext(ctx, o.program, append(append([]string{}, args...), o.flags...)...) //nolint:gosec // the program under test
+	//nolint:gosec // the program under test
+	cmd := exec.CommandContext(ctx, o.program, append(append([]string{}, args...), o.flags...)...)
 	cmd.WaitDelay = 10 * time.Second
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -91,11 +93,14 @@ func (o *operator) refused(reason, helps string, args ...string) {
 	case err != nil:
 		o.t.Fatalf("%s: %v", strings.Join(args, " "), err)
 	case s.code != exitRefused || r.Reason != reason:
-		o.t.Errorf("%s: exit %d, reason %q, want %d, %q: %s", strings.Join(args, " "), s.code, r.Reason, exitRefused, reason, s.raw)
+		o.t.Errorf("%s: exit %d, reason %q, want %d, %q: %s", strings.Join(args, " "), s.code, r.Reason, exitRefused, reason,
+			s.raw)
 	case len(r.Unmet) == 0 || !strings.Contains(r.Remedy, helps):
-		o.t.Errorf("%s: refused without what is unmet (%q), or without %q in what helps (%q)", strings.Join(args, " "), r.Unmet, helps, r.Remedy)
+		o.t.Errorf("%s: refused without what is unmet (%q), or without %q in what helps (%q)", strings.Join(args, " "),
+			r.Unmet, helps, r.Remedy)
 	default:
-		o.t.Logf("%s: %s; unmet: %s; what helps: %s", strings.Join(args, " "), r.Reason, strings.Join(r.Unmet, ", "), r.Remedy)
+		o.t.Logf("%s: %s; unmet: %s; what helps: %s", strings.Join(args, " "), r.Reason, strings.Join(r.Unmet, ", "),
+			r.Remedy)
 	}
 }
 
@@ -177,7 +182,8 @@ func TestTheRunbookByHand(tt *testing.T) {
 	t.must("its agent to act", time.Minute, func(ctx context.Context) error {
 		s, err := o.call(ctx, "workspaces", "get", ref)
 		if err == nil && (s.data["agent_connected"] != true || s.data["user_state"] != "normal") {
-			err = fmt.Errorf("connected %v, %v to its user: %v", s.data["agent_connected"], s.data["user_state"], s.data["agent_detail"])
+			err = fmt.Errorf("connected %v, %v to its user: %v", s.data["agent_connected"], s.data["user_state"],
+				s.data["agent_detail"])
 		}
 		return err
 	})
@@ -194,7 +200,8 @@ func TestTheRunbookByHand(tt *testing.T) {
 			t.Errorf("the timeline of run %s shows run %v", run, first["run_id"])
 		}
 	}
-	if s, err := o.call(t.ctx, "workspaces", "timeline", ref, "--run", text(created["workspace_id"])); err != nil || s.code != exitMissing {
+	if s, err := o.call(t.ctx, "workspaces", "timeline", ref, "--run", text(created["workspace_id"])); err != nil ||
+		s.code != exitMissing {
 		t.Errorf("a run that is none: exit %d, %v", s.code, err)
 	}
 

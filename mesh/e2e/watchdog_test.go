@@ -132,11 +132,13 @@ func checkRecovery(t test, c *cluster.Cluster, w *request) {
 			return fmt.Errorf("recoveries: %v", list)
 		}
 		r := list[0]
-		if r.GetTrigger() != commonv1.RecoveryTrigger_RECOVERY_TRIGGER_SESSION_LOST || r.GetOutcome() != commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED ||
+		if r.GetTrigger() != commonv1.RecoveryTrigger_RECOVERY_TRIGGER_SESSION_LOST ||
+			r.GetOutcome() != commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED ||
 			r.GetAttempts() != 1 || r.GetWhatWorked() != "recreate" {
 			t.Errorf("the record of the recovery is %v", r)
 		}
-		t.Logf("recovery: %s, %s after %.1f s, %d attempt", names.Of(r.GetTrigger()), names.Of(r.GetOutcome()), r.GetTotalSeconds(), r.GetAttempts())
+		t.Logf("recovery: %s, %s after %.1f s, %d attempt", names.Of(r.GetTrigger()), names.Of(r.GetOutcome()),
+			r.GetTotalSeconds(), r.GetAttempts())
 		return nil
 	})
 	mesh := database(t, c, pg.DatabaseMesh)
@@ -146,9 +148,12 @@ func checkRecovery(t test, c *cluster.Cluster, w *request) {
 			t.Errorf("%s: %v, want %v", what, got, want)
 		}
 	}
-	is("records", `SELECT concat_ws(' ', asked, answered, attempts, outcome) FROM recovery.recovery_record`, "1 1 1 recovered")
-	is("operations", `SELECT concat_ws(' ', kind, state, epoch) FROM lifecycle.saga_run ORDER BY created_at`, "create succeeded 1", "recreate succeeded 2")
+	is("records", `SELECT concat_ws(' ', asked, answered, attempts, outcome) FROM recovery.recovery_record`,
+		"1 1 1 recovered")
+	is("operations", `SELECT concat_ws(' ', kind, state, epoch) FROM lifecycle.saga_run ORDER BY created_at`,
+		"create succeeded 1", "recreate succeeded 2")
 	is("operations by the watchdog", `SELECT kind FROM lifecycle.saga_run WHERE requester LIKE 'watchdog%'`, "recreate")
 	// A budget of four was full before the first recreation, and nothing was given back.
-	is("budgets", `SELECT concat_ws(' ', scope, tokens) FROM recovery.churn_bucket ORDER BY scope`, "placement 3", "workspace 3")
+	is("budgets", `SELECT concat_ws(' ', scope, tokens) FROM recovery.churn_bucket ORDER BY scope`, "placement 3",
+		"workspace 3")
 }

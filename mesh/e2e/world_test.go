@@ -165,7 +165,8 @@ func workspaces(t test, c *cluster.Cluster) []*readmodelv1.Workspace {
 // settled reports whether a workspace will not change by itself.
 func settled(s commonv1.WorkspaceState) bool {
 	switch s {
-	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
+	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
 		return true
 	default:
 		return false
@@ -186,7 +187,8 @@ func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*requ
 		for _, ws := range workspaces(t, c) {
 			states[names.Of(ws.GetState())]++
 			if !settled(ws.GetState()) && meant(ws.GetName()) {
-				open = append(open, fmt.Sprintf("%s %s %s: %s (%s)", ws.GetName(), ws.GetWorkspaceId(), names.Of(ws.GetState()), ws.GetCurrentStep(), ws.GetWhyWaiting()))
+				open = append(open, fmt.Sprintf("%s %s %s: %s (%s)", ws.GetName(), ws.GetWorkspaceId(), names.Of(ws.GetState()),
+					ws.GetCurrentStep(), ws.GetWhyWaiting()))
 			}
 		}
 		if len(open) > 0 {
@@ -219,7 +221,9 @@ func checkWorld(t test, c *cluster.Cluster) {
 }
 
 // observe returns the broken promises, and counts of the objects.
-func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Conn) (wrong []string, summary string) {
+func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Conn) (wrong []string,
+	summary string,
+) {
 	t.Helper()
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	list := workspaces(t, c)
@@ -235,13 +239,15 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 				complain("workspace %s has epoch %d, its box has epoch %d", ws.GetName(), ws.GetEpoch(), epoch)
 			}
 		}
-		agent, demo, all := below(t, filepath.Join(c.Plan.InstanceDir, "boxes", ws.GetWorkspaceId()+"-"+strconv.FormatInt(ws.GetEpoch(), 10)))
+		agent, demo, all := below(t, filepath.Join(c.Plan.InstanceDir, "boxes",
+			ws.GetWorkspaceId()+"-"+strconv.FormatInt(ws.GetEpoch(), 10)))
 		process := ws.GetSpec().GetPlacement() == commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 		switch ws.GetState() {
 		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
 			active++
 			if process && (instances != 1 || len(agent) != 1 || len(demo) != 1) {
-				complain("workspace %s is active with %d boxes, %d agents and %d workloads", ws.GetName(), instances, len(agent), len(demo))
+				complain("workspace %s is active with %d boxes, %d agents and %d workloads", ws.GetName(), instances, len(agent),
+					len(demo))
 			}
 			if len(ws.GetEndpoints()) != 1 {
 				complain("workspace %s is active with the endpoints %v", ws.GetName(), ws.GetEndpoints())
@@ -252,14 +258,16 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 			}
 		case commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
 			if instances != 0 || len(all) != 0 {
-				complain("workspace %s is %s and has %d boxes and %d processes: %v", ws.GetName(), names.Of(ws.GetState()), instances, len(all), all)
+				complain("workspace %s is %s and has %d boxes and %d processes: %v", ws.GetName(), names.Of(ws.GetState()),
+					instances, len(all), all)
 			}
 		default:
 			complain("workspace %s is %s", ws.GetName(), names.Of(ws.GetState()))
 		}
 	}
 	if len(schemas) != active || len(roles) != active {
-		complain("%d workspaces are active; the workload database has %d schemas and %d roles", active, len(schemas), len(roles))
+		complain("%d workspaces are active; the workload database has %d schemas and %d roles", active, len(schemas),
+			len(roles))
 	}
 	_, demo, _ := below(t, c.Plan.InstanceDir)
 	_, demoOnMachines, _ := below(t, filepath.Join(filepath.Dir(c.Plan.InstanceDir), "agents"))
@@ -271,14 +279,18 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 			complain("%s: %d, such as %v", what, len(got), got[:min(len(got), 5)])
 		}
 	}
-	none("live claims of workspaces that are not active", `SELECT w.name || ' ' || c.kind FROM lifecycle.resource_claim c JOIN lifecycle.workspace w ON w.id = c.workspace_id
+	none("live claims of workspaces that are not active",
+		`SELECT w.name || ' ' || c.kind FROM lifecycle.resource_claim c JOIN lifecycle.workspace w ON w.id = c.workspace_id
 		WHERE c.released_at IS NULL AND w.state <> 'active'`)
 	none("orphaned claims", `SELECT kind || ' ' || deterministic_name FROM lifecycle.resource_claim WHERE orphaned_at IS NOT NULL`)
-	none("live allocations of workspaces that are not active", `SELECT w.name || ' ' || a.state FROM lifecycle.allocation a JOIN lifecycle.workspace w ON w.id = a.workspace_id
+	none("live allocations of workspaces that are not active",
+		`SELECT w.name || ' ' || a.state FROM lifecycle.allocation a JOIN lifecycle.workspace w ON w.id = a.workspace_id
 		WHERE a.state <> 'released' AND w.state <> 'active'`)
-	none("live instances of workspaces that are not active", `SELECT w.name || ' ' || i.state FROM lifecycle.instance i JOIN lifecycle.workspace w ON w.id = i.workspace_id
+	none("live instances of workspaces that are not active",
+		`SELECT w.name || ' ' || i.state FROM lifecycle.instance i JOIN lifecycle.workspace w ON w.id = i.workspace_id
 		WHERE i.state <> 'ended' AND w.state <> 'active'`)
-	none("live identities of boxes that ended", `SELECT r.name || ' ' || r.state FROM recovery.identity r JOIN recovery.instance i ON i.node_id = r.node_id
+	none("live identities of boxes that ended",
+		`SELECT r.name || ' ' || r.state FROM recovery.identity r JOIN recovery.instance i ON i.node_id = r.node_id
 		WHERE i.retired_at IS NOT NULL AND r.state <> 'retired'`)
 	none("live runs", `SELECT id || ' ' || state || ' ' || why_waiting FROM lifecycle.saga_run WHERE state NOT IN ('succeeded', 'failed')`)
 	none("open attempts", `SELECT run_id || ' ' || name || ' ' || state FROM lifecycle.saga_step WHERE state IN ('running', 'waiting')
@@ -292,7 +304,8 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 	none("enrolments in flight", `SELECT node_id::text FROM recovery.enrollment WHERE state = 'claimed'`)
 	none("events without a number", `SELECT e.kind FROM events.event e
 		WHERE NOT EXISTS (SELECT FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq)`)
-	return wrong, fmt.Sprintf("at rest: %d workspaces, %d active; %d boxes launched, %d live; %d tasks", len(list), active, launched, len(live),
+	return wrong, fmt.Sprintf("at rest: %d workspaces, %d active; %d boxes launched, %d live; %d tasks", len(list), active,
+		launched, len(live),
 		len(column(t, mesh, `SELECT task_id::text FROM lifecycle.task`)))
 }
 
@@ -324,8 +337,10 @@ func inLog(t test, mesh *pgx.Conn) []string {
 		}
 		for _, tr := range changed.GetTransitions() {
 			switch tr.GetState() { //nolint:exhaustive // the others are no ends
-			case commonv1.TaskState_TASK_STATE_SUCCEEDED, commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_EXPIRED,
-				commonv1.TaskState_TASK_STATE_CANCELLED, commonv1.TaskState_TASK_STATE_SUPERSEDED, commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
+			case commonv1.TaskState_TASK_STATE_SUCCEEDED, commonv1.TaskState_TASK_STATE_FAILED,
+				commonv1.TaskState_TASK_STATE_EXPIRED, commonv1.TaskState_TASK_STATE_CANCELLED,
+				commonv1.TaskState_TASK_STATE_SUPERSEDED,
+				commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
 				ends[e.AggregateID]++
 			}
 		}
@@ -357,73 +372,84 @@ func checkProjections(t test, c *cluster.Cluster, mesh *pgx.Conn) {
 			return nil
 		})
 	}
-	compare("workspaces", `SELECT concat_ws(' ', id, name, state, epoch, version) FROM lifecycle.workspace`, func(context.Context) ([]string, error) {
-		var out []string
-		for _, ws := range workspaces(t, c) {
-			out = append(out, fmt.Sprint(ws.GetWorkspaceId(), " ", ws.GetName(), " ", names.Of(ws.GetState()), " ", ws.GetEpoch(), " ", ws.GetVersion()))
-		}
-		return out, nil
-	})
-	compare("tasks", `SELECT concat_ws(' ', task_id, type, state, attempt) FROM lifecycle.task`, func(ctx context.Context) ([]string, error) {
-		var out []string
-		for token := ""; ; {
-			resp, err := c.Client.Query.ListTasks(ctx, &readmodelv1.ListTasksRequest{PageSize: 500, PageToken: token})
-			if err != nil {
-				return nil, err
+	compare("workspaces", `SELECT concat_ws(' ', id, name, state, epoch, version) FROM lifecycle.workspace`,
+		func(context.Context) ([]string, error) {
+			var out []string
+			for _, ws := range workspaces(t, c) {
+				out = append(out, fmt.Sprint(ws.GetWorkspaceId(), " ", ws.GetName(), " ", names.Of(ws.GetState()), " ",
+					ws.GetEpoch(), " ", ws.GetVersion()))
 			}
-			for _, task := range resp.GetItems() {
-				out = append(out, fmt.Sprint(task.GetTaskId(), " ", names.Of(task.GetType()), " ", names.Of(task.GetState()), " ", task.GetAttempt()))
+			return out, nil
+		})
+	compare("tasks", `SELECT concat_ws(' ', task_id, type, state, attempt) FROM lifecycle.task`,
+		func(ctx context.Context) ([]string, error) {
+			var out []string
+			for token := ""; ; {
+				resp, err := c.Client.Query.ListTasks(ctx, &readmodelv1.ListTasksRequest{PageSize: 500, PageToken: token})
+				if err != nil {
+					return nil, err
+				}
+				for _, task := range resp.GetItems() {
+					out = append(out, fmt.Sprint(task.GetTaskId(), " ", names.Of(task.GetType()), " ", names.Of(task.GetState()), " ",
+						task.GetAttempt()))
+				}
+				if token = resp.GetNextPageToken(); token == "" {
+					return out, nil
+				}
 			}
-			if token = resp.GetNextPageToken(); token == "" {
-				return out, nil
+		})
+	compare("instances", `SELECT concat_ws(' ', instance_id, state, epoch, version) FROM lifecycle.instance`,
+		func(ctx context.Context) ([]string, error) {
+			var out []string
+			for token := ""; ; {
+				resp, err := c.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: 500, PageToken: token})
+				if err != nil {
+					return nil, err
+				}
+				for _, i := range resp.GetItems() {
+					out = append(out, fmt.Sprint(i.GetInstanceId(), " ", names.Of(i.GetState()), " ", i.GetEpoch(), " ",
+						i.GetVersion()))
+				}
+				if token = resp.GetNextPageToken(); token == "" {
+					return out, nil
+				}
 			}
-		}
-	})
-	compare("instances", `SELECT concat_ws(' ', instance_id, state, epoch, version) FROM lifecycle.instance`, func(ctx context.Context) ([]string, error) {
-		var out []string
-		for token := ""; ; {
-			resp, err := c.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: 500, PageToken: token})
-			if err != nil {
-				return nil, err
+		})
+	compare("claims", `SELECT concat_ws(' ', id, kind, released_at IS NOT NULL) FROM lifecycle.resource_claim`,
+		func(ctx context.Context) ([]string, error) {
+			var out []string
+			for token := ""; ; {
+				resp, err := c.Client.Query.ListClaims(ctx,
+					&readmodelv1.ListClaimsRequest{PageSize: 500, PageToken: token, IncludeReleased: true})
+				if err != nil {
+					return nil, err
+				}
+				for _, claim := range resp.GetItems() {
+					out = append(out, fmt.Sprint(claim.GetClaimId(), " ", claim.GetKind(), " ",
+						map[bool]string{true: "t", false: "f"}[claim.GetReleasedAt() != nil]))
+				}
+				if token = resp.GetNextPageToken(); token == "" {
+					return out, nil
+				}
 			}
-			for _, i := range resp.GetItems() {
-				out = append(out, fmt.Sprint(i.GetInstanceId(), " ", names.Of(i.GetState()), " ", i.GetEpoch(), " ", i.GetVersion()))
+		})
+	compare("nodes", `SELECT concat_ws(' ', node_id, name, state) FROM recovery.identity`,
+		func(ctx context.Context) ([]string, error) {
+			var out []string
+			for token := ""; ; {
+				resp, err := c.Client.Query.ListNodes(ctx,
+					&readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token, IncludeRetired: true})
+				if err != nil {
+					return nil, err
+				}
+				for _, n := range resp.GetItems() {
+					out = append(out, n.GetNodeId()+" "+n.GetName()+" "+names.Of(n.GetIdentity().GetState()))
+				}
+				if token = resp.GetNextPageToken(); token == "" {
+					return out, nil
+				}
 			}
-			if token = resp.GetNextPageToken(); token == "" {
-				return out, nil
-			}
-		}
-	})
-	compare("claims", `SELECT concat_ws(' ', id, kind, released_at IS NOT NULL) FROM lifecycle.resource_claim`, func(ctx context.Context) ([]string, error) {
-		var out []string
-		for token := ""; ; {
-			resp, err := c.Client.Query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{PageSize: 500, PageToken: token, IncludeReleased: true})
-			if err != nil {
-				return nil, err
-			}
-			for _, claim := range resp.GetItems() {
-				out = append(out, fmt.Sprint(claim.GetClaimId(), " ", claim.GetKind(), " ", map[bool]string{true: "t", false: "f"}[claim.GetReleasedAt() != nil]))
-			}
-			if token = resp.GetNextPageToken(); token == "" {
-				return out, nil
-			}
-		}
-	})
-	compare("nodes", `SELECT concat_ws(' ', node_id, name, state) FROM recovery.identity`, func(ctx context.Context) ([]string, error) {
-		var out []string
-		for token := ""; ; {
-			resp, err := c.Client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token, IncludeRetired: true})
-			if err != nil {
-				return nil, err
-			}
-			for _, n := range resp.GetItems() {
-				out = append(out, n.GetNodeId()+" "+n.GetName()+" "+names.Of(n.GetIdentity().GetState()))
-			}
-			if token = resp.GetNextPageToken(); token == "" {
-				return out, nil
-			}
-		}
-	})
+		})
 	resp, err := c.Client.Query.GetStatus(t.ctx, &readmodelv1.GetStatusRequest{})
 	if err != nil {
 		t.Error(err)

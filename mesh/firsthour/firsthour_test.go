@@ -44,7 +44,8 @@ func TestTheFirstHour(t *testing.T) {
 		outputs[i] = s.run(b)
 		// On a busy machine a mesh may report for a while that Redis is slow, or that an agent is: a command that only reads
 		// is repeated.
-		for began := time.Now(); !update && b.reads() && compare(b.output, outputs[i], b.some) != nil && time.Since(began) < 2*time.Minute; {
+		for began := time.Now(); !update && b.reads() && compare(b.output, outputs[i], b.some) != nil &&
+			time.Since(began) < 2*time.Minute; {
 			outputs[i] = s.run(b)
 		}
 		for _, line := range tables(outputs[i]) {
@@ -81,14 +82,17 @@ func newShell(t *testing.T) *shell {
 	t.Cleanup(cancel)
 	dir := meshtest.Dir(t)
 	for _, sub := range []string{"home", "tmp"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o711); err != nil { //nolint:gosec // workloads pass through the mesh's directory
+		//nolint:gosec // workloads pass through the mesh's directory
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o711); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s := &shell{t: t, ctx: ctx, dir: dir}
 	s.env = []string{
-		"HOME=" + filepath.Join(dir, "home"), "XDG_CONFIG_HOME=" + filepath.Join(dir, "home", ".config"), "TMPDIR=" + filepath.Join(dir, "tmp"),
-		"PATH=" + meshtest.Programs(t) + ":" + os.Getenv("PATH"), "TERM=xterm", "NO_COLOR=1", "LANG=C.UTF-8", "USER=" + os.Getenv("USER"),
+		"HOME=" + filepath.Join(dir, "home"), "XDG_CONFIG_HOME=" + filepath.Join(dir, "home", ".config"),
+		"TMPDIR=" + filepath.Join(dir, "tmp"), "PATH=" + meshtest.Programs(t) + ":" + os.Getenv("PATH"), "TERM=xterm",
+		"NO_COLOR=1", "LANG=C.UTF-8",
+		"USER=" + os.Getenv("USER"),
 	}
 	t.Cleanup(func() {
 		if s.stays != nil {

@@ -22,13 +22,25 @@ func TestCompare(t *testing.T) {
 		{name: "a line more", shown: []string{"one"}, printed: []string{"one", "two"}},
 		{
 			name: "a warning that something was late", same: true,
-			shown:   []string{"ready"},
-			printed: []string{`02:21:53.130 WRN policy not read cleanly error="load policy: context deadline exceeded"`, "ready"},
+			shown: []string{"ready"},
+			printed: []string{
+				`02:21:53.130 WRN policy not read cleanly error="load policy: context deadline exceeded"`,
+				"ready",
+			},
 		},
 		{name: "another warning", shown: []string{"ready"}, printed: []string{"02:21:53.130 WRN a replica differs", "ready"}},
-		{name: "an error", shown: []string{"ready"}, printed: []string{`02:21:53.130 ERR ended error="context deadline exceeded"`, "ready"}},
-		{name: "a line more where lines vary", some: true, same: true, shown: []string{"one", "three"}, printed: []string{"one", "two", "three"}},
-		{name: "another last line where lines vary", some: true, shown: []string{"one", "three"}, printed: []string{"one", "three", "[exit status 1]"}},
+		{
+			name: "an error", shown: []string{"ready"},
+			printed: []string{`02:21:53.130 ERR ended error="context deadline exceeded"`, "ready"},
+		},
+		{
+			name: "a line more where lines vary", some: true, same: true, shown: []string{"one", "three"},
+			printed: []string{"one", "two", "three"},
+		},
+		{
+			name: "another last line where lines vary", some: true, shown: []string{"one", "three"},
+			printed: []string{"one", "three", "[exit status 1]"},
+		},
 		{name: "nothing printed where lines vary", some: true, shown: []string{"one"}},
 		{
 			name: "a column that went", same: true,
@@ -56,13 +68,15 @@ func TestCompare(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	page := strings.Join([]string{
-		"text", "", `<!-- types "acme/demo" -->`, "```console", "$ one", "old", "```", "", "<!-- some lines -->", `<!-- interrupt at "step" -->`, "```console", "$ two", "```", "end",
+		"text", "", `<!-- types "acme/demo" -->`, "```console", "$ one", "old", "```", "", "<!-- some lines -->",
+		`<!-- interrupt at "step" -->`, "```console", "$ two", "```", "end",
 	}, "\n")
 	lines, blocks, err := parse(page)
 	if err != nil || len(blocks) != 2 {
 		t.Fatalf("%d blocks, %v", len(blocks), err)
 	}
-	if b := blocks[0]; b.command != "one" || b.how != "types" || b.text != "acme/demo" || b.some || !slices.Equal(b.output, []string{"old"}) {
+	if b := blocks[0]; b.command != "one" || b.how != "types" || b.text != "acme/demo" || b.some ||
+		!slices.Equal(b.output, []string{"old"}) {
 		t.Errorf("the first block is %+v", b)
 	}
 	if b := blocks[1]; b.command != "two" || b.how != "interrupt" || b.text != "step" || !b.some || len(b.output) != 0 {
@@ -73,7 +87,10 @@ func TestParse(t *testing.T) {
 	if got != want {
 		t.Errorf("written:\n%s\nwant:\n%s", got, want)
 	}
-	for _, bad := range []string{"```console\n$ one", "```console\nno command\n```", "<!-- type \"x\" -->\n```console\n$ one\n```"} {
+	for _, bad := range []string{
+		"```console\n$ one", "```console\nno command\n```",
+		"<!-- type \"x\" -->\n```console\n$ one\n```",
+	} {
 		if _, _, err := parse(bad); err == nil {
 			t.Errorf("%q is taken for a page", bad)
 		}

@@ -40,7 +40,10 @@ func Open(dir string) (*Material, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open material: the certificate of %s: %w", Recovery, err)
 	}
-	m := &Material{Layout: l, cfg: Config{Dir: dir, TrustDomain: id.TrustDomain, Hosts: hostsOf(leaf), TTL: DefaultTTL, Now: time.Now}}
+	m := &Material{Layout: l, cfg: Config{
+		Dir: dir, TrustDomain: id.TrustDomain, Hosts: hostsOf(leaf), TTL: DefaultTTL,
+		Now: time.Now,
+	}}
 	if m.services, err = ca.OpenServiceCA(m.ServiceCADir(), id.TrustDomain, m.cfg.Hosts...); err != nil {
 		return nil, fmt.Errorf("open material: %w", err)
 	}

@@ -73,7 +73,10 @@ func Make(cfg Config) (*Material, error) {
 }
 
 func (m *Material) authorities() error {
-	for _, dir := range []string{m.ServiceCADir(), m.NodeCADir(), m.JoinStateKeyDir(), m.TaskKeyDir(), m.AssertionKeyDir()} {
+	for _, dir := range []string{
+		m.ServiceCADir(), m.NodeCADir(), m.JoinStateKeyDir(), m.TaskKeyDir(),
+		m.AssertionKeyDir(),
+	} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make directory: %w", err)
 		}
@@ -123,7 +126,10 @@ func (m *Material) keys() error {
 	if err != nil {
 		return err
 	}
-	for path, set := range map[string]*pki.KeySet{m.JoinStatePubkeys(): joinSet, m.TaskPubkeys(): taskSet, m.AssertionPubkeys(): assertionSet} {
+	for path, set := range map[string]*pki.KeySet{
+		m.JoinStatePubkeys(): joinSet, m.TaskPubkeys(): taskSet,
+		m.AssertionPubkeys(): assertionSet,
+	} {
 		if err := Keep(path, set.String()+"\n"); err != nil {
 			return err
 		}

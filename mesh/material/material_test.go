@@ -71,7 +71,10 @@ func TestMakingAgainChangesNothing(t *testing.T) {
 
 func TestEveryServiceIsCertifiedAndTrusted(t *testing.T) {
 	t.Parallel()
-	m, err := material.Make(material.Config{Dir: t.TempDir(), TrustDomain: domain, Hosts: []string{"mesh.example", "192.0.2.7"}})
+	m, err := material.Make(material.Config{
+		Dir: t.TempDir(), TrustDomain: domain,
+		Hosts: []string{"mesh.example", "192.0.2.7"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +87,8 @@ func TestEveryServiceIsCertifiedAndTrusted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		peer, err := pki.VerifyClientChain(store.Certificate().Certificate, pki.Trust{Kind: pki.KindService, Bundle: trust}, domain, time.Now())
+		peer, err := pki.VerifyClientChain(store.Certificate().Certificate, pki.Trust{Kind: pki.KindService, Bundle: trust},
+			domain, time.Now())
 		if err != nil || peer.ID != pki.ServiceID(domain, service) {
 			t.Errorf("%s is %v, %v", service, peer.ID, err)
 		}
@@ -164,7 +168,10 @@ func TestIssuersRollBesideARunningMesh(t *testing.T) {
 	if _, err := material.Open(dir); !errors.Is(err, material.ErrNone) {
 		t.Fatalf("open of an empty directory: %v", err)
 	}
-	running, err := material.Make(material.Config{Dir: dir, TrustDomain: domain, Hosts: []string{"mesh.example", "192.0.2.7", "2001:db8::7"}})
+	running, err := material.Make(material.Config{
+		Dir: dir, TrustDomain: domain,
+		Hosts: []string{"mesh.example", "192.0.2.7", "2001:db8::7"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +303,10 @@ func TestAMissingKeyIsNoNewIssuer(t *testing.T) {
 	_, openErr := material.Open(dir)
 	_, makeErr := material.Make(material.Config{Dir: dir, TrustDomain: domain})
 	_, renewErr := m.Renew()
-	for what, err := range map[string]error{"open": openErr, "make": makeErr, "renew": renewErr, "next": m.NextIssuer(), "forget": m.ForgetIssuers()} {
+	for what, err := range map[string]error{
+		"open": openErr, "make": makeErr, "renew": renewErr, "next": m.NextIssuer(),
+		"forget": m.ForgetIssuers(),
+	} {
 		if err == nil || !strings.Contains(err.Error(), "root.pem") {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -347,7 +357,10 @@ func TestConnectionStrings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Connect(material.Database{URL: "postgres:///postgres?host=/tmp/x&port=5", Tenants: "postgres://127.0.0.1:5/postgres"}); err != nil {
+	if err := m.Connect(material.Database{
+		URL:     "postgres:///postgres?host=/tmp/x&port=5",
+		Tenants: "postgres://127.0.0.1:5/postgres",
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for role, want := range map[string]string{pg.RoleNodeAPI: "/tmp/x", pg.RoleWorkloadAdmin: "127.0.0.1"} {

@@ -27,7 +27,8 @@ func Postgres(tb testing.TB, dir string) {
 	if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // the server's user must traverse it
 		tb.Fatal(err)
 	}
-	out, err := exec.CommandContext(tb.Context(), "cp", "-a", from+"/data", from+"/superuser.password", dir+"/").CombinedOutput()
+	out, err := exec.CommandContext(tb.Context(), "cp", "-a", from+"/data", from+"/superuser.password",
+		dir+"/").CombinedOutput()
 	if err != nil {
 		tb.Fatalf("copy the prepared Postgres: %v: %s", err, out)
 	}

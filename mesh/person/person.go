@@ -55,7 +55,8 @@ func Admit(ctx context.Context, databaseURL, file string, s Session) (string, er
 	defer db.Close()
 	if token, err := config.SecretFile(file).Read(); err == nil {
 		sum := sha256.Sum256([]byte(token.Reveal()))
-		good, err := pg.Value[bool](ctx, db, sessionLasts, sum[:], s.Subject, slices.Sorted(slices.Values(s.Roles)), s.TenantID, s.Life/2)
+		good, err := pg.Value[bool](ctx, db, sessionLasts, sum[:], s.Subject, slices.Sorted(slices.Values(s.Roles)),
+			s.TenantID, s.Life/2)
 		if err != nil {
 			return "", fmt.Errorf("admit person: %w", err)
 		}
@@ -112,7 +113,8 @@ func Dial(cfg Config) (*Client, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 15 * time.Second
 	}
-	hc, err := rpc.HTTPClient(pki.ClientConfig{Roots: cfg.Roots, Server: pki.ServiceID(cfg.TrustDomain, Service)}, rpc.HTTPConfig{})
+	hc, err := rpc.HTTPClient(pki.ClientConfig{Roots: cfg.Roots, Server: pki.ServiceID(cfg.TrustDomain, Service)},
+		rpc.HTTPConfig{})
 	if err != nil {
 		return nil, fmt.Errorf("dial mesh: %w", err)
 	}

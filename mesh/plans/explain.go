@@ -153,7 +153,8 @@ func (a *Arguments) sample(ctx context.Context, table string) (map[string]*strin
 		return row, nil
 	}
 	columns := a.tables[table]
-	sql := "SELECT " + strings.Join(columns, "::text, ") + "::text FROM " + table + " OFFSET (SELECT count(*) / 2 FROM " + table + ") LIMIT 1"
+	sql := "SELECT " + strings.Join(columns, "::text, ") + "::text FROM " + table + " OFFSET (SELECT count(*) / 2 FROM " +
+		table + ") LIMIT 1"
 	results, err := a.conn.PgConn().Exec(ctx, sql).ReadAll()
 	if err != nil {
 		return nil, fmt.Errorf("read a row of %s: %w", table, err)
@@ -177,8 +178,10 @@ func (a *Arguments) page(ctx context.Context, table, column string) (*string, *s
 	if err != nil || row[column] == nil {
 		return nil, nil, err
 	}
-	from := "FROM (SELECT DISTINCT " + column + " AS id FROM " + table + " WHERE " + column + " >= '" + *row[column] + "') x"
-	sql := "SELECT min(x.id::text), max(x.id::text) FROM (SELECT x.id " + from + " ORDER BY x.id LIMIT " + strconv.Itoa(PageSize+1) + ") x"
+	from := "FROM (SELECT DISTINCT " + column + " AS id FROM " + table + " WHERE " + column + " >= '" + *row[column] +
+		"') x"
+	sql := "SELECT min(x.id::text), max(x.id::text) FROM (SELECT x.id " + from + " ORDER BY x.id LIMIT " +
+		strconv.Itoa(PageSize+1) + ") x"
 	results, err := a.conn.PgConn().Exec(ctx, sql).ReadAll()
 	if err != nil {
 		return nil, nil, fmt.Errorf("read a page of %s: %w", table, err)
@@ -276,8 +279,8 @@ func literal(typ string, value *string) string {
 	element, array := strings.CutPrefix(typ, "_")
 	if value == nil {
 		usual := map[string]string{
-			"bool": "false", "int2": "1", "int4": "1", "int8": "1", "float8": "15", "numeric": "1", "interval": "'15 s'", "timestamptz": "mesh.clock()",
-			"jsonb": "'{}'", "json": "'{}'", "text": "''", "bytea": `'\x00'`, "xid8": "'1'",
+			"bool": "false", "int2": "1", "int4": "1", "int8": "1", "float8": "15", "numeric": "1", "interval": "'15 s'",
+			"timestamptz": "mesh.clock()", "jsonb": "'{}'", "json": "'{}'", "text": "''", "bytea": `'\x00'`, "xid8": "'1'",
 			"uuid": "'00000000-0000-7000-8000-000000000001'",
 		}
 		one, ok := usual[element]

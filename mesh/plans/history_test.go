@@ -20,7 +20,8 @@ func TestWorkspacesThatHaveEndedHaveTheirHistory(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
 	tmpl, err := plans.Make(ctx, plans.Source{
-		Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test", Ended: true, Logger: slog.New(slog.DiscardHandler),
+		Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test", Ended: true,
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -40,15 +41,24 @@ func TestWorkspacesThatHaveEndedHaveTheirHistory(t *testing.T) {
 	}{
 		{"active workspaces", `SELECT count(*) FROM lifecycle.workspace WHERE state = 'active'`, 100},
 		{"ended workspaces", `SELECT count(*) FROM lifecycle.workspace WHERE state = 'decommissioned'`, 50},
-		{"finished runs of ended workspaces", `SELECT count(*) FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
-			WHERE w.state = 'decommissioned' AND r.finished_at IS NOT NULL`, 150},
+		{
+			"finished runs of ended workspaces",
+			`SELECT count(*) FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+			WHERE w.state = 'decommissioned' AND r.finished_at IS NOT NULL`, 150,
+		},
 		{"runs of active workspaces", `SELECT count(*) FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
 			WHERE w.state = 'active'`, 100},
 		{"workspaces that are shown", `SELECT count(*) FROM readmodel.workspace`, 150},
-		{"ended workspaces with events", `SELECT count(DISTINCT w.id) FROM lifecycle.workspace w JOIN events.event e ON e.workspace_uuid = w.id
-			WHERE w.state = 'decommissioned'`, 50},
-		{"allocations of ended workspaces that are not released", `SELECT count(*) FROM lifecycle.allocation a JOIN lifecycle.workspace w
-			ON w.id = a.workspace_id WHERE w.state = 'decommissioned' AND a.state <> 'released'`, 0},
+		{
+			"ended workspaces with events",
+			`SELECT count(DISTINCT w.id) FROM lifecycle.workspace w JOIN events.event e ON e.workspace_uuid = w.id
+			WHERE w.state = 'decommissioned'`, 50,
+		},
+		{
+			"allocations of ended workspaces that are not released",
+			`SELECT count(*) FROM lifecycle.allocation a JOIN lifecycle.workspace w
+			ON w.id = a.workspace_id WHERE w.state = 'decommissioned' AND a.state <> 'released'`, 0,
+		},
 	} {
 		var n int
 		if err := conn.QueryRow(ctx, tt.sql).Scan(&n); err != nil {

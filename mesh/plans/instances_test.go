@@ -41,12 +41,18 @@ func TestEachWorkspaceOfAFleetOfInstancesHasAMachineOfItsOwn(t *testing.T) {
 		what, sql string
 		want      int
 	}{
-		{"active workspaces with a machine of their own", `SELECT count(DISTINCT node_id) FROM lifecycle.workspace WHERE state = 'active'`, 100},
+		{
+			"active workspaces with a machine of their own",
+			`SELECT count(DISTINCT node_id) FROM lifecycle.workspace WHERE state = 'active'`, 100,
+		},
 		{"live instances", `SELECT count(*) FROM lifecycle.instance i JOIN lifecycle.workspace w ON w.id = i.workspace_id AND w.node_id = i.node_id
 			WHERE i.state = 'live' AND w.state = 'active' AND i.placement = 'process'`, 100},
 		{"gates of live instances", `SELECT count(*) FROM lifecycle.node_gate g JOIN lifecycle.instance i ON i.instance_id = g.instance_id
 			WHERE i.state = 'live' AND g.admitted AND g.session_open`, 100},
-		{"active identities with a name of their own", `SELECT count(DISTINCT name) FROM recovery.identity WHERE state = 'active'`, 100},
+		{
+			"active identities with a name of their own",
+			`SELECT count(DISTINCT name) FROM recovery.identity WHERE state = 'active'`, 100,
+		},
 		{"names of machines that are not those of their instances", `SELECT count(*) FROM recovery.identity d
 			JOIN lifecycle.instance i ON i.node_id = d.node_id
 			WHERE d.name <> 'box-' || right(i.workspace_id::text, 12) || '-' || i.epoch`, 0},

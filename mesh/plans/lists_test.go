@@ -17,7 +17,8 @@ func TestTheMachinesOfATenantAreReadWithoutThoseOfOthers(t *testing.T) {
 	ctx, db := testkit.Context(t), testkit.DB(t)
 	all := pg.Statements()
 	at := slices.IndexFunc(all, func(s *pg.Statement) bool {
-		return s.Name() == "view.list_nodes" && strings.Contains(s.SQL(), "n.tenant_id = $3") && strings.HasSuffix(s.SQL(), "LIMIT $4")
+		return s.Name() == "view.list_nodes" && strings.Contains(s.SQL(), "n.tenant_id = $3") &&
+			strings.HasSuffix(s.SQL(), "LIMIT $4")
 	})
 	if at < 0 {
 		t.Fatal("there is no list of one tenant")

@@ -98,7 +98,9 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 }
 
 // withServer calls fn with a database server and a directory for a mesh, and removes both.
-func withServer(ctx context.Context, src Source, fn func(context.Context, *embedded.Server, string) error) (err error) { //nolint:nonamedreturns // what is removed at the end may fail
+//
+//nolint:nonamedreturns // what is removed at the end may fail
+func withServer(ctx context.Context, src Source, fn func(context.Context, *embedded.Server, string) error) (err error) {
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
 		return err
@@ -204,8 +206,9 @@ func (src Source) enrol(ctx context.Context, mesh *dev.Mesh) (func() error, erro
 	}
 	plan := mesh.Plan()
 	agent, err := agents.New(src.Logger, agents.Config{
-		Name: nodeName, Dir: filepath.Join(mesh.Dir(), "agents", nodeName), Binary: binary, TrustDomain: plan.TrustDomain, GPUs: 8,
-		APIURL: plan.Addresses.Agents, EnrollURL: "https://" + plan.Addresses.Enroll, CAFile: plan.Material.ServiceRoots(),
+		Name: nodeName, Dir: filepath.Join(mesh.Dir(), "agents", nodeName), Binary: binary, TrustDomain: plan.TrustDomain,
+		GPUs: 8, APIURL: plan.Addresses.Agents, EnrollURL: "https://" + plan.Addresses.Enroll,
+		CAFile: plan.Material.ServiceRoots(),
 	})
 	if err != nil {
 		return nil, err

@@ -54,7 +54,10 @@ func TestTheFleetIsNotReadWhileNobodyListens(t *testing.T) {
 			sql: `INSERT INTO mesh.replica (service, replica_id, started_at, beat_at, listening_since, version)
 				VALUES ('nodeapi', '00000000-0000-7000-a000-000000000002', mesh.clock(), mesh.clock() + interval '1 hour', mesh.clock(), 1)`,
 		},
-		{name: "while none serves any", returned: workspaces, most: 10 * workspaces, sql: `UPDATE recovery.watch_workspace SET served_by = NULL`},
+		{
+			name: "while none serves any", returned: workspaces, most: 10 * workspaces,
+			sql: `UPDATE recovery.watch_workspace SET served_by = NULL`,
+		},
 		{name: "while none serves any and nobody listens", most: 100, sql: `DELETE FROM mesh.replica`},
 	} {
 		exec(tt.sql)
@@ -64,7 +67,8 @@ func TestTheFleetIsNotReadWhileNobodyListens(t *testing.T) {
 		}
 		t.Logf("%s: %d of %d workspaces, %d rows, %d buffers", tt.name, cost.Returned, workspaces, cost.Rows, cost.Buffers)
 		if cost.Returned != tt.returned || cost.Rows > tt.most {
-			t.Errorf("%s: %d workspaces are read with %d rows, want %d with %d at most", tt.name, cost.Returned, cost.Rows, tt.returned, tt.most)
+			t.Errorf("%s: %d workspaces are read with %d rows, want %d with %d at most", tt.name, cost.Returned, cost.Rows,
+				tt.returned, tt.most)
 		}
 	}
 }

@@ -76,7 +76,8 @@ func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 		}
 		ran++
 		if most := plans.Most(s, size, cost.Returned); cost.Rows > most {
-			t.Errorf("%s as %s reads %d rows for %d, more than %d:\n%s\n%q\n%s", s.Name(), role, cost.Rows, cost.Returned, most, s.SQL(), literals, cost.Plan)
+			t.Errorf("%s as %s reads %d rows for %d, more than %d:\n%s\n%q\n%s", s.Name(), role, cost.Rows, cost.Returned, most,
+				s.SQL(), literals, cost.Plan)
 		}
 		// The reads of a function are not in the plan. It is planned at the first call of a session, and the first cut of a
 		// day makes partitions.
@@ -87,7 +88,8 @@ func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 			}
 		}
 		if cut && cost.Buffers > cutBuffers {
-			t.Errorf("%s as %s touches %d buffers for a batch of one row, more than %d:\n%s", s.Name(), role, cost.Buffers, cutBuffers, s.SQL())
+			t.Errorf("%s as %s touches %d buffers for a batch of one row, more than %d:\n%s", s.Name(), role, cost.Buffers,
+				cutBuffers, s.SQL())
 		}
 	}
 	if ran < 400 {

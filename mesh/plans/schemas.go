@@ -20,14 +20,16 @@ type schemaOf struct {
 var (
 	schemasOfFleet = pg.Define(pg.RoleOwner, "plans.schemas_of_fleet", `
 		SELECT `+pg.Columns[schemaOf]("c")+` FROM lifecycle.resource_claim c WHERE c.kind = 'schema' AND c.released_at IS NULL`)
-	schemasThere = pg.DefineUnprepared(pg.RoleOwner, "plans.schemas_there", "it is of the workload database", func(struct{}) string {
-		return `SELECT name FROM gpuaas_fence.schema`
-	})
-	fenceSchemas = pg.DefineUnprepared(pg.RoleOwner, "plans.fence_schemas", "it is of the workload database", func(struct{}) string {
-		return `
+	schemasThere = pg.DefineUnprepared(pg.RoleOwner, "plans.schemas_there", "it is of the workload database",
+		func(struct{}) string {
+			return `SELECT name FROM gpuaas_fence.schema`
+		})
+	fenceSchemas = pg.DefineUnprepared(pg.RoleOwner, "plans.fence_schemas", "it is of the workload database",
+		func(struct{}) string {
+			return `
 			INSERT INTO gpuaas_fence.schema (name, workspace_id, epoch, op_seq, dropped)
 			SELECT name, id, 1, 1, false FROM unnest($1::text[], $2::uuid[]) x (name, id)`
-	})
+		})
 )
 
 // makeSchemas makes the schemas and roles that the workspaces of a fleet have claims on, empty and without a password,

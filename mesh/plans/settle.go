@@ -10,10 +10,13 @@ import (
 )
 
 var (
-	asProduct   = pg.Define(pg.RoleOwner, "plans.write_as_the_product", `SELECT set_config('gpuaas.writer', 'product', false)`)
-	withoutKeys = pg.Define(pg.RoleOwner, "plans.without_foreign_keys", `SELECT set_config('session_replication_role', 'replica', false)`)
+	asProduct = pg.Define(pg.RoleOwner, "plans.write_as_the_product",
+		`SELECT set_config('gpuaas.writer', 'product', false)`)
+	withoutKeys = pg.Define(pg.RoleOwner, "plans.without_foreign_keys",
+		`SELECT set_config('session_replication_role', 'replica', false)`)
 	// The slots of the machines, and how many are used, as the triggers would keep them.
-	giveSlots = pg.Define(pg.RoleOwner, "plans.give_slots", `UPDATE lifecycle.node_gate SET slots = $1 WHERE instance_id IS NULL`)
+	giveSlots = pg.Define(pg.RoleOwner, "plans.give_slots",
+		`UPDATE lifecycle.node_gate SET slots = $1 WHERE instance_id IS NULL`)
 	countRoom = pg.Define(pg.RoleOwner, "plans.count_room", `
 	UPDATE lifecycle.node_room r SET slots = x.slots, used = x.used
 	FROM (SELECT g.node_id, g.slots, count(a.node_id)::int AS used FROM lifecycle.node_gate g
@@ -29,10 +32,12 @@ var (
 	restartEvents = pg.Define(pg.RoleOwner, "plans.restart_events",
 		`SELECT setval(pg_get_serial_sequence('events.event', 'seq'), greatest((SELECT max(seq) FROM events.event), 1))`)
 	// Replicas that beat for a day, so that the sessions of the fleet stand.
-	beat          = pg.Define(pg.RoleOwner, "plans.beat", `UPDATE mesh.replica SET beat_at = mesh.clock() + interval '1 day'`)
+	beat = pg.Define(pg.RoleOwner, "plans.beat",
+		`UPDATE mesh.replica SET beat_at = mesh.clock() + interval '1 day'`)
 	readLaunchLog = pg.Define(pg.RoleOwner, "plans.read_launch_log",
 		`UPDATE lifecycle.launch_log SET seq = $1 WHERE placement = 'process'`)
-	markSeeded   = pg.Define(pg.RoleOwner, "plans.mark_seeded", `INSERT INTO mesh.seeded (seeded_by) VALUES ('gpuaas bench')`)
+	markSeeded = pg.Define(pg.RoleOwner, "plans.mark_seeded",
+		`INSERT INTO mesh.seeded (seeded_by) VALUES ('gpuaas bench')`)
 	cursorsToEnd = pg.DefineDynamic(pg.RoleOwner, "plans.cursors_to_end", func(schema string) string {
 		return `UPDATE ` + schema + `.event_cursor SET pos = coalesce((SELECT max(last_pos) FROM events.numbered), 0)`
 	}, "lifecycle", "recovery", "readmodel", "nodeapi")
@@ -44,7 +49,14 @@ func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error 
 		statement *pg.Statement
 		args      []any
 	}
-	calls := []call{{giveSlots, []any{size.slots()}}, {countRoom, nil}, {countWorkspaces, nil}, {countFleet, nil}, {numberEvents, nil}, {restartEvents, nil}}
+	calls := []call{
+		{giveSlots, []any{size.slots()}},
+		{countRoom, nil},
+		{countWorkspaces, nil},
+		{countFleet, nil},
+		{numberEvents, nil},
+		{restartEvents, nil},
+	}
 	for _, schema := range []string{"lifecycle", "recovery", "readmodel", "nodeapi"} {
 		calls = append(calls, call{cursorsToEnd.For(schema), nil})
 	}

@@ -167,7 +167,8 @@ func Bounds(s *pg.Statement) []int64 {
 
 // Named returns the names of the statements that read the whole fleet, a page of it, or none of it.
 func Named() []string {
-	return slices.Concat(slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(machines)), slices.Sorted(maps.Keys(paged)), slices.Sorted(maps.Keys(flat)))
+	return slices.Concat(slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(machines)),
+		slices.Sorted(maps.Keys(paged)), slices.Sorted(maps.Keys(flat)))
 }
 
 // Measured returns the statements of services that can be planned on a migrated database.
@@ -181,9 +182,11 @@ func Measured() []*pg.Statement {
 // without are the tables with ids of machines or workspaces of which a fleet at rest has no rows, and those of failed
 // objects.
 var without = []string{
-	"lifecycle.finding", "lifecycle.gpu_hold", "lifecycle.late_evidence", "lifecycle.orphan_try", "lifecycle.suspicion", "lifecycle.unaccounted_instance",
-	"lifecycle.woken_instance", "readmodel.finding", "readmodel.observation", "readmodel.recovery_record", "recovery.class_sighting", "recovery.instance",
-	"recovery.recovery_record", "recovery.suspect", "recovery.watch_run", "recovery.workspace_epoch",
+	"lifecycle.finding", "lifecycle.gpu_hold", "lifecycle.late_evidence", "lifecycle.orphan_try", "lifecycle.suspicion",
+	"lifecycle.unaccounted_instance", "lifecycle.woken_instance", "readmodel.finding", "readmodel.observation",
+	"readmodel.recovery_record", "recovery.class_sighting", "recovery.instance", "recovery.recovery_record",
+	"recovery.suspect", "recovery.watch_run",
+	"recovery.workspace_epoch",
 }
 
 // Few returns the tables with columns for ids of machines or workspaces of which Load makes fewer rows than the

@@ -61,7 +61,8 @@ func TestNodesWithWorkAreListedByNodeAndNotByTask(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%d nodes of %d with %d tasks: %d rows, %d buffers", cost.Returned, nodes, nodes*tasks, cost.Rows, cost.Buffers)
+		t.Logf("%d nodes of %d with %d tasks: %d rows, %d buffers", cost.Returned, nodes, nodes*tasks, cost.Rows,
+			cost.Buffers)
 		if cost.Returned != tt.most || cost.Rows > 10*tt.most {
 			t.Errorf("%d nodes with %d tasks take %d rows:\n%s", cost.Returned, nodes*tasks, cost.Rows, cost.Plan)
 		}

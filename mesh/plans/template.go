@@ -102,7 +102,10 @@ func capture(ctx context.Context, conn *pgx.Conn, instances bool) (*Template, er
 // wherever they stand.
 var (
 	shared    = []string{"replica_id", "person_id", "session_key"}
-	ofMachine = []string{"node_id", "node_instance_id", "session_id", "ledger_id", "confirmed_session_id", "enrollment_id", "token_id"}
+	ofMachine = []string{
+		"node_id", "node_instance_id", "session_id", "ledger_id", "confirmed_session_id", "enrollment_id",
+		"token_id",
+	}
 )
 
 // idsOf returns the ids in a row, also those in binary messages.
@@ -184,7 +187,8 @@ func (t *Template) classifySerials() {
 				continue
 			}
 			for i, field := range strings.Split(strings.TrimSuffix(row, "\n"), "\t") {
-				if name := tab.columns[i]; name == "serial" && serials.MatchString(field) || name == "csr_key_sha256" && field != `\N` {
+				if name := tab.columns[i]; name == "serial" && serials.MatchString(field) || name == "csr_key_sha256" &&
+					field != `\N` {
 					t.levels[field] = at
 				}
 			}
@@ -209,7 +213,10 @@ func (t *Template) levelOf(row string) level {
 // copied reports whether the rows of a table are copied: those of the audit log are a chain, and those of the
 // sequencer are made anew.
 func copied(table string) bool {
-	return !slices.Contains([]string{"readmodel.audit", "readmodel.audit_head", "events.numbered", "readmodel.person", "readmodel.person_session"}, table)
+	return !slices.Contains([]string{
+		"readmodel.audit", "readmodel.audit_head", "events.numbered", "readmodel.person",
+		"readmodel.person_session",
+	}, table)
 }
 
 // tokens returns the tokens of a level, the longest first.

@@ -10,12 +10,21 @@ import (
 // TestASerialOfAnyLengthIsCopied: a serial is written without leading zeros, so that one of 16 is shorter.
 func TestASerialOfAnyLengthIsCopied(t *testing.T) {
 	t.Parallel()
-	for _, serial := range []string{"0a3f9c2d4e5b60718293a4b5c6d7e8f9", "a3f9c2d4e5b60718293a4b5c6d7e8f9", "f9c2d4e5b60718293a4b5c6d7e8f9"} {
+	for _, serial := range []string{
+		"0a3f9c2d4e5b60718293a4b5c6d7e8f9", "a3f9c2d4e5b60718293a4b5c6d7e8f9",
+		"f9c2d4e5b60718293a4b5c6d7e8f9",
+	} {
 		tmpl := &Template{
 			tables: []table{
-				{name: "recovery.serial", columns: []string{"serial", "node_id"}, rows: []string{serial + "\t01a207bb-9f10-770a-9786-71238ad18505\n"}},
+				{
+					name: "recovery.serial", columns: []string{"serial", "node_id"},
+					rows: []string{serial + "\t01a207bb-9f10-770a-9786-71238ad18505\n"},
+				},
 				{name: "lifecycle.tenant", columns: []string{"id"}, rows: []string{"01a207bb-9f10-770a-9786-71238ad18506\n"}},
-				{name: "lifecycle.workspace", columns: []string{"id", "name"}, rows: []string{"01a207bb-9f10-770a-9786-71238ad18507\t" + workspaceName + "\n"}},
+				{
+					name: "lifecycle.workspace", columns: []string{"id", "name"},
+					rows: []string{"01a207bb-9f10-770a-9786-71238ad18507\t" + workspaceName + "\n"},
+				},
 			},
 			levels: map[string]level{tenantName: ofTenant, nodeName: ofNode, workspaceName: ofWorkspace},
 		}

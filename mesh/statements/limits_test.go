@@ -90,7 +90,10 @@ func TestABoundHasAnOrder(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"function mesh_ca.cut_ended_certificates", "function lifecycle.cut_tasks(interval,uuid,integer)"} {
+	for _, name := range []string{
+		"function mesh_ca.cut_ended_certificates",
+		"function lifecycle.cut_tasks(interval,uuid,integer)",
+	} {
 		if !bounded[name] {
 			t.Errorf("no bound of %s was read", name)
 		}
@@ -130,17 +133,20 @@ func functions(t *testing.T) map[string]string {
 // TestABoundIsFound: however it is written, in a subquery of a query that has an order too.
 func TestABoundIsFound(t *testing.T) {
 	for _, sql := range []string{
-		"SELECT 1 FROM t LIMIT $1", "SELECT 1 FROM t LIMIT 10", "SELECT 1 FROM t LIMIT most", "SELECT 1 FROM t LIMIT ceil($1 / 2)", "SELECT 1 FROM t limit\n a.most",
-		"SELECT 1 FROM t FETCH FIRST 10 ROWS ONLY", "SELECT 1 FROM t FETCH NEXT $1 ROWS ONLY", "SELECT 1 FROM (SELECT 1 FROM t LIMIT $1) x ORDER BY 1",
-		"SELECT 1 FROM t -- ORDER BY\nLIMIT 5", "SELECT 1 FROM t ORDER BY 1; SELECT 1 FROM t LIMIT most",
+		"SELECT 1 FROM t LIMIT $1", "SELECT 1 FROM t LIMIT 10", "SELECT 1 FROM t LIMIT most",
+		"SELECT 1 FROM t LIMIT ceil($1 / 2)", "SELECT 1 FROM t limit\n a.most", "SELECT 1 FROM t FETCH FIRST 10 ROWS ONLY",
+		"SELECT 1 FROM t FETCH NEXT $1 ROWS ONLY", "SELECT 1 FROM (SELECT 1 FROM t LIMIT $1) x ORDER BY 1",
+		"SELECT 1 FROM t -- ORDER BY\nLIMIT 5",
+		"SELECT 1 FROM t ORDER BY 1; SELECT 1 FROM t LIMIT most",
 	} {
 		if len(boundWithoutOrder(sql)) != 1 {
 			t.Errorf("no bound was found in %q", sql)
 		}
 	}
 	for _, sql := range []string{
-		"SELECT 1 FROM t LIMIT 1", "SELECT 1 FROM t LIMIT 1)", "SELECT 1 FROM t ORDER BY 1 LIMIT most", "ALTER ROLE r CONNECTION LIMIT 20",
-		"SELECT 1 FROM t order by 1 FETCH FIRST 10 ROWS ONLY", "SELECT 1 FROM t -- LIMIT 5", "SELECT retry_limit FROM t",
+		"SELECT 1 FROM t LIMIT 1", "SELECT 1 FROM t LIMIT 1)", "SELECT 1 FROM t ORDER BY 1 LIMIT most",
+		"ALTER ROLE r CONNECTION LIMIT 20", "SELECT 1 FROM t order by 1 FETCH FIRST 10 ROWS ONLY",
+		"SELECT 1 FROM t -- LIMIT 5", "SELECT retry_limit FROM t",
 	} {
 		if found := boundWithoutOrder(sql); len(found) > 0 {
 			t.Errorf("%q was found in %q", found, sql)

@@ -23,15 +23,16 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // definition.
 var unprepared = []string{
 	"castore.create_index", "castore.cut_batch", "castore.drop_index", "castore.find_place", "castore.grant_rights",
-	"castore.lock_functions", "castore.make_functions", "castore.make_role", "castore.read_indexes", "castore.read_progress",
-	"castore.read_size", "castore.try_lock_indexes", "castore.unlock_indexes", "findings.fenced_schemas",
-	"idle.create_inspect", "idle.create_statements", "idle.read_records", "idle.read_statements",
-	"idle.reset_statements", "idle.vacuum_again", "idle.vacuum_all",
+	"castore.lock_functions", "castore.make_functions", "castore.make_role", "castore.read_indexes",
+	"castore.read_progress", "castore.read_size", "castore.try_lock_indexes", "castore.unlock_indexes",
+	"findings.fenced_schemas", "idle.create_inspect", "idle.create_statements", "idle.read_records",
+	"idle.read_statements", "idle.reset_statements", "idle.vacuum_again", "idle.vacuum_all",
 	"plans.fence_schemas", "plans.schemas_there",
 	"rig.insert_commit",
 	"schemas.own_tables",
-	"workspace.change_schema", "workspace.holder_of_schema", "workspace.lock_fence", "workspace.make_fence_table", "workspace.make_logins", "workspace.raise_fence",
-	"workspace.record_tenant_migration", "workspace.roles_have_grants", "workspace.roles_with_grants", "workspace.tenant_schema_version", "workspace.write_workspace_info",
+	"workspace.change_schema", "workspace.holder_of_schema", "workspace.lock_fence", "workspace.make_fence_table",
+	"workspace.make_logins", "workspace.raise_fence", "workspace.record_tenant_migration", "workspace.roles_have_grants",
+	"workspace.roles_with_grants", "workspace.tenant_schema_version", "workspace.write_workspace_info",
 }
 
 // TestEveryStatementIsPreparedAsItsRole: a statement that names a column which is gone, or a table which its role may

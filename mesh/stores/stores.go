@@ -115,7 +115,8 @@ func (s *Stores) start(ctx context.Context) error {
 	if err := s.check(ctx, admin); err != nil {
 		return err
 	}
-	if err := pg.Provision(ctx, admin, pg.Provisioning{Passwords: s.material.Passwords, Exclusive: s.Postgres != nil}); err != nil {
+	if err := pg.Provision(ctx, admin,
+		pg.Provisioning{Passwords: s.material.Passwords, Exclusive: s.Postgres != nil}); err != nil {
 		return err
 	}
 	owner, err := pg.WithUser(admin, pg.RoleOwner, s.material.Passwords[pg.RoleOwner], pg.DatabaseMesh)
@@ -183,7 +184,9 @@ func (s *Stores) Keep(ctx context.Context) error {
 	return app.Run(ctx, s.logger, tasks...)
 }
 
-func (s *Stores) revive(ctx context.Context, name string, done func() <-chan struct{}, restart func(context.Context) error) error {
+func (s *Stores) revive(ctx context.Context, name string, done func() <-chan struct{},
+	restart func(context.Context) error,
+) error {
 	for {
 		select {
 		case <-ctx.Done():

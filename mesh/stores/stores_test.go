@@ -95,7 +95,8 @@ func TestAnImitationOfRedisIsTakenOnRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := stores.Start(ctx, testkit.Logger(t), m, stores.Config{Dir: filepath.Join(dir, "postgres"), RedisURL: stores.EmbeddedRedis})
+	s, err := stores.Start(ctx, testkit.Logger(t), m,
+		stores.Config{Dir: filepath.Join(dir, "postgres"), RedisURL: stores.EmbeddedRedis})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,26 +74,36 @@ func kind[C any](name string, defaults C, log func(C) obs.LogConfig, open opener
 			if err != nil {
 				return Loaded{}, err
 			}
-			return Loaded{Log: log(cfg), Open: func(ctx context.Context, logger *slog.Logger, registry *obs.Registry) (Running, error) {
+			return Loaded{Log: log(cfg), Open: func(ctx context.Context, logger *slog.Logger, registry *obs.Registry) (Running,
+				error,
+			) {
 				return open(ctx, logger, registry, cfg)
 			}}, nil
 		},
 	}
 }
 
-func openNodeAPI(ctx context.Context, logger *slog.Logger, registry *obs.Registry, cfg nodeapi.Config) (Running, error) {
+func openNodeAPI(ctx context.Context, logger *slog.Logger, registry *obs.Registry, cfg nodeapi.Config) (Running,
+	error,
+) {
 	return nodeapi.New(ctx, nodeapi.Deps{Logger: logger, Registry: registry}, cfg)
 }
 
-func openLifecycle(ctx context.Context, logger *slog.Logger, registry *obs.Registry, cfg lifecycle.Config) (Running, error) {
+func openLifecycle(ctx context.Context, logger *slog.Logger, registry *obs.Registry, cfg lifecycle.Config) (Running,
+	error,
+) {
 	return lifecycle.New(ctx, lifecycle.Deps{Logger: logger, Registry: registry}, cfg)
 }
 
-func openReadmodel(ctx context.Context, logger *slog.Logger, registry *obs.Registry, cfg readmodel.Config) (Running, error) {
+func openReadmodel(ctx context.Context, logger *slog.Logger, registry *obs.Registry, cfg readmodel.Config) (Running,
+	error,
+) {
 	return readmodel.New(ctx, readmodel.Deps{Logger: logger, Registry: registry}, cfg)
 }
 
-func openRecovery(ctx context.Context, logger *slog.Logger, registry *obs.Registry, cfg recovery.Config) (Running, error) {
+func openRecovery(ctx context.Context, logger *slog.Logger, registry *obs.Registry, cfg recovery.Config) (Running,
+	error,
+) {
 	return recovery.New(ctx, recovery.Deps{Logger: logger, Registry: registry}, cfg)
 }
 

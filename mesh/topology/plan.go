@@ -58,7 +58,10 @@ func (p Plan) shared(name, listen, ops string) service.Config {
 	c.Service, c.Log, c.TrustDomain = name, p.Log, p.TrustDomain
 	c.DatabaseURLFile = config.SecretFile(p.Material.URLFile(name))
 	c.SequencerURLFile = config.SecretFile(p.Material.URLFile(pg.RoleSequencer))
-	c.TLS = service.TLS{CertFile: p.Material.Identity(name), KeyFile: p.Material.Identity(name), CAFile: p.Material.Trust(name)}
+	c.TLS = service.TLS{
+		CertFile: p.Material.Identity(name), KeyFile: p.Material.Identity(name),
+		CAFile: p.Material.Trust(name),
+	}
 	c.Listen, c.OpsListen, c.SeededDatabase = listen, ops, p.SeededDatabase
 	c.RetentionSweep = cmp.Or(p.RetentionSweep, c.RetentionSweep)
 	return c
@@ -86,7 +89,8 @@ func (p Plan) Recovery(ops string) recovery.Config {
 	c.LaunchSecretLife = cmp.Or(p.ForgetAfter, c.LaunchSecretLife)
 	c.EnrollListen, c.CADir, c.JoinStateKeys = p.Addresses.Enroll, p.Material.NodeCADir(), p.Material.JoinStateKeyDir()
 	c.Profile = recovery.Profile{
-		Name: p.Profile, APIURL: p.Addresses.Agents, RecoveryURL: "https://" + p.Addresses.Enroll, CAFile: p.Material.ServiceRoots(),
+		Name: p.Profile, APIURL: p.Addresses.Agents, RecoveryURL: "https://" + p.Addresses.Enroll,
+		CAFile: p.Material.ServiceRoots(),
 	}
 	c.TaskSigningPubkeysFile, c.AssertionPubkeysFile = p.Material.TaskPubkeys(), p.Material.AssertionPubkeys()
 	c.Peers = recovery.Peers{Lifecycle: p.Addresses.Lifecycle}
@@ -97,7 +101,8 @@ func (p Plan) Recovery(ops string) recovery.Config {
 func (p Plan) Lifecycle(ops string) lifecycle.Config {
 	c := lifecycle.Default()
 	c.Config = p.shared(material.Lifecycle, p.Addresses.Lifecycle, ops)
-	c.TaskSigningKeyFile, c.JoinStatePubkeysFile, c.AssertionPubkeysFile = p.Material.TaskKey(), p.Material.JoinStatePubkeys(), p.Material.AssertionPubkeys()
+	c.TaskSigningKeyFile, c.JoinStatePubkeysFile, c.AssertionPubkeysFile = p.Material.TaskKey(),
+		p.Material.JoinStatePubkeys(), p.Material.AssertionPubkeys()
 	c.TaskSigningPubkeysFile = p.Material.TaskPubkeys()
 	c.SecretFile = config.SecretFile(p.Material.LifecycleSecret())
 	c.WorkloadSecretsKeysFile = config.SecretFile(p.Material.WorkloadSecretKeys())

@@ -18,9 +18,13 @@ func TestLiveRowsAreAnnounced(t *testing.T) {
 	testkit.IO(t)
 	db, ctx := testkit.DB(t), testkit.Context(t)
 	pool := db.Pool(pg.RoleLifecycle)
-	stands := life{workspace: "active", run: "running", task: "running", claim: "held", allocation: "active", instance: "live", age: time.Hour}
+	stands := life{
+		workspace: "active", run: "running", task: "running", claim: "held", allocation: "active",
+		instance: "live", age: time.Hour,
+	}
 	over := life{
-		workspace: "decommissioned", run: "succeeded", task: "succeeded", claim: "released", allocation: "released", instance: "ended", age: time.Hour,
+		workspace: "decommissioned", run: "succeeded", task: "succeeded", claim: "released", allocation: "released",
+		instance: "ended", age: time.Hour,
 	}
 	for _, l := range []*life{&stands, &over} {
 		if err := l.insert(ctx, pool); err != nil {
@@ -52,7 +56,8 @@ func TestLiveRowsAreAnnounced(t *testing.T) {
 	tenants := []string{"tenant.changed " + stands.of["tenant"] + " 1", "tenant.changed " + over.of["tenant"] + " 1"}
 	want := []string{
 		"allocation.changed " + stands.of["allocation"] + " 1", "claim.changed " + stands.of["claim"] + " 1",
-		"instance.changed " + stands.of["instance"] + " 1", "run.changed " + stands.of["run"] + " 1", "task.changed " + stands.of["task"] + " 1",
+		"instance.changed " + stands.of["instance"] + " 1", "run.changed " + stands.of["run"] + " 1",
+		"task.changed " + stands.of["task"] + " 1",
 	}
 	want = append(append(want, tenants...), "workspace.changed "+stands.of["workspace"]+" 1")
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -79,7 +79,8 @@ type Config struct {
 // Default returns the defaults.
 func Default() Config {
 	return Config{
-		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16, SagaLease: saga.Default().Lease, OrphanSweep: 30 * time.Second,
+		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16,
+		SagaLease: saga.Default().Lease, OrphanSweep: 30 * time.Second,
 		ReleaseDeadline: workspace.ReleaseDeadline,
 		FindingSweep:    30 * time.Second, WokenSweep: 5 * time.Second, FindingGrace: findings.Default().Grace,
 		Plans: map[string]workspace.Plan{
@@ -95,8 +96,9 @@ func Default() Config {
 func (c Config) Validate() error {
 	var errs []error
 	for key, v := range map[string]string{
-		"task_signing_key_file": c.TaskSigningKeyFile, "join_state_pubkeys_file": c.JoinStatePubkeysFile, "assertion_pubkeys_file": c.AssertionPubkeysFile,
-		"secret_file": string(c.SecretFile), "workload_secrets_keys_file": string(c.WorkloadSecretsKeysFile),
+		"task_signing_key_file": c.TaskSigningKeyFile, "join_state_pubkeys_file": c.JoinStatePubkeysFile,
+		"assertion_pubkeys_file": c.AssertionPubkeysFile, "secret_file": string(c.SecretFile),
+		"workload_secrets_keys_file": string(c.WorkloadSecretsKeysFile),
 		"workload_database_url_file": string(c.WorkloadDatabaseURL), "peers.recovery": c.Peers.Recovery,
 	} {
 		if v == "" {
@@ -110,7 +112,10 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("default_placement: %w", err))
 	}
 	if p := c.Placement.Process; p.Dir != "" {
-		for key, v := range map[string]string{"agent_binary": p.AgentBinary, "enroll_url": p.EnrollURL, "api_url": p.APIURL, "ca_file": p.CAFile} {
+		for key, v := range map[string]string{
+			"agent_binary": p.AgentBinary, "enroll_url": p.EnrollURL, "api_url": p.APIURL,
+			"ca_file": p.CAFile,
+		} {
 			if v == "" {
 				errs = append(errs, fmt.Errorf("placement.process.%s is needed where placement.process.dir is set", key))
 			}

@@ -28,7 +28,8 @@ func (k *signingKeys) open(ctx context.Context, base *service.Base, cfg Config) 
 		keyset.Part{
 			// An agent's report of an attempt that the database lost also counts with an envelope signed by a former key: the
 			// agents' file has those keys.
-			Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(cfg.TaskSigningKeyFile), Pinned: cfg.TaskSigningPubkeysFile,
+			Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(cfg.TaskSigningKeyFile),
+			Pinned: cfg.TaskSigningPubkeysFile,
 			Distributed: func(ctx context.Context, q pg.Querier, key keyset.Key) (string, error) {
 				return gate.Distributed(ctx, q, key.KeyID, key.Returned)
 			},

@@ -34,7 +34,8 @@ func TestWorkloadSecretKeysAreNeeded(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := workloadSecrets(Config{WorkloadSecretsKeysFile: config.SecretFile(path)})
-		if good := name == "good"; good != (err == nil) || err != nil && !strings.Contains(err.Error(), "workload_secrets_keys_file") {
+		if good := name == "good"; good != (err == nil) || err != nil &&
+			!strings.Contains(err.Error(), "workload_secrets_keys_file") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -45,7 +46,8 @@ func TestWorkloadSecretKeysAreNeeded(t *testing.T) {
 func TestACheckThatFailsRefusesNoStart(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
-	pool, err := pg.Open(t.Context(), pg.Config{URL: db.URL(pg.RoleLifecycle), MaxConns: 2, StatementTimeout: 500 * time.Millisecond})
+	pool, err := pg.Open(t.Context(),
+		pg.Config{URL: db.URL(pg.RoleLifecycle), MaxConns: 2, StatementTimeout: 500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +93,8 @@ func TestACheckThatFailsRefusesNoStart(t *testing.T) {
 		t.Fatalf("a key that is missing: %t, %v", checked, err)
 	}
 	e, _ := fault.As(err)
-	if want := "workload_secrets_keys_file has no key " + unknown + ", which 1 row needs"; strings.Join(e.Unmet, "") != want {
+	if want := "workload_secrets_keys_file has no key " + unknown +
+		", which 1 row needs"; strings.Join(e.Unmet, "") != want {
 		t.Errorf("unmet: %q, want %q", e.Unmet, want)
 	}
 	if checked, err := checkKeys(t.Context(), logger, sealer, []string{unknown}); !checked || err != nil {
@@ -104,7 +107,8 @@ func TestACheckThatFailsRefusesNoStart(t *testing.T) {
 	}
 	_, err = checkKeys(t.Context(), logger, sealer, nil)
 	e, _ = fault.As(err)
-	if want := "workload_secrets_keys_file has no key " + unknown + ", which rows need"; e == nil || strings.Join(e.Unmet, "") != want {
+	if want := "workload_secrets_keys_file has no key " + unknown + ", which rows need"; e == nil ||
+		strings.Join(e.Unmet, "") != want {
 		t.Errorf("without a count: %v, want %q", err, want)
 	}
 }

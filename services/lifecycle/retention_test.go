@@ -104,7 +104,8 @@ func (l *life) left(ctx context.Context, db *pgxpool.Pool) ([]string, error) {
 	var out []string
 	for _, r := range rowsOf {
 		var there bool
-		err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM lifecycle.`+r.table+` WHERE `+r.column+` = $1)`, l.of[r.name]).Scan(&there)
+		err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM lifecycle.`+r.table+` WHERE `+r.column+` = $1)`,
+			l.of[r.name]).Scan(&there)
 		if err != nil {
 			return nil, err
 		}
@@ -120,7 +121,10 @@ func (l *life) open() []string {
 	var out []string
 	live := !slices.Contains([]string{"succeeded", "failed"}, l.run)
 	if live { // and whatever it may ask for
-		return []string{"workspace", "saga_run", "saga_step", "task", "late_evidence", "resource_claim", "allocation", "instance", "operation_key"}
+		return []string{
+			"workspace", "saga_run", "saga_step", "task", "late_evidence", "resource_claim", "allocation",
+			"instance", "operation_key",
+		}
 	}
 	if l.workspace != "decommissioned" {
 		out = append(out, "workspace", "saga_run", "saga_step")
@@ -168,9 +172,12 @@ func TestNoTermCutsWhatIsOpen(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := t.Context()
 		l := &life{
-			workspace:  oneOf(rt, "workspace", "active", "failed", "stuck", "decommissioned", "decommissioned", "decommissioned"),
-			run:        oneOf(rt, "run", "pending", "running", "waiting", "compensating", "stuck", "failed", "succeeded", "succeeded", "succeeded"),
-			task:       oneOf(rt, "task", "queued", "dispatched", "delivered", "running", "succeeded", "expired", "outcome_unknown", "cancelled"),
+			workspace: oneOf(rt, "workspace", "active", "failed", "stuck", "decommissioned", "decommissioned",
+				"decommissioned"),
+			run: oneOf(rt, "run", "pending", "running", "waiting", "compensating", "stuck", "failed", "succeeded",
+				"succeeded", "succeeded"),
+			task: oneOf(rt, "task", "queued", "dispatched", "delivered", "running", "succeeded", "expired",
+				"outcome_unknown", "cancelled"),
 			claim:      oneOf(rt, "claim", "intended", "orphaned", "released", "released"),
 			allocation: oneOf(rt, "allocation", "active", "release_failed", "released", "released"),
 			instance:   oneOf(rt, "instance", "live", "ending", "ended", "ended"),
@@ -198,7 +205,8 @@ func TestNoTermCutsWhatIsOpen(t *testing.T) {
 			}
 		}
 		var evidence int
-		if err := pool.QueryRow(ctx, `SELECT count(*) FROM lifecycle.row_evidence`).Scan(&evidence); err != nil || evidence != 0 {
+		if err := pool.QueryRow(ctx, `SELECT count(*) FROM lifecycle.row_evidence`).Scan(&evidence); err != nil ||
+			evidence != 0 {
 			rt.Errorf("%d pieces of evidence of changes by hand, %v", evidence, err)
 		}
 	})

@@ -146,9 +146,13 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("default placement: %w", err)
 	}
 	guard := launchlog.New(launchlog.Deps{
-		Logger: b.Logger, DB: b.DB, Drivers: drivers, Recovery: recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Logger: b.Logger, DB: b.DB, Drivers: drivers,
+		Recovery: recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
-	catalogue := workspace.Catalogue{Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault, Placements: slices.Collect(maps.Keys(drivers))}
+	catalogue := workspace.Catalogue{
+		Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault,
+		Placements: slices.Collect(maps.Keys(drivers)),
+	}
 	steps := workspace.NewSteps(workspace.StepDeps{
 		EpochRefusals: stale, LaunchLog: guard,
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
@@ -177,8 +181,9 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("build saga driver: %w", err)
 	}
 	gates := gate.NewServer(gate.Deps{
-		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: workspace.Registrations{Core: s.core}, Committed: s.committed,
-		Slots: s.cfg.Placement.Static.SlotsPerNode,
+		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: workspace.Registrations{Core: s.core},
+		Committed: s.committed,
+		Slots:     s.cfg.Placement.Static.SlotsPerNode,
 	})
 	reaper, err := workspace.NewReaper(workspace.ReaperDeps{
 		Logger: b.Logger, DB: b.DB, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
@@ -196,7 +201,8 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	finder, err := findings.New(findings.Deps{
-		Logger: b.Logger, DB: scans, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
+		Logger: b.Logger, DB: scans, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name),
+		Committed: s.committed,
 	}, findings.Config{Grace: s.cfg.FindingGrace})
 	if err != nil {
 		return err
@@ -205,7 +211,10 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Committed: s.committed,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
-	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{Logger: b.Logger, DB: b.DB, Tasks: tasks, Committed: s.committed})
+	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{
+		Logger: b.Logger, DB: b.DB, Tasks: tasks,
+		Committed: s.committed,
+	})
 	claims := &workspace.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
 	walk, err := b.Retention(ctx, cuts...)
 	if err != nil {
@@ -214,41 +223,57 @@ func (s *Service) build(ctx context.Context) error {
 	sweeps, err := background.New(background.Deps{
 		Pool: b.DB, Logger: b.Logger, Registerer: b.Registry.ForService(b.Name),
 	},
-		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
-			// Differences between the log and the database are reported to recovery before anything is ended.
-			if err := guard.Check(ctx); err != nil {
+		background.Job{
+			Name: "orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout,
+			Run: func(ctx context.Context) error {
+				// Differences between the log and the database are reported to recovery before anything is ended.
+				if err := guard.Check(ctx); err != nil {
+					return err
+				}
+				_, err := reaper.Sweep(ctx)
 				return err
-			}
-			_, err := reaper.Sweep(ctx)
-			return err
-		}},
-		background.Job{Name: "machine_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
-			_, err := machines.Sweep(ctx)
-			return err
-		}},
-		background.Job{Name: "shared_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
-			_, err := shared.Sweep(ctx)
-			return err
-		}},
+			},
+		},
+		background.Job{
+			Name: "machine_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout,
+			Run: func(ctx context.Context) error {
+				_, err := machines.Sweep(ctx)
+				return err
+			},
+		},
+		background.Job{
+			Name: "shared_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout,
+			Run: func(ctx context.Context) error {
+				_, err := shared.Sweep(ctx)
+				return err
+			},
+		},
 		background.Job{Name: "claims", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := claims.Sweep(ctx)
 			return err
 		}},
 		walk,
-		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
-			_, err := finder.Sweep(ctx)
-			return err
-		}},
-		background.Job{Name: "two_instances", Every: s.cfg.FindingSweep, Timeout: twoTimeout, Run: func(ctx context.Context) error {
-			_, err := finder.SweepTwoInstances(ctx)
-			return err
-		}})
+		background.Job{
+			Name: "findings", Every: s.cfg.FindingSweep, Timeout: sweepTimeout,
+			Run: func(ctx context.Context) error {
+				_, err := finder.Sweep(ctx)
+				return err
+			},
+		},
+		background.Job{
+			Name: "two_instances", Every: s.cfg.FindingSweep, Timeout: twoTimeout,
+			Run: func(ctx context.Context) error {
+				_, err := finder.SweepTwoInstances(ctx)
+				return err
+			},
+		})
 	if err != nil {
 		return err
 	}
 	workspaces := workspace.NewServer(workspace.Deps{
-		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, Audit: b.Audit, DefaultQuota: s.cfg.DefaultQuota,
-		Secrets: m.values,
+		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, Audit: b.Audit,
+		DefaultQuota: s.cfg.DefaultQuota,
+		Secrets:      m.values,
 	})
 	if s.server, err = b.InternalServer(ctx, m.persons); err != nil {
 		return err
@@ -268,19 +293,26 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.mount(gates, tasks, workspaces, findings.NewServer(finder, b.Audit), instances, outputs); err != nil {
 		return err
 	}
-	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger}, events.ConsumerConfig{
+	consumer, err := events.NewConsumer(events.ConsumerDeps{
+		Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake,
+		Logger: b.Logger,
+	}, events.ConsumerConfig{
 		Name: "sessions", Schema: "lifecycle", Kinds: []string{"session.changed"},
 	})
 	if err != nil {
 		return fmt.Errorf("build consumer of sessions: %w", err)
 	}
-	woken, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger}, findings.WokenConsumer())
+	woken, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger},
+		findings.WokenConsumer())
 	if err != nil {
 		return fmt.Errorf("build consumer of refused instances: %w", err)
 	}
 	b.Consumes(consumer.Name(), woken.Name(), findings.ReportsConsumer)
 	b.Add(
-		app.Task{Name: "woken-instances", Run: func(ctx context.Context) error { return woken.Run(ctx, findings.ApplyWoken) }},
+		app.Task{
+			Name: "woken-instances",
+			Run:  func(ctx context.Context) error { return woken.Run(ctx, findings.ApplyWoken) },
+		},
 		app.Task{Name: "woken-sweep", Run: func(ctx context.Context) error {
 			pause := func() func(context.Context) bool {
 				wake := b.Numbered.C() // an event reports each refusal that it reads
@@ -298,7 +330,10 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "work-hints", Run: hub.Run},
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return consumer.Run(ctx, apply) }},
 		app.Task{Name: "task-sweep", Run: func(ctx context.Context) error { return s.sweep(ctx, tasks) }},
-		app.Task{Name: "wake-elsewhere", Run: func(ctx context.Context) error { return s.core.FollowRemoteWakes(ctx, b.Numbered) }},
+		app.Task{
+			Name: "wake-elsewhere",
+			Run:  func(ctx context.Context) error { return s.core.FollowRemoteWakes(ctx, b.Numbered) },
+		},
 		app.Task{Name: "background", Run: sweeps.Run},
 		app.Task{Name: "seal-stored", Run: func(ctx context.Context) error {
 			return s.sealStored(ctx, sealer, tasks)
@@ -320,7 +355,8 @@ const sweepTimeout = 5 * time.Minute
 // check by no more than that.
 const twoTimeout = time.Minute
 
-func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server, instances *workspace.Instances,
+func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server,
+	instances *workspace.Instances,
 	outputs *workspace.Outputs,
 ) error {
 	opts := s.server.HandlerOptions()
@@ -334,7 +370,8 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewOutputServiceHandler(outputs, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
-	path, h = commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.committed, announced()...), opts...)
+	path, h = commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.committed, announced()...),
+		opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewAllocationServiceHandler(workspace.NewAllocations(workspaces), opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
@@ -347,7 +384,8 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 
 // announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
-	return slices.Concat(workspace.Announced(), saga.Announced(), []reannounce.Source{gate.Announced(), task.Announced(), findings.Announced()})
+	return slices.Concat(workspace.Announced(), saga.Announced(),
+		[]reannounce.Source{gate.Announced(), task.Announced(), findings.Announced()})
 }
 
 // openStores opens the stores that lifecycle uses beside its own database.
@@ -356,7 +394,8 @@ func (s *Service) openStores(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read workload database url: %w", err)
 	}
-	s.workloads, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-lifecycle-workloads", MaxConns: 4})
+	s.workloads, err = pg.Open(ctx,
+		pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-lifecycle-workloads", MaxConns: 4})
 	if err != nil {
 		return fmt.Errorf("open workload database: %w", err)
 	}
@@ -375,7 +414,8 @@ func (s *Service) lockStore() (*lock.Lock, error) {
 	if s.redis, err = lock.Dial(url.Reveal(), lock.Config{}); err != nil {
 		return nil, fmt.Errorf("open lock store: %w", err)
 	}
-	l, err := lock.New(lock.Deps{Client: s.redis, Logger: s.base.Logger, Metrics: s.base.Registry.ForService(s.base.Name)}, lock.Config{})
+	l, err := lock.New(lock.Deps{Client: s.redis, Logger: s.base.Logger, Metrics: s.base.Registry.ForService(s.base.Name)},
+		lock.Config{})
 	if err != nil {
 		return nil, fmt.Errorf("open lock store: %w", err)
 	}
@@ -421,7 +461,8 @@ func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
 			s.base.Logger.WarnContext(ctx, "stale tasks not swept", obs.Err(err))
 		}
 		if swept.Expired+swept.Unknown > 0 {
-			s.base.Logger.InfoContext(ctx, "stale tasks swept", slog.Int("expired", swept.Expired), slog.Int("outcome_unknown", swept.Unknown))
+			s.base.Logger.InfoContext(ctx, "stale tasks swept", slog.Int("expired", swept.Expired),
+				slog.Int("outcome_unknown", swept.Unknown))
 		}
 	}
 }

@@ -54,7 +54,8 @@ func Default() Config {
 	return Config{
 		Config: service.Default(), AgentListen: "127.0.0.1:0", DrainSpread: 2 * time.Second, DrainTimeout: 10 * time.Second,
 		MaxConnections: 16384, OpenBurst: 3, OpenEvery: 10 * time.Second,
-		FirstFrame: 5 * time.Second, ChallengeWithin: 5 * time.Second, FramesPerSecond: 2000, RetiredFor: 49 * time.Hour, ForgetAfter: 72 * time.Hour,
+		FirstFrame: 5 * time.Second, ChallengeWithin: 5 * time.Second, FramesPerSecond: 2000, RetiredFor: 49 * time.Hour,
+		ForgetAfter: 72 * time.Hour,
 	}
 }
 
@@ -70,7 +71,8 @@ func (c Config) Limits() session.Limits {
 func (c Config) Validate() error {
 	var errs []error
 	for key, v := range map[string]string{
-		"agent_listen": c.AgentListen, "node_ca_file": c.NodeCAFile, "peers.recovery": c.Peers.Recovery, "peers.lifecycle": c.Peers.Lifecycle,
+		"agent_listen": c.AgentListen, "node_ca_file": c.NodeCAFile, "peers.recovery": c.Peers.Recovery,
+		"peers.lifecycle": c.Peers.Lifecycle,
 	} {
 		if v == "" {
 			errs = append(errs, fmt.Errorf("%s is needed", key))

@@ -184,7 +184,10 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 	continued := func(c *raw, block []byte, end bool) error {
 		const part = 16 << 10
 		first := block[:min(part, len(block))]
-		if err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: first, EndHeaders: false}); err != nil {
+		if err := c.framer.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: 1, BlockFragment: first,
+			EndHeaders: false,
+		}); err != nil {
 			return err
 		}
 		for rest := block[len(first):]; len(rest) > 0; {
@@ -204,7 +207,10 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 		{name: "rapid reset", flood: func(c *raw) error {
 			block := headers()
 			for i := range uint32(frames) {
-				if err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true}); err != nil {
+				if err := c.framer.WriteHeaders(http2.HeadersFrameParam{
+					StreamID: 2*i + 1, BlockFragment: block,
+					EndHeaders: true,
+				}); err != nil {
 					return err
 				}
 				if err := c.framer.WriteRSTStream(2*i+1, http2.ErrCodeCancel); err != nil {
@@ -247,7 +253,10 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 			}
 		}},
 		{name: "a frame above the size of frames", flood: func(c *raw) error {
-			if err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headers(), EndHeaders: true}); err != nil {
+			if err := c.framer.WriteHeaders(http2.HeadersFrameParam{
+				StreamID: 1, BlockFragment: headers(),
+				EndHeaders: true,
+			}); err != nil {
 				return err
 			}
 			for {
@@ -274,7 +283,8 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 				}
 				began := time.Now()
 				bystander.send(beat(i))
-				bystander.next("an answer to the bystander", func(f *nodev1.ConnectResponse) bool { return f.GetHeartbeatAck().GetSequence() == i })
+				bystander.next("an answer to the bystander",
+					func(f *nodev1.ConnectResponse) bool { return f.GetHeartbeatAck().GetSequence() == i })
 				took, most = append(took, time.Since(began)), max(most, runtime.NumGoroutine()-goroutines)
 				select {
 				case err := <-flooded:
@@ -382,7 +392,10 @@ func TestSlowPeersAreClosed(t *testing.T) {
 		}},
 		{"a first frame, byte by byte", func() func() {
 			c := k.raw(k.node(), addr, true)
-			if err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headers(), EndHeaders: true}); err != nil {
+			if err := c.framer.WriteHeaders(http2.HeadersFrameParam{
+				StreamID: 1, BlockFragment: headers(),
+				EndHeaders: true,
+			}); err != nil {
 				t.Fatal(err)
 			}
 			return func() {

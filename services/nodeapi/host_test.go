@@ -20,7 +20,8 @@ func TestChangedFactsAndDiagnosticsBecomeEvents(t *testing.T) {
 	seen := func(what string, is func(testkit.Event) bool) {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
-			list, err := testkit.ReadEvents(t.Context(), k.db.Pool(pg.RoleReadmodel), `kind = 'session.changed' AND aggregate_id = $1`, a.session)
+			list, err := testkit.ReadEvents(t.Context(), k.db.Pool(pg.RoleReadmodel),
+				`kind = 'session.changed' AND aggregate_id = $1`, a.session)
 			if err == nil && !slices.ContainsFunc(list, is) {
 				err = errors.New(what + " is in no event")
 			}
@@ -38,7 +39,10 @@ func TestChangedFactsAndDiagnosticsBecomeEvents(t *testing.T) {
 		return f
 	}
 	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: &nodev1.DiagnosticReport{
-		Diagnostics: []*commonv1.Diagnostic{{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL, Detail: "no room"}},
+		Diagnostics: []*commonv1.Diagnostic{{
+			Code:   commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL,
+			Detail: "no room",
+		}},
 	}}})
 	seen("the diagnostic", diskFull)
 	a.send(facts(true))

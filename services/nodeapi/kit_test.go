@@ -105,7 +105,8 @@ func (k *kit) replica(change ...func(*nodeapi.Config)) *replica {
 	cfg.TrustDomain = nodeapitest.TrustDomain
 	cfg.DatabaseURLFile = k.secret(dir, "db", k.db.URL(pg.RoleNodeAPI))
 	cfg.SequencerURLFile = k.secret(dir, "seq", k.db.URL(pg.RoleSequencer))
-	cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = files.Cert, files.Key, files.ServiceCA, files.NodeCA
+	cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = files.Cert, files.Key, files.ServiceCA,
+		files.NodeCA
 	public, err := k.backend.Keys.Public()
 	if err != nil {
 		k.t.Fatal(err)
@@ -179,7 +180,8 @@ func (k *kit) connect(a *agent, addr string, read bool) {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	if a.cc, err = grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(conf))); err != nil {
+	if a.cc, err = grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(credentials.NewTLS(conf))); err != nil {
 		k.t.Fatal(err)
 	}
 	var ctx context.Context
@@ -216,7 +218,10 @@ func (k *kit) clientTLS(cert tls.Certificate) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	conf, err := pki.ClientTLS(pki.ClientConfig{Roots: roots, Server: pki.ServiceID(nodeapitest.TrustDomain, "nodeapi"), NextProtos: []string{"h2"}})
+	conf, err := pki.ClientTLS(pki.ClientConfig{
+		Roots: roots, Server: pki.ServiceID(nodeapitest.TrustDomain, "nodeapi"),
+		NextProtos: []string{"h2"},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -380,7 +385,8 @@ func reasonOf(err error) commonv1.Reason { return fault.ReasonOf(fault.FromGRPC(
 
 // facts returns the states of a session in its events.
 func (k *kit) facts(session string) ([]string, error) {
-	list, err := testkit.ReadEvents(k.t.Context(), k.db.Pool(pg.RoleReadmodel), `kind = 'session.changed' AND aggregate_id = $1`, session)
+	list, err := testkit.ReadEvents(k.t.Context(), k.db.Pool(pg.RoleReadmodel),
+		`kind = 'session.changed' AND aggregate_id = $1`, session)
 	if err != nil {
 		return nil, fmt.Errorf("read facts: %w", err)
 	}

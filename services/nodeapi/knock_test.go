@@ -53,7 +53,9 @@ func (k *kit) knock(addr string, cert tls.Certificate, hello func() *nodev1.Conn
 }
 
 // connection opens streams over one connection until it breaks.
-func (n *knocker) connection(ctx context.Context, addr string, conf *tls.Config, pace <-chan time.Time, hello func() *nodev1.ConnectRequest) {
+func (n *knocker) connection(ctx context.Context, addr string, conf *tls.Config, pace <-chan time.Time,
+	hello func() *nodev1.ConnectRequest,
+) {
 	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(conf)))
 	if err != nil {
 		return
@@ -108,7 +110,8 @@ func (k *kit) comesBack(a *agent, addr string, n *knocker, times int) int {
 		a = a.again()
 		k.connect(a, addr, true)
 		a.send(a.hello())
-		f := a.next("Welcome or Denied", func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil || f.GetDenied() != nil })
+		f := a.next("Welcome or Denied",
+			func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil || f.GetDenied() != nil })
 		if d := f.GetDenied(); d != nil {
 			k.t.Logf("the node is refused: %s, retry after %s", d.GetReason(), d.GetRetryAfter().AsDuration())
 			refused++
@@ -124,7 +127,10 @@ func (k *kit) comesBack(a *agent, addr string, n *knocker, times int) int {
 // TestARevokedCertificateCostsItsNodeNothing: a holder of a certificate that recovery refuses opens 150 streams a
 // second; the node, on its next certificate, is admitted at once each time.
 func TestARevokedCertificateCostsItsNodeNothing(t *testing.T) {
-	for _, reason := range []commonv1.Reason{commonv1.Reason_REASON_SERIAL_UNKNOWN, commonv1.Reason_REASON_SERIAL_SUPERSEDED} {
+	for _, reason := range []commonv1.Reason{
+		commonv1.Reason_REASON_SERIAL_UNKNOWN,
+		commonv1.Reason_REASON_SERIAL_SUPERSEDED,
+	} {
 		t.Run(reason.String(), func(t *testing.T) {
 			var good atomic.Value // serial of the certificate that counts
 			good.Store("")

@@ -55,7 +55,8 @@ func TestWorkGoesOutAndComesBack(t *testing.T) {
 	}
 	delivered, started, results := 0, 0, 0
 	for _, rep := range k.backend.Reports() {
-		delivered, started, results = delivered+len(rep.GetDelivered()), started+len(rep.GetStarted()), results+len(rep.GetResults())
+		delivered, started, results = delivered+len(rep.GetDelivered()), started+len(rep.GetStarted()),
+			results+len(rep.GetResults())
 		if rep.GetSessionId() != a.session || rep.GetGeneration() != a.generation || rep.GetNodeInstanceId() != a.instance {
 			t.Errorf("reported for %v", rep)
 		}
@@ -93,7 +94,8 @@ func TestLapsedAuthority(t *testing.T) {
 		}
 		return f.GetHeartbeatAck() != nil
 	})
-	if after := k.backend.Calls(); after["ReportTasks"] != before["ReportTasks"] || after["LeaseTasks"] != before["LeaseTasks"] {
+	if after := k.backend.Calls(); after["ReportTasks"] != before["ReportTasks"] ||
+		after["LeaseTasks"] != before["LeaseTasks"] {
 		t.Errorf("calls on a stale view: %v, then %v", before, after)
 	}
 	// The decision that was missed comes with the first answers, before anything else is sent.
@@ -160,7 +162,8 @@ func TestADecisionClosesTheSession(t *testing.T) {
 				t.Error("offered work after the decision")
 			}
 			testkit.Eventually(t, patience, func() error {
-				return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ", "SESSION_STATE_CLOSED REASON_"+strings.TrimPrefix(reason.String(), "REASON_"))
+				return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ",
+					"SESSION_STATE_CLOSED REASON_"+strings.TrimPrefix(reason.String(), "REASON_"))
 			})
 		})
 	}
@@ -193,7 +196,8 @@ func TestWhatMayRunIsListedBeforeAnyOffer(t *testing.T) {
 			})
 			a := k.session(k.replica())
 			k.backend.Queue(a.id, true, nodeapitest.Task(a.id, 10))
-			first := a.next("a list or an offer", func(f *nodev1.ConnectResponse) bool { return f.GetRunList() != nil || f.GetTaskOffer() != nil })
+			first := a.next("a list or an offer",
+				func(f *nodev1.ConnectResponse) bool { return f.GetRunList() != nil || f.GetTaskOffer() != nil })
 			list := first.GetRunList()
 			if list == nil || list.GetUnlisted() == listed || len(list.GetMayRun()) != map[bool]int{true: 1}[listed] {
 				t.Fatalf("the first frame is %v", first)
@@ -215,7 +219,12 @@ func TestNewerSessionReplacesTheOlder(t *testing.T) {
 		name  string
 		to    *replica
 		names bool
-	}{{"here, unnamed", first, false}, {"here, named", first, true}, {"elsewhere, unnamed", second, false}, {"elsewhere, named", second, true}} {
+	}{
+		{"here, unnamed", first, false},
+		{"here, named", first, true},
+		{"elsewhere, unnamed", second, false},
+		{"elsewhere, named", second, true},
+	} {
 		t.Run(c.name, func(t *testing.T) {
 			old := k.session(first)
 			newer := old.again()
@@ -274,7 +283,10 @@ func TestSessionEndsWithItsCertificate(t *testing.T) {
 	r := k.replica()
 	a := k.node()
 	var err error
-	if a.cert, err = k.nodes.Issue(nodeapitest.Leaf{URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()}, To: time.Now().Add(15 * time.Second)}); err != nil {
+	if a.cert, err = k.nodes.Issue(nodeapitest.Leaf{
+		URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()},
+		To:   time.Now().Add(15 * time.Second),
+	}); err != nil {
 		t.Fatal(err)
 	}
 	k.connect(a, r.AgentAddr(), true)
@@ -301,12 +313,14 @@ func TestRenewalOverTheStream(t *testing.T) {
 		t.Helper()
 		id := ids.New()
 		a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{RenewRequest: &nodev1.RenewRequest{RequestId: id, Csr: make([]byte, size)}}})
-		return a.next("a certificate", func(f *nodev1.ConnectResponse) bool { return f.GetCertificateIssued().GetRequestId() == id }).GetCertificateIssued()
+		return a.next("a certificate",
+			func(f *nodev1.ConnectResponse) bool { return f.GetCertificateIssued().GetRequestId() == id }).GetCertificateIssued()
 	}
 	if got := renew(100); string(got.GetCertificateChainPem()) != "chain" || got.GetRecoveryToken() != "token" {
 		t.Errorf("issued %v", got)
 	}
-	if req := <-ask; req.GetNodeId() != a.id || req.GetSessionId() != a.session || req.GetSerial() != pki.SerialString(a.cert.Leaf.SerialNumber) {
+	if req := <-ask; req.GetNodeId() != a.id || req.GetSessionId() != a.session ||
+		req.GetSerial() != pki.SerialString(a.cert.Leaf.SerialNumber) {
 		t.Errorf("asked %v", req)
 	}
 	if got := renew(64); got.GetDenied().GetReason() != commonv1.Reason_REASON_CSR_REFUSED {
@@ -384,7 +398,8 @@ func TestShutdownSendsAgentsElsewhere(t *testing.T) {
 		}
 	}
 	var leaving bool
-	if err := k.db.OwnerPool().QueryRow(t.Context(), `SELECT leaving FROM mesh.replica WHERE replica_id = $1`, r.ReplicaID()).Scan(&leaving); err != nil || !leaving {
+	if err := k.db.OwnerPool().QueryRow(t.Context(), `SELECT leaving FROM mesh.replica WHERE replica_id = $1`,
+		r.ReplicaID()).Scan(&leaving); err != nil || !leaving {
 		t.Errorf("last beat says leaving = %t, %v", leaving, err)
 	}
 }
@@ -450,7 +465,8 @@ func TestIdleSessionsCostNoGoroutine(t *testing.T) {
 		t.Fatal(err)
 	}
 	conf, err := pki.ServerTLS(pki.ServerConfig{
-		Store: store, TrustDomain: nodeapitest.TrustDomain, NextProtos: []string{"h2"}, Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: roots}},
+		Store: store, TrustDomain: nodeapitest.TrustDomain, NextProtos: []string{"h2"},
+		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: roots}},
 	})
 	if err != nil {
 		t.Fatal(err)

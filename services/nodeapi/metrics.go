@@ -20,18 +20,37 @@ type metrics struct {
 
 func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error) {
 	m := &metrics{
-		rejects: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "agent_handshakes_refused_total", Help: "Handshakes refused at the agents' port, by reason."}, []string{"reason"}),
-		shed:    prometheus.NewCounter(prometheus.CounterOpts{Name: "agent_connections_shed_total", Help: "Connections closed before TLS because too many were open."}),
-		opened:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "agent_streams_total", Help: "Streams of agents that ended, by outcome."}, []string{"outcome"}),
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "agent_refusals_total", Help: "Streams of agents that were refused or ended by a denial, by reason."}, []string{"reason"}),
-		frames:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "agent_frames_total", Help: "Frames of agents, by kind."}, []string{"kind"}),
+		rejects: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_handshakes_refused_total",
+			Help: "Handshakes refused at the agents' port, by reason.",
+		}, []string{"reason"}),
+		shed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "agent_connections_shed_total",
+			Help: "Connections closed before TLS because too many were open.",
+		}),
+		opened: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_streams_total",
+			Help: "Streams of agents that ended, by outcome.",
+		}, []string{"outcome"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_refusals_total",
+			Help: "Streams of agents that were refused or ended by a denial, by reason.",
+		}, []string{"reason"}),
+		frames: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_frames_total",
+			Help: "Frames of agents, by kind.",
+		}, []string{"kind"}),
 		offered: prometheus.NewCounter(prometheus.CounterOpts{Name: "tasks_offered_total", Help: "Tasks offered to agents."}),
-		acked:   prometheus.NewCounter(prometheus.CounterOpts{Name: "task_results_acknowledged_total", Help: "Results acknowledged to agents."}),
+		acked: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "task_results_acknowledged_total",
+			Help: "Results acknowledged to agents.",
+		}),
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
 		m.rejects, m.shed, m.opened, m.refused, m.frames, m.offered, m.acked,
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_streams", Help: "Streams of agents that stand open here."}, open),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_streams", Help: "Streams of agents that stand open here."},
+			open),
 	} {
 		errs = append(errs, reg.Register(c))
 	}

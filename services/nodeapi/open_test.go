@@ -63,7 +63,8 @@ func TestSessionOpensInOrder(t *testing.T) {
 		a.send(beat(int64(i)))
 	}
 	a.next("an acknowledged heartbeat", func(f *nodev1.ConnectResponse) bool {
-		return f.GetHeartbeatAck() != nil && f.GetHeartbeatAck().GetProfileFingerprint() == "profile" && !f.GetHeartbeatAck().GetServerTime().AsTime().IsZero()
+		return f.GetHeartbeatAck() != nil && f.GetHeartbeatAck().GetProfileFingerprint() == "profile" &&
+			!f.GetHeartbeatAck().GetServerTime().AsTime().IsZero()
 	})
 	if after := k.backend.Calls(); fmt.Sprint(before) != fmt.Sprint(after) {
 		t.Errorf("heartbeats became calls: %v, then %v", before, after)
@@ -124,10 +125,12 @@ func TestCertificates(t *testing.T) {
 	}
 	uris := func(names ...string) nodeapitest.Leaf { return nodeapitest.Leaf{URIs: names} }
 	refused := map[string]tls.Certificate{
-		"none":             {},
-		"other authority":  issue(foreign, uris(name)),
-		"expired":          issue(k.nodes, nodeapitest.Leaf{URIs: []string{name}, From: time.Now().Add(-2 * time.Hour), To: time.Now().Add(-time.Minute)}),
-		"not yet valid":    issue(k.nodes, nodeapitest.Leaf{URIs: []string{name}, From: time.Now().Add(time.Hour), To: time.Now().Add(2 * time.Hour)}),
+		"none":            {},
+		"other authority": issue(foreign, uris(name)),
+		"expired": issue(k.nodes,
+			nodeapitest.Leaf{URIs: []string{name}, From: time.Now().Add(-2 * time.Hour), To: time.Now().Add(-time.Minute)}),
+		"not yet valid": issue(k.nodes,
+			nodeapitest.Leaf{URIs: []string{name}, From: time.Now().Add(time.Hour), To: time.Now().Add(2 * time.Hour)}),
 		"two names":        issue(k.nodes, uris(name, pki.NodeID(nodeapitest.TrustDomain, ids.New()).String())),
 		"no name":          issue(k.nodes, nodeapitest.Leaf{Common: name}),
 		"server use only":  issue(k.nodes, nodeapitest.Leaf{URIs: []string{name}, Usage: x509.ExtKeyUsageServerAuth}),
@@ -150,7 +153,10 @@ func TestCertificates(t *testing.T) {
 	}
 	// The common name is ignored.
 	a := k.node()
-	a.cert = issue(k.nodes, nodeapitest.Leaf{URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()}, Common: "spiffe://" + nodeapitest.TrustDomain + "/node/" + ids.New()})
+	a.cert = issue(k.nodes, nodeapitest.Leaf{
+		URIs:   []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()},
+		Common: "spiffe://" + nodeapitest.TrustDomain + "/node/" + ids.New(),
+	})
 	k.connect(a, r.AgentAddr(), true)
 	a.open()
 	if got := k.backend.Opened()[0].GetNodeId(); got != a.id {
@@ -209,11 +215,21 @@ func TestWhatIsNotTheProtocol(t *testing.T) {
 		{"no first frame", nil, nil, 0, commonv1.Reason_REASON_DEADLINE_EXCEEDED},
 		{"heartbeat before Hello", nil, beat(1), 1, commonv1.Reason_REASON_PROTOCOL_VIOLATION},
 		{"empty frame", nil, &nodev1.ConnectRequest{}, 1, commonv1.Reason_REASON_INVALID_ARGUMENT},
-		{"Hello without ids", nil, &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Hello{Hello: &nodev1.Hello{}}}, 1, commonv1.Reason_REASON_INVALID_ARGUMENT},
-		{"result before Ready", welcomed, result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil), 1, commonv1.Reason_REASON_PROTOCOL_VIOLATION},
+		{
+			"Hello without ids", nil, &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Hello{Hello: &nodev1.Hello{}}}, 1,
+			commonv1.Reason_REASON_INVALID_ARGUMENT,
+		},
+		{
+			"result before Ready", welcomed, result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil), 1,
+			commonv1.Reason_REASON_PROTOCOL_VIOLATION,
+		},
 		{"another generation", welcomed, ready(77), 1, commonv1.Reason_REASON_PROTOCOL_VIOLATION},
 		{"second Hello", open, nil, -1, commonv1.Reason_REASON_PROTOCOL_VIOLATION},
-		{"output over its bound", open, result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, bytes.Repeat([]byte("x"), 300<<10)), 1, commonv1.Reason_REASON_INVALID_ARGUMENT},
+		{
+			"output over its bound", open,
+			result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, bytes.Repeat([]byte("x"), 300<<10)), 1,
+			commonv1.Reason_REASON_INVALID_ARGUMENT,
+		},
 		{"a flood", open, beat(1), 3000, commonv1.Reason_REASON_RATE_LIMITED},
 	}
 	for _, c := range cases {
@@ -288,7 +304,8 @@ func TestAnOpeningThatWaitsIsReported(t *testing.T) {
 		}
 	}
 	release()
-	a.generation = a.exactly("Welcome", func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil }).GetWelcome().GetGeneration()
+	a.generation = a.exactly("Welcome",
+		func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil }).GetWelcome().GetGeneration()
 	a.send(ready(a.generation))
 	a.exactly("Admitted", func(f *nodev1.ConnectResponse) bool { return f.GetAdmitted() != nil })
 }
@@ -301,7 +318,8 @@ func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
 	a := k.node()
 	var err error
 	if a.cert, err = k.nodes.Issue(nodeapitest.Leaf{
-		URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()}, From: time.Now().Add(-pki.Backdate), To: time.Now().Add(20 * time.Second),
+		URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()}, From: time.Now().Add(-pki.Backdate),
+		To: time.Now().Add(20 * time.Second),
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +331,8 @@ func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
 	a = a.again()
 	k.connect(a, r.AgentAddr(), true)
 	a.send(a.hello())
-	f := a.next("Welcome or Denied", func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil || f.GetDenied() != nil })
+	f := a.next("Welcome or Denied",
+		func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil || f.GetDenied() != nil })
 	if f.GetWelcome() != nil {
 		return // the two seconds are over
 	}
@@ -411,7 +430,8 @@ func TestChallenge(t *testing.T) {
 			}
 			k.connect(a, addr, true)
 			a.send(a.hello())
-			challenge := a.exactly("Challenge", func(f *nodev1.ConnectResponse) bool { return f.GetChallenge() != nil }).GetChallenge()
+			challenge := a.exactly("Challenge",
+				func(f *nodev1.ConnectResponse) bool { return f.GetChallenge() != nil }).GetChallenge()
 			c.answer(a, challenge.GetNonce())
 			_ = a.wantEnd()
 			testkit.Eventually(t, patience, func() error {

@@ -29,7 +29,10 @@ func (k *kit) relayAs(service, addr string) nodev1connect.RelayServiceClient {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	client, err := rpc.HTTPClient(pki.ClientConfig{Store: store, Roots: roots, Server: pki.ServiceID(nodeapitest.TrustDomain, "nodeapi")}, rpc.HTTPConfig{})
+	client, err := rpc.HTTPClient(pki.ClientConfig{
+		Store: store, Roots: roots,
+		Server: pki.ServiceID(nodeapitest.TrustDomain, "nodeapi"),
+	}, rpc.HTTPConfig{})
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -46,7 +49,8 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	r := k.replica()
 	var address string
 	testkit.Eventually(t, patience, func() error {
-		return k.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(), `SELECT address FROM mesh.replica WHERE replica_id = $1`, r.ReplicaID()).Scan(&address)
+		return k.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(), `SELECT address FROM mesh.replica WHERE replica_id = $1`,
+			r.ReplicaID()).Scan(&address)
 	})
 	if address != r.Addr() {
 		t.Fatalf("the beat tells %q, the replica listens at %q", address, r.Addr())
@@ -59,7 +63,10 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 
 	lifecycle, ws := k.relayAs("lifecycle", address), ids.New()
 	ask := func(node, workload string) *nodev1.ReadOutputRequest {
-		return &nodev1.ReadOutputRequest{NodeId: node, WorkspaceId: ws, Epoch: 3, Workload: workload, From: &nodev1.OutputCursor{Run: "r", Offset: 7}, MaxBytes: 100}
+		return &nodev1.ReadOutputRequest{
+			NodeId: node, WorkspaceId: ws, Epoch: 3, Workload: workload,
+			From: &nodev1.OutputCursor{Run: "r", Offset: 7}, MaxBytes: 100,
+		}
 	}
 	for name, tc := range map[string]struct {
 		client nodev1connect.RelayServiceClient
@@ -89,11 +96,13 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	}
 	waiting := read("main")
 	req := a.next("a request for output", isOutputRequest).GetOutputRequest()
-	if req.GetWorkspaceId() != ws || req.GetEpoch() != 3 || req.GetWorkload() != "main" || req.GetFrom().GetOffset() != 7 || req.GetMaxBytes() != 100 {
+	if req.GetWorkspaceId() != ws || req.GetEpoch() != 3 || req.GetWorkload() != "main" ||
+		req.GetFrom().GetOffset() != 7 || req.GetMaxBytes() != 100 {
 		t.Errorf("the agent is asked for %v", req)
 	}
 	again := <-read("main")
-	if f, ok := fault.As(again.err); !ok || f.Reason != commonv1.Reason_REASON_RATE_LIMITED || f.RetryAfter <= 0 || f.RetryAfter > 2*time.Second {
+	if f, ok := fault.As(again.err); !ok || f.Reason != commonv1.Reason_REASON_RATE_LIMITED || f.RetryAfter <= 0 ||
+		f.RetryAfter > 2*time.Second {
 		t.Errorf("the second read at once: %v", again.err)
 	}
 	// The agent is slow to answer. Tasks are offered and their results acknowledged meanwhile.
@@ -103,14 +112,18 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{task.GetTask()}}}})
 	a.send(result(task.GetTask(), []byte("out")))
 	a.next("an acknowledgement", isAck)
-	want := &nodev1.WorkloadOutput{Run: "r", Offset: 7, Data: []byte("bytes \x00\xff"), Next: &nodev1.OutputCursor{Run: "r", Offset: 15}}
+	want := &nodev1.WorkloadOutput{
+		Run: "r", Offset: 7, Data: []byte("bytes \x00\xff"),
+		Next: &nodev1.OutputCursor{Run: "r", Offset: 15},
+	}
 	chunk := func(id string) *nodev1.ConnectRequest {
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_OutputChunk{OutputChunk: &nodev1.OutputChunk{RequestId: id, Output: want}}}
 	}
 	a.send(chunk(ids.New())) // an answer for which there is no request
 	a.send(chunk(req.GetRequestId()))
 	got := <-waiting
-	if got.err != nil || string(got.res.GetOutput().GetData()) != string(want.GetData()) || got.res.GetOutput().GetNext().GetOffset() != 15 {
+	if got.err != nil || string(got.res.GetOutput().GetData()) != string(want.GetData()) ||
+		got.res.GetOutput().GetNext().GetOffset() != 15 {
 		t.Fatalf("read %v, %v", got.res, got.err)
 	}
 	// The end of the session ends the requests that wait for it.

@@ -36,14 +36,16 @@ func TestAReportIsRefusedByName(t *testing.T) {
 		ref := &nodev1.TaskRef{TaskId: task, Attempt: invented + i}
 		a.send(result(ref, nil))
 		refused := a.next("a refusal", isRefusal).GetTaskReportRefused()
-		if len(refused.GetTasks()) != 1 || refused.GetTasks()[0].GetAttempt() != ref.GetAttempt() || !refused.GetEnvelopeWanted() ||
+		if len(refused.GetTasks()) != 1 || refused.GetTasks()[0].GetAttempt() != ref.GetAttempt() ||
+			!refused.GetEnvelopeWanted() ||
 			refused.GetDenial().GetReason() != commonv1.Reason_REASON_TASK_NOT_CURRENT {
 			t.Errorf("refused with %v", refused)
 		}
 	}
 	good := &nodev1.TaskRef{TaskId: task, Attempt: 1}
 	a.send(result(good, nil))
-	if ack := a.next("an acknowledgement", isAck).GetTaskResultAck(); len(ack.GetTasks()) != 1 || ack.GetTasks()[0].GetAttempt() != 1 {
+	if ack := a.next("an acknowledgement", isAck).GetTaskResultAck(); len(ack.GetTasks()) != 1 ||
+		ack.GetTasks()[0].GetAttempt() != 1 {
 		t.Errorf("acknowledged %v", ack)
 	}
 }
@@ -58,7 +60,8 @@ func TestTheFifthRefusedReportEndsTheSession(t *testing.T) {
 		a.send(result(&nodev1.TaskRef{TaskId: task, Attempt: invented + i}, nil))
 	}
 	denial := a.denied(commonv1.Reason_REASON_PROTOCOL_VIOLATION)
-	if denial.GetAction() != commonv1.Action_ACTION_WAIT || denial.GetRetryAfter().AsDuration() <= 0 || denial.GetRemedy() == "" {
+	if denial.GetAction() != commonv1.Action_ACTION_WAIT || denial.GetRetryAfter().AsDuration() <= 0 ||
+		denial.GetRemedy() == "" {
 		t.Errorf("denied with %v", denial)
 	}
 	other.send(result(&nodev1.TaskRef{TaskId: task, Attempt: 1}, nil))
@@ -80,7 +83,8 @@ func TestEnvelopesReachLifecycle(t *testing.T) {
 	a.next("an acknowledgement", isAck)
 	var withDelivery, withResult bool
 	for _, r := range k.backend.Reports() {
-		withDelivery = withDelivery || len(r.GetDelivered()) == 1 && len(r.GetSigned()) == 1 && r.GetSigned()[0].GetKeyId() == "k"
+		withDelivery = withDelivery || len(r.GetDelivered()) == 1 && len(r.GetSigned()) == 1 &&
+			r.GetSigned()[0].GetKeyId() == "k"
 		for _, f := range r.GetResults() {
 			withResult = withResult || string(f.GetSigned().GetEnvelope()) == "envelope"
 		}

@@ -104,7 +104,8 @@ func (s *Service) build(ctx context.Context) error {
 
 	events := &late{}
 	s.roster = roster.New(b.Logger, roster.Config{
-		ReplicaID: b.ReplicaID, Offset: clock.Offset, StaleAfter: func() time.Duration { return b.Policy.Current().HeartbeatStaleAfter() },
+		ReplicaID: b.ReplicaID, Offset: clock.Offset,
+		StaleAfter: func() time.Duration { return b.Policy.Current().HeartbeatStaleAfter() },
 	}, events)
 	m, err := newMetrics(b.Registry.ForService(b.Name), func() float64 { return float64(s.roster.Open()) })
 	if err != nil {
@@ -122,10 +123,12 @@ func (s *Service) build(ctx context.Context) error {
 			s.roster.OnAuthority(n)
 			dispatcher.Mark(n.GetNodeId())
 		})
-	streamed := work.NewStream(b.Logger, tasks, func(ctx context.Context) (work.Connection, error) { return tasks.StreamWork(ctx) })
-	dispatcher = work.NewDispatcher(b.Logger, b.ReplicaID, s.roster, view, streamed, func(ctx context.Context, replica string) (work.Hints, error) {
-		return tasks.WatchWork(ctx, &lifecyclev1.WatchWorkRequest{ReplicaId: replica})
-	}, m)
+	streamed := work.NewStream(b.Logger, tasks,
+		func(ctx context.Context) (work.Connection, error) { return tasks.StreamWork(ctx) })
+	dispatcher = work.NewDispatcher(b.Logger, b.ReplicaID, s.roster, view, streamed,
+		func(ctx context.Context, replica string) (work.Hints, error) {
+			return tasks.WatchWork(ctx, &lifecyclev1.WatchWorkRequest{ReplicaId: replica})
+		}, m)
 	streamed.OnOffer(dispatcher.Offer)
 	outputs := relay.New(relay.Deps{Logger: b.Logger, Session: func(nodeID string) relay.Session {
 		sess := s.roster.Current(nodeID)
@@ -146,7 +149,8 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	reporter := work.NewReporter(b.Logger, b.ReplicaID, view, streamed, m)
 	s.server, err = session.New(session.Deps{
-		Logger: b.Logger, Roster: s.roster, View: view, Work: both{reporter, dispatcher}, Authority: recovery, Gate: gates, Metrics: m,
+		Logger: b.Logger, Roster: s.roster, View: view, Work: both{reporter, dispatcher}, Authority: recovery, Gate: gates,
+		Metrics: m,
 		Observe: func(sess *roster.Session, o *nodev1.Observation) {
 			s.facts.Observed(sess.Identity.NodeID, sess.InstanceID(), sess.Generation(), o)
 		},
@@ -159,7 +163,8 @@ func (s *Service) build(ctx context.Context) error {
 		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}, session.Config{
-		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins, TaskKeys: taskKeys,
+		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins,
+		TaskKeys:     taskKeys,
 		ServiceRoots: serviceRoots,
 		Limits:       s.cfg.Limits(),
 	})

@@ -25,7 +25,8 @@ import (
 func (k *kit) signer() *keyset.Set {
 	k.t.Helper()
 	set, err := keyset.Open(k.t.Context(), keyset.Deps{
-		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleLifecycle), Wake: &events.Signal{}, Service: pg.RoleLifecycle, ReplicaID: ids.New(),
+		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleLifecycle), Wake: &events.Signal{}, Service: pg.RoleLifecycle,
+		ReplicaID: ids.New(),
 	}, keyset.Part{
 		Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(filepath.Join(k.t.TempDir(), "tasks.pem")),
 		Distributed: func(context.Context, pg.Querier, keyset.Key) (string, error) { return "", nil },
@@ -40,7 +41,8 @@ func (k *kit) rotate(set *keyset.Set) {
 	k.t.Helper()
 	recovery := k.db.Pool(pg.RoleRecovery)
 	err := pg.InTx(k.t.Context(), recovery, func(ctx context.Context, tx pgx.Tx) error {
-		_, _, err := keyset.Ask(ctx, tx, keyset.Request{Kind: keyset.TaskSigning, IdempotencyKey: ids.New(), By: "sam", Reason: "test"})
+		_, _, err := keyset.Ask(ctx, tx,
+			keyset.Request{Kind: keyset.TaskSigning, IdempotencyKey: ids.New(), By: "sam", Reason: "test"})
 		return err
 	})
 	if err != nil {
@@ -95,12 +97,16 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 
 	k.rotate(set)
 	list := now.next("the keys of tasks", isKeys).GetTaskKeys().GetKeys()
-	if len(list) != 2 || list[0].GetKeyId() != first || list[1].GetEndorsedBy() != first || list[0].GetRetired() || list[1].GetRetired() {
+	if len(list) != 2 || list[0].GetKeyId() != first || list[1].GetEndorsedBy() != first || list[0].GetRetired() ||
+		list[1].GetRetired() {
 		t.Fatalf("the chain is %v", list)
 	}
 	links := make([]pki.Link, len(list))
 	for i, key := range list {
-		links[i] = pki.Link{KeyID: key.GetKeyId(), Public: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(), Endorsement: key.GetEndorsement()}
+		links[i] = pki.Link{
+			KeyID: key.GetKeyId(), Public: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(),
+			Endorsement: key.GetEndorsement(),
+		}
 	}
 	held, err := pki.NewKeySet(links[0].Public)
 	if err != nil {
@@ -120,7 +126,8 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	// The replica has reported that it relays the key.
 	testkit.Eventually(t, patience, func() error {
 		var holds bool
-		err := k.db.OwnerPool().QueryRow(t.Context(), `SELECT count(*) = 1 FROM mesh.key_replica WHERE service = 'nodeapi' AND $1 = ANY (holds)`,
+		err := k.db.OwnerPool().QueryRow(t.Context(),
+			`SELECT count(*) = 1 FROM mesh.key_replica WHERE service = 'nodeapi' AND $1 = ANY (holds)`,
 			"verify:task_signing:"+links[1].KeyID).Scan(&holds)
 		if err == nil && !holds {
 			err = errors.New("the replica has not reported the key")

@@ -16,8 +16,9 @@ func TestTheCauseOfAFailureIsForOperators(t *testing.T) {
 	k := newKit(t)
 	const cause = `migration 2: relation "kv" already exists (SQLSTATE 42P07)`
 	last := k.Append(&lifecyclev1.StepAttempt{
-		RunId: k.A.RunID, WorkspaceId: k.A.WorkspaceID, Step: 1, Name: "Allocate storage", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
-		State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, Error: "no schema today", ErrorCode: "schema_failed", Cause: cause,
+		RunId: k.A.RunID, WorkspaceId: k.A.WorkspaceID, Step: 1, Name: "Allocate storage",
+		Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED,
+		Error: "no schema today", ErrorCode: "schema_failed", Cause: cause,
 	})
 	k.settle()
 	for tenantID, want := range map[string]string{"": cause, k.A.ID: ""} {
@@ -26,7 +27,8 @@ func TestTheCauseOfAFailureIsForOperators(t *testing.T) {
 			roles = []string{"tenant", "operator"}
 		}
 		token := k.token(tenantID, roles...)
-		timeline, err := k.query(token).GetTimeline(testkit.Context(t), &readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceID, MinPos: last})
+		timeline, err := k.query(token).GetTimeline(testkit.Context(t),
+			&readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceID, MinPos: last})
 		k.check(err)
 		item := timeline.GetItems()[1]
 		if item.GetCause() != want || item.GetError() != "no schema today" {

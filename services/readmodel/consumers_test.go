@@ -58,10 +58,12 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 	exec(`INSERT INTO lifecycle.parked_event (consumer, pos, kind, error, attempts)
 		SELECT 'row-witness', n, 'x.y', 'it is of no use', 3 FROM generate_series(2, 10001) n`)
 	forget := func(name string, dry bool) (*readmodelv1.EventConsumer, error) {
-		answer, err := operator.ForgetConsumer(ctx, &readmodelv1.ForgetConsumerRequest{Consumer: name, Reason: "no build has it", DryRun: dry})
+		answer, err := operator.ForgetConsumer(ctx,
+			&readmodelv1.ForgetConsumerRequest{Consumer: name, Reason: "no build has it", DryRun: dry})
 		return answer.GetConsumer(), err
 	}
-	if _, err := k.DB.Pool("lifecycle").Exec(ctx, `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
+	if _, err := k.DB.Pool("lifecycle").Exec(ctx,
+		`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
 		VALUES ($1, 'workspace.probed', 'workspace', 'x', 1, '{}')`, ids.New()); err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +77,8 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 	})
 	status, err := readmodelv1connect.NewRetentionServiceClient(k.http(k.token("", "operator"), true), k.url()).
 		GetRetention(ctx, &readmodelv1.GetRetentionRequest{})
-	if err != nil || !strings.Contains(status.GetHeld(), gone) || !strings.Contains(status.GetNextAction(), "events forget "+gone) {
+	if err != nil || !strings.Contains(status.GetHeld(), gone) ||
+		!strings.Contains(status.GetNextAction(), "events forget "+gone) {
 		t.Errorf("the status of retention says %q, next %q: %v", status.GetHeld(), status.GetNextAction(), err)
 	}
 	// A live replica of a build that does not report its consumers may run this one.
@@ -103,8 +106,10 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 		t.Fatalf("a dry run says %v: %v", c, err)
 	}
 	for n, parked := range []int64{10001, 1} {
-		answer, err := operator.ForgetConsumer(ctx, &readmodelv1.ForgetConsumerRequest{Consumer: gone, Reason: "no build has it"})
-		if err != nil || answer.GetConsumer().GetConsumer() != gone || answer.GetConsumer().GetParked() != parked || answer.GetParkedLeft() != (n == 0) {
+		answer, err := operator.ForgetConsumer(ctx,
+			&readmodelv1.ForgetConsumerRequest{Consumer: gone, Reason: "no build has it"})
+		if err != nil || answer.GetConsumer().GetConsumer() != gone || answer.GetConsumer().GetParked() != parked ||
+			answer.GetParkedLeft() != (n == 0) {
 			t.Fatalf("call %d forgot %v: %v", n+1, answer, err)
 		}
 	}
@@ -115,14 +120,16 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 		t.Error("it is listed still")
 	}
 	var left int
-	err = k.DB.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.parked_event WHERE consumer = 'row-witness'`).Scan(&left)
+	err = k.DB.OwnerPool().QueryRow(ctx,
+		`SELECT count(*) FROM lifecycle.parked_event WHERE consumer = 'row-witness'`).Scan(&left)
 	if err != nil || left != 0 {
 		t.Errorf("%d events are parked for it: %v", left, err)
 	}
 	recorded := 0
 	testkit.Eventually(t, testkit.Patience, func() error {
 		recorded = 0
-		page, err := operator.ListEvents(ctx, &readmodelv1.ListEventsRequest{Since: 1, Kind: "audit.recorded", PageSize: 1000})
+		page, err := operator.ListEvents(ctx,
+			&readmodelv1.ListEventsRequest{Since: 1, Kind: "audit.recorded", PageSize: 1000})
 		for _, e := range page.GetItems() {
 			if strings.Contains(e.String(), "consumer.forget") && strings.Contains(e.String(), gone) {
 				recorded++
@@ -136,8 +143,13 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 	if recorded != 2 { // one for each call that deleted something
 		t.Errorf("its end is %d times on record", recorded)
 	}
-	tenants := readmodelv1connect.NewEventServiceClient(k.http(k.token("0192f0c1-0000-7000-8000-000000000001", "tenant"), true), k.url())
-	if _, err := tenants.ForgetConsumer(ctx, &readmodelv1.ForgetConsumerRequest{Consumer: gone, Reason: "x"}); connect.CodeOf(err) != connect.CodePermissionDenied {
+	tenants := readmodelv1connect.NewEventServiceClient(k.http(k.token("0192f0c1-0000-7000-8000-000000000001", "tenant"),
+		true), k.url())
+	if _, err := tenants.ForgetConsumer(ctx,
+		&readmodelv1.ForgetConsumerRequest{
+			Consumer: gone,
+			Reason:   "x",
+		}); connect.CodeOf(err) != connect.CodePermissionDenied {
 		t.Errorf("a user forgets a consumer: %v", err)
 	}
 }

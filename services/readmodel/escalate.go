@@ -30,7 +30,8 @@ func (s *Service) mountEscalation(deps gateway.Deps) error {
 			return deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID})
 		},
 	})
-	path, handler := readmodelv1connect.NewEscalationServiceHandler(gateway.NewEscalation(deps, collector, s.record), s.options()...)
+	path, handler := readmodelv1connect.NewEscalationServiceHandler(gateway.NewEscalation(deps, collector, s.record),
+		s.options()...)
 	return s.people.Mount(path, handler)
 }
 

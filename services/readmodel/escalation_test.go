@@ -60,7 +60,8 @@ func (k *kit) escalate(token, workspace string) (map[string][]byte, error) {
 
 func (k *kit) audited(tenant projecttest.Tenant, entries ...audit.Entry) {
 	k.t.Helper()
-	ctx := rpc.WithPerson(testkit.Context(k.t), rpc.Person{Subject: "ana@" + tenant.Name, TenantID: tenant.ID, Roles: []string{"tenant"}})
+	ctx := rpc.WithPerson(testkit.Context(k.t),
+		rpc.Person{Subject: "ana@" + tenant.Name, TenantID: tenant.ID, Roles: []string{"tenant"}})
 	k.check(pg.InTx(ctx, k.DB.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		for i := range entries {
 			entries[i].SubjectType, entries[i].SubjectID = "workspace", tenant.WorkspaceID
@@ -78,18 +79,24 @@ func troubled(t *testing.T) *kit {
 	k := newKit(t)
 	for _, x := range []projecttest.Tenant{k.A, k.B} {
 		k.Append(&lifecyclev1.Workspace{
-			WorkspaceId: x.WorkspaceID, TenantId: x.ID, Tenant: x.Name, Name: x.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
-			Epoch: 1, RunId: x.RunID, NodeId: x.NodeID, NodeName: x.NodeName, LastError: "deploy: password=hunter22 was refused", LastErrorCode: "deploy_failed",
+			WorkspaceId: x.WorkspaceID, TenantId: x.ID, Tenant: x.Name, Name: x.WorkspaceName,
+			State: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, Epoch: 1, RunId: x.RunID, NodeId: x.NodeID,
+			NodeName: x.NodeName, LastError: "deploy: password=hunter22 was refused",
+			LastErrorCode: "deploy_failed",
 			Spec: &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{
-				Name: "web", Env: map[string]string{"DB_URL": "hunter22"}, Args: []string{"--key", "hunter22"}, Command: []string{"serve-hunter22"},
+				Name: "web", Env: map[string]string{"DB_URL": "hunter22"}, Args: []string{"--key", "hunter22"},
+				Command: []string{"serve-hunter22"},
 			}}},
 		})
 		k.Append(&lifecyclev1.StepAttempt{
-			RunId: x.RunID, WorkspaceId: x.WorkspaceID, Step: 1, Name: "Allocate storage", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
-			State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, Error: "Bearer hunter22hunter22 is no good", ErrorCode: "deploy_failed",
+			RunId: x.RunID, WorkspaceId: x.WorkspaceID, Step: 1, Name: "Allocate storage",
+			Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED,
+			Error:      "Bearer hunter22hunter22 is no good",
+			ErrorCode:  "deploy_failed",
 			ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
 		})
-		k.audited(x, audit.Entry{Action: "workspace.cancel", Reason: "stalled"}, audit.Entry{Action: "workspace.reset", Reason: "again " + x.Name},
+		k.audited(x, audit.Entry{Action: "workspace.cancel", Reason: "stalled"},
+			audit.Entry{Action: "workspace.reset", Reason: "again " + x.Name},
 			audit.Entry{Action: "tenant.provisioning.failed", Outcome: audit.Failed})
 	}
 	k.settle()
@@ -117,7 +124,8 @@ func TestEscalation(t *testing.T) {
 
 	var manifest escalation.Manifest
 	k.check(json.Unmarshal(files[escalation.FileManifest], &manifest))
-	if manifest.WorkspaceID != k.A.WorkspaceID || manifest.Workspace != "alpha/ws-alpha" || manifest.CollectedBy != "person@" || manifest.CollectedAt.IsZero() {
+	if manifest.WorkspaceID != k.A.WorkspaceID || manifest.Workspace != "alpha/ws-alpha" ||
+		manifest.CollectedBy != "person@" || manifest.CollectedAt.IsZero() {
 		t.Errorf("manifest: %+v", manifest)
 	}
 	if len(manifest.Files) != len(files)-1 {
@@ -130,10 +138,12 @@ func TestEscalation(t *testing.T) {
 		}
 	}
 	for name, want := range map[string][]string{
-		"workspace.json": {k.A.WorkspaceID, `"env_names": [`, `"DB_URL"`}, "runs.json": {k.A.RunID}, "timeline.json": {"Allocate storage", `"failed"`},
-		"tasks.json": {k.A.TaskID, `"transitions"`}, "claims.json": {k.A.ClaimID}, "allocations.json": {k.A.AllocationID}, "instances.json": {k.A.InstanceID},
-		"nodes.json": {k.A.NodeID, k.A.SessionID}, "audit.json": {"again alpha", `"hash"`}, "policy.json": {"saga.retry_limit"}, "actions.json": {"cancel"},
-		"versions.json": {"lifecycle", "recovery", "schema"}, "ids.json": {k.A.RunID, "alpha/ws-alpha", k.A.ID}, "same_name.json": {k.A.WorkspaceID},
+		"workspace.json": {k.A.WorkspaceID, `"env_names": [`, `"DB_URL"`}, "runs.json": {k.A.RunID},
+		"timeline.json": {"Allocate storage", `"failed"`}, "tasks.json": {k.A.TaskID, `"transitions"`},
+		"claims.json": {k.A.ClaimID}, "allocations.json": {k.A.AllocationID}, "instances.json": {k.A.InstanceID},
+		"nodes.json": {k.A.NodeID, k.A.SessionID}, "audit.json": {"again alpha", `"hash"`},
+		"policy.json": {"saga.retry_limit"}, "actions.json": {"cancel"}, "versions.json": {"lifecycle", "recovery", "schema"},
+		"ids.json": {k.A.RunID, "alpha/ws-alpha", k.A.ID}, "same_name.json": {k.A.WorkspaceID},
 	} {
 		for _, text := range want {
 			if !strings.Contains(string(files[name]), text) {
@@ -153,10 +163,12 @@ func TestEscalation(t *testing.T) {
 		Tries []struct{ Verb, By, Reason string }
 	}
 	k.check(json.Unmarshal(files["summary.json"], &summary))
-	if summary.LastGoodStep.Step != "Validate request" || len(summary.Errors) != 1 || summary.Errors[0].ErrorLayer != "deploy" {
+	if summary.LastGoodStep.Step != "Validate request" || len(summary.Errors) != 1 ||
+		summary.Errors[0].ErrorLayer != "deploy" {
 		t.Errorf("summary: %s", files["summary.json"])
 	}
-	if !summary.Tried["cancel"] || !summary.Tried["reset"] || summary.Tried["retry"] || len(summary.Tries) != 2 || summary.Tries[0].Verb != "cancel" {
+	if !summary.Tried["cancel"] || !summary.Tried["reset"] || summary.Tried["retry"] || len(summary.Tries) != 2 ||
+		summary.Tries[0].Verb != "cancel" {
 		t.Errorf("what was tried: %s", files["summary.json"])
 	}
 	for name, raw := range files {
@@ -174,7 +186,8 @@ func TestEscalation(t *testing.T) {
 	list, err := readmodelv1connect.NewAuditServiceClient(k.http(k.token("", "viewer"), true), k.url()).
 		ListAudit(testkit.Context(t), &readmodelv1.ListAuditRequest{Action: "workspace.escalate", Workspace: k.A.WorkspaceID})
 	k.check(err)
-	if len(list.GetItems()) != 1 || list.GetItems()[0].GetEntry().GetActor() != "person@" || list.GetItems()[0].GetSource() != "readmodel" {
+	if len(list.GetItems()) != 1 || list.GetItems()[0].GetEntry().GetActor() != "person@" ||
+		list.GetItems()[0].GetSource() != "readmodel" {
 		t.Errorf("audit: %v", list)
 	}
 }
@@ -187,7 +200,8 @@ func TestEscalationOfATenant(t *testing.T) {
 			t.Errorf("another tenant's %s: %v", ref, err)
 		}
 	}
-	if _, err := k.escalate(k.token("", "viewer"), k.A.WorkspaceID); !fault.Has(fault.FromConnect(err), commonv1.Reason_REASON_PERMISSION_DENIED) {
+	if _, err := k.escalate(k.token("", "viewer"), k.A.WorkspaceID); !fault.Has(fault.FromConnect(err),
+		commonv1.Reason_REASON_PERMISSION_DENIED) {
 		t.Errorf("a viewer: %v", err)
 	}
 	files, err := k.escalate(own, k.A.WorkspaceID)
@@ -213,7 +227,10 @@ func TestEscalationNamesWhatIsMissing(t *testing.T) {
 		Items []escalation.Gap `json:"items"`
 	}
 	k.check(json.Unmarshal(files[escalation.FileMissing], &missing))
-	for _, what := range []string{"the policy in force", "which operations are possible", "diagnostics of the agent on box-alpha"} {
+	for _, what := range []string{
+		"the policy in force", "which operations are possible",
+		"diagnostics of the agent on box-alpha",
+	} {
 		i := slices.IndexFunc(missing.Items, func(g escalation.Gap) bool { return g.What == what })
 		if i < 0 || missing.Items[i].Why == "" {
 			t.Errorf("%q is not named: %s", what, files[escalation.FileMissing])

@@ -23,7 +23,8 @@ func TestEventsAreShownToOperators(t *testing.T) {
 		return readmodelv1connect.NewEventServiceClient(k.http(k.token(tenant, roles...), true), k.url())
 	}
 	operator := client("", "operator")
-	if _, err := k.DB.Pool("lifecycle").Exec(ctx, `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
+	if _, err := k.DB.Pool("lifecycle").Exec(ctx,
+		`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
 		VALUES ($1, 'workspace.probed', 'workspace', 'x', 1, '{"env": {"TOKEN": "s3cret"}}')`, ids.New()); err != nil {
 		t.Fatal(err)
 	}
@@ -66,8 +67,10 @@ func TestEventsAreShownToOperators(t *testing.T) {
 		t.Fatal("no workspace is in the log")
 	}
 	from := all[1].GetPosition()
-	some, err := operator.ListEvents(ctx, &readmodelv1.ListEventsRequest{Since: from, Kind: "workspace.changed", PageSize: 1})
-	if err != nil || len(some.GetItems()) != 1 || some.GetItems()[0].GetPosition() < from || some.GetItems()[0].GetKind() != "workspace.changed" {
+	some, err := operator.ListEvents(ctx,
+		&readmodelv1.ListEventsRequest{Since: from, Kind: "workspace.changed", PageSize: 1})
+	if err != nil || len(some.GetItems()) != 1 || some.GetItems()[0].GetPosition() < from ||
+		some.GetItems()[0].GetKind() != "workspace.changed" {
 		t.Errorf("since %d come %v, %v", from, some, err)
 	}
 	one, err := operator.ListEvents(ctx, &readmodelv1.ListEventsRequest{Position: from})
@@ -77,7 +80,13 @@ func TestEventsAreShownToOperators(t *testing.T) {
 	for want, req := range map[commonv1.Reason][]*readmodelv1.ListEventsRequest{
 		commonv1.Reason_REASON_NOT_FOUND: {{Position: all[len(all)-1].GetPosition() + 1_000_000}},
 		commonv1.Reason_REASON_INVALID_ARGUMENT: {
-			{Position: 1, Since: 1}, {Position: 1, Kind: "run.changed"}, {PageToken: "page two"}, {PageToken: "-4"}, {Kind: "'; DROP"}, {Since: -1}, {PageSize: 5000},
+			{Position: 1, Since: 1},
+			{Position: 1, Kind: "run.changed"},
+			{PageToken: "page two"},
+			{PageToken: "-4"},
+			{Kind: "'; DROP"},
+			{Since: -1},
+			{PageSize: 5000},
 		},
 	} {
 		for _, r := range req {
@@ -87,9 +96,11 @@ func TestEventsAreShownToOperators(t *testing.T) {
 		}
 	}
 	for who, c := range map[string]readmodelv1connect.EventServiceClient{
-		"a viewer": client("", "viewer"), "security": client("", "security"), "an operator of a tenant": client(k.A.ID, "operator"),
+		"a viewer": client("", "viewer"), "security": client("", "security"),
+		"an operator of a tenant": client(k.A.ID, "operator"),
 	} {
-		if _, err := c.ListEvents(ctx, &readmodelv1.ListEventsRequest{}); !fault.Has(fault.FromConnect(err), commonv1.Reason_REASON_PERMISSION_DENIED) {
+		if _, err := c.ListEvents(ctx, &readmodelv1.ListEventsRequest{}); !fault.Has(fault.FromConnect(err),
+			commonv1.Reason_REASON_PERMISSION_DENIED) {
 			t.Errorf("%s: %v", who, err)
 		}
 	}

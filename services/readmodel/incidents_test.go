@@ -23,8 +23,11 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
-func (o *owners) ReleaseBrake(ctx context.Context, r *recoveryv1.ReleaseBrakeRequest) (*recoveryv1.ReleaseBrakeResponse, error) {
-	return &recoveryv1.ReleaseBrakeResponse{Brake: &recoveryv1.Brake{ReleaseReason: r.GetReason()}, Pos: "pos"}, o.note(ctx, r)
+func (o *owners) ReleaseBrake(ctx context.Context, r *recoveryv1.ReleaseBrakeRequest) (*recoveryv1.ReleaseBrakeResponse,
+	error,
+) {
+	return &recoveryv1.ReleaseBrakeResponse{Brake: &recoveryv1.Brake{ReleaseReason: r.GetReason()}, Pos: "pos"},
+		o.note(ctx, r)
 }
 
 func (k *kit) incidents(token string) readmodelv1connect.IncidentServiceClient {
@@ -35,14 +38,16 @@ func (k *kit) incidents(token string) readmodelv1connect.IncidentServiceClient {
 // tell appends an event as the watchdog would.
 func (k *kit) tell(kind, aggregate, id string, version int64, m proto.Message) string {
 	k.t.Helper()
-	return k.AppendRaw(pg.RoleRecovery, events.Event{Kind: kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: version, Payload: m})
+	return k.AppendRaw(pg.RoleRecovery,
+		events.Event{Kind: kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: version, Payload: m})
 }
 
 func (k *kit) recovery(of projecttest.Tenant, at time.Time) *recoveryv1.RecoveryRecord {
 	k.t.Helper()
 	r := &recoveryv1.RecoveryRecord{
-		RecordId: ids.New(), WorkspaceId: of.WorkspaceID, TenantId: of.ID, Workspace: of.Name + "/" + of.WorkspaceName, DetectedAt: timestamppb.New(at),
-		Trigger: commonv1.RecoveryTrigger_RECOVERY_TRIGGER_STALLED, Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD, Version: 1,
+		RecordId: ids.New(), WorkspaceId: of.WorkspaceID, TenantId: of.ID, Workspace: of.Name + "/" + of.WorkspaceName,
+		DetectedAt: timestamppb.New(at), Trigger: commonv1.RecoveryTrigger_RECOVERY_TRIGGER_STALLED,
+		Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD, Version: 1,
 	}
 	k.tell("recovery_record.changed", "recovery_record", r.GetRecordId(), 1, r)
 	return r
@@ -60,16 +65,20 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 	now := k.Now()
 	own, theirs, old := k.recovery(k.A, now), k.recovery(k.B, now), k.recovery(k.B, now.Add(-3*time.Hour))
 	open := &recoveryv1.Incident{
-		IncidentId: ids.New(), Kind: commonv1.IncidentKind_INCIDENT_KIND_FLEET_BRAKE, Summary: "too much", OpenedAt: timestamppb.New(now), Version: 1,
-		WorkspaceIds: []string{k.A.WorkspaceID, k.B.WorkspaceID}, TenantIds: []string{k.A.ID, k.B.ID},
+		IncidentId: ids.New(), Kind: commonv1.IncidentKind_INCIDENT_KIND_FLEET_BRAKE, Summary: "too much",
+		OpenedAt: timestamppb.New(now), Version: 1, WorkspaceIds: []string{k.A.WorkspaceID, k.B.WorkspaceID},
+		TenantIds: []string{k.A.ID, k.B.ID},
 	}
 	closed := &recoveryv1.Incident{
-		IncidentId: ids.New(), Kind: commonv1.IncidentKind_INCIDENT_KIND_STEP_CLASS, OpenedAt: timestamppb.New(now), ClosedAt: timestamppb.New(now), Version: 2,
+		IncidentId: ids.New(), Kind: commonv1.IncidentKind_INCIDENT_KIND_STEP_CLASS, OpenedAt: timestamppb.New(now),
+		ClosedAt: timestamppb.New(now), Version: 2,
 	}
 	k.tell("incident.changed", "incident", open.GetIncidentId(), 1, open)
 	k.tell("incident.changed", "incident", closed.GetIncidentId(), 2, closed)
-	k.tell("incident.changed", "incident", closed.GetIncidentId(), 1, &recoveryv1.Incident{IncidentId: closed.GetIncidentId()}) // old news
-	pos := k.tell("brake.changed", "brake", "fleet", 1, &recoveryv1.Brake{Engaged: true, Affected: 5, Limit: 2, IncidentId: open.GetIncidentId(), Version: 1})
+	k.tell("incident.changed", "incident", closed.GetIncidentId(), 1,
+		&recoveryv1.Incident{IncidentId: closed.GetIncidentId()}) // old news
+	pos := k.tell("brake.changed", "brake", "fleet", 1,
+		&recoveryv1.Brake{Engaged: true, Affected: 5, Limit: 2, IncidentId: open.GetIncidentId(), Version: 1})
 	k.Number()
 
 	list, err := reached(t, func() (*readmodelv1.ListIncidentsResponse, error) {
@@ -81,18 +90,22 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 	if len(list.GetItems()) != 1 || !proto.Equal(list.GetItems()[0], open) {
 		t.Fatalf("%v", list)
 	}
-	if list, err = operator.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{IncludeClosed: true}); err != nil || len(list.GetItems()) != 2 {
+	if list, err = operator.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{IncludeClosed: true}); err != nil ||
+		len(list.GetItems()) != 2 {
 		t.Fatalf("%v %v", list, err)
 	}
 	got, err := operator.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: open.GetIncidentId()})
 	k.check(err)
-	if !proto.Equal(got.GetIncident(), open) || len(got.GetRecoveries()) != 2 || !proto.Equal(got.GetRecoveries()[0], theirs) || !proto.Equal(got.GetRecoveries()[1], own) {
+	if !proto.Equal(got.GetIncident(), open) || len(got.GetRecoveries()) != 2 ||
+		!proto.Equal(got.GetRecoveries()[0], theirs) || !proto.Equal(got.GetRecoveries()[1], own) {
 		t.Fatalf("%v", got) // not the one of three hours ago
 	}
-	if _, err := operator.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: ids.New()}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+	if _, err := operator.GetIncident(ctx,
+		&readmodelv1.GetIncidentRequest{IncidentId: ids.New()}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
 		t.Fatalf("%v", err)
 	}
-	if brake, err = operator.GetBrake(ctx, &readmodelv1.GetBrakeRequest{}); err != nil || !brake.GetBrake().GetEngaged() || brake.GetBrake().GetAffected() != 5 {
+	if brake, err = operator.GetBrake(ctx, &readmodelv1.GetBrakeRequest{}); err != nil || !brake.GetBrake().GetEngaged() ||
+		brake.GetBrake().GetAffected() != 5 {
 		t.Fatalf("%v %v", brake, err)
 	}
 	all, err := operator.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{})
@@ -116,11 +129,13 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Fatalf("%v %v", list, err)
 	}
-	if _, err := tenant.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: open.GetIncidentId()}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+	if _, err := tenant.GetIncident(ctx,
+		&readmodelv1.GetIncidentRequest{IncidentId: open.GetIncidentId()}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
 		t.Fatalf("%v", err)
 	}
 	for _, procedure := range []string{"GetBrake", "ReleaseBrake"} {
-		answer := k.post(k.http(k.token(k.A.ID, "tenant", "operator"), false), "/gpuaas.readmodel.v1.IncidentService/"+procedure, &readmodelv1.ReleaseBrakeRequest{Reason: "x"})
+		answer := k.post(k.http(k.token(k.A.ID, "tenant", "operator"), false),
+			"/gpuaas.readmodel.v1.IncidentService/"+procedure, &readmodelv1.ReleaseBrakeRequest{Reason: "x"})
 		if answer.Status == http.StatusOK || strings.Contains(answer.Body, "affected") {
 			t.Errorf("%s: %+v", procedure, answer)
 		}
@@ -138,21 +153,25 @@ func TestReleasingTheBrakeIsItsOwnersDecision(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
 	k.owners.take()
-	out, err := k.incidents(k.token("", "operator")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
+	out, err := k.incidents(k.token("", "operator")).ReleaseBrake(ctx,
+		&readmodelv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
 	k.check(err)
 	heard := k.owners.take()
-	if len(heard) != 1 || heard[0].person.Subject == "" || out.GetPos() == "" || out.GetBrake().GetReleaseReason() != "the switch was replaced" {
+	if len(heard) != 1 || heard[0].person.Subject == "" || out.GetPos() == "" ||
+		out.GetBrake().GetReleaseReason() != "the switch was replaced" {
 		t.Fatalf("%v after %v", out, heard)
 	}
 	k.owners.refuse(fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the fleet brake is not engaged"))
-	if _, err = k.incidents(k.token("", "operator")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "again"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
+	if _, err = k.incidents(k.token("", "operator")).ReleaseBrake(ctx,
+		&readmodelv1.ReleaseBrakeRequest{Reason: "again"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
 		t.Fatalf("%v", err)
 	}
 	k.owners.refuse(nil)
 	if _, err = k.incidents(k.token("", "operator")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{}); err == nil {
 		t.Fatal("without a reason")
 	}
-	if _, err = k.incidents(k.token("", "viewer")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "x"}); err == nil {
+	if _, err = k.incidents(k.token("", "viewer")).ReleaseBrake(ctx,
+		&readmodelv1.ReleaseBrakeRequest{Reason: "x"}); err == nil {
 		t.Fatal("a viewer releases the brake")
 	}
 }

@@ -51,7 +51,10 @@ type healthy string
 
 func (h healthy) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
 	part := func(name string) *commonv1.Part {
-		return &commonv1.Part{Name: name, State: commonv1.PartState_PART_STATE_OK, Since: timestamppb.Now(), ObservedAt: timestamppb.Now(), Required: name == "database"}
+		return &commonv1.Part{
+			Name: name, State: commonv1.PartState_PART_STATE_OK, Since: timestamppb.Now(),
+			ObservedAt: timestamppb.Now(), Required: name == "database",
+		}
 	}
 	return &commonv1.GetHealthResponse{Parts: []*commonv1.Part{part("database"), part(string(h))}}, nil
 }
@@ -99,44 +102,70 @@ func (o *owners) refuse(err error) {
 	o.fail = err
 }
 
-func (o *owners) CreateTenant(ctx context.Context, r *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
+func (o *owners) CreateTenant(ctx context.Context,
+	r *lifecyclev1.CreateTenantRequest,
+) (*lifecyclev1.CreateTenantResponse, error) {
 	return &lifecyclev1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{Name: r.GetName()}, Pos: "pos"}, o.note(ctx, r)
 }
 
-func (o *owners) RequestOperation(ctx context.Context, r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error) {
-	return &lifecyclev1.RequestOperationResponse{Operation: &lifecyclev1.Operation{Kind: r.GetKind(), WorkspaceId: r.GetWorkspaceId(), Pos: "pos"}}, o.note(ctx, r)
+func (o *owners) RequestOperation(ctx context.Context,
+	r *lifecyclev1.RequestOperationRequest,
+) (*lifecyclev1.RequestOperationResponse, error) {
+	return &lifecyclev1.RequestOperationResponse{Operation: &lifecyclev1.Operation{
+		Kind:        r.GetKind(),
+		WorkspaceId: r.GetWorkspaceId(), Pos: "pos",
+	}}, o.note(ctx, r)
 }
 
-func (o *owners) ReadOutput(ctx context.Context, r *lifecyclev1.ReadOutputRequest) (*lifecyclev1.ReadOutputResponse, error) {
-	return &lifecyclev1.ReadOutputResponse{Workload: "main", Output: &nodev1.WorkloadOutput{Run: "r", Data: []byte("READCANARY")}}, o.note(ctx, r)
+func (o *owners) ReadOutput(ctx context.Context, r *lifecyclev1.ReadOutputRequest) (*lifecyclev1.ReadOutputResponse,
+	error,
+) {
+	return &lifecyclev1.ReadOutputResponse{
+		Workload: "main",
+		Output:   &nodev1.WorkloadOutput{Run: "r", Data: []byte("READCANARY")},
+	}, o.note(ctx, r)
 }
 
-func (o *owners) GetActions(ctx context.Context, r *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse, error) {
+func (o *owners) GetActions(ctx context.Context, r *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse,
+	error,
+) {
 	return &lifecyclev1.GetActionsResponse{Actions: []*lifecyclev1.ActionOption{{Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL, Possible: true}}}, o.note(ctx, r)
 }
 
-func (o *owners) EnqueueProbe(ctx context.Context, r *lifecyclev1.EnqueueProbeRequest) (*lifecyclev1.EnqueueProbeResponse, error) {
+func (o *owners) EnqueueProbe(ctx context.Context,
+	r *lifecyclev1.EnqueueProbeRequest,
+) (*lifecyclev1.EnqueueProbeResponse, error) {
 	return &lifecyclev1.EnqueueProbeResponse{Task: &lifecyclev1.Task{NodeId: r.GetNodeId()}}, o.note(ctx, r)
 }
 
-func (o *owners) ChangeTask(ctx context.Context, r *lifecyclev1.ChangeTaskRequest) (*lifecyclev1.ChangeTaskResponse, error) {
+func (o *owners) ChangeTask(ctx context.Context, r *lifecyclev1.ChangeTaskRequest) (*lifecyclev1.ChangeTaskResponse,
+	error,
+) {
 	return &lifecyclev1.ChangeTaskResponse{Task: &lifecyclev1.Task{TaskId: r.GetTaskId()}}, o.note(ctx, r)
 }
 
-func (o *owners) SetCordon(ctx context.Context, r *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse, error) {
-	return &lifecyclev1.SetCordonResponse{Gate: &lifecyclev1.NodeGate{NodeId: r.GetNodeId(), Cordoned: r.GetCordoned()}}, o.note(ctx, r)
+func (o *owners) SetCordon(ctx context.Context, r *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse,
+	error,
+) {
+	return &lifecyclev1.SetCordonResponse{Gate: &lifecyclev1.NodeGate{NodeId: r.GetNodeId(), Cordoned: r.GetCordoned()}},
+		o.note(ctx, r)
 }
 
-func (o *owners) IssueBootstrap(ctx context.Context, r *recoveryv1.IssueBootstrapRequest) (*recoveryv1.IssueBootstrapResponse, error) {
+func (o *owners) IssueBootstrap(ctx context.Context,
+	r *recoveryv1.IssueBootstrapRequest,
+) (*recoveryv1.IssueBootstrapResponse, error) {
 	return &recoveryv1.IssueBootstrapResponse{NodeId: r.GetName(), Token: "gbt"}, o.note(ctx, r)
 }
 
-func (o *owners) ChangeIdentity(ctx context.Context, r *recoveryv1.ChangeIdentityRequest) (*recoveryv1.ChangeIdentityResponse, error) {
+func (o *owners) ChangeIdentity(ctx context.Context,
+	r *recoveryv1.ChangeIdentityRequest,
+) (*recoveryv1.ChangeIdentityResponse, error) {
 	return &recoveryv1.ChangeIdentityResponse{Node: &recoveryv1.NodeIdentity{NodeId: r.GetNodeId()}}, o.note(ctx, r)
 }
 
 func (o *owners) GetPolicy(ctx context.Context, r *recoveryv1.GetPolicyRequest) (*recoveryv1.GetPolicyResponse, error) {
-	return &recoveryv1.GetPolicyResponse{Keys: []*recoveryv1.PolicyKey{{Key: "saga.retry_limit", Value: "3"}}}, o.note(ctx, r)
+	return &recoveryv1.GetPolicyResponse{Keys: []*recoveryv1.PolicyKey{{Key: "saga.retry_limit", Value: "3"}}},
+		o.note(ctx, r)
 }
 
 func (o *owners) SetPolicy(ctx context.Context, r *recoveryv1.SetPolicyRequest) (*recoveryv1.SetPolicyResponse, error) {
@@ -282,7 +311,8 @@ func (k *kit) token(tenantID string, roles ...string) string {
 // tokenOf issues a session to a person with another subject.
 func (k *kit) tokenOf(subject, tenantID string, roles ...string) string {
 	k.t.Helper()
-	token, err := readmodel.IssuePersonSession(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), subject, tenantID, roles, time.Hour)
+	token, err := readmodel.IssuePersonSession(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), subject, tenantID, roles,
+		time.Hour)
 	k.check(err)
 	return token
 }
@@ -311,7 +341,10 @@ func (k *kit) http(token string, two bool) *http.Client {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(!two)
 	protocols.SetHTTP2(two)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}, Protocols: protocols}
+	transport := &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13},
+		Protocols:       protocols,
+	}
 	k.t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: bearer{token: token, inner: transport}}
 }

@@ -38,20 +38,24 @@ func TestLastOutputIsForTheTenantAndOperators(t *testing.T) {
 	k := newKit(t)
 	const output = "ModuleNotFoundError: OUTPUTCANARY"
 	attempt := &lifecyclev1.StepAttempt{
-		RunId: k.A.RunID, WorkspaceId: k.A.WorkspaceID, Step: 1, Name: "Wait for workloads ready", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
-		State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, Error: "exited with status 1", ErrorCode: "workload_crash_loop",
-		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, Cause: "a cause for the operator", LastOutput: output,
+		RunId: k.A.RunID, WorkspaceId: k.A.WorkspaceID, Step: 1, Name: "Wait for workloads ready",
+		Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED,
+		Error: "exited with status 1", ErrorCode: "workload_crash_loop", ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD,
+		Cause: "a cause for the operator", LastOutput: output,
 	}
 	last := k.Append(attempt)
 	k.settle()
 	for name, v := range k.viewers() {
-		timeline, err := k.query(v.token).GetTimeline(testkit.Context(t), &readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceID, MinPos: last})
+		timeline, err := k.query(v.token).GetTimeline(testkit.Context(t),
+			&readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceID, MinPos: last})
 		k.check(err)
 		item := timeline.GetItems()[1]
-		if item.GetError() != "exited with status 1" || (item.GetLastOutput() == output) != v.sees || !v.sees && item.GetLastOutput() != "" {
+		if item.GetError() != "exited with status 1" || (item.GetLastOutput() == output) != v.sees || !v.sees &&
+			item.GetLastOutput() != "" {
 			t.Errorf("the %s reads %q under %q", name, item.GetLastOutput(), item.GetError())
 		}
-		if !strings.Contains(item.GetLikelyCause(), "tenant's workload") || !strings.Contains(item.GetAdvice(), "not the platform's") {
+		if !strings.Contains(item.GetLikelyCause(), "tenant's workload") ||
+			!strings.Contains(item.GetAdvice(), "not the platform's") {
 			t.Errorf("the advice names another than the workload: %s; %s", item.GetLikelyCause(), item.GetAdvice())
 		}
 		for _, when := range []string{"snapshot", "change"} {
@@ -100,7 +104,8 @@ func (k *kit) watchedStep(token string, change bool, attempt *lifecyclev1.StepAt
 				k.Append(attempt)
 			}
 		}
-		if a := frame.GetItem().GetStep(); a.GetStep() == attempt.GetStep() && a.GetAttempt() == attempt.GetAttempt() && bootstrapped == change {
+		if a := frame.GetItem().GetStep(); a.GetStep() == attempt.GetStep() && a.GetAttempt() == attempt.GetAttempt() &&
+			bootstrapped == change {
 			return a
 		}
 	}
@@ -114,7 +119,8 @@ func TestOutputIsReadByTheTenantAndOperators(t *testing.T) {
 	k := newKit(t)
 	for name, v := range k.viewers() {
 		k.owners.take()
-		res, err := k.query(v.token).ReadOutput(testkit.Context(t), &readmodelv1.ReadOutputRequest{Workspace: k.A.WorkspaceID, Previous: true, MaxBytes: 5})
+		res, err := k.query(v.token).ReadOutput(testkit.Context(t),
+			&readmodelv1.ReadOutputRequest{Workspace: k.A.WorkspaceID, Previous: true, MaxBytes: 5})
 		asked := k.owners.take()
 		if !v.sees {
 			if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED || len(asked) != 0 {
@@ -126,7 +132,8 @@ func TestOutputIsReadByTheTenantAndOperators(t *testing.T) {
 			t.Errorf("the %s is answered %v, %v", name, res, err)
 			continue
 		}
-		if m, ok := asked[0].message.(*lifecyclev1.ReadOutputRequest); !ok || m.GetWorkspaceId() != k.A.WorkspaceID || !m.GetPrevious() || m.GetMaxBytes() != 5 {
+		if m, ok := asked[0].message.(*lifecyclev1.ReadOutputRequest); !ok || m.GetWorkspaceId() != k.A.WorkspaceID ||
+			!m.GetPrevious() || m.GetMaxBytes() != 5 {
 			t.Errorf("lifecycle is asked %v", asked[0].message)
 		}
 	}

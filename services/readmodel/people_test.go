@@ -1,10 +1,8 @@
 package readmodel_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -184,7 +182,8 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	}
 	// A caller with the id of a session and not its secret does not learn that it was replaced.
 	id, secret := strings.SplitN(first.GetToken(), "_", 3), strings.SplitN(again.GetToken(), "_", 3)
-	if got := says(id[0] + "_" + id[1] + "_" + secret[2]); !strings.HasPrefix(got, "the token is unknown, expired or ended") {
+	if got := says(id[0] + "_" + id[1] + "_" + secret[2]); !strings.HasPrefix(got,
+		"the token is unknown, expired or ended") {
 		t.Errorf("the id of the lost token with another secret: %s", got)
 	}
 	refused := func(what string, by readmodelv1connect.PeopleServiceClient, want commonv1.Reason, edit func(*readmodelv1.CreatePersonRequest)) {
@@ -201,10 +200,13 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	}
 	const reused = commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED
 	refused("another name", people, reused, func(r *readmodelv1.CreatePersonRequest) { r.Name = "other" })
-	refused("other roles", people, reused, func(r *readmodelv1.CreatePersonRequest) { r.Roles = []string{"viewer", "tenant"} })
+	refused("other roles", people, reused,
+		func(r *readmodelv1.CreatePersonRequest) { r.Roles = []string{"viewer", "tenant"} })
 	refused("another tenant", people, reused, func(r *readmodelv1.CreatePersonRequest) { r.Tenant = "beta" })
-	refused("another life", people, reused, func(r *readmodelv1.CreatePersonRequest) { r.ExpiresIn = durationpb.New(time.Hour) })
-	refused("no key", people, commonv1.Reason_REASON_ALREADY_EXISTS, func(r *readmodelv1.CreatePersonRequest) { r.IdempotencyKey = "" })
+	refused("another life", people, reused,
+		func(r *readmodelv1.CreatePersonRequest) { r.ExpiresIn = durationpb.New(time.Hour) })
+	refused("no key", people, commonv1.Reason_REASON_ALREADY_EXISTS,
+		func(r *readmodelv1.CreatePersonRequest) { r.IdempotencyKey = "" })
 	others := k.peopleOf(k.admitted("other-root", "", "operator", "security"))
 	refused("another giver", others, commonv1.Reason_REASON_ALREADY_EXISTS, func(*readmodelv1.CreatePersonRequest) {})
 	// Concurrent requests create one person, and one of the tokens is valid.
@@ -252,7 +254,10 @@ func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
 		answer, err := people.CreatePerson(ctx, req)
 		return answer, rpctest.ReasonOfWire(err)
 	}
-	for name, life := range map[string]time.Duration{"too-short": time.Minute, "too-long": 31 * 24 * time.Hour, "past": -time.Hour} {
+	for name, life := range map[string]time.Duration{
+		"too-short": time.Minute, "too-long": 31 * 24 * time.Hour,
+		"past": -time.Hour,
+	} {
 		req := person(name, "", "viewer")
 		req.ExpiresIn = durationpb.New(life)
 		if _, got := create(req); got != commonv1.Reason_REASON_INVALID_ARGUMENT {
@@ -407,7 +412,8 @@ func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
 	// By id and by name it can be ended again and stays as it is; the name is free.
 	for _, ref := range []string{bob.GetPerson().GetPersonId(), "bob"} {
 		again, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: ref})
-		if err != nil || again.GetPerson().GetEndedBy() != "root" || again.GetPerson().GetPersonId() != bob.GetPerson().GetPersonId() {
+		if err != nil || again.GetPerson().GetEndedBy() != "root" ||
+			again.GetPerson().GetPersonId() != bob.GetPerson().GetPersonId() {
 			t.Errorf("%s ended again: %v, %v", ref, again, err)
 		}
 	}
@@ -501,7 +507,10 @@ func TestPeopleAreNamedLikeOtherObjects(t *testing.T) {
 	const ends = "0f0f0f"
 	// Two people whose ids begin alike and end alike.
 	pool := k.DB.Pool(pg.RoleReadmodel)
-	for id, name := range map[string]string{"ffffffff-ffff-7fff-8000-0000000f0f0f": "fay", "ffffffff-ffff-7fff-8001-0000000f0f0f": "gus"} {
+	for id, name := range map[string]string{
+		"ffffffff-ffff-7fff-8000-0000000f0f0f": "fay",
+		"ffffffff-ffff-7fff-8001-0000000f0f0f": "gus",
+	} {
 		_, err := pool.Exec(ctx, `INSERT INTO readmodel.person (person_id, name, roles, created_by, expires_at)
 			VALUES ($1::uuid, $2, '{viewer}', '', mesh.clock() + interval '1 day')`, id, name)
 		k.check(err)
@@ -510,7 +519,8 @@ func TestPeopleAreNamedLikeOtherObjects(t *testing.T) {
 		return people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: ref})
 	}
 	for name, ref := range map[string]string{
-		"ana": undashed("ana")[:30], "bob": undashed("bob")[16:], "carol": strings.ToUpper(undashed("carol")), "dave": byName["dave"][19:], "erin": byName["erin"],
+		"ana": undashed("ana")[:30], "bob": undashed("bob")[16:], "carol": strings.ToUpper(undashed("carol")),
+		"dave": byName["dave"][19:], "erin": byName["erin"],
 	} {
 		if got, err := end(ref); err != nil || got.GetPerson().GetName() != name {
 			t.Errorf("%s by %s: %v, %v", name, ref, got, err)
@@ -550,19 +560,22 @@ func TestAPersonMayBeEndedTwice(t *testing.T) {
 	testkit.SetClockOffset(k.DB, time.Hour)
 	people = k.peopleOf(k.tokenOf("second", "", "operator", "security"))
 	again, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"})
-	if err != nil || !again.GetPerson().GetEndedAt().AsTime().Equal(first.GetPerson().GetEndedAt().AsTime()) || again.GetPerson().GetEndedBy() != "root" {
+	if err != nil || !again.GetPerson().GetEndedAt().AsTime().Equal(first.GetPerson().GetEndedAt().AsTime()) ||
+		again.GetPerson().GetEndedBy() != "root" {
 		t.Errorf("ended again: %v, %v; was %v", again, err, first)
 	}
 	// A name means the person who has it now before one who had it earlier.
 	heir, err := people.CreatePerson(ctx, person("ana", "", "viewer"))
 	k.check(err)
 	got, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"})
-	if err != nil || got.GetPerson().GetPersonId() != heir.GetPerson().GetPersonId() || heir.GetPerson().GetPersonId() == ana.GetPerson().GetPersonId() {
+	if err != nil || got.GetPerson().GetPersonId() != heir.GetPerson().GetPersonId() ||
+		heir.GetPerson().GetPersonId() == ana.GetPerson().GetPersonId() {
 		t.Errorf("the heir: %v, %v", got, err)
 	}
 	testkit.SetClockOffset(k.DB, 2*time.Hour)
 	people = k.peopleOf(k.tokenOf("third", "", "operator", "security"))
-	if got, err = people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"}); err != nil || got.GetPerson().GetPersonId() != heir.GetPerson().GetPersonId() {
+	if got, err = people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"}); err != nil ||
+		got.GetPerson().GetPersonId() != heir.GetPerson().GetPersonId() {
 		t.Errorf("the one who was ended last: %v, %v", got, err)
 	}
 }
@@ -578,7 +591,8 @@ func TestASecurityPersonOfADayRemains(t *testing.T) {
 	k.check(err)
 	_, err = root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "root"})
 	d := fault.From(fault.FromConnect(err))
-	if d == nil || d.Reason != commonv1.Reason_REASON_LAST_SECURITY_PERSON || !strings.Contains(strings.Join(d.Unmet, " "), "24h") {
+	if d == nil || d.Reason != commonv1.Reason_REASON_LAST_SECURITY_PERSON ||
+		!strings.Contains(strings.Join(d.Unmet, " "), "24h") {
 		t.Errorf("one of five minutes remains: %v", err)
 	}
 	if _, err := root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "short"}); err != nil {
@@ -588,107 +602,5 @@ func TestASecurityPersonOfADayRemains(t *testing.T) {
 	k.check(err)
 	if _, err := root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "root"}); err != nil {
 		t.Errorf("one of seven days remains: %v", err)
-	}
-}
-
-// locked is a buffer for several writers.
-type locked struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *locked) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *locked) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
-// The token is in the answer and is stored nowhere.
-func TestTheTokenOfAPersonIsKeptNowhere(t *testing.T) {
-	k := newKit(t)
-	ctx := testkit.Context(t)
-	log := &locked{}
-	k.service = k.startLogging(
-		k.config,
-		slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	)
-	people := k.peopleOf(k.admitted("root", "", "operator", "security"))
-	made, err := people.CreatePerson(ctx, person("carol", "", "viewer"))
-	k.check(err)
-	if _, err := k.query(made.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := people.CreatePerson(
-		ctx,
-		person("carol", "", "viewer"),
-	); !fault.Has(
-		fault.FromConnect(err),
-		commonv1.Reason_REASON_ALREADY_EXISTS,
-	) {
-		t.Fatal(err)
-	}
-	auditOf(t, k, 2, &readmodelv1.ListAuditRequest{Action: "person.create"})
-	secret := strings.SplitN(made.GetToken(), "_", 3)[2]
-	if text := log.String(); strings.Contains(text, secret) || !strings.Contains(text, "CreatePerson") {
-		t.Errorf("the log: %s", text)
-	}
-	for _, table := range []string{"readmodel.person", "readmodel.person_session", "readmodel.audit", "events.event"} {
-		var rows, kept int
-		err := k.DB.Pool(
-			pg.RoleReadmodel,
-		).QueryRow(
-			ctx,
-			"SELECT count(*), count(*) FILTER (WHERE x::text LIKE '%' || $1 || '%' OR x::text LIKE '%' || encode($1::bytea, 'hex') || '%') FROM "+table+" x",
-			secret,
-		).Scan(
-			&rows,
-			&kept,
-		)
-		if err != nil || rows == 0 || kept != 0 {
-			t.Errorf("%s: %d of %d rows hold the token, %v", table, kept, rows, err)
-		}
-	}
-}
-
-// A person who was admitted without the API is listed like any other, also after a second admission.
-func TestAdmittedPeopleAreListed(t *testing.T) {
-	k := newKit(t)
-	ctx := testkit.Context(t)
-	first := k.admitted("dev", "", "security", "operator")
-	second := k.admitted("dev", "", "operator", "security")
-	people := k.peopleOf(second)
-	list, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{})
-	if err != nil || len(list.GetItems()) != 1 ||
-		!slices.Equal(list.GetItems()[0].GetRoles(), []string{"operator", "security"}) {
-		t.Fatalf("%v, %v", list, err)
-	}
-	if _, err := k.query(first).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil {
-		t.Errorf("the earlier session: %v", err)
-	}
-	third := k.admitted("dev", "", "viewer")
-	if _, err := k.query(
-		first,
-	).WhoAmI(
-		ctx,
-		&readmodelv1.WhoAmIRequest{},
-	); rpctest.ReasonOfWire(
-		err,
-	) != commonv1.Reason_REASON_UNAUTHENTICATED {
-		t.Errorf("a session with rights that were taken: %v", err)
-	}
-	if me, err := k.query(
-		third,
-	).WhoAmI(
-		ctx,
-		&readmodelv1.WhoAmIRequest{},
-	); err != nil ||
-		!slices.Equal(me.GetRoles(), []string{"viewer"}) {
-		t.Errorf("%v, %v", me, err)
 	}
 }

@@ -31,7 +31,10 @@ func TestConfigReportsEverythingAtOnce(t *testing.T) {
 	cfg := readmodel.Default()
 	cfg.PeopleListen, cfg.WatchStreams = "", 0
 	err := cfg.Validate()
-	for _, key := range []string{"people_listen", "assertion_key_file", "peers.recovery", "peers.lifecycle", "watch_streams"} {
+	for _, key := range []string{
+		"people_listen", "assertion_key_file", "peers.recovery", "peers.lifecycle",
+		"watch_streams",
+	} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%s is not reported: %v", key, err)
 		}
@@ -55,7 +58,10 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	ctx := testkit.Context(t)
 	token := k.token("", "operator")
 	last := k.World.Append(&lifecyclev1.Tenant{TenantId: ids.New(), Name: "gamma"}) // the service numbers it
-	for name, opts := range map[string][]connect.ClientOption{"connect": nil, "grpc": {connect.WithGRPC()}, "grpc_web": {connect.WithGRPCWeb()}} {
+	for name, opts := range map[string][]connect.ClientOption{
+		"connect": nil, "grpc": {connect.WithGRPC()},
+		"grpc_web": {connect.WithGRPCWeb()},
+	} {
 		q := k.query(token, opts...)
 		k.Beat(false) // a node counts as connected only while its replica beats
 		nodes, err := reached(t, func() (*readmodelv1.ListNodesResponse, error) {
@@ -66,14 +72,16 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 		}
 		for _, n := range nodes.GetItems() {
 			boxed := n.GetName() != "shared"
-			if n.GetConnected() != boxed || (boxed && (n.GetUserState() != commonv1.UserState_USER_STATE_NORMAL || n.GetLastHeartbeatAt() == nil)) {
+			if n.GetConnected() != boxed ||
+				(boxed && (n.GetUserState() != commonv1.UserState_USER_STATE_NORMAL || n.GetLastHeartbeatAt() == nil)) {
 				t.Errorf("%s: %v", name, n)
 			}
 		}
 	}
 	q := k.query(token)
 	me, err := q.WhoAmI(ctx, &readmodelv1.WhoAmIRequest{})
-	if err != nil || me.GetSubject() != "person@" || me.GetTenantId() != "" || !slices.Equal(me.GetRoles(), []string{"operator"}) ||
+	if err != nil || me.GetSubject() != "person@" || me.GetTenantId() != "" ||
+		!slices.Equal(me.GetRoles(), []string{"operator"}) ||
 		time.Until(me.GetExpiresAt().AsTime()) < 50*time.Minute || me.GetVersion() == "" {
 		t.Errorf("WhoAmI = %v, %v", me, err)
 	}
@@ -82,11 +90,13 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 		t.Errorf("ListTenants = %v, %v", tenants, err)
 	}
 	workspace, err := q.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: "beta/" + k.B.WorkspaceName})
-	if err != nil || workspace.GetWorkspace().GetWorkspaceId() != k.B.WorkspaceID || !workspace.GetWorkspace().GetStalled() {
+	if err != nil || workspace.GetWorkspace().GetWorkspaceId() != k.B.WorkspaceID ||
+		!workspace.GetWorkspace().GetStalled() {
 		t.Errorf("GetWorkspace = %v, %v", workspace, err)
 	}
 	timeline, err := q.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceID})
-	if err != nil || len(timeline.GetItems()) != 3 || timeline.GetItems()[1].GetAdvice() == "" || timeline.GetItems()[2].GetAttempt() != 0 ||
+	if err != nil || len(timeline.GetItems()) != 3 || timeline.GetItems()[1].GetAdvice() == "" ||
+		timeline.GetItems()[2].GetAttempt() != 0 ||
 		timeline.GetItems()[1].GetHeartbeatAgeSeconds() < 50 {
 		t.Errorf("GetTimeline = %v, %v", timeline, err)
 	}
@@ -102,7 +112,8 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	if err != nil || len(allocations.GetItems()) != 1 {
 		t.Errorf("ListAllocations = %v, %v", allocations, err)
 	}
-	if explained, err := q.ExplainReason(ctx, &readmodelv1.ExplainReasonRequest{Code: "agent_down"}); err != nil || len(explained.GetItems()) != 1 {
+	if explained, err := q.ExplainReason(ctx, &readmodelv1.ExplainReasonRequest{Code: "agent_down"}); err != nil ||
+		len(explained.GetItems()) != 1 {
 		t.Errorf("ExplainReason = %v, %v", explained, err)
 	}
 	if keys, err := q.GetPolicy(ctx, &readmodelv1.GetPolicyRequest{}); err != nil || len(keys.GetItems()) != 1 {
@@ -123,11 +134,13 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 		}
 		return nil
 	})
-	if status.GetNodes() != 3 || status.GetNodesConnected() != 2 || status.GetWorkspaces() != 2 || status.GetLiveRuns() != 2 || status.GetPosition() == 0 {
+	if status.GetNodes() != 3 || status.GetNodesConnected() != 2 || status.GetWorkspaces() != 2 ||
+		status.GetLiveRuns() != 2 || status.GetPosition() == 0 {
 		t.Errorf("GetStatus = %v", status)
 	}
 	for _, name := range []string{"database", "event_log", "nodeapi", "lifecycle", "lock_store", "recovery", "ca"} {
-		i := slices.IndexFunc(status.GetComponents(), func(c *readmodelv1.ComponentStatus) bool { return c.GetName() == name })
+		i := slices.IndexFunc(status.GetComponents(),
+			func(c *readmodelv1.ComponentStatus) bool { return c.GetName() == name })
 		if i < 0 || !status.GetComponents()[i].GetOk() || status.GetComponents()[i].GetObservedAt() == nil {
 			t.Errorf("component %s: %v", name, status.GetComponents())
 		}
@@ -188,12 +201,16 @@ func TestCommandsGoToTheirOwnersForThePerson(t *testing.T) {
 		},
 		"create workspace": {
 			func() error {
-				_, err := c.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{Tenant: "alpha", Name: "w", Spec: spec, IdempotencyKey: "k", DryRun: true})
+				_, err := c.CreateWorkspace(ctx,
+					&readmodelv1.CreateWorkspaceRequest{Tenant: "alpha", Name: "w", Spec: spec, IdempotencyKey: "k", DryRun: true})
 				return err
 			},
 			&lifecyclev1.RequestOperationRequest{
 				Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Requester: "admin", IdempotencyKey: "k", DryRun: true,
-				Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{Tenant: "alpha", Name: "w", Spec: spec}},
+				Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+					Tenant: "alpha", Name: "w",
+					Spec: spec,
+				}},
 			},
 		},
 		"operate": {
@@ -214,7 +231,11 @@ func TestCommandsGoToTheirOwnersForThePerson(t *testing.T) {
 		},
 		"fence": {
 			func() error {
-				_, err := c.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{Node: "shared", Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE, Reason: "r"})
+				_, err := c.ChangeNodeIdentity(ctx,
+					&readmodelv1.ChangeNodeIdentityRequest{
+						Node: "shared", Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE,
+						Reason: "r",
+					})
 				return err
 			},
 			&recoveryv1.ChangeIdentityRequest{NodeId: k.Shared, Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE, Reason: "r"},
@@ -242,7 +263,10 @@ func TestCommandsGoToTheirOwnersForThePerson(t *testing.T) {
 		},
 		"policy": {
 			func() error {
-				_, err := c.SetPolicy(ctx, &readmodelv1.SetPolicyRequest{Key: "k", Value: "v", Reason: "r", AcknowledgeWeakening: true})
+				_, err := c.SetPolicy(ctx, &readmodelv1.SetPolicyRequest{
+					Key: "k", Value: "v", Reason: "r",
+					AcknowledgeWeakening: true,
+				})
 				return err
 			},
 			&recoveryv1.SetPolicyRequest{Key: "k", Value: "v", Reason: "r", AcknowledgeWeakening: true},
@@ -254,15 +278,19 @@ func TestCommandsGoToTheirOwnersForThePerson(t *testing.T) {
 			continue
 		}
 		got := k.owners.take()
-		if len(got) != 1 || !proto.Equal(got[0].message, x.want) || got[0].person.Subject != "person@" || !got[0].person.Has("security") {
+		if len(got) != 1 || !proto.Equal(got[0].message, x.want) || got[0].person.Subject != "person@" ||
+			!got[0].person.Has("security") {
 			t.Errorf("%s: the owner was asked %v, want %v", name, got, x.want)
 		}
 	}
 
 	// The owner's refusal is passed on unchanged.
-	k.owners.refuse(fault.New(commonv1.Reason_REASON_NOT_RESET, "reset first", fault.Unmet("reset"), fault.Conflicting("x")))
-	_, err := c.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY})
-	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_RESET || connect.CodeOf(err) != connect.CodeFailedPrecondition {
+	k.owners.refuse(fault.New(commonv1.Reason_REASON_NOT_RESET, "reset first", fault.Unmet("reset"),
+		fault.Conflicting("x")))
+	_, err := c.OperateWorkspace(ctx,
+		&readmodelv1.OperateWorkspaceRequest{Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY})
+	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_RESET ||
+		connect.CodeOf(err) != connect.CodeFailedPrecondition {
 		t.Errorf("the owner's refusal came as %v", err)
 	}
 	// If the owner refuses readmodel itself, the person gets an internal error.
@@ -275,10 +303,17 @@ func TestCommandsGoToTheirOwnersForThePerson(t *testing.T) {
 
 	// A workspace that was made a moment ago is found although the projection has yet to see it.
 	id := ids.New()
-	k.Append(&lifecyclev1.Workspace{WorkspaceId: id, TenantId: k.A.ID, Tenant: "alpha", Name: "brand-new", State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING})
+	k.Append(&lifecyclev1.Workspace{
+		WorkspaceId: id, TenantId: k.A.ID, Tenant: "alpha", Name: "brand-new",
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+	})
 	tenant := k.command(k.token(k.A.ID, "tenant"))
 	k.owners.take()
-	if _, err := tenant.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{Workspace: "brand-new", Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL}); err != nil {
+	if _, err := tenant.OperateWorkspace(ctx,
+		&readmodelv1.OperateWorkspaceRequest{
+			Workspace: "brand-new",
+			Kind:      commonv1.OperationKind_OPERATION_KIND_CANCEL,
+		}); err != nil {
 		t.Errorf("a new workspace: %v", err)
 	}
 	// A tenant's person gives the tenant by name or id, and the requester is a user.
@@ -323,7 +358,8 @@ func TestSessionsLiveAndEndByTheDatabase(t *testing.T) {
 	for name, token := range map[string]string{
 		"none": "", "garbage": "gps_x", "another's secret": "gps_" + id + "_" + strings.SplitN(other, "_", 3)[2],
 		"unknown":    "gps_" + strings.ReplaceAll(ids.New(), "-", "") + "_" + strings.SplitN(good, "_", 3)[2],
-		"upper case": strings.ToUpper(good), "longer": good + "A", "another kind": "gbt_" + strings.TrimPrefix(good, "gps_"), "not text": "gps_\xff_",
+		"upper case": strings.ToUpper(good), "longer": good + "A", "another kind": "gbt_" + strings.TrimPrefix(good, "gps_"),
+		"not text": "gps_\xff_",
 	} {
 		if got := who(strings.ToValidUTF8(token, "?")); got != refused {
 			t.Errorf("%s: %s", name, got)
@@ -331,7 +367,8 @@ func TestSessionsLiveAndEndByTheDatabase(t *testing.T) {
 	}
 	// No part of the token's secret is stored.
 	var kept bool
-	k.check(pool.QueryRow(ctx, "SELECT bool_or(p::text LIKE '%' || $1 || '%') FROM readmodel.person_session p", strings.SplitN(good, "_", 3)[2]).Scan(&kept))
+	k.check(pool.QueryRow(ctx, "SELECT bool_or(p::text LIKE '%' || $1 || '%') FROM readmodel.person_session p",
+		strings.SplitN(good, "_", 3)[2]).Scan(&kept))
 	if kept {
 		t.Error("the secret is stored")
 	}
@@ -381,12 +418,16 @@ func dashed(hex string) string {
 func TestWatchThroughThePort(t *testing.T) {
 	k := newKit(t)
 	token := k.token(k.A.ID, "tenant")
-	for name, opts := range map[string][]connect.ClientOption{"connect": nil, "grpc": {connect.WithGRPC()}, "grpc_web": {connect.WithGRPCWeb()}} {
+	for name, opts := range map[string][]connect.ClientOption{
+		"connect": nil, "grpc": {connect.WithGRPC()},
+		"grpc_web": {connect.WithGRPCWeb()},
+	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(testkit.Context(t), 2*time.Minute)
 			defer cancel()
 			stream, err := k.query(token, opts...).Watch(ctx, &readmodelv1.WatchRequest{
-				Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES, readmodelv1.Topic_TOPIC_WORKSPACES}, Workspace: k.A.WorkspaceName,
+				Topics:    []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES, readmodelv1.Topic_TOPIC_WORKSPACES},
+				Workspace: k.A.WorkspaceName,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -397,7 +438,8 @@ func TestWatchThroughThePort(t *testing.T) {
 				if stream.Msg().GetBootstrapped() != nil {
 					booted = true
 					k.Put(&lifecyclev1.Workspace{
-						WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: "alpha", Name: k.A.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+						WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: "alpha", Name: k.A.WorkspaceName,
+						State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 					})
 				}
 				if booted && stream.Msg().GetItem().GetWorkspace().GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
@@ -431,7 +473,10 @@ func TestWatchThroughThePort(t *testing.T) {
 	if rpctest.ReasonOfWire(foreign) != commonv1.Reason_REASON_NOT_FOUND || foreign.Error() != random.Error() {
 		t.Errorf("another tenant's workspace: %v; nobody's: %v", foreign, random)
 	}
-	if err := watch(token, &readmodelv1.WatchRequest{Topics: workspaces, ResumeToken: "old"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED {
+	if err := watch(token, &readmodelv1.WatchRequest{
+		Topics:      workspaces,
+		ResumeToken: "old",
+	}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED {
 		t.Errorf("a bad token: %v", err)
 	}
 	// A revoked session ends its streams.
@@ -445,7 +490,8 @@ func TestWatchThroughThePort(t *testing.T) {
 			revoked = time.Now()
 		}
 	}
-	if rpctest.ReasonOfWire(stream.Err()) != commonv1.Reason_REASON_UNAUTHENTICATED || time.Since(revoked) > testkit.Patience {
+	if rpctest.ReasonOfWire(stream.Err()) != commonv1.Reason_REASON_UNAUTHENTICATED ||
+		time.Since(revoked) > testkit.Patience {
 		t.Errorf("ended %s after the revocation with %v", time.Since(revoked), stream.Err())
 	}
 }
@@ -467,18 +513,24 @@ func TestTheEdgeIsShut(t *testing.T) {
 		return resp
 	}
 	whoami := readmodelv1connect.QueryServiceWhoAmIProcedure
-	if got := send(http.MethodPost, whoami, "application/json", nil); got.StatusCode != http.StatusOK || got.Header.Get("Cache-Control") != "no-store" {
+	if got := send(http.MethodPost, whoami, "application/json", nil); got.StatusCode != http.StatusOK ||
+		got.Header.Get("Cache-Control") != "no-store" {
 		t.Errorf("a script: %s %v", got.Status, got.Header)
 	}
 	for name, header := range map[string]map[string]string{
-		"cross-site fetch": {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"}, "foreign origin": {"Origin": "https://evil.example"},
+		"cross-site fetch": {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
+		"foreign origin":   {"Origin": "https://evil.example"},
 	} {
 		got := send(http.MethodPost, whoami, "application/json", header)
 		if got.StatusCode != http.StatusForbidden || got.Header.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s: %s %v", name, got.Status, got.Header)
 		}
 	}
-	if got := send(http.MethodOptions, whoami, "", map[string]string{"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}); got.Header.Get("Access-Control-Allow-Origin") != "" {
+	if got := send(http.MethodOptions, whoami, "",
+		map[string]string{
+			"Origin":                        "https://evil.example",
+			"Access-Control-Request-Method": "POST",
+		}); got.Header.Get("Access-Control-Allow-Origin") != "" {
 		t.Errorf("preflight: %v", got.Header)
 	}
 	if got := send(http.MethodGet, whoami, "application/json", nil); got.StatusCode != http.StatusMethodNotAllowed {

@@ -48,10 +48,12 @@ func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
 	ctx := testkit.Context(t)
 	viewer := k.command(k.token("", "viewer"))
 	_, err := viewer.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
-		Workspace: k.A.Name + "/" + k.A.WorkspaceName, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Reason: "I \x1b[31mmay\x00",
+		Workspace: k.A.Name + "/" + k.A.WorkspaceName, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION,
+		Reason: "I \x1b[31mmay\x00",
 	})
 	f, ok := fault.As(fault.FromConnect(err))
-	if !ok || f.Reason != commonv1.Reason_REASON_PERMISSION_DENIED || !slices.Contains(f.Unmet, "it needs one of the roles operator, tenant; you have viewer") {
+	if !ok || f.Reason != commonv1.Reason_REASON_PERMISSION_DENIED ||
+		!slices.Contains(f.Unmet, "it needs one of the roles operator, tenant; you have viewer") {
 		t.Fatalf("the refusal: %v", err)
 	}
 	got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "workspace.decommission"})
@@ -59,31 +61,40 @@ func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
 		t.Fatalf("entries: %v", got)
 	}
 	e := got[0]
-	if e.GetOutcome() != audit.Refused || e.GetActor() != "person@" || e.GetSubjectType() != "workspace" || e.GetSubjectId() != k.A.Name+"/"+k.A.WorkspaceName ||
-		e.GetWorkspaceId() != k.A.WorkspaceID || e.GetTenantId() != k.A.ID || e.GetReason() != "your roles do not allow this" ||
+	if e.GetOutcome() != audit.Refused || e.GetActor() != "person@" || e.GetSubjectType() != "workspace" ||
+		e.GetSubjectId() != k.A.Name+"/"+k.A.WorkspaceName ||
+		e.GetWorkspaceId() != k.A.WorkspaceID || e.GetTenantId() != k.A.ID ||
+		e.GetReason() != "your roles do not allow this" ||
 		e.GetCorrelationId() == "" || e.GetCorrelationId() != f.CorrelationID {
 		t.Errorf("entry: %v, correlation %s", e, f.CorrelationID)
 	}
 	details := e.GetDetails().AsMap()
-	if details["reason_code"] != "permission_denied" || details["given_reason"] != "I \uFFFD[31mmay\uFFFD" || fmt.Sprint(details["roles"]) != "[viewer]" {
+	if details["reason_code"] != "permission_denied" || details["given_reason"] != "I \uFFFD[31mmay\uFFFD" ||
+		fmt.Sprint(details["roles"]) != "[viewer]" {
 		t.Errorf("details: %v", details)
 	}
 	// The entry is found by the workspace, whichever reference the request had.
-	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Workspace: k.A.WorkspaceID, Action: "workspace.decommission"}); len(got) != 1 {
+	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{
+		Workspace: k.A.WorkspaceID,
+		Action:    "workspace.decommission",
+	}); len(got) != 1 {
 		t.Errorf("by workspace: %v", got)
 	}
 	// A person of a tenant with an operator's role is refused by the method itself, which is recorded too.
 	tenant := readmodelv1connect.NewIncidentServiceClient(k.http(k.token(k.A.ID, "operator"), true), k.url())
-	if _, err := tenant.ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "mine"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+	if _, err := tenant.ReleaseBrake(ctx,
+		&readmodelv1.ReleaseBrakeRequest{Reason: "mine"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Fatalf("a tenant's operator: %v", err)
 	}
-	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "brake.release"}); len(got) != 1 || got[0].GetTenantId() != k.A.ID || got[0].GetActor() != "person@"+k.A.ID {
+	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "brake.release"}); len(got) != 1 ||
+		got[0].GetTenantId() != k.A.ID || got[0].GetActor() != "person@"+k.A.ID {
 		t.Errorf("a tenant's operator: %v", got)
 	}
 	// The owner records its own refusals.
 	k.owners.refuse(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "the owner says no"))
 	operator := k.command(k.token("", "operator"))
-	_, err = operator.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL})
+	_, err = operator.OperateWorkspace(ctx,
+		&readmodelv1.OperateWorkspaceRequest{Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL})
 	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Fatalf("the owner's refusal: %v", err)
 	}
@@ -113,7 +124,8 @@ func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 			tenant = ids.New()
 		}
 		token := k.tokenOf(fmt.Sprintf("walker-%d", i), tenant, rpc.Roles()[role])
-		if err := rpctest.Call(t.Context(), k.http(token, true), k.url(), p); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+		if err := rpctest.Call(t.Context(), k.http(token, true), k.url(),
+			p); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 			t.Errorf("%s as %s: %v", p.Procedure, rpc.Roles()[role], err)
 		}
 		walked++
@@ -139,7 +151,8 @@ func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 			continue
 		}
 		actions[e.GetAction()] = true
-		if noun, verb, ok := strings.Cut(e.GetAction(), "."); !ok || noun == "" || verb == "" || e.GetOutcome() != audit.Refused || e.GetCorrelationId() == "" {
+		if noun, verb, ok := strings.Cut(e.GetAction(), "."); !ok || noun == "" || verb == "" ||
+			e.GetOutcome() != audit.Refused || e.GetCorrelationId() == "" {
 			t.Errorf("entry: %v", e)
 		}
 	}
@@ -147,9 +160,10 @@ func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 		t.Errorf("%d methods refused, %d are on record", walked, len(by))
 	}
 	for _, want := range []string{
-		"tenant.create", "workspace.create", "node.bootstrap.issue", "policy.set", "brake.release", "allocation.force_release", "allocation.retry_release",
-		"node.probe", "audit.verify_audit", "instance.end", "person.create", "person.end",
-		"consumer.forget", "projections.rebuild", "finding.acknowledge", "key.rotate", "rollback.accept",
+		"tenant.create", "workspace.create", "node.bootstrap.issue", "policy.set", "brake.release",
+		"allocation.force_release", "allocation.retry_release", "node.probe", "audit.verify_audit", "instance.end",
+		"person.create", "person.end", "consumer.forget", "projections.rebuild", "finding.acknowledge", "key.rotate",
+		"rollback.accept",
 	} {
 		if !actions[want] {
 			t.Errorf("no entry of %s among %v", want, actions)
@@ -165,14 +179,19 @@ func TestAFloodOfRefusalsIsBounded(t *testing.T) {
 	viewer := readmodelv1connect.NewCommandServiceClient(k.http(k.token("", "viewer"), true), k.url(), connect.WithGRPC())
 	const tries = 60
 	for i := range tries {
-		_, err := viewer.ChangeTask(ctx, &readmodelv1.ChangeTaskRequest{TaskId: fmt.Sprintf("no-such-task-%d", i), Verb: "cancel", Reason: strings.Repeat("x", 4096)})
+		_, err := viewer.ChangeTask(ctx,
+			&readmodelv1.ChangeTaskRequest{
+				TaskId: fmt.Sprintf("no-such-task-%d", i), Verb: "cancel",
+				Reason: strings.Repeat("x", 4096),
+			})
 		if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 			t.Fatal(err)
 		}
 	}
 	left := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: audit.LeftOut})
 	single := auditOf(t, k, 20, &readmodelv1.ListAuditRequest{Action: "task.cancel", PageSize: 200})
-	if len(left) != 1 || left[0].GetActor() != "person@" || len(single) != 20 || len(single[0].GetDetails().AsMap()["given_reason"].(string)) > 200 {
+	if len(left) != 1 || left[0].GetActor() != "person@" || len(single) != 20 ||
+		len(single[0].GetDetails().AsMap()["given_reason"].(string)) > 200 {
 		t.Fatalf("%d written one by one; left out: %v", len(single), left)
 	}
 }

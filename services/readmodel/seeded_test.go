@@ -47,7 +47,8 @@ func TestADatabaseThatDoesNotSayWhetherItWasSeededIsAskedAgain(t *testing.T) {
 	exec(`ALTER TABLE mesh.seeded RENAME TO seeded_later`)
 	registry, err := obs.NewRegistry()
 	k.check(err)
-	service, err := readmodel.New(testkit.Context(t), readmodel.Deps{Logger: testkit.Logger(t), Registry: registry}, k.config)
+	service, err := readmodel.New(testkit.Context(t), readmodel.Deps{Logger: testkit.Logger(t), Registry: registry},
+		k.config)
 	k.check(err)
 	exec(`INSERT INTO mesh.seeded_later (seeded_by) VALUES ('gpuaas bench')`)
 	ended := make(chan error, 1)

@@ -79,7 +79,10 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	metrics := b.Registry.ForService(b.Name)
 	var err error
-	s.projector, err = project.New(project.Deps{Logger: b.Logger, DB: b.DB, Numbered: b.Numbered, Wake: b.Wake, Registerer: metrics})
+	s.projector, err = project.New(project.Deps{
+		Logger: b.Logger, DB: b.DB, Numbered: b.Numbered, Wake: b.Wake,
+		Registerer: metrics,
+	})
 	if err != nil {
 		return err
 	}
@@ -102,7 +105,8 @@ func (s *Service) build(ctx context.Context) error {
 	s.sessions = gateway.NewSessions(b.DB)
 	s.refusals = gateway.NewRefusals(b.Audit, reader)
 	err = s.listen(ctx, gateway.Deps{
-		Room: b.Room, Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Audit: audit, Reader: reader, Hub: hub, Owners: owners, Probes: probes,
+		Room: b.Room, Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Audit: audit, Reader: reader, Hub: hub,
+		Owners: owners, Probes: probes,
 		DB: b.DB,
 	})
 	if err != nil {
@@ -114,12 +118,14 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	sweeps, err := background.New(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics},
 		background.Job{Name: "audit-checkpoint", Every: walk.Every, Timeout: time.Minute, Run: audit.Checkpoint},
-		background.Job{Name: "dead-rebuilds", Every: time.Hour, Timeout: time.Minute, Run: s.projector.DropDeadRebuilds}, walk)
+		background.Job{Name: "dead-rebuilds", Every: time.Hour, Timeout: time.Minute, Run: s.projector.DropDeadRebuilds},
+		walk)
 	if err != nil {
 		return err
 	}
 	// Only a restore can undo a migration, so this is checked seldom.
-	b.Health.Ready("migrations", service.Seldom(10*time.Second, func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
+	b.Health.Ready("migrations", service.Seldom(10*time.Second,
+		func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
 	b.Add(
 		app.Task{Name: "people", Phase: app.PhaseDrain, Run: s.people.Run},
 		app.Task{Name: "projections", Run: s.projector.Run},
@@ -172,20 +178,23 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (gateway.Own
 		return commonv1connect.NewAnnounceServiceClient(c.HTTP, c.BaseURL, c.Options...)
 	}
 	return gateway.Owners{
-		Announcers:  []project.Owner{announcer(lc), announcer(rc)},
-		Workspaces:  lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Findings:    lifecyclev1connect.NewFindingServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Allocations: lifecyclev1connect.NewAllocationServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Instances:   lifecyclev1connect.NewInstanceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Outputs:     lifecyclev1connect.NewOutputServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Tasks:       lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Gates:       lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Identities:  recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-		Policies:    recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-		Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-		Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-		Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-	}, []gateway.Probe{probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom), probe("recovery", rc, "ca", service.PartDatabaseRoom)}, nil
+			Announcers:  []project.Owner{announcer(lc), announcer(rc)},
+			Workspaces:  lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+			Findings:    lifecyclev1connect.NewFindingServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+			Allocations: lifecyclev1connect.NewAllocationServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+			Instances:   lifecyclev1connect.NewInstanceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+			Outputs:     lifecyclev1connect.NewOutputServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+			Tasks:       lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+			Gates:       lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+			Identities:  recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			Policies:    recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		}, []gateway.Probe{
+			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
+			probe("recovery", rc, "ca", service.PartDatabaseRoom),
+		}, nil
 }
 
 // listen opens the people's port.
@@ -196,8 +205,8 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return err
 	}
 	s.people, err = rpc.NewServer(ctx, rpc.ServerDeps{
-		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Authenticate: s.sessions.Authenticate, OnDenied: s.refusals.Denied,
-		Wrap: edge, Translate: pg.Fault,
+		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Authenticate: s.sessions.Authenticate,
+		OnDenied: s.refusals.Denied, Wrap: edge, Translate: pg.Fault,
 	}, rpc.ServerConfig{
 		Name: "people", Addr: s.cfg.PeopleListen,
 		TLS: pki.ServerConfig{Store: b.Store, TrustDomain: b.Config.TrustDomain}, // people have no certificates
@@ -230,15 +239,18 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewRetentionServiceHandler(gateway.NewRetention(s.base.DB, s.base.Policy), s.options()...)
+	path, handler = readmodelv1connect.NewRetentionServiceHandler(gateway.NewRetention(s.base.DB, s.base.Policy),
+		s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewProjectionServiceHandler(gateway.NewProjections(deps, s.base.DB, s.base.Wake), s.options()...)
+	path, handler = readmodelv1connect.NewProjectionServiceHandler(gateway.NewProjections(deps, s.base.DB, s.base.Wake),
+		s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewEventServiceHandler(gateway.NewEvents(s.base.DB, s.base.DB, s.base.Wake), s.options()...)
+	path, handler = readmodelv1connect.NewEventServiceHandler(gateway.NewEvents(s.base.DB, s.base.DB, s.base.Wake),
+		s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
@@ -300,7 +312,9 @@ func (s *Service) Sessions() *gateway.Sessions { return s.sessions }
 
 // IssuePersonSession makes a session for a person whom the caller has authenticated and returns its token, which is
 // stored nowhere. tenantID is empty for people of the operator. db logs in as readmodel.
-func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
+func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string,
+	ttl time.Duration,
+) (string, error) {
 	return gateway.IssuePersonSession(ctx, db, subject, tenantID, roles, ttl)
 }
 

@@ -115,16 +115,17 @@ func TestReflectionIsConfigured(t *testing.T) {
 	stream := grpcreflect.NewClient(k.http("", true), k.url(), connect.WithGRPC()).NewStream(testkit.Context(t))
 	defer stream.Close() //nolint:errcheck // it was read
 	for _, want := range []string{
-		"gpuaas.readmodel.v1.QueryService", "gpuaas.readmodel.v1.ListWorkspacesRequest", "gpuaas.lifecycle.v1.WorkspaceSpec", "gpuaas.node.v1.Workload",
-		"gpuaas.common.v1.Denial", "google.protobuf.Timestamp", "grpc.health.v1.Health",
+		"gpuaas.readmodel.v1.QueryService", "gpuaas.readmodel.v1.ListWorkspacesRequest", "gpuaas.lifecycle.v1.WorkspaceSpec",
+		"gpuaas.node.v1.Workload", "gpuaas.common.v1.Denial", "google.protobuf.Timestamp", "grpc.health.v1.Health",
 	} {
 		if files, err := stream.FileContainingSymbol(protoreflect.FullName(want)); err != nil || len(files) == 0 {
 			t.Errorf("%s is not described: %v", want, err)
 		}
 	}
 	for _, internal := range []string{
-		"gpuaas.lifecycle.v1.WorkspaceService", "gpuaas.lifecycle.v1.TaskService", "gpuaas.recovery.v1.IdentityService", "gpuaas.node.v1.NodeService",
-		"gpuaas.lifecycle.v1.LeaseTasksRequest", "gpuaas.recovery.v1.OpenSessionsRequest", "gpuaas.node.v1.Hello",
+		"gpuaas.lifecycle.v1.WorkspaceService", "gpuaas.lifecycle.v1.TaskService", "gpuaas.recovery.v1.IdentityService",
+		"gpuaas.node.v1.NodeService", "gpuaas.lifecycle.v1.LeaseTasksRequest", "gpuaas.recovery.v1.OpenSessionsRequest",
+		"gpuaas.node.v1.Hello",
 	} {
 		if _, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(internal)); err != nil {
 			t.Errorf("%s: %v", internal, err)
@@ -133,7 +134,10 @@ func TestReflectionIsConfigured(t *testing.T) {
 			t.Errorf("%s is described, in %d files", internal, len(files))
 		}
 	}
-	for _, file := range []string{"gpuaas/node/v1/node.proto", "gpuaas/node/v1/relay.proto", "gpuaas/recovery/v1/enrollment.proto"} {
+	for _, file := range []string{
+		"gpuaas/node/v1/node.proto", "gpuaas/node/v1/relay.proto",
+		"gpuaas/recovery/v1/enrollment.proto",
+	} {
 		if _, err := stream.FileByFilename(file); err == nil {
 			t.Errorf("%s is described", file)
 		}
@@ -194,8 +198,10 @@ func TestOnlyTrustedSitesAreSharedWith(t *testing.T) {
 	}
 	got := preflight(console)
 	allowed := strings.ToLower(got.Header.Get("Access-Control-Allow-Headers"))
-	if got.StatusCode != http.StatusNoContent || got.Header.Get("Access-Control-Allow-Origin") != console || got.Header.Get("Access-Control-Max-Age") == "" ||
-		got.Header.Get("Access-Control-Allow-Methods") != "POST" || !strings.Contains(allowed, "authorization") || !strings.Contains(allowed, "content-type") ||
+	if got.StatusCode != http.StatusNoContent || got.Header.Get("Access-Control-Allow-Origin") != console ||
+		got.Header.Get("Access-Control-Max-Age") == "" ||
+		got.Header.Get("Access-Control-Allow-Methods") != "POST" || !strings.Contains(allowed, "authorization") ||
+		!strings.Contains(allowed, "content-type") ||
 		got.Header.Get("Access-Control-Allow-Credentials") != "" ||
 		!slices.Contains(got.Header.Values("Vary"), "Origin") {
 		t.Errorf("a trusted preflight: %s %v", got.Status, got.Header)

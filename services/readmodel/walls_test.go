@@ -58,7 +58,8 @@ func TestEveryMethodRefusesWhoMayNotCallIt(t *testing.T) {
 	bad := k.http("gps_"+strings.Repeat("0", 32)+"_"+strings.Repeat("A", 43), true)
 	wrong := 0
 	for _, p := range policies(t, k) {
-		if err := rpctest.Call(t.Context(), bad, k.url(), p); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
+		if err := rpctest.Call(t.Context(), bad, k.url(),
+			p); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
 			t.Errorf("%s with a made-up token: %v", p.Procedure, err)
 		}
 		for _, role := range rpc.Roles() {
@@ -87,8 +88,10 @@ func TestEveryMethodRefusesWhoMayNotCallIt(t *testing.T) {
 // canaries returns texts that only one tenant may see.
 func canaries(x projecttest.Tenant) []string {
 	return []string{
-		x.ID, `"` + x.Name + `"`, x.Name + "/", x.WorkspaceID, x.WorkspaceName, x.RunID, x.NodeID, x.NodeName, x.InstanceID, x.TaskID, x.ClaimID,
-		x.AllocationID, x.SessionID, "pid-" + x.Name, "slot-" + x.Name, "half of " + x.Name, "person-" + x.Name, "drift of " + x.Name,
+		x.ID, `"` + x.Name + `"`, x.Name + "/", x.WorkspaceID, x.WorkspaceName, x.RunID, x.NodeID, x.NodeName, x.InstanceID,
+		x.TaskID, x.ClaimID, x.AllocationID, x.SessionID, "pid-" + x.Name, "slot-" + x.Name, "half of " + x.Name,
+		"person-" + x.Name,
+		"drift of " + x.Name,
 	}
 }
 
@@ -115,8 +118,8 @@ func nobody() map[string][]string {
 // fill returns a valid request whose field has the value.
 func fill(d protoreflect.MessageDescriptor, field, value string) proto.Message {
 	valid := map[string]string{
-		"workspace": "ws-alpha", "node": "box-alpha", "tenant": "alpha", "name": "new", "reason": "because", "key": "saga.retry_limit", "value": "3",
-		"verb": "cancel", "ref": "ws-alpha",
+		"workspace": "ws-alpha", "node": "box-alpha", "tenant": "alpha", "name": "new", "reason": "because",
+		"key": "saga.retry_limit", "value": "3", "verb": "cancel", "ref": "ws-alpha",
 	}
 	m := dynamicpb.NewMessage(d)
 	for i := range d.Fields().Len() {
@@ -181,7 +184,8 @@ func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 				if !slices.Contains(p.Roles, "tenant") && !slices.Contains(p.Roles, "viewer") {
 					want = http.StatusForbidden
 				}
-				if lists := strings.HasPrefix(string(input.Name()), "List") && theirs.Status == http.StatusOK; !lists && theirs.Status != want {
+				if lists := strings.HasPrefix(string(input.Name()), "List") && theirs.Status == http.StatusOK; !lists &&
+					theirs.Status != want {
 					t.Errorf("%s %s=%s: %+v", p.Procedure, field, value, theirs)
 				}
 			}
@@ -197,9 +201,11 @@ func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 	}
 	// Conversely the same person sees their own tenant's objects.
 	for procedure, m := range map[string]proto.Message{
-		"ListWorkspaces": &readmodelv1.ListWorkspacesRequest{}, "ListInstances": &readmodelv1.ListInstancesRequest{}, "ListNodes": &readmodelv1.ListNodesRequest{},
-		"ListTasks": &readmodelv1.ListTasksRequest{}, "ListClaims": &readmodelv1.ListClaimsRequest{}, "ListAllocations": &readmodelv1.ListAllocationsRequest{},
-		"ListTenants": &readmodelv1.ListTenantsRequest{}, "GetTimeline": &readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceName},
+		"ListWorkspaces": &readmodelv1.ListWorkspacesRequest{}, "ListInstances": &readmodelv1.ListInstancesRequest{},
+		"ListNodes": &readmodelv1.ListNodesRequest{}, "ListTasks": &readmodelv1.ListTasksRequest{},
+		"ListClaims": &readmodelv1.ListClaimsRequest{}, "ListAllocations": &readmodelv1.ListAllocationsRequest{},
+		"ListTenants": &readmodelv1.ListTenantsRequest{},
+		"GetTimeline": &readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceName},
 	} {
 		got := k.post(client, "/gpuaas.readmodel.v1.QueryService/"+procedure, m)
 		if got.Status != http.StatusOK || !strings.Contains(got.Body, k.A.ID) && !strings.Contains(got.Body, k.A.TaskID) {
@@ -212,9 +218,13 @@ func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 func TestPageTokensGrantNothing(t *testing.T) {
 	k := newKit(t)
 	operator, own := k.http(k.token("", "operator"), false), k.http(k.token(k.A.ID, "tenant", "viewer"), false)
-	for _, list := range []string{"ListTenants", "ListWorkspaces", "ListInstances", "ListNodes", "ListTasks", "ListClaims", "ListAllocations"} {
+	for _, list := range []string{
+		"ListTenants", "ListWorkspaces", "ListInstances", "ListNodes", "ListTasks", "ListClaims",
+		"ListAllocations",
+	} {
 		procedure := "/gpuaas.readmodel.v1.QueryService/" + list
-		descriptor, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName("gpuaas.readmodel.v1." + list + "Request"))
+		descriptor, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName("gpuaas.readmodel.v1." +
+			list + "Request"))
 		k.check(err)
 		message, ok := descriptor.(protoreflect.MessageDescriptor)
 		if !ok {

@@ -68,8 +68,9 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Config: service.Default(), EnrollListen: "127.0.0.1:0", Profile: Profile{Name: "default"},
-		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20, ClaimLease: 10 * time.Second, MintWait: 30 * time.Second,
-		SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour, RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour,
+		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20,
+		ClaimLease: 10 * time.Second, MintWait: 30 * time.Second, SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour,
+		RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour,
 	}
 }
 

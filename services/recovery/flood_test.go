@@ -38,7 +38,8 @@ func TestSlowPeersOfEnrolmentAreClosed(t *testing.T) {
 	}
 	secure := func(protocol string) *tls.Conn {
 		conf, err := pki.ClientTLS(pki.ClientConfig{
-			Roots: m.authorities.ServiceRoots, Server: pki.ServiceID(m.cfg.TrustDomain, "recovery"), NextProtos: []string{protocol},
+			Roots: m.authorities.ServiceRoots, Server: pki.ServiceID(m.cfg.TrustDomain, "recovery"),
+			NextProtos: []string{protocol},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +56,8 @@ func TestSlowPeersOfEnrolmentAreClosed(t *testing.T) {
 		}
 		return conn
 	}
-	request := "POST " + recoveryv1connect.EnrollmentServiceEnrollProcedure + " HTTP/1.1\r\nHost: recovery\r\nContent-Type: application/proto\r\n"
+	request := "POST " + recoveryv1connect.EnrollmentServiceEnrollProcedure +
+		" HTTP/1.1\r\nHost: recovery\r\nContent-Type: application/proto\r\n"
 	read := func(conn net.Conn) func() { return func() { _, _ = io.Copy(io.Discard, conn) } }
 	drip := func(conn net.Conn) func() {
 		return func() {
@@ -114,7 +116,8 @@ func TestSlowPeersOfEnrolmentAreClosed(t *testing.T) {
 func (m *mesh) enrol(t *testing.T, name string) {
 	t.Helper()
 	console, url := m.client("readmodel")
-	people := recoveryv1connect.NewIdentityServiceClient(console, url, rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
+	people := recoveryv1connect.NewIdentityServiceClient(console, url,
+		rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
 	bundle, err := people.IssueBootstrap(m.asPerson("operator"), &recoveryv1.IssueBootstrapRequest{Name: name})
 	if err != nil {
 		t.Fatal(err)
@@ -134,7 +137,8 @@ func (m *mesh) enrol(t *testing.T, name string) {
 
 func (m *mesh) enrolment(t *testing.T) recoveryv1connect.EnrollmentServiceClient {
 	t.Helper()
-	return recoveryv1connect.NewEnrollmentServiceClient(m.authorities.Client(t, "recovery", nil), "https://"+m.service.EnrollAddr(),
+	return recoveryv1connect.NewEnrollmentServiceClient(m.authorities.Client(t, "recovery", nil),
+		"https://"+m.service.EnrollAddr(),
 		rpc.ClientOptions(rpc.ClientConfig{MaxSendBytes: 64 << 20})...)
 }
 
@@ -151,15 +155,24 @@ func TestOversizeEnrolmentIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	enrolment := m.enrolment(t)
-	if _, err := enrolment.Enroll(m.ctx, &recoveryv1.EnrollRequest{Token: strings.Repeat("x", 10<<20), Csr: csr}); fault.ReasonOf(err) != commonv1.Reason_REASON_FRAME_TOO_LARGE {
+	if _, err := enrolment.Enroll(m.ctx,
+		&recoveryv1.EnrollRequest{
+			Token: strings.Repeat("x", 10<<20),
+			Csr:   csr,
+		}); fault.ReasonOf(err) != commonv1.Reason_REASON_FRAME_TOO_LARGE {
 		t.Errorf("ten megabytes of token: %v", err)
 	}
-	if _, err := enrolment.Enroll(m.ctx, &recoveryv1.EnrollRequest{Token: strings.Repeat("x", 32<<10), Csr: csr}); fault.ReasonOf(err) != commonv1.Reason_REASON_INVALID_ARGUMENT {
+	if _, err := enrolment.Enroll(m.ctx,
+		&recoveryv1.EnrollRequest{
+			Token: strings.Repeat("x", 32<<10),
+			Csr:   csr,
+		}); fault.ReasonOf(err) != commonv1.Reason_REASON_INVALID_ARGUMENT {
 		t.Errorf("a token above its bound: %v", err)
 	}
 	// A megabyte of headers never becomes a request.
 	machine := m.authorities.Client(t, "recovery", nil)
-	req, err := http.NewRequestWithContext(m.ctx, http.MethodPost, "https://"+m.service.EnrollAddr()+recoveryv1connect.EnrollmentServiceEnrollProcedure, bytes.NewReader(nil))
+	req, err := http.NewRequestWithContext(m.ctx, http.MethodPost,
+		"https://"+m.service.EnrollAddr()+recoveryv1connect.EnrollmentServiceEnrollProcedure, bytes.NewReader(nil))
 	if err != nil {
 		t.Fatal(err)
 	}

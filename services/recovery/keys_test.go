@@ -65,7 +65,8 @@ func TestAReplicaWithADirectoryOfItsOwnDoesNotStart(t *testing.T) {
 func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
 	m := start(t, func(c *recovery.Config) { c.SweepEvery = time.Hour }) // only the test checks for problems
 	console, url := m.client("readmodel")
-	people := recoveryv1connect.NewKeyServiceClient(console, url, rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
+	people := recoveryv1connect.NewKeyServiceClient(console, url,
+		rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
 	ask := func(dry bool, key string, roles ...string) error {
 		_, err := people.RotateKey(m.asPerson(roles...), &recoveryv1.RotateKeyRequest{
 			Kind: recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, Reason: "yearly", IdempotencyKey: key, DryRun: dry,
@@ -107,7 +108,8 @@ func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if problems := list().GetProblems(); len(problems) == 0 || !strings.Contains(problems[0].GetProblem(), "mode is 0640") {
+		if problems := list().GetProblems(); len(problems) == 0 ||
+			!strings.Contains(problems[0].GetProblem(), "mode is 0640") {
 			return fmt.Errorf("the problems are %v", problems)
 		}
 		return nil
@@ -116,7 +118,8 @@ func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
 		t.Fatalf("no incident: %v, %v", told, err)
 	}
 	var summary string
-	err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx, `SELECT summary FROM recovery.incident WHERE kind = 'signing_keys' AND closed_at IS NULL`).Scan(&summary)
+	err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx,
+		`SELECT summary FROM recovery.incident WHERE kind = 'signing_keys' AND closed_at IS NULL`).Scan(&summary)
 	if err != nil || !strings.Contains(summary, filepath.Base(file)) || !strings.Contains(summary, m.service.ReplicaID()) {
 		t.Fatalf("the incident is %q, %v", summary, err)
 	}

@@ -95,7 +95,8 @@ func (p *profiles) read() (*commonv1.Profile, error) {
 	}
 	sum := sha256.New()
 	for _, part := range []string{
-		out.GetName(), out.GetApiUrl(), out.GetRecoveryUrl(), out.GetTerminalUrl(), string(out.GetCaBundlePem()), string(out.GetRecoveryCaBundlePem()),
+		out.GetName(), out.GetApiUrl(), out.GetRecoveryUrl(), out.GetTerminalUrl(), string(out.GetCaBundlePem()),
+		string(out.GetRecoveryCaBundlePem()),
 	} {
 		fmt.Fprintf(sum, "%d:%s", len(part), part)
 	}

@@ -28,7 +28,8 @@ func newRootsFile(t *testing.T) *rootsFile {
 	f := &rootsFile{t: t, path: filepath.Join(t.TempDir(), "roots.pem")}
 	f.put(f.bundle())
 	var err error
-	if f.p, err = readProfile(slog.New(slog.NewTextHandler(&f.logs, nil)), Profile{Name: "test", CAFile: f.path}); err != nil {
+	if f.p, err = readProfile(slog.New(slog.NewTextHandler(&f.logs, nil)),
+		Profile{Name: "test", CAFile: f.path}); err != nil {
 		t.Fatal(err)
 	}
 	f.p.every = 0

@@ -30,7 +30,9 @@ type sessions struct {
 }
 
 // OpenSessions decides about a batch of Hellos.
-func (s *sessions) OpenSessions(ctx context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
+func (s *sessions) OpenSessions(ctx context.Context,
+	req *recoveryv1.OpenSessionsRequest,
+) (*recoveryv1.OpenSessionsResponse, error) {
 	results, moment, err := s.identities.Open(ctx, req.GetSessions())
 	if err != nil {
 		return nil, shown(err)
@@ -42,7 +44,9 @@ func (s *sessions) OpenSessions(ctx context.Context, req *recoveryv1.OpenSession
 }
 
 // ConfirmSessions decides about a batch of Readys.
-func (s *sessions) ConfirmSessions(ctx context.Context, req *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error) {
+func (s *sessions) ConfirmSessions(ctx context.Context,
+	req *recoveryv1.ConfirmSessionsRequest,
+) (*recoveryv1.ConfirmSessionsResponse, error) {
 	results, moment, err := s.identities.Confirm(ctx, req.GetSessions())
 	if err != nil {
 		return nil, shown(err)
@@ -51,7 +55,9 @@ func (s *sessions) ConfirmSessions(ctx context.Context, req *recoveryv1.ConfirmS
 }
 
 // ReportChallenge closes a challenge.
-func (s *sessions) ReportChallenge(ctx context.Context, req *recoveryv1.ReportChallengeRequest) (*recoveryv1.ReportChallengeResponse, error) {
+func (s *sessions) ReportChallenge(ctx context.Context,
+	req *recoveryv1.ReportChallengeRequest,
+) (*recoveryv1.ReportChallengeResponse, error) {
 	denial, err := s.identities.ReportChallenge(ctx, req)
 	if err != nil {
 		return nil, shown(err)
@@ -60,7 +66,9 @@ func (s *sessions) ReportChallenge(ctx context.Context, req *recoveryv1.ReportCh
 }
 
 // RenewCertificate issues the next certificate.
-func (s *sessions) RenewCertificate(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
+func (s *sessions) RenewCertificate(ctx context.Context,
+	req *recoveryv1.RenewCertificateRequest,
+) (*recoveryv1.RenewCertificateResponse, error) {
 	issued, err := s.enroller.Renew(ctx, req)
 	if err != nil {
 		return nil, shown(err)
@@ -71,7 +79,9 @@ func (s *sessions) RenewCertificate(ctx context.Context, req *recoveryv1.RenewCe
 }
 
 // WatchAuthority serves one replica's view.
-func (s *sessions) WatchAuthority(ctx context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
+func (s *sessions) WatchAuthority(ctx context.Context,
+	stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse],
+) error {
 	return s.poller.Watch(ctx, stream)
 }
 
@@ -79,7 +89,9 @@ func (s *sessions) WatchAuthority(ctx context.Context, stream *connect.BidiStrea
 type instances struct{ enroller *enrol.Enroller }
 
 // PrepareInstance records an instance that will be launched and returns the node that it will be.
-func (s *instances) PrepareInstance(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error) {
+func (s *instances) PrepareInstance(ctx context.Context,
+	req *recoveryv1.PrepareInstanceRequest,
+) (*recoveryv1.PrepareInstanceResponse, error) {
 	nodeID, err := s.enroller.Prepare(ctx, req)
 	if err != nil {
 		return nil, shown(err)
@@ -88,7 +100,9 @@ func (s *instances) PrepareInstance(ctx context.Context, req *recoveryv1.Prepare
 }
 
 // RetireInstance ends the identity of an instance.
-func (s *instances) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+func (s *instances) RetireInstance(ctx context.Context,
+	req *recoveryv1.RetireInstanceRequest,
+) (*recoveryv1.RetireInstanceResponse, error) {
 	if err := s.enroller.RetireInstance(ctx, req); err != nil {
 		return nil, shown(err)
 	}
@@ -103,25 +117,35 @@ type persons struct {
 }
 
 // IssueBootstrap issues an operator's token.
-func (s *persons) IssueBootstrap(ctx context.Context, req *recoveryv1.IssueBootstrapRequest) (*recoveryv1.IssueBootstrapResponse, error) {
-	bundle, err := s.enroller.IssueBootstrap(ctx, req.GetName(), req.GetValidFor().AsDuration(), req.GetIdempotencyKey(), rpc.ActorFrom(ctx))
+func (s *persons) IssueBootstrap(ctx context.Context,
+	req *recoveryv1.IssueBootstrapRequest,
+) (*recoveryv1.IssueBootstrapResponse, error) {
+	bundle, err := s.enroller.IssueBootstrap(ctx, req.GetName(), req.GetValidFor().AsDuration(), req.GetIdempotencyKey(),
+		rpc.ActorFrom(ctx))
 	if err != nil {
 		return nil, shown(err)
 	}
 	return &recoveryv1.IssueBootstrapResponse{
-		NodeId: bundle.NodeID, Token: bundle.Token, ExpiresAt: timestamppb.New(bundle.ExpiresAt), Profile: s.enroller.Profile(), Pos: bundle.Pos,
+		NodeId: bundle.NodeID, Token: bundle.Token, ExpiresAt: timestamppb.New(bundle.ExpiresAt),
+		Profile: s.enroller.Profile(), Pos: bundle.Pos,
 	}, nil
 }
 
 // ChangeIdentity applies a person's verb.
-func (s *persons) ChangeIdentity(ctx context.Context, req *recoveryv1.ChangeIdentityRequest) (*recoveryv1.ChangeIdentityResponse, error) {
+func (s *persons) ChangeIdentity(ctx context.Context,
+	req *recoveryv1.ChangeIdentityRequest,
+) (*recoveryv1.ChangeIdentityResponse, error) {
 	person, ok := rpc.PersonFrom(ctx)
 	if !ok {
 		return nil, fault.New(commonv1.Reason_REASON_ASSERTION_INVALID, "")
 	}
-	r, pos, err := s.identities.Change(ctx, req.GetNodeId(), req.GetVerb(), req.GetReason(), identity.Actor{Subject: person.Subject, Roles: person.Roles})
+	r, pos, err := s.identities.Change(ctx, req.GetNodeId(), req.GetVerb(), req.GetReason(),
+		identity.Actor{Subject: person.Subject, Roles: person.Roles})
 	if err != nil {
-		refused := audit.Entry{Action: "node." + names.Of(req.GetVerb()), Reason: req.GetReason(), SubjectType: "node", SubjectID: req.GetNodeId(), NodeID: req.GetNodeId()}
+		refused := audit.Entry{
+			Action: "node." + names.Of(req.GetVerb()), Reason: req.GetReason(), SubjectType: "node",
+			SubjectID: req.GetNodeId(), NodeID: req.GetNodeId(),
+		}
 		return nil, s.audit.Refuse(ctx, refused, shown(err))
 	}
 	return &recoveryv1.ChangeIdentityResponse{Node: r.Proto(), Pos: pos}, nil

@@ -97,30 +97,36 @@ func (s *Service) build(ctx context.Context) error {
 	metrics := b.Registry.ForService(b.Name)
 	wakes := &signals{}
 	identities, err := identity.New(identity.Deps{
-		Logger: b.Logger, Pool: b.DB, Keys: &s.keys.join, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit, Policy: b.Policy,
+		Logger: b.Logger, Pool: b.DB, Keys: &s.keys.join, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed,
+		Told: &wakes.told, Audit: b.Audit, Policy: b.Policy,
 	})
 	if err != nil {
 		return err
 	}
 	notifier, err := identity.NewNotifier(identity.NotifierDeps{
-		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...), Told: &wakes.told, Wake: b.Wake,
+		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Told: &wakes.told, Wake: b.Wake,
 		Numbered: b.Numbered,
 	}, identity.NotifierConfig{})
 	if err != nil {
 		return err
 	}
 	enroller, err := enrol.New(enrol.Deps{
-		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: told.current, TaskKeys: s.keys.taskKeys,
-		Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
+		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: told.current,
+		TaskKeys: s.keys.taskKeys, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	}, enrol.Config{
-		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
+		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait,
+		SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
 		PerTokenBurst: s.cfg.EnrollPerTokenBurst, PerSecond: s.cfg.EnrollPerSecond, Burst: s.cfg.EnrollBurst,
 		LaunchSecretLife: s.cfg.LaunchSecretLife,
 	})
 	if err != nil {
 		return err
 	}
-	poller, err := authority.New(authority.Deps{Logger: b.Logger, Registerer: metrics, Pool: b.DB, Changed: &wakes.changed}, authority.Config{RetiredFor: s.cfg.RetiredFor})
+	poller, err := authority.New(authority.Deps{
+		Logger: b.Logger, Registerer: metrics, Pool: b.DB,
+		Changed: &wakes.changed,
+	}, authority.Config{RetiredFor: s.cfg.RetiredFor})
 	if err != nil {
 		return err
 	}
@@ -188,7 +194,8 @@ func (s *Service) openAuthority(ctx context.Context) error {
 }
 
 func (s *Service) serveInternal(
-	ctx context.Context, identities *identity.Identities, enroller *enrol.Enroller, poller *authority.Poller, admin *policyadmin.Server,
+	ctx context.Context, identities *identity.Identities, enroller *enrol.Enroller, poller *authority.Poller,
+	admin *policyadmin.Server,
 ) error {
 	var err error
 	if s.internal, err = s.base.InternalServer(ctx, s.keys.persons); err != nil {
@@ -203,10 +210,14 @@ func (s *Service) serveInternal(
 	if err := s.internal.Mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)); err != nil {
 		return err
 	}
-	if err := s.internal.Mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)); err != nil {
+	if err := s.internal.Mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller},
+		opts...)); err != nil {
 		return err
 	}
-	if err := s.internal.Mount(recoveryv1connect.NewIdentityServiceHandler(&persons{identities: identities, enroller: enroller, audit: s.base.Audit}, opts...)); err != nil {
+	if err := s.internal.Mount(recoveryv1connect.NewIdentityServiceHandler(&persons{
+		identities: identities,
+		enroller:   enroller, audit: s.base.Audit,
+	}, opts...)); err != nil {
 		return err
 	}
 	return s.internal.Mount(recoveryv1connect.NewPolicyServiceHandler(admin, opts...))
@@ -229,7 +240,8 @@ func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) 
 		return fmt.Errorf("open enrolment port: %w", err)
 	}
 	s.base.Add(app.Task{Name: "enrolment", Phase: app.PhaseDrain, Run: s.enroll.Run})
-	return s.enroll.Mount(recoveryv1connect.NewEnrollmentServiceHandler(&enrolment{enroller: enroller}, s.enroll.HandlerOptions()...))
+	return s.enroll.Mount(recoveryv1connect.NewEnrollmentServiceHandler(&enrolment{enroller: enroller},
+		s.enroll.HandlerOptions()...))
 }
 
 // addRollback mounts the verbs of rollback mode and adds the task that follows the mode. It must be called after the

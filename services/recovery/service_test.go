@@ -43,7 +43,9 @@ type gates struct {
 	calls []*lifecyclev1.ApplyFenceRequest
 }
 
-func (g *gates) ApplyFence(_ context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error) {
+func (g *gates) ApplyFence(_ context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse,
+	error,
+) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.calls = append(g.calls, req)
@@ -83,12 +85,14 @@ func start(t *testing.T, change ...func(*recovery.Config)) *mesh {
 	t.Helper()
 	testkit.IO(t)
 	m := &mesh{t: t, ctx: testkit.Context(t), db: testkit.DB(t), authorities: rpctest.NewAuthorities(t), gates: &gates{}}
-	lifecycle, err := rpc.NewServer(m.ctx, rpc.ServerDeps{Logger: testkit.Logger(t), Persons: rpc.NewPersonVerifier(nil, nil)},
+	lifecycle, err := rpc.NewServer(m.ctx,
+		rpc.ServerDeps{Logger: testkit.Logger(t), Persons: rpc.NewPersonVerifier(nil, nil)},
 		rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: m.authorities.ServerTLS(t, "lifecycle")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := lifecycle.Mount(lifecyclev1connect.NewGateServiceHandler(m.gates, lifecycle.HandlerOptions()...)); err != nil {
+	if err := lifecycle.Mount(lifecyclev1connect.NewGateServiceHandler(m.gates,
+		lifecycle.HandlerOptions()...)); err != nil {
 		t.Fatal(err)
 	}
 	rpctest.Run(t, lifecycle)
@@ -130,7 +134,8 @@ func start(t *testing.T, change ...func(*recovery.Config)) *mesh {
 		t.Fatal(err)
 	}
 	m.registry = registry
-	if m.service, err = recovery.New(m.ctx, recovery.Deps{Logger: testkit.Logger(t), Registry: registry}, cfg); err != nil {
+	if m.service, err = recovery.New(m.ctx, recovery.Deps{Logger: testkit.Logger(t), Registry: registry},
+		cfg); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(m.ctx)
@@ -162,7 +167,8 @@ func TestFromBundleToFence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := people.IssueBootstrap(m.ctx, &recoveryv1.IssueBootstrapRequest{Name: "node-2"}); !fault.Has(err, commonv1.Reason_REASON_ASSERTION_INVALID) {
+	if _, err := people.IssueBootstrap(m.ctx, &recoveryv1.IssueBootstrapRequest{Name: "node-2"}); !fault.Has(err,
+		commonv1.Reason_REASON_ASSERTION_INVALID) {
 		t.Fatalf("without a person: %v", err)
 	}
 
@@ -176,12 +182,14 @@ func TestFromBundleToFence(t *testing.T) {
 		t.Fatal(err)
 	}
 	machine := m.authorities.Client(t, "recovery", nil)
-	enrolment := recoveryv1connect.NewEnrollmentServiceClient(machine, "https://"+m.service.EnrollAddr(), rpc.ClientOptions(rpc.ClientConfig{})...)
+	enrolment := recoveryv1connect.NewEnrollmentServiceClient(machine, "https://"+m.service.EnrollAddr(),
+		rpc.ClientOptions(rpc.ClientConfig{})...)
 	enrolled, err := enrolment.Enroll(m.ctx, &recoveryv1.EnrollRequest{Token: bundle.GetToken(), Csr: csr})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if enrolled.GetProfile().GetFingerprint() == "" || enrolled.GetTaskSigningPubkeys() == "" || enrolled.GetNodeId() != bundle.GetNodeId() {
+	if enrolled.GetProfile().GetFingerprint() == "" || enrolled.GetTaskSigningPubkeys() == "" ||
+		enrolled.GetNodeId() != bundle.GetNodeId() {
 		t.Fatalf("%v", enrolled)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -201,14 +209,16 @@ func TestFromBundleToFence(t *testing.T) {
 	}
 	serial := pki.SerialString(certs[0].SerialNumber)
 	open := &recoveryv1.OpenSession{
-		SessionId: ids.New(), NodeId: enrolled.GetNodeId(), NodeInstanceId: enrolled.GetNodeInstanceId(), Serial: serial, ReplacesNonce: "n0",
+		SessionId: ids.New(), NodeId: enrolled.GetNodeId(), NodeInstanceId: enrolled.GetNodeInstanceId(), Serial: serial,
+		ReplacesNonce: "n0",
 	}
 	opened, err := sessions.OpenSessions(m.ctx, &recoveryv1.OpenSessionsRequest{Sessions: []*recoveryv1.OpenSession{open}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	welcome := opened.GetResults()[0]
-	if welcome.GetVerdict() != recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME || opened.GetProfileFingerprint() != enrolled.GetProfile().GetFingerprint() {
+	if welcome.GetVerdict() != recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME ||
+		opened.GetProfileFingerprint() != enrolled.GetProfile().GetFingerprint() {
 		t.Fatalf("%v", opened)
 	}
 	keys, err := joinstate.LoadOrCreateKeys(m.cfg.JoinStateKeys)
@@ -218,14 +228,17 @@ func TestFromBundleToFence(t *testing.T) {
 	if state, err := keys.Verify(welcome.GetJoinState()); err != nil || state.Generation != 1 || state.Serial != serial {
 		t.Fatalf("%+v %v", state, err)
 	}
-	confirmed, err := sessions.ConfirmSessions(m.ctx, &recoveryv1.ConfirmSessionsRequest{Sessions: []*recoveryv1.ConfirmSession{{
-		SessionId: open.GetSessionId(), NodeId: open.GetNodeId(), NodeInstanceId: open.GetNodeInstanceId(), Generation: 1, Serial: serial,
-	}}})
+	confirmed, err := sessions.ConfirmSessions(m.ctx,
+		&recoveryv1.ConfirmSessionsRequest{Sessions: []*recoveryv1.ConfirmSession{{
+			SessionId: open.GetSessionId(), NodeId: open.GetNodeId(), NodeInstanceId: open.GetNodeInstanceId(), Generation: 1,
+			Serial: serial,
+		}}})
 	if err != nil || !confirmed.GetResults()[0].GetAdmitted() {
 		t.Fatalf("%v %v", confirmed, err)
 	}
 	view.until(func(n *recoveryv1.NodeAuthority) bool {
-		return n.GetConfirmed() == 1 && n.GetCurrentSerial() == serial && n.GetConfirmedSessionId() == open.GetSessionId() && n.GetReplacedNonce() == "n0"
+		return n.GetConfirmed() == 1 && n.GetCurrentSerial() == serial && n.GetConfirmedSessionId() == open.GetSessionId() &&
+			n.GetReplacedNonce() == "n0"
 	})
 	renewKey, err := pki.NewKey()
 	if err != nil {
@@ -235,7 +248,8 @@ func TestFromBundleToFence(t *testing.T) {
 		t.Fatal(err)
 	}
 	renewed, err := sessions.RenewCertificate(m.ctx, &recoveryv1.RenewCertificateRequest{
-		NodeId: open.GetNodeId(), NodeInstanceId: open.GetNodeInstanceId(), SessionId: open.GetSessionId(), Serial: serial, Csr: csr,
+		NodeId: open.GetNodeId(), NodeInstanceId: open.GetNodeInstanceId(), SessionId: open.GetSessionId(), Serial: serial,
+		Csr: csr,
 	})
 	if err != nil || renewed.GetSerial() == serial {
 		t.Fatalf("%v %v", renewed, err)
@@ -345,16 +359,19 @@ func (v *viewer) measure() {
 func TestPolicyService(t *testing.T) {
 	m := start(t)
 	console, url := m.client("readmodel")
-	admin := recoveryv1connect.NewPolicyServiceClient(console, url, rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
+	admin := recoveryv1connect.NewPolicyServiceClient(console, url,
+		rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
 	list, err := admin.GetPolicy(m.asPerson("viewer"), &recoveryv1.GetPolicyRequest{})
 	if err != nil || len(list.GetKeys()) != len(policy.Keys()) {
 		t.Fatalf("%d keys, %v", len(list.GetKeys()), err)
 	}
 	set := func(key, value, reason string, ack bool) (*recoveryv1.SetPolicyResponse, error) {
-		return admin.SetPolicy(m.asPerson("operator"), &recoveryv1.SetPolicyRequest{Key: key, Value: value, Reason: reason, AcknowledgeWeakening: ack})
+		return admin.SetPolicy(m.asPerson("operator"),
+			&recoveryv1.SetPolicyRequest{Key: key, Value: value, Reason: reason, AcknowledgeWeakening: ack})
 	}
 	const key = "node.heartbeat_stale_after_seconds"
-	if got, err := set(key, "60", "", false); err != nil || got.GetKey().GetValue() != "60" || !got.GetKey().GetOverridden() || got.GetPos() == "" {
+	if got, err := set(key, "60", "", false); err != nil || got.GetKey().GetValue() != "60" ||
+		!got.GetKey().GetOverridden() || got.GetPos() == "" {
 		t.Fatalf("%v %v", got, err)
 	}
 	for _, tt := range []struct {
@@ -364,17 +381,22 @@ func TestPolicyService(t *testing.T) {
 		{"unknown key", "node.nothing", "1", commonv1.Reason_REASON_POLICY_KEY_UNKNOWN},
 		{"outside", key, "100000", commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
 		{"weaker", key, "600", commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED},
-		{"a certificate too long for the token", "node.certificate_ttl_seconds", "40000", commonv1.Reason_REASON_POLICY_VALUE_REFUSED},
+		{
+			"a certificate too long for the token", "node.certificate_ttl_seconds", "40000",
+			commonv1.Reason_REASON_POLICY_VALUE_REFUSED,
+		},
 	} {
 		if _, err := set(tt.key, tt.value, "", false); !fault.Has(err, tt.want) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	if got, err := set(key, "600", "a long maintenance", true); err != nil || got.GetKey().GetReason() != "a long maintenance" || got.GetKey().GetUpdatedBy() != "ada" {
+	if got, err := set(key, "600", "a long maintenance", true); err != nil ||
+		got.GetKey().GetReason() != "a long maintenance" || got.GetKey().GetUpdatedBy() != "ada" {
 		t.Fatalf("%v %v", got, err)
 	}
 	var n int
-	if err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx, `SELECT max(aggregate_version) FROM events.event WHERE kind = 'policy.changed'`).Scan(&n); err != nil || n != 2 {
+	if err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx,
+		`SELECT max(aggregate_version) FROM events.event WHERE kind = 'policy.changed'`).Scan(&n); err != nil || n != 2 {
 		t.Fatalf("%d changes in the log, %v", n, err)
 	}
 }
@@ -395,7 +417,8 @@ func TestRefusesWhoMayNotCall(t *testing.T) {
 	t.Logf("%d calls refused", refused)
 	// The enrolment port serves enrolment and nothing else.
 	machine := m.authorities.Client(t, "recovery", nil)
-	people := recoveryv1connect.NewIdentityServiceClient(machine, "https://"+m.service.EnrollAddr(), rpc.ClientOptions(rpc.ClientConfig{})...)
+	people := recoveryv1connect.NewIdentityServiceClient(machine, "https://"+m.service.EnrollAddr(),
+		rpc.ClientOptions(rpc.ClientConfig{})...)
 	if _, err := people.IssueBootstrap(m.ctx, &recoveryv1.IssueBootstrapRequest{Name: "node-1"}); err == nil {
 		t.Error("the enrolment port issues tokens")
 	}
@@ -505,10 +528,11 @@ func TestConfigReportsEverything(t *testing.T) {
 		t.Fatal("an empty configuration is accepted")
 	}
 	for _, key := range []string{
-		"ca_dir", "join_state_keys", "profile.api_url", "profile.recovery_url", "profile.ca_file", "task_signing_pubkeys_file",
-		"assertion_pubkeys_file", "peers.lifecycle",
+		"ca_dir", "join_state_keys", "profile.api_url", "profile.recovery_url", "profile.ca_file",
+		"task_signing_pubkeys_file", "assertion_pubkeys_file", "peers.lifecycle",
 	} {
-		if !slices.ContainsFunc(strings.Split(err.Error(), "\n"), func(line string) bool { return line == key+" is needed" }) {
+		if !slices.ContainsFunc(strings.Split(err.Error(), "\n"),
+			func(line string) bool { return line == key+" is needed" }) {
 			t.Errorf("%s is not reported in %q", key, err)
 		}
 	}

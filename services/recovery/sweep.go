@@ -25,7 +25,8 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 				return fmt.Errorf("sweep enrolments: %w", err)
 			}
 			if swept.Tokens+swept.Claims+swept.Sessions > 0 {
-				deps.Logger.DebugContext(ctx, "enrolments swept", slog.Int64("tokens", swept.Tokens), slog.Int64("claims", swept.Claims),
+				deps.Logger.DebugContext(ctx, "enrolments swept", slog.Int64("tokens", swept.Tokens),
+					slog.Int64("claims", swept.Claims),
 					slog.Int64("sessions", swept.Sessions))
 			}
 			return nil
@@ -37,13 +38,16 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 			}
 			return err
 		}},
-		background.Job{Name: "fleet-counts", Every: watchdog.CompareEvery, Timeout: time.Minute, Run: func(ctx context.Context) error {
-			found, err := watchdog.RepairCounts(ctx, deps.Pool, deps.Logger)
-			if err == nil && found.Placements+found.Machines > 0 {
-				wake.Notify()
-			}
-			return err
-		}},
+		background.Job{
+			Name: "fleet-counts", Every: watchdog.CompareEvery, Timeout: time.Minute,
+			Run: func(ctx context.Context) error {
+				found, err := watchdog.RepairCounts(ctx, deps.Pool, deps.Logger)
+				if err == nil && found.Placements+found.Machines > 0 {
+					wake.Notify()
+				}
+				return err
+			},
+		},
 		background.Job{Name: "key-incidents", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			told, err := keys.Sweep(ctx, deps.Pool)
 			if told {

@@ -14,13 +14,15 @@ import (
 func (s *Service) addWatchdog(lifecycle service.Client) error {
 	b := s.base
 	dog, err := watchdog.New(watchdog.Deps{
-		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Replica: b.ReplicaID,
+		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Pool: b.DB, Policy: b.Policy, Wake: b.Wake,
+		Numbered: b.Numbered, Replica: b.ReplicaID,
 		Lifecycle: lifecyclev1connect.NewWorkspaceServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
 	}, watchdog.Config{ForgetAfter: s.cfg.ForgetAfter})
 	if err != nil {
 		return err
 	}
-	if err := s.internal.Mount(recoveryv1connect.NewWatchdogServiceHandler(dog, s.internal.HandlerOptions()...)); err != nil {
+	if err := s.internal.Mount(recoveryv1connect.NewWatchdogServiceHandler(dog,
+		s.internal.HandlerOptions()...)); err != nil {
 		return err
 	}
 	b.Consumes(watchdog.ConsumerName)

@@ -145,7 +145,8 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 	if terminal != nil {
 		return 0, terminal
 	}
-	e.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "not enrolled", slog.String("code", names.Of(codeOf(err))), slog.Any("error", err),
+	e.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "not enrolled", slog.String("code", names.Of(codeOf(err))),
+		slog.Any("error", err),
 		slog.Duration("next_retry", wait), slog.Int("attempt", e.retry.Attempts()))
 	return max(wait, time.Millisecond), nil
 }
@@ -178,7 +179,8 @@ func (e *Enroller) Once(ctx context.Context) error {
 	defer cancel()
 	sent := time.Now()
 	answer, err := client.Enroll(callCtx, &recoveryv1.EnrollRequest{
-		Token: token, Csr: csr, AgentVersion: facts.AgentVersion, BootId: facts.BootID, JoinState: joined, Host: facts.Host, Profile: facts.Profile,
+		Token: token, Csr: csr, AgentVersion: facts.AgentVersion, BootId: facts.BootID, JoinState: joined, Host: facts.Host,
+		Profile: facts.Profile,
 	})
 	if err != nil {
 		return understand(err)
@@ -195,7 +197,8 @@ func (e *Enroller) Once(ctx context.Context) error {
 	}
 	e.retry.Reset()
 	node, _ := store.Node()
-	e.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolled", slog.String("node_id", node.NodeID), slog.String("node_instance_id", node.InstanceID))
+	e.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolled", slog.String("node_id", node.NodeID),
+		slog.String("node_instance_id", node.InstanceID))
 	return nil
 }
 
@@ -205,7 +208,8 @@ func (e *Enroller) Once(ctx context.Context) error {
 func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollResponse) {
 	store, profile := e.deps.Store, answer.GetProfile()
 	old, err := pki.LoadBundle(store.BundlePath())
-	if err != nil || store.Env().Get(identity.EnvAPIURL) == "" || len(profile.GetCaBundlePem()) == 0 || bytes.Equal(old.PEM(), profile.GetCaBundlePem()) {
+	if err != nil || store.Env().Get(identity.EnvAPIURL) == "" || len(profile.GetCaBundlePem()) == 0 ||
+		bytes.Equal(old.PEM(), profile.GetCaBundlePem()) {
 		return
 	}
 	address, err := identity.HostPort(profile.GetApiUrl())
@@ -224,7 +228,8 @@ func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollR
 		return
 	}
 	profile.ApiUrl, profile.CaBundlePem = "", nil
-	detail := "the trust bundle of the enrolment's answer does not verify " + address + ": the old endpoint and bundle stay"
+	detail := "the trust bundle of the enrolment's answer does not verify " + address +
+		": the old endpoint and bundle stay"
 	e.deps.Logger.LogAttrs(ctx, slog.LevelError, "new trust not taken", slog.String("detail", detail))
 	if e.deps.Record != nil {
 		if err := e.deps.Record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT, detail, 0); err != nil {
@@ -280,13 +285,17 @@ func (e *Enroller) client() (recoveryv1connect.EnrollmentServiceClient, error) {
 		MaxResponseHeaderBytes: 16 << 10, TLSHandshakeTimeout: 5 * time.Second,
 		TLSClientConfig: &tls.Config{
 			MinVersion: tls.VersionTLS13, Time: e.deps.Clock.Now,
-			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies chain, usage and identity; a host name proves nothing here
+			//nolint:gosec // VerifyConnection verifies chain, usage and identity; a host name proves nothing here
+			InsecureSkipVerify: true,
 			VerifyConnection: func(state tls.ConnectionState) error {
 				return verify(state, roots, trustDomain, "recovery", e.deps.Clock.Now)
 			},
 		},
 	}
-	return recoveryv1connect.NewEnrollmentServiceClient(&http.Client{Transport: edge{transport}, CheckRedirect: noRedirect}, "https://"+address,
+	return recoveryv1connect.NewEnrollmentServiceClient(&http.Client{
+		Transport:     edge{transport},
+		CheckRedirect: noRedirect,
+	}, "https://"+address,
 		connect.WithReadMaxBytes(1<<20)), nil
 }
 
@@ -349,7 +358,8 @@ func understand(err error) error {
 		untrusted *tls.CertificateVerificationError
 		dns       *net.DNSError
 	)
-	if errors.As(err, &limited) || errors.As(err, &untrusted) || errors.As(err, &dns) || errors.Is(err, pki.ErrIdentity) || errors.Is(err, syscall.ECONNREFUSED) {
+	if errors.As(err, &limited) || errors.As(err, &untrusted) || errors.As(err, &dns) || errors.Is(err, pki.ErrIdentity) ||
+		errors.Is(err, syscall.ECONNREFUSED) {
 		return err
 	}
 	return fault.FromConnect(err)

@@ -115,7 +115,10 @@ type host struct {
 
 func newHost(t *testing.T, serverName string, foreign bool) *host {
 	t.Helper()
-	l := &listener{t: t, pipe: &pipe{conns: make(chan net.Conn), done: make(chan struct{})}, nodeID: ids.New(), keys: map[string]bool{}}
+	l := &listener{
+		t: t, pipe: &pipe{conns: make(chan net.Conn), done: make(chan struct{})}, nodeID: ids.New(),
+		keys: map[string]bool{},
+	}
 	var err error
 	if l.services, err = agenttest.NewAuthority("services", time.Now()); err != nil {
 		t.Fatal(err)
@@ -129,7 +132,8 @@ func newHost(t *testing.T, serverName string, foreign bool) *host {
 			t.Fatal(err)
 		}
 	}
-	pair, err := signer.Pair(pki.ServiceID(agenttest.TrustDomain, serverName), time.Now().Add(-time.Hour), time.Now().Add(500*time.Hour))
+	pair, err := signer.Pair(pki.ServiceID(agenttest.TrustDomain, serverName), time.Now().Add(-time.Hour),
+		time.Now().Add(500*time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +146,13 @@ func newHost(t *testing.T, serverName string, foreign bool) *host {
 		}
 		service.ServeHTTP(w, r)
 	}))
-	l.server = &http.Server{Handler: mux, TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair}, NextProtos: []string{"h2"}}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0), ReadHeaderTimeout: time.Second}
+	l.server = &http.Server{
+		Handler: mux,
+		TLSConfig: &tls.Config{
+			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair},
+			NextProtos: []string{"h2"},
+		}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0), ReadHeaderTimeout: time.Second,
+	}
 	go func() { _ = l.server.ServeTLS(l.pipe, "", "") }()
 
 	bundle := t.TempDir()
@@ -155,7 +165,10 @@ func newHost(t *testing.T, serverName string, foreign bool) *host {
 		}
 	}
 	root := t.TempDir()
-	h := &host{listener: l, dirs: identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")}, log: &bytes.Buffer{}}
+	h := &host{
+		listener: l, dirs: identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")},
+		log: &bytes.Buffer{},
+	}
 	h.open()
 	if err := h.store.InstallBundle(bundle); err != nil {
 		t.Fatal(err)
@@ -211,7 +224,8 @@ func TestEnrols(t *testing.T) {
 			t.Fatal(err)
 		}
 		node, ok := h.store.Node()
-		if !ok || node.NodeID != h.nodeID || h.store.Certificate() == nil || h.store.Env().Get("GPUAAS_API_URL") != "nodeapi:1" {
+		if !ok || node.NodeID != h.nodeID || h.store.Certificate() == nil ||
+			h.store.Env().Get("GPUAAS_API_URL") != "nodeapi:1" {
 			t.Errorf("node %+v", node)
 		}
 		if h.store.Token() != "" {
@@ -258,10 +272,19 @@ func TestRefusals(t *testing.T) {
 		most  time.Duration
 		code  commonv1.DiagnosticCode
 	}{
-		{name: "wait", err: fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "", fault.RetryAfter(10*time.Second)), least: 10 * time.Second, most: 41 * time.Second, code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED},
-		{name: "rebundle", err: fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "", fault.RetryAfter(time.Minute)), least: 90 * time.Second, most: 2 * time.Minute, code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED},
+		{
+			name: "wait", err: fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "", fault.RetryAfter(10*time.Second)),
+			least: 10 * time.Second, most: 41 * time.Second, code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED,
+		},
+		{
+			name: "rebundle", err: fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "", fault.RetryAfter(time.Minute)),
+			least: 90 * time.Second, most: 2 * time.Minute, code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED,
+		},
 		{name: "stop", err: fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, ""), stop: true},
-		{name: "unknown", err: errors.New("boom"), most: 36 * time.Second, code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED},
+		{
+			name: "unknown", err: errors.New("boom"), most: 36 * time.Second,
+			code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -111,7 +111,8 @@ func TestShimIsKilled(t *testing.T) {
 		}
 		// The shim notices its end, although no parent can wait for it, and counts it as a failure.
 		kill9(t, int(st.GetPid()))
-		after := g.until("orphan", "restarted", func(st *nodev1.WorkloadStatus) bool { return st.GetRestarts() == 1 && st.GetPhase() == phaseRunning })
+		after := g.until("orphan", "restarted",
+			func(st *nodev1.WorkloadStatus) bool { return st.GetRestarts() == 1 && st.GetPhase() == phaseRunning })
 		if after.GetPid() == st.GetPid() {
 			t.Errorf("status %v", after)
 		}
@@ -129,7 +130,8 @@ func TestShimIsKilled(t *testing.T) {
 func TestShimAndWorkloadAreKilled(t *testing.T) {
 	g := newRig(t, host(t), false)
 	never, always := sh("never", "exec sleep 600"), sh("always", "exec sleep 600")
-	never.RestartPolicy, always.RestartPolicy = nodev1.RestartPolicy_RESTART_POLICY_NEVER, nodev1.RestartPolicy_RESTART_POLICY_ALWAYS
+	never.RestartPolicy, always.RestartPolicy = nodev1.RestartPolicy_RESTART_POLICY_NEVER,
+		nodev1.RestartPolicy_RESTART_POLICY_ALWAYS
 	for _, w := range []*nodev1.Workload{never, always} {
 		st := g.deploy(w)
 		kill9(t, g.shimOf(w.GetName()))
@@ -176,7 +178,8 @@ func TestRecycledPID(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	forged := strings.Replace(string(data), `"child":{"pid":`+strconv.Itoa(int(st.GetPid())), `"child":{"pid":`+strconv.Itoa(int(innocent.GetPid())), 1)
+	forged := strings.Replace(string(data), `"child":{"pid":`+strconv.Itoa(int(st.GetPid())),
+		`"child":{"pid":`+strconv.Itoa(int(innocent.GetPid())), 1)
 	forged = strings.Replace(forged, `"shim":{"pid":`, `"shim":{"pid":`+strconv.Itoa(os.Getpid())+`,"was":`, 1)
 	if forged == string(data) {
 		t.Fatal("the record was not changed")
@@ -202,7 +205,8 @@ func TestStopIsFinishedByTheNextAgent(t *testing.T) {
 	g := newRig(t, host(t), false)
 	st := g.deploy(sh("half", "exec sleep 600"))
 	kill9(t, g.shimOf("half"))
-	if err := os.WriteFile(filepath.Join(g.dir, "state", workspaceA, "half", "desired.json"), []byte(`{"run":false}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(g.dir, "state", workspaceA, "half", "desired.json"), []byte(`{"run":false}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	next, err := newRuntime(g.dir, testkit.Logger(t), false)

@@ -36,7 +36,8 @@ func validName(s string) bool {
 // validWorkspace reports whether s is an id: 36 hexadecimal digits and dashes, so that it is always a single element of
 // a path.
 func validWorkspace(s string) bool {
-	return len(s) == 36 && !strings.ContainsFunc(s, func(c rune) bool { return (c < 'a' || c > 'f') && (c < '0' || c > '9') && c != '-' })
+	return len(s) == 36 && !strings.ContainsFunc(s,
+		func(c rune) bool { return (c < 'a' || c > 'f') && (c < '0' || c > '9') && c != '-' })
 }
 
 func invalid(format string, args ...any) error {
@@ -75,7 +76,8 @@ func validate(req Request) error {
 	}
 	seen := map[string]bool{}
 	for _, p := range w.GetPorts() {
-		if p.GetPort() < 0 || p.GetPort() > 65535 || seen[p.GetName()] || (p.GetName() != "" && !validName(strings.ToLower(p.GetName()))) {
+		if p.GetPort() < 0 || p.GetPort() > 65535 || seen[p.GetName()] ||
+			(p.GetName() != "" && !validName(strings.ToLower(p.GetName()))) {
 			return invalid("port %q of the workload is malformed or named twice", p.GetName())
 		}
 		seen[p.GetName()] = true
@@ -110,8 +112,9 @@ func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest st
 	s := spec{
 		WorkspaceID: req.WorkspaceID, Name: wl.GetName(), Epoch: req.Epoch, OpSeq: req.OpSeq, Digest: digest,
 		Argv: slices.Concat(wl.GetCommand(), wl.GetArgs()), Dir: req.Dir, UID: -1, Policy: policyOf(wl.GetRestartPolicy()),
-		GPUs: req.Deploy.GetGpuDeviceIds(), LogBytes: r.cfg.LogBytes, BackoffMin: r.cfg.BackoffMin, BackoffMax: r.cfg.BackoffMax,
-		CalmAfter: r.cfg.CalmAfter,
+		GPUs: req.Deploy.GetGpuDeviceIds(), LogBytes: r.cfg.LogBytes, BackoffMin: r.cfg.BackoffMin,
+		BackoffMax: r.cfg.BackoffMax,
+		CalmAfter:  r.cfg.CalmAfter,
 		Ready: probe{
 			HTTPPath: wl.GetReadiness().GetHttpPath(), Port: wl.GetReadiness().GetPort(), TCP: wl.GetReadiness().GetTcp(),
 			Timeout: wl.GetReadiness().GetTimeout().AsDuration(),
@@ -141,9 +144,11 @@ func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest st
 		return spec{}, err
 	}
 	s.Env = environment(wl, req, s)
-	if s.Cgroups, err = r.cfg.Cgroups.create(req.WorkspaceID, s.Name, r.cfg.MaxPIDs, deniedDevices(r.cfg.GPUs, s.GPUs)); err != nil {
+	if s.Cgroups, err = r.cfg.Cgroups.create(req.WorkspaceID, s.Name, r.cfg.MaxPIDs,
+		deniedDevices(r.cfg.GPUs, s.GPUs)); err != nil {
 		// If the host gives no groups any longer the workload still runs; its status reports that it has none.
-		r.deps.Logger.Warn("workload gets no control group", slog.String("workspace_id", req.WorkspaceID), slog.String("workload", s.Name), slog.Any("error", err))
+		r.deps.Logger.Warn("workload gets no control group", slog.String("workspace_id", req.WorkspaceID),
+			slog.String("workload", s.Name), slog.Any("error", err))
 		s.Cgroups = nil
 	}
 	return s, nil

@@ -124,7 +124,8 @@ func (c Cgroups) create(workspaceID, name string, maxPIDs int, denied []string) 
 		if err := tryMakeAll(dir); err != nil {
 			return nil, err
 		}
-		if err := writeControl(filepath.Join(dir, "pids.max"), strconv.Itoa(maxPIDs)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := writeControl(filepath.Join(dir, "pids.max"), strconv.Itoa(maxPIDs)); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("bound the processes of a workload: %w", err)
 		}
 		for _, rule := range denied {

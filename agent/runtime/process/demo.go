@@ -114,7 +114,8 @@ func CheckReachable(path string) error {
 		case err != nil:
 			return err
 		case info.Mode()&0o001 == 0:
-			return fmt.Errorf("workspaces cannot pass through %s (mode %04o): choose a directory that other users may traverse", path, info.Mode().Perm())
+			return fmt.Errorf("workspaces cannot pass through %s (mode %04o): choose a directory that other users may traverse",
+				path, info.Mode().Perm())
 		}
 		up := filepath.Dir(path)
 		if up == path {
@@ -136,7 +137,8 @@ func DemoMain([]string) int {
 	if host == "" {
 		host = "127.0.0.1"
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT) //nolint:forbidigo // the main function of a subcommand
+	//nolint:forbidigo // the main function of a subcommand
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := serveDemo(ctx, net.JoinHostPort(host, port), time.Now()); err != nil {
 		fmt.Fprintln(os.Stderr, "demo workload:", err)
@@ -153,8 +155,9 @@ func serveDemo(ctx context.Context, address string, started time.Time) error {
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(map[string]any{
-			"workload": os.Getenv("GPUAAS_WORKLOAD"), "workspace_id": os.Getenv("GPUAAS_WORKSPACE_ID"), "epoch": os.Getenv("GPUAAS_EPOCH"),
-			"pid": os.Getpid(), "uid": os.Getuid(), "gpus": os.Getenv("CUDA_VISIBLE_DEVICES"), "started_at": started.UTC(),
+			"workload": os.Getenv("GPUAAS_WORKLOAD"), "workspace_id": os.Getenv("GPUAAS_WORKSPACE_ID"),
+			"epoch": os.Getenv("GPUAAS_EPOCH"), "pid": os.Getpid(), "uid": os.Getuid(),
+			"gpus": os.Getenv("CUDA_VISIBLE_DEVICES"), "started_at": started.UTC(),
 		})
 	})
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)

@@ -55,7 +55,8 @@ func parseStat(pid int, data []byte) (stat, error) {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return stat{}, fmt.Errorf("stat of process %d is malformed: %w", pid, err)
 	}
-	return stat{ident: ident{PID: pid, Start: start}, parent: parent, session: session, zombie: fields[0] == "Z" || fields[0] == "X"}, nil
+	return stat{ident: ident{PID: pid, Start: start}, parent: parent, session: session, zombie: fields[0] == "Z" ||
+		fields[0] == "X"}, nil
 }
 
 // identOf returns the identity of a living process.

@@ -139,7 +139,8 @@ func become(o initOrder) (int, error) {
 	if err != nil {
 		return 127, err
 	}
-	err = syscall.Exec(path, o.Argv, env) //nolint:gosec // what the tenant asked to run, without a shell, as the tenant's uid
+	//nolint:gosec // what the tenant asked to run, without a shell, as the tenant's uid
+	err = syscall.Exec(path, o.Argv, env)
 	code := 126
 	if errors.Is(err, fs.ErrNotExist) {
 		code = 127

@@ -86,7 +86,8 @@ func newRuntime(dir string, logger *slog.Logger, bare bool) (*process.Runtime, e
 	}
 	return process.New(process.Deps{Logger: logger, UIDs: uids}, process.Config{
 		StateDir: filepath.Join(dir, "state"), WorkDir: filepath.Join(dir, "open"), Cgroups: groups, NoRoot: bare,
-		BackoffMin: 20 * time.Millisecond, BackoffMax: 100 * time.Millisecond, CheckEvery: 20 * time.Millisecond, LogBytes: 64 << 10,
+		BackoffMin: 20 * time.Millisecond, BackoffMax: 100 * time.Millisecond, CheckEvery: 20 * time.Millisecond,
+		LogBytes:  64 << 10,
 		CalmAfter: 8 * time.Second,
 	})
 }
@@ -158,7 +159,10 @@ func (g *rig) supervise() func() {
 
 func (g *rig) deploy(w *nodev1.Workload) *nodev1.WorkloadStatus {
 	g.t.Helper()
-	st, err := g.Deploy(g.ctx, process.Request{WorkspaceID: workspaceA, Epoch: 1, Deploy: &nodev1.WorkloadDeploy{Workload: w}})
+	st, err := g.Deploy(g.ctx, process.Request{
+		WorkspaceID: workspaceA, Epoch: 1,
+		Deploy: &nodev1.WorkloadDeploy{Workload: w},
+	})
 	if err != nil {
 		g.t.Fatalf("deploy: %v\n%s", err, g.file(w.GetName(), "shim.log"))
 	}

@@ -65,7 +65,8 @@ func inodeOf(path string) uint64 {
 
 // lockOutput takes the lock of a workload's output files.
 func lockOutput(ctx context.Context, dir string, how int) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, fileOutputLock), os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the agent's own directory
+	//nolint:gosec // the agent's own directory
+	f, err := os.OpenFile(filepath.Join(dir, fileOutputLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock output: %w", err)
 	}
@@ -88,7 +89,8 @@ func lockOutput(ctx context.Context, dir string, how int) (*os.File, error) {
 // lockOutputBriefly takes the lock for a change, which waits for readers for a moment only: they are bounded, and a
 // workload must start.
 func lockOutputBriefly(dir string) (*os.File, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), lockWait) //nolint:forbidigo // a shim has no caller: signals end it between its steps
+	//nolint:forbidigo // a shim has no caller: signals end it between its steps
+	ctx, cancel := context.WithTimeout(context.Background(), lockWait)
 	defer cancel()
 	return lockOutput(ctx, dir, unix.LOCK_EX)
 }
@@ -111,11 +113,15 @@ func (s *shim) openOutput(run string) (*os.File, error) {
 		return nil, fmt.Errorf("keep output of the former run: %w", err)
 	}
 	path := filepath.Join(s.dir, fileOutput)
-	out, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
+	//nolint:gosec // the shim's own directory
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open output: %w", err)
 	}
-	next := outputInfo{runOutput: runOutput{Run: run, StartedAt: time.Now(), Masked: secretsOf(s.spec), File: inodeOf(path)}}
+	next := outputInfo{runOutput: runOutput{
+		Run: run, StartedAt: time.Now(), Masked: secretsOf(s.spec),
+		File: inodeOf(path),
+	}}
 	if kept {
 		last := info.runOutput
 		if s.state.Run == last.Run && s.state.HasExited {

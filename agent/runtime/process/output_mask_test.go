@@ -19,8 +19,9 @@ import (
 // unseen returns texts that a terminal does not show.
 func unseen() []string {
 	return []string{
-		"\x1b[01;31m\x1b[K", "\x1b[m\x1b[K", "\x1b[0m", "\x1b(B\x1b[m", "\x1b7", "\x1b]0;title\a", "\x1b]8;;http://host/\x1b\\", "\x1bPq\x1b\\", "\x00", "\b",
-		"\u200b", "\u202e", "\u0085", "\xff", "\x7f", strings.Repeat("\x1b[1m", 60), strings.Repeat("\x00", 300),
+		"\x1b[01;31m\x1b[K", "\x1b[m\x1b[K", "\x1b[0m", "\x1b(B\x1b[m", "\x1b7", "\x1b]0;title\a",
+		"\x1b]8;;http://host/\x1b\\", "\x1bPq\x1b\\", "\x00", "\b", "\u200b", "\u202e", "\u0085", "\xff", "\x7f",
+		strings.Repeat("\x1b[1m", 60), strings.Repeat("\x00", 300),
 	}
 }
 
@@ -52,7 +53,8 @@ func (r *reader) read(t checker, most int) bool {
 		t.Fatalf("a piece of at most %d bytes has %d", most, len(got.GetData()))
 	}
 	if r.cursor != nil && got.GetMore() && got.GetNext().GetOffset() <= r.cursor.GetOffset() {
-		t.Fatalf("at offset %d of %d: there is more, and the next piece begins where this one did", r.cursor.GetOffset(), sizeOf(r.out.path))
+		t.Fatalf("at offset %d of %d: there is more, and the next piece begins where this one did", r.cursor.GetOffset(),
+			sizeOf(r.out.path))
 	}
 	r.cursor, r.data = got.GetNext(), append(r.data, got.GetData()...)
 	data := slices.Concat(r.carried, got.GetData())
@@ -67,7 +69,10 @@ func (r *reader) hides(t checker, raw []byte, values []string) {
 	t.Helper()
 	r.shown.WriteString(showable.Clean(r.carried))
 	r.carried = nil
-	texts := map[string]string{"pieces": string(r.data), "their clean text": showable.Clean(r.data), "the screen": r.shown.String()}
+	texts := map[string]string{
+		"pieces": string(r.data), "their clean text": showable.Clean(r.data),
+		"the screen": r.shown.String(),
+	}
 	for _, value := range values {
 		for at := 0; at+len(showable.Masked) <= len(value); at++ {
 			part := value[at : at+len(showable.Masked)]
@@ -82,7 +87,10 @@ func (r *reader) hides(t checker, raw []byte, values []string) {
 
 // output returns an output with nothing in it, of a workload with these values.
 func output(dir string, values []string) *recorded {
-	return &recorded{runOutput: runOutput{Run: "run", Masked: values}, path: filepath.Join(dir, fileOutput), masks: &maskCache{}}
+	return &recorded{
+		runOutput: runOutput{Run: "run", Masked: values}, path: filepath.Join(dir, fileOutput),
+		masks: &maskCache{},
+	}
 }
 
 // follow writes an output in pieces of the sizes that cut returns, reads after each in pieces of the sizes that most
@@ -226,7 +234,8 @@ func TestColouredValuesAcrossBorders(t *testing.T) {
 func TestWhatIsHeldBackIsBounded(t *testing.T) {
 	values := []string{"OUTPUT-CANARY-91be"}
 	raw := "OUTPUT-" + strings.Repeat("\x00", 5*MaxOutput) + "CANARY-91be\nend\n"
-	r := follow(t, output(t.TempDir(), values), []byte(raw), 0, func() int { return 10000 }, func() int { return MaxOutput })
+	r := follow(t, output(t.TempDir(), values), []byte(raw), 0, func() int { return 10000 },
+		func() int { return MaxOutput })
 	if got := r.shown.String(); !strings.HasSuffix(got, "\nend\n") || strings.Contains(got, "OUTPUT-CANARY-91be") {
 		t.Errorf("shown is %q", got)
 	}
@@ -236,7 +245,10 @@ func TestWhatIsHeldBackIsBounded(t *testing.T) {
 // which looks like text but is not.
 func TestAReadThatBeginsBehindSequences(t *testing.T) {
 	const value = "OUTPUT-CANARY-91be"
-	for _, inside := range []string{"\x1b]0;" + strings.Repeat("title", 20) + "\a", "\x1b]8;;http://host/\x1b\\", "\x1b[38;5;206m"} {
+	for _, inside := range []string{
+		"\x1b]0;" + strings.Repeat("title", 20) + "\a", "\x1b]8;;http://host/\x1b\\",
+		"\x1b[38;5;206m",
+	} {
 		raw := []byte(strings.Repeat(".", 1000) + "id=")
 		for _, char := range []byte(value) {
 			raw = append(append(raw, inside...), char)

@@ -76,7 +76,10 @@ func (w *written) failToStart(run string) {
 }
 
 func (w *written) request(previous bool, from *nodev1.OutputCursor, most int) OutputRequest {
-	return OutputRequest{WorkspaceID: w.shim.spec.WorkspaceID, Name: w.shim.spec.Name, Previous: previous, From: from, Max: most}
+	return OutputRequest{
+		WorkspaceID: w.shim.spec.WorkspaceID, Name: w.shim.spec.Name, Previous: previous, From: from,
+		Max: most,
+	}
 }
 
 func (w *written) read(previous bool) *nodev1.WorkloadOutput {
@@ -95,7 +98,8 @@ func TestStartsThatFailKeepTheOutput(t *testing.T) {
 	w.run("run-1", "one: first-secret\n")
 	w.shim.spec.Env = map[string]string{"KEY": "second-secret"}
 	w.run("run-2", "two: second-secret\n")
-	if err := os.WriteFile(filepath.Join(w.dir, fileOutput+formerPiece), []byte("the piece of the second\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.dir, fileOutput+formerPiece), []byte("the piece of the second\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	w.shim.spec.Env = map[string]string{"KEY": "third-secret"}
@@ -115,7 +119,8 @@ func TestStartsThatFailKeepTheOutput(t *testing.T) {
 	if out := w.read(false); out.GetRun() != "run-3" || string(out.GetData()) != "three: ****\n" {
 		t.Errorf("the present run: %v", out)
 	}
-	if data, err := os.ReadFile(filepath.Join(w.dir, filePrevious+formerPiece)); string(data) != "the piece of the second\n" {
+	if data, err := os.ReadFile(filepath.Join(w.dir,
+		filePrevious+formerPiece)); string(data) != "the piece of the second\n" {
 		t.Errorf("the former piece of the previous run: %q, %v", data, err)
 	}
 }
@@ -201,12 +206,15 @@ func TestOnlyWhatTheAgentSetIsShown(t *testing.T) {
 		WorkspaceID: "the-workspace", Name: "the-workload", Epoch: 1234, Ports: []port{{Name: "web-ui", Port: 18080}},
 		Env: map[string]string{
 			"PATH": "/usr/bin", "HOME": "/home/it", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
-			"GPUAAS_WORKSPACE_ID": "the-workspace", "GPUAAS_WORKLOAD": "the-workload", "GPUAAS_EPOCH": "1234", "PORT": "18080", "PORT_WEB_UI": "18080",
-			"PORT_API_TOKEN": "token-of-a-port", "PORT_ADMIN": "18081", "GPUAAS_API_TOKEN": "token-of-the-platform",
-			"URL": "postgresql://role:pass+word@host/db", "SHORT": "abc",
+			"GPUAAS_WORKSPACE_ID": "the-workspace", "GPUAAS_WORKLOAD": "the-workload", "GPUAAS_EPOCH": "1234", "PORT": "18080",
+			"PORT_WEB_UI": "18080", "PORT_API_TOKEN": "token-of-a-port", "PORT_ADMIN": "18081",
+			"GPUAAS_API_TOKEN": "token-of-the-platform", "URL": "postgresql://role:pass+word@host/db", "SHORT": "abc",
 		},
 	}
-	want := []string{"token-of-the-platform", "18081", "token-of-a-port", "postgresql://role:pass+word@host/db", "pass+word", "pass%2Bword"}
+	want := []string{
+		"token-of-the-platform", "18081", "token-of-a-port", "postgresql://role:pass+word@host/db",
+		"pass+word", "pass%2Bword",
+	}
 	if got := secretsOf(sp); !slices.Equal(got, want) {
 		t.Errorf("the secrets are %q, want %q", got, want)
 	}
@@ -227,12 +235,15 @@ func TestNothingIsCutThatCannotBeRecorded(t *testing.T) {
 	w.shim.dir = w.dir + strings.Repeat("/.", unix.PathMax/2)
 	w.shim.rotate()
 	w.shim.dir = w.dir
-	if got, err := os.ReadFile(path); err != nil || string(got) != text || sizeOf(path+formerPiece) != 0 || sizeOf(path+formerPiece+nextPiece) != 0 {
-		t.Errorf("the output is %q, %v; pieces of %d and %d bytes", got, err, sizeOf(path+formerPiece), sizeOf(path+formerPiece+nextPiece))
+	if got, err := os.ReadFile(path); err != nil || string(got) != text || sizeOf(path+formerPiece) != 0 ||
+		sizeOf(path+formerPiece+nextPiece) != 0 {
+		t.Errorf("the output is %q, %v; pieces of %d and %d bytes", got, err, sizeOf(path+formerPiece),
+			sizeOf(path+formerPiece+nextPiece))
 	}
 	w.shim.rotate()
 	var info outputInfo
-	if _, err := readFile(w.dir, fileOutputInfo, &info); err != nil || info.Cut != 41 || info.PieceAt != 24 || sizeOf(path) != 0 {
+	if _, err := readFile(w.dir, fileOutputInfo, &info); err != nil || info.Cut != 41 || info.PieceAt != 24 ||
+		sizeOf(path) != 0 {
 		t.Errorf("%+v, %v; %d bytes are left", info, err, sizeOf(path))
 	}
 	if got, err := os.ReadFile(path + formerPiece); err != nil || string(got) != text[24:] {

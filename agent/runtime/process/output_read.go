@@ -50,7 +50,8 @@ func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.Worklo
 		return nil, absent(req.Name)
 	}
 	if req.Epoch != 0 && at.spec.Epoch != req.Epoch {
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "the workload on this node is of another epoch of the workspace")
+		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND,
+			"the workload on this node is of another epoch of the workspace")
 	}
 	_, _ = readFile(at.dir, fileDesired, &at.want)
 	piece, s, err := r.excerpt(ctx, req, at)
@@ -58,7 +59,8 @@ func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.Worklo
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the caller does not wait for the output any more", fault.Cause(err))
+		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the caller does not wait for the output any more",
+			fault.Cause(err))
 	}
 	out := piece.masked()
 	out.Phase, out.Restarts = r.phase(at, s), s.restarted()
@@ -70,7 +72,8 @@ func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.Worklo
 func (r *Runtime) excerpt(ctx context.Context, req OutputRequest, at *workload) (*excerpt, state, error) {
 	lock, err := lockOutput(ctx, at.dir, unix.LOCK_SH)
 	if err != nil {
-		return nil, state{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the output is being changed: ask again", fault.Cause(err))
+		return nil, state{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the output is being changed: ask again",
+			fault.Cause(err))
 	}
 	defer func() { _ = lock.Close() }()
 	var info outputInfo
@@ -90,7 +93,10 @@ func (r *Runtime) excerpt(ctx context.Context, req OutputRequest, at *workload) 
 	case info.moved(at.dir): // a start of the next run was not completed
 		present.path, present.over = filepath.Join(at.dir, filePrevious), true
 	case info.Previous != nil:
-		previous = &recorded{runOutput: *info.Previous, path: filepath.Join(at.dir, filePrevious), over: true, masks: &r.masks}
+		previous = &recorded{
+			runOutput: *info.Previous, path: filepath.Join(at.dir, filePrevious), over: true,
+			masks: &r.masks,
+		}
 	}
 	if present.runOutput, err = present.settled(present.path); err != nil {
 		return nil, state{}, err
@@ -105,7 +111,8 @@ func choose(req OutputRequest, present, previous *recorded) (*excerpt, error) {
 	from := req.From
 	if req.Previous {
 		if previous == nil {
-			return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("no output of a run before the present one of workload %q is kept", req.Name),
+			return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND,
+				fmt.Sprintf("no output of a run before the present one of workload %q is kept", req.Name),
 				fault.Remedy("ask without --previous"))
 		}
 		if from != nil && from.GetRun() != previous.Run {

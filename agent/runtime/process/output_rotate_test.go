@@ -50,7 +50,8 @@ func (w *written) follow(run string) (string, int64) {
 			dropped += n
 		}
 		if cursor.GetOffset()+out.GetDroppedBytes() != out.GetOffset() {
-			w.t.Fatalf("from %d: %d are dropped, and it begins at %d", cursor.GetOffset(), out.GetDroppedBytes(), out.GetOffset())
+			w.t.Fatalf("from %d: %d are dropped, and it begins at %d", cursor.GetOffset(), out.GetDroppedBytes(),
+				out.GetOffset())
 		}
 		text.Write(out.GetData())
 		cursor, more = out.GetNext(), out.GetMore()
@@ -123,7 +124,8 @@ func TestAKillDuringARotation(t *testing.T) {
 					end++
 				}
 				text := "uvw" + more
-				if got, dropped := w.follow("run-1"); got != fmt.Sprintf("<%d>%s<1>", end-2, text[len(text)-2:]) || dropped != end-1 {
+				if got, dropped := w.follow("run-1"); got != fmt.Sprintf("<%d>%s<1>", end-2, text[len(text)-2:]) ||
+					dropped != end-1 {
 					t.Errorf("once it is rotated again: %q, %d dropped", got, dropped)
 				}
 			})

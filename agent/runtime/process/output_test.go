@@ -61,12 +61,15 @@ func TestLastOutputOfWhatIsNeverRestarted(t *testing.T) {
 		t.Errorf("status %v", st)
 	}
 	got := g.LastOutput(g.ctx, workspaceA, "once")
-	if len(got) > showable.MaxTail || len(got) < showable.MaxTail-3 || !utf8.ValidString(got) || strings.Trim(got, "€") != "" {
+	if len(got) > showable.MaxTail || len(got) < showable.MaxTail-3 || !utf8.ValidString(got) ||
+		strings.Trim(got, "€") != "" {
 		t.Errorf("%d bytes, valid %t: %.20q", len(got), utf8.ValidString(got), got)
 	}
 	out := g.read(process.OutputRequest{Name: "once", Epoch: 1})
-	if !out.GetEnded() || out.GetExitCode() != 7 || len(out.GetData()) != 2700 || out.GetMore() || out.GetPhase() != st.GetPhase() {
-		t.Errorf("output %d bytes, ended %t with %d, more %t, %v", len(out.GetData()), out.GetEnded(), out.GetExitCode(), out.GetMore(), out.GetPhase())
+	if !out.GetEnded() || out.GetExitCode() != 7 || len(out.GetData()) != 2700 || out.GetMore() ||
+		out.GetPhase() != st.GetPhase() {
+		t.Errorf("output %d bytes, ended %t with %d, more %t, %v", len(out.GetData()), out.GetEnded(), out.GetExitCode(),
+			out.GetMore(), out.GetPhase())
 	}
 }
 
@@ -89,7 +92,8 @@ func TestOutputInPieces(t *testing.T) {
 		cursor := &nodev1.OutputCursor{Run: g.read(process.OutputRequest{Name: "pieces"}).GetRun()}
 		for range 10000 {
 			out := g.read(process.OutputRequest{Name: "pieces", From: cursor, Max: most})
-			if out.GetDroppedBytes() != 0 || out.GetRestarted() || out.GetOffset() != cursor.GetOffset() || len(out.GetData()) > most {
+			if out.GetDroppedBytes() != 0 || out.GetRestarted() || out.GetOffset() != cursor.GetOffset() ||
+				len(out.GetData()) > most {
 				t.Fatalf("piece of %d: %v", most, out)
 			}
 			if !utf8.Valid(out.GetData()) {
@@ -106,7 +110,10 @@ func TestOutputInPieces(t *testing.T) {
 	}
 	// An offset inside of a value shows no part of it either.
 	for offset := range int64(40) {
-		out := g.read(process.OutputRequest{Name: "pieces", From: &nodev1.OutputCursor{Run: g.read(process.OutputRequest{Name: "pieces"}).GetRun(), Offset: offset}, Max: 30})
+		out := g.read(process.OutputRequest{
+			Name: "pieces",
+			From: &nodev1.OutputCursor{Run: g.read(process.OutputRequest{Name: "pieces"}).GetRun(), Offset: offset}, Max: 30,
+		})
 		if strings.Contains(string(out.GetData()), "CANARY") || strings.Contains(string(out.GetData()), "91be") {
 			t.Errorf("from offset %d: %q", offset, out.GetData())
 		}
@@ -117,7 +124,8 @@ func TestOutputInPieces(t *testing.T) {
 func TestAValueThatIsWrittenInTwoGoesIsHidden(t *testing.T) {
 	g := newRig(t, host(t), false)
 	half := len(secret) / 2
-	w := sh("halves", fmt.Sprintf(`printf 'a:%s'; while [ ! -e go ]; do sleep 0.02; done; printf '%s:b\n'; exec sleep 600`, secret[:half], secret[half:]))
+	w := sh("halves", fmt.Sprintf(`printf 'a:%s'; while [ ! -e go ]; do sleep 0.02; done; printf '%s:b\n'; exec sleep 600`,
+		secret[:half], secret[half:]))
 	w.Env = map[string]string{"KEY": secret}
 	g.deploy(w)
 	g.output("halves", secret[:half])
@@ -140,14 +148,18 @@ func TestOutputOfThePreviousRun(t *testing.T) {
 	w := sh("turns", `n=$(cat n 2>/dev/null || echo 0); n=$((n+1)); echo $n > n; echo "run $n begins"; while [ ! -e "go$n" ]; do sleep 0.02; done; echo "run $n ends"; exit 1`)
 	g.deploy(w)
 	g.output("turns", "run 1 begins")
-	if _, err := g.Output(g.ctx, process.OutputRequest{WorkspaceID: workspaceA, Name: "turns", Previous: true}); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+	if _, err := g.Output(g.ctx, process.OutputRequest{
+		WorkspaceID: workspaceA, Name: "turns",
+		Previous: true,
+	}); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 		t.Errorf("the run before the first: %v", err)
 	}
 	first := g.read(process.OutputRequest{Name: "turns"})
 	g.touch("turns", "go1")
 	g.output("turns", "run 2 begins")
 	before := g.read(process.OutputRequest{Name: "turns", Previous: true})
-	if string(before.GetData()) != "run 1 begins\nrun 1 ends\n" || !before.GetEnded() || before.GetExitCode() != 1 || before.GetRun() != first.GetRun() {
+	if string(before.GetData()) != "run 1 begins\nrun 1 ends\n" || !before.GetEnded() || before.GetExitCode() != 1 ||
+		before.GetRun() != first.GetRun() {
 		t.Errorf("the previous run: %v", before)
 	}
 	rest := g.read(process.OutputRequest{Name: "turns", From: first.GetNext()})
@@ -259,7 +271,8 @@ func TestOutputRefusals(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := g.Output(g.ctx, process.OutputRequest{WorkspaceID: workspaceA, Name: "../../etc"}); !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
+	if _, err := g.Output(g.ctx, process.OutputRequest{WorkspaceID: workspaceA, Name: "../../etc"}); !fault.Has(err,
+		commonv1.Reason_REASON_INVALID_ARGUMENT) {
 		t.Errorf("a name that climbs: %v", err)
 	}
 }

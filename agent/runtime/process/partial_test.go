@@ -31,7 +31,8 @@ func TestARunningWorkloadOutlivesItsFiles(t *testing.T) {
 				}
 				g.until("app", "the same as before", same)
 				kill9(t, g.shimOf("app"))
-				g.until("app", "adopted by another shim", func(st *nodev1.WorkloadStatus) bool { return same(st) && st.GetAdopted() })
+				g.until("app", "adopted by another shim",
+					func(st *nodev1.WorkloadStatus) bool { return same(st) && st.GetAdopted() })
 				if now := g.file("app", file); now == content {
 					t.Errorf("%s is still %q", file, now)
 				}

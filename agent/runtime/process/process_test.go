@@ -98,11 +98,18 @@ func TestDeployIsIdempotentAndReplaces(t *testing.T) {
 	if third.GetPid() == first.GetPid() || running(int(first.GetPid())) {
 		t.Errorf("another spec: %v", third)
 	}
-	higher, err := g.Deploy(g.ctx, process.Request{WorkspaceID: workspaceA, Epoch: 2, Deploy: &nodev1.WorkloadDeploy{Workload: sh("job", "exec sleep 601")}})
+	higher, err := g.Deploy(g.ctx,
+		process.Request{
+			WorkspaceID: workspaceA, Epoch: 2,
+			Deploy: &nodev1.WorkloadDeploy{Workload: sh("job", "exec sleep 601")},
+		})
 	if err != nil || higher.GetEpoch() != 2 || higher.GetPid() == third.GetPid() {
 		t.Errorf("higher epoch: %v, %v", higher, err)
 	}
-	_, err = g.Deploy(g.ctx, process.Request{WorkspaceID: workspaceA, Epoch: 1, Deploy: &nodev1.WorkloadDeploy{Workload: sh("job", "exec sleep 600")}})
+	_, err = g.Deploy(g.ctx, process.Request{
+		WorkspaceID: workspaceA, Epoch: 1,
+		Deploy: &nodev1.WorkloadDeploy{Workload: sh("job", "exec sleep 600")},
+	})
 	if !fault.Has(err, commonv1.Reason_REASON_TASK_SUPERSEDED) {
 		t.Errorf("lower epoch: %v", err)
 	}
@@ -174,18 +181,27 @@ func TestRefusedSpecs(t *testing.T) {
 		change func(d *nodev1.WorkloadDeploy)
 		want   commonv1.Reason
 	}{
-		{name: "image only", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Command, d.Workload.Image = nil, "nginx" }, want: commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE},
+		{
+			name: "image only", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Command, d.Workload.Image = nil, "nginx" },
+			want: commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
+		},
 		{name: "nothing", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Command = nil }},
 		{name: "name climbs", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Name = "../x" }},
 		{name: "workspace climbs", ws: "../../../../../../../../../etc/passwd", change: func(*nodev1.WorkloadDeploy) {}},
 		{name: "NUL in argument", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Args = []string{"a\x00b"} }},
 		{name: "loader variable", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Env = map[string]string{"LD_PRELOAD": "/x.so"} }},
 		{name: "own devices", change: func(d *nodev1.WorkloadDeploy) { d.SecretEnv = map[string]string{"CUDA_VISIBLE_DEVICES": "0"} }},
-		{name: "variable with equals", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Env = map[string]string{"A=B": "1"} }},
+		{
+			name:   "variable with equals",
+			change: func(d *nodev1.WorkloadDeploy) { d.Workload.Env = map[string]string{"A=B": "1"} },
+		},
 		{name: "sealed variable", change: func(d *nodev1.WorkloadDeploy) { d.Workload.SealedEnv = map[string][]byte{"A": {1}} }},
 		{name: "sealed credential", change: func(d *nodev1.WorkloadDeploy) { d.SealedSecretEnv = map[string][]byte{"A": {1}} }},
 		{name: "device with comma", change: func(d *nodev1.WorkloadDeploy) { d.GpuDeviceIds = []string{"0,1"} }},
-		{name: "readiness without port", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Readiness = &nodev1.Readiness{Tcp: true} }},
+		{
+			name:   "readiness without port",
+			change: func(d *nodev1.WorkloadDeploy) { d.Workload.Readiness = &nodev1.Readiness{Tcp: true} },
+		},
 		{name: "readiness at another port", change: func(d *nodev1.WorkloadDeploy) {
 			d.Workload.Ports = []*nodev1.Port{{Name: "a"}}
 			d.Workload.Readiness = &nodev1.Readiness{Tcp: true, Port: "b"}
@@ -214,8 +230,9 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("AGENT_SECRET_OF_OUR_OWN", "x")
 	st, err := g.Deploy(g.ctx, process.Request{WorkspaceID: workspaceA, Epoch: 7, Deploy: &nodev1.WorkloadDeploy{
 		Workload: &nodev1.Workload{
-			Name: "env", Command: []string{"sh", "-c", "env; echo cwd=$PWD args=$0,$1; exec sleep 600"}, Args: []string{"a b", "$HOME;ls"},
-			Env: map[string]string{"PLAIN": "1"}, Ports: []*nodev1.Port{{Name: "http-api"}, {Name: "grpc", Port: 65001}},
+			Name: "env", Command: []string{"sh", "-c", "env; echo cwd=$PWD args=$0,$1; exec sleep 600"},
+			Args: []string{"a b", "$HOME;ls"}, Env: map[string]string{"PLAIN": "1"},
+			Ports: []*nodev1.Port{{Name: "http-api"}, {Name: "grpc", Port: 65001}},
 		},
 		GpuDeviceIds: []string{"GPU-1", "GPU-2"}, SecretEnv: map[string]string{"PASSWORD": "hunter2"},
 	}})
@@ -226,8 +243,8 @@ func TestEnvironment(t *testing.T) {
 	out := g.file("env", "output.log")
 	port := strconv.Itoa(int(st.GetPorts()[0].GetPort()))
 	for _, want := range []string{
-		"PLAIN=1\n", "PASSWORD=hunter2\n", "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2\n", "PORT=" + port + "\n", "PORT_HTTP_API=" + port + "\n", "PORT_GRPC=65001\n",
-		"GPUAAS_EPOCH=7\n", "args=a b,$HOME;ls",
+		"PLAIN=1\n", "PASSWORD=hunter2\n", "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2\n", "PORT=" + port + "\n",
+		"PORT_HTTP_API=" + port + "\n", "PORT_GRPC=65001\n", "GPUAAS_EPOCH=7\n", "args=a b,$HOME;ls",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("output holds no %q:\n%s", want, out)
@@ -341,7 +358,8 @@ func TestReadiness(t *testing.T) {
 	d := demo("web")
 	d.Readiness.HttpPath = "/no-such-page"
 	g.deploy(d)
-	g.until("web", "answering 404", func(st *nodev1.WorkloadStatus) bool { return !st.GetReady() && strings.Contains(st.GetDetail(), "404") })
+	g.until("web", "answering 404",
+		func(st *nodev1.WorkloadStatus) bool { return !st.GetReady() && strings.Contains(st.GetDetail(), "404") })
 	d = demo("web")
 	d.Readiness = &nodev1.Readiness{Tcp: true, Port: "http"}
 	g.deploy(d)
@@ -391,7 +409,8 @@ echo checked; exec sleep 600`
 	g.output("mine", "checked")
 	out := g.file("mine", "output.log")
 	id := strconv.Itoa(int(a.GetUid()))
-	if !strings.HasPrefix(out, id+"\n"+id+"\n"+id+"\n") || strings.Contains(out, "LEAK") || !strings.Contains(out, "wrote") || !strings.Contains(out, "locked") {
+	if !strings.HasPrefix(out, id+"\n"+id+"\n"+id+"\n") || strings.Contains(out, "LEAK") ||
+		!strings.Contains(out, "wrote") || !strings.Contains(out, "locked") {
 		t.Errorf("workload says:\n%s", out)
 	}
 	again, err := newRuntime(g.dir, testkit.Logger(t), false)
@@ -420,10 +439,12 @@ func TestControlGroups(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(strings.Fields(string(procs))); n != 2 || !strings.Contains(string(procs), strconv.Itoa(int(st.GetPid()))) {
+	if n := len(strings.Fields(string(procs))); n != 2 ||
+		!strings.Contains(string(procs), strconv.Itoa(int(st.GetPid()))) {
 		t.Errorf("members %q, want the workload and its child", procs)
 	}
-	if shim := strconv.Itoa(g.shimOf("held")); strings.Contains(" "+strings.Join(strings.Fields(string(procs)), " ")+" ", " "+shim+" ") {
+	if shim := strconv.Itoa(g.shimOf("held")); strings.Contains(" "+strings.Join(strings.Fields(string(procs)), " ")+" ",
+		" "+shim+" ") {
 		t.Error("the shim stands in its workload's group, and would be killed with it")
 	}
 	// An earlier agent left the group of a workload that does not exist.
@@ -440,7 +461,8 @@ func TestControlGroups(t *testing.T) {
 	if procs, err := os.ReadFile(filepath.Join(st.GetCgroup(), "cgroup.procs")); err != nil || len(procs) == 0 {
 		t.Errorf("the group of a workload that runs: %q, %v", procs, err)
 	}
-	if limit, err := os.ReadFile(filepath.Join(st.GetCgroup(), "pids.max")); err == nil && strings.TrimSpace(string(limit)) != "4096" {
+	if limit, err := os.ReadFile(filepath.Join(st.GetCgroup(), "pids.max")); err == nil &&
+		strings.TrimSpace(string(limit)) != "4096" {
 		t.Errorf("pids.max %s", limit)
 	}
 }

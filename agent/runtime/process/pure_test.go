@@ -35,13 +35,18 @@ func TestDetect(t *testing.T) {
 	}{
 		{name: "none", mounts: "proc /proc proc rw 0 0\n", own: ""},
 		{
-			name: "version 2 makes a sibling", mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", own: "0::/system.slice/agent.service\n",
+			name: "version 2 makes a sibling", mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
+			own:  "0::/system.slice/agent.service\n",
 			want: Cgroups{Version: 2, Roots: []string{"/sys/fs/cgroup/system.slice/R"}},
 		},
-		{name: "version 2 in a container", mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", own: "0::/\n", want: Cgroups{Version: 2, Roots: []string{"/sys/fs/cgroup/R"}}},
+		{
+			name: "version 2 in a container", mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", own: "0::/\n",
+			want: Cgroups{Version: 2, Roots: []string{"/sys/fs/cgroup/R"}},
+		},
 		{name: "version 2 read only", mounts: "cgroup2 /sys/fs/cgroup cgroup2 ro 0 0\n", own: "0::/\n", refuse: "/sys"},
 		{
-			name: "version 1, an empty version 2 beside it", mounts: v1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n", own: "8:pids:/a\n6:freezer:/\n0::/\n",
+			name: "version 1, an empty version 2 beside it", mounts: v1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n",
+			own:  "8:pids:/a\n6:freezer:/\n0::/\n",
 			want: Cgroups{Version: 1, Roots: []string{"/sys/fs/cgroup/pids/a/R", "/sys/fs/cgroup/freezer/R"}},
 		},
 		{
@@ -65,7 +70,11 @@ func TestDetect(t *testing.T) {
 }
 
 func TestDeniedDevices(t *testing.T) {
-	host := []*commonv1.Gpu{{DeviceId: "GPU-a", Index: 0}, {DeviceId: "GPU-b", Index: 1}, {DeviceId: "gpu-2", Index: 2, Simulated: true}}
+	host := []*commonv1.Gpu{
+		{DeviceId: "GPU-a", Index: 0},
+		{DeviceId: "GPU-b", Index: 1},
+		{DeviceId: "gpu-2", Index: 2, Simulated: true},
+	}
 	got := deniedDevices(host, []string{"GPU-b"})
 	if !slices.Equal(got, []string{"c 195:0 rwm"}) {
 		t.Errorf("rules %q", got)

@@ -284,7 +284,8 @@ func (r *Runtime) Deploy(ctx context.Context, req Request) (*nodev1.WorkloadStat
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.present && req.Epoch < w.spec.Epoch {
-		return nil, fault.New(commonv1.Reason_REASON_TASK_SUPERSEDED, "a later epoch of the workspace has deployed this workload")
+		return nil, fault.New(commonv1.Reason_REASON_TASK_SUPERSEDED,
+			"a later epoch of the workspace has deployed this workload")
 	}
 	digest, err := digestOf(req)
 	if err != nil {
@@ -341,7 +342,9 @@ func (r *Runtime) Start(ctx context.Context, workspaceID, name string) (*nodev1.
 }
 
 // Stop ends a workload and all processes that it started. It stays deployed. Stopping a stopped workload succeeds.
-func (r *Runtime) Stop(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error) {
+func (r *Runtime) Stop(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus,
+	error,
+) {
 	w, err := r.deployed(workspaceID, name)
 	if err != nil {
 		return nil, err
@@ -358,7 +361,9 @@ func (r *Runtime) Stop(ctx context.Context, workspaceID, name string, grace time
 }
 
 // Restart stops and starts a workload.
-func (r *Runtime) Restart(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error) {
+func (r *Runtime) Restart(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus,
+	error,
+) {
 	w, err := r.deployed(workspaceID, name)
 	if err != nil {
 		return nil, err
@@ -376,7 +381,9 @@ func (r *Runtime) Restart(ctx context.Context, workspaceID, name string, grace t
 
 // Remove stops a workload and removes its spec, state, output and secrets. Removing a workload that is not deployed
 // succeeds.
-func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error) {
+func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus,
+	error,
+) {
 	gone := &nodev1.WorkloadStatus{Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT}
 	w, err := r.deployed(workspaceID, name)
 	if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
@@ -476,7 +483,8 @@ func (r *Runtime) list() []*workload {
 
 func (r *Runtime) deployed(workspaceID, name string) (*workload, error) {
 	if !validWorkspace(workspaceID) || !validName(name) {
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id or the workload's name is malformed")
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT,
+			"the workspace's id or the workload's name is malformed")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -127,7 +127,8 @@ func (s *shim) lock() (*os.File, error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
 			return nil, errors.Join(fmt.Errorf("another shim supervises %s: %w", s.dir, err), f.Close())
 		}
-		time.Sleep(20 * time.Millisecond) //nolint:forbidigo // bounded by lockWait: a shim that ends releases the lock within moments
+		//nolint:forbidigo // bounded by lockWait: a shim that ends releases the lock within moments
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
@@ -324,7 +325,8 @@ func (s *shim) save() error {
 // this shim.
 func (s *shim) restore() {
 	now, err := os.Stat(filepath.Join(s.dir, fileState))
-	same := err == nil && s.saved != nil && os.SameFile(now, s.saved) && now.Size() == s.saved.Size() && now.ModTime().Equal(s.saved.ModTime())
+	same := err == nil && s.saved != nil && os.SameFile(now, s.saved) && now.Size() == s.saved.Size() &&
+		now.ModTime().Equal(s.saved.ModTime())
 	if same {
 		return
 	}

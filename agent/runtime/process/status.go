@@ -39,7 +39,10 @@ func (r *Runtime) check(ctx context.Context, w *workload) *nodev1.WorkloadStatus
 		defer w.mu.Unlock()
 		if !w.present {
 			if w.failed != "" {
-				return &nodev1.WorkloadStatus{Name: w.key.name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_UNSPECIFIED, Detail: w.failed}
+				return &nodev1.WorkloadStatus{
+					Name: w.key.name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_UNSPECIFIED,
+					Detail: w.failed,
+				}
 			}
 			return nil
 		}
@@ -210,7 +213,8 @@ func (r *Runtime) observeChanges(ctx context.Context) bool {
 			digest = crashLoops
 		} else if st != nil {
 			digest = strings.Join([]string{
-				st.GetPhase().String(), strconv.FormatBool(st.GetReady()), strconv.Itoa(int(st.GetPid())), strconv.Itoa(int(st.GetRestarts())),
+				st.GetPhase().String(), strconv.FormatBool(st.GetReady()), strconv.Itoa(int(st.GetPid())),
+				strconv.Itoa(int(st.GetRestarts())),
 			}, " ")
 		}
 		r.mu.Lock()

@@ -81,7 +81,8 @@ func (r *Runtime) heal(ctx context.Context, w *workload) error {
 		return nil
 	}
 	w.mayStart.Store(true)
-	r.deps.Logger.InfoContext(ctx, "workload has no shim, starting one", slog.String("workspace_id", w.key.workspaceID), slog.String("workload", w.key.name))
+	r.deps.Logger.InfoContext(ctx, "workload has no shim, starting one", slog.String("workspace_id", w.key.workspaceID),
+		slog.String("workload", w.key.name))
 	if _, err := r.cfg.Cgroups.create(w.key.workspaceID, w.key.name, r.cfg.MaxPIDs, nil); err != nil {
 		return err // after a reboot the groups are gone
 	}
@@ -131,7 +132,8 @@ func (r *Runtime) spawn(ctx context.Context, w *workload) error {
 		return fmt.Errorf("make pipe: %w", err)
 	}
 	defer func() { _ = in.Close() }()
-	cmd := exec.Command(r.cfg.Executable, "shim", w.dir) //nolint:gosec,noctx // our own binary; it outlives this call and this process
+	//nolint:gosec,noctx // our own binary; it outlives this call and this process
+	cmd := exec.Command(r.cfg.Executable, "shim", w.dir)
 	cmd.Args[0] = programName
 	cmd.Dir = "/"
 	// Little of the agent's environment goes to the shim, and none of it to the workload.
@@ -177,7 +179,8 @@ func (r *Runtime) listen(ctx context.Context, in *os.File) error {
 		return fault.New(commonv1.Reason_REASON_WORKLOAD_FAILED, "the workload's shim did not start", fault.Cause(err))
 	}
 	if rep.NoRoom {
-		return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL, "", fault.Cause(fmt.Errorf("start workload: %s: %w", rep.Error, syscall.ENOSPC)))
+		return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL, "",
+			fault.Cause(fmt.Errorf("start workload: %s: %w", rep.Error, syscall.ENOSPC)))
 	}
 	if rep.Error != "" {
 		return fault.New(commonv1.Reason_REASON_WORKLOAD_FAILED, "the workload cannot be started: "+rep.Error)
@@ -268,6 +271,7 @@ func (r *Runtime) settle(w *workload) {
 	}
 	s.Phase, s.Child, s.Detail = phaseStopped, ident{}, describeExit(s.ExitCode)
 	if err := writeFile(w.dir, fileState, s); err != nil {
-		r.deps.Logger.Warn("state of a stopped workload was not written", slog.String("workload", w.key.name), slog.Any("error", err))
+		r.deps.Logger.Warn("state of a stopped workload was not written", slog.String("workload", w.key.name),
+			slog.Any("error", err))
 	}
 }

@@ -45,7 +45,8 @@ func TestLeastUptime(t *testing.T) {
 	if st := g.deploy(steady); st.GetReady() && time.Since(begun) < 2*time.Second || st.GetPhase() != phaseRunning {
 		t.Errorf("at its start: %v", st)
 	}
-	if st := g.until("steady", "ready", (*nodev1.WorkloadStatus).GetReady); time.Since(begun) < 2*time.Second || st.GetDetail() != "" {
+	if st := g.until("steady", "ready", (*nodev1.WorkloadStatus).GetReady); time.Since(begun) < 2*time.Second ||
+		st.GetDetail() != "" {
 		t.Errorf("ready after %s: %v", time.Since(begun), st)
 	}
 	at := sh("at-once", "exec sleep 600")
@@ -66,7 +67,10 @@ func TestLeastUptime(t *testing.T) {
 	for _, bad := range []time.Duration{-time.Second, 5*time.Minute + time.Second} {
 		w := sh("bad", "exec sleep 600")
 		w.Readiness = &nodev1.Readiness{MinUptime: durationpb.New(bad)}
-		_, err := g.Deploy(g.ctx, process.Request{WorkspaceID: workspaceA, Epoch: 1, Deploy: &nodev1.WorkloadDeploy{Workload: w}})
+		_, err := g.Deploy(g.ctx, process.Request{
+			WorkspaceID: workspaceA, Epoch: 1,
+			Deploy: &nodev1.WorkloadDeploy{Workload: w},
+		})
 		if err == nil || !strings.Contains(err.Error(), "least uptime") {
 			t.Errorf("%s: %v", bad, err)
 		}
@@ -155,7 +159,8 @@ func TestACrashLoopIsOneChange(t *testing.T) {
 		t.Error("the end of a crash loop is not one change")
 	}
 	// A start by a task begins a new count.
-	if st, err := g.Restart(g.ctx, workspaceA, "loop", time.Second); err != nil || st.GetCrashLoop() || st.GetRestarts() != 0 {
+	if st, err := g.Restart(g.ctx, workspaceA, "loop", time.Second); err != nil || st.GetCrashLoop() ||
+		st.GetRestarts() != 0 {
 		t.Errorf("%v, %v", st, err)
 	}
 }

@@ -40,7 +40,8 @@ func (t *Table) register() error {
 	h := fnv.New64a()
 	_, _ = h.Write(data)
 	path := filepath.Join(t.cfg.Dir, fmt.Sprintf("%s%016x", rootsFile, h.Sum64()))
-	if known, err := os.ReadFile(path); err == nil && bytes.Equal(known, data) { //nolint:gosec // the table's own directory
+	//nolint:gosec // the table's own directory
+	if known, err := os.ReadFile(path); err == nil && bytes.Equal(known, data) {
 		t.registered = true
 		return nil
 	}
@@ -164,7 +165,8 @@ func remains(roots []string, workspaceID string) (bool, error) {
 		err := unix.Rmdir(filepath.Join(root, workspaceID))
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT):
-		case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EBUSY):
+		case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOTDIR),
+			errors.Is(err, unix.EBUSY):
 			return true, nil
 		default:
 			return false, fmt.Errorf("look for what a workspace left: %w", err)

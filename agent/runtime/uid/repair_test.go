@@ -33,7 +33,10 @@ func TestLeftoversGoAndWritesUnderWayStay(t *testing.T) {
 	if _, err := uid.Open(uid.Config{Dir: dir, Roots: []string{filepath.Join(dir, "root")}}); err != nil {
 		t.Fatal(err)
 	}
-	for name, stays := range map[string]bool{".register-old": false, ".claim-old": false, ".register-new": true, ".claim-new": true} {
+	for name, stays := range map[string]bool{
+		".register-old": false, ".claim-old": false, ".register-new": true,
+		".claim-new": true,
+	} {
 		_, err := os.Lstat(filepath.Join(dir, name))
 		if (err == nil) != stays || err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v, want it to stay: %t", name, err, stays)

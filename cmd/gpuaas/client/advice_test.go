@@ -39,13 +39,19 @@ func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
 	f := mesh(t)
 	stock(f)
 	lost := &lifecyclev1.Instance{
-		InstanceId: instanceID, WorkspaceId: workspaceID, Unaccounted: true, ProviderId: "process:1", State: commonv1.InstanceState_INSTANCE_STATE_ENDED,
+		InstanceId: instanceID, WorkspaceId: workspaceID, Unaccounted: true, ProviderId: "process:1",
+		State: commonv1.InstanceState_INSTANCE_STATE_ENDED,
 	}
-	always(f, "EndInstance", &readmodelv1.EndInstanceResponse{Response: &lifecyclev1.EndInstanceResponse{Instance: lost, Consequence: "ends the instance", Pos: "p"}})
-	if got := call(t, "instances", "end", "process:1", "--reason", "late").wants(t, 2); !strings.Contains(got.err, "add --yes to go ahead, or --dry-run to see") {
+	always(f, "EndInstance", &readmodelv1.EndInstanceResponse{Response: &lifecyclev1.EndInstanceResponse{
+		Instance:    lost,
+		Consequence: "ends the instance", Pos: "p",
+	}})
+	if got := call(t, "instances", "end", "process:1", "--reason", "late").wants(t, 2); !strings.Contains(got.err,
+		"add --yes to go ahead, or --dry-run to see") {
 		t.Errorf("printed %s", got.err)
 	}
-	if got := call(t, "instances", "end", "process:1", "--reason", "late", "--dry-run").wants(t, 0); !strings.Contains(got.err, "dry run, nothing was changed: it ends the instance") {
+	if got := call(t, "instances", "end", "process:1", "--reason", "late", "--dry-run").wants(t,
+		0); !strings.Contains(got.err, "dry run, nothing was changed: it ends the instance") {
 		t.Errorf("printed %s", got.err)
 	}
 	got := call(t, "instances", "end", "process:1", "--reason", "late", "--yes").wants(t, 0)
@@ -53,7 +59,8 @@ func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
 		t.Errorf("printed %s", got.out)
 	}
 	requests := sent[*readmodelv1.EndInstanceRequest](f)
-	if len(requests) != 2 || !requests[0].GetRequest().GetDryRun() || requests[1].GetRequest().GetDryRun() || requests[1].GetRequest().GetInstance() != "process:1" {
+	if len(requests) != 2 || !requests[0].GetRequest().GetDryRun() || requests[1].GetRequest().GetDryRun() ||
+		requests[1].GetRequest().GetInstance() != "process:1" {
 		t.Errorf("sent %v", requests)
 	}
 }
@@ -74,13 +81,15 @@ func TestAdviceIsNoForecast(t *testing.T) {
 	op := operation()
 	op.Advice = "it failed twice"
 	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: op})
-	if got := call(t, "workspaces", "retry", "acme/demo2").wants(t, 0); !strings.Contains(got.out, "ADVICE\tit failed twice") || strings.Contains(got.out, "WOULD DO") {
+	if got := call(t, "workspaces", "retry", "acme/demo2").wants(t, 0); !strings.Contains(got.out,
+		"ADVICE\tit failed twice") || strings.Contains(got.out, "WOULD DO") {
 		t.Errorf("printed %s", got.out)
 	}
 	op = operation()
 	op.DryRun, op.Consequence = true, "begins anew"
 	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: op})
-	if got := call(t, "workspaces", "retry", "acme/demo2", "--dry-run").wants(t, 0); !strings.Contains(got.out, "WOULD DO\tbegins anew") || strings.Contains(got.out, "ADVICE") {
+	if got := call(t, "workspaces", "retry", "acme/demo2", "--dry-run").wants(t, 0); !strings.Contains(got.out,
+		"WOULD DO\tbegins anew") || strings.Contains(got.out, "ADVICE") {
 		t.Errorf("printed %s", got.out)
 	}
 }

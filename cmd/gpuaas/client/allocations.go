@@ -40,7 +40,8 @@ func (p *Program) allocationsCommand() *cobra.Command {
 		workspace string
 	)
 	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List allocations of slots and GPUs", Example: "  gpuaas allocations list --workspace acme/demo2", Args: args(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List allocations of slots and GPUs",
+		Example: "  gpuaas allocations list --workspace acme/demo2", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			id, err := s.workspaceID(ctx, workspace)
 			if err != nil {
@@ -49,7 +50,8 @@ func (p *Program) allocationsCommand() *cobra.Command {
 			return show(ctx, s, page, source[*lifecyclev1.Allocation]{
 				view: allocationView,
 				fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Allocation, string, error) {
-					answer, err := s.query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: size, PageToken: token, WorkspaceId: id})
+					answer, err := s.query.ListAllocations(ctx,
+						&readmodelv1.ListAllocationsRequest{PageSize: size, PageToken: token, WorkspaceId: id})
 					return answer.GetItems(), answer.GetNextPageToken(), err
 				},
 			})
@@ -73,20 +75,23 @@ func (p *Program) allocationsCommand() *cobra.Command {
 			if s.printer.structured() {
 				return object(s.printer, answer.GetAllocation(), member{"claims", messages(answer.GetClaims()...)})
 			}
-			if err := one(s.printer, allocationView, answer.GetAllocation()); err != nil || s.format == formatName || len(answer.GetClaims()) == 0 {
+			if err := one(s.printer, allocationView, answer.GetAllocation()); err != nil || s.format == formatName ||
+				len(answer.GetClaims()) == 0 {
 				return err
 			}
 			return under(s.printer, claimView.columns, answer.GetClaims())
 		}),
 	}
-	return group("allocations", "Allocations of slots and GPUs to workspaces", []string{"allocation", "alloc"}, ls, get, p.retryReleaseCommand(), p.forceReleaseCommand())
+	return group("allocations", "Allocations of slots and GPUs to workspaces", []string{"allocation", "alloc"}, ls, get,
+		p.retryReleaseCommand(), p.forceReleaseCommand())
 }
 
 func (p *Program) retryReleaseCommand() *cobra.Command {
 	req := &lifecyclev1.RetryReleaseRequest{}
 	cmd := &cobra.Command{
 		Use: "retry-release ALLOC", Short: "Clean up again what a failed release has left",
-		Example: "  gpuaas allocations retry-release 0192f0c1-0000-7000-8000-000000000001 --reason 'the machine is back'", Args: args("ALLOC"),
+		Example: "  gpuaas allocations retry-release 0192f0c1-0000-7000-8000-000000000001 --reason 'the machine is back'",
+		Args:    args("ALLOC"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			id, err := s.id(ctx, kindAllocation, args[0])
 			if err != nil {
@@ -134,9 +139,11 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 				return err
 			}
 			if s.printer.structured() {
-				return object(s.printer, answer.GetResponse().GetOperation(), member{"claims", messages(answer.GetResponse().GetClaims()...)})
+				return object(s.printer, answer.GetResponse().GetOperation(),
+					member{"claims", messages(answer.GetResponse().GetClaims()...)})
 			}
-			if err := s.operation(ctx, answer.GetResponse().GetOperation(), ""); err != nil || s.format == formatName || len(answer.GetResponse().GetClaims()) == 0 {
+			if err := s.operation(ctx, answer.GetResponse().GetOperation(), ""); err != nil || s.format == formatName ||
+				len(answer.GetResponse().GetClaims()) == 0 {
 				return err
 			}
 			return under(s.printer, claimView.columns, answer.GetResponse().GetClaims())
@@ -144,7 +151,8 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.Int64Var(&req.ExpectedFence, "expected-fence", 0, "fence of the allocation as you saw it")
-	flags.StringVar(&proof, "fenced-proof", "", "why nothing of it runs any more: powered_off, network_isolated, reimaged, operator_asserts")
+	flags.StringVar(&proof, "fenced-proof", "",
+		"why nothing of it runs any more: powered_off, network_isolated, reimaged, operator_asserts")
 	flags.StringSliceVar(&req.AckOrphans, "ack-orphan", nil, "claim that may be left behind; give each")
 	flags.StringVar(&req.Reason, "reason", "", "why, for the audit log")
 	flags.BoolVar(&req.DryRun, "dry-run", false, "only show what it would do, and which claims it may leave behind")
@@ -152,14 +160,18 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 	next := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var missing []string
-		for flag, given := range map[string]bool{"expected-fence F": req.GetExpectedFence() > 0, "fenced-proof P": proof != "", "reason TEXT": req.GetReason() != ""} {
+		for flag, given := range map[string]bool{
+			"expected-fence F": req.GetExpectedFence() > 0,
+			"fenced-proof P":   proof != "", "reason TEXT": req.GetReason() != "",
+		} {
 			if !given {
 				missing = append(missing, "--"+flag)
 			}
 		}
 		if len(missing) > 0 {
 			slices.Sort(missing)
-			return Usage(fmt.Errorf("force-release needs %s: `gpuaas allocations get %s` shows the fence and the claims", strings.Join(missing, ", "), args[0]))
+			return Usage(fmt.Errorf("force-release needs %s: `gpuaas allocations get %s` shows the fence and the claims",
+				strings.Join(missing, ", "), args[0]))
 		}
 		return next(cmd, args)
 	}
@@ -170,7 +182,8 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 // if the workspace is not known. It returns an error if the mesh refuses to force the release now.
 func (s *session) losesAllocation(req *lifecyclev1.ForceReleaseRequest) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
-		answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: req.GetAllocationId()})
+		answer, err := s.client.Release.GetAllocation(ctx,
+			&readmodelv1.GetAllocationRequest{AllocationId: req.GetAllocationId()})
 		if err != nil {
 			return question{}, err
 		}
@@ -180,7 +193,8 @@ func (s *session) losesAllocation(req *lifecyclev1.ForceReleaseRequest) func(con
 			return question{}, err
 		}
 		name := req.GetAllocationId()
-		if w, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: answer.GetAllocation().GetWorkspaceId()}); err == nil {
+		if w, err := s.query.GetWorkspace(ctx,
+			&readmodelv1.GetWorkspaceRequest{Workspace: answer.GetAllocation().GetWorkspaceId()}); err == nil {
 			name = fullName(w.GetWorkspace())
 		}
 		return question{name, []string{

@@ -18,7 +18,10 @@ var auditView = view[*readmodelv1.AuditRow]{
 		{title: "ACTION", path: "entry.action"},
 		{title: "OUTCOME", path: "entry.outcome"},
 		{title: "ACTOR", path: "entry.actor"},
-		{title: "SUBJECT", drop: 1, below: true, id: true, path: "entry.subject_type entry.subject_id workspace node_name subject_name", as: subject},
+		{
+			title: "SUBJECT", drop: 1, below: true, id: true,
+			path: "entry.subject_type entry.subject_id workspace node_name subject_name", as: subject,
+		},
 		{title: "TIMES", drop: 4, path: "entry.count", as: nonzero},
 		{title: "REASON", drop: 2, text: true, path: "entry.reason"},
 		{title: "SOURCE", path: "source", wide: true},
@@ -38,7 +41,8 @@ func (p *Program) auditList() *cobra.Command {
 	req := &readmodelv1.ListAuditRequest{}
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List decisions, newest first; what repeats has its count",
-		Example: "  gpuaas audit list --workspace acme/demo2\n  gpuaas audit list --action node. --limit 20 -o wide", Args: args(),
+		Example: "  gpuaas audit list --workspace acme/demo2\n  gpuaas audit list --action node. --limit 20 -o wide",
+		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			return show(ctx, s, page, source[*readmodelv1.AuditRow]{
 				view: auditView,
@@ -72,18 +76,26 @@ func (p *Program) auditVerify() *cobra.Command {
 			if s.structured() {
 				err = object(s.printer, answer)
 			} else {
-				rows := [][2]string{{"INTACT", yesNo(answer.GetIntact())}, {"ROWS", number(answer.GetRows())}, {"HEAD", answer.GetHeadHash()}}
+				rows := [][2]string{
+					{"INTACT", yesNo(answer.GetIntact())},
+					{"ROWS", number(answer.GetRows())},
+					{"HEAD", answer.GetHeadHash()},
+				}
 				if from := answer.GetFrom(); from > 0 {
 					rows = append(rows, [2]string{"BEGINS BEHIND", "signed checkpoint at row " + number(from)})
 				}
 				if signed := answer.GetSigned(); signed > 0 {
-					rows = append(rows, [2]string{"SIGNED UP TO", "row " + number(signed) + " at " + spelledMoment(answer.GetSignedAt())})
+					rows = append(rows, [2]string{
+						"SIGNED UP TO",
+						"row " + number(signed) + " at " + spelledMoment(answer.GetSignedAt()),
+					})
 				}
 				if n := answer.GetUnsigned(); n > 0 {
 					rows = append(rows, [2]string{"NOT SIGNED", number(n) + ": " + answer.GetUnsignedBecause()})
 				}
 				if !answer.GetIntact() {
-					rows = append(rows, [2]string{"BROKEN AT", number(answer.GetBrokenAt())}, [2]string{"BECAUSE", answer.GetBrokenBecause()})
+					rows = append(rows, [2]string{"BROKEN AT", number(answer.GetBrokenAt())},
+						[2]string{"BECAUSE", answer.GetBrokenBecause()})
 				}
 				err = s.pairs(rows)
 			}

@@ -21,7 +21,9 @@ import (
 )
 
 // Escalate returns the bundle of the test's choice.
-func (f *fake) Escalate(_ context.Context, req *readmodelv1.EscalateRequest, stream *connect.ServerStream[readmodelv1.EscalateResponse]) error {
+func (f *fake) Escalate(_ context.Context, req *readmodelv1.EscalateRequest,
+	stream *connect.ServerStream[readmodelv1.EscalateResponse],
+) error {
 	f.mu.Lock()
 	bundle := f.bundle
 	f.mu.Unlock()
@@ -53,7 +55,10 @@ func zipped(t *testing.T, declared func(string) string) []byte {
 			t.Fatal(err)
 		}
 	}
-	for _, f := range [][2]string{{"runs.json", `{"items":[]}`}, {"missing.json", `{"items":[{"what":"version of nodeapi","why":"not asked"}]}`}} {
+	for _, f := range [][2]string{
+		{"runs.json", `{"items":[]}`},
+		{"missing.json", `{"items":[{"what":"version of nodeapi","why":"not asked"}]}`},
+	} {
 		add(f[0], f[1])
 		sum := sha256.Sum256([]byte(declared(f[1])))
 		lines = append(lines, map[string]any{"name": f[0], "size": len(f[1]), "sha256": hex.EncodeToString(sum[:])})
@@ -149,7 +154,10 @@ func TestAudit(t *testing.T) {
 	f := mesh(t)
 	row := &readmodelv1.AuditRow{
 		Number: 7, Source: "lifecycle", Hash: "ab", PreviousHash: "cd",
-		Entry: &commonv1.AuditEntry{Action: "workspace.cancel", Actor: "ana", Outcome: "refused", Reason: "not now", SubjectType: "workspace", SubjectId: workspaceID, Count: 3, At: at(1)},
+		Entry: &commonv1.AuditEntry{
+			Action: "workspace.cancel", Actor: "ana", Outcome: "refused", Reason: "not now",
+			SubjectType: "workspace", SubjectId: workspaceID, Count: 3, At: at(1),
+		},
 	}
 	answer(f, "ListAudit", func(req *readmodelv1.ListAuditRequest) (*readmodelv1.ListAuditResponse, error) {
 		if req.GetAction() != "workspace." || req.GetWorkspace() != "acme/demo2" {
@@ -163,8 +171,12 @@ func TestAudit(t *testing.T) {
 			t.Errorf("no %q in %s", text, got.out)
 		}
 	}
-	always(f, "VerifyAudit", &readmodelv1.VerifyAuditResponse{Intact: true, Rows: 7, HeadHash: "abc", From: 3, Signed: 4, SignedAt: at(1), Unsigned: 1, UnsignedBecause: "row 4: its signature is wrong"})
-	if got := call(t, "audit", "verify").wants(t, 0); !strings.Contains(got.out, "abc") || !strings.Contains(got.out, "signed checkpoint at row 3") || !strings.Contains(got.out, "row 4: its") {
+	always(f, "VerifyAudit", &readmodelv1.VerifyAuditResponse{
+		Intact: true, Rows: 7, HeadHash: "abc", From: 3, Signed: 4,
+		SignedAt: at(1), Unsigned: 1, UnsignedBecause: "row 4: its signature is wrong",
+	})
+	if got := call(t, "audit", "verify").wants(t, 0); !strings.Contains(got.out, "abc") ||
+		!strings.Contains(got.out, "signed checkpoint at row 3") || !strings.Contains(got.out, "row 4: its") {
 		t.Errorf("verify: %s", got.out)
 	}
 	always(f, "VerifyAudit", &readmodelv1.VerifyAuditResponse{Rows: 3, BrokenAt: 4, BrokenBecause: "its event is gone"})

@@ -10,9 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -28,11 +26,17 @@ func itemFrame(token string, item *readmodelv1.WatchItem) *readmodelv1.WatchResp
 }
 
 func workspaceItem(w *readmodelv1.Workspace) *readmodelv1.WatchItem {
-	return &readmodelv1.WatchItem{Topic: readmodelv1.Topic_TOPIC_WORKSPACES, Change: readmodelv1.Change_CHANGE_UPDATED, Id: w.GetWorkspaceId(), Object: &readmodelv1.WatchItem_Workspace{Workspace: w}}
+	return &readmodelv1.WatchItem{
+		Topic: readmodelv1.Topic_TOPIC_WORKSPACES, Change: readmodelv1.Change_CHANGE_UPDATED,
+		Id: w.GetWorkspaceId(), Object: &readmodelv1.WatchItem_Workspace{Workspace: w},
+	}
 }
 
 func stepItem(name string, number int32, state commonv1.AttemptState) *readmodelv1.WatchItem {
-	step := &lifecyclev1.StepAttempt{RunId: runID, Step: number, Name: name, Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: state, StartedAt: at(1)}
+	step := &lifecyclev1.StepAttempt{
+		RunId: runID, Step: number, Name: name, Direction: commonv1.Direction_DIRECTION_DO,
+		Attempt: 1, State: state, StartedAt: at(1),
+	}
 	if state == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED {
 		step.FinishedAt = at(2)
 	}
@@ -54,11 +58,14 @@ func TestTimelineOfAFormerRun(t *testing.T) {
 	f := mesh(t)
 	stock(f)
 	call(t, "workspaces", "timeline", "acme/demo2", "--run", taskID).wants(t, 0)
-	if got := sent[*readmodelv1.GetTimelineRequest](f); len(got) != 1 || got[0].GetRunId() != taskID || got[0].GetWorkspace() != "acme/demo2" {
+	if got := sent[*readmodelv1.GetTimelineRequest](f); len(got) != 1 || got[0].GetRunId() != taskID ||
+		got[0].GetWorkspace() != "acme/demo2" {
 		t.Errorf("asked for %v", got)
 	}
-	refuse(f, "GetTimeline", fault.New(commonv1.Reason_REASON_NOT_FOUND, "the workspace has no such run", fault.Remedy("name one of the runs")))
-	if got := call(t, "workspaces", "timeline", "acme/demo2", "--run", taskID).wants(t, 3); !strings.Contains(got.err, "hint: name one of the runs") {
+	refuse(f, "GetTimeline", fault.New(commonv1.Reason_REASON_NOT_FOUND, "the workspace has no such run",
+		fault.Remedy("name one of the runs")))
+	if got := call(t, "workspaces", "timeline", "acme/demo2", "--run", taskID).wants(t, 3); !strings.Contains(got.err,
+		"hint: name one of the runs") {
 		t.Errorf("refused with %q", got.err)
 	}
 }
@@ -74,18 +81,28 @@ func TestRefusals(t *testing.T) {
 		code int
 		want []string
 	}{
-		{"not found", fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such node"), 3, []string{"error: not_found: there is no such node", "correlation id: "}},
+		{
+			"not found", fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such node"), 3,
+			[]string{"error: not_found: there is no such node", "correlation id: "},
+		},
 		{"tenant", fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, ""), 3, []string{"tenant_unknown"}},
-		{"argument", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "bad name"), 2, []string{"invalid_argument: bad name"}},
+		{
+			"argument", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "bad name"), 2,
+			[]string{"invalid_argument: bad name"},
+		},
 		{"login", fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, ""), 4, []string{"unauthenticated"}},
 		{"role", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, ""), 4, []string{"permission_denied"}},
 		{"held node", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, ""), 5, []string{"identity_held"}},
 		{"name taken", fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, ""), 5, []string{"workspace_name_taken"}},
 		{
-			"quota", fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "9 of 8 GPUs", fault.Remedy("ask for fewer"), fault.Unmet("8 GPUs are held")), 5,
+			"quota", fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "9 of 8 GPUs", fault.Remedy("ask for fewer"),
+				fault.Unmet("8 GPUs are held")), 5,
 			[]string{"error: quota_exceeded: 9 of 8 GPUs", "because: 8 GPUs are held", "hint: ask for fewer"},
 		},
-		{"in progress", fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "", fault.Conflicting(runID)), 5, []string{"in the way: " + runID}},
+		{
+			"in progress", fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "", fault.Conflicting(runID)), 5,
+			[]string{"in the way: " + runID},
+		},
 		{"capacity", fault.New(commonv1.Reason_REASON_NO_CAPACITY, ""), 5, []string{"no_capacity"}},
 		{"conflict", fault.New(commonv1.Reason_REASON_CONFLICT, ""), 5, []string{"conflict"}},
 		{"overload", fault.New(commonv1.Reason_REASON_OVERLOADED, "", fault.RetryAfter(2e9)), 1, []string{"retry after: 2s"}},
@@ -111,7 +128,10 @@ func TestRefusals(t *testing.T) {
 				Error map[string]any `json:"error"`
 			}
 			decode(t, asJSON.err, &object)
-			for _, field := range []string{"code", "reason", "action", "message", "retry_after_seconds", "correlation_id", "unmet"} {
+			for _, field := range []string{
+				"code", "reason", "action", "message", "retry_after_seconds", "correlation_id",
+				"unmet",
+			} {
 				if object.Error[field] == nil {
 					t.Errorf("no %s in %s", field, asJSON.err)
 				}
@@ -128,18 +148,24 @@ func TestUsage(t *testing.T) {
 	f := mesh(t)
 	stock(f)
 	for _, line := range []string{
-		"nodes", "nodes lst", "nodes list extra", "nodes get", "nodes list --bogus", "-o xml status", "nodes hold node-1", "nodes retire node-1 --reason ",
-		"workspaces create demo", "workspaces create --tenant acme", "workspaces create d --tenant acme --arg x", "workspaces create d --tenant acme --storage ten",
-		"workspaces create d --tenant acme --placement moon", "workspaces create d --tenant acme --command a --port x", "workspaces create d --tenant acme --spec /does/not/exist",
-		"workspaces wait d --for active", "workspaces wait d --for state=great", "workspaces wait d --for colour=red", "workspaces list --state great",
-		"workspaces recreate d --fenced-proof powered_off", "workspaces recreate d --fenced-proof maybe --reason r", "workspaces skip-undo d", "tasks cancel x", "tasks list --state great", "nodes enroll", "nodes enroll --name n",
-		"status --time-format never", "workspaces decommission d", "workspaces decommission d --reason r", "workspaces recreate d --reason r",
-		"workspaces skip-undo d --reason r", "nodes fence n --reason r", "nodes retire n --reason r", "rollback accept --reason r", "instances end i --reason r",
-		"tenants create a --storage x", "policy set a", "explain", "nodes list --limit many",
+		"nodes", "nodes lst", "nodes list extra", "nodes get", "nodes list --bogus", "-o xml status", "nodes hold node-1",
+		"nodes retire node-1 --reason ", "workspaces create demo", "workspaces create --tenant acme",
+		"workspaces create d --tenant acme --arg x", "workspaces create d --tenant acme --storage ten",
+		"workspaces create d --tenant acme --placement moon", "workspaces create d --tenant acme --command a --port x",
+		"workspaces create d --tenant acme --spec /does/not/exist", "workspaces wait d --for active",
+		"workspaces wait d --for state=great", "workspaces wait d --for colour=red", "workspaces list --state great",
+		"workspaces recreate d --fenced-proof powered_off", "workspaces recreate d --fenced-proof maybe --reason r",
+		"workspaces skip-undo d", "tasks cancel x", "tasks list --state great", "nodes enroll", "nodes enroll --name n",
+		"status --time-format never", "workspaces decommission d", "workspaces decommission d --reason r",
+		"workspaces recreate d --reason r", "workspaces skip-undo d --reason r", "nodes fence n --reason r",
+		"nodes retire n --reason r", "rollback accept --reason r", "instances end i --reason r",
+		"tenants create a --storage x", "policy set a", "explain",
+		"nodes list --limit many",
 	} {
 		t.Run(line, func(t *testing.T) {
 			got := call(t, strings.Split(line, " ")...).wants(t, 2)
-			if got.out != "" || !strings.HasPrefix(got.err, "error: invalid_argument: ") && !strings.HasPrefix(got.err, "error: reason_required: ") {
+			if got.out != "" || !strings.HasPrefix(got.err, "error: invalid_argument: ") &&
+				!strings.HasPrefix(got.err, "error: reason_required: ") {
 				t.Errorf("stdout %q, stderr %q", got.out, got.err)
 			}
 		})
@@ -215,7 +241,8 @@ func TestCreateWaits(t *testing.T) {
 	stock(f)
 	provisioning := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING)
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: provisioning})
-	const none, running, waiting, succeeded = commonv1.AttemptState_ATTEMPT_STATE_UNSPECIFIED, commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
+	const none, running, waiting, succeeded = commonv1.AttemptState_ATTEMPT_STATE_UNSPECIFIED,
+		commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
 		commonv1.AttemptState_ATTEMPT_STATE_WAITING, commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED
 	f.watching(func(ctx context.Context, req *readmodelv1.WatchRequest, out send) error {
 		for _, frame := range []*readmodelv1.WatchResponse{
@@ -259,7 +286,8 @@ func TestCreateWaits(t *testing.T) {
 			t.Errorf("read without the position of the command: %v", req)
 		}
 	}
-	if reqs := sent[*readmodelv1.WatchRequest](f); len(reqs) != 1 || reqs[0].GetMinPos() != "2:77" || reqs[0].GetWorkspace() != workspaceID {
+	if reqs := sent[*readmodelv1.WatchRequest](f); len(reqs) != 1 || reqs[0].GetMinPos() != "2:77" ||
+		reqs[0].GetWorkspace() != workspaceID {
 		t.Errorf("watched %v", reqs)
 	}
 }
@@ -278,18 +306,21 @@ func TestCreateEndsFailed(t *testing.T) {
 	got := call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait", "-o", "json").wants(t, 5)
 	var object readback
 	decode(t, got.out, &object)
-	if object.State != "failed" || !strings.Contains(got.err, `"reason":"launch_failed"`) || !strings.Contains(got.err, "the box did not start") {
+	if object.State != "failed" || !strings.Contains(got.err, `"reason":"launch_failed"`) ||
+		!strings.Contains(got.err, "the box did not start") {
 		t.Errorf("stdout %s\nstderr %s", got.out, got.err)
 	}
 	if strings.Contains(got.err, "--min-uptime") {
 		t.Errorf("the hint is another failure's: %s", got.err)
 	}
 	failed.LastError = "workload main ended before it was ready: exited with status 0"
-	if got = call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait").wants(t, 5); !strings.Contains(got.err, "--min-uptime 0s") {
+	if got = call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait").wants(t, 5); !strings.Contains(got.err,
+		"--min-uptime 0s") {
 		t.Errorf("the hint does not name --min-uptime: %s", got.err)
 	}
 	help := call(t, "workspaces", "create", "--help").wants(t, 0)
-	if strings.Contains(help.out, "not ready, and is restarted") || !strings.Contains(help.out, "unless it exited with status 0") {
+	if strings.Contains(help.out, "not ready, and is restarted") ||
+		!strings.Contains(help.out, "unless it exited with status 0") {
 		t.Errorf("the help does not say what the restart policy does: %s", help.out)
 	}
 }
@@ -346,7 +377,8 @@ func TestWaitSurvives(t *testing.T) {
 	// The error of a wait that takes too long gives the last state.
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(state)})
 	got = call(t, "workspaces", "wait", "demo2", "--timeout", "8s", "-o", "json").wants(t, 6)
-	if !strings.Contains(got.err, `"code":"deadline_exceeded"`) || !strings.Contains(got.err, "it is provisioning") || got.out != "" {
+	if !strings.Contains(got.err, `"code":"deadline_exceeded"`) || !strings.Contains(got.err, "it is provisioning") ||
+		got.out != "" {
 		t.Errorf("stdout %q, stderr %s", got.out, got.err)
 	}
 
@@ -363,16 +395,21 @@ func TestWaitEndsWhereNothingLeadsOn(t *testing.T) {
 	f := mesh(t)
 	stock(f)
 	can := func(kind commonv1.OperationKind, possible bool) {
-		always(f, "GetActions", &readmodelv1.GetActionsResponse{Actions: []*lifecyclev1.ActionOption{{Kind: kind, Possible: possible}}})
+		always(f, "GetActions", &readmodelv1.GetActionsResponse{Actions: []*lifecyclev1.ActionOption{{
+			Kind:     kind,
+			Possible: possible,
+		}}})
 	}
 	cancel, retryUndo := commonv1.OperationKind_OPERATION_KIND_CANCEL, commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO
-	failed, stuck := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED), workspace(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK)
+	failed, stuck := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED),
+		workspace(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK)
 	failed.LastError, failed.LastErrorCode = "the box did not start", "launch_failed"
 	ends := func(w *readmodelv1.Workspace, reason, condition string) {
 		t.Helper()
 		always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: w})
 		got := call(t, "workspaces", "wait", "demo2", "--for", condition, "--timeout", "10s").wants(t, 5)
-		if !strings.Contains(got.err, "error: "+reason+": ") || strings.Contains(got.err, "goes on") || !strings.Contains(got.err, "gpuaas workspaces actions acme/demo2") {
+		if !strings.Contains(got.err, "error: "+reason+": ") || strings.Contains(got.err, "goes on") ||
+			!strings.Contains(got.err, "gpuaas workspaces actions acme/demo2") {
 			t.Errorf("--for %s: %s", condition, got.err)
 		}
 	}
@@ -400,10 +437,14 @@ func TestWaitEndsWhereNothingLeadsOn(t *testing.T) {
 // decides.
 func TestFenceAsksTheOwner(t *testing.T) {
 	for verb, state := range map[string]commonv1.NodeIdentityState{
-		"fence": commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, "retire": commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
+		"fence":  commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
+		"retire": commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
 	} {
 		f := destructible(t)
-		always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: &readmodelv1.Node{NodeId: nodeID, Name: "node-1", Identity: &recoveryv1.NodeIdentity{State: state}}})
+		always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: &readmodelv1.Node{
+			NodeId: nodeID, Name: "node-1",
+			Identity: &recoveryv1.NodeIdentity{State: state},
+		}})
 		got, shown := asked(t, types(t, "node-1\n"), "nodes", verb, "node-1", "--reason", "r")
 		if got.code != 0 || acted(f) != 1 || !strings.Contains(shown, "Its identity is "+verb) {
 			t.Errorf("%s: exit %d, %d acts\n%s%s", verb, got.code, acted(f), shown, got.err)
@@ -424,7 +465,8 @@ func TestBadValuesAreRefused(t *testing.T) {
 		"workspaces create a --tenant acme --command sh --env SECRET=hidden --env =both": "--env needs NAME=VALUE",
 	} {
 		before := len(f.requests)
-		if got := call(t, strings.Fields(line)...).wants(t, 2); !strings.Contains(got.err, want) || strings.Contains(got.err, "strconv") || len(f.requests) != before {
+		if got := call(t, strings.Fields(line)...).wants(t, 2); !strings.Contains(got.err, want) ||
+			strings.Contains(got.err, "strconv") || len(f.requests) != before {
 			t.Errorf("%s: %d requests, %s", line, len(f.requests)-before, got.err)
 		}
 	}
@@ -437,17 +479,27 @@ func TestBadValuesAreRefused(t *testing.T) {
 func TestProbe(t *testing.T) {
 	f := mesh(t)
 	queued, delivered := commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DELIVERED
-	always(f, "ProbeNode", &readmodelv1.ProbeNodeResponse{Task: &lifecyclev1.Task{TaskId: taskID, NodeId: nodeID, State: queued}, Pos: "3"})
+	always(f, "ProbeNode", &readmodelv1.ProbeNodeResponse{Task: &lifecyclev1.Task{
+		TaskId: taskID, NodeId: nodeID,
+		State: queued,
+	}, Pos: "3"})
 	for _, tt := range []struct {
 		end  commonv1.TaskState
 		code int
-	}{{commonv1.TaskState_TASK_STATE_SUCCEEDED, 0}, {commonv1.TaskState_TASK_STATE_FAILED, 1}, {commonv1.TaskState_TASK_STATE_EXPIRED, 1}} {
+	}{
+		{commonv1.TaskState_TASK_STATE_SUCCEEDED, 0},
+		{commonv1.TaskState_TASK_STATE_FAILED, 1},
+		{commonv1.TaskState_TASK_STATE_EXPIRED, 1},
+	} {
 		always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(queued, queued)})
 		f.watching(func(ctx context.Context, req *readmodelv1.WatchRequest, out send) error {
 			if req.GetNode() != nodeID || req.GetMinPos() != "3" {
 				t.Errorf("watched %v", req)
 			}
-			for _, got := range []*readmodelv1.Task{task(queued, queued), task(delivered, queued, delivered), task(tt.end, queued, delivered, tt.end)} {
+			for _, got := range []*readmodelv1.Task{
+				task(queued, queued), task(delivered, queued, delivered),
+				task(tt.end, queued, delivered, tt.end),
+			} {
 				if err := out(itemFrame("t", &readmodelv1.WatchItem{Object: &readmodelv1.WatchItem_Task{Task: got}})); err != nil {
 					return err
 				}
@@ -459,7 +511,8 @@ func TestProbe(t *testing.T) {
 		})
 		got := call(t, "nodes", "probe", "node-1").wants(t, tt.code)
 		lines := strings.Split(strings.TrimSpace(got.out), "\n")
-		if len(lines) != 3 || lines[0] != "03:04:00.500 +0s queued" || lines[1] != "03:04:01.500 +1s delivered (session epoch 3, attempt 1)" {
+		if len(lines) != 3 || lines[0] != "03:04:00.500 +0s queued" ||
+			lines[1] != "03:04:01.500 +1s delivered (session epoch 3, attempt 1)" {
 			t.Errorf("printed %q", lines)
 		}
 		asJSON := call(t, "nodes", "probe", "node-1", "-o", "json", "--jq", ".task_id").wants(t, tt.code)
@@ -474,7 +527,8 @@ func TestProbe(t *testing.T) {
 		}
 		return hold(ctx)
 	})
-	always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(commonv1.TaskState_TASK_STATE_SUCCEEDED, queued, commonv1.TaskState_TASK_STATE_SUCCEEDED)})
+	always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(commonv1.TaskState_TASK_STATE_SUCCEEDED, queued,
+		commonv1.TaskState_TASK_STATE_SUCCEEDED)})
 	call(t, "nodes", "probe", "node-1").wants(t, 0)
 	always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(queued, queued)})
 	call(t, "nodes", "probe", "node-1", "--timeout", "50ms").wants(t, 6)
@@ -486,7 +540,10 @@ func TestWatchEnds(t *testing.T) {
 	stock(f)
 	ctx, cancel := context.WithCancel(t.Context())
 	f.watching(func(ctx context.Context, _ *readmodelv1.WatchRequest, out send) error {
-		item := &readmodelv1.WatchItem{Topic: readmodelv1.Topic_TOPIC_NODES, Change: readmodelv1.Change_CHANGE_SNAPSHOT, Id: nodeID, Object: &readmodelv1.WatchItem_Node{Node: node()}}
+		item := &readmodelv1.WatchItem{
+			Topic: readmodelv1.Topic_TOPIC_NODES, Change: readmodelv1.Change_CHANGE_SNAPSHOT,
+			Id: nodeID, Object: &readmodelv1.WatchItem_Node{Node: node()},
+		}
 		if err := out(itemFrame("a", item)); err != nil {
 			return err
 		}
@@ -509,152 +566,5 @@ func TestWatchEnds(t *testing.T) {
 		if object.Change != "snapshot" || object.Topic != "nodes" || object.Node.Name != "node-1" {
 			t.Errorf("printed %s", line)
 		}
-	}
-}
-
-func TestEnroll(t *testing.T) {
-	f := mesh(t)
-	const secret = "gbt_0192_secret"
-	pem := "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
-	always(f, "EnrollNode", &readmodelv1.EnrollNodeResponse{NodeId: nodeID, Token: secret, ExpiresAt: at(9), Pos: "1", Profile: &commonv1.Profile{
-		Name: "default", ApiUrl: "10.0.0.1:7443", RecoveryUrl: "https://10.0.0.1:7444", TerminalUrl: "https://10.0.0.1:7445",
-		CaBundlePem: []byte(pem), RecoveryCaBundlePem: []byte(pem + pem),
-	}})
-	dir := filepath.Join(t.TempDir(), "bundle")
-	for _, form := range []string{"table", "json"} {
-		out := filepath.Join(dir, form)
-		got := call(t, "nodes", "enroll", "--name", "rack1", "--out", out, "--gpus", "2", "-o", form).wants(t, 0)
-		if strings.Contains(got.out+got.err, secret) {
-			t.Errorf("the token was shown: %s %s", got.out, got.err)
-		}
-		if !strings.Contains(got.err, "gpuaas-node-agent enroll --bundle "+out+" --gpus 2") {
-			t.Errorf("stderr: %s", got.err)
-		}
-		if again := call(t, "nodes", "enroll", "--name", "rack1", "--out", out).wants(t, 2); !strings.Contains(again.err, "never overwritten") {
-			t.Errorf("stderr: %s", again.err)
-		}
-	}
-	if n := len(sent[*readmodelv1.EnrollNodeRequest](f)); n != 2 {
-		t.Errorf("%d tokens were issued, two of them used", n)
-	}
-	out := filepath.Join(dir, "table")
-	data, err := os.ReadFile(filepath.Join(out, "node-agent.env"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	env, err := identity.ParseEnv(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]string{
-		identity.EnvAPIURL: "10.0.0.1:7443", identity.EnvRecoveryURL: "https://10.0.0.1:7444", identity.EnvTerminalURL: "https://10.0.0.1:7445",
-		identity.EnvToken: secret, identity.EnvRecoveryBundle: "recovery-ca-bundle.crt", identity.EnvNodeName: "rack1",
-	} {
-		if env.Get(name) != want {
-			t.Errorf("%s is %q, want %q", name, env.Get(name), want)
-		}
-	}
-	if len(env.Unknown()) > 0 {
-		t.Errorf("the agent does not read %v", env.Unknown())
-	}
-	for file, want := range map[string]string{"ca-bundle.crt": pem, "recovery-ca-bundle.crt": pem + pem} {
-		if got, err := os.ReadFile(filepath.Join(out, file)); err != nil || string(got) != want {
-			t.Errorf("%s: %q, %v", file, got, err)
-		}
-	}
-	if info, err := os.Stat(filepath.Join(out, "node-agent.env")); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
-	}
-	if got := call(t, "nodes", "enroll", "--name", "rack1", "-o", "json", "--jq", ".token").wants(t, 0); got.out != secret+"\n" {
-		t.Errorf("as data: %q", got.out)
-	}
-}
-
-// TestReadsAfterCommands: a read after a command is not older than the command; a view that is behind is no failure of
-// the command.
-func TestReadsAfterCommands(t *testing.T) {
-	f := mesh(t)
-	stock(f)
-	always(f, "ChangeNodeIdentity", &readmodelv1.ChangeNodeIdentityResponse{
-		Node: &recoveryv1.NodeIdentity{NodeId: nodeID, Name: "node-1", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD}, Pos: "5",
-	})
-	always(f, "SetCordon", &readmodelv1.SetCordonResponse{Gate: &lifecyclev1.NodeGate{NodeId: nodeID, Name: "node-1", Cordoned: true}, Pos: "5"})
-	always(f, "ChangeTask", &readmodelv1.ChangeTaskResponse{Task: &lifecyclev1.Task{TaskId: taskID, State: commonv1.TaskState_TASK_STATE_CANCELLED}, Pos: "5"})
-	lines := [][]string{
-		{"nodes", "hold", "node-1", "--reason", "r"},
-		{"nodes", "quarantine", "node-1", "--reason", "r"},
-		{"nodes", "fence", "node-1", "--reason", "r"},
-		{"nodes", "reactivate", "node-1", "--reason", "r"},
-		{"nodes", "retire", "node-1", "--reason", "r"},
-		{"nodes", "cordon", "node-1", "--reason", "r"},
-		{"nodes", "uncordon", "node-1", "--reason", "r"},
-		{"tasks", "cancel", taskID, "--reason", "r"},
-		{"tasks", "requeue", taskID, "--reason", "r"},
-		{"tasks", "close", taskID, "--reason", "r"},
-	}
-	for _, line := range lines {
-		if line[1] == "fence" || line[1] == "retire" {
-			line = append(line, "--yes")
-		}
-		call(t, line...).wants(t, 0)
-	}
-	reads := 0
-	for _, req := range sent[*readmodelv1.GetNodeRequest](f) {
-		reads++
-		if req.GetMinPos() != "5" {
-			t.Errorf("read %v", req)
-		}
-	}
-	for _, req := range sent[*readmodelv1.GetTaskRequest](f) {
-		reads++
-		if req.GetMinPos() != "5" {
-			t.Errorf("read %v", req)
-		}
-	}
-	if reads != len(lines) {
-		t.Errorf("%d reads after %d commands", reads, len(lines))
-	}
-	verbs := []string{}
-	for _, req := range sent[*readmodelv1.ChangeNodeIdentityRequest](f) {
-		verbs = append(verbs, req.GetVerb().String())
-	}
-	if want := "IDENTITY_VERB_HOLD IDENTITY_VERB_QUARANTINE IDENTITY_VERB_FENCE IDENTITY_VERB_REACTIVATE IDENTITY_VERB_RETIRE"; strings.Join(verbs, " ") != want {
-		t.Errorf("verbs %v", verbs)
-	}
-	refuse(f, "GetNode", fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, ""))
-	got := call(t, "nodes", "hold", "node-1", "--reason", "r", "-o", "json", "--jq", ".identity.state").wants(t, 0)
-	if got.out != "held\n" || !strings.Contains(got.err, "position_not_reached") {
-		t.Errorf("stdout %q, stderr %q", got.out, got.err)
-	}
-}
-
-func TestOperate(t *testing.T) {
-	f := mesh(t)
-	stock(f)
-	for verb, kind := range map[string]commonv1.OperationKind{
-		"cancel": commonv1.OperationKind_OPERATION_KIND_CANCEL, "reset": commonv1.OperationKind_OPERATION_KIND_RESET, "retry": commonv1.OperationKind_OPERATION_KIND_RETRY,
-		"retry-undo": commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "skip-undo": commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO,
-		"recreate": commonv1.OperationKind_OPERATION_KIND_RECREATE, "decommission": commonv1.OperationKind_OPERATION_KIND_DECOMMISSION,
-	} {
-		line := []string{"workspaces", verb, "acme/demo2", "--reason", "r", "--override", "--idempotency-key", "k"}
-		if verb == "skip-undo" || verb == "recreate" || verb == "decommission" {
-			line = append(line, "--yes")
-		}
-		call(t, line...).wants(t, 0)
-		call(t, "workspaces", verb, "acme/demo2", "--dry-run").wants(t, 0)
-		reqs := sent[*readmodelv1.OperateWorkspaceRequest](f)
-		want := &readmodelv1.OperateWorkspaceRequest{Workspace: "acme/demo2", Kind: kind, Reason: "r", Override: true, IdempotencyKey: "k"}
-		if diff := cmp.Diff(want, reqs[len(reqs)-2], protocmp.Transform()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", verb, diff)
-		}
-		if last := reqs[len(reqs)-1]; !last.GetDryRun() {
-			t.Errorf("%s: %v", verb, last)
-		}
-	}
-	call(t, "workspaces", "recreate", "acme/demo2", "--reason", "a fresh start", "--yes").wants(t, 0)
-	call(t, "workspaces", "recreate", "acme/demo2", "--fenced-proof", "powered_off", "--reason", "the rack is dark", "--yes").wants(t, 0)
-	reqs := sent[*readmodelv1.OperateWorkspaceRequest](f)
-	if last := reqs[len(reqs)-1]; last.GetFencedProof() != commonv1.FencedProof_FENCED_PROOF_POWERED_OFF || reqs[len(reqs)-2].GetFencedProof() != 0 {
-		t.Errorf("the proof is told as %v", last)
 	}
 }

@@ -29,7 +29,10 @@ func TestAVerbOnAnOpenRunWaitsForItsEnd(t *testing.T) {
 		{name: "cancel that came too late", args: []string{"cancel", "acme/demo2"}, run: create, ends: active, exit: 5},
 		{name: "undo of a recreation", args: []string{"retry-undo", "acme/demo2"}, run: recreate, ends: failed},
 		{name: "undo of a decommission", args: []string{"retry-undo", "acme/demo2"}, run: decommission, ends: gone},
-		{name: "undo given up", args: []string{"skip-undo", "acme/demo2", "--reason", "it is gone", "--yes"}, run: create, ends: failed},
+		{
+			name: "undo given up", args: []string{"skip-undo", "acme/demo2", "--reason", "it is gone", "--yes"}, run: create,
+			ends: failed,
+		},
 		{name: "joined recreation", args: []string{"retry", "acme/demo2"}, run: recreate, ends: active},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -74,11 +74,17 @@ func resolves(desc protoreflect.MessageDescriptor, path string) string {
 // TestColumnsAreFields: every declared path is a field of the view's message, and no view is left out of this test.
 func TestColumnsAreFields(t *testing.T) {
 	views := map[string]func(*testing.T){
-		"allocationView": declared(allocationView), "auditView": declared(auditView), "enrollView": declared(enrollView), "findingView": declared(findingView),
-		"incidentView": declared(incidentView), "recoveryView": declared(recoveryView), "brakeView": declared(brakeView), "tenantView": declared(tenantView),
-		"instanceView": declared(instanceView), "claimView": declared(claimView), "policyView": declared(policyView), "reasonView": declared(reasonView),
-		"nodeView": declared(nodeView), "rollbackView": declared(rollbackView), "keyView": declared(keyView), "rotationView": declared(rotationView), "personView": declared(personView), "taskView": declared(taskView), "workspaceView": declared(workspaceView),
-		"operationView": declared(operationView), "dryRunView": declared(dryRunView), "timelineView": declared(timelineView), "runView": declared(runView), "retentionView": declared(retentionView), "eventView": declared(eventView), "consumerView": declared(consumerView), "actionView": declared(actionView),
+		"allocationView": declared(allocationView), "auditView": declared(auditView), "enrollView": declared(enrollView),
+		"findingView": declared(findingView), "incidentView": declared(incidentView), "recoveryView": declared(recoveryView),
+		"brakeView": declared(brakeView), "tenantView": declared(tenantView), "instanceView": declared(instanceView),
+		"claimView": declared(claimView), "policyView": declared(policyView), "reasonView": declared(reasonView),
+		"nodeView": declared(nodeView), "rollbackView": declared(rollbackView), "keyView": declared(keyView),
+		"rotationView": declared(rotationView), "personView": declared(personView), "taskView": declared(taskView),
+		"workspaceView": declared(workspaceView), "operationView": declared(operationView),
+		"dryRunView": declared(dryRunView), "timelineView": declared(timelineView), "runView": declared(runView),
+		"retentionView": declared(retentionView), "eventView": declared(eventView),
+		"consumerView":            declared(consumerView),
+		"actionView":              declared(actionView),
 		"componentColumns":        declared(view[*readmodelv1.ComponentStatus]{columns: componentColumns}),
 		"keyProblemColumns":       declared(view[*recoveryv1.KeyProblem]{columns: keyProblemColumns}),
 		"rollbackEvidenceColumns": declared(view[*recoveryv1.RollbackEvidence]{columns: rollbackEvidenceColumns}),
@@ -105,7 +111,10 @@ func TestColumnsAreFields(t *testing.T) {
 
 func TestResolves(t *testing.T) {
 	desc := (&readmodelv1.Node{}).ProtoReflect().Descriptor()
-	for path, good := range map[string]bool{"name": true, "identity.state": true, "identity.nothing": false, "nothing": false, "name.state": false, "session.diagnostics.code": false} {
+	for path, good := range map[string]bool{
+		"name": true, "identity.state": true, "identity.nothing": false,
+		"nothing": false, "name.state": false, "session.diagnostics.code": false,
+	} {
 		if why := resolves(desc, path); (why == "") != good {
 			t.Errorf("%s: %q", path, why)
 		}

@@ -20,7 +20,9 @@ import (
 const completionTime = 2 * time.Second
 
 // complete returns the names that ask gets from the mesh, or none if the mesh does not answer.
-func (p *Program) complete(cmd *cobra.Command, ask func(context.Context, *session) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+func (p *Program) complete(cmd *cobra.Command, ask func(context.Context, *session) ([]string, error)) ([]string,
+	cobra.ShellCompDirective,
+) {
 	ctx := cmd.Context()
 	if ctx == nil {
 		ctx = context.Background()
@@ -141,7 +143,10 @@ func completePolicyKeys(_ *cobra.Command, args []string, _ string) ([]string, co
 // completeConditions offers what can be waited for.
 func completeConditions(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 	const more = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
-	values := map[string][]string{"state": names.Spellings[commonv1.WorkspaceState](), "user_state": names.Spellings[commonv1.UserState]()}
+	values := map[string][]string{
+		"state":      names.Spellings[commonv1.WorkspaceState](),
+		"user_state": names.Spellings[commonv1.UserState](),
+	}
 	before := strings.LastIndexByte(begun, ',') + 1
 	field, _, ok := strings.Cut(begun, "=")
 	if !ok {

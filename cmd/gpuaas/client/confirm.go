@@ -96,8 +96,9 @@ func (s *session) confirmed(ctx context.Context, ask func(context.Context) (ques
 			return nil
 		}
 		return &exitError{
-			code: ExitError, reason: commonv1.Reason_REASON_CANCELLED, message: "nothing was changed: the answer was not " + q.name,
-			remedy: "run it again and type the name as it is shown",
+			code: ExitError, reason: commonv1.Reason_REASON_CANCELLED,
+			message: "nothing was changed: the answer was not " + q.name,
+			remedy:  "run it again and type the name as it is shown",
 		}
 	}
 }
@@ -106,5 +107,6 @@ func (s *session) confirmed(ctx context.Context, ask func(context.Context) (ques
 // not ask if yes is set.
 func Confirm(cmd *cobra.Command, yes bool, name string, lost ...string) error {
 	s := &session{printer: &printer{sure: yes, in: terminalOf(cmd), err: cmd.ErrOrStderr()}}
-	return s.confirmed(cmd.Context(), func(context.Context) (question, error) { return question{name: name, lost: lost}, nil })
+	return s.confirmed(cmd.Context(),
+		func(context.Context) (question, error) { return question{name: name, lost: lost}, nil })
 }

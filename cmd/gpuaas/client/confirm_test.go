@@ -146,7 +146,10 @@ var destructive = []struct {
 	{"workspaces decommission demo2 --reason r", "acme/demo2", "acme/demo2 will be ended for good", true},
 	{"workspaces recreate demo2 --reason r", "acme/demo2", "what they keep on that instance is lost", true},
 	{"workspaces skip-undo demo2 --reason r", "acme/demo2", "stays behind as orphan claims", true},
-	{"allocations force-release " + taskID + " --expected-fence 3 --fenced-proof powered_off --reason r", "acme/demo2", "will be free for others", true},
+	{
+		"allocations force-release " + taskID + " --expected-fence 3 --fenced-proof powered_off --reason r", "acme/demo2",
+		"will be free for others", true,
+	},
 	{"nodes retire " + nodeID + " --reason r", "node-1", "will be ended for good", false},
 	{"nodes fence node-1 --reason r", "node-1", "only the security role lets it in again", false},
 	{"instances end process:1 --reason r", "process:1", "its data is lost", true},
@@ -179,10 +182,16 @@ func destructible(t *testing.T) *fake {
 	t.Helper()
 	f := mesh(t)
 	stock(f)
-	always(f, "GetAllocation", &readmodelv1.GetAllocationResponse{Allocation: &lifecyclev1.Allocation{AllocationId: taskID, WorkspaceId: workspaceID}})
+	always(f, "GetAllocation", &readmodelv1.GetAllocationResponse{Allocation: &lifecyclev1.Allocation{
+		AllocationId: taskID,
+		WorkspaceId:  workspaceID,
+	}})
 	always(f, "ForceRelease", &readmodelv1.ForceReleaseResponse{Response: &lifecyclev1.ForceReleaseResponse{Operation: operation()}})
 	always(f, "ChangeNodeIdentity", &readmodelv1.ChangeNodeIdentityResponse{
-		Node: &recoveryv1.NodeIdentity{NodeId: nodeID, Name: "node-1", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED}, Pos: "5",
+		Node: &recoveryv1.NodeIdentity{
+			NodeId: nodeID, Name: "node-1",
+			State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
+		}, Pos: "5",
 	})
 	always(f, "EndInstance", &readmodelv1.EndInstanceResponse{Response: &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance"}})
 	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: rolledBack()})
@@ -229,8 +238,10 @@ func TestDestructiveVerbsAsk(t *testing.T) {
 // TestTheImpossibleIsNotAsked: a request that the mesh refuses now fails before the person must type a name.
 func TestTheImpossibleIsNotAsked(t *testing.T) {
 	f := destructible(t)
-	refuse(f, "OperateWorkspace", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "skip_undo is not possible now", fault.Unmet("no operation of the workspace is stuck")))
-	refuse(f, "ForceRelease", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "", fault.Unmet("the allocation is released, not release_failed")))
+	refuse(f, "OperateWorkspace", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "skip_undo is not possible now",
+		fault.Unmet("no operation of the workspace is stuck")))
+	refuse(f, "ForceRelease", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "",
+		fault.Unmet("the allocation is released, not release_failed")))
 	refuse(f, "EndInstance", fault.New(commonv1.Reason_REASON_STATE_TERMINAL, ""))
 	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: &recoveryv1.RollbackMode{}})
 	always(f, "ListPeople", &readmodelv1.ListPeopleResponse{Items: []*readmodelv1.Person{
@@ -263,12 +274,14 @@ func TestDestructiveVerbsNeedYesWithoutATerminal(t *testing.T) {
 		t.Run(verb.line, func(t *testing.T) {
 			args, before := strings.Fields(verb.line), len(f.requests)
 			got := call(t, args...).wants(t, 2)
-			if !strings.Contains(got.err, "--yes") || strings.Contains(got.err, "--dry-run") != verb.dry || len(f.requests) != before {
+			if !strings.Contains(got.err, "--yes") || strings.Contains(got.err, "--dry-run") != verb.dry ||
+				len(f.requests) != before {
 				t.Errorf("%d requests: %s", len(f.requests)-before, got.err)
 			}
 			done := acted(f)
 			got = call(t, append(args, "--yes")...).wants(t, 0)
-			if strings.HasPrefix(verb.line, "instances end") && !strings.Contains(got.err, "the instance process:1 has been ended") {
+			if strings.HasPrefix(verb.line, "instances end") &&
+				!strings.Contains(got.err, "the instance process:1 has been ended") {
 				t.Errorf("it does not say what happened: %s%s", got.out, got.err)
 			}
 			if acted(f) != done+1 {
@@ -283,7 +296,8 @@ func TestDestructiveVerbsNeedYesWithoutATerminal(t *testing.T) {
 	for _, verb := range []string{"decommission", "recreate", "skip-undo"} {
 		before := len(f.requests)
 		got := call(t, "workspaces", verb, "demo2", "--yes").wants(t, 2)
-		if !strings.HasPrefix(got.err, "error: reason_required: ") || !strings.Contains(got.err, "--reason TEXT") || len(f.requests) != before {
+		if !strings.HasPrefix(got.err, "error: reason_required: ") || !strings.Contains(got.err, "--reason TEXT") ||
+			len(f.requests) != before {
 			t.Errorf("%s: %d requests, %s", verb, len(f.requests)-before, got.err)
 		}
 		call(t, "workspaces", verb, "demo2", "--dry-run").wants(t, 0)

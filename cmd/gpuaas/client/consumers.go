@@ -51,7 +51,8 @@ func (p *Program) eventsForget() *cobra.Command {
 		Long: "Forget a consumer of events, SERVICE/NAME as `gpuaas events consumers` shows it: its position and what it has parked. Events are kept for\n" +
 			"it no longer. It is refused while a live replica runs the consumer, and until it has not moved for ten minutes. Each call removes up to 10,000\n" +
 			"parked events, and says if some are left. A service that runs the consumer later begins at the oldest event.",
-		Example: "  gpuaas events forget lifecycle/row-witness --reason 'no build has it any more' --dry-run", Args: args("CONSUMER"),
+		Example: "  gpuaas events forget lifecycle/row-witness --reason 'no build has it any more' --dry-run",
+		Args:    args("CONSUMER"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Consumer = args[0]
 			if err := s.confirmed(ctx, s.forgets(req)); err != nil {

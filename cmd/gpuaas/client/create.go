@@ -38,19 +38,25 @@ type specFlags struct {
 }
 
 func (f *specFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.file, "spec", "", "file with the spec, YAML or JSON (- reads standard input); the other flags change it")
+	flags.StringVar(&f.file, "spec", "",
+		"file with the spec, YAML or JSON (- reads standard input); the other flags change it")
 	flags.StringVar(&f.image, "image", "", "image of the workload, for container runtimes")
 	flags.StringVar(&f.workload, "workload", "main", "name of the workload")
 	flags.StringArrayVar(&f.command, "command", nil, "one word of the workload's command; repeat it for more")
 	flags.StringArrayVar(&f.args, "arg", nil, "one argument of the workload; repeat it for more")
-	flags.StringArrayVar(&f.ports, "port", nil, "[NAME=]PORT that the workload listens on; 0 picks one and gives it as PORT; repeat it for more")
-	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE in the workload's environment, the place for secrets: the value is stored encrypted and never shown; repeat it for more. "+
-		"LD_* and CUDA_VISIBLE_DEVICES are forbidden; GPUAAS_*, DATABASE_URL, PGSCHEMA and the variables of its ports are the platform's")
-	flags.StringVar(&f.ready, "ready-path", "", "the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a connection")
-	flags.DurationVar(&f.minUptime, "min-uptime", 0, "the workload is ready only once it has run for this long, at most 5m (default 2s without --port, 0s with one)")
+	flags.StringArrayVar(&f.ports, "port", nil,
+		"[NAME=]PORT that the workload listens on; 0 picks one and gives it as PORT; repeat it for more")
+	flags.StringArrayVar(&f.env, "env", nil,
+		"NAME=VALUE in the workload's environment, the place for secrets: the value is stored encrypted and never shown; repeat it for more. "+
+			"LD_* and CUDA_VISIBLE_DEVICES are forbidden; GPUAAS_*, DATABASE_URL, PGSCHEMA and the variables of its ports are the platform's")
+	flags.StringVar(&f.ready, "ready-path", "",
+		"the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a connection")
+	flags.DurationVar(&f.minUptime, "min-uptime", 0,
+		"the workload is ready only once it has run for this long, at most 5m (default 2s without --port, 0s with one)")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
 	flags.StringVar(&f.storage, "storage", "", "storage, such as 10Gi")
-	flags.StringVar(&f.placement, "placement", "", "where the workspace runs: "+strings.Join(names.Spellings[commonv1.PlacementDriver](), ", ")+" (default: the mesh's)")
+	flags.StringVar(&f.placement, "placement", "",
+		"where the workspace runs: "+strings.Join(names.Spellings[commonv1.PlacementDriver](), ", ")+" (default: the mesh's)")
 	flags.StringVar(&f.plan, "plan", "", "plan (default: the mesh's)")
 	flags.StringVar(&f.region, "region", "", "region (default: the mesh's)")
 }
@@ -242,7 +248,8 @@ func (p *Program) workspacesCreate() *cobra.Command {
 		}
 		op := answer.GetOperation()
 		if wait && !op.GetDryRun() {
-			return s.awaitOperation(ctx, op, req.GetTenant()+"/"+req.GetName(), commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, timeout)
+			return s.awaitOperation(ctx, op, req.GetTenant()+"/"+req.GetName(), commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+				timeout)
 		}
 		if s.structured() || s.format == formatName {
 			return s.operation(ctx, op, "")
@@ -251,12 +258,16 @@ func (p *Program) workspacesCreate() *cobra.Command {
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&req.Tenant, "tenant", os.Getenv("GPUAAS_TENANT"), "tenant that it belongs to ($GPUAAS_TENANT)")
-	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "a repeated request with the same `key` gets the same operation")
+	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "",
+		"a repeated request with the same `key` gets the same operation")
 	flags.BoolVar(&req.DryRun, "dry-run", false, "only show what it would do, or what stands in the way")
-	flags.BoolVar(&wait, "wait", false, "print each step, wait until the workspace is active, and print it with its endpoints")
-	flags.DurationVar(&timeout, "timeout", 10*time.Minute, "give up waiting after this long (exit 6); the operation goes on; 0 waits without end")
+	flags.BoolVar(&wait, "wait", false,
+		"print each step, wait until the workspace is active, and print it with its endpoints")
+	flags.DurationVar(&timeout, "timeout", 10*time.Minute,
+		"give up waiting after this long (exit 6); the operation goes on; 0 waits without end")
 	spec.add(flags)
 	_ = cmd.RegisterFlagCompletionFunc("tenant", p.completeTenants)
-	_ = cmd.RegisterFlagCompletionFunc("placement", cobra.FixedCompletions(names.Spellings[commonv1.PlacementDriver](), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("placement",
+		cobra.FixedCompletions(names.Spellings[commonv1.PlacementDriver](), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

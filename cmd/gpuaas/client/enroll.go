@@ -103,7 +103,8 @@ func claimDirectory(dir string) error {
 	for _, file := range []string{bundleEnv, bundleCA, bundleRecoveryCA} {
 		switch _, err := os.Lstat(filepath.Join(dir, file)); {
 		case err == nil:
-			return Usage(fmt.Errorf("%s is there already: a bundle is never overwritten, since its token may be in use", filepath.Join(dir, file)))
+			return Usage(fmt.Errorf("%s is there already: a bundle is never overwritten, since its token may be in use",
+				filepath.Join(dir, file)))
 		case !errors.Is(err, fs.ErrNotExist):
 			return Usage(fmt.Errorf("--out: %w", err))
 		}

@@ -43,8 +43,10 @@ type bundleReport struct {
 func (p *Program) workspacesEscalate() *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
-		Use: "escalate WS --out FILE.zip", Short: "Write all that is known of a workspace into one file, to hand on for investigation",
-		Example: "  gpuaas workspaces escalate acme/demo2 --out demo2.zip", Args: args("WS"), ValidArgsFunction: onlyFirst(p.completeWorkspaces),
+		Use:     "escalate WS --out FILE.zip",
+		Short:   "Write all that is known of a workspace into one file, to hand on for investigation",
+		Example: "  gpuaas workspaces escalate acme/demo2 --out demo2.zip", Args: args("WS"),
+		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			if out == "" {
 				return Usage(errors.New("--out is needed: the file to write"))
@@ -171,7 +173,8 @@ func (s *session) printBundle(r bundleReport) error {
 		return s.line(clean(r.out))
 	}
 	if s.structured() {
-		return s.document(members(member{"out", r.out}, member{"workspace_id", r.workspaceID}, member{"size", r.size}, member{"files", r.files}, member{"missing", r.missing}))
+		return s.document(members(member{"out", r.out}, member{"workspace_id", r.workspaceID}, member{"size", r.size},
+			member{"files", r.files}, member{"missing", r.missing}))
 	}
 	err := table(s.printer, []column[bundled]{
 		{title: "FILE", of: func(_ *printer, f bundled) string { return f.Name }},

@@ -12,13 +12,22 @@ import (
 
 func TestEventsShow(t *testing.T) {
 	f := mesh(t)
-	body, err := structpb.NewStruct(map[string]any{"run_id": "r1", "state": "RUN_STATE_RUNNING", "changed_steps": []any{map[string]any{"name": "a <step>"}}})
+	body, err := structpb.NewStruct(map[string]any{
+		"run_id": "r1", "state": "RUN_STATE_RUNNING",
+		"changed_steps": []any{map[string]any{"name": "a <step>"}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	rows := []*readmodelv1.EventRow{
-		{Position: 7, Source: "lifecycle", Kind: "run.changed", AggregateType: "run", AggregateId: "r1", AggregateVersion: 3, At: at(1), WorkflowId: "r1", Body: body},
-		{Position: 8, Source: "lifecycle", Kind: "node.changed", AggregateId: "n1", AggregateVersion: 1, At: at(2), Withheld: "an earlier build has stored it as JSON"},
+		{
+			Position: 7, Source: "lifecycle", Kind: "run.changed", AggregateType: "run", AggregateId: "r1", AggregateVersion: 3,
+			At: at(1), WorkflowId: "r1", Body: body,
+		},
+		{
+			Position: 8, Source: "lifecycle", Kind: "node.changed", AggregateId: "n1", AggregateVersion: 1, At: at(2),
+			Withheld: "an earlier build has stored it as JSON",
+		},
 	}
 	var asked *readmodelv1.ListEventsRequest
 	answer(f, "ListEvents", func(req *readmodelv1.ListEventsRequest) (*readmodelv1.ListEventsResponse, error) {
@@ -36,7 +45,8 @@ func TestEventsShow(t *testing.T) {
 	if asked.GetSince() != 7 || asked.GetKind() != "run.changed" {
 		t.Errorf("asked %v", asked)
 	}
-	if got := call(t, "events", "show", "--since", "7", "-o", "json", "--jq", ".items[0].body.changed_steps[0].name").wants(t, 0); got.out != "a <step>\n" {
+	if got := call(t, "events", "show", "--since", "7", "-o", "json", "--jq",
+		".items[0].body.changed_steps[0].name").wants(t, 0); got.out != "a <step>\n" {
 		t.Errorf("by jq: %q", got.out)
 	}
 	call(t, "events", "show", "9").wants(t, 3)

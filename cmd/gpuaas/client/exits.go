@@ -51,7 +51,8 @@ func exitCodesTopic() *cobra.Command {
 		fmt.Fprintf(&text, "  %3d  %s\n", e.Code, e.Meaning)
 	}
 	text.WriteString("\nWith -o json an error is one object on standard error:\n" +
-		`  {"error": {"code", "reason", "action", "message", "retry_after_seconds", "correlation_id", "unmet": [...]}}` + "\n" +
+		`  {"error": {"code", "reason", "action", "message", "retry_after_seconds", "correlation_id", "unmet": [...]}}` +
+		"\n" +
 		"`gpuaas explain reason CODE` explains a reason.")
 	return &cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: text.String()}
 }

@@ -40,8 +40,9 @@ func wrongValue(err error) error {
 		return err
 	}
 	takes := map[string]string{
-		"int": "is not a whole number", "int32": "is not a whole number", "int64": "is not a whole number", "uint64": "is not a whole number of 0 or more",
-		"duration": "is not a duration such as 500ms, 30s or 5m", "bool": "is neither true nor false",
+		"int": "is not a whole number", "int32": "is not a whole number", "int64": "is not a whole number",
+		"uint64": "is not a whole number of 0 or more", "duration": "is not a duration such as 500ms, 30s or 5m",
+		"bool": "is neither true nor false",
 	}[wrong.GetFlag().Value.Type()]
 	switch {
 	case errors.Is(err, strconv.ErrRange):
@@ -65,7 +66,10 @@ func (e *exitError) Error() string { return e.message }
 
 // OverBudget returns the error of a drill or a bench that missed its budget: exit code 7.
 func OverBudget(message, remedy string) error {
-	return &exitError{code: ExitBudget, reason: commonv1.Reason_REASON_PRECONDITION_FAILED, message: message, remedy: remedy}
+	return &exitError{
+		code: ExitBudget, reason: commonv1.Reason_REASON_PRECONDITION_FAILED, message: message,
+		remedy: remedy,
+	}
 }
 
 // tracedError is an error with the correlation id of its request.
@@ -159,12 +163,16 @@ func codeOf(e *fault.Error) connect.Code {
 // misused reports whether an error is cobra's own about a command line.
 func misused(err error) bool {
 	text := err.Error()
-	for _, prefix := range []string{"unknown command", "unknown flag", "unknown shorthand", "flag needs an argument", "invalid argument", "required flag", "accepts "} {
+	for _, prefix := range []string{
+		"unknown command", "unknown flag", "unknown shorthand", "flag needs an argument",
+		"invalid argument", "required flag", "accepts ",
+	} {
 		if strings.HasPrefix(text, prefix) {
 			return true
 		}
 	}
-	return strings.HasPrefix(text, "if any flags in the group") || strings.HasPrefix(text, "at least one of the flags in the group")
+	return strings.HasPrefix(text, "if any flags in the group") ||
+		strings.HasPrefix(text, "at least one of the flags in the group")
 }
 
 // describe returns the printed form of an error.
@@ -174,7 +182,8 @@ func describe(err error) failure {
 		out.CorrelationID = traced.correlationID
 	}
 	if e, ok := errors.AsType[*exitError](err); ok {
-		out.Code, out.Reason, out.Action = fault.RowOf(e.reason).Code.String(), names.Of(e.reason), names.Of(fault.RowOf(e.reason).Action)
+		out.Code, out.Reason, out.Action = fault.RowOf(e.reason).Code.String(), names.Of(e.reason),
+			names.Of(fault.RowOf(e.reason).Action)
 		if e.code == ExitTimeout {
 			out.Code = connect.CodeDeadlineExceeded.String()
 		}
@@ -186,13 +195,15 @@ func describe(err error) failure {
 	}
 	_, refused := fault.As(err)
 	if _, ok := errors.AsType[*usageError](err); ok || (!refused && misused(err)) {
-		out.Code, out.Reason, out.Action = connect.CodeInvalidArgument.String(), names.Of(commonv1.Reason_REASON_INVALID_ARGUMENT), names.Of(commonv1.Action_ACTION_STOP)
+		out.Code, out.Reason, out.Action = connect.CodeInvalidArgument.String(),
+			names.Of(commonv1.Reason_REASON_INVALID_ARGUMENT), names.Of(commonv1.Action_ACTION_STOP)
 		out.Message = err.Error()
 		return out
 	}
 	e, ok := fault.As(err)
 	if !ok {
-		out.Code, out.Reason, out.Action = connect.CodeInternal.String(), names.Of(commonv1.Reason_REASON_INTERNAL), names.Of(commonv1.Action_ACTION_STOP)
+		out.Code, out.Reason, out.Action = connect.CodeInternal.String(), names.Of(commonv1.Reason_REASON_INTERNAL),
+			names.Of(commonv1.Action_ACTION_STOP)
 		out.Message = err.Error()
 		if stopped(err) {
 			return describe(interrupted("interrupted"))

@@ -123,7 +123,9 @@ func (f *fake) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 }
 
 // Watch implements the one stream.
-func (f *fake) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream *connect.ServerStream[readmodelv1.WatchResponse]) error {
+func (f *fake) Watch(ctx context.Context, req *readmodelv1.WatchRequest,
+	stream *connect.ServerStream[readmodelv1.WatchResponse],
+) error {
 	f.mu.Lock()
 	f.requests = append(f.requests, proto.Clone(req))
 	watch := f.watch
@@ -209,7 +211,8 @@ func mesh(t *testing.T) *fake {
 	}
 	rpctest.Run(t, server)
 	if err := contexts.Put(f.path, contexts.Context{
-		Name: "test", Server: server.Addr().String(), TrustDomain: rpctest.TrustDomain, CAPEM: string(authorities.ServiceRoots.PEM()), Token: token,
+		Name: "test", Server: server.Addr().String(), TrustDomain: rpctest.TrustDomain,
+		CAPEM: string(authorities.ServiceRoots.PEM()), Token: token,
 	}, true); err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +223,10 @@ func mesh(t *testing.T) *fake {
 // isolate keeps the environment of the user who runs the tests from affecting them.
 func isolate(t *testing.T, path string) {
 	t.Helper()
-	for _, name := range []string{"GPUAAS_SERVER", "GPUAAS_TOKEN_FILE", "GPUAAS_CA_FILE", "GPUAAS_CONTEXT", "GPUAAS_TENANT"} {
+	for _, name := range []string{
+		"GPUAAS_SERVER", "GPUAAS_TOKEN_FILE", "GPUAAS_CA_FILE", "GPUAAS_CONTEXT",
+		"GPUAAS_TENANT",
+	} {
 		t.Setenv(name, "")
 	}
 	t.Setenv(contexts.EnvPath, path)

@@ -70,7 +70,9 @@ func (f *filter) run(ctx context.Context, raw []byte, out io.Writer, indent stri
 			}
 		case <-measure.C:
 			if liveHeap() > most {
-				cancel(Usage(fmt.Errorf("--jq: the expression takes more than %s of memory: it may have no end", bytesText(int64(f.memory))))) //nolint:gosec // a constant
+				//nolint:gosec // a constant
+				cancel(Usage(fmt.Errorf("--jq: the expression takes more than %s of memory: it may have no end",
+					bytesText(int64(f.memory)))))
 			}
 		}
 	}

@@ -102,7 +102,8 @@ func TestInterruptDoesNotWaitForAReader(t *testing.T) {
 // else as JSON.
 func TestFilteredValues(t *testing.T) {
 	for expression, want := range map[string]string{
-		`"a\"b"`: "a\"b\n", "null": "\n", "1e3": "1000\n", "1.5": "1.50\n", "true": "true\n", `{a:[1]}`: `{"a":[1]}` + "\n", "empty": "", "1,2": "1\n2\n",
+		`"a\"b"`: "a\"b\n", "null": "\n", "1e3": "1000\n", "1.5": "1.50\n", "true": "true\n", `{a:[1]}`: `{"a":[1]}` + "\n",
+		"empty": "", "1,2": "1\n2\n",
 		"1, halt, 2": "1\n",
 	} {
 		f, err := newFilter(expression)

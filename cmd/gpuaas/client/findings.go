@@ -70,7 +70,8 @@ func changes(f *lifecyclev1.Finding) string {
 		}
 		line := fmt.Sprintf("%s %s", value(one["at"]), value(one["how"]))
 		if by, known := one["by"]; known {
-			line += fmt.Sprintf(" by %s with %s from %s, backend %s, transaction %s", value(by), value(one["application"]), value(one["client"]), value(one["backend"]),
+			line += fmt.Sprintf(" by %s with %s from %s, backend %s, transaction %s", value(by), value(one["application"]),
+				value(one["client"]), value(one["backend"]),
 				value(one["transaction"]))
 		}
 		lines = append(lines, line)
@@ -116,7 +117,8 @@ func evidence(s *structpb.Struct) string {
 func findingLines(found []*lifecyclev1.Finding) string {
 	lines := make([]string, 0, len(found))
 	for _, f := range found {
-		lines = append(lines, fmt.Sprintf("%s %s: %s; %s", enumText(f.GetSeverity()), enumText(f.GetKind()), f.GetSummary(), f.GetNextAction()))
+		lines = append(lines, fmt.Sprintf("%s %s: %s; %s", enumText(f.GetSeverity()), enumText(f.GetKind()), f.GetSummary(),
+			f.GetNextAction()))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -125,7 +127,8 @@ func (p *Program) findingsCommand() *cobra.Command {
 	var page paging
 	req := &readmodelv1.ListFindingsRequest{}
 	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List what the sweeps found: contradictions between rows and resources, and rows changed by hand",
+		Use: "list", Aliases: []string{"ls"},
+		Short:   "List what the sweeps found: contradictions between rows and resources, and rows changed by hand",
 		Example: "  gpuaas findings list\n  gpuaas findings list --all -o json\n  gpuaas findings list --workspace acme/demo2 -o wide", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			return show(ctx, s, page, source[*lifecyclev1.Finding]{
@@ -142,7 +145,8 @@ func (p *Program) findingsCommand() *cobra.Command {
 	ls.Flags().BoolVar(&req.IncludeResolved, "all", false, "those that are over as well")
 	ls.Flags().StringVar(&req.Workspace, "workspace", "", "only those of this workspace")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
-	return group("findings", "Contradictions between records, and rows that were changed by hand", []string{"finding"}, ls, p.getFindingCommand(), p.acknowledgeCommand())
+	return group("findings", "Contradictions between records, and rows that were changed by hand", []string{"finding"}, ls,
+		p.getFindingCommand(), p.acknowledgeCommand())
 }
 
 func (p *Program) getFindingCommand() *cobra.Command {
@@ -166,7 +170,8 @@ func (p *Program) getFindingCommand() *cobra.Command {
 func (p *Program) acknowledgeCommand() *cobra.Command {
 	req := &lifecyclev1.AcknowledgeFindingRequest{}
 	cmd := &cobra.Command{
-		Use: "acknowledge FINDING", Aliases: []string{"ack"}, Short: "Say that a row changed by hand was looked at; refused while the row stands as it was changed",
+		Use: "acknowledge FINDING", Aliases: []string{"ack"},
+		Short:   "Say that a row changed by hand was looked at; refused while the row stands as it was changed",
 		Example: "  gpuaas findings acknowledge 0192f0c1-0000-7000-8000-000000000001 --reason 'the state was set by the runbook of 12 May'", Args: args("FINDING"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			id, err := s.id(ctx, kindFinding, args[0])

@@ -16,7 +16,10 @@ func TestAWrongFlagValueIsExplained(t *testing.T) {
 		{[]string{"nodes", "list", "--limit", "abc"}, `--limit "abc" is not a whole number`},
 		{[]string{"nodes", "list", "--limit", "99999999999999999999"}, `--limit "99999999999999999999" is out of range`},
 		{[]string{"workspaces", "create", "d", "--gpus", "2.5"}, `--gpus "2.5" is not a whole number`},
-		{[]string{"workspaces", "wait", "d", "--timeout", "soon"}, `--timeout "soon" is not a duration such as 500ms, 30s or 5m`},
+		{
+			[]string{"workspaces", "wait", "d", "--timeout", "soon"},
+			`--timeout "soon" is not a duration such as 500ms, 30s or 5m`,
+		},
 		{[]string{"nodes", "list", "--watch=perhaps"}, `--watch "perhaps" is neither true nor false`},
 	} {
 		got := call(t, c.args...).wants(t, 2)
@@ -32,7 +35,8 @@ func TestAReadThatTakesTooLongChangedNothing(t *testing.T) {
 	f := mesh(t)
 	stock(f)
 	got := call(t, "nodes", "list", "--request-timeout", "1ns").wants(t, 1)
-	if !strings.Contains(got.err, "nothing was changed") || strings.Contains(got.err, "may or may not") || !strings.Contains(got.err, "--request-timeout") {
+	if !strings.Contains(got.err, "nothing was changed") || strings.Contains(got.err, "may or may not") ||
+		!strings.Contains(got.err, "--request-timeout") {
 		t.Errorf("a read: %s", got.err)
 	}
 	got = call(t, "tenants", "create", "acme", "--request-timeout", "1ns").wants(t, 1)

@@ -70,7 +70,8 @@ func (s *session) follow(
 
 // pollOnce calls each with the items that poll returns.
 func (s *session) pollOnce(
-	ctx context.Context, poll func(context.Context) ([]*readmodelv1.WatchItem, error), each func(*readmodelv1.WatchItem) (bool, error),
+	ctx context.Context, poll func(context.Context) ([]*readmodelv1.WatchItem, error),
+	each func(*readmodelv1.WatchItem) (bool, error),
 ) (bool, error) {
 	items, err := poll(ctx)
 	if err != nil {
@@ -153,9 +154,11 @@ func mends(err error) bool {
 		return false
 	}
 	switch fault.ReasonOf(err) { //nolint:exhaustive // what is not here is a refusal of the request itself
-	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_SERVER_DRAINING,
-		commonv1.Reason_REASON_POSITION_NOT_REACHED, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED, commonv1.Reason_REASON_SLOW_CONSUMER,
-		commonv1.Reason_REASON_OVERLOADED, commonv1.Reason_REASON_RATE_LIMITED, commonv1.Reason_REASON_STREAM_MAX_AGE,
+	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+		commonv1.Reason_REASON_SERVER_DRAINING, commonv1.Reason_REASON_POSITION_NOT_REACHED,
+		commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED, commonv1.Reason_REASON_SLOW_CONSUMER, commonv1.Reason_REASON_OVERLOADED,
+		commonv1.Reason_REASON_RATE_LIMITED,
+		commonv1.Reason_REASON_STREAM_MAX_AGE,
 		commonv1.Reason_REASON_UNIMPLEMENTED, commonv1.Reason_REASON_INTERNAL:
 		return Exit(err) != ExitNotAllowed
 	}

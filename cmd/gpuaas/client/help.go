@@ -91,7 +91,8 @@ func (h *helper) usage(cmd *cobra.Command) {
 	global.AddFlagSet(cmd.InheritedFlags())
 	h.flags("Global flags:", global)
 	if cmd.HasAvailableSubCommands() {
-		more := fmt.Sprintf("`%s COMMAND --help` shows more about a command; `%s help exit-codes` what the exit codes mean.", cmd.CommandPath(), cmd.Root().Name())
+		more := fmt.Sprintf("`%s COMMAND --help` shows more about a command; `%s help exit-codes` what the exit codes mean.",
+			cmd.CommandPath(), cmd.Root().Name())
 		h.print("\n%s\n", wrapText(more, h.width))
 	}
 }

@@ -42,7 +42,8 @@ func (p *Program) incidentsCommand() *cobra.Command {
 	var page paging
 	req := &readmodelv1.ListIncidentsRequest{}
 	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List open incidents", Example: "  gpuaas incidents list\n  gpuaas incidents list --all", Args: args(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List open incidents",
+		Example: "  gpuaas incidents list\n  gpuaas incidents list --all", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			return show(ctx, s, page, source[*recoveryv1.Incident]{
 				view: incidentView,
@@ -57,7 +58,8 @@ func (p *Program) incidentsCommand() *cobra.Command {
 	page.flags(ls)
 	ls.Flags().BoolVar(&req.IncludeClosed, "all", false, "the closed ones as well")
 	get := &cobra.Command{
-		Use: "get INCIDENT", Short: "Show one incident with the recoveries that it speaks of", Example: "  gpuaas incidents get 0197c0de-0000-7000-8000-000000000001", Args: args("INCIDENT"),
+		Use: "get INCIDENT", Short: "Show one incident with the recoveries that it speaks of",
+		Example: "  gpuaas incidents get 0197c0de-0000-7000-8000-000000000001", Args: args("INCIDENT"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			id, err := s.id(ctx, kindIncident, args[0])
 			if err != nil {
@@ -70,13 +72,15 @@ func (p *Program) incidentsCommand() *cobra.Command {
 			if s.structured() {
 				return object(s.printer, answer.GetIncident(), member{"recoveries", messages(answer.GetRecoveries()...)})
 			}
-			if err := one(s.printer, incidentView, answer.GetIncident()); err != nil || s.format == formatName || len(answer.GetRecoveries()) == 0 {
+			if err := one(s.printer, incidentView, answer.GetIncident()); err != nil || s.format == formatName ||
+				len(answer.GetRecoveries()) == 0 {
 				return err
 			}
 			return under(s.printer, recoveryView.columns, answer.GetRecoveries())
 		}),
 	}
-	return group("incidents", "Failures of the control plane, and of many workspaces at once", []string{"incident"}, ls, get)
+	return group("incidents", "Failures of the control plane, and of many workspaces at once", []string{"incident"}, ls,
+		get)
 }
 
 var recoveryView = view[*recoveryv1.RecoveryRecord]{
@@ -105,13 +109,15 @@ func (p *Program) workspacesRecoveries() *cobra.Command {
 	var page paging
 	cmd := &cobra.Command{
 		Use: "recoveries WS", Short: "Show how the workspace was brought back, or why it was not: step, cause, what worked, time and impact",
-		Example: "  gpuaas workspaces recoveries acme/demo2\n  gpuaas workspaces recoveries acme/demo2 -o wide", Args: args("WS"),
+		Example:           "  gpuaas workspaces recoveries acme/demo2\n  gpuaas workspaces recoveries acme/demo2 -o wide",
+		Args:              args("WS"),
 		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			return show(ctx, s, page, source[*recoveryv1.RecoveryRecord]{
 				view: recoveryView,
 				fetch: func(ctx context.Context, size int32, token string) ([]*recoveryv1.RecoveryRecord, string, error) {
-					answer, err := s.client.Incidents.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{Workspace: args[0], PageSize: size, PageToken: token})
+					answer, err := s.client.Incidents.ListRecoveries(ctx,
+						&readmodelv1.ListRecoveriesRequest{Workspace: args[0], PageSize: size, PageToken: token})
 					return answer.GetItems(), answer.GetNextPageToken(), err
 				},
 			})
@@ -148,7 +154,8 @@ func brakeState(b *recoveryv1.Brake) string {
 
 func (p *Program) brakeCommand() *cobra.Command {
 	status := &cobra.Command{
-		Use: "status", Aliases: []string{"get"}, Short: "Show whether automatic remedies are stopped, and why", Example: "  gpuaas brake status", Args: args(),
+		Use: "status", Aliases: []string{"get"}, Short: "Show whether automatic remedies are stopped, and why",
+		Example: "  gpuaas brake status", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			answer, err := s.client.Incidents.GetBrake(ctx, &readmodelv1.GetBrakeRequest{})
 			if err != nil {
@@ -159,7 +166,8 @@ func (p *Program) brakeCommand() *cobra.Command {
 	}
 	req := &readmodelv1.ReleaseBrakeRequest{}
 	release := &cobra.Command{
-		Use: "release", Short: "Let automatic remedies go on", Example: "  gpuaas brake release --reason 'the switch was replaced'", Args: args(),
+		Use: "release", Short: "Let automatic remedies go on",
+		Example: "  gpuaas brake release --reason 'the switch was replaced'", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			answer, err := s.client.Incidents.ReleaseBrake(ctx, req)
 			if err != nil {
@@ -169,7 +177,8 @@ func (p *Program) brakeCommand() *cobra.Command {
 		}),
 	}
 	reasonFlag(release, &req.Reason, true)
-	return group("brake", "The fleet brake: what stops automatic remedies when too much fails at once", nil, status, release)
+	return group("brake", "The fleet brake: what stops automatic remedies when too much fails at once", nil, status,
+		release)
 }
 
 // trouble is the part of the status beside the components: open incidents and the brake.
@@ -182,7 +191,8 @@ type trouble struct {
 // not have the methods.
 func (s *session) trouble(ctx context.Context) (trouble, error) {
 	hidden := func(err error) bool {
-		return fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) || fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED)
+		return fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) ||
+			fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED)
 	}
 	var t trouble
 	open, err := s.client.Incidents.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{PageSize: 20})
@@ -213,7 +223,11 @@ func (t trouble) lines() [][2]string {
 		out = append(out, [2]string{"BRAKE", "engaged: " + t.brake.GetReason() + " (`gpuaas brake release --reason TEXT`)"})
 	}
 	for _, i := range t.incidents {
-		out = append(out, [2]string{"INCIDENT", strings.ToUpper(enumText(i.GetSeverity())) + " " + enumText(i.GetKind()) + ": " + i.GetSummary() + " (" + i.GetIncidentId() + ")"})
+		out = append(out, [2]string{
+			"INCIDENT",
+			strings.ToUpper(enumText(i.GetSeverity())) + " " + enumText(i.GetKind()) + ": " + i.GetSummary() + " (" +
+				i.GetIncidentId() + ")",
+		})
 	}
 	return out
 }

@@ -13,23 +13,32 @@ import (
 
 func incident() *recoveryv1.Incident {
 	return &recoveryv1.Incident{
-		IncidentId: claimID, Kind: commonv1.IncidentKind_INCIDENT_KIND_FLEET_BRAKE, Severity: commonv1.Severity_SEVERITY_P0, Summary: "5 of 9 failed at once",
-		WorkspaceIds: []string{workspaceID, taskID}, Workspaces: []string{"acme/demo2", ""}, TenantIds: []string{tenantID}, OpenedAt: at(2), LastSeenAt: at(3), NextAction: "find what they have in common", Count: 2,
+		IncidentId: claimID, Kind: commonv1.IncidentKind_INCIDENT_KIND_FLEET_BRAKE, Severity: commonv1.Severity_SEVERITY_P0,
+		Summary: "5 of 9 failed at once", WorkspaceIds: []string{workspaceID, taskID}, Workspaces: []string{"acme/demo2", ""},
+		TenantIds: []string{tenantID}, OpenedAt: at(2), LastSeenAt: at(3), NextAction: "find what they have in common",
+		Count: 2,
 	}
 }
 
 func recoveries() []*recoveryv1.RecoveryRecord {
 	return []*recoveryv1.RecoveryRecord{{
-		RecordId: taskID, WorkspaceId: workspaceID, Workspace: "acme/demo2", Trigger: commonv1.RecoveryTrigger_RECOVERY_TRIGGER_SESSION_LOST,
-		Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED, WhatWorked: "recreate", TotalSeconds: 75, DetectedAt: at(1), EndedAt: at(9), UserImpact: "it was away",
+		RecordId: taskID, WorkspaceId: workspaceID, Workspace: "acme/demo2",
+		Trigger: commonv1.RecoveryTrigger_RECOVERY_TRIGGER_SESSION_LOST,
+		Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED, WhatWorked: "recreate", TotalSeconds: 75,
+		DetectedAt: at(1), EndedAt: at(9), UserImpact: "it was away",
 	}, {
-		RecordId: runID, WorkspaceId: workspaceID, Workspace: "acme/demo2", Trigger: commonv1.RecoveryTrigger_RECOVERY_TRIGGER_STALLED, Step: "Allocate storage",
-		Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD, WithheldBecause: "the budget is used up", NextAt: at(30), DetectedAt: at(1),
+		RecordId: runID, WorkspaceId: workspaceID, Workspace: "acme/demo2",
+		Trigger: commonv1.RecoveryTrigger_RECOVERY_TRIGGER_STALLED, Step: "Allocate storage",
+		Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD, WithheldBecause: "the budget is used up", NextAt: at(30),
+		DetectedAt: at(1),
 	}}
 }
 
 func engaged() *recoveryv1.Brake {
-	return &recoveryv1.Brake{Engaged: true, Reason: "5 of 9 failed at once", Affected: 5, Fleet: 9, Limit: 2, Since: at(2), IncidentId: claimID}
+	return &recoveryv1.Brake{
+		Engaged: true, Reason: "5 of 9 failed at once", Affected: 5, Fleet: 9, Limit: 2, Since: at(2),
+		IncidentId: claimID,
+	}
 }
 
 func TestIncidentsAndRecoveries(t *testing.T) {
@@ -54,7 +63,8 @@ func TestIncidentsAndRecoveries(t *testing.T) {
 		}
 	}
 	call(t, "incidents", "list", "--all").wants(t, 0)
-	if req := sent[*readmodelv1.ListIncidentsRequest](f); !req[len(req)-1].GetIncludeClosed() || req[0].GetIncludeClosed() {
+	if req := sent[*readmodelv1.ListIncidentsRequest](f); !req[len(req)-1].GetIncludeClosed() ||
+		req[0].GetIncludeClosed() {
 		t.Errorf("%v", req)
 	}
 	if req := sent[*readmodelv1.ListRecoveriesRequest](f); req[0].GetWorkspace() != "acme/demo2" {
@@ -68,7 +78,8 @@ func TestIncidentsAndRecoveries(t *testing.T) {
 func TestBrake(t *testing.T) {
 	f := mesh(t)
 	always(f, "GetBrake", &readmodelv1.GetBrakeResponse{Brake: engaged()})
-	if got := call(t, "brake", "status").wants(t, 0); !strings.Contains(got.out, "engaged") || !strings.Contains(got.out, "5 of 9, 2 are allowed") {
+	if got := call(t, "brake", "status").wants(t, 0); !strings.Contains(got.out, "engaged") ||
+		!strings.Contains(got.out, "5 of 9, 2 are allowed") {
 		t.Errorf("%s", got.out)
 	}
 	call(t, "brake", "release").wants(t, 2)
@@ -79,7 +90,8 @@ func TestBrake(t *testing.T) {
 		ReleasedBy string `json:"released_by"`
 		Pos        string `json:"pos"`
 	}
-	if err := json.Unmarshal([]byte(got.out), &answer); err != nil || answer.Engaged || answer.ReleasedBy != "op" || answer.Pos != "1:9" {
+	if err := json.Unmarshal([]byte(got.out), &answer); err != nil || answer.Engaged || answer.ReleasedBy != "op" ||
+		answer.Pos != "1:9" {
 		t.Errorf("%s %v", got.out, err)
 	}
 	if req := sent[*readmodelv1.ReleaseBrakeRequest](f); len(req) != 1 || req[0].GetReason() != "the switch was replaced" {
@@ -106,7 +118,8 @@ func TestStatusShowsIncidentsAndTheBrake(t *testing.T) {
 		Incidents []struct{ Kind, Summary string } `json:"incidents"`
 	}
 	got = call(t, "status", "-o", "json").wants(t, 0)
-	if err := json.Unmarshal([]byte(got.out), &status); err != nil || status.Nodes != 3 || !status.Brake.Engaged || len(status.Incidents) != 1 {
+	if err := json.Unmarshal([]byte(got.out), &status); err != nil || status.Nodes != 3 || !status.Brake.Engaged ||
+		len(status.Incidents) != 1 {
 		t.Errorf("%s %v", got.out, err)
 	}
 	// A person who may not see incidents gets the rest of the status.

@@ -46,7 +46,8 @@ func (p *Program) tenantsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return one(s.printer, tenantView, answer.GetTenant(), member{"existed", answer.GetExisted()}, member{"pos", answer.GetPos()})
+			return one(s.printer, tenantView, answer.GetTenant(), member{"existed", answer.GetExisted()},
+				member{"pos", answer.GetPos()})
 		}),
 	}
 	create.Flags().Int32Var(&quota.workspaces, "workspaces", 100, "workspaces that it may have at once")
@@ -55,7 +56,8 @@ func (p *Program) tenantsCommand() *cobra.Command {
 
 	var page paging
 	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List tenants with their quotas", Example: "  gpuaas tenants list", Args: args(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List tenants with their quotas", Example: "  gpuaas tenants list",
+		Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			return show(ctx, s, page, source[*lifecyclev1.Tenant]{view: tenantView, fetch: s.tenants})
 		}),
@@ -135,7 +137,8 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 		Long: "End an instance that its placement runs and that this mesh cannot account for, as `gpuaas instances list` shows it with an unknown workspace:\n" +
 			"after a restore, for example, what was launched after the backup. INSTANCE is its id or the provider's. An instance of a workspace that is in use\n" +
 			"is refused: recreating or decommissioning the workspace ends it.",
-		Example: "  gpuaas instances end 0192f0c1-0000-7000-8000-000000000001 --reason 'launched after the backup' --yes", Args: args("INSTANCE"),
+		Example: "  gpuaas instances end 0192f0c1-0000-7000-8000-000000000001 --reason 'launched after the backup' --yes",
+		Args:    args("INSTANCE"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			// Only the placement may know an instance that no workspace accounts for, so a reference that is not found goes to
 			// the owner as it is.
@@ -157,7 +160,8 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 			if req.GetDryRun() {
 				note(s.err, "dry run, nothing was changed: it %s", clean(answer.GetResponse().GetConsequence()))
 			} else {
-				note(s.err, "the instance %s has been ended, with everything that ran on it; its data is lost", clean(req.GetInstance()))
+				note(s.err, "the instance %s has been ended, with everything that ran on it; its data is lost",
+					clean(req.GetInstance()))
 			}
 			return one(s.printer, instanceView, answer.GetResponse().GetInstance(), member{"pos", answer.GetResponse().GetPos()})
 		}),
@@ -178,7 +182,8 @@ func (s *session) losesInstance(req *lifecyclev1.EndInstanceRequest) func(contex
 			return question{}, err
 		}
 		return question{req.GetInstance(), []string{
-			fmt.Sprintf("The instance %s will be ended for good: what runs in it stops, and its data is lost.", req.GetInstance()),
+			fmt.Sprintf("The instance %s will be ended for good: what runs in it stops, and its data is lost.",
+				req.GetInstance()),
 			"Ending it " + answer.GetResponse().GetConsequence() + ".",
 		}}, nil
 	}
@@ -191,8 +196,8 @@ func (p *Program) instancesCommand() *cobra.Command {
 		live      bool
 	)
 	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List live and ended instances with their workspace, epoch and provider id; `unknown` is a workspace that this mesh does not know",
-		Example: "  gpuaas instances list --workspace acme/demo2 --live", Args: args(),
+		Use: "list", Aliases: []string{"ls"},
+		Short: "List live and ended instances with their workspace, epoch and provider id; `unknown` is a workspace that this mesh does not know", Example: "  gpuaas instances list --workspace acme/demo2 --live", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			id, err := s.workspaceID(ctx, workspace)
 			if err != nil {
@@ -201,10 +206,12 @@ func (p *Program) instancesCommand() *cobra.Command {
 			return show(ctx, s, page, source[*lifecyclev1.Instance]{
 				view: instanceView, topic: readmodelv1.Topic_TOPIC_INSTANCES, changed: (*readmodelv1.WatchItem).GetInstance,
 				keep: func(i *lifecyclev1.Instance) bool {
-					return (id == "" || i.GetWorkspaceId() == id) && (!live || i.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED)
+					return (id == "" || i.GetWorkspaceId() == id) &&
+						(!live || i.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED)
 				},
 				fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Instance, string, error) {
-					answer, err := s.query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: size, PageToken: token, WorkspaceId: id, LiveOnly: live})
+					answer, err := s.query.ListInstances(ctx,
+						&readmodelv1.ListInstancesRequest{PageSize: size, PageToken: token, WorkspaceId: id, LiveOnly: live})
 					return answer.GetItems(), answer.GetNextPageToken(), err
 				},
 			})
@@ -214,7 +221,8 @@ func (p *Program) instancesCommand() *cobra.Command {
 	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
 	ls.Flags().BoolVar(&live, "live", false, "only those that have not ended")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
-	return group("instances", "Launched instances of workspaces, and those that no workspace accounts for", []string{"instance"}, ls, p.endInstanceCommand())
+	return group("instances", "Launched instances of workspaces, and those that no workspace accounts for",
+		[]string{"instance"}, ls, p.endInstanceCommand())
 }
 
 var claimView = view[*lifecyclev1.Claim]{
@@ -255,7 +263,8 @@ func (p *Program) claimsCommand() *cobra.Command {
 		orphaned, all bool
 	)
 	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the resources that runs made or meant to make", Example: "  gpuaas claims list --orphaned", Args: args(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List the resources that runs made or meant to make",
+		Example: "  gpuaas claims list --orphaned", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			id, err := s.workspaceID(ctx, workspace)
 			if err != nil {

@@ -60,7 +60,8 @@ func heldBy(replicas []string) string {
 }
 
 func (p *Program) keysCommand() *cobra.Command {
-	return group("keys", "The keys that services sign with, and their rotation", []string{"key"}, p.keysList(), p.keysRotate())
+	return group("keys", "The keys that services sign with, and their rotation", []string{"key"}, p.keysList(),
+		p.keysRotate())
 }
 
 func (p *Program) keysList() *cobra.Command {
@@ -77,7 +78,8 @@ func (p *Program) keysList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := list(s.printer, keyView, answer.GetKeys(), "", member{"problems", answer.GetProblems()}); err != nil || s.structured() || s.format == formatName {
+			if err := list(s.printer, keyView, answer.GetKeys(), "", member{"problems", answer.GetProblems()}); err != nil ||
+				s.structured() || s.format == formatName {
 				return err
 			}
 			return under(s.printer, keyProblemColumns, answer.GetProblems())
@@ -107,7 +109,8 @@ func (p *Program) keysRotate() *cobra.Command {
 	req := &readmodelv1.RotateKeyRequest{}
 	cmd := &cobra.Command{
 		Use: "rotate KIND", Short: "Ask for the next key of a kind; it signs once each replica holds it",
-		Long: "Ask for the next key of a kind: " + strings.Join(keyKinds(), ", ") + ". The service that signs makes it within seconds, and\n" +
+		Long: "Ask for the next key of a kind: " + strings.Join(keyKinds(), ", ") +
+			". The service that signs makes it within seconds, and\n" +
 			"`gpuaas keys list` shows how far it is. Nothing is restarted. Where replicas have directories of their own, copy the new file to each:\n" +
 			"the key does not sign before. The key of task_signing waits for the agents that are connected too, and for those of an earlier build,\n" +
 			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. No service has the key of the\n" +
@@ -145,7 +148,8 @@ func (p *Program) keysRotate() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&req.DryRun, "dry-run", false, "only check whether it can be asked for")
-	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "a repeated request with the same `key` gets the same rotation")
+	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "",
+		"a repeated request with the same `key` gets the same rotation")
 	reasonFlag(cmd, &req.Reason, true)
 	return cmd
 }

@@ -54,7 +54,8 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 			return Usage(errors.New("--watch begins with the newest: it goes without --page-token"))
 		}
 	}
-	items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]T, string, error) { return from.fetch(ctx, size, token) })
+	items, next, err := pages(page.limit, page.token,
+		func(size int32, token string) ([]T, string, error) { return from.fetch(ctx, size, token) })
 	if err != nil {
 		return err
 	}
@@ -68,18 +69,19 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 	if from.topic == readmodelv1.Topic_TOPIC_UNSPECIFIED {
 		err = rows.poll(ctx, page, from.fetch)
 	} else {
-		err = s.follow(ctx, &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{from.topic}}, nil, func(changed *readmodelv1.WatchItem) (bool, error) {
-			item := from.changed(changed)
-			if !item.ProtoReflect().IsValid() {
-				rows.forget(changed.GetId())
-				return false, nil
-			}
-			if page.limit > 0 && changed.GetChange() == readmodelv1.Change_CHANGE_SNAPSHOT && !rows.knows(item) {
-				rows.printed[rows.id(item)] = rows.text(item) // it existed before, and is not printed
-				return false, nil
-			}
-			return false, rows.change(item, from.keep == nil || from.keep(item))
-		})
+		err = s.follow(ctx, &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{from.topic}}, nil,
+			func(changed *readmodelv1.WatchItem) (bool, error) {
+				item := from.changed(changed)
+				if !item.ProtoReflect().IsValid() {
+					rows.forget(changed.GetId())
+					return false, nil
+				}
+				if page.limit > 0 && changed.GetChange() == readmodelv1.Change_CHANGE_SNAPSHOT && !rows.knows(item) {
+					rows.printed[rows.id(item)] = rows.text(item) // it existed before, and is not printed
+					return false, nil
+				}
+				return false, rows.change(item, from.keep == nil || from.keep(item))
+			})
 	}
 	if ctx.Err() != nil {
 		return interrupted("interrupted")
@@ -201,7 +203,9 @@ const (
 )
 
 // poll reads the first page of a list at intervals and prints its changes.
-func (f *follower[T]) poll(ctx context.Context, page paging, fetch func(context.Context, int32, string) ([]T, string, error)) error {
+func (f *follower[T]) poll(ctx context.Context, page paging,
+	fetch func(context.Context, int32, string) ([]T, string, error),
+) error {
 	size := int32(listSize)
 	if page.limit > 0 {
 		size = int32(min(page.limit, listSize)) //nolint:gosec // at most listSize

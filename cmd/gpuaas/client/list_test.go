@@ -61,13 +61,19 @@ func TestListFollows(t *testing.T) {
 	node := func(name string, connected bool, heartbeat int) *readmodelv1.Node {
 		return &readmodelv1.Node{NodeId: name + "-id", Name: name, Connected: connected, LastHeartbeatAt: at(heartbeat)}
 	}
-	always(f, "ListNodes", &readmodelv1.ListNodesResponse{Items: []*readmodelv1.Node{node("a", true, 1), node("b", true, 1)}})
+	always(f, "ListNodes", &readmodelv1.ListNodesResponse{Items: []*readmodelv1.Node{
+		node("a", true, 1),
+		node("b", true, 1),
+	}})
 	f.watching(func(ctx context.Context, req *readmodelv1.WatchRequest, send func(*readmodelv1.WatchResponse) error) error {
 		if len(req.GetTopics()) != 1 || req.GetTopics()[0] != readmodelv1.Topic_TOPIC_NODES {
 			t.Errorf("watches %v", req.GetTopics())
 		}
 		frame := func(change readmodelv1.Change, n *readmodelv1.Node) {
-			item := &readmodelv1.WatchItem{Change: change, Id: n.GetNodeId(), Topic: readmodelv1.Topic_TOPIC_NODES, Object: &readmodelv1.WatchItem_Node{Node: n}}
+			item := &readmodelv1.WatchItem{
+				Change: change, Id: n.GetNodeId(), Topic: readmodelv1.Topic_TOPIC_NODES,
+				Object: &readmodelv1.WatchItem_Node{Node: n},
+			}
 			if err := send(&readmodelv1.WatchResponse{Frame: &readmodelv1.WatchResponse_Item{Item: item}}); err != nil {
 				t.Log(err)
 			}
@@ -97,7 +103,8 @@ func TestListFollows(t *testing.T) {
 		t.Errorf("exit %d, stderr %q, rows (-want +got):\n%s", got.code, got.err, diff)
 	}
 	// An item that the filter now excludes is printed once as it is now.
-	if got := follow(t, "zulu", "nodes", "list", "-w", "--connected"); cmp.Diff(want, names(got.out)) != "" || got.code != 130 {
+	if got := follow(t, "zulu", "nodes", "list", "-w", "--connected"); cmp.Diff(want, names(got.out)) != "" ||
+		got.code != 130 {
 		t.Errorf("filtered: exit %d, %q", got.code, got.out)
 	}
 	got = follow(t, "zulu", "nodes", "list", "-w", "-o", "jsonl")
@@ -125,13 +132,19 @@ func TestListFollowsWithoutAWatch(t *testing.T) {
 	asked := 0
 	answer(f, "ListClaims", func(req *readmodelv1.ListClaimsRequest) (*readmodelv1.ListClaimsResponse, error) {
 		asked++
-		items := []*lifecyclev1.Claim{{ClaimId: claimID, Kind: "slot", Name: "one"}, {ClaimId: instanceID, Kind: "slot", Name: "two"}}
+		items := []*lifecyclev1.Claim{
+			{ClaimId: claimID, Kind: "slot", Name: "one"},
+			{ClaimId: instanceID, Kind: "slot", Name: "two"},
+		}
 		if asked > 1 {
 			if req.GetPageSize() != 200 || req.GetPageToken() != "" {
 				t.Errorf("asked for %v", req)
 			}
 			items[1].OrphanedAt = at(3)
-			items = append([]*lifecyclev1.Claim{{ClaimId: taskID, Kind: "slot", Name: "newest", Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED}}, items...)
+			items = append([]*lifecyclev1.Claim{{
+				ClaimId: taskID, Kind: "slot", Name: "newest",
+				Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED,
+			}}, items...)
 		}
 		return &readmodelv1.ListClaimsResponse{Items: items}, nil
 	})

@@ -62,7 +62,8 @@ the workspace's tenant and for operators.`,
 			return err
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what is written, across restarts, until Ctrl-C or until the workload has ended for good")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false,
+		"go on with what is written, across restarts, until Ctrl-C or until the workload has ended for good")
 	cmd.Flags().StringVar(&req.Workload, "workload", "", "the workload's name; it may be left out where there is only one")
 	cmd.Flags().BoolVar(&req.Previous, "previous", false, "the run before the present one")
 	return cmd
@@ -70,7 +71,9 @@ the workspace's tenant and for operators.`,
 
 // readOutput reads a piece of output. A read that is refused because it comes too soon after another is repeated after
 // the delay in the refusal.
-func (s *session) readOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
+func (s *session) readOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse,
+	error,
+) {
 	for try := 1; ; try++ {
 		answer, err := s.query.ReadOutput(ctx, req)
 		if err == nil || try >= logsTries || !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) {
@@ -229,7 +232,8 @@ func (f *outputFollower) flush() error {
 // final reports whether a workload in this phase starts again only if a person acts.
 func final(phase nodev1.WorkloadPhase) bool {
 	switch phase { //nolint:exhaustive // the others go on, or begin again
-	case nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED, nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
+	case nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED,
+		nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
 		return true
 	}
 	return false

@@ -17,7 +17,8 @@ func TestLogsPrintsTheNewestOutputClean(t *testing.T) {
 	f := mesh(t)
 	stock(f)
 	always(f, "ReadOutput", &readmodelv1.ReadOutputResponse{Workload: "main", Output: &nodev1.WorkloadOutput{
-		Run: "r1", Offset: 900, DroppedBytes: 900, Data: []byte("\x1b[31mred\x1b[0m \x1b]0;title\x07key=****\r\nü\u202e\x00 end\n"), Ended: true, ExitCode: 137,
+		Run: "r1", Offset: 900, DroppedBytes: 900,
+		Data: []byte("\x1b[31mred\x1b[0m \x1b]0;title\x07key=****\r\nü\u202e\x00 end\n"), Ended: true, ExitCode: 137,
 		Next: &nodev1.OutputCursor{Run: "r1", Offset: 950}, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF,
 	}})
 	got := call(t, "workspaces", "logs", "acme/demo2", "--workload", "main", "--previous").wants(t, 0)
@@ -27,8 +28,12 @@ func TestLogsPrintsTheNewestOutputClean(t *testing.T) {
 		t.Errorf("asked %v", req)
 	}
 	goldenJSON(t, "logs.json", call(t, "workspaces", "logs", "acme/demo2", "-o", "json").wants(t, 0).out)
-	always(f, "ReadOutput", &readmodelv1.ReadOutputResponse{Workload: "main", Output: &nodev1.WorkloadOutput{Run: "r1", Restarts: 2}})
-	if got := call(t, "workspaces", "logs", "acme/demo2").wants(t, 0); got.out != "" || !strings.Contains(got.err, "main has written nothing since its restart; it was restarted 2 times: see --previous") {
+	always(f, "ReadOutput", &readmodelv1.ReadOutputResponse{
+		Workload: "main",
+		Output:   &nodev1.WorkloadOutput{Run: "r1", Restarts: 2},
+	})
+	if got := call(t, "workspaces", "logs", "acme/demo2").wants(t, 0); got.out != "" ||
+		!strings.Contains(got.err, "main has written nothing since its restart; it was restarted 2 times: see --previous") {
 		t.Errorf("stdout %q, stderr %q", got.out, got.err)
 	}
 }
@@ -38,8 +43,10 @@ func TestLogsRefusals(t *testing.T) {
 	stock(f)
 	call(t, "workspaces", "logs", "acme/demo2", "-f", "--previous").wants(t, 2)
 	call(t, "workspaces", "logs", "acme/demo2", "-f", "-o", "json").wants(t, 2)
-	refuse(f, "ReadOutput", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace has 2 workloads: web, job", fault.Remedy("name one of them with --workload")))
-	if got := call(t, "workspaces", "logs", "acme/demo2").wants(t, 2); !strings.Contains(got.err, "web, job") || !strings.Contains(got.err, "--workload") {
+	refuse(f, "ReadOutput", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace has 2 workloads: web, job",
+		fault.Remedy("name one of them with --workload")))
+	if got := call(t, "workspaces", "logs", "acme/demo2").wants(t, 2); !strings.Contains(got.err, "web, job") ||
+		!strings.Contains(got.err, "--workload") {
 		t.Errorf("stderr %q", got.err)
 	}
 	refuse(f, "ReadOutput", fault.New(commonv1.Reason_REASON_NODE_NOT_CONNECTED, ""))
@@ -74,7 +81,10 @@ func TestLogsFollow(t *testing.T) {
 		{Run: "r1", Offset: 10, DroppedBytes: 10, Data: []byte("one \x1b[3"), Next: cursor("r1", 17)},
 		{Run: "r1", Offset: 17, Data: []byte("1mtwo\n"), Ended: true, ExitCode: 1, Next: cursor("r2", 0), More: true},
 		{Run: "r2", Offset: 100, DroppedBytes: 100, Data: []byte("three\n"), Next: cursor("r2", 106)},
-		{Run: "r2", Offset: 106, Data: []byte("last"), Ended: true, ExitCode: 0, Next: cursor("r2", 110), Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED},
+		{
+			Run: "r2", Offset: 106, Data: []byte("last"), Ended: true, ExitCode: 0, Next: cursor("r2", 110),
+			Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED,
+		},
 	}
 	broke := false
 	answer(f, "ReadOutput", func(req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
@@ -103,7 +113,10 @@ func TestLogsFollowEndsWithThePerson(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	answer(f, "ReadOutput", func(*readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
 		cancel()
-		return &readmodelv1.ReadOutputResponse{Workload: "main", Output: &nodev1.WorkloadOutput{Run: "r1", Next: &nodev1.OutputCursor{Run: "r1"}}}, nil
+		return &readmodelv1.ReadOutputResponse{
+			Workload: "main",
+			Output:   &nodev1.WorkloadOutput{Run: "r1", Next: &nodev1.OutputCursor{Run: "r1"}},
+		}, nil
 	})
 	if got := callIn(ctx, nil, "workspaces", "logs", workspaceID, "-f"); got.code != 130 || got.err != "interrupted\n" {
 		t.Errorf("exit %d: %s", got.code, got.err)
@@ -116,17 +129,25 @@ func TestAFailedWaitShowsTheLastOutput(t *testing.T) {
 	stock(f)
 	failed := &readmodelv1.Workspace{
 		WorkspaceId: workspaceID, Tenant: "acme", Name: "demo2", State: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
-		LastError: "workload main was restarted 3 times before it was ready: exited with status 1", LastErrorCode: "workload_crash_loop",
+		LastError:     "workload main was restarted 3 times before it was ready: exited with status 1",
+		LastErrorCode: "workload_crash_loop",
 	}
-	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: &lifecyclev1.Operation{OperationId: "run", WorkspaceId: workspaceID}})
+	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: &lifecyclev1.Operation{
+		OperationId: "run",
+		WorkspaceId: workspaceID,
+	}})
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: failed})
 	always(f, "GetTimeline", &readmodelv1.GetTimelineResponse{Items: []*readmodelv1.TimelineItem{
-		{Step: "6", Name: "Wait for workloads ready", Attempt: 1, Error: failed.GetLastError(), LastOutput: "sleep: invalid time interval 'x\x1b[2J'\nTry 'sleep --help'"},
+		{
+			Step: "6", Name: "Wait for workloads ready", Attempt: 1, Error: failed.GetLastError(),
+			LastOutput: "sleep: invalid time interval 'x\x1b[2J'\nTry 'sleep --help'",
+		},
 		{Step: "7", Name: "Mark active"},
 	}})
 	got := call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait").wants(t, 5)
 	for _, want := range []string{
-		"  last output:\n", "sleep: invalid time interval 'x", "Try 'sleep --help'", "exited with status 1", "workload_crash_loop",
+		"  last output:\n", "sleep: invalid time interval 'x", "Try 'sleep --help'", "exited with status 1",
+		"workload_crash_loop",
 	} {
 		if !strings.Contains(got.err, want) {
 			t.Errorf("stderr holds no %q: %s", want, got.err)

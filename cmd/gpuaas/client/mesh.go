@@ -18,7 +18,8 @@ import (
 
 func (p *Program) statusCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the state of each part of the mesh", Example: "  gpuaas status\n  gpuaas status -o json --jq '.components[] | select(.ok | not).name'", Args: args(),
+		Use: "status", Short: "Show the state of each part of the mesh",
+		Example: "  gpuaas status\n  gpuaas status -o json --jq '.components[] | select(.ok | not).name'", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			answer, err := s.query.GetStatus(ctx, &readmodelv1.GetStatusRequest{})
 			if err != nil {
@@ -49,8 +50,10 @@ func (p *Program) statusCommand() *cobra.Command {
 				{"NODES", fmt.Sprintf("%d, %d connected", answer.GetNodes(), answer.GetNodesConnected())},
 				{"WORKSPACES", fmt.Sprintf("%d, %d active", answer.GetWorkspaces(), answer.GetWorkspacesActive())},
 				{"LIVE RUNS", number(answer.GetLiveRuns())},
-				{"FINDINGS", fmt.Sprintf("%d P0, %d P1, %d P2 open", answer.GetFindingsP0(), answer.GetFindingsP1(), answer.GetFindingsP2())},
-				{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(), answer.GetParkedEvents())},
+				{"FINDINGS", fmt.Sprintf("%d P0, %d P1, %d P2 open", answer.GetFindingsP0(), answer.GetFindingsP1(),
+					answer.GetFindingsP2())},
+				{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(),
+					answer.GetParkedEvents())},
 				{"ERA", number(answer.GetEra())},
 				{"VERSION", answer.GetVersion()},
 			}, historyLines(answer.GetHistory()), wrong.lines()))
@@ -91,7 +94,10 @@ var policyView = view[*recoveryv1.PolicyKey]{
 		{title: "DEFAULT", drop: 1, path: "default_value"},
 		{title: "FROM", drop: 2, path: "minimum"},
 		{title: "TO", drop: 3, path: "maximum"},
-		{title: "CHANGED BY", drop: 4, of: func(_ *printer, k *recoveryv1.PolicyKey) string { return onlyIf(k.GetOverridden(), k.GetUpdatedBy()) }},
+		{
+			title: "CHANGED BY", drop: 4,
+			of: func(_ *printer, k *recoveryv1.PolicyKey) string { return onlyIf(k.GetOverridden(), k.GetUpdatedBy()) },
+		},
 		{title: "MEANING", path: "meaning", wide: true},
 	},
 	more: []column[*recoveryv1.PolicyKey]{
@@ -102,7 +108,8 @@ var policyView = view[*recoveryv1.PolicyKey]{
 
 func (p *Program) policyCommand() *cobra.Command {
 	get := &cobra.Command{
-		Use: "get [KEY]", Short: "Show the policy keys with their values and bounds", Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_stale_after_seconds", Args: cobra.MaximumNArgs(1),
+		Use: "get [KEY]", Short: "Show the policy keys with their values and bounds",
+		Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_stale_after_seconds", Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: onlyFirst(completePolicyKeys),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			key := ""
@@ -126,7 +133,8 @@ func (p *Program) policyCommand() *cobra.Command {
 	req := &readmodelv1.SetPolicyRequest{}
 	set := &cobra.Command{
 		Use: "set KEY VALUE", Short: "Change a policy key within its bounds",
-		Example: "  gpuaas policy set node.heartbeat_stale_after_seconds 300 --reason 'slow links'", Args: args("KEY", "VALUE"),
+		Example:           "  gpuaas policy set node.heartbeat_stale_after_seconds 300 --reason 'slow links'",
+		Args:              args("KEY", "VALUE"),
 		ValidArgsFunction: completePolicyKeys,
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Key, req.Value = args[0], args[1]
@@ -138,7 +146,8 @@ func (p *Program) policyCommand() *cobra.Command {
 		}),
 	}
 	reasonFlag(set, &req.Reason, false)
-	set.Flags().BoolVar(&req.AcknowledgeWeakening, "acknowledge-weakening", false, "accept that the new value weakens a budget; needs --reason")
+	set.Flags().BoolVar(&req.AcknowledgeWeakening, "acknowledge-weakening", false,
+		"accept that the new value weakens a budget; needs --reason")
 	return group("policy", "Policy keys: intervals, budgets and limits", nil, get, set)
 }
 
@@ -172,7 +181,8 @@ func (p *Program) explainCommand() *cobra.Command {
 			case len(args) == 0:
 				return list(pr, reasonView, items, "")
 			case code == "" || len(items) == 0 || strings.EqualFold(code, names.Of(commonv1.Reason_REASON_UNSPECIFIED)):
-				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no reason %q", code), fault.Remedy("list all with `gpuaas explain reason`"))
+				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no reason %q", code),
+					fault.Remedy("list all with `gpuaas explain reason`"))
 			}
 			return one(pr, reasonView, items[0])
 		}),
@@ -190,7 +200,10 @@ func reasonCodes() []string {
 }
 
 func reasonText(e fault.Explanation) *readmodelv1.ReasonText {
-	return &readmodelv1.ReasonText{Code: e.Code, Meaning: e.Meaning, Impact: e.Impact, Owner: e.Owner, NextAction: e.NextAction, Action: e.Action}
+	return &readmodelv1.ReasonText{
+		Code: e.Code, Meaning: e.Meaning, Impact: e.Impact, Owner: e.Owner,
+		NextAction: e.NextAction, Action: e.Action,
+	}
 }
 
 // shownContext is a context without its secrets.
@@ -218,8 +231,10 @@ func (p *Program) configCommand() *cobra.Command {
 			items := make([]shownContext, 0, len(file.Contexts))
 			for _, c := range file.Contexts {
 				items = append(items, shownContext{
-					Current: c.Name == file.Current, Name: c.Name, Server: c.Server, TrustDomain: or(c.TrustDomain, contexts.DefaultTrustDomain),
-					CA: or(c.CAFile, onlyIf(c.CAPEM != "", "in the context")), Token: or(c.TokenFile, onlyIf(c.Token != "", "[hidden]")),
+					Current: c.Name == file.Current, Name: c.Name, Server: c.Server,
+					TrustDomain: or(c.TrustDomain, contexts.DefaultTrustDomain),
+					CA:          or(c.CAFile, onlyIf(c.CAPEM != "", "in the context")),
+					Token:       or(c.TokenFile, onlyIf(c.Token != "", "[hidden]")),
 				})
 			}
 			switch {
@@ -231,13 +246,15 @@ func (p *Program) configCommand() *cobra.Command {
 				}
 				return nil
 			case pr.structured():
-				return pr.document(members(member{"items", items}, member{"next_page_token", ""}, member{"current", file.Current}, member{"path", path}))
+				return pr.document(members(member{"items", items}, member{"next_page_token", ""}, member{"current", file.Current},
+					member{"path", path}))
 			}
 			return table(pr, contextColumns, items)
 		}),
 	}
 	use := &cobra.Command{
-		Use: "use-context NAME", Short: "Choose the mesh that commands talk to", Example: "  gpuaas config use-context dev", Args: args("NAME"),
+		Use: "use-context NAME", Short: "Choose the mesh that commands talk to", Example: "  gpuaas config use-context dev",
+		Args:              args("NAME"),
 		ValidArgsFunction: onlyFirst(p.completeContexts),
 		RunE: p.local(func(_ context.Context, pr *printer, args []string) error {
 			path, err := contexts.DefaultPath()

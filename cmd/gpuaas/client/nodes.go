@@ -38,20 +38,25 @@ var nodeView = view[*readmodelv1.Node]{
 		{title: "identity: state", of: func(pr *printer, n *readmodelv1.Node) string { return identityText(pr, n.GetIdentity()) }},
 		{title: "identity: certificate", of: func(pr *printer, n *readmodelv1.Node) string {
 			id := n.GetIdentity()
-			return onlyIf(id.GetCurrentSerial() != "", "serial "+id.GetCurrentSerial()+", expires "+pr.when(id.GetCertificateNotAfter()))
+			return onlyIf(id.GetCurrentSerial() != "",
+				"serial "+id.GetCurrentSerial()+", expires "+pr.when(id.GetCertificateNotAfter()))
 		}},
 		{title: "identity: alarm", path: "identity.alarm"},
 		{title: "session: state", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
-			return onlyIf(session != nil, strings.TrimSpace(fmt.Sprintf("%s (generation %d) %s", enumText(session.GetState()), session.GetGeneration(), onlyIf(session.GetLate(), "late"))))
+			return onlyIf(session != nil, strings.TrimSpace(fmt.Sprintf("%s (generation %d) %s", enumText(session.GetState()),
+				session.GetGeneration(), onlyIf(session.GetLate(), "late"))))
 		}},
 		{title: "session: peer", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
-			return onlyIf(session.GetRemoteAddress() != "", session.GetRemoteAddress()+", opened "+pr.when(session.GetOpenedAt()))
+			return onlyIf(session.GetRemoteAddress() != "",
+				session.GetRemoteAddress()+", opened "+pr.when(session.GetOpenedAt()))
 		}},
 		{title: "session: closed", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
-			return onlyIf(session.GetClosedAt() != nil, strings.TrimSpace(pr.when(session.GetClosedAt())+" "+enumText(session.GetCloseReason())+" "+session.GetCloseDetail()))
+			return onlyIf(session.GetClosedAt() != nil,
+				strings.TrimSpace(pr.when(session.GetClosedAt())+" "+enumText(session.GetCloseReason())+" "+
+					session.GetCloseDetail()))
 		}},
 		{title: "gate: cordon", of: func(_ *printer, n *readmodelv1.Node) string {
 			gate := n.GetGate()
@@ -67,7 +72,8 @@ var nodeView = view[*readmodelv1.Node]{
 			lines := make([]string, 0, len(n.GetSession().GetDiagnostics()))
 			for _, d := range n.GetSession().GetDiagnostics() {
 				over := onlyIf(d.GetEndedAt() != nil, " (over since "+pr.when(d.GetEndedAt())+")")
-				lines = append(lines, fmt.Sprintf("%s x%d %s %s%s", enumText(d.GetCode()), d.GetCount(), pr.when(d.GetObservedAt()), d.GetDetail(), over))
+				lines = append(lines, fmt.Sprintf("%s x%d %s %s%s", enumText(d.GetCode()), d.GetCount(), pr.when(d.GetObservedAt()),
+					d.GetDetail(), over))
 			}
 			return strings.Join(lines, "\n")
 		}},
@@ -115,16 +121,19 @@ func hostText(_ *printer, n *readmodelv1.Node) string {
 			simulated++
 		}
 	}
-	text := fmt.Sprintf("%s, %s %s, %d CPUs, %s memory, %d GPUs", host.GetHostname(), host.GetOs(), host.GetKernel(), host.GetCpus(), bytesText(host.GetMemoryBytes()), len(host.GetGpus()))
+	text := fmt.Sprintf("%s, %s %s, %d CPUs, %s memory, %d GPUs", host.GetHostname(), host.GetOs(), host.GetKernel(),
+		host.GetCpus(), bytesText(host.GetMemoryBytes()), len(host.GetGpus()))
 	return text + onlyIf(simulated > 0, fmt.Sprintf(" (%d simulated)", simulated))
 }
 
 func (p *Program) nodesCommand() *cobra.Command {
 	return group("nodes", "The fleet: machines, and instances of workspaces", []string{"node"},
 		p.nodesList(), p.nodesGet(), p.nodesWatch(), p.nodesEnroll(),
-		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD, "Close the node's session and give it no work until it is reactivated"),
+		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD,
+			"Close the node's session and give it no work until it is reactivated"),
 		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, "Set a suspicious node aside"),
-		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE, "Lock an identity out; only the security role lets it in again"),
+		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE,
+			"Lock an identity out; only the security role lets it in again"),
 		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "Let a held, quarantined or fenced node in again"),
 		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE, "End an identity for good"),
 		p.nodesCordon(true), p.nodesCordon(false), p.nodesProbe(),
@@ -135,13 +144,15 @@ func (p *Program) nodesList() *cobra.Command {
 	var page paging
 	req := &readmodelv1.ListNodesRequest{}
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the fleet", Example: "  gpuaas nodes list --connected\n  gpuaas nodes list -o json --jq '.items[].name'", Args: args(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List the fleet",
+		Example: "  gpuaas nodes list --connected\n  gpuaas nodes list -o json --jq '.items[].name'", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			return show(ctx, s, page, source[*readmodelv1.Node]{
 				view: nodeView, topic: readmodelv1.Topic_TOPIC_NODES, changed: (*readmodelv1.WatchItem).GetNode,
 				keep: func(n *readmodelv1.Node) bool {
 					retired := n.GetIdentity().GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED
-					return (n.GetConnected() || !req.GetConnectedOnly()) && (req.GetName() == "" || n.GetName() == req.GetName()) && (!retired || req.GetIncludeRetired())
+					return (n.GetConnected() || !req.GetConnectedOnly()) && (req.GetName() == "" || n.GetName() == req.GetName()) &&
+						(!retired || req.GetIncludeRetired())
 				},
 				fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.Node, string, error) {
 					req.PageSize, req.PageToken = size, token
@@ -160,7 +171,8 @@ func (p *Program) nodesList() *cobra.Command {
 
 func (p *Program) nodesGet() *cobra.Command {
 	return &cobra.Command{
-		Use: "get NODE", Aliases: []string{"describe"}, Short: "Show one node: identity, session and gate apart", Example: "  gpuaas nodes get node-1", Args: args("NODE"),
+		Use: "get NODE", Aliases: []string{"describe"}, Short: "Show one node: identity, session and gate apart",
+		Example: "  gpuaas nodes get node-1", Args: args("NODE"),
 		ValidArgsFunction: onlyFirst(p.completeNodes),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: args[0]})
@@ -174,7 +186,8 @@ func (p *Program) nodesGet() *cobra.Command {
 
 func (p *Program) nodesWatch() *cobra.Command {
 	return &cobra.Command{
-		Use: "watch [NODE]", Short: "Print every change of a node, or of the fleet, until Ctrl-C", Example: "  gpuaas nodes watch node-1\n  gpuaas nodes watch -o jsonl", Args: cobra.MaximumNArgs(1),
+		Use: "watch [NODE]", Short: "Print every change of a node, or of the fleet, until Ctrl-C",
+		Example: "  gpuaas nodes watch node-1\n  gpuaas nodes watch -o jsonl", Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: onlyFirst(p.completeNodes),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req := &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}}
@@ -187,7 +200,11 @@ func (p *Program) nodesWatch() *cobra.Command {
 			}
 			return s.printChanges(ctx, req, func(item *readmodelv1.WatchItem) (string, []string) {
 				n := item.GetNode()
-				return or(n.GetName(), item.GetId()), []string{"connected=" + yesNo(n.GetConnected()), enumText(n.GetUserState()), enumText(n.GetIdentity().GetState()), n.GetReason()}
+				return or(n.GetName(), item.GetId()),
+					[]string{
+						"connected=" + yesNo(n.GetConnected()), enumText(n.GetUserState()), enumText(n.GetIdentity().GetState()),
+						n.GetReason(),
+					}
 			})
 		}),
 	}
@@ -210,7 +227,8 @@ func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cob
 					return err
 				}
 			}
-			answer, err := s.command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{Node: node, Verb: verb, Reason: reason})
+			answer, err := s.command.ChangeNodeIdentity(ctx,
+				&readmodelv1.ChangeNodeIdentityRequest{Node: node, Verb: verb, Reason: reason})
 			if err != nil {
 				return err
 			}
@@ -243,8 +261,10 @@ func (s *session) losesNode(ref *string, verb recoveryv1.IdentityVerb) func(cont
 		*ref = n.GetNodeId()
 		lost := nodeLostBy[verb]
 		state := fmt.Sprintf("Its identity is %s and it is %sconnected, with %d of its %d slots in use, as last seen.",
-			or(enumText(n.GetIdentity().GetState()), "unknown"), onlyIf(!n.GetConnected(), "not "), n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
-		return question{or(n.GetName(), n.GetNodeId()), []string{fmt.Sprintf(lost, or(n.GetName(), n.GetNodeId())), state}}, nil
+			or(enumText(n.GetIdentity().GetState()), "unknown"), onlyIf(!n.GetConnected(), "not "), n.GetGate().GetSlotsUsed(),
+			n.GetGate().GetSlots())
+		return question{or(n.GetName(), n.GetNodeId()), []string{fmt.Sprintf(lost, or(n.GetName(), n.GetNodeId())), state}},
+			nil
 	}
 }
 
@@ -255,15 +275,18 @@ func (p *Program) nodesCordon(cordoned bool) *cobra.Command {
 		name, short = "uncordon", "Place workspaces on a node again"
 	}
 	cmd := &cobra.Command{
-		Use: name + " NODE", Short: short, Example: "  gpuaas nodes " + name + " node-1 --reason 'disk swap'", Args: args("NODE"),
+		Use: name + " NODE", Short: short, Example: "  gpuaas nodes " + name + " node-1 --reason 'disk swap'",
+		Args:              args("NODE"),
 		ValidArgsFunction: onlyFirst(p.completeNodes),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			answer, err := s.command.SetCordon(ctx, &readmodelv1.SetCordonRequest{Node: args[0], Cordoned: cordoned, Reason: reason})
+			answer, err := s.command.SetCordon(ctx,
+				&readmodelv1.SetCordonRequest{Node: args[0], Cordoned: cordoned, Reason: reason})
 			if err != nil {
 				return err
 			}
 			gate := answer.GetGate()
-			return s.nodeAfter(ctx, answer.GetPos(), &readmodelv1.Node{NodeId: gate.GetNodeId(), Name: gate.GetName(), Gate: gate})
+			return s.nodeAfter(ctx, answer.GetPos(),
+				&readmodelv1.Node{NodeId: gate.GetNodeId(), Name: gate.GetName(), Gate: gate})
 		}),
 	}
 	reasonFlag(cmd, &reason, true)
@@ -304,7 +327,8 @@ func needsReason(cmd *cobra.Command, reason *string) *cobra.Command {
 		if cmd.Flags().Lookup("dry-run") != nil {
 			text = " (or --dry-run, to see what it would do)"
 		}
-		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, cmd.CommandPath()+" needs --reason TEXT, which is written into the audit log"+text,
+		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED,
+			cmd.CommandPath()+" needs --reason TEXT, which is written into the audit log"+text,
 			fault.Remedy("give one with --reason"))
 	}
 	return cmd

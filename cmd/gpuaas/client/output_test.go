@@ -36,13 +36,24 @@ const bigEpoch = 2<<40 + 7
 
 func node() *readmodelv1.Node {
 	return &readmodelv1.Node{
-		NodeId: nodeID, Name: "node-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL, LastHeartbeatAt: at(5), ReplicaId: "replica-a", Since: at(1),
-		Identity: &recoveryv1.NodeIdentity{NodeId: nodeID, Name: "node-1", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, CurrentSerial: "a1", CertificateNotAfter: at(50)},
-		Session: &nodev1.SessionChanged{
-			SessionId: "s", State: commonv1.SessionState_SESSION_STATE_ADMITTED, Generation: bigEpoch, RemoteAddress: "10.0.0.7:1234", OpenedAt: at(2), AgentVersion: "v1",
-			Host: &commonv1.HostFacts{Hostname: "rack1", Os: "linux", Kernel: "6.1", Cpus: 8, MemoryBytes: 32 << 30, Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0", Simulated: true}}},
+		NodeId: nodeID, Name: "node-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL,
+		LastHeartbeatAt: at(5), ReplicaId: "replica-a", Since: at(1),
+		Identity: &recoveryv1.NodeIdentity{
+			NodeId: nodeID, Name: "node-1",
+			State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, CurrentSerial: "a1", CertificateNotAfter: at(50),
 		},
-		Gate: &lifecyclev1.NodeGate{NodeId: nodeID, Admitted: true, Slots: 4, SlotsUsed: 1, Gpus: 2, FenceEpoch: 1, SessionEpoch: bigEpoch},
+		Session: &nodev1.SessionChanged{
+			SessionId: "s", State: commonv1.SessionState_SESSION_STATE_ADMITTED, Generation: bigEpoch,
+			RemoteAddress: "10.0.0.7:1234", OpenedAt: at(2), AgentVersion: "v1",
+			Host: &commonv1.HostFacts{
+				Hostname: "rack1", Os: "linux", Kernel: "6.1", Cpus: 8, MemoryBytes: 32 << 30,
+				Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0", Simulated: true}},
+			},
+		},
+		Gate: &lifecyclev1.NodeGate{
+			NodeId: nodeID, Admitted: true, Slots: 4, SlotsUsed: 1, Gpus: 2, FenceEpoch: 1,
+			SessionEpoch: bigEpoch,
+		},
 	}
 }
 
@@ -52,16 +63,18 @@ func workspace(state commonv1.WorkspaceState) *readmodelv1.Workspace {
 		Workloads: []*nodev1.Workload{{Name: "demo", Command: []string{"@demo"}, EnvNames: []string{"API_KEY", "HOST"}}},
 	}
 	return &readmodelv1.Workspace{
-		WorkspaceId: workspaceID, Name: "demo2", Tenant: "acme", TenantId: tenantID, State: state, UserState: commonv1.UserState_USER_STATE_NORMAL, Epoch: bigEpoch, RunId: runID,
-		NodeName: "box-demo2", Spec: spec, StateAt: at(9), CreatedAt: at(1),
-		Endpoints: []*lifecyclev1.Endpoint{{Workload: "demo", Name: "http", Url: "http://127.0.0.1:4000"}}, CreatedBy: "op@example.test",
-		NodeId: nodeID, AgentConnected: true, AgentSince: at(8),
+		WorkspaceId: workspaceID, Name: "demo2", Tenant: "acme", TenantId: tenantID, State: state,
+		UserState: commonv1.UserState_USER_STATE_NORMAL, Epoch: bigEpoch, RunId: runID, NodeName: "box-demo2", Spec: spec,
+		StateAt: at(9), CreatedAt: at(1),
+		Endpoints: []*lifecyclev1.Endpoint{{Workload: "demo", Name: "http", Url: "http://127.0.0.1:4000"}},
+		CreatedBy: "op@example.test", NodeId: nodeID, AgentConnected: true, AgentSince: at(8),
 	}
 }
 
 func task(state commonv1.TaskState, states ...commonv1.TaskState) *readmodelv1.Task {
 	t := &readmodelv1.Task{
-		TaskId: taskID, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: nodeID, NodeName: "node-1", State: state, Attempt: 1, CreatedAt: at(0), CorrelationId: "c-1",
+		TaskId: taskID, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: nodeID, NodeName: "node-1", State: state,
+		Attempt: 1, CreatedAt: at(0), CorrelationId: "c-1",
 	}
 	for i, s := range states {
 		tr := &lifecyclev1.TaskTransition{State: s, At: at(i), Attempt: 1}
@@ -76,11 +89,13 @@ func task(state commonv1.TaskState, states ...commonv1.TaskState) *readmodelv1.T
 func finding() *lifecyclev1.Finding {
 	before, _ := structpb.NewStruct(map[string]any{"version": 7, "state": "active"})
 	after, _ := structpb.NewStruct(map[string]any{"version": 7, "state": "failed", "changes": []any{map[string]any{
-		"at": "2026-01-02T03:04:01Z", "how": "update", "by": "gpuaas_owner", "application": "psql", "client": "local", "backend": 4711, "transaction": "8123",
+		"at": "2026-01-02T03:04:01Z", "how": "update", "by": "gpuaas_owner", "application": "psql", "client": "local",
+		"backend": 4711, "transaction": "8123",
 	}}})
 	return &lifecyclev1.Finding{
-		FindingId: claimID, Kind: commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE, Severity: commonv1.Severity_SEVERITY_P1, SubjectType: "workspace",
-		SubjectId: workspaceID, WorkspaceId: workspaceID, TenantId: tenantID, Summary: "the row was changed outside its saga: state", NextAction: "set the row back",
+		FindingId: claimID, Kind: commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE,
+		Severity: commonv1.Severity_SEVERITY_P1, SubjectType: "workspace", SubjectId: workspaceID, WorkspaceId: workspaceID,
+		TenantId: tenantID, Summary: "the row was changed outside its saga: state", NextAction: "set the row back",
 		Before: before, After: after, FirstSeenAt: at(2), LastSeenAt: at(9), Count: 4, Version: 3,
 	}
 }
@@ -96,7 +111,10 @@ func operation() *lifecyclev1.Operation {
 func stock(f *fake) {
 	always(f, "ListNodes", &readmodelv1.ListNodesResponse{Items: []*readmodelv1.Node{
 		node(),
-		{NodeId: taskID, Name: "evil\x1b[31m\tname", UserState: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, Reason: "never_enrolled"},
+		{
+			NodeId: taskID, Name: "evil\x1b[31m\tname", UserState: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED,
+			Reason: "never_enrolled",
+		},
 	}})
 	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: node()})
 	away := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
@@ -109,69 +127,102 @@ func stock(f *fake) {
 	always(f, "GetTimeline", &readmodelv1.GetTimelineResponse{
 		Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING), Runs: []*lifecyclev1.Run{{RunId: runID}},
 		History: []*readmodelv1.RunBrief{
-			{RunId: runID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, State: commonv1.RunState_RUN_STATE_RUNNING, StartedAt: at(9), Shown: true},
 			{
-				RunId: taskID, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, State: commonv1.RunState_RUN_STATE_FAILED, StartedAt: at(1), EndedAt: at(7),
-				FailedStep: "launch_box", Error: "the box did not start", ErrorCode: "launch_failed", ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+				RunId: runID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, State: commonv1.RunState_RUN_STATE_RUNNING,
+				StartedAt: at(9), Shown: true,
+			},
+			{
+				RunId: taskID, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, State: commonv1.RunState_RUN_STATE_FAILED,
+				StartedAt: at(1), EndedAt: at(7), FailedStep: "launch_box", Error: "the box did not start",
+				ErrorCode:  "launch_failed",
+				ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
 			},
 		},
 		Items: []*readmodelv1.TimelineItem{
 			{
-				Step: "1", Name: "reserve_slot", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: at(1),
+				Step: "1", Name: "reserve_slot", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
+				State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: at(1),
 				DurationSeconds: 0.25,
 			},
 			{
-				Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 2, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, StartedAt: at(2),
-				DurationSeconds: 75, Stalled: true, Error: "the box did not start", ErrorCode: "launch_failed", ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
-				LikelyCause: "no memory", Advice: "add memory", LastOutput: "first line\nKilled \x1b[1mby\x1b[0m the kernel",
+				Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 2,
+				State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, StartedAt: at(2), DurationSeconds: 75, Stalled: true,
+				Error: "the box did not start", ErrorCode: "launch_failed", ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+				LikelyCause: "no memory", Advice: "add memory",
+				LastOutput: "first line\nKilled \x1b[1mby\x1b[0m the kernel",
 			},
 			{
-				Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 3, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING, StartedAt: at(4),
-				DurationSeconds: 190, HeartbeatAgeSeconds: 12.5, Progress: "7 of 9 layers", WhyWaiting: "the image is fetched",
+				Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 3,
+				State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING, StartedAt: at(4), DurationSeconds: 190,
+				HeartbeatAgeSeconds: 12.5, Progress: "7 of 9 layers", WhyWaiting: "the image is fetched",
 			},
 			{Step: "3", Name: "make_storage", Direction: commonv1.Direction_DIRECTION_DO},
 		},
 	})
 	always(f, "GetActions", &readmodelv1.GetActionsResponse{Actions: []*lifecyclev1.ActionOption{
 		{Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Possible: true, Consequence: "ends it"},
-		{Kind: commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, Unmet: []string{"the run is stuck"}, Reason: commonv1.Reason_REASON_PRECONDITION_FAILED},
+		{
+			Kind: commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, Unmet: []string{"the run is stuck"},
+			Reason: commonv1.Reason_REASON_PRECONDITION_FAILED,
+		},
 	}})
 	always(f, "ListTasks", &readmodelv1.ListTasksResponse{Items: []*readmodelv1.Task{task(commonv1.TaskState_TASK_STATE_RUNNING)}})
 	always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(commonv1.TaskState_TASK_STATE_SUCCEEDED,
-		commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DISPATCHED, commonv1.TaskState_TASK_STATE_SUCCEEDED)})
+		commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DISPATCHED,
+		commonv1.TaskState_TASK_STATE_SUCCEEDED)})
 	always(f, "ListInstances", &readmodelv1.ListInstancesResponse{Items: []*lifecyclev1.Instance{{
-		InstanceId: instanceID, WorkspaceId: workspaceID, WorkspaceName: "demo2", Epoch: bigEpoch, State: commonv1.InstanceState_INSTANCE_STATE_LIVE, ProviderId: "process:1", StartedAt: at(3),
+		InstanceId: instanceID, WorkspaceId: workspaceID, WorkspaceName: "demo2", Epoch: bigEpoch,
+		State: commonv1.InstanceState_INSTANCE_STATE_LIVE, ProviderId: "process:1", StartedAt: at(3),
 		Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS,
 	}}})
 	always(f, "ListClaims", &readmodelv1.ListClaimsResponse{Items: []*lifecyclev1.Claim{
-		{ClaimId: claimID, WorkspaceId: workspaceID, Kind: "storage", Name: "ws-1", Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, IntentAt: at(1), ConfirmedAt: at(2)},
-		{ClaimId: instanceID, WorkspaceId: workspaceID, Kind: "slot", Name: "slot-1", Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, OrphanedAt: at(2), OrphanedBy: "op", OrphanReason: "gone"},
+		{
+			ClaimId: claimID, WorkspaceId: workspaceID, Kind: "storage", Name: "ws-1",
+			Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, IntentAt: at(1), ConfirmedAt: at(2),
+		},
+		{
+			ClaimId: instanceID, WorkspaceId: workspaceID, Kind: "slot", Name: "slot-1",
+			Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, OrphanedAt: at(2), OrphanedBy: "op", OrphanReason: "gone",
+		},
 	}})
 	hold := &lifecyclev1.Allocation{
-		AllocationId: allocID, WorkspaceId: workspaceID, Epoch: 1, State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Occupancy: "cleanup",
+		AllocationId: allocID, WorkspaceId: workspaceID, Epoch: 1,
+		State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Occupancy: "cleanup",
 		GpuDeviceIds: []string{"gpu-0", "gpu-1"}, Fence: 4, StateAt: at(3), LastError: "the machine did not answer",
 	}
 	always(f, "ListAllocations", &readmodelv1.ListAllocationsResponse{Items: []*lifecyclev1.Allocation{hold}})
 	always(f, "GetAllocation", &readmodelv1.GetAllocationResponse{Allocation: hold, Claims: []*lifecyclev1.Claim{
-		{ClaimId: claimID, WorkspaceId: workspaceID, Kind: "storage", Name: "ws-1", Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, IntentAt: at(1), ConfirmedAt: at(2)},
+		{
+			ClaimId: claimID, WorkspaceId: workspaceID, Kind: "storage", Name: "ws-1",
+			Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, IntentAt: at(1), ConfirmedAt: at(2),
+		},
 	}})
 	always(f, "ListTenants", &readmodelv1.ListTenantsResponse{Items: []*lifecyclev1.Tenant{{
-		TenantId: tenantID, Name: "acme", Quota: &lifecyclev1.Quota{Workspaces: 10, Gpus: 8, StorageBytes: 1 << 40}, CreatedAt: at(1),
+		TenantId: tenantID, Name: "acme", Quota: &lifecyclev1.Quota{Workspaces: 10, Gpus: 8, StorageBytes: 1 << 40},
+		CreatedAt: at(1),
 	}}})
 	always(f, "GetPolicy", &readmodelv1.GetPolicyResponse{Items: []*recoveryv1.PolicyKey{
-		{Key: "heartbeat.interval", Value: "10s", DefaultValue: "5s", Minimum: "1s", Maximum: "60s", Overridden: true, UpdatedBy: "op", UpdatedAt: at(1), Reason: "slow", Meaning: "how often"},
+		{
+			Key: "heartbeat.interval", Value: "10s", DefaultValue: "5s", Minimum: "1s", Maximum: "60s", Overridden: true,
+			UpdatedBy: "op", UpdatedAt: at(1), Reason: "slow", Meaning: "how often",
+		},
 	}})
 	always(f, "GetStatus", &readmodelv1.GetStatusResponse{
 		Components: []*readmodelv1.ComponentStatus{
 			{Name: "database", Ok: true, ObservedAt: at(1)},
 			{Name: "lifecycle", Detail: "cannot be reached", ObservedAt: at(1)},
 			{
-				Name: "lock_store", State: commonv1.PartState_PART_STATE_DOWN, Detail: "Redis does not answer", ObservedAt: at(2), Since: at(1), Reason: "unavailable",
+				Name: "lock_store", State: commonv1.PartState_PART_STATE_DOWN, Detail: "Redis does not answer", ObservedAt: at(2),
+				Since: at(1), Reason: "unavailable",
 				NextAction: "start it again",
 			},
-			{Name: "ca", Ok: true, State: commonv1.PartState_PART_STATE_OK, Detail: "as recovery finds it", ObservedAt: at(2), Since: at(1)},
+			{
+				Name: "ca", Ok: true, State: commonv1.PartState_PART_STATE_OK, Detail: "as recovery finds it", ObservedAt: at(2),
+				Since: at(1),
+			},
 		},
-		FindingsP0: 1, FindingsP1: 2, Nodes: 3, NodesConnected: 2, Workspaces: 1, WorkspacesActive: 1, Position: 99, Era: 2, Version: "v1",
+		FindingsP0: 1, FindingsP1: 2, Nodes: 3, NodesConnected: 2, Workspaces: 1, WorkspacesActive: 1, Position: 99, Era: 2,
+		Version: "v1",
 		History: &readmodelv1.HistoryStatus{
 			EventsBytes: 3 << 20, DatabaseBytes: 40 << 20, LimitBytes: 100 << 20, BytesPerDay: 6 << 20, RetentionLagSeconds: 90,
 		},
@@ -179,23 +230,33 @@ func stock(f *fake) {
 	always(f, "GetFinding", &readmodelv1.GetFindingResponse{Finding: finding()})
 	settled := finding()
 	settled.ResolvedAt, settled.AcknowledgedBy, settled.AcknowledgeReason = at(10), "ana@example.org", "it was the runbook"
-	always(f, "AcknowledgeFinding", &readmodelv1.AcknowledgeFindingResponse{Response: &lifecyclev1.AcknowledgeFindingResponse{Finding: settled, Pos: "1:9"}})
+	always(f, "AcknowledgeFinding",
+		&readmodelv1.AcknowledgeFindingResponse{Response: &lifecyclev1.AcknowledgeFindingResponse{
+			Finding: settled,
+			Pos:     "1:9",
+		}})
 	always(f, "ListFindings", &readmodelv1.ListFindingsResponse{Items: []*lifecyclev1.Finding{finding()}})
 	ana := &readmodelv1.Person{
-		PersonId: claimID, Name: "ana", Roles: []string{"tenant", "viewer"}, TenantId: tenantID, Tenant: "acme", CreatedAt: at(1), CreatedBy: "dev",
-		State: readmodelv1.PersonState_PERSON_STATE_LIVE, ExpiresAt: at(9),
+		PersonId: claimID, Name: "ana", Roles: []string{"tenant", "viewer"}, TenantId: tenantID, Tenant: "acme",
+		CreatedAt: at(1), CreatedBy: "dev", State: readmodelv1.PersonState_PERSON_STATE_LIVE, ExpiresAt: at(9),
 	}
 	bob := &readmodelv1.Person{
-		PersonId: allocID, Name: "bob", Roles: []string{"security"}, CreatedAt: at(1), State: readmodelv1.PersonState_PERSON_STATE_ENDED, ExpiresAt: at(9),
-		EndedAt: at(4), EndedBy: "ana",
+		PersonId: allocID, Name: "bob", Roles: []string{"security"}, CreatedAt: at(1),
+		State: readmodelv1.PersonState_PERSON_STATE_ENDED, ExpiresAt: at(9), EndedAt: at(4), EndedBy: "ana",
 	}
 	always(f, "ListPeople", &readmodelv1.ListPeopleResponse{Items: []*readmodelv1.Person{ana, bob}})
 	always(f, "EndPerson", &readmodelv1.EndPersonResponse{Person: bob})
 	answer(f, "Resolve", resolveStock)
-	always(f, "CreateTenant", &readmodelv1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{TenantId: tenantID, Name: "acme"}, Existed: true, Pos: "1:1"})
+	always(f, "CreateTenant", &readmodelv1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{
+		TenantId: tenantID,
+		Name:     "acme",
+	}, Existed: true, Pos: "1:1"})
 	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: operation()})
 	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: operation()})
-	always(f, "SetPolicy", &readmodelv1.SetPolicyResponse{Key: &recoveryv1.PolicyKey{Key: "heartbeat.interval", Value: "9s"}, Pos: "1:2"})
+	always(f, "SetPolicy", &readmodelv1.SetPolicyResponse{Key: &recoveryv1.PolicyKey{
+		Key:   "heartbeat.interval",
+		Value: "9s",
+	}, Pos: "1:2"})
 }
 
 // TestGolden checks the output of each kind of object in each form, because scripts and people rely on it.
@@ -295,24 +356,29 @@ func TestFields(t *testing.T) {
 		fields map[string]any
 	}{
 		{"node", []string{"nodes", "list"}, true, map[string]any{
-			"node_id": nodeID, "name": "node-1", "connected": true, "user_state": "normal", "reason": "", "last_heartbeat_at": "2026-01-02T03:04:05.5Z",
+			"node_id": nodeID, "name": "node-1", "connected": true, "user_state": "normal", "reason": "",
+			"last_heartbeat_at": "2026-01-02T03:04:05.5Z",
 		}},
 		{"workspace", []string{"workspaces", "get", "demo2"}, false, map[string]any{
-			"workspace_id": workspaceID, "name": "demo2", "tenant": "acme", "state": "active", "user_state": "normal", "epoch": json.Number("2199023255559"), "last_error": "",
-			"agent_connected": true, "agent_since": "2026-01-02T03:04:08.5Z", "reason": "", "agent_detail": "",
+			"workspace_id": workspaceID, "name": "demo2", "tenant": "acme", "state": "active", "user_state": "normal",
+			"epoch": json.Number("2199023255559"), "last_error": "", "agent_connected": true,
+			"agent_since": "2026-01-02T03:04:08.5Z", "reason": "", "agent_detail": "",
 		}},
 		{"timeline", []string{"workspaces", "timeline", "demo2"}, true, map[string]any{
-			"step": "1", "name": "reserve_slot", "direction": "do", "attempt": json.Number("1"), "state": "succeeded", "duration_seconds": json.Number("0.25"), "stalled": false, "error": "",
+			"step": "1", "name": "reserve_slot", "direction": "do", "attempt": json.Number("1"), "state": "succeeded",
+			"duration_seconds": json.Number("0.25"), "stalled": false, "error": "",
 			"started_at": "2026-01-02T03:04:01.5Z",
 		}},
 		{"instance", []string{"instances", "list"}, true, map[string]any{
-			"instance_id": instanceID, "workspace_id": workspaceID, "workspace_name": "demo2", "epoch": json.Number("2199023255559"), "provider_id": "process:1", "ended_at": nil,
+			"instance_id": instanceID, "workspace_id": workspaceID, "workspace_name": "demo2",
+			"epoch": json.Number("2199023255559"), "provider_id": "process:1", "ended_at": nil,
 		}},
 		{"task", []string{"tasks", "get", taskID}, false, map[string]any{
 			"task_id": taskID, "type": "probe.noop", "node_id": nodeID, "state": "succeeded", "attempt": json.Number("1"),
 		}},
 		{"operation", []string{"workspaces", "create", "demo2", "--tenant", "acme"}, false, map[string]any{
-			"operation_id": runID, "kind": "create", "joined": false, "epoch": json.Number("2199023255559"), "state": "provisioning", "pos": "2:77",
+			"operation_id": runID, "kind": "create", "joined": false, "epoch": json.Number("2199023255559"),
+			"state": "provisioning", "pos": "2:77",
 		}},
 	}
 	for _, tt := range tests {
@@ -341,7 +407,8 @@ func TestFields(t *testing.T) {
 		}
 	}
 	decode(t, call(t, "tasks", "get", taskID, "-o", "json").out, &whole)
-	if len(whole.Transitions) != 3 || whole.Transitions[1].State != "dispatched" || whole.Transitions[1].SessionEpoch != 3 || whole.Transitions[1].At == "" {
+	if len(whole.Transitions) != 3 || whole.Transitions[1].State != "dispatched" ||
+		whole.Transitions[1].SessionEpoch != 3 || whole.Transitions[1].At == "" {
 		t.Errorf("transitions: %+v", whole.Transitions)
 	}
 }
@@ -373,12 +440,16 @@ func TestPages(t *testing.T) {
 	f := mesh(t)
 	answer(f, "ListNodes", func(req *readmodelv1.ListNodesRequest) (*readmodelv1.ListNodesResponse, error) {
 		next := map[string]string{"": "2", "2": "3", "3": ""}
-		return &readmodelv1.ListNodesResponse{Items: []*readmodelv1.Node{{Name: "n" + req.GetPageToken(), LastHeartbeatAt: timestamppb.Now()}}, NextPageToken: next[req.GetPageToken()]}, nil
+		return &readmodelv1.ListNodesResponse{Items: []*readmodelv1.Node{{
+			Name:            "n" + req.GetPageToken(),
+			LastHeartbeatAt: timestamppb.Now(),
+		}}, NextPageToken: next[req.GetPageToken()]}, nil
 	})
 	if got := call(t, "nodes", "list", "-o", "name").wants(t, 0); got.out != "n\nn2\nn3\n" {
 		t.Errorf("answered %q", got.out)
 	}
-	got := call(t, "nodes", "list", "-o", "json", "--limit", "2", "--jq", "[.next_page_token, (.items | length)] | @csv").wants(t, 0)
+	got := call(t, "nodes", "list", "-o", "json", "--limit", "2", "--jq",
+		"[.next_page_token, (.items | length)] | @csv").wants(t, 0)
 	if got.out != "\"3\",2\n" {
 		t.Errorf("answered %q", got.out)
 	}
@@ -400,7 +471,8 @@ func TestEmptyListsInAPipe(t *testing.T) {
 	always(f, "ListAudit", &readmodelv1.ListAuditResponse{})
 	for _, line := range []string{"nodes list", "workspaces list", "tasks list", "people list", "audit list"} {
 		got := call(t, strings.Fields(line)...).wants(t, 0)
-		if strings.Count(got.out, "\n") != 1 || strings.ToUpper(got.out) != got.out || !strings.Contains(got.out, "\t") || got.err != "" {
+		if strings.Count(got.out, "\n") != 1 || strings.ToUpper(got.out) != got.out || !strings.Contains(got.out, "\t") ||
+			got.err != "" {
 			t.Errorf("%s: %q %q", line, got.out, got.err)
 		}
 	}
@@ -414,11 +486,13 @@ func TestBadPathsAndPorts(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, "", 0o600)
 	for _, line := range []string{
-		"workspaces escalate demo2 --out " + file + "/x.zip", "nodes enroll --name n --out " + file + "/dir", "people create ana --role viewer --out " + file + "/dir",
-		"nodes list --server 127.0.0.1:99999", "nodes list --server 127.0.0.1:0",
+		"workspaces escalate demo2 --out " + file + "/x.zip", "nodes enroll --name n --out " + file + "/dir",
+		"people create ana --role viewer --out " + file + "/dir", "nodes list --server 127.0.0.1:99999",
+		"nodes list --server 127.0.0.1:0",
 	} {
 		got := call(t, strings.Fields(line)...).wants(t, 2)
-		if strings.Contains(got.err, "internal") || !strings.HasPrefix(got.err, "error: invalid_argument: ") || len(f.requests) > 0 {
+		if strings.Contains(got.err, "internal") || !strings.HasPrefix(got.err, "error: invalid_argument: ") ||
+			len(f.requests) > 0 {
 			t.Errorf("%s: %s", line, got.err)
 		}
 	}

@@ -175,7 +175,9 @@ type tokenPlace struct {
 }
 
 // placeFor chooses the place before the token exists. It returns an error if the place is taken.
-func (p *Program) placeFor(ctx context.Context, s *session, req *readmodelv1.CreatePersonRequest, contextName, out string) (tokenPlace, error) {
+func (p *Program) placeFor(ctx context.Context, s *session, req *readmodelv1.CreatePersonRequest, contextName,
+	out string,
+) (tokenPlace, error) {
 	person := req.GetName()
 	path, err := contexts.DefaultPath()
 	if err != nil {
@@ -285,7 +287,8 @@ func (p *Program) peopleList() *cobra.Command {
 // people returns a function that reads a page of the people.
 func (s *session) people(live bool) func(context.Context, int32, string) ([]*readmodelv1.Person, string, error) {
 	return func(ctx context.Context, size int32, token string) ([]*readmodelv1.Person, string, error) {
-		answer, err := s.client.People.ListPeople(ctx, &readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token})
+		answer, err := s.client.People.ListPeople(ctx,
+			&readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token})
 		return answer.GetItems(), answer.GetNextPageToken(), err
 	}
 }
@@ -315,7 +318,8 @@ func (p *Program) peopleEnd() *cobra.Command {
 			}
 			name := or(found.GetName(), args[0])
 			err = s.confirmed(ctx, func(context.Context) (question, error) {
-				return question{name, []string{"The token of " + name + " will be good no more, and what uses it stops working. A new person gets a new token."}}, nil
+				return question{name, []string{"The token of " + name +
+					" will be good no more, and what uses it stops working. A new person gets a new token."}}, nil
 			})
 			if err != nil {
 				return err
@@ -333,7 +337,8 @@ func (p *Program) peopleEnd() *cobra.Command {
 
 // alreadyEnded returns the text about when a person was ended, and by whom.
 func alreadyEnded(p *readmodelv1.Person) string {
-	return fmt.Sprintf("%s was ended already, at %s%s: nothing was changed", clean(p.GetName()), p.GetEndedAt().AsTime().UTC().Format(time.RFC3339),
+	return fmt.Sprintf("%s was ended already, at %s%s: nothing was changed", clean(p.GetName()),
+		p.GetEndedAt().AsTime().UTC().Format(time.RFC3339),
 		onlyIf(p.GetEndedBy() != "", " by "+clean(p.GetEndedBy())))
 }
 

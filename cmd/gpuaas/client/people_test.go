@@ -118,7 +118,10 @@ func TestPeopleCreateWritesADirectory(t *testing.T) {
 	if c, gerr := handed.Get(""); err != nil || gerr != nil || c.Token != secret || c.Name != "ci" {
 		t.Errorf("handed over: %v %v %v", c.Name, err, gerr)
 	}
-	for name, want := range map[string]string{"token": secret + "\n", "authorization": "Authorization: Bearer " + secret + "\n"} {
+	for name, want := range map[string]string{
+		"token":         secret + "\n",
+		"authorization": "Authorization: Bearer " + secret + "\n",
+	} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil || string(text) != want {
 			t.Errorf("%s: %q, %v", name, text, err)
@@ -187,7 +190,8 @@ func TestPeopleRefusals(t *testing.T) {
 		),
 	)
 	got := call(t, "people", "create", "ana", "--role", "operator").wants(t, 4)
-	if !strings.Contains(got.err, "role_not_held") || !strings.Contains(got.err, "because: none of your roles (security) includes operator") {
+	if !strings.Contains(got.err, "role_not_held") ||
+		!strings.Contains(got.err, "because: none of your roles (security) includes operator") {
 		t.Errorf("stderr: %s", got.err)
 	}
 	if file, err := contexts.Load(f.path); err != nil || len(file.Contexts) != 1 {
@@ -195,9 +199,13 @@ func TestPeopleRefusals(t *testing.T) {
 	}
 	// The fields are named as the person gave them.
 	refuse(f, "CreatePerson", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "",
-		fault.Unmet("expires_in: from 5m to 30d", "name: lower case letters only", "roles[1]: no role", "tenant: needed", "who_knows: wrong")))
+		fault.Unmet("expires_in: from 5m to 30d", "name: lower case letters only", "roles[1]: no role", "tenant: needed",
+			"who_knows: wrong")))
 	got = call(t, "people", "create", "ana", "--role", "viewer", "--expires", "1m").wants(t, 2)
-	for _, want := range []string{"invalid: --expires: from", "invalid: NAME: lower", "invalid: --role: no role", "invalid: --tenant: needed", "invalid: who_knows: wrong"} {
+	for _, want := range []string{
+		"invalid: --expires: from", "invalid: NAME: lower", "invalid: --role: no role",
+		"invalid: --tenant: needed", "invalid: who_knows: wrong",
+	} {
 		if !strings.Contains(got.err, "  "+want) {
 			t.Errorf("no %q in %s", want, got.err)
 		}
@@ -235,7 +243,10 @@ func TestPeopleCreateTakesOverADeadContext(t *testing.T) {
 		issued++
 		token := fmt.Sprintf("gps_%d", issued)
 		f.good(token, req.GetName())
-		return &readmodelv1.CreatePersonResponse{Token: token, Person: &readmodelv1.Person{PersonId: claimID, Name: req.GetName()}}, nil
+		return &readmodelv1.CreatePersonResponse{
+			Token:  token,
+			Person: &readmodelv1.Person{PersonId: claimID, Name: req.GetName()},
+		}, nil
 	})
 	call(t, "people", "create", "ana", "--role", "viewer", "--idempotency-key", "k").wants(t, 0)
 	call(t, "people", "create", "ana", "--role", "viewer", "--idempotency-key", "k").wants(t, 0)
@@ -243,11 +254,13 @@ func TestPeopleCreateTakesOverADeadContext(t *testing.T) {
 		t.Errorf("the context holds %s after the same request", got)
 	}
 	call(t, "people", "create", "ana", "--role", "viewer", "--idempotency-key", "other").wants(t, 5)
-	if got := call(t, "people", "create", "ana", "--role", "viewer").wants(t, 2); !strings.Contains(got.err, "--context-name") || issued != 2 {
+	if got := call(t, "people", "create", "ana", "--role", "viewer").wants(t, 2); !strings.Contains(got.err,
+		"--context-name") || issued != 2 {
 		t.Errorf("a token in use was lost: %s", got.err)
 	}
 	// The context of another person.
-	call(t, "people", "create", "ben", "--role", "viewer", "--context-name", "test-ana", "--idempotency-key", "b").wants(t, 2)
+	call(t, "people", "create", "ben", "--role", "viewer", "--context-name", "test-ana", "--idempotency-key", "b").wants(t,
+		2)
 	// The person was ended, so another person may take the name and the context.
 	f.good("gps_elsewhere", "ana")
 	delete(keys, "ana")

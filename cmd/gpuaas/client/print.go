@@ -237,9 +237,11 @@ func isFormat(r rune) bool { return unicode.Is(unicode.Cf, r) }
 // colours has the colours of the words for states.
 var colours = map[string]string{
 	"active": "32", "normal": "32", "succeeded": "32", "admitted": "32", "live": "32", "yes": "32", "ok": "32",
-	"provisioning": "33", "running": "33", "waiting": "33", "recovering": "33", "temporary": "33", "queued": "33", "held": "33", "recreating": "33",
-	"failed": "31", "stuck": "31", "lost": "31", "fenced": "31", "quarantined": "31", "no": "31", "down": "31", "outcome_unknown": "31",
-	"operator_action_required": "31", "security_action_required": "31", "release_failed": "31", "abandoned": "31",
+	"provisioning": "33", "running": "33", "waiting": "33", "recovering": "33", "temporary": "33", "queued": "33",
+	"held": "33", "recreating": "33", "failed": "31", "stuck": "31", "lost": "31", "fenced": "31", "quarantined": "31",
+	"no": "31", "down": "31", "outcome_unknown": "31", "operator_action_required": "31", "security_action_required": "31",
+	"release_failed": "31",
+	"abandoned":      "31",
 }
 
 func (pr *printer) paint(text string) string {

@@ -27,8 +27,14 @@ func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon()
 // text from a node cannot control the terminal.
 func TestTerminal(t *testing.T) {
 	nodes := []*readmodelv1.Node{
-		{Name: "node-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL, LastHeartbeatAt: ago(3 * time.Second)},
-		{Name: "bad\x1b]0;title\x07", UserState: commonv1.UserState_USER_STATE_RECOVERING, LastHeartbeatAt: ago(2 * time.Hour)},
+		{
+			Name: "node-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL,
+			LastHeartbeatAt: ago(3 * time.Second),
+		},
+		{
+			Name: "bad\x1b]0;title\x07", UserState: commonv1.UserState_USER_STATE_RECOVERING,
+			LastHeartbeatAt: ago(2 * time.Hour),
+		},
 	}
 	var out, errOut bytes.Buffer
 	pr := &printer{format: formatTable, out: &out, err: &errOut, tty: true, relative: true, width: 100, now: noon}
@@ -36,7 +42,10 @@ func TestTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(out.String(), "\n")
-	for i, want := range []string{"NAME CONNECTED STATE IDENTITY WORK SLOTS GPUS HEARTBEAT REASON WORKSPACE", "node-1 yes normal 3s ago", "bad ]0;title no recovering 2h0m ago"} {
+	for i, want := range []string{
+		"NAME CONNECTED STATE IDENTITY WORK SLOTS GPUS HEARTBEAT REASON WORKSPACE",
+		"node-1 yes normal 3s ago", "bad ]0;title no recovering 2h0m ago",
+	} {
 		if got := strings.Join(strings.Fields(lines[i]), " "); got != want {
 			t.Errorf("line %d is %q, want %q", i, got, want)
 		}
@@ -61,7 +70,8 @@ func TestTerminal(t *testing.T) {
 func TestWhen(t *testing.T) {
 	pr := &printer{relative: true, now: noon}
 	for d, want := range map[time.Duration]string{
-		0: "0s ago", 59 * time.Second: "59s ago", 61 * time.Second: "1m ago", 90 * time.Minute: "1h30m ago", 49 * time.Hour: "2d ago", -5 * time.Minute: "in 5m",
+		0: "0s ago", 59 * time.Second: "59s ago", 61 * time.Second: "1m ago", 90 * time.Minute: "1h30m ago",
+		49 * time.Hour: "2d ago", -5 * time.Minute: "in 5m",
 	} {
 		if got := pr.when(ago(d)); got != want {
 			t.Errorf("%s: %q, want %q", d, got, want)
@@ -73,7 +83,10 @@ func TestWhen(t *testing.T) {
 }
 
 func TestBytes(t *testing.T) {
-	for text, want := range map[string]int64{"0": 0, "512": 512, "10Gi": 10 << 30, "1.5Mi": 3 << 19, "2G": 2e9, "1Ti": 1 << 40, "3GiB": 3 << 30, "4k": 4000} {
+	for text, want := range map[string]int64{
+		"0": 0, "512": 512, "10Gi": 10 << 30, "1.5Mi": 3 << 19, "2G": 2e9,
+		"1Ti": 1 << 40, "3GiB": 3 << 30, "4k": 4000,
+	} {
 		if got, err := parseBytes(text); err != nil || got != want {
 			t.Errorf("%q: %d, %v", text, got, err)
 		}
@@ -102,7 +115,8 @@ func TestExitOfEveryReason(t *testing.T) {
 		}
 	}
 	for err, want := range map[error]int{
-		nil: ExitOK, errors.New("x"): ExitError, Usage(errors.New("x")): ExitUsage, &exitError{code: ExitTimeout}: ExitTimeout,
+		nil: ExitOK, errors.New("x"): ExitError, Usage(errors.New("x")): ExitUsage,
+		&exitError{code: ExitTimeout}:                                    ExitTimeout,
 		&tracedError{cause: fmt.Errorf("a: %w", Usage(errors.New("x")))}: ExitUsage,
 	} {
 		if got := Exit(err); got != want {
@@ -135,11 +149,15 @@ func TestHelp(t *testing.T) {
 	}
 	walk(root)
 	for _, want := range []string{
-		"policy get", "policy set", "status", "tenants create", "tenants list", "tenants get", "nodes list", "nodes get", "nodes watch", "nodes enroll", "nodes hold", "nodes quarantine",
-		"nodes fence", "nodes reactivate", "nodes retire", "nodes cordon", "nodes uncordon", "nodes probe", "workspaces create", "workspaces list", "workspaces get", "workspaces watch",
-		"workspaces wait", "workspaces timeline", "workspaces logs", "workspaces actions", "workspaces cancel", "workspaces reset", "workspaces retry", "workspaces retry-undo", "workspaces skip-undo",
-		"workspaces recreate", "workspaces decommission", "instances list", "claims list", "allocations list", "allocations get", "tasks list", "tasks get", "tasks cancel",
-		"tasks requeue", "tasks close", "explain reason", "config view", "config use-context", "man",
+		"policy get", "policy set", "status", "tenants create", "tenants list", "tenants get", "nodes list", "nodes get",
+		"nodes watch", "nodes enroll", "nodes hold", "nodes quarantine", "nodes fence", "nodes reactivate", "nodes retire",
+		"nodes cordon", "nodes uncordon", "nodes probe", "workspaces create", "workspaces list", "workspaces get",
+		"workspaces watch", "workspaces wait", "workspaces timeline", "workspaces logs", "workspaces actions",
+		"workspaces cancel", "workspaces reset", "workspaces retry", "workspaces retry-undo", "workspaces skip-undo",
+		"workspaces recreate", "workspaces decommission", "instances list", "claims list", "allocations list",
+		"allocations get", "tasks list", "tasks get", "tasks cancel", "tasks requeue", "tasks close", "explain reason",
+		"config view", "config use-context",
+		"man",
 	} {
 		if !slices.Contains(paths, "gpuaas "+want) {
 			t.Errorf("there is no command %q", want)
@@ -155,8 +173,10 @@ func TestHelp(t *testing.T) {
 
 func TestHostPort(t *testing.T) {
 	for server, want := range map[string]string{
-		"127.0.0.1:7443": "127.0.0.1:7443", "https://mesh.test": "mesh.test:443", "https://mesh.test:1/": "mesh.test:1", "[::1]:5": "[::1]:5", "mesh.test": "mesh.test:443",
-		"http://mesh.test": "", "https://user@mesh.test": "", "https://mesh.test/x": "", "https://mesh.test?a": "", "": "", "ftp://x": "",
+		"127.0.0.1:7443": "127.0.0.1:7443", "https://mesh.test": "mesh.test:443", "https://mesh.test:1/": "mesh.test:1",
+		"[::1]:5": "[::1]:5", "mesh.test": "mesh.test:443", "http://mesh.test": "", "https://user@mesh.test": "",
+		"https://mesh.test/x": "", "https://mesh.test?a": "", "": "",
+		"ftp://x": "",
 	} {
 		got, err := hostPort(server)
 		if got != want || (err == nil) != (want != "") {

@@ -84,11 +84,14 @@ func (p *Program) Flags(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.StringVarP(&p.output, "output", "o", formatTable, "form of the output: "+strings.Join(formats, ", "))
 	flags.StringVar(&p.jq, "jq", "", "filter the JSON output by a jq expression")
-	flags.StringVar(&p.timeFormat, "time-format", timeAuto, "times in tables: auto (relative on a terminal), relative or iso")
+	flags.StringVar(&p.timeFormat, "time-format", timeAuto,
+		"times in tables: auto (relative on a terminal), relative or iso")
 	flags.StringVar(&p.server, "server", "", "host:port of the mesh's API ($"+envServer+"; default: the context's)")
 	flags.StringVar(&p.context, "context", "", "context to use ($"+envContext+"; default: the current one)")
-	flags.StringVar(&p.tokenFile, "token-file", "", "file with the bearer token ($"+envTokenFile+"; default: the context's)")
-	flags.StringVar(&p.caFile, "ca-file", "", "authority by which the server is verified, PEM ($"+envCAFile+"; default: the context's)")
+	flags.StringVar(&p.tokenFile, "token-file", "",
+		"file with the bearer token ($"+envTokenFile+"; default: the context's)")
+	flags.StringVar(&p.caFile, "ca-file", "",
+		"authority by which the server is verified, PEM ($"+envCAFile+"; default: the context's)")
 	flags.StringVar(&p.trustDomain, "trust-domain", "", "trust domain of the server (default: the context's)")
 	flags.DurationVar(&p.timeout, "request-timeout", 15*time.Second, "longest a single request may take")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
@@ -98,9 +101,10 @@ func (p *Program) Flags(root *cobra.Command) {
 // Commands returns all commands of the client.
 func (p *Program) Commands() []*cobra.Command {
 	return []*cobra.Command{
-		p.statusCommand(), p.tenantsCommand(), p.peopleCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),
-		p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(), p.auditCommand(), p.eventsCommand(), p.policyCommand(),
-		p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.rollbackCommand(), p.keysCommand(), p.retentionCommand(), p.projectionsCommand(),
+		p.statusCommand(), p.tenantsCommand(), p.peopleCommand(), p.nodesCommand(), p.workspacesCommand(),
+		p.instancesCommand(), p.claimsCommand(), p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(),
+		p.auditCommand(), p.eventsCommand(), p.policyCommand(), p.explainCommand(), p.incidentsCommand(), p.brakeCommand(),
+		p.rollbackCommand(), p.keysCommand(), p.retentionCommand(), p.projectionsCommand(),
 		p.configCommand(),
 	}
 }

@@ -11,7 +11,8 @@ import (
 )
 
 func (p *Program) projectionsCommand() *cobra.Command {
-	return group("projections", "Check and repair the rows that lists and timelines are read from", nil, p.projectionsVerify(), p.projectionsRebuild())
+	return group("projections", "Check and repair the rows that lists and timelines are read from", nil,
+		p.projectionsVerify(), p.projectionsRebuild())
 }
 
 // reportLines returns the lines about the result of a check or a rebuild.
@@ -49,7 +50,8 @@ func (p *Program) projectionsVerify() *cobra.Command {
 				rows := append([][2]string{{"EQUAL", yesNo(len(answer.GetDifferences()) == 0)}}, reportLines(answer.GetReport())...)
 				for _, d := range answer.GetDifferences() {
 					rows = append(rows, [2]string{
-						"TABLE " + d.GetTable(), fmt.Sprintf("%d missing, %d surplus, such as %s", d.GetMissing(), d.GetSurplus(), d.GetExample()),
+						"TABLE " + d.GetTable(), fmt.Sprintf("%d missing, %d surplus, such as %s", d.GetMissing(), d.GetSurplus(),
+							d.GetExample()),
 					})
 				}
 				err = s.pairs(rows)

@@ -30,7 +30,8 @@ func (s *session) explainFailure(err error) error {
 		return err
 	}
 	if public, remedy := s.foundElse(err); public != "" {
-		found := fault.New(e.Reason, public, fault.Cause(err), fault.Remedy(remedy), fault.WithAction(commonv1.Action_ACTION_STOP))
+		found := fault.New(e.Reason, public, fault.Cause(err), fault.Remedy(remedy),
+			fault.WithAction(commonv1.Action_ACTION_STOP))
 		found.RetryAfter = 0 // a retry would have the same result
 		return found
 	}
@@ -47,7 +48,8 @@ func (s *session) foundElse(err error) (string, string) {
 		return public, api
 	}
 	if domain, ok := errors.AsType[*pki.TrustDomainError](err); ok {
-		public := fmt.Sprintf("%s was reached, but it belongs to the trust domain %q, and %q was expected", s.server, domain.Got, domain.Want)
+		public := fmt.Sprintf("%s was reached, but it belongs to the trust domain %q, and %q was expected", s.server,
+			domain.Got, domain.Want)
 		return public, "correct --trust-domain or the context, if this is the mesh that you mean; else name another server"
 	}
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {

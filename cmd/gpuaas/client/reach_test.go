@@ -24,7 +24,8 @@ func TestWhatWasReachedInstead(t *testing.T) {
 		if nodes {
 			config.Clients = []pki.Trust{{Kind: pki.KindNode, Bundle: a.ServiceRoots}}
 		}
-		server, err := rpc.NewServer(t.Context(), rpc.ServerDeps{Logger: testkit.Logger(t)}, rpc.ServerConfig{Name: service, Addr: "127.0.0.1:0", TLS: config})
+		server, err := rpc.NewServer(t.Context(), rpc.ServerDeps{Logger: testkit.Logger(t)},
+			rpc.ServerConfig{Name: service, Addr: "127.0.0.1:0", TLS: config})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +59,8 @@ func TestWhatWasReachedInstead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "contexts.yaml")
 	isolate(t, path)
 	if err := contexts.Put(path, contexts.Context{
-		Name: "mine", Server: "127.0.0.1:1", TrustDomain: rpctest.TrustDomain, CAPEM: string(mine.ServiceRoots.PEM()), Token: token,
+		Name: "mine", Server: "127.0.0.1:1", TrustDomain: rpctest.TrustDomain, CAPEM: string(mine.ServiceRoots.PEM()),
+		Token: token,
 	}, true); err != nil {
 		t.Fatal(err)
 	}
@@ -68,11 +70,26 @@ func TestWhatWasReachedInstead(t *testing.T) {
 		flags        string
 		want, hint   string
 	}{
-		{"the node port", serve(mine, "nodeapi", true), "", "was reached, but another service of the mesh listens there: nodeapi", "name the address of the API with --server"},
-		{"the enrolment port", serve(mine, "recovery", false), "", "was reached, but another service of the mesh listens there: recovery", "name the address of the API with --server"},
-		{"another trust domain", readmodel, "--trust-domain elsewhere.test", `it belongs to the trust domain "mesh.test", and "elsewhere.test" was expected`, "--trust-domain"},
-		{"another authority", serve(rpctest.NewAuthorities(t), "readmodel", false), "", "its certificate is not from the authority that is trusted here", "--ca-file"},
-		{"plain HTTP", plain.Addr().String(), "", "it speaks plain HTTP, without TLS", "name the address of the API with --server"},
+		{
+			"the node port", serve(mine, "nodeapi", true), "",
+			"was reached, but another service of the mesh listens there: nodeapi", "name the address of the API with --server",
+		},
+		{
+			"the enrolment port", serve(mine, "recovery", false), "",
+			"was reached, but another service of the mesh listens there: recovery", "name the address of the API with --server",
+		},
+		{
+			"another trust domain", readmodel, "--trust-domain elsewhere.test",
+			`it belongs to the trust domain "mesh.test", and "elsewhere.test" was expected`, "--trust-domain",
+		},
+		{
+			"another authority", serve(rpctest.NewAuthorities(t), "readmodel", false), "",
+			"its certificate is not from the authority that is trusted here", "--ca-file",
+		},
+		{
+			"plain HTTP", plain.Addr().String(), "", "it speaks plain HTTP, without TLS",
+			"name the address of the API with --server",
+		},
 		{"no TLS at all", other.Addr().String(), "", "it does not speak TLS", "name the address of the API with --server"},
 		{"nobody", "127.0.0.1:1", "", "127.0.0.1:1 cannot be reached", "start the mesh"},
 	} {
@@ -89,7 +106,8 @@ func TestWhatWasReachedInstead(t *testing.T) {
 			if strings.Contains(got.err, "cannot be reached") || strings.Contains(got.err, "retry after") {
 				t.Errorf("printed %s", got.err)
 			}
-			line = append([]string{"workspaces", "wait", "demo2", "--timeout", "0s", "--server", tt.server}, strings.Fields(tt.flags)...)
+			line = append([]string{"workspaces", "wait", "demo2", "--timeout", "0s", "--server", tt.server},
+				strings.Fields(tt.flags)...)
 			call(t, line...).wants(t, 1)
 		})
 	}

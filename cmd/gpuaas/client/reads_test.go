@@ -29,8 +29,9 @@ func TestReadsAreKnown(t *testing.T) {
 	}
 	slices.Sort(commands)
 	want := []string{
-		"AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance",
-		"EndPerson", "EnrollNode", "Escalate", "ForceRelease", "OperateWorkspace", "ProbeNode", "ReleaseBrake", "RetryRelease", "RotateKey", "SetCordon", "SetPolicy",
+		"AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CreatePerson", "CreateTenant",
+		"CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate", "ForceRelease", "OperateWorkspace",
+		"ProbeNode", "ReleaseBrake", "RetryRelease", "RotateKey", "SetCordon", "SetPolicy",
 	}
 	if diff := cmp.Diff(want, commands); diff != "" {
 		t.Errorf("what is no read (-want +got):\n%s", diff)

@@ -73,7 +73,8 @@ func records[T any](pr *printer, name func(T) string, columns []Column[T], items
 	shown := make([]column[T], len(columns))
 	for i, c := range columns {
 		shown[i] = column[T]{
-			title: c.Title, drop: c.Drop, wide: c.Wide, text: c.Text, of: func(_ *printer, item T) string { return c.Value(item) },
+			title: c.Title, drop: c.Drop, wide: c.Wide, text: c.Text,
+			of: func(_ *printer, item T) string { return c.Value(item) },
 		}
 	}
 	return table(pr, shown, items)

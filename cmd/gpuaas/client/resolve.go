@@ -50,7 +50,8 @@ func (s *session) find(ctx context.Context, kind readmodelv1.ObjectKind, ref str
 	case err == nil:
 		return found.GetId(), nil
 	case fault.Has(err, commonv1.Reason_REASON_NOT_FOUND):
-		return "", fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no %s %q", names.Of(kind), ref), fault.Cause(err))
+		return "", fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no %s %q", names.Of(kind), ref),
+			fault.Cause(err))
 	case fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED) && ids.Valid(ref): // an older server
 		return ref, nil
 	}

@@ -30,7 +30,9 @@ var stocked = []*readmodelv1.ResolveResponse{
 func resolveStock(req *readmodelv1.ResolveRequest) (*readmodelv1.ResolveResponse, error) {
 	for _, o := range stocked {
 		ref := req.GetRef()
-		if slices.Contains(req.GetKinds(), o.GetKind()) && (ref == o.GetName() || strings.HasSuffix(o.GetName(), "/"+ref) || ref == o.GetId() || len(ref) >= 6 && strings.HasSuffix(o.GetId(), ref)) {
+		if slices.Contains(req.GetKinds(), o.GetKind()) &&
+			(ref == o.GetName() || strings.HasSuffix(o.GetName(), "/"+ref) || ref == o.GetId() || len(ref) >= 6 &&
+				strings.HasSuffix(o.GetId(), ref)) {
 			return o, nil
 		}
 	}
@@ -61,7 +63,8 @@ func TestPartsOfIDsAreTaken(t *testing.T) {
 		"allocations retry-release " + end(allocID) + " --reason r": allocID,
 		"workspaces list --tenant " + end(tenantID):                 tenantID,
 		"workspaces list --tenant acme":                             tenantID,
-		"allocations force-release " + end(allocID) + " --expected-fence 4 --fenced-proof reimaged --reason r --yes --ack-orphan " + end(claimID): claimID,
+		"allocations force-release " + end(allocID) +
+			" --expected-fence 4 --fenced-proof reimaged --reason r --yes --ack-orphan " + end(claimID): claimID,
 	} {
 		f.mu.Lock()
 		f.requests = nil
@@ -90,13 +93,17 @@ func (f *fake) sent(text string) bool {
 func TestATenantIsFoundByAPartOfItsID(t *testing.T) {
 	f := mesh(t)
 	stock(f)
-	always(f, "ListTenants", &readmodelv1.ListTenantsResponse{Items: []*lifecyclev1.Tenant{{TenantId: runID, Name: "beta"}, {TenantId: tenantID, Name: "acme"}}})
+	always(f, "ListTenants", &readmodelv1.ListTenantsResponse{Items: []*lifecyclev1.Tenant{
+		{TenantId: runID, Name: "beta"},
+		{TenantId: tenantID, Name: "acme"},
+	}})
 	for _, ref := range []string{"acme", tenantID, end(tenantID)} {
 		if got := call(t, "tenants", "get", ref, "-o", "json").wants(t, 0); !strings.Contains(got.out, tenantID) {
 			t.Errorf("%s: %s", ref, got.out)
 		}
 	}
-	if got := call(t, "tenants", "get", "ffffffff").wants(t, 3); !strings.Contains(got.err, `there is no tenant "ffffffff"`) {
+	if got := call(t, "tenants", "get", "ffffffff").wants(t, 3); !strings.Contains(got.err,
+		`there is no tenant "ffffffff"`) {
 		t.Errorf("one that is not there: %s", got.err)
 	}
 }
@@ -107,9 +114,12 @@ func TestWhatIsNotThere(t *testing.T) {
 	stock(f)
 	refuse(f, "ListWorkspaces", fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such tenant"))
 	for _, line := range []string{
-		"tasks get nosuch", "tasks cancel nosuch --reason r", "allocations get nosuch", "findings get nosuch", "incidents get nosuch", "incidents get 00ffee",
-		"findings acknowledge nosuch --reason r", "workspaces timeline demo2 --run nosuch", "tasks list --workspace nosuch", "instances list --workspace nosuch",
-		"claims list --workspace 0192f0c1-0000-7000-8000-0000000000ff", "workspaces list --tenant nope", "allocations retry-release nosuch",
+		"tasks get nosuch", "tasks cancel nosuch --reason r", "allocations get nosuch", "findings get nosuch",
+		"incidents get nosuch", "incidents get 00ffee", "findings acknowledge nosuch --reason r",
+		"workspaces timeline demo2 --run nosuch", "tasks list --workspace nosuch", "instances list --workspace nosuch",
+		"claims list --workspace 0192f0c1-0000-7000-8000-0000000000ff",
+		"workspaces list --tenant nope",
+		"allocations retry-release nosuch",
 	} {
 		got := call(t, strings.Fields(line)...)
 		if got.code != 3 || !strings.HasPrefix(got.err, "error: not_found: there is no ") {
@@ -123,7 +133,8 @@ func TestWhatMayNotBeSeenIsRefusedInTheSameWords(t *testing.T) {
 	f := mesh(t)
 	stock(f)
 	refuse(f, "Resolve", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator"))
-	roles := fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow this", fault.Unmet("it needs the role operator; you have tenant"))
+	roles := fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow this",
+		fault.Unmet("it needs the role operator; you have tenant"))
 	for _, method := range []string{"GetTask", "ChangeTask", "GetAllocation", "GetFinding", "GetIncident"} {
 		refuse(f, method, roles)
 	}
@@ -132,8 +143,12 @@ func TestWhatMayNotBeSeenIsRefusedInTheSameWords(t *testing.T) {
 		said, _, _ := strings.Cut(got.err, "  correlation id:")
 		return said
 	}
-	for _, line := range []string{"tasks get ", "tasks cancel --reason r ", "allocations get ", "findings get ", "incidents get "} {
-		if whole, part := words(line+taskID), words(line+taskID[len(taskID)-8:]); whole != part || !strings.Contains(part, "you have tenant") {
+	for _, line := range []string{
+		"tasks get ", "tasks cancel --reason r ", "allocations get ", "findings get ",
+		"incidents get ",
+	} {
+		if whole, part := words(line+taskID), words(line+taskID[len(taskID)-8:]); whole != part ||
+			!strings.Contains(part, "you have tenant") {
 			t.Errorf("%s: %q, and with the whole id %q", line, part, whole)
 		}
 	}
@@ -147,7 +162,10 @@ func TestAmbiguous(t *testing.T) {
 	refuse(f, "Resolve", fault.New(commonv1.Reason_REASON_AMBIGUOUS, `"0192f0" stands for more than one task`,
 		fault.Unmet("task "+taskID+" node-1", "task "+runID+" node-2")))
 	got := call(t, "tasks", "get", "0192f0").wants(t, 2)
-	for _, want := range []string{`error: ambiguous: "0192f0" stands for more than one task`, "  one of: task " + taskID + " node-1\n", "  one of: task " + runID} {
+	for _, want := range []string{
+		`error: ambiguous: "0192f0" stands for more than one task`,
+		"  one of: task " + taskID + " node-1\n", "  one of: task " + runID,
+	} {
 		if !strings.Contains(got.err, want) {
 			t.Errorf("%q is missing in %s", want, got.err)
 		}
@@ -174,13 +192,15 @@ func TestCreatePrintsTheTenantByName(t *testing.T) {
 	refuse(f, "GetWorkspace", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, ""))
 	for _, ref := range []string{tenantID, tenantID[len(tenantID)-8:], "acme"} {
 		for _, dry := range []string{"--dry-run=false", "--dry-run"} {
-			if got := call(t, "workspaces", "create", "demo2", "--tenant", ref, dry).wants(t, 0); !strings.Contains(got.out, "acme/demo2") {
+			if got := call(t, "workspaces", "create", "demo2", "--tenant", ref, dry).wants(t, 0); !strings.Contains(got.out,
+				"acme/demo2") {
 				t.Errorf("--tenant %s %s: %s", ref, dry, got.out)
 			}
 		}
 	}
 	refuse(f, "Resolve", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, ""))
-	if got := call(t, "workspaces", "create", "demo2", "--tenant", "acme").wants(t, 0); !strings.Contains(got.out, "acme/demo2") {
+	if got := call(t, "workspaces", "create", "demo2", "--tenant", "acme").wants(t, 0); !strings.Contains(got.out,
+		"acme/demo2") {
 		t.Errorf("without a name: %s", got.out)
 	}
 }

@@ -53,14 +53,25 @@ func TestSpecs(t *testing.T) {
 				Readiness: &nodev1.Readiness{Tcp: true, MinUptime: durationpb.New(0)},
 			}}},
 		},
-		{"file", []string{"--spec", file, "--gpus", "0", "--placement", "process"}, "", &lifecyclev1.WorkspaceSpec{StorageBytes: 10 << 30, Placement: process, Workloads: []*nodev1.Workload{{
-			Name: "web", Command: []string{"python3"}, Ports: []*nodev1.Port{{Name: "http", Port: 80}},
-		}}}},
-		{"standard input", []string{"--spec", "-"}, `{"plan": "local", "placement": "process", "storage_bytes": 5}`, &lifecyclev1.WorkspaceSpec{Plan: "local", Placement: process, StorageBytes: 5}},
+		{
+			"file",
+			[]string{"--spec", file, "--gpus", "0", "--placement", "process"},
+			"",
+			&lifecyclev1.WorkspaceSpec{StorageBytes: 10 << 30, Placement: process, Workloads: []*nodev1.Workload{{
+				Name: "web", Command: []string{"python3"}, Ports: []*nodev1.Port{{Name: "http", Port: 80}},
+			}}},
+		},
+		{
+			"standard input",
+			[]string{"--spec", "-"},
+			`{"plan": "local", "placement": "process", "storage_bytes": 5}`,
+			&lifecyclev1.WorkspaceSpec{Plan: "local", Placement: process, StorageBytes: 5},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := callIn(t.Context(), []byte(tt.stdin), append([]string{"workspaces", "create", "d", "--tenant", "acme", "--idempotency-key", "k"}, tt.args...)...)
+			got := callIn(t.Context(), []byte(tt.stdin),
+				append([]string{"workspaces", "create", "d", "--tenant", "acme", "--idempotency-key", "k"}, tt.args...)...)
 			got.wants(t, 0)
 			reqs := sent[*readmodelv1.CreateWorkspaceRequest](f)
 			want := &readmodelv1.CreateWorkspaceRequest{Tenant: "acme", Name: "d", IdempotencyKey: "k", Spec: tt.want}
@@ -69,8 +80,12 @@ func TestSpecs(t *testing.T) {
 			}
 		})
 	}
-	for _, bad := range []string{"gpu: 1", "gpus: one", "- a", "storage: 1Gi\nstorage_bytes: 1", "placement: moon", "storage: much", "gpus: 1\ngpus: 2"} {
-		if got := callIn(t.Context(), []byte(bad), "workspaces", "create", "d", "--tenant", "acme", "--spec", "-"); got.code != 2 {
+	for _, bad := range []string{
+		"gpu: 1", "gpus: one", "- a", "storage: 1Gi\nstorage_bytes: 1", "placement: moon",
+		"storage: much", "gpus: 1\ngpus: 2",
+	} {
+		if got := callIn(t.Context(), []byte(bad), "workspaces", "create", "d", "--tenant", "acme", "--spec",
+			"-"); got.code != 2 {
 			t.Errorf("%q: exit %d: %s", bad, got.code, got.err)
 		}
 	}
@@ -141,9 +156,9 @@ func TestEveryPrintedReasonIsExplained(t *testing.T) {
 	isolate(t, filepath.Join(t.TempDir(), "contexts.yaml"))
 	all := call(t, "explain", "reason", "-o", "name").wants(t, 0).out
 	for _, code := range []string{
-		"workload_stopped", "workload_crash_loop", "agent_down", "disconnected", "control_plane_outage", "token_reuse", "register_failing", "step_stalled",
-		"cloned_identity_detected", "join_state_lost", "identity_held", "identity_revoked_or_fenced", "node_not_admitted", "node_disk_full",
-		"operation_joined", "release_failed",
+		"workload_stopped", "workload_crash_loop", "agent_down", "disconnected", "control_plane_outage", "token_reuse",
+		"register_failing", "step_stalled", "cloned_identity_detected", "join_state_lost", "identity_held",
+		"identity_revoked_or_fenced", "node_not_admitted", "node_disk_full", "operation_joined", "release_failed",
 	} {
 		if got := call(t, "explain", "reason", code); got.code != 0 || !strings.Contains(got.out, "CODE\t"+code+"\n") {
 			t.Errorf("%s: exit %d\n%s%s", code, got.code, got.out, got.err)

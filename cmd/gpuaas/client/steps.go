@@ -28,8 +28,9 @@ func (t *stepPrinter) follow(ctx context.Context, step *lifecyclev1.StepAttempt)
 		return
 	}
 	item := &readmodelv1.TimelineItem{
-		Step: number(step.GetStep() + 1), Name: step.GetName(), Direction: step.GetDirection(), Attempt: step.GetAttempt(), State: step.GetState(),
-		StartedAt: step.GetStartedAt(), FinishedAt: step.GetFinishedAt(), Error: step.GetError(), WhyWaiting: step.GetWhyWaiting(),
+		Step: number(step.GetStep() + 1), Name: step.GetName(), Direction: step.GetDirection(), Attempt: step.GetAttempt(),
+		State: step.GetState(), StartedAt: step.GetStartedAt(), FinishedAt: step.GetFinishedAt(), Error: step.GetError(),
+		WhyWaiting: step.GetWhyWaiting(),
 	}
 	if !t.printed[t.key(item)] && !t.read(ctx) {
 		t.print(item)

@@ -24,7 +24,8 @@ func TestStepsOfACreateThatFailsAtOnce(t *testing.T) {
 	broken := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED)
 	broken.LastError = "no such image"
 	for name, before := range map[string]commonv1.WorkspaceState{
-		"while it is watched": commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, "before": commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		"while it is watched": commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+		"before":              commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 	} {
 		f := mesh(t)
 		stock(f)
@@ -59,7 +60,8 @@ func timelines(f *fake, timelines [][]*readmodelv1.TimelineItem) {
 
 func timelineItem(step int, name string, state commonv1.AttemptState) *readmodelv1.TimelineItem {
 	item := &readmodelv1.TimelineItem{
-		RunId: runID, Step: strconv.Itoa(step), Name: name, Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: state, StartedAt: at(step),
+		RunId: runID, Step: strconv.Itoa(step), Name: name, Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
+		State: state, StartedAt: at(step),
 	}
 	if state == commonv1.AttemptState_ATTEMPT_STATE_RUNNING {
 		item.WhyWaiting = "doing the step"

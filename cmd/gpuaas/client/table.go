@@ -28,7 +28,8 @@ type sheet[T any] struct {
 // newSheet lays out columns for items and returns the items' cells.
 func newSheet[T any](pr *printer, columns []column[T], items []T) (*sheet[T], [][]string) {
 	s := &sheet[T]{pr: pr}
-	s.columns = slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && pr.format != formatWide })
+	s.columns = slices.DeleteFunc(slices.Clone(columns),
+		func(c column[T]) bool { return c.wide && pr.format != formatWide })
 	cells := s.cells(items)
 	if !pr.tty {
 		return s, cells

@@ -50,7 +50,8 @@ var taskView = view[*readmodelv1.Task]{
 // transitionText returns the text of one transition of a task: its time, and how long after the first one it came.
 func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.TaskTransition) string {
 	since := tr.GetAt().AsTime().Sub(all[0].GetAt().AsTime())
-	text := fmt.Sprintf("%s +%s %s", tr.GetAt().AsTime().UTC().Format("15:04:05.000"), since.Round(time.Millisecond), enumText(tr.GetState()))
+	text := fmt.Sprintf("%s +%s %s", tr.GetAt().AsTime().UTC().Format("15:04:05.000"), since.Round(time.Millisecond),
+		enumText(tr.GetState()))
 	if tr.GetSessionEpoch() != 0 {
 		text += fmt.Sprintf(" (session epoch %d, attempt %d)", tr.GetSessionEpoch(), tr.GetAttempt())
 	}
@@ -59,7 +60,8 @@ func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.Ta
 
 func (p *Program) tasksCommand() *cobra.Command {
 	return group("tasks", "Tasks of node agents", []string{"task"},
-		p.tasksList(), p.tasksGet(), p.tasksChange("cancel", "Cancel a task; one that has not reached its agent ends at once"),
+		p.tasksList(), p.tasksGet(), p.tasksChange("cancel",
+			"Cancel a task; one that has not reached its agent ends at once"),
 		p.tasksChange("requeue", "Queue a probe or a collection of diagnostics again that ended without an effect"),
 		p.tasksChange("close", "Close a task whose outcome is unknown and stays so"))
 }
@@ -71,7 +73,8 @@ func (p *Program) tasksList() *cobra.Command {
 	)
 	req := &readmodelv1.ListTasksRequest{}
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List tasks", Example: "  gpuaas tasks list --node node-1 --current", Args: args(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List tasks", Example: "  gpuaas tasks list --node node-1 --current",
+		Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			var err error
 			if req.State, err = parseEnum[commonv1.TaskState]("state", state); err != nil {
@@ -88,8 +91,10 @@ func (p *Program) tasksList() *cobra.Command {
 			return show(ctx, s, page, source[*readmodelv1.Task]{
 				view: taskView, topic: readmodelv1.Topic_TOPIC_TASKS, changed: (*readmodelv1.WatchItem).GetTask,
 				keep: func(t *readmodelv1.Task) bool {
-					return (req.GetNode() == "" || t.GetNodeId() == req.GetNode()) && (req.GetWorkspaceId() == "" || t.GetWorkspaceId() == req.GetWorkspaceId()) &&
-						(req.GetState() == commonv1.TaskState_TASK_STATE_UNSPECIFIED || t.GetState() == req.GetState()) && (t.GetCurrent() || !req.GetCurrentOnly())
+					return (req.GetNode() == "" || t.GetNodeId() == req.GetNode()) &&
+						(req.GetWorkspaceId() == "" || t.GetWorkspaceId() == req.GetWorkspaceId()) &&
+						(req.GetState() == commonv1.TaskState_TASK_STATE_UNSPECIFIED || t.GetState() == req.GetState()) &&
+						(t.GetCurrent() || !req.GetCurrentOnly())
 				},
 				fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.Task, string, error) {
 					req.PageSize, req.PageToken = size, token
@@ -102,17 +107,20 @@ func (p *Program) tasksList() *cobra.Command {
 	page.flags(cmd)
 	cmd.Flags().StringVar(&req.Node, "node", "", "only those of this node")
 	cmd.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
-	cmd.Flags().StringVar(&state, "state", "", "only those in this state: "+strings.Join(names.Spellings[commonv1.TaskState](), ", "))
+	cmd.Flags().StringVar(&state, "state", "",
+		"only those in this state: "+strings.Join(names.Spellings[commonv1.TaskState](), ", "))
 	cmd.Flags().BoolVar(&req.CurrentOnly, "current", false, "only those that have not ended")
 	_ = cmd.RegisterFlagCompletionFunc("node", p.completeNodes)
 	_ = cmd.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
-	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(names.Spellings[commonv1.TaskState](), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("state",
+		cobra.FixedCompletions(names.Spellings[commonv1.TaskState](), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
 func (p *Program) tasksGet() *cobra.Command {
 	return &cobra.Command{
-		Use: "get TASK", Aliases: []string{"describe"}, Short: "Show one task with every transition", Example: "  gpuaas tasks get 0192f0c1-0000-7000-8000-000000000001", Args: args("TASK"),
+		Use: "get TASK", Aliases: []string{"describe"}, Short: "Show one task with every transition",
+		Example: "  gpuaas tasks get 0192f0c1-0000-7000-8000-000000000001", Args: args("TASK"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			id, err := s.id(ctx, kindTask, args[0])
 			if err != nil {
@@ -130,7 +138,9 @@ func (p *Program) tasksGet() *cobra.Command {
 func (p *Program) tasksChange(verb, short string) *cobra.Command {
 	var reason string
 	cmd := &cobra.Command{
-		Use: verb + " TASK", Short: short, Example: "  gpuaas tasks " + verb + " 0192f0c1-0000-7000-8000-000000000001 --reason 'why, for the record'", Args: args("TASK"),
+		Use: verb + " TASK", Short: short,
+		Example: "  gpuaas tasks " + verb + " 0192f0c1-0000-7000-8000-000000000001 --reason 'why, for the record'",
+		Args:    args("TASK"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			id, err := s.id(ctx, kindTask, args[0])
 			if err != nil {
@@ -140,9 +150,11 @@ func (p *Program) tasksChange(verb, short string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			got, err := s.query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: answer.GetTask().GetTaskId(), MinPos: answer.GetPos()})
+			got, err := s.query.GetTask(ctx,
+				&readmodelv1.GetTaskRequest{TaskId: answer.GetTask().GetTaskId(), MinPos: answer.GetPos()})
 			if err != nil {
-				note(s.err, "done; the view of it is behind (%s), so only the owner's answer is shown", names.Of(fault.ReasonOf(err)))
+				note(s.err, "done; the view of it is behind (%s), so only the owner's answer is shown",
+					names.Of(fault.ReasonOf(err)))
 				return one(s.printer, taskView, taskOf(answer.GetTask()))
 			}
 			return one(s.printer, taskView, got.GetTask())
@@ -155,9 +167,11 @@ func (p *Program) tasksChange(verb, short string) *cobra.Command {
 // taskOf converts a task from an owner's answer into the form of the projections.
 func taskOf(t *lifecyclev1.Task) *readmodelv1.Task {
 	return &readmodelv1.Task{
-		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(), WorkspaceId: t.GetWorkspaceId(),
-		RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(), Error: t.GetError(), CreatedAt: t.GetCreatedAt(),
-		ExpiresAt: t.GetExpiresAt(), CorrelationId: t.GetCorrelationId(), LateEvidence: t.GetLateEvidence(), Current: !ended(t.GetState()),
+		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(),
+		WorkspaceId: t.GetWorkspaceId(), RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(),
+		Error: t.GetError(), CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), CorrelationId: t.GetCorrelationId(),
+		LateEvidence: t.GetLateEvidence(),
+		Current:      !ended(t.GetState()),
 	}
 }
 
@@ -181,7 +195,8 @@ func (p *Program) nodesProbe() *cobra.Command {
 			return s.followTask(ctx, answer.GetTask(), answer.GetPos(), timeout)
 		}),
 	}
-	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "give up waiting after this long (exit 6); the task goes on; 0 waits without end")
+	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second,
+		"give up waiting after this long (exit 6); the task goes on; 0 waits without end")
 	cmd.Flags().StringVar(&key, "idempotency-key", "", "the same key answers the same task")
 	return cmd
 }
@@ -233,7 +248,10 @@ func (s *session) followTask(ctx context.Context, task *lifecyclev1.Task, pos st
 		if reason == commonv1.Reason_REASON_UNSPECIFIED {
 			reason = commonv1.Reason_REASON_INTERNAL
 		}
-		return &exitError{code: ExitError, reason: reason, message: fmt.Sprintf("task %s ended %s: %s", task.GetTaskId(), enumText(last.GetState()), last.GetError())}
+		return &exitError{
+			code: ExitError, reason: reason,
+			message: fmt.Sprintf("task %s ended %s: %s", task.GetTaskId(), enumText(last.GetState()), last.GetError()),
+		}
 	}
 	return nil
 }

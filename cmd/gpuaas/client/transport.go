@@ -77,13 +77,17 @@ func (p *Program) dial(pr *printer, t target) (*session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare connection: %w", err)
 	}
-	return &session{printer: pr, query: client.Query, command: client.Command, server: t.server, target: t, client: client}, nil
+	return &session{
+		printer: pr, query: client.Query, command: client.Command, server: t.server, target: t,
+		client: client,
+	}, nil
 }
 
 // target merges flags, environment and context: flags take precedence over the environment, and the environment over
 // the file.
 func (p *Program) target() (target, error) {
-	server, tokenFile, caFile := or(p.server, os.Getenv(envServer)), or(p.tokenFile, os.Getenv(envTokenFile)), or(p.caFile, os.Getenv(envCAFile))
+	server, tokenFile, caFile := or(p.server, os.Getenv(envServer)), or(p.tokenFile, os.Getenv(envTokenFile)),
+		or(p.caFile, os.Getenv(envCAFile))
 	name := or(p.context, os.Getenv(envContext))
 	c, err := loadContext(name)
 	if err != nil {
@@ -96,7 +100,10 @@ func (p *Program) target() (target, error) {
 	if caFile != "" && tokenFile == "" && (c.CAPEM != "" || c.CAFile != "") {
 		return target{}, fmt.Errorf("--ca-file trusts another authority than context %q: its token is not sent there; name --token-file too", c.Name)
 	}
-	t := target{server: or(server, c.Server), trustDomain: or(p.trustDomain, or(c.TrustDomain, contexts.DefaultTrustDomain)), token: c.Token, context: c.Name}
+	t := target{
+		server:      or(server, c.Server),
+		trustDomain: or(p.trustDomain, or(c.TrustDomain, contexts.DefaultTrustDomain)), token: c.Token, context: c.Name,
+	}
 	if t.server == c.Server {
 		t.mesh, t.ephemeral = c.Mesh, c.Ephemeral
 	}
@@ -145,7 +152,8 @@ func loadContext(name string) (contexts.Context, error) {
 
 // noContext returns the error for the name of a context that does not exist.
 func noContext(name string) error {
-	return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no context %q", name), fault.Remedy("list them with `gpuaas config view`"))
+	return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no context %q", name),
+		fault.Remedy("list them with `gpuaas config view`"))
 }
 
 // readToken reads a token from a file, which no other user may be able to read.
@@ -199,7 +207,9 @@ func or(value, other string) string {
 }
 
 // pages fetches a whole list, or `limit` items of it, from a token on.
-func pages[T any](limit int, token string, fetch func(size int32, token string) ([]T, string, error)) ([]T, string, error) {
+func pages[T any](limit int, token string, fetch func(size int32, token string) ([]T, string, error)) ([]T, string,
+	error,
+) {
 	const full = 200
 	items := []T{}
 	for {

@@ -127,7 +127,8 @@ func (p *Program) workspacesWait() *cobra.Command {
 	cmd.Flags().StringVar(&for_, "for", "state=active", "what to wait for: state=S[,S...] or user_state=S[,S...]")
 	_ = cmd.RegisterFlagCompletionFunc("for", completeConditions)
 	cmd.Flags().DurationVar(&timeout, "timeout", 60*time.Second, "give up after this long (exit 6); 0 waits without end")
-	cmd.Flags().StringVar(&minPos, "min-pos", "", "`position` that an earlier command printed as pos: ignore anything older")
+	cmd.Flags().StringVar(&minPos, "min-pos", "",
+		"`position` that an earlier command printed as pos: ignore anything older")
 	return cmd
 }
 
@@ -142,11 +143,16 @@ func waitedTooLong(text string, last *readmodelv1.Workspace) error {
 			text += " (" + why + ")"
 		}
 	}
-	return &exitError{code: ExitTimeout, reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED, message: text, remedy: "it goes on without you: look with `gpuaas workspaces timeline`, or wait longer with --timeout"}
+	return &exitError{
+		code: ExitTimeout, reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED, message: text,
+		remedy: "it goes on without you: look with `gpuaas workspaces timeline`, or wait longer with --timeout",
+	}
 }
 
 // followWorkspace follows one workspace with its runs and steps.
-func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each func(*readmodelv1.WatchItem) (bool, error)) error {
+func (s *session) followWorkspace(ctx context.Context, ref, minPos string,
+	each func(*readmodelv1.WatchItem) (bool, error),
+) error {
 	// The lookup fails at once for a workspace that does not exist. The watch uses the id, because a bare name may stop
 	// being unique.
 	answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref, MinPos: minPos})
@@ -161,17 +167,26 @@ func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each 
 	}
 	poll := func(ctx context.Context) ([]*readmodelv1.WatchItem, error) {
 		answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: id, MinPos: minPos})
-		return []*readmodelv1.WatchItem{{Topic: readmodelv1.Topic_TOPIC_WORKSPACES, Object: &readmodelv1.WatchItem_Workspace{Workspace: answer.GetWorkspace()}}}, err
+		return []*readmodelv1.WatchItem{{
+			Topic:  readmodelv1.Topic_TOPIC_WORKSPACES,
+			Object: &readmodelv1.WatchItem_Workspace{Workspace: answer.GetWorkspace()},
+		}}, err
 	}
 	if err == nil {
 		// The workspace may already be in the wanted state.
-		done, ferr := each(&readmodelv1.WatchItem{Topic: readmodelv1.Topic_TOPIC_WORKSPACES, Object: &readmodelv1.WatchItem_Workspace{Workspace: answer.GetWorkspace()}})
+		done, ferr := each(&readmodelv1.WatchItem{
+			Topic:  readmodelv1.Topic_TOPIC_WORKSPACES,
+			Object: &readmodelv1.WatchItem_Workspace{Workspace: answer.GetWorkspace()},
+		})
 		if done || ferr != nil {
 			return ferr
 		}
 	}
 	return s.follow(ctx, &readmodelv1.WatchRequest{
-		Topics:    []readmodelv1.Topic{readmodelv1.Topic_TOPIC_RUNS, readmodelv1.Topic_TOPIC_STEPS, readmodelv1.Topic_TOPIC_WORKSPACES},
+		Topics: []readmodelv1.Topic{
+			readmodelv1.Topic_TOPIC_RUNS, readmodelv1.Topic_TOPIC_STEPS,
+			readmodelv1.Topic_TOPIC_WORKSPACES,
+		},
 		Workspace: id, MinPos: minPos,
 	}, poll, each)
 }
@@ -179,10 +194,13 @@ func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each 
 // awaitOperation waits until an operation has ended, prints its steps on stderr, and then prints the workspace. It
 // returns an error if the workspace comes to rest in another state than want. name is the reference that the person
 // typed.
-func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation, name string, want commonv1.WorkspaceState, timeout time.Duration) error {
+func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation, name string,
+	want commonv1.WorkspaceState, timeout time.Duration,
+) error {
 	ctx, cancel := within(ctx, timeout)
 	defer cancel()
-	note(s.err, "%s %s (epoch %d)%s", enumText(op.GetKind()), op.GetOperationId(), op.GetEpoch(), onlyIf(op.GetJoined(), ", joined one under way"))
+	note(s.err, "%s %s (epoch %d)%s", enumText(op.GetKind()), op.GetOperationId(), op.GetEpoch(),
+		onlyIf(op.GetJoined(), ", joined one under way"))
 	steps := &stepPrinter{s: s, workspaceID: op.GetWorkspaceId(), runID: op.GetOperationId(), printed: map[string]bool{}}
 	var last *readmodelv1.Workspace
 	err := s.followWorkspace(ctx, op.GetWorkspaceId(), op.GetPos(), func(item *readmodelv1.WatchItem) (bool, error) {
@@ -223,7 +241,8 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 		note(s.err, "%s", text)
 	}
 	remedy := "see where it failed: gpuaas workspaces timeline " + fullName(last)
-	if text := last.GetLastError(); strings.Contains(text, "ended before it was ready") && strings.Contains(text, "status 0") {
+	if text := last.GetLastError(); strings.Contains(text, "ended before it was ready") &&
+		strings.Contains(text, "status 0") {
 		remedy += "; a job that may end sooner is ready at once with --min-uptime 0s"
 	}
 	return endedElsewhere(last, remedy)
@@ -237,7 +256,8 @@ func endedElsewhere(w *readmodelv1.Workspace, remedy string) error {
 	}
 	return &exitError{
 		code: ExitRefused, reason: reason, remedy: remedy,
-		message: fmt.Sprintf("%s is %s: %s", fullName(w), enumText(w.GetState()), or(w.GetLastError(), "no error is recorded")),
+		message: fmt.Sprintf("%s is %s: %s", fullName(w), enumText(w.GetState()),
+			or(w.GetLastError(), "no error is recorded")),
 	}
 }
 
@@ -254,7 +274,8 @@ func (s *session) restsFailed(ctx context.Context, w *readmodelv1.Workspace) boo
 		return ctx.Err() == nil
 	}
 	possible := func(kind commonv1.OperationKind) bool {
-		return slices.ContainsFunc(answer.GetActions(), func(a *lifecyclev1.ActionOption) bool { return a.GetKind() == kind && a.GetPossible() })
+		return slices.ContainsFunc(answer.GetActions(),
+			func(a *lifecyclev1.ActionOption) bool { return a.GetKind() == kind && a.GetPossible() })
 	}
 	if state == commonv1.WorkspaceState_WORKSPACE_STATE_STUCK {
 		return possible(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO)
@@ -291,18 +312,25 @@ func (p *Program) workspacesWatch() *cobra.Command {
 			return s.printChanges(ctx, req, func(item *readmodelv1.WatchItem) (string, []string) {
 				if step := item.GetStep(); step != nil {
 					return "step " + number(step.GetStep()+1) + " " + step.GetName(), []string{
-						enumText(step.GetDirection()), enumText(step.GetState()), "attempt " + number(step.GetAttempt()), or(step.GetError(), step.GetWhyWaiting()),
+						enumText(step.GetDirection()), enumText(step.GetState()), "attempt " + number(step.GetAttempt()),
+						or(step.GetError(), step.GetWhyWaiting()),
 					}
 				}
 				w := item.GetWorkspace()
-				return or(fullName(w), item.GetId()), []string{enumText(w.GetState()), enumText(w.GetUserState()), w.GetCurrentStep(), or(or(or(w.GetAgentDetail(), w.GetWorkloadDetail()), w.GetLastError()), w.GetWhyWaiting())}
+				return or(fullName(w), item.GetId()),
+					[]string{
+						enumText(w.GetState()), enumText(w.GetUserState()), w.GetCurrentStep(),
+						or(or(or(w.GetAgentDetail(), w.GetWorkloadDetail()), w.GetLastError()), w.GetWhyWaiting()),
+					}
 			})
 		}),
 	}
 }
 
 // printChanges prints the changes of a watch until the person ends it.
-func (s *session) printChanges(ctx context.Context, req *readmodelv1.WatchRequest, row func(*readmodelv1.WatchItem) (string, []string)) error {
+func (s *session) printChanges(ctx context.Context, req *readmodelv1.WatchRequest,
+	row func(*readmodelv1.WatchItem) (string, []string),
+) error {
 	err := s.follow(ctx, req, nil, func(item *readmodelv1.WatchItem) (bool, error) {
 		if s.structured() {
 			raw, err := names.MarshalJSON(item)

@@ -43,42 +43,54 @@ func longLists() []shown {
 	return []shown{
 		listed("nodes", nodeView, []string{"box-2ba66a74c341-1", "rack12-node-0007", "operator_action_required", "normal"},
 			&readmodelv1.Node{
-				NodeId: uuidOne, Name: "box-2ba66a74c341-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL, LastHeartbeatAt: ago(3 * time.Second),
-				Identity: &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE},
-				Gate:     &lifecyclev1.NodeGate{Admitted: true, SlotsUsed: 1, Slots: 1, GpusUsed: 8, Gpus: 8}, WorkspaceId: uuidThree, Workspace: "acme/canary-7f3a91c2",
+				NodeId: uuidOne, Name: "box-2ba66a74c341-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL,
+				LastHeartbeatAt: ago(3 * time.Second),
+				Identity:        &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE},
+				Gate:            &lifecyclev1.NodeGate{Admitted: true, SlotsUsed: 1, Slots: 1, GpusUsed: 8, Gpus: 8},
+				WorkspaceId:     uuidThree, Workspace: "acme/canary-7f3a91c2",
 			},
 			&readmodelv1.Node{
-				NodeId: uuidTwo, Name: "rack12-node-0007", UserState: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, LastHeartbeatAt: ago(49 * time.Hour),
-				Identity: &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED}, Reason: "identity_revoked_or_fenced",
-				Gate: &lifecyclev1.NodeGate{Cordoned: true, Slots: 4, Gpus: 8},
+				NodeId: uuidTwo, Name: "rack12-node-0007", UserState: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED,
+				LastHeartbeatAt: ago(49 * time.Hour),
+				Identity:        &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED},
+				Reason:          "identity_revoked_or_fenced",
+				Gate:            &lifecyclev1.NodeGate{Cordoned: true, Slots: 4, Gpus: 8},
 			}),
-		listed("workspaces", workspaceView, []string{"research-platform", "canary-7f3a91c2-training-run", "decommissioning", "active"},
+		listed("workspaces", workspaceView,
+			[]string{"research-platform", "canary-7f3a91c2-training-run", "decommissioning", "active"},
 			&readmodelv1.Workspace{
-				WorkspaceId: uuidOne, Tenant: "research-platform", Name: "canary-7f3a91c2-training-run", State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
-				UserState: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, Epoch: 12, CurrentStep: "Stop the workloads", Stalled: true,
-				NodeId: uuidTwo, NodeName: "box-2ba66a74c341-1", StateAt: ago(16 * time.Minute), LastError: longError, Reason: "agent_down",
+				WorkspaceId: uuidOne, Tenant: "research-platform", Name: "canary-7f3a91c2-training-run",
+				State:     commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
+				UserState: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, Epoch: 12, CurrentStep: "Stop the workloads",
+				Stalled: true, NodeId: uuidTwo, NodeName: "box-2ba66a74c341-1", StateAt: ago(16 * time.Minute),
+				LastError: longError,
+				Reason:    "agent_down",
 			},
 			&readmodelv1.Workspace{
-				WorkspaceId: uuidTwo, Tenant: "acme", Name: "demo2", State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 1, StateAt: ago(30 * time.Hour),
-				UserState: commonv1.UserState_USER_STATE_NORMAL, AgentConnected: true, NodeName: "box-91c2ba66a743-1",
+				WorkspaceId: uuidTwo, Tenant: "acme", Name: "demo2", State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+				Epoch: 1, StateAt: ago(30 * time.Hour), UserState: commonv1.UserState_USER_STATE_NORMAL, AgentConnected: true,
+				NodeName: "box-91c2ba66a743-1",
 			}),
-		listed("timeline", timelineView, []string{"undo Wait for workloads ready", "failed (stalled)", "succeeded", "/opt/trainer/bin/serve:", "directory"},
+		listed("timeline", timelineView,
+			[]string{"undo Wait for workloads ready", "failed (stalled)", "succeeded", "/opt/trainer/bin/serve:", "directory"},
 			&readmodelv1.TimelineItem{
-				Step: "1", Name: "Reserve a slot", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
-				StartedAt: ago(time.Hour), DurationSeconds: 0.25,
+				Step: "1", Name: "Reserve a slot", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
+				State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: ago(time.Hour), DurationSeconds: 0.25,
 			},
 			&readmodelv1.TimelineItem{
-				Step: "7", Name: "Wait for workloads ready", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 2, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED,
-				Stalled: true, StartedAt: ago(30 * time.Minute), DurationSeconds: 1800, Error: longError, ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+				Step: "7", Name: "Wait for workloads ready", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 2,
+				State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, Stalled: true, StartedAt: ago(30 * time.Minute),
+				DurationSeconds: 1800, Error: longError,
+				ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
 			},
 			&readmodelv1.TimelineItem{
-				Step: "7", Name: "Wait for workloads ready", Direction: commonv1.Direction_DIRECTION_UNDO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
-				StartedAt: ago(time.Minute), DurationSeconds: 0.5,
+				Step: "7", Name: "Wait for workloads ready", Direction: commonv1.Direction_DIRECTION_UNDO, Attempt: 1,
+				State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: ago(time.Minute), DurationSeconds: 0.5,
 			}),
 		listed("runs", runView, []string{"retry", "0f4e1b6a9d31", "succeeded"},
 			&readmodelv1.RunBrief{
-				RunId: uuidOne, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, State: commonv1.RunState_RUN_STATE_SUCCEEDED, StartedAt: ago(time.Hour),
-				EndedAt: ago(time.Minute), FailedStep: "Wait for workloads ready", Shown: true,
+				RunId: uuidOne, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, State: commonv1.RunState_RUN_STATE_SUCCEEDED,
+				StartedAt: ago(time.Hour), EndedAt: ago(time.Minute), FailedStep: "Wait for workloads ready", Shown: true,
 			}),
 		listed("actions", actionView, []string{"decommission", "retry-undo"},
 			&lifecyclev1.ActionOption{
@@ -86,71 +98,97 @@ func longLists() []shown {
 				Consequence: "ends the workspace for good: stops its workloads, deletes its storage and gives back 8 GPUs",
 			},
 			&lifecyclev1.ActionOption{
-				Kind: commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, Unmet: []string{"the workspace is stuck; it is active", "no operation is open"},
+				Kind:   commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO,
+				Unmet:  []string{"the workspace is stuck; it is active", "no operation is open"},
 				Reason: commonv1.Reason_REASON_PRECONDITION_FAILED,
 			}),
 		listed("tasks", taskView, []string{"outcome_unknown", "0f4e1b6a9d31", "2e3f405"},
 			&readmodelv1.Task{
 				TaskId: uuidOne, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: uuidThree, NodeName: "box-2ba66a74c341-1",
-				State: commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, Attempt: 3, CreatedAt: ago(26 * time.Hour), Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED,
+				State: commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, Attempt: 3, CreatedAt: ago(26 * time.Hour),
+				Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED,
 			},
-			&readmodelv1.Task{TaskId: uuidTwo, NodeId: uuidThree, NodeName: "rack12-node-0007", State: commonv1.TaskState_TASK_STATE_QUEUED, CreatedAt: ago(time.Second)}),
+			&readmodelv1.Task{
+				TaskId: uuidTwo, NodeId: uuidThree, NodeName: "rack12-node-0007",
+				State: commonv1.TaskState_TASK_STATE_QUEUED, CreatedAt: ago(time.Second),
+			}),
 		listed("instances", instanceView, []string{"canary-7f3a91c2-training-run", "ended", "live"},
 			&lifecyclev1.Instance{
-				InstanceId: uuidOne, WorkspaceId: uuidTwo, WorkspaceName: "canary-7f3a91c2-training-run", Epoch: 12, State: commonv1.InstanceState_INSTANCE_STATE_ENDED,
-				Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER, ProviderId: "docker:7f3a91c2ba66a74c3417f3a91c2ba66a74c341", StartedAt: ago(26 * time.Hour),
+				InstanceId: uuidOne, WorkspaceId: uuidTwo, WorkspaceName: "canary-7f3a91c2-training-run", Epoch: 12,
+				State: commonv1.InstanceState_INSTANCE_STATE_ENDED, Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER,
+				ProviderId: "docker:7f3a91c2ba66a74c3417f3a91c2ba66a74c341", StartedAt: ago(26 * time.Hour),
 				EndedAt: ago(time.Hour), NodeId: uuidThree,
 			},
 			&lifecyclev1.Instance{
-				InstanceId: uuidTwo, WorkspaceId: uuidThree, Unaccounted: true, State: commonv1.InstanceState_INSTANCE_STATE_LIVE, ProviderId: "process:4242",
+				InstanceId: uuidTwo, WorkspaceId: uuidThree, Unaccounted: true, State: commonv1.InstanceState_INSTANCE_STATE_LIVE,
+				ProviderId: "process:4242",
 			}),
 		listed("claims", claimView, []string{"storage", "ws-01a202dafe6f713cac640f4e1b6a9d31", "orphaned"},
 			&lifecyclev1.Claim{
-				ClaimId: uuidOne, WorkspaceId: uuidTwo, Kind: "storage", Name: "ws-01a202dafe6f713cac640f4e1b6a9d31", Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL,
-				OrphanedAt: ago(time.Hour), OrphanedBy: "ana@example.org", OrphanReason: "rack 12 is dead", NodeId: uuidThree,
+				ClaimId: uuidOne, WorkspaceId: uuidTwo, Kind: "storage", Name: "ws-01a202dafe6f713cac640f4e1b6a9d31",
+				Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, OrphanedAt: ago(time.Hour), OrphanedBy: "ana@example.org",
+				OrphanReason: "rack 12 is dead", NodeId: uuidThree,
 			}),
 		listed("allocations", allocationView, []string{"release_failed", "0f4e1b6a9d31", "acme/canary-7f3a91c2"},
 			&lifecyclev1.Allocation{
-				AllocationId: uuidOne, WorkspaceId: uuidTwo, Epoch: 12, State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Workspace: "acme/canary-7f3a91c2", Occupancy: "cleanup",
-				Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS, NodeId: uuidThree, Fence: 14, StateAt: ago(20 * time.Minute), LastError: longError,
+				AllocationId: uuidOne, WorkspaceId: uuidTwo, Epoch: 12,
+				State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Workspace: "acme/canary-7f3a91c2",
+				Occupancy: "cleanup", Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS, NodeId: uuidThree, Fence: 14,
+				StateAt: ago(20 * time.Minute), LastError: longError,
 			}),
 		listed("findings", findingView, []string{"p0", "open, node cordoned", "0f4e1b6a9d31"},
 			&lifecyclev1.Finding{
-				FindingId: uuidOne, Severity: commonv1.Severity_SEVERITY_P0, Kind: commonv1.FindingKind(1), SubjectType: "workspace", SubjectId: uuidTwo,
-				FirstSeenAt: ago(26 * time.Hour), Count: 1041, Cordoned: true, Summary: "the allocation is released and its instance still runs on the node",
+				FindingId: uuidOne, Severity: commonv1.Severity_SEVERITY_P0, Kind: commonv1.FindingKind(1),
+				SubjectType: "workspace", SubjectId: uuidTwo, FirstSeenAt: ago(26 * time.Hour), Count: 1041, Cordoned: true,
+				Summary: "the allocation is released and its instance still runs on the node",
 			}),
 		listed("incidents", incidentView, []string{"P0", "0f4e1b6a9d31"},
 			&recoveryv1.Incident{
-				IncidentId: uuidOne, Kind: commonv1.IncidentKind(1), Severity: commonv1.Severity_SEVERITY_P0, WorkspaceIds: []string{uuidTwo, uuidThree},
-				Summary: "7 nodes share cert_untrusted_by_ingress: repair the rendering of the authority first", OpenedAt: ago(26 * time.Hour),
+				IncidentId: uuidOne, Kind: commonv1.IncidentKind(1), Severity: commonv1.Severity_SEVERITY_P0,
+				WorkspaceIds: []string{uuidTwo, uuidThree},
+				Summary:      "7 nodes share cert_untrusted_by_ingress: repair the rendering of the authority first",
+				OpenedAt:     ago(26 * time.Hour),
 			}),
 		listed("recoveries", recoveryView, []string{"research-platform/canary-7f3a91c2-training-run"},
 			&recoveryv1.RecoveryRecord{
-				RecordId: uuidOne, Workspace: "research-platform/canary-7f3a91c2-training-run", DetectedAt: ago(26 * time.Hour), Step: "Wait for workloads ready",
-				WhatWorked: "by itself", TotalSeconds: 1198, WithheldBecause: "the fleet brake is engaged", NextAt: ago(-time.Minute),
+				RecordId: uuidOne, Workspace: "research-platform/canary-7f3a91c2-training-run", DetectedAt: ago(26 * time.Hour),
+				Step: "Wait for workloads ready", WhatWorked: "by itself", TotalSeconds: 1198,
+				WithheldBecause: "the fleet brake is engaged",
+				NextAt:          ago(-time.Minute),
 			}),
-		listed("audit", auditView, []string{"1h0m ago", "ana.maria.longname@example.org", "workspace.decommission", "refused", "workspace acme/canary-7f3a91c2"},
+		listed("audit", auditView, []string{
+			"1h0m ago", "ana.maria.longname@example.org", "workspace.decommission", "refused",
+			"workspace acme/canary-7f3a91c2",
+		},
 			&readmodelv1.AuditRow{Number: 1048576, Workspace: "acme/canary-7f3a91c2", Entry: &commonv1.AuditEntry{
-				At: ago(time.Hour), Action: "workspace.decommission", Outcome: "refused", Actor: "ana.maria.longname@example.org", SubjectType: "workspace", SubjectId: uuidTwo,
-				Count: 12, Reason: "the workspace belongs to another tenant, and the person may not operate it",
+				At: ago(time.Hour), Action: "workspace.decommission", Outcome: "refused", Actor: "ana.maria.longname@example.org",
+				SubjectType: "workspace", SubjectId: uuidTwo, Count: 12,
+				Reason: "the workspace belongs to another tenant, and the person may not operate it",
 			}}),
 		listed("tenants", tenantView, []string{"research-platform"},
-			&lifecyclev1.Tenant{TenantId: uuidOne, Name: "research-platform", Quota: &lifecyclev1.Quota{Workspaces: 100, Gpus: 64, StorageBytes: 1 << 40}, CreatedAt: ago(99 * time.Hour)}),
+			&lifecyclev1.Tenant{
+				TenantId: uuidOne, Name: "research-platform",
+				Quota: &lifecyclev1.Quota{Workspaces: 100, Gpus: 64, StorageBytes: 1 << 40}, CreatedAt: ago(99 * time.Hour),
+			}),
 		listed("policies", policyView, []string{"node.heartbeat_stale_after_seconds", "300"},
 			&recoveryv1.PolicyKey{
-				Key: "node.heartbeat_stale_after_seconds", Value: "300", DefaultValue: "90", Minimum: "15", Maximum: "3600", Overridden: true,
-				UpdatedBy: "ana.maria.longname@example.org", Meaning: "how old the last heartbeat may be before silence counts",
+				Key: "node.heartbeat_stale_after_seconds", Value: "300", DefaultValue: "90", Minimum: "15", Maximum: "3600",
+				Overridden: true, UpdatedBy: "ana.maria.longname@example.org",
+				Meaning: "how old the last heartbeat may be before silence counts",
 			}),
 		listed("reasons", reasonView, []string{"policy_weakening_unacknowledged"},
 			&readmodelv1.ReasonText{
-				Code: "policy_weakening_unacknowledged", Meaning: "the new value weakens a promise, and nobody has accepted that", NextAction: "say so with --acknowledge-weakening",
+				Code: "policy_weakening_unacknowledged", Meaning: "the new value weakens a promise, and nobody has accepted that",
+				NextAction: "say so with --acknowledge-weakening",
 			}),
 		{"status", []string{"lock_store", "down"}, func(pr *printer) error {
 			return table(pr, componentColumns, []*readmodelv1.ComponentStatus{
 				{Name: "database", Ok: true, ObservedAt: ago(time.Second)},
 				{
-					Name: "lock_store", State: commonv1.PartState_PART_STATE_DOWN, Detail: "dial tcp 127.0.0.1:6379: connect: connection refused", ObservedAt: ago(2 * time.Second),
-					Since: ago(time.Hour), NextAction: "start Redis again; leases are kept in the database meanwhile", Severity: commonv1.Severity_SEVERITY_P1,
+					Name: "lock_store", State: commonv1.PartState_PART_STATE_DOWN,
+					Detail: "dial tcp 127.0.0.1:6379: connect: connection refused", ObservedAt: ago(2 * time.Second),
+					Since: ago(time.Hour), NextAction: "start Redis again; leases are kept in the database meanwhile",
+					Severity: commonv1.Severity_SEVERITY_P1,
 				},
 			})
 		}},
@@ -158,7 +196,10 @@ func longLists() []shown {
 }
 
 func terminal(out *bytes.Buffer, width int) *printer {
-	return &printer{format: formatTable, out: out, err: &bytes.Buffer{}, tty: true, relative: true, width: width, now: noon}
+	return &printer{
+		format: formatTable, out: out, err: &bytes.Buffer{}, tty: true, relative: true, width: width,
+		now: noon,
+	}
 }
 
 // TestKeysAreNeverCut: at any width the keys of every row are whole, and lines are longer than the terminal only where
@@ -219,14 +260,15 @@ func TestGoldenWidths(t *testing.T) {
 func TestLongTextCostsNoColumns(t *testing.T) {
 	var out bytes.Buffer
 	failed := &readmodelv1.Workspace{
-		WorkspaceId: uuidOne, Tenant: "acme", Name: "demo2", State: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, Epoch: 3, StateAt: ago(time.Minute),
-		UserState: commonv1.UserState_USER_STATE_NORMAL, LastError: longError,
+		WorkspaceId: uuidOne, Tenant: "acme", Name: "demo2", State: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, Epoch: 3,
+		StateAt: ago(time.Minute), UserState: commonv1.UserState_USER_STATE_NORMAL, LastError: longError,
 	}
 	if err := list(terminal(&out, 80), workspaceView, []*readmodelv1.Workspace{failed}, ""); err != nil {
 		t.Fatal(err)
 	}
 	header, row, _ := strings.Cut(out.String(), "\n")
-	if diff := cmp.Diff("TENANT NAME STATE USER STATE EPOCH SINCE LAST ERROR", strings.Join(strings.Fields(header), " ")); diff != "" {
+	if diff := cmp.Diff("TENANT NAME STATE USER STATE EPOCH SINCE LAST ERROR",
+		strings.Join(strings.Fields(header), " ")); diff != "" {
 		t.Errorf("columns (-want +got):\n%s\n%s", diff, out.String())
 	}
 	if got := ansi.StringWidth(strings.TrimSuffix(row, "\n")); got != 80 || !strings.Contains(row, "launch_box: the box") {
@@ -296,7 +338,10 @@ func TestFollowedRowsStayInTheirColumns(t *testing.T) {
 	var out bytes.Buffer
 	rows := &follower[*readmodelv1.Workspace]{pr: terminal(&out, 80), view: workspaceView, printed: map[string]string{}}
 	workspace := func(id, name, failure string) *readmodelv1.Workspace {
-		return &readmodelv1.Workspace{WorkspaceId: id, Tenant: "acme", Name: name, State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, LastError: failure}
+		return &readmodelv1.Workspace{
+			WorkspaceId: id, Tenant: "acme", Name: name,
+			State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, LastError: failure,
+		}
 	}
 	for _, err := range []error{
 		rows.begin([]*readmodelv1.Workspace{workspace(uuidOne, "one", "")}),
@@ -318,7 +363,10 @@ func TestFollowedRowsStayInTheirColumns(t *testing.T) {
 		}
 		got = append(got, strings.Join(strings.Fields(line)[:2], " "))
 	}
-	want := []string{"TENANT NAME", "acme one", "acme two", "TENANT NAME", "acme a-name-that-is-longer", "TENANT NAME", "acme one", "acme one"}
+	want := []string{
+		"TENANT NAME", "acme one", "acme two", "TENANT NAME", "acme a-name-that-is-longer", "TENANT NAME",
+		"acme one", "acme one",
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("rows (-want +got):\n%s\n%s", diff, out.String())
 	}

@@ -130,7 +130,8 @@ func (s *session) operation(ctx context.Context, o *lifecyclev1.Operation, name 
 	}
 	if name == "" && o.GetWorkspaceId() != "" {
 		// A person who may operate and not read sees only the id.
-		if answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: o.GetWorkspaceId()}); err == nil {
+		if answer, err := s.query.GetWorkspace(ctx,
+			&readmodelv1.GetWorkspaceRequest{Workspace: o.GetWorkspaceId()}); err == nil {
 			name = fullName(answer.GetWorkspace())
 		}
 	}
@@ -160,14 +161,17 @@ func withWorkspace(v view[*lifecyclev1.Operation], name string) view[*lifecyclev
 
 func (p *Program) workspacesCommand() *cobra.Command {
 	return group("workspaces", "Workspaces of tenants", []string{"workspace", "ws"},
-		p.workspacesCreate(), p.workspacesList(), p.workspacesGet(), p.workspacesWatch(), p.workspacesWait(), p.workspacesTimeline(), p.workspacesLogs(), p.workspacesActions(), p.workspacesRecoveries(),
+		p.workspacesCreate(), p.workspacesList(), p.workspacesGet(), p.workspacesWatch(), p.workspacesWait(),
+		p.workspacesTimeline(), p.workspacesLogs(), p.workspacesActions(), p.workspacesRecoveries(),
 		p.workspacesEscalate(),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_CANCEL, "End the open operation and undo what it did"),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RESET, "Make a failed workspace ready for another try"),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY, "Provision a failed workspace again"),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "Try the undo of a stuck workspace again"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO, "Give up an undo that cannot succeed; its claims become orphans"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE, "End the workspace's instance and launch another with the next epoch"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO,
+			"Give up an undo that cannot succeed; its claims become orphans"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE,
+			"End the workspace's instance and launch another with the next epoch"),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds"),
 	)
 }
@@ -180,7 +184,8 @@ func (p *Program) workspacesList() *cobra.Command {
 	var tenant string
 	req := &readmodelv1.ListWorkspacesRequest{}
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List workspaces", Example: "  gpuaas workspaces list --tenant acme --state active", Args: args(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List workspaces",
+		Example: "  gpuaas workspaces list --tenant acme --state active", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			var err error
 			if req.State, err = parseEnum[commonv1.WorkspaceState]("state", state); err != nil {
@@ -206,15 +211,19 @@ func (p *Program) workspacesList() *cobra.Command {
 	}
 	page.flags(cmd)
 	cmd.Flags().StringVar(&tenant, "tenant", "", "only those of this tenant: its name, its id or a part of the id")
-	cmd.Flags().StringVar(&state, "state", "", "only those in this state: "+strings.Join(names.Spellings[commonv1.WorkspaceState](), ", "))
+	cmd.Flags().StringVar(&state, "state", "",
+		"only those in this state: "+strings.Join(names.Spellings[commonv1.WorkspaceState](), ", "))
 	_ = cmd.RegisterFlagCompletionFunc("tenant", p.completeTenants)
-	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(names.Spellings[commonv1.WorkspaceState](), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("state",
+		cobra.FixedCompletions(names.Spellings[commonv1.WorkspaceState](), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
 func (p *Program) workspacesGet() *cobra.Command {
 	return &cobra.Command{
-		Use: "get WS", Aliases: []string{"describe"}, Short: "Show one workspace (an id, tenant/name, or a bare name if it is unique)", Example: "  gpuaas workspaces get acme/demo2", Args: args("WS"),
+		Use: "get WS", Aliases: []string{"describe"},
+		Short:   "Show one workspace (an id, tenant/name, or a bare name if it is unique)",
+		Example: "  gpuaas workspaces get acme/demo2", Args: args("WS"),
 		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: args[0]})
@@ -244,7 +253,8 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 		{title: "PROGRESS", drop: 3, path: "progress"},
 		{title: "ERROR", drop: 6, below: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			layer := enumText(i.GetErrorLayer())
-			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(), i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
+			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(),
+				i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
 		}},
 		{title: "CAUSE", path: "likely_cause", wide: true},
 		{title: "ADVICE", path: "advice", wide: true},
@@ -298,7 +308,8 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 			return under(s.printer, runView.columns, answer.GetHistory())
 		}),
 	}
-	cmd.Flags().StringVar(&req.RunId, "run", "", "show this `run` instead of the newest: one of those that the timeline lists")
+	cmd.Flags().StringVar(&req.RunId, "run", "",
+		"show this `run` instead of the newest: one of those that the timeline lists")
 	return cmd
 }
 
@@ -339,7 +350,10 @@ var actionView = view[*lifecyclev1.ActionOption]{
 			return "not now"
 		}},
 		{title: "WHAT IT WOULD DO", drop: 1, path: "consequence"},
-		{title: "WHY NOT", text: true, of: func(_ *printer, a *lifecyclev1.ActionOption) string { return strings.Join(a.GetUnmet(), "; ") }},
+		{
+			title: "WHY NOT", text: true,
+			of: func(_ *printer, a *lifecyclev1.ActionOption) string { return strings.Join(a.GetUnmet(), "; ") },
+		},
 		{title: "REASON", path: "reason", wide: true},
 	},
 }
@@ -349,7 +363,8 @@ func verb(kind commonv1.OperationKind) string { return strings.ReplaceAll(enumTe
 
 func (p *Program) workspacesActions() *cobra.Command {
 	return &cobra.Command{
-		Use: "actions WS", Short: "Show which operations are possible now, why the others are not, and what each would do", Example: "  gpuaas workspaces actions acme/demo2", Args: args("WS"),
+		Use: "actions WS", Short: "Show which operations are possible now, why the others are not, and what each would do",
+		Example: "  gpuaas workspaces actions acme/demo2", Args: args("WS"),
 		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			answer, err := s.query.GetActions(ctx, &readmodelv1.GetActionsRequest{Workspace: args[0]})
@@ -430,18 +445,23 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&req.Reason, "reason", "", "why, in words, for the record"+onlyIf(lost != "", " (required, except with --dry-run)"))
+	flags.StringVar(&req.Reason, "reason", "",
+		"why, in words, for the record"+onlyIf(lost != "", " (required, except with --dry-run)"))
 	flags.BoolVar(&req.Override, "override", false, "go beyond the limit of retries; needs the operator role")
 	flags.BoolVar(&req.DryRun, "dry-run", false, "only show what it would do, or what stands in the way")
-	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "a repeated request with the same `key` gets the same operation")
+	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "",
+		"a repeated request with the same `key` gets the same operation")
 	if kind == commonv1.OperationKind_OPERATION_KIND_RECREATE {
 		proofs := names.Spellings[commonv1.FencedProof]()
-		flags.StringVar(&proof, "fenced-proof", "", "an operator's statement that nothing runs on a machine that cannot confirm it: "+strings.Join(proofs, ", ")+"; needs --reason")
+		flags.StringVar(&proof, "fenced-proof", "",
+			"an operator's statement that nothing runs on a machine that cannot confirm it: "+strings.Join(proofs, ", ")+
+				"; needs --reason")
 		_ = cmd.RegisterFlagCompletionFunc("fenced-proof", cobra.FixedCompletions(proofs, cobra.ShellCompDirectiveNoFileComp))
 	}
 	if _, ok := restingState[kind]; ok {
 		flags.BoolVar(&wait, "wait", false, "wait until the operation has ended, and print the workspace")
-		flags.DurationVar(&timeout, "timeout", 10*time.Minute, "give up waiting after this long (exit 6); the operation goes on; 0 waits without end")
+		flags.DurationVar(&timeout, "timeout", 10*time.Minute,
+			"give up waiting after this long (exit 6); the operation goes on; 0 waits without end")
 	}
 	if lost == "" {
 		return cmd
@@ -472,7 +492,8 @@ func (s *session) loses(req *readmodelv1.OperateWorkspaceRequest, lost string) f
 		if _, err := s.command.OperateWorkspace(ctx, dry); err != nil {
 			return question{}, err
 		}
-		state := fmt.Sprintf("It is %s now%s.", enumText(w.GetState()), onlyIf(w.GetNodeName() != "", ", on "+w.GetNodeName()))
+		state := fmt.Sprintf("It is %s now%s.", enumText(w.GetState()),
+			onlyIf(w.GetNodeName() != "", ", on "+w.GetNodeName()))
 		return question{fullName(w), []string{fmt.Sprintf(lost, fullName(w)), state}}, nil
 	}
 }

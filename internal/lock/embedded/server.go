@@ -184,13 +184,15 @@ func (s *Server) spawn(dir string) (*child.Process, error) {
 			}
 		}
 	}
-	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // our own directory
+	//nolint:gosec // our own directory
+	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open redis log: %w", err)
 	}
 	defer func() { _ = log.Close() }()
 	return child.Start(child.Spec{
-		Path: s.path, Args: []string{conf}, Env: []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}, Dir: "/", Output: log, Credential: cred,
+		Path: s.path, Args: []string{conf}, Env: []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}, Dir: "/", Output: log,
+		Credential:  cred,
 		DeathSignal: syscall.SIGKILL, // nothing to save
 	})
 }

@@ -97,7 +97,8 @@ func TestPortInUseIsNamed(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	port := l.Addr().(*net.TCPAddr).Port
 	for _, imitation := range []bool{false, true} {
-		_, err := embedded.Start(testkit.Context(t), embedded.Config{Port: port, ImitationOnly: imitation, Logger: testkit.Logger(t)})
+		_, err := embedded.Start(testkit.Context(t),
+			embedded.Config{Port: port, ImitationOnly: imitation, Logger: testkit.Logger(t)})
 		if want := fmt.Sprintf("redis port %d is in use", port); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("imitation %v: got %v", imitation, err)
 		}

@@ -62,7 +62,8 @@ func socketDir(configured, root string, uid, gid int) (string, error) {
 		dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-pg-%d-%s", max(uid, os.Getuid()), hex.EncodeToString(sum[:6])))
 	}
 	if full := filepath.Join(dir, ".s.PGSQL.65535.lock"); len(full) > maxSocketPath {
-		return "", fmt.Errorf("socket directory %s is too long: %d characters, at most %d", dir, len(dir), maxSocketPath-len(full)+len(dir))
+		return "", fmt.Errorf("socket directory %s is too long: %d characters, at most %d", dir, len(dir),
+			maxSocketPath-len(full)+len(dir))
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // the server's uid must traverse it
 		return "", fmt.Errorf("make socket directory: %w", err)
@@ -79,7 +80,8 @@ func socketDir(configured, root string, uid, gid int) (string, error) {
 	// refused.
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	if !st.IsDir() || !ok || (int(sys.Uid) != os.Getuid() && int(sys.Uid) != uid) || st.Mode().Perm()&0o022 != 0 {
-		return "", fmt.Errorf("socket directory %s exists and is not ours alone (mode %s): remove it or set another", dir, st.Mode())
+		return "", fmt.Errorf("socket directory %s exists and is not ours alone (mode %s): remove it or set another", dir,
+			st.Mode())
 	}
 	if uid >= 0 {
 		if err := os.Lchown(dir, uid, gid); err != nil {
@@ -92,7 +94,8 @@ func socketDir(configured, root string, uid, gid int) (string, error) {
 // lockDir keeps a second owner away from root for as long as the returned file is open; the kernel releases the lock
 // when this process dies.
 func lockDir(root string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(root, "owner.lock"), os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // root is the caller's
+	//nolint:gosec // root is the caller's
+	f, err := os.OpenFile(filepath.Join(root, "owner.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open owner lock: %w", err)
 	}

@@ -53,7 +53,8 @@ func (s *Server) startLocked(ctx context.Context) error {
 		if !transient || ctx.Err() != nil {
 			return err
 		}
-		s.cfg.Logger.WarnContext(ctx, "postgres did not start, trying again", slog.Int("attempt", attempt), slog.Any("error", err))
+		s.cfg.Logger.WarnContext(ctx, "postgres did not start, trying again", slog.Int("attempt", attempt),
+			slog.Any("error", err))
 		select {
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), err)

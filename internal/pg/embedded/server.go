@@ -87,7 +87,8 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if os.Getuid() == 0 {
 		s.uid, s.gid = orNobody(cfg.UID), orNobody(cfg.GID)
 	}
-	if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // the server's uid must traverse it; what is inside is 0600 or 0700
+	//nolint:gosec // the server's uid must traverse it; what is inside is 0600 or 0700
+	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, fmt.Errorf("make postgres directory: %w", err)
 	}
 	if err := traversable(dir, s.uid); err != nil {

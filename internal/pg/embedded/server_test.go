@@ -109,7 +109,10 @@ func TestLifeOfAServer(t *testing.T) {
 	began := time.Now()
 	s := start(t, embedded.Config{Dir: dir})
 	t.Logf("first start %s", time.Since(began))
-	for setting, want := range map[string]string{"fsync": "on", "full_page_writes": "on", "listen_addresses": "127.0.0.1", "data_checksums": "on"} {
+	for setting, want := range map[string]string{
+		"fsync": "on", "full_page_writes": "on", "listen_addresses": "127.0.0.1",
+		"data_checksums": "on",
+	} {
 		if got := must(t, s.AdminURL(), "SHOW "+setting); got != want {
 			t.Errorf("%s = %s", setting, got)
 		}
@@ -133,14 +136,18 @@ func TestLifeOfAServer(t *testing.T) {
 	if got := must(t, s.SocketURL("postgres", embedded.Superuser, password), "SELECT 'in'"); got != "in" {
 		t.Error(got)
 	}
-	for _, u := range []string{s.SocketURL("postgres", embedded.Superuser, "x"), s.URL("postgres", embedded.Superuser, "")} {
+	for _, u := range []string{
+		s.SocketURL("postgres", embedded.Superuser, "x"),
+		s.URL("postgres", embedded.Superuser, ""),
+	} {
 		if _, err := query(t, u, "SELECT 'in'"); err == nil {
 			t.Errorf("in without the password by %s", u)
 		}
 	}
 
 	// A second owner is refused while the first lives, with an error that names the first.
-	if _, err := embedded.Start(t.Context(), embedded.Config{Dir: dir, Logger: testkit.Logger(t)}); !errors.Is(err, embedded.ErrInUse) ||
+	if _, err := embedded.Start(t.Context(), embedded.Config{Dir: dir, Logger: testkit.Logger(t)}); !errors.Is(err,
+		embedded.ErrInUse) ||
 		!strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Errorf("a second owner got %v", err)
 	}
@@ -307,13 +314,34 @@ func TestStartRefusals(t *testing.T) {
 		env        string
 	}{
 		{name: "no directory", want: "needs a directory"},
-		{name: "fsync off", cfg: embedded.Config{Dir: testDir(t), Settings: map[string]string{"fsync": "off"}}, want: "fsync stays on"},
-		{name: "port in use", cfg: embedded.Config{Dir: testDir(t), Port: taken}, want: fmt.Sprintf("postgres port %d is in use", taken)},
-		{name: "not traversable", cfg: embedded.Config{Dir: filepath.Join(closed, "pg")}, want: "may not enter " + closed, root: true},
-		{name: "foreign socket directory", cfg: embedded.Config{Dir: testDir(t), SocketDir: squatted}, want: "not ours alone"},
-		{name: "long socket directory", cfg: embedded.Config{Dir: testDir(t), SocketDir: "/tmp/" + strings.Repeat("long", 30)}, want: "too long"},
-		{name: "empty binary directory", cfg: embedded.Config{Dir: testDir(t)}, env: "/var/empty", want: "GPUAAS_PG_BIN=/var/empty"},
-		{name: "unknown setting", cfg: embedded.Config{Dir: testDir(t), Settings: map[string]string{"no_such": "1"}}, want: "no_such"},
+		{
+			name: "fsync off", cfg: embedded.Config{Dir: testDir(t), Settings: map[string]string{"fsync": "off"}},
+			want: "fsync stays on",
+		},
+		{
+			name: "port in use", cfg: embedded.Config{Dir: testDir(t), Port: taken},
+			want: fmt.Sprintf("postgres port %d is in use", taken),
+		},
+		{
+			name: "not traversable", cfg: embedded.Config{Dir: filepath.Join(closed, "pg")}, want: "may not enter " + closed,
+			root: true,
+		},
+		{
+			name: "foreign socket directory", cfg: embedded.Config{Dir: testDir(t), SocketDir: squatted},
+			want: "not ours alone",
+		},
+		{
+			name: "long socket directory",
+			cfg:  embedded.Config{Dir: testDir(t), SocketDir: "/tmp/" + strings.Repeat("long", 30)}, want: "too long",
+		},
+		{
+			name: "empty binary directory", cfg: embedded.Config{Dir: testDir(t)}, env: "/var/empty",
+			want: "GPUAAS_PG_BIN=/var/empty",
+		},
+		{
+			name: "unknown setting", cfg: embedded.Config{Dir: testDir(t), Settings: map[string]string{"no_such": "1"}},
+			want: "no_such",
+		},
 	}
 	for _, tt := range tests {
 		if tt.root && os.Getuid() != 0 {

@@ -65,7 +65,10 @@ func p256(t *testing.T) *ecdsa.PrivateKey {
 
 func sign(t *testing.T, s ca.Signer, csr []byte, ttl time.Duration) (ca.Issued, error) {
 	t.Helper()
-	return s.Sign(t.Context(), ca.SignRequest{CSR: csr, NodeID: nodeID, NodeInstanceID: instance, Profile: "local", TTL: ttl})
+	return s.Sign(t.Context(), ca.SignRequest{
+		CSR: csr, NodeID: nodeID, NodeInstanceID: instance, Profile: "local",
+		TTL: ttl,
+	})
 }
 
 func TestIssuedCertificateNamesOneNodeAndNothingElse(t *testing.T) {
@@ -94,7 +97,8 @@ func TestIssuedCertificateNamesOneNodeAndNothingElse(t *testing.T) {
 	if peer.ID != pki.NodeID(td, nodeID) || peer.Serial != issued.Serial {
 		t.Errorf("peer = %+v", peer)
 	}
-	if leaf.KeyUsage != x509.KeyUsageDigitalSignature || len(leaf.ExtKeyUsage) != 1 || leaf.ExtKeyUsage[0] != x509.ExtKeyUsageClientAuth {
+	if leaf.KeyUsage != x509.KeyUsageDigitalSignature || len(leaf.ExtKeyUsage) != 1 ||
+		leaf.ExtKeyUsage[0] != x509.ExtKeyUsageClientAuth {
 		t.Errorf("usage = %v %v", leaf.KeyUsage, leaf.ExtKeyUsage)
 	}
 	if life := time.Until(leaf.NotAfter); life > time.Hour+time.Second || life < time.Hour-time.Minute {
@@ -204,7 +208,10 @@ func TestHugeRSAKeyIsRefusedBeforeItIsUsed(t *testing.T) {
 		Sig asn1.BitString
 	}{
 		tbs{Subject: asn1.RawValue{FullBytes: empty}, PublicKey: asn1.RawValue{FullBytes: spki}},
-		pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 11}, Parameters: asn1.NullRawValue},
+		pkix.AlgorithmIdentifier{
+			Algorithm:  asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 11},
+			Parameters: asn1.NullRawValue,
+		},
 		asn1.BitString{Bytes: make([]byte, 2048), BitLength: 2048 * 8},
 	})
 	if err != nil {
@@ -247,7 +254,8 @@ func TestInstanceAndProfileCannotBreakOutOfTheTemplate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, bad := range []string{`a|b`, `a"},"keyUsage":["certSign"]`, "{{.Token}}", "a b", "ü"} {
-		_, err := authority.Sign(t.Context(), ca.SignRequest{CSR: csr, NodeID: nodeID, NodeInstanceID: instance, Profile: bad, TTL: time.Hour})
+		_, err := authority.Sign(t.Context(),
+			ca.SignRequest{CSR: csr, NodeID: nodeID, NodeInstanceID: instance, Profile: bad, TTL: time.Hour})
 		if !fault.Has(err, commonv1.Reason_REASON_CSR_REFUSED) {
 			t.Errorf("profile %q: %v", bad, err)
 		}
@@ -313,7 +321,8 @@ func TestServiceAuthorityIsNotTheNodeAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peer, err := pki.VerifyClientChain(store.Certificate().Certificate, pki.Trust{Kind: pki.KindService, Bundle: bundle}, td, time.Now())
+	peer, err := pki.VerifyClientChain(store.Certificate().Certificate, pki.Trust{Kind: pki.KindService, Bundle: bundle},
+		td, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,7 +342,8 @@ func TestServiceAuthorityIsNotTheNodeAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pki.VerifyClientChain(store.Certificate().Certificate, pki.Trust{Kind: pki.KindNode, Bundle: nodeBundle}, td, time.Now()); err == nil {
+	if _, err := pki.VerifyClientChain(store.Certificate().Certificate, pki.Trust{Kind: pki.KindNode, Bundle: nodeBundle},
+		td, time.Now()); err == nil {
 		t.Error("the node authority's bundle accepts a service")
 	}
 }

@@ -120,7 +120,8 @@ func (e *Embedded) load() error {
 	if e.root, err = loadOrCreatePair(filepath.Join(e.cfg.Dir, rootFile), name+" root", rootLife, nil); err != nil {
 		return err
 	}
-	if e.intermediate, err = loadOrCreatePair(filepath.Join(e.cfg.Dir, intermediateFile), name+" intermediate", intermediateLife, e.root); err != nil {
+	if e.intermediate, err = loadOrCreatePair(filepath.Join(e.cfg.Dir, intermediateFile), name+" intermediate",
+		intermediateLife, e.root); err != nil {
 		return err
 	}
 	if e.provisionerKey, err = loadOrCreateProvisioner(filepath.Join(e.cfg.Dir, provisionerFile)); err != nil {
@@ -175,7 +176,8 @@ func (e *Embedded) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	}
 	begins, ends := req.validity()
 	chain, err := e.authority.SignWithContext(signCtx, csr,
-		provisioner.SignOptions{NotBefore: provisioner.NewTimeDuration(begins), NotAfter: provisioner.NewTimeDuration(ends)}, opts...)
+		provisioner.SignOptions{NotBefore: provisioner.NewTimeDuration(begins), NotAfter: provisioner.NewTimeDuration(ends)},
+		opts...)
 	if err != nil {
 		return Issued{}, unavailable(err)
 	}
@@ -274,7 +276,8 @@ func checkIssued(chain []*x509.Certificate, csr *x509.CertificateRequest, id pki
 }
 
 func unavailable(cause error) error {
-	return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "the certificate authority did not sign", fault.Cause(cause))
+	return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "the certificate authority did not sign",
+		fault.Cause(cause))
 }
 
 // certificates unwraps the certificates of the authority's API.

@@ -111,8 +111,9 @@ func crossSign(root *x509.Certificate, by *authorityPair) (*x509.Certificate, er
 		return nil, err
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial, RawSubject: root.RawSubject, SubjectKeyId: root.SubjectKeyId, NotBefore: root.NotBefore, NotAfter: by.cert.NotAfter,
-		KeyUsage: root.KeyUsage, BasicConstraintsValid: true, IsCA: true, MaxPathLen: root.MaxPathLen,
+		SerialNumber: serial, RawSubject: root.RawSubject, SubjectKeyId: root.SubjectKeyId, NotBefore: root.NotBefore,
+		NotAfter: by.cert.NotAfter, KeyUsage: root.KeyUsage, BasicConstraintsValid: true, IsCA: true,
+		MaxPathLen: root.MaxPathLen,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, by.cert, root.PublicKey, by.key)
 	if err != nil {

@@ -99,7 +99,8 @@ func (r *Remote) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	}
 	begins, ends := req.validity()
 	answer, err := r.client.SignWithContext(ctx, &api.SignRequest{
-		CsrPEM: api.NewCertificateRequest(csr), OTT: token, NotBefore: api.NewTimeDuration(begins), NotAfter: api.NewTimeDuration(ends),
+		CsrPEM: api.NewCertificateRequest(csr), OTT: token, NotBefore: api.NewTimeDuration(begins),
+		NotAfter: api.NewTimeDuration(ends),
 	})
 	if err != nil {
 		return Issued{}, unavailable(err)

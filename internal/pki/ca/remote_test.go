@@ -36,7 +36,8 @@ func TestRemoteAuthoritySignsAsTheEmbeddedOne(t *testing.T) {
 		return new(net.Dialer).DialContext(ctx, network, server.Listener.Addr().String())
 	}
 	remote, err := ca.Dial(ca.RemoteConfig{
-		URL: "https://ca." + td, ProvisionerPath: filepath.Join(dir, ca.ProvisionerFile), TrustDomain: td, Transport: transport,
+		URL: "https://ca." + td, ProvisionerPath: filepath.Join(dir, ca.ProvisionerFile), TrustDomain: td,
+		Transport: transport,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +80,8 @@ func TestRemoteAuthoritySignsAsTheEmbeddedOne(t *testing.T) {
 		t.Error("the roots differ")
 	}
 	server.Close()
-	if _, err := sign(t, remote, csr, time.Hour); !fault.Has(err, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE) {
+	if _, err := sign(t, remote, csr, time.Hour); !fault.Has(err,
+		commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE) {
 		t.Errorf("a dead authority: %v", err)
 	}
 }

@@ -83,8 +83,13 @@ func TestNextIssuer(t *testing.T) {
 	if err := reaches(t, store, old); err == nil {
 		t.Error("without cross certificates who trusts the first root alone takes a certificate of the third")
 	}
-	links := []pki.RootLink{{DER: roots[0].Raw}, {DER: roots[1].Raw, Cross: crosses[0].Raw}, {DER: roots[2].Raw, Cross: crosses[1].Raw}}
-	if err := store.Follow(func([]*x509.Certificate) [][]byte { return pki.CrossChain(opened.Root(), links) }, nil); err != nil {
+	links := []pki.RootLink{
+		{DER: roots[0].Raw},
+		{DER: roots[1].Raw, Cross: crosses[0].Raw},
+		{DER: roots[2].Raw, Cross: crosses[1].Raw},
+	}
+	if err := store.Follow(func([]*x509.Certificate) [][]byte { return pki.CrossChain(opened.Root(), links) },
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := reaches(t, store, old); err != nil {
@@ -120,7 +125,8 @@ func TestNextIssuer(t *testing.T) {
 	if err := opened.Forget(); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := pki.LoadBundle(filepath.Join(dir, "ca", ca.RootsFile)); err != nil || len(left.Roots()) != 1 || !left.Roots()[0].Equal(opened.Root()) {
+	if left, err := pki.LoadBundle(filepath.Join(dir, "ca", ca.RootsFile)); err != nil || len(left.Roots()) != 1 ||
+		!left.Roots()[0].Equal(opened.Root()) {
 		t.Errorf("what is left after the others were taken off: %v", err)
 	}
 }
@@ -149,7 +155,8 @@ func TestNextIssuerThatWasInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	roots, crosses := left.Given()
-	if len(roots) != 2 || !roots[1].Equal(opened.Root()) || len(crosses) != 1 || !pki.Vouches(roots[0], roots[1], crosses[0]) {
+	if len(roots) != 2 || !roots[1].Equal(opened.Root()) || len(crosses) != 1 ||
+		!pki.Vouches(roots[0], roots[1], crosses[0]) {
 		t.Errorf("opened again: %d roots and %d cross certificates, want 2 and 1 of the first root", len(roots), len(crosses))
 	}
 }

@@ -57,7 +57,8 @@ func (m *minter) mint(csr *x509.CertificateRequest, id pki.ID, req SignRequest, 
 	token, err := jose.Signed(m.signer).Claims(tokenClaims{
 		Claims: jose.Claims{
 			ID: rand.Text(), Issuer: m.provisioner, Subject: req.NodeID, Audience: jose.Audience{m.audience},
-			IssuedAt: jose.NewNumericDate(now), NotBefore: jose.NewNumericDate(now), Expiry: jose.NewNumericDate(now.Add(tokenLife)),
+			IssuedAt: jose.NewNumericDate(now), NotBefore: jose.NewNumericDate(now),
+			Expiry: jose.NewNumericDate(now.Add(tokenLife)),
 		},
 		SANs:         []string{id.String()},
 		Confirmation: map[string]string{"x5rt#S256": base64.RawURLEncoding.EncodeToString(digest[:])},

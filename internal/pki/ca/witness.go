@@ -25,7 +25,8 @@ type Witness struct {
 // nor is a caller that went away.
 func (w *Witness) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	issued, err := w.Signer.Sign(ctx, req)
-	if err != nil && (!fault.Has(err, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE) || errors.Is(ctx.Err(), context.Canceled)) {
+	if err != nil && (!fault.Has(err, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE) ||
+		errors.Is(ctx.Err(), context.Canceled)) {
 		return issued, err
 	}
 	w.mu.Lock()
@@ -45,12 +46,14 @@ func (w *Witness) Check(ctx context.Context) error {
 		return down("it cannot be asked for the certificate that it signs with", err)
 	}
 	if cert := certs[0]; time.Now().After(cert.NotAfter) {
-		return down(fmt.Sprintf("the certificate that it signs with, %s, ended at %s", pki.Fingerprint(cert), cert.NotAfter.UTC().Format(time.RFC3339)), nil)
+		return down(fmt.Sprintf("the certificate that it signs with, %s, ended at %s", pki.Fingerprint(cert),
+			cert.NotAfter.UTC().Format(time.RFC3339)), nil)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.failed != nil {
-		return down(fmt.Sprintf("it did not sign what it was asked for last, at %s", w.at.UTC().Format(time.RFC3339)), w.failed)
+		return down(fmt.Sprintf("it did not sign what it was asked for last, at %s", w.at.UTC().Format(time.RFC3339)),
+			w.failed)
 	}
 	return nil
 }

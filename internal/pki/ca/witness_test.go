@@ -38,7 +38,8 @@ func TestWitness(t *testing.T) {
 		case want == "" && err != nil:
 			t.Errorf("%s: %v", when, err)
 		case want == "":
-		case !ok || f.Reason != commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE || !strings.Contains(f.Public, want) || f.Remedy == "" || strings.Contains(f.Public, "secret"):
+		case !ok || f.Reason != commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE ||
+			!strings.Contains(f.Public, want) || f.Remedy == "" || strings.Contains(f.Public, "secret"):
 			t.Errorf("%s: %v, want %q", when, err, want)
 		}
 	}

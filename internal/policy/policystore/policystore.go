@@ -18,7 +18,8 @@ import (
 var everyRole = []string{pg.RoleOwner, pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
 
 var (
-	listValues = pg.DefineShared(everyRole, "policy.list", `SELECT `+pg.Columns[Row]("p")+` FROM mesh.policy p ORDER BY p.key`)
+	listValues = pg.DefineShared(everyRole, "policy.list",
+		`SELECT `+pg.Columns[Row]("p")+` FROM mesh.policy p ORDER BY p.key`)
 
 	putValue = pg.DefineShared([]string{pg.RoleOwner, pg.RoleRecovery}, "policy.put", `
 		INSERT INTO mesh.policy AS p (key, value, updated_at, updated_by, reason) VALUES ($1, $2, mesh.clock(), $3, $4)

@@ -40,7 +40,8 @@ func TestStoredPolicyIsReadByEveryServiceAndWrittenByRecoveryOnly(t *testing.T) 
 		}
 	}
 	rows, err := policystore.List(ctx, owner)
-	if err != nil || len(rows) != 2 || rows[1].Key != policy.SagaStallSeconds || rows[1].UpdatedBy != "tester" || rows[1].Reason != "because" || rows[1].UpdatedAt.IsZero() {
+	if err != nil || len(rows) != 2 || rows[1].Key != policy.SagaStallSeconds || rows[1].UpdatedBy != "tester" ||
+		rows[1].Reason != "because" || rows[1].UpdatedAt.IsZero() {
 		t.Errorf("List = %+v, %v", rows, err)
 	}
 }

@@ -229,7 +229,8 @@ func Call(ctx context.Context, client connect.HTTPClient, url string, policy rpc
 func HandshakeRefused(tb testing.TB, target Target, store *pki.Store) bool {
 	tb.Helper()
 	cfg, err := pki.ClientTLS(pki.ClientConfig{
-		Store: store, Roots: target.Authorities.ServiceRoots, Server: pki.ServiceID(TrustDomain, target.Service), NextProtos: []string{"http/1.1"},
+		Store: store, Roots: target.Authorities.ServiceRoots, Server: pki.ServiceID(TrustDomain, target.Service),
+		NextProtos: []string{"http/1.1"},
 	})
 	must(tb, err)
 	ctx, cancel := context.WithTimeout(tb.Context(), 10*time.Second)

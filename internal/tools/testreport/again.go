@@ -18,7 +18,10 @@ const mostFlaky = 2
 
 // final are the texts that mark a failure that a second run would only hide: a data race, a sequence that a random seed
 // found, a process that died, a server that could not be stopped.
-var final = []string{"DATA RACE", "race detected", "[rapid] failed", "GPUAAS_MODEL_SEED=", "panic:", "stop test postgres"}
+var final = []string{
+	"DATA RACE", "race detected", "[rapid] failed", "GPUAAS_MODEL_SEED=", "panic:",
+	"stop test postgres",
+}
 
 func isFinal(output []string) bool {
 	return slices.ContainsFunc(output, func(line string) bool {
@@ -71,7 +74,8 @@ func (a again) keep(test failedTest) (string, error) {
 
 func (a again) passes(out io.Writer, skipsFail bool, test failedTest) error {
 	args := append(slices.Clone(a.command[1:]), "-count=1", "-run", "^"+test.test+"$", test.pkg)
-	cmd := exec.Command(a.command[0], args...) //nolint:gosec,noctx // the command is the caller's, and go test has a timeout
+	//nolint:gosec,noctx // the command is the caller's, and go test has a timeout
+	cmd := exec.Command(a.command[0], args...)
 	var events bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &events, out
 	status := cmd.Run()

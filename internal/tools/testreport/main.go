@@ -23,7 +23,8 @@ const exitFlaky = 3
 func main() {
 	summary := flag.String("summary", "", "a file that gets the last line too")
 	skipsFail := flag.Bool("skips-fail", false, "count each skipped test as a failure")
-	command := flag.String("again", "", "the command, without packages, that runs a failed test once more; empty: none does")
+	command := flag.String("again", "",
+		"the command, without packages, that runs a failed test once more; empty: none does")
 	logs := flag.String("logs", "bin/flaky", "directory of the output of tests that failed first")
 	flag.Parse()
 	os.Exit(run(os.Stdin, os.Stdout, *summary, *skipsFail, again{command: strings.Fields(*command), logs: *logs}))

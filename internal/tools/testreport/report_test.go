@@ -48,22 +48,48 @@ func TestReport(t *testing.T) {
 		shows     []string
 		hides     []string
 	}{
-		{name: "all pass", in: passed + empty, want: "1 passed, 0 failed", shows: []string{"m/a"}, hides: []string{"quiet", "m/none"}},
-		{name: "one fails", in: passed + failed, want: "1 passed, 1 failed", code: 1, shows: []string{"got 1, want 2", "m/b.TestTwo"}, hides: []string{"=== RUN", "quiet"}},
+		{
+			name: "all pass", in: passed + empty, want: "1 passed, 0 failed", shows: []string{"m/a"},
+			hides: []string{"quiet", "m/none"},
+		},
+		{
+			name: "one fails", in: passed + failed, want: "1 passed, 1 failed", code: 1,
+			shows: []string{"got 1, want 2", "m/b.TestTwo"}, hides: []string{"=== RUN", "quiet"},
+		},
 		{name: "a skip on a laptop", in: passed + skipped, want: "1 passed, 0 failed", shows: []string{"1 skipped"}},
-		{name: "a skip on the build machine", in: passed + skipped, skipsFail: true, want: "1 passed, 1 failed", code: 1, shows: []string{"TestThree (skipped)", "no GPU"}},
-		{name: "a package that does not build", in: passed + broken, want: "1 passed, 1 failed", code: 1, shows: []string{"undefined: x"}},
-		{name: "a package that dies", in: passed + died, want: "1 passed, 1 failed", code: 1, shows: []string{"panic: boom", "FAIL  m/e"}},
-		{name: "output that stops", in: passed + unfinished, want: "1 passed, 1 failed", code: 1, shows: []string{"TestSix (never ended)"}},
-		{name: "nothing ran", in: "go: cannot find main module\n", want: "0 passed, 1 failed", code: 1, shows: []string{"cannot find main module"}},
+		{
+			name: "a skip on the build machine", in: passed + skipped, skipsFail: true, want: "1 passed, 1 failed", code: 1,
+			shows: []string{"TestThree (skipped)", "no GPU"},
+		},
+		{
+			name: "a package that does not build", in: passed + broken, want: "1 passed, 1 failed", code: 1,
+			shows: []string{"undefined: x"},
+		},
+		{
+			name: "a package that dies", in: passed + died, want: "1 passed, 1 failed", code: 1,
+			shows: []string{"panic: boom", "FAIL  m/e"},
+		},
+		{
+			name: "output that stops", in: passed + unfinished, want: "1 passed, 1 failed", code: 1,
+			shows: []string{"TestSix (never ended)"},
+		},
+		{
+			name: "nothing ran", in: "go: cannot find main module\n", want: "0 passed, 1 failed", code: 1,
+			shows: []string{"cannot find main module"},
+		},
 		{
 			name: "slow tests are listed, the slowest first", want: "3 passed, 0 failed",
-			in: strings.ReplaceAll(passed, `0.1`, `12.5`) + strings.ReplaceAll(strings.ReplaceAll(passed, `0.1`, `31`), "TestOne", "TestTwo") +
+			in: strings.ReplaceAll(passed, `0.1`, `12.5`) + strings.ReplaceAll(strings.ReplaceAll(passed, `0.1`, `31`),
+				"TestOne", "TestTwo") +
 				strings.ReplaceAll(strings.ReplaceAll(passed, `0.1`, `30`), "TestOne", "TestTwo/below"),
-			shows: []string{"slowest (2 took more than 10 s):\n     31.0s  m/a.TestTwo\n     12.5s  m/a.TestOne\n"}, hides: []string{"below"},
+			shows: []string{"slowest (2 took more than 10 s):\n     31.0s  m/a.TestTwo\n     12.5s  m/a.TestOne\n"},
+			hides: []string{"below"},
 		},
 		{name: "no slow test, no list", in: passed, want: "1 passed, 0 failed", hides: []string{"slowest"}},
-		{name: "other lines pass through", in: "starting\n" + passed, want: "1 passed, 0 failed", shows: []string{"starting"}},
+		{
+			name: "other lines pass through", in: "starting\n" + passed, want: "1 passed, 0 failed",
+			shows: []string{"starting"},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -113,41 +139,45 @@ func TestAgain(t *testing.T) {
 		shows, hides           []string
 	}{
 		{
-			name: "passes alone", in: failing("TestTwo", "got 1") + ends, second: passes, want: "2 passed, 0 failed", code: exitFlaky,
-			shows: []string{"got 1", "flaky:", "m/b.TestTwo (passed alone"}, hides: []string{"failed:"},
+			name: "passes alone", in: failing("TestTwo", "got 1") + ends, second: passes, want: "2 passed, 0 failed",
+			code: exitFlaky, shows: []string{"got 1", "flaky:", "m/b.TestTwo (passed alone"}, hides: []string{"failed:"},
 		},
 		{
 			name: "fails again", in: failing("TestTwo", "got 1") + ends, second: failing("TestTwo", "got 3") + ends,
 			want: "0 passed, 2 failed", code: 1, shows: []string{"got 3", "failed:"}, hides: []string{"flaky:"},
 		},
 		{
-			name: "nothing runs the second time", in: failing("TestTwo", "got 1") + ends, second: "", want: "0 passed, 2 failed", code: 1,
+			name: "nothing runs the second time", in: failing("TestTwo", "got 1") + ends, second: "", want: "0 passed, 2 failed",
+			code:  1,
 			shows: []string{"failed again"},
 		},
 		{
-			name: "a data race", in: failing("TestTwo", "WARNING: DATA RACE") + ends, second: passes, want: "0 passed, 2 failed", code: 1,
+			name: "a data race", in: failing("TestTwo", "WARNING: DATA RACE") + ends, second: passes, want: "0 passed, 2 failed",
+			code:  1,
 			hides: []string{"once more"},
 		},
 		{
 			name: "a data race outside of the tests", in: failing("TestTwo", "x") +
-				`{"Action":"output","Package":"m/b","Output":"testing: race detected outside of test execution\n"}` + "\n" + ends, second: passes,
-			want: "0 passed, 3 failed", code: 1, shows: []string{"outside of its tests"}, hides: []string{"once more"},
+				`{"Action":"output","Package":"m/b","Output":"testing: race detected outside of test execution\n"}` + "\n" + ends,
+			second: passes, want: "0 passed, 3 failed", code: 1, shows: []string{"outside of its tests"},
+			hides: []string{"once more"},
 		},
 		{
 			name: "what a seed found", in: failing("TestTwo", "repeat with GPUAAS_MODEL_SEED=7") + ends, second: passes,
 			want: "0 passed, 2 failed", code: 1, hides: []string{"once more"},
 		},
 		{
-			name: "three", in: failing("TestTwo", "x") + failing("TestThree", "x") + failing("TestFour", "x") + ends, second: passes,
-			want: "0 passed, 6 failed", code: 1, hides: []string{"once more"},
+			name: "three", in: failing("TestTwo", "x") + failing("TestThree", "x") + failing("TestFour", "x") + ends,
+			second: passes, want: "0 passed, 6 failed", code: 1, hides: []string{"once more"},
 		},
 		{
-			name: "a package died beside it", in: failing("TestTwo", "x") + ends + `{"Action":"fail","Package":"m/e"}` + "\n", second: passes,
-			want: "0 passed, 3 failed", code: 1, hides: []string{"once more"},
+			name: "a package died beside it", in: failing("TestTwo", "x") + ends + `{"Action":"fail","Package":"m/e"}` + "\n",
+			second: passes, want: "0 passed, 3 failed", code: 1, hides: []string{"once more"},
 		},
 		{
-			name: "a skip on the build machine", in: failing("TestTwo", "x") + ends + `{"Action":"skip","Package":"m/c","Test":"TestC"}` + "\n",
-			second: passes, skipsFail: true, want: "0 passed, 3 failed", code: 1, hides: []string{"once more"},
+			name: "a skip on the build machine",
+			in:   failing("TestTwo", "x") + ends + `{"Action":"skip","Package":"m/c","Test":"TestC"}` + "\n", second: passes,
+			skipsFail: true, want: "0 passed, 3 failed", code: 1, hides: []string{"once more"},
 		},
 	}
 	for _, tt := range tests {
@@ -163,7 +193,8 @@ func TestAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out bytes.Buffer
-			code := run(strings.NewReader(tt.in), &out, "", tt.skipsFail, again{command: []string{script, "-race"}, logs: filepath.Join(dir, "logs")})
+			code := run(strings.NewReader(tt.in), &out, "", tt.skipsFail,
+				again{command: []string{script, "-race"}, logs: filepath.Join(dir, "logs")})
 			if code != tt.code || !strings.HasSuffix(out.String(), tt.want+"\n") {
 				t.Errorf("exit code %d, want %d and the last line %q in:\n%s", code, tt.code, tt.want, out.String())
 			}

@@ -41,9 +41,14 @@ var acknowledgeFinding = pg.Define(pg.RoleLifecycle, "findings.acknowledge_findi
 // AcknowledgeFinding ends the finding of a row that was changed by hand, once the row is no longer as the hand left it.
 // The evidence that the finding names is settled; any other evidence makes another finding. Findings of other kinds end
 // by themselves, when the contradiction is gone.
-func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.AcknowledgeFindingRequest) (*lifecyclev1.AcknowledgeFindingResponse, error) {
+func (v *Server) AcknowledgeFinding(ctx context.Context,
+	req *lifecyclev1.AcknowledgeFindingRequest,
+) (*lifecyclev1.AcknowledgeFindingResponse, error) {
 	s, res := v.sweeper, &lifecyclev1.AcknowledgeFindingResponse{}
-	entry := audit.Entry{Action: "finding.acknowledge", Reason: req.GetReason(), SubjectType: "finding", SubjectID: req.GetFindingId()}
+	entry := audit.Entry{
+		Action: "finding.acknowledge", Reason: req.GetReason(), SubjectType: "finding",
+		SubjectID: req.GetFindingId(),
+	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err
@@ -58,7 +63,8 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 		if err != nil {
 			return fmt.Errorf("read finding: %w", err)
 		}
-		entry.TenantID, entry.WorkspaceID, entry.AllocationID, entry.NodeID = f.TenantID, f.WorkspaceID, f.AllocationID, f.NodeID
+		entry.TenantID, entry.WorkspaceID, entry.AllocationID, entry.NodeID = f.TenantID, f.WorkspaceID, f.AllocationID,
+			f.NodeID
 		entry.Details = map[string]any{"kind": f.Kind, "subject": f.SubjectType + " " + f.SubjectID, "summary": f.Summary}
 		if err := mayAcknowledge(ctx, tx, f); err != nil {
 			return err
@@ -88,10 +94,12 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 func mayAcknowledge(ctx context.Context, q pg.Querier, f row) error {
 	switch {
 	case f.resolved != nil:
-		return fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the finding is over", fault.Unmet("the finding is not open any more"),
+		return fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the finding is over",
+			fault.Unmet("the finding is not open any more"),
 			fault.Remedy("nothing is left to do"))
 	case f.Kind != rowChanged:
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "a finding of "+names.Of(f.Kind)+" ends by itself when it is no longer so",
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"a finding of "+names.Of(f.Kind)+" ends by itself when it is no longer so",
 			fault.Unmet("the finding is of "+names.Of(f.Kind)+", not of "+names.Of(rowChanged)), fault.Remedy(f.NextAction))
 	}
 	still, err := standsAsChanged(ctx, q, rowKey{f.SubjectType, f.SubjectID})

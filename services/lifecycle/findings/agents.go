@@ -103,7 +103,8 @@ func (s *Sweeper) compareReports(ctx context.Context, after, upTo string, loose 
 		if !f.Allocated {
 			for name, phase := range r.workloads {
 				if runs(phase) && r.at.After(f.Released.Add(s.cfg.Grace)) {
-					loose[r.NodeID] = append(loose[r.NodeID], record{What: "workload", WorkspaceID: r.WorkspaceID, TenantID: f.TenantID, NodeID: r.NodeID, Is: name})
+					loose[r.NodeID] = append(loose[r.NodeID],
+						record{What: "workload", WorkspaceID: r.WorkspaceID, TenantID: f.TenantID, NodeID: r.NodeID, Is: name})
 				}
 			}
 			continue
@@ -127,13 +128,16 @@ func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Se
 		}
 		claimed[c.Name] = true
 		phase, told := r.workloads[c.Name]
-		if c.Gone || !c.Confirmed || told && phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT || !r.at.After(c.At.Add(s.cfg.Grace)) {
+		if c.Gone || !c.Confirmed || told && phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT ||
+			!r.at.After(c.At.Add(s.cfg.Grace)) {
 			continue
 		}
 		out = append(out, Seen{
-			Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID, TenantID: c.TenantID, NodeID: r.NodeID,
-			AllocationID: f.AllocationID, NextAction: nextClaimEmpty, Summary: fmt.Sprintf("the workload that is claimed as %q is not on its node", c.Name),
-			Before: map[string]any{"workload": c.Name}, After: map[string]any{"reported": len(r.workloads), "reported_at": r.at.UTC().Format(time.RFC3339)},
+			Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
+			TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextClaimEmpty,
+			Summary: fmt.Sprintf("the workload that is claimed as %q is not on its node", c.Name),
+			Before:  map[string]any{"workload": c.Name},
+			After:   map[string]any{"reported": len(r.workloads), "reported_at": r.at.UTC().Format(time.RFC3339)},
 		})
 	}
 	for name, phase := range r.workloads {
@@ -141,10 +145,12 @@ func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Se
 			continue
 		}
 		out = append(out, Seen{
-			Kind: resourceUnclaimed, Severity: p1, SubjectType: "workload", SubjectID: r.NodeID + "/" + r.WorkspaceID + "/" + name, WorkspaceID: r.WorkspaceID,
-			TenantID: f.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextUnclaimed,
+			Kind: resourceUnclaimed, Severity: p1, SubjectType: "workload",
+			SubjectID: r.NodeID + "/" + r.WorkspaceID + "/" + name, WorkspaceID: r.WorkspaceID, TenantID: f.TenantID,
+			NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextUnclaimed,
 			Summary: fmt.Sprintf("the workload %q runs on its workspace's node and no claim holds it", name),
-			Before:  map[string]any{"claim": "none"}, After: map[string]any{"workload": name, "reported_at": r.at.UTC().Format(time.RFC3339)},
+			Before:  map[string]any{"claim": "none"},
+			After:   map[string]any{"workload": name, "reported_at": r.at.UTC().Format(time.RFC3339)},
 		})
 	}
 	return out
@@ -153,12 +159,13 @@ func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Se
 // storageGone returns the finding on a claimed directory that the agent does not have; false if it has it, or does not
 // report directories.
 func (s *Sweeper) storageGone(r report, f placeFacts, c nodeClaim) (Seen, bool) {
-	if c.Gone || !c.Confirmed || r.storage == nil || slices.Contains(r.storage.GetNames(), c.Name) || !r.at.After(c.At.Add(s.cfg.Grace)) {
+	if c.Gone || !c.Confirmed || r.storage == nil || slices.Contains(r.storage.GetNames(), c.Name) ||
+		!r.at.After(c.At.Add(s.cfg.Grace)) {
 		return Seen{}, false
 	}
 	return Seen{
-		Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID, TenantID: c.TenantID, NodeID: r.NodeID,
-		AllocationID: f.AllocationID, NextAction: nextStorageGone,
+		Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
+		TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextStorageGone,
 		Summary: fmt.Sprintf("the storage directory that is claimed as %q is not on its node", c.Name),
 		Before:  map[string]any{"storage": c.Name, "directory": c.Ref},
 		After:   map[string]any{"reported": len(r.storage.GetNames()), "reported_at": r.at.UTC().Format(time.RFC3339)},
@@ -166,7 +173,8 @@ func (s *Sweeper) storageGone(r report, f placeFacts, c nodeClaim) (Seen, bool) 
 }
 
 func runs(p nodev1.WorkloadPhase) bool {
-	return p == nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING || p == nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING || p == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF
+	return p == nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING || p == nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING ||
+		p == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF
 }
 
 // storedReport is a report as it is read.

@@ -11,8 +11,8 @@ import (
 // decided records the audit entry of a finding that was opened or resolved. A finding that is seen again has none.
 func decided(ctx context.Context, tx pgx.Tx, action string, r row) error {
 	_, err := audit.Record(ctx, tx, audit.Entry{
-		Action: action, Reason: r.Summary, SubjectType: r.SubjectType, SubjectID: r.SubjectID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID,
-		AllocationID: r.AllocationID, NodeID: r.NodeID,
+		Action: action, Reason: r.Summary, SubjectType: r.SubjectType, SubjectID: r.SubjectID, TenantID: r.TenantID,
+		WorkspaceID: r.WorkspaceID, AllocationID: r.AllocationID, NodeID: r.NodeID,
 		Details: map[string]any{"finding_id": r.id, "kind": r.Kind, "severity": r.Severity, "cordoned": r.cordoned},
 	})
 	return err

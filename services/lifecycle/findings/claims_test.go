@@ -25,7 +25,8 @@ func (b *bed) observedStorage(node, workspaceID, workload string, storage *nodev
 func TestAnIdentityThatIsClaimedAndRetired(t *testing.T) {
 	for name, take := range map[string]func(b *bed, node string){
 		"recovery has retired it": func(b *bed, node string) {
-			_, err := b.world.gates.ApplyFence(t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 2, Retired: true})
+			_, err := b.world.gates.ApplyFence(t.Context(),
+				&lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 2, Retired: true})
 			if err != nil {
 				b.t.Fatal(err)
 			}
@@ -42,7 +43,8 @@ func TestAnIdentityThatIsClaimedAndRetired(t *testing.T) {
 			claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'identity'`, id)
 			take(b, node)
 			f := wantOnly(t, b.seen(), "claim_without_resource claim "+claim)[0]
-			if f.Severity != p1 || f.WorkspaceID != id || f.TenantID == "" || f.NodeID != node || f.NextAction != nextClaimEmpty ||
+			if f.Severity != p1 || f.WorkspaceID != id || f.TenantID == "" || f.NodeID != node ||
+				f.NextAction != nextClaimEmpty ||
 				!strings.Contains(f.Summary, name) {
 				t.Errorf("got %+v", f)
 			}
@@ -78,7 +80,8 @@ func TestAStorageDirectoryThatWasWiped(t *testing.T) {
 	wantOnly(t, sweepTwice(nil))
 	wantOnly(t, sweepTwice(&nodev1.StorageReport{Names: []string{"data"}}))
 	f := wantOnly(t, sweepTwice(&nodev1.StorageReport{Names: []string{"other"}}), "claim_without_resource claim "+claim)[0]
-	if f.Severity != p1 || f.WorkspaceID != id || f.NodeID != node || f.AllocationID != allocation || f.NextAction != nextStorageGone ||
+	if f.Severity != p1 || f.WorkspaceID != id || f.NodeID != node || f.AllocationID != allocation ||
+		f.NextAction != nextStorageGone ||
 		f.Before["directory"] != "/boxes/data" || f.After["reported_at"] == nil {
 		t.Errorf("got %+v", f)
 	}

@@ -42,11 +42,14 @@ func (s *Sweeper) detectDisks(ctx context.Context) ([]Seen, error) {
 // diskSeen returns the finding about one node.
 func diskSeen(nodeID, name string, disk *commonv1.StateDisk) Seen {
 	return Seen{
-		Kind: nodeDiskFull, Severity: p1, SubjectType: "node", SubjectID: nodeID, NodeID: nodeID, NextAction: nextDiskFull, Cordon: true, Certain: true,
-		Summary: fmt.Sprintf("the agent of node %s has no room in %s: its state directory takes no new work", name, disk.GetPath()),
-		Before:  map[string]any{"room": "enough for the agent's own files"},
+		Kind: nodeDiskFull, Severity: p1, SubjectType: "node", SubjectID: nodeID, NodeID: nodeID, NextAction: nextDiskFull,
+		Cordon: true, Certain: true,
+		Summary: fmt.Sprintf("the agent of node %s has no room in %s: its state directory takes no new work", name,
+			disk.GetPath()),
+		Before: map[string]any{"room": "enough for the agent's own files"},
 		After: map[string]any{
-			"directory": disk.GetPath(), "reported": disk.GetDetail(), "since": disk.GetSince().AsTime().UTC().Format(time.RFC3339),
+			"directory": disk.GetPath(), "reported": disk.GetDetail(),
+			"since": disk.GetSince().AsTime().UTC().Format(time.RFC3339),
 		},
 	}
 }

@@ -25,7 +25,8 @@ type machine struct {
 func (b *bed) machine() *machine {
 	b.t.Helper()
 	m := &machine{b: b, node: ids.New()}
-	if _, err := b.world.gates.ApplyFence(b.t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: m.node, FenceEpoch: 1, Admitted: true, Name: "m1"}); err != nil {
+	if _, err := b.world.gates.ApplyFence(b.t.Context(),
+		&lifecyclev1.ApplyFenceRequest{NodeId: m.node, FenceEpoch: 1, Admitted: true, Name: "m1"}); err != nil {
 		b.t.Fatal(err)
 	}
 	if m.session = b.world.connect(b.t.Context(), &worldInstance{node: m.node, ledger: ids.New()}); m.session == "" {
@@ -43,7 +44,8 @@ func (m *machine) reports(session string, full bool) {
 	}
 	err := pg.InTx(m.b.t.Context(), m.b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		return OnSession(ctx, tx, &nodev1.SessionChanged{
-			NodeId: m.node, SessionId: session, State: commonv1.SessionState_SESSION_STATE_ADMITTED, Host: &commonv1.HostFacts{Hostname: "m1", StateDisk: disk},
+			NodeId: m.node, SessionId: session, State: commonv1.SessionState_SESSION_STATE_ADMITTED,
+			Host: &commonv1.HostFacts{Hostname: "m1", StateDisk: disk},
 		})
 	})
 	if err != nil {
@@ -54,7 +56,8 @@ func (m *machine) reports(session string, full bool) {
 func (m *machine) cordon(on bool) {
 	m.b.t.Helper()
 	ctx := rpc.WithPerson(m.b.t.Context(), rpc.Person{Subject: "ann", Roles: []string{"operator"}})
-	if _, err := m.b.world.gates.SetCordon(ctx, &lifecyclev1.SetCordonRequest{NodeId: m.node, Cordoned: on, Reason: "a test"}); err != nil {
+	if _, err := m.b.world.gates.SetCordon(ctx,
+		&lifecyclev1.SetCordonRequest{NodeId: m.node, Cordoned: on, Reason: "a test"}); err != nil {
 		m.b.t.Fatal(err)
 	}
 }
@@ -71,7 +74,8 @@ func (m *machine) wants(what string, open bool, by string) {
 		by = cordonBy(f.id)
 	}
 	if is != open || g.CordonedBy != by || g.Cordoned != (by != "") || g.Host.GetStateDisk().GetFull() != open {
-		m.b.t.Errorf("%s: the finding is open: %t; cordoned %t by %q: %q; the facts say %v", what, is, g.Cordoned, g.CordonedBy, g.CordonReason, g.Host.GetStateDisk())
+		m.b.t.Errorf("%s: the finding is open: %t; cordoned %t by %q: %q; the facts say %v", what, is, g.Cordoned,
+			g.CordonedBy, g.CordonReason, g.Host.GetStateDisk())
 	}
 	if open && (f.Severity != p1 || f.NextAction == "" || f.After["directory"] != "/var/lib/gpuaas") {
 		m.b.t.Errorf("%s: it says %+v", what, f.Seen)

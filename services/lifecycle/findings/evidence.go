@@ -70,7 +70,8 @@ func readTraces(ctx context.Context, q pg.Querier) ([]*trace, error) {
 	byRow := map[rowKey]*trace{}
 	for rows.Next() {
 		var e evidence
-		if err := rows.Scan(&e.id, &e.at, &e.op, &e.row.rowType, &e.row.id, &e.before, &e.after, &e.user, &e.application, &e.client, &e.backend, &e.xid); err != nil {
+		if err := rows.Scan(&e.id, &e.at, &e.op, &e.row.rowType, &e.row.id, &e.before, &e.after, &e.user, &e.application,
+			&e.client, &e.backend, &e.xid); err != nil {
 			return nil, fmt.Errorf("read evidence: %w", err)
 		}
 		tr := byRow[e.row]
@@ -142,8 +143,10 @@ func (tr *trace) add(e evidence) error {
 	if e.op == opUnsealed {
 		tr.last = "by somebody while its trigger did not fire, noticed at " + e.at.UTC().Format(time.RFC3339)
 	} else {
-		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.user, e.application, e.client, e.backend, e.xid
-		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.user, orUnnamed(e.application), e.client, e.backend, e.xid,
+		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.user, e.application, e.client,
+			e.backend, e.xid
+		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.user, orUnnamed(e.application),
+			e.client, e.backend, e.xid,
 			e.at.UTC().Format(time.RFC3339))
 	}
 	tr.changes = append(tr.changes, one)
@@ -175,8 +178,10 @@ func (tr *trace) putBack() bool { return !tr.blind && tr.was == tr.is && len(tr.
 func (tr *trace) seen() Seen {
 	text := func(name string) string { v, _ := tr.image[name].(string); return v }
 	x := Seen{
-		Kind: rowChanged, Severity: p1, SubjectType: tr.rowType, SubjectID: tr.id, WorkspaceID: text("workspace_id"), TenantID: text("tenant_id"),
-		NodeID: text("node_id"), NextAction: nextTaken, Certain: true, Evidence: tr.ids, Before: map[string]any{}, After: map[string]any{},
+		Kind: rowChanged, Severity: p1, SubjectType: tr.rowType, SubjectID: tr.id, WorkspaceID: text("workspace_id"),
+		TenantID: text("tenant_id"), NodeID: text("node_id"), NextAction: nextTaken, Certain: true, Evidence: tr.ids,
+		Before: map[string]any{},
+		After:  map[string]any{},
 	}
 	switch tr.rowType {
 	case "workspace":

@@ -22,11 +22,13 @@ import (
 func (b *bed) acknowledge(f row) {
 	b.t.Helper()
 	ctx := rpc.WithPerson(b.t.Context(), rpc.Person{Subject: "ana@example.org", Roles: []string{"operator"}})
-	res, err := NewServer(b.sweeper, nil).AcknowledgeFinding(ctx, &lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "looked at"})
+	res, err := NewServer(b.sweeper, nil).AcknowledgeFinding(ctx,
+		&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "looked at"})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if now := res.GetFinding(); now.GetResolvedAt() == nil || now.GetAcknowledgedBy() != "ana@example.org" || now.GetAcknowledgeReason() != "looked at" || res.GetPos() == "" {
+	if now := res.GetFinding(); now.GetResolvedAt() == nil || now.GetAcknowledgedBy() != "ana@example.org" ||
+		now.GetAcknowledgeReason() != "looked at" || res.GetPos() == "" {
 		b.t.Errorf("the acknowledgement answers %+v", res)
 	}
 }
@@ -61,17 +63,20 @@ func TestAChangeByHandThatAnOperationTakesOverAtOnce(t *testing.T) {
 	b.sweep()
 	found := wantOnly(t, b.open(), "row_changed_outside workspace "+id, "row_changed_outside allocation "+allocation)
 	f := found[0]
-	if f.Before["last_error"] != "" || f.After["last_error"] != "mine" || f.Before["retry_used"] != 0.0 || f.After["retry_used"] != 2.0 || f.WorkspaceID != id {
+	if f.Before["last_error"] != "" || f.After["last_error"] != "mine" || f.Before["retry_used"] != 0.0 ||
+		f.After["retry_used"] != 2.0 || f.WorkspaceID != id {
 		t.Errorf("before %v, after %v", f.Before, f.After)
 	}
-	if len(f.Before) != 2 || !strings.Contains(f.Summary, "last_error, retry_used; by postgres with psql (") || !strings.Contains(f.NextAction, "findings acknowledge") {
+	if len(f.Before) != 2 || !strings.Contains(f.Summary, "last_error, retry_used; by postgres with psql (") ||
+		!strings.Contains(f.NextAction, "findings acknowledge") {
 		t.Errorf("it says %q, %q", f.Summary, f.NextAction)
 	}
 	changes, _ := f.After["changes"].([]any)
 	if len(changes) != 1 {
 		t.Fatalf("the changes are %v", changes)
 	}
-	if c := changes[0].(map[string]any); c["by"] != "postgres" || c["application"] != "psql" || c["backend"] == nil || c["transaction"] == "" || c["at"] == "" {
+	if c := changes[0].(map[string]any); c["by"] != "postgres" || c["application"] != "psql" || c["backend"] == nil ||
+		c["transaction"] == "" || c["at"] == "" {
 		t.Errorf("the change is %v", c)
 	}
 	if f := found[1]; f.AllocationID != allocation || f.Before["gpus"] != 1.0 || f.After["gpus"] != 7.0 {
@@ -81,11 +86,13 @@ func TestAChangeByHandThatAnOperationTakesOverAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.until(id, gone)
-	for _, f := range wantOnly(t, b.seen(), "row_changed_outside workspace "+id, "row_changed_outside allocation "+allocation) {
+	for _, f := range wantOnly(t, b.seen(), "row_changed_outside workspace "+id,
+		"row_changed_outside allocation "+allocation) {
 		b.acknowledge(f)
 	}
 	wantOnly(t, b.seen())
-	_, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(), &lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "x"})
+	_, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(),
+		&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "x"})
 	if !fault.Has(err, commonv1.Reason_REASON_STATE_TERMINAL) {
 		t.Errorf("a second acknowledgement says %v", err)
 	}
@@ -103,7 +110,8 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 		WHERE id = '` + run + `'`)
 	b.sweep()
 	f := wantOnly(t, b.open(), "row_changed_outside run "+run)[0]
-	if f.Before["attempts"] != 0.0 || f.After["attempts"] != 9.0 || f.WorkspaceID != id || !strings.Contains(f.Summary, "attempts, input, signal; by postgres") {
+	if f.Before["attempts"] != 0.0 || f.After["attempts"] != 9.0 || f.WorkspaceID != id ||
+		!strings.Contains(f.Summary, "attempts, input, signal; by postgres") {
 		t.Errorf("before %v, after %v, %q", f.Before, f.After, f.Summary)
 	}
 	var all strings.Builder
@@ -122,7 +130,8 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 	// The row is put back in two statements, and the finding ends with the second.
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run SET attempts = 0, signal = signal - 1 WHERE id = $1`, run)
 	b.sweep()
-	if f = wantOnly(t, b.open(), "row_changed_outside run "+run)[0]; len(f.Before) != 1 || f.Before["input"] == nil || len(f.After["changes"].([]any)) != 2 {
+	if f = wantOnly(t, b.open(), "row_changed_outside run "+run)[0]; len(f.Before) != 1 || f.Before["input"] == nil ||
+		len(f.After["changes"].([]any)) != 2 {
 		t.Errorf("before %v, after %v", f.Before, f.After)
 	}
 	b.byHand(`UPDATE lifecycle.saga_run SET input = ` + was + ` WHERE id = '` + run + `'`)
@@ -142,7 +151,8 @@ func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
 	b.byHand(`UPDATE lifecycle.workspace SET state_at = state_at + '1 day' WHERE id = '` + id + `'`)
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.workspace SET state_at = state_at - '1 day'::interval WHERE id = $1`, id)
 	b.sweep()
-	if f := wantOnly(t, b.open(), "row_changed_outside workspace "+id)[0]; !strings.Contains(f.Summary, "state_at, and put back; by lifecycle") {
+	if f := wantOnly(t, b.open(), "row_changed_outside workspace "+id)[0]; !strings.Contains(f.Summary,
+		"state_at, and put back; by lifecycle") {
 		t.Errorf("it says %q", f.Summary)
 	}
 	b.sweep()
@@ -157,7 +167,8 @@ func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
 	b.numbered()
 	b.sweep()
 	change := func(id string) string {
-		return `UPDATE lifecycle.workspace SET retry_window_start = '2020-01-01T12:00Z', register_failures = 3 WHERE id = '` + id + `'`
+		return `UPDATE lifecycle.workspace SET retry_window_start = '2020-01-01T12:00Z', register_failures = 3 WHERE id = '` +
+			id + `'`
 	}
 	off := func(statements ...string) {
 		statements = append([]string{`ALTER TABLE lifecycle.workspace DISABLE TRIGGER seal_row`}, statements...)
@@ -175,10 +186,14 @@ func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
 	found := wantOnly(t, b.open(), "row_changed_outside workspace "+quiet, "row_changed_outside workspace "+taken,
 		"row_changed_outside workspace "+put, "row_changed_outside workspace "+replica)
 	for i, f := range found {
-		if after, _ := f.After["retry_window_start"].(string); !strings.HasPrefix(after, "2020-01-01") || f.After["register_failures"] != 3.0 {
+		if after, _ := f.After["retry_window_start"].(string); !strings.HasPrefix(after, "2020-01-01") ||
+			f.After["register_failures"] != 3.0 {
 			t.Errorf("%d: after %v", i, f.After)
 		}
-		if want := []string{"its seal does not fit", "noticed at", "its seal does not fit", "by postgres with psql"}[i]; !strings.Contains(f.Summary, want) {
+		if want := []string{
+			"its seal does not fit", "noticed at", "its seal does not fit",
+			"by postgres with psql",
+		}[i]; !strings.Contains(f.Summary, want) {
 			t.Errorf("%d says %q, not %q", i, f.Summary, want)
 		}
 	}
@@ -188,17 +203,19 @@ func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
 	// One is put back as it was changed; what the others were before is not known, so that they can be acknowledged as
 	// they are.
 	off(`UPDATE lifecycle.workspace SET retry_window_start = NULL, register_failures = 0 WHERE id = '` + put + `'`)
-	b.byHand(`UPDATE lifecycle.workspace SET retry_window_start = NULL, register_failures = 0 WHERE id = '` + replica + `'`)
+	b.byHand(`UPDATE lifecycle.workspace SET retry_window_start = NULL, register_failures = 0 WHERE id = '` + replica +
+		`'`)
 	b.sweep()
-	for _, f := range wantOnly(t, b.open(), "row_changed_outside workspace "+quiet, "row_changed_outside workspace "+taken) {
+	for _, f := range wantOnly(t, b.open(), "row_changed_outside workspace "+quiet,
+		"row_changed_outside workspace "+taken) {
 		b.acknowledge(f)
 	}
 	wantOnly(t, b.seen())
 	// A row that fits now is not read again, and a process that starts finds what the one before it did not.
 	off(change(put))
 	fresh, err := New(Deps{
-		Logger: b.sweeper.deps.Logger, DB: b.sweeper.deps.DB, Workloads: b.workloads, Drivers: b.sweeper.deps.Drivers, Metrics: prometheus.NewRegistry(),
-		Committed: func() {},
+		Logger: b.sweeper.deps.Logger, DB: b.sweeper.deps.DB, Workloads: b.workloads, Drivers: b.sweeper.deps.Drivers,
+		Metrics: prometheus.NewRegistry(), Committed: func() {},
 	}, Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -220,7 +237,8 @@ func TestAQuietLookReadsNoRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = lock.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := lock.Exec(t.Context(), `LOCK TABLE lifecycle.workspace, lifecycle.saga_run, lifecycle.allocation IN ACCESS EXCLUSIVE MODE`); err != nil {
+	if _, err := lock.Exec(t.Context(),
+		`LOCK TABLE lifecycle.workspace, lifecycle.saga_run, lifecycle.allocation IN ACCESS EXCLUSIVE MODE`); err != nil {
 		t.Fatal(err)
 	}
 	if seen, err := b.sweeper.detectRows(t.Context()); err != nil || len(seen) != 0 {
@@ -230,8 +248,10 @@ func TestAQuietLookReadsNoRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A row that was ended by hand while the trigger was off is scanned with the live ones.
-	b.byHand(`ALTER TABLE lifecycle.workspace DISABLE TRIGGER ALL`, `UPDATE lifecycle.workspace SET state = 'decommissioned' WHERE id = '`+id+`'`,
-		`ALTER TABLE lifecycle.workspace ENABLE TRIGGER ALL`, `ALTER TABLE lifecycle.workspace ENABLE ALWAYS TRIGGER seal_row`)
+	b.byHand(`ALTER TABLE lifecycle.workspace DISABLE TRIGGER ALL`,
+		`UPDATE lifecycle.workspace SET state = 'decommissioned' WHERE id = '`+id+`'`,
+		`ALTER TABLE lifecycle.workspace ENABLE TRIGGER ALL`,
+		`ALTER TABLE lifecycle.workspace ENABLE ALWAYS TRIGGER seal_row`)
 	if seen, err := b.sweeper.detectRows(t.Context()); err != nil || len(seen) != 1 || seen[0].SubjectID != id {
 		t.Errorf("%v, %v", seen, err)
 	}
@@ -260,7 +280,8 @@ func TestAnAcknowledgementSettlesWhatWasTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range b.seen() {
-		_, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(), &lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "x"})
+		_, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(),
+			&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "x"})
 		if !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) {
 			t.Errorf("%s: %v", f.Summary, err)
 		}
@@ -277,16 +298,22 @@ func TestEvidenceIsAddedAndNeverChanged(t *testing.T) {
 		if role != pg.RoleOwner {
 			pool = b.db.Pool(role)
 		}
-		for _, sql := range []string{`UPDATE lifecycle.row_evidence SET db_user = 'x'`, `DELETE FROM lifecycle.row_evidence`, `TRUNCATE lifecycle.row_evidence CASCADE`} {
+		for _, sql := range []string{
+			`UPDATE lifecycle.row_evidence SET db_user = 'x'`, `DELETE FROM lifecycle.row_evidence`,
+			`TRUNCATE lifecycle.row_evidence CASCADE`,
+		} {
 			if _, err := pool.Exec(t.Context(), sql); err == nil {
 				t.Errorf("%s may: %s", role, sql)
 			}
 		}
 	}
-	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `INSERT INTO lifecycle.row_evidence (op, row_type, row_id) VALUES ('update', 'run', $1)`, id); !pg.IsPrivilege(err) {
+	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
+		`INSERT INTO lifecycle.row_evidence (op, row_type, row_id) VALUES ('update', 'run', $1)`, id); !pg.IsPrivilege(err) {
 		t.Errorf("lifecycle may add evidence: %v", err)
 	}
-	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `SELECT lifecycle.leave_evidence('delete', 'workspace', jsonb_build_object('id', $1::text), NULL)`, id); !pg.IsPrivilege(err) {
+	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
+		`SELECT lifecycle.leave_evidence('delete', 'workspace', jsonb_build_object('id', $1::text), NULL)`,
+		id); !pg.IsPrivilege(err) {
 		t.Errorf("lifecycle may have evidence left: %v", err)
 	}
 }

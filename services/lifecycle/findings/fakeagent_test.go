@@ -59,7 +59,9 @@ func newWorld() *world {
 }
 
 // PrepareInstance registers a node and opens its gate, as recovery would once it has enrolled.
-func (w *world) PrepareInstance(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error) {
+func (w *world) PrepareInstance(ctx context.Context,
+	req *recoveryv1.PrepareInstanceRequest,
+) (*recoveryv1.PrepareInstanceResponse, error) {
 	w.mu.Lock()
 	node, ok := w.identities[req.GetInstanceId()]
 	if !ok {
@@ -75,7 +77,9 @@ func (w *world) PrepareInstance(ctx context.Context, req *recoveryv1.PrepareInst
 }
 
 // RetireInstance forgets a node.
-func (w *world) RetireInstance(_ context.Context, req *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+func (w *world) RetireInstance(_ context.Context,
+	req *recoveryv1.RetireInstanceRequest,
+) (*recoveryv1.RetireInstanceResponse, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.identities, req.GetInstanceId())
@@ -93,7 +97,10 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 	}
 	if have == nil {
 		w.launches[k]++
-		w.instances[k] = &worldInstance{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
+		w.instances[k] = &worldInstance{
+			instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(),
+			results: map[string]*nodev1.TaskResult{},
+		}
 	}
 	return placement.Launched{ProviderID: "fake:" + k}, nil
 }
@@ -134,7 +141,10 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 		if err != nil {
 			return nil, err
 		}
-		i := placement.Instance{WorkspaceID: workspaceID, Epoch: n, InstanceID: b.instance, ProviderID: "fake:" + k, StartedAt: time.Unix(1, 0)}
+		i := placement.Instance{
+			WorkspaceID: workspaceID, Epoch: n, InstanceID: b.instance, ProviderID: "fake:" + k,
+			StartedAt: time.Unix(1, 0),
+		}
 		if b.ended {
 			i.EndedAt = time.Unix(2, 0)
 		}
@@ -142,7 +152,8 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 	}
 	for k, n := range w.strays {
 		out = append(out, placement.Instance{
-			WorkspaceID: k.workspaceID, Epoch: k.epoch, ProviderID: "fake:" + k.String(), StartedAt: time.Unix(1, 0), EndedAt: time.Unix(2, 0), Strays: n,
+			WorkspaceID: k.workspaceID, Epoch: k.epoch, ProviderID: "fake:" + k.String(), StartedAt: time.Unix(1, 0),
+			EndedAt: time.Unix(2, 0), Strays: n,
 			StraysAt: w.straysAt,
 		})
 	}
@@ -199,10 +210,12 @@ func (w *world) live() []*worldInstance {
 
 func (w *world) connect(ctx context.Context, b *worldInstance) string {
 	session, instance := ids.New(), ids.New()
-	res, err := w.gates.SessionsReady(ctx, &lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: []*lifecyclev1.SessionReady{{
-		NodeId: b.node, NodeInstanceId: instance, SessionId: session, Generation: 1, JoinState: []byte(b.node + "|" + instance), LedgerId: b.ledger,
-		Host: &commonv1.HostFacts{Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0"}, {DeviceId: "gpu-1"}}},
-	}}})
+	res, err := w.gates.SessionsReady(ctx,
+		&lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: []*lifecyclev1.SessionReady{{
+			NodeId: b.node, NodeInstanceId: instance, SessionId: session, Generation: 1,
+			JoinState: []byte(b.node + "|" + instance), LedgerId: b.ledger,
+			Host: &commonv1.HostFacts{Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0"}, {DeviceId: "gpu-1"}}},
+		}}})
 	if err != nil || !res.GetResults()[0].GetAccepted() {
 		return ""
 	}
@@ -210,7 +223,11 @@ func (w *world) connect(ctx context.Context, b *worldInstance) string {
 }
 
 func (w *world) work(ctx context.Context, b *worldInstance, session string) {
-	res, err := w.tasks.LeaseTasks(ctx, &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{NodeId: b.node, SessionId: session, Generation: 1, MaxTasks: 8}}})
+	res, err := w.tasks.LeaseTasks(ctx,
+		&lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{
+			NodeId: b.node, SessionId: session, Generation: 1,
+			MaxTasks: 8,
+		}}})
 	if err != nil {
 		return
 	}
@@ -224,7 +241,8 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 	}
 	// A report that was not acknowledged is sent again, as an agent's ledger does.
 	for ctx.Err() == nil {
-		if _, err := w.tasks.ReportTasks(ctx, &lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{report}}); err == nil {
+		if _, err := w.tasks.ReportTasks(ctx,
+			&lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{report}}); err == nil {
 			return
 		}
 	}
@@ -299,7 +317,8 @@ func (w *world) effect(b *worldInstance, o *nodev1.TaskOffer) (proto.Message, er
 		for _, thing := range b.things {
 			if name, ok := strings.CutPrefix(thing, "workload "); ok {
 				out.Workloads = append(out.Workloads, &nodev1.WorkloadStatus{
-					Name: name, Ready: true, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Ports: []*nodev1.Port{{Name: "http", Port: 8080}},
+					Name: name, Ready: true, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING,
+					Ports: []*nodev1.Port{{Name: "http", Port: 8080}},
 				})
 			}
 		}

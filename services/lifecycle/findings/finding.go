@@ -89,11 +89,12 @@ var findingColumns = pg.Columns[stored]("f")
 func (d *stored) finding() (row, error) {
 	r := row{
 		Seen: Seen{
-			SubjectType: d.SubjectType, SubjectID: d.SubjectID, TenantID: d.TenantID, WorkspaceID: d.WorkspaceID, NodeID: d.NodeID, AllocationID: d.AllocationID,
-			Summary: d.Summary, NextAction: d.NextAction, Before: d.Before, After: d.After, Evidence: d.Evidence,
+			SubjectType: d.SubjectType, SubjectID: d.SubjectID, TenantID: d.TenantID, WorkspaceID: d.WorkspaceID,
+			NodeID: d.NodeID, AllocationID: d.AllocationID, Summary: d.Summary, NextAction: d.NextAction, Before: d.Before,
+			After: d.After, Evidence: d.Evidence,
 		},
-		id: d.ID, source: d.Source, cordoned: d.Cordoned, firstSeen: d.FirstSeen, lastSeen: d.LastSeen, resolved: d.Resolved, ackBy: d.AckBy, ackReason: d.AckReason,
-		count: d.Count, version: d.Version,
+		id: d.ID, source: d.Source, cordoned: d.Cordoned, firstSeen: d.FirstSeen, lastSeen: d.LastSeen, resolved: d.Resolved,
+		ackBy: d.AckBy, ackReason: d.AckReason, count: d.Count, version: d.Version,
 	}
 	var err error
 	if r.Kind, err = names.Parse[commonv1.FindingKind](d.Kind); err != nil {
@@ -120,7 +121,8 @@ func allFindings(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any
 	if err != nil {
 		return nil, err
 	}
-	return aside.Rows(ctx, "finding", list, func(d stored) string { return d.ID }, func(d stored) (row, error) { return d.finding() })
+	return aside.Rows(ctx, "finding", list, func(d stored) string { return d.ID },
+		func(d stored) (row, error) { return d.finding() })
 }
 
 func (r *row) event() (events.Event, error) {
@@ -133,17 +135,22 @@ func (r *row) event() (events.Event, error) {
 		return events.Event{}, err
 	}
 	p := &lifecyclev1.Finding{
-		FindingId: r.id, Kind: r.Kind, Severity: r.Severity, SubjectType: r.SubjectType, SubjectId: r.SubjectID, TenantId: r.TenantID,
-		WorkspaceId: r.WorkspaceID, NodeId: r.NodeID, AllocationId: r.AllocationID, Summary: r.Summary, NextAction: r.NextAction, Before: before,
-		After: after, Cordoned: r.cordoned, FirstSeenAt: timestamppb.New(r.firstSeen), LastSeenAt: timestamppb.New(r.lastSeen), Count: r.count,
-		Version: r.version, AcknowledgedBy: r.ackBy, AcknowledgeReason: r.ackReason,
+		FindingId: r.id, Kind: r.Kind, Severity: r.Severity, SubjectType: r.SubjectType, SubjectId: r.SubjectID,
+		TenantId: r.TenantID, WorkspaceId: r.WorkspaceID, NodeId: r.NodeID, AllocationId: r.AllocationID, Summary: r.Summary,
+		NextAction: r.NextAction, Before: before, After: after, Cordoned: r.cordoned,
+		FirstSeenAt: timestamppb.New(r.firstSeen), LastSeenAt: timestamppb.New(r.lastSeen), Count: r.count,
+		Version: r.version, AcknowledgedBy: r.ackBy,
+		AcknowledgeReason: r.ackReason,
 	}
 	if r.resolved != nil {
 		p.ResolvedAt = timestamppb.New(*r.resolved)
 	}
 	return events.Event{
 		Kind: "finding.changed", AggregateType: "finding", AggregateID: r.id, AggregateVersion: r.version, Payload: p,
-		Correlation: events.Correlation{TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, AllocationID: r.AllocationID, NodeID: r.NodeID},
+		Correlation: events.Correlation{
+			TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, AllocationID: r.AllocationID,
+			NodeID: r.NodeID,
+		},
 	}, nil
 }
 
@@ -211,8 +218,10 @@ func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 		}
 		cordoned = by != ""
 	}
-	made, err := oneFinding(ctx, tx, insertFinding, id, k.kind, names.Of(s.Severity), s.SubjectType, s.SubjectID, source, s.TenantID, s.WorkspaceID, s.NodeID,
-		s.AllocationID, s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), cordoned, append([]int64{}, s.Evidence...))
+	made, err := oneFinding(ctx, tx, insertFinding, id, k.kind, names.Of(s.Severity), s.SubjectType, s.SubjectID, source,
+		s.TenantID, s.WorkspaceID, s.NodeID, s.AllocationID, s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After),
+		cordoned,
+		append([]int64{}, s.Evidence...))
 	if err != nil {
 		return false, fmt.Errorf("insert finding: %w", err)
 	}
@@ -248,7 +257,8 @@ func again(ctx context.Context, tx pgx.Tx, have row, s Seen) error {
 		raised = 1
 	}
 	now, err := oneFinding(ctx, tx, seeFindingAgain,
-		have.id, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised, append([]int64{}, s.Evidence...))
+		have.id, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised,
+		append([]int64{}, s.Evidence...))
 	if err != nil {
 		return fmt.Errorf("see finding again: %w", err)
 	}

@@ -33,26 +33,31 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 	}{
 		{
 			name: "the administrator flips a state", as: pg.RoleOwner, arg: id,
-			change: `UPDATE lifecycle.workspace SET state = 'failed' WHERE id = $1`, repair: `UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`,
-			key: "workspace", says: "state; by gpuaas_owner with psql", before: map[string]any{"state": "active"}, after: map[string]any{"state": "failed"},
+			change: `UPDATE lifecycle.workspace SET state = 'failed' WHERE id = $1`,
+			repair: `UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`, key: "workspace",
+			says: "state; by gpuaas_owner with psql", before: map[string]any{"state": "active"},
+			after: map[string]any{"state": "failed"},
 		},
 		{
 			name: "somebody as lifecycle moves it elsewhere", as: pg.RoleLifecycle, arg: id,
 			change: `UPDATE lifecycle.workspace SET node_name = 'mine', epoch = epoch + 1 WHERE id = $1`,
 			repair: `UPDATE lifecycle.workspace SET node_name = (SELECT before->>'node_name' FROM lifecycle.row_evidence WHERE row_id = workspace.id ORDER BY evidence_id DESC LIMIT 1), epoch = epoch - 1 WHERE id = $1`,
-			key:    "workspace", says: "epoch, node_name; by lifecycle with psql", before: map[string]any{"epoch": 1.0}, after: map[string]any{"epoch": 2.0, "node_name": "mine"},
+			key:    "workspace", says: "epoch, node_name; by lifecycle with psql", before: map[string]any{"epoch": 1.0},
+			after: map[string]any{"epoch": 2.0, "node_name": "mine"},
 		},
 		{
 			name: "with a version of its own", as: pg.RoleOwner, arg: id,
 			change: `UPDATE lifecycle.workspace SET last_error = 'x', version = version + 1 WHERE id = $1`,
 			repair: `UPDATE lifecycle.workspace SET last_error = '', version = version - 1 WHERE id = $1`,
-			key:    "workspace", says: "last_error, version; by ", before: map[string]any{"last_error": ""}, after: map[string]any{"last_error": "x"},
+			key:    "workspace", says: "last_error, version; by ", before: map[string]any{"last_error": ""},
+			after: map[string]any{"last_error": "x"},
 		},
 		{
 			name: "back in time", as: pg.RoleLifecycle, arg: id,
 			change: `UPDATE lifecycle.workspace SET version = version - 1, retry_used = 2 WHERE id = $1`,
 			repair: `UPDATE lifecycle.workspace SET version = version + 1, retry_used = 0 WHERE id = $1`,
-			key:    "workspace", says: "retry_used, version; by lifecycle", before: map[string]any{"retry_used": 0.0}, after: map[string]any{"retry_used": 2.0},
+			key:    "workspace", says: "retry_used, version; by lifecycle", before: map[string]any{"retry_used": 0.0},
+			after: map[string]any{"retry_used": 2.0},
 		},
 		{
 			name: "what cannot be read", as: pg.RoleOwner, arg: id,
@@ -65,13 +70,15 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 			change: `UPDATE lifecycle.saga_run SET state = 'stuck', finished_at = NULL, stuck_reason = 'by hand', why_waiting = 'by hand' WHERE id = $1`,
 			repair: `UPDATE lifecycle.saga_run SET state = 'succeeded', stuck_reason = '', why_waiting = '',
 				finished_at = (SELECT (before->>'finished_at')::timestamptz FROM lifecycle.row_evidence WHERE row_id = saga_run.id ORDER BY evidence_id DESC LIMIT 1) WHERE id = $1`,
-			key: "run", says: "finished_at, state, stuck_reason, why_waiting; by", before: map[string]any{"state": "succeeded"}, after: map[string]any{"state": "stuck"},
+			key: "run", says: "finished_at, state, stuck_reason, why_waiting; by", before: map[string]any{"state": "succeeded"},
+			after: map[string]any{"state": "stuck"},
 		},
 		{
 			name: "an allocation is freed by hand", as: pg.RoleLifecycle, arg: allocation,
 			change: `UPDATE lifecycle.allocation SET state = 'released', occupancy = 'none' WHERE allocation_id = $1`,
 			repair: `UPDATE lifecycle.allocation SET state = 'active', occupancy = 'in_use' WHERE allocation_id = $1`,
-			key:    "allocation", says: "occupancy, state; by lifecycle", before: map[string]any{"state": "active"}, after: map[string]any{"state": "released"},
+			key:    "allocation", says: "occupancy, state; by lifecycle", before: map[string]any{"state": "active"},
+			after: map[string]any{"state": "released"},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -79,7 +86,8 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 			b.sweep() // one scan is enough: no work under way looks like it
 			found := without(without(without(b.open(), "node_occupied"), "claim_without"), "allocation_without")
 			f := wantOnly(t, found, "row_changed_outside "+tc.key+" "+tc.arg)[0]
-			if f.Severity != p1 || f.WorkspaceID != id || !strings.Contains(f.Summary, tc.says) || !strings.Contains(f.NextAction, "set the row back") {
+			if f.Severity != p1 || f.WorkspaceID != id || !strings.Contains(f.Summary, tc.says) ||
+				!strings.Contains(f.NextAction, "set the row back") {
 				t.Errorf("it says %q, %q of workspace %s", f.Summary, f.NextAction, f.WorkspaceID)
 			}
 			for k, v := range tc.before {
@@ -111,7 +119,8 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state) SELECT $1, tenant_id, 'ghost', 'failed' FROM lifecycle.workspace WHERE id = $2`, ghost, id)
 	b.sweep()
 	found := wantOnly(t, b.open(), "row_changed_outside allocation "+allocation, "row_changed_outside workspace "+ghost)
-	if f := found[0]; f.Before["state"] != "active" || f.Before["placement"] != "process" || !strings.Contains(f.Summary, "it was deleted; by ") || f.WorkspaceID != id {
+	if f := found[0]; f.Before["state"] != "active" || f.Before["placement"] != "process" ||
+		!strings.Contains(f.Summary, "it was deleted; by ") || f.WorkspaceID != id {
 		t.Errorf("got %+v", f)
 	}
 	if f := found[1]; f.After["name"] != "ghost" || !strings.Contains(f.Summary, "it was inserted; by lifecycle") {
@@ -119,7 +128,9 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	}
 	// The finding of a deleted row cannot be acknowledged; it ends when the row is inserted again as it was, and that of
 	// an inserted row when the row is deleted again.
-	if _, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(), &lifecyclev1.AcknowledgeFindingRequest{FindingId: found[0].id, Reason: "x"}); !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) ||
+	if _, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(),
+		&lifecyclev1.AcknowledgeFindingRequest{FindingId: found[0].id, Reason: "x"}); !fault.Has(err,
+		commonv1.Reason_REASON_PRECONDITION_FAILED) ||
 		!strings.Contains(err.Error(), "it is gone") {
 		t.Errorf("the acknowledgement says %v", err)
 	}
@@ -132,7 +143,8 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	wantOnly(t, b.open())
 	b.byHand(`TRUNCATE lifecycle.allocation CASCADE`)
 	b.sweep()
-	if f := b.open()["row_changed_outside allocation "+allocation]; !strings.Contains(f.Summary, "it was deleted; by postgres with psql") || f.Before["placement"] != "process" {
+	if f := b.open()["row_changed_outside allocation "+allocation]; !strings.Contains(f.Summary,
+		"it was deleted; by postgres with psql") || f.Before["placement"] != "process" {
 		t.Errorf("got %+v", f)
 	}
 }
@@ -163,7 +175,8 @@ func TestWhatAnOperationTookOver(t *testing.T) {
 	b.numbered()
 	b.sweep()
 	found := wantOnly(t, b.open(), "row_changed_outside workspace "+id, "row_changed_outside workspace "+second)
-	if f := found[0]; !strings.Contains(f.Summary, "last_error, version; by") || !strings.Contains(f.NextAction, "findings acknowledge") || f.After["last_error"] != "x" {
+	if f := found[0]; !strings.Contains(f.Summary, "last_error, version; by") ||
+		!strings.Contains(f.NextAction, "findings acknowledge") || f.After["last_error"] != "x" {
 		t.Errorf("got %q, %q", f.Summary, f.NextAction)
 	}
 	if f := found[1]; f.After["created_by"] != "somebody else" {

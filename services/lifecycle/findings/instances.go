@@ -58,7 +58,9 @@ func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (
 // detectInstances compares a driver's own list with our rows. The rows that name an instance are read before the list
 // and again after it: an instance that ends meanwhile is then missing in the second reading, or its row has changed.
 // The list is read before the rows of its instances: those were committed before the launch.
-func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
+func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen,
+	error,
+) {
 	before, err := s.believed(ctx, kind)
 	if err != nil {
 		return nil, err
@@ -117,9 +119,11 @@ func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instance
 		found = "the provider says that it ended at " + e.EndedAt.UTC().Format("2006-01-02T15:04:05Z")
 	}
 	out := Seen{
-		Kind: allocationEmpty, Severity: p1, SubjectType: b.What, SubjectID: b.ID, WorkspaceID: b.WorkspaceID, TenantID: b.TenantID, NodeID: b.NodeID,
-		AllocationID: b.ID, NextAction: nextEmpty, Summary: "an allocation is active and its instance is not there: " + found, Cordon: true,
-		Before: map[string]any{"box": b.instance().String(), "placement": names.Of(kind)}, After: map[string]any{"found": found},
+		Kind: allocationEmpty, Severity: p1, SubjectType: b.What, SubjectID: b.ID, WorkspaceID: b.WorkspaceID,
+		TenantID: b.TenantID, NodeID: b.NodeID, AllocationID: b.ID, NextAction: nextEmpty,
+		Summary: "an allocation is active and its instance is not there: " + found, Cordon: true,
+		Before: map[string]any{"box": b.instance().String(), "placement": names.Of(kind)},
+		After:  map[string]any{"found": found},
 	}
 	if b.What == "claim" {
 		out.Kind, out.AllocationID, out.NextAction, out.Cordon = claimEmpty, "", nextClaimEmpty, false
@@ -152,7 +156,9 @@ var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", 
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`)
 
 // unknownInstances finds instances that exist at the provider and that no row names as existing.
-func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementDriver, standing map[instanceKey]placement.Instance) ([]Seen, error) {
+func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementDriver,
+	standing map[instanceKey]placement.Instance,
+) ([]Seen, error) {
 	var workspaces []string
 	var epochs []int64
 	for k := range standing {
@@ -186,9 +192,11 @@ func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementD
 func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f instanceFacts) (Seen, bool) {
 	k := instanceKey{b.WorkspaceID, b.Epoch}
 	out := Seen{
-		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID, NodeID: f.NodeID, NextAction: nextUnknownInstance,
+		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID,
+		NodeID: f.NodeID, NextAction: nextUnknownInstance,
 		After: map[string]any{
-			"provider_id": b.ProviderID, "instance_id": b.InstanceID, "placement": names.Of(kind), "started_at": b.StartedAt.UTC().Format("2006-01-02T15:04:05Z"),
+			"provider_id": b.ProviderID, "instance_id": b.InstanceID, "placement": names.Of(kind),
+			"started_at": b.StartedAt.UTC().Format("2006-01-02T15:04:05Z"),
 		},
 	}
 	if f.WorkspaceID != "" {
@@ -203,7 +211,8 @@ func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f inst
 	case f.Instance == "":
 		out.Summary = fmt.Sprintf("the provider runs an instance of epoch %d of %q, and no row names it", b.Epoch, f.Name)
 	case f.Instance == "ended":
-		out.Summary = fmt.Sprintf("the provider runs the instance of epoch %d of %q, whose row says that it has ended", b.Epoch, f.Name)
+		out.Summary = fmt.Sprintf("the provider runs the instance of epoch %d of %q, whose row says that it has ended",
+			b.Epoch, f.Name)
 	case !f.Claimed:
 		out.Kind, out.NextAction = resourceUnclaimed, nextUnclaimed
 		out.Summary = fmt.Sprintf("the instance of epoch %d of %q stands and no claim holds it", b.Epoch, f.Name)

@@ -77,11 +77,14 @@ func newBed(t *testing.T, cfg Config) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(workloads.Close)
-	b := &bed{t: t, db: db, world: newWorld(), workloads: workloads, tenant: "x" + strings.ReplaceAll(ids.New(), "-", "")[18:]}
+	b := &bed{
+		t: t, db: db, world: newWorld(), workloads: workloads,
+		tenant: "x" + strings.ReplaceAll(ids.New(), "-", "")[18:],
+	}
 	pool := db.Pool(pg.RoleLifecycle)
 	catalogue := workspace.Catalogue{
-		Plans: map[string]workspace.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}}, Regions: []string{"here"},
-		Placements: []commonv1.PlacementDriver{byProcess}, Default: byProcess,
+		Plans:   map[string]workspace.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}},
+		Regions: []string{"here"}, Placements: []commonv1.PlacementDriver{byProcess}, Default: byProcess,
 	}
 	drivers := map[commonv1.PlacementDriver]placement.Driver{byProcess: b.world}
 	committed := func() { b.core.Committed() }
@@ -91,12 +94,13 @@ func newBed(t *testing.T, cfg Config) *bed {
 		t.Fatal(err)
 	}
 	tasks := task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return b.core.Wake(ctx, tx, runs...) }, Secrets: keys,
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return b.core.Wake(ctx, tx, runs...) },
+		Secrets: keys,
 	})
 	steps := workspace.NewSteps(workspace.StepDeps{
-		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: func() *saga.Core { return b.core }, Tasks: tasks, Identities: b.world,
-		Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue, Drivers: drivers,
+		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: func() *saga.Core { return b.core }, Tasks: tasks,
+		Identities: b.world, Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue, Drivers: drivers,
 	})
 	registry, err := steps.Registry()
 	if err != nil {
@@ -109,7 +113,8 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	b.world.tasks = tasks
 	b.world.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: workspace.Registrations{Core: b.core}, Committed: committed, Slots: 4,
+		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: workspace.Registrations{Core: b.core},
+		Committed: committed, Slots: 4,
 	})
 	b.keys = keys
 	b.server = workspace.NewServer(workspace.Deps{
@@ -120,7 +125,8 @@ func newBed(t *testing.T, cfg Config) *bed {
 		t.Fatal(err)
 	}
 	b.sweeper, err = New(Deps{
-		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Drivers: drivers, Metrics: b.reg.ForService("lifecycle"), Committed: committed,
+		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Drivers: drivers, Metrics: b.reg.ForService("lifecycle"),
+		Committed: committed,
 	}, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -136,13 +142,16 @@ func newBed(t *testing.T, cfg Config) *bed {
 func (b *bed) run(appended *events.Signal) {
 	b.t.Helper()
 	driver, err := saga.NewDriver(b.core, saga.Config{
-		Owner: ids.New(), Workers: 16, Lease: 15 * time.Second, Heartbeat: 200 * time.Millisecond, Poll: 50 * time.Millisecond,
-		CancelGrace: 2 * time.Second, StopGrace: time.Second, StallSweep: time.Second,
+		Owner: ids.New(), Workers: 16, Lease: 15 * time.Second, Heartbeat: 200 * time.Millisecond,
+		Poll: 50 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: time.Second, StallSweep: time.Second,
 	})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	sequencer, err := events.NewSequencer(events.SequencerDeps{Pool: b.db.Pool(pg.RoleSequencer), Wake: appended, Logger: testkit.Logger(b.t)}, events.SequencerConfig{})
+	sequencer, err := events.NewSequencer(events.SequencerDeps{
+		Pool: b.db.Pool(pg.RoleSequencer), Wake: appended,
+		Logger: testkit.Logger(b.t),
+	}, events.SequencerConfig{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -156,8 +165,11 @@ func (b *bed) run(appended *events.Signal) {
 
 func (b *bed) create(ctx context.Context, name string) (string, error) {
 	res, err := b.server.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
-		Kind:   kCreate,
-		Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{Tenant: b.tenant, Name: name, Spec: &lifecyclev1.WorkspaceSpec{Gpus: 1}}},
+		Kind: kCreate,
+		Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+			Tenant: b.tenant, Name: name,
+			Spec: &lifecyclev1.WorkspaceSpec{Gpus: 1},
+		}},
 	})
 	return res.GetOperation().GetWorkspaceId(), err
 }
@@ -263,7 +275,8 @@ func (b *bed) seen() map[string]row {
 
 func (b *bed) open() map[string]row {
 	b.t.Helper()
-	rows, err := b.db.OwnerPool().Query(b.t.Context(), `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL`)
+	rows, err := b.db.OwnerPool().Query(b.t.Context(),
+		`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL`)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -296,7 +309,8 @@ func (b *bed) observed(node, workspaceID string, workloads ...string) {
 	b.t.Helper()
 	o := &nodev1.Observation{WorkspaceId: workspaceID}
 	for _, name := range workloads {
-		o.Workloads = append(o.Workloads, &nodev1.WorkloadStatus{Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING})
+		o.Workloads = append(o.Workloads,
+			&nodev1.WorkloadStatus{Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING})
 	}
 	b.observe(node, o)
 }
@@ -306,7 +320,8 @@ func (b *bed) observe(node string, o *nodev1.Observation) {
 	b.t.Helper()
 	err := pg.InTx(b.t.Context(), b.db.Pool(pg.RoleNodeAPI), func(ctx context.Context, tx pgx.Tx) error {
 		_, err := events.Append(ctx, tx, events.Event{
-			Kind: observedKind, AggregateType: "observation", AggregateID: o.GetWorkspaceId(), AggregateVersion: time.Now().UnixNano(), Payload: o,
+			Kind: observedKind, AggregateType: "observation", AggregateID: o.GetWorkspaceId(),
+			AggregateVersion: time.Now().UnixNano(), Payload: o,
 			Correlation: events.Correlation{WorkspaceID: o.GetWorkspaceId(), NodeID: node},
 		})
 		return err
@@ -322,7 +337,8 @@ func (b *bed) numbered() {
 	b.t.Helper()
 	testkit.Eventually(b.t, testkit.Patience, func() error {
 		var last, highest int64
-		err := b.db.Pool(pg.RoleLifecycle).QueryRow(b.t.Context(), `SELECT (SELECT coalesce(max(highest), 0) FROM events.numbered),
+		err := b.db.Pool(pg.RoleLifecycle).QueryRow(b.t.Context(),
+			`SELECT (SELECT coalesce(max(highest), 0) FROM events.numbered),
 			(SELECT coalesce(max(seq), 0) FROM events.event)`).Scan(&highest, &last)
 		if err != nil {
 			return err

@@ -19,7 +19,8 @@ const (
 // so many.
 var endOfPage = pg.DefineDynamic(pg.RoleLifecycle, "findings.end_of_page", func(rowType string) string {
 	src := sources[rowType]
-	return `SELECT x.` + src.id + `::text FROM ` + src.table + ` x WHERE x.` + src.id + ` > $1::uuid ORDER BY x.` + src.id + ` OFFSET $2 LIMIT 1`
+	return `SELECT x.` + src.id + `::text FROM ` + src.table + ` x WHERE x.` + src.id + ` > $1::uuid ORDER BY x.` +
+		src.id + ` OFFSET $2 LIMIT 1`
 }, "workspace", "run", "allocation", "node")
 
 // boundsFor is how long later checks reuse the ends of pages: a page has more rows than Config.Page only by the rows
@@ -58,7 +59,9 @@ func (b *bounds) keep(rowType string, ids []string, at time.Time) {
 
 // pages calls fn for each page of the ids of a type of rows, first to last. Together the pages contain every id, also
 // ids without a row.
-func (s *Sweeper) pages(ctx context.Context, rowType string, fn func(ctx context.Context, after, upTo string) error) error {
+func (s *Sweeper) pages(ctx context.Context, rowType string,
+	fn func(ctx context.Context, after, upTo string) error,
+) error {
 	known, began := s.bounds.known(rowType), time.Now()
 	var found []string
 	for after := beforeIDs; after != lastID; {
@@ -95,7 +98,9 @@ func (s *Sweeper) endOfPage(ctx context.Context, rowType, after string) (string,
 
 // inPages reads rows of all workspaces, a page of workspaces at a time. The statement takes the bounds of a page, and
 // then args.
-func inPages[T any](ctx context.Context, s *Sweeper, rowType string, statement *pg.Statement, args ...any) ([]T, error) {
+func inPages[T any](ctx context.Context, s *Sweeper, rowType string, statement *pg.Statement, args ...any) ([]T,
+	error,
+) {
 	var out []T
 	err := s.pages(ctx, rowType, func(ctx context.Context, after, upTo string) error {
 		rows, err := pg.All[T](ctx, s.deps.DB, statement, append([]any{after, upTo}, args...)...)

@@ -22,7 +22,8 @@ func TestPagesHaveEveryID(t *testing.T) {
 	rows := 0
 	err := b.sweeper.pages(t.Context(), "workspace", func(ctx context.Context, after, upTo string) error {
 		var n int
-		err := b.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.workspace w WHERE w.id > $1 AND w.id <= $2`, after, upTo).Scan(&n)
+		err := b.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.workspace w WHERE w.id > $1 AND w.id <= $2`,
+			after, upTo).Scan(&n)
 		if n > 2 {
 			t.Errorf("a page of 2 has %d workspaces", n)
 		}
@@ -53,7 +54,8 @@ func TestChecksThatFollowShareTheEndsOfPages(t *testing.T) {
 		rows := 0
 		err := b.sweeper.pages(t.Context(), "workspace", func(ctx context.Context, after, upTo string) error {
 			var n int
-			err := b.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.workspace w WHERE w.id > $1 AND w.id <= $2`, after, upTo).Scan(&n)
+			err := b.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.workspace w WHERE w.id > $1 AND w.id <= $2`,
+				after, upTo).Scan(&n)
 			rows, ends = rows+n, append(ends, upTo)
 			return err
 		})

@@ -144,8 +144,8 @@ func (s *Sweeper) detectRecords(ctx context.Context) ([]Seen, error) {
 // seen returns the record as a finding; false for a record that is combined with others of its node (occupied).
 func (r record) seen() (Seen, bool) {
 	out := Seen{
-		Severity: p1, SubjectID: r.SubjectID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID, AllocationID: r.AllocationID,
-		Before: map[string]any{}, After: map[string]any{"found": r.Is},
+		Severity: p1, SubjectID: r.SubjectID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID,
+		AllocationID: r.AllocationID, Before: map[string]any{}, After: map[string]any{"found": r.Is},
 	}
 	switch r.What {
 	case "no_instance":
@@ -175,8 +175,10 @@ func (r record) seen() (Seen, bool) {
 // occupied returns one finding for all resources on one node without a live allocation.
 func occupied(node string, held []record) Seen {
 	words := map[string]string{
-		"gpu_hold": "devices are held for an allocation that was released", "slot": "a slot is taken by a workspace that has no allocation here",
-		"box": "the instance of a workspace that has no allocation is connected", "workload": "its agent reports running workloads of a workspace that has no allocation here",
+		"gpu_hold": "devices are held for an allocation that was released",
+		"slot":     "a slot is taken by a workspace that has no allocation here",
+		"box":      "the instance of a workspace that has no allocation is connected",
+		"workload": "its agent reports running workloads of a workspace that has no allocation here",
 	}
 	slices.SortFunc(held, func(a, b record) int {
 		return slices.Compare([]string{a.WorkspaceID, a.What, a.Is}, []string{b.WorkspaceID, b.What, b.Is})
@@ -187,11 +189,15 @@ func occupied(node string, held []record) Seen {
 		if !slices.Contains(why, words[r.What]) {
 			why = append(why, words[r.What])
 		}
-		list = append(list, map[string]any{"what": r.What, "workspace_id": r.WorkspaceID, "allocation_id": r.AllocationID, "found": r.Is})
+		list = append(list, map[string]any{
+			"what": r.What, "workspace_id": r.WorkspaceID, "allocation_id": r.AllocationID,
+			"found": r.Is,
+		})
 	}
 	return Seen{
-		Kind: nodeOccupied, Severity: p1, SubjectType: "node", SubjectID: node, NodeID: node, WorkspaceID: held[0].WorkspaceID, TenantID: held[0].TenantID,
-		AllocationID: held[0].AllocationID, Summary: "a node is occupied without a live allocation: " + strings.Join(why, "; "), NextAction: nextOccupied,
+		Kind: nodeOccupied, Severity: p1, SubjectType: "node", SubjectID: node, NodeID: node,
+		WorkspaceID: held[0].WorkspaceID, TenantID: held[0].TenantID, AllocationID: held[0].AllocationID,
+		Summary: "a node is occupied without a live allocation: " + strings.Join(why, "; "), NextAction: nextOccupied,
 		Before: map[string]any{"allocations": "none that is live"}, After: map[string]any{"occupied_by": list}, Cordon: true,
 	}
 }
@@ -224,7 +230,8 @@ func (s *Sweeper) detectProvisions(ctx context.Context) ([]Seen, error) {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	from := lowestID(now.Add(-s.cfg.ProvisionWindow - 5*time.Minute))
-	found, err := pg.All[provisioned](ctx, s.deps.DB, provisionsOf, from, s.cfg.ProvisionWindow.Seconds(), s.cfg.ProvisionLimit)
+	found, err := pg.All[provisioned](ctx, s.deps.DB, provisionsOf, from, s.cfg.ProvisionWindow.Seconds(),
+		s.cfg.ProvisionLimit)
 	if err != nil {
 		return nil, fmt.Errorf("count provisions: %w", err)
 	}
@@ -235,8 +242,10 @@ func (s *Sweeper) detectProvisions(ctx context.Context) ([]Seen, error) {
 			list = append(list, r)
 		}
 		out = append(out, Seen{
-			Kind: manyProvisions, Severity: p2, SubjectType: "name", SubjectID: p.TenantID + "/" + p.Name, TenantID: p.TenantID, WorkspaceID: p.Newest,
-			Summary:    fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", p.Name, p.Provisions, s.cfg.ProvisionWindow, p.Workspaces),
+			Kind: manyProvisions, Severity: p2, SubjectType: "name", SubjectID: p.TenantID + "/" + p.Name, TenantID: p.TenantID,
+			WorkspaceID: p.Newest,
+			Summary: fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", p.Name, p.Provisions,
+				s.cfg.ProvisionWindow, p.Workspaces),
 			NextAction: nextProvisions,
 			Before:     map[string]any{"limit": s.cfg.ProvisionLimit}, After: map[string]any{"runs": list}, Certain: true,
 		})

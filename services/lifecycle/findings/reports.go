@@ -101,7 +101,8 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 		if err != nil {
 			return err
 		}
-		workspaces, nodes, payloads, at = append(workspaces, p.WorkspaceID), append(nodes, p.NodeID), append(payloads, string(payload)), append(at, r.CreatedAt)
+		workspaces, nodes, payloads, at = append(workspaces, p.WorkspaceID), append(nodes, p.NodeID),
+			append(payloads, string(payload)), append(at, r.CreatedAt)
 	}
 	_, err := pg.Exec(ctx, tx, keepReports, workspaces, nodes, payloads, at)
 	if err != nil {
@@ -111,7 +112,8 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 }
 
 var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
-	`DELETE FROM lifecycle.observed_workload o WHERE `+page("o.workspace_id")+` AND o.observed_at < mesh.clock() - make_interval(secs => $3)
+	`DELETE FROM lifecycle.observed_workload o WHERE `+page("o.workspace_id")+
+		` AND o.observed_at < mesh.clock() - make_interval(secs => $3)
 		AND NOT ((o.payload ? 'workloads' OR o.payload ? 'storage')
 			AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = o.node_id AND NOT g.retired))`)
 

@@ -29,7 +29,8 @@ func (b *bed) sealing(lines ...string) (*secretenv.Keys, *workspace.Sealer, *tas
 		b.t.Fatal(err)
 	}
 	db := b.db.Pool(pg.RoleLifecycle)
-	return keys, &workspace.Sealer{DB: db, Secrets: keys, Committed: func() { b.core.Committed() }}, task.NewServer(task.Deps{DB: db, Secrets: keys, Key: fakeAgentKey})
+	return keys, &workspace.Sealer{DB: db, Secrets: keys, Committed: func() { b.core.Committed() }},
+		task.NewServer(task.Deps{DB: db, Secrets: keys, Key: fakeAgentKey})
 }
 
 // needs returns how many rows need a key.
@@ -88,8 +89,10 @@ func TestAFormerKeyMayLeave(t *testing.T) {
 	_, alone, _ := b.sealing(next)
 	refused := alone.Check(t.Context(), nil)
 	e, _ := fault.As(refused)
-	if !fault.Has(refused, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) || !strings.Contains(strings.Join(e.Unmet, ""),
-		fmt.Sprintf("workload_secrets_keys_file has no key %s, which %d rows need", b.keys.First(), b.needs(alone, b.keys.First()))) ||
+	if !fault.Has(refused, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) ||
+		!strings.Contains(strings.Join(e.Unmet, ""),
+			fmt.Sprintf("workload_secrets_keys_file has no key %s, which %d rows need", b.keys.First(),
+				b.needs(alone, b.keys.First()))) ||
 		!strings.Contains(e.Remedy, "workload_secrets_lost_keys") {
 		t.Errorf("a start without a key that rows need: %v", refused)
 	}
@@ -146,7 +149,8 @@ func TestAFormerKeyMayLeave(t *testing.T) {
 		deploy.GetWorkload().GetEnv()["FOO"] != spec.GetWorkloads()[0].GetEnv()["FOO"] {
 		t.Errorf("under the new key: %v, %v", deploy.GetWorkload(), err)
 	}
-	if uses, err := pg.SecretKeyUses(t.Context(), b.db.URL(pg.RoleOwner)); err != nil || len(uses) == 0 || uses[0].Key != keys.First() {
+	if uses, err := pg.SecretKeyUses(t.Context(), b.db.URL(pg.RoleOwner)); err != nil || len(uses) == 0 ||
+		uses[0].Key != keys.First() {
 		t.Errorf("the status of the keys: %v, %v", uses, err)
 	}
 	b.numbered()
@@ -159,7 +163,8 @@ func TestWhatIsSealedIsNotRead(t *testing.T) {
 	_, sealer, tasks := b.sealing(b.keyLine)
 	owner := b.db.OwnerPool()
 	first := b.keys.First()
-	if _, err := owner.Exec(t.Context(), `INSERT INTO lifecycle.task (task_id, type, node_id, state, idem_key, payload, expires_at, secret_keys)
+	if _, err := owner.Exec(t.Context(),
+		`INSERT INTO lifecycle.task (task_id, type, node_id, state, idem_key, payload, expires_at, secret_keys)
 		SELECT gen_random_uuid(), 'workload.deploy', gen_random_uuid(), 'expired', 'k' || i, '\x01', mesh.clock(), $1 FROM generate_series(1, 5000) i`, first); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +173,8 @@ func TestWhatIsSealedIsNotRead(t *testing.T) {
 	}
 	for _, part := range secretenv.Others(first) {
 		plan := b.plan(task.StoredDeploys.SQL(), part.From, part.FromID, part.Below, 100)
-		if !strings.Contains(plan, "task_secret_keys") || strings.Contains(plan, "Seq Scan") || !strings.Contains(plan, "rows=0 ") {
+		if !strings.Contains(plan, "task_secret_keys") || strings.Contains(plan, "Seq Scan") ||
+			!strings.Contains(plan, "rows=0 ") {
 			t.Errorf("the deploys that are not under the first key are read by\n%s", plan)
 		}
 	}
@@ -219,7 +225,10 @@ func TestTheCheckReadsNoRows(t *testing.T) {
 		t.Fatalf("%d rows need the key", n)
 	}
 	plan := b.plan(workspace.KeySets.SQL())
-	for _, index := range []string{"workspace_secret_keys", "run_secret_keys", "task_secret_keys", "operation_key_secret_keys"} {
+	for _, index := range []string{
+		"workspace_secret_keys", "run_secret_keys", "task_secret_keys",
+		"operation_key_secret_keys",
+	} {
 		if !strings.Contains(plan, index) {
 			t.Errorf("%s is not used", index)
 		}

@@ -53,8 +53,11 @@ func (b *bed) crowd(id string, many int) {
 			b.t.Fatalf("%s: %v", sql, err)
 		}
 	}
-	for _, sql := range []string{`DROP TABLE crowd`, `ANALYZE lifecycle.workspace, lifecycle.saga_run, lifecycle.allocation, lifecycle.gpu_hold,
-		lifecycle.resource_claim, lifecycle.workspace_handle, lifecycle.instance`} {
+	for _, sql := range []string{
+		`DROP TABLE crowd`,
+		`ANALYZE lifecycle.workspace, lifecycle.saga_run, lifecycle.allocation, lifecycle.gpu_hold,
+		lifecycle.resource_claim, lifecycle.workspace_handle, lifecycle.instance`,
+	} {
 		if _, err := conn.Exec(b.t.Context(), sql); err != nil {
 			b.t.Fatal(err)
 		}

@@ -95,7 +95,8 @@ func (s *Sweeper) detectSchemas(ctx context.Context) ([]Seen, error) {
 	for c := range before {
 		if t := there[c.Name]; after[c] && (!t.schema || !t.role) {
 			out = append(out, Seen{
-				Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: c.WorkspaceID, TenantID: c.TenantID, NextAction: nextClaimEmpty,
+				Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: c.WorkspaceID,
+				TenantID: c.TenantID, NextAction: nextClaimEmpty,
 				Summary: fmt.Sprintf("the %s that is claimed as %q is gone from the workload database", missingPart(t), c.Name),
 				Before:  map[string]any{"schema": true, "role": true}, After: map[string]any{"schema": t.schema, "role": t.role},
 			})
@@ -110,9 +111,10 @@ func (s *Sweeper) detectSchemas(ctx context.Context) ([]Seen, error) {
 			continue
 		}
 		seen := Seen{
-			Kind: resourceUnclaimed, Severity: p2, SubjectType: "schema", SubjectID: name, WorkspaceID: t.workspaceID, NextAction: nextUnclaimed,
-			Summary: fmt.Sprintf("%q stands in the workload database and no claim holds it", name),
-			Before:  map[string]any{"claim": "none"}, After: map[string]any{"schema": t.schema, "role": t.role},
+			Kind: resourceUnclaimed, Severity: p2, SubjectType: "schema", SubjectID: name, WorkspaceID: t.workspaceID,
+			NextAction: nextUnclaimed,
+			Summary:    fmt.Sprintf("%q stands in the workload database and no claim holds it", name),
+			Before:     map[string]any{"claim": "none"}, After: map[string]any{"schema": t.schema, "role": t.role},
 		}
 		if c, ok := left[name]; ok {
 			seen.WorkspaceID, seen.TenantID, seen.NextAction = c.WorkspaceID, c.TenantID, nextLeftBehind
@@ -143,7 +145,8 @@ var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "findings.schemas_present",
 		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = n.name) FROM n`)
 
 // fencedSchemas reads which workspace last wrote each schema.
-var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "findings.fenced_schemas", "the first schema of a workspace makes the table",
+var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "findings.fenced_schemas",
+	"the first schema of a workspace makes the table",
 	func(struct{}) string { return `SELECT f.name, f.workspace_id::text FROM gpuaas_fence.schema f` })
 
 // schemas reads the tenants' schemas and roles in the workload database: every schema, and the roles of schemas, of

@@ -66,7 +66,8 @@ func TestAColumnThatIsAddedBreaksNoSeal(t *testing.T) {
 	if seen := b.firstSweep(); len(seen) != 0 {
 		t.Errorf("rows that were sealed before do not fit after VACUUM FULL: %v", seen)
 	}
-	b.byHand(`ALTER TABLE lifecycle.workspace DISABLE TRIGGER seal_row`, `UPDATE lifecycle.workspace SET added_number = 8 WHERE id = '`+other+`'`,
+	b.byHand(`ALTER TABLE lifecycle.workspace DISABLE TRIGGER seal_row`,
+		`UPDATE lifecycle.workspace SET added_number = 8 WHERE id = '`+other+`'`,
 		`ALTER TABLE lifecycle.workspace ENABLE ALWAYS TRIGGER seal_row`)
 	if seen := b.firstSweep(); len(seen) != 1 || seen[0].SubjectID != other {
 		t.Errorf("the new column of a row of the former shape was changed: %v", seen)
@@ -126,7 +127,8 @@ func TestSealsOfAnEarlierBuildFit(t *testing.T) {
 	if seen := b.firstSweep(); len(seen) != 1 || seen[0].SubjectID != other || len(seen[0].Evidence) != 1 {
 		t.Errorf("after the migration: %v", seen)
 	}
-	if pos := b.text(`SELECT coalesce(max(pos), -1)::text FROM lifecycle.event_cursor WHERE name = $1`, ReportsConsumer); pos != "3" {
+	if pos := b.text(`SELECT coalesce(max(pos), -1)::text FROM lifecycle.event_cursor WHERE name = $1`,
+		ReportsConsumer); pos != "3" {
 		t.Errorf("the reports are read from %s", pos)
 	}
 	if err := b.operate(t.Context(), kRecreate, id); err != nil {

@@ -53,7 +53,10 @@ func (b *bed) asBefore(id string) (*lifecyclev1.WorkspaceSpec, secretenv.Sum) {
 			return err
 		}
 		shown.Spec, shown.SpecDigest, shown.Version = spec, string(sum), w.Version+1
-		deploy, err := proto.Marshal(&nodev1.WorkloadDeploy{Workload: spec.GetWorkloads()[0], SecretEnv: map[string]string{"DATABASE_URL": canary}})
+		deploy, err := proto.Marshal(&nodev1.WorkloadDeploy{
+			Workload:  spec.GetWorkloads()[0],
+			SecretEnv: map[string]string{"DATABASE_URL": canary},
+		})
 		if err != nil {
 			return err
 		}
@@ -160,7 +163,8 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 		t.Errorf("sealed %v: %v", deploy.GetWorkload(), err)
 	}
 	var shown []string
-	if err := b.db.OwnerPool().QueryRow(t.Context(), `SELECT ARRAY(SELECT jsonb_array_elements_text(body->'spec'->'workloads'->0->'env_names'))
+	if err := b.db.OwnerPool().QueryRow(t.Context(),
+		`SELECT ARRAY(SELECT jsonb_array_elements_text(body->'spec'->'workloads'->0->'env_names'))
 		FROM readmodel.workspace WHERE workspace_id = $1`, id).Scan(&shown); err != nil || !cmp.Equal(shown, []string{"BAR", "FOO"}) {
 		t.Errorf("the projection shows %v: %v", shown, err)
 	}
@@ -175,7 +179,9 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var same bool
-	if err := b.db.OwnerPool().QueryRow(t.Context(), `SELECT body = $2::jsonb FROM readmodel.workspace WHERE workspace_id = $1`, id, projected).Scan(&same); err != nil || !same {
+	if err := b.db.OwnerPool().QueryRow(t.Context(),
+		`SELECT body = $2::jsonb FROM readmodel.workspace WHERE workspace_id = $1`, id, projected).Scan(&same); err != nil ||
+		!same {
 		t.Errorf("the migration and the projection differ: %v", err)
 	}
 	if n, err := sealer.Seal(t.Context()); n != 0 || err != nil {

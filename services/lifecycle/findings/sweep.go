@@ -115,12 +115,16 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "findings_open", Help: "Findings that are open, by kind, as this replica last read them.",
 		}, []string{"kind"}),
-		opened: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "findings_opened_total", Help: "Findings that this replica opened, by kind."}, []string{"kind"}),
+		opened: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "findings_opened_total",
+			Help: "Findings that this replica opened, by kind.",
+		}, []string{"kind"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "finding_looks_failed_total", Help: "Looks that could not be finished and so concluded nothing, by look.",
 		}, []string{"look"}),
 	}
-	if err := errors.Join(deps.Metrics.Register(s.open), deps.Metrics.Register(s.opened), deps.Metrics.Register(s.failed)); err != nil {
+	if err := errors.Join(deps.Metrics.Register(s.open), deps.Metrics.Register(s.opened),
+		deps.Metrics.Register(s.failed)); err != nil {
 		return nil, fmt.Errorf("register metrics of findings: %w", err)
 	}
 	s.checks = []detector{
@@ -239,8 +243,10 @@ func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total 
 	}
 	for _, x := range opened {
 		s.opened.WithLabelValues(names.Of(x.Kind)).Inc()
-		s.deps.Logger.WarnContext(ctx, "finding", slog.String("kind", names.Of(x.Kind)), slog.String("severity", names.Of(x.Severity)),
-			slog.String("subject", x.SubjectType+" "+x.SubjectID), slog.String("summary", x.Summary), slog.String(obs.KeyWorkspaceID, x.WorkspaceID),
+		s.deps.Logger.WarnContext(ctx, "finding", slog.String("kind", names.Of(x.Kind)),
+			slog.String("severity", names.Of(x.Severity)), slog.String("subject", x.SubjectType+" "+x.SubjectID),
+			slog.String("summary", x.Summary),
+			slog.String(obs.KeyWorkspaceID, x.WorkspaceID),
 			slog.String(obs.KeyNodeID, x.NodeID))
 	}
 	total.add(one)
@@ -338,7 +344,8 @@ func (s *Sweeper) Measure(ctx context.Context) error {
 	}
 	var kind string
 	var n int64
-	if _, err := pgx.ForEachRow(rows, []any{&kind, &n}, func() error { counts[kind] = float64(n); return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{&kind, &n},
+		func() error { counts[kind] = float64(n); return nil }); err != nil {
 		return fmt.Errorf("count findings: %w", err)
 	}
 	for kind, n := range counts {

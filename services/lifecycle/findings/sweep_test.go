@@ -97,8 +97,10 @@ func TestAnInstanceThatEndedBehindTheProductsBack(t *testing.T) {
 	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
 	claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'instance'`, id)
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
-	found := wantOnly(t, b.seen(), "allocation_without_occupancy allocation "+allocation, "claim_without_resource claim "+claim)
-	if f := found[0]; f.Severity != p1 || !f.cordoned || f.NodeID != node || f.AllocationID != allocation || f.WorkspaceID != id || !strings.Contains(f.Summary, "it ended at") {
+	found := wantOnly(t, b.seen(), "allocation_without_occupancy allocation "+allocation,
+		"claim_without_resource claim "+claim)
+	if f := found[0]; f.Severity != p1 || !f.cordoned || f.NodeID != node || f.AllocationID != allocation ||
+		f.WorkspaceID != id || !strings.Contains(f.Summary, "it ended at") {
 		t.Errorf("got %+v", f)
 	}
 	g, _, err := gate.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), node)
@@ -130,7 +132,8 @@ func TestWhatARunHoldsIsPassedOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id)
-	if _, err := b.workloads.Exec(t.Context(), `DROP SCHEMA `+b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)+` CASCADE`); err != nil {
+	if _, err := b.workloads.Exec(t.Context(),
+		`DROP SCHEMA `+b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)+` CASCADE`); err != nil {
 		t.Fatal(err)
 	}
 	wantOnly(t, b.seen(), "row_changed_outside run "+run)
@@ -144,7 +147,8 @@ func TestACordonOfAPersonStays(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
-	if _, err := b.world.gates.SetCordon(t.Context(), &lifecyclev1.SetCordonRequest{NodeId: node, Cordoned: true, Reason: "maintenance"}); err != nil {
+	if _, err := b.world.gates.SetCordon(t.Context(),
+		&lifecyclev1.SetCordonRequest{NodeId: node, Cordoned: true, Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.world.End(t.Context(), id, 1); err != nil {
@@ -158,7 +162,8 @@ func TestACordonOfAPersonStays(t *testing.T) {
 	}
 	b.until(id, gone)
 	wantOnly(t, b.seen())
-	if g, _, err := gate.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), node); err != nil || !g.Cordoned || g.CordonReason != "maintenance" {
+	if g, _, err := gate.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), node); err != nil || !g.Cordoned ||
+		g.CordonReason != "maintenance" {
 		t.Errorf("the person's cordon is gone: %+v (%v)", g, err)
 	}
 }
@@ -171,7 +176,8 @@ func TestACordonPassesToTheNextRequester(t *testing.T) {
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
 	set := func(cordoned bool) *lifecyclev1.SetCordonResponse {
 		t.Helper()
-		res, err := b.world.gates.SetCordon(t.Context(), &lifecyclev1.SetCordonRequest{NodeId: node, Cordoned: cordoned, Reason: "maintenance"})
+		res, err := b.world.gates.SetCordon(t.Context(),
+			&lifecyclev1.SetCordonRequest{NodeId: node, Cordoned: cordoned, Reason: "maintenance"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +191,8 @@ func TestACordonPassesToTheNextRequester(t *testing.T) {
 	b.seen()
 	finding := b.text(`SELECT 'finding:' || finding_id FROM lifecycle.finding WHERE cordoned AND resolved_at IS NULL`)
 	if res := set(false); !res.GetGate().GetCordoned() || by() != finding {
-		t.Errorf("the maintenance is over and the node is cordoned %v by %q; %q wants it", res.GetGate().GetCordoned(), by(), finding)
+		t.Errorf("the maintenance is over and the node is cordoned %v by %q; %q wants it", res.GetGate().GetCordoned(), by(),
+			finding)
 	}
 	// Another workspace's release has given up its storage here.
 	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, orphaned_at)
@@ -209,12 +216,16 @@ func TestAnInstanceBesideTheProduct(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	stranger := ids.New()
-	for _, instance := range []placement.LaunchRequest{{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()}, {WorkspaceID: id, Epoch: 2, InstanceID: ids.New()}} {
+	for _, instance := range []placement.LaunchRequest{
+		{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()},
+		{WorkspaceID: id, Epoch: 2, InstanceID: ids.New()},
+	} {
 		if _, err := b.world.Launch(t.Context(), instance); err != nil {
 			t.Fatal(err)
 		}
 	}
-	found := wantOnly(t, b.seen(), "instance_without_row instance "+stranger+":1", "instance_without_row instance "+id+":2")
+	found := wantOnly(t, b.seen(), "instance_without_row instance "+stranger+":1",
+		"instance_without_row instance "+id+":2")
 	if found[0].Severity != p1 || found[0].WorkspaceID != "" || !strings.Contains(found[0].Summary, "not known here") {
 		t.Errorf("got %+v", found[0])
 	}
@@ -256,10 +267,14 @@ func TestSilenceOfAProviderConcludesNothing(t *testing.T) {
 func TestSchemasAndTheirClaims(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
-	schema := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)
+	schema := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`,
+		id)
 	claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)
 	loose := "t_" + b.tenant + "_byhand"
-	for _, sql := range []string{`CREATE SCHEMA ` + loose, `DROP SCHEMA ` + pgx.Identifier{schema}.Sanitize() + ` CASCADE`} {
+	for _, sql := range []string{
+		`CREATE SCHEMA ` + loose,
+		`DROP SCHEMA ` + pgx.Identifier{schema}.Sanitize() + ` CASCADE`,
+	} {
 		if _, err := b.workloads.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
@@ -281,15 +296,20 @@ func TestSchemasAndTheirClaims(t *testing.T) {
 func TestSchemasThatWereLeftBehind(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
-	schema := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)
+	schema := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`,
+		id)
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET orphaned_at = mesh.clock(), orphaned_by = 'ana', orphan_reason = 'the host burnt' WHERE workspace_id = $1 AND kind = 'schema'`, id)
 	tenant := b.text(`SELECT tenant_id::text FROM lifecycle.workspace WHERE id = $1`, id)
 	found := wantOnly(t, b.seen(), "resource_without_claim schema "+schema)
-	if f := found[0]; f.WorkspaceID != id || f.TenantID != tenant || f.NextAction != nextLeftBehind || f.Before["claim"] != "given up" {
+	if f := found[0]; f.WorkspaceID != id || f.TenantID != tenant || f.NextAction != nextLeftBehind ||
+		f.Before["claim"] != "given up" {
 		t.Errorf("the finding is %+v", f)
 	}
 	name := pgx.Identifier{schema}.Sanitize()
-	for _, sql := range []string{`DROP SCHEMA ` + name + ` CASCADE`, `GRANT ` + name + ` TO CURRENT_USER; DROP OWNED BY ` + name + `; DROP ROLE ` + name} {
+	for _, sql := range []string{
+		`DROP SCHEMA ` + name + ` CASCADE`,
+		`GRANT ` + name + ` TO CURRENT_USER; DROP OWNED BY ` + name + `; DROP ROLE ` + name,
+	} {
 		wantOnly(t, b.seen(), "resource_without_claim schema "+schema)
 		if _, err := b.workloads.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
@@ -314,7 +334,8 @@ func TestNodesThatAreOccupiedWithoutAnAllocation(t *testing.T) {
 	b.pass(time.Minute)
 	b.observed(node, id, workload)
 	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
-	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, 'gpu-7', $2)`, node, allocation)
+	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, 'gpu-7', $2)`,
+		node, allocation)
 	b.sweep()
 	b.pass(time.Minute + time.Second)
 	b.observed(node, id, workload)
@@ -363,9 +384,11 @@ func TestRecordsThatContradictEachOther(t *testing.T) {
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id)
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, allocation)
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET released_at = mesh.clock() WHERE workspace_id = $1 AND kind = 'slot'`, id)
-	found := wantOnly(t, b.seen(), "claim_without_resource claim "+handle, "allocation_without_occupancy allocation "+allocation,
+	found := wantOnly(t, b.seen(), "claim_without_resource claim "+handle,
+		"allocation_without_occupancy allocation "+allocation,
 		"resource_without_claim allocation "+allocation, "row_changed_outside allocation "+allocation)
-	if f := found[3]; len(f.Before) != 1 || !strings.Contains(f.Summary, "device ") || f.AllocationID != allocation || f.WorkspaceID != id {
+	if f := found[3]; len(f.Before) != 1 || !strings.Contains(f.Summary, "device ") || f.AllocationID != allocation ||
+		f.WorkspaceID != id {
 		t.Errorf("before %v, after %v: %s", f.Before, f.After, f.Summary)
 	}
 }
@@ -518,10 +541,12 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 		t.Errorf("%s findings were ever written", total)
 	}
 	if left := b.text(`SELECT count(*)::text FROM lifecycle.row_evidence`); left != "0" {
-		t.Errorf("operations left evidence of %s changes by hand: %s", left, b.text(`SELECT jsonb_agg(e)::text FROM (SELECT * FROM lifecycle.row_evidence LIMIT 5) e`))
+		t.Errorf("operations left evidence of %s changes by hand: %s", left,
+			b.text(`SELECT jsonb_agg(e)::text FROM (SELECT * FROM lifecycle.row_evidence LIMIT 5) e`))
 	}
 	for _, table := range []string{"workspace", "saga_run", "allocation"} {
-		if broken := b.text(`SELECT count(*)::text FROM lifecycle.` + table + ` x WHERE NOT lifecycle.seal_fits(x)`); broken != "0" {
+		if broken := b.text(`SELECT count(*)::text FROM lifecycle.` + table +
+			` x WHERE NOT lifecycle.seal_fits(x)`); broken != "0" {
 			t.Errorf("%s rows of %s are not sealed", broken, table)
 		}
 	}

@@ -38,7 +38,10 @@ var ways = []way{
 	{
 		name: "with the trigger off", roles: []string{pg.RoleOwner, superuser},
 		before: []string{`ALTER TABLE lifecycle.%s DISABLE TRIGGER USER`},
-		after:  []string{`ALTER TABLE lifecycle.%s ENABLE TRIGGER USER`, `ALTER TABLE lifecycle.%[1]s ENABLE ALWAYS TRIGGER %[2]s`},
+		after: []string{
+			`ALTER TABLE lifecycle.%s ENABLE TRIGGER USER`,
+			`ALTER TABLE lifecycle.%[1]s ENABLE ALWAYS TRIGGER %[2]s`,
+		},
 	},
 	{
 		name: "as the product's session", roles: []string{pg.RoleLifecycle, pg.RoleOwner, superuser},
@@ -58,7 +61,8 @@ func edits(id, run, allocation, ghost string) []edit {
 		to := ` WHERE ` + key + ` = '` + value + `'`
 		do := `UPDATE lifecycle.` + table + ` SET ` + column + ` = ` + expr + to
 		return edit{
-			class: class, table: table, subject: subject, column: column, do: do, undo: `UPDATE lifecycle.` + table + ` SET ` + column + ` = ` + back + to,
+			class: class, table: table, subject: subject, column: column, do: do,
+			undo:         `UPDATE lifecycle.` + table + ` SET ` + column + ` = ` + back + to,
 			namesTheSeal: strings.Replace(do, ` SET `, ` SET seal = NULL, `, 1),
 		}
 	}
@@ -71,7 +75,8 @@ func edits(id, run, allocation, ghost string) []edit {
 	onAllocation := func(class, column, expr, back string) edit {
 		return set(class, "allocation", "allocation_id", allocation, "allocation "+allocation, column, expr, back)
 	}
-	insert := ` id, tenant_id, name, state) SELECT '` + ghost + `', tenant_id, 'ghost', 'failed' FROM lifecycle.workspace WHERE id = '` + id + `'`
+	insert := ` id, tenant_id, name, state) SELECT '` + ghost +
+		`', tenant_id, 'ghost', 'failed' FROM lifecycle.workspace WHERE id = '` + id + `'`
 	return []edit{
 		onWorkspace("what events carry, of a workspace (`last_error`)", "last_error", "'mine'", "''"),
 		onRun("what events carry, of a run (`error`)", "error", "'mine'", "''"),
@@ -84,7 +89,8 @@ func edits(id, run, allocation, ghost string) []edit {
 		onAllocation("`slot`", "slot", "7", "NULL"),
 		onAllocation("`gpus`", "gpus", "gpus + 1", "gpus - 1"),
 		{
-			class: "a device of an allocation (`gpu_hold`)", table: "gpu_hold", subject: "allocation " + allocation, column: "device mine",
+			class: "a device of an allocation (`gpu_hold`)", table: "gpu_hold", subject: "allocation " + allocation,
+			column: "device mine",
 			do: `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) SELECT node_id, 'mine', allocation_id
 				FROM lifecycle.allocation WHERE allocation_id = '` + allocation + `'`,
 			undo: `DELETE FROM lifecycle.gpu_hold WHERE device_id = 'mine'`,
@@ -168,7 +174,8 @@ func (b *bed) outcome(e edit, w way, role string) string {
 	}
 	var kept string
 	if e.restoreFromRow {
-		kept = b.text(`SELECT quote_literal(to_jsonb(x)) FROM lifecycle.saga_run x WHERE x.id = $1`, strings.TrimPrefix(e.subject, "run "))
+		kept = b.text(`SELECT quote_literal(to_jsonb(x)) FROM lifecycle.saga_run x WHERE x.id = $1`,
+			strings.TrimPrefix(e.subject, "run "))
 	}
 	run := func(statement string) {
 		b.t.Helper()
@@ -204,7 +211,8 @@ func (b *bed) outcome(e edit, w way, role string) string {
 func (b *bed) rowFindings() map[string]row {
 	b.t.Helper()
 	var total Swept
-	if err := b.sweeper.check(b.t.Context(), detector{"rows", b.sweeper.detectRows}, []string{"rows"}, &total); err != nil {
+	if err := b.sweeper.check(b.t.Context(), detector{"rows", b.sweeper.detectRows}, []string{"rows"},
+		&total); err != nil {
 		b.t.Fatal(err)
 	}
 	return b.open()

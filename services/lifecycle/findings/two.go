@@ -72,7 +72,8 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 				total.add(one.swept)
 				errs = append(errs, one.err)
 			case <-time.After(lastReport):
-				return total, errors.Join(append(errs, fmt.Errorf("%s: a placement does not answer: %w", sourceTwo, context.Cause(ctx)))...)
+				return total, errors.Join(append(errs,
+					fmt.Errorf("%s: a placement does not answer: %w", sourceTwo, context.Cause(ctx)))...)
 			}
 		}
 	}
@@ -80,7 +81,9 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 }
 
 // twoInstances reads only the placement's own list: no row of ours can justify a second instance.
-func (s *Sweeper) twoInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
+func (s *Sweeper) twoInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen,
+	error,
+) {
 	list, err := driver.Standing(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list instances: %w", err)
@@ -141,7 +144,8 @@ func twoSeen(kind commonv1.PlacementDriver, workspaceID string, of []placement.I
 	for i, one := range of {
 		epochs[i] = fmt.Sprint(one.Epoch)
 		list[i] = map[string]any{
-			"epoch": one.Epoch, "provider_id": one.ProviderID, "instance_id": one.InstanceID, "started_at": one.StartedAt.UTC().Format(time.RFC3339),
+			"epoch": one.Epoch, "provider_id": one.ProviderID, "instance_id": one.InstanceID,
+			"started_at": one.StartedAt.UTC().Format(time.RFC3339),
 		}
 	}
 	what := fmt.Sprintf("%q", known.Name)
@@ -150,7 +154,8 @@ func twoSeen(kind commonv1.PlacementDriver, workspaceID string, of []placement.I
 		what, before = "a workspace that is not known here", map[string]any{"workspace": "not known here"}
 	}
 	return Seen{
-		Kind: instanceUnknown, Severity: p0, SubjectType: "workspace", SubjectID: workspaceID, WorkspaceID: known.ID, TenantID: known.TenantID, NextAction: nextTwo,
+		Kind: instanceUnknown, Severity: p0, SubjectType: "workspace", SubjectID: workspaceID, WorkspaceID: known.ID,
+		TenantID: known.TenantID, NextAction: nextTwo,
 		Summary: fmt.Sprintf("%d instances of %s run at once, of epochs %s", len(of), what, strings.Join(epochs, ", ")),
 		Before:  before, After: map[string]any{"placement": names.Of(kind), "instances": list},
 	}

@@ -147,7 +147,8 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 				return b.open()
 			}
 			found := wantOnly(t, twice(), "instance_without_row workspace "+id, "instance_without_row workspace "+stranger)
-			if f := found[0]; f.Severity != p0 || f.WorkspaceID != id || f.TenantID == "" || f.source != "two_instances/process" || f.NextAction != nextTwo ||
+			if f := found[0]; f.Severity != p0 || f.WorkspaceID != id || f.TenantID == "" ||
+				f.source != "two_instances/process" || f.NextAction != nextTwo ||
 				!strings.Contains(f.Summary, `2 instances of "one" run at once, of epochs 1, 2`) {
 				t.Errorf("got %+v", f)
 			}

@@ -29,7 +29,10 @@ func TestAReportCountsWhileItsSessionStands(t *testing.T) {
 	claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload'`, id)
 	b.pass(2 * time.Minute)
 	b.observed(node, id, "miner")
-	want := []string{"claim_without_resource claim " + claim, "resource_without_claim workload " + node + "/" + id + "/miner"}
+	want := []string{
+		"claim_without_resource claim " + claim,
+		"resource_without_claim workload " + node + "/" + id + "/miner",
+	}
 	sweeps := func() {
 		t.Helper()
 		for range 2 {

@@ -54,8 +54,8 @@ func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		return nil
 	}
 	_, err := pg.Exec(ctx, tx, noteRefused,
-		f.GetInstanceId(), f.GetVersion(), f.GetWorkspaceId(), f.GetTenantId(), f.GetEpoch(), f.GetNodeId(), names.Of(f.GetReason()), f.GetRemoteAddress(),
-		f.GetMachineId(), f.GetBootId(), f.GetRefusedAt().AsTime())
+		f.GetInstanceId(), f.GetVersion(), f.GetWorkspaceId(), f.GetTenantId(), f.GetEpoch(), f.GetNodeId(),
+		names.Of(f.GetReason()), f.GetRemoteAddress(), f.GetMachineId(), f.GetBootId(), f.GetRefusedAt().AsTime())
 	if err != nil {
 		return fmt.Errorf("write down refused instance: %w", err)
 	}
@@ -129,14 +129,15 @@ func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
 	out := make([]Seen, 0, len(list))
 	for _, r := range list {
 		out = append(out, Seen{
-			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: instanceKey{r.WorkspaceID, r.Epoch}.String(), WorkspaceID: r.WorkspaceID,
-			TenantID: r.TenantID, NodeID: r.NodeID, NextAction: nextWoke, Certain: true,
+			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: instanceKey{r.WorkspaceID, r.Epoch}.String(),
+			WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID, NextAction: nextWoke, Certain: true,
 			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; it was refused as %s", r.Epoch, r.Name,
 				r.Reason),
 			Before: map[string]any{"workspace": r.Name, "present_epoch": r.PresentEpoch},
 			After: map[string]any{
-				"reason": r.Reason, "epoch": r.Epoch, "instance_id": r.InstanceID, "remote_address": r.RemoteAddress, "machine_id": r.MachineID,
-				"boot_id": r.BootID, "reports": r.Version, "refused_at": r.RefusedAt.UTC().Format(time.RFC3339Nano),
+				"reason": r.Reason, "epoch": r.Epoch, "instance_id": r.InstanceID, "remote_address": r.RemoteAddress,
+				"machine_id": r.MachineID, "boot_id": r.BootID, "reports": r.Version,
+				"refused_at": r.RefusedAt.UTC().Format(time.RFC3339Nano),
 			},
 		})
 	}
@@ -148,7 +149,9 @@ var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "findings.workspace_of_stray
 
 // strays makes findings of the ended instances whose processes the driver found running, and ended, within the last
 // hour.
-func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, list []placement.Instance) ([]Seen, error) {
+func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, list []placement.Instance) ([]Seen,
+	error,
+) {
 	var now time.Time
 	var out []Seen
 	for _, b := range list {
@@ -164,11 +167,13 @@ func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, lis
 			continue
 		}
 		seen := Seen{
-			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: instanceKey{b.WorkspaceID, b.Epoch}.String(), NextAction: nextStrays, Certain: true,
+			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: instanceKey{b.WorkspaceID, b.Epoch}.String(),
+			NextAction: nextStrays, Certain: true,
 			Summary: fmt.Sprintf("%d processes of epoch %d, which the launch log says has ended, ran on its host; they were ended", b.Strays, b.Epoch),
 			Before:  map[string]any{"ended_at": b.EndedAt.UTC().Format(time.RFC3339)},
 			After: map[string]any{
-				"processes": b.Strays, "provider_id": b.ProviderID, "placement": names.Of(kind), "found_at": b.StraysAt.UTC().Format(time.RFC3339),
+				"processes": b.Strays, "provider_id": b.ProviderID, "placement": names.Of(kind),
+				"found_at": b.StraysAt.UTC().Format(time.RFC3339),
 			},
 		}
 		err := pg.QueryRow(ctx, s.deps.DB, workspaceOfStrays, b.WorkspaceID).

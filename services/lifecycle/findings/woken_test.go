@@ -23,7 +23,8 @@ func (b *bed) refused(role string, r *recoveryv1.InstanceRefused) {
 			return err
 		}
 		_, err := events.Append(b.t.Context(), tx, events.Event{
-			Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.GetInstanceId(), AggregateVersion: r.GetVersion(), Payload: r,
+			Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.GetInstanceId(),
+			AggregateVersion: r.GetVersion(), Payload: r,
 		})
 		return err
 	})
@@ -31,7 +32,10 @@ func (b *bed) refused(role string, r *recoveryv1.InstanceRefused) {
 		b.t.Fatal(err)
 	}
 	b.numbered()
-	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: b.db.Pool(pg.RoleLifecycle), Logger: testkit.Logger(b.t)}, WokenConsumer())
+	consumer, err := events.NewConsumer(events.ConsumerDeps{
+		Pool:   b.db.Pool(pg.RoleLifecycle),
+		Logger: testkit.Logger(b.t),
+	}, WokenConsumer())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -62,8 +66,8 @@ func TestAWokenInstanceIsAFinding(t *testing.T) {
 		return timestamppb.New(at)
 	}
 	report := &recoveryv1.InstanceRefused{
-		InstanceId: ids.New(), WorkspaceId: id, Epoch: 1, NodeId: ids.New(), Reason: commonv1.Reason_REASON_EPOCH_SUPERSEDED, RemoteAddress: "192.0.2.7:1",
-		RefusedAt: now(), Version: 1,
+		InstanceId: ids.New(), WorkspaceId: id, Epoch: 1, NodeId: ids.New(), Reason: commonv1.Reason_REASON_EPOCH_SUPERSEDED,
+		RemoteAddress: "192.0.2.7:1", RefusedAt: now(), Version: 1,
 	}
 	b.refused(pg.RoleNodeAPI, report) // events of other services than recovery are ignored
 	b.sweepWoken()
@@ -72,7 +76,8 @@ func TestAWokenInstanceIsAFinding(t *testing.T) {
 	b.sweepWoken()
 	subject := "ended_instance_woke instance " + id + ":1"
 	f := wantOnly(t, b.open(), subject)[0]
-	if f.Severity != p0 || f.After["reason"] != "epoch_superseded" || f.After["remote_address"] != "192.0.2.7:1" || f.WorkspaceID != id {
+	if f.Severity != p0 || f.After["reason"] != "epoch_superseded" || f.After["remote_address"] != "192.0.2.7:1" ||
+		f.WorkspaceID != id {
 		t.Errorf("found %+v", f)
 	}
 	b.pass(50 * time.Minute)

@@ -22,7 +22,9 @@ import (
 // SetCordon keeps new workspaces off a node, or lets them on again. Workspaces on it go on running. When a person's
 // cordon ends, it passes to an open finding that cordons the node, or to resources that a release left there. A person
 // may also end a cordon of these.
-func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse, error) {
+func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse,
+	error,
+) {
 	by := rpc.ActorFrom(ctx)
 	res := &lifecyclev1.SetCordonResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -102,7 +104,10 @@ func cordoned(g Gate, reason, by string) audit.Entry {
 	if g.Cordoned {
 		action = "node.cordon"
 	}
-	return audit.Entry{Action: action, Actor: by, Reason: reason, SubjectType: "node", SubjectID: g.NodeID, NodeID: g.NodeID}
+	return audit.Entry{
+		Action: action, Actor: by, Reason: reason, SubjectType: "node", SubjectID: g.NodeID,
+		NodeID: g.NodeID,
+	}
 }
 
 // OnSession applies nodeapi's report that a session ended: its node has no session until the next one is ready.
@@ -127,5 +132,6 @@ var (
 	LivingReplicaSQL = replicas.Lives("s")
 
 	// ConnectedSQL is the condition, over node_gate g, that the node's session is open at a live replica.
-	ConnectedSQL = `(g.session_open AND EXISTS (SELECT 1 FROM mesh.replica r WHERE r.replica_id = g.replica_id AND ` + replicas.Lives("r") + `))`
+	ConnectedSQL = `(g.session_open AND EXISTS (SELECT 1 FROM mesh.replica r WHERE r.replica_id = g.replica_id AND ` +
+		replicas.Lives("r") + `))`
 )

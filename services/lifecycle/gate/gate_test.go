@@ -35,14 +35,17 @@ func TestTheHighestFenceWins(t *testing.T) {
 		{6, true, 6, true},
 	} {
 		res := k.fence(node, tc.epoch, tc.admitted)
-		if g := k.get(node); res.GetFenceEpoch() != tc.holds || res.GetAdmitted() != tc.open || g.FenceEpoch != tc.holds || g.Admitted != tc.open {
-			t.Errorf("fence %d: answered %v, the gate is %d %t, want %d %t", tc.epoch, res, g.FenceEpoch, g.Admitted, tc.holds, tc.open)
+		if g := k.get(node); res.GetFenceEpoch() != tc.holds || res.GetAdmitted() != tc.open || g.FenceEpoch != tc.holds ||
+			g.Admitted != tc.open {
+			t.Errorf("fence %d: answered %v, the gate is %d %t, want %d %t", tc.epoch, res, g.FenceEpoch, g.Admitted, tc.holds,
+				tc.open)
 		}
 	}
 	if got := k.versions(node); !slices.Equal(got, []int64{1, 2, 3}) {
 		t.Errorf("told in versions %v: what changed nothing is not told", got)
 	}
-	res, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 7, Admitted: true, Retired: true})
+	res, err := k.server.ApplyFence(k.ctx,
+		&lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 7, Admitted: true, Retired: true})
 	if err != nil || res.GetAdmitted() || !k.get(node).Retired {
 		t.Errorf("a retired node: %v, %v", res, err)
 	}
@@ -60,7 +63,8 @@ func TestAFenceCarriesRefusedRegistersUnlessItIsLate(t *testing.T) {
 		why   string
 	}{{3, 4, "mint_consumed"}, {3, 4, "mint_consumed"}, {4, 0, ""}, {3, 5, "mint_consumed"}} {
 		_, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{
-			NodeId: node, FenceEpoch: tc.fence, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws, Epoch: 2, RegisterFailures: tc.count, RegisterError: tc.why,
+			NodeId: node, FenceEpoch: tc.fence, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws, Epoch: 2,
+			RegisterFailures: tc.count, RegisterError: tc.why,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -81,10 +85,12 @@ func TestOnlyTheNewestAdmittedSessionRaisesTheGate(t *testing.T) {
 		t.Helper()
 		before, told := k.get(node), len(k.versions(node))
 		res := k.ready(replica, r)[0]
-		if res.GetAccepted() || res.GetDenial().GetReason() != want || res.GetDenial().GetAction() == commonv1.Action_ACTION_UNSPECIFIED {
+		if res.GetAccepted() || res.GetDenial().GetReason() != want ||
+			res.GetDenial().GetAction() == commonv1.Action_ACTION_UNSPECIFIED {
 			t.Errorf("%s: %v, want %v", what, res, want)
 		}
-		if after := k.get(node); after.Version != before.Version || after.SessionID != before.SessionID || len(k.versions(node)) != told {
+		if after := k.get(node); after.Version != before.Version || after.SessionID != before.SessionID ||
+			len(k.versions(node)) != told {
 			t.Errorf("%s: the gate changed: %+v", what, after)
 		}
 	}
@@ -108,7 +114,8 @@ func TestOnlyTheNewestAdmittedSessionRaisesTheGate(t *testing.T) {
 	if res := k.ready(replica, third)[0]; !res.GetAccepted() {
 		t.Fatalf("generation 3: %v", res)
 	}
-	if g := k.get(node); g.SessionEpoch != 3 || g.SessionID != third.GetSessionId() || !g.SessionOpen || g.ReplicaID != replica || g.SessionReadyAt == nil {
+	if g := k.get(node); g.SessionEpoch != 3 || g.SessionID != third.GetSessionId() || !g.SessionOpen ||
+		g.ReplicaID != replica || g.SessionReadyAt == nil {
 		t.Errorf("the gate is %+v", g)
 	}
 	if res := k.ready(replica, third)[0]; !res.GetAccepted() {
@@ -151,7 +158,8 @@ func TestABatchLocksBeforeItReconciles(t *testing.T) {
 	other.TasksInFlight = []*commonv1.TaskInFlight{{TaskId: task, Attempt: 1}, {TaskId: "an agent's word", Attempt: 1}}
 	k.ready(ids.New(), again, other)
 	want := gate.Ready{
-		NodeIDs: []string{machine, theInstance}, NewLedgers: []string{machine}, Workspaces: []string{ws}, TaskIDs: []string{task},
+		NodeIDs: []string{machine, theInstance}, NewLedgers: []string{machine}, Workspaces: []string{ws},
+		TaskIDs: []string{task},
 	}
 	if len(k.heard.locked) != 1 || !reflect.DeepEqual(k.heard.locked[0], want) {
 		t.Errorf("locked %+v, want %+v once", k.heard.locked, want)
@@ -164,7 +172,11 @@ func TestABatchLocksBeforeItReconciles(t *testing.T) {
 func TestAnInstanceWhoseWorkspaceRefusesItLeavesNothing(t *testing.T) {
 	k := newKit(t)
 	node, ws, instance := ids.New(), ids.New(), ids.New()
-	_, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 1, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws, Epoch: 1})
+	_, err := k.server.ApplyFence(k.ctx,
+		&lifecyclev1.ApplyFenceRequest{
+			NodeId: node, FenceEpoch: 1, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws,
+			Epoch: 1,
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,9 +190,10 @@ func TestAnInstanceWhoseWorkspaceRefusesItLeavesNothing(t *testing.T) {
 		t.Errorf("the refused box's gate was raised: %+v", g)
 	}
 	k.heard.refuse = errors.New("no database")
-	if _, err := k.server.SessionsReady(k.ctx, &lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: []*lifecyclev1.SessionReady{
-		session(machine, instance, 2), session(node, instance, 1),
-	}}); err == nil {
+	if _, err := k.server.SessionsReady(k.ctx,
+		&lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: []*lifecyclev1.SessionReady{
+			session(machine, instance, 2), session(node, instance, 1),
+		}}); err == nil {
 		t.Error("a failure of ours was answered as if it were decided")
 	}
 	if g := k.get(machine); g.SessionEpoch != 1 {
@@ -240,11 +253,13 @@ func TestCordonIsAboutPlacementAlone(t *testing.T) {
 	k := newKit(t)
 	node, instance := k.node(), ids.New()
 	k.ready(ids.New(), session(node, instance, 1))
-	res, err := k.server.SetCordon(k.ctx, &lifecyclev1.SetCordonRequest{NodeId: node, Cordoned: true, Reason: "a fan is loud"})
+	res, err := k.server.SetCordon(k.ctx,
+		&lifecyclev1.SetCordonRequest{NodeId: node, Cordoned: true, Reason: "a fan is loud"})
 	if err != nil || !res.GetGate().GetCordoned() || res.GetPos() == "" {
 		t.Fatalf("%v, %v", res, err)
 	}
-	if g := k.get(node); !g.Cordoned || g.CordonReason != "a fan is loud" || g.CordonedBy != "ann" || !g.Admitted || g.SessionEpoch != 1 {
+	if g := k.get(node); !g.Cordoned || g.CordonReason != "a fan is loud" || g.CordonedBy != "ann" || !g.Admitted ||
+		g.SessionEpoch != 1 {
 		t.Errorf("cordoned: %+v", g)
 	}
 	k.fence(node, 2, true) // a fence of recovery that admits the node does not end the cordon
@@ -269,7 +284,8 @@ func TestCordonIsAboutPlacementAlone(t *testing.T) {
 		t.Errorf("told in versions %v", got)
 	}
 	for name, id := range map[string]string{"no node": ids.New(), "a retired one": k.retired()} {
-		if _, err := k.server.SetCordon(k.ctx, &lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: true}); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+		if _, err := k.server.SetCordon(k.ctx, &lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: true}); !fault.Has(err,
+			commonv1.Reason_REASON_NOT_FOUND) {
 			t.Errorf("%s: %v", name, err)
 		}
 		k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.CordonFor(ctx, tx, id, "x", "y") }) // needs none
@@ -279,7 +295,8 @@ func TestCordonIsAboutPlacementAlone(t *testing.T) {
 func (k *kit) retired() string {
 	k.t.Helper()
 	id := ids.New()
-	if _, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{NodeId: id, FenceEpoch: 1, Retired: true}); err != nil {
+	if _, err := k.server.ApplyFence(k.ctx,
+		&lifecyclev1.ApplyFenceRequest{NodeId: id, FenceEpoch: 1, Retired: true}); err != nil {
 		k.t.Fatal(err)
 	}
 	return id
@@ -300,7 +317,8 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 		t.Fatalf("%v, %v", held, err)
 	}
 	for what, err := range map[string]error{
-		"a lower generation": held[node].MayLease(6, ""), "a higher one": held[node].MayLease(8, ""), "no gate": gate.View{}.MayLease(0, ""),
+		"a lower generation": held[node].MayLease(6, ""), "a higher one": held[node].MayLease(8, ""),
+		"no gate": gate.View{}.MayLease(0, ""),
 	} {
 		if !fault.Has(err, commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
 			t.Errorf("%s: %v", what, err)

@@ -60,7 +60,9 @@ func (h *heard) Lock(_ context.Context, _ pgx.Tx, ready gate.Ready) error {
 	return nil
 }
 
-func (h *heard) Reconcile(_ context.Context, _ pgx.Tx, _ gate.Gate, newLedger bool, _ []*commonv1.TaskInFlight) (gate.Reconciled, error) {
+func (h *heard) Reconcile(_ context.Context, _ pgx.Tx, _ gate.Gate, newLedger bool,
+	_ []*commonv1.TaskInFlight,
+) (gate.Reconciled, error) {
 	h.newLedger, h.order = append(h.newLedger, newLedger), append(h.order, "reconcile")
 	return gate.Reconciled{}, nil
 }
@@ -93,17 +95,22 @@ type kit struct {
 func newKit(t *testing.T) *kit {
 	t.Helper()
 	testkit.IO(t)
-	k := &kit{t: t, db: testkit.DB(t), heard: &heard{}, ctx: rpc.WithPerson(testkit.Context(t), rpc.Person{Subject: "ann", Roles: []string{"operator"}})}
+	k := &kit{
+		t: t, db: testkit.DB(t), heard: &heard{},
+		ctx: rpc.WithPerson(testkit.Context(t), rpc.Person{Subject: "ann", Roles: []string{"operator"}}),
+	}
 	k.pool = k.db.Pool(pg.RoleLifecycle)
 	k.server = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: k.pool, Join: written{}, Tasks: k.heard, Instances: k.heard, Committed: func() { k.committed.Add(1) }, Slots: 4,
+		Logger: testkit.Logger(t), DB: k.pool, Join: written{}, Tasks: k.heard, Instances: k.heard,
+		Committed: func() { k.committed.Add(1) }, Slots: 4,
 	})
 	return k
 }
 
 func (k *kit) fence(node string, epoch int64, admitted bool) *lifecyclev1.ApplyFenceResponse {
 	k.t.Helper()
-	res, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: epoch, Admitted: admitted, Name: "n-" + node})
+	res, err := k.server.ApplyFence(k.ctx,
+		&lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: epoch, Admitted: admitted, Name: "n-" + node})
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -120,7 +127,8 @@ func (k *kit) node() string {
 // session is a SessionReady of a node, with everything in order.
 func session(node, instance string, generation int64) *lifecyclev1.SessionReady {
 	return &lifecyclev1.SessionReady{
-		NodeId: node, NodeInstanceId: instance, SessionId: ids.New(), Generation: generation, LedgerId: "01970000-0000-7000-8000-00000000000a",
+		NodeId: node, NodeInstanceId: instance, SessionId: ids.New(), Generation: generation,
+		LedgerId:  "01970000-0000-7000-8000-00000000000a",
 		JoinState: fmt.Appendf(nil, "%s|%s|%d", node, instance, generation),
 	}
 }
@@ -151,7 +159,8 @@ func (k *kit) get(node string) gate.Gate {
 // versions returns the versions of the gate in its events.
 func (k *kit) versions(node string) []int64 {
 	k.t.Helper()
-	rows, err := k.pool.Query(k.ctx, `SELECT aggregate_version FROM events.event WHERE kind = 'gate.changed' AND aggregate_id = $1 ORDER BY seq`, node)
+	rows, err := k.pool.Query(k.ctx,
+		`SELECT aggregate_version FROM events.event WHERE kind = 'gate.changed' AND aggregate_id = $1 ORDER BY seq`, node)
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -179,7 +188,8 @@ func (k *kit) closed(node, sessionID string, state commonv1.SessionState) {
 func (k *kit) connected(node string) bool {
 	k.t.Helper()
 	var ok bool
-	if err := k.pool.QueryRow(k.ctx, `SELECT `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`, node).Scan(&ok); err != nil {
+	if err := k.pool.QueryRow(k.ctx, `SELECT `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`,
+		node).Scan(&ok); err != nil {
 		k.t.Fatal(err)
 	}
 	return ok

@@ -13,7 +13,9 @@ import (
 
 // listRuns adds the workspaces and epochs that may run on their nodes to the results of accepted sessions. After a boot
 // an agent starts only those.
-func listRuns(ctx context.Context, tx pgx.Tx, sessions []*lifecyclev1.SessionReady, results []*lifecyclev1.SessionReadyResult) error {
+func listRuns(ctx context.Context, tx pgx.Tx, sessions []*lifecyclev1.SessionReady,
+	results []*lifecyclev1.SessionReadyResult,
+) error {
 	var nodes []string
 	for i, one := range results {
 		if one.GetAccepted() {

@@ -21,7 +21,10 @@ func (k *kit) allocated(tenant, state, placement string, epoch int64, node, slot
 		sql  string
 		args []any
 	}{
-		{`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch) VALUES ($1, $2, $3, 'active', $4)`, []any{id, tenant, id, epoch}},
+		{
+			`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch) VALUES ($1, $2, $3, 'active', $4)`,
+			[]any{id, tenant, id, epoch},
+		},
 		{
 			`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, slot, occupancy)
 				VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
@@ -40,12 +43,14 @@ func (k *kit) allocated(tenant, state, placement string, epoch int64, node, slot
 func TestASessionIsToldWhatMayRun(t *testing.T) {
 	k := newKit(t)
 	tenant := ids.New()
-	if _, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, 'acme')`, tenant); err != nil {
+	if _, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, 'acme')`,
+		tenant); err != nil {
 		t.Fatal(err)
 	}
 	machine, other := k.node(), k.node()
 	want := []string{
-		k.allocated(tenant, "active", "static", 3, machine, 0) + "/3", k.allocated(tenant, "allocating", "static", 1, machine, 1) + "/1",
+		k.allocated(tenant, "active", "static", 3, machine, 0) + "/3",
+		k.allocated(tenant, "allocating", "static", 1, machine, 1) + "/1",
 	}
 	k.allocated(tenant, "releasing", "static", 1, machine, 2)
 	k.allocated(tenant, "release_failed", "static", 1, machine, 3)
@@ -66,7 +71,8 @@ func TestASessionIsToldWhatMayRun(t *testing.T) {
 	present, former := instance(launched, 2), instance(launched, 1)
 
 	slices.Sort(want)
-	results := k.ready(ids.New(), session(machine, ids.New(), 1), session(present, ids.New(), 1), session(former, ids.New(), 1))
+	results := k.ready(ids.New(), session(machine, ids.New(), 1), session(present, ids.New(), 1),
+		session(former, ids.New(), 1))
 	for i, want := range [][]string{want, {launched + "/2"}, nil} {
 		var got []string
 		for _, e := range results[i].GetMayRun() {

@@ -43,7 +43,8 @@ type Tasks interface {
 	Lock(ctx context.Context, tx pgx.Tx, ready Ready) error
 	// Reconcile runs in the transaction that raises the gate, whose row is locked. newLedger is true if the agent's ledger
 	// is not the one of the session before.
-	Reconcile(ctx context.Context, tx pgx.Tx, g Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (Reconciled, error)
+	Reconcile(ctx context.Context, tx pgx.Tx, g Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (Reconciled,
+		error)
 	// Fenced runs in the transaction that shuts the gate, whose row is locked, before the gate's event.
 	Fenced(ctx context.Context, tx pgx.Tx, nodeID string) error
 }
@@ -83,7 +84,9 @@ type Server struct{ deps Deps }
 func NewServer(deps Deps) *Server { return &Server{deps: deps} }
 
 // ApplyFence applies recovery's decision on a node. The highest fence epoch wins.
-func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error) {
+func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse,
+	error,
+) {
 	res := &lifecyclev1.ApplyFenceResponse{}
 	slots := s.deps.Slots
 	if req.GetInstanceId() != "" {
@@ -91,8 +94,8 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		g, err := one(ctx, tx, applyFence,
-			req.GetNodeId(), req.GetNodeInstanceId(), req.GetName(), req.GetFenceEpoch(), req.GetAdmitted() && !req.GetRetired(), req.GetRetired(),
-			req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), slots)
+			req.GetNodeId(), req.GetNodeInstanceId(), req.GetName(), req.GetFenceEpoch(), req.GetAdmitted() && !req.GetRetired(),
+			req.GetRetired(), req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), slots)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			// A lower or equal epoch changes nothing: the response has the stored fence.
@@ -121,7 +124,8 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 			}
 		}
 		if req.GetWorkspaceId() != "" {
-			err := s.deps.Instances.RegisterFailures(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetRegisterFailures(), req.GetRegisterError())
+			err := s.deps.Instances.RegisterFailures(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetRegisterFailures(),
+				req.GetRegisterError())
 			if err != nil {
 				return fmt.Errorf("tell workspace of refused registers: %w", err)
 			}
@@ -136,7 +140,9 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 }
 
 // SessionsReady raises the gates of admitted sessions.
-func (s *Server) SessionsReady(ctx context.Context, req *lifecyclev1.SessionsReadyRequest) (*lifecyclev1.SessionsReadyResponse, error) {
+func (s *Server) SessionsReady(ctx context.Context,
+	req *lifecyclev1.SessionsReadyRequest,
+) (*lifecyclev1.SessionsReadyResponse, error) {
 	var res *lifecyclev1.SessionsReadyResponse
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res = &lifecyclev1.SessionsReadyResponse{}
@@ -205,7 +211,9 @@ func (g Gate) renewsLedger(r *lifecyclev1.SessionReady) bool {
 
 // open raises the gate of one session. A fault becomes the session's denial, and nothing is written for it; any other
 // error fails the whole batch.
-func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, error) {
+func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string,
+	r *lifecyclev1.SessionReady,
+) (*lifecyclev1.SessionReadyResult, error) {
 	g := gates[r.GetNodeId()]
 	err := s.check(g, r)
 	var res *lifecyclev1.SessionReadyResult
@@ -234,23 +242,28 @@ func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, rep
 // check refuses a session before anything is written.
 func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 	if g.NodeID == "" {
-		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "recovery has not told of this node yet", fault.RetryAfter(100*time.Millisecond))
+		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "recovery has not told of this node yet",
+			fault.RetryAfter(100*time.Millisecond))
 	}
 	state, err := s.deps.Join.Verify(r.GetJoinState())
 	if fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
 		return err
 	}
-	if err != nil || state.NodeID != r.GetNodeId() || state.NodeInstanceID != r.GetNodeInstanceId() || state.Generation != r.GetGeneration() {
+	if err != nil || state.NodeID != r.GetNodeId() || state.NodeInstanceID != r.GetNodeInstanceId() ||
+		state.Generation != r.GetGeneration() {
 		// The agent is to wait, not to stop: if this replica lacks keys, every agent gets this refusal.
-		return fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "the join state is not recovery's word on this session", fault.Cause(err))
+		return fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "the join state is not recovery's word on this session",
+			fault.Cause(err))
 	}
 	if !g.Admitted {
-		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut", fault.RetryAfter(time.Second))
+		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut",
+			fault.RetryAfter(time.Second))
 	}
 	if g.InstanceOfNode != "" && g.InstanceOfNode != r.GetNodeInstanceId() {
 		// The session is of an instance that was replaced, or of its replacement, which recovery has not announced yet: in
 		// both cases the agent is to try again.
-		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate is another instance's of this node", fault.RetryAfter(200*time.Millisecond))
+		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate is another instance's of this node",
+			fault.RetryAfter(200*time.Millisecond))
 	}
 	if g.SessionEpoch > r.GetGeneration() {
 		return fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "a newer session holds the gate")
@@ -258,7 +271,9 @@ func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 	return nil
 }
 
-func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, Gate, error) {
+func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
+	r *lifecyclev1.SessionReady,
+) (*lifecyclev1.SessionReadyResult, Gate, error) {
 	host, err := protojson.Marshal(orEmpty(r.GetHost()))
 	if err != nil {
 		return nil, Gate{}, fmt.Errorf("encode host facts: %w", err)
@@ -269,7 +284,8 @@ func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
 	}
 	newLedger := g.renewsLedger(r)
 	raised, err := one(ctx, tx, raiseGate,
-		r.GetNodeId(), r.GetGeneration(), r.GetSessionId(), replicaID, r.GetLedgerId(), r.GetNodeInstanceId(), types, host, r.GetTaskKeyIds())
+		r.GetNodeId(), r.GetGeneration(), r.GetSessionId(), replicaID, r.GetLedgerId(), r.GetNodeInstanceId(), types, host,
+		r.GetTaskKeyIds())
 	if err != nil {
 		return nil, Gate{}, fmt.Errorf("raise gate: %w", err)
 	}
@@ -285,7 +301,8 @@ func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
 	if _, err := events.Append(ctx, tx, raised.event()); err != nil {
 		return nil, Gate{}, fmt.Errorf("report gate: %w", err)
 	}
-	return &lifecyclev1.SessionReadyResult{Accepted: true, Acknowledged: settled.Acknowledged, Cancel: settled.Cancel}, raised, nil
+	return &lifecyclev1.SessionReadyResult{Accepted: true, Acknowledged: settled.Acknowledged, Cancel: settled.Cancel},
+		raised, nil
 }
 
 func orEmpty(h *commonv1.HostFacts) *commonv1.HostFacts {

@@ -77,7 +77,9 @@ func listOf(shown []string, total int64) string {
 
 // KeysHeld stores which keys of tasks agents report during their sessions, and returns the sessions whose report it
 // stored.
-func (s *Server) KeysHeld(ctx context.Context, req *lifecyclev1.KeysHeldRequest) (*lifecyclev1.KeysHeldResponse, error) {
+func (s *Server) KeysHeld(ctx context.Context, req *lifecyclev1.KeysHeldRequest) (*lifecyclev1.KeysHeldResponse,
+	error,
+) {
 	nodes, byNode := make([]string, 0, len(req.GetSessions())), map[string]*lifecyclev1.SessionKeys{}
 	for _, session := range req.GetSessions() {
 		if byNode[session.GetNodeId()] == nil {

@@ -52,7 +52,8 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	k := newKit(t)
 	named := func(name string) string {
 		id := ids.New()
-		if _, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{NodeId: id, FenceEpoch: 1, Admitted: true, Name: name}); err != nil {
+		if _, err := k.server.ApplyFence(k.ctx,
+			&lifecyclev1.ApplyFenceRequest{NodeId: id, FenceEpoch: 1, Admitted: true, Name: name}); err != nil {
 			t.Fatal(err)
 		}
 		return id
@@ -90,7 +91,8 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 
 	// What the agent of an earlier session reports changes nothing.
 	report := func(node, session string, keys ...string) []string {
-		res, err := k.server.KeysHeld(k.ctx, &lifecyclev1.KeysHeldRequest{Sessions: []*lifecyclev1.SessionKeys{{NodeId: node, SessionId: session, KeyIds: keys}}})
+		res, err := k.server.KeysHeld(k.ctx,
+			&lifecyclev1.KeysHeldRequest{Sessions: []*lifecyclev1.SessionKeys{{NodeId: node, SessionId: session, KeyIds: keys}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +101,8 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	if taken := report(lacks, ids.New(), "k1", "k2"); len(taken) > 0 || k.lacking("k2") == "" {
 		t.Errorf("a report of another session was taken: %q", taken)
 	}
-	if taken := report(lacks, standing.GetSessionId(), "k1", "k2"); !slices.Equal(taken, []string{standing.GetSessionId()}) {
+	if taken := report(lacks, standing.GetSessionId(), "k1", "k2"); !slices.Equal(taken,
+		[]string{standing.GetSessionId()}) {
 		t.Errorf("taken: %q", taken)
 	}
 	if got := k.lacking("k2"); got != "" {
@@ -116,17 +119,20 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	}
 	held := named("old-held")
 	open(held, 1)
-	if _, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{NodeId: held, FenceEpoch: 2, Name: "old-held"}); err != nil {
+	if _, err := k.server.ApplyFence(k.ctx,
+		&lifecyclev1.ApplyFenceRequest{NodeId: held, FenceEpoch: 2, Name: "old-held"}); err != nil {
 		t.Fatal(err)
 	}
 	open(away, 2, "k1")
-	if got, want := k.lacking("k2"), "agents that have not stored it: away; agents that do not report their keys, because they are of an earlier build or have "+
-		"not connected yet: old-0, old-1, old-2, old-3, old-4 and 3 more; update the agent, start it, or retire the node"; got != want {
+	if got, want := k.lacking("k2"),
+		"agents that have not stored it: away; agents that do not report their keys, because they are of an earlier build or have "+
+			"not connected yet: old-0, old-1, old-2, old-3, old-4 and 3 more; update the agent, start it, or retire the node"; got != want {
 		t.Errorf("lacking:\n%q\nwant\n%q", got, want)
 	}
 	// A key that returned from its file after a restore does not wait for those that report none: some have gone since the
 	// backup.
-	if got, err := gate.Distributed(k.ctx, k.pool, "k2", true); err != nil || got != "agents that have not stored it: away" {
+	if got, err := gate.Distributed(k.ctx, k.pool, "k2", true); err != nil ||
+		got != "agents that have not stored it: away" {
 		t.Errorf("lacking a key that returned: %q, %v", got, err)
 	}
 	old := named("old")
@@ -144,7 +150,8 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	// reported before stays in its row.
 	open(old, 4, "k1", "k2")
 	before := k.lacking("k2")
-	if _, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE lifecycle.node_gate SET session_epoch = 5, session_id = $2 WHERE node_id = $1`, old, ids.New()); err != nil {
+	if _, err := k.db.OwnerPool().Exec(k.ctx,
+		`UPDATE lifecycle.node_gate SET session_epoch = 5, session_id = $2 WHERE node_id = $1`, old, ids.New()); err != nil {
 		t.Fatal(err)
 	}
 	if got := k.lacking("k2"); got == before {

@@ -65,7 +65,8 @@ const AdmittedSQL = `g.admitted`
 // MayLeaseSQL returns the condition that the gate g is open to a session of the generation and its agent has the key,
 // as in MayLease.
 func MayLeaseSQL(generation, keyID string) string {
-	return `g.admitted AND g.session_epoch = ` + generation + ` AND (` + taskKeysSQL + ` IS NULL OR ` + keyID + ` = ANY (` + taskKeysSQL + `))`
+	return `g.admitted AND g.session_epoch = ` + generation + ` AND (` + taskKeysSQL + ` IS NULL OR ` + keyID +
+		` = ANY (` + taskKeysSQL + `))`
 }
 
 // HoldsSigningKeySQL is the condition that the agent behind the gate g has the key that signs tasks. It is true as well
@@ -79,7 +80,8 @@ func (b View) MayLease(generation int64, keyID string) error {
 		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is not open to this session")
 	}
 	if b.TaskKeys != nil && !slices.Contains(b.TaskKeys, keyID) {
-		return fault.New(commonv1.Reason_REASON_TASK_KEY_NOT_HELD, "the agent of this node does not hold key "+keyID+" of tasks yet")
+		return fault.New(commonv1.Reason_REASON_TASK_KEY_NOT_HELD,
+			"the agent of this node does not hold key "+keyID+" of tasks yet")
 	}
 	return nil
 }

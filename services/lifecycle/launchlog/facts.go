@@ -79,9 +79,11 @@ func Ahead(e placement.LogEntry, r rowState) string {
 	case !r.known:
 		return "" // a workspace without a row may have been deleted by retention
 	case e.Epoch > r.epoch:
-		return fmt.Sprintf("epoch %d was launched or ended, and the last one that the database has drawn is %d", e.Epoch, r.epoch)
+		return fmt.Sprintf("epoch %d was launched or ended, and the last one that the database has drawn is %d", e.Epoch,
+			r.epoch)
 	case e.InstanceID != "" && r.instance != "" && e.InstanceID != r.instance:
-		return fmt.Sprintf("epoch %d was launched as instance %s, and the database has instance %s", e.Epoch, e.InstanceID, r.instance)
+		return fmt.Sprintf("epoch %d was launched as instance %s, and the database has instance %s", e.Epoch, e.InstanceID,
+			r.instance)
 	case !ended && r.state == "" && e.Epoch == r.epoch && e.InstanceID != "":
 		return fmt.Sprintf("epoch %d runs as instance %s, which the database does not know", e.Epoch, e.InstanceID)
 	case ended && !e.Fenced && (r.state == "live" || r.state == "launching"):
@@ -108,7 +110,10 @@ func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq, floor int
 			continue
 		}
 		if have := byWorkspace[e.WorkspaceID]; have == nil || have.Remembered < e.Epoch {
-			byWorkspace[e.WorkspaceID] = &Fact{Kind: ahead, Subject: e.WorkspaceID, Detail: why, Remembered: e.Epoch, Known: rows[i].epoch}
+			byWorkspace[e.WorkspaceID] = &Fact{
+				Kind: ahead, Subject: e.WorkspaceID, Detail: why, Remembered: e.Epoch,
+				Known: rows[i].epoch,
+			}
 		}
 	}
 	out := make([]Fact, 0, len(byWorkspace))
@@ -122,13 +127,16 @@ func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq, floor int
 
 // behindFacts returns the differences in which the log lacks what the database has confirmed. live was read before the
 // log, and at is as of then.
-func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at position, live []liveRow, floor int64) []Fact {
+func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at position, live []liveRow,
+	floor int64,
+) []Fact {
 	var out []Fact
 	whole := Fact{Kind: behind, Subject: names.Of(kind), Known: floor}
 	switch {
 	case !at.there:
 	case at.logID != log.ID:
-		whole.Detail = fmt.Sprintf("the launch log is %s, and the database has compared itself with log %s before", log.ID, at.logID)
+		whole.Detail = fmt.Sprintf("the launch log is %s, and the database has compared itself with log %s before", log.ID,
+			at.logID)
 		out = append(out, whole)
 	case at.seq > log.Seq:
 		whole.Detail = fmt.Sprintf("the launch log ends at line %d, and the database has seen line %d of it", log.Seq, at.seq)
@@ -146,7 +154,8 @@ func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at posi
 		}
 		out = append(out, Fact{
 			Kind: behind, Subject: r.WorkspaceID, Remembered: logged[r.WorkspaceID], Known: max(r.Epoch, floor),
-			Detail: fmt.Sprintf("epoch %d is live as instance %s in the database, and the launch log has never launched it", r.Epoch, r.InstanceID),
+			Detail: fmt.Sprintf("epoch %d is live as instance %s in the database, and the launch log has never launched it",
+				r.Epoch, r.InstanceID),
 		})
 	}
 	return out

@@ -119,8 +119,10 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	}
 	still := false
 	for _, f := range facts[:min(len(facts), reportMost)] {
-		g.deps.Logger.WarnContext(ctx, "launch log and database are of different times", slog.String("kind", names.Of(f.Kind)), slog.String("subject", f.Subject),
-			slog.String("detail", f.Detail), slog.Int64("remembered", f.Remembered), slog.Int64("known", f.Known), slog.String("placement", names.Of(kind)))
+		g.deps.Logger.WarnContext(ctx, "launch log and database are of different times",
+			slog.String("kind", names.Of(f.Kind)), slog.String("subject", f.Subject), slog.String("detail", f.Detail),
+			slog.Int64("remembered", f.Remembered), slog.Int64("known", f.Known),
+			slog.String("placement", names.Of(kind)))
 		res, err := g.deps.Recovery.ReportRollback(ctx, &recoveryv1.ReportRollbackRequest{
 			Kind: f.Kind, Subject: f.Subject, Detail: f.Detail, Remembered: f.Remembered, Known: f.Known,
 		})
@@ -133,7 +135,8 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 		return g.remember(ctx, kind, log)
 	}
 	// Recovery knows of the restore that explains the differences: they are accepted.
-	g.deps.Logger.InfoContext(ctx, "differences between launch log and database are of a restore that is known", slog.String("placement", names.Of(kind)),
+	g.deps.Logger.InfoContext(ctx, "differences between launch log and database are of a restore that is known",
+		slog.String("placement", names.Of(kind)),
 		slog.Int("differences", len(facts)))
 	return g.accept(ctx, g.deps.DB, kind, log)
 }
@@ -152,7 +155,9 @@ func (g *Guard) seen(ctx context.Context, kind commonv1.PlacementDriver) (positi
 
 // position reads the position of the last comparison, and whether rollback mode is set. If differences were reported
 // and the mode is over, it records them as accepted.
-func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) (position, bool, error) {
+func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) (position, bool,
+	error,
+) {
 	var at position
 	active := false
 	err := pg.InTx(ctx, g.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -166,7 +171,8 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 		}
 		active = row.Active
 		at = position{
-			there: true, logID: row.LogID, seq: row.Seq, era: row.Era, reported: row.Reported, acceptedSeq: row.AcceptedSeq, acceptedAt: row.AcceptedAt,
+			there: true, logID: row.LogID, seq: row.Seq, era: row.Era, reported: row.Reported, acceptedSeq: row.AcceptedSeq,
+			acceptedAt: row.AcceptedAt,
 		}
 		if !at.reported || active {
 			return nil
@@ -186,7 +192,9 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 }
 
 // accept records that all differences up to now are known.
-func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
+func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver,
+	log placement.LaunchLog,
+) error {
 	_, err := pg.Exec(ctx, q, acceptLog, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
 		return fmt.Errorf("accept differences: %w", err)
@@ -214,7 +222,9 @@ func (g *Guard) advance(ctx context.Context, kind commonv1.PlacementDriver, log 
 }
 
 // forget makes the driver remove workspaces from its log that retention has deleted from the database.
-func (g *Guard) forget(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Logged, workspaces []string) error {
+func (g *Guard) forget(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Logged,
+	workspaces []string,
+) error {
 	if len(workspaces) == 0 {
 		return nil
 	}
@@ -223,7 +233,8 @@ func (g *Guard) forget(ctx context.Context, kind commonv1.PlacementDriver, drive
 		return err
 	}
 	if lines > 0 {
-		g.deps.Logger.InfoContext(ctx, "launch log compacted", slog.String("placement", names.Of(kind)), slog.Int("lines", lines))
+		g.deps.Logger.InfoContext(ctx, "launch log compacted", slog.String("placement", names.Of(kind)),
+			slog.Int("lines", lines))
 	}
 	return nil
 }

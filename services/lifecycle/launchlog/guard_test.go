@@ -54,7 +54,8 @@ func (f *fakeLog) Forget(_ context.Context, workspaceIDs []string) (int, error) 
 // write adds a launch to the log.
 func (f *fakeLog) write(ws string, epoch int64, instance string) {
 	f.log.Seq++
-	f.log.Entries = append(f.log.Entries, placement.LogEntry{WorkspaceID: ws, Epoch: epoch, InstanceID: instance, First: f.log.Seq})
+	f.log.Entries = append(f.log.Entries,
+		placement.LogEntry{WorkspaceID: ws, Epoch: epoch, InstanceID: instance, First: f.log.Seq})
 }
 
 // end ends the last launch of the log.
@@ -71,7 +72,9 @@ type recovery struct {
 	reports []*recoveryv1.ReportRollbackRequest
 }
 
-func (r *recovery) ReportRollback(_ context.Context, req *recoveryv1.ReportRollbackRequest) (*recoveryv1.ReportRollbackResponse, error) {
+func (r *recovery) ReportRollback(_ context.Context,
+	req *recoveryv1.ReportRollbackRequest,
+) (*recoveryv1.ReportRollbackResponse, error) {
 	if r.refuse != nil {
 		return nil, r.refuse
 	}
@@ -118,7 +121,8 @@ func (b *bench) guard() *launchlog.Guard {
 func (b *bench) workspace(epoch int64, state string) (string, string) {
 	b.t.Helper()
 	ws, instance := ids.New(), ids.New()
-	b.exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch) VALUES ($1, $2, $3, 'active', $4)`, ws, b.tenant, "w-"+ws, epoch)
+	b.exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch) VALUES ($1, $2, $3, 'active', $4)`, ws,
+		b.tenant, "w-"+ws, epoch)
 	if state != "" {
 		b.exec(`INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement, started_at)
 			VALUES ($1, $2, $3, $4, $5, 'process', mesh.clock())`, instance, ws, b.tenant, epoch, state)
@@ -129,7 +133,8 @@ func (b *bench) workspace(epoch int64, state string) (string, string) {
 func (b *bench) instanceOf(ws string, epoch int64) string {
 	b.t.Helper()
 	var id string
-	err := b.db.OwnerPool().QueryRow(b.t.Context(), `SELECT instance_id::text FROM lifecycle.instance WHERE workspace_id = $1 AND epoch = $2`, ws, epoch).Scan(&id)
+	err := b.db.OwnerPool().QueryRow(b.t.Context(),
+		`SELECT instance_id::text FROM lifecycle.instance WHERE workspace_id = $1 AND epoch = $2`, ws, epoch).Scan(&id)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -111,6 +111,7 @@ type Logged interface {
 // the database was restored to an earlier state.
 func LostHistory(providerID, have string, asked LaunchRequest) error {
 	return fault.New(commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY,
-		fmt.Sprintf("epoch %d of the workspace has instance %s at the placement, and %s was asked for", asked.Epoch, have, asked.InstanceID),
+		fmt.Sprintf("epoch %d of the workspace has instance %s at the placement, and %s was asked for", asked.Epoch, have,
+			asked.InstanceID),
 		fault.Conflicting(providerID))
 }

@@ -36,7 +36,8 @@ func Refuse(ctx context.Context, q pg.Querier) error {
 
 // Refusal returns the fault with which commands are refused while the mode is set.
 func Refusal() error {
-	return fault.New(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, "rollback mode is set: the database is older than what nodes or placements remember",
+	return fault.New(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK,
+		"rollback mode is set: the database is older than what nodes or placements remember",
 		fault.Unmet("rollback mode is active"),
 		fault.Remedy("look at `gpuaas rollback status`, follow docs/restore.md, then `gpuaas rollback accept --reason TEXT`; ask again after that"))
 }

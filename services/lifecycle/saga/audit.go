@@ -12,8 +12,9 @@ import (
 // decided adds the audit entry of a run that ended or got stuck. It adds none for a run in another state.
 func (j *eventBuffer) decided(ctx context.Context, run *Run) {
 	e := audit.Entry{
-		Action: actionOf(run.Kind), SubjectType: "workspace", SubjectID: run.WorkspaceID, TenantID: run.TenantID, WorkspaceID: run.WorkspaceID,
-		WorkflowID: run.ID, CorrelationID: run.CorrelationID, Details: map[string]any{"epoch": run.Epoch, "round": run.Round, "requester": run.Requester},
+		Action: actionOf(run.Kind), SubjectType: "workspace", SubjectID: run.WorkspaceID, TenantID: run.TenantID,
+		WorkspaceID: run.WorkspaceID, WorkflowID: run.ID, CorrelationID: run.CorrelationID,
+		Details: map[string]any{"epoch": run.Epoch, "round": run.Round, "requester": run.Requester},
 	}
 	switch run.State {
 	case stateSucceeded:

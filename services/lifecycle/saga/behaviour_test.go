@@ -59,7 +59,8 @@ func TestFailureCompensatesInReverse(t *testing.T) {
 	steps := recorded(&rec, "one", "two", "three")
 	steps[2].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		rec.add("do three")
-		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, "no schema today", errBoom)
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED,
+			"no schema today", errBoom)
 	}
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
 	b.drive(b.config("a"))
@@ -72,7 +73,8 @@ func TestFailureCompensatesInReverse(t *testing.T) {
 	if r.ErrorCode != "schema_failed" || r.ErrorLayer != "database" || r.Error != "no schema today" || r.ErrorStep != 2 {
 		t.Errorf("run error = %s %s %q at %d", r.ErrorCode, r.ErrorLayer, r.Error, r.ErrorStep)
 	}
-	if w := b.workspace(ws); w.State != "failed" || w.LastErrorCode != "schema_failed" || w.LastError != "no schema today" {
+	if w := b.workspace(ws); w.State != "failed" || w.LastErrorCode != "schema_failed" ||
+		w.LastError != "no schema today" {
 		t.Errorf("workspace = %+v", w)
 	}
 }
@@ -147,7 +149,8 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 		var out saga.Retried
 		err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
 			var err error
-			out, err = b.core.Retry(ctx, tx, saga.RetryRequest{WorkspaceID: ws, Definition: "toy", Requester: "test", Override: override, Reason: reason})
+			out, err = b.core.Retry(ctx, tx,
+				saga.RetryRequest{WorkspaceID: ws, Definition: "toy", Requester: "test", Override: override, Reason: reason})
 			return err
 		})
 		return out, err
@@ -210,7 +213,8 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 			}
 			steps[1].Undo = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 				if !mended.Load() {
-					return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_STORAGE_FAILED, "disk will not go", errBoom)
+					return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_STORAGE_FAILED,
+						"disk will not go", errBoom)
 				}
 				claims, err := env.Claims(ctx, "storage")
 				if err != nil {
@@ -227,7 +231,8 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 			}
 			// It still owns its workspace.
 			err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-				_, err := b.core.Start(ctx, tx, saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy"})
+				_, err := b.core.Start(ctx, tx,
+					saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy"})
 				return err
 			})
 			if fault.ReasonOf(err) != commonv1.Reason_REASON_RUN_STUCK {
@@ -314,7 +319,8 @@ func TestOtherKindIsRefusedWithItsID(t *testing.T) {
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
 	ws, id := b.create("toy")
 	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := b.core.Start(ctx, tx, saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Definition: "toy"})
+		_, err := b.core.Start(ctx, tx,
+			saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Definition: "toy"})
 		return err
 	})
 	f, ok := fault.As(err)
@@ -368,15 +374,17 @@ func TestWakeIsNeverLost(t *testing.T) {
 		}
 		// The check found nothing; the event happens now, before the park. Half of the wakes race the park itself.
 		signal := func() error {
-			return pg.InTx(ctx, b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, env.RunID) })
+			return pg.InTx(ctx, b.db.Pool(pg.RoleLifecycle),
+				func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, env.RunID) })
 		}
 		if env.RunID[35]%2 == 0 {
 			return saga.Wait(saga.WaitFor{For: time.Hour, Why: "a signal", WakeOnSignal: true}), signal()
 		}
 		go func() {
-			if err := pg.InTx(context.WithoutCancel(ctx), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-				return b.core.Wake(ctx, tx, env.RunID)
-			}); err != nil {
+			if err := pg.InTx(context.WithoutCancel(ctx), b.db.Pool(pg.RoleLifecycle),
+				func(ctx context.Context, tx pgx.Tx) error {
+					return b.core.Wake(ctx, tx, env.RunID)
+				}); err != nil {
 				t.Error(err)
 			}
 		}()

@@ -89,7 +89,10 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 		t.Run(tc.what, func(t *testing.T) {
 			var mu sync.Mutex
 			var list []told
-			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: tellingSteps(&list, &mu, "one", "two", "three"), States: states()})
+			b := newBed(t, saga.Definition{
+				Name: "toy", Version: 1, Steps: tellingSteps(&list, &mu, "one", "two", "three"),
+				States: states(),
+			})
 			ws, id := b.create("toy")
 			if tc.ranges {
 				// Attempts 1 and 2 at "two" have failed, and the third is open in the run's row.

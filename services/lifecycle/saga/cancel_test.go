@@ -213,7 +213,10 @@ func TestTeardownSticksAndGoesOn(t *testing.T) {
 					return saga.Outcome{}, errBoom
 				}
 			}
-			b := newBed(t, saga.Definition{Name: "down", Version: 1, Steps: steps, States: states(), Sticks: true, Uncancellable: true})
+			b := newBed(t, saga.Definition{
+				Name: "down", Version: 1, Steps: steps, States: states(), Sticks: true,
+				Uncancellable: true,
+			})
 			b.drive(b.config("a"))
 			ws, id := b.create("down")
 			b.await(id, 10*time.Second, "stuck")
@@ -238,7 +241,10 @@ func TestTeardownSticksAndGoesOn(t *testing.T) {
 			}
 		})
 	}
-	b := newBed(t, saga.Definition{Name: "down", Version: 1, Steps: pureSteps("one"), States: states(), Uncancellable: true})
+	b := newBed(t, saga.Definition{
+		Name: "down", Version: 1, Steps: pureSteps("one"), States: states(),
+		Uncancellable: true,
+	})
 	_, id := b.create("down")
 	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
 		_, err := b.core.Cancel(ctx, tx, id, "alice", "")

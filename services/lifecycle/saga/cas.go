@@ -32,21 +32,25 @@ func (c *columns) add(mv *transition, state, why string, keep bool, stall time.D
 	code, text, layer := mv.cl.code()
 	open := &mv.h.attempt
 	c.ids, c.fences = append(c.ids, mv.h.run.ID), append(c.fences, mv.h.run.Fence)
-	c.steps, c.phases = append(c.steps, int32(mv.h.run.Step)), append(c.phases, mv.h.run.Phase) //nolint:gosec // small counts
-	c.pass, c.attempts = append(c.pass, mv.passOver()), append(c.attempts, int32(open.Attempt)) //nolint:gosec // small counts
+	//nolint:gosec // small counts
+	c.steps, c.phases = append(c.steps, int32(mv.h.run.Step)), append(c.phases, mv.h.run.Phase)
+	//nolint:gosec // small counts
+	c.pass, c.attempts = append(c.pass, mv.passOver()), append(c.attempts, int32(open.Attempt))
 	c.clStates, c.clWhys = append(c.clStates, mv.cl.state), append(c.clWhys, mv.cl.why)
 	c.codes, c.errs, c.layers = append(c.codes, code), append(c.errs, text), append(c.layers, layer)
 	c.outputs = append(c.outputs, nullJSON(mv.cl.output))
 	c.keep, c.states, c.whys = append(c.keep, keep), append(c.states, state), append(c.whys, why)
 	c.causes, c.lastOutputs = append(c.causes, mv.cl.err.Cause()), append(c.lastOutputs, mv.cl.err.lastOutput())
-	c.names, c.opSeqs, c.versions = append(c.names, open.Name), append(c.opSeqs, open.OpSeq), append(c.versions, open.Version)
-	c.started, c.deadlines, c.stalls = append(c.started, open.StartedAt), append(c.deadlines, open.DeadlineAt), append(c.stalls, stall.Seconds())
+	c.names, c.opSeqs, c.versions = append(c.names, open.Name), append(c.opSeqs, open.OpSeq),
+		append(c.versions, open.Version)
+	c.started, c.deadlines, c.stalls = append(c.started, open.StartedAt), append(c.deadlines, open.DeadlineAt),
+		append(c.stalls, stall.Seconds())
 }
 
 func (c *columns) args(more ...any) []any {
 	return append([]any{
-		c.ids, c.fences, c.steps, c.phases, c.pass, c.attempts, c.clStates, c.clWhys, c.codes, c.errs, c.layers, c.outputs, c.keep, c.states, c.whys,
-		c.causes, c.lastOutputs, c.names, c.opSeqs, c.started, c.deadlines, c.stalls, c.versions,
+		c.ids, c.fences, c.steps, c.phases, c.pass, c.attempts, c.clStates, c.clWhys, c.codes, c.errs, c.layers, c.outputs,
+		c.keep, c.states, c.whys, c.causes, c.lastOutputs, c.names, c.opSeqs, c.started, c.deadlines, c.stalls, c.versions,
 	}, more...)
 }
 
@@ -60,8 +64,10 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j
 	var bumps []bool
 	for _, mv := range moves {
 		to := mv.next
-		cols.add(mv, to.state(), doing(to.phase, mv.h.def.Steps[to.step].Name), to.keepError, c.stallAfter(mv.h.def, mv.h.step()))
-		steps, phases, bumps = append(steps, int32(to.step)), append(phases, to.phase), append(bumps, to.bumpFence) //nolint:gosec // small counts
+		cols.add(mv, to.state(), doing(to.phase, mv.h.def.Steps[to.step].Name), to.keepError,
+			c.stallAfter(mv.h.def, mv.h.step()))
+		//nolint:gosec // small counts
+		steps, phases, bumps = append(steps, int32(to.step)), append(phases, to.phase), append(bumps, to.bumpFence)
 	}
 	rows, err := pg.All[advancedRow](ctx, tx, advanceRuns, cols.args(steps, phases, bumps)...)
 	if err != nil {
@@ -137,7 +143,8 @@ func (c *Core) copyAdvanced(ctx context.Context, tx pgx.Tx, mv *transition, row 
 		*run = now
 		return err
 	}
-	run.Step, run.Phase, run.State, run.WhyWaiting = to.step, to.phase, to.state(), doing(to.phase, mv.h.def.Steps[to.step].Name)
+	run.Step, run.Phase, run.State, run.WhyWaiting = to.step, to.phase, to.state(),
+		doing(to.phase, mv.h.def.Steps[to.step].Name)
 	run.Attempts, run.Losses, run.TriedSince = 0, 0, row.TriedSince
 	run.Fence, run.Signal, run.Version, run.StuckReason = row.Fence, row.Signal, row.Version, row.Stuck
 	run.OpSeq, run.OpLast, run.OpenAttempt, run.OpenSince = row.OpSeq, row.OpLast, 1, &row.OpenSince
@@ -154,7 +161,9 @@ func (r *Run) copyError(mv *transition) {
 
 // closedAttempt returns the attempt as it was closed or parked: the driver's copy with the columns that the statement
 // wrote, or the stored row if others have written it too.
-func (c *Core) closedAttempt(ctx context.Context, tx pgx.Tx, mv *transition, version int64, finished *time.Time) (Attempt, error) {
+func (c *Core) closedAttempt(ctx context.Context, tx pgx.Tx, mv *transition, version int64,
+	finished *time.Time,
+) (Attempt, error) {
 	a := mv.h.attempt
 	switch version {
 	case 0:
@@ -169,7 +178,8 @@ func (c *Core) closedAttempt(ctx context.Context, tx pgx.Tx, mv *transition, ver
 	}
 	a.State, a.WhyWaiting, a.FinishedAt, a.Version = mv.cl.state, mv.cl.why, finished, version
 	if code, text, layer := mv.cl.code(); mv.cl.state != attemptWaiting || code != "" {
-		a.ErrorCode, a.Error, a.ErrorLayer, a.Cause, a.LastOutput = code, text, layer, mv.cl.err.Cause(), mv.cl.err.lastOutput()
+		a.ErrorCode, a.Error, a.ErrorLayer, a.Cause, a.LastOutput = code, text, layer, mv.cl.err.Cause(),
+			mv.cl.err.lastOutput()
 	}
 	if len(mv.cl.output) > 0 {
 		a.Output = mv.cl.output
@@ -262,7 +272,8 @@ func (c *Core) whyMissed(ctx context.Context, tx pgx.Tx, mv *transition) error {
 	was := &mv.h.run
 	ours := now.Fence == was.Fence && now.Owner == was.Owner
 	switch {
-	case ours && now.Step == was.Step && now.Phase == was.Phase && !mv.passOver() && now.Phase == phaseDo && now.CancelAt != nil:
+	case ours && now.Step == was.Step && now.Phase == was.Phase && !mv.passOver() && now.Phase == phaseDo &&
+		now.CancelAt != nil:
 		mv.runNow = now
 		return errCancelPending
 	case ours && now.Live():

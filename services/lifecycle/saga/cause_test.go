@@ -55,13 +55,15 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 	testkit.IO(t)
 	const secret, public = "hunter22-hunter22", "no schema today"
 	cause := fmt.Errorf("migration 2 of postgres://admin:%s@db/x: %w;\n\tpassword=%s %s", secret,
-		&pgconn.PgError{Severity: "ERROR", Code: "42P07", Message: `relation "kv" already exists`}, secret, strings.Repeat("and so on ", 1000))
+		&pgconn.PgError{Severity: "ERROR", Code: "42P07", Message: `relation "kv" already exists`}, secret,
+		strings.Repeat("and so on ", 1000))
 	steps := pureSteps("schema", "never")
 	steps[0].Undo = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		return saga.Outcome{}, fmt.Errorf("drop schema: %w", errBoom)
 	}
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
-		return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, public, cause)
+		return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED,
+			public, cause)
 	}
 	var log page
 	logger, err := obs.NewLogger(&log, obs.LogConfig{Level: "info", Format: "json"})
@@ -80,7 +82,8 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 	ws, id := b.create("toy")
 	r := b.await(id, 10*time.Second, "stuck")
 	stop()
-	if r.Error != public || b.workspace(ws).LastError == "" || strings.Contains(r.StuckReason+r.WhyWaiting+b.workspace(ws).LastError, "42P07") {
+	if r.Error != public || b.workspace(ws).LastError == "" ||
+		strings.Contains(r.StuckReason+r.WhyWaiting+b.workspace(ws).LastError, "42P07") {
 		t.Errorf("people read %q, %q", r.Error, r.StuckReason)
 	}
 	list := b.timeline(id)
@@ -94,7 +97,8 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 		} else if a.Error != public {
 			t.Errorf("attempt %d tells everybody %q", a.Attempt, a.Error)
 		}
-		if got := a.Proto().GetCause(); !strings.Contains(got, want) || strings.Contains(got, secret) || strings.Contains(got, "\n") || len([]rune(got)) > 600 {
+		if got := a.Proto().GetCause(); !strings.Contains(got, want) || strings.Contains(got, secret) ||
+			strings.Contains(got, "\n") || len([]rune(got)) > 600 {
 			t.Errorf("%s attempt %d: cause = %q (%d)", a.Dir, a.Attempt, got, len(got))
 		}
 	}
@@ -108,8 +112,10 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 			want, direction = "drop schema: boom", "undo"
 		}
 		text, _ := line["error"].(string)
-		if !strings.Contains(text, want) || strings.Contains(text, secret) || line["for_good"] != forGood || line["direction"] != direction ||
-			line["workspace_id"] != ws || line["tenant_id"] != b.tenant || line["correlation_id"] != r.CorrelationID || line["step"] != "schema" {
+		if !strings.Contains(text, want) || strings.Contains(text, secret) || line["for_good"] != forGood ||
+			line["direction"] != direction ||
+			line["workspace_id"] != ws || line["tenant_id"] != b.tenant || line["correlation_id"] != r.CorrelationID ||
+			line["step"] != "schema" {
 			t.Errorf("line %d = %v", i, line)
 		}
 	}
@@ -137,7 +143,8 @@ func TestASupersededStepIsNoWarning(t *testing.T) {
 			steps := pureSteps("schema", "never")
 			steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 				if tt.later != "" {
-					_, err := b.db.Pool(pg.RoleLifecycle).Exec(ctx, `UPDATE lifecycle.workspace SET `+tt.later+` WHERE id = $1`, env.WorkspaceID)
+					_, err := b.db.Pool(pg.RoleLifecycle).Exec(ctx, `UPDATE lifecycle.workspace SET `+tt.later+` WHERE id = $1`,
+						env.WorkspaceID)
 					if err != nil {
 						return saga.Outcome{}, err
 					}
@@ -153,7 +160,10 @@ func TestASupersededStepIsNoWarning(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if b.core, err = saga.New(saga.Deps{DB: b.db.Pool(pg.RoleLifecycle), Registry: registry, Logger: logger}); err != nil {
+			if b.core, err = saga.New(saga.Deps{
+				DB: b.db.Pool(pg.RoleLifecycle), Registry: registry,
+				Logger: logger,
+			}); err != nil {
 				t.Fatal(err)
 			}
 			stop := b.drive(b.config("a"))

@@ -47,7 +47,8 @@ func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err err
 		}
 		return d.cancelled(ctx, h, state, how.abandoned)
 	case errors.Is(how.cause, ErrShutdown):
-		return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, writes{})
+		return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true},
+			writes{})
 	case errors.Is(how.cause, ErrBudget):
 		late := &StepError{
 			Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, Retryable: true, cause: err,
@@ -67,7 +68,8 @@ func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err err
 func (d *Driver) succeeded(ctx context.Context, h *leasedRun, out Outcome) (bool, error) {
 	raw, err := marshalOutput(out.output)
 	if err != nil {
-		return d.failed(ctx, h, attemptFailed, &StepError{Layer: h.step().Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: err.Error(), cause: err})
+		return d.failed(ctx, h, attemptFailed,
+			&StepError{Layer: h.step().Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: err.Error(), cause: err})
 	}
 	cl := closing{state: attemptSucceeded, output: raw}
 	if h.run.Phase == phaseUndo {
@@ -76,7 +78,10 @@ func (d *Driver) succeeded(ctx context.Context, h *leasedRun, out Outcome) (bool
 	if h.run.Step+1 < len(h.def.Steps) {
 		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: h.run.Step + 1, phase: phaseDo, rows: out.rows}), h)
 	}
-	err = d.release(ctx, h, cl, rest{state: stateSucceeded, workspace: names.Of(h.def.States.Succeeded), rows: out.rows, point: "finish"})
+	err = d.release(ctx, h, cl, rest{
+		state: stateSucceeded, workspace: names.Of(h.def.States.Succeeded), rows: out.rows,
+		point: "finish",
+	})
 	if err == nil {
 		d.core.stats.Succeeded.Add(1)
 	}
@@ -88,7 +93,10 @@ func (d *Driver) undone(ctx context.Context, h *leasedRun, cl closing, rows writ
 	if to := undoable(h.def, h.run.Step-1); to >= 0 {
 		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: to, phase: phaseUndo, passOver: true, rows: rows}), h)
 	}
-	err := d.release(ctx, h, cl, rest{state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true, rows: rows, point: "finish"})
+	err := d.release(ctx, h, cl, rest{
+		state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true,
+		rows: rows, point: "finish",
+	})
 	if err == nil {
 		d.core.stats.Failed.Add(1)
 	}
@@ -192,8 +200,8 @@ func (d *Driver) failed(ctx context.Context, h *leasedRun, state string, e *Step
 	if h.run.Phase == phaseUndo {
 		run = stateCompensating
 	}
-	why := fmt.Sprintf("%s the step %q failed (%s: %s); attempt %d of %d follows in %s", direction(h), h.attempt.Name, names.Of(e.Reason), e.Public,
-		failures+1, policy.Attempts, after.Round(time.Millisecond))
+	why := fmt.Sprintf("%s the step %q failed (%s: %s); attempt %d of %d follows in %s", direction(h), h.attempt.Name,
+		names.Of(e.Reason), e.Public, failures+1, policy.Attempts, after.Round(time.Millisecond))
 	at, level := h.attempt, d.levelOf(ctx, h, e)
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
 		state: run, attempts: failures, after: after, why: why, point: "park", passOver: state == attemptAbandoned,
@@ -210,7 +218,8 @@ func (d *Driver) failed(ctx context.Context, h *leasedRun, state string, e *Step
 // has seen, and the failure is a warning.
 func (d *Driver) levelOf(ctx context.Context, h *leasedRun, e *StepError) slog.Level {
 	switch e.Reason { //nolint:exhaustive // every other failure is a warning
-	case commonv1.Reason_REASON_TASK_SUPERSEDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_FENCED_OUT:
+	case commonv1.Reason_REASON_TASK_SUPERSEDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED,
+		commonv1.Reason_REASON_FENCED_OUT:
 		later, err := pg.Value[bool](ctx, d.core.db, knowsLater, h.run.WorkspaceID, h.run.OpLast, h.run.Epoch)
 		if err == nil && later {
 			return slog.LevelInfo
@@ -221,9 +230,12 @@ func (d *Driver) levelOf(ctx context.Context, h *leasedRun, e *StepError) slog.L
 
 // tell logs a failure with its cause, once the failure is committed.
 func (d *Driver) tell(ctx context.Context, h *leasedRun, at *Attempt, e *StepError, level slog.Level, forGood bool) {
-	d.log.Log(ctx, level, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID), slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID),
-		slog.String(obs.KeyTenantID, h.run.TenantID), slog.String(obs.KeyCorrelationID, h.run.CorrelationID), slog.String("step", at.Name),
-		slog.String("direction", at.Dir), slog.Int("attempt", at.Attempt), slog.String("error_layer", layerName(e)), slog.String(obs.KeyReason, names.Of(e.Reason)),
+	d.log.Log(ctx, level, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID),
+		slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID), slog.String(obs.KeyTenantID, h.run.TenantID),
+		slog.String(obs.KeyCorrelationID, h.run.CorrelationID), slog.String("step", at.Name),
+		slog.String("direction", at.Dir), slog.Int("attempt", at.Attempt),
+		slog.String("error_layer", layerName(e)),
+		slog.String(obs.KeyReason, names.Of(e.Reason)),
 		obs.Err(e))
 }
 
@@ -248,18 +260,20 @@ func (d *Driver) exhaust(ctx context.Context, h *leasedRun, state string, e *Ste
 	if h.run.Phase == phaseDo && !h.def.Sticks {
 		return d.giveUp(ctx, h, state, e)
 	}
-	reason := fmt.Sprintf("undo_exhausted: %s the step %q failed %d times (%s: %s)", direction(h), h.attempt.Name, h.run.Attempts+1, names.Of(e.Reason), e.Public)
+	reason := fmt.Sprintf("undo_exhausted: %s the step %q failed %d times (%s: %s)", direction(h), h.attempt.Name,
+		h.run.Attempts+1, names.Of(e.Reason), e.Public)
 	var rows writes
 	if h.def.OnStuck != nil {
 		workspaceID := h.run.WorkspaceID
 		if h.def.BeforeStuck != nil {
-			rows.before = append(rows.before, func(ctx context.Context, tx pgx.Tx) error { return h.def.BeforeStuck(ctx, tx, workspaceID) })
+			rows.before = append(rows.before,
+				func(ctx context.Context, tx pgx.Tx) error { return h.def.BeforeStuck(ctx, tx, workspaceID) })
 		}
 		rows.rows = append(rows.rows, func(ctx context.Context, tx pgx.Tx) error { return h.def.OnStuck(ctx, tx, workspaceID, e) })
 	}
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
-		rows: rows, state: stateStuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo", stuck: reason,
-		workspace: stateStuck, passOver: true, keepError: h.run.Phase == phaseDo, point: "finish",
+		rows: rows, state: stateStuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo",
+		stuck: reason, workspace: stateStuck, passOver: true, keepError: h.run.Phase == phaseDo, point: "finish",
 	})
 	if err == nil {
 		d.core.stats.Stuck.Add(1)
@@ -272,7 +286,10 @@ func (d *Driver) exhaust(ctx context.Context, h *leasedRun, state string, e *Ste
 func (d *Driver) giveUp(ctx context.Context, h *leasedRun, state string, e *StepError) (bool, error) {
 	cl := closing{state: state, err: e}
 	if h.step().Retain {
-		err := d.release(ctx, h, cl, rest{state: stateFailed, workspace: names.Of(h.def.States.Failed), keepError: true, point: "finish"})
+		err := d.release(ctx, h, cl, rest{
+			state: stateFailed, workspace: names.Of(h.def.States.Failed), keepError: true,
+			point: "finish",
+		})
 		if err == nil {
 			d.core.stats.Failed.Add(1)
 		}
@@ -295,7 +312,10 @@ func (d *Driver) cancelled(ctx context.Context, h *leasedRun, state string, aban
 		}
 		by = now.CancelBy
 	}
-	e := &StepError{Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Reason: commonv1.Reason_REASON_CANCEL_REQUESTED, Public: "cancelled by " + by}
+	e := &StepError{
+		Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Reason: commonv1.Reason_REASON_CANCEL_REQUESTED,
+		Public: "cancelled by " + by,
+	}
 	return d.turnBack(ctx, h, closing{state: state, err: e}, abandoned)
 }
 
@@ -310,7 +330,10 @@ func (d *Driver) turnBack(ctx context.Context, h *leasedRun, cl closing, abandon
 		return false, err
 	}
 	if from < 0 {
-		err := d.release(ctx, h, cl, rest{state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true, keepError: true, point: "finish"})
+		err := d.release(ctx, h, cl, rest{
+			state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true,
+			keepError: true, point: "finish",
+		})
 		if err == nil {
 			d.core.stats.Failed.Add(1)
 		}

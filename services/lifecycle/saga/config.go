@@ -38,8 +38,8 @@ type Config struct {
 // Default is the configuration of a production driver.
 func Default() Config {
 	return Config{
-		Workers: 16, LeaseBatch: 16, Lease: 15 * time.Second, Heartbeat: 5 * time.Second, Poll: time.Second, CancelGrace: 30 * time.Second,
-		StopGrace: 5 * time.Second, StallSweep: 5 * time.Second, MaxLosses: 10,
+		Workers: 16, LeaseBatch: 16, Lease: 15 * time.Second, Heartbeat: 5 * time.Second, Poll: time.Second,
+		CancelGrace: 30 * time.Second, StopGrace: 5 * time.Second, StallSweep: 5 * time.Second, MaxLosses: 10,
 	}
 }
 

@@ -39,25 +39,34 @@ func spelled[E protoreflect.Enum](s string) E {
 // Proto returns the run as the API and its event show it.
 func (r *Run) Proto() *lifecyclev1.Run {
 	return &lifecyclev1.Run{
-		RunId: r.ID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Kind: spelled[commonv1.OperationKind](r.Kind), Definition: r.Definition,
-		DefVersion: int32(r.DefVersion), Round: int32(r.Round), ParentRunId: r.ParentRunID, State: spelled[commonv1.RunState](r.State), //nolint:gosec // small counts
-		Phase: r.Phase, Step: int32(r.Step), Epoch: r.Epoch, Fence: r.Fence, Owner: r.Owner, HeartbeatAt: timestamp(r.HeartbeatAt), //nolint:gosec // small counts
-		ProgressAt: timestamp(r.ProgressAt), NextAt: timestamp(&r.NextAt), DeadlineAt: timestamp(r.DeadlineAt),
-		CancelRequestedAt: timestamp(r.CancelAt), CancelBy: r.CancelBy, CancelReason: r.CancelReason, StuckReason: r.StuckReason,
-		WhyWaiting: r.WhyWaiting, ErrorCode: r.ErrorCode, Error: r.Error, ErrorLayer: spelled[commonv1.OwnerLayer](r.ErrorLayer),
-		CreatedAt: timestamp(&r.CreatedAt), FinishedAt: timestamp(r.FinishedAt), CorrelationId: r.CorrelationID, Version: r.Version,
-		StepNames: r.StepNames, Requester: r.Requester,
+		RunId: r.ID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Kind: spelled[commonv1.OperationKind](r.Kind),
+		Definition: r.Definition,
+		//nolint:gosec // small counts
+		DefVersion: int32(r.DefVersion), Round: int32(r.Round), ParentRunId: r.ParentRunID,
+		State: spelled[commonv1.RunState](r.State),
+		//nolint:gosec // small counts
+		Phase: r.Phase, Step: int32(r.Step), Epoch: r.Epoch, Fence: r.Fence, Owner: r.Owner,
+		HeartbeatAt: timestamp(r.HeartbeatAt), ProgressAt: timestamp(r.ProgressAt), NextAt: timestamp(&r.NextAt),
+		DeadlineAt: timestamp(r.DeadlineAt), CancelRequestedAt: timestamp(r.CancelAt), CancelBy: r.CancelBy,
+		CancelReason: r.CancelReason, StuckReason: r.StuckReason, WhyWaiting: r.WhyWaiting, ErrorCode: r.ErrorCode,
+		Error: r.Error, ErrorLayer: spelled[commonv1.OwnerLayer](r.ErrorLayer), CreatedAt: timestamp(&r.CreatedAt),
+		FinishedAt: timestamp(r.FinishedAt), CorrelationId: r.CorrelationID, Version: r.Version, StepNames: r.StepNames,
+		Requester: r.Requester,
 	}
 }
 
 // Proto returns the attempt as the timeline shows it.
 func (a *Attempt) Proto() *lifecyclev1.StepAttempt {
 	return &lifecyclev1.StepAttempt{
-		RunId: a.RunID, WorkspaceId: a.WorkspaceID, Step: int32(a.Step), Name: a.Name, Direction: spelled[commonv1.Direction](a.Dir), //nolint:gosec // small counts
-		Attempt: int32(a.Attempt), State: spelled[commonv1.AttemptState](a.State), Fence: a.Fence, OpSeq: a.OpSeq, //nolint:gosec // small counts
-		StartedAt: timestamp(&a.StartedAt), HeartbeatAt: timestamp(a.HeartbeatAt), ProgressAt: timestamp(a.ProgressAt), Progress: a.Progress,
-		FinishedAt: timestamp(a.FinishedAt), ErrorCode: a.ErrorCode, Error: a.Error, ErrorLayer: spelled[commonv1.OwnerLayer](a.ErrorLayer),
-		Stalled: a.Stalled, WhyWaiting: a.WhyWaiting, Output: outputStruct(a.Output), Version: a.Version, Cause: a.Cause,
+		//nolint:gosec // small counts
+		RunId: a.RunID, WorkspaceId: a.WorkspaceID, Step: int32(a.Step), Name: a.Name,
+		Direction: spelled[commonv1.Direction](a.Dir),
+		//nolint:gosec // small counts
+		Attempt: int32(a.Attempt), State: spelled[commonv1.AttemptState](a.State), Fence: a.Fence, OpSeq: a.OpSeq,
+		StartedAt: timestamp(&a.StartedAt), HeartbeatAt: timestamp(a.HeartbeatAt), ProgressAt: timestamp(a.ProgressAt),
+		Progress: a.Progress, FinishedAt: timestamp(a.FinishedAt), ErrorCode: a.ErrorCode, Error: a.Error,
+		ErrorLayer: spelled[commonv1.OwnerLayer](a.ErrorLayer), Stalled: a.Stalled, WhyWaiting: a.WhyWaiting,
+		Output: outputStruct(a.Output), Version: a.Version, Cause: a.Cause,
 		LastOutput: a.LastOutput,
 	}
 }
@@ -86,10 +95,12 @@ func outputStruct(raw json.RawMessage) *structpb.Struct {
 // Proto returns the claim as the API shows it.
 func (c *Claim) Proto() *lifecyclev1.Claim {
 	return &lifecyclev1.Claim{
-		ClaimId: c.ID, WorkspaceId: c.WorkspaceID, TenantId: c.TenantID, RunId: c.RunID, Step: int32(c.Step), Kind: c.Kind, //nolint:gosec // small counts
-		Scope: spelled[commonv1.ClaimScope](c.Scope), Name: c.Name, ExternalRef: c.ExternalRef, Epoch: c.Epoch, NodeId: c.NodeID,
-		IntentAt: timestamp(&c.IntentAt), ConfirmedAt: timestamp(c.ConfirmedAt), ReleasedAt: timestamp(c.ReleasedAt),
-		OrphanedAt: timestamp(c.OrphanedAt), OrphanedBy: c.OrphanedBy, OrphanReason: c.OrphanReason, Version: c.Version,
+		//nolint:gosec // small counts
+		ClaimId: c.ID, WorkspaceId: c.WorkspaceID, TenantId: c.TenantID, RunId: c.RunID, Step: int32(c.Step), Kind: c.Kind,
+		Scope: spelled[commonv1.ClaimScope](c.Scope), Name: c.Name, ExternalRef: c.ExternalRef, Epoch: c.Epoch,
+		NodeId: c.NodeID, IntentAt: timestamp(&c.IntentAt), ConfirmedAt: timestamp(c.ConfirmedAt),
+		ReleasedAt: timestamp(c.ReleasedAt), OrphanedAt: timestamp(c.OrphanedAt), OrphanedBy: c.OrphanedBy,
+		OrphanReason: c.OrphanReason, Version: c.Version,
 	}
 }
 
@@ -98,9 +109,13 @@ func (c *Claim) Proto() *lifecyclev1.Claim {
 func (w *Workspace) Proto() (*lifecyclev1.Workspace, error) {
 	out := &lifecyclev1.Workspace{
 		WorkspaceId: w.ID, TenantId: w.TenantID, Tenant: w.Tenant, Name: w.Name, SpecDigest: w.SpecDigest,
-		State: spelled[commonv1.WorkspaceState](w.State), Epoch: w.Epoch, OpSeq: w.OpSeq, RunId: w.RunID, LastErrorCode: w.LastErrorCode,
-		LastError: w.LastError, RegisterFailures: int32(w.RegisterFailures), RetryUsed: int32(w.RetryUsed), ResetDone: w.ResetDone, //nolint:gosec // small counts
-		NodeId: w.NodeID, NodeName: w.NodeName, CreatedAt: timestamp(&w.CreatedAt), StateAt: timestamp(&w.StateAt), Version: w.Version,
+		State: spelled[commonv1.WorkspaceState](w.State), Epoch: w.Epoch, OpSeq: w.OpSeq, RunId: w.RunID,
+		LastErrorCode: w.LastErrorCode,
+		//nolint:gosec // small counts
+		LastError: w.LastError, RegisterFailures: int32(w.RegisterFailures), RetryUsed: int32(w.RetryUsed),
+		ResetDone: w.ResetDone, NodeId: w.NodeID, NodeName: w.NodeName, CreatedAt: timestamp(&w.CreatedAt),
+		StateAt:   timestamp(&w.StateAt),
+		Version:   w.Version,
 		CreatedBy: w.CreatedBy,
 	}
 	if len(w.Spec) > 0 && string(w.Spec) != "{}" {

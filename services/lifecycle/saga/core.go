@@ -51,7 +51,8 @@ type Deps struct {
 // as the connection lives.
 func PoolSettings() map[string]string {
 	return map[string]string{
-		"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "enable_bitmapscan": "off",
+		"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off",
+		"enable_bitmapscan": "off",
 	}
 }
 
@@ -99,8 +100,8 @@ func New(deps Deps) (*Core, error) {
 		return nil, errors.New("saga core needs a database, a registry and a logger")
 	}
 	return &Core{
-		db: deps.DB, registry: deps.Registry, log: deps.Logger, appended: deps.Appended, stalls: deps.Stalls, onPoint: deps.OnPoint,
-		resumed: deps.Resumed, resuming: deps.Resuming, withdraw: deps.Withdraw,
+		db: deps.DB, registry: deps.Registry, log: deps.Logger, appended: deps.Appended, stalls: deps.Stalls,
+		onPoint: deps.OnPoint, resumed: deps.Resumed, resuming: deps.Resuming, withdraw: deps.Withdraw,
 	}, nil
 }
 
@@ -150,7 +151,10 @@ func (j *eventBuffer) run(r *Run) {
 	j.lone = rest
 	j.list = append(j.list, events.Event{
 		Kind: "run.changed", AggregateType: "run", AggregateID: r.ID, AggregateVersion: r.Version, Payload: payload,
-		Correlation: events.Correlation{CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, WorkflowID: r.ID},
+		Correlation: events.Correlation{
+			CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID,
+			WorkflowID: r.ID,
+		},
 	})
 }
 
@@ -165,8 +169,9 @@ func (j *eventBuffer) step(a *Attempt) {
 
 func stepEvent(a *Attempt) events.Event {
 	return events.Event{
-		Kind: "step.changed", AggregateType: "step", AggregateID: fmt.Sprintf("%s/%d/%s/%d", a.RunID, a.Step, a.Dir, a.Attempt),
-		AggregateVersion: a.Version, Payload: a.Proto(),
+		Kind: "step.changed", AggregateType: "step",
+		AggregateID: fmt.Sprintf("%s/%d/%s/%d", a.RunID, a.Step, a.Dir, a.Attempt), AggregateVersion: a.Version,
+		Payload:     a.Proto(),
 		Correlation: events.Correlation{TenantID: a.TenantID, WorkspaceID: a.WorkspaceID, WorkflowID: a.RunID},
 	}
 }
@@ -174,7 +179,10 @@ func stepEvent(a *Attempt) events.Event {
 func (j *eventBuffer) claim(c *Claim) {
 	j.list = append(j.list, events.Event{
 		Kind: "claim.changed", AggregateType: "claim", AggregateID: c.ID, AggregateVersion: c.Version, Payload: c.Proto(),
-		Correlation: events.Correlation{TenantID: c.TenantID, WorkspaceID: c.WorkspaceID, WorkflowID: c.RunID, NodeID: c.NodeID},
+		Correlation: events.Correlation{
+			TenantID: c.TenantID, WorkspaceID: c.WorkspaceID, WorkflowID: c.RunID,
+			NodeID: c.NodeID,
+		},
 	})
 }
 
@@ -184,7 +192,8 @@ func (j *eventBuffer) workspace(w *Workspace) error {
 		return err
 	}
 	j.list = append(j.list, events.Event{
-		Kind: "workspace.changed", AggregateType: "workspace", AggregateID: w.ID, AggregateVersion: w.Version, Payload: payload,
+		Kind: "workspace.changed", AggregateType: "workspace", AggregateID: w.ID, AggregateVersion: w.Version,
+		Payload:     payload,
 		Correlation: events.Correlation{TenantID: w.TenantID, WorkspaceID: w.ID, WorkflowID: w.RunID, NodeID: w.NodeID},
 	})
 	return nil

@@ -68,7 +68,8 @@ func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 		return nil
 	})
 	list := b.timeline(id)
-	if len(list) != 3 || list[0].State != "lost" || list[1].Attempt != 2 || list[1].OpSeq <= list[0].OpSeq || string(list[1].Output) != `{"by": 2}` {
+	if len(list) != 3 || list[0].State != "lost" || list[1].Attempt != 2 || list[1].OpSeq <= list[0].OpSeq ||
+		string(list[1].Output) != `{"by": 2}` {
 		t.Errorf("timeline = %+v", list)
 	}
 }
@@ -231,7 +232,8 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	stalled := func(want bool, prefix string) func() error {
 		return func() error {
 			list, r := b.timeline(id), b.run(id)
-			if len(list) != 1 || list[0].Stalled != want || !strings.HasPrefix(r.StuckReason, prefix) || (prefix == "" && r.StuckReason != "") {
+			if len(list) != 1 || list[0].Stalled != want || !strings.HasPrefix(r.StuckReason, prefix) ||
+				(prefix == "" && r.StuckReason != "") {
 				return fmt.Errorf("stalled %v, stuck reason %q", list[0].Stalled, r.StuckReason)
 			}
 			return nil
@@ -249,7 +251,8 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	}
 	testkit.SetClockOffset(b.db, 11*time.Minute)
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "run_stalled") && !strings.HasPrefix(r.StuckReason, "step_stalled") {
+		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "run_stalled") &&
+			!strings.HasPrefix(r.StuckReason, "step_stalled") {
 			return fmt.Errorf("stuck reason %q", r.StuckReason)
 		}
 		return nil
@@ -311,7 +314,10 @@ func TestBudgetAndDeadlineEndTheForwardPhase(t *testing.T) {
 	if r := b.await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_of_step_exceeded" {
 		t.Errorf("error = %s: %s", r.ErrorCode, r.Error)
 	}
-	want := []string{"do one", "cause " + saga.ErrBudget.Error(), "cause " + saga.ErrBudget.Error(), "undo two", "undo one"}
+	want := []string{
+		"do one", "cause " + saga.ErrBudget.Error(), "cause " + saga.ErrBudget.Error(), "undo two",
+		"undo one",
+	}
 	if got := rec.all(); !slices.Equal(got, want) {
 		t.Errorf("calls = %v, want %v", got, want)
 	}
@@ -339,7 +345,8 @@ func TestPostgresRestartMidRun(t *testing.T) {
 	for _, role := range pg.Roles() {
 		passwords[role] = "p"
 	}
-	if err := pg.Provision(ctx, server.AdminURL(), pg.Provisioning{WorkloadDatabase: "-", Passwords: passwords}); err != nil {
+	if err := pg.Provision(ctx, server.AdminURL(),
+		pg.Provisioning{WorkloadDatabase: "-", Passwords: passwords}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pg.Migrate(ctx, server.URL(pg.DatabaseMesh, pg.RoleOwner, "p"), pg.MigrateOptions{}); err != nil {
@@ -381,7 +388,8 @@ func TestPostgresRestartMidRun(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			out, err := core.Start(ctx, tx, saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: "toy"})
+			out, err := core.Start(ctx, tx,
+				saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: "toy"})
 			runs = append(runs, out.RunID)
 			return err
 		})

@@ -188,7 +188,10 @@ func normalized(d Definition) (Definition, error) {
 		s.Budget = orDuration(s.Budget, defaultBudget)
 		s.StallAfter = orDuration(s.StallAfter, defaultStall)
 		s.Retry = s.Retry.orDefault(RetryPolicy{Attempts: defaultDoAttempts, First: defaultFirst, Max: defaultMaxWait})
-		s.UndoRetry = s.UndoRetry.orDefault(RetryPolicy{Attempts: defaultUndoTries, Within: defaultUndoWithin, First: defaultFirst, Max: 2 * time.Minute})
+		s.UndoRetry = s.UndoRetry.orDefault(RetryPolicy{
+			Attempts: defaultUndoTries, Within: defaultUndoWithin,
+			First: defaultFirst, Max: 2 * time.Minute,
+		})
 	}
 	return d, errors.Join(problems...)
 }

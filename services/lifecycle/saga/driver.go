@@ -29,8 +29,9 @@ type Driver struct {
 	gone  atomic.Bool // the driver ends as a crash would
 	steps sync.WaitGroup
 
-	mu     sync.Mutex
-	work   context.Context      //nolint:containedctx // of the steps, while it runs: runs that are started under its lease come from elsewhere
+	mu sync.Mutex
+	//nolint:containedctx // of the steps, while it runs: runs that are started under its lease come from elsewhere
+	work   context.Context
 	closed bool                 // the driver takes no further run
 	active map[string]*activity // by run
 	poison map[string]time.Time // runs not to be leased before that time
@@ -279,7 +280,10 @@ func (d *Driver) take(ctx context.Context, limit int, skip []string) ([]*activit
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, h := range leased {
-		a := &activity{id: h.run.ID, h: h, fence: h.run.Fence, deadline: sent.Add(d.cfg.Lease), cancelAt: h.run.CancelAt != nil, undoing: h.run.Phase == phaseUndo}
+		a := &activity{
+			id: h.run.ID, h: h, fence: h.run.Fence, deadline: sent.Add(d.cfg.Lease),
+			cancelAt: h.run.CancelAt != nil, undoing: h.run.Phase == phaseUndo,
+		}
 		d.active[h.run.ID] = a
 		out = append(out, a)
 	}
@@ -287,7 +291,8 @@ func (d *Driver) take(ctx context.Context, limit int, skip []string) ([]*activit
 }
 
 func (d *Driver) isolate(ctx context.Context, bad *unreadableError) {
-	d.log.ErrorContext(ctx, "run is unreadable and put aside", slog.String("workflow_id", bad.runID), slog.String("error", bad.err.Error()))
+	d.log.ErrorContext(ctx, "run is unreadable and put aside", slog.String("workflow_id", bad.runID),
+		slog.String("error", bad.err.Error()))
 	if err := d.core.quarantine(ctx, bad.runID, bad.err.Error()); err != nil {
 		d.log.ErrorContext(ctx, "run not put aside", slog.String("workflow_id", bad.runID), slog.String("error", err.Error()))
 		d.mu.Lock()

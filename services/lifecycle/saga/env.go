@@ -157,7 +157,9 @@ type ClaimSpec struct {
 // Intent writes the claim of a resource that is about to be made, in a transaction of its own. It is called before the
 // call that makes it. If a live claim of that kind and name exists already, this run adopts it for its own epoch;
 // adopted is true then, and ConfirmedAt is nil if the claim was never confirmed.
-func (e *Env) Intent(ctx context.Context, spec ClaimSpec) (claim Claim, adopted bool, err error) { //nolint:nonamedreturns // two values beside the error
+//
+//nolint:nonamedreturns // two values beside the error
+func (e *Env) Intent(ctx context.Context, spec ClaimSpec) (claim Claim, adopted bool, err error) {
 	err = e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		claim, adopted, err = e.IntentTx(ctx, tx, spec)
 		if err != nil {
@@ -240,7 +242,9 @@ func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...
 
 // ReleaseOrphans releases the orphaned claims of one epoch of a workspace, of the given kinds, whose resources are
 // confirmed gone; why records how that is known.
-func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, why string, kinds ...string) error {
+func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, why string,
+	kinds ...string,
+) error {
 	return reviseOrphans(ctx, tx, reapOfEpoch, why, workspaceID, epoch, kinds)
 }
 

@@ -23,7 +23,8 @@ const lastCheck = 2 * time.Second
 // drive executes attempts of one leased run until the run parks, ends or is stuck, or the lease is lost.
 func (d *Driver) drive(work context.Context, a *activity) {
 	defer d.forget(a)
-	log := d.log.With(slog.String("workflow_id", a.h.run.ID), slog.String("workspace_id", a.h.run.WorkspaceID), slog.String("tenant_id", a.h.run.TenantID),
+	log := d.log.With(slog.String("workflow_id", a.h.run.ID), slog.String("workspace_id", a.h.run.WorkspaceID),
+		slog.String("tenant_id", a.h.run.TenantID),
 		slog.String("correlation_id", a.h.run.CorrelationID))
 	for {
 		more, err := d.attempt(work, a)
@@ -41,7 +42,8 @@ func (d *Driver) drive(work context.Context, a *activity) {
 			log.InfoContext(work, "fenced_out", slog.Int("step", a.h.run.Step), slog.Int64("fence", a.h.run.Fence))
 			return
 		default:
-			log.WarnContext(work, "run dropped until its lease ends", slog.Int("step", a.h.run.Step), slog.String("error", err.Error()))
+			log.WarnContext(work, "run dropped until its lease ends", slog.Int("step", a.h.run.Step),
+				slog.String("error", err.Error()))
 			return
 		}
 	}
@@ -59,23 +61,34 @@ func (d *Driver) attempt(work context.Context, a *activity) (bool, error) {
 	case h.paused:
 		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return false, d.pause(ctx, h) })
 	case forward && h.run.CancelAt != nil:
-		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, attemptCancelled, false) })
+		return d.commitWithRetry(work, a,
+			func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, attemptCancelled, false) })
 	case d.stopping(work):
 		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) {
-			return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, writes{})
+			return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true},
+				writes{})
 		})
 	case forward && h.overdue:
-		late := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED, Public: "the operation is past its deadline"}
-		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, late) })
+		late := &StepError{
+			Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+			Public: "the operation is past its deadline",
+		}
+		return d.commitWithRetry(work, a,
+			func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, late) })
 	case h.run.Losses >= d.cfg.MaxLosses:
-		lost := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: fmt.Sprintf("%d workers in a row were lost at this step", h.run.Losses)}
-		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, lost) })
+		lost := &StepError{
+			Layer: step.Layer, Reason: commonv1.Reason_REASON_INTERNAL,
+			Public: fmt.Sprintf("%d workers in a row were lost at this step", h.run.Losses),
+		}
+		return d.commitWithRetry(work, a,
+			func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, lost) })
 	}
 	ans, how := d.call(work, a)
 	if a.lost() {
 		return false, ErrFenced
 	}
-	return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return d.conclude(ctx, a, ans.out, ans.err, how) })
+	return d.commitWithRetry(work, a,
+		func(ctx context.Context) (bool, error) { return d.conclude(ctx, a, ans.out, ans.err, how) })
 }
 
 // ending is why a step's context ended before the step did.
@@ -197,17 +210,21 @@ func (d *Driver) perform(ctx context.Context, step *Step, env *Env) (Outcome, er
 
 func (d *Driver) env(h *leasedRun) *Env {
 	return &Env{
-		RunID: h.run.ID, WorkspaceID: h.run.WorkspaceID, TenantID: h.run.TenantID, CorrelationID: h.run.CorrelationID, Requester: h.run.Requester,
-		Kind: spelled[commonv1.OperationKind](h.run.Kind), Round: h.run.Round, Step: h.run.Step, StepName: h.attempt.Name,
-		Direction: spelled[commonv1.Direction](h.run.Phase), Attempt: h.attempt.Attempt, Epoch: h.run.Epoch, OpSeq: h.attempt.OpSeq,
-		Fence: h.run.Fence, IdempotencyKey: h.attempt.IdemKey, Input: h.run.Input, core: d.core, outputs: maps.Clone(h.outputs),
+		RunID: h.run.ID, WorkspaceID: h.run.WorkspaceID, TenantID: h.run.TenantID, CorrelationID: h.run.CorrelationID,
+		Requester: h.run.Requester, Kind: spelled[commonv1.OperationKind](h.run.Kind), Round: h.run.Round, Step: h.run.Step,
+		StepName: h.attempt.Name, Direction: spelled[commonv1.Direction](h.run.Phase), Attempt: h.attempt.Attempt,
+		Epoch: h.run.Epoch, OpSeq: h.attempt.OpSeq, Fence: h.run.Fence, IdempotencyKey: h.attempt.IdemKey, Input: h.run.Input,
+		core:    d.core,
+		outputs: maps.Clone(h.outputs),
 	}
 }
 
 // commitWithRetry calls write, which commits the result of an attempt. While the lease is valid, it repeats a write
 // that failed because of the connection. If the outcome of a commit is unknown, it makes the run due at once and leaves
 // the rest to the next lease.
-func (d *Driver) commitWithRetry(work context.Context, a *activity, write func(ctx context.Context) (bool, error)) (bool, error) {
+func (d *Driver) commitWithRetry(work context.Context, a *activity,
+	write func(ctx context.Context) (bool, error),
+) (bool, error) {
 	wait := 20 * time.Millisecond
 	for {
 		more, err := write(work)
@@ -221,7 +238,8 @@ func (d *Driver) commitWithRetry(work context.Context, a *activity, write func(c
 		if err == nil || errors.Is(err, ErrFenced) || !waitable(err) {
 			return more, err
 		}
-		d.log.WarnContext(work, "database did not take a step, asking again", slog.String("workflow_id", a.h.run.ID), slog.String("error", err.Error()))
+		d.log.WarnContext(work, "database did not take a step, asking again", slog.String("workflow_id", a.h.run.ID),
+			slog.String("error", err.Error()))
 		if a.lost() || !app.Sleep(work, wait) {
 			return false, ErrFenced
 		}

@@ -30,8 +30,9 @@ type bed struct {
 
 func states() saga.WorkspaceStates {
 	return saga.WorkspaceStates{
-		Running: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
-		Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		Running:   commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+		Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+		Failed:    commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 	}
 }
 
@@ -40,13 +41,18 @@ func newBed(t *testing.T, defs ...saga.Definition) *bed {
 	return bedOn(t, testkit.DB(t), nil, defs...)
 }
 
-func bedOn(t *testing.T, db *testkit.Database, onPoint func(context.Context, string, saga.Place) error, defs ...saga.Definition) *bed {
+func bedOn(t *testing.T, db *testkit.Database, onPoint func(context.Context, string, saga.Place) error,
+	defs ...saga.Definition,
+) *bed {
 	t.Helper()
 	registry, err := saga.NewRegistry(defs...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	core, err := saga.New(saga.Deps{DB: db.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(t), OnPoint: onPoint})
+	core, err := saga.New(saga.Deps{
+		DB: db.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(t),
+		OnPoint: onPoint,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,14 +112,16 @@ func (b *bed) create(def string) (string, string) {
 	var workspaceID string
 	var started saga.Started
 	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		id, err := b.core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
+		id, err := b.core.InsertWorkspace(ctx, tx,
+			saga.NewWorkspace{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
 		if err != nil {
 			return err
 		}
 		workspaceID = id
 		started, err = b.core.Start(ctx, tx, saga.StartRequest{
-			WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: def, Requester: "test", NextEpoch: true,
-			Input: map[string]string{"hello": "world"},
+			WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: def, Requester: "test",
+			NextEpoch: true,
+			Input:     map[string]string{"hello": "world"},
 		})
 		return err
 	})
@@ -159,7 +167,8 @@ func (b *bed) await(id string, within time.Duration, want ...string) saga.Run {
 		if slices.Contains(want, last.State) {
 			return nil
 		}
-		return fmt.Errorf("run is %s at step %d (%s), phase %s: %s", last.State, last.Step, last.StepName(), last.Phase, last.WhyWaiting)
+		return fmt.Errorf("run is %s at step %d (%s), phase %s: %s", last.State, last.Step, last.StepName(), last.Phase,
+			last.WhyWaiting)
 	})
 	return last
 }

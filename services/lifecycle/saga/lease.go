@@ -29,7 +29,11 @@ func (e *unreadableError) Unwrap() error { return e.err }
 // lease leases up to limit runs that are due, in one transaction: it closes the attempts that their former drivers left
 // open as lost, resumes parked attempts and opens the next attempt of the other runs. bad are leased runs that cannot
 // be driven.
-func (c *Core) lease(ctx context.Context, owner string, length time.Duration, limit int, skip []string) (out []*leasedRun, bad []*unreadableError, err error) { //nolint:nonamedreturns // three values
+//
+//nolint:nonamedreturns // three values
+func (c *Core) lease(ctx context.Context, owner string, length time.Duration, limit int,
+	skip []string,
+) (out []*leasedRun, bad []*unreadableError, err error) {
 	err = pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		out, bad = nil, nil
 		var err error
@@ -61,7 +65,9 @@ func (c *Core) lease(ctx context.Context, owner string, length time.Duration, li
 	return out, bad, c.point(ctx, "lease.after_commit", out[0].place())
 }
 
-func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length time.Duration, limit int, skip []string) ([]*leasedRun, []*unreadableError, error) {
+func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length time.Duration, limit int,
+	skip []string,
+) ([]*leasedRun, []*unreadableError, error) {
 	rows, err := pg.Query(ctx, tx, leaseRuns, owner, length.Seconds(), limit, c.registry.keys, append([]string{}, skip...))
 	if err != nil {
 		return nil, nil, fmt.Errorf("lease runs: %w", err)
@@ -72,7 +78,8 @@ func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length ti
 	for rows.Next() {
 		h := &leasedRun{outputs: map[string]json.RawMessage{}}
 		var left float64
-		if err := rows.Scan(join(targets(&h.run), []any{&left, &h.paused, &h.former.fence, &h.former.attempt, &h.former.since, &h.outdrawn})...); err != nil {
+		if err := rows.Scan(join(targets(&h.run),
+			[]any{&left, &h.paused, &h.former.fence, &h.former.attempt, &h.former.since, &h.outdrawn})...); err != nil {
 			return nil, nil, &unreadableError{runID: h.run.ID, err: err}
 		}
 		h.runLeft, h.overdue = seconds(left), left <= 0
@@ -337,7 +344,10 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 		}
 		if ok && def.OnStuck != nil {
 			public := "its run is unreadable: " + why
-			e := &StepError{Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Reason: commonv1.Reason_REASON_INTERNAL, Public: public}
+			e := &StepError{
+				Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Reason: commonv1.Reason_REASON_INTERNAL,
+				Public: public,
+			}
 			if err := def.OnStuck(ctx, tx, r.WorkspaceID, e); err != nil {
 				return fmt.Errorf("tell of stuck run: %w", err)
 			}

@@ -27,7 +27,8 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		looks.Add(1)
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: said, WakeOnSignal: true, Meanwhile: &saga.StepError{
-			Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, Reason: commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP, Public: said, LastOutput: words,
+			Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, Reason: commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP, Public: said,
+			LastOutput: words,
 		}}), nil
 	}
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), Deadline: 100 * time.Hour})
@@ -71,7 +72,8 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	testkit.SetClockOffset(b.db, budget+time.Minute)
 	b.await(id, 10*time.Second, "failed")
 	a := attempt()
-	if a.State != "failed" || a.ErrorCode != "deadline_of_step_exceeded" || !strings.Contains(a.Error, said) || !strings.Contains(a.Error, "2h0m0s") ||
+	if a.State != "failed" || a.ErrorCode != "deadline_of_step_exceeded" || !strings.Contains(a.Error, said) ||
+		!strings.Contains(a.Error, "2h0m0s") ||
 		a.LastOutput != words {
 		t.Errorf("after its budget: %+v", a)
 	}

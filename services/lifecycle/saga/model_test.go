@@ -28,7 +28,8 @@ func TestRandomVerbs(t *testing.T) {
 		act := func(ctx context.Context, env *saga.Env, undo bool) (saga.Outcome, error) {
 			switch rand.IntN(8) { //nolint:gosec // moods need no secrecy
 			case 0:
-				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_LAUNCH_FAILED, "", nil)
+				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_LAUNCH_FAILED, "",
+					nil)
 			case 1:
 				return saga.Outcome{}, errBoom
 			case 2:
@@ -36,7 +37,8 @@ func TestRandomVerbs(t *testing.T) {
 			}
 			if !undo {
 				claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: name, Name: name})
-				return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, name) }), err
+				return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, name) }),
+					err
 			}
 			claims, err := env.Claims(ctx, name)
 			return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
@@ -49,21 +51,28 @@ func TestRandomVerbs(t *testing.T) {
 			}), err
 		}
 		return saga.Step{
-			Name: name, Class: saga.Create, Kinds: []string{name}, Retry: fast, UndoRetry: saga.RetryPolicy{Attempts: 2, First: time.Millisecond, Max: time.Millisecond},
-			Do:   func(ctx context.Context, env *saga.Env) (saga.Outcome, error) { return act(ctx, env, false) },
-			Undo: func(ctx context.Context, env *saga.Env) (saga.Outcome, error) { return act(ctx, env, true) },
+			Name: name, Class: saga.Create, Kinds: []string{name}, Retry: fast,
+			UndoRetry: saga.RetryPolicy{Attempts: 2, First: time.Millisecond, Max: time.Millisecond},
+			Do:        func(ctx context.Context, env *saga.Env) (saga.Outcome, error) { return act(ctx, env, false) },
+			Undo:      func(ctx context.Context, env *saga.Env) (saga.Outcome, error) { return act(ctx, env, true) },
 			Observe: func(context.Context, *saga.Env) (saga.Observation, error) {
 				return saga.Observation{Presence: saga.Unknown}, nil
 			},
 		}
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: []saga.Step{moody("one"), moody("two"), moody("three")}, States: states()})
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: []saga.Step{moody("one"), moody("two"), moody("three")},
+		States: states(),
+	})
 	b.drive(b.config("a"))
 	b.drive(b.config("b"))
 	rapid.Check(t, func(rt *rapid.T) {
 		ws, run := b.create("toy")
 		for range rapid.IntRange(1, 8).Draw(rt, "verbs") {
-			verb := rapid.SampledFrom([]string{"cancel", "reset", "retry", "retry-undo", "skip-undo", "wake", "recreate"}).Draw(rt, "verb")
+			verb := rapid.SampledFrom([]string{
+				"cancel", "reset", "retry", "retry-undo", "skip-undo", "wake",
+				"recreate",
+			}).Draw(rt, "verb")
 			err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
 				var err error
 				switch verb {
@@ -73,7 +82,8 @@ func TestRandomVerbs(t *testing.T) {
 					_, _, err = b.core.Reset(ctx, tx, ws)
 				case "retry":
 					var out saga.Retried
-					if out, err = b.core.Retry(ctx, tx, saga.RetryRequest{WorkspaceID: ws, Definition: "toy", Override: true, Reason: "model"}); err == nil {
+					if out, err = b.core.Retry(ctx, tx,
+						saga.RetryRequest{WorkspaceID: ws, Definition: "toy", Override: true, Reason: "model"}); err == nil {
 						run = out.RunID
 					}
 				case "retry-undo":
@@ -86,7 +96,10 @@ func TestRandomVerbs(t *testing.T) {
 					var out saga.Started
 					out, err = b.core.Start(ctx, tx, saga.StartRequest{
 						WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy", NextEpoch: true,
-						From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
+						From: []commonv1.WorkspaceState{
+							commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+							commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+						},
 					})
 					if err == nil {
 						run = out.RunID

@@ -22,8 +22,9 @@ type openedRow struct {
 // openAttempt returns the attempt that is open in a run's row and has no row of its own.
 func openAttempt(run *Run) Attempt {
 	a := Attempt{
-		RunID: run.ID, Step: run.Step, Name: run.StepName(), Dir: run.Phase, Attempt: run.OpenAttempt, WorkspaceID: run.WorkspaceID,
-		TenantID: run.TenantID, Fence: run.Fence, OpSeq: run.OpSeq, State: attemptRunning, Version: 1,
+		RunID: run.ID, Step: run.Step, Name: run.StepName(), Dir: run.Phase, Attempt: run.OpenAttempt,
+		WorkspaceID: run.WorkspaceID, TenantID: run.TenantID, Fence: run.Fence, OpSeq: run.OpSeq, State: attemptRunning,
+		Version: 1,
 	}
 	a.IdemKey = a.RunID + "/" + a.Name + "/" + a.Dir
 	if run.OpenSince != nil {

@@ -45,7 +45,8 @@ func (b *bed) announced(id string) error {
 		return err
 	}
 	rows, err := b.db.Pool(pg.RoleLifecycle).Query(ctx,
-		`SELECT kind, body, body_type, correlation_id, tenant_id, workspace_id, workflow_id FROM `+testkit.EventRows+` WHERE workflow_id = $1 AND kind IN ('run.changed', 'step.changed') ORDER BY seq`, id)
+		`SELECT kind, body, body_type, correlation_id, tenant_id, workspace_id, workflow_id FROM `+testkit.EventRows+
+			` WHERE workflow_id = $1 AND kind IN ('run.changed', 'step.changed') ORDER BY seq`, id)
 	if err != nil {
 		return err
 	}
@@ -58,31 +59,32 @@ func (b *bed) announced(id string) error {
 	}
 	var r events.Record
 	var correlation *string // none of a step alone
-	if _, err := pgx.ForEachRow(rows, []any{&r.Kind, &r.Body, &r.BodyType, &correlation, &r.TenantID, &r.WorkspaceID, &r.WorkflowID}, func() error {
-		r.CorrelationID = ""
-		if correlation != nil {
-			r.CorrelationID = *correlation
-		}
-		if r.Kind == "step.changed" {
-			a := &lifecyclev1.StepAttempt{}
-			if err := r.Decode(a); err != nil {
+	if _, err := pgx.ForEachRow(rows,
+		[]any{&r.Kind, &r.Body, &r.BodyType, &correlation, &r.TenantID, &r.WorkspaceID, &r.WorkflowID}, func() error {
+			r.CorrelationID = ""
+			if correlation != nil {
+				r.CorrelationID = *correlation
+			}
+			if r.Kind == "step.changed" {
+				a := &lifecyclev1.StepAttempt{}
+				if err := r.Decode(a); err != nil {
+					return err
+				}
+				note(a)
+				return nil
+			}
+			seen := &lifecyclev1.Run{}
+			if err := r.Decode(seen); err != nil {
 				return err
 			}
-			note(a)
+			for _, a := range seen.GetChangedSteps() {
+				note(a)
+			}
+			if seen.GetVersion() >= last.GetVersion() {
+				last = seen
+			}
 			return nil
-		}
-		seen := &lifecyclev1.Run{}
-		if err := r.Decode(seen); err != nil {
-			return err
-		}
-		for _, a := range seen.GetChangedSteps() {
-			note(a)
-		}
-		if seen.GetVersion() >= last.GetVersion() {
-			last = seen
-		}
-		return nil
-	}); err != nil {
+		}); err != nil {
 		return err
 	}
 	want := run.Proto()
@@ -124,11 +126,13 @@ func TestAnAttemptIsWrittenOnce(t *testing.T) {
 		t.Errorf("the attempt under way has %d rows", n)
 	}
 	list := b.timeline(id)
-	if len(list) != 3 || list[2].State != "running" || list[2].Name != "three" || list[2].Attempt != 1 || list[2].StartedAt.Before(list[1].StartedAt) {
+	if len(list) != 3 || list[2].State != "running" || list[2].Name != "three" || list[2].Attempt != 1 ||
+		list[2].StartedAt.Before(list[1].StartedAt) {
 		t.Errorf("timeline = %+v", list)
 	}
 	if w := b.workspace(ws); w.OpSeq != first.OpSeq || w.Version != first.Version {
-		t.Errorf("two steps changed their workspace: op_seq from %d to %d, version from %d to %d", first.OpSeq, w.OpSeq, first.Version, w.Version)
+		t.Errorf("two steps changed their workspace: op_seq from %d to %d, version from %d to %d", first.OpSeq, w.OpSeq,
+			first.Version, w.Version)
 	}
 	close(goOn)
 	b.await(id, 5*time.Second, "succeeded")
@@ -143,7 +147,8 @@ func TestAnAttemptIsWrittenOnce(t *testing.T) {
 		}
 	}
 	var n int
-	if err := b.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(), `SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND idem_key <> ''`, id).
+	if err := b.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(),
+		`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND idem_key <> ''`, id).
 		Scan(&n); err != nil || n != 0 {
 		t.Errorf("%d attempts that have ended keep a key that is made of their columns", n)
 	}
@@ -177,7 +182,8 @@ func TestARangeOfNumbersIsReplaced(t *testing.T) {
 		want func(before, after saga.Attempt) bool
 	}{
 		{"used up", func(b *bed, env *saga.Env) error {
-			_, err := b.db.Pool(pg.RoleLifecycle).Exec(testkit.Context(b.t), `UPDATE lifecycle.saga_run SET op_last = op_seq WHERE id = $1`, env.RunID)
+			_, err := b.db.Pool(pg.RoleLifecycle).Exec(testkit.Context(b.t),
+				`UPDATE lifecycle.saga_run SET op_last = op_seq WHERE id = $1`, env.RunID)
 			return err
 		}, func(before, after saga.Attempt) bool { return after.OpSeq > before.OpSeq+10 }},
 		{"of a former era", func(b *bed, _ *saga.Env) error {
@@ -244,7 +250,8 @@ func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 	list := o.timeline(id)
 	o.numbered(ws, list, 4)
 	lost := list[1]
-	if lost.State != "lost" || lost.Error == "" || lost.FinishedAt == nil || lost.Fence != open.Fence || lost.OpSeq != open.OpSeq ||
+	if lost.State != "lost" || lost.Error == "" || lost.FinishedAt == nil || lost.Fence != open.Fence ||
+		lost.OpSeq != open.OpSeq ||
 		!lost.StartedAt.Equal(open.StartedAt) || lost.IdemKey != open.IdemKey || lost.Attempt != 1 {
 		t.Errorf("what was open as\n%+v\nwas closed as\n%+v", open, lost)
 	}
@@ -415,7 +422,8 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	o.drive(o.config("alive"))
 	o.await(id, 10*time.Second, "stuck")
 	list := o.timeline(id)
-	if len(list) != 2 || list[1].State != "lost" || list[1].Name != "two" || list[1].FinishedAt == nil || o.rowsOpen(id) != 0 {
+	if len(list) != 2 || list[1].State != "lost" || list[1].Name != "two" || list[1].FinishedAt == nil ||
+		o.rowsOpen(id) != 0 {
 		t.Errorf("%d rows are open; timeline = %+v", o.rowsOpen(id), list)
 	}
 	if r := o.run(id); r.OpenAttempt != 0 {
@@ -443,7 +451,8 @@ func TestOpenAttemptsMigrate(t *testing.T) {
 	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
 	b := newBed(t, def)
 	cfg := b.config("dead")
-	cfg.Heartbeat, cfg.Lease, cfg.Poll, cfg.StallSweep, cfg.Workers = 5*time.Minute, 15*time.Minute, time.Hour, time.Hour, 1
+	cfg.Heartbeat, cfg.Lease, cfg.Poll, cfg.StallSweep, cfg.Workers = 5*time.Minute, 15*time.Minute, time.Hour, time.Hour,
+		1
 	b.drive(cfg)
 	ws, id := b.create("toy")
 	<-began
@@ -468,7 +477,8 @@ func TestOpenAttemptsMigrate(t *testing.T) {
 	o.await(id, 10*time.Second, "succeeded")
 	list := o.timeline(id)
 	o.numbered(ws, list, 4)
-	if lost := list[1]; lost.State != "lost" || lost.OpSeq != open.OpSeq || lost.Fence != open.Fence || !lost.StartedAt.Equal(open.StartedAt) ||
+	if lost := list[1]; lost.State != "lost" || lost.OpSeq != open.OpSeq || lost.Fence != open.Fence ||
+		!lost.StartedAt.Equal(open.StartedAt) ||
 		list[2].Attempt != 2 || list[2].State != "succeeded" {
 		t.Errorf("timeline = %+v", list)
 	}

@@ -43,13 +43,17 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	case r.State == stateStuck:
 		return Verb{}, c.stuckFault(r)
 	case r.State == stateSucceeded:
-		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has succeeded", fault.Remedy("decommission the workspace instead"),
+		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has succeeded",
+			fault.Remedy("decommission the workspace instead"),
 			fault.Unmet("the operation has succeeded"))
 	case r.State == stateFailed:
-		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has ended already", fault.Unmet("the operation has failed"))
+		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has ended already",
+			fault.Unmet("the operation has failed"))
 	case known && def.Uncancellable:
-		return Verb{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, r.Kind+" cannot be cancelled", fault.Conflicting(r.ID),
-			fault.Unmet("the open operation is a "+r.Kind+", which cannot be cancelled"), fault.Remedy("wait until it has ended, or is stuck"))
+		return Verb{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, r.Kind+" cannot be cancelled",
+			fault.Conflicting(r.ID),
+			fault.Unmet("the open operation is a "+r.Kind+", which cannot be cancelled"),
+			fault.Remedy("wait until it has ended, or is stuck"))
 	}
 	*r, err = pg.One[Run](ctx, tx, cancelRun, r.ID, by, reason)
 	if err != nil {
@@ -57,7 +61,8 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	}
 	c.asked.Store(true)
 	c.makesDue(tx)
-	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING), names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)
+	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING),
+		names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)
 }
 
 // withdrawTasks requests that agents stop the tasks of a run's steps. It is called before the run's row is locked.
@@ -101,7 +106,8 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		return Workspace{}, "", err
 	}
 	if found {
-		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "something still runs on this workspace", fault.Conflicting(live.ID),
+		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"something still runs on this workspace", fault.Conflicting(live.ID),
 			fault.Unmet(fmt.Sprintf("%s at the step %q: %s", IsOpen(&live), live.StepName(), live.WhyWaiting)),
 			fault.RetryAfter(ResetAdvice), fault.Remedy(c.endRemedy(&live)))
 	}
@@ -110,8 +116,9 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		return Workspace{}, "", err
 	}
 	if len(open) > 0 {
-		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "an attempt is still open on this workspace",
-			fault.Unmet(open...), fault.RetryAfter(ResetAdvice), fault.Remedy("ask again after the given time; if it still is open, cancel again"))
+		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"an attempt is still open on this workspace", fault.Unmet(open...), fault.RetryAfter(ResetAdvice),
+			fault.Remedy("ask again after the given time; if it still is open, cancel again"))
 	}
 	// A run's row is locked before its workspace's. If the workspace is not to be reset, the caller rolls this back, or
 	// there was nothing to archive.
@@ -130,7 +137,8 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		if w.ResetDone {
 			return w, "", nil
 		}
-		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset", notFailed(w.State)...)
+		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset",
+			notFailed(w.State)...)
 	}
 	return AnnounceWorkspace(ctx, tx, workspaceID)
 }
@@ -180,7 +188,10 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	} else if found {
 		started, err := c.join(ctx, tx, StartRequest{
 			WorkspaceID: req.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY,
-			JoinKinds: []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_CREATE, commonv1.OperationKind_OPERATION_KIND_RECREATE},
+			JoinKinds: []commonv1.OperationKind{
+				commonv1.OperationKind_OPERATION_KIND_CREATE,
+				commonv1.OperationKind_OPERATION_KIND_RECREATE,
+			},
 		}, &live)
 		return Retried{Started: started}, err
 	}
@@ -190,11 +201,14 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	}
 	switch {
 	case w.State != stateFailed:
-		return Retried{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is retried", notFailed(w.State)...)
+		return Retried{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is retried",
+			notFailed(w.State)...)
 	case !w.ResetDone:
-		return Retried{}, fault.New(commonv1.Reason_REASON_NOT_RESET, "", fault.Unmet("the workspace has not been reset since it failed"))
+		return Retried{}, fault.New(commonv1.Reason_REASON_NOT_RESET, "",
+			fault.Unmet("the workspace has not been reset since it failed"))
 	case w.RetryUsed >= req.Limit && !req.Override:
-		return Retried{}, fault.New(commonv1.Reason_REASON_RETRY_LIMIT_REACHED, fmt.Sprintf("%d retries have been used", w.RetryUsed),
+		return Retried{}, fault.New(commonv1.Reason_REASON_RETRY_LIMIT_REACHED,
+			fmt.Sprintf("%d retries have been used", w.RetryUsed),
 			fault.Unmet(fmt.Sprintf("%d of %d retries are used", w.RetryUsed, req.Limit)),
 			fault.Remedy("the cause does not pass by itself: decommission the workspace and create it anew, or retry with --override and --reason, which go on record"))
 	case req.Override && req.Reason == "":
@@ -215,9 +229,11 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 		req.Input = former[0].Input
 	}
 	started, err := c.Start(ctx, tx, StartRequest{
-		WorkspaceID: req.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, Definition: req.Definition, Input: req.Input,
-		Requester: req.Requester, CorrelationID: req.CorrelationID, From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
-		NextEpoch: len(claims) == 0, Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true, retryUsed: w.RetryUsed,
+		WorkspaceID: req.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, Definition: req.Definition,
+		Input: req.Input, Requester: req.Requester, CorrelationID: req.CorrelationID,
+		From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_FAILED}, NextEpoch: len(claims) == 0,
+		Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true,
+		retryUsed: w.RetryUsed,
 	})
 	out := Retried{Started: started, Used: w.RetryUsed + 1}
 	out.Advice = adviceAfter(former)
@@ -232,7 +248,8 @@ func RetryAdvice(ctx context.Context, tx pgx.Tx, workspaceID string) (string, er
 }
 
 func adviceAfter(former []Run) string {
-	if len(former) < 2 || former[0].ErrorCode == "" || former[0].ErrorCode != former[1].ErrorCode || former[0].ErrorStep != former[1].ErrorStep {
+	if len(former) < 2 || former[0].ErrorCode == "" || former[0].ErrorCode != former[1].ErrorCode ||
+		former[0].ErrorStep != former[1].ErrorStep {
 		return ""
 	}
 	at := stepNameAt(&former[0], former[0].ErrorStep)
@@ -274,7 +291,8 @@ func (c *Core) foreign(r *Run) error {
 	if c.Drives(r) {
 		return nil
 	}
-	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this build cannot go on with the operation: "+r.StuckReason, fault.Conflicting(r.ID),
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+		"this build cannot go on with the operation: "+r.StuckReason, fault.Conflicting(r.ID),
 		fault.Unmet("this build does not know the steps of "+key(r.Definition, r.DefVersion)), fault.Remedy(c.stuckRemedy(r)))
 }
 
@@ -306,7 +324,8 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 		return Verb{}, nil, err
 	}
 	def, _ := c.registry.Get(r.Definition, r.DefVersion)
-	orphans, err := pg.All[Claim](ctx, tx, orphanOfStep, r.WorkspaceID, append([]string{}, def.Steps[r.Step].Kinds...), r.Step, by, reason, r.ID)
+	orphans, err := pg.All[Claim](ctx, tx, orphanOfStep, r.WorkspaceID, append([]string{}, def.Steps[r.Step].Kinds...),
+		r.Step, by, reason, r.ID)
 	if err != nil {
 		return Verb{}, nil, fmt.Errorf("orphan claims: %w", err)
 	}
@@ -406,7 +425,8 @@ func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
 		return nil, err
 	}
 	if r.State != stateStuck {
-		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a run that is stuck can be helped this way", fault.Unmet("the operation is "+r.State+", not stuck"),
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a run that is stuck can be helped this way",
+			fault.Unmet("the operation is "+r.State+", not stuck"),
 			fault.Remedy("let it go on, or cancel it"))
 	}
 	return r, nil

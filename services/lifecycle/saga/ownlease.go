@@ -130,7 +130,8 @@ func (d *Driver) letGoUndriven(ctx context.Context, h *leasedRun) {
 	tag, err := pg.Exec(ctx, d.core.db, letGoRun, h.run.ID, h.run.Fence, d.cfg.Owner)
 	switch {
 	case err != nil:
-		d.log.WarnContext(ctx, "run not let go of before its lease ends", slog.String("workflow_id", h.run.ID), slog.String("error", err.Error()))
+		d.log.WarnContext(ctx, "run not let go of before its lease ends", slog.String("workflow_id", h.run.ID),
+			slog.String("error", err.Error()))
 	case tag.RowsAffected() > 0:
 		d.core.runnable.Notify()
 	}
@@ -150,9 +151,11 @@ func (d *Driver) adopt(ctx context.Context, o *ownLease) bool {
 	d.core.stats.Leased.Add(1)
 	d.steps.Go(func() {
 		defer func() { d.slots <- struct{}{} }()
-		if err := errors.Join(d.core.observe(ctx, "lease.opened", h.place()), d.core.point(ctx, "lease.after_commit", h.place())); err != nil {
+		if err := errors.Join(d.core.observe(ctx, "lease.opened", h.place()),
+			d.core.point(ctx, "lease.after_commit", h.place())); err != nil {
 			d.forget(a)
-			d.log.WarnContext(ctx, "run dropped until its lease ends", slog.String("workflow_id", a.id), slog.String("error", err.Error()))
+			d.log.WarnContext(ctx, "run dropped until its lease ends", slog.String("workflow_id", a.id),
+				slog.String("error", err.Error()))
 			return
 		}
 		d.drive(work, a)

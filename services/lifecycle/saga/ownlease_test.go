@@ -22,12 +22,14 @@ func (b *bed) starting(then func() error) (string, error) {
 	b.t.Helper()
 	var started saga.Started
 	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		id, err := b.core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
+		id, err := b.core.InsertWorkspace(ctx, tx,
+			saga.NewWorkspace{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
 		if err != nil {
 			return err
 		}
 		started, err = b.core.Start(ctx, tx, saga.StartRequest{
-			WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: "toy", Requester: "test", NextEpoch: true,
+			WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: "toy", Requester: "test",
+			NextEpoch: true,
 		})
 		if err != nil {
 			return err
@@ -77,7 +79,8 @@ func TestAStartLeasesItsRun(t *testing.T) {
 	}
 	r := b.await(id, 5*time.Second, "succeeded")
 	first := b.firstEvent(id)
-	if first.GetState() != commonv1.RunState_RUN_STATE_RUNNING || first.GetOwner() != "a" || first.GetFence() != 1 || len(first.GetChangedSteps()) != 1 {
+	if first.GetState() != commonv1.RunState_RUN_STATE_RUNNING || first.GetOwner() != "a" || first.GetFence() != 1 ||
+		len(first.GetChangedSteps()) != 1 {
 		t.Errorf("first event = %v", first)
 	}
 	if r.Fence != 1 || r.Version != 3 {
@@ -130,7 +133,8 @@ func TestAStartBesideBusyWorkersWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first := b.firstEvent(id); first.GetState() != commonv1.RunState_RUN_STATE_PENDING || first.GetOwner() != "" || len(first.GetChangedSteps()) != 0 {
+	if first := b.firstEvent(id); first.GetState() != commonv1.RunState_RUN_STATE_PENDING || first.GetOwner() != "" ||
+		len(first.GetChangedSteps()) != 0 {
 		t.Errorf("first event = %v", first)
 	}
 	close(goOn)

@@ -23,7 +23,8 @@ type Resumed struct {
 
 // whyPaused returns the text that the timeline shows for a paused run.
 func whyPaused() string {
-	return names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) + ": it stands still until `gpuaas rollback accept --reason TEXT`"
+	return names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) +
+		": it stands still until `gpuaas rollback accept --reason TEXT`"
 }
 
 // pause parks the open attempt, forward or undoing, because rollback mode is set. No driver leases the run until Resume

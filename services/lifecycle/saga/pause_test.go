@@ -41,7 +41,10 @@ func TestRunsStandStillInRollbackMode(t *testing.T) {
 		}
 		return saga.Done(nil), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 2 * time.Hour, Deadline: 90 * time.Minute})
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 2 * time.Hour,
+		Deadline: 90 * time.Minute,
+	})
 	b.drive(b.config("a"))
 	_, id := b.create("toy")
 	testkit.Eventually(t, testkit.Patience, func() error {

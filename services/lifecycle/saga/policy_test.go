@@ -35,12 +35,16 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 		return saga.Done(nil), nil
 	}
 	b := newBed(t)
-	registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 500 * time.Hour, Deadline: 1000 * time.Hour})
+	registry, err := saga.NewRegistry(saga.Definition{
+		Name: "toy", Version: 1, Steps: steps, States: states(),
+		StallAfter: 500 * time.Hour, Deadline: 1000 * time.Hour,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.core, err = saga.New(saga.Deps{
-		DB: b.db.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(t), Stalls: func(_, step string) time.Duration {
+		DB: b.db.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(t),
+		Stalls: func(_, step string) time.Duration {
 			if step == "" {
 				return time.Duration(long.Load())
 			}
@@ -59,7 +63,8 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	flagged := func(prefix string, want int) {
 		t.Helper()
 		n, err := b.core.MarkStalls(testkit.Context(t), 1000*time.Hour)
-		if r := b.run(id); err != nil || n != want || !strings.HasPrefix(r.StuckReason, prefix) || (prefix == "" && r.StuckReason != "") {
+		if r := b.run(id); err != nil || n != want || !strings.HasPrefix(r.StuckReason, prefix) ||
+			(prefix == "" && r.StuckReason != "") {
 			t.Fatalf("%d flagged, %q: %v", n, r.StuckReason, err)
 		}
 	}

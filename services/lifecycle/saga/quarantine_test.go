@@ -39,13 +39,16 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 		t.Error("whoever holds something for it was not told")
 	}
 	var reason string
-	err := b.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(), `SELECT payload->>'reason' FROM events.event WHERE kind = $1 AND payload->>'action' = 'tenant.provisioning.stuck'`, audit.Kind).Scan(&reason)
+	err := b.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(),
+		`SELECT payload->>'reason' FROM events.event WHERE kind = $1 AND payload->>'action' = 'tenant.provisioning.stuck'`,
+		audit.Kind).Scan(&reason)
 	if err != nil || !strings.Contains(reason, "unreadable") {
 		t.Errorf("on record is %q, %v", reason, err)
 	}
 	refused := func(what string, err error) {
 		t.Helper()
-		if f, ok := fault.As(err); !ok || len(f.Unmet) == 0 || !strings.Contains(f.Remedy, "decommission") || strings.Contains(f.Remedy, "retry the undo") {
+		if f, ok := fault.As(err); !ok || len(f.Unmet) == 0 || !strings.Contains(f.Remedy, "decommission") ||
+			strings.Contains(f.Remedy, "retry the undo") {
 			t.Errorf("%s = %+v", what, err)
 		}
 	}
@@ -89,7 +92,8 @@ func TestARefusedResetSaysWhatHelps(t *testing.T) {
 	b.exec(`UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock() WHERE id = $1`, id)
 	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
 		VALUES ($1, 0, 'one', 'do', 3, $2, $3, 1, 1, 'running', 'k', '5 min')`, id, ws, b.tenant)
-	if f := reset(ws); len(f.Unmet) != 1 || !strings.Contains(f.Unmet[0], `attempt 3 at doing the step "one" of operation `+id) {
+	if f := reset(ws); len(f.Unmet) != 1 ||
+		!strings.Contains(f.Unmet[0], `attempt 3 at doing the step "one" of operation `+id) {
 		t.Errorf("of an attempt that is open it says %q", f.Unmet)
 	}
 }

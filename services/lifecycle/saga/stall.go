@@ -98,10 +98,12 @@ func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, e
 	}
 	for k, d := range c.registry.byKey {
 		for i := range d.Steps {
-			keys, steps, quiet = append(keys, k), append(steps, d.Steps[i].Name), append(quiet, c.stallAfter(d, &d.Steps[i]).Seconds())
+			keys, steps, quiet = append(keys, k), append(steps, d.Steps[i].Name),
+				append(quiet, c.stallAfter(d, &d.Steps[i]).Seconds())
 		}
 	}
-	found, err := pg.All[stall](ctx, c.db, findStalls, stallBatch, silent.Seconds(), definitions, after, keys, steps, quiet)
+	found, err := pg.All[stall](ctx, c.db, findStalls, stallBatch, silent.Seconds(), definitions, after, keys, steps,
+		quiet)
 	if err != nil {
 		return nil, fmt.Errorf("find stalls: %w", err)
 	}

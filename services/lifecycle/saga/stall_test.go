@@ -40,7 +40,10 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 		}
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: fmt.Sprintf("look %d", n), WakeOnSignal: true}), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 1000 * time.Hour, Deadline: 1000 * time.Hour})
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 1000 * time.Hour,
+		Deadline: 1000 * time.Hour,
+	})
 	b.drive(b.config("a"))
 	_, id := b.create("toy")
 	parked := func(why string, attempts int, stalled bool, flagged ...bool) {
@@ -52,7 +55,8 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 			return nil
 		})
 		r, list := b.run(id), b.timeline(id)
-		if len(list) != attempts || list[attempts-1].Stalled != stalled || strings.HasPrefix(r.StuckReason, "step_stalled") != (stalled || len(flagged) > 0) {
+		if len(list) != attempts || list[attempts-1].Stalled != stalled ||
+			strings.HasPrefix(r.StuckReason, "step_stalled") != (stalled || len(flagged) > 0) {
 			t.Fatalf("at %q: %d attempts, stalled %v, stuck reason %q", why, len(list), list[len(list)-1].Stalled, r.StuckReason)
 		}
 	}
@@ -116,7 +120,10 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 		}
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: fmt.Sprintf("look %d", n), WakeOnSignal: true}), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 1000 * time.Hour, Deadline: 1000 * time.Hour})
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 1000 * time.Hour,
+		Deadline: 1000 * time.Hour,
+	})
 	cfg := b.config("a")
 	cfg.Lease, cfg.Heartbeat = time.Hour, 20*time.Minute // a heartbeat changes the row as well
 	stop := b.drive(cfg)
@@ -143,7 +150,8 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 	_, again := look(2)
 	// Leased and parked: two changes, and none by its progress texts.
 	if first.ProgressAt == nil || !again.ProgressAt.Equal(*first.ProgressAt) || again.Version != first.Version+2 {
-		t.Errorf("the same words moved the clock from %v to %v, the row from %d to %d", first.ProgressAt, again.ProgressAt, first.Version, again.Version)
+		t.Errorf("the same words moved the clock from %v to %v, the row from %d to %d", first.ProgressAt, again.ProgressAt,
+			first.Version, again.Version)
 	}
 	testkit.SetClockOffset(b.db, 11*time.Hour)
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -162,8 +170,10 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 	b.drive(b.config("b"))
 	wake()
 	r, a := look(4)
-	if a.Attempt != 2 || a.Progress != "pods 1/3" || a.ProgressAt != nil || !strings.HasPrefix(r.StuckReason, "step_stalled") {
-		t.Errorf("after a lost driver: attempt %d says %q at %v, and the run is %q", a.Attempt, a.Progress, a.ProgressAt, r.StuckReason)
+	if a.Attempt != 2 || a.Progress != "pods 1/3" || a.ProgressAt != nil ||
+		!strings.HasPrefix(r.StuckReason, "step_stalled") {
+		t.Errorf("after a lost driver: attempt %d says %q at %v, and the run is %q", a.Attempt, a.Progress, a.ProgressAt,
+			r.StuckReason)
 	}
 	wake()
 	if r, a := look(5); r.StuckReason != "" || a.Stalled || a.ProgressAt == nil {

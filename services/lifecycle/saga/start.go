@@ -126,7 +126,8 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 			return c.joinOrRefuse(ctx, tx, req, &live)
 		}
 	}
-	return Started{}, fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
+	return Started{}, fault.New(commonv1.Reason_REASON_CONFLICT,
+		"another operation on this workspace began and ended just now")
 }
 
 // joinOrRefuse joins the run that is live, unless that is the one which was just inserted and did not get its
@@ -165,14 +166,16 @@ type startedRow struct {
 
 // startRun inserts the run and gives it the workspace. The epoch is compared and set, because the run's epoch was read
 // from the workspace's row before that row was locked. The error is pgx.ErrNoRows if the run may not begin.
-func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, own *ownLease) (*startedRow, error) {
+func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte,
+	own *ownLease,
+) (*startedRow, error) {
 	from := make([]string, 0, len(req.From))
 	for _, s := range req.From {
 		from = append(from, names.Of(s))
 	}
 	row, err := pg.One[startedRow](ctx, tx, startRun,
-		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID, req.Requester,
-		def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds(),
+		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID,
+		req.Requester, def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds(),
 		names.Of(def.States.Running), req.DesiredState, boolInt(req.countRetry), from, req.retryUsed, req.OfEpoch,
 		own.owner(), whyStarted(def, own), own.length())
 	return &row, err
@@ -186,13 +189,17 @@ func whyStarted(def *Definition, own *ownLease) string {
 }
 
 // begin appends the events of the run that was just started, and gives it to the worker that waits for it.
-func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, row *startedRow, own *ownLease) (Started, error) {
+func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, row *startedRow,
+	own *ownLease,
+) (Started, error) {
 	w := &row.Workspace
 	run := &Run{
-		ID: req.RunID, WorkspaceID: w.ID, TenantID: w.TenantID, Kind: names.Of(req.Kind), Definition: def.Name, DefVersion: def.Version, Round: req.Round,
-		ParentRunID: req.ParentRunID, CorrelationID: req.CorrelationID, Requester: req.Requester, StepNames: def.stepNames(), Input: input, Epoch: w.Epoch,
-		State: statePending, Phase: phaseDo, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: whyStarted(def, own), ErrorStep: -1,
-		CreatedAt: row.RunCreated, TriedSince: row.TriedSince, OpSeq: row.RunOpSeq, OpLast: row.OpLast, Version: 1,
+		ID: req.RunID, WorkspaceID: w.ID, TenantID: w.TenantID, Kind: names.Of(req.Kind), Definition: def.Name,
+		DefVersion: def.Version, Round: req.Round, ParentRunID: req.ParentRunID, CorrelationID: req.CorrelationID,
+		Requester: req.Requester, StepNames: def.stepNames(), Input: input, Epoch: w.Epoch, State: statePending,
+		Phase: phaseDo, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: whyStarted(def, own), ErrorStep: -1,
+		CreatedAt: row.RunCreated, TriedSince: row.TriedSince, OpSeq: row.RunOpSeq, OpLast: row.OpLast,
+		Version: 1,
 	}
 	if w.OpSeq != run.OpLast {
 		run.OpSeq += w.OpSeq - run.OpLast
@@ -205,7 +212,8 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 	if own == nil {
 		c.makesDue(tx)
 	} else {
-		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = stateRunning, own.owner(), row.Fence, row.LeaseUntil, row.HeartbeatAt
+		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = stateRunning, own.owner(), row.Fence,
+			row.LeaseUntil, row.HeartbeatAt
 		run.OpenAttempt, run.OpenSince = 1, row.OpenSince
 		j.step(own.hold(run, def, row.Paused))
 	}
@@ -236,13 +244,16 @@ func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) err
 	if err != nil {
 		return err
 	}
-	if len(req.From) == 0 || slices.ContainsFunc(req.From, func(s commonv1.WorkspaceState) bool { return names.Of(s) == w.State }) {
+	if len(req.From) == 0 || slices.ContainsFunc(req.From,
+		func(s commonv1.WorkspaceState) bool { return names.Of(s) == w.State }) {
 		// Another operation changed the epoch, the reset or the count of retries: it began and ended while this one waited
 		// for the lock. Or the epoch is not OfEpoch.
 		return fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
 	}
-	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),
-		fault.Unmet("the workspace is "+w.State+", not "+among(req.From)), fault.Remedy("`gpuaas workspaces actions WS` shows what is possible now"))
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+		fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),
+		fault.Unmet("the workspace is "+w.State+", not "+among(req.From)),
+		fault.Remedy("`gpuaas workspaces actions WS` shows what is possible now"))
 }
 
 // among returns the names of states as a list with a final "or".
@@ -260,23 +271,29 @@ func among(states []commonv1.WorkspaceState) string {
 func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run) (Started, error) {
 	kind := spelled[commonv1.OperationKind](live.Kind)
 	if live.State == stateStuck {
-		return Started{}, fault.New(commonv1.Reason_REASON_RUN_STUCK, "the workspace is held by a run that is stuck: "+live.StuckReason,
-			fault.Conflicting(live.ID), isOpen(live), fault.Remedy(c.stuckRemedy(live)))
+		return Started{}, fault.New(commonv1.Reason_REASON_RUN_STUCK,
+			"the workspace is held by a run that is stuck: "+live.StuckReason, fault.Conflicting(live.ID), isOpen(live),
+			fault.Remedy(c.stuckRemedy(live)))
 	}
 	if kind != req.Kind && !slices.Contains(req.JoinKinds, kind) {
-		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s is in progress on this workspace", live.Kind),
-			fault.Conflicting(live.ID), isOpen(live), fault.Remedy(c.endRemedy(live)))
+		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS,
+			fmt.Sprintf("%s is in progress on this workspace", live.Kind), fault.Conflicting(live.ID), isOpen(live),
+			fault.Remedy(c.endRemedy(live)))
 	}
 	if !live.Joinable() {
 		// A run that is being undone does not do what the request is for.
-		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s on this workspace is being undone", live.Kind),
-			fault.Conflicting(live.ID), isOpen(live), fault.Remedy("wait until it has ended, and ask again"))
+		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS,
+			fmt.Sprintf("%s on this workspace is being undone", live.Kind), fault.Conflicting(live.ID), isOpen(live),
+			fault.Remedy("wait until it has ended, and ask again"))
 	}
 	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
 	if err != nil {
 		return Started{}, err
 	}
-	return Started{RunID: live.ID, Kind: kind, Joined: true, Epoch: live.Epoch, State: spelled[commonv1.WorkspaceState](w.State)}, nil
+	return Started{
+		RunID: live.ID, Kind: kind, Joined: true, Epoch: live.Epoch,
+		State: spelled[commonv1.WorkspaceState](w.State),
+	}, nil
 }
 
 // Wake signals these runs: a parked run that can be woken becomes due at once, and a leased run that parks with

@@ -64,7 +64,8 @@ const (
 var setMeanwhile = func() string {
 	var set []string
 	for _, column := range []string{"error_code", "error", "error_layer", "cause", "last_output"} {
-		set = append(set, column+` = CASE WHEN EXCLUDED.state = 'waiting' AND EXCLUDED.error_code = '' THEN s.`+column+` ELSE EXCLUDED.`+column+` END`)
+		set = append(set, column+` = CASE WHEN EXCLUDED.state = 'waiting' AND EXCLUDED.error_code = '' THEN s.`+column+
+			` ELSE EXCLUDED.`+column+` END`)
 	}
 	return strings.Join(set, ", ")
 }()
@@ -72,7 +73,8 @@ var setMeanwhile = func() string {
 // advanceRuns closes the open attempts of runs and opens the next ones. The attempt that it opens is the first of its
 // step and direction: a run comes to a step once forward and once back, and a lease opens the attempt that follows a
 // failure, a loss or an operator's verb.
-var advanceRuns = pg.Define(pg.RoleLifecycle, "saga.advance_runs", `WITH m AS (SELECT * FROM unnest(`+transitionColumns+`, $24::int[], $25::text[], $26::bool[])
+var advanceRuns = pg.Define(pg.RoleLifecycle, "saga.advance_runs",
+	`WITH m AS (SELECT * FROM unnest(`+transitionColumns+`, $24::int[], $25::text[], $26::bool[])
 	AS m (`+transitionNames+`, n_step, n_phase, bump)),
 u AS (UPDATE lifecycle.saga_run r SET step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0,
 	tried_since = mesh.clock(), fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = `+stuckKept+`,
@@ -100,7 +102,8 @@ type advancedRow struct {
 	ClosedAt      *time.Time `db:"closed_at"`
 }
 
-var releaseLeases = pg.Define(pg.RoleLifecycle, "saga.release_leases", `WITH m AS (SELECT * FROM unnest(`+transitionColumns+`, $24::bool[], $25::int[], $26::bigint[],
+var releaseLeases = pg.Define(pg.RoleLifecycle, "saga.release_leases",
+	`WITH m AS (SELECT * FROM unnest(`+transitionColumns+`, $24::bool[], $25::int[], $26::bigint[],
 		$27::float8[], $28::text[])
 	AS m (`+transitionNames+`, wakeable, tries, signal, after, stuck)),
 u AS (UPDATE lifecycle.saga_run r SET state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.tries, losses = 0,

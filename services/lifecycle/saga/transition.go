@@ -243,7 +243,9 @@ func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*transiti
 }
 
 // touchWorkspace changes one workspace's state and last error beside its run.
-func (c *Core) touchWorkspace(ctx context.Context, tx pgx.Tx, run *Run, j *eventBuffer, state, code, text string) error {
+func (c *Core) touchWorkspace(ctx context.Context, tx pgx.Tx, run *Run, j *eventBuffer, state, code,
+	text string,
+) error {
 	return touch(ctx, tx, j, []string{run.WorkspaceID}, []string{run.ID}, []string{state}, []string{code}, []string{text})
 }
 

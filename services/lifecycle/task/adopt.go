@@ -82,14 +82,16 @@ func (s *Server) prove(w taskUpdate) (string, *lifecyclev1.TaskRefusal) {
 	err := fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the report names an attempt that is above the task's",
 		fault.Remedy("send the report with the signed envelope of that attempt"))
 	for _, signed := range w.signed {
-		proven, verifyErr := envelope.Verify(s.deps.Keys.Verifiers(), signed.GetEnvelope(), signed.GetSignature(), signed.GetKeyId())
+		proven, verifyErr := envelope.Verify(s.deps.Keys.Verifiers(), signed.GetEnvelope(), signed.GetSignature(),
+			signed.GetKeyId())
 		switch {
 		case verifyErr != nil:
 			err = fault.From(verifyErr)
 		case proven.NodeID != w.node:
 			err = fault.New(commonv1.Reason_REASON_TASK_WRONG_NODE, "")
 		case proven.TaskID != w.ref.GetTaskId() || proven.Attempt != w.ref.GetAttempt():
-			err = fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the envelope is of another task or attempt than the report",
+			err = fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT,
+				"the envelope is of another task or attempt than the report",
 				fault.Remedy("send the report with the envelope of the attempt that it names"))
 		default:
 			return signed.GetKeyId(), nil
@@ -107,7 +109,8 @@ func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead, keyID str
 		return fmt.Errorf("adopt attempt of task %s: %w", a.row.TaskID, err)
 	}
 	detail := fmt.Sprintf("the node proved attempt %d: the database had gone back to %d", moved.Attempt, a.row.Attempt)
-	if _, err := events.Append(ctx, tx, moved.event(a.row.withLease(moved.transition(moved.State, detail))...)); err != nil {
+	if _, err := events.Append(ctx, tx,
+		moved.event(a.row.withLease(moved.transition(moved.State, detail))...)); err != nil {
 		return fmt.Errorf("report task: %w", err)
 	}
 	return nil

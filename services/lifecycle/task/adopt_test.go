@@ -19,7 +19,8 @@ import (
 func (k *kit) sign(key envelope.Key, taskID, nodeID string, attempt int32) *nodev1.SignedTask {
 	k.t.Helper()
 	signed, err := envelope.Sign(key, envelope.Task{
-		TaskID: taskID, Type: "probe.noop", NodeID: nodeID, NotBefore: time.Now(), ExpiresAt: time.Now().Add(time.Minute), Attempt: attempt,
+		TaskID: taskID, Type: "probe.noop", NodeID: nodeID, NotBefore: time.Now(), ExpiresAt: time.Now().Add(time.Minute),
+		Attempt: attempt,
 	})
 	if err != nil {
 		k.t.Fatal(err)
@@ -43,8 +44,8 @@ func (k *kit) offered(n *node) (*nodev1.TaskRef, *nodev1.SignedTask) {
 // setBack puts a row to where it stood before its lease, as a restore does.
 func (k *kit) setBack(taskID string, state commonv1.TaskState, attempt int32) {
 	k.t.Helper()
-	_, err := k.pool.Exec(k.t.Context(), `UPDATE lifecycle.task SET state = $2, attempt = $3, output = '', session_epoch = 0, session_id = NULL WHERE task_id = $1`,
-		taskID, names.Of(state), attempt)
+	_, err := k.pool.Exec(k.t.Context(),
+		`UPDATE lifecycle.task SET state = $2, attempt = $3, output = '', session_epoch = 0, session_id = NULL WHERE task_id = $1`, taskID, names.Of(state), attempt)
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -136,7 +137,10 @@ func TestWhatProvesNothingIsRefused(t *testing.T) {
 	for name, c := range cases {
 		for kind, fill := range map[string]func(*lifecyclev1.NodeReport){
 			"result": func(r *lifecyclev1.NodeReport) {
-				r.Results = []*nodev1.TaskResult{{Task: ref, State: succeeded, Signed: c.signed}, {Task: ref, State: failed, Signed: c.signed}}
+				r.Results = []*nodev1.TaskResult{
+					{Task: ref, State: succeeded, Signed: c.signed},
+					{Task: ref, State: failed, Signed: c.signed},
+				}
 			},
 			"delivered": func(r *lifecyclev1.NodeReport) { r.Delivered = []*nodev1.TaskRef{ref} },
 			"started":   func(r *lifecyclev1.NodeReport) { r.Started = []*nodev1.TaskStarted{{Task: ref}} },
@@ -199,14 +203,17 @@ func TestALaterAttemptIsHeldBackForItsProof(t *testing.T) {
 		signed := k.sign(k.key, row.TaskID, n.id, ref.GetAttempt())
 		k.setBack(row.TaskID, state, attempt)
 		ready := k.ready(n, inFlight(ref, running))
-		if slices.ContainsFunc(ready.GetCancel(), func(c *nodev1.TaskRef) bool { return c.GetAttempt() == ref.GetAttempt() }) {
+		if slices.ContainsFunc(ready.GetCancel(),
+			func(c *nodev1.TaskRef) bool { return c.GetAttempt() == ref.GetAttempt() }) {
 			t.Errorf("%s: the later attempt is cancelled", names.Of(state))
 		}
 		if got := k.leaseOf(n); len(got.GetTasks()) != 0 {
-			t.Errorf("%s: attempt %d is offered before the later one could be proven", names.Of(state), got.GetTasks()[0].GetTask().GetAttempt())
+			t.Errorf("%s: attempt %d is offered before the later one could be proven", names.Of(state),
+				got.GetTasks()[0].GetTask().GetAttempt())
 		}
 		k.report(n, func(r *lifecyclev1.NodeReport) {
-			r.Delivered, r.Started, r.Signed = []*nodev1.TaskRef{ref}, []*nodev1.TaskStarted{{Task: ref}}, []*nodev1.SignedTask{signed}
+			r.Delivered, r.Started, r.Signed = []*nodev1.TaskRef{ref}, []*nodev1.TaskStarted{{Task: ref}},
+				[]*nodev1.SignedTask{signed}
 		})
 		k.wants(row.TaskID, running, ref.GetAttempt(), 0)
 	}
@@ -220,7 +227,8 @@ func TestAnUnprovenAttemptHoldsNothingUp(t *testing.T) {
 		row := k.enqueue(n, func(s *task.Spec) { s.StartWithin = time.Hour })
 		k.setBack(row.TaskID, state, 1)
 		k.ready(n, inFlight(&nodev1.TaskRef{TaskId: row.TaskID, Attempt: 9}, running))
-		if _, err := k.db.OwnerPool().Exec(t.Context(), `UPDATE mesh.clock_offset SET by = interval '3 seconds'`); err != nil {
+		if _, err := k.db.OwnerPool().Exec(t.Context(),
+			`UPDATE mesh.clock_offset SET by = interval '3 seconds'`); err != nil {
 			t.Fatal(err)
 		}
 		if got := k.leaseOf(n); len(got.GetTasks()) != 1 {

@@ -219,7 +219,9 @@ func (h *Hub) take(w *watcher) *lifecyclev1.WatchWorkResponse {
 }
 
 // WatchWork streams hints to one replica of nodeapi.
-func (s *Server) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, stream *connect.ServerStream[lifecyclev1.WatchWorkResponse]) error {
+func (s *Server) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest,
+	stream *connect.ServerStream[lifecyclev1.WatchWorkResponse],
+) error {
 	w := s.deps.Hub.add()
 	defer s.deps.Hub.remove(w)
 	// An empty first message opens the stream: by it the replica knows that the stream is served.

@@ -38,7 +38,8 @@ func (k *kit) cancelled(n *node) string {
 	k.t.Helper()
 	id := k.enqueue(n).TaskID
 	k.lease(n)
-	if _, err := k.db.OwnerPool().Exec(k.t.Context(), `UPDATE lifecycle.task SET cancel_requested_at = clock_timestamp(), cancel_reason = 'no more'
+	if _, err := k.db.OwnerPool().Exec(k.t.Context(),
+		`UPDATE lifecycle.task SET cancel_requested_at = clock_timestamp(), cancel_reason = 'no more'
 		WHERE task_id = $1`, id); err != nil {
 		k.t.Fatal(err)
 	}
@@ -117,7 +118,8 @@ func TestCancelsAreToldThoughNodesAreNotListed(t *testing.T) {
 func TestCancelsOfNodesThatAreAwayHoldBackNoOthers(t *testing.T) {
 	k := newKit(t)
 	away, n := k.node(), k.node()
-	if _, err := k.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, away.id); err != nil {
+	if _, err := k.db.OwnerPool().Exec(t.Context(),
+		`UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, away.id); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.db.OwnerPool().Exec(t.Context(), `

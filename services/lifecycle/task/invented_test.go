@@ -61,7 +61,8 @@ func TestLateEvidenceIsCapped(t *testing.T) {
 	}
 	k.wants(row.TaskID, succeeded, 1, evidenceLimit)
 	var counted int
-	if err := k.pool.QueryRow(t.Context(), `SELECT late_evidence FROM lifecycle.task WHERE task_id = $1`, row.TaskID).Scan(&counted); err != nil {
+	if err := k.pool.QueryRow(t.Context(), `SELECT late_evidence FROM lifecycle.task WHERE task_id = $1`,
+		row.TaskID).Scan(&counted); err != nil {
 		t.Fatal(err)
 	}
 	if counted != 3*evidenceLimit {

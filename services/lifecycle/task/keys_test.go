@@ -46,7 +46,10 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 		})
 	}
 	rotate(first)
-	k.tasks = task.NewServer(task.Deps{Logger: testkit.Logger(t), DB: k.pool, Keys: ring, Hub: k.hub, Committed: func() {}})
+	k.tasks = task.NewServer(task.Deps{
+		Logger: testkit.Logger(t), DB: k.pool, Keys: ring, Hub: k.hub,
+		Committed: func() {},
+	})
 	public, err := k.keys.Public()
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +59,8 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: k.pool, Join: joins, Tasks: k.tasks, Instances: noInstance{}, Committed: func() {}, Slots: 1,
+		Logger: testkit.Logger(t), DB: k.pool, Join: joins, Tasks: k.tasks, Instances: noInstance{}, Committed: func() {},
+		Slots: 1,
 	})
 	n := k.node()
 	raise := func(keys ...string) {
@@ -64,7 +68,8 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 		n.session = ids.New()
 		s := k.sessionReady(n)
 		s.TaskKeyIds = keys
-		res, err := k.gates.SessionsReady(t.Context(), &lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: []*lifecyclev1.SessionReady{s}})
+		res, err := k.gates.SessionsReady(t.Context(),
+			&lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: []*lifecyclev1.SessionReady{s}})
 		if err != nil || !res.GetResults()[0].GetAccepted() {
 			t.Fatalf("%v, %v", res, err)
 		}
@@ -127,7 +132,8 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 		t.Fatalf("leased without the key: %v", res)
 	}
 	denial := res.GetRefused()[0].GetDenial()
-	if denial.GetReason() != commonv1.Reason_REASON_TASK_KEY_NOT_HELD || denial.GetAction() != commonv1.Action_ACTION_WAIT || denial.GetRetryAfter().AsDuration() <= 0 {
+	if denial.GetReason() != commonv1.Reason_REASON_TASK_KEY_NOT_HELD ||
+		denial.GetAction() != commonv1.Action_ACTION_WAIT || denial.GetRetryAfter().AsDuration() <= 0 {
 		t.Errorf("refused: %v", denial)
 	}
 	k.wants(waiting.TaskID, commonv1.TaskState_TASK_STATE_QUEUED, 0, 0)
@@ -164,7 +170,8 @@ func TestAKeyFromBeforeARestoreIsNeededByWhoHasNotConnectedSince(t *testing.T) {
 	returned := after
 	returned.Returned = true
 	need("without a restore", before, "")
-	if _, err := k.db.OwnerPool().Exec(t.Context(), `UPDATE mesh.era SET era = 1, raised_at = clock_timestamp()`); err != nil {
+	if _, err := k.db.OwnerPool().Exec(t.Context(),
+		`UPDATE mesh.era SET era = 1, raised_at = clock_timestamp()`); err != nil {
 		t.Fatal(err)
 	}
 	const away = "tasks under way on nodes: n"

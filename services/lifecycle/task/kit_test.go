@@ -103,7 +103,8 @@ func newKit(t *testing.T) *kit {
 		},
 	})
 	k.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: k.pool, Join: verifier, Tasks: k.tasks, Instances: noInstance{}, Committed: func() {}, Slots: 1,
+		Logger: testkit.Logger(t), DB: k.pool, Join: verifier, Tasks: k.tasks, Instances: noInstance{}, Committed: func() {},
+		Slots: 1,
 	})
 	return k
 }
@@ -147,12 +148,16 @@ func (k *kit) fence(n *node, epoch int64, admitted bool) {
 
 func (k *kit) sessionReady(n *node, inFlight ...*commonv1.TaskInFlight) *lifecyclev1.SessionReady {
 	k.t.Helper()
-	join, err := k.keys.Sign(joinstate.State{NodeID: n.id, NodeInstanceID: n.instance, Generation: n.generation, Serial: "01"})
+	join, err := k.keys.Sign(joinstate.State{
+		NodeID: n.id, NodeInstanceID: n.instance, Generation: n.generation,
+		Serial: "01",
+	})
 	if err != nil {
 		k.t.Fatal(err)
 	}
 	return &lifecyclev1.SessionReady{
-		NodeId: n.id, NodeInstanceId: n.instance, SessionId: n.session, Generation: n.generation, JoinState: join, LedgerId: n.ledger, TasksInFlight: inFlight,
+		NodeId: n.id, NodeInstanceId: n.instance, SessionId: n.session, Generation: n.generation, JoinState: join,
+		LedgerId: n.ledger, TasksInFlight: inFlight,
 	}
 }
 
@@ -175,7 +180,10 @@ func (k *kit) ready(n *node, inFlight ...*commonv1.TaskInFlight) *lifecyclev1.Se
 
 func (k *kit) enqueue(n *node, change ...func(*task.Spec)) task.Row {
 	k.t.Helper()
-	spec := task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{Nonce: "n"}, StartWithin: time.Minute}
+	spec := task.Spec{
+		Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{Nonce: "n"},
+		StartWithin: time.Minute,
+	}
 	for _, c := range change {
 		c(&spec)
 	}
@@ -214,7 +222,10 @@ func (k *kit) lease(n *node) *nodev1.TaskRef {
 
 func (k *kit) report(n *node, fill func(*lifecyclev1.NodeReport)) *lifecyclev1.NodeReportResult {
 	k.t.Helper()
-	r := &lifecyclev1.NodeReport{NodeId: n.id, NodeInstanceId: n.instance, SessionId: n.session, Generation: n.generation, LedgerId: n.ledger}
+	r := &lifecyclev1.NodeReport{
+		NodeId: n.id, NodeInstanceId: n.instance, SessionId: n.session, Generation: n.generation,
+		LedgerId: n.ledger,
+	}
 	fill(r)
 	res, err := k.tasks.ReportTasks(k.t.Context(), &lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{r}})
 	if err != nil {
@@ -259,7 +270,8 @@ func (k *kit) row(taskID string) stored {
 	k.t.Helper()
 	var s stored
 	var state string
-	err := k.pool.QueryRow(k.t.Context(), `SELECT t.state, t.attempt, (SELECT count(*) FROM lifecycle.late_evidence e WHERE e.task_id = t.task_id), t.version, t.error,
+	err := k.pool.QueryRow(k.t.Context(),
+		`SELECT t.state, t.attempt, (SELECT count(*) FROM lifecycle.late_evidence e WHERE e.task_id = t.task_id), t.version, t.error,
 		encode(t.output, 'escape'), t.state_at FROM lifecycle.task t WHERE t.task_id = $1`, taskID).
 		Scan(&state, &s.Attempt, &s.Late, &s.Version, &s.Error, &s.Output, &s.StateAt)
 	if err != nil {
@@ -274,7 +286,8 @@ func (k *kit) row(taskID string) stored {
 func (k *kit) wants(taskID string, state commonv1.TaskState, attempt int32, late int) {
 	k.t.Helper()
 	if s := k.row(taskID); s.State != state || s.Attempt != attempt || s.Late != late {
-		k.t.Fatalf("task is %s, attempt %d, late evidence %d; want %s, %d, %d", names.Of(s.State), s.Attempt, s.Late, names.Of(state), attempt, late)
+		k.t.Fatalf("task is %s, attempt %d, late evidence %d; want %s, %d, %d", names.Of(s.State), s.Attempt, s.Late,
+			names.Of(state), attempt, late)
 	}
 }
 

@@ -79,7 +79,8 @@ func countMore(ctx context.Context, tx pgx.Tx, taskID string, more int32) error 
 		return fmt.Errorf("count late evidence: %w", err)
 	}
 	if total <= maxLateEvidence {
-		if err := countLate(ctx, tx, taskID, fmt.Sprintf("more than %d results came late: further ones are only counted", maxLateEvidence)); err != nil {
+		if err := countLate(ctx, tx, taskID,
+			fmt.Sprintf("more than %d results came late: further ones are only counted", maxLateEvidence)); err != nil {
 			return err
 		}
 		more--

@@ -60,7 +60,9 @@ type picked struct {
 
 // LeaseTasks leases queued tasks to the sessions of the request whose nodes' gates are open to them, and returns signed
 // offers.
-func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
+func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse,
+	error,
+) {
 	leases := make(map[string]lease, len(req.GetNodes()))
 	var asked ask
 	for _, n := range req.GetNodes() {
@@ -125,7 +127,9 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 
 // sign appends the signed offers to res, and the nodes that got as many as their lease asked for to res.More. It runs
 // outside the transaction, so that signing does not prolong the locks.
-func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, tasks []picked, leases map[string]lease) (*lifecyclev1.LeaseTasksResponse, error) {
+func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, tasks []picked,
+	leases map[string]lease,
+) (*lifecyclev1.LeaseTasksResponse, error) {
 	count := map[string]int32{}
 	for _, t := range tasks {
 		// An attempt that is offered again is signed by the key that signed it first: the node has that key, and it is not
@@ -145,7 +149,8 @@ func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, 
 		res.Tasks = append(res.Tasks, &lifecyclev1.LeasedTask{
 			NodeId: t.NodeID, SessionId: t.session,
 			Offer: &nodev1.TaskOffer{
-				Envelope: signed.Bytes, Signature: signed.Signature, KeyId: signed.KeyID, CorrelationId: t.CorrelationID, WorkflowId: t.RunID,
+				Envelope: signed.Bytes, Signature: signed.Signature, KeyId: signed.KeyID, CorrelationId: t.CorrelationID,
+				WorkflowId: t.RunID,
 			},
 			Task: &nodev1.TaskRef{TaskId: t.TaskID, Attempt: t.Attempt},
 		})
@@ -173,7 +178,8 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Views, []picked, erro
 	var batch pg.Batch
 	gates := gate.QueueLockForWork(&batch, asked.nodes)
 	var rows []leasedRow
-	batch.Queue(leaseTasks, asked.nodes, asked.sessions, asked.generations, asked.limits, asked.keyID).Query(func(found pgx.Rows) error {
+	batch.Queue(leaseTasks, asked.nodes, asked.sessions, asked.generations, asked.limits,
+		asked.keyID).Query(func(found pgx.Rows) error {
 		var err error
 		rows, err = pgx.CollectRows(found, pgx.RowToStructByName[leasedRow])
 		return err
@@ -181,10 +187,11 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Views, []picked, erro
 	if err := batch.Send(ctx, tx); err != nil {
 		return nil, nil, fmt.Errorf("lease tasks: %w", err)
 	}
-	out, err := aside.Rows(ctx, "task", rows, func(r leasedRow) string { return r.TaskID }, func(r leasedRow) (picked, error) {
-		row, err := r.row()
-		return picked{Row: row, keyID: r.KeyID, payload: r.Payload, report: r.Report}, err
-	})
+	out, err := aside.Rows(ctx, "task", rows, func(r leasedRow) string { return r.TaskID },
+		func(r leasedRow) (picked, error) {
+			row, err := r.row()
+			return picked{Row: row, keyID: r.KeyID, payload: r.Payload, report: r.Report}, err
+		})
 	return gates, out, err
 }
 
@@ -195,7 +202,9 @@ const firstNode = "00000000-0000-0000-0000-000000000000"
 // time, from the first one behind after, and calls found for each page that has nodes to list. It reports whether more
 // may become due without an event: tasks that are offered and not delivered, or that may not start yet. Nodes without a
 // session are left out. With an error it returns the node behind which the list is to go on, firstNode otherwise.
-func nodesWithWork(ctx context.Context, q pg.Querier, page int, after string, found func(due []string) error) (bool, string, error) {
+func nodesWithWork(ctx context.Context, q pg.Querier, page int, after string, found func(due []string) error) (bool,
+	string, error,
+) {
 	more := false
 	for {
 		rows, err := pg.All[waitingNode](ctx, q, nodesWithTasks, page, after)

@@ -79,10 +79,18 @@ func TestLeaseStopsAtTheGate(t *testing.T) {
 	cases := []struct {
 		name string
 		node *node
-	}{{"gate shut", shut}, {"older session", behind}, {"session that was not confirmed to lifecycle", ahead}, {"no gate", unknown}}
+	}{
+		{"gate shut", shut},
+		{"older session", behind},
+		{"session that was not confirmed to lifecycle", ahead},
+		{"no gate", unknown},
+	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			req := &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{NodeId: c.node.id, SessionId: c.node.session, Generation: max(c.node.generation, 0), MaxTasks: 8}}}
+			req := &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{
+				NodeId: c.node.id, SessionId: c.node.session,
+				Generation: max(c.node.generation, 0), MaxTasks: 8,
+			}}}
 			res, err := k.tasks.LeaseTasks(t.Context(), req)
 			if err != nil {
 				t.Fatal(err)
@@ -102,7 +110,8 @@ func TestCordonDoesNotStopWhatIsForTheNodeItself(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	k.enqueue(n)
-	if _, err := k.gates.SetCordon(t.Context(), &lifecyclev1.SetCordonRequest{NodeId: n.id, Cordoned: true, Reason: "test"}); err != nil {
+	if _, err := k.gates.SetCordon(t.Context(),
+		&lifecyclev1.SetCordonRequest{NodeId: n.id, Cordoned: true, Reason: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	k.lease(n)
@@ -213,7 +222,8 @@ func TestNoDispatchCommitsAfterTheFence(t *testing.T) {
 		}
 		wg.Go(func() {
 			<-start
-			_, err := k.gates.ApplyFence(t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: n.id, FenceEpoch: 2, Admitted: false})
+			_, err := k.gates.ApplyFence(t.Context(),
+				&lifecyclev1.ApplyFenceRequest{NodeId: n.id, FenceEpoch: 2, Admitted: false})
 			if err != nil {
 				t.Error(err)
 			}
@@ -223,7 +233,8 @@ func TestNoDispatchCommitsAfterTheFence(t *testing.T) {
 		wg.Wait()
 		var before, after int
 		var fenced int64
-		list := testkit.Events(t, k.pool, `(kind = 'gate.changed' AND aggregate_id = $1) OR (kind = 'task.changed' AND node_id = $1)`, n.id)
+		list := testkit.Events(t, k.pool,
+			`(kind = 'gate.changed' AND aggregate_id = $1) OR (kind = 'task.changed' AND node_id = $1)`, n.id)
 		for _, e := range list {
 			if e.Kind == "gate.changed" {
 				fenced = e.Seq
@@ -240,7 +251,8 @@ func TestNoDispatchCommitsAfterTheFence(t *testing.T) {
 		}
 		// A fence reports the leases before it, and no later one would have an event yet.
 		var leased int
-		if err := k.pool.QueryRow(t.Context(), `SELECT count(*) FROM lifecycle.task WHERE node_id = $1 AND attempt > 0`, n.id).Scan(&leased); err != nil {
+		if err := k.pool.QueryRow(t.Context(), `SELECT count(*) FROM lifecycle.task WHERE node_id = $1 AND attempt > 0`,
+			n.id).Scan(&leased); err != nil {
 			t.Fatal(err)
 		}
 		if leased != before {
@@ -272,7 +284,8 @@ func TestFenceWaitsForTheLeaseUnderWay(t *testing.T) {
 	}
 	fenced := make(chan error, 1)
 	go func() {
-		_, err := k.gates.ApplyFence(t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: n.id, FenceEpoch: 2, Admitted: false})
+		_, err := k.gates.ApplyFence(t.Context(),
+			&lifecyclev1.ApplyFenceRequest{NodeId: n.id, FenceEpoch: 2, Admitted: false})
 		fenced <- err
 	}()
 	testkit.Eventually(t, testkit.Patience, func() error { return k.waiting(t.Context()) })
@@ -310,7 +323,8 @@ func TestLowerFenceChangesNothing(t *testing.T) {
 	n := k.node()
 	k.fence(n, 5, false)
 	for _, epoch := range []int64{5, 4, 1} {
-		res, err := k.gates.ApplyFence(t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: n.id, FenceEpoch: epoch, Admitted: true})
+		res, err := k.gates.ApplyFence(t.Context(),
+			&lifecyclev1.ApplyFenceRequest{NodeId: n.id, FenceEpoch: epoch, Admitted: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -333,24 +347,31 @@ func TestSessionsOfABatchDoNotSpoilEachOther(t *testing.T) {
 		n.session = ids.New()
 		return k.sessionReady(n)
 	}
-	older := k.sessionReady(&node{id: old.id, instance: old.instance, ledger: old.ledger, session: ids.New(), generation: 1})
+	older := k.sessionReady(&node{
+		id: old.id, instance: old.instance, ledger: old.ledger, session: ids.New(),
+		generation: 1,
+	})
 	bad := next(forged)
 	state := bad.GetJoinState()
 	state[len(state)-1] ^= 1
 	first, second := next(twice), next(twice)
 	strange := next(odd)
-	strange.TasksInFlight = []*commonv1.TaskInFlight{{TaskId: "not an id", Attempt: 1}, {TaskId: ids.New(), Attempt: 9, State: running}}
+	strange.TasksInFlight = []*commonv1.TaskInFlight{
+		{TaskId: "not an id", Attempt: 1},
+		{TaskId: ids.New(), Attempt: 9, State: running},
+	}
 	reqs := []*lifecyclev1.SessionReady{next(good), bad, older, next(shut), second, first, strange}
 	res, err := k.gates.SessionsReady(t.Context(), &lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: reqs})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []commonv1.Reason{
-		0, commonv1.Reason_REASON_SESSION_UNKNOWN, commonv1.Reason_REASON_SESSION_SUPERSEDED, commonv1.Reason_REASON_NODE_NOT_ADMITTED, 0,
-		commonv1.Reason_REASON_SESSION_SUPERSEDED, 0,
+		0, commonv1.Reason_REASON_SESSION_UNKNOWN, commonv1.Reason_REASON_SESSION_SUPERSEDED,
+		commonv1.Reason_REASON_NODE_NOT_ADMITTED, 0, commonv1.Reason_REASON_SESSION_SUPERSEDED, 0,
 	}
 	for i, one := range res.GetResults() {
-		if one.GetDenial().GetReason() != want[i] || one.GetAccepted() != (want[i] == 0) || one.GetSessionId() != reqs[i].GetSessionId() {
+		if one.GetDenial().GetReason() != want[i] || one.GetAccepted() != (want[i] == 0) ||
+			one.GetSessionId() != reqs[i].GetSessionId() {
 			t.Errorf("session %d: %v", i, one)
 		}
 		if d := one.GetDenial(); d != nil && d.GetAction() != commonv1.Action_ACTION_WAIT {
@@ -368,7 +389,10 @@ func TestARefusedDeployIsAnnounced(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	row := k.enqueue(n, ofType(commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY), func(s *task.Spec) {
-		s.Payload = &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{Name: "w", SealedEnv: map[string][]byte{"SECRET": []byte("of no key")}}}
+		s.Payload = &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{
+			Name:      "w",
+			SealedEnv: map[string][]byte{"SECRET": []byte("of no key")},
+		}}
 	})
 	said := 0
 	k.tasks = task.NewServer(task.Deps{

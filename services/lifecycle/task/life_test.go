@@ -34,7 +34,8 @@ func TestReconcileWithTheSameLedger(t *testing.T) {
 	k.delivered(n, refs[held.TaskID], refs[begun.TaskID], refs[done.TaskID])
 	k.started(n, refs[done.TaskID])
 	// The offer of `lost` never arrived; `begun` has started and `done` has ended, and neither was reported.
-	k.ready(n, inFlight(refs[held.TaskID], delivered), inFlight(refs[begun.TaskID], running), inFlight(refs[done.TaskID], succeeded))
+	k.ready(n, inFlight(refs[held.TaskID], delivered), inFlight(refs[begun.TaskID], running),
+		inFlight(refs[done.TaskID], succeeded))
 	k.wants(held.TaskID, delivered, 1, 0)
 	k.wants(begun.TaskID, running, 1, 0)
 	k.wants(done.TaskID, running, 1, 0)
@@ -181,7 +182,8 @@ func (k *kit) session(n *node, open bool) {
 func (k *kit) beat(n *node) {
 	k.t.Helper()
 	var replica string
-	if err := k.pool.QueryRow(k.t.Context(), `SELECT replica_id::text FROM lifecycle.node_gate WHERE node_id = $1`, n.id).Scan(&replica); err != nil {
+	if err := k.pool.QueryRow(k.t.Context(), `SELECT replica_id::text FROM lifecycle.node_gate WHERE node_id = $1`,
+		n.id).Scan(&replica); err != nil {
 		k.t.Fatal(err)
 	}
 	testkit.Beat(k.db, replica, "", 0, false)
@@ -195,7 +197,8 @@ func (k *kit) tx(fn func(context.Context, pgx.Tx) error) {
 }
 
 func (k *kit) change(id string, verb lifecyclev1.TaskVerb) (*lifecyclev1.Task, error) {
-	res, err := k.tasks.ChangeTask(k.t.Context(), &lifecyclev1.ChangeTaskRequest{TaskId: id, Verb: verb, Reason: "a test's"})
+	res, err := k.tasks.ChangeTask(k.t.Context(),
+		&lifecyclev1.ChangeTaskRequest{TaskId: id, Verb: verb, Reason: "a test's"})
 	return res.GetTask(), err
 }
 
@@ -212,7 +215,8 @@ func TestCancel(t *testing.T) {
 	run := ids.New()
 	sent := k.enqueue(n, ofRun(run))
 	ref := k.lease(n)
-	waits, undo := k.enqueue(n, ofRun(run)), k.enqueue(n, func(s *task.Spec) { s.RunID, s.IdempotencyKey = run, run+"/1/undo/1" })
+	waits, undo := k.enqueue(n, ofRun(run)),
+		k.enqueue(n, func(s *task.Spec) { s.RunID, s.IdempotencyKey = run, run+"/1/undo/1" })
 	var rows []task.Row
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		var err error
@@ -226,7 +230,8 @@ func TestCancel(t *testing.T) {
 	k.wants(sent.TaskID, dispatched, 1, 0) // cancel requested: its agent reports how it ended
 	k.wants(undo.TaskID, queued, 0, 0)
 	// The node's next session gets the cancel again.
-	if res := k.ready(n, inFlight(ref, running)); len(res.GetCancel()) != 1 || res.GetCancel()[0].GetTaskId() != sent.TaskID {
+	if res := k.ready(n, inFlight(ref, running)); len(res.GetCancel()) != 1 ||
+		res.GetCancel()[0].GetTaskId() != sent.TaskID {
 		t.Errorf("cancels %v", res.GetCancel())
 	}
 	k.result(n, ref, cancelled)
@@ -246,7 +251,10 @@ func TestRequeueAndClose(t *testing.T) {
 	for _, l := range k.leaseOf(n).GetTasks() {
 		k.delivered(n, l.GetTask())
 	}
-	for _, verb := range []lifecyclev1.TaskVerb{lifecyclev1.TaskVerb_TASK_VERB_REQUEUE, lifecyclev1.TaskVerb_TASK_VERB_CLOSE} {
+	for _, verb := range []lifecyclev1.TaskVerb{
+		lifecyclev1.TaskVerb_TASK_VERB_REQUEUE,
+		lifecyclev1.TaskVerb_TASK_VERB_CLOSE,
+	} {
 		_, err := k.change(safe.TaskID, verb)
 		wantReason(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
 	}
@@ -344,7 +352,8 @@ func (k *kit) watch(ctx context.Context) <-chan *lifecyclev1.WatchWorkResponse {
 		k.t.Fatal(err)
 	}
 	persons := rpc.NewPersonVerifier(set, nil)
-	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: testkit.Logger(k.t), Persons: persons}, rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: a.ServerTLS(k.t, "lifecycle")})
+	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: testkit.Logger(k.t), Persons: persons},
+		rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: a.ServerTLS(k.t, "lifecycle")})
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -353,7 +362,8 @@ func (k *kit) watch(ctx context.Context) <-chan *lifecyclev1.WatchWorkResponse {
 		k.t.Fatal(err)
 	}
 	rpctest.Run(k.t, srv)
-	client := lifecyclev1connect.NewTaskServiceClient(a.Client(k.t, "lifecycle", a.Service(k.t, "nodeapi")), "https://"+srv.Addr().String(), rpc.ClientOptions(rpc.ClientConfig{})...)
+	client := lifecyclev1connect.NewTaskServiceClient(a.Client(k.t, "lifecycle", a.Service(k.t, "nodeapi")),
+		"https://"+srv.Addr().String(), rpc.ClientOptions(rpc.ClientConfig{})...)
 	stream, err := client.WatchWork(ctx, &lifecyclev1.WatchWorkRequest{ReplicaId: ids.New()})
 	if err != nil {
 		k.t.Fatal(err)
@@ -426,7 +436,8 @@ func TestASweepThatEndsALeaseReportsIt(t *testing.T) {
 	row := k.enqueue(n)
 	k.lease(n)
 	k.session(n, false)
-	if _, err := k.pool.Exec(t.Context(), `UPDATE lifecycle.task SET expires_at = mesh.clock() WHERE task_id = $1`, row.TaskID); err != nil {
+	if _, err := k.pool.Exec(t.Context(), `UPDATE lifecycle.task SET expires_at = mesh.clock() WHERE task_id = $1`,
+		row.TaskID); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := k.tasks.Sweep(t.Context()); err != nil || s.Unknown != 1 {

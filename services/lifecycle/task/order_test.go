@@ -82,7 +82,10 @@ func TestABatchOfSessionsLocksItsTasks(t *testing.T) {
 		if err := k.tasks.Lock(ctx, tx, ready); err != nil {
 			return err
 		}
-		for id, want := range map[string]bool{flying.TaskID: true, named.TaskID: true, waits.TaskID: false, elsewhere.TaskID: false} {
+		for id, want := range map[string]bool{
+			flying.TaskID: true, named.TaskID: true, waits.TaskID: false,
+			elsewhere.TaskID: false,
+		} {
 			if held, err := k.lockedTask(ctx, id); err != nil || held != want {
 				t.Errorf("task %s is locked: %t, %v; want %t", id, held, err, want)
 			}

@@ -17,7 +17,8 @@ func (k *kit) carries(what, taskID string, state commonv1.TaskState, want bool) 
 	k.t.Helper()
 	var got bool
 	var is string
-	err := k.pool.QueryRow(k.t.Context(), `SELECT payload <> '', state FROM lifecycle.task WHERE task_id = $1`, taskID).Scan(&got, &is)
+	err := k.pool.QueryRow(k.t.Context(), `SELECT payload <> '', state FROM lifecycle.task WHERE task_id = $1`,
+		taskID).Scan(&got, &is)
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -29,7 +30,10 @@ func (k *kit) carries(what, taskID string, state commonv1.TaskState, want bool) 
 // carrying queues a deploy with a credential.
 func carrying(s *task.Spec) {
 	s.Type = deploy
-	s.Payload = &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{Name: "web"}, SecretEnv: map[string]string{"TOKEN": "secret"}}
+	s.Payload = &nodev1.WorkloadDeploy{
+		Workload:  &nodev1.Workload{Name: "web"},
+		SecretEnv: map[string]string{"TOKEN": "secret"},
+	}
 }
 
 // TestPayloadsGoAtEveryEnd: a payload that may not be sent again is cleared, in whichever state the task ended.
@@ -104,7 +108,8 @@ func TestPayloadsOfEarlierBuildsAreCleared(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	left, open := k.enqueue(n, carrying), k.enqueue(n, carrying)
-	_, err := k.pool.Exec(t.Context(), `UPDATE lifecycle.task SET state = 'expired', expires_at = mesh.clock() WHERE task_id = $1`, left.TaskID)
+	_, err := k.pool.Exec(t.Context(),
+		`UPDATE lifecycle.task SET state = 'expired', expires_at = mesh.clock() WHERE task_id = $1`, left.TaskID)
 	if err != nil {
 		t.Fatal(err)
 	}

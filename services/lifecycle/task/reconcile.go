@@ -47,7 +47,9 @@ func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 // offered for a moment.
 //
 // In rollback mode the session gets no cancels: tasks that are not known here may be work that this database lost.
-func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (gate.Reconciled, error) {
+func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedger bool,
+	inFlight []*commonv1.TaskInFlight,
+) (gate.Reconciled, error) {
 	agent := make(map[string]*commonv1.TaskInFlight, len(inFlight))
 	highest := map[string]int32{}
 	var asked []string
@@ -113,7 +115,8 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 			// It is to be cancelled and not in the agent's ledger: it ends here, and the agent gets the cancel in case an offer
 			// is still on its way.
 			out.Cancel = append(out.Cancel, ref)
-			if err := s.end(ctx, tx, r, commonv1.TaskState_TASK_STATE_CANCELLED, "cancelled before the agent had it"); err != nil {
+			if err := s.end(ctx, tx, r, commonv1.TaskState_TASK_STATE_CANCELLED,
+				"cancelled before the agent had it"); err != nil {
 				return gate.Reconciled{}, err
 			}
 		default:
@@ -136,7 +139,9 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 }
 
 // adopt moves a task that is in the agent's ledger to the new session.
-func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.TaskInFlight, epoch int64, sessionID string) error {
+func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.TaskInFlight, epoch int64,
+	sessionID string,
+) error {
 	state := r.State
 	if theirs.GetState() == commonv1.TaskState_TASK_STATE_RUNNING || Terminal(theirs.GetState()) {
 		state = commonv1.TaskState_TASK_STATE_RUNNING
@@ -150,7 +155,8 @@ func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.T
 // attempt of it and is expected to report that with its envelope. If the agent does not, the row's attempt is offered.
 func (s *Server) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) error {
 	if r.State != commonv1.TaskState_TASK_STATE_QUEUED {
-		if err := s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID, "the agent has a later attempt"); err != nil {
+		if err := s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID,
+			"the agent has a later attempt"); err != nil {
 			return err
 		}
 	}
@@ -186,7 +192,9 @@ func (s *Server) end(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskS
 }
 
 // move changes the state and the session of a task whose row is locked, and appends its event.
-func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, epoch int64, sessionID, detail string) error {
+func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, epoch int64, sessionID,
+	detail string,
+) error {
 	moved, err := one(ctx, tx, moveTask, r.TaskID, names.Of(state), epoch, sessionID)
 	if err != nil {
 		return fmt.Errorf("move task %s: %w", r.TaskID, err)

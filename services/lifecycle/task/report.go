@@ -62,7 +62,9 @@ func resultState(s commonv1.TaskState) commonv1.TaskState {
 }
 
 // ReportTasks applies agents' reports of their tasks, under the gates of their nodes.
-func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
+func (s *Server) ReportTasks(ctx context.Context,
+	req *lifecyclev1.ReportTasksRequest,
+) (*lifecyclev1.ReportTasksResponse, error) {
 	defer s.standing.reported(req.GetReports())
 	words, order, contradictions := gather(req)
 	nodes := make([]string, 0, len(req.GetReports()))
@@ -106,7 +108,8 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 			if gates[r.GetNodeId()].Admitted {
 				done.answer(r, one)
 			} else {
-				one.Denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut: kept as late evidence"), "")
+				one.Denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED,
+					"the gate of this node is shut: kept as late evidence"), "")
 			}
 			res.Results = append(res.Results, one)
 		}
@@ -169,7 +172,8 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]taskUpdate, []strin
 				case w.result == nil:
 					w.result = f
 				case resultState(w.result.GetState()) != resultState(f.GetState()):
-					contradictions = append(contradictions, taskUpdate{ref: f.GetTask(), node: w.node, epoch: r.GetGeneration(), session: r.GetSessionId(), result: f})
+					contradictions = append(contradictions,
+						taskUpdate{ref: f.GetTask(), node: w.node, epoch: r.GetGeneration(), session: r.GetSessionId(), result: f})
 				}
 			})
 		}
@@ -229,7 +233,9 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 // apply locks the gates of nodes and moves the tasks of those that are admitted forward. An update of an attempt above
 // the row's is applied after the row has adopted the attempt, or refused if no envelope proves it. Any other update
 // that moves no task is kept as late evidence if it is a result, and ignored otherwise.
-func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]taskUpdate, order []string, durable bool) (gate.Views, applied, error) {
+func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]taskUpdate, order []string,
+	durable bool,
+) (gate.Views, applied, error) {
 	done := applied{settled: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
 	all := make([]taskUpdate, len(order))
 	for i, k := range order {
@@ -251,7 +257,8 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map
 	if err != nil {
 		return nil, done, err
 	}
-	rest := slices.DeleteFunc(all, func(w taskUpdate) bool { return !gates[w.node].Admitted || moved[updateKey(w.node, w.ref)] })
+	rest := slices.DeleteFunc(all,
+		func(w taskUpdate) bool { return !gates[w.node].Admitted || moved[updateKey(w.node, w.ref)] })
 	adopted, err := s.adoptProven(ctx, tx, rest, &done)
 	if err != nil {
 		return nil, done, err
@@ -302,7 +309,8 @@ func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 	}
 	rows := &[]reportedRow{}
 	// A report moves a task only forward: rank is the order of the states, terminal last.
-	batch.Queue(applyReports, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs).Query(func(found pgx.Rows) error {
+	batch.Queue(applyReports, taskIDs, nodes, attempts, states, notes, reasons, texts,
+		outputs).Query(func(found pgx.Rows) error {
 		var err error
 		*rows, err = pgx.CollectRows(found, pgx.RowToStructByName[reportedRow])
 		return err
@@ -312,7 +320,9 @@ func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 
 // advanced appends the events of the tasks that were moved, records the settled results and the runs to wake in done,
 // and returns the attempts that were moved.
-func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskUpdate, rows []reportedRow, done *applied) (map[string]bool, error) {
+func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskUpdate, rows []reportedRow,
+	done *applied,
+) (map[string]bool, error) {
 	advanced := make(map[string]bool, len(rows))
 	var evs []events.Event
 	for _, reported := range rows {

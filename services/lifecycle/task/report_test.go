@@ -274,7 +274,8 @@ func TestReportsOfManyNodesAreOneCommit(t *testing.T) {
 	req := &lifecyclev1.ReportTasksRequest{}
 	for i, n := range nodes {
 		req.Reports = append(req.Reports, &lifecyclev1.NodeReport{
-			NodeId: n.id, SessionId: n.session, Generation: n.generation, Results: []*nodev1.TaskResult{{Task: refs[i], State: succeeded}},
+			NodeId: n.id, SessionId: n.session, Generation: n.generation,
+			Results: []*nodev1.TaskResult{{Task: refs[i], State: succeeded}},
 		})
 	}
 	res, err := k.tasks.ReportTasks(t.Context(), req)
@@ -299,7 +300,8 @@ func TestACopiedDiskDoesNotSpeakForItsOriginal(t *testing.T) {
 		ref := k.lease(own)
 		word := func(n *node, state commonv1.TaskState) *lifecyclev1.NodeReport {
 			return &lifecyclev1.NodeReport{
-				NodeId: n.id, SessionId: n.session, Generation: n.generation, LedgerId: own.ledger, Results: []*nodev1.TaskResult{{Task: ref, State: state}},
+				NodeId: n.id, SessionId: n.session, Generation: n.generation, LedgerId: own.ledger,
+				Results: []*nodev1.TaskResult{{Task: ref, State: state}},
 			}
 		}
 		reports := []*lifecyclev1.NodeReport{word(own, succeeded), word(twin, failed)}

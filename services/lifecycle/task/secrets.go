@@ -36,7 +36,8 @@ func (s *Server) openValues(ctx context.Context, tx pgx.Tx, tasks []picked) ([]p
 		if !ok {
 			return nil, err
 		}
-		if _, _, err := s.change(ctx, tx, t.Row, commonv1.TaskState_TASK_STATE_FAILED, setRefused, refusal.Public, names.Of(refusal.Reason)); err != nil {
+		if _, _, err := s.change(ctx, tx, t.Row, commonv1.TaskState_TASK_STATE_FAILED, setRefused, refusal.Public,
+			names.Of(refusal.Reason)); err != nil {
 			return nil, err
 		}
 	}
@@ -52,7 +53,8 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 	if err := proto.Unmarshal(t.payload, deploy); err != nil {
 		return t.payload, nil //nolint:nilerr // the agent cannot read it either, and refuses this one task
 	}
-	if err := s.deps.Secrets.OpenDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
+	if err := s.deps.Secrets.OpenDeploy(deploy,
+		secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
 		return nil, err
 	}
 	// Marshal deterministically: the task must have the same bytes each time it is offered.
@@ -117,7 +119,8 @@ func (s *Server) sealStored(ctx context.Context, t storedDeploy) (bool, error) {
 	if err := proto.Unmarshal(t.Payload, deploy); err == nil {
 		keys = secretenv.KeysOfDeploy(deploy)
 		if keys != "" && keys != s.deps.Secrets.First() {
-			if err := s.deps.Secrets.ResealDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
+			if err := s.deps.Secrets.ResealDeploy(deploy,
+				secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
 				return false, err
 			}
 			keys = s.deps.Secrets.First()

@@ -73,7 +73,9 @@ func NewServer(deps Deps) *Server {
 
 // EnqueueProbe queues a task that does nothing. A probe ignores the cordon, but nothing is dispatched to a node whose
 // gate is shut.
-func (s *Server) EnqueueProbe(ctx context.Context, req *lifecyclev1.EnqueueProbeRequest) (*lifecyclev1.EnqueueProbeResponse, error) {
+func (s *Server) EnqueueProbe(ctx context.Context,
+	req *lifecyclev1.EnqueueProbeRequest,
+) (*lifecyclev1.EnqueueProbeResponse, error) {
 	by := rpc.ActorFrom(ctx)
 	k := "probe/" + ids.New()
 	if req.GetIdempotencyKey() != "" {
@@ -91,10 +93,15 @@ func (s *Server) EnqueueProbe(ctx context.Context, req *lifecyclev1.EnqueueProbe
 }
 
 // ChangeTask cancels, requeues or closes a task.
-func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequest) (*lifecyclev1.ChangeTaskResponse, error) {
+func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequest) (*lifecyclev1.ChangeTaskResponse,
+	error,
+) {
 	by := rpc.ActorFrom(ctx)
 	res := &lifecyclev1.ChangeTaskResponse{}
-	e := audit.Entry{Action: "task." + names.Of(req.GetVerb()), Reason: req.GetReason(), SubjectType: "task", SubjectID: req.GetTaskId()}
+	e := audit.Entry{
+		Action: "task." + names.Of(req.GetVerb()), Reason: req.GetReason(), SubjectType: "task",
+		SubjectID: req.GetTaskId(),
+	}
 	var changed Row
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
@@ -204,17 +211,20 @@ func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (
 		unmet = append(unmet, "the task is "+names.Of(r.State)+", not outcome_unknown or expired")
 	}
 	if !Requeueable(r.Type) {
-		unmet = append(unmet, "what a task of type "+r.Type+" carried went with its end: the operation that wanted it queues it anew")
+		unmet = append(unmet, "what a task of type "+r.Type+
+			" carried went with its end: the operation that wanted it queues it anew")
 	}
 	if len(unmet) > 0 {
-		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again", fault.Unmet(unmet...))
+		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again",
+			fault.Unmet(unmet...))
 	}
 	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_QUEUED, setQueued, reason)
 }
 
 func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
 	if r.State != commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN {
-		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a task whose outcome is unknown is closed by a person's judgement",
+		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"only a task whose outcome is unknown is closed by a person's judgement",
 			fault.Unmet("the task is "+names.Of(r.State)+", not outcome_unknown"))
 	}
 	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_FAILED, setError, reason)

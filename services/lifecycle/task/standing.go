@@ -120,7 +120,8 @@ func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused 
 func (s *standing) drop(nodeID string, refused stand) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at := s.nodes[nodeID]; at.out == refused.out && at.session == refused.session && at.generation == refused.generation {
+	if at := s.nodes[nodeID]; at.out == refused.out && at.session == refused.session &&
+		at.generation == refused.generation {
 		delete(s.nodes, nodeID)
 	}
 }

@@ -26,7 +26,10 @@ func TestOffersOfOneMessageNameTheirOwnSessions(t *testing.T) {
 		out, node := newOutlet(), ids.New()
 		want := map[string]string{}
 		for _, session := range []string{"former", "current"} {
-			row := Row{TaskID: ids.New(), Type: "probe.noop", NodeID: node, Attempt: 1, NotBefore: time.Now(), ExpiresAt: time.Now().Add(time.Minute)}
+			row := Row{
+				TaskID: ids.New(), Type: "probe.noop", NodeID: node, Attempt: 1, NotBefore: time.Now(),
+				ExpiresAt: time.Now().Add(time.Minute),
+			}
 			task := picked{Row: row, session: session, keyID: key.ID()}
 			want[task.TaskID] = session
 			out.add(task)

@@ -62,7 +62,8 @@ func (s *streamed) offered(stream *workStream, n *node, id string) *nodev1.TaskR
 		s.k.t.Fatalf("task %s was not offered within %s", id, testkit.Patience)
 	}
 	tasks := res.GetLease().GetTasks()
-	if res.GetId() != 0 || len(tasks) != 1 || tasks[0].GetTask().GetTaskId() != id || tasks[0].GetSessionId() != n.session || tasks[0].GetNodeId() != n.id {
+	if res.GetId() != 0 || len(tasks) != 1 || tasks[0].GetTask().GetTaskId() != id ||
+		tasks[0].GetSessionId() != n.session || tasks[0].GetNodeId() != n.id {
 		s.k.t.Fatalf("unasked came %v", res)
 	}
 	return tasks[0].GetTask()
@@ -116,7 +117,8 @@ func TestALeaseThatNobodyAskedForIsHeldToTheGate(t *testing.T) {
 			if err != nil {
 				s.k.t.Fatal(err)
 			}
-			if _, err := tx.Exec(s.k.t.Context(), `UPDATE lifecycle.node_gate SET admitted = false WHERE node_id = $1`, n.id); err != nil {
+			if _, err := tx.Exec(s.k.t.Context(), `UPDATE lifecycle.node_gate SET admitted = false WHERE node_id = $1`,
+				n.id); err != nil {
 				s.k.t.Fatal(err)
 			}
 			return func() { _ = tx.Rollback(context.WithoutCancel(s.k.t.Context())) }
@@ -181,7 +183,8 @@ func TestWhatIsUndoneIsOfferedToNobody(t *testing.T) {
 	var id string
 	in := func(n *node, end error) error {
 		return pg.InTx(t.Context(), s.k.pool, func(ctx context.Context, tx pgx.Tx) error {
-			row, err := s.k.tasks.Enqueue(ctx, tx, task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{}})
+			row, err := s.k.tasks.Enqueue(ctx, tx,
+				task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{}})
 			id = row.TaskID
 			return errors.Join(err, end)
 		})
@@ -277,7 +280,8 @@ func TestLargeTasksComeInSeveralMessages(t *testing.T) {
 	want := map[string]bool{}
 	err = pg.InTx(t.Context(), s.k.pool, func(ctx context.Context, tx pgx.Tx) error {
 		for _, n := range list {
-			row, err := s.k.tasks.Enqueue(ctx, tx, task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: large})
+			row, err := s.k.tasks.Enqueue(ctx, tx,
+				task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: large})
 			if err != nil {
 				return err
 			}

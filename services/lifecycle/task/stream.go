@@ -22,7 +22,9 @@ const streamedAtOnce = 32
 
 // StreamWork serves the leases and reports of one replica of nodeapi over one stream, as LeaseTasks and ReportTasks do,
 // and sends the replica the tasks that were leased to its sessions as they were queued.
-func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[lifecyclev1.StreamWorkRequest, lifecyclev1.StreamWorkResponse]) error {
+func (s *Server) StreamWork(ctx context.Context,
+	stream *connect.BidiStream[lifecyclev1.StreamWorkRequest, lifecyclev1.StreamWorkResponse],
+) error {
 	var sending sync.Mutex
 	send := func(res *lifecyclev1.StreamWorkResponse) error {
 		sending.Lock()
@@ -76,7 +78,9 @@ func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[life
 }
 
 // streamed serves one request of a stream and returns its response. out is the outlet to the stream's replica.
-func (s *Server) streamed(ctx context.Context, out *outlet, req *lifecyclev1.StreamWorkRequest) *lifecyclev1.StreamWorkResponse {
+func (s *Server) streamed(ctx context.Context, out *outlet,
+	req *lifecyclev1.StreamWorkRequest,
+) *lifecyclev1.StreamWorkResponse {
 	// Like a call under way, the request outlives the drain signal, which ends the stream: it is answered before the
 	// stream has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(req.GetTimeoutMs())*time.Millisecond)
@@ -94,11 +98,12 @@ func (s *Server) streamed(ctx context.Context, out *outlet, req *lifecyclev1.Str
 			return err
 		})
 	case *lifecyclev1.StreamWorkRequest_Report:
-		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceReportTasksProcedure, r.Report, func(ctx context.Context) error {
-			res, err := s.ReportTasks(ctx, r.Report)
-			answer.Response = &lifecyclev1.StreamWorkResponse_Report{Report: res}
-			return err
-		})
+		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceReportTasksProcedure, r.Report,
+			func(ctx context.Context) error {
+				res, err := s.ReportTasks(ctx, r.Report)
+				answer.Response = &lifecyclev1.StreamWorkResponse_Report{Report: res}
+				return err
+			})
 	case *lifecyclev1.StreamWorkRequest_End:
 		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceStreamWorkProcedure, r.End, func(context.Context) error {
 			s.standing.end(out, r.End.GetSessions())

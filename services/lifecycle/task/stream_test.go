@@ -36,7 +36,11 @@ func newStreamed(t *testing.T) *streamed {
 	if s.registry, err = obs.NewRegistry(); err != nil {
 		t.Fatal(err)
 	}
-	server, err := rpc.NewServer(testkit.Context(t), rpc.ServerDeps{Logger: testkit.Logger(t), Registerer: s.registry.ForService("lifecycle"), Persons: rpc.NewPersonVerifier(nil, nil)},
+	server, err := rpc.NewServer(testkit.Context(t),
+		rpc.ServerDeps{
+			Logger: testkit.Logger(t), Registerer: s.registry.ForService("lifecycle"),
+			Persons: rpc.NewPersonVerifier(nil, nil),
+		},
 		rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: s.authorities.ServerTLS(t, "lifecycle")})
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +67,8 @@ type workStream = connect.BidiStreamForClientSimple[lifecyclev1.StreamWorkReques
 func (s *streamed) open(service string) (*workStream, error) {
 	t := s.k.t
 	t.Helper()
-	client := lifecyclev1connect.NewTaskServiceClient(s.authorities.Client(t, "lifecycle", s.authorities.Service(t, service)), s.url,
+	client := lifecyclev1connect.NewTaskServiceClient(s.authorities.Client(t, "lifecycle",
+		s.authorities.Service(t, service)), s.url,
 		rpc.ClientOptions(rpc.ClientConfig{})...)
 	stream, err := client.StreamWork(testkit.Context(t))
 	if err != nil {
@@ -98,9 +103,15 @@ func (s *streamed) ask(stream *workStream, req *lifecyclev1.StreamWorkRequest) *
 }
 
 func leaseFrame(id int64, n *node) *lifecyclev1.StreamWorkRequest {
-	return &lifecyclev1.StreamWorkRequest{Id: id, Request: &lifecyclev1.StreamWorkRequest_Lease{Lease: &lifecyclev1.LeaseTasksRequest{
-		ReplicaId: ids.New(), Nodes: []*lifecyclev1.NodeLease{{NodeId: n.id, SessionId: n.session, Generation: n.generation, MaxTasks: 4}},
-	}}}
+	return &lifecyclev1.StreamWorkRequest{
+		Id: id,
+		Request: &lifecyclev1.StreamWorkRequest_Lease{Lease: &lifecyclev1.LeaseTasksRequest{
+			ReplicaId: ids.New(), Nodes: []*lifecyclev1.NodeLease{{
+				NodeId: n.id, SessionId: n.session, Generation: n.generation,
+				MaxTasks: 4,
+			}},
+		}},
+	}
 }
 
 // TestAStreamCarriesLeasesAndReports holds that a task is leased and its result acknowledged over one stream, and that

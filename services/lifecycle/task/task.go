@@ -118,11 +118,12 @@ func Terminal(s commonv1.TaskState) bool {
 func (r Row) Proto() *lifecyclev1.Task {
 	t, _ := names.Parse[commonv1.TaskType](r.Type)
 	p := &lifecyclev1.Task{
-		TaskId: r.TaskID, Type: t, NodeId: r.NodeID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, RunId: r.RunID, Epoch: r.Epoch, OpSeq: r.OpSeq,
-		State: r.State, Attempt: r.Attempt, IdempotencyKey: r.IdemKey, SessionEpoch: r.SessionEpoch,
-		CreatedAt: timestamppb.New(r.CreatedAt), NotBefore: timestamppb.New(r.NotBefore), ExpiresAt: timestamppb.New(r.ExpiresAt),
-		StateAt: timestamppb.New(r.StateAt), Error: r.Error, Note: r.Note, LateEvidence: r.LateEvidence,
-		CorrelationId: r.CorrelationID, Version: r.Version, CancelRequested: r.CancelAsked, CreatedBy: r.CreatedBy,
+		TaskId: r.TaskID, Type: t, NodeId: r.NodeID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, RunId: r.RunID,
+		Epoch: r.Epoch, OpSeq: r.OpSeq, State: r.State, Attempt: r.Attempt, IdempotencyKey: r.IdemKey,
+		SessionEpoch: r.SessionEpoch, CreatedAt: timestamppb.New(r.CreatedAt), NotBefore: timestamppb.New(r.NotBefore),
+		ExpiresAt: timestamppb.New(r.ExpiresAt), StateAt: timestamppb.New(r.StateAt), Error: r.Error, Note: r.Note,
+		LateEvidence: r.LateEvidence, CorrelationId: r.CorrelationID, Version: r.Version, CancelRequested: r.CancelAsked,
+		CreatedBy: r.CreatedBy,
 	}
 	if r.Reason != "" {
 		p.Reason, _ = names.Parse[commonv1.Reason](r.Reason)
@@ -140,13 +141,17 @@ func (r Row) event(transitions ...*lifecyclev1.TaskTransition) events.Event {
 		Kind: "task.changed", Unnamed: true, AggregateType: "task", AggregateID: r.TaskID, AggregateVersion: r.Version,
 		Payload: &lifecyclev1.TaskChanged{Task: r.Proto(), Transitions: transitions},
 		Correlation: events.Correlation{
-			CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, WorkflowID: r.RunID, TaskID: r.TaskID, NodeID: r.NodeID,
+			CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, WorkflowID: r.RunID,
+			TaskID: r.TaskID, NodeID: r.NodeID,
 		},
 	}
 }
 
 func (r Row) transition(state commonv1.TaskState, detail string) *lifecyclev1.TaskTransition {
-	return &lifecyclev1.TaskTransition{State: state, At: timestamppb.New(r.StateAt), SessionEpoch: r.SessionEpoch, Attempt: r.Attempt, Detail: detail}
+	return &lifecyclev1.TaskTransition{
+		State: state, At: timestamppb.New(r.StateAt), SessionEpoch: r.SessionEpoch,
+		Attempt: r.Attempt, Detail: detail,
+	}
 }
 
 // Enqueue queues a task in a transaction of the caller's, or returns the task that was queued with the same key before.
@@ -239,9 +244,9 @@ func (s Spec) make() (newTask, error) {
 		t.secretKeys = secretenv.KeysOfDeploy(deploy)
 	}
 	t.row = Row{
-		TaskID: ids.New(), Type: names.Of(s.Type), NodeID: s.NodeID, WorkspaceID: s.WorkspaceID, TenantID: s.TenantID, RunID: s.RunID,
-		Epoch: s.Epoch, OpSeq: s.OpSeq, State: commonv1.TaskState_TASK_STATE_QUEUED, IdemKey: s.IdempotencyKey, Output: []byte{},
-		CorrelationID: s.CorrelationID, CreatedBy: s.CreatedBy, Version: 1,
+		TaskID: ids.New(), Type: names.Of(s.Type), NodeID: s.NodeID, WorkspaceID: s.WorkspaceID, TenantID: s.TenantID,
+		RunID: s.RunID, Epoch: s.Epoch, OpSeq: s.OpSeq, State: commonv1.TaskState_TASK_STATE_QUEUED,
+		IdemKey: s.IdempotencyKey, Output: []byte{}, CorrelationID: s.CorrelationID, CreatedBy: s.CreatedBy, Version: 1,
 	}
 	return t, nil
 }

@@ -24,7 +24,8 @@ func TestAnUnknownStateStopsNoOtherReport(t *testing.T) {
 		}
 	}
 	res, err := k.tasks.ReportTasks(t.Context(), &lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{
-		reportOf(odd, refOfOdd, commonv1.TaskState_TASK_STATE_FAILED), reportOf(plain, refOfPlain, commonv1.TaskState_TASK_STATE_SUCCEEDED),
+		reportOf(odd, refOfOdd, commonv1.TaskState_TASK_STATE_FAILED),
+		reportOf(plain, refOfPlain, commonv1.TaskState_TASK_STATE_SUCCEEDED),
 	}})
 	if err != nil {
 		t.Fatalf("one unknown state refuses the batch: %v", err)

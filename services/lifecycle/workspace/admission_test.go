@@ -57,7 +57,8 @@ func newBed(t *testing.T, joins *lock.Lock) *bed {
 		t.Fatal(err)
 	}
 	return &bed{t: t, db: db, server: NewServer(Deps{
-		Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: joins, Policy: policy.Fixed{Set: policy.Defaults()},
+		Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: joins,
+		Policy:       policy.Fixed{Set: policy.Defaults()},
 		Secrets:      secretKeys(t, secretenv.NewKey()),
 		DefaultQuota: Quota{Workspaces: 3, GPUs: 4, StorageBytes: 1 << 40},
 	})}
@@ -183,20 +184,36 @@ func TestRefusalsChangeNothing(t *testing.T) {
 		req  *lifecyclev1.CreateWorkspace
 		want commonv1.Reason
 	}{
-		{"unknown tenant", &lifecyclev1.CreateWorkspace{Tenant: "nobody", Name: "demo"}, commonv1.Reason_REASON_TENANT_UNKNOWN},
-		{"too many GPUs", &lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Gpus: 5}}, commonv1.Reason_REASON_QUOTA_EXCEEDED},
-		{"region", &lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Region: "mars"}}, commonv1.Reason_REASON_REGION_UNAVAILABLE},
+		{
+			"unknown tenant", &lifecyclev1.CreateWorkspace{Tenant: "nobody", Name: "demo"},
+			commonv1.Reason_REASON_TENANT_UNKNOWN,
+		},
+		{"too many GPUs", &lifecyclev1.CreateWorkspace{
+			Tenant: "acme", Name: "demo",
+			Spec: &lifecyclev1.WorkspaceSpec{Gpus: 5},
+		}, commonv1.Reason_REASON_QUOTA_EXCEEDED},
+		{"region", &lifecyclev1.CreateWorkspace{
+			Tenant: "acme", Name: "demo",
+			Spec: &lifecyclev1.WorkspaceSpec{Region: "mars"},
+		}, commonv1.Reason_REASON_REGION_UNAVAILABLE},
 		{"placement", &lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{
 			Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER,
 		}}, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE},
-		{"plan", &lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Plan: "huge"}}, commonv1.Reason_REASON_PLAN_UNKNOWN},
-		{"an image where processes run", &lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{
-			Workloads: []*nodev1.Workload{{Name: "web", Image: "nginx:1"}},
-		}}, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE},
+		{
+			"plan", &lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Plan: "huge"}},
+			commonv1.Reason_REASON_PLAN_UNKNOWN,
+		},
+		{
+			"an image where processes run",
+			&lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{
+				Workloads: []*nodev1.Workload{{Name: "web", Image: "nginx:1"}},
+			}}, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := b.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
-				Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{Create: tc.req},
+				Kind:   commonv1.OperationKind_OPERATION_KIND_CREATE,
+				Target: &lifecyclev1.RequestOperationRequest_Create{Create: tc.req},
 			})
 			want(t, err, tc.want)
 			if n := b.count(`SELECT count(*) FROM lifecycle.workspace`); n != 0 {
@@ -286,7 +303,8 @@ func TestActionsFollowTheState(t *testing.T) {
 		t.Fatalf("of a running create: %v", possible)
 	}
 	_, err = b.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
-		Kind: kDecommission, Reason: "a test asks", Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: op.GetWorkspaceId()},
+		Kind: kDecommission, Reason: "a test asks",
+		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: op.GetWorkspaceId()},
 	})
 	want(t, err, commonv1.Reason_REASON_OPERATION_IN_PROGRESS)
 }
@@ -358,11 +376,13 @@ func TestScramVerifierIsWhatPostgresTakes(t *testing.T) {
 	}
 	t.Cleanup(pool.Close)
 	role := "scram_" + strings.ReplaceAll(ids.New(), "-", "")[18:]
-	if _, err := pool.Exec(t.Context(), `CREATE ROLE `+role+` LOGIN PASSWORD '`+scramVerifier("sesame", []byte("0123456789abcdef"))+`'`); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`CREATE ROLE `+role+` LOGIN PASSWORD '`+scramVerifier("sesame", []byte("0123456789abcdef"))+`'`); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = pool.Exec(context.WithoutCancel(t.Context()), `DROP ROLE `+role) })
-	if _, err := pool.Exec(t.Context(), `GRANT CONNECT ON DATABASE `+pool.Config().ConnConfig.Database+` TO `+role); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`GRANT CONNECT ON DATABASE `+pool.Config().ConnConfig.Database+` TO `+role); err != nil {
 		t.Fatal(err)
 	}
 	for password, ok := range map[string]bool{"sesame": true, "wrong": false} {

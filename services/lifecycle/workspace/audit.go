@@ -17,8 +17,8 @@ import (
 // requested returns the audit entry of a request, as far as the request itself determines it.
 func requested(req *lifecyclev1.RequestOperationRequest) audit.Entry {
 	e := audit.Entry{
-		Action: "workspace." + names.Of(req.GetKind()), Reason: req.GetReason(), SubjectType: "workspace", SubjectID: req.GetWorkspaceId(),
-		WorkspaceID: req.GetWorkspaceId(), Details: map[string]any{},
+		Action: "workspace." + names.Of(req.GetKind()), Reason: req.GetReason(), SubjectType: "workspace",
+		SubjectID: req.GetWorkspaceId(), WorkspaceID: req.GetWorkspaceId(), Details: map[string]any{},
 	}
 	if req.GetRequester() != "" {
 		e.Details["requester"] = req.GetRequester()
@@ -37,12 +37,15 @@ func requested(req *lifecyclev1.RequestOperationRequest) audit.Entry {
 
 // decided records, in the transaction of the operation, an operation that was begun or done. A join begins nothing and
 // is not recorded.
-func (s *Server) decided(ctx context.Context, tx pgx.Tx, tenantID string, req *lifecyclev1.RequestOperationRequest, op *lifecyclev1.Operation) error {
+func (s *Server) decided(ctx context.Context, tx pgx.Tx, tenantID string, req *lifecyclev1.RequestOperationRequest,
+	op *lifecyclev1.Operation,
+) error {
 	if op.GetJoined() || op.GetReplayed() || op.GetDryRun() {
 		return nil
 	}
 	e := requested(req)
-	e.SubjectID, e.WorkspaceID, e.WorkflowID, e.TenantID = op.GetWorkspaceId(), op.GetWorkspaceId(), op.GetOperationId(), tenantID
+	e.SubjectID, e.WorkspaceID, e.WorkflowID, e.TenantID = op.GetWorkspaceId(), op.GetWorkspaceId(), op.GetOperationId(),
+		tenantID
 	e.Details["epoch"] = op.GetEpoch()
 	if c := req.GetCreate(); c != nil {
 		e.Details["name"] = c.GetTenant() + "/" + c.GetName()
@@ -83,8 +86,9 @@ func releaseFailed(ctx context.Context, tx pgx.Tx, a allocation) error {
 		return nil
 	}
 	_, err := audit.Record(ctx, tx, audit.Entry{
-		Action: "allocation.release", Outcome: audit.Failed, Reason: a.LastError, SubjectType: "allocation", SubjectID: a.ID, TenantID: a.TenantID,
-		WorkspaceID: a.WorkspaceID, AllocationID: a.ID, NodeID: a.NodeID, Details: map[string]any{"epoch": a.Epoch, "occupancy": a.Occupancy},
+		Action: "allocation.release", Outcome: audit.Failed, Reason: a.LastError, SubjectType: "allocation", SubjectID: a.ID,
+		TenantID: a.TenantID, WorkspaceID: a.WorkspaceID, AllocationID: a.ID, NodeID: a.NodeID,
+		Details: map[string]any{"epoch": a.Epoch, "occupancy": a.Occupancy},
 	})
 	return err
 }

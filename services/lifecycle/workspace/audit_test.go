@@ -20,7 +20,8 @@ import (
 func TestDecisionsAreAudited(t *testing.T) {
 	b := newBed(t, nil)
 	log, err := audit.New(audit.Deps{
-		Logger: testkit.Logger(t), Pool: b.db.Pool("lifecycle"), Schema: "lifecycle", Policy: policy.Fixed{}, Wake: &events.Signal{},
+		Logger: testkit.Logger(t), Pool: b.db.Pool("lifecycle"), Schema: "lifecycle", Policy: policy.Fixed{},
+		Wake: &events.Signal{},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +35,8 @@ func TestDecisionsAreAudited(t *testing.T) {
 	}
 	operate := func(kind commonv1.OperationKind, dry bool) error {
 		_, err := b.server.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
-			Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: op.GetWorkspaceId()}, Reason: "stalled", DryRun: dry,
+			Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: op.GetWorkspaceId()},
+			Reason: "stalled", DryRun: dry,
 		})
 		return err
 	}
@@ -53,7 +55,8 @@ func TestDecisionsAreAudited(t *testing.T) {
 	if err := operate(kCancel, false); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := b.db.Pool("lifecycle").Query(t.Context(), `SELECT payload->>'action' || ' ' || (payload->>'outcome') || ' ' || COALESCE(payload->>'actor', '')
+	rows, err := b.db.Pool("lifecycle").Query(t.Context(),
+		`SELECT payload->>'action' || ' ' || (payload->>'outcome') || ' ' || COALESCE(payload->>'actor', '')
 		FROM events.event WHERE kind = $1 ORDER BY seq`, audit.Kind)
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +65,10 @@ func TestDecisionsAreAudited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect := []string{"tenant.create done ", "workspace.create done ana", "workspace.create.join done ana", "workspace.reset refused ana", "workspace.cancel done ana"}
+	expect := []string{
+		"tenant.create done ", "workspace.create done ana", "workspace.create.join done ana",
+		"workspace.reset refused ana", "workspace.cancel done ana",
+	}
 	if !slices.Equal(got, expect) {
 		t.Errorf("entries: %q, want %q", got, expect)
 	}

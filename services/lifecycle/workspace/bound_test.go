@@ -32,12 +32,13 @@ func TestABoundPersonIsNoOperator(t *testing.T) {
 			"operator": {Subject: "olga", Roles: []string{"operator"}},
 			"viewer":   {Subject: "vic", Roles: []string{"viewer"}},
 		} {
-			_, err := p.seats[0].ask(rpc.WithPerson(t.Context(), person), tc.kind, id, func(r *lifecyclev1.RequestOperationRequest) {
-				r.DryRun = true
-				if tc.change != nil {
-					tc.change(r)
-				}
-			})
+			_, err := p.seats[0].ask(rpc.WithPerson(t.Context(), person), tc.kind, id,
+				func(r *lifecyclev1.RequestOperationRequest) {
+					r.DryRun = true
+					if tc.change != nil {
+						tc.change(r)
+					}
+				})
 			if denied := fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED); denied != (who != "operator") {
 				t.Errorf("%s by a person who is %s: %v", name, who, err)
 			}

@@ -36,7 +36,8 @@ func TestACancelReachesWhatAnAgentWasAskedToDo(t *testing.T) {
 	})
 	began := time.Now()
 	cancelled, err := p.seats[0].ask(t.Context(), kCancel, op.GetWorkspaceId())
-	if err != nil || cancelled.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING || cancelled.GetOperationId() != op.GetOperationId() {
+	if err != nil || cancelled.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING ||
+		cancelled.GetOperationId() != op.GetOperationId() {
 		t.Fatalf("a cancel was answered %v, %v", cancelled, err)
 	}
 	_, err = p.seats[0].ask(t.Context(), kReset, op.GetWorkspaceId())

@@ -36,7 +36,8 @@ func (p *cluster) claims(workspaceID, which string) []claimRow {
 		p.t.Fatal(err)
 	}
 	for i, c := range out {
-		for _, e := range testkit.Events(p.t, p.db.Pool(pg.RoleLifecycle), `aggregate_type = 'claim' AND aggregate_id = $1`, c.ID) {
+		for _, e := range testkit.Events(p.t, p.db.Pool(pg.RoleLifecycle), `aggregate_type = 'claim' AND aggregate_id = $1`,
+			c.ID) {
 			out[i].Told = e.Text("confirmed_at") != ""
 		}
 		out[i].ID = ""

@@ -125,8 +125,9 @@ func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 	}
 	for n, s := range p.seats {
 		driver, err := saga.NewDriver(s.core, saga.Config{
-			Owner: fmt.Sprintf("seat-%d", n), Workers: max(cfg.workers, 8), Lease: cfg.lease, Heartbeat: cfg.lease / 4, Poll: 200 * time.Millisecond,
-			CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second, MaxLosses: 100,
+			Owner: fmt.Sprintf("seat-%d", n), Workers: max(cfg.workers, 8), Lease: cfg.lease, Heartbeat: cfg.lease / 4,
+			Poll: 200 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
+			MaxLosses: 100,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -141,7 +142,9 @@ func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 	return p
 }
 
-func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instances placement.Driver, committed func()) *member {
+func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instances placement.Driver,
+	committed func(),
+) *member {
 	p.t.Helper()
 	s := &member{}
 	pc, err := pgxpool.ParseConfig(p.db.URL(pg.RoleLifecycle))
@@ -165,10 +168,12 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 	})
 	s.steps = NewSteps(StepDeps{
 		ReleaseDeadline: cfg.release, ForceGrace: orDefault(cfg.grace, 5*time.Second),
-		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks, Identities: p.world, Secret: make([]byte, 32),
+		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
+		Identities: p.world, Secret: make([]byte, 32),
 		Secrets:   cfg.secrets,
 		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
-			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: instances, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.pool),
+			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: instances,
+			commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC:  static.New(s.pool),
 		},
 	})
 	reg, err := s.steps.Registry()
@@ -185,7 +190,8 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 		joins = cfg.joins(n)
 	}
 	s.server = NewServer(Deps{
-		Logger: log, DB: s.pool, Core: s.core, Catalogue: catalogue(), Lock: joins, Policy: policy.Fixed{Set: policy.Defaults()},
+		Logger: log, DB: s.pool, Core: s.core, Catalogue: catalogue(), Lock: joins,
+		Policy:       policy.Fixed{Set: policy.Defaults()},
 		DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50},
 		Secrets:      cfg.secrets,
 	})
@@ -198,7 +204,10 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 			Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 			Secrets: cfg.signing,
 		})
-		p.world.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks, Instances: Registrations{Core: s.core}, Committed: committed, Slots: 4})
+		p.world.gates = gate.NewServer(gate.Deps{
+			Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks,
+			Instances: Registrations{Core: s.core}, Committed: committed, Slots: 4,
+		})
 	}
 	return s
 }
@@ -217,12 +226,16 @@ func (p *cluster) beat(until time.Duration) {
 func (p *cluster) machine(name string) string {
 	p.t.Helper()
 	node := ids.New()
-	_, err := p.world.gates.ApplyFence(p.t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 1, Admitted: true, Name: name})
+	_, err := p.world.gates.ApplyFence(p.t.Context(),
+		&lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 1, Admitted: true, Name: name})
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	p.world.mu.Lock()
-	p.world.instances["machine:"+name] = &worldInstance{node: node, ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
+	p.world.instances["machine:"+name] = &worldInstance{
+		node: node, ledger: ids.New(),
+		results: map[string]*nodev1.TaskResult{},
+	}
 	p.world.mu.Unlock()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
 		if !p.seats[0].steps.reachable(p.t.Context(), node) {
@@ -281,7 +294,8 @@ func (p *cluster) restsWithin(limit time.Duration, id, state string) saga.Worksp
 	testkit.Eventually(p.t, limit, func() error {
 		if w = p.workspace(id); w.State != state {
 			run, _, _ := saga.LiveRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
-			return fmt.Errorf("the workspace is %s (%s), not %s: %s; %s", w.State, w.LastError, state, run.WhyWaiting, run.StepName())
+			return fmt.Errorf("the workspace is %s (%s), not %s: %s; %s", w.State, w.LastError, state, run.WhyWaiting,
+				run.StepName())
 		}
 		return nil
 	})
@@ -306,7 +320,9 @@ func (p *cluster) restsAfterRetries(id, state string) saga.Workspace {
 }
 
 // ask requests an operation on a workspace from a replica.
-func (s *member) ask(ctx context.Context, kind commonv1.OperationKind, id string, change ...func(*lifecyclev1.RequestOperationRequest)) (*lifecyclev1.Operation, error) {
+func (s *member) ask(ctx context.Context, kind commonv1.OperationKind, id string,
+	change ...func(*lifecyclev1.RequestOperationRequest),
+) (*lifecyclev1.Operation, error) {
 	req := &lifecyclev1.RequestOperationRequest{
 		Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "a test asks",
 	}

@@ -66,12 +66,17 @@ func TestTheChangeOfInstancesKeepsTheContractOfTheSaga(t *testing.T) {
 	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = task.NewServer(task.Deps{
 		Logger: log, DB: pool, Key: fakeAgentKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) }, Secrets: keys,
+		Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
+		Secrets: keys,
 	})
-	w.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: w.tasks, Instances: instances{&core}, Committed: committed, Slots: 4})
+	w.gates = gate.NewServer(gate.Deps{
+		Logger: log, DB: pool, Join: anyJoin{}, Tasks: w.tasks, Instances: instances{&core},
+		Committed: committed, Slots: 4,
+	})
 	steps := NewSteps(StepDeps{
-		Logger: log, DB: pool, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue(),
-		Drivers: map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
+		Logger: log, DB: pool, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys,
+		Catalogue: catalogue(),
+		Drivers:   map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
 	})
 	reg, err := steps.Registry()
 	if err != nil {
@@ -122,10 +127,12 @@ func (w *world) furnish(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, e
 	if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, tenant, "t-"+tenant); err != nil {
 		return "", err
 	}
-	if _, err := c.InsertWorkspace(ctx, tx, saga.NewWorkspace{ID: id, TenantID: tenant, Name: "w-" + id, CreatedBy: "test"}); err != nil {
+	if _, err := c.InsertWorkspace(ctx, tx,
+		saga.NewWorkspace{ID: id, TenantID: tenant, Name: "w-" + id, CreatedBy: "test"}); err != nil {
 		return "", err
 	}
-	prepared, err := w.PrepareInstance(ctx, &recoveryv1.PrepareInstanceRequest{WorkspaceId: id, Epoch: 1, InstanceId: instance, NodeName: "box"})
+	prepared, err := w.PrepareInstance(ctx,
+		&recoveryv1.PrepareInstanceRequest{WorkspaceId: id, Epoch: 1, InstanceId: instance, NodeName: "box"})
 	if err != nil {
 		return "", err
 	}
@@ -148,7 +155,10 @@ func (w *world) furnish(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, e
 		VALUES ($1, $2, $3, 1, 'live', 'process', $4, mesh.clock())`, instance, id, tenant, node); err != nil {
 		return "", err
 	}
-	for kind, name := range map[string]string{kindSlot: "slot-1", kindIdentity: instance, kindInstance: id + ":1", kindStorage: storageName, kindWorkload: "demo"} {
+	for kind, name := range map[string]string{
+		kindSlot: "slot-1", kindIdentity: instance, kindInstance: id + ":1",
+		kindStorage: storageName, kindWorkload: "demo",
+	} {
 		_, err := tx.Exec(ctx, `INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, confirmed_at)
 			VALUES ($1, $2, $3, $4, 1, $5, $6, $7, 1, $8, mesh.clock())`, ids.New(), id, tenant, run, kind,
 			map[bool]string{true: "node_local", false: "shared"}[kind == kindStorage || kind == kindWorkload], name, node)

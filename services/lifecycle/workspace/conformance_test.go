@@ -72,14 +72,19 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 	pool := db.Pool("lifecycle")
 	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) }, Secrets: keys,
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
+		Secrets: keys,
 	})
-	w.gates = gate.NewServer(gate.Deps{Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: w.tasks, Instances: instances{&core}, Committed: committed, Slots: 4})
+	w.gates = gate.NewServer(gate.Deps{
+		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: w.tasks,
+		Instances: instances{&core}, Committed: committed, Slots: 4,
+	})
 	tenant := "x" + strings.ReplaceAll(ids.New(), "-", "")[18:]
 	steps := NewSteps(StepDeps{
-		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys,
-		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
+		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: core.Load, Tasks: w.tasks, Identities: w,
+		Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue(),
+		Drivers: map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
 	})
 	reg, err := steps.Registry()
 	if err != nil {
@@ -100,8 +105,8 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 	wg.Go(func() { w.play(ctx) })
 	t.Cleanup(func() { stop(); wg.Wait() })
 	sagatest.Conform(t, sagatest.Case{
-		DB: db, Definition: *def, Resource: resource{w, workloads, tenant}, Input: newInput(tenant, "demo", json.RawMessage(raw)),
-		Running: func(c *saga.Core) { core.Store(c) },
+		DB: db, Definition: *def, Resource: resource{w, workloads, tenant},
+		Input: newInput(tenant, "demo", json.RawMessage(raw)), Running: func(c *saga.Core) { core.Store(c) },
 		Clean: func(ctx context.Context, workspaceID string) error {
 			w.forget(workspaceID)
 			name := "t_" + tenant + "_demo"
@@ -130,7 +135,9 @@ func (b instances) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) err
 }
 
 // RegisterFailures writes the failures on the workspace.
-func (b instances) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32, text string) error {
+func (b instances) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32,
+	text string,
+) error {
 	return Registrations{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
 }
 

@@ -54,7 +54,10 @@ func (p *cluster) waits(runID string) []saga.Attempt {
 func TestACrashLoopEndsTheWait(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	backoff := func() *nodev1.WorkloadStatus {
-		return &nodev1.WorkloadStatus{Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 1, Detail: "exited with status 1", LastOutput: "no module named x"}
+		return &nodev1.WorkloadStatus{
+			Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 1,
+			Detail: "exited with status 1", LastOutput: "no module named x",
+		}
 	}
 	t.Run("third restart", func(t *testing.T) {
 		p.t = t
@@ -67,7 +70,8 @@ func TestACrashLoopEndsTheWait(t *testing.T) {
 		if len(attempts) != 1 {
 			t.Fatalf("%d attempts: a crash loop is not waited for again", len(attempts))
 		}
-		if a := attempts[0]; a.State != "failed" || a.ErrorLayer != "workload" || a.LastOutput != "no module named x" || a.Error != want {
+		if a := attempts[0]; a.State != "failed" || a.ErrorLayer != "workload" || a.LastOutput != "no module named x" ||
+			a.Error != want {
 			t.Errorf("the attempt is %s of layer %s with %q: %s", a.State, a.ErrorLayer, a.LastOutput, a.Error)
 		}
 	})
@@ -96,7 +100,8 @@ func TestACrashLoopEndsTheWait(t *testing.T) {
 			t.Fatalf("attempts %+v", attempts)
 		}
 		// The output that an agent sends is cleaned again.
-		if out := attempts[0].LastOutput; len(out) > 2048 || strings.ContainsAny(out, "\x1b\u202e\ufffd") || !strings.HasSuffix(out, "\u00e4") {
+		if out := attempts[0].LastOutput; len(out) > 2048 || strings.ContainsAny(out, "\x1b\u202e\ufffd") ||
+			!strings.HasSuffix(out, "\u00e4") {
 			t.Errorf("the attempt keeps %d bytes: %q", len(out), out)
 		}
 	})
@@ -115,11 +120,17 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 	}{
 		"loop": {
 			crashes: 1000, code: "workload_crash_loop", text: "workload main exits again and again: restarted ",
-			reported: &nodev1.WorkloadStatus{Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 1, Detail: "exited with status 1", LastOutput: "no database"},
+			reported: &nodev1.WorkloadStatus{
+				Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 1,
+				Detail: "exited with status 1", LastOutput: "no database",
+			},
 		},
 		"once": {
 			code: "workload_failed", text: "workload main ended before it was ready: exited with status 1",
-			reported: &nodev1.WorkloadStatus{Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, ExitCode: 1, Detail: "exited with status 1", LastOutput: "no database"},
+			reported: &nodev1.WorkloadStatus{
+				Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, ExitCode: 1,
+				Detail: "exited with status 1", LastOutput: "no database",
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,8 +149,10 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 					return fmt.Errorf("%d attempts", len(attempts))
 				}
 				a := attempts[0]
-				if a.ErrorCode != tc.code || a.ErrorLayer != "workload" || !strings.HasPrefix(a.Error, tc.text) || a.LastOutput != "no database" {
-					return fmt.Errorf("the attempt is %s (%s): %s %s: %s, %q", a.State, a.WhyWaiting, a.ErrorLayer, a.ErrorCode, a.Error, a.LastOutput)
+				if a.ErrorCode != tc.code || a.ErrorLayer != "workload" || !strings.HasPrefix(a.Error, tc.text) ||
+					a.LastOutput != "no database" {
+					return fmt.Errorf("the attempt is %s (%s): %s %s: %s, %q", a.State, a.WhyWaiting, a.ErrorLayer, a.ErrorCode,
+						a.Error, a.LastOutput)
 				}
 				return nil
 			})
@@ -160,10 +173,12 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 			p.world.workload = nil
 			p.world.mu.Unlock()
 			w := p.rests(id, "active")
-			if attempts := p.waits(w.RunID); len(attempts) != 1 || attempts[0].State != "succeeded" || attempts[0].Error != "" || attempts[0].LastOutput != "" {
+			if attempts := p.waits(w.RunID); len(attempts) != 1 || attempts[0].State != "succeeded" || attempts[0].Error != "" ||
+				attempts[0].LastOutput != "" {
 				t.Errorf("at the end %+v", attempts)
 			}
-			if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id); n != 1 {
+			if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`,
+				id); n != 1 {
 				t.Errorf("%d claims of schemas: it was made anew", n)
 			}
 		})
@@ -173,7 +188,8 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 // TestReadinessOf checks that restarts since the deploy count, and that failures of the tenant's workload are owned by
 // the tenant.
 func TestReadinessOf(t *testing.T) {
-	const running, backoff, exited = nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
+	const running, backoff, exited = nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING,
+		nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
 	const tenant, mesh = commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME
 	spec := &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{Name: "main"}}}
 	for name, tc := range map[string]struct {
@@ -186,7 +202,8 @@ func TestReadinessOf(t *testing.T) {
 		text     string
 	}{
 		"runs, and not for long enough": {
-			phase: running, detail: "has run for 0.4 s of the 2 s that make it ready", text: "workload main is not ready: has run for 0.4 s of the 2 s that make it ready",
+			phase: running, detail: "has run for 0.4 s of the 2 s that make it ready",
+			text: "workload main is not ready: has run for 0.4 s of the 2 s that make it ready",
 		},
 		"two restarts, down":                  {phase: backoff, restarts: 2, code: 1, text: "(restarted 2 times; an exit after restart 3 is a crash loop)"},
 		"the third restart runs":              {phase: running, restarts: 3, code: 1, text: "(restarted 3 times; an exit after restart 3 is a crash loop)"},

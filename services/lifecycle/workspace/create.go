@@ -128,7 +128,10 @@ func bringing() []string {
 func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
 	kind, _ := names.Parse[commonv1.OperationKind](run.Kind)
 	state, _ := names.Parse[commonv1.WorkspaceState](ws.State)
-	return &lifecyclev1.Operation{OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch, State: state}
+	return &lifecyclev1.Operation{
+		OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch,
+		State: state,
+	}
 }
 
 var operationKey = pg.Define(pg.RoleLifecycle, "workspace.operation_key",
@@ -163,7 +166,8 @@ func (s *Server) replay(
 	if ok, err := same(kept.Digest); err != nil {
 		return nil, false, err
 	} else if !ok {
-		return nil, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "this idempotency key was used for another request", fault.Conflicting(kept.RunID))
+		return nil, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED,
+			"this idempotency key was used for another request", fault.Conflicting(kept.RunID))
 	}
 	if !kept.RunKept {
 		op, err := kept.answer(ctx, q)
@@ -234,7 +238,9 @@ func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string
 }
 
 // replayCreate is replay for a create, whose spec is compared by its digest under the key that made the stored one.
-func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w createRequest, key string) (*lifecyclev1.Operation, bool, error) {
+func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w createRequest, key string) (*lifecyclev1.Operation,
+	bool, error,
+) {
 	return s.replay(ctx, q, w.tenant.ID, key, func(was string) (bool, error) {
 		name, digest, _ := strings.Cut(was, "/")
 		if name != w.name {
@@ -251,7 +257,9 @@ func (s *Server) keyDigest(w createRequest) (string, error) {
 }
 
 // admit decides in one transaction: the name, the quota, the workspace, its run, its key.
-func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w createRequest) (*lifecyclev1.Operation, error) {
+func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
+	w createRequest,
+) (*lifecyclev1.Operation, error) {
 	for {
 		op, err := s.admitOnce(ctx, req, w)
 		// Another request took the name between the read and the insert of this one: read again.
@@ -266,7 +274,9 @@ func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationReq
 	}
 }
 
-func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w createRequest) (*lifecyclev1.Operation, error) {
+func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
+	w createRequest,
+) (*lifecyclev1.Operation, error) {
 	var op *lifecyclev1.Operation
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := lockKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey()); err != nil {
@@ -346,7 +356,8 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w createRequest) (*l
 			return joined(ws, run), true, nil
 		}
 	}
-	return nil, false, fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, fmt.Sprintf("workspace %s/%s is there already and %s", w.tenant.Name, w.name, ws.State),
+	return nil, false, fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN,
+		fmt.Sprintf("workspace %s/%s is there already and %s", w.tenant.Name, w.name, ws.State),
 		fault.Unmet(fmt.Sprintf("workspace %s/%s exists and is %s", w.tenant.Name, w.name, ws.State)),
 		fault.Conflicting(id), fault.Remedy("take another name, or decommission workspace "+id))
 }
@@ -371,18 +382,23 @@ func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifec
 		unmet = append(unmet, fmt.Sprintf("the quota is %d workspaces, and %d exist", t.Quota.Workspaces, count))
 	}
 	if gpus+int64(spec.GetGpus()) > int64(t.Quota.GPUs) {
-		unmet = append(unmet, fmt.Sprintf("the quota is %d GPUs, %d are in use, and %d more are asked for", t.Quota.GPUs, gpus, spec.GetGpus()))
+		unmet = append(unmet, fmt.Sprintf("the quota is %d GPUs, %d are in use, and %d more are asked for", t.Quota.GPUs,
+			gpus, spec.GetGpus()))
 	}
 	if storage+spec.GetStorageBytes() > t.Quota.StorageBytes {
-		unmet = append(unmet, fmt.Sprintf("the quota is %d bytes of storage, %d are in use, and %d more are asked for", t.Quota.StorageBytes, storage, spec.GetStorageBytes()))
+		unmet = append(unmet, fmt.Sprintf("the quota is %d bytes of storage, %d are in use, and %d more are asked for",
+			t.Quota.StorageBytes, storage, spec.GetStorageBytes()))
 	}
 	if len(unmet) > 0 {
-		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "tenant "+t.Name+" has no room for this workspace", fault.Unmet(unmet...))
+		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "tenant "+t.Name+" has no room for this workspace",
+			fault.Unmet(unmet...))
 	}
 	return nil
 }
 
-func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestOperationRequest, w createRequest) (*lifecyclev1.Operation, error) {
+func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestOperationRequest,
+	w createRequest,
+) (*lifecyclev1.Operation, error) {
 	id := ids.New()
 	raw, digest, err := s.sealed(w, id)
 	if err != nil {
@@ -396,7 +412,8 @@ func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestO
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
 		WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: DefinitionProvision, RunID: w.runID,
-		Input: newInput(w.tenant.Name, w.name, raw), Requester: requester(ctx, req), CorrelationID: obs.From(ctx).CorrelationID, NextEpoch: true,
+		Input: newInput(w.tenant.Name, w.name, raw), Requester: requester(ctx, req),
+		CorrelationID: obs.From(ctx).CorrelationID, NextEpoch: true,
 	})
 	if err != nil {
 		return nil, err
@@ -422,8 +439,10 @@ func (s *Server) sealed(w createRequest, workspaceID string) (json.RawMessage, s
 // dryCreate returns what a create would do.
 func (s *Server) dryCreate(ctx context.Context, w createRequest) (*lifecyclev1.Operation, error) {
 	op := &lifecyclev1.Operation{
-		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, DryRun: true, State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
-		Consequence: fmt.Sprintf("provisions %s/%s by %s with %d GPUs", w.tenant.Name, w.name, names.Of(w.spec.GetPlacement()), w.spec.GetGpus()),
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, DryRun: true,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+		Consequence: fmt.Sprintf("provisions %s/%s by %s with %d GPUs", w.tenant.Name, w.name,
+			names.Of(w.spec.GetPlacement()), w.spec.GetGpus()),
 	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {

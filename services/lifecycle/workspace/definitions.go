@@ -30,14 +30,16 @@ const (
 func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 	_, spec, err := readInput(env.Input)
 	if err != nil {
-		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INVALID_ARGUMENT, "the request cannot be read", err)
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INVALID_ARGUMENT,
+			"the request cannot be read", err)
 	}
 	if err := s.deps.Catalogue.check(spec); err != nil {
 		f := asFault(err)
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, f.Reason, f.Public, err)
 	}
 	if _, ok := s.deps.Drivers[spec.GetPlacement()]; !ok {
-		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, "this placement is not available here", nil)
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
+			"this placement is not available here", nil)
 	}
 	// Its values are opened again when each task is signed. Here nothing is made yet.
 	err = s.deps.Secrets.Opens(spec, secretenv.Owner{TenantID: env.TenantID, WorkspaceID: env.WorkspaceID})
@@ -105,43 +107,55 @@ const (
 // them, are in internal/runbook under the step's name.
 func (s *Steps) Registry() (*saga.Registry, error) {
 	step := func(name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
-		return saga.Step{Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stepStall, Layer: layer}
+		return saga.Step{
+			Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stepStall,
+			Layer: layer,
+		}
 	}
 	validate := step(StepValidate, saga.Pure, s.validate, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	validate.Retry = saga.RetryPolicy{Attempts: 1}
-	storage := step(StepStorage, saga.Create, s.allocate, s.timely(s.release), s.observeStorage, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
-		kindSlot, kindIdentity, kindInstance, kindStorage)
+	storage := step(StepStorage, saga.Create, s.allocate, s.timely(s.release), s.observeStorage,
+		commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindSlot, kindIdentity, kindInstance, kindStorage)
 	storage.Retry = saga.RetryPolicy{Attempts: 5, First: time.Second, Max: 10 * time.Second}
 	storage.Budget = 15 * time.Minute
-	handle := step(StepHandle, saga.Create, s.makeHandle, s.timely(s.dropHandle), s.observeHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, kindHandle)
-	schema := step(StepSchema, saga.Create, s.applySchema, s.timely(s.undoSchema), s.observeSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema)
+	handle := step(StepHandle, saga.Create, s.makeHandle, s.timely(s.dropHandle), s.observeHandle,
+		commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, kindHandle)
+	schema := step(StepSchema, saga.Create, s.applySchema, s.timely(s.undoSchema), s.observeSchema,
+		commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema)
 	schema.Retry = saga.RetryPolicy{Attempts: 8, First: 500 * time.Millisecond, Max: 10 * time.Second}
-	deploy := step(StepDeploy, saga.Create, s.deploy, s.timely(s.remove), s.observeDeploy, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindWorkload)
+	deploy := step(StepDeploy, saga.Create, s.deploy, s.timely(s.remove), s.observeDeploy,
+		commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindWorkload)
 	ready := step(StepReady, saga.Pure, s.waitReady, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME)
 	ready.StallAfter, ready.Budget = waitReadyStall, 30*time.Minute
-	active := step(StepActive, saga.Idempotent, s.markActive, nil, s.observeNothing, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
+	active := step(StepActive, saga.Idempotent, s.markActive, nil, s.observeNothing,
+		commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	active.Retain = true
 	provision := saga.Definition{
 		Name: DefinitionProvision, Version: 1, Steps: []saga.Step{validate, storage, handle, schema, deploy, ready, active},
 		States: saga.WorkspaceStates{
-			Running: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
-			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+			Running:   commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+			Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+			Failed:    commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
 		Deadline: time.Hour, StallAfter: sagaStall,
 	}
-	previous := step(StepPrevious, saga.Idempotent, s.endPrevious, nil, s.observePrevious, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY)
+	previous := step(StepPrevious, saga.Idempotent, s.endPrevious, nil, s.observePrevious,
+		commonv1.OwnerLayer_OWNER_LAYER_DEPLOY)
 	previous.Retry = saga.RetryPolicy{Attempts: 8, First: time.Second, Max: 30 * time.Second}
 	recreate := saga.Definition{
-		Name: DefinitionRecreate, Version: 1, Steps: []saga.Step{validate, previous, storage, handle, schema, deploy, ready, active},
+		Name: DefinitionRecreate, Version: 1,
+		Steps: []saga.Step{validate, previous, storage, handle, schema, deploy, ready, active},
 		States: saga.WorkspaceStates{
-			Running: commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
-			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+			Running:   commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING,
+			Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+			Failed:    commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
 		Deadline: time.Hour, StallAfter: sagaStall,
 	}
 	down := func(name string, do saga.StepFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
 		return saga.Step{
-			Name: name, Class: saga.Idempotent, Do: do, Observe: s.observeNothing, Kinds: kinds, StallAfter: stepStall, Layer: layer,
+			Name: name, Class: saga.Idempotent, Do: do, Observe: s.observeNothing, Kinds: kinds, StallAfter: stepStall,
+			Layer: layer,
 			Retry: saga.RetryPolicy{Attempts: 8, First: time.Second, Max: 30 * time.Second},
 		}
 	}
@@ -153,7 +167,8 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 			forced("Remove tenant workloads", s.remove, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, false, kindWorkload),
 			forced("Drop per-tenant schema", schema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, false, kindSchema),
 			forced("Release workflow handle", s.dropHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, false, kindHandle),
-			forced("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, true, kindSlot, kindIdentity, kindInstance, kindStorage),
+			forced("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, true, kindSlot, kindIdentity,
+				kindInstance, kindStorage),
 			last,
 		}
 	}
@@ -161,22 +176,29 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 		Name: DefinitionDecommission, Version: 1,
 		Steps: away(s.dropSchema, down("Mark decommissioned", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
 		States: saga.WorkspaceStates{
-			Running: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
-			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+			Running:   commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
+			Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+			Failed:    commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
 		Deadline: time.Hour, StallAfter: sagaStall, Sticks: true, Uncancellable: true,
 	}
 	release := func(name string, schema saga.StepFunc, running, ended commonv1.WorkspaceState) saga.Definition {
 		return saga.Definition{
-			Name: name, Version: 1, Steps: away(schema, down("Mark released", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
-			States:   saga.WorkspaceStates{Running: running, Succeeded: ended, Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
+			Name: name, Version: 1, Steps: away(schema,
+				down("Mark released", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
+			States: saga.WorkspaceStates{
+				Running: running, Succeeded: ended,
+				Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+			},
 			Deadline: time.Hour, StallAfter: sagaStall, Sticks: true, Uncancellable: true,
 		}
 	}
 	all := []saga.Definition{
 		provision, recreate, decommission,
-		release(DefinitionRelease, s.releaseSchema, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED),
-		release(DefinitionReleaseDecommissioned, s.dropSchema, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
+		release(DefinitionRelease, s.releaseSchema, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING,
+			commonv1.WorkspaceState_WORKSPACE_STATE_FAILED),
+		release(DefinitionReleaseDecommissioned, s.dropSchema, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
+			commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
 	}
 	for i := range all {
 		all[i].BeforeStuck, all[i].OnStuck = gate.LockOfWorkspace, s.onStuck

@@ -41,7 +41,8 @@ func TestAMachineWithoutRoomIsNotPicked(t *testing.T) {
 	}
 	exec(`UPDATE lifecycle.node_gate SET host = '{"stateDisk": {"full": true, "path": "/var/lib/gpuaas"}}' WHERE node_id = $1`, node)
 	_, err := pick()
-	if err == nil || !strings.Contains(err.Error(), "no_capacity") || !strings.Contains(err.Error(), "1 connected machines") || !strings.Contains(err.Error(), "no room") {
+	if err == nil || !strings.Contains(err.Error(), "no_capacity") ||
+		!strings.Contains(err.Error(), "1 connected machines") || !strings.Contains(err.Error(), "no room") {
 		t.Errorf("without room: %v", err)
 	}
 	exec(`UPDATE lifecycle.node_gate SET host = '{"stateDisk": {"path": "/var/lib/gpuaas"}}' WHERE node_id = $1`, node)

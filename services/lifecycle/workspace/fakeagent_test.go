@@ -70,7 +70,9 @@ func newWorld() *world {
 }
 
 // PrepareInstance registers a node and opens its gate, as recovery would once it has enrolled.
-func (w *world) PrepareInstance(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error) {
+func (w *world) PrepareInstance(ctx context.Context,
+	req *recoveryv1.PrepareInstanceRequest,
+) (*recoveryv1.PrepareInstanceResponse, error) {
 	w.mu.Lock()
 	node, ok := w.identities[req.GetInstanceId()]
 	if !ok {
@@ -86,7 +88,9 @@ func (w *world) PrepareInstance(ctx context.Context, req *recoveryv1.PrepareInst
 }
 
 // RetireInstance forgets a node.
-func (w *world) RetireInstance(_ context.Context, req *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+func (w *world) RetireInstance(_ context.Context,
+	req *recoveryv1.RetireInstanceRequest,
+) (*recoveryv1.RetireInstanceResponse, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.identities, req.GetInstanceId())
@@ -109,7 +113,10 @@ func (w *world) Launch(_ context.Context, b placement.LaunchRequest) (placement.
 			}
 		}
 		w.launches[k]++
-		w.instances[k] = &worldInstance{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
+		w.instances[k] = &worldInstance{
+			instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(),
+			results: map[string]*nodev1.TaskResult{},
+		}
 	}
 	return placement.Launched{ProviderID: "fake:" + k}, nil
 }
@@ -262,10 +269,12 @@ func (w *world) connect(ctx context.Context, b *worldInstance) string {
 	if replica == "" {
 		replica = ids.New()
 	}
-	res, err := w.gates.SessionsReady(ctx, &lifecyclev1.SessionsReadyRequest{ReplicaId: replica, Sessions: []*lifecyclev1.SessionReady{{
-		NodeId: b.node, NodeInstanceId: instance, SessionId: session, Generation: 1, JoinState: []byte(b.node + "|" + instance), LedgerId: b.ledger,
-		Host: &commonv1.HostFacts{Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0"}, {DeviceId: "gpu-1"}}},
-	}}})
+	res, err := w.gates.SessionsReady(ctx,
+		&lifecyclev1.SessionsReadyRequest{ReplicaId: replica, Sessions: []*lifecyclev1.SessionReady{{
+			NodeId: b.node, NodeInstanceId: instance, SessionId: session, Generation: 1,
+			JoinState: []byte(b.node + "|" + instance), LedgerId: b.ledger,
+			Host: &commonv1.HostFacts{Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0"}, {DeviceId: "gpu-1"}}},
+		}}})
 	if err != nil || !res.GetResults()[0].GetAccepted() {
 		return ""
 	}
@@ -279,7 +288,11 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 	if mute {
 		return
 	}
-	res, err := w.tasks.LeaseTasks(ctx, &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{NodeId: b.node, SessionId: session, Generation: 1, MaxTasks: 8}}})
+	res, err := w.tasks.LeaseTasks(ctx,
+		&lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{
+			NodeId: b.node, SessionId: session, Generation: 1,
+			MaxTasks: 8,
+		}}})
 	if err != nil {
 		return
 	}
@@ -293,7 +306,8 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 	}
 	// A report that was not accepted is sent again, as an agent does from its ledger.
 	for ctx.Err() == nil {
-		if _, err := w.tasks.ReportTasks(ctx, &lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{report}}); err == nil {
+		if _, err := w.tasks.ReportTasks(ctx,
+			&lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{report}}); err == nil {
 			return
 		}
 	}
@@ -385,7 +399,8 @@ func (w *world) effect(b *worldInstance, o *nodev1.TaskOffer) (proto.Message, er
 					continue
 				}
 				out.Workloads = append(out.Workloads, &nodev1.WorkloadStatus{
-					Name: name, Ready: !w.unready, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Ports: []*nodev1.Port{{Name: "http", Port: 8080}},
+					Name: name, Ready: !w.unready, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING,
+					Ports: []*nodev1.Port{{Name: "http", Port: 8080}},
 				})
 			}
 		}

@@ -71,7 +71,8 @@ func TestAFlipThatFailsKeepsWhatWasMade(t *testing.T) {
 			t.Errorf("%s was launched %d times", k, n)
 		}
 	}
-	if a, ok, err := liveAllocation(testkit.Context(t), p.seats[0].pool, id); err != nil || !ok || a.State != commonv1.AllocationState_ALLOCATION_STATE_ACTIVE {
+	if a, ok, err := liveAllocation(testkit.Context(t), p.seats[0].pool, id); err != nil || !ok ||
+		a.State != commonv1.AllocationState_ALLOCATION_STATE_ACTIVE {
 		t.Errorf("its hold is %+v, %v", a, err)
 	}
 }

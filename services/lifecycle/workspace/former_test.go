@@ -43,7 +43,8 @@ func (s strict) mayLaunch(b placement.LaunchRequest) error {
 			return placement.LostHistory("fake:"+key, have.instance, b)
 		case epoch < b.Epoch && !have.fenced:
 			s.refusals++
-			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch is not confirmed ended", fault.Conflicting("fake:"+key))
+			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch is not confirmed ended",
+				fault.Conflicting("fake:"+key))
 		}
 	}
 	return nil
@@ -65,7 +66,10 @@ func (s strict) List(context.Context) ([]placement.Instance, error) {
 		if !ids.Valid(ws) {
 			continue
 		}
-		i := placement.Instance{WorkspaceID: ws, Epoch: epoch, InstanceID: b.instance, ProviderID: "fake:" + key, StartedAt: time.Unix(1, 0)}
+		i := placement.Instance{
+			WorkspaceID: ws, Epoch: epoch, InstanceID: b.instance, ProviderID: "fake:" + key,
+			StartedAt: time.Unix(1, 0),
+		}
 		if b.ended {
 			i.EndedAt = time.Unix(2, 0)
 		}
@@ -104,7 +108,8 @@ func (p *cluster) reaper(driver placement.Driver) *Reaper {
 		p.t.Fatal(err)
 	}
 	r, err := NewReaper(ReaperDeps{
-		Logger: testkit.Logger(p.t), DB: p.db.Pool(pg.RoleLifecycle), Identities: p.world, Metrics: reg.ForService("lifecycle"), Committed: func() {},
+		Logger: testkit.Logger(p.t), DB: p.db.Pool(pg.RoleLifecycle), Identities: p.world,
+		Metrics: reg.ForService("lifecycle"), Committed: func() {},
 		Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: driver},
 	})
 	if err != nil {
@@ -117,7 +122,8 @@ func (p *cluster) reaper(driver placement.Driver) *Reaper {
 func (p *cluster) wake(id string) {
 	p.t.Helper()
 	core := p.seats[0].core
-	if err := pg.InTx(p.t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error { return core.WakeWorkspaces(ctx, tx, id) }); err != nil {
+	if err := pg.InTx(p.t.Context(), p.db.Pool(pg.RoleLifecycle),
+		func(ctx context.Context, tx pgx.Tx) error { return core.WakeWorkspaces(ctx, tx, id) }); err != nil {
 		p.t.Fatal(err)
 	}
 	core.Committed()
@@ -127,11 +133,15 @@ func (p *cluster) wake(id string) {
 // refused, and then goes on.
 func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 	var driver strict
-	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, instances: func(w *world) placement.Driver { driver = strict{w}; return driver }})
+	p := newCluster(t, clusterConfig{
+		seats: 1, lease: 15 * time.Second,
+		instances: func(w *world) placement.Driver { driver = strict{w}; return driver },
+	})
 	id := p.create(p.tenant(), "demo", byProcess)
 	// A lost history had recreated the workspace; the epoch that is drawn now is above that one, as after a raise of the
 	// era.
-	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace SET epoch = 4, version = version + 1 WHERE id = $1`, id); err != nil {
+	if _, err := p.db.OwnerPool().Exec(t.Context(),
+		`UPDATE lifecycle.workspace SET epoch = 4, version = version + 1 WHERE id = $1`, id); err != nil {
 		t.Fatal(err)
 	}
 	p.plant(id, 2)
@@ -156,7 +166,8 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 	if err != nil || !open {
 		t.Fatalf("%v %v", open, err)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND name = $2`, run.ID, StepStorage); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND name = $2`, run.ID,
+		StepStorage); n != 1 {
 		t.Errorf("the wait took %d attempts", n)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
@@ -184,7 +195,10 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 func TestALaunchAtAnEpochOfALostHistoryIsRefusedAndEndsNothing(t *testing.T) {
 	t.Parallel()
 	var driver strict
-	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, instances: func(w *world) placement.Driver { driver = strict{w}; return driver }})
+	p := newCluster(t, clusterConfig{
+		seats: 1, lease: 15 * time.Second,
+		instances: func(w *world) placement.Driver { driver = strict{w}; return driver },
+	})
 	id := p.create(p.tenant(), "demo", byProcess)
 	if err := p.world.End(t.Context(), id, 1); err != nil { // the lost history had ended it
 		t.Fatal(err)
@@ -200,7 +214,8 @@ func TestALaunchAtAnEpochOfALostHistoryIsRefusedAndEndsNothing(t *testing.T) {
 		t.Fatal("the undo ended the instance of the lost history")
 	}
 	reaper := p.reaper(driver)
-	if swept, err := reaper.Sweep(t.Context()); err != nil || swept.Ended != 0 || swept.Unknown != 1 || !p.standingOf(id, 2) {
+	if swept, err := reaper.Sweep(t.Context()); err != nil || swept.Ended != 0 || swept.Unknown != 1 ||
+		!p.standingOf(id, 2) {
 		t.Fatalf("swept %+v, %v", swept, err)
 	}
 	if _, err := p.seats[0].ask(t.Context(), kRecreate, id); err != nil {

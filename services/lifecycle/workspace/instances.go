@@ -51,8 +51,13 @@ type listedInstance struct {
 
 // EndInstance ends an instance that nothing in this database accounts for, and returns once its placement has confirmed
 // the end.
-func (s *Instances) EndInstance(ctx context.Context, req *lifecyclev1.EndInstanceRequest) (*lifecyclev1.EndInstanceResponse, error) {
-	entry := audit.Entry{Action: "instance.end", Reason: req.GetReason(), SubjectType: "instance", SubjectID: req.GetInstance()}
+func (s *Instances) EndInstance(ctx context.Context,
+	req *lifecyclev1.EndInstanceRequest,
+) (*lifecyclev1.EndInstanceResponse, error) {
+	entry := audit.Entry{
+		Action: "instance.end", Reason: req.GetReason(), SubjectType: "instance",
+		SubjectID: req.GetInstance(),
+	}
 	res, err := s.end(ctx, req, &entry)
 	if err != nil && !req.GetDryRun() {
 		return nil, s.deps.Audit.Refuse(ctx, entry, err)
@@ -60,12 +65,17 @@ func (s *Instances) EndInstance(ctx context.Context, req *lifecyclev1.EndInstanc
 	return res, err
 }
 
-func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest, entry *audit.Entry) (*lifecyclev1.EndInstanceResponse, error) {
+func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest,
+	entry *audit.Entry,
+) (*lifecyclev1.EndInstanceResponse, error) {
 	found, err := s.find(ctx, req.GetInstance())
 	if err != nil {
 		return nil, err
 	}
-	entry.Details = map[string]any{"epoch": found.Epoch, "placement": names.Of(found.kind), "provider_id": found.ProviderID, "workspace": found.WorkspaceID}
+	entry.Details = map[string]any{
+		"epoch": found.Epoch, "placement": names.Of(found.kind),
+		"provider_id": found.ProviderID, "workspace": found.WorkspaceID,
+	}
 	if ids.Valid(found.InstanceID) {
 		entry.SubjectID = found.InstanceID
 	}
@@ -87,11 +97,13 @@ func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest
 		if _, typed := fault.As(err); typed {
 			return nil, err
 		}
-		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the placement did not confirm the end of the instance", fault.Cause(err),
+		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the placement did not confirm the end of the instance",
+			fault.Cause(err),
 			fault.Remedy("ask again: an end that is under way goes on"))
 	}
 	err = pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		i, pos, err := endUnaccounted(ctx, tx, found.kind, found.Instance, "ended by "+rpc.ActorFrom(ctx)+": "+req.GetReason())
+		i, pos, err := endUnaccounted(ctx, tx, found.kind, found.Instance,
+			"ended by "+rpc.ActorFrom(ctx)+": "+req.GetReason())
 		if err != nil {
 			return err
 		}
@@ -117,7 +129,8 @@ func (s *Instances) find(ctx context.Context, ref string) (listedInstance, error
 		driver := s.deps.Drivers[kind]
 		list, err := driver.List(ctx)
 		if err != nil {
-			return listedInstance{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the placement "+names.Of(kind)+" did not list its instances", fault.Cause(err))
+			return listedInstance{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE,
+				"the placement "+names.Of(kind)+" did not list its instances", fault.Cause(err))
 		}
 		for _, b := range list {
 			if ref != b.InstanceID && ref != b.ProviderID && ref != fmt.Sprintf("%s:%d", b.WorkspaceID, b.Epoch) {
@@ -131,7 +144,8 @@ func (s *Instances) find(ctx context.Context, ref string) (listedInstance, error
 		}
 	}
 	if ended != nil {
-		return listedInstance{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the instance has ended", fault.Unmet("its placement lists it as ended"),
+		return listedInstance{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the instance has ended",
+			fault.Unmet("its placement lists it as ended"),
 			fault.Remedy("nothing is left to do"))
 	}
 	return listedInstance{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no placement lists such an instance",
@@ -142,7 +156,8 @@ func (s *Instances) find(ctx context.Context, ref string) (listedInstance, error
 // does an open operation.
 func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance, entry *audit.Entry) error {
 	if !ids.Valid(found.WorkspaceID) {
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the instance is of no mesh: its placement lists it without a workspace",
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"the instance is of no mesh: its placement lists it without a workspace",
 			fault.Remedy("end it at its provider"))
 	}
 	if err := rollback.Refuse(ctx, tx); err != nil {
@@ -164,7 +179,8 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 		return err
 	}
 	entry.TenantID, entry.WorkspaceID = w.TenantID, w.ID
-	over := w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED) || w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED)
+	over := w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED) ||
+		w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED)
 	if over && verdict == Unknown {
 		return nil
 	}
@@ -176,7 +192,8 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 	case Unknown:
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
-		fmt.Sprintf("the instance is of workspace %s, which is known here and %s: %s", w.Name, w.State, why), fault.Conflicting(w.ID),
+		fmt.Sprintf("the instance is of workspace %s, which is known here and %s: %s", w.Name, w.State, why),
+		fault.Conflicting(w.ID),
 		fault.Unmet("its workspace "+w.Name+" is known here and "+w.State+", and ends its instances itself"),
 		fault.Remedy("recreate or decommission the workspace: that ends its instances, the superseded ones too"))
 }
@@ -187,10 +204,12 @@ func (s *Instances) retire(ctx context.Context, found listedInstance) error {
 		return nil
 	}
 	_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
-		InstanceId: found.InstanceID, WorkspaceId: found.WorkspaceID, Epoch: found.Epoch, Reason: "its instance is ended by a person",
+		InstanceId: found.InstanceID, WorkspaceId: found.WorkspaceID, Epoch: found.Epoch,
+		Reason: "its instance is ended by a person",
 	})
 	if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the identity of the instance is not retired yet", fault.Cause(err), fault.Remedy("ask again"))
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the identity of the instance is not retired yet",
+			fault.Cause(err), fault.Remedy("ask again"))
 	}
 	return nil
 }
@@ -198,8 +217,8 @@ func (s *Instances) retire(ctx context.Context, found listedInstance) error {
 // proto returns the instance as the placement lists it.
 func (b listedInstance) proto() *lifecyclev1.Instance {
 	p := &lifecyclev1.Instance{
-		InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch, State: commonv1.InstanceState_INSTANCE_STATE_LIVE, Placement: b.kind,
-		ProviderId: b.ProviderID, Unaccounted: true,
+		InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch,
+		State: commonv1.InstanceState_INSTANCE_STATE_LIVE, Placement: b.kind, ProviderId: b.ProviderID, Unaccounted: true,
 	}
 	if !b.StartedAt.IsZero() {
 		p.StartedAt = timestamppb.New(b.StartedAt)

@@ -14,7 +14,8 @@ import (
 
 func (m *morgue) instances() *Instances {
 	return NewInstances(InstancesDeps{
-		DB: m.db.Pool("lifecycle"), Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: m.driver}, Identities: m.people, Committed: func() {},
+		DB: m.db.Pool("lifecycle"), Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: m.driver},
+		Identities: m.people, Committed: func() {},
 	})
 }
 
@@ -22,7 +23,8 @@ func (m *morgue) instances() *Instances {
 func (m *morgue) shown(instanceID string) []string {
 	m.t.Helper()
 	var out []string
-	for _, e := range testkit.Events(m.t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND aggregate_id = $1`, instanceID) {
+	for _, e := range testkit.Events(m.t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND aggregate_id = $1`,
+		instanceID) {
 		if e.Text("unaccounted") == "true" {
 			out = append(out, fmt.Sprint(e.Text("state"), " ", e.AggregateVersion))
 		}
@@ -34,7 +36,8 @@ func (m *morgue) shown(instanceID string) []string {
 func (m *morgue) events(which string, args ...any) int {
 	m.t.Helper()
 	var n int
-	if err := m.db.Pool("lifecycle").QueryRow(m.t.Context(), `SELECT count(*) FROM events.event WHERE `+which, args...).Scan(&n); err != nil {
+	if err := m.db.Pool("lifecycle").QueryRow(m.t.Context(), `SELECT count(*) FROM events.event WHERE `+which,
+		args...).Scan(&n); err != nil {
 		m.t.Fatal(err)
 	}
 	return n
@@ -55,7 +58,8 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 	}
 	server := m.instances()
 	end := func(ref string, dry bool) (*lifecyclev1.EndInstanceResponse, error) {
-		return server.EndInstance(operator(t.Context()), &lifecyclev1.EndInstanceRequest{Instance: ref, Reason: "launched after the backup", DryRun: dry})
+		return server.EndInstance(operator(t.Context()),
+			&lifecyclev1.EndInstanceRequest{Instance: ref, Reason: "launched after the backup", DryRun: dry})
 	}
 	res, err := end(foreign.InstanceID, true)
 	if err != nil || !strings.Contains(res.GetConsequence(), "data on it is lost") || !m.standing()[foreign.WorkspaceID] {
@@ -68,7 +72,8 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := res.GetInstance()
-	if i.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED || !i.GetUnaccounted() || !strings.Contains(i.GetEndReason(), "launched after the backup") || res.GetPos() == "" {
+	if i.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED || !i.GetUnaccounted() ||
+		!strings.Contains(i.GetEndReason(), "launched after the backup") || res.GetPos() == "" {
 		t.Errorf("answered %v", res)
 	}
 	if m.standing()[foreign.WorkspaceID] {
@@ -94,7 +99,8 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 	m := newMorgue(t)
 	server := m.instances()
 	end := func(b placement.LaunchRequest) error {
-		_, err := server.EndInstance(operator(t.Context()), &lifecyclev1.EndInstanceRequest{Instance: b.InstanceID, Reason: "it looks strange"})
+		_, err := server.EndInstance(operator(t.Context()),
+			&lifecyclev1.EndInstanceRequest{Instance: b.InstanceID, Reason: "it looks strange"})
 		return err
 	}
 	held := m.instance(place{instance: "live", run: "failed", claimed: true})
@@ -125,7 +131,8 @@ func TestAnUnaccountedInstanceThatIsSupersededGoesOnUnderItsId(t *testing.T) {
 	m.sweep(Reaped{Unknown: 1})
 	m.exec(`UPDATE lifecycle.workspace SET epoch = 2 WHERE id = $1`, b.WorkspaceID)
 	m.sweep(Reaped{Ended: 1})
-	last := testkit.Events(t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND aggregate_id = $1 AND aggregate_version = 2`, b.InstanceID)
+	last := testkit.Events(t, m.db.Pool("lifecycle"),
+		`kind = 'instance.changed' AND aggregate_id = $1 AND aggregate_version = 2`, b.InstanceID)
 	if len(last) != 1 || last[0].Text("state") != "INSTANCE_STATE_ENDED" {
 		t.Error("its end is not told above the versions that were shown")
 	}

@@ -51,8 +51,11 @@ const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.st
 // transaction, for a request with an idempotency key, which only that transaction stores, for a request with a proof,
 // which the transaction has to apply, and for the watchdog, for which the transaction may cancel the run instead of
 // joining it.
-func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest, h joinHint) (*lifecyclev1.Operation, bool) {
-	if byWatchdog(ctx, req) || h.leased.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() || req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
+func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
+	h joinHint,
+) (*lifecyclev1.Operation, bool) {
+	if byWatchdog(ctx, req) || h.leased.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() ||
+		req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
 		return nil, false
 	}
 	args := []any{h.workspaceID, bringing()}
@@ -61,7 +64,8 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	}
 	var run saga.Run
 	var tenantID, state string
-	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.leased.Kind == lock.Held), args...).Scan(&run.ID, &tenantID, &run.Kind, &run.Epoch, &state); err != nil {
+	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.leased.Kind == lock.Held), args...).Scan(&run.ID, &tenantID,
+		&run.Kind, &run.Epoch, &state); err != nil {
 		return nil, false // not conclusive: the full transaction decides, and returns the error
 	}
 	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != tenantID {

@@ -96,7 +96,8 @@ func (r rules) explains(now account, in called, out heard) (account, bool) {
 			return now, out.state == s.State
 		}
 		s.State = out.state
-		return now, fits(s) == "" && (now.s.Open || now.s.State == out.state) && s.Epoch == out.epoch && s.Run == out.run && s.Reset == out.reset && s.Used == out.used
+		return now, fits(s) == "" && (now.s.Open || now.s.State == out.state) && s.Epoch == out.epoch && s.Run == out.run &&
+			s.Reset == out.reset && s.Used == out.used
 	}
 	stands, slot := in.verb, -1
 	if stands == askReplace {

@@ -37,7 +37,8 @@ func moody(t *testing.T) *saga.Registry {
 		case <-ctx.Done():
 		}
 		if rand.IntN(total) < in { //nolint:gosec // moods need no secrecy
-			return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_UNAVAILABLE, "a mood", nil)
+			return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_UNAVAILABLE,
+				"a mood", nil)
 		}
 		return saga.Done(nil), nil
 	}
@@ -53,15 +54,25 @@ func moody(t *testing.T) *saga.Registry {
 		}}
 	}
 	states := func(running, succeeded commonv1.WorkspaceState) saga.WorkspaceStates {
-		return saga.WorkspaceStates{Running: running, Succeeded: succeeded, Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED}
+		return saga.WorkspaceStates{
+			Running: running, Succeeded: succeeded,
+			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		}
 	}
 	const active = commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
 	reg, err := saga.NewRegistry(
-		saga.Definition{Name: DefinitionProvision, Version: 1, Steps: do(3), States: states(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, active)},
-		saga.Definition{Name: DefinitionRecreate, Version: 1, Steps: do(3), States: states(commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, active)},
+		saga.Definition{
+			Name: DefinitionProvision, Version: 1, Steps: do(3),
+			States: states(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, active),
+		},
+		saga.Definition{
+			Name: DefinitionRecreate, Version: 1, Steps: do(3),
+			States: states(commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, active),
+		},
 		saga.Definition{
 			Name: DefinitionDecommission, Version: 1, Steps: do(4), Sticks: true, Uncancellable: true,
-			States: states(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
+			States: states(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
+				commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
 		},
 	)
 	if err != nil {
@@ -81,13 +92,19 @@ func (r *replica) call(ctx context.Context, tenant string, in called) (heard, er
 		w, err := saga.GetWorkspace(ctx, r.pool, in.id)
 		return heard{id: w.ID, run: w.RunID, state: w.State, epoch: w.Epoch, reset: w.ResetDone, used: w.RetryUsed}, err
 	}
-	req := &lifecyclev1.RequestOperationRequest{Kind: kindOf(in.verb), IdempotencyKey: in.key, Override: in.override, Reason: "a client asks"}
+	req := &lifecyclev1.RequestOperationRequest{
+		Kind: kindOf(in.verb), IdempotencyKey: in.key, Override: in.override,
+		Reason: "a client asks",
+	}
 	if in.verb == askCreate || in.verb == askOther {
 		spec := &lifecyclev1.WorkspaceSpec{Gpus: 1}
 		if in.verb == askOther {
 			spec.Gpus = 2
 		}
-		req.Target = &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: "demo", Spec: spec}}
+		req.Target = &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+			Tenant: tenant,
+			Name:   "demo", Spec: spec,
+		}}
 	} else {
 		req.Target = &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: in.id}
 	}
@@ -99,7 +116,10 @@ func (r *replica) call(ctx context.Context, tenant string, in called) (heard, er
 		return heard{reason: names.Of(f.Reason)}, nil
 	}
 	op := res.GetOperation()
-	return heard{joined: op.GetJoined(), replayed: op.GetReplayed(), id: op.GetWorkspaceId(), run: op.GetOperationId(), epoch: op.GetEpoch()}, err
+	return heard{
+		joined: op.GetJoined(), replayed: op.GetReplayed(), id: op.GetWorkspaceId(), run: op.GetOperationId(),
+		epoch: op.GetEpoch(),
+	}, err
 }
 
 // replicas makes several instances of the server over one database and one lock store that is emptied all the time.
@@ -123,7 +143,8 @@ func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		driver, err := saga.NewDriver(core, saga.Config{Owner: fmt.Sprintf("replica-%d", i), Workers: 2, Poll: 20 * time.Millisecond})
+		driver, err := saga.NewDriver(core,
+			saga.Config{Owner: fmt.Sprintf("replica-%d", i), Workers: 2, Poll: 20 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +154,8 @@ func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 			}
 		})
 		out = append(out, &replica{pool: pool, server: NewServer(Deps{
-			Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: locks(t, dialLocks(t, store.URL())), Policy: policy.Fixed{Set: policy.Defaults()},
+			Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: locks(t, dialLocks(t, store.URL())),
+			Policy:       policy.Fixed{Set: policy.Defaults()},
 			DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50}, Secrets: keys,
 		})})
 	}
@@ -164,7 +186,10 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 	for c := range clients {
 		wg.Go(func() {
 			dice := rand.New(rand.NewPCG(seed, uint64(c))) //nolint:gosec // it is to be repeated
-			requests := append([]string{askCreate, askCreate, askOther, askView, askView, askRetry, askRecreate, askReplace, askReset, askReset}, verbs()...)
+			requests := append([]string{
+				askCreate, askCreate, askOther, askView, askView, askRetry, askRecreate, askReplace,
+				askReset, askReset,
+			}, verbs()...)
 			for range requests {
 				in := called{verb: requests[dice.IntN(len(requests))], override: dice.IntN(4) == 0}
 				if dice.IntN(5) == 0 {
@@ -190,7 +215,10 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 					return
 				}
 				mu.Lock()
-				past = append(past, porcupine.Operation{ClientId: c, Input: in, Output: out, Call: call.Nanoseconds(), Return: back.Nanoseconds()})
+				past = append(past, porcupine.Operation{
+					ClientId: c, Input: in, Output: out, Call: call.Nanoseconds(),
+					Return: back.Nanoseconds(),
+				})
 				if out.id != "" && !out.replayed {
 					newest = out.id
 				}
@@ -217,7 +245,10 @@ func alone(t *testing.T, all []*replica, tenant string) []porcupine.Operation {
 		if err != nil {
 			t.Fatalf("%+v: %v", in, err)
 		}
-		past = append(past, porcupine.Operation{Input: in, Output: out, Call: call.Nanoseconds(), Return: time.Since(base).Nanoseconds()})
+		past = append(past, porcupine.Operation{
+			Input: in, Output: out, Call: call.Nanoseconds(),
+			Return: time.Since(base).Nanoseconds(),
+		})
 		return out
 	}
 	id := ask(askCreate, "").id
@@ -344,7 +375,8 @@ func stopsAt(past []porcupine.Operation, info porcupine.LinearizationInfo) strin
 	out := &strings.Builder{}
 	show := func(what string, list []porcupine.Operation) {
 		for _, op := range list {
-			fmt.Fprintf(out, "%s client %d %d-%d %+v -> %+v\n", what, op.ClientId, op.Call/1000, op.Return/1000, op.Input, op.Output)
+			fmt.Fprintf(out, "%s client %d %d-%d %+v -> %+v\n", what, op.ClientId, op.Call/1000, op.Return/1000, op.Input,
+				op.Output)
 		}
 	}
 	show("explained", longest[max(0, len(longest)-8):])
@@ -373,18 +405,22 @@ func TestTheSpecificationFindsSomebodyGuilty(t *testing.T) {
 		guilty bool
 	}{
 		"one begins, the other joins": {past: []porcupine.Operation{
-			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(41, askRecreate, heard{id: "w", run: "r2", epoch: 2, joined: true}),
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}),
+			at(41, askRecreate, heard{id: "w", run: "r2", epoch: 2, joined: true}),
 		}},
 		"two begin the same epoch": {guilty: true, past: []porcupine.Operation{
-			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(41, askRecreate, heard{id: "w", run: "r3", epoch: 2}),
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}),
+			at(41, askRecreate, heard{id: "w", run: "r3", epoch: 2}),
 		}},
 		"two begin one after the other": {past: []porcupine.Operation{
-			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(41, askRecreate, heard{id: "w", run: "r3", epoch: 3}),
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}),
+			at(41, askRecreate, heard{id: "w", run: "r3", epoch: 3}),
 		}},
 		"a join of what nobody began": {guilty: true, past: []porcupine.Operation{made, active, at(40, askRecreate, heard{id: "w", run: "r9", epoch: 2, joined: true})}},
 		"a reset of what is active":   {guilty: true, past: []porcupine.Operation{made, active, at(40, askReset, heard{id: "w", run: "r1", epoch: 1})}},
 		"a stale look": {guilty: true, past: []porcupine.Operation{
-			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(60, askView, heard{id: "w", run: "r1", epoch: 1, state: "active"}),
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}),
+			at(60, askView, heard{id: "w", run: "r1", epoch: 1, state: "active"}),
 		}},
 	} {
 		if got := porcupine.CheckOperations(rules{}.specification(), tc.past); got == tc.guilty {

@@ -24,7 +24,10 @@ import (
 // asked returns the requests of the matrix, in the order of its columns. The second create has the same name and
 // another spec.
 func asked() []string {
-	return []string{"create", "create other", "retry", "recreate", "decommission", "cancel", "reset", "retry_undo", "skip_undo"}
+	return []string{
+		"create", "create other", "retry", "recreate", "decommission", "cancel", "reset", "retry_undo",
+		"skip_undo",
+	}
 }
 
 // matrix returns the answer to each request in each state: `begins`, `joins`, `does` (a verb on the existing run or
@@ -125,7 +128,8 @@ func (d *desk) put(state string) (string, string) {
 		if base == "decommissioning" {
 			phase = "do"
 		}
-		d.sql(`UPDATE lifecycle.saga_run SET state = 'stuck', phase = $2, stuck_reason = 'it does not go' WHERE id = $1`, run, phase)
+		d.sql(`UPDATE lifecycle.saga_run SET state = 'stuck', phase = $2, stuck_reason = 'it does not go' WHERE id = $1`, run,
+			phase)
 		d.sql(`UPDATE lifecycle.workspace SET state = 'stuck' WHERE id = $1`, id)
 	case "reset":
 		d.do(kReset, id)
@@ -290,7 +294,8 @@ func (d *desk) check(state, what, id, got string, op *lifecyclev1.Operation, err
 	}
 	switch got {
 	case "joins":
-		if n := d.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = '` + op.GetOperationId() + `' AND workspace_id = '` + id + `' AND finished_at IS NULL`); n != 1 {
+		if n := d.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = '` + op.GetOperationId() +
+			`' AND workspace_id = '` + id + `' AND finished_at IS NULL`); n != 1 {
 			d.t.Errorf("%s: %s joined %s, which is not open", state, what, op.GetOperationId())
 		}
 	case "operation_in_progress":
@@ -313,7 +318,11 @@ func TestActionsSayWhatRequestsAreAnswered(t *testing.T) {
 	t.Parallel()
 	d := &desk{bed: newBed(t, nil)}
 	for _, tenant := range []string{"acme", "other"} {
-		_, err := d.server.CreateTenant(t.Context(), &lifecyclev1.CreateTenantRequest{Name: tenant, Quota: &lifecyclev1.Quota{Workspaces: 1000, Gpus: 1000, StorageBytes: 1 << 60}})
+		_, err := d.server.CreateTenant(t.Context(),
+			&lifecyclev1.CreateTenantRequest{
+				Name:  tenant,
+				Quota: &lifecyclev1.Quota{Workspaces: 1000, Gpus: 1000, StorageBytes: 1 << 60},
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -336,7 +345,8 @@ func TestActionsSayWhatRequestsAreAnswered(t *testing.T) {
 					continue
 				}
 				found = true
-				if begins := answer == "begins" || answer == "does"; a.GetPossible() != begins && !strings.HasSuffix(state, "cancelled") && !strings.HasSuffix(state, "undone") {
+				if begins := answer == "begins" || answer == "does"; a.GetPossible() != begins &&
+					!strings.HasSuffix(state, "cancelled") && !strings.HasSuffix(state, "undone") {
 					t.Errorf("%s: %s is answered %s, the table says possible=%v", state, what, answer, a.GetPossible())
 				}
 				if !a.GetPossible() && (len(a.GetUnmet()) == 0 || a.GetReason() == commonv1.Reason_REASON_UNSPECIFIED) {

@@ -13,7 +13,8 @@ import (
 // newest returns the workspace's newest allocation; an id that no allocation has if the workspace never had one.
 func (a *scenario) newest() (id string, fence int64) {
 	id = ids.New()
-	err := a.db.OwnerPool().QueryRow(testkit.Context(a.t), `SELECT coalesce(max(x.id), $2), coalesce(max(x.fence), 1) FROM (
+	err := a.db.OwnerPool().QueryRow(testkit.Context(a.t),
+		`SELECT coalesce(max(x.id), $2), coalesce(max(x.fence), 1) FROM (
 		SELECT allocation_id::text AS id, fence FROM lifecycle.allocation WHERE workspace_id = $1 ORDER BY epoch DESC, created_at DESC LIMIT 1) AS x`,
 		a.s.ID, id).Scan(&id, &fence)
 	if err != nil {
@@ -27,11 +28,13 @@ func (a *scenario) askRelease(ctx context.Context, q request) (*lifecyclev1.Oper
 	allocations := NewAllocations(a.seats[q.seat].server)
 	id, fence := a.newest()
 	if q.verb == askRetryRelease {
-		res, err := allocations.RetryRelease(ctx, &lifecyclev1.RetryReleaseRequest{AllocationId: id, Reason: "the model asks", DryRun: q.dry})
+		res, err := allocations.RetryRelease(ctx,
+			&lifecyclev1.RetryReleaseRequest{AllocationId: id, Reason: "the model asks", DryRun: q.dry})
 		return res.GetOperation(), err
 	}
 	req := &lifecyclev1.ForceReleaseRequest{
-		AllocationId: id, ExpectedFence: fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_REIMAGED, Reason: "the model asks", DryRun: q.dry,
+		AllocationId: id, ExpectedFence: fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_REIMAGED,
+		Reason: "the model asks", DryRun: q.dry,
 	}
 	if q.override {
 		req.ExpectedFence++
@@ -104,7 +107,8 @@ func TestTheModelKnowsTheWaysOutOfAFailedRelease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := &scenario{stage: g, rt: t, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
 			a.tenant = g.tenant()
-			if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
+			if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`,
+				a.tenant).Scan(&a.tenantID); err != nil {
 				t.Fatal(err)
 			}
 			a.other = ids.New()

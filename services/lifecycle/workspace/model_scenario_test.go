@@ -67,7 +67,10 @@ func (a *scenario) ask(q request) (*lifecyclev1.Operation, error) {
 	case "stranger":
 		ctx = rpc.WithPerson(ctx, rpc.Person{Subject: "eve", TenantID: a.other, Roles: []string{"tenant"}})
 	}
-	req := &lifecyclev1.RequestOperationRequest{Kind: kindOf(q.verb), IdempotencyKey: q.key, DryRun: q.dry, Override: q.override, Reason: "the model asks"}
+	req := &lifecyclev1.RequestOperationRequest{
+		Kind: kindOf(q.verb), IdempotencyKey: q.key, DryRun: q.dry,
+		Override: q.override, Reason: "the model asks",
+	}
 	if q.verb == askReplace {
 		ctx, req.Requester = asService(testkit.Context(a.t), "recovery"), "watchdog"
 	}
@@ -82,7 +85,10 @@ func (a *scenario) ask(q request) (*lifecyclev1.Operation, error) {
 		if q.verb == askOther {
 			spec.Gpus = 2
 		}
-		req.Target = &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{Tenant: a.tenant, Name: a.name, Spec: spec}}
+		req.Target = &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+			Tenant: a.tenant,
+			Name:   a.name, Spec: spec,
+		}}
 	} else {
 		req.Target = &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: a.s.ID}
 	}
@@ -100,10 +106,12 @@ func (a *scenario) expects(q request) (verdict, string) {
 		return a.expectsRelease(q), ""
 	}
 	create := q.verb == askCreate || q.verb == askOther
-	if !create && (q.override || q.verb == askSkipUndo || q.verb == askRetryUndo) && (q.who == "member" || q.who == "stranger") {
+	if !create && (q.override || q.verb == askSkipUndo || q.verb == askRetryUndo) &&
+		(q.who == "member" || q.who == "stranger") {
 		return refusal(commonv1.Reason_REASON_PERMISSION_DENIED), ""
 	}
-	needs := q.override || q.verb == askSkipUndo || q.verb == askDecommission || q.verb == askRecreate || q.verb == askReplace
+	needs := q.override || q.verb == askSkipUndo || q.verb == askDecommission || q.verb == askRecreate ||
+		q.verb == askReplace
 	if !create && q.noReason && needs && !q.dry {
 		return refusal(commonv1.Reason_REASON_REASON_REQUIRED), ""
 	}
@@ -181,7 +189,9 @@ func (a *scenario) request(q request) {
 }
 
 // compare compares an answer with a verdict.
-func (a *scenario) compare(what string, q request, want verdict, got *lifecyclev1.Operation, err error, replayed string) {
+func (a *scenario) compare(what string, q request, want verdict, got *lifecyclev1.Operation, err error,
+	replayed string,
+) {
 	if want.how == refuses {
 		if err == nil || names.Of(fault.ReasonOf(err)) != want.reason {
 			a.fail("%s by %s is to be refused with %s: %v, %v", what, q.who, want.reason, got, err)
@@ -199,7 +209,8 @@ func (a *scenario) compare(what string, q request, want verdict, got *lifecyclev
 		problem = "joined"
 	case got.GetReplayed() != (want.how == "replays"):
 		problem = "replayed"
-	case want.how == joins && got.GetOperationId() != a.s.Run, !q.dry && (want.how == does || want.how == same) && got.GetOperationId() != a.s.Run:
+	case want.how == joins && got.GetOperationId() != a.s.Run, !q.dry && (want.how == does || want.how == same) &&
+		got.GetOperationId() != a.s.Run:
 		problem = "operation"
 	case want.how == "replays" && got.GetOperationId() != replayed:
 		problem = "operation, which was " + replayed
@@ -255,7 +266,8 @@ func (a *scenario) observe(moved bool) {
 	}
 	was := a.s
 	if !moved {
-		was.WithInstance, was.Placed, was.Unclean, was.WithoutInstance, was.Held = now.WithInstance, now.Placed, now.Unclean, now.WithoutInstance, now.Held
+		was.WithInstance, was.Placed, was.Unclean, was.WithoutInstance, was.Held = now.WithInstance, now.Placed, now.Unclean,
+			now.WithoutInstance, now.Held
 		if was != now {
 			a.fail("the model has %+v, there is %+v", was, now)
 		}
@@ -273,7 +285,8 @@ func (a *scenario) observe(moved bool) {
 	if now.State == "active" && a.s.State != "active" {
 		a.healthy = a.offset
 	}
-	if !a.troubled && a.s.Open && !a.s.Undoing && !a.s.Cancelled && !a.s.Stuck && (now.Undoing || now.Stuck || !now.Open && now.State == "failed") {
+	if !a.troubled && a.s.Open && !a.s.Undoing && !a.s.Cancelled && !a.s.Stuck &&
+		(now.Undoing || now.Stuck || !now.Open && now.State == "failed") {
 		a.fail("nothing was done to run %s, and it failed: %s %s", run.ID, run.ErrorCode, run.Error)
 	}
 	a.s = now

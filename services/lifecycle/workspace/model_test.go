@@ -145,7 +145,8 @@ func (a *scenario) stays(within time.Duration) {
 	if until := time.Now().Add(within); a.s.ID != "" && a.s.Open && !a.s.Stuck {
 		a.drive(0, func() bool {
 			run, open, err := saga.LiveRun(testkit.Context(a.t), a.pool, a.s.ID)
-			return err != nil || !open || run.State == "stuck" || run.State == "waiting" && run.StepName() == StepStorage || time.Now().After(until)
+			return err != nil || !open || run.State == "stuck" || run.State == "waiting" && run.StepName() == StepStorage ||
+				time.Now().After(until)
 		})
 	}
 	a.jump(6 * time.Minute)
@@ -185,8 +186,9 @@ func (a *scenario) comes() {
 func (a *scenario) step(rt *rapid.T) {
 	all := slices.Concat([]string{askCreate, askOther, askReplace, askReplace}, verbs(), releaseVerbs())
 	steps := []string{
-		"ask", "ask", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "die", "die", "rest", "rest", "rest", "jump", "plant", "plant", "heal",
-		"agents", "boxes", "boxes", "flush", "fail release", "fail release",
+		"ask", "ask", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "die", "die",
+		"rest", "rest", "rest", "jump", "plant", "plant", "heal", "agents", "boxes", "boxes", "flush", "fail release",
+		"fail release",
 	}
 	what := rapid.SampledFrom(steps).Draw(rt, "what")
 	if what == "ask what goes" {
@@ -201,9 +203,12 @@ func (a *scenario) step(rt *rapid.T) {
 	switch what {
 	case "ask":
 		q := request{
-			verb: rapid.SampledFrom(all).Draw(rt, "verb"), who: rapid.SampledFrom([]string{"service", "operator", "member", "member", "operator", "stranger"}).Draw(rt, "who"),
-			key: rapid.SampledFrom([]string{"", "", "", "", "k1", "k2", "k3"}).Draw(rt, "key"), override: rapid.IntRange(0, 3).Draw(rt, "override") == 0,
-			noReason: rapid.IntRange(0, 9).Draw(rt, "reasonless") == 0, seat: rapid.IntRange(0, 1).Draw(rt, "seat"),
+			verb: rapid.SampledFrom(all).Draw(rt, "verb"),
+			who: rapid.SampledFrom([]string{"service", "operator", "member", "member", "operator", "stranger"}).Draw(rt,
+				"who"),
+			key:      rapid.SampledFrom([]string{"", "", "", "", "k1", "k2", "k3"}).Draw(rt, "key"),
+			override: rapid.IntRange(0, 3).Draw(rt, "override") == 0, noReason: rapid.IntRange(0, 9).Draw(rt, "reasonless") == 0,
+			seat: rapid.IntRange(0, 1).Draw(rt, "seat"),
 		}
 		if a.s.ID == "" && q.verb != askOther {
 			q.verb = askCreate
@@ -227,8 +232,9 @@ func (a *scenario) step(rt *rapid.T) {
 		a.troubled = true
 		for _, list := range [][]string{
 			{
-				StepValidate + "/do", StepPrevious + "/do", StepStorage + "/do", StepHandle + "/do", StepSchema + "/do", StepDeploy + "/do", StepReady + "/do",
-				StepActive + "/do", StepActive + "/do", StepActive + "/do", "Remove tenant workloads/do", "Drop per-tenant schema/do", "Release storage and box/do",
+				StepValidate + "/do", StepPrevious + "/do", StepStorage + "/do", StepHandle + "/do", StepSchema + "/do",
+				StepDeploy + "/do", StepReady + "/do", StepActive + "/do", StepActive + "/do", StepActive + "/do",
+				"Remove tenant workloads/do", "Drop per-tenant schema/do", "Release storage and box/do",
 			},
 			{StepStorage + "/undo", StepHandle + "/undo", StepSchema + "/undo", StepDeploy + "/undo", ""},
 		} {
@@ -300,7 +306,10 @@ func TestTheWorkspaceKeepsToItsRules(t *testing.T) {
 	until := time.Now().Add(within)
 	counts := map[string]int{}
 	sequences := 0
-	rapidly(t, map[string]string{"seed": strconv.FormatUint(modelSeed(t), 10), "checks": "100000", "nofailfile": "true", "shrinktime": "15s"})
+	rapidly(t, map[string]string{
+		"seed": strconv.FormatUint(modelSeed(t), 10), "checks": "100000", "nofailfile": "true",
+		"shrinktime": "15s",
+	})
 	failed := false
 	rapid.Check(t, func(rt *rapid.T) {
 		if !failed && time.Now().After(until) && sequences >= 2 && counts["deaths"] > 0 {
@@ -324,8 +333,8 @@ func (g *stage) play(rt *rapid.T, r rules, n int, counts map[string]int, flush f
 	}
 	a.tenant, a.other = g.tenant(), ""
 	stranger := g.tenant()
-	err := g.pool.QueryRow(testkit.Context(g.t), `SELECT (SELECT id::text FROM lifecycle.tenant WHERE name = $1), (SELECT id::text FROM lifecycle.tenant WHERE name = $2)`,
-		a.tenant, stranger).Scan(&a.tenantID, &a.other)
+	err := g.pool.QueryRow(testkit.Context(g.t),
+		`SELECT (SELECT id::text FROM lifecycle.tenant WHERE name = $1), (SELECT id::text FROM lifecycle.tenant WHERE name = $2)`, a.tenant, stranger).Scan(&a.tenantID, &a.other)
 	if err != nil {
 		a.fail("%v", err)
 	}

@@ -57,9 +57,13 @@ func TestTheModelSeesAWrongRule(t *testing.T) {
 		},
 	} {
 		t.Run(plant, func(t *testing.T) {
-			a := &scenario{stage: g, rt: accuser{}, rules: rules{plant: plant}, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
+			a := &scenario{
+				stage: g, rt: accuser{}, rules: rules{plant: plant}, name: "demo", where: byProcess,
+				keys: map[string]string{}, counts: map[string]int{},
+			}
 			a.tenant = g.tenant()
-			if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
+			if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`,
+				a.tenant).Scan(&a.tenantID); err != nil {
 				t.Fatal(err)
 			}
 			defer a.leave()
@@ -84,7 +88,8 @@ func TestALateDecommissionIsStuck(t *testing.T) {
 	g := newStage(t, nil)
 	a := &scenario{stage: g, rt: t, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
 	a.tenant = g.tenant()
-	if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
+	if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`,
+		a.tenant).Scan(&a.tenantID); err != nil {
 		t.Fatal(err)
 	}
 	a.request(request{verb: askCreate})

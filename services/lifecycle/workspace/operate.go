@@ -34,11 +34,14 @@ const (
 )
 
 // operate carries out a request on a workspace that exists.
-func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation,
+	error,
+) {
 	if person, ok := rpc.PersonFrom(ctx); ok && req.GetOverride() && !person.Operator() {
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "an override is for operators")
 	}
-	if person, ok := rpc.PersonFrom(ctx); ok && (req.GetKind() == kSkipUndo || req.GetKind() == kRetryUndo) && !person.Operator() {
+	if person, ok := rpc.PersonFrom(ctx); ok && (req.GetKind() == kSkipUndo || req.GetKind() == kRetryUndo) &&
+		!person.Operator() {
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "only an operator helps an operation that is stuck",
 			fault.Remedy("ask an operator: what is left may stand on a machine that others share"))
 	}
@@ -98,7 +101,9 @@ func (s *Server) ofOneMoment(ctx context.Context, tx pgx.Tx, was saga.Workspace,
 	return err
 }
 
-func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest, runID string) (*lifecyclev1.Operation, error) {
+func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
+	runID string,
+) (*lifecyclev1.Operation, error) {
 	var op *lifecyclev1.Operation
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		w, err := s.workspaceFor(ctx, tx, req.GetWorkspaceId())
@@ -118,7 +123,8 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 				return err
 			}
 			var ok bool
-			if op, ok, err = s.replay(ctx, tx, w.TenantID, key, func(was string) (bool, error) { return was == wanted, nil }); err != nil || ok {
+			if op, ok, err = s.replay(ctx, tx, w.TenantID, key,
+				func(was string) (bool, error) { return was == wanted, nil }); err != nil || ok {
 				return err
 			}
 		}
@@ -149,7 +155,9 @@ func keyOf(req *lifecyclev1.RequestOperationRequest, workspaceID string) string 
 	return out
 }
 
-func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID string) (*lifecyclev1.Operation, error) {
+func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest,
+	runID string,
+) (*lifecyclev1.Operation, error) {
 	by := requester(ctx, req)
 	core := s.deps.Core
 	switch req.GetKind() {
@@ -161,7 +169,10 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 			return nil, err
 		}
 		state, _ := names.Parse[commonv1.WorkspaceState](after.State)
-		return &lifecyclev1.Operation{OperationId: after.RunID, WorkspaceId: w.ID, Kind: kReset, Epoch: after.Epoch, State: state, Pos: pos}, nil
+		return &lifecyclev1.Operation{
+			OperationId: after.RunID, WorkspaceId: w.ID, Kind: kReset, Epoch: after.Epoch,
+			State: state, Pos: pos,
+		}, nil
 	case kRetry:
 		if err := s.roomForRetry(ctx, tx, w); err != nil {
 			return nil, err
@@ -171,7 +182,8 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 		}
 		out, err := core.Retry(ctx, tx, saga.RetryRequest{
 			WorkspaceID: w.ID, Definition: DefinitionProvision, Input: newInput(w.Tenant, w.Name, w.Spec), Requester: by,
-			CorrelationID: obs.From(ctx).CorrelationID, Limit: s.deps.Policy.Current().SagaRetryLimit(), Override: req.GetOverride(), Reason: req.GetReason(),
+			CorrelationID: obs.From(ctx).CorrelationID, Limit: s.deps.Policy.Current().SagaRetryLimit(),
+			Override: req.GetOverride(), Reason: req.GetReason(),
 		})
 		if err != nil {
 			return nil, err
@@ -184,7 +196,8 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 	case kDecommission:
 		return s.decommission(ctx, tx, w, by)
 	default:
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, names.Of(req.GetKind())+" is asked of an allocation, not of a workspace",
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT,
+			names.Of(req.GetKind())+" is asked of an allocation, not of a workspace",
 			fault.Remedy("use `allocations retry-release` or `allocations force-release` with the allocation's id"))
 	}
 }
@@ -216,13 +229,16 @@ func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) 
 }
 
 // onOpenRun applies the verb kind to the run that owns the workspace.
-func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kind commonv1.OperationKind, by, reason string) (*lifecyclev1.Operation, error) {
+func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kind commonv1.OperationKind, by,
+	reason string,
+) (*lifecyclev1.Operation, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err
 	}
 	if !open {
-		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open", fault.Unmet("no operation is open to "+strings.ReplaceAll(names.Of(kind), "_", " ")),
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open",
+			fault.Unmet("no operation is open to "+strings.ReplaceAll(names.Of(kind), "_", " ")),
 			fault.Remedy("nothing is under way, so there is nothing to stop or to help; `gpuaas workspaces actions WS` shows what is possible now"))
 	}
 	var v saga.Verb
@@ -253,7 +269,9 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 
 // decommission ends a workspace. From `stuck` it closes that run and begins its own in the same transaction; any other
 // open run must be cancelled first.
-func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, by string) (*lifecyclev1.Operation, error) {
+func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, by string) (*lifecyclev1.Operation,
+	error,
+) {
 	if w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK) {
 		run, open, err := saga.LiveRun(ctx, tx, w.ID)
 		if err != nil {
@@ -266,10 +284,11 @@ func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, 
 		}
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
-		WorkspaceID: w.ID, Kind: kDecommission, Definition: DefinitionDecommission, Input: newInput(w.Tenant, w.Name, w.Spec), Requester: by,
-		CorrelationID: obs.From(ctx).CorrelationID, DesiredState: "decommissioned",
+		WorkspaceID: w.ID, Kind: kDecommission, Definition: DefinitionDecommission, Input: newInput(w.Tenant, w.Name, w.Spec),
+		Requester: by, CorrelationID: obs.From(ctx).CorrelationID, DesiredState: "decommissioned",
 		From: []commonv1.WorkspaceState{
-			commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
+			commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+			commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
 		},
 	})
 	if err != nil {
@@ -278,7 +297,9 @@ func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, 
 	return answer(w.ID, started), nil
 }
 
-func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace,
+	req *lifecyclev1.RequestOperationRequest,
+) (*lifecyclev1.Operation, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err
@@ -298,7 +319,8 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *l
 		op.DryRun, op.Consequence = true, fmt.Sprintf("joins operation %s (%s), which is under way", run.ID, run.Kind)
 		return op, nil
 	case open && req.GetKind() == kCancel && run.State != "stuck" && (run.State == "compensating" || run.CancelAt != nil):
-		return foretold(w, req.GetKind(), fmt.Sprintf("changes nothing: operation %s (%s) is being undone already", run.ID, run.Kind)), nil
+		return foretold(w, req.GetKind(),
+			fmt.Sprintf("changes nothing: operation %s (%s) is being undone already", run.ID, run.Kind)), nil
 	}
 	if err := ofEpoch(w, req); err != nil {
 		return nil, err
@@ -329,7 +351,9 @@ func foretold(w saga.Workspace, kind commonv1.OperationKind, consequence string)
 var clockNow = pg.Define(pg.RoleLifecycle, "workspace.clock_now", `SELECT mesh.clock()`)
 
 // GetActions returns which verbs are possible now, and why the others are not.
-func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse, error) {
+func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse,
+	error,
+) {
 	res := &lifecyclev1.GetActionsResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		w, err := s.workspaceFor(ctx, tx, req.GetWorkspaceId())
@@ -341,7 +365,8 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 		}
 		if err := rollback.Refuse(ctx, tx); fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
 			for _, o := range res.GetActions() {
-				o.Possible, o.Reason, o.Unmet = false, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, slices.Concat(fault.From(err).Unmet, o.GetUnmet())
+				o.Possible, o.Reason, o.Unmet = false, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK,
+					slices.Concat(fault.From(err).Unmet, o.GetUnmet())
 			}
 		} else if err != nil {
 			return err
@@ -369,12 +394,15 @@ type condition struct {
 // options computes every verb from the workspace and its open run. It is the one source for command line and console. A
 // verb that is not possible has the reason with which a request for it would be refused: that of the first condition
 // that is unmet.
-func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven, override bool) ([]*lifecyclev1.ActionOption, error) {
+func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven,
+	override bool,
+) ([]*lifecyclev1.ActionOption, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err
 	}
-	const unmet, inProgress, isStuck = commonv1.Reason_REASON_PRECONDITION_FAILED, commonv1.Reason_REASON_OPERATION_IN_PROGRESS, commonv1.Reason_REASON_RUN_STUCK
+	const unmet, inProgress, isStuck = commonv1.Reason_REASON_PRECONDITION_FAILED,
+		commonv1.Reason_REASON_OPERATION_IN_PROGRESS, commonv1.Reason_REASON_RUN_STUCK
 	stuck := open && run.State == "stuck"
 	undoing := open && run.State == "compensating"
 	isOpen := saga.IsOpen(&run)
@@ -394,8 +422,12 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 			retry = append(retry, condition{false, u, f.Reason})
 		}
 	}
-	retry = append(retry, condition{w.ResetDone || w.State != "failed", "the workspace has not been reset since it failed", commonv1.Reason_REASON_NOT_RESET}, condition{
-		w.RetryUsed < limit || override, fmt.Sprintf("%d of %d retries are used: another needs an override with a reason", w.RetryUsed, limit),
+	retry = append(retry, condition{
+		w.ResetDone || w.State != "failed", "the workspace has not been reset since it failed",
+		commonv1.Reason_REASON_NOT_RESET,
+	}, condition{
+		w.RetryUsed < limit || override,
+		fmt.Sprintf("%d of %d retries are used: another needs an override with a reason", w.RetryUsed, limit),
 		commonv1.Reason_REASON_RETRY_LIMIT_REACHED,
 	})
 	again, err := retryConsequence(ctx, tx, w, run, open)
@@ -433,15 +465,22 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 			condition{open, "no operation is open to cancel", unmet},
 			condition{!stuck, "the operation is stuck: its undo has failed", isStuck},
 			condition{!undoing, "the operation is being undone already", unmet},
-			condition{!open || s.deps.Core.Cancellable(&run), "the open operation is a " + run.Kind + ", which cannot be cancelled", unmet}),
-		option(kReset, "archives the history of the runs and keeps what they made, so that a retry adopts it", condition{!open, isOpen, unmet}, failed),
+			condition{
+				!open || s.deps.Core.Cancellable(&run),
+				"the open operation is a " + run.Kind + ", which cannot be cancelled", unmet,
+			}),
+		option(kReset, "archives the history of the runs and keeps what they made, so that a retry adopts it",
+			condition{!open, isOpen, unmet}, failed),
 		option(kRetry, again, retry...),
-		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "no operation of the workspace is stuck", unmet}, known),
-		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "no operation of the workspace is stuck", unmet}, known),
+		option(kRetryUndo, "tries the undo that is exhausted again",
+			condition{stuck, "no operation of the workspace is stuck", unmet}, known),
+		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on",
+			condition{stuck, "no operation of the workspace is stuck", unmet}, known),
 		recreate,
 		option(kDecommission, "removes workloads, schema, handle, storage and instance, for good",
 			condition{!open || stuck, isOpen + ": cancel it first", inProgress},
-			condition{endable || open, "the workspace is " + w.State + ": one that is active, failed or stuck can be decommissioned", unmet}),
+			condition{endable || open, "the workspace is " + w.State +
+				": one that is active, failed or stuck can be decommissioned", unmet}),
 	}, releases...), nil
 }
 

@@ -48,7 +48,8 @@ func keepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []
 }
 
 var raiseAllocation = pg.Define(pg.RoleLifecycle, "workspace.raise_allocation",
-	`UPDATE lifecycle.allocation a SET version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+allocationColumns)
+	`UPDATE lifecycle.allocation a SET version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+
+		allocationColumns)
 
 // tellOrphans appends the event of the allocation of an epoch again after the number of its orphans has changed: the
 // event has that number.

@@ -50,10 +50,13 @@ type Outputs struct {
 func NewOutputs(deps OutputsDeps) *Outputs { return &Outputs{deps: deps, relays: map[string]Relay{}} }
 
 // ReadOutput returns a piece of a workload's output. A workspace of another tenant is not found.
-func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputRequest) (*lifecyclev1.ReadOutputResponse, error) {
+func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputRequest) (*lifecyclev1.ReadOutputResponse,
+	error,
+) {
 	person, ok := rpc.PersonFrom(ctx)
 	if !ok || person.TenantID == "" && !person.Operator() {
-		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "the output of workloads is for people of their tenant and for operators")
+		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED,
+			"the output of workloads is for people of their tenant and for operators")
 	}
 	w, err := (&Server{deps: Deps{DB: o.deps.DB}}).workspaceFor(ctx, o.deps.DB, req.GetWorkspaceId())
 	if err != nil {
@@ -68,7 +71,8 @@ func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputReq
 		return nil, err
 	}
 	if !held || a.NodeID == "" {
-		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no instance of the workspace stands: it is "+w.State,
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"no instance of the workspace stands: it is "+w.State,
 			fault.Unmet("the workspace has no instance"),
 			fault.Remedy("the end of what a failed workload wrote is in `gpuaas workspaces timeline`; output can be read once the workspace runs"))
 	}
@@ -79,11 +83,14 @@ func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputReq
 	ctx, cancel := context.WithTimeout(ctx, relayWithin)
 	defer cancel()
 	res, err := relay.ReadOutput(ctx, &nodev1.ReadOutputRequest{
-		NodeId: a.NodeID, WorkspaceId: w.ID, Epoch: a.Epoch, Workload: name, Previous: req.GetPrevious(), From: req.GetFrom(), MaxBytes: req.GetMaxBytes(),
+		NodeId: a.NodeID, WorkspaceId: w.ID, Epoch: a.Epoch, Workload: name, Previous: req.GetPrevious(), From: req.GetFrom(),
+		MaxBytes: req.GetMaxBytes(),
 	})
-	switch fault.ReasonOf(err) { //nolint:exhaustive // the others are the agent's or the replica's own, and are for the person
+	//nolint:exhaustive // the others are the agent's or the replica's own, and are for the person
+	switch fault.ReasonOf(err) {
 	case commonv1.Reason_REASON_UNSPECIFIED:
-	case commonv1.Reason_REASON_PERMISSION_DENIED, commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_UNIMPLEMENTED:
+	case commonv1.Reason_REASON_PERMISSION_DENIED, commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_INTERNAL,
+		commonv1.Reason_REASON_UNIMPLEMENTED:
 		return nil, fmt.Errorf("ask nodeapi for output: %w", errors.New(err.Error()))
 	}
 	if err != nil {
@@ -112,7 +119,8 @@ func chosenWorkload(w saga.Workspace, name string) (string, error) {
 	case len(all) == 1:
 		return all[0], nil
 	}
-	return "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("the workspace has %d workloads: %s", len(all), strings.Join(all, ", ")),
+	return "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT,
+		fmt.Sprintf("the workspace has %d workloads: %s", len(all), strings.Join(all, ", ")),
 		fault.Remedy("name one of them with --workload"))
 }
 
@@ -132,7 +140,8 @@ func (o *Outputs) relayOf(ctx context.Context, nodeID string) (Relay, error) {
 		return nil, fault.New(commonv1.Reason_REASON_NODE_NOT_CONNECTED, "")
 	}
 	if address == "" {
-		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the replica of nodeapi that has the node's session is of an earlier version",
+		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE,
+			"the replica of nodeapi that has the node's session is of an earlier version",
 			fault.Remedy("update nodeapi, then ask again"))
 	}
 	o.mu.Lock()

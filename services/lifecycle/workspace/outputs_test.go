@@ -46,7 +46,8 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 			req.WorkspaceId = id
 		}
 		res, err := outputs.ReadOutput(rpc.WithPerson(testkit.Context(t), person), req)
-		if err == nil && (res.GetWorkload() != "main" || string(res.GetOutput().GetData()) != "out" || len(relay.asked) != 1) {
+		if err == nil && (res.GetWorkload() != "main" || string(res.GetOutput().GetData()) != "out" ||
+			len(relay.asked) != 1) {
 			t.Errorf("%v answered for %v", res, relay.asked)
 		}
 		return err
@@ -54,10 +55,14 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 	operator := rpc.Person{Subject: "op", Roles: []string{"operator"}}
 	own := rpc.Person{Subject: "ann", TenantID: w.TenantID, Roles: []string{"tenant"}}
 	for _, person := range []rpc.Person{operator, own} {
-		if err := read(person, &lifecyclev1.ReadOutputRequest{Previous: true, From: &nodev1.OutputCursor{Run: "r", Offset: 3}}); err != nil {
+		if err := read(person, &lifecyclev1.ReadOutputRequest{
+			Previous: true,
+			From:     &nodev1.OutputCursor{Run: "r", Offset: 3},
+		}); err != nil {
 			t.Fatalf("%s: %v", person.Subject, err)
 		}
-		if got := relay.asked[0]; got.GetNodeId() != w.NodeID || got.GetEpoch() != w.Epoch || got.GetWorkload() != "main" || !got.GetPrevious() || got.GetFrom().GetOffset() != 3 {
+		if got := relay.asked[0]; got.GetNodeId() != w.NodeID || got.GetEpoch() != w.Epoch || got.GetWorkload() != "main" ||
+			!got.GetPrevious() || got.GetFrom().GetOffset() != 3 {
 			t.Errorf("nodeapi is asked %v", got)
 		}
 	}
@@ -74,14 +79,17 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 		return err.Error()
 	}
 	for _, role := range []string{"viewer", "security"} {
-		refused(role, rpc.Person{Subject: role, Roles: []string{role}}, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_PERMISSION_DENIED)
+		refused(role, rpc.Person{Subject: role, Roles: []string{role}}, &lifecyclev1.ReadOutputRequest{},
+			commonv1.Reason_REASON_PERMISSION_DENIED)
 	}
 	eve := rpc.Person{Subject: "eve", TenantID: ids.New(), Roles: []string{"tenant", "operator"}}
 	foreign := refused("another tenant", eve, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_NOT_FOUND)
-	if nobody := refused("nobody's", eve, &lifecyclev1.ReadOutputRequest{WorkspaceId: ids.New()}, commonv1.Reason_REASON_NOT_FOUND); foreign != nobody {
+	if nobody := refused("nobody's", eve, &lifecyclev1.ReadOutputRequest{WorkspaceId: ids.New()},
+		commonv1.Reason_REASON_NOT_FOUND); foreign != nobody {
 		t.Errorf("another tenant's: %s; nobody's: %s", foreign, nobody)
 	}
-	refused("an unknown workload", own, &lifecyclev1.ReadOutputRequest{Workload: "other"}, commonv1.Reason_REASON_NOT_FOUND)
+	refused("an unknown workload", own, &lifecyclev1.ReadOutputRequest{Workload: "other"},
+		commonv1.Reason_REASON_NOT_FOUND)
 	sql := func(text string, args ...any) {
 		t.Helper()
 		if _, err := pool.Exec(t.Context(), text, args...); err != nil {
@@ -94,10 +102,12 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 	refused("a replica that is gone", own, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_NODE_NOT_CONNECTED)
 	p.beat(time.Hour)
 	sql(`UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, w.NodeID)
-	refused("a node that is not connected", own, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_NODE_NOT_CONNECTED)
+	refused("a node that is not connected", own, &lifecyclev1.ReadOutputRequest{},
+		commonv1.Reason_REASON_NODE_NOT_CONNECTED)
 	sql(`UPDATE lifecycle.node_gate SET session_open = true WHERE node_id = $1`, w.NodeID)
 	relay.fail = fault.New(commonv1.Reason_REASON_RATE_LIMITED, "too soon", fault.RetryAfter(time.Second))
-	if err := read(own, &lifecyclev1.ReadOutputRequest{}); !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) || fault.RetryAfterOf(err) != time.Second {
+	if err := read(own, &lifecyclev1.ReadOutputRequest{}); !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) ||
+		fault.RetryAfterOf(err) != time.Second {
 		t.Errorf("what the replica refuses: %v", err)
 	}
 	relay.fail = nil
@@ -105,8 +115,10 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(id, "decommissioned")
-	refused("a workspace without an instance", own, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_PRECONDITION_FAILED)
-	if got := fault.From(read(own, &lifecyclev1.ReadOutputRequest{})).Unmet; !slices.Equal(got, []string{"the workspace has no instance"}) {
+	refused("a workspace without an instance", own, &lifecyclev1.ReadOutputRequest{},
+		commonv1.Reason_REASON_PRECONDITION_FAILED)
+	if got := fault.From(read(own, &lifecyclev1.ReadOutputRequest{})).Unmet; !slices.Equal(got,
+		[]string{"the workspace has no instance"}) {
 		t.Errorf("what stands in the way: %q", got)
 	}
 }
@@ -117,11 +129,13 @@ func TestTheWorkloadIsNamedWhereThereAreSeveral(t *testing.T) {
 		t.Errorf("%q, %v", name, err)
 	}
 	_, err := chosenWorkload(w, "")
-	if f, ok := fault.As(err); !ok || f.Public != "the workspace has 2 workloads: web, job" || f.Remedy != "name one of them with --workload" {
+	if f, ok := fault.As(err); !ok || f.Public != "the workspace has 2 workloads: web, job" ||
+		f.Remedy != "name one of them with --workload" {
 		t.Errorf("of two: %v", err)
 	}
 	_, err = chosenWorkload(w, "none")
-	if f, ok := fault.As(err); !ok || f.Reason != commonv1.Reason_REASON_NOT_FOUND || f.Remedy != "its workloads are web, job" {
+	if f, ok := fault.As(err); !ok || f.Reason != commonv1.Reason_REASON_NOT_FOUND ||
+		f.Remedy != "its workloads are web, job" {
 		t.Errorf("of another name: %v", err)
 	}
 }

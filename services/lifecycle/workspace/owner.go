@@ -100,7 +100,10 @@ func ownersOf(ctx context.Context, q pg.Querier, instances []placement.Instance)
 	}
 	var n int
 	var o Owner
-	_, err = pgx.ForEachRow(rows, []any{&n, &o.Epoch, &o.RunOpen, &o.RunEpoch, &o.Instance, &o.InstanceID, &o.Held, &o.GivenUp}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{
+		&n, &o.Epoch, &o.RunOpen, &o.RunEpoch, &o.Instance, &o.InstanceID, &o.Held,
+		&o.GivenUp,
+	}, func() error {
 		o.Known = true
 		out[at[n-1]] = o
 		return nil

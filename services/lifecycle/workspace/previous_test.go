@@ -54,7 +54,8 @@ func (p *cluster) leave(id string, epoch int64, machine, node string, storage bo
 
 func (p *cluster) claimsOn(id, node, which string) int {
 	p.t.Helper()
-	return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND node_id = $2 AND `+which, id, node)
+	return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND node_id = $2 AND `+which, id,
+		node)
 }
 
 // Former instances on several machines are judged one by one: the attestation for the dark machine does not cover the
@@ -72,7 +73,8 @@ func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 		p.darken("m1")
 		bright := p.machine("m2")
 		p.leave(id, 2, "m2", bright, true)
-		if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace SET epoch = 2, version = version + 1 WHERE id = $1`, id); err != nil {
+		if _, err := p.db.OwnerPool().Exec(t.Context(),
+			`UPDATE lifecycle.workspace SET epoch = 2, version = version + 1 WHERE id = $1`, id); err != nil {
 			t.Fatal(err)
 		}
 		_, err := p.seats[0].ask(operator(t.Context()), kRecreate, id)
@@ -93,7 +95,8 @@ func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 		if !p.cordoned(dark) || p.cordoned(bright) {
 			t.Errorf("cordoned: the dark one %v, the other %v", p.cordoned(dark), p.cordoned(bright))
 		}
-		if n, m := p.count(asked, op.GetOperationId(), dark), p.count(asked+` AND type IN ('workload.remove', 'storage.release')`, op.GetOperationId(), bright); n != 0 || m != 2 {
+		if n, m := p.count(asked, op.GetOperationId(), dark),
+			p.count(asked+` AND type IN ('workload.remove', 'storage.release')`, op.GetOperationId(), bright); n != 0 || m != 2 {
 			t.Errorf("%d tasks for the dark machine, %d removals asked of the other", n, m)
 		}
 		p.world.mu.Lock()
@@ -112,12 +115,14 @@ func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 		p.recreated(id)
 		p.leave(id, 1, "m2", dark, true)
 		var storage string
-		if err := p.db.OwnerPool().QueryRow(t.Context(), `SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'storage' AND deterministic_name = $2`,
-			id, storageName).Scan(&storage); err != nil {
+		if err := p.db.OwnerPool().QueryRow(t.Context(),
+			`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'storage' AND deterministic_name = $2`, id, storageName).Scan(&storage); err != nil {
 			t.Fatal(err)
 		}
-		dry, err := p.seats[0].ask(operator(t.Context()), kRecreate, id, powered, func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
-		if err != nil || !strings.Contains(dry.GetConsequence(), "m2") || strings.Contains(dry.GetConsequence(), "on m1 as ended") {
+		dry, err := p.seats[0].ask(operator(t.Context()), kRecreate, id, powered,
+			func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
+		if err != nil || !strings.Contains(dry.GetConsequence(), "m2") ||
+			strings.Contains(dry.GetConsequence(), "on m1 as ended") {
 			t.Errorf("the dry run says %v, %v", dry, err)
 		}
 		op, err := p.seats[0].ask(operator(t.Context()), kRecreate, id, powered)
@@ -164,7 +169,8 @@ func TestAFencedMachineIsNotKeptByTheNextAttempt(t *testing.T) {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE workspace_id = $1 AND name = $2 AND state = 'failed'`, id, StepPrevious) == 0 {
+		if p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE workspace_id = $1 AND name = $2 AND state = 'failed'`, id,
+			StepPrevious) == 0 {
 			return fmt.Errorf("no attempt has failed")
 		}
 		return nil

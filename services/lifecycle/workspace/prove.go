@@ -19,7 +19,8 @@ import (
 
 // proofHelp is the remedy for a person whose attestation finds no run that could use it. It warns of a cancel, which
 // undoes what a recreation keeps.
-const proofHelp = "wait until it has ended or stands at \"" + StepPrevious + "\", and give the proof again; a cancel would undo the storage too"
+const proofHelp = "wait until it has ended or stands at \"" + StepPrevious +
+	"\", and give the proof again; a cancel would undo the storage too"
 
 // prove gives a person's attestation to the recreation that is open, if that is at the step that ends the former epoch,
 // which reads it. A recreation at another step, or another operation, would never read it: the request is refused then,
@@ -28,12 +29,15 @@ func (s *Server) prove(
 	ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, req *lifecyclev1.RequestOperationRequest, by string,
 ) (*lifecyclev1.Operation, error) {
 	if run.Kind != names.Of(kRecreate) || !run.Joinable() || run.StepName() != StepPrevious {
-		return nil, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "an operation that would not see the proof is open", fault.Conflicting(run.ID),
+		return nil, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS,
+			"an operation that would not see the proof is open", fault.Conflicting(run.ID),
 			fault.Unmet(fmt.Sprintf("%s at the step %q", saga.IsOpen(&run), run.StepName())), fault.Remedy(proofHelp))
 	}
 	if e := req.GetExpectedEpoch(); e >= run.Epoch {
-		return nil, fault.New(commonv1.Reason_REASON_CONFLICT, fmt.Sprintf("the proof was given of epoch %d, and what has not ended is before epoch %d", e, run.Epoch),
-			fault.Unmet(fmt.Sprintf("the proof is of epoch %d, not of one before %d", e, run.Epoch)), fault.Remedy("look at the workspace again, and leave the expected epoch out"))
+		return nil, fault.New(commonv1.Reason_REASON_CONFLICT,
+			fmt.Sprintf("the proof was given of epoch %d, and what has not ended is before epoch %d", e, run.Epoch),
+			fault.Unmet(fmt.Sprintf("the proof is of epoch %d, not of one before %d", e, run.Epoch)),
+			fault.Remedy("look at the workspace again, and leave the expected epoch out"))
 	}
 	in, spec, err := readInput(run.Input)
 	if err != nil {
@@ -75,14 +79,19 @@ var machinesAway = pg.Define(pg.RoleLifecycle, "workspace.machines_away",
 
 // provable refuses an attestation that would not be used or would not help: some machine that has resources of the
 // former epoch must not answer, and if it is the machine that the workspace would stay on, another must have room.
-func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, spec *lifecyclev1.WorkspaceSpec) error {
-	away, err := pg.Values[string](ctx, tx, machinesAway, w.ID, run.Epoch, []string{kindInstance, kindWorkload, kindStorage})
+func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run,
+	spec *lifecyclev1.WorkspaceSpec,
+) error {
+	away, err := pg.Values[string](ctx, tx, machinesAway, w.ID, run.Epoch,
+		[]string{kindInstance, kindWorkload, kindStorage})
 	if err != nil {
 		return fmt.Errorf("look for machines that are away: %w", err)
 	}
 	if len(away) == 0 {
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "nothing is to be proven: every machine that holds the workspace answers", fault.Conflicting(run.ID),
-			fault.Unmet("every machine that holds an earlier epoch answers"), fault.Remedy("let the operation go on: the agents end what is left"))
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"nothing is to be proven: every machine that holds the workspace answers", fault.Conflicting(run.ID),
+			fault.Unmet("every machine that holds an earlier epoch answers"),
+			fault.Remedy("let the operation go on: the agents end what is left"))
 	}
 	a, held, err := liveAllocation(ctx, tx, w.ID)
 	if err != nil || !held || !slices.Contains(away, a.NodeID) {
@@ -95,6 +104,8 @@ func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run 
 	if !ok {
 		return err
 	}
-	return fault.New(stepErr.Reason, "without another place to go, the workspace would lose what it has", fault.Conflicting(run.ID),
-		fault.Unmet("no other machine has room for the workspace: "+stepErr.Public), fault.Remedy("enrol a machine or free one, and give the proof again"))
+	return fault.New(stepErr.Reason, "without another place to go, the workspace would lose what it has",
+		fault.Conflicting(run.ID),
+		fault.Unmet("no other machine has room for the workspace: "+stepErr.Public),
+		fault.Remedy("enrol a machine or free one, and give the proof again"))
 }

@@ -41,7 +41,8 @@ func TestAProofIsNeverDropped(t *testing.T) {
 			var run saga.Run
 			testkit.Eventually(t, testkit.Patience, func() error {
 				var err error
-				if run, _, err = saga.LiveRun(testkit.Context(t), s.pool, id); err == nil && (run.StepName() != StepPrevious || run.State != "waiting") {
+				if run, _, err = saga.LiveRun(testkit.Context(t), s.pool, id); err == nil &&
+					(run.StepName() != StepPrevious || run.State != "waiting") {
 					err = fmt.Errorf("the run is %s at %q", run.State, run.StepName())
 				}
 				return err
@@ -69,7 +70,10 @@ func TestAProofIsNeverDropped(t *testing.T) {
 			refused(id, commonv1.Reason_REASON_PRECONDITION_FAILED) // the machine answers
 			res, err := s.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 				Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{
-					Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: "other", Spec: &lifecyclev1.WorkspaceSpec{Placement: byStatic, Gpus: 1}},
+					Create: &lifecyclev1.CreateWorkspace{
+						Tenant: tenant, Name: "other",
+						Spec: &lifecyclev1.WorkspaceSpec{Placement: byStatic, Gpus: 1},
+					},
 				},
 			})
 			if err != nil {
@@ -94,7 +98,8 @@ func TestAProofIsNeverDropped(t *testing.T) {
 				t.Error("a dry run gave the proof")
 			}
 			op, err := prove(id, false)
-			if err != nil || !op.GetJoined() || op.GetOperationId() != run.ID || !strings.Contains(op.GetConsequence(), "proof") {
+			if err != nil || !op.GetJoined() || op.GetOperationId() != run.ID ||
+				!strings.Contains(op.GetConsequence(), "proof") {
 				t.Fatalf("the proof was answered with %v, %v", op, err)
 			}
 			if w := p.rests(id, "active"); w.NodeID != fresh || w.RunID != run.ID {

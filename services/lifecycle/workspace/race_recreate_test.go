@@ -87,14 +87,16 @@ func (h *holds) wait(ctx context.Context, workspaceID string) error {
 func realInstances(t *testing.T, dir string) *process.Driver {
 	t.Helper()
 	agent, ca := filepath.Join(dir, "agent"), filepath.Join(dir, "ca.pem")
-	if err := os.WriteFile(agent, []byte("#!/bin/sh\nexec sleep 3600\n"), 0o700); err != nil { //nolint:gosec // it is to be run
+	//nolint:gosec // it is to be run
+	if err := os.WriteFile(agent, []byte("#!/bin/sh\nexec sleep 3600\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(ca, []byte("trust"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	d, err := process.New(testkit.Logger(t), process.Config{
-		Dir: filepath.Join(dir, "p"), AgentBinary: agent, EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxInstances: 64, MaxGPUs: 64,
+		Dir: filepath.Join(dir, "p"), AgentBinary: agent, EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca,
+		MaxInstances: 64, MaxGPUs: 64,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -152,9 +154,12 @@ func checkLedger(raw []byte) (int, []string) {
 // The check must find the double launches that a log contains.
 func TestTheLedgersJudgeSeesDoubleLaunches(t *testing.T) {
 	for text, guilty := range map[string]bool{
-		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ended","workspace_id":"a","epoch":1}` + "\n" + `{"op":"launched","workspace_id":"a","epoch":2}`:  false,
-		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ending","workspace_id":"a","epoch":1}` + "\n" + `{"op":"launched","workspace_id":"a","epoch":2}`: true,
-		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ended","workspace_id":"a","epoch":1}` + "\n" + `{"op":"launched","workspace_id":"a","epoch":1}`:  true,
+		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ended","workspace_id":"a","epoch":1}` + "\n" +
+			`{"op":"launched","workspace_id":"a","epoch":2}`: false,
+		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ending","workspace_id":"a","epoch":1}` + "\n" +
+			`{"op":"launched","workspace_id":"a","epoch":2}`: true,
+		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ended","workspace_id":"a","epoch":1}` + "\n" +
+			`{"op":"launched","workspace_id":"a","epoch":1}`: true,
 	} {
 		if _, wrong := checkLedger([]byte(text)); (len(wrong) > 0) != guilty {
 			t.Errorf("%s: %q", text, wrong)
@@ -297,7 +302,8 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 							flush()
 						}
 						who := []string{"watchdog", "auto_recovery", "admin", "user"}[n%4]
-						op, err := p.seats[(i+n)%seats].ask(testkit.Context(t), kRecreate, id, func(r *lifecyclev1.RequestOperationRequest) { r.Requester = who })
+						op, err := p.seats[(i+n)%seats].ask(testkit.Context(t), kRecreate, id,
+							func(r *lifecyclev1.RequestOperationRequest) { r.Requester = who })
 						if err != nil {
 							t.Errorf("%s was refused: %v", who, err)
 							return

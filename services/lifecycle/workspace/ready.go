@@ -32,7 +32,9 @@ type readiness struct {
 // readinessOf counts the ready workloads and finds what has ended. before has the number of restarts of each workload
 // at its deploy. A workload that has been restarted limit times since, and has ended once more without having been
 // ready, is in a crash loop.
-func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32, limit int32) readiness {
+func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32,
+	limit int32,
+) readiness {
 	byName := map[string]*nodev1.WorkloadStatus{}
 	for _, w := range status.GetWorkloads() {
 		byName[w.GetName()] = w
@@ -56,9 +58,11 @@ func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusO
 				fmt.Sprintf("workload %s ended before it was ready: %s", w.GetName(), endText(got)), got)
 		case exitedItself(got) && (restarts > limit || restarts == limit && down(got)):
 			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP,
-				fmt.Sprintf("workload %s was restarted %s before it was ready: %s", w.GetName(), times(restarts), endText(got)), got)
+				fmt.Sprintf("workload %s was restarted %s before it was ready: %s", w.GetName(), times(restarts), endText(got)),
+				got)
 		default:
-			out.why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(), strings.TrimPrefix(got.GetDetail(), "not ready: "))
+			out.why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(),
+				strings.TrimPrefix(got.GetDetail(), "not ready: "))
 			if restarts > 0 {
 				out.why += fmt.Sprintf(" (restarted %s; an exit after restart %d is a crash loop)", times(restarts), limit)
 			}
@@ -83,7 +87,8 @@ func unstarted(got *nodev1.WorkloadStatus) bool {
 
 // down reports whether no process of the workload runs.
 func down(got *nodev1.WorkloadStatus) bool {
-	return got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
+	return got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF ||
+		got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
 }
 
 // ended returns the failure of a workload that has ended: owned by the tenant, and final, if the workload exited

@@ -73,7 +73,8 @@ func NewReaper(deps ReaperDeps) (*Reaper, error) {
 			Name: "orphan_boxes_ended_total", Help: "Boxes that no instance and no run owned, ended by the sweep, by placement.",
 		}, []string{"placement"}),
 		left: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "orphan_boxes_left_total", Help: "Boxes that a sweep found without an owner and left standing, by placement and by why: not_ended could not be " +
+			Name: "orphan_boxes_left_total",
+			Help: "Boxes that a sweep found without an owner and left standing, by placement and by why: not_ended could not be " +
 				"ended and is tried again, unknown is not of this database and is an operator's.",
 		}, []string{"placement", "why"}),
 	}
@@ -101,7 +102,9 @@ func (r *Reaper) Sweep(ctx context.Context) (Reaped, error) {
 	return total, errors.Join(errs...)
 }
 
-func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) (Reaped, error) {
+func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) (Reaped,
+	error,
+) {
 	// The list is read before the rows: every instance in it was committed here before it was launched, so the rows that
 	// are read afterwards include it.
 	instances, whole, err := r.listed(ctx, kind, driver)
@@ -123,13 +126,15 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 			}
 			out.Unknown++
 			unknown = append(unknown, b)
-			r.deps.Logger.WarnContext(ctx, "an instance is not of this database and is left alone: `gpuaas instances end` ends it",
+			r.deps.Logger.WarnContext(ctx,
+				"an instance is not of this database and is left alone: `gpuaas instances end` ends it",
 				append(r.attrs(kind, b), slog.String("why", why))...)
 		case Orphan:
 			switch ended, err := r.reap(ctx, kind, driver, b); {
 			case err != nil:
 				out.Left++
-				r.deps.Logger.WarnContext(ctx, "orphaned instance not ended", append(r.attrs(kind, b), slog.String("why", why), obs.Err(err))...)
+				r.deps.Logger.WarnContext(ctx, "orphaned instance not ended",
+					append(r.attrs(kind, b), slog.String("why", why), obs.Err(err))...)
 			case ended:
 				out.Ended++
 				r.ended.WithLabelValues(names.Of(kind)).Inc()
@@ -163,7 +168,9 @@ var instancesGivenUp = pg.Define(pg.RoleLifecycle, "workspace.instances_given_up
 
 // listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: they
 // are the first time, every wholeEvery, and after a sweep that was not complete (see judged).
-func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]placement.Instance, bool, error) {
+func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver,
+	driver placement.Driver,
+) ([]placement.Instance, bool, error) {
 	r.mu.Lock()
 	whole, absent := time.Since(r.whole[kind]) >= wholeEvery, r.absent[kind]
 	r.mu.Unlock()
@@ -227,14 +234,17 @@ func (r *Reaper) judged(kind commonv1.PlacementDriver, whole, well bool) {
 
 func (r *Reaper) attrs(kind commonv1.PlacementDriver, b placement.Instance) []any {
 	return []any{
-		slog.String(obs.KeyWorkspaceID, b.WorkspaceID), slog.Int64("epoch", b.Epoch), slog.String("provider_id", b.ProviderID),
-		slog.String("placement", names.Of(kind)), slog.Time("started_at", b.StartedAt),
+		slog.String(obs.KeyWorkspaceID, b.WorkspaceID), slog.Int64("epoch", b.Epoch),
+		slog.String("provider_id", b.ProviderID), slog.String("placement", names.Of(kind)),
+		slog.Time("started_at", b.StartedAt),
 	}
 }
 
 // reap ends one orphan and records it. It judges once more with the workspace's row locked, so that an operation that
 // begins meanwhile is committed either before that, and owns the instance, or after it, and finds the instance ending.
-func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver, b placement.Instance) (bool, error) {
+func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver,
+	b placement.Instance,
+) (bool, error) {
 	why, err := r.condemn(ctx, b)
 	if err != nil || why == "" {
 		return false, err
@@ -244,7 +254,8 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 	}
 	if ownInstance(kind) && ids.Valid(b.InstanceID) {
 		_, err := r.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
-			InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch, Reason: "its instance was an orphan and has ended",
+			InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch,
+			Reason: "its instance was an orphan and has ended",
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 			return false, fmt.Errorf("retire identity of instance: %w", err)
@@ -280,7 +291,8 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 		}
 		reason = why
 		i, ok, err := instanceOf(ctx, tx, b.WorkspaceID, b.Epoch)
-		if err != nil || !ok || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDING || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED {
+		if err != nil || !ok || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDING ||
+			i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED {
 			return err
 		}
 		_, err = setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDING, "", "", "")
@@ -333,8 +345,9 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 		return err
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{
-		Action: "workspace.orphan.end", Reason: why, SubjectType: "instance", SubjectID: b.InstanceID, TenantID: w.TenantID, WorkspaceID: b.WorkspaceID,
-		Details: map[string]any{"epoch": b.Epoch, "placement": kind, "provider_id": b.ProviderID},
+		Action: "workspace.orphan.end", Reason: why, SubjectType: "instance", SubjectID: b.InstanceID, TenantID: w.TenantID,
+		WorkspaceID: b.WorkspaceID,
+		Details:     map[string]any{"epoch": b.Epoch, "placement": kind, "provider_id": b.ProviderID},
 	})
 	if err != nil {
 		return err
@@ -354,7 +367,8 @@ func freeCleaned(ctx context.Context, tx pgx.Tx, b placement.Instance) error {
 	if left, err := orphansOf(ctx, tx, b.WorkspaceID, a.Epoch); err != nil || left > 0 {
 		return err
 	}
-	if a, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil || a.NodeID == "" {
+	if a, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil ||
+		a.NodeID == "" {
 		return err
 	}
 	return uncordonClean(ctx, tx, a.NodeID)
@@ -365,7 +379,9 @@ var insertEndedInstance = pg.Define(pg.RoleLifecycle, "workspace.insert_ended_in
 		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8, $9) RETURNING `+instanceColumns)
 
 // insertEnded inserts the row of an instance that was never recorded, as ended.
-func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, tenantID, why string) error {
+func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, tenantID,
+	why string,
+) error {
 	id, version, err := accountFor(ctx, tx, kind, b)
 	if err != nil {
 		return err

@@ -69,11 +69,15 @@ type register struct {
 	retired []string
 }
 
-func (r *register) PrepareInstance(context.Context, *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error) {
+func (r *register) PrepareInstance(context.Context,
+	*recoveryv1.PrepareInstanceRequest,
+) (*recoveryv1.PrepareInstanceResponse, error) {
 	return nil, errors.New("not asked")
 }
 
-func (r *register) RetireInstance(_ context.Context, req *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+func (r *register) RetireInstance(_ context.Context,
+	req *recoveryv1.RetireInstanceRequest,
+) (*recoveryv1.RetireInstanceResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.refuse != nil {
@@ -100,14 +104,16 @@ func newMorgue(t *testing.T) *morgue {
 	dir := t.TempDir()
 	agent, ca := filepath.Join(dir, "agent"), filepath.Join(dir, "ca.pem")
 	// The driver recognizes an agent by its command line, so a shell that waits is enough.
-	if err := os.WriteFile(agent, []byte("#!/bin/sh\nsleep 3600 &\nwait\n"), 0o700); err != nil { //nolint:gosec // it is to be run
+	//nolint:gosec // it is to be run
+	if err := os.WriteFile(agent, []byte("#!/bin/sh\nsleep 3600 &\nwait\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(ca, []byte("trust"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	d, err := process.New(testkit.Logger(t), process.Config{
-		Dir: filepath.Join(dir, "p"), AgentBinary: agent, EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxInstances: 16,
+		Dir: filepath.Join(dir, "p"), AgentBinary: agent, EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca,
+		MaxInstances: 16,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -123,8 +129,9 @@ func newMorgue(t *testing.T) *morgue {
 	}
 	m := &morgue{bed: b, tenant: b.tenant("acme"), driver: d, people: &register{}, reg: reg}
 	m.reaper, err = NewReaper(ReaperDeps{
-		Logger: testkit.Logger(t), DB: b.db.Pool("lifecycle"), Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: d},
-		Identities: m.people, Metrics: reg.ForService("lifecycle"), Committed: func() {},
+		Logger: testkit.Logger(t), DB: b.db.Pool("lifecycle"),
+		Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: d}, Identities: m.people,
+		Metrics: reg.ForService("lifecycle"), Committed: func() {},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +157,10 @@ type place struct {
 // instance makes a workspace and launches a real instance for its first epoch.
 func (m *morgue) instance(p place) placement.LaunchRequest {
 	m.t.Helper()
-	b := placement.LaunchRequest{WorkspaceID: ids.New(), TenantID: m.tenant, Epoch: 1, InstanceID: ids.New(), LaunchSecret: "gls_x"}
+	b := placement.LaunchRequest{
+		WorkspaceID: ids.New(), TenantID: m.tenant, Epoch: 1, InstanceID: ids.New(),
+		LaunchSecret: "gls_x",
+	}
 	run := ids.New()
 	m.exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch, run_id) VALUES ($1, $2, $3, 'failed', $4, $5)`,
 		b.WorkspaceID, m.tenant, "w-"+b.WorkspaceID, max(p.epoch, 1), run)
@@ -212,7 +222,8 @@ func (m *morgue) sweep(want Reaped) {
 func (m *morgue) ends(workspaceID string) []string {
 	m.t.Helper()
 	var out []string
-	for _, e := range testkit.Events(m.t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND workspace_id = $1`, workspaceID) {
+	for _, e := range testkit.Events(m.t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND workspace_id = $1`,
+		workspaceID) {
 		if e.Text("state") == "INSTANCE_STATE_ENDED" {
 			out = append(out, e.Text("end_reason"))
 		}
@@ -239,7 +250,10 @@ func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 	kept["of an epoch that this database has not drawn"] = ahead
 
 	ended := map[string]placement.LaunchRequest{
-		"given up":         m.instance(place{instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "release_failed", occupy: "cleanup"}),
+		"given up": m.instance(place{
+			instance: "ending", run: "failed", claimed: true, orphaned: true,
+			allocation: "release_failed", occupy: "cleanup",
+		}),
 		"never recorded":   m.instance(place{run: "failed"}),
 		"ended by its row": m.instance(place{instance: "ended", run: "failed"}),
 		"superseded":       m.instance(place{epoch: 2, instance: "ended", run: "running"}),
@@ -262,7 +276,8 @@ func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 		if got := m.ends(b.WorkspaceID); len(got) != 1 || !strings.HasPrefix(got[0], "orphan: ") {
 			t.Errorf("the end of a box that is %s is told as %q", name, got)
 		}
-		if n := m.count(`SELECT count(*) FROM lifecycle.instance WHERE state <> 'ended' AND workspace_id = '` + b.WorkspaceID + `'`); n != 0 {
+		if n := m.count(`SELECT count(*) FROM lifecycle.instance WHERE state <> 'ended' AND workspace_id = '` +
+			b.WorkspaceID + `'`); n != 0 {
 			t.Errorf("a box that is %s has a row that has not ended", name)
 		}
 		if _, err := m.driver.Launch(t.Context(), b); err == nil {
@@ -270,7 +285,8 @@ func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 		}
 	}
 	given := ended["given up"].WorkspaceID
-	if n := m.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE released_at IS NULL AND workspace_id = '` + given + `'`); n != 0 {
+	if n := m.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE released_at IS NULL AND workspace_id = '` +
+		given + `'`); n != 0 {
 		t.Errorf("%d claims on the box that was given up are open", n)
 	}
 	if n := m.count(`SELECT count(*) FROM lifecycle.allocation WHERE state = 'released' AND occupancy = 'none' AND workspace_id = '` + given + `'`); n != 1 {

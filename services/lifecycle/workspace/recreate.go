@@ -57,7 +57,8 @@ func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
 		return nil
 	}
 	return fault.New(commonv1.Reason_REASON_CONFLICT,
-		fmt.Sprintf("the recreation was asked of epoch %d, and the workspace is in epoch %d", req.GetExpectedEpoch(), w.Epoch),
+		fmt.Sprintf("the recreation was asked of epoch %d, and the workspace is in epoch %d", req.GetExpectedEpoch(),
+			w.Epoch),
 		fault.Unmet(fmt.Sprintf("the workspace is in epoch %d, not %d", w.Epoch, req.GetExpectedEpoch())),
 		fault.Remedy("look at the workspace again, and ask anew if its present epoch is to be replaced"))
 }
@@ -90,7 +91,10 @@ func (s *Server) recreate(
 			return nil, err
 		}
 		parent = run.ID
-		from = []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING}
+		from = []commonv1.WorkspaceState{
+			commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+			commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING,
+		}
 	}
 	if !open || instead {
 		if err := ofEpoch(w, req); err != nil {
@@ -112,7 +116,8 @@ func (s *Server) recreate(
 		correlation = obs.From(ctx).CorrelationID
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
-		WorkspaceID: w.ID, Kind: kRecreate, Definition: DefinitionRecreate, RunID: runID, Input: in, Requester: by, CorrelationID: correlation, NextEpoch: true,
+		WorkspaceID: w.ID, Kind: kRecreate, Definition: DefinitionRecreate, RunID: runID, Input: in, Requester: by,
+		CorrelationID: correlation, NextEpoch: true,
 		OfEpoch:   req.GetExpectedEpoch(),
 		JoinKinds: []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_CREATE, kRetry},
 		From:      from, ParentRunID: parent,
@@ -163,12 +168,17 @@ func (r *recreation) refusal() error {
 
 // settled returns the states from which every caller may have a workspace recreated.
 func settled() []commonv1.WorkspaceState {
-	return []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED}
+	return []commonv1.WorkspaceState{
+		commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+	}
 }
 
 // recreatable judges a workspace on which no operation is open, or only one that is about to be cancelled; from are the
 // states in which the workspace may be. The facts may change before the run gets there: the run checks them again.
-func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, from []commonv1.WorkspaceState, proven bool) (*recreation, error) {
+func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, from []commonv1.WorkspaceState,
+	proven bool,
+) (*recreation, error) {
 	r := &recreation{}
 	if !slices.ContainsFunc(from, func(state commonv1.WorkspaceState) bool { return names.Of(state) == w.State }) {
 		r.lacks(commonv1.Reason_REASON_PRECONDITION_FAILED, "", "", "the workspace is "+w.State+", not active or failed")
@@ -240,7 +250,9 @@ var machineOfClaim = pg.Define(pg.RoleLifecycle, "workspace.machine_of_claim",
 
 // machinesAway checks whether the machines that the claims are on can confirm that the workspace's epochs have ended.
 // It returns those that cannot: their names, by node id.
-func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64, proven bool) (map[string]string, error) {
+func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64,
+	proven bool,
+) (map[string]string, error) {
 	seen, away := map[string]bool{}, map[string]string{}
 	for _, c := range claims {
 		if c.NodeID == "" || seen[c.NodeID] {
@@ -269,7 +281,9 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 
 // recreateConsequence returns what a recreation would do. away are the names of the machines that a person has given an
 // attestation for, and stays is whether the slot and the storage are kept even so, since they are on another machine.
-func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []saga.Claim, away []string, stays bool) string {
+func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []saga.Claim, away []string,
+	stays bool,
+) string {
 	first, kept := "", "schema and handle are kept"
 	if len(away) > 0 {
 		first = fmt.Sprintf("counts what the workspace has on %s as ended on the operator's word, leaves its workloads and storage there as orphan claims and "+
@@ -294,11 +308,14 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 }
 
 // recreateOption returns the row for a recreation in the table of actions.
-func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open, proven bool) (*lifecyclev1.ActionOption, error) {
+func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open,
+	proven bool,
+) (*lifecyclev1.ActionOption, error) {
 	if open {
 		o := &lifecyclev1.ActionOption{
-			Kind: kRecreate, Reason: commonv1.Reason_REASON_OPERATION_IN_PROGRESS, Consequence: "ends the instance and provisions the workspace in a new epoch",
-			Unmet: []string{saga.IsOpen(&run)},
+			Kind: kRecreate, Reason: commonv1.Reason_REASON_OPERATION_IN_PROGRESS,
+			Consequence: "ends the instance and provisions the workspace in a new epoch",
+			Unmet:       []string{saga.IsOpen(&run)},
 		}
 		if run.State == "stuck" {
 			o.Reason = commonv1.Reason_REASON_RUN_STUCK
@@ -312,5 +329,8 @@ func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace
 	if r.consequence == "" {
 		r.consequence = "ends the instance and provisions the workspace in a new epoch"
 	}
-	return &lifecyclev1.ActionOption{Kind: kRecreate, Possible: r.possible(), Unmet: r.unmet, Reason: r.reason, Consequence: r.consequence}, nil
+	return &lifecyclev1.ActionOption{
+		Kind: kRecreate, Possible: r.possible(), Unmet: r.unmet, Reason: r.reason,
+		Consequence: r.consequence,
+	}, nil
 }

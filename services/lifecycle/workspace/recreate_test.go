@@ -46,7 +46,8 @@ func (p *cluster) recreated(id string) (saga.Workspace, *lifecyclev1.Operation) 
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if op.GetEpoch() != was.Epoch+1 || op.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING || op.GetJoined() || op.GetPos() == "" {
+	if op.GetEpoch() != was.Epoch+1 || op.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING ||
+		op.GetJoined() || op.GetPos() == "" {
 		p.t.Fatalf("answered %v", op)
 	}
 	if now := p.workspace(id); now.Epoch != was.Epoch+1 {
@@ -72,13 +73,15 @@ func TestARecreationEndsTheInstanceAndProvisionsTheNextEpoch(t *testing.T) {
 	tenant := p.tenant()
 	id := p.create(tenant, "demo", byProcess)
 	var made string
-	if err := p.db.OwnerPool().QueryRow(t.Context(), `SELECT created_at::text FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id).Scan(&made); err != nil {
+	if err := p.db.OwnerPool().QueryRow(t.Context(),
+		`SELECT created_at::text FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id).Scan(&made); err != nil {
 		t.Fatal(err)
 	}
 	if a := p.actionOf(id, kRecreate); !a.GetPossible() || !strings.Contains(a.GetConsequence(), "epoch 1") {
 		t.Fatalf("the row says %v", a)
 	}
-	dry, err := p.seats[0].ask(t.Context(), kRecreate, id, func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
+	dry, err := p.seats[0].ask(t.Context(), kRecreate, id,
+		func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
 	if err != nil || !dry.GetDryRun() || p.workspace(id).Epoch != 1 {
 		t.Fatalf("%v %v", dry, err)
 	}
@@ -99,7 +102,8 @@ func TestARecreationEndsTheInstanceAndProvisionsTheNextEpoch(t *testing.T) {
 	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind IN ('handle', 'schema')`, id); n != 2 {
 		t.Errorf("%d claims of handle and schema: they were made anew", n)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.instance WHERE workspace_id = $1 AND state = 'ended' AND epoch = 1`, id); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.instance WHERE workspace_id = $1 AND state = 'ended' AND epoch = 1`,
+		id); n != 1 {
 		t.Error("the former box is not recorded ended")
 	}
 	// Once more; the decommission afterwards then finds everything.
@@ -233,7 +237,8 @@ func TestOnAMachineStorageAndSlotAreKept(t *testing.T) {
 	id := p.create(p.tenant(), "demo", byStatic)
 	where := p.workspace(id).NodeID
 	var slot, claim string
-	err := p.db.OwnerPool().QueryRow(t.Context(), `SELECT a.slot::text, c.id::text FROM lifecycle.allocation a JOIN lifecycle.resource_claim c USING (workspace_id)
+	err := p.db.OwnerPool().QueryRow(t.Context(),
+		`SELECT a.slot::text, c.id::text FROM lifecycle.allocation a JOIN lifecycle.resource_claim c USING (workspace_id)
 		WHERE a.workspace_id = $1 AND c.kind = 'storage'`, id).Scan(&slot, &claim)
 	if err != nil {
 		t.Fatal(err)
@@ -245,13 +250,15 @@ func TestOnAMachineStorageAndSlotAreKept(t *testing.T) {
 	if n := p.count(`SELECT count(*) FROM lifecycle.allocation WHERE workspace_id = $1 AND state = 'active' AND epoch = 2 AND slot::text = $2`, id, slot); n != 1 {
 		t.Error("the slot was not kept")
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE id = $1 AND released_at IS NULL AND epoch = 2`, claim); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE id = $1 AND released_at IS NULL AND epoch = 2`,
+		claim); n != 1 {
 		t.Error("the storage was not kept")
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.gpu_hold`); n != 1 {
 		t.Errorf("%d devices are held", n)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.task WHERE workspace_id = $1 AND type = 'storage.release'`, id); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.task WHERE workspace_id = $1 AND type = 'storage.release'`,
+		id); n != 0 {
 		t.Error("the storage was released")
 	}
 }
@@ -263,7 +270,8 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	was := p.workspace(id)
 	p.beat(-time.Hour)
 	a := p.actionOf(id, kRecreate)
-	if a.GetPossible() || a.GetReason() != commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE || len(a.GetUnmet()) != 1 || !strings.Contains(a.GetUnmet()[0], "m1") {
+	if a.GetPossible() || a.GetReason() != commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE || len(a.GetUnmet()) != 1 ||
+		!strings.Contains(a.GetUnmet()[0], "m1") {
 		t.Errorf("the row says %v", a)
 	}
 	for _, dry := range []bool{true, false} {
@@ -282,9 +290,11 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	reason := func(r *lifecyclev1.RequestOperationRequest) { r.Reason = "the rack is dark" }
 	_, err := p.seats[0].ask(t.Context(), kRecreate, id, proof, reason)
 	want(t, err, commonv1.Reason_REASON_PERMISSION_DENIED)
-	_, err = p.seats[0].ask(rpc.WithPerson(t.Context(), rpc.Person{Subject: "tom", Roles: []string{"tenant"}}), kRecreate, id, proof, reason)
+	_, err = p.seats[0].ask(rpc.WithPerson(t.Context(), rpc.Person{Subject: "tom", Roles: []string{"tenant"}}), kRecreate,
+		id, proof, reason)
 	want(t, err, commonv1.Reason_REASON_PERMISSION_DENIED)
-	_, err = p.seats[0].ask(operator(t.Context()), kRecreate, id, proof, func(r *lifecyclev1.RequestOperationRequest) { r.Reason = " " })
+	_, err = p.seats[0].ask(operator(t.Context()), kRecreate, id, proof,
+		func(r *lifecyclev1.RequestOperationRequest) { r.Reason = " " })
 	want(t, err, commonv1.Reason_REASON_REASON_REQUIRED)
 	_, err = p.seats[0].ask(operator(t.Context()), kRetry, id, proof, reason)
 	want(t, err, commonv1.Reason_REASON_INVALID_ARGUMENT)
@@ -331,7 +341,8 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(id, "decommissioned")
-	if n := p.count(`SELECT count(*) FROM lifecycle.allocation WHERE workspace_id = $1 AND state <> 'released'`, id); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.allocation WHERE workspace_id = $1 AND state <> 'released'`,
+		id); n != 0 {
 		t.Error("its end holds a slot because of what an earlier epoch left elsewhere")
 	}
 }

@@ -30,14 +30,16 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 	unmet := map[string]map[commonv1.OperationKind]string{
 		"active": {
 			kReset: "the workspace is active, not failed", kRetry: "the workspace is active, not failed",
-			kCancel: "no operation is open to cancel", kRetryUndo: "no operation is open to retry undo", kSkipUndo: "no operation is open to skip undo",
+			kCancel: "no operation is open to cancel", kRetryUndo: "no operation is open to retry undo",
+			kSkipUndo: "no operation is open to skip undo",
 		},
 		"failed": {
 			kRetry: "the workspace has not been reset since it failed", kCancel: "no operation is open to cancel",
 		},
 		"decommissioned": {
-			kReset: "the workspace is decommissioned, not failed", kDecommission: "the workspace is decommissioned, not active, failed or stuck",
-			kRecreate: "the workspace is decommissioned, not active or failed",
+			kReset:        "the workspace is decommissioned, not failed",
+			kDecommission: "the workspace is decommissioned, not active, failed or stuck",
+			kRecreate:     "the workspace is decommissioned, not active or failed",
 		},
 		"creating": {
 			kReset: "operation RUN (create) is open and", kDecommission: "operation RUN (create) is open and",
@@ -47,10 +49,14 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 		"creating, stuck":  {kCancel: "the operation is stuck: ", kRetry: "operation RUN (create) is open and stuck"},
 	}
 	for state, kinds := range unmet {
-		for _, kind := range []commonv1.OperationKind{kReset, kRetry, kCancel, kRetryUndo, kSkipUndo, kDecommission, kRecreate} {
+		for _, kind := range []commonv1.OperationKind{
+			kReset, kRetry, kCancel, kRetryUndo, kSkipUndo, kDecommission,
+			kRecreate,
+		} {
 			id, _ := d.put(state)
 			var run string
-			if err := d.db.OwnerPool().QueryRow(t.Context(), `SELECT coalesce(run_id::text, '') FROM lifecycle.workspace WHERE id = $1`, id).Scan(&run); err != nil {
+			if err := d.db.OwnerPool().QueryRow(t.Context(),
+				`SELECT coalesce(run_id::text, '') FROM lifecycle.workspace WHERE id = $1`, id).Scan(&run); err != nil {
 				t.Fatal(err)
 			}
 			_, err := d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
@@ -86,7 +92,8 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 		word, _, _ := strings.Cut(state, ",")
 		for _, a := range res.GetActions() {
 			for _, u := range a.GetUnmet() {
-				if strings.Contains(u, "; it is ") || strings.HasSuffix(u, " has ended") || u == "the workspace is failed" && word == "failed" ||
+				if strings.Contains(u, "; it is ") || strings.HasSuffix(u, " has ended") || u == "the workspace is failed" &&
+					word == "failed" ||
 					u == "an operation is open" || u == "the operation is stuck" && word != "creating" {
 					t.Errorf("%s: %s: what would have to be is shown as what stands in the way: %q", state, names.Of(a.GetKind()), u)
 				}
@@ -99,7 +106,8 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 	_, err := d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: kDecommission, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "why",
 	})
-	if f, _ := fault.As(err); f == nil || strings.Contains(f.Remedy, "minutes") || !strings.Contains(f.Remedy, "workspaces wait WS --for state=failed") {
+	if f, _ := fault.As(err); f == nil || strings.Contains(f.Remedy, "minutes") ||
+		!strings.Contains(f.Remedy, "workspaces wait WS --for state=failed") {
 		t.Errorf("decommission in mid-run: %v", err)
 	}
 	reset := func(state string) *fault.Error {
@@ -110,14 +118,16 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 		f, _ := fault.As(err)
 		return f
 	}
-	if f := reset("active"); f == nil || len(f.Unmet) != 1 || f.Unmet[0] != "the workspace is active, not failed" || !strings.Contains(f.Remedy, "recreate") {
+	if f := reset("active"); f == nil || len(f.Unmet) != 1 || f.Unmet[0] != "the workspace is active, not failed" ||
+		!strings.Contains(f.Remedy, "recreate") {
 		t.Errorf("reset of one that is active: %+v", f)
 	}
 	if f := reset("creating"); f == nil || !strings.HasPrefix(f.Remedy, "cancel it") {
 		t.Errorf("reset in mid-run: %+v", f)
 	}
 	// A caller who has cancelled already is not told to cancel.
-	if f := reset("creating, undone"); f == nil || strings.Contains(f.Remedy, "cancel it") || !strings.Contains(f.Remedy, "wait") {
+	if f := reset("creating, undone"); f == nil || strings.Contains(f.Remedy, "cancel it") ||
+		!strings.Contains(f.Remedy, "wait") {
 		t.Errorf("reset in mid-undo: %+v", f)
 	}
 }
@@ -142,7 +152,8 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	}
 	id, _ := d.put("creating")
 	for _, kind := range []commonv1.OperationKind{kRetry, kRecreate} {
-		if got := said(id, kind); !strings.HasPrefix(got, "begins nothing: it joins operation ") || !strings.HasSuffix(got, " (create), which is under way") {
+		if got := said(id, kind); !strings.HasPrefix(got, "begins nothing: it joins operation ") ||
+			!strings.HasSuffix(got, " (create), which is under way") {
 			t.Errorf("%s in mid-run: %q", names.Of(kind), got)
 		}
 	}
@@ -166,7 +177,8 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	d.sql(`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, epoch, kind, deterministic_name, scope)
 		SELECT gen_random_uuid(), w.id, w.tenant_id, w.run_id, 3, w.epoch, 'schema', 't_x', 'shared' FROM lifecycle.workspace w WHERE w.id = $1`, id)
 	got := said(id, kRetry)
-	if !strings.Contains(got, "adopts what is there: schema") || !strings.Contains(got, "failed with workload_failed twice") || !strings.Contains(got, "decommission") {
+	if !strings.Contains(got, "adopts what is there: schema") ||
+		!strings.Contains(got, "failed with workload_failed twice") || !strings.Contains(got, "decommission") {
 		t.Errorf("a retry after the same failure twice: %q", got)
 	}
 	// A retry that begins has no consequence, and the same advice.
@@ -176,7 +188,8 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if op := res.GetOperation(); op.GetConsequence() != "" || !strings.Contains(op.GetAdvice(), "failed with workload_failed twice") {
+	if op := res.GetOperation(); op.GetConsequence() != "" ||
+		!strings.Contains(op.GetAdvice(), "failed with workload_failed twice") {
 		t.Errorf("the retry itself: %v", op)
 	}
 }
@@ -193,7 +206,8 @@ func TestDestructiveOperationsNeedAReason(t *testing.T) {
 		id, _ := d.put(state)
 		traces := func() string {
 			var text string
-			err := d.db.OwnerPool().QueryRow(t.Context(), `SELECT w.version || '/' || w.state || '/' || (SELECT count(*) FROM lifecycle.saga_run r WHERE r.workspace_id = w.id)
+			err := d.db.OwnerPool().QueryRow(t.Context(),
+				`SELECT w.version || '/' || w.state || '/' || (SELECT count(*) FROM lifecycle.saga_run r WHERE r.workspace_id = w.id)
 				FROM lifecycle.workspace w WHERE w.id = $1`, id).Scan(&text)
 			if err != nil {
 				t.Fatal(err)
@@ -209,7 +223,8 @@ func TestDestructiveOperationsNeedAReason(t *testing.T) {
 		}
 		for _, reason := range []string{"", "  "} {
 			_, err := ask(reason, false)
-			if f, ok := fault.As(err); !ok || f.Reason != commonv1.Reason_REASON_REASON_REQUIRED || !strings.Contains(f.Remedy, "--reason") {
+			if f, ok := fault.As(err); !ok || f.Reason != commonv1.Reason_REASON_REASON_REQUIRED ||
+				!strings.Contains(f.Remedy, "--reason") {
 				t.Errorf("%s for the reason %q: %v", names.Of(kind), reason, err)
 			}
 		}

@@ -26,12 +26,14 @@ type EpochRefusals struct{ refused *prometheus.CounterVec }
 // NewEpochRefusals registers the counters; the number of writes that a run's fence refused is read from the core.
 func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*EpochRefusals, error) {
 	s := &EpochRefusals{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stale_epochs_refused_total", Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at a task " +
+		Name: "stale_epochs_refused_total",
+		Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at a task " +
 			"by its agent, or at a schema by its database, by the reason of the refusal.",
 	}, []string{"at", "reason"})}
 	for _, at := range []string{atLaunch, atTask, atSchema} {
 		for _, reason := range []commonv1.Reason{
-			commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+			commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED,
+			commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
 			commonv1.Reason_REASON_TASK_SUPERSEDED,
 		} {
 			if (at == atLaunch) != (reason == commonv1.Reason_REASON_TASK_SUPERSEDED) {
@@ -40,7 +42,8 @@ func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*E
 		}
 	}
 	fenced := prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "saga_writes_fenced_total", Help: "Writes of a driver that had lost its lease on the run, refused by the run's fence.",
+		Name: "saga_writes_fenced_total",
+		Help: "Writes of a driver that had lost its lease on the run, refused by the run's fence.",
 	}, func() float64 {
 		if c := core(); c != nil {
 			return float64(c.Stats().FencedOut.Load())
@@ -66,7 +69,8 @@ func (s *EpochRefusals) note(at string, err error) error {
 		return err
 	}
 	switch e.Reason { //nolint:exhaustive // everything else is no matter of epochs
-	case commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+	case commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED,
+		commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
 		commonv1.Reason_REASON_TASK_SUPERSEDED:
 		s.refused.WithLabelValues(at, obs.ReasonLabel(e.Reason)).Inc()
 	default:

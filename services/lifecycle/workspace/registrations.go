@@ -28,7 +28,9 @@ func (b Registrations) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate)
 // RegisterFailures writes on the workspace how often its instance was refused since it last registered and why, if the
 // instance is of the workspace's epoch. An instance that has a session has registered, whichever other process tries
 // with its secret; a count of zero means that it has.
-func (b Registrations) RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error {
+func (b Registrations) RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32,
+	lastError string,
+) error {
 	if count == 0 {
 		return b.registered(ctx, tx, workspaceID, epoch)
 	}

@@ -20,7 +20,8 @@ func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing
 	told := func(node string, fence, epoch int64, count int32, why string) {
 		t.Helper()
 		_, err := p.world.gates.ApplyFence(t.Context(), &lifecyclev1.ApplyFenceRequest{
-			NodeId: node, FenceEpoch: fence, Admitted: true, InstanceId: ids.New(), WorkspaceId: id, Epoch: epoch, RegisterFailures: count, RegisterError: why,
+			NodeId: node, FenceEpoch: fence, Admitted: true, InstanceId: ids.New(), WorkspaceId: id, Epoch: epoch,
+			RegisterFailures: count, RegisterError: why,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -29,14 +30,16 @@ func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing
 	shows := func(what string, count int, code, why string) {
 		t.Helper()
 		if w := p.workspace(id); w.RegisterFailures != count || w.LastErrorCode != code || w.LastError != why {
-			t.Errorf("%s: %d refusals, %q %q; want %d, %q %q", what, w.RegisterFailures, w.LastErrorCode, w.LastError, count, code, why)
+			t.Errorf("%s: %d refusals, %q %q; want %d, %q %q", what, w.RegisterFailures, w.LastErrorCode, w.LastError, count,
+				code, why)
 		}
 	}
 	node := p.workspace(id).NodeID
 	told(node, 1, 1, 3, "mint_consumed")
 	shows("while its box has a session", 0, "", "")
 	// The session of the instance has ended: now its refusals are the reason why no task is done.
-	if _, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, node); err != nil {
+	if _, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
+		`UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, node); err != nil {
 		t.Fatal(err)
 	}
 	told(node, 1, 1, 3, "mint_consumed")

@@ -44,7 +44,8 @@ func failRelease(ctx context.Context, tx pgx.Tx, a allocation, why string) error
 	if err != nil || moved.NodeID == "" {
 		return err
 	}
-	if _, err := gate.CordonUnlessIs(ctx, tx, moved.NodeID, "the release of allocation "+moved.ID+" has failed: "+why, cordonOwner); err != nil {
+	if _, err := gate.CordonUnlessIs(ctx, tx, moved.NodeID, "the release of allocation "+moved.ID+" has failed: "+why,
+		cordonOwner); err != nil {
 		return fmt.Errorf("cordon node: %w", err)
 	}
 	return nil
@@ -91,7 +92,8 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 		if err != nil {
 			layer, why = layerOf(err), publicOf(err)
 		}
-		return saga.Outcome{}, saga.GiveUp(layer, commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, "the release is past its deadline: "+why, err)
+		return saga.Outcome{}, saga.GiveUp(layer, commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED,
+			"the release is past its deadline: "+why, err)
 	}
 }
 
@@ -259,7 +261,9 @@ func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, erro
 // freeWithOrphans ends the last step of a forced release after it has cleaned all that it could: orphans of an earlier
 // operation, as of an undo that was skipped, do not keep the allocation from being released for a person who has given
 // a proof.
-func (s *Steps) freeWithOrphans(ctx context.Context, env *saga.Env, cleaned saga.Outcome, kinds []string) (saga.Outcome, error) {
+func (s *Steps) freeWithOrphans(ctx context.Context, env *saga.Env, cleaned saga.Outcome, kinds []string) (saga.Outcome,
+	error,
+) {
 	a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil || !held {
 		return cleaned, err
@@ -274,13 +278,16 @@ func (s *Steps) freeWithOrphans(ctx context.Context, env *saga.Env, cleaned saga
 // concede leaves what a step could not clean behind as orphan claims, on the attestation of a person. The last step
 // also releases the allocation: the driver lets a later epoch be launched, and the machine stays cordoned until the
 // orphans are reaped.
-func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why string, kinds []string) (saga.Outcome, error) {
+func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why string, kinds []string) (saga.Outcome,
+	error,
+) {
 	in, _, err := readInput(env.Input)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
 	if in.Word == nil {
-		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INTERNAL, "a forced release carries no person's word", nil)
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INTERNAL,
+			"a forced release carries no person's word", nil)
 	}
 	claims, err := claimsOf(ctx, env, kinds...)
 	if err != nil {
@@ -296,7 +303,8 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 		}
 		if driver, ok := s.deps.Drivers[a.Placement]; ok {
 			if err := driver.Fence(ctx, env.WorkspaceID, a.Epoch, in.Word.String()); err != nil {
-				return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the placement did not write the fenced proof down", err)
+				return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err),
+					"the placement did not write the fenced proof down", err)
 			}
 		}
 	}
@@ -310,7 +318,8 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 				}
 				continue
 			}
-			if err := env.OrphanTx(ctx, tx, c, in.Word.By, fmt.Sprintf("force-released on proof %s (%s); %s", in.Word.Proof, in.Word.Reason, why)); err != nil {
+			if err := env.OrphanTx(ctx, tx, c, in.Word.By,
+				fmt.Sprintf("force-released on proof %s (%s); %s", in.Word.Proof, in.Word.Reason, why)); err != nil {
 				return fmt.Errorf("orphan %s: %w", c.Kind, err)
 			}
 		}
@@ -333,7 +342,8 @@ func (s *Steps) freeAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, w 
 		return err
 	}
 	if ok && i.State != commonv1.InstanceState_INSTANCE_STATE_ENDED {
-		if _, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "force-released: "+w.String()); err != nil {
+		if _, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "",
+			"force-released: "+w.String()); err != nil {
 			return err
 		}
 	}

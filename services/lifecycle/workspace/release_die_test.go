@@ -71,7 +71,8 @@ func (g *stage) releaseWithDeath(tenant, name string, points int64, force bool) 
 	allocations := NewAllocations(g.seats[0].server)
 	if force {
 		req := &lifecyclev1.ForceReleaseRequest{
-			AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_REIMAGED, Reason: "a test", DryRun: true,
+			AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_REIMAGED,
+			Reason: "a test", DryRun: true,
 		}
 		dry, err := allocations.ForceRelease(ctx, req)
 		if err != nil {
@@ -91,7 +92,8 @@ func (g *stage) releaseWithDeath(tenant, name string, points int64, force bool) 
 	if died {
 		g.drive(0, until("decommissioned"))
 	}
-	if now := g.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || now.Occupancy != "none" || g.workspace(id).State != "decommissioned" {
+	if now := g.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || now.Occupancy != "none" ||
+		g.workspace(id).State != "decommissioned" {
 		g.t.Fatalf("after a death at point %d its hold is %+v, the workspace %s", points, now, g.workspace(id).State)
 	}
 	return died

@@ -25,7 +25,8 @@ func (p *cluster) occupy(workspaceID string) func() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if _, err := conn.Exec(p.t.Context(), `SELECT pg_advisory_lock(hashtextextended($1, 0))`, schemaName(w.Tenant, w.Name, w.ID)); err != nil {
+	if _, err := conn.Exec(p.t.Context(), `SELECT pg_advisory_lock(hashtextextended($1, 0))`,
+		schemaName(w.Tenant, w.Name, w.ID)); err != nil {
 		p.t.Fatal(err)
 	}
 	closed := false
@@ -40,7 +41,10 @@ func (p *cluster) occupy(workspaceID string) func() {
 }
 
 func (p *cluster) machineReaper() *MachineReaper {
-	return NewMachineReaper(MachineReaperDeps{Logger: testkit.Logger(p.t), DB: p.db.Pool(pg.RoleLifecycle), Tasks: p.world.tasks, Committed: func() {}})
+	return NewMachineReaper(MachineReaperDeps{
+		Logger: testkit.Logger(p.t), DB: p.db.Pool(pg.RoleLifecycle),
+		Tasks: p.world.tasks, Committed: func() {},
+	})
 }
 
 func (p *cluster) cordoned(node string) bool {
@@ -60,7 +64,8 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 	}
 	p.rests(id, "stuck") // while it still hangs
 	a := p.hold(id)
-	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || !strings.Contains(a.LastError, "deadline") || !p.cordoned(node) {
+	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || !strings.Contains(a.LastError, "deadline") ||
+		!p.cordoned(node) {
 		t.Fatalf("its hold is %+v, the machine cordoned: %v", a, p.cordoned(node))
 	}
 	if a.Fence != 4 { // allocating, active, releasing, release_failed
@@ -68,7 +73,8 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 	}
 	var acks []string
 	dry := &lifecyclev1.ForceReleaseRequest{
-		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_OPERATOR_ASSERTS, Reason: "the database is lost", DryRun: true,
+		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_OPERATOR_ASSERTS,
+		Reason: "the database is lost", DryRun: true,
 	}
 	allocations := NewAllocations(p.seats[0].server)
 	res, err := allocations.ForceRelease(operator(t.Context()), dry)
@@ -113,7 +119,8 @@ func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	releasing := func(since string) {
-		_, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.allocation SET state = 'releasing', occupancy = 'cleanup', version = version + 1,
+		_, err := p.db.OwnerPool().Exec(t.Context(),
+			`UPDATE lifecycle.allocation SET state = 'releasing', occupancy = 'cleanup', version = version + 1,
 			release_deadline_at = mesh.clock() - $2::interval WHERE workspace_id = $1`, id, since)
 		if err != nil {
 			t.Fatal(err)
@@ -131,10 +138,12 @@ func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := p.hold(id)
-	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || !strings.Contains(a.LastError, "no operation is open") || !p.cordoned(node) {
+	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED ||
+		!strings.Contains(a.LastError, "no operation is open") || !p.cordoned(node) {
 		t.Fatalf("its hold is %+v, the machine cordoned: %v", a, p.cordoned(node))
 	}
-	if _, err := NewAllocations(p.seats[0].server).RetryRelease(operator(t.Context()), &lifecyclev1.RetryReleaseRequest{AllocationId: a.ID}); err != nil {
+	if _, err := NewAllocations(p.seats[0].server).RetryRelease(operator(t.Context()),
+		&lifecyclev1.RetryReleaseRequest{AllocationId: a.ID}); err != nil {
 		t.Fatal(err)
 	}
 	p.rests(id, "failed") // the workspace was to stay: a retry or a recreation brings it back
@@ -162,7 +171,9 @@ func TestAnOrphanIsReapedByItsEpoch(t *testing.T) {
 	}
 	reaped := func(claim string) string {
 		var why string
-		err := p.db.OwnerPool().QueryRow(testkit.Context(t), `SELECT CASE WHEN released_at IS NULL THEN '' ELSE orphan_reason END FROM lifecycle.resource_claim WHERE id = $1`, claim).Scan(&why)
+		err := p.db.OwnerPool().QueryRow(testkit.Context(t),
+			`SELECT CASE WHEN released_at IS NULL THEN '' ELSE orphan_reason END FROM lifecycle.resource_claim WHERE id = $1`,
+			claim).Scan(&why)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -32,7 +32,8 @@ func TestARetryOfAReleaseLocksTheAllocationLast(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		_, err := NewAllocations(p.seats[0].server).RetryRelease(operator(ctx), &lifecyclev1.RetryReleaseRequest{AllocationId: a.ID, Reason: "it is back"})
+		_, err := NewAllocations(p.seats[0].server).RetryRelease(operator(ctx),
+			&lifecyclev1.RetryReleaseRequest{AllocationId: a.ID, Reason: "it is back"})
 		done <- err
 	}()
 	testkit.Eventually(t, testkit.Patience, func() error {

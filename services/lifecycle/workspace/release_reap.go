@@ -92,7 +92,8 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 		return 0, err
 	case late > 0:
 		r.deps.Committed()
-		r.deps.Logger.WarnContext(ctx, "releases are long past their deadlines and count as failed", slog.Int("allocations", late))
+		r.deps.Logger.WarnContext(ctx, "releases are long past their deadlines and count as failed",
+			slog.Int("allocations", late))
 	}
 	list, err := r.next(ctx)
 	if err != nil {
@@ -108,8 +109,9 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 		}
 		if gone {
 			released++
-			r.deps.Logger.InfoContext(ctx, "orphan on a machine is gone", slog.String(obs.KeyWorkspaceID, l.WorkspaceID), slog.String(obs.KeyNodeID, l.NodeID),
-				slog.Int64("epoch", l.Epoch), slog.String("kind", l.Kind), slog.String("name", l.Name))
+			r.deps.Logger.InfoContext(ctx, "orphan on a machine is gone", slog.String(obs.KeyWorkspaceID, l.WorkspaceID),
+				slog.String(obs.KeyNodeID, l.NodeID), slog.Int64("epoch", l.Epoch), slog.String("kind", l.Kind),
+				slog.String("name", l.Name))
 		}
 	}
 	return released, errors.Join(errs...)
@@ -199,7 +201,9 @@ var orphanStands = pg.Define(pg.RoleLifecycle, "workspace.orphan_stands", `
 // operation is open and that rollback mode is not set, replaced that a later claim of the same name, on the same
 // machine if it is on one, is for the same resource. An operation that begins meanwhile is committed either before the
 // lock, and is found, or after it.
-func (l leftBehind) inspect(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) { //nolint:nonamedreturns // two answers of a kind
+//
+//nolint:nonamedreturns // two answers of a kind
+func (l leftBehind) inspect(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) {
 	if still, err := rollback.Active(ctx, tx); err != nil || still {
 		return false, false, err
 	}
@@ -251,8 +255,8 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 		kind, payload = commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, &nodev1.StorageRelease{Name: l.Name}
 	}
 	_, err = task.Enqueue(ctx, tx, task.Spec{
-		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: epoch, OpSeq: opSeq, IdempotencyKey: l.Key,
-		Payload: payload, CreatedBy: "reaper",
+		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: epoch, OpSeq: opSeq,
+		IdempotencyKey: l.Key, Payload: payload, CreatedBy: "reaper",
 	})
 	return err == nil, err
 }
@@ -267,13 +271,15 @@ func (l leftBehind) forget(ctx context.Context, tx pgx.Tx, why string) error {
 		return err
 	}
 	_, err := audit.Record(ctx, tx, audit.Entry{
-		Action: "workspace.orphan.reap", Reason: why, SubjectType: "claim", SubjectID: l.ClaimID, TenantID: l.TenantID, WorkspaceID: l.WorkspaceID, NodeID: l.NodeID,
+		Action: "workspace.orphan.reap", Reason: why, SubjectType: "claim", SubjectID: l.ClaimID, TenantID: l.TenantID,
+		WorkspaceID: l.WorkspaceID, NodeID: l.NodeID,
 		Details: map[string]any{"epoch": l.Epoch, "kind": l.Kind, "name": l.Name},
 	})
 	if err != nil {
 		return err
 	}
-	if err := freeCleaned(ctx, tx, placement.Instance{WorkspaceID: l.WorkspaceID, Epoch: l.Epoch}); err != nil || l.NodeID == "" {
+	if err := freeCleaned(ctx, tx, placement.Instance{WorkspaceID: l.WorkspaceID, Epoch: l.Epoch}); err != nil ||
+		l.NodeID == "" {
 		return err
 	}
 	return uncordonClean(ctx, tx, l.NodeID)

@@ -34,9 +34,14 @@ type Allocations struct{ server *Server }
 func NewAllocations(s *Server) *Allocations { return &Allocations{server: s} }
 
 // RetryRelease has a run clean up again what a failed release has left.
-func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryReleaseRequest) (*lifecyclev1.RetryReleaseResponse, error) {
+func (a *Allocations) RetryRelease(ctx context.Context,
+	req *lifecyclev1.RetryReleaseRequest,
+) (*lifecyclev1.RetryReleaseResponse, error) {
 	s, res := a.server, &lifecyclev1.RetryReleaseResponse{}
-	entry := audit.Entry{Action: "allocation.retry_release", Reason: req.GetReason(), SubjectType: "allocation", SubjectID: req.GetAllocationId()}
+	entry := audit.Entry{
+		Action: "allocation.retry_release", Reason: req.GetReason(), SubjectType: "allocation",
+		SubjectID: req.GetAllocationId(),
+	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err
@@ -72,11 +77,17 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 }
 
 // ForceRelease releases an allocation on a person's attestation.
-func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceReleaseRequest) (*lifecyclev1.ForceReleaseResponse, error) {
+func (a *Allocations) ForceRelease(ctx context.Context,
+	req *lifecyclev1.ForceReleaseRequest,
+) (*lifecyclev1.ForceReleaseResponse, error) {
 	s, res := a.server, &lifecyclev1.ForceReleaseResponse{}
 	entry := audit.Entry{
-		Action: "allocation.force_release", Reason: req.GetReason(), SubjectType: "allocation", SubjectID: req.GetAllocationId(),
-		Details: map[string]any{"fenced_proof": req.GetFencedProof(), "expected_fence": req.GetExpectedFence(), "ack_orphans": req.GetAckOrphans()},
+		Action: "allocation.force_release", Reason: req.GetReason(), SubjectType: "allocation",
+		SubjectID: req.GetAllocationId(),
+		Details: map[string]any{
+			"fenced_proof": req.GetFencedProof(), "expected_fence": req.GetExpectedFence(),
+			"ack_orphans": req.GetAckOrphans(),
+		},
 	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res.Claims = nil
@@ -95,8 +106,11 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 			return err
 		}
 		if f.hold.Fence != req.GetExpectedFence() {
-			return fault.New(commonv1.Reason_REASON_CONFLICT, fmt.Sprintf("the allocation has changed since: its fence is %d, and %d was expected", f.hold.Fence, req.GetExpectedFence()),
-				fault.Unmet(fmt.Sprintf("the fence is %d, not %d", f.hold.Fence, req.GetExpectedFence())), fault.Remedy("look at the allocation again, and force the fence that you see"))
+			return fault.New(commonv1.Reason_REASON_CONFLICT,
+				fmt.Sprintf("the allocation has changed since: its fence is %d, and %d was expected", f.hold.Fence,
+					req.GetExpectedFence()),
+				fault.Unmet(fmt.Sprintf("the fence is %d, not %d", f.hold.Fence, req.GetExpectedFence())),
+				fault.Remedy("look at the allocation again, and force the fence that you see"))
 		}
 		if req.GetDryRun() {
 			res.Operation = f.foretell(kForceRelease, f.forceConsequence())
@@ -145,7 +159,9 @@ var (
 // failedReleaseOf reads an allocation and what stands with it. With change, all rows that the two verbs change are
 // locked before, in the order of locks; without it nothing is locked: a query never waits for an operation that is
 // under way.
-func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID string, change bool) (*failedRelease, error) {
+func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID string, change bool) (*failedRelease,
+	error,
+) {
 	f := &failedRelease{}
 	var err error
 	read := failedAllocation
@@ -224,7 +240,8 @@ func (f *failedRelease) refusal() error {
 	if f.open {
 		options = append(options, fault.Conflicting(f.run.ID))
 	}
-	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this allocation cannot be freed that way now", options...)
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this allocation cannot be freed that way now",
+		options...)
 }
 
 // acknowledged refuses unless the caller has named everything that may be left behind, and nothing else.
@@ -234,17 +251,20 @@ func (f *failedRelease) acknowledged(acks []string) error {
 	for _, c := range f.claims {
 		known[c.ID] = true
 		if !slices.Contains(acks, c.ID) {
-			missing = append(missing, fmt.Sprintf("claim %s (%s %s) is not acknowledged with --ack-orphan", c.ID, c.Kind, c.Name))
+			missing = append(missing, fmt.Sprintf("claim %s (%s %s) is not acknowledged with --ack-orphan", c.ID, c.Kind,
+				c.Name))
 		}
 	}
 	for _, id := range acks {
 		if !known[id] {
-			return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "claim "+id+" is not one that this release may leave behind",
+			return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT,
+				"claim "+id+" is not one that this release may leave behind",
 				fault.Remedy("name the claims that a dry run lists"))
 		}
 	}
 	if len(missing) > 0 {
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "what may be left behind is not acknowledged", fault.Unmet(missing...),
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "what may be left behind is not acknowledged",
+			fault.Unmet(missing...),
 			fault.Remedy("look at each claim, and name it with --ack-orphan"))
 	}
 	return nil
@@ -260,7 +280,8 @@ func (f *failedRelease) foretell(kind commonv1.OperationKind, consequence string
 }
 
 func (f *failedRelease) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *lifecyclev1.Operation) error {
-	e.TenantID, e.WorkspaceID, e.AllocationID, e.NodeID, e.WorkflowID = f.hold.TenantID, f.hold.WorkspaceID, f.hold.ID, f.hold.NodeID, op.GetOperationId()
+	e.TenantID, e.WorkspaceID, e.AllocationID, e.NodeID, e.WorkflowID = f.hold.TenantID, f.hold.WorkspaceID, f.hold.ID,
+		f.hold.NodeID, op.GetOperationId()
 	_, err := audit.Record(ctx, tx, e)
 	return err
 }
@@ -300,9 +321,12 @@ func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedRelease) 
 }
 
 // startRelease begins a run that cleans up. One that is stuck is closed in the same transaction.
-func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedRelease, kind commonv1.OperationKind, w *attestation) (*lifecyclev1.Operation, error) {
+func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedRelease, kind commonv1.OperationKind,
+	w *attestation,
+) (*lifecyclev1.Operation, error) {
 	definition := DefinitionRelease
-	if f.workspace.DesiredState == "decommissioned" || f.workspace.State == "decommissioned" || f.open && f.run.Kind == "decommission" {
+	if f.workspace.DesiredState == "decommissioned" || f.workspace.State == "decommissioned" || f.open &&
+		f.run.Kind == "decommission" {
 		definition = DefinitionReleaseDecommissioned
 	}
 	if f.open {
@@ -313,7 +337,8 @@ func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedRelease, 
 	in := newInput(f.workspace.Tenant, f.workspace.Name, f.workspace.Spec)
 	in.Word = w
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
-		WorkspaceID: f.workspace.ID, Kind: kind, Definition: definition, Input: in, Requester: rpc.ActorFrom(ctx), CorrelationID: obs.From(ctx).CorrelationID,
+		WorkspaceID: f.workspace.ID, Kind: kind, Definition: definition, Input: in, Requester: rpc.ActorFrom(ctx),
+		CorrelationID: obs.From(ctx).CorrelationID,
 	})
 	if err != nil {
 		return nil, err
@@ -324,7 +349,10 @@ func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedRelease, 
 // releaseOptions returns the rows of the table of actions for the workspace's allocation.
 func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w saga.Workspace) ([]*lifecyclev1.ActionOption, error) {
 	retry := &lifecyclev1.ActionOption{Kind: kRetryRelease, Consequence: retryReleaseConsequence}
-	force := &lifecyclev1.ActionOption{Kind: kForceRelease, Consequence: "frees the allocation on a person's word: what cannot be cleaned becomes orphan claims"}
+	force := &lifecyclev1.ActionOption{
+		Kind:        kForceRelease,
+		Consequence: "frees the allocation on a person's word: what cannot be cleaned becomes orphan claims",
+	}
 	a, held, err := liveAllocation(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err

@@ -56,7 +56,8 @@ var sharedOrphans = pg.Define(pg.RoleLifecycle, "workspace.shared_orphans", `
 // Sweep tries the orphans that are due, at most reapBatch of them, and returns how many it released. An orphan that
 // could not be removed is an error, and is due again later.
 func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
-	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans, []string{kindSchema, kindIdentity, kindHandle}, reapBatch)
+	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans, []string{kindSchema, kindIdentity, kindHandle},
+		reapBatch)
 	if err != nil {
 		return 0, fmt.Errorf("list shared orphans: %w", err)
 	}
@@ -80,7 +81,8 @@ func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
 		}
 		if gone {
 			released++
-			r.deps.Logger.InfoContext(ctx, "shared orphan is gone", slog.String(obs.KeyWorkspaceID, l.WorkspaceID), slog.Int64("epoch", l.Epoch),
+			r.deps.Logger.InfoContext(ctx, "shared orphan is gone", slog.String(obs.KeyWorkspaceID, l.WorkspaceID),
+				slog.Int64("epoch", l.Epoch),
 				slog.String("kind", l.Kind), slog.String("name", l.Name))
 		}
 	}

@@ -21,7 +21,8 @@ import (
 
 func (p *cluster) sharedReaper() *SharedReaper {
 	return NewSharedReaper(SharedReaperDeps{
-		Logger: testkit.Logger(p.t), DB: p.db.Pool(pg.RoleLifecycle), Workloads: p.workloads(), Identities: p.world, Committed: func() {},
+		Logger: testkit.Logger(p.t), DB: p.db.Pool(pg.RoleLifecycle), Workloads: p.workloads(), Identities: p.world,
+		Committed: func() {},
 	})
 }
 
@@ -44,7 +45,8 @@ func (p *cluster) login(id string) (*pgx.Conn, error) {
 	p.t.Helper()
 	w := p.workspace(id)
 	name := schemaName(w.Tenant, w.Name, w.ID)
-	conn, err := pgx.Connect(testkit.Context(p.t), p.seats[0].steps.databaseEnv(schemaOutput{Schema: name, Role: name}, w.Epoch)["DATABASE_URL"])
+	conn, err := pgx.Connect(testkit.Context(p.t),
+		p.seats[0].steps.databaseEnv(schemaOutput{Schema: name, Role: name}, w.Epoch)["DATABASE_URL"])
 	if err == nil {
 		p.t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(p.t.Context())) })
 	}
@@ -62,7 +64,8 @@ func (p *cluster) mayLogIn(admin *pgx.Conn, id string) (role, login, schema bool
 // hasRole is mayLogIn for the role and the schema of a name.
 func hasRole(t *testing.T, admin *pgx.Conn, name string) (role, login, schema bool) {
 	t.Helper()
-	err := admin.QueryRow(testkit.Context(t), `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin),
+	err := admin.QueryRow(testkit.Context(t),
+		`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin),
 		EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, name).Scan(&role, &login, &schema)
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +78,8 @@ func (p *cluster) force(id string) {
 	p.t.Helper()
 	a := p.hold(id)
 	req := &lifecyclev1.ForceReleaseRequest{
-		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_OPERATOR_ASSERTS, Reason: "the database is lost", DryRun: true,
+		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_OPERATOR_ASSERTS,
+		Reason: "the database is lost", DryRun: true,
 	}
 	allocations := NewAllocations(p.seats[0].server)
 	dry, err := allocations.ForceRelease(operator(p.t.Context()), req)
@@ -108,7 +112,9 @@ func (p *cluster) given(id, kind, name string, epoch int64) string {
 func (p *cluster) reapedWhy(claim string) string {
 	p.t.Helper()
 	var why string
-	err := p.db.OwnerPool().QueryRow(testkit.Context(p.t), `SELECT CASE WHEN released_at IS NULL THEN '' ELSE orphan_reason END FROM lifecycle.resource_claim WHERE id = $1`, claim).Scan(&why)
+	err := p.db.OwnerPool().QueryRow(testkit.Context(p.t),
+		`SELECT CASE WHEN released_at IS NULL THEN '' ELSE orphan_reason END FROM lifecycle.resource_claim WHERE id = $1`,
+		claim).Scan(&why)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -138,7 +144,9 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	if _, err := reader.Exec(t.Context(), `SET idle_in_transaction_session_timeout = 0`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := reader.Exec(t.Context(), `BEGIN; LOCK TABLE `+pgx.Identifier{schemaName(w.Tenant, w.Name, w.ID), "kv"}.Sanitize()+` IN ACCESS SHARE MODE`); err != nil {
+	if _, err := reader.Exec(t.Context(),
+		`BEGIN; LOCK TABLE `+pgx.Identifier{schemaName(w.Tenant, w.Name, w.ID), "kv"}.Sanitize()+
+			` IN ACCESS SHARE MODE`); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.seats[0].ask(t.Context(), kDecommission, id); err != nil {
@@ -148,7 +156,8 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	// The drop that was given up has released its locks.
 	testkit.Eventually(t, testkit.Patience, func() error {
 		var busy int
-		err := admin.QueryRow(testkit.Context(t), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user
+		err := admin.QueryRow(testkit.Context(t),
+			`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user
 			AND state <> 'idle' AND pid NOT IN (pg_backend_pid(), $1)`, reader.PgConn().PID()).Scan(&busy)
 		if err == nil && busy > 0 {
 			err = fmt.Errorf("%d sessions of lifecycle still work in the database", busy)
@@ -156,7 +165,8 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 		return err
 	})
 	// As if an administrator had given the login back meanwhile: the forced release takes it away again.
-	if _, err := admin.Exec(t.Context(), `ALTER ROLE `+pgx.Identifier{schemaName(w.Tenant, w.Name, w.ID)}.Sanitize()+` LOGIN`); err != nil {
+	if _, err := admin.Exec(t.Context(),
+		`ALTER ROLE `+pgx.Identifier{schemaName(w.Tenant, w.Name, w.ID)}.Sanitize()+` LOGIN`); err != nil {
 		t.Fatal(err)
 	}
 	p.force(id)
@@ -247,7 +257,8 @@ func TestASchemaThatNobodyCouldReachIsReaped(t *testing.T) {
 		t.Fatalf("%d schemas were given up", n)
 	}
 	for range 2 {
-		if _, err := p.sharedReaper().Sweep(t.Context()); err == nil || !strings.Contains(err.Error(), "reach workload database") {
+		if _, err := p.sharedReaper().Sweep(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), "reach workload database") {
 			t.Errorf("a sweep without the database says %v", err)
 		}
 	}
@@ -296,8 +307,9 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 		t.Errorf("%d were released: %v", n, err)
 	}
 	for claim, want := range map[string]string{
-		same: "lost; reaped: " + whyReplaced, handle: "lost; reaped: " + whyReplaced, identity: "lost; reaped: " + whyReplaced,
-		taken: "lost; reaped: its name is workspace " + id + "'s by now", loose: "lost; reaped: the identity is retired",
+		same: "lost; reaped: " + whyReplaced, handle: "lost; reaped: " + whyReplaced,
+		identity: "lost; reaped: " + whyReplaced, taken: "lost; reaped: its name is workspace " + id + "'s by now",
+		loose: "lost; reaped: the identity is retired",
 	} {
 		if got := p.reapedWhy(claim); got != want {
 			t.Errorf("it says %q, want %q", got, want)
@@ -315,7 +327,8 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 
 	// A handle that no claim is for is deleted, and resources that were given up on an instance are gone with the
 	// instance.
-	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.resource_claim SET orphaned_at = mesh.clock(), orphaned_by = 'olga', orphan_reason = 'lost'
+	if _, err := p.db.OwnerPool().Exec(t.Context(),
+		`UPDATE lifecycle.resource_claim SET orphaned_at = mesh.clock(), orphaned_by = 'olga', orphan_reason = 'lost'
 		WHERE workspace_id = $1 AND kind IN ('workload', 'handle') AND released_at IS NULL`, id); err != nil {
 		t.Fatal(err)
 	}

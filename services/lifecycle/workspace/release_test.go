@@ -53,10 +53,12 @@ func (p *cluster) failedRelease() (id, node string, a allocation) { //nolint:non
 	}
 	p.rests(id, "stuck")
 	a = p.hold(id)
-	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || a.Occupancy != "cleanup" || a.LastError == "" {
+	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || a.Occupancy != "cleanup" ||
+		a.LastError == "" {
 		p.t.Fatalf("its hold is %+v", a)
 	}
-	if p.count(`SELECT count(*) FROM lifecycle.node_gate WHERE node_id = $1 AND cordoned AND cordoned_by = $2`, node, cordonOwner) != 1 {
+	if p.count(`SELECT count(*) FROM lifecycle.node_gate WHERE node_id = $1 AND cordoned AND cordoned_by = $2`, node,
+		cordonOwner) != 1 {
 		p.t.Error("the machine is not cordoned by the release")
 	}
 	return id, node, a
@@ -82,14 +84,16 @@ func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
 	}
 	p.away(false)
 	// Removing the cordon does not make the machine placeable.
-	if _, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `UPDATE lifecycle.node_gate SET cordoned = false WHERE node_id = $1`, node); err != nil {
+	if _, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
+		`UPDATE lifecycle.node_gate SET cordoned = false WHERE node_id = $1`, node); err != nil {
 		t.Fatal(err)
 	}
 	if p.placeable() == nil {
 		t.Error("the machine is placeable though a release on it has failed")
 	}
 	allocations := NewAllocations(p.seats[0].server)
-	res, err := allocations.RetryRelease(operator(t.Context()), &lifecyclev1.RetryReleaseRequest{AllocationId: a.ID, Reason: "it is back"})
+	res, err := allocations.RetryRelease(operator(t.Context()),
+		&lifecyclev1.RetryReleaseRequest{AllocationId: a.ID, Reason: "it is back"})
 	if err != nil || res.GetOperation().GetOperationId() == "" {
 		t.Fatalf("%v %v", res, err)
 	}
@@ -125,14 +129,16 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 	allocations := NewAllocations(p.seats[0].server)
 	req := func(change ...func(*lifecyclev1.ForceReleaseRequest)) *lifecyclev1.ForceReleaseRequest {
 		r := &lifecyclev1.ForceReleaseRequest{
-			AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF, Reason: "the rack is dark",
+			AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF,
+			Reason: "the rack is dark",
 		}
 		for _, c := range change {
 			c(r)
 		}
 		return r
 	}
-	dry, err := allocations.ForceRelease(operator(t.Context()), req(func(r *lifecyclev1.ForceReleaseRequest) { r.DryRun = true }))
+	dry, err := allocations.ForceRelease(operator(t.Context()),
+		req(func(r *lifecyclev1.ForceReleaseRequest) { r.DryRun = true }))
 	if err != nil || len(dry.GetClaims()) == 0 {
 		t.Fatalf("%v %v", dry, err)
 	}
@@ -147,10 +153,19 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 		unmet  int
 	}{
 		{"another fence", func(r *lifecyclev1.ForceReleaseRequest) { r.ExpectedFence++ }, commonv1.Reason_REASON_CONFLICT, 1},
-		{"nothing acknowledged", func(*lifecyclev1.ForceReleaseRequest) {}, commonv1.Reason_REASON_PRECONDITION_FAILED, len(acks)},
-		{"one not acknowledged", func(r *lifecyclev1.ForceReleaseRequest) { r.AckOrphans = acks[1:] }, commonv1.Reason_REASON_PRECONDITION_FAILED, 1},
+		{
+			"nothing acknowledged", func(*lifecyclev1.ForceReleaseRequest) {}, commonv1.Reason_REASON_PRECONDITION_FAILED,
+			len(acks),
+		},
+		{
+			"one not acknowledged", func(r *lifecyclev1.ForceReleaseRequest) { r.AckOrphans = acks[1:] },
+			commonv1.Reason_REASON_PRECONDITION_FAILED, 1,
+		},
 		{"a claim of somebody else", func(r *lifecyclev1.ForceReleaseRequest) { r.AckOrphans = append([]string{ids.New()}, acks...) }, commonv1.Reason_REASON_INVALID_ARGUMENT, 0},
-		{"no such allocation", func(r *lifecyclev1.ForceReleaseRequest) { r.AllocationId = ids.New() }, commonv1.Reason_REASON_NOT_FOUND, 0},
+		{
+			"no such allocation", func(r *lifecyclev1.ForceReleaseRequest) { r.AllocationId = ids.New() },
+			commonv1.Reason_REASON_NOT_FOUND, 0,
+		},
 	} {
 		_, err := allocations.ForceRelease(operator(t.Context()), req(tc.change))
 		want(t, err, tc.reason)
@@ -161,7 +176,8 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 	if now := p.hold(id); now.Version != a.Version || p.workspace(id).State != "stuck" {
 		t.Fatalf("a refusal changed %+v to %+v", a, now)
 	}
-	res, err := allocations.ForceRelease(operator(t.Context()), req(func(r *lifecyclev1.ForceReleaseRequest) { r.AckOrphans = acks }))
+	res, err := allocations.ForceRelease(operator(t.Context()),
+		req(func(r *lifecyclev1.ForceReleaseRequest) { r.AckOrphans = acks }))
 	if err != nil || res.GetOperation().GetKind() != kForceRelease {
 		t.Fatalf("%v %v", res, err)
 	}
@@ -169,7 +185,8 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 	left := func() int {
 		return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND released_at IS NULL`, id)
 	}
-	if now := p.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || len(now.Devices) != 0 || int(now.Orphans) != left() {
+	if now := p.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || len(now.Devices) != 0 ||
+		int(now.Orphans) != left() {
 		t.Errorf("its hold is %+v", now)
 	}
 	told := func() int {
@@ -252,7 +269,8 @@ func TestAForcedReleaseFreesWhatWasGivenUpBefore(t *testing.T) {
 		t.Fatalf("its hold is %+v", a)
 	}
 	res, err := NewAllocations(p.seats[0].server).ForceRelease(operator(t.Context()), &lifecyclev1.ForceReleaseRequest{
-		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF, Reason: "the rack is dark",
+		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF,
+		Reason: "the rack is dark",
 	})
 	if err != nil {
 		t.Fatalf("%v %v", res, err)
@@ -268,7 +286,8 @@ func TestAForcedReleaseFreesWhatWasGivenUpBefore(t *testing.T) {
 	if now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || len(now.Devices) != 0 || now.Orphans == 0 {
 		t.Errorf("its hold is %+v", now)
 	}
-	if p.count(`SELECT count(*) FROM lifecycle.node_gate WHERE node_id = $1 AND cordoned AND cordoned_by = $2`, node, cordonOwner) != 1 {
+	if p.count(`SELECT count(*) FROM lifecycle.node_gate WHERE node_id = $1 AND cordoned AND cordoned_by = $2`, node,
+		cordonOwner) != 1 {
 		t.Error("the machine is not cordoned, and orphans are left there")
 	}
 }

@@ -87,7 +87,8 @@ func TestAnOrphanIsReleasedByAnEarlierTask(t *testing.T) {
 	sweep(0)
 	done()
 	// The first task failed: another is queued, although the sweep is not in the next minute.
-	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.task SET state = 'failed' WHERE idem_key LIKE 'reap/%'`); err != nil {
+	if _, err := p.db.OwnerPool().Exec(t.Context(),
+		`UPDATE lifecycle.task SET state = 'failed' WHERE idem_key LIKE 'reap/%'`); err != nil {
 		t.Fatal(err)
 	}
 	if n := sweep(4 * time.Minute); n != 0 || tasks("true") != 2 {
@@ -95,7 +96,8 @@ func TestAnOrphanIsReleasedByAnEarlierTask(t *testing.T) {
 	}
 	done()
 	// The reaper waits for a task that the agent has taken and does not report on, and then queues another.
-	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.task SET state = 'delivered' WHERE idem_key LIKE 'reap/%' AND state = 'succeeded'`); err != nil {
+	if _, err := p.db.OwnerPool().Exec(t.Context(),
+		`UPDATE lifecycle.task SET state = 'delivered' WHERE idem_key LIKE 'reap/%' AND state = 'succeeded'`); err != nil {
 		t.Fatal(err)
 	}
 	if n := sweep((4 + reapLate - 2) * time.Minute); n != 0 || tasks("true") != 2 {

@@ -24,17 +24,20 @@ func (p *cluster) wire() lifecyclev1connect.AllocationServiceClient {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	server, err := rpc.NewServer(p.t.Context(), rpc.ServerDeps{Logger: testkit.Logger(p.t), Persons: rpc.NewPersonVerifier(keys, nil)},
+	server, err := rpc.NewServer(p.t.Context(),
+		rpc.ServerDeps{Logger: testkit.Logger(p.t), Persons: rpc.NewPersonVerifier(keys, nil)},
 		rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: authorities.ServerTLS(p.t, "lifecycle")})
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	path, handler := lifecyclev1connect.NewAllocationServiceHandler(NewAllocations(p.seats[0].server), server.HandlerOptions()...)
+	path, handler := lifecyclev1connect.NewAllocationServiceHandler(NewAllocations(p.seats[0].server),
+		server.HandlerOptions()...)
 	if err := server.Mount(path, handler); err != nil {
 		p.t.Fatal(err)
 	}
 	rpctest.Run(p.t, server)
-	return lifecyclev1connect.NewAllocationServiceClient(authorities.Client(p.t, "lifecycle", authorities.Service(p.t, "readmodel")), server.URL(),
+	return lifecyclev1connect.NewAllocationServiceClient(authorities.Client(p.t, "lifecycle",
+		authorities.Service(p.t, "readmodel")), server.URL(),
 		rpc.ClientOptions(rpc.ClientConfig{Asserter: asserter})...)
 }
 
@@ -44,7 +47,8 @@ func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
 	id, _, a := p.failedRelease()
 	client := p.wire()
 	dry := &lifecyclev1.ForceReleaseRequest{
-		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF, Reason: "the rack is dark", DryRun: true,
+		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF,
+		Reason: "the rack is dark", DryRun: true,
 	}
 	shown, err := client.ForceRelease(operator(t.Context()), dry)
 	if err != nil || len(shown.GetClaims()) != 4 {
@@ -61,7 +65,10 @@ func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
 		reason commonv1.Reason
 		tenant string
 	}{
-		{name: "an operator who is bound to a tenant", roles: []string{"operator"}, tenant: ids.New(), reason: commonv1.Reason_REASON_PERMISSION_DENIED},
+		{
+			name: "an operator who is bound to a tenant", roles: []string{"operator"}, tenant: ids.New(),
+			reason: commonv1.Reason_REASON_PERMISSION_DENIED,
+		},
 		{name: "a viewer", roles: []string{"viewer"}, reason: commonv1.Reason_REASON_PERMISSION_DENIED},
 		{name: "a tenant", roles: []string{"tenant"}, reason: commonv1.Reason_REASON_PERMISSION_DENIED},
 		{name: "the security role alone", roles: []string{"security"}, reason: commonv1.Reason_REASON_PERMISSION_DENIED},
@@ -106,7 +113,8 @@ func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
 			ctx = rpc.WithPerson(ctx, rpc.Person{Subject: "eve", TenantID: tc.tenant, Roles: tc.roles})
 		}
 		req := &lifecyclev1.ForceReleaseRequest{
-			AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF, Reason: "the rack is dark", AckOrphans: acks,
+			AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF,
+			Reason: "the rack is dark", AckOrphans: acks,
 		}
 		if tc.change != nil {
 			tc.change(req)
@@ -114,7 +122,8 @@ func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
 		_, err := client.ForceRelease(ctx, req)
 		t.Run(tc.name, func(t *testing.T) { want(t, err, tc.reason) })
 	}
-	_, err = client.RetryRelease(rpc.WithPerson(t.Context(), rpc.Person{Subject: "eve", Roles: []string{"viewer"}}), &lifecyclev1.RetryReleaseRequest{AllocationId: a.ID})
+	_, err = client.RetryRelease(rpc.WithPerson(t.Context(), rpc.Person{Subject: "eve", Roles: []string{"viewer"}}),
+		&lifecyclev1.RetryReleaseRequest{AllocationId: a.ID})
 	want(t, err, commonv1.Reason_REASON_PERMISSION_DENIED)
 	if now := p.hold(id); now.Version != a.Version || now.Fence != a.Fence || p.workspace(id).State != "stuck" {
 		t.Fatalf("a refusal changed %+v to %+v", a, now)
@@ -127,7 +136,8 @@ func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
 	p.away(false)
 	other := p.hold(p.create(p.tenant(), "other", byProcess))
 	_, err = client.ForceRelease(operator(t.Context()), &lifecyclev1.ForceReleaseRequest{
-		AllocationId: other.ID, ExpectedFence: other.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_REIMAGED, Reason: "by mistake",
+		AllocationId: other.ID, ExpectedFence: other.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_REIMAGED,
+		Reason: "by mistake",
 	})
 	want(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
 	if now := p.hold(other.WorkspaceID); now.Version != other.Version {

@@ -53,11 +53,13 @@ func (s *Server) replaceable(
 	}
 	ofThisEpoch := req.GetExpectedEpoch() == 0 || req.GetExpectedEpoch() == w.Epoch
 	if !byWatchdog(ctx, req) || !joinable(run) || !ofThisEpoch || run.Epoch != w.Epoch ||
-		!ownInstance(spec.GetPlacement()) || run.StepName() != StepStorage || !strings.HasPrefix(run.StuckReason, stepStalled) {
+		!ownInstance(spec.GetPlacement()) || run.StepName() != StepStorage ||
+		!strings.HasPrefix(run.StuckReason, stepStalled) {
 		return false, nil
 	}
 	var gone bool
-	err := pg.QueryRow(ctx, tx, instanceWithoutSession, w.ID, w.Epoch, names.Of(commonv1.InstanceState_INSTANCE_STATE_LIVE)).Scan(&gone)
+	err := pg.QueryRow(ctx, tx, instanceWithoutSession, w.ID, w.Epoch,
+		names.Of(commonv1.InstanceState_INSTANCE_STATE_LIVE)).Scan(&gone)
 	if err != nil {
 		return false, fmt.Errorf("look for the instance's session: %w", err)
 	}

@@ -39,7 +39,8 @@ func watchdogs(key string, epoch int64) func(*lifecyclev1.RequestOperationReques
 func (p *cluster) begun(where commonv1.PlacementDriver) (string, string) {
 	p.t.Helper()
 	res, err := p.seats[0].server.RequestOperation(p.t.Context(), &lifecyclev1.RequestOperationRequest{
-		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+		Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
 			Tenant: p.tenant(), Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Placement: where, Gpus: 1},
 		}},
 	})
@@ -118,23 +119,29 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 	p.world.mu.Unlock()
 	id, create := p.begun(byProcess)
 	p.stalls(create, 6*time.Minute)
-	dry, err := p.seats[0].ask(asService(t.Context(), "recovery"), kRecreate, id, watchdogs("", 1), func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
-	if err != nil || dry.GetJoined() || !strings.Contains(dry.GetConsequence(), "cancels operation "+create) || p.run(create).CancelAt != nil {
+	dry, err := p.seats[0].ask(asService(t.Context(), "recovery"), kRecreate, id, watchdogs("", 1),
+		func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
+	if err != nil || dry.GetJoined() || !strings.Contains(dry.GetConsequence(), "cancels operation "+create) ||
+		p.run(create).CancelAt != nil {
 		t.Fatalf("a dry run: %v %v", dry, err)
 	}
 	op := p.watchdog(id, "k1", 1)
-	if op.GetJoined() || op.GetKind() != kRecreate || op.GetEpoch() != 2 || op.GetOperationId() == create || op.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING {
+	if op.GetJoined() || op.GetKind() != kRecreate || op.GetEpoch() != 2 || op.GetOperationId() == create ||
+		op.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING {
 		t.Fatalf("answered %v", op)
 	}
 	was := p.run(create)
-	if was.State != "failed" || was.CancelBy != "watchdog:service/recovery" || was.ErrorCode != "cancel_requested" || was.CancelReason == "" || was.FinishedAt == nil {
+	if was.State != "failed" || was.CancelBy != "watchdog:service/recovery" || was.ErrorCode != "cancel_requested" ||
+		was.CancelReason == "" || was.FinishedAt == nil {
 		t.Fatalf("the operation that stalled is %+v", was)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND state IN ('running', 'waiting')`, create); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND state IN ('running', 'waiting')`,
+		create); n != 0 {
 		t.Fatalf("%d of its attempts are open", n)
 	}
 	now := p.run(op.GetOperationId())
-	if now.Requester != "watchdog:service/recovery" || now.ParentRunID != create || now.Kind != "recreate" || p.workspace(id).RunID != now.ID {
+	if now.Requester != "watchdog:service/recovery" || now.ParentRunID != create || now.Kind != "recreate" ||
+		p.workspace(id).RunID != now.ID {
 		t.Fatalf("the operation in its place is %+v", now)
 	}
 	// Requests that come now are served by it: the same request again, a person's, and an old request of another watchdog.
@@ -143,13 +150,15 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 		t.Errorf("asked again: %v", again)
 	}
 	for _, other := range []func(*lifecyclev1.RequestOperationRequest){func(*lifecyclev1.RequestOperationRequest) {}, watchdogs("k2", 1), watchdogs("k3", 2)} {
-		if op, err := p.seats[1].ask(asService(t.Context(), "recovery"), kRecreate, id, other); err != nil || !op.GetJoined() || op.GetOperationId() != now.ID {
+		if op, err := p.seats[1].ask(asService(t.Context(), "recovery"), kRecreate, id, other); err != nil ||
+			!op.GetJoined() || op.GetOperationId() != now.ID {
 			t.Errorf("asked beside it: %v %v", op, err)
 		}
 	}
 	// Nothing is launched before the former instance is confirmed ended.
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND name = $2 AND state = 'failed'`, now.ID, StepPrevious); n < 2 {
+		if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND name = $2 AND state = 'failed'`,
+			now.ID, StepPrevious); n < 2 {
 			return fmt.Errorf("%d attempts to end the former box", n)
 		}
 		return nil
@@ -171,7 +180,8 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 		t.Errorf("%d claims of the first epoch are live", n)
 	}
 	var entries []string
-	rows, err := p.db.Pool(pg.RoleLifecycle).Query(t.Context(), `SELECT concat_ws(' ', payload->>'action', payload->>'workflow_id') FROM events.event
+	rows, err := p.db.Pool(pg.RoleLifecycle).Query(t.Context(),
+		`SELECT concat_ws(' ', payload->>'action', payload->>'workflow_id') FROM events.event
 		WHERE kind = $1 AND payload->>'workspace_id' = $2`, audit.Kind, id)
 	if err == nil {
 		entries, err = pgx.CollectRows(rows, pgx.RowTo[string])
@@ -233,9 +243,11 @@ func TestOnlyAStalledWaitForAnInstanceIsReplaced(t *testing.T) {
 	p.stalls(run, 6*time.Minute)
 	joins("its user", id, run, t.Context())
 	joins("an operator", id, run, rpc.WithPerson(t.Context(), rpc.Person{Subject: "olga", Roles: []string{"operator"}}))
-	joins("a person in the watchdog's name", id, run, rpc.WithPerson(recovery, rpc.Person{Subject: "olga", Roles: []string{"operator"}}), watchdogs("b", 1))
+	joins("a person in the watchdog's name", id, run,
+		rpc.WithPerson(recovery, rpc.Person{Subject: "olga", Roles: []string{"operator"}}), watchdogs("b", 1))
 	joins("another service", id, run, asService(t.Context(), "nodeapi"), watchdogs("c", 1))
-	joins("recovery for somebody else", id, run, recovery, func(r *lifecyclev1.RequestOperationRequest) { r.Requester = "admin" })
+	joins("recovery for somebody else", id, run, recovery,
+		func(r *lifecyclev1.RequestOperationRequest) { r.Requester = "admin" })
 	joins("another epoch", id, run, recovery, watchdogs("d", 7))
 	p.beat(-time.Hour)
 	joins("nobody listens to boxes", id, run, recovery, watchdogs("e", 1))

@@ -34,14 +34,19 @@ func TestCommandsAreRefusedInRollbackMode(t *testing.T) {
 			t.Errorf("%s: the remedy is %q", what, f.Remedy)
 		}
 	}
-	for _, kind := range []commonv1.OperationKind{kRecreate, kDecommission, kRetry, kReset, kCancel, kRetryUndo, kSkipUndo} {
+	for _, kind := range []commonv1.OperationKind{
+		kRecreate, kDecommission, kRetry, kReset, kCancel, kRetryUndo,
+		kSkipUndo,
+	} {
 		_, err := seat.ask(operator(t.Context()), kind, id, func(r *lifecyclev1.RequestOperationRequest) { r.Reason = "x" })
 		refused(kind.String(), err)
 	}
-	_, err := seat.ask(operator(t.Context()), kRecreate, id, func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
+	_, err := seat.ask(operator(t.Context()), kRecreate, id,
+		func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
 	refused("a dry run", err)
 	_, err = seat.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
-		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+		Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
 			Tenant: tenant, Name: "other", Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess},
 		}},
 	})
@@ -83,7 +88,8 @@ func TestNothingIsLaunchedInRollbackMode(t *testing.T) {
 	server := *p.seats[0].server
 	server.deps.DB = pool
 	res, err := server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
-		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+		Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
 			Tenant: tenant, Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess},
 		}},
 	})
@@ -113,13 +119,20 @@ func TestNothingIsLaunchedInRollbackMode(t *testing.T) {
 // No sweep ends, releases or gives up anything in rollback mode.
 func TestSweepsLeaveEverythingInRollbackMode(t *testing.T) {
 	m := newMorgue(t)
-	b := m.instance(place{instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "releasing", occupy: "cleanup"})
+	b := m.instance(place{
+		instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "releasing",
+		occupy: "cleanup",
+	})
 	m.exec(`UPDATE lifecycle.allocation SET release_deadline_at = mesh.clock() - interval '1 hour' WHERE workspace_id = $1`, b.WorkspaceID)
 	testkit.SetRollback(m.db, true)
 	shared := NewSharedReaper(SharedReaperDeps{
-		Logger: testkit.Logger(t), DB: m.db.Pool("lifecycle"), Workloads: m.db.Pool("lifecycle"), Identities: m.people, Committed: func() {},
+		Logger: testkit.Logger(t), DB: m.db.Pool("lifecycle"), Workloads: m.db.Pool("lifecycle"), Identities: m.people,
+		Committed: func() {},
 	})
-	machines := NewMachineReaper(MachineReaperDeps{Logger: testkit.Logger(t), DB: m.db.Pool("lifecycle"), Committed: func() {}})
+	machines := NewMachineReaper(MachineReaperDeps{
+		Logger: testkit.Logger(t), DB: m.db.Pool("lifecycle"),
+		Committed: func() {},
+	})
 	m.sweep(Reaped{})
 	if n, err := shared.Sweep(t.Context()); err != nil || n != 0 {
 		t.Errorf("the shared sweep released %d, %v", n, err)

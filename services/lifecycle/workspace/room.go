@@ -142,7 +142,8 @@ func noMachine(ctx context.Context, tx pgx.Tx, gpus int32) error {
 	}
 	text := fmt.Sprintf("no enrolled machine has a free slot and %d free GPUs", gpus)
 	if full > 0 {
-		text += fmt.Sprintf("; %d connected machines take nothing new, since their agents' state directories have no room", full)
+		text += fmt.Sprintf("; %d connected machines take nothing new, since their agents' state directories have no room",
+			full)
 	}
 	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_NO_CAPACITY, text, nil)
 }

@@ -142,7 +142,11 @@ func TestRoomIsKept(t *testing.T) {
 				if len(held) == 0 {
 					return
 				}
-				to := rapid.SampledFrom([][2]string{{"releasing", "cleanup"}, {"released", "none"}, {"release_failed", "cleanup"}}).Draw(rt, "to")
+				to := rapid.SampledFrom([][2]string{
+					{"releasing", "cleanup"},
+					{"released", "none"},
+					{"release_failed", "cleanup"},
+				}).Draw(rt, "to")
 				r.exec(`UPDATE lifecycle.allocation SET state = $2, occupancy = $3 WHERE allocation_id = $1 AND state <> 'released'`,
 					rapid.SampledFrom(held).Draw(rt, "of"), to[0], to[1])
 			},
@@ -151,7 +155,8 @@ func TestRoomIsKept(t *testing.T) {
 					return
 				}
 				column := rapid.SampledFrom([]string{"admitted", "cordoned", "session_open", "retired"}).Draw(rt, "column")
-				r.exec(`UPDATE lifecycle.node_gate SET `+column+` = NOT `+column+` WHERE node_id = $1`, rapid.SampledFrom(nodes).Draw(rt, "of"))
+				r.exec(`UPDATE lifecycle.node_gate SET `+column+` = NOT `+column+` WHERE node_id = $1`,
+					rapid.SampledFrom(nodes).Draw(rt, "of"))
 			},
 			"disk": func(rt *rapid.T) {
 				if len(nodes) == 0 {

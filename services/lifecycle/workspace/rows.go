@@ -84,7 +84,8 @@ func allAllocations(ctx context.Context, q pg.Querier, s *pg.Statement, args ...
 	if err != nil {
 		return nil, err
 	}
-	return aside.Rows(ctx, "allocation", list, func(d storedAllocation) string { return d.ID }, storedAllocation.allocation)
+	return aside.Rows(ctx, "allocation", list, func(d storedAllocation) string { return d.ID },
+		storedAllocation.allocation)
 }
 
 // each converts what was read, up to the first that cannot be.
@@ -101,9 +102,10 @@ func each[From, To any](list []From, convert func(From) (To, error)) ([]To, erro
 
 func (a allocation) proto() *lifecyclev1.Allocation {
 	p := &lifecyclev1.Allocation{
-		AllocationId: a.ID, WorkspaceId: a.WorkspaceID, TenantId: a.TenantID, Epoch: a.Epoch, State: a.State, NodeId: a.NodeID, InstanceId: a.InstanceID,
-		GpuDeviceIds: a.Devices, Occupancy: a.Occupancy, Placement: a.Placement, CreatedAt: timestamppb.New(a.CreatedAt),
-		StateAt: timestamppb.New(a.StateAt), LastError: a.LastError, Fence: a.Fence, Orphans: a.Orphans, Version: a.Version,
+		AllocationId: a.ID, WorkspaceId: a.WorkspaceID, TenantId: a.TenantID, Epoch: a.Epoch, State: a.State,
+		NodeId: a.NodeID, InstanceId: a.InstanceID, GpuDeviceIds: a.Devices, Occupancy: a.Occupancy, Placement: a.Placement,
+		CreatedAt: timestamppb.New(a.CreatedAt), StateAt: timestamppb.New(a.StateAt), LastError: a.LastError, Fence: a.Fence,
+		Orphans: a.Orphans, Version: a.Version,
 	}
 	if a.ReleaseDeadline != nil {
 		p.ReleaseDeadlineAt = timestamppb.New(*a.ReleaseDeadline)
@@ -113,8 +115,12 @@ func (a allocation) proto() *lifecyclev1.Allocation {
 
 func (a allocation) event() events.Event {
 	return events.Event{
-		Kind: "allocation.changed", AggregateType: "allocation", AggregateID: a.ID, AggregateVersion: a.Version, Payload: a.proto(),
-		Correlation: events.Correlation{TenantID: a.TenantID, WorkspaceID: a.WorkspaceID, AllocationID: a.ID, NodeID: a.NodeID},
+		Kind: "allocation.changed", AggregateType: "allocation", AggregateID: a.ID, AggregateVersion: a.Version,
+		Payload: a.proto(),
+		Correlation: events.Correlation{
+			TenantID: a.TenantID, WorkspaceID: a.WorkspaceID, AllocationID: a.ID,
+			NodeID: a.NodeID,
+		},
 	}
 }
 
@@ -134,7 +140,9 @@ func liveAllocation(ctx context.Context, q pg.Querier, workspaceID string) (allo
 }
 
 // setAllocation changes the state of an allocation by compare-and-set, and appends its event.
-func setAllocation(ctx context.Context, tx pgx.Tx, a allocation, state commonv1.AllocationState, occupancy string) (allocation, error) {
+func setAllocation(ctx context.Context, tx pgx.Tx, a allocation, state commonv1.AllocationState,
+	occupancy string,
+) (allocation, error) {
 	return moveAllocation(ctx, tx, a, allocationMove{state: state, occupancy: occupancy})
 }
 
@@ -230,8 +238,9 @@ func oneInstance(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any
 
 func (i instance) event() events.Event {
 	p := &lifecyclev1.Instance{
-		InstanceId: i.ID, WorkspaceId: i.WorkspaceID, WorkspaceName: i.WorkspaceName, TenantId: i.TenantID, Epoch: i.Epoch, State: i.State,
-		Placement: i.Placement, ProviderId: i.ProviderID, NodeId: i.NodeID, EndReason: i.EndReason, Version: i.Version,
+		InstanceId: i.ID, WorkspaceId: i.WorkspaceID, WorkspaceName: i.WorkspaceName, TenantId: i.TenantID, Epoch: i.Epoch,
+		State: i.State, Placement: i.Placement, ProviderId: i.ProviderID, NodeId: i.NodeID, EndReason: i.EndReason,
+		Version: i.Version,
 	}
 	if i.StartedAt != nil {
 		p.StartedAt = timestamppb.New(*i.StartedAt)
@@ -268,7 +277,9 @@ var changeInstance = pg.Define(pg.RoleLifecycle, "workspace.change_instance", `
 		WHERE i.instance_id = $1 AND i.state = $2 RETURNING `+instanceColumns)
 
 // setInstance changes an instance by compare-and-set, and appends its event. Empty strings leave the stored values.
-func setInstance(ctx context.Context, tx pgx.Tx, i instance, state commonv1.InstanceState, providerID, nodeID, endReason string) (instance, error) {
+func setInstance(ctx context.Context, tx pgx.Tx, i instance, state commonv1.InstanceState, providerID, nodeID,
+	endReason string,
+) (instance, error) {
 	moved, err := oneInstance(ctx, tx, changeInstance,
 		i.ID, names.Of(i.State), names.Of(state), providerID, nodeID, endReason)
 	if errors.Is(err, pgx.ErrNoRows) {

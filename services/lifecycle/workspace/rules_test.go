@@ -230,7 +230,10 @@ func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
 	}
 	switch {
 	case v.how == begins && (verb == askCreate || verb == askOther):
-		return sketch{ID: id, State: "provisioning", Epoch: 1, Other: verb == askOther, Run: run, Kind: askCreate, Open: true, Away: s.Away}
+		return sketch{
+			ID: id, State: "provisioning", Epoch: 1, Other: verb == askOther, Run: run, Kind: askCreate, Open: true,
+			Away: s.Away,
+		}
 	case v.how == begins:
 		if s.State == "active" && s.Healthy {
 			s.Used = 0
@@ -263,7 +266,8 @@ func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
 
 // reachable returns why drivers alone cannot have brought a workspace from one state to another; empty if they can.
 func reachable(was, now sketch) string {
-	if was.ID != now.ID || was.Run != now.Run || was.Epoch != now.Epoch || was.Reset != now.Reset || was.Used != now.Used || was.Kind != now.Kind ||
+	if was.ID != now.ID || was.Run != now.Run || was.Epoch != now.Epoch || was.Reset != now.Reset ||
+		was.Used != now.Used || was.Kind != now.Kind ||
 		was.Leaving != now.Leaving {
 		return "a driver gave it to another run, epoch or count"
 	}

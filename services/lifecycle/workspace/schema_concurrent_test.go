@@ -64,7 +64,8 @@ func TestSchemasAreMadeAndDroppedAtOnce(t *testing.T) {
 	}
 	for _, name := range names {
 		var may bool
-		if err := pool.QueryRow(ctx, `SELECT has_database_privilege($1, current_database(), 'CONNECT')`, name).Scan(&may); err != nil || !may {
+		if err := pool.QueryRow(ctx, `SELECT has_database_privilege($1, current_database(), 'CONNECT')`,
+			name).Scan(&may); err != nil || !may {
 			t.Errorf("%s may connect: %v, %v", name, may, err)
 		}
 	}

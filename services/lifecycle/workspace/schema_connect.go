@@ -29,13 +29,14 @@ var findLoginGroup = pg.Define(pg.RoleWorkloadAdmin, "workspace.find_login_group
 	FROM (SELECT ('workload_logins_' || oid)::name AS name FROM pg_database WHERE datname = current_database()) g
 	LEFT JOIN pg_roles r ON r.rolname = g.name`)
 
-var makeLogins = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.make_logins", "it makes a role", func(group string) string {
-	return `DO $$ BEGIN
+var makeLogins = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.make_logins", "it makes a role",
+	func(group string) string {
+		return `DO $$ BEGIN
 		IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '` + group + `') THEN
 			CREATE ROLE ` + group + ` NOLOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT;
 		END IF;
 	END $$`
-})
+	})
 
 // firstWithSet is the first version of Postgres in which a member of a role can be kept from SET ROLE to it.
 const firstWithSet = 160000

@@ -132,7 +132,8 @@ func TestSchemaRolesThatCannotBeMovedStay(t *testing.T) {
 	db.exec("GRANT TEMPORARY ON DATABASE "+db.database()+" TO "+temporary,
 		connect+dropped, "UPDATE gpuaas_fence.schema SET dropped = true WHERE name = '"+dropped+"'",
 		connect+passedOn+" WITH GRANT OPTION", "GRANT "+passedOn+" TO CURRENT_USER")
-	db.exec("BEGIN; SET LOCAL ROLE " + passedOn + "; " + connect + byAnother + "; COMMIT; REVOKE " + passedOn + " FROM CURRENT_USER")
+	db.exec("BEGIN; SET LOCAL ROLE " + passedOn + "; " + connect + byAnother + "; COMMIT; REVOKE " + passedOn +
+		" FROM CURRENT_USER")
 	t.Cleanup(func() { db.exec("REVOKE CONNECT ON DATABASE " + db.database() + " FROM " + passedOn + " CASCADE") })
 	db.schema("after", false)
 	for what, name := range map[string]string{

@@ -35,13 +35,14 @@ var lockSchemaName = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_schema_name
 // noFenceTable is why statements over the fence of schemas are not prepared on a migrated database.
 const noFenceTable = "the first schema of a workspace makes the table"
 
-var raiseFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.raise_fence", noFenceTable, func(struct{}) string {
-	return `
+var raiseFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.raise_fence", noFenceTable,
+	func(struct{}) string {
+		return `
 		INSERT INTO gpuaas_fence.schema AS f (name, workspace_id, epoch, op_seq, dropped) VALUES ($1, $2, $3, $4, $5)
 		ON CONFLICT (name) DO UPDATE SET workspace_id = $2, epoch = $3, op_seq = $4, dropped = $5
 		WHERE f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) OR f.workspace_id <> $2 AND f.dropped AND NOT $5
 		RETURNING true`
-})
+	})
 
 // fence lets a write of a schema through only if no later one has been, in the transaction that writes and at the
 // database that is written: a driver that was paused past its lease is refused by the resource itself. The table keeps
@@ -67,7 +68,8 @@ func fence(ctx context.Context, tx pgx.Tx, name string, w writer, dropping bool)
 }
 
 func passed() error {
-	return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_TASK_SUPERSEDED, "the schema has seen a later operation", nil)
+	return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_TASK_SUPERSEDED,
+		"the schema has seen a later operation", nil)
 }
 
 var lockGrants = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_grants",
@@ -99,7 +101,8 @@ var lockFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.lock_fence"
 
 // changeSchema makes, changes and drops the schema and the role of one workspace: DDL takes no parameters. Identifiers
 // in it are quoted by the caller.
-var changeSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.change_schema", "it names the schema and the role of one workspace",
+var changeSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.change_schema",
+	"it names the schema and the role of one workspace",
 	func(ddl string) string { return ddl })
 
 var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_of_role",
@@ -108,7 +111,8 @@ var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_
 // join makes workload_admin a member of the role of a schema, which it must be to end sessions of it and to drop what
 // it owns. The membership ends with the role, or by leave.
 func join(ctx context.Context, tx pgx.Tx, name string) error {
-	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT "+pgx.Identifier{name}.Sanitize()+" TO CURRENT_USER")); err != nil {
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT "+pgx.Identifier{name}.Sanitize()+
+		" TO CURRENT_USER")); err != nil {
 		return fmt.Errorf("become a member of the role: %w", err)
 	}
 	return nil
@@ -116,7 +120,8 @@ func join(ctx context.Context, tx pgx.Tx, name string) error {
 
 // leave ends the membership that join made, in a role that stands on: workload_admin is a member of one role at a time.
 func leave(ctx context.Context, tx pgx.Tx, name string) error {
-	if _, err := pg.Exec(ctx, tx, changeSchema.For("REVOKE "+pgx.Identifier{name}.Sanitize()+" FROM CURRENT_USER")); err != nil {
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("REVOKE "+pgx.Identifier{name}.Sanitize()+
+		" FROM CURRENT_USER")); err != nil {
 		return fmt.Errorf("end the membership of the role: %w", err)
 	}
 	return nil
@@ -155,7 +160,9 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 
 // asWriter changes the role of a schema if it exists and no later operation has written the schema; it passes to change
 // whether the role may log in.
-func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w writer, change func(ctx context.Context, tx pgx.Tx, login bool) error) error {
+func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w writer,
+	change func(ctx context.Context, tx pgx.Tx, login bool) error,
+) error {
 	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		var fenced, mine, role, login bool
 		err := pg.QueryRow(ctx, tx, fenceTableExists).Scan(&fenced)
@@ -236,9 +243,10 @@ func (w writer) note() string { return "made by operation " + w.RunID + w.inEpoc
 
 func (w writer) inEpoch() string { return " in epoch " + strconv.FormatInt(w.Epoch, 10) }
 
-var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.holder_of_schema", noFenceTable, func(struct{}) string {
-	return `SELECT f.workspace_id::text FROM gpuaas_fence.schema f WHERE f.name = $1`
-})
+var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.holder_of_schema", noFenceTable,
+	func(struct{}) string {
+		return `SELECT f.workspace_id::text FROM gpuaas_fence.schema f WHERE f.name = $1`
+	})
 
 // schemaHolder returns the id of the workspace that a name in the workload database belongs to, by its fence; empty if
 // no writer ever wrote it.
@@ -254,13 +262,14 @@ func schemaHolder(ctx context.Context, db *pgxpool.Pool, name string) (string, e
 var fenceTableExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.fence_table_exists",
 	`SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
 
-var makeFenceTable = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.make_fence_table", "it is several commands in one text", func(struct{}) string {
-	return `
+var makeFenceTable = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.make_fence_table",
+	"it is several commands in one text", func(struct{}) string {
+		return `
 		SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_fence', 0));
 		CREATE SCHEMA IF NOT EXISTS gpuaas_fence;
 		CREATE TABLE IF NOT EXISTS gpuaas_fence.schema (
 			name text PRIMARY KEY, workspace_id uuid NOT NULL, epoch bigint NOT NULL, op_seq bigint NOT NULL, dropped boolean NOT NULL)`
-})
+	})
 
 func fenceTable(ctx context.Context, tx pgx.Tx) error {
 	var there bool
@@ -291,5 +300,6 @@ func scramVerifier(password string, salt []byte) string {
 	}
 	stored := sha256.Sum256(mac(salted, "Client Key"))
 	b64 := base64.StdEncoding.EncodeToString
-	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", scramIterations, b64(salt), b64(stored[:]), b64(mac(salted, "Server Key")))
+	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", scramIterations, b64(salt), b64(stored[:]),
+		b64(mac(salted, "Server Key")))
 }

@@ -40,7 +40,8 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 	if !schema && w.RunID != "" {
 		statements = append(statements, "COMMENT ON SCHEMA "+id+" IS '"+w.note()+"'")
 	}
-	statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id, "ALTER ROLE "+id+" SET search_path = "+id,
+	statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id,
+		"ALTER ROLE "+id+" SET search_path = "+id,
 		"ALTER ROLE "+id+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'")
 	for _, sql := range statements {
 		if _, err := pg.Exec(ctx, tx, changeSchema.For(sql)); err != nil {
@@ -65,7 +66,8 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 	// By name: the tenant's role owns everything else in the schema, and only a member of that role can grant rights on
 	// it.
 	tables := id + "." + strings.Join(tenantTables, ", "+id+".")
-	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON "+tables+" TO "+id)); err != nil {
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON "+tables+" TO "+
+		id)); err != nil {
 		return 0, fmt.Errorf("grant tables: %w", err)
 	}
 	if err := letConnect(ctx, tx, id); err != nil {

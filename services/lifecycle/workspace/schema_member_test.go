@@ -64,7 +64,8 @@ func TestASchemaAddsNothingToWhatAllShare(t *testing.T) {
 			if err := workspace.DropSchema(context.WithoutCancel(ctx), pool, name, id); err != nil {
 				t.Error(err)
 			}
-			if n := countOf(context.WithoutCancel(ctx), t, pool, `SELECT count(*) FROM pg_roles WHERE rolname = $1`, name); n != 0 {
+			if n := countOf(context.WithoutCancel(ctx), t, pool, `SELECT count(*) FROM pg_roles WHERE rolname = $1`,
+				name); n != 0 {
 				t.Error("the role stands after its schema was dropped")
 			}
 		})
@@ -77,7 +78,8 @@ func TestASchemaAddsNothingToWhatAllShare(t *testing.T) {
 // groupOf returns the group through which the roles of a workload database connect.
 func groupOf(ctx context.Context, t *testing.T, pool *pgxpool.Pool) string {
 	t.Helper()
-	return fmt.Sprintf("workload_logins_%d", countOf(ctx, t, pool, `SELECT oid::int FROM pg_database WHERE datname = current_database()`))
+	return fmt.Sprintf("workload_logins_%d",
+		countOf(ctx, t, pool, `SELECT oid::int FROM pg_database WHERE datname = current_database()`))
 }
 
 // login opens a session of the role of a schema that MakeSchema made with the verifier of "password".
@@ -132,7 +134,8 @@ func TestSchemaRolesDoNotBecomeTheGroup(t *testing.T) {
 	pool := workloads(t, testkit.DB(t))
 	conn := login(ctx, t, pool, made(ctx, t, pool, "member"))
 	_, err := conn.Exec(ctx, "SET ROLE "+groupOf(ctx, t, pool))
-	if version := countOf(ctx, t, pool, `SELECT current_setting('server_version_num')::int`); (err == nil) != (version < 160000) {
+	if version := countOf(ctx, t, pool,
+		`SELECT current_setting('server_version_num')::int`); (err == nil) != (version < 160000) {
 		t.Errorf("on Postgres %d the role of a workspace becomes the group: %v", version, err)
 	}
 }
@@ -161,7 +164,8 @@ func TestRolesOfTheBuildBeforeConnectThroughTheGroup(t *testing.T) {
 		t.Errorf("the role of the build before has %d members still", n)
 	}
 	var may bool
-	if err := pool.QueryRow(ctx, `SELECT has_database_privilege($1, current_database(), 'CONNECT')`, before).Scan(&may); err != nil || !may {
+	if err := pool.QueryRow(ctx, `SELECT has_database_privilege($1, current_database(), 'CONNECT')`,
+		before).Scan(&may); err != nil || !may {
 		t.Errorf("the role of the build before may connect: %v, %v", may, err)
 	}
 }

@@ -13,9 +13,10 @@ import (
 // madeByATenant are the statements by which a tenant makes objects in its schema as its own role.
 var madeByATenant = []string{
 	`CREATE TABLE mine (n int PRIMARY KEY)`, `INSERT INTO mine SELECT generate_series(1, 3)`, `CREATE SEQUENCE numbers`,
-	`CREATE VIEW seen AS SELECT key FROM kv`, `CREATE MATERIALIZED VIEW counted AS SELECT count(*) FROM mine`, `CREATE TYPE mood AS ENUM ('good')`,
-	`CREATE FUNCTION one() RETURNS int LANGUAGE sql AS 'SELECT 1'`, `ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO PUBLIC`,
-	`REVOKE ALL ON mine FROM PUBLIC`, `INSERT INTO kv (key, value) VALUES ('a', '1')`, `SELECT lo_create(0)`,
+	`CREATE VIEW seen AS SELECT key FROM kv`, `CREATE MATERIALIZED VIEW counted AS SELECT count(*) FROM mine`,
+	`CREATE TYPE mood AS ENUM ('good')`, `CREATE FUNCTION one() RETURNS int LANGUAGE sql AS 'SELECT 1'`,
+	`ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO PUBLIC`, `REVOKE ALL ON mine FROM PUBLIC`,
+	`INSERT INTO kv (key, value) VALUES ('a', '1')`, `SELECT lo_create(0)`,
 }
 
 // tenantOf makes a workspace, logs in as its role and runs madeByATenant.
@@ -46,13 +47,15 @@ func TestWhatATenantMakesInItsSchemaOutlastsARecreate(t *testing.T) {
 		t.Fatal(err)
 	}
 	var rows, keys int
-	err = conn.QueryRow(t.Context(), `SELECT one() * (SELECT count(*) FROM mine), (SELECT count(*) FROM seen)`).Scan(&rows, &keys)
+	err = conn.QueryRow(t.Context(), `SELECT one() * (SELECT count(*) FROM mine), (SELECT count(*) FROM seen)`).Scan(&rows,
+		&keys)
 	if err != nil || rows != 3 || keys != 1 {
 		t.Errorf("after a recreate the tenant has %d rows and %d keys: %v", rows, keys, err)
 	}
 	// The tenant reads and writes every table that is made for it.
 	var closed int
-	err = conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_class c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) may
+	err = conn.QueryRow(t.Context(),
+		`SELECT count(*) FROM pg_class c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) may
 		WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind = 'r' AND NOT has_table_privilege(c.oid, may)`, name).Scan(&closed)
 	if err != nil || closed != 0 {
 		t.Errorf("%d rights on the tables of the schema are missing: %v", closed, err)
@@ -66,7 +69,8 @@ func TestWhatATenantMakesInItsSchemaOutlastsARecreate(t *testing.T) {
 		t.Errorf("after a decommission the role stands: %v, the schema: %v", role, schema)
 	}
 	var objects int
-	err = admin.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_class WHERE relname IN ('mine', 'numbers', 'seen', 'counted'))
+	err = admin.QueryRow(t.Context(),
+		`SELECT (SELECT count(*) FROM pg_class WHERE relname IN ('mine', 'numbers', 'seen', 'counted'))
 		+ (SELECT count(*) FROM pg_proc WHERE proname = 'one') + (SELECT count(*) FROM pg_largeobject_metadata)`).Scan(&objects)
 	if err != nil || objects != 0 {
 		t.Errorf("after a decommission %d objects of the tenant stand: %v", objects, err)
@@ -80,7 +84,8 @@ func TestSessionsEndThoughTheLoginWasTakenBefore(t *testing.T) {
 	p.schemas(`REVOKE ` + quoted + ` FROM CURRENT_USER`)
 	p.schemas(`ALTER ROLE ` + quoted + ` NOLOGIN`)
 	w := p.workspace(id)
-	if err := disarm(t.Context(), p.workloads(), name, writer{WorkspaceID: id, Epoch: w.Epoch, OpSeq: w.OpSeq}); err != nil {
+	if err := disarm(t.Context(), p.workloads(), name,
+		writer{WorkspaceID: id, Epoch: w.Epoch, OpSeq: w.OpSeq}); err != nil {
 		t.Fatal(err)
 	}
 	admin := p.admin()
@@ -92,7 +97,8 @@ func TestSessionsEndThoughTheLoginWasTakenBefore(t *testing.T) {
 		}
 		return err
 	})
-	if err := dropFenced(t.Context(), p.workloads(), name, writer{WorkspaceID: id, Epoch: w.Epoch, OpSeq: w.OpSeq}); err != nil {
+	if err := dropFenced(t.Context(), p.workloads(), name,
+		writer{WorkspaceID: id, Epoch: w.Epoch, OpSeq: w.OpSeq}); err != nil {
 		t.Fatal(err)
 	}
 	if role, _, schema := p.mayLogIn(admin, id); role || schema {

@@ -54,7 +54,10 @@ func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 		CREATE TABLE %[1]s.schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())`, name))
 	res, err := p.seats[0].server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{
-			Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess, Gpus: 1}},
+			Create: &lifecyclev1.CreateWorkspace{
+				Tenant: tenant, Name: "demo",
+				Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess, Gpus: 1},
+			},
 		},
 	})
 	if err != nil {
@@ -70,7 +73,8 @@ func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 		t.Fatalf("%d attempts", len(tries))
 	}
 	for _, a := range tries {
-		if a.Error != "the workspace's schema was not applied" || !strings.Contains(a.Cause, "migration 2") || !strings.Contains(a.Cause, "SQLSTATE 42P07") || a.ErrorLayer != "database" {
+		if a.Error != "the workspace's schema was not applied" || !strings.Contains(a.Cause, "migration 2") ||
+			!strings.Contains(a.Cause, "SQLSTATE 42P07") || a.ErrorLayer != "database" {
 			t.Errorf("attempt %d: [%s] %q, cause %q", a.Attempt, a.ErrorLayer, a.Error, a.Cause)
 		}
 	}
@@ -92,7 +96,8 @@ func TestAStaleWriteOfASchemaFailsAsWhatItIs(t *testing.T) {
 		}
 		return nil
 	})
-	if tries := p.attemptsAt(op.GetOperationId(), StepSchema, "do"); len(tries) != 1 || tries[0].ErrorCode != "task_superseded" || tries[0].ErrorLayer != "database" {
+	if tries := p.attemptsAt(op.GetOperationId(), StepSchema, "do"); len(tries) != 1 ||
+		tries[0].ErrorCode != "task_superseded" || tries[0].ErrorLayer != "database" {
 		t.Errorf("the write that was refused is told as %+v", tries)
 	}
 	// The undo comes too late as well, for as long as the later write stands.

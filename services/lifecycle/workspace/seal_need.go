@@ -94,7 +94,8 @@ func (s *Sealer) Check(ctx context.Context, lost []string) error {
 	if len(unmet) == 0 {
 		return nil
 	}
-	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN, "stored values need keys that workload_secrets_keys_file does not have",
+	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN,
+		"stored values need keys that workload_secrets_keys_file does not have",
 		fault.Unmet(unmet...), fault.Remedy("put the keys back at the end of the file, until `gpuaas migrate status` shows no row that needs them; "+
 			"if a key is lost, name it in workload_secrets_lost_keys: the workspaces whose values are under it are created anew"))
 }

@@ -78,7 +78,9 @@ func (s *Sealer) Seal(ctx context.Context) (int, error) {
 }
 
 // each seals the rows that a query lists by their keys and ids, in order.
-func (s *Sealer) each(ctx context.Context, query *pg.Statement, seal func(context.Context, string) (bool, error)) (int, error) {
+func (s *Sealer) each(ctx context.Context, query *pg.Statement, seal func(context.Context, string) (bool, error)) (int,
+	error,
+) {
 	total := 0
 	var failed error
 	for _, part := range secretenv.Others(s.Secrets.First()) {
@@ -198,7 +200,9 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 
 // spec seals a stored spec again under the first key; it returns nil if the spec and its digest are under that key
 // already. The sum is that of the spec with its values.
-func (s *Sealer) spec(raw json.RawMessage, digest string, owner secretenv.Owner) (json.RawMessage, secretenv.Sum, error) {
+func (s *Sealer) spec(raw json.RawMessage, digest string, owner secretenv.Owner) (json.RawMessage, secretenv.Sum,
+	error,
+) {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if err := names.UnmarshalInto(raw, spec); err != nil {
 		return nil, "", fmt.Errorf("read spec: %w", err)

@@ -63,7 +63,8 @@ func TestRequestsJoinAcrossANewFirstKey(t *testing.T) {
 	_, err = ask("demo", "", env)
 	want(t, err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN)
 	var bare int
-	err = b.db.OwnerPool().QueryRow(t.Context(), `SELECT count(*) FROM (SELECT spec_digest AS d FROM lifecycle.workspace UNION ALL
+	err = b.db.OwnerPool().QueryRow(t.Context(),
+		`SELECT count(*) FROM (SELECT spec_digest AS d FROM lifecycle.workspace UNION ALL
 		SELECT split_part(digest, '/', 2) FROM lifecycle.operation_key) x WHERE d NOT LIKE 'hmac-sha256.%'`).Scan(&bare)
 	if err != nil || bare != 0 {
 		t.Errorf("%d digests can be made without a key (%v)", bare, err)
@@ -94,7 +95,8 @@ func TestAValueOpensInItsOwnWorkspaceAlone(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second})
 	tenant := p.tenant()
 	create := func(name, value string) string {
-		res, err := p.seats[0].server.RequestOperation(t.Context(), withEnv(tenant, name, "", map[string]string{"FOO": value}))
+		res, err := p.seats[0].server.RequestOperation(t.Context(),
+			withEnv(tenant, name, "", map[string]string{"FOO": value}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,12 +107,14 @@ func TestAValueOpensInItsOwnWorkspaceAlone(t *testing.T) {
 	p.world.mu.Lock()
 	p.world.deployed = func(d *nodev1.WorkloadDeploy) { t.Errorf("an agent was given %v", d.GetWorkload()) }
 	p.world.mu.Unlock()
-	_, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace t SET spec = f.spec FROM lifecycle.workspace f WHERE t.id = $1 AND f.id = $2`, to, from)
+	_, err := p.db.OwnerPool().Exec(t.Context(),
+		`UPDATE lifecycle.workspace t SET spec = f.spec FROM lifecycle.workspace f WHERE t.id = $1 AND f.id = $2`, to, from)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = p.seats[0].ask(t.Context(), kRecreate, to)
-	if f, ok := fault.As(err); !ok || f.Reason != commonv1.Reason_REASON_WORKLOAD_SECRET_INVALID || !strings.Contains(strings.Join(f.Unmet, " "), "FOO") || strings.HasPrefix(f.Unmet[0], "every") {
+	if f, ok := fault.As(err); !ok || f.Reason != commonv1.Reason_REASON_WORKLOAD_SECRET_INVALID ||
+		!strings.Contains(strings.Join(f.Unmet, " "), "FOO") || strings.HasPrefix(f.Unmet[0], "every") {
 		t.Errorf("got %v", err)
 	}
 	_, err = p.seats[0].ask(t.Context(), kRecreate, to, func(r *lifecyclev1.RequestOperationRequest) { r.DryRun = true })
@@ -123,12 +127,16 @@ func TestAValueOpensInItsOwnWorkspaceAlone(t *testing.T) {
 // it has another set.
 func TestWithoutItsKeyNothingIsDeployed(t *testing.T) {
 	old := secretenv.NewKey()
-	p := newCluster(t, clusterConfig{seats: 1, lease: 5 * time.Second, secrets: secretKeys(t, old), signing: secretKeys(t, secretenv.NewKey())})
+	p := newCluster(t, clusterConfig{
+		seats: 1, lease: 5 * time.Second, secrets: secretKeys(t, old),
+		signing: secretKeys(t, secretenv.NewKey()),
+	})
 	p.world.mu.Lock()
 	p.world.deployed = func(d *nodev1.WorkloadDeploy) { t.Errorf("an agent was given %v", d.GetWorkload()) }
 	p.world.mu.Unlock()
 	tenant := p.tenant()
-	res, err := p.seats[0].server.RequestOperation(t.Context(), withEnv(tenant, "demo", "", map[string]string{"FOO": canary}))
+	res, err := p.seats[0].server.RequestOperation(t.Context(),
+		withEnv(tenant, "demo", "", map[string]string{"FOO": canary}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +145,8 @@ func TestWithoutItsKeyNothingIsDeployed(t *testing.T) {
 	testkit.Eventually(t, testkit.Patience, func() error {
 		n := p.count(`SELECT count(*) FROM lifecycle.task WHERE workspace_id = $1 AND type = 'workload.deploy' AND state = 'failed' AND reason = $2
 			AND payload = '' AND error LIKE '%FOO%' AND error LIKE '%' || $3 || '%'`, id, unknown, secretKeys(t, old).First())
-		steps := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND error_code = $2`, res.GetOperation().GetOperationId(), unknown)
+		steps := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND error_code = $2`,
+			res.GetOperation().GetOperationId(), unknown)
 		if n == 0 || steps == 0 {
 			return fmt.Errorf("%d tasks and %d attempts have failed for want of the key", n, steps)
 		}

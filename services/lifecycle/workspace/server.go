@@ -90,7 +90,8 @@ func oneTenant(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) 
 
 func (d storedTenant) tenant() tenant {
 	return tenant{
-		ID: d.ID, Name: d.Name, Quota: Quota{Workspaces: d.Workspaces, GPUs: d.GPUs, StorageBytes: d.StorageBytes}, Created: timestamppb.New(d.CreatedAt),
+		ID: d.ID, Name: d.Name, Quota: Quota{Workspaces: d.Workspaces, GPUs: d.GPUs, StorageBytes: d.StorageBytes},
+		Created: timestamppb.New(d.CreatedAt),
 		Version: d.Version,
 	}
 }
@@ -117,10 +118,15 @@ var tenantByName = pg.Define(pg.RoleLifecycle, "workspace.tenant_by_name",
 	`SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.name = $1`)
 
 // CreateTenant makes a tenant. A second request with the same name and the same quota returns the tenant that exists.
-func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
+func (s *Server) CreateTenant(ctx context.Context,
+	req *lifecyclev1.CreateTenantRequest,
+) (*lifecyclev1.CreateTenantResponse, error) {
 	q := s.deps.DefaultQuota
 	if req.GetQuota() != nil {
-		q = Quota{Workspaces: req.GetQuota().GetWorkspaces(), GPUs: req.GetQuota().GetGpus(), StorageBytes: req.GetQuota().GetStorageBytes()}
+		q = Quota{
+			Workspaces: req.GetQuota().GetWorkspaces(), GPUs: req.GetQuota().GetGpus(),
+			StorageBytes: req.GetQuota().GetStorageBytes(),
+		}
 	}
 	res := &lifecyclev1.CreateTenantResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -133,7 +139,8 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 				return fmt.Errorf("read tenant: %w", err)
 			}
 			if req.GetQuota() != nil && t.Quota != q {
-				return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a tenant of this name has another quota", fault.Conflicting(t.ID))
+				return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a tenant of this name has another quota",
+					fault.Conflicting(t.ID))
 			}
 			res.Tenant, res.Existed = t.proto(), true
 			return nil
@@ -149,7 +156,8 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 			return fmt.Errorf("report tenant: %w", err)
 		}
 		_, err = s.deps.Audit.Record(ctx, tx, audit.Entry{
-			Action: "tenant.create", SubjectType: "tenant", SubjectID: t.ID, TenantID: t.ID, Details: map[string]any{"name": t.Name, "quota": t.proto().GetQuota()},
+			Action: "tenant.create", SubjectType: "tenant", SubjectID: t.ID, TenantID: t.ID,
+			Details: map[string]any{"name": t.Name, "quota": t.proto().GetQuota()},
 		})
 		return err
 	})
@@ -200,7 +208,9 @@ func (s *Server) workspaceFor(ctx context.Context, q pg.Querier, id string) (sag
 }
 
 // RequestOperation is the one way to create, replace, cancel or end a workspace.
-func (s *Server) RequestOperation(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error) {
+func (s *Server) RequestOperation(ctx context.Context,
+	req *lifecyclev1.RequestOperationRequest,
+) (*lifecyclev1.RequestOperationResponse, error) {
 	var op *lifecyclev1.Operation
 	var err error
 	if req.GetKind() == commonv1.OperationKind_OPERATION_KIND_CREATE {
@@ -236,8 +246,8 @@ func requester(ctx context.Context, req *lifecyclev1.RequestOperationRequest) st
 // answer returns a started operation as callers get it.
 func answer(workspaceID string, started saga.Started) *lifecyclev1.Operation {
 	return &lifecyclev1.Operation{
-		OperationId: started.RunID, WorkspaceId: workspaceID, Kind: started.Kind, Joined: started.Joined, Epoch: started.Epoch,
-		State: started.State, Pos: started.Pos,
+		OperationId: started.RunID, WorkspaceId: workspaceID, Kind: started.Kind, Joined: started.Joined,
+		Epoch: started.Epoch, State: started.State, Pos: started.Pos,
 	}
 }
 
@@ -245,5 +255,8 @@ func answer(workspaceID string, started saga.Started) *lifecyclev1.Operation {
 func verbAnswer(w saga.Workspace, v saga.Verb) *lifecyclev1.Operation {
 	kind, _ := names.Parse[commonv1.OperationKind](v.Run.Kind)
 	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
-	return &lifecyclev1.Operation{OperationId: v.Run.ID, WorkspaceId: w.ID, Kind: kind, Epoch: w.Epoch, State: state, Pos: v.Pos}
+	return &lifecyclev1.Operation{
+		OperationId: v.Run.ID, WorkspaceId: w.ID, Kind: kind, Epoch: w.Epoch, State: state,
+		Pos: v.Pos,
+	}
 }

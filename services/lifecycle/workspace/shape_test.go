@@ -20,11 +20,26 @@ func TestTheShapeOfWorkloadsIsCheckedAtTheRequest(t *testing.T) {
 		in   *nodev1.Workload
 		want string
 	}{
-		{name: "no name", in: &nodev1.Workload{Command: []string{"x"}, Env: map[string]string{"": "1"}}, want: "workloads[main].env has a variable without a name"},
-		{name: "malformed", in: &nodev1.Workload{Command: []string{"x"}, Env: map[string]string{"A-B": "1"}}, want: `workloads[main].env["A-B"] is malformed`},
-		{name: "forbidden", in: &nodev1.Workload{Command: []string{"x"}, Env: map[string]string{"LD_PRELOAD": "1"}}, want: "workloads[main].env.LD_PRELOAD is forbidden"},
-		{name: "reserved", in: &nodev1.Workload{Command: []string{"x"}, Env: map[string]string{"DATABASE_URL": "1"}}, want: "workloads[main].env.DATABASE_URL is reserved"},
-		{name: "blank command", in: &nodev1.Workload{Command: []string{""}}, want: "workloads[main].command[0] names no program"},
+		{
+			name: "no name", in: &nodev1.Workload{Command: []string{"x"}, Env: map[string]string{"": "1"}},
+			want: "workloads[main].env has a variable without a name",
+		},
+		{
+			name: "malformed", in: &nodev1.Workload{Command: []string{"x"}, Env: map[string]string{"A-B": "1"}},
+			want: `workloads[main].env["A-B"] is malformed`,
+		},
+		{
+			name: "forbidden", in: &nodev1.Workload{Command: []string{"x"}, Env: map[string]string{"LD_PRELOAD": "1"}},
+			want: "workloads[main].env.LD_PRELOAD is forbidden",
+		},
+		{
+			name: "reserved", in: &nodev1.Workload{Command: []string{"x"}, Env: map[string]string{"DATABASE_URL": "1"}},
+			want: "workloads[main].env.DATABASE_URL is reserved",
+		},
+		{
+			name: "blank command", in: &nodev1.Workload{Command: []string{""}},
+			want: "workloads[main].command[0] names no program",
+		},
 		{name: "NUL", in: &nodev1.Workload{Command: []string{"x", "a\x00"}}, want: "workloads[main].command[1] holds a NUL"},
 	} {
 		for _, dry := range []bool{true, false} {

@@ -82,10 +82,12 @@ func (c Catalogue) Complete(in *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Workspa
 func (c Catalogue) check(spec *lifecyclev1.WorkspaceSpec) error {
 	plan, ok := c.Plans[spec.GetPlan()]
 	if !ok {
-		return fault.New(commonv1.Reason_REASON_PLAN_UNKNOWN, fmt.Sprintf("there is no plan %q", spec.GetPlan()), fault.Remedy(fmt.Sprintf("plans are %v", c.plans())))
+		return fault.New(commonv1.Reason_REASON_PLAN_UNKNOWN, fmt.Sprintf("there is no plan %q", spec.GetPlan()),
+			fault.Remedy(fmt.Sprintf("plans are %v", c.plans())))
 	}
 	if !slices.Contains(c.Regions, spec.GetRegion()) {
-		return fault.New(commonv1.Reason_REASON_REGION_UNAVAILABLE, fmt.Sprintf("region %q is not served here", spec.GetRegion()),
+		return fault.New(commonv1.Reason_REASON_REGION_UNAVAILABLE,
+			fmt.Sprintf("region %q is not served here", spec.GetRegion()),
 			fault.Remedy(fmt.Sprintf("regions are %v", c.Regions)))
 	}
 	if len(c.Placements) > 0 && !slices.Contains(c.Placements, spec.GetPlacement()) {
@@ -94,21 +96,26 @@ func (c Catalogue) check(spec *lifecyclev1.WorkspaceSpec) error {
 			have = append(have, names.Of(p))
 		}
 		slices.Sort(have)
-		return fault.New(commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())),
+		return fault.New(commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
+			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())),
 			fault.Remedy(fmt.Sprintf("placements are %v", have)))
 	}
 	var unmet []string
 	if spec.GetGpus() > plan.MaxGPUs {
-		unmet = append(unmet, fmt.Sprintf("%d GPUs are asked for, and plan %s has at most %d", spec.GetGpus(), spec.GetPlan(), plan.MaxGPUs))
+		unmet = append(unmet, fmt.Sprintf("%d GPUs are asked for, and plan %s has at most %d", spec.GetGpus(), spec.GetPlan(),
+			plan.MaxGPUs))
 	}
 	if spec.GetStorageBytes() > plan.MaxStorageBytes {
-		unmet = append(unmet, fmt.Sprintf("%d bytes of storage are asked for, and plan %s has at most %d", spec.GetStorageBytes(), spec.GetPlan(), plan.MaxStorageBytes))
+		unmet = append(unmet, fmt.Sprintf("%d bytes of storage are asked for, and plan %s has at most %d",
+			spec.GetStorageBytes(), spec.GetPlan(), plan.MaxStorageBytes))
 	}
 	if len(spec.GetWorkloads()) > plan.MaxWorkloads {
-		unmet = append(unmet, fmt.Sprintf("%d workloads are asked for, and plan %s has at most %d", len(spec.GetWorkloads()), spec.GetPlan(), plan.MaxWorkloads))
+		unmet = append(unmet, fmt.Sprintf("%d workloads are asked for, and plan %s has at most %d", len(spec.GetWorkloads()),
+			spec.GetPlan(), plan.MaxWorkloads))
 	}
 	if len(unmet) > 0 {
-		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "the spec asks for more than its plan holds", fault.Unmet(unmet...))
+		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "the spec asks for more than its plan holds",
+			fault.Unmet(unmet...))
 	}
 	return workloadsValid(spec.GetWorkloads(), spec.GetPlacement())
 }
@@ -132,7 +139,8 @@ func workloadsValid(list []*nodev1.Workload, placement commonv1.PlacementDriver)
 	for _, w := range list {
 		if len(w.GetCommand()) == 0 && placement != commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER {
 			return fault.New(commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
-				fmt.Sprintf("workload %q is an image, and machines of placement %s run processes", w.GetName(), names.Of(placement)),
+				fmt.Sprintf("workload %q is an image, and machines of placement %s run processes", w.GetName(),
+					names.Of(placement)),
 				fault.Remedy("give the workload a command"), fault.Unmet(fmt.Sprintf("workload %q has no command", w.GetName())))
 		}
 	}
@@ -157,7 +165,8 @@ func checkShape(list []*nodev1.Workload) error {
 	if rest > 0 {
 		text += fmt.Sprintf(" (and %d more)", rest)
 	}
-	return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, text, fault.Remedy("correct the spec and send it again"), fault.Unmet(wrong[:min(len(wrong), most)]...))
+	return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, text, fault.Remedy("correct the spec and send it again"),
+		fault.Unmet(wrong[:min(len(wrong), most)]...))
 }
 
 func (c Catalogue) plans() []string {

@@ -94,7 +94,8 @@ func (g *stage) around(name, dir string, fn saga.StepFunc) saga.StepFunc {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.hits[name+"/"+dir]++
-		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_UNAVAILABLE, "it was made to fail", nil)
+		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_UNAVAILABLE, "it was made to fail",
+			nil)
 	}
 	return func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		g.mu.Lock()
@@ -147,9 +148,12 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 	g.lives++
 	var core *saga.Core
 	steps := NewSteps(StepDeps{
-		Logger: testkit.Logger(g.t), DB: g.pool, Workloads: g.workloads, Core: func() *saga.Core { return core }, Tasks: g.tasks, Identities: g.world,
-		Secret: make([]byte, 32), Secrets: g.secrets, Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
-			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: g.world, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(g.pool),
+		Logger: testkit.Logger(g.t), DB: g.pool, Workloads: g.workloads, Core: func() *saga.Core { return core },
+		Tasks: g.tasks, Identities: g.world,
+		Secret: make([]byte, 32), Secrets: g.secrets, Catalogue: catalogue(),
+		Drivers: map[commonv1.PlacementDriver]placement.Driver{
+			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: g.world,
+			commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC:  static.New(g.pool),
 		},
 	})
 	var passed atomic.Int64
@@ -169,8 +173,9 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 		g.t.Fatal(err)
 	}
 	driver, err := saga.NewDriver(core, saga.Config{
-		Owner: fmt.Sprintf("life-%d", g.lives), Workers: 2, Lease: stageLease, Heartbeat: stageLease / 4, Poll: 100 * time.Millisecond,
-		CancelGrace: 2 * time.Second, StopGrace: 5 * time.Second, StallSweep: time.Hour, MaxLosses: 1000,
+		Owner: fmt.Sprintf("life-%d", g.lives), Workers: 2, Lease: stageLease, Heartbeat: stageLease / 4,
+		Poll: 100 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: 5 * time.Second, StallSweep: time.Hour,
+		MaxLosses: 1000,
 	})
 	if err != nil {
 		g.t.Fatal(err)
@@ -217,7 +222,8 @@ func (g *stage) view(id string) (sketch, saga.Run, error) {
 		return sketch{}, saga.Run{}, err
 	}
 	s := sketch{
-		ID: w.ID, State: w.State, Epoch: w.Epoch, Run: run.ID, Kind: run.Kind, Open: run.Live(), Undoing: run.Live() && run.Phase == "undo",
+		ID: w.ID, State: w.State, Epoch: w.Epoch, Run: run.ID, Kind: run.Kind, Open: run.Live(), Undoing: run.Live() &&
+			run.Phase == "undo",
 		Cancelled: run.Live() && run.CancelAt != nil, Stuck: run.State == "stuck", Reset: w.ResetDone, Used: w.RetryUsed,
 		Leaving: w.DesiredState == "decommissioned",
 	}
@@ -334,7 +340,8 @@ type claimed struct {
 }
 
 func (g *stage) claims(id, which string) ([]claimed, error) {
-	rows, err := g.db.OwnerPool().Query(testkit.Context(g.t), `SELECT id::text, kind, deterministic_name, epoch, confirmed_at IS NOT NULL, orphaned_at IS NOT NULL
+	rows, err := g.db.OwnerPool().Query(testkit.Context(g.t),
+		`SELECT id::text, kind, deterministic_name, epoch, confirmed_at IS NOT NULL, orphaned_at IS NOT NULL
 		FROM lifecycle.resource_claim WHERE workspace_id = $1 AND `+which, id)
 	if err != nil {
 		return nil, err
@@ -389,7 +396,8 @@ func (g *stage) disagrees(id, tenant, name, machine string, stuck bool) ([]strin
 	}
 	g.world.mu.Unlock()
 	var schema bool
-	err = g.workloads.QueryRow(testkit.Context(g.t), `SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, schemaName(tenant, name, id)).Scan(&schema)
+	err = g.workloads.QueryRow(testkit.Context(g.t), `SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`,
+		schemaName(tenant, name, id)).Scan(&schema)
 	if err != nil {
 		return nil, err
 	}

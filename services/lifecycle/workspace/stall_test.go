@@ -22,7 +22,10 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	p.world.mu.Unlock()
 	res, err := p.seats[0].server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{
-			Create: &lifecyclev1.CreateWorkspace{Tenant: p.tenant(), Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess, Gpus: 1}},
+			Create: &lifecyclev1.CreateWorkspace{
+				Tenant: p.tenant(), Name: "demo",
+				Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess, Gpus: 1},
+			},
 		},
 	})
 	if err != nil {
@@ -90,7 +93,10 @@ func TestStallsFollowThePolicy(t *testing.T) {
 	set := policy.Defaults()
 	source := &moving{set: set}
 	s := NewSteps(StepDeps{Policy: source})
-	for step, want := range map[string]time.Duration{"": set.SagaStall(), StepReady: set.SagaWaitReadyStall(), StepDeploy: set.SagaStepStall(), StepPrevious: set.SagaStepStall()} {
+	for step, want := range map[string]time.Duration{
+		"": set.SagaStall(), StepReady: set.SagaWaitReadyStall(),
+		StepDeploy: set.SagaStepStall(), StepPrevious: set.SagaStepStall(),
+	} {
 		if got := s.Stalls(DefinitionRecreate, step); got != want || got == 0 {
 			t.Errorf("%q: %s, want %s", step, got, want)
 		}

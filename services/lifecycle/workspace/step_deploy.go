@@ -62,17 +62,25 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	before := deployOutput{Restarts: map[string]int32{}}
 	waiting := 0
 	for _, w := range spec.GetWorkloads() {
-		claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindWorkload, Name: w.GetName(), Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, NodeID: where.NodeID})
+		claim, _, err := env.Intent(ctx,
+			saga.ClaimSpec{
+				Kind: kindWorkload, Name: w.GetName(), Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL,
+				NodeID: where.NodeID,
+			})
 		if err != nil {
 			return saga.Outcome{}, fmt.Errorf("claim workload: %w", err)
 		}
 		claims = append(claims, claim)
-		deploy := &nodev1.WorkloadDeploy{Workload: w, GpuDeviceIds: where.Devices, StorageName: storageName, SecretEnv: secrets}
+		deploy := &nodev1.WorkloadDeploy{
+			Workload: w, GpuDeviceIds: where.Devices, StorageName: storageName,
+			SecretEnv: secrets,
+		}
 		if err := s.deps.Secrets.SealDeploy(deploy, owner); err != nil {
 			return saga.Outcome{}, err
 		}
 		out, done, err := s.do(ctx, env, taskSpec{
-			suffix: "deploy-" + w.GetName(), kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, nodeID: where.NodeID, payload: deploy,
+			suffix: "deploy-" + w.GetName(), kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, nodeID: where.NodeID,
+			payload: deploy,
 		})
 		if err != nil {
 			return saga.Outcome{}, err
@@ -200,14 +208,16 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 	}
 	if found.ready < len(spec.GetWorkloads()) {
 		if fresh {
-			if err := env.Progress(ctx, fmt.Sprintf("%d/%d workloads ready", found.ready, len(spec.GetWorkloads()))); err != nil {
+			if err := env.Progress(ctx, fmt.Sprintf("%d/%d workloads ready", found.ready,
+				len(spec.GetWorkloads()))); err != nil {
 				return saga.Outcome{}, fmt.Errorf("report progress: %w", err)
 			}
 		}
 		return saga.Wait(saga.WaitFor{For: probeEvery, Why: found.why, WakeOnSignal: true}), nil
 	}
 	host := "127.0.0.1"
-	if g, ok, err := gate.Get(ctx, s.deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 && !ownInstance(spec.GetPlacement()) {
+	if g, ok, err := gate.Get(ctx, s.deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 &&
+		!ownInstance(spec.GetPlacement()) {
 		host = g.Host.GetAddresses()[0]
 	}
 	return saga.Done(readyOutput{Endpoints: endpoints(host, status)}), nil
@@ -248,8 +258,9 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 			}
 		}
 		next, err := s.deps.Tasks.Enqueue(ctx, tx, task.Spec{
-			Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS, NodeID: nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID,
-			Epoch: env.Epoch, OpSeq: env.OpSeq, IdempotencyKey: prefix + strconv.Itoa(n+1), Payload: &nodev1.WorkloadRef{Name: "*", LastOutput: true},
+			Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS, NodeID: nodeID, WorkspaceID: env.WorkspaceID,
+			TenantID: env.TenantID, RunID: env.RunID, Epoch: env.Epoch, OpSeq: env.OpSeq,
+			IdempotencyKey: prefix + strconv.Itoa(n+1), Payload: &nodev1.WorkloadRef{Name: "*", LastOutput: true},
 			StartWithin: 30 * time.Second, CorrelationID: env.CorrelationID, CreatedBy: "saga",
 		})
 		if err != nil {
@@ -275,7 +286,10 @@ func endpoints(host string, status *nodev1.WorkloadStatusOutput) []endpoint {
 			if name == "" {
 				name = "port"
 			}
-			out = append(out, endpoint{Workload: w.GetName(), Name: name, URL: "http://" + net.JoinHostPort(host, strconv.Itoa(int(p.GetPort())))})
+			out = append(out, endpoint{
+				Workload: w.GetName(), Name: name,
+				URL: "http://" + net.JoinHostPort(host, strconv.Itoa(int(p.GetPort()))),
+			})
 		}
 	}
 	return out

@@ -65,7 +65,8 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 		return saga.Outcome{}, err
 	}
 	for _, c := range instances {
-		if err = s.endInstance(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil && !saga.Interrupted(err) {
+		if err = s.endInstance(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil &&
+			!saga.Interrupted(err) {
 			err = s.fence(ctx, env, driver, c.Epoch, in.Word)
 		}
 		if err != nil {
@@ -163,7 +164,8 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 			}
 		}
 		if waiting > 0 {
-			return fmt.Sprintf("waiting for the agent to remove what the former epoch has left: %d of kind %s", waiting, kind), nil
+			return fmt.Sprintf("waiting for the agent to remove what the former epoch has left: %d of kind %s", waiting, kind),
+				nil
 		}
 	}
 	for _, c := range f.claims {
@@ -191,7 +193,10 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) er
 		if c.NodeID != f.kept {
 			continue
 		}
-		spec := saga.ClaimSpec{Kind: c.Kind, Name: c.Name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, NodeID: c.NodeID}
+		spec := saga.ClaimSpec{
+			Kind: c.Kind, Name: c.Name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL,
+			NodeID: c.NodeID,
+		}
 		if _, _, err := env.Intent(ctx, spec); err != nil {
 			return fmt.Errorf("take storage over: %w", err)
 		}
@@ -207,7 +212,8 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 		return err
 	}
 	if err := driver.Fence(ctx, env.WorkspaceID, epoch, w.String()); err != nil {
-		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the placement did not write the fenced proof down", err)
+		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err),
+			"the placement did not write the fenced proof down", err)
 	}
 	left, err := previousClaims(ctx, env, kindWorkload, kindStorage, kindInstance)
 	if err != nil {
@@ -220,7 +226,8 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 			return err
 		}
 		own := ok && ownInstance(i.Placement)
-		reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", epoch, env.WorkspaceID, w.Proof, w.Reason)
+		reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", epoch,
+			env.WorkspaceID, w.Proof, w.Reason)
 		for _, c := range left {
 			// An instance of the workspace's own may still run: the sweep of the driver's list ends it. A machine that existed
 			// before the workspace is no such instance.
@@ -265,10 +272,12 @@ func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 			return err
 		}
 		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
-			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: fmt.Sprintf("epoch %d takes its place", env.Epoch),
+			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch,
+			Reason: fmt.Sprintf("epoch %d takes its place", env.Epoch),
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not retire the former instance's identity", err)
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err),
+				"recovery did not retire the former instance's identity", err)
 		}
 		if err := env.Release(ctx, c); err != nil {
 			return fmt.Errorf("release identity: %w", err)
@@ -301,7 +310,8 @@ func (s *Steps) passAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, sl
 		if err != nil || !ok {
 			return err
 		}
-		if _, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "never launched"); err != nil {
+		if _, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "",
+			"never launched"); err != nil {
 			return err
 		}
 	}
@@ -333,7 +343,8 @@ func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was
 		return err
 	}
 	now, err := oneAllocation(ctx, tx, holdSlotAgain,
-		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot, was.GPUs)
+		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot,
+		was.GPUs)
 	if err != nil {
 		return fmt.Errorf("insert allocation: %w", err)
 	}

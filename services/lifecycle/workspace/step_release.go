@@ -61,7 +61,8 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 			// never placeable, until the resources are reaped.
 			return failRelease(ctx, tx, live, fmt.Sprintf("%d resources were given up and are not reaped yet", left))
 		}
-		if live, err = setAllocation(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil || live.NodeID == "" {
+		if live, err = setAllocation(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil ||
+			live.NodeID == "" {
 			return err
 		}
 		return uncordonClean(ctx, tx, live.NodeID)
@@ -172,7 +173,8 @@ func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
 			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: "its instance has ended",
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not retire the instance's identity", err)
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err),
+				"recovery did not retire the instance's identity", err)
 		}
 		if err := env.Release(ctx, c); err != nil {
 			return fmt.Errorf("release identity: %w", err)
@@ -197,9 +199,11 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 	if ok {
 		driver, have := s.deps.Drivers[i.Placement]
 		if !have {
-			return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, "the placement that launched the instance is not configured", nil)
+			return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
+				"the placement that launched the instance is not configured", nil)
 		}
-		if i.State == commonv1.InstanceState_INSTANCE_STATE_LIVE || i.State == commonv1.InstanceState_INSTANCE_STATE_LAUNCHING {
+		if i.State == commonv1.InstanceState_INSTANCE_STATE_LIVE ||
+			i.State == commonv1.InstanceState_INSTANCE_STATE_LAUNCHING {
 			err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 				moved, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDING, "", "", "")
 				i = orKeep(i, moved, err)
@@ -213,7 +217,8 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 			return err
 		}
 		if err := driver.End(ctx, env.WorkspaceID, c.Epoch); err != nil {
-			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the instance is not confirmed ended", err)
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the instance is not confirmed ended",
+				err)
 		}
 	}
 	own := ok && ownInstance(i.Placement)
@@ -229,7 +234,8 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 			}
 		}
 		if own {
-			if err := saga.ReleaseOrphans(ctx, tx, env.WorkspaceID, c.Epoch, instanceEnded, kindStorage, kindWorkload); err != nil {
+			if err := saga.ReleaseOrphans(ctx, tx, env.WorkspaceID, c.Epoch, instanceEnded, kindStorage,
+				kindWorkload); err != nil {
 				return err
 			}
 		}

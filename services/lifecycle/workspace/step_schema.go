@@ -47,7 +47,8 @@ func (s *Steps) makeHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 		Handle: "ws-" + env.WorkspaceID, SignalAddress: "lifecycle/workspaces/" + env.WorkspaceID,
 		Reserved: []string{in.Tenant + "/" + in.Workspace, schemaName(in.Tenant, in.Workspace, env.WorkspaceID)},
 	}
-	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindHandle, Name: out.Handle, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+	claim, _, err := env.Intent(ctx,
+		saga.ClaimSpec{Kind: kindHandle, Name: out.Handle, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
 		return saga.Outcome{}, fmt.Errorf("claim handle: %w", err)
 	}
@@ -130,7 +131,8 @@ func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, e
 		return saga.Outcome{}, err
 	}
 	name := schemaName(in.Tenant, in.Workspace, env.WorkspaceID)
-	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindSchema, Name: name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+	claim, _, err := env.Intent(ctx,
+		saga.ClaimSpec{Kind: kindSchema, Name: name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
 		return saga.Outcome{}, fmt.Errorf("claim schema: %w", err)
 	}
@@ -160,16 +162,19 @@ const inTenantSchema = "it reads or writes a table in the schema of one workspac
 
 // The statements over the tables of a workspace's schema take its name, quoted.
 var (
-	tenantSchemaVersion = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.tenant_schema_version", inTenantSchema, func(schema string) string {
-		return `SELECT coalesce(max(version), 0) FROM ` + schema + `.schema_version`
-	})
-	recordTenantMigration = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.record_tenant_migration", inTenantSchema, func(schema string) string {
-		return `INSERT INTO ` + schema + `.schema_version (version) VALUES ($1)`
-	})
-	writeWorkspaceInfo = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.write_workspace_info", inTenantSchema, func(schema string) string {
-		return `INSERT INTO ` + schema + `.workspace_info (workspace_id, epoch) VALUES ($1, $2)
+	tenantSchemaVersion = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.tenant_schema_version", inTenantSchema,
+		func(schema string) string {
+			return `SELECT coalesce(max(version), 0) FROM ` + schema + `.schema_version`
+		})
+	recordTenantMigration = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.record_tenant_migration", inTenantSchema,
+		func(schema string) string {
+			return `INSERT INTO ` + schema + `.schema_version (version) VALUES ($1)`
+		})
+	writeWorkspaceInfo = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.write_workspace_info", inTenantSchema,
+		func(schema string) string {
+			return `INSERT INTO ` + schema + `.workspace_info (workspace_id, epoch) VALUES ($1, $2)
 			ON CONFLICT (workspace_id) DO UPDATE SET epoch = GREATEST(workspace_info.epoch, $2)`
-	})
+		})
 )
 
 func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
@@ -225,7 +230,8 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 		}
 		kept[i], err = dropOwn(ctx, s.deps.Workloads, c.Name, writerOf(env), own)
 		if err = s.deps.EpochRefusals.note(atSchema, err); err != nil {
-			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped", fmt.Errorf("drop schema %s: %w", c.Name, err))
+			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped",
+				fmt.Errorf("drop schema %s: %w", c.Name, err))
 		}
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {

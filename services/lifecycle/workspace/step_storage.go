@@ -50,7 +50,10 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
 	}
 	if s.deps.LaunchLog != nil && !s.deps.LaunchLog.Settled() {
-		return saga.Wait(saga.WaitFor{For: 2 * time.Second, Why: "waiting until the launch log is compared with the database", WakeOnSignal: true}), nil
+		return saga.Wait(saga.WaitFor{
+			For: 2 * time.Second, Why: "waiting until the launch log is compared with the database",
+			WakeOnSignal: true,
+		}), nil
 	}
 	a, i, err := s.reserve(ctx, env, spec)
 	if err != nil {
@@ -60,7 +63,8 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	if fault.Has(err, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE) {
 		// The former instance is ended well within the budget of this step, by the sweep of the placement's own list at the
 		// latest.
-		_ = s.deps.EpochRefusals.note(atLaunch, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), fault.From(err).Public, err))
+		_ = s.deps.EpochRefusals.note(atLaunch,
+			saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), fault.From(err).Public, err))
 		return waitTask(previousAlive(err)), nil
 	}
 	if err != nil {
@@ -76,7 +80,11 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	if a, err = s.holdDevices(ctx, env, a, g); err != nil {
 		return saga.Outcome{}, err
 	}
-	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindStorage, Name: storageName, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, NodeID: i.NodeID})
+	claim, _, err := env.Intent(ctx,
+		saga.ClaimSpec{
+			Kind: kindStorage, Name: storageName, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL,
+			NodeID: i.NodeID,
+		})
 	if err != nil {
 		return saga.Outcome{}, fmt.Errorf("claim storage: %w", err)
 	}
@@ -99,7 +107,8 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 		return saga.Outcome{}, fmt.Errorf("read result of storage.allocate: %w", err)
 	}
 	return saga.Done(storageOutput{
-		AllocationID: a.ID, InstanceID: i.ID, NodeID: i.NodeID, NodeName: g.Name, Path: made.GetPath(), Enforced: made.GetEnforced(), Devices: a.Devices,
+		AllocationID: a.ID, InstanceID: i.ID, NodeID: i.NodeID, NodeName: g.Name, Path: made.GetPath(),
+		Enforced: made.GetEnforced(), Devices: a.Devices,
 	}, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, made.GetPath()) }), nil
 }
 
@@ -108,7 +117,9 @@ var insertInstance = pg.Define(pg.RoleLifecycle, "workspace.insert_instance", `
 			VALUES ($1, $2, $3, $4, 'prepared', $5, nullif($6, '')::uuid) RETURNING `+instanceColumns)
 
 // reserve makes the rows of the allocation and the instance of this epoch, or reads those that exist.
-func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, instance, error) {
+func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, instance,
+	error,
+) {
 	var a allocation
 	var i instance
 	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -145,7 +156,9 @@ var insertAllocationRow = pg.Define(pg.RoleLifecycle, "workspace.insert_allocati
 		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
 		VALUES ($1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
 
-func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, error) {
+func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env,
+	spec *lifecyclev1.WorkspaceSpec,
+) (allocation, error) {
 	allocationID, instanceID := ids.New(), ids.New()
 	var node string
 	var slot *int32
@@ -161,7 +174,8 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, 
 		return allocation{}, err
 	}
 	a, err := oneAllocation(ctx, tx, insertAllocationRow,
-		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), node, instanceID, slot, spec.GetGpus())
+		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), node, instanceID, slot,
+		spec.GetGpus())
 	if err != nil {
 		return allocation{}, fmt.Errorf("insert allocation: %w", err)
 	}
@@ -171,7 +185,8 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, 
 // claimSlot claims and confirms the slot of this epoch, in the transaction that inserts its allocation.
 func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocationID string) error {
 	claim, _, err := env.IntentTx(ctx, tx, saga.ClaimSpec{
-		Kind: kindSlot, Name: fmt.Sprintf("slot-%d", env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: nodeID,
+		Kind: kindSlot, Name: fmt.Sprintf("slot-%d", env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED,
+		NodeID: nodeID,
 	})
 	if err == nil {
 		err = env.ConfirmTx(ctx, tx, claim, allocationID)
@@ -183,17 +198,21 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 }
 
 // launch has the instance made, if its placement makes one, and records it.
-func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driver, a allocation, i instance, spec *lifecyclev1.WorkspaceSpec) (instance, error) {
+func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driver, a allocation, i instance,
+	spec *lifecyclev1.WorkspaceSpec,
+) (instance, error) {
 	switch i.State {
 	case commonv1.InstanceState_INSTANCE_STATE_LIVE:
 		return i, nil
 	case commonv1.InstanceState_INSTANCE_STATE_ENDING, commonv1.InstanceState_INSTANCE_STATE_ENDED:
-		return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_EPOCH_ENDED, "the instance of this epoch has ended", nil)
+		return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_EPOCH_ENDED,
+			"the instance of this epoch has ended", nil)
 	default:
 	}
 	theInstance := placement.LaunchRequest{
-		WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, Epoch: env.Epoch, InstanceID: i.ID, NodeID: a.NodeID, GPUs: spec.GetGpus(),
-		NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch), Permit: env.Proceed,
+		WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, Epoch: env.Epoch, InstanceID: i.ID, NodeID: a.NodeID,
+		GPUs: spec.GetGpus(), NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch),
+		Permit: env.Proceed,
 	}
 	node := a.NodeID
 	if ownInstance(a.Placement) {
@@ -203,7 +222,11 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 			return i, err
 		}
 	}
-	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindInstance, Name: fmt.Sprintf("%s:%d", env.WorkspaceID, env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: node})
+	claim, _, err := env.Intent(ctx,
+		saga.ClaimSpec{
+			Kind: kindInstance, Name: fmt.Sprintf("%s:%d", env.WorkspaceID, env.Epoch),
+			Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: node,
+		})
 	if err != nil {
 		return i, fmt.Errorf("claim instance: %w", err)
 	}
@@ -241,17 +264,22 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 
 // prepareIdentity has recovery register the identity of an instance before its launch, confirms the claim on it, and
 // returns the id of the node that the instance will be.
-func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance, theInstance placement.LaunchRequest) (string, error) {
-	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance,
+	theInstance placement.LaunchRequest,
+) (string, error) {
+	claim, _, err := env.Intent(ctx,
+		saga.ClaimSpec{Kind: kindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
 		return "", fmt.Errorf("claim identity: %w", err)
 	}
 	sum := sha256.Sum256([]byte(theInstance.LaunchSecret))
 	prepared, err := s.deps.Identities.PrepareInstance(ctx, &recoveryv1.PrepareInstanceRequest{
-		WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:], NodeName: theInstance.NodeName,
+		WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:],
+		NodeName: theInstance.NodeName,
 	})
 	if err != nil {
-		return "", saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not prepare the instance's identity", err)
+		return "", saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err),
+			"recovery did not prepare the instance's identity", err)
 	}
 	if claim.ConfirmedAt != nil {
 		return prepared.GetNodeId(), nil
@@ -399,6 +427,7 @@ func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observa
 		return saga.Observation{}, fmt.Errorf("read gate: %w", err)
 	}
 	return saga.Observation{Presence: saga.Present, Output: storageOutput{
-		AllocationID: a.ID, InstanceID: i.ID, NodeID: i.NodeID, NodeName: g.Name, Path: claims[0].ExternalRef, Devices: a.Devices,
+		AllocationID: a.ID, InstanceID: i.ID, NodeID: i.NodeID, NodeName: g.Name, Path: claims[0].ExternalRef,
+		Devices: a.Devices,
 	}}, nil
 }

@@ -147,7 +147,8 @@ func (s *Steps) derive(purpose, id string) []byte {
 
 // launchSecret returns the token that a launched instance enrols with.
 func (s *Steps) launchSecret(instanceID string) string {
-	return "gls_" + strings.ReplaceAll(instanceID, "-", "") + "_" + base64.RawURLEncoding.EncodeToString(s.derive("launch", instanceID))
+	return "gls_" + strings.ReplaceAll(instanceID, "-", "") + "_" +
+		base64.RawURLEncoding.EncodeToString(s.derive("launch", instanceID))
 }
 
 // databasePassword returns the password of a workspace's role in the workload database, a new one for each epoch.
@@ -178,13 +179,16 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 			return err
 		}
 		mine := prefix + fmt.Sprint(env.Attempt)
-		if ok && (!task.Terminal(last.State) || last.State == commonv1.TaskState_TASK_STATE_SUCCEEDED || last.IdemKey == mine) {
+		if ok && (!task.Terminal(last.State) || last.State == commonv1.TaskState_TASK_STATE_SUCCEEDED ||
+			last.IdemKey == mine) {
 			out = last
 			return nil
 		}
 		out, err = s.deps.Tasks.Enqueue(ctx, tx, task.Spec{
-			Type: spec.kind, NodeID: spec.nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID, Epoch: env.Epoch, OpSeq: env.OpSeq,
-			IdempotencyKey: mine, Payload: spec.payload, StartWithin: spec.within, CorrelationID: env.CorrelationID, CreatedBy: "saga",
+			Type: spec.kind, NodeID: spec.nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID,
+			Epoch: env.Epoch, OpSeq: env.OpSeq, IdempotencyKey: mine, Payload: spec.payload, StartWithin: spec.within,
+			CorrelationID: env.CorrelationID,
+			CreatedBy:     "saga",
 		})
 		queued = true
 		return err
@@ -211,7 +215,8 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 	case commonv1.TaskState_TASK_STATE_SUPERSEDED:
 		return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_TASK_SUPERSEDED,
 			"the agent has seen a later operation on this workspace", errors.New(row.Error))
-	case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_EXPIRED, commonv1.TaskState_TASK_STATE_CANCELLED,
+	case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_EXPIRED,
+		commonv1.TaskState_TASK_STATE_CANCELLED,
 		commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
 		reason := commonv1.Reason_REASON_WORKLOAD_FAILED
 		if r, err := names.Parse[commonv1.Reason](row.Reason); err == nil && row.Reason != "" {

@@ -39,7 +39,9 @@ func unaccountedEvent(i instance) events.Event {
 
 // noteUnaccounted brings the table of unaccounted instances of a placement up to date with the placement's list, and
 // appends an event for each change. It returns how many there were.
-func noteUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, seen []placement.Instance) (int, error) {
+func noteUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, seen []placement.Instance) (int,
+	error,
+) {
 	var instances, workspaces, providers []string
 	var epochs []int64
 	var started []*time.Time
@@ -54,10 +56,12 @@ func noteUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriv
 		if !b.StartedAt.IsZero() {
 			at = &b.StartedAt
 		}
-		instances, workspaces, providers = append(instances, id), append(workspaces, b.WorkspaceID), append(providers, b.ProviderID)
+		instances, workspaces, providers = append(instances, id), append(workspaces, b.WorkspaceID),
+			append(providers, b.ProviderID)
 		epochs, started = append(epochs, b.Epoch), append(started, at)
 	}
-	changed, err := unaccounted(ctx, tx, noteUnaccountedRows, names.Of(kind), instances, workspaces, epochs, providers, started)
+	changed, err := unaccounted(ctx, tx, noteUnaccountedRows, names.Of(kind), instances, workspaces, epochs, providers,
+		started)
 	if err != nil {
 		return 0, fmt.Errorf("note unaccounted instances: %w", err)
 	}
@@ -114,7 +118,9 @@ var accountInstance = pg.Define(pg.RoleLifecycle, "workspace.account_instance", 
 
 // endUnaccounted records the confirmed end of an instance that no row accounts for, whether or not a sweep has seen it
 // before.
-func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) (instance, string, error) {
+func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance,
+	why string,
+) (instance, string, error) {
 	id := b.InstanceID
 	if !ids.Valid(id) {
 		id = ids.New()
@@ -141,7 +147,9 @@ var forgetUnaccounted = pg.Define(pg.RoleLifecycle, "workspace.forget_unaccounte
 // accountFor takes an instance out of the table because a row of its own takes its place. It returns the id for that
 // row, which is the one under which the instance was shown, if it was, and the version above which the versions of that
 // row begin.
-func accountFor(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance) (string, int64, error) {
+func accountFor(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance) (string, int64,
+	error,
+) {
 	var id string
 	var version int64
 	err := pg.QueryRow(ctx, tx, forgetUnaccounted, names.Of(kind), b.WorkspaceID, b.Epoch).Scan(&id, &version)

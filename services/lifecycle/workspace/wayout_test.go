@@ -15,15 +15,18 @@ func TestTheWayOutOfAStateIsOpen(t *testing.T) {
 	stuck := []string{"creating, stuck", "retrying, stuck", "recreating, stuck", "decommissioning, stuck"}
 	undone := []string{"creating, undone", "retrying, undone", "recreating, undone"}
 	rows := map[string][]string{
-		"WorkspaceState/provisioning": {"creating", "retrying"}, "WorkspaceState/active": {"active"}, "WorkspaceState/failed": {"failed", "failed, reset"},
-		"WorkspaceState/stuck": stuck, "WorkspaceState/cancelling": {"creating, cancelled", "recreating, cancelled"}, "WorkspaceState/recreating": {"recreating"},
-		"WorkspaceState/decommissioning": {"decommissioning"}, "WorkspaceState/decommissioned": {"decommissioned"},
-		"RunState/pending": {"creating", "retrying", "recreating"}, "RunState/compensating": undone, "RunState/stuck": stuck,
+		"WorkspaceState/provisioning": {"creating", "retrying"}, "WorkspaceState/active": {"active"},
+		"WorkspaceState/failed": {"failed", "failed, reset"}, "WorkspaceState/stuck": stuck,
+		"WorkspaceState/cancelling": {"creating, cancelled", "recreating, cancelled"},
+		"WorkspaceState/recreating": {"recreating"}, "WorkspaceState/decommissioning": {"decommissioning"},
+		"WorkspaceState/decommissioned": {"decommissioned"}, "RunState/pending": {"creating", "retrying", "recreating"},
+		"RunState/compensating": undone, "RunState/stuck": stuck,
 	}
 	seen := 0
 	for _, r := range policy.States() {
 		enum := r.Enum.Name()
-		if string(enum) != string(commonv1.WorkspaceState(0).Descriptor().Name()) && r.Enum.Name() != commonv1.RunState(0).Descriptor().Name() {
+		if string(enum) != string(commonv1.WorkspaceState(0).Descriptor().Name()) &&
+			r.Enum.Name() != commonv1.RunState(0).Descriptor().Name() {
 			continue
 		}
 		states, ok := rows[string(enum)+"/"+r.State]

@@ -128,7 +128,8 @@ func (p *cluster) asks() (*lifecyclev1.Operation, string) {
 func (p *cluster) sessionOf(node string) string {
 	p.t.Helper()
 	var session string
-	err := p.db.OwnerPool().QueryRow(p.t.Context(), `SELECT session_id::text FROM lifecycle.node_gate WHERE node_id = $1`, node).
+	err := p.db.OwnerPool().QueryRow(p.t.Context(), `SELECT session_id::text FROM lifecycle.node_gate WHERE node_id = $1`,
+		node).
 		Scan(&session)
 	if err != nil {
 		p.t.Fatal(err)

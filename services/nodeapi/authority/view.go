@@ -61,7 +61,9 @@ type View struct {
 }
 
 // New makes a view. onChange must not block.
-func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream, error), onChange func(*recoveryv1.NodeAuthority)) *View {
+func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream, error),
+	onChange func(*recoveryv1.NodeAuthority),
+) *View {
 	if cfg.PingEvery <= 0 {
 		cfg.PingEvery = 500 * time.Millisecond
 	}

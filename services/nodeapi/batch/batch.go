@@ -19,7 +19,8 @@ var ErrLength = errors.New("batch answered with another number of results")
 // reports as exhausted. Sending the same content again would not help; sending its parts may.
 func Refused(err error) bool {
 	switch fault.ReasonOf(err) { //nolint:exhaustive // every other reason is about the moment or the callee
-	case commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_FRAME_TOO_LARGE, commonv1.Reason_REASON_RATE_LIMITED:
+	case commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_FRAME_TOO_LARGE,
+		commonv1.Reason_REASON_RATE_LIMITED:
 		return true
 	default:
 		return false

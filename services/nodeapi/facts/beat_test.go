@@ -24,7 +24,9 @@ func TestBeatsAreNoEvents(t *testing.T) {
 	events := func(when string, want int) {
 		t.Helper()
 		var got int
-		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM events.event WHERE kind = 'replica.beat' AND aggregate_id = $1`, replicaID).Scan(&got); err != nil {
+		if err := pool.QueryRow(t.Context(),
+			`SELECT count(*) FROM events.event WHERE kind = 'replica.beat' AND aggregate_id = $1`,
+			replicaID).Scan(&got); err != nil {
 			t.Fatal(err)
 		}
 		if got != want {
@@ -37,7 +39,8 @@ func TestBeatsAreNoEvents(t *testing.T) {
 	}
 	events("after a minute", 1)
 	var version int64
-	if err := pool.QueryRow(t.Context(), `SELECT version FROM mesh.replica WHERE replica_id = $1`, replicaID).Scan(&version); err != nil || version != 13 || beats != 13 {
+	if err := pool.QueryRow(t.Context(), `SELECT version FROM mesh.replica WHERE replica_id = $1`,
+		replicaID).Scan(&version); err != nil || version != 13 || beats != 13 {
 		t.Errorf("%d beats are known, the row is of version %d, %v", beats, version, err)
 	}
 	now = now.Add(20 * time.Second)

@@ -81,8 +81,8 @@ func New(deps Deps) *Writer {
 	return &Writer{
 		logger: deps.Logger, db: deps.DB, wake: deps.Wake, replica: deps.Replica, counts: deps.Counts, onTime: deps.OnTime,
 		forgetAfter: cmp.Or(deps.ForgetAfter, 72*time.Hour),
-		pending:     map[string]*nodev1.SessionChanged{}, seen: map[kept]*observed{}, flying: map[kept]bool{}, poke: make(chan struct{}, 1),
-		observers: map[string]*observer{}, unread: map[string]int64{}, now: time.Now,
+		pending:     map[string]*nodev1.SessionChanged{}, seen: map[kept]*observed{}, flying: map[kept]bool{},
+		poke: make(chan struct{}, 1), observers: map[string]*observer{}, unread: map[string]int64{}, now: time.Now,
 	}
 }
 
@@ -205,11 +205,14 @@ func (w *Writer) flush(ctx context.Context) {
 	}
 }
 
-func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen []*observed, unread map[string]int64) error {
+func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen []*observed,
+	unread map[string]int64,
+) error {
 	evs := make([]events.Event, len(facts))
 	for i, f := range facts {
 		evs[i] = events.Event{
-			Kind: "session.changed", AggregateType: "session", AggregateID: f.GetSessionId(), AggregateVersion: f.GetVersion(), Payload: f,
+			Kind: "session.changed", AggregateType: "session", AggregateID: f.GetSessionId(), AggregateVersion: f.GetVersion(),
+			Payload:     f,
 			Correlation: events.Correlation{NodeID: f.GetNodeId(), NodeInstanceID: f.GetNodeInstanceId()},
 		}
 	}
@@ -238,7 +241,10 @@ func (w *Writer) beat(ctx context.Context, leaving bool) {
 	ctx, cancel := context.WithTimeout(ctx, replicas.Every)
 	defer cancel()
 	sessions, late := w.counts()
-	beat := replicas.Beat{ReplicaID: w.replica.ID, Address: w.replica.Address, Sessions: sessions, Late: late, Leaving: leaving}
+	beat := replicas.Beat{
+		ReplicaID: w.replica.ID, Address: w.replica.Address, Sessions: sessions, Late: late,
+		Leaving: leaving,
+	}
 	w.mu.Lock()
 	changed := leaving || w.now().Sub(w.lastOK) > replicas.SilentAfter
 	w.mu.Unlock()
@@ -270,8 +276,10 @@ func (w *Writer) writeBeat(ctx context.Context, beat replicas.Beat, changed bool
 		_, err = events.Append(ctx, tx, events.Event{
 			Kind: "replica.beat", AggregateType: "replica", AggregateID: beat.ReplicaID, AggregateVersion: written.Version,
 			Payload: &nodev1.ReplicaBeat{
-				ReplicaId: beat.ReplicaID, Address: beat.Address, StartedAt: timestamppb.New(written.StartedAt), BeatAt: timestamppb.New(written.BeatAt),
-				Sessions: int32(beat.Sessions), Late: int32(beat.Late), Leaving: beat.Leaving, Version: written.Version, //nolint:gosec // counts of sessions of one process
+				ReplicaId: beat.ReplicaID, Address: beat.Address, StartedAt: timestamppb.New(written.StartedAt),
+				BeatAt: timestamppb.New(written.BeatAt),
+				//nolint:gosec // counts of sessions of one process
+				Sessions: int32(beat.Sessions), Late: int32(beat.Late), Leaving: beat.Leaving, Version: written.Version,
 			},
 		})
 		return err

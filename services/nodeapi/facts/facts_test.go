@@ -29,7 +29,8 @@ func replica(t *testing.T, pool *pgxpool.Pool) *facts.Writer {
 // written returns the versions of the observations in the order in which they were written.
 func written(t *testing.T, pool *pgxpool.Pool) []int64 {
 	t.Helper()
-	rows, err := pool.Query(testkit.Context(t), `SELECT aggregate_version FROM events.event WHERE kind = 'workload.observed' ORDER BY seq`)
+	rows, err := pool.Query(testkit.Context(t),
+		`SELECT aggregate_version FROM events.event WHERE kind = 'workload.observed' ORDER BY seq`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -79,7 +79,10 @@ func (w *Writer) Observed(nodeID, instanceID string, generation int64, f *nodev1
 		return
 	}
 	if _, waits := w.seen[at]; waits || len(w.seen) < observationsPending {
-		w.seen[at] = &observed{nodeID: nodeID, instanceID: instanceID, generation: generation, fact: f, digest: digest, at: now}
+		w.seen[at] = &observed{
+			nodeID: nodeID, instanceID: instanceID, generation: generation, fact: f, digest: digest,
+			at: now,
+		}
 	}
 	w.pokeLocked()
 }
@@ -178,7 +181,9 @@ type written struct {
 // writeObserved writes those observations that differ from what is written, in a transaction. A session is registered
 // with its first report. After that no observation of an earlier session is written, however long it waited: the rows
 // always hold what the newest session reported.
-func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed, unread map[string]int64) (*written, error) {
+func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed, unread map[string]int64) (*written,
+	error,
+) {
 	out := &written{read: unread, stored: map[string]map[string]observation.Digest{}, overtook: map[string]bool{}}
 	told := map[string]int64{}
 	for _, o := range seen {

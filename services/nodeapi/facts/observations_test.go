@@ -60,9 +60,12 @@ func lights(agents, workspaces int) []*light {
 
 // seen returns the agent's observation of a workspace. Only the time that it has run differs from minute to minute.
 func (a *light) seen(workspace string, up time.Duration) *nodev1.Observation {
-	return &nodev1.Observation{WorkspaceId: workspace, Epoch: 1, Storage: &nodev1.StorageReport{Names: []string{"data"}}, Workloads: []*nodev1.WorkloadStatus{{
-		Name: "main", Epoch: 1, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Detail: "for " + up.String(),
-	}}}
+	return &nodev1.Observation{
+		WorkspaceId: workspace, Epoch: 1, Storage: &nodev1.StorageReport{Names: []string{"data"}},
+		Workloads: []*nodev1.WorkloadStatus{{
+			Name: "main", Epoch: 1, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Detail: "for " + up.String(),
+		}},
+	}
 }
 
 // tell reports all observations to a replica, as agents do each minute and at the start of a session.
@@ -74,7 +77,8 @@ func (a *light) tell(w *Writer, up time.Duration) {
 
 func (a *light) admitted(w *Writer) {
 	w.Session(&nodev1.SessionChanged{
-		SessionId: ids.New(), NodeId: a.id, Generation: a.generation, State: commonv1.SessionState_SESSION_STATE_ADMITTED, Version: 1,
+		SessionId: ids.New(), NodeId: a.id, Generation: a.generation, State: commonv1.SessionState_SESSION_STATE_ADMITTED,
+		Version: 1,
 	})
 }
 
@@ -95,7 +99,8 @@ func (s *site) write(w *Writer) {
 // written returns the observations in the event log, in their order.
 func (s *site) written() []*nodev1.Observation {
 	s.t.Helper()
-	rows, err := s.pool.Query(s.ctx, `SELECT body, body_type, workspace_id FROM `+testkit.EventRows+` WHERE kind = 'workload.observed' ORDER BY seq`)
+	rows, err := s.pool.Query(s.ctx,
+		`SELECT body, body_type, workspace_id FROM `+testkit.EventRows+` WHERE kind = 'workload.observed' ORDER BY seq`)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -223,7 +228,10 @@ func TestWhatIsNotRepeatedIsStale(t *testing.T) {
 		t.Fatalf("%d observations were written after it came back", len(list))
 	}
 	// A session that has ended is not followed.
-	w.Session(&nodev1.SessionChanged{SessionId: ids.New(), NodeId: a.id, Generation: 2, State: commonv1.SessionState_SESSION_STATE_CLOSED, Version: 2})
+	w.Session(&nodev1.SessionChanged{
+		SessionId: ids.New(), NodeId: a.id, Generation: 2,
+		State: commonv1.SessionState_SESSION_STATE_CLOSED, Version: 2,
+	})
 	s.now = s.now.Add(time.Hour)
 	s.write(w)
 	if n := len(s.written()); n != 5 {
@@ -278,7 +286,9 @@ func TestObservationsOfAGoneNodeAreForgotten(t *testing.T) {
 		{after: 72 * time.Hour, observers: 2, observations: 4}, // as services have it by default
 		{after: time.Hour, observers: 1, observations: 2},
 	} {
-		if _, err := s.pool.Exec(s.ctx, `UPDATE nodeapi.observer SET since = mesh.clock() - interval '61 minutes' WHERE node_id = $1`, both[0].id); err != nil {
+		if _, err := s.pool.Exec(s.ctx,
+			`UPDATE nodeapi.observer SET since = mesh.clock() - interval '61 minutes' WHERE node_id = $1`,
+			both[0].id); err != nil {
 			t.Fatal(err)
 		}
 		s.now = s.now.Add(time.Hour)

@@ -33,7 +33,10 @@ func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
 	w := New(Deps{Logger: slog.New(slog.DiscardHandler), Wake: func() {}})
 	node, workspace := ids.New(), ids.New()
 	observe := func(epoch int64) {
-		w.Observed(node, "", 1, &nodev1.Observation{WorkspaceId: workspace, Epoch: epoch, Workloads: []*nodev1.WorkloadStatus{{Name: "main"}}})
+		w.Observed(node, "", 1, &nodev1.Observation{
+			WorkspaceId: workspace, Epoch: epoch,
+			Workloads: []*nodev1.WorkloadStatus{{Name: "main"}},
+		})
 	}
 	observe(1)
 	w.settle(&written{read: map[string]int64{node: 1}, settled: w.takeObserved()})

@@ -39,8 +39,8 @@ func NewAuthority(name string) (*Authority, error) {
 		return nil, fmt.Errorf("make key: %w", err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(1000 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-48 * time.Hour),
+		NotAfter: time.Now().Add(1000 * time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -118,7 +118,8 @@ func (a *Authority) Issue(l Leaf) (tls.Certificate, error) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(a.next.Add(1)), Subject: pkix.Name{CommonName: l.Common}, NotBefore: l.From, NotAfter: l.To,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{l.Usage}, DNSNames: l.DNS, IsCA: l.Authority, BasicConstraintsValid: l.Authority,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{l.Usage}, DNSNames: l.DNS, IsCA: l.Authority,
+		BasicConstraintsValid: l.Authority,
 	}
 	for _, text := range l.URIs {
 		u, err := url.Parse(text)
@@ -158,8 +159,9 @@ func (a *Authority) service(name string) (crypto.Signer, [][]byte, error) {
 		return nil, nil, fmt.Errorf("make key: %w", err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(a.next.Add(1)), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(24 * time.Hour),
-		URIs: []*url.URL{pki.ServiceID(TrustDomain, name).URL()}, KeyUsage: x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(a.next.Add(1)), NotBefore: time.Now().Add(-time.Minute),
+		NotAfter: time.Now().Add(24 * time.Hour), URIs: []*url.URL{pki.ServiceID(TrustDomain, name).URL()},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.Cert, key.Public(), a.key)
@@ -193,7 +195,8 @@ func WriteFiles(dir, service string, nodes, services *Authority) (Files, error) 
 	}
 	for path, data := range map[string][]byte{
 		f.Cert: pki.EncodeChain(chain), f.Key: keyPEM,
-		f.ServiceCA: pki.EncodeCertificates([]*x509.Certificate{services.Cert}), f.NodeCA: pki.EncodeCertificates([]*x509.Certificate{nodes.Cert}),
+		f.ServiceCA: pki.EncodeCertificates([]*x509.Certificate{services.Cert}),
+		f.NodeCA:    pki.EncodeCertificates([]*x509.Certificate{nodes.Cert}),
 	} {
 		if err := pki.WriteFile(path, data); err != nil {
 			return f, fmt.Errorf("write material: %w", err)

@@ -82,14 +82,19 @@ func NewBackend() (*Backend, error) {
 		return nil, fmt.Errorf("make join state keys: %w", err)
 	}
 	return &Backend{
-		Keys: keys, nodes: map[string]*recoveryv1.NodeAuthority{}, replaced: map[string]string{}, watchers: map[*watcher]struct{}{}, rpcs: map[string]int{},
+		Keys: keys, nodes: map[string]*recoveryv1.NodeAuthority{}, replaced: map[string]string{},
+		watchers: map[*watcher]struct{}{}, rpcs: map[string]int{},
 		held: map[string][]string{},
 		work: map[string][]*lifecyclev1.LeasedTask{}, hints: map[chan *lifecyclev1.WatchWorkResponse]struct{}{},
 	}, nil
 }
 
 // Listen opens the internal ports of both services and returns their addresses.
-func (p *Backend) Listen(ctx context.Context, logger *slog.Logger, services *Authority) (recovery, lifecycle string, err error) { //nolint:nonamedreturns // two addresses
+//
+//nolint:nonamedreturns // two addresses
+func (p *Backend) Listen(ctx context.Context, logger *slog.Logger, services *Authority) (recovery, lifecycle string,
+	err error,
+) {
 	roots, err := services.Bundle()
 	if err != nil {
 		return "", "", err
@@ -103,10 +108,14 @@ func (p *Backend) Listen(ctx context.Context, logger *slog.Logger, services *Aut
 		if err != nil {
 			return "", err
 		}
-		srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: logger, Persons: rpc.NewPersonVerifier(public, nil)}, rpc.ServerConfig{
-			Name: name, Addr: "127.0.0.1:0", MaxReadBytes: 8 << 20,
-			TLS: pki.ServerConfig{Store: store, TrustDomain: TrustDomain, Clients: []pki.Trust{{Kind: pki.KindService, Bundle: roots}}},
-		})
+		srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: logger, Persons: rpc.NewPersonVerifier(public, nil)},
+			rpc.ServerConfig{
+				Name: name, Addr: "127.0.0.1:0", MaxReadBytes: 8 << 20,
+				TLS: pki.ServerConfig{
+					Store: store, TrustDomain: TrustDomain,
+					Clients: []pki.Trust{{Kind: pki.KindService, Bundle: roots}},
+				},
+			})
 		if err != nil {
 			return "", fmt.Errorf("open port of %s: %w", name, err)
 		}
@@ -155,7 +164,8 @@ func (p *Backend) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 	n := p.nodes[nodeID]
 	if n == nil {
 		n = &recoveryv1.NodeAuthority{
-			NodeId: nodeID, NodeInstanceId: instanceID, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, FenceEpoch: 1,
+			NodeId: nodeID, NodeInstanceId: instanceID, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
+			FenceEpoch: 1,
 		}
 		p.nodes[nodeID] = n
 	}
@@ -163,7 +173,9 @@ func (p *Backend) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 }
 
 // OpenSessions answers each Hello with a welcome and the next generation, unless a hook refuses or challenges it.
-func (p *Backend) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
+func (p *Backend) OpenSessions(_ context.Context,
+	req *recoveryv1.OpenSessionsRequest,
+) (*recoveryv1.OpenSessionsResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("OpenSessions")
@@ -185,7 +197,10 @@ func (p *Backend) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRe
 		}
 		n.Issued++
 		p.replaced[s.GetSessionId()] = s.GetReplacesNonce()
-		join, err := p.Keys.Sign(joinstate.State{NodeID: s.GetNodeId(), NodeInstanceID: s.GetNodeInstanceId(), Generation: n.GetIssued(), Serial: s.GetSerial()})
+		join, err := p.Keys.Sign(joinstate.State{
+			NodeID: s.GetNodeId(), NodeInstanceID: s.GetNodeInstanceId(),
+			Generation: n.GetIssued(), Serial: s.GetSerial(),
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -195,7 +210,9 @@ func (p *Backend) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRe
 }
 
 // ConfirmSessions counts Ready.
-func (p *Backend) ConfirmSessions(_ context.Context, req *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error) {
+func (p *Backend) ConfirmSessions(_ context.Context,
+	req *recoveryv1.ConfirmSessionsRequest,
+) (*recoveryv1.ConfirmSessionsResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("ConfirmSessions")
@@ -220,9 +237,10 @@ func (p *Backend) ConfirmSessions(_ context.Context, req *recoveryv1.ConfirmSess
 
 func clone(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
 	return &recoveryv1.NodeAuthority{
-		NodeId: n.GetNodeId(), NodeInstanceId: n.GetNodeInstanceId(), State: n.GetState(), FenceEpoch: n.GetFenceEpoch(), CurrentSerial: n.GetCurrentSerial(),
-		NextSerial: n.GetNextSerial(), Issued: n.GetIssued(), Confirmed: n.GetConfirmed(), ConfirmedSessionId: n.GetConfirmedSessionId(),
-		ReplacedNonce: n.GetReplacedNonce(), Launched: n.GetLaunched(),
+		NodeId: n.GetNodeId(), NodeInstanceId: n.GetNodeInstanceId(), State: n.GetState(), FenceEpoch: n.GetFenceEpoch(),
+		CurrentSerial: n.GetCurrentSerial(), NextSerial: n.GetNextSerial(), Issued: n.GetIssued(),
+		Confirmed: n.GetConfirmed(), ConfirmedSessionId: n.GetConfirmedSessionId(), ReplacedNonce: n.GetReplacedNonce(),
+		Launched: n.GetLaunched(),
 	}
 }
 
@@ -329,5 +347,8 @@ func (p *Backend) hintLocked(m *lifecyclev1.WatchWorkResponse) {
 // Task makes an offer for a node. Its envelope is not signed: nodeapi carries it and does not read it.
 func Task(nodeID string, bytes int) *lifecyclev1.LeasedTask {
 	ref := &nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}
-	return &lifecyclev1.LeasedTask{NodeId: nodeID, Offer: &nodev1.TaskOffer{Envelope: make([]byte, bytes), CorrelationId: ref.GetTaskId()}, Task: ref}
+	return &lifecyclev1.LeasedTask{
+		NodeId: nodeID,
+		Offer:  &nodev1.TaskOffer{Envelope: make([]byte, bytes), CorrelationId: ref.GetTaskId()}, Task: ref,
+	}
 }

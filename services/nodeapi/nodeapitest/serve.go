@@ -14,7 +14,9 @@ import (
 )
 
 // ReportChallenge records how a challenge ended.
-func (p *Backend) ReportChallenge(_ context.Context, req *recoveryv1.ReportChallengeRequest) (*recoveryv1.ReportChallengeResponse, error) {
+func (p *Backend) ReportChallenge(_ context.Context,
+	req *recoveryv1.ReportChallengeRequest,
+) (*recoveryv1.ReportChallengeResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count("ReportChallenge")
@@ -27,7 +29,9 @@ func (p *Backend) ReportChallenge(_ context.Context, req *recoveryv1.ReportChall
 }
 
 // RenewCertificate returns the result of the hook Renew.
-func (p *Backend) RenewCertificate(_ context.Context, req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
+func (p *Backend) RenewCertificate(_ context.Context,
+	req *recoveryv1.RenewCertificateRequest,
+) (*recoveryv1.RenewCertificateResponse, error) {
 	p.mu.Lock()
 	p.count("RenewCertificate")
 	renew := p.Renew
@@ -47,7 +51,9 @@ func (w *watcher) put(f *recoveryv1.WatchAuthorityResponse) {
 }
 
 // WatchAuthority sends a snapshot, then deltas, and answers pings after them.
-func (p *Backend) WatchAuthority(ctx context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
+func (p *Backend) WatchAuthority(ctx context.Context,
+	stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse],
+) error {
 	first, err := stream.Receive()
 	if err != nil || first.GetSubscribe() == nil {
 		return errors.Join(errors.New("no subscription"), err)
@@ -112,7 +118,9 @@ type gates struct {
 }
 
 // SessionsReady raises every gate that the hook does not refuse.
-func (g gates) SessionsReady(_ context.Context, req *lifecyclev1.SessionsReadyRequest) (*lifecyclev1.SessionsReadyResponse, error) {
+func (g gates) SessionsReady(_ context.Context,
+	req *lifecyclev1.SessionsReadyRequest,
+) (*lifecyclev1.SessionsReadyResponse, error) {
 	p := g.backend
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,7 +166,9 @@ type tasks struct {
 }
 
 // WatchWork passes hints on.
-func (t tasks) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, stream *connect.ServerStream[lifecyclev1.WatchWorkResponse]) error {
+func (t tasks) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest,
+	stream *connect.ServerStream[lifecyclev1.WatchWorkResponse],
+) error {
 	p := t.backend
 	ch := make(chan *lifecyclev1.WatchWorkResponse, 256)
 	p.mu.Lock()
@@ -186,7 +196,9 @@ func (t tasks) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, s
 }
 
 // LeaseTasks hands out what was queued.
-func (t tasks) LeaseTasks(_ context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
+func (t tasks) LeaseTasks(_ context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse,
+	error,
+) {
 	p := t.backend
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,7 +219,9 @@ func (t tasks) LeaseTasks(_ context.Context, req *lifecyclev1.LeaseTasksRequest)
 }
 
 // ReportTasks records and acknowledges, unless the hook fails.
-func (t tasks) ReportTasks(_ context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
+func (t tasks) ReportTasks(_ context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse,
+	error,
+) {
 	p := t.backend
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -77,7 +77,8 @@ func (r *Relay) ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequest) (
 		return nil, fault.New(commonv1.Reason_REASON_NODE_NOT_CONNECTED, "")
 	}
 	if sess.Protocol() < outputProtocol {
-		return nil, fault.New(commonv1.Reason_REASON_AGENT_OUTDATED, "the agent of the node is of a version that cannot be asked for output")
+		return nil, fault.New(commonv1.Reason_REASON_AGENT_OUTDATED,
+			"the agent of the node is of a version that cannot be asked for output")
 	}
 	id := ids.New()
 	wait, err := r.begin(id, sess, req)
@@ -88,7 +89,8 @@ func (r *Relay) ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequest) (
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_OutputRequest{OutputRequest: &nodev1.OutputRequest{
-		RequestId: id, WorkspaceId: req.GetWorkspaceId(), Epoch: req.GetEpoch(), Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
+		RequestId: id, WorkspaceId: req.GetWorkspaceId(), Epoch: req.GetEpoch(), Workload: req.GetWorkload(),
+		Previous: req.GetPrevious(), From: req.GetFrom(),
 		MaxBytes: req.GetMaxBytes(),
 	}}})
 	if sess.Gone() { // Gone may have been called before the request was registered
@@ -104,10 +106,12 @@ func (r *Relay) ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequest) (
 		}
 		return &nodev1.ReadOutputResponse{Output: chunk.GetOutput()}, nil
 	case <-wait.gone:
-		return nil, fault.New(commonv1.Reason_REASON_NODE_NOT_CONNECTED, "the session of the node's agent ended before it answered")
+		return nil, fault.New(commonv1.Reason_REASON_NODE_NOT_CONNECTED,
+			"the session of the node's agent ended before it answered")
 	case <-ctx.Done():
 		return nil, fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "the agent of the node did not answer in time",
-			fault.WithAction(commonv1.Action_ACTION_WAIT), fault.RetryAfter(OutputEvery), fault.Remedy("ask again; if it stays, look at the node: gpuaas nodes get"))
+			fault.WithAction(commonv1.Action_ACTION_WAIT), fault.RetryAfter(OutputEvery),
+			fault.Remedy("ask again; if it stays, look at the node: gpuaas nodes get"))
 	}
 }
 
@@ -119,7 +123,8 @@ func refusal(d *commonv1.Denial) error {
 		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_AGENT_OUTDATED:
 		return fault.FromDenial(d)
 	default:
-		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the agent could not read the output", fault.Cause(errors.New(d.GetMessage())))
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the agent could not read the output",
+			fault.Cause(errors.New(d.GetMessage())))
 	}
 }
 
@@ -130,11 +135,13 @@ func (r *Relay) begin(id string, sess Session, req *nodev1.ReadOutputRequest) (*
 	defer r.mu.Unlock()
 	key, now := workloadKey{req.GetWorkspaceId(), req.GetWorkload()}, time.Now()
 	if left := OutputEvery - now.Sub(r.read[key]); left > 0 {
-		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "the output of this workload was read less than two seconds ago",
+		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED,
+			"the output of this workload was read less than two seconds ago",
 			fault.RetryAfter(max(left, 10*time.Millisecond)), fault.Remedy("ask again after the given time"))
 	}
 	if len(r.waiting) >= waitingInAll || r.ofNode[req.GetNodeId()] >= waitingOfNode {
-		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "too many requests for output wait here", fault.RetryAfter(OutputEvery))
+		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "too many requests for output wait here",
+			fault.RetryAfter(OutputEvery))
 	}
 	if len(r.read) >= mostWorkloads {
 		for k, at := range r.read {

@@ -44,7 +44,10 @@ func newRelay(t *testing.T, sess *fakeSession) *relay.Relay {
 }
 
 func request(node, workload string) *nodev1.ReadOutputRequest {
-	return &nodev1.ReadOutputRequest{NodeId: node, WorkspaceId: "01970000-0000-7000-8000-00000000000a", Epoch: 1, Workload: workload}
+	return &nodev1.ReadOutputRequest{
+		NodeId: node, WorkspaceId: "01970000-0000-7000-8000-00000000000a", Epoch: 1,
+		Workload: workload,
+	}
 }
 
 func wants(t *testing.T, what string, err error, reason commonv1.Reason) {

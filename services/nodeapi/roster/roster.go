@@ -100,7 +100,10 @@ func (r *Roster) Go(f func()) { r.wg.Go(f) }
 // Add registers a session that is opening. Its Hello must have come by firstFrameBy.
 func (r *Roster) Add(id string, ident Identity, stream Stream, firstFrameBy, retireAt time.Time) *Session {
 	now := time.Now()
-	s := &Session{ID: id, Identity: ident, OpenedAt: now, opened: now.Add(r.cfg.Offset()), RetireAt: retireAt, roster: r, stream: stream, openBy: firstFrameBy}
+	s := &Session{
+		ID: id, Identity: ident, OpenedAt: now, opened: now.Add(r.cfg.Offset()), RetireAt: retireAt, roster: r,
+		stream: stream, openBy: firstFrameBy,
+	}
 	s.Seen(now)
 	s.state.Store(int32(commonv1.SessionState_SESSION_STATE_OPENING))
 	r.mu.Lock()
@@ -167,7 +170,8 @@ func (r *Roster) Admit(s *Session) {
 	s.openBy = time.Time{}
 	replaces := s.replaces
 	s.mu.Unlock()
-	s.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_OPENING), int32(commonv1.SessionState_SESSION_STATE_ADMITTED))
+	s.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_OPENING),
+		int32(commonv1.SessionState_SESSION_STATE_ADMITTED))
 	r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_ADMITTED, true))
 	if old != nil && old != s {
 		r.replace(old, replaces)
@@ -183,7 +187,8 @@ func (r *Roster) replace(old *Session, replacedNonce string) {
 		})
 		return
 	}
-	if !old.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_ADMITTED), int32(commonv1.SessionState_SESSION_STATE_DRAINING)) {
+	if !old.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_ADMITTED),
+		int32(commonv1.SessionState_SESSION_STATE_DRAINING)) {
 		return
 	}
 	old.mu.Lock()
@@ -254,13 +259,16 @@ func (r *Roster) judge(s *Session, n *recoveryv1.NodeAuthority) {
 		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "this node was enrolled anew"), ""))
 		return
 	}
-	if n.GetConfirmed() > gen && n.GetConfirmedSessionId() != s.ID && s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
+	if n.GetConfirmed() > gen && n.GetConfirmedSessionId() != s.ID &&
+		s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
 		r.replace(s, n.GetReplacedNonce())
 		return
 	}
 	serial := s.Identity.Serial
-	if s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED && serial != n.GetCurrentSerial() && serial != n.GetNextSerial() {
-		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SERIAL_SUPERSEDED, "this certificate does not count any more"), ""))
+	if s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED && serial != n.GetCurrentSerial() &&
+		serial != n.GetNextSerial() {
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SERIAL_SUPERSEDED,
+			"this certificate does not count any more"), ""))
 	}
 }
 
@@ -277,8 +285,8 @@ func stateDenial(n *recoveryv1.NodeAuthority) *commonv1.Denial {
 		if n.GetLaunched() {
 			// Recovery knows whether a later epoch has the instance's workspace, and reports that the instance was still alive.
 			// The agent is told to open a session, which asks recovery.
-			return fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "this instance was retired: open a session to learn why",
-				fault.RetryAfter(100*time.Millisecond)), "")
+			return fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN,
+				"this instance was retired: open a session to learn why", fault.RetryAfter(100*time.Millisecond)), "")
 		}
 		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "this node is retired"), "")
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
@@ -347,7 +355,8 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	endsSoon := dbNow.After(due) && s.OpenedAt.Add(r.cfg.Offset()).Before(due)
 	overdue := !s.openBy.IsZero() && now.After(s.openBy) && s.cutAt.IsZero()
 	wasLate := s.late
-	isLate := state == commonv1.SessionState_SESSION_STATE_ADMITTED && now.Sub(s.LastSeen()) > min(max(r.cfg.LateAfter, 3*s.interval), stale)
+	isLate := state == commonv1.SessionState_SESSION_STATE_ADMITTED &&
+		now.Sub(s.LastSeen()) > min(max(r.cfg.LateAfter, 3*s.interval), stale)
 	s.late = isLate
 	retire := state == commonv1.SessionState_SESSION_STATE_ADMITTED && !s.retiring &&
 		(now.After(s.RetireAt) || endsSoon)
@@ -363,9 +372,11 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	case overdue:
 		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "the session was not opened in time"), ""))
 	case expired:
-		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED, "the certificate of this session has run out"), ""))
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED,
+			"the certificate of this session has run out"), ""))
 	case tooOld:
-		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_STREAM_MAX_AGE, "the session is too old and was not replaced"), ""))
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_STREAM_MAX_AGE,
+			"the session is too old and was not replaced"), ""))
 	case retire:
 		spread := replaceSpread
 		if endsSoon {

@@ -82,7 +82,8 @@ func (f *facts) late() []bool {
 func admitted(r *Roster, stuck chan struct{}) (*Session, *wire) {
 	w := &wire{closed: make(chan struct{}), stuck: stuck}
 	now := time.Now()
-	s := r.Add("session", Identity{NodeID: "node", Serial: "1", NotAfter: now.Add(8 * time.Hour), Conn: w}, w, now.Add(5*time.Second), now.Add(time.Hour))
+	s := r.Add("session", Identity{NodeID: "node", Serial: "1", NotAfter: now.Add(8 * time.Hour), Conn: w}, w,
+		now.Add(5*time.Second), now.Add(time.Hour))
 	r.Opening(s)
 	s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
 	r.Admit(s)
@@ -148,7 +149,8 @@ func TestCertificateEndsByTheDatabasesClock(t *testing.T) {
 	in(t, Config{Offset: func() time.Duration { return 2 * time.Hour }}, func(r *Roster, _ *facts) {
 		w := &wire{closed: make(chan struct{})}
 		now := time.Now()
-		s := r.Add("session", Identity{NodeID: "node", NotAfter: now.Add(8 * time.Hour), Conn: w}, w, now, now.Add(24*time.Hour))
+		s := r.Add("session", Identity{NodeID: "node", NotAfter: now.Add(8 * time.Hour), Conn: w}, w, now,
+			now.Add(24*time.Hour))
 		s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
 		r.Admit(s)
 		s.SetWorkReady()
@@ -157,7 +159,8 @@ func TestCertificateEndsByTheDatabasesClock(t *testing.T) {
 			t.Error("ended before its certificate")
 		}
 		time.Sleep(2 * time.Second)
-		if got := w.last().GetDenied().GetReason(); !w.isClosed() || got != commonv1.Reason_REASON_CERTIFICATE_EXPIRED || s.MayLease() {
+		if got := w.last().GetDenied().GetReason(); !w.isClosed() || got != commonv1.Reason_REASON_CERTIFICATE_EXPIRED ||
+			s.MayLease() {
 			t.Errorf("closed %t, because of %s", w.isClosed(), got)
 		}
 		r.Remove(s)
@@ -232,7 +235,8 @@ func TestUnopenedSessionIsClosed(t *testing.T) {
 	in(t, Config{}, func(r *Roster, events *facts) {
 		w := &wire{closed: make(chan struct{})}
 		now := time.Now()
-		s := r.Add("session", Identity{NodeID: "node", NotAfter: now.Add(time.Hour), Conn: w}, w, now.Add(5*time.Second), now.Add(time.Hour))
+		s := r.Add("session", Identity{NodeID: "node", NotAfter: now.Add(time.Hour), Conn: w}, w, now.Add(5*time.Second),
+			now.Add(time.Hour))
 		time.Sleep(6 * time.Second)
 		if got := w.last().GetDenied().GetReason(); !w.isClosed() || got != commonv1.Reason_REASON_DEADLINE_EXCEEDED {
 			t.Errorf("closed %t, because of %s", w.isClosed(), got)
@@ -250,7 +254,8 @@ func TestAdmissionsThatCrossLeaveTheNewerSession(t *testing.T) {
 		made := func(id string, generation int64) (*Session, *wire) {
 			w := &wire{closed: make(chan struct{})}
 			now := time.Now()
-			s := r.Add(id, Identity{NodeID: "node", Serial: id, NotAfter: now.Add(8 * time.Hour), Conn: w}, w, now.Add(5*time.Second), now.Add(time.Hour))
+			s := r.Add(id, Identity{NodeID: "node", Serial: id, NotAfter: now.Add(8 * time.Hour), Conn: w}, w,
+				now.Add(5*time.Second), now.Add(time.Hour))
 			r.Opening(s)
 			s.Welcomed("instance", generation, id, "", AgentFacts{})
 			return s, w
@@ -263,7 +268,8 @@ func TestAdmissionsThatCrossLeaveTheNewerSession(t *testing.T) {
 		if r.Current("node") != newer || newerWire.isClosed() {
 			t.Error("the newer session was replaced by an older one")
 		}
-		if got := olderWire.last().GetDenied().GetReason(); !olderWire.isClosed() || got != commonv1.Reason_REASON_SESSION_SUPERSEDED {
+		if got := olderWire.last().GetDenied().GetReason(); !olderWire.isClosed() ||
+			got != commonv1.Reason_REASON_SESSION_SUPERSEDED {
 			t.Errorf("the older session: closed %t, because of %s", olderWire.isClosed(), got)
 		}
 		r.Remove(older)
@@ -299,7 +305,8 @@ func TestShortCertificatesAreReplacedInTime(t *testing.T) {
 				w := &wire{closed: make(chan struct{})}
 				now := time.Now()
 				end := now.Add(tt.life)
-				s := r.Add("session", Identity{NodeID: "node", NotAfter: end, Life: tt.life, Conn: w}, w, now, now.Add(24*time.Hour))
+				s := r.Add("session", Identity{NodeID: "node", NotAfter: end, Life: tt.life, Conn: w}, w, now,
+					now.Add(24*time.Hour))
 				s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
 				r.Admit(s)
 				const tick = 250 * time.Millisecond

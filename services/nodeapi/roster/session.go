@@ -277,7 +277,8 @@ func (s *Session) Close(d *commonv1.Denial) {
 	if already {
 		return
 	}
-	s.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_ADMITTED), int32(commonv1.SessionState_SESSION_STATE_DRAINING))
+	s.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_ADMITTED),
+		int32(commonv1.SessionState_SESSION_STATE_DRAINING))
 	s.sendDenied(d)
 	s.roster.nudge()
 }

@@ -11,7 +11,8 @@ import (
 func TestAnUnknownStateWaits(t *testing.T) {
 	for _, state := range []commonv1.NodeIdentityState{commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED, 99} {
 		d := stateDenial(&recoveryv1.NodeAuthority{State: state})
-		if d.GetReason() != commonv1.Reason_REASON_RECORD_UNREADABLE || d.GetAction() != commonv1.Action_ACTION_WAIT || d.GetRetryAfter().AsDuration() <= 0 {
+		if d.GetReason() != commonv1.Reason_REASON_RECORD_UNREADABLE || d.GetAction() != commonv1.Action_ACTION_WAIT ||
+			d.GetRetryAfter().AsDuration() <= 0 {
 			t.Errorf("state %d: %v", state, d)
 		}
 	}

@@ -54,7 +54,8 @@ func TestARefusedSerialHasTheSmallestBudget(t *testing.T) {
 	p := payer{node: "node", serial: "01", source: "192.0.2.1/32"}
 	// A refusal that the content of a Hello can cause does not count against the serial.
 	for _, reason := range []commonv1.Reason{
-		commonv1.Reason_REASON_CHALLENGE_FAILED, commonv1.Reason_REASON_IDENTITY_MISMATCH, commonv1.Reason_REASON_JOIN_STATE_LOST, commonv1.Reason_REASON_UNAVAILABLE,
+		commonv1.Reason_REASON_CHALLENGE_FAILED, commonv1.Reason_REASON_IDENTITY_MISMATCH,
+		commonv1.Reason_REASON_JOIN_STATE_LOST, commonv1.Reason_REASON_UNAVAILABLE,
 	} {
 		if b.judged(p, fault.New(reason, ""), now); b.isRefused(p.certificate(), now) {
 			t.Errorf("%s counts against the serial", reason)
@@ -107,8 +108,8 @@ func TestTablesOfBudgetsAreBounded(t *testing.T) {
 
 func TestSources(t *testing.T) {
 	for remote, want := range map[string]string{
-		"192.0.2.7:1234": "192.0.2.7/32", "[2001:db8:1:2:3:4:5:6]:1234": "2001:db8:1:2::/64", "[::ffff:192.0.2.7]:1": "192.0.2.7/32",
-		"[fe80::1%eth0]:1": "fe80::/64", "pipe": "pipe",
+		"192.0.2.7:1234": "192.0.2.7/32", "[2001:db8:1:2:3:4:5:6]:1234": "2001:db8:1:2::/64",
+		"[::ffff:192.0.2.7]:1": "192.0.2.7/32", "[fe80::1%eth0]:1": "fe80::/64", "pipe": "pipe",
 	} {
 		if got := sourceOf(remote); got != want {
 			t.Errorf("source of %s is %s, want %s", remote, got, want)

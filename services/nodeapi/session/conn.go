@@ -47,7 +47,8 @@ func (authInfo) AuthType() string { return "tls" }
 // ServerHandshake authenticates a connection.
 func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn := tls.Server(raw, t.tls)
-	ctx, cancel := context.WithTimeout(context.Background(), t.timeout) //nolint:forbidigo // grpc gives this call no context
+	//nolint:forbidigo // grpc gives this call no context
+	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
 	if err := conn.HandshakeContext(ctx); err != nil {
 		t.reject(raw, err)
@@ -63,7 +64,10 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 		t.reject(raw, errProtocol)
 		return nil, nil, errors.Join(errProtocol, conn.Close())
 	}
-	return conn, authInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, peer: p, conn: raw, streams: &pace{}}, nil
+	return conn, authInfo{
+		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+		peer:           p, conn: raw, streams: &pace{},
+	}, nil
 }
 
 func (t *transport) reject(raw net.Conn, err error) {

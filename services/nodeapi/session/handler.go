@@ -96,7 +96,8 @@ func aside(f func() error) error {
 func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 	frame, err := h.stream.Recv()
 	if status.Code(err) == codes.ResourceExhausted {
-		return nil, fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT), fault.RetryAfter(invalidWait), fault.Cause(err))
+		return nil, fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT),
+			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
 	if err != nil {
 		return nil, err
@@ -104,14 +105,16 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 	now := time.Now()
 	h.sess.Seen(now)
 	if !h.pace.frame(now, h.server.lim.FramesPerSecond) {
-		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this session sends too many frames", fault.RetryAfter(5*time.Second))
+		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this session sends too many frames",
+			fault.RetryAfter(5*time.Second))
 	}
 	if hb := frame.GetHeartbeat(); hb != nil && hb.GetChangedFacts() == nil {
 		return frame, nil // it has no field that could be invalid
 	}
 	if err := h.server.validate.Validate(frame); err != nil {
 		// The action is wait and not stop: an agent of another version may succeed after an update of either side.
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the frame is not valid", fault.WithAction(commonv1.Action_ACTION_WAIT),
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the frame is not valid",
+			fault.WithAction(commonv1.Action_ACTION_WAIT),
 			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
 	scrub(frame)
@@ -145,9 +148,10 @@ func (h *handler) open(ctx context.Context) error {
 	h.server.deps.Roster.Opening(h.sess)
 	answered := h.working()
 	res, err := h.server.openings.Do(ctx, &recoveryv1.OpenSession{
-		SessionId: h.sess.ID, NodeId: hello.GetNodeId(), NodeInstanceId: hello.GetNodeInstanceId(), Serial: h.sess.Identity.Serial,
-		JoinState: hello.GetJoinState(), ReplicaId: h.server.cfg.ReplicaID, BootId: hello.GetBootId(), MachineId: hello.GetHost().GetMachineId(),
-		RemoteAddress: h.sess.Identity.Remote, AgentVersion: hello.GetAgentVersion(), ReplacesNonce: hello.GetReplacesNonce(),
+		SessionId: h.sess.ID, NodeId: hello.GetNodeId(), NodeInstanceId: hello.GetNodeInstanceId(),
+		Serial: h.sess.Identity.Serial, JoinState: hello.GetJoinState(), ReplicaId: h.server.cfg.ReplicaID,
+		BootId: hello.GetBootId(), MachineId: hello.GetHost().GetMachineId(), RemoteAddress: h.sess.Identity.Remote,
+		AgentVersion: hello.GetAgentVersion(), ReplacesNonce: hello.GetReplacesNonce(),
 		KeySha256: h.leaf.KeySHA256,
 	})
 	answered()
@@ -178,8 +182,8 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	nonce := h.sess.ID + "." + rand.Text()[:16]
 	h.join = res.GetJoinState()
 	h.sess.Welcomed(hello.GetNodeInstanceId(), res.GetGeneration(), nonce, hello.GetReplacesNonce(), roster.AgentFacts{
-		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(), BootID: hello.GetBootId(),
-		Host: hello.GetHost(), Profile: hello.GetProfile(), Diags: hello.GetDiagnostics(),
+		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(),
+		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: hello.GetProfile(), Diags: hello.GetDiagnostics(),
 	})
 	policy := h.server.deps.Policy()
 	h.sess.SetInterval(policy.GetHeartbeatInterval().AsDuration())
@@ -267,8 +271,10 @@ func (h *handler) raiseGate(ctx context.Context, generation int64) {
 		for !sess.Gone() && s.deps.View.WaitFresh(ctx) == nil {
 			held := keys.current()
 			res, err := s.readies.Do(ctx, &lifecyclev1.SessionReady{
-				NodeId: sess.Identity.NodeID, NodeInstanceId: hello.GetNodeInstanceId(), SessionId: sess.ID, Generation: generation, JoinState: join,
-				LedgerId: hello.GetLedgerId(), TasksInFlight: hello.GetTasksInFlight(), TaskTypes: hello.GetTaskTypes(), Host: hello.GetHost(),
+				NodeId: sess.Identity.NodeID, NodeInstanceId: hello.GetNodeInstanceId(), SessionId: sess.ID, Generation: generation,
+				JoinState: join, LedgerId: hello.GetLedgerId(), TasksInFlight: hello.GetTasksInFlight(),
+				TaskTypes:  hello.GetTaskTypes(),
+				Host:       hello.GetHost(),
 				TaskKeyIds: held,
 			})
 			if err == nil && res.GetAccepted() {
@@ -294,7 +300,8 @@ func (h *handler) raiseGate(ctx context.Context, generation int64) {
 			if pause < time.Second && fault.Has(err, commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
 				level = slog.LevelDebug
 			}
-			s.deps.Logger.Log(ctx, level, "gate not raised", slog.String("node_id", sess.Identity.NodeID), slog.Any("error", err))
+			s.deps.Logger.Log(ctx, level, "gate not raised", slog.String("node_id", sess.Identity.NodeID),
+				slog.Any("error", err))
 			select {
 			case <-time.After(pause):
 				pause = min(2*pause, 2*time.Second)
@@ -455,7 +462,8 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 	select {
 	case h.renew <- struct{}{}:
 	default:
-		answer(&nodev1.CertificateIssued{Denied: fault.ToDenial(fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "a renewal is under way", fault.RetryAfter(time.Second)), "")})
+		answer(&nodev1.CertificateIssued{Denied: fault.ToDenial(fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT,
+			"a renewal is under way", fault.RetryAfter(time.Second)), "")})
 		return
 	}
 	s, sess, instance, done := h.server, h.sess, h.sess.InstanceID(), h.renew
@@ -465,18 +473,23 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		res, err := s.deps.Authority.RenewCertificate(ctx, &recoveryv1.RenewCertificateRequest{
-			NodeId: sess.Identity.NodeID, NodeInstanceId: instance, SessionId: sess.ID, Serial: sess.Identity.Serial, Csr: f.GetCsr(),
+			NodeId: sess.Identity.NodeID, NodeInstanceId: instance, SessionId: sess.ID, Serial: sess.Identity.Serial,
+			Csr: f.GetCsr(),
 		})
 		over() // the agent may request another as soon as it has the answer
 		if err != nil {
-			s.deps.Logger.WarnContext(ctx, "certificate not renewed", slog.String("node_id", sess.Identity.NodeID), slog.Any("error", err))
+			s.deps.Logger.WarnContext(ctx, "certificate not renewed", slog.String("node_id", sess.Identity.NodeID),
+				slog.Any("error", err))
 			answer(&nodev1.CertificateIssued{Denied: fault.ToDenial(err, "")})
 			return
 		}
 		if failpoint.Hit("nodeapi.renew.before_send") != nil {
 			return
 		}
-		answer(&nodev1.CertificateIssued{CertificateChainPem: res.GetCertificateChainPem(), RecoveryToken: res.GetRecoveryToken()})
+		answer(&nodev1.CertificateIssued{
+			CertificateChainPem: res.GetCertificateChainPem(),
+			RecoveryToken:       res.GetRecoveryToken(),
+		})
 	})
 }
 

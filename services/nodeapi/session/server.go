@@ -229,13 +229,17 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)
 	cfg.ServiceRoots.notify(s.sendRoots)
-	creds := &transport{tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now, onReject: func(r pki.Reject) {
-		deps.Metrics.TLSReject(string(r.Reason))
-		deps.Logger.Info("handshake refused", slog.String("reason", string(r.Reason)), slog.String("claimed_unverified", r.ClaimedUnverified),
-			slog.String("remote", r.Remote), slog.Any("error", r.Err))
-	}}
-	s.grpc = grpc.NewServer(append(lim.Transport(), grpc.Creds(creds), grpc.InTapHandle(s.tap), grpc.StreamInterceptor(s.protect),
-		grpc.WaitForHandlers(true))...)
+	creds := &transport{
+		tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now,
+		onReject: func(r pki.Reject) {
+			deps.Metrics.TLSReject(string(r.Reason))
+			deps.Logger.Info("handshake refused", slog.String("reason", string(r.Reason)),
+				slog.String("claimed_unverified", r.ClaimedUnverified),
+				slog.String("remote", r.Remote), slog.Any("error", r.Err))
+		},
+	}
+	s.grpc = grpc.NewServer(append(lim.Transport(), grpc.Creds(creds), grpc.InTapHandle(s.tap),
+		grpc.StreamInterceptor(s.protect), grpc.WaitForHandlers(true))...)
 	nodev1.RegisterNodeServiceServer(s.grpc, s)
 	return s, nil
 }
@@ -259,7 +263,9 @@ func (s *Server) tap(ctx context.Context, _ *tap.Info) (context.Context, error) 
 }
 
 // protect recovers a panic in a handler, which then ends that stream alone.
-func (s *Server) protect(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+func (s *Server) protect(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo,
+	handler grpc.StreamHandler,
+) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.deps.Logger.ErrorContext(ss.Context(), "stream handler panicked", slog.Any("panic", p))
@@ -271,7 +277,10 @@ func (s *Server) protect(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo
 
 // Serve accepts agents on lis until Stop.
 func (s *Server) Serve(lis net.Listener) error {
-	if err := s.grpc.Serve(&shedder{Listener: lis, limit: int64(s.lim.MaxConnections), onShed: s.deps.Metrics.Shed}); err != nil {
+	if err := s.grpc.Serve(&shedder{
+		Listener: lis, limit: int64(s.lim.MaxConnections),
+		onShed: s.deps.Metrics.Shed,
+	}); err != nil {
 		return fmt.Errorf("serve agents: %w", err)
 	}
 	return nil
@@ -313,7 +322,9 @@ func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) 
 	return res.GetResults(), nil
 }
 
-func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult, error) {
+func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult,
+	error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	sent := time.Now()
@@ -325,10 +336,13 @@ func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSes
 	return res.GetResults(), nil
 }
 
-func (s *Server) readyBatch(ctx context.Context, reqs []*lifecyclev1.SessionReady) ([]*lifecyclev1.SessionReadyResult, error) {
+func (s *Server) readyBatch(ctx context.Context, reqs []*lifecyclev1.SessionReady) ([]*lifecyclev1.SessionReadyResult,
+	error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	res, err := s.deps.Gate.SessionsReady(ctx, &lifecyclev1.SessionsReadyRequest{ReplicaId: s.cfg.ReplicaID, Sessions: reqs})
+	res, err := s.deps.Gate.SessionsReady(ctx,
+		&lifecyclev1.SessionsReadyRequest{ReplicaId: s.cfg.ReplicaID, Sessions: reqs})
 	if err != nil {
 		return nil, fmt.Errorf("raise gates: %w", err)
 	}
@@ -356,13 +370,18 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	}
 	select {
 	case <-s.draining:
-		return s.refuse(stream, fault.New(commonv1.Reason_REASON_SERVER_DRAINING, "this replica is leaving", fault.RetryAfter(time.Second)))
+		return s.refuse(stream, fault.New(commonv1.Reason_REASON_SERVER_DRAINING, "this replica is leaving",
+			fault.RetryAfter(time.Second)))
 	default:
 	}
-	ident := roster.Identity{NodeID: info.peer.ID.Name, Serial: info.peer.Serial, NotAfter: info.peer.NotAfter, Life: pki.Life(info.peer.Leaf), Remote: info.conn.RemoteAddr().String(), Conn: info.conn}
+	ident := roster.Identity{
+		NodeID: info.peer.ID.Name, Serial: info.peer.Serial, NotAfter: info.peer.NotAfter,
+		Life: pki.Life(info.peer.Leaf), Remote: info.conn.RemoteAddr().String(), Conn: info.conn,
+	}
 	maxAge := s.deps.Policy().GetStreamMaxAge().AsDuration()
 	if now.Add(s.cfg.Clock.Offset()).After(ident.NotAfter) {
-		return s.refuse(stream, fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED, "the certificate of this connection has run out"))
+		return s.refuse(stream, fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED,
+			"the certificate of this connection has run out"))
 	}
 	sess := s.deps.Roster.Add(ids.New(), ident, stream, now.Add(s.lim.FirstFrame), roster.RetireTime(now, maxAge))
 	defer s.deps.Gone(sess)

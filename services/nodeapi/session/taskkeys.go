@@ -33,7 +33,8 @@ func (l *KeyList) Replace(links []pki.Link) {
 	keys := make([]*nodev1.TaskKey, len(links))
 	for i, link := range links {
 		keys[i] = &nodev1.TaskKey{
-			KeyId: link.KeyID, PublicKey: link.Public, EndorsedBy: link.EndorsedBy, Endorsement: link.Endorsement, Retired: link.Retired,
+			KeyId: link.KeyID, PublicKey: link.Public, EndorsedBy: link.EndorsedBy, Endorsement: link.Endorsement,
+			Retired: link.Retired,
 		}
 	}
 	l.mu.Lock()
@@ -141,7 +142,8 @@ func (s *Server) reportKeys(ctx context.Context, sess *roster.Session, keys *age
 				continue
 			}
 			if err != nil {
-				s.deps.Logger.DebugContext(ctx, "keys of an agent not reported", slog.String("node_id", sess.Identity.NodeID), slog.Any("error", err))
+				s.deps.Logger.DebugContext(ctx, "keys of an agent not reported", slog.String("node_id", sess.Identity.NodeID),
+					slog.Any("error", err))
 			}
 			select {
 			case <-time.After(pause):

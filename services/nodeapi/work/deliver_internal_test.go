@@ -26,8 +26,11 @@ type slow struct {
 	taken []string
 }
 
-func (s *slow) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
-	stuck := slices.ContainsFunc(req.GetReports(), func(n *lifecyclev1.NodeReport) bool { return n.GetNodeId() == s.stuck })
+func (s *slow) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse,
+	error,
+) {
+	stuck := slices.ContainsFunc(req.GetReports(),
+		func(n *lifecyclev1.NodeReport) bool { return n.GetNodeId() == s.stuck })
 	if len(req.GetReports()) > s.takes || stuck {
 		<-ctx.Done()
 		return nil, ctx.Err()

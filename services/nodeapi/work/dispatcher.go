@@ -230,7 +230,10 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 	byID := make(map[string]*roster.Session, len(sessions))
 	for _, s := range sessions {
 		byID[s.ID] = s
-		req.Nodes = append(req.Nodes, &lifecyclev1.NodeLease{NodeId: s.Identity.NodeID, SessionId: s.ID, Generation: s.Generation(), MaxTasks: leasePerNode})
+		req.Nodes = append(req.Nodes, &lifecyclev1.NodeLease{
+			NodeId: s.Identity.NodeID, SessionId: s.ID,
+			Generation: s.Generation(), MaxTasks: leasePerNode,
+		})
 	}
 	call, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -254,7 +257,8 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 	}
 	for _, r := range res.GetRefused() {
 		if r.GetDenial().GetAction() != commonv1.Action_ACTION_WAIT {
-			d.logger.InfoContext(ctx, "gate refused a lease", slog.String("node_id", r.GetNodeId()), slog.Any("error", fault.FromDenial(r.GetDenial())))
+			d.logger.InfoContext(ctx, "gate refused a lease", slog.String("node_id", r.GetNodeId()),
+				slog.Any("error", fault.FromDenial(r.GetDenial())))
 		}
 	}
 	d.Mark(res.GetMore()...)

@@ -25,17 +25,20 @@ func TestPartLeavesUpdatesWithoutAResult(t *testing.T) {
 	made := func(since time.Time) *pending {
 		return &pending{since: since, frames: 4, bytes: 9, report: &lifecyclev1.NodeReport{
 			NodeId: "n", SessionId: "s", Generation: 3,
-			Delivered: []*nodev1.TaskRef{ref("a"), ref("b")}, Started: []*nodev1.TaskStarted{{Task: ref("b")}}, Results: []*nodev1.TaskResult{{Task: ref("a")}},
+			Delivered: []*nodev1.TaskRef{ref("a"), ref("b")}, Started: []*nodev1.TaskStarted{{Task: ref("b")}},
+			Results: []*nodev1.TaskResult{{Task: ref("a")}},
 		}}
 	}
 	taken, left := made(now.Add(-time.Millisecond)).part(now)
 	if left == nil {
 		t.Fatal("nothing was left to wait for its result")
 	}
-	if got := of(taken.report.GetDelivered()); !slices.Equal(got, []string{"a"}) || len(taken.report.GetStarted()) != 0 || len(taken.report.GetResults()) != 1 {
+	if got := of(taken.report.GetDelivered()); !slices.Equal(got, []string{"a"}) || len(taken.report.GetStarted()) != 0 ||
+		len(taken.report.GetResults()) != 1 {
 		t.Errorf("taken: %v", taken.report)
 	}
-	if got := of(left.report.GetDelivered()); !slices.Equal(got, []string{"b"}) || len(left.report.GetStarted()) != 1 || len(left.report.GetResults()) != 0 {
+	if got := of(left.report.GetDelivered()); !slices.Equal(got, []string{"b"}) || len(left.report.GetStarted()) != 1 ||
+		len(left.report.GetResults()) != 0 {
 		t.Errorf("left: %v", left.report)
 	}
 	if left.report.GetNodeId() != "n" || left.report.GetSessionId() != "s" || left.report.GetGeneration() != 3 {

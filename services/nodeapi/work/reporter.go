@@ -106,7 +106,9 @@ func (r *Reporter) Result(ctx context.Context, s *roster.Session, f *nodev1.Task
 }
 
 // add waits for room, so that flow control stops an agent which sends more than can be reported.
-func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int, put func(*lifecyclev1.NodeReport)) error {
+func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int,
+	put func(*lifecyclev1.NodeReport),
+) error {
 	for {
 		r.mu.Lock()
 		if r.frames < maxPending && r.bytes < maxPendingBytes && !r.pending[s].full() {
@@ -126,7 +128,8 @@ func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int
 	p := r.pending[s]
 	if p == nil {
 		p = &pending{since: time.Now(), report: &lifecyclev1.NodeReport{
-			NodeId: s.Identity.NodeID, NodeInstanceId: s.InstanceID(), SessionId: s.ID, Generation: s.Generation(), LedgerId: s.LedgerID(),
+			NodeId: s.Identity.NodeID, NodeInstanceId: s.InstanceID(), SessionId: s.ID, Generation: s.Generation(),
+			LedgerId: s.LedgerID(),
 		}}
 		r.pending[s] = p
 		r.order = append(r.order, s)
@@ -172,16 +175,21 @@ func (p *pending) part(now time.Time) (*pending, *pending) {
 	}
 	n := p.report
 	rest := &lifecyclev1.NodeReport{
-		NodeId: n.GetNodeId(), NodeInstanceId: n.GetNodeInstanceId(), SessionId: n.GetSessionId(), Generation: n.GetGeneration(), LedgerId: n.GetLedgerId(),
+		NodeId: n.GetNodeId(), NodeInstanceId: n.GetNodeInstanceId(), SessionId: n.GetSessionId(),
+		Generation: n.GetGeneration(), LedgerId: n.GetLedgerId(),
 	}
-	n.Delivered, rest.Delivered = divide(n.GetDelivered(), func(ref *nodev1.TaskRef) bool { return ended[ref.GetTaskId()] })
-	n.Started, rest.Started = divide(n.GetStarted(), func(f *nodev1.TaskStarted) bool { return ended[f.GetTask().GetTaskId()] })
-	n.Progress, rest.Progress = divide(n.GetProgress(), func(f *nodev1.TaskProgress) bool { return ended[f.GetTask().GetTaskId()] })
+	n.Delivered, rest.Delivered = divide(n.GetDelivered(),
+		func(ref *nodev1.TaskRef) bool { return ended[ref.GetTaskId()] })
+	n.Started, rest.Started = divide(n.GetStarted(),
+		func(f *nodev1.TaskStarted) bool { return ended[f.GetTask().GetTaskId()] })
+	n.Progress, rest.Progress = divide(n.GetProgress(),
+		func(f *nodev1.TaskProgress) bool { return ended[f.GetTask().GetTaskId()] })
 	frames := len(rest.GetDelivered()) + len(rest.GetStarted()) + len(rest.GetProgress())
 	if frames == 0 {
 		return p, nil
 	}
-	return &pending{report: n, since: p.since, frames: p.frames - frames, bytes: p.bytes}, &pending{report: rest, since: p.since, frames: frames}
+	return &pending{report: n, since: p.since, frames: p.frames - frames, bytes: p.bytes},
+		&pending{report: rest, since: p.since, frames: frames}
 }
 
 // divide returns the elements for which goes returns true, and the others.
@@ -369,7 +377,9 @@ func timedOut(err error) bool {
 		fault.Has(err, commonv1.Reason_REASON_DEADLINE_EXCEEDED)
 }
 
-func (r *Reporter) call(ctx context.Context, reports []*lifecyclev1.NodeReport) (*lifecyclev1.ReportTasksResponse, error) {
+func (r *Reporter) call(ctx context.Context, reports []*lifecyclev1.NodeReport) (*lifecyclev1.ReportTasksResponse,
+	error,
+) {
 	call, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return r.lifecycle.ReportTasks(call, &lifecyclev1.ReportTasksRequest{ReplicaId: r.replicaID, Reports: reports})
@@ -377,7 +387,9 @@ func (r *Reporter) call(ctx context.Context, reports []*lifecyclev1.NodeReport) 
 
 // isolate sends each report of a refused batch alone, so that one node's report does not block the others, and ends a
 // session whose report is refused.
-func (r *Reporter) isolate(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport, refusal error) {
+func (r *Reporter) isolate(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport,
+	refusal error,
+) {
 	for i, one := range reports {
 		res, err := (*lifecyclev1.ReportTasksResponse)(nil), refusal
 		if len(reports) > 1 {
@@ -388,7 +400,8 @@ func (r *Reporter) isolate(ctx context.Context, sessions []*roster.Session, repo
 			r.acknowledge(ctx, sessions[i:i+1], res)
 		case batch.Refused(err):
 			r.logger.WarnContext(ctx, "report refused for good", slog.String("node_id", one.GetNodeId()), slog.Any("error", err))
-			sessions[i].Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "what this session reported is not valid"), ""))
+			sessions[i].Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION,
+				"what this session reported is not valid"), ""))
 		default:
 			// The agent sends its results again after a while.
 			r.logger.WarnContext(ctx, "report not taken", slog.String("node_id", one.GetNodeId()), slog.Any("error", err))
@@ -434,9 +447,11 @@ func (r *Reporter) refused(ctx context.Context, s *roster.Session, refusals []*l
 	if total < maxRefusals {
 		return
 	}
-	r.logger.WarnContext(ctx, "session reports attempts that nothing proves", slog.String("node_id", s.Identity.NodeID), slog.String("session_id", s.ID),
+	r.logger.WarnContext(ctx, "session reports attempts that nothing proves", slog.String("node_id", s.Identity.NodeID),
+		slog.String("session_id", s.ID),
 		slog.Int("refused", total))
-	s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "this session reported task attempts that nothing proves",
+	s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION,
+		"this session reported task attempts that nothing proves",
 		fault.Remedy("report an attempt of before this session with its signed envelope; update the agent if it does not know how")), ""))
 }
 

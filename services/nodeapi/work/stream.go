@@ -123,7 +123,9 @@ type connection struct {
 }
 
 // LeaseTasks implements Lifecycle.
-func (s *Stream) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
+func (s *Stream) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse,
+	error,
+) {
 	c := s.standing(req)
 	if c == nil {
 		return s.calls.LeaseTasks(ctx, req)
@@ -133,7 +135,9 @@ func (s *Stream) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 }
 
 // ReportTasks implements Lifecycle.
-func (s *Stream) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
+func (s *Stream) ReportTasks(ctx context.Context,
+	req *lifecyclev1.ReportTasksRequest,
+) (*lifecyclev1.ReportTasksResponse, error) {
 	c := s.standing(req)
 	if c == nil {
 		return s.calls.ReportTasks(ctx, req)
@@ -225,7 +229,8 @@ func (s *Stream) runOnce(ctx context.Context) (bool, error) {
 func (s *Stream) endLeases(ctx context.Context, c *connection, sessions []*lifecyclev1.NodeSession) {
 	_, err := c.ask(ctx, &lifecyclev1.StreamWorkRequest{Request: &lifecyclev1.StreamWorkRequest_End{End: &lifecyclev1.EndLeasesRequest{Sessions: sessions}}})
 	if err != nil {
-		s.logger.DebugContext(ctx, "sessions not named that take no leases", slog.Int("sessions", len(sessions)), slog.Any("error", err))
+		s.logger.DebugContext(ctx, "sessions not named that take no leases", slog.Int("sessions", len(sessions)),
+			slog.Any("error", err))
 	}
 }
 
@@ -285,7 +290,9 @@ func (c *connection) ended() error {
 }
 
 // ask sends a request and waits for its answer.
-func (c *connection) ask(ctx context.Context, req *lifecyclev1.StreamWorkRequest) (*lifecyclev1.StreamWorkResponse, error) {
+func (c *connection) ask(ctx context.Context, req *lifecyclev1.StreamWorkRequest) (*lifecyclev1.StreamWorkResponse,
+	error,
+) {
 	within := callWithin
 	if until, ok := ctx.Deadline(); ok {
 		within = min(within, time.Until(until))

@@ -68,18 +68,25 @@ func (b *byCall) LeaseTasks(context.Context, *lifecyclev1.LeaseTasksRequest) (*l
 	return &lifecyclev1.LeaseTasksResponse{More: []string{"by call"}}, nil
 }
 
-func (b *byCall) ReportTasks(context.Context, *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
+func (b *byCall) ReportTasks(context.Context, *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse,
+	error,
+) {
 	b.reports++
 	return &lifecyclev1.ReportTasksResponse{}, nil
 }
 
 // streaming runs a Stream over pipes until the test's function ends. Each new pipe is sent on opened.
-func streaming(t *testing.T, refusal error, do func(ctx context.Context, s *Stream, calls *byCall, opened <-chan *pipe)) {
+func streaming(t *testing.T, refusal error,
+	do func(ctx context.Context, s *Stream, calls *byCall, opened <-chan *pipe),
+) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		calls, opened := &byCall{}, make(chan *pipe, 100)
 		s := NewStream(slog.New(slog.DiscardHandler), calls, func(ctx context.Context) (Connection, error) {
-			p := &pipe{asked: make(chan *lifecyclev1.StreamWorkRequest, 8), answers: make(chan *lifecyclev1.StreamWorkResponse, 8), ended: ctx, refusal: refusal}
+			p := &pipe{
+				asked:   make(chan *lifecyclev1.StreamWorkRequest, 8),
+				answers: make(chan *lifecyclev1.StreamWorkResponse, 8), ended: ctx, refusal: refusal,
+			}
 			opened <- p
 			return p, nil
 		})
@@ -153,7 +160,10 @@ func TestABrokenStreamFailsWhatIsOpen(t *testing.T) {
 			_, err := s.ReportTasks(ctx, &lifecyclev1.ReportTasksRequest{ReplicaId: "r"})
 			failed <- err
 		}()
-		p.answers <- &lifecyclev1.StreamWorkResponse{Id: (<-p.asked).GetId(), Response: &lifecyclev1.StreamWorkResponse_Report{Report: &lifecyclev1.ReportTasksResponse{}}}
+		p.answers <- &lifecyclev1.StreamWorkResponse{
+			Id:       (<-p.asked).GetId(),
+			Response: &lifecyclev1.StreamWorkResponse_Report{Report: &lifecyclev1.ReportTasksResponse{}},
+		}
 		if err := <-failed; err != nil || calls.reports != 1 {
 			t.Errorf("over the next stream: %v, %d calls", err, calls.reports)
 		}
@@ -166,7 +176,8 @@ func TestAStreamThatSwallowsIsGivenUp(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
 		p := <-opened
 		began := time.Now()
-		if _, err := s.LeaseTasks(ctx, &lifecyclev1.LeaseTasksRequest{ReplicaId: "r"}); !timedOut(err) || time.Since(began) != callWithin {
+		if _, err := s.LeaseTasks(ctx, &lifecyclev1.LeaseTasksRequest{ReplicaId: "r"}); !timedOut(err) ||
+			time.Since(began) != callWithin {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
 		<-p.ended.Done()
@@ -195,7 +206,8 @@ func TestAnOlderLifecycleIsAskedByCalls(t *testing.T) {
 // TestALargeRequestGoesByItself checks that a request which would keep others waiting goes as a call.
 func TestALargeRequestGoesByItself(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, calls *byCall, _ <-chan *pipe) {
-		if _, err := s.ReportTasks(ctx, &lifecyclev1.ReportTasksRequest{ReplicaId: strings.Repeat("r", mostStreamed)}); err != nil || calls.reports != 1 {
+		if _, err := s.ReportTasks(ctx,
+			&lifecyclev1.ReportTasksRequest{ReplicaId: strings.Repeat("r", mostStreamed)}); err != nil || calls.reports != 1 {
 			t.Errorf("%v, %d calls", err, calls.reports)
 		}
 	})
@@ -232,7 +244,8 @@ func TestWhatNobodyAskedForIsOffered(t *testing.T) {
 		p.answers <- unasked("here")
 		p.answers <- unasked("gone", "here")
 		end := <-p.asked
-		if in := end.GetEnd().GetSessions(); len(in) != 1 || in[0].GetNodeId() != "gone" || in[0].GetSessionId() != "session of gone" {
+		if in := end.GetEnd().GetSessions(); len(in) != 1 || in[0].GetNodeId() != "gone" ||
+			in[0].GetSessionId() != "session of gone" {
 			t.Fatalf("asked %v", end)
 		}
 		got := make(chan error, 1)
@@ -241,11 +254,17 @@ func TestWhatNobodyAskedForIsOffered(t *testing.T) {
 			got <- err
 		}()
 		lease := <-p.asked // the end is not answered yet
-		p.answers <- &lifecyclev1.StreamWorkResponse{Id: lease.GetId(), Response: &lifecyclev1.StreamWorkResponse_Lease{Lease: &lifecyclev1.LeaseTasksResponse{}}}
+		p.answers <- &lifecyclev1.StreamWorkResponse{
+			Id:       lease.GetId(),
+			Response: &lifecyclev1.StreamWorkResponse_Lease{Lease: &lifecyclev1.LeaseTasksResponse{}},
+		}
 		if err := <-got; err != nil {
 			t.Error(err)
 		}
-		p.answers <- &lifecyclev1.StreamWorkResponse{Id: end.GetId(), Response: &lifecyclev1.StreamWorkResponse_End{End: &lifecyclev1.EndLeasesResponse{}}}
+		p.answers <- &lifecyclev1.StreamWorkResponse{
+			Id:       end.GetId(),
+			Response: &lifecyclev1.StreamWorkResponse_End{End: &lifecyclev1.EndLeasesResponse{}},
+		}
 		synctest.Wait()
 	})
 }
@@ -276,7 +295,10 @@ func TestSessionsThatEndedAreNamed(t *testing.T) {
 		}
 		s.Ended("b", "2")
 		s.Ended("c", "3")
-		p.answers <- &lifecyclev1.StreamWorkResponse{Id: req.GetId(), Response: &lifecyclev1.StreamWorkResponse_End{End: &lifecyclev1.EndLeasesResponse{}}}
+		p.answers <- &lifecyclev1.StreamWorkResponse{
+			Id:       req.GetId(),
+			Response: &lifecyclev1.StreamWorkResponse_End{End: &lifecyclev1.EndLeasesResponse{}},
+		}
 		if _, got = named(); len(got) != 2 || got[0] != "b 2" || got[1] != "c 3" {
 			t.Fatalf("named %v", got)
 		}

@@ -79,7 +79,8 @@ func (b *bundle) put(name string, content any, position int64) error {
 		return err
 	}
 	sum := sha256.Sum256(raw)
-	b.manifest.Files = append(b.manifest.Files, File{Name: name, Size: int64(len(raw)), SHA256: hex.EncodeToString(sum[:]), Position: position})
+	b.manifest.Files = append(b.manifest.Files,
+		File{Name: name, Size: int64(len(raw)), SHA256: hex.EncodeToString(sum[:]), Position: position})
 	return nil
 }
 

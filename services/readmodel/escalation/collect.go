@@ -83,7 +83,8 @@ type source struct {
 func (c *Collector) Write(ctx context.Context, w io.Writer, req Request) error {
 	ws := req.Workspace
 	g := &gathering{Collector: c, req: req, bundle: newBundle(w, Manifest{
-		Format: Format, WorkspaceID: ws.GetWorkspaceId(), Workspace: ws.GetTenant() + "/" + ws.GetName(), CollectedAt: req.At.UTC(), CollectedBy: req.Subject,
+		Format: Format, WorkspaceID: ws.GetWorkspaceId(), Workspace: ws.GetTenant() + "/" + ws.GetName(),
+		CollectedAt: req.At.UTC(), CollectedBy: req.Subject,
 		CorrelationID: obs.From(ctx).CorrelationID,
 	})}
 	for _, s := range g.sources() {
@@ -130,7 +131,9 @@ func (g *gathering) read(ctx context.Context, fn func(ctx context.Context, s *vi
 }
 
 // all reads every page of a list, at most mostPages of them.
-func all[T any](ctx context.Context, g *gathering, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error)) ([]T, error) {
+func all[T any](ctx context.Context, g *gathering,
+	fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error),
+) ([]T, error) {
 	var out []T
 	err := g.read(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		page := view.Page{Size: 1000}
@@ -144,14 +147,19 @@ func all[T any](ctx context.Context, g *gathering, fn func(ctx context.Context, 
 				return nil
 			}
 		}
-		g.partial = &Gap{What: "the oldest of a long list", Why: fmt.Sprintf("only the newest %d are in the bundle", len(out))}
+		g.partial = &Gap{
+			What: "the oldest of a long list",
+			Why:  fmt.Sprintf("only the newest %d are in the bundle", len(out)),
+		}
 		return nil
 	})
 	return out, err
 }
 
 // listed returns a source that reads a list of the projection.
-func listed[M proto.Message](g *gathering, keep *[]M, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]M, string, error)) func(context.Context) (any, error) {
+func listed[M proto.Message](g *gathering, keep *[]M,
+	fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]M, string, error)) func(context.Context) (any,
+	error) {
 	return func(ctx context.Context) (any, error) {
 		list, err := all(ctx, g, fn)
 		if err != nil {

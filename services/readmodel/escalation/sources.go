@@ -24,40 +24,70 @@ func (g *gathering) sources() []source {
 	return []source{
 		{"workspace.json", "the workspace", func(context.Context) (any, error) { return cleaned{g.req.Workspace}, nil }},
 		{"same_name.json", "workspaces of the same tenant and name", g.sameName},
-		{"runs.json", "the runs of all rounds", listed(g, &g.runs, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Run, string, error) {
-			return s.Runs(ctx, view.RunFilter{WorkspaceID: id}, p)
-		})},
+		{
+			"runs.json", "the runs of all rounds",
+			listed(g, &g.runs, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Run, string, error) {
+				return s.Runs(ctx, view.RunFilter{WorkspaceID: id}, p)
+			}),
+		},
 		{"timeline.json", "the timeline", g.allTimelines},
-		{"tasks.json", "the tasks and their transitions", listed(g, &g.tasks, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.Task, string, error) {
-			return s.Tasks(ctx, view.TaskFilter{WorkspaceID: id}, p)
-		})},
-		{"claims.json", "the resource claims", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Claim, string, error) {
-			return s.Claims(ctx, instances, p)
-		})},
-		{"allocations.json", "the allocations", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Allocation, string, error) {
-			list, next, err := s.Allocations(ctx, instances, p)
-			for _, a := range list {
-				g.sawNode(a.GetNodeId())
-			}
-			return list, next, err
-		})},
-		{"instances.json", "the instances", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Instance, string, error) {
-			list, next, err := s.Instances(ctx, instances, p)
-			for _, i := range list {
-				g.sawNode(i.GetNodeId())
-			}
-			return list, next, err
-		})},
+		{
+			"tasks.json", "the tasks and their transitions",
+			listed(g, &g.tasks, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.Task, string, error) {
+				return s.Tasks(ctx, view.TaskFilter{WorkspaceID: id}, p)
+			}),
+		},
+		{
+			"claims.json", "the resource claims",
+			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Claim, string, error) {
+				return s.Claims(ctx, instances, p)
+			}),
+		},
+		{
+			"allocations.json", "the allocations",
+			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Allocation, string, error) {
+				list, next, err := s.Allocations(ctx, instances, p)
+				for _, a := range list {
+					g.sawNode(a.GetNodeId())
+				}
+				return list, next, err
+			}),
+		},
+		{
+			"instances.json", "the instances",
+			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Instance, string, error) {
+				list, next, err := s.Instances(ctx, instances, p)
+				for _, i := range list {
+					g.sawNode(i.GetNodeId())
+				}
+				return list, next, err
+			}),
+		},
 		{"nodes.json", "the nodes, their sessions, facts and the agents' diagnostics", g.readNodes},
-		{"audit.json", "the audit entries", listed(g, &g.trail, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.AuditRow, string, error) {
-			return s.Audit(ctx, view.AuditFilter{WorkspaceID: id}, p)
-		})},
-		{"findings.json", "the findings", g.operators(listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Finding, string, error) {
-			return s.Findings(ctx, view.FindingFilter{WorkspaceID: id, Resolved: true}, p)
-		}))},
-		{"recoveries.json", "the recovery records", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
-			return s.Recoveries(ctx, view.RecoveryFilter{WorkspaceID: id}, p)
-		})},
+		{
+			"audit.json", "the audit entries",
+			listed(g, &g.trail, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.AuditRow, string,
+				error,
+			) {
+				return s.Audit(ctx, view.AuditFilter{WorkspaceID: id}, p)
+			}),
+		},
+		{
+			"findings.json", "the findings",
+			g.operators(listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Finding, string,
+				error,
+			) {
+				return s.Findings(ctx, view.FindingFilter{WorkspaceID: id, Resolved: true}, p)
+			})),
+		},
+		{
+			"recoveries.json", "the recovery records",
+			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.RecoveryRecord, string,
+				error,
+			) {
+				return s.Recoveries(ctx, view.RecoveryFilter{WorkspaceID: id}, p)
+			}),
+		},
 		{"incidents.json", "the incidents that speak of it", g.operators(g.incidents)},
 		{"actions.json", "which operations are possible", g.actions},
 		{"policy.json", "the policy in force", g.policy},
@@ -86,7 +116,9 @@ func (g *gathering) operators(read func(context.Context) (any, error)) func(cont
 
 // incidents returns the incidents of the mesh that name the workspace.
 func (g *gathering) incidents(ctx context.Context) (any, error) {
-	every, err := all(ctx, g, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.Incident, string, error) {
+	every, err := all(ctx, g, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.Incident, string,
+		error,
+	) {
 		return s.Incidents(ctx, true, p)
 	})
 	if err != nil {
@@ -101,7 +133,9 @@ func (g *gathering) incidents(ctx context.Context) (any, error) {
 // by themselves.
 func (g *gathering) sameName(ctx context.Context) (any, error) {
 	w := g.req.Workspace
-	return listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.Workspace, string, error) {
+	return listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.Workspace, string,
+		error,
+	) {
 		return s.Workspaces(ctx, view.WorkspaceFilter{Tenant: w.GetTenantId(), Name: w.GetName()}, p)
 	})(ctx)
 }
@@ -123,7 +157,10 @@ func (g *gathering) allTimelines(ctx context.Context) (any, error) {
 			if err != nil {
 				return err
 			}
-			out := round{RunID: r.GetRunId(), Kind: names.Of(r.GetKind()), Round: r.GetRound(), State: names.Of(r.GetState()), Items: []cleaned{}}
+			out := round{
+				RunID: r.GetRunId(), Kind: names.Of(r.GetKind()), Round: r.GetRound(), State: names.Of(r.GetState()),
+				Items: []cleaned{},
+			}
 			for _, item := range view.Timeline(r, attempts, s.Now) {
 				g.timeline = append(g.timeline, item)
 				out.Items = append(out.Items, cleaned{item})
@@ -167,7 +204,10 @@ func (g *gathering) readNodes(ctx context.Context) (any, error) {
 			})
 		}
 		if !n.GetConnected() {
-			g.bundle.lacks(Gap{What: "present facts of " + n.GetName(), Why: "its agent is not connected: what is here is from its last session"})
+			g.bundle.lacks(Gap{
+				What: "present facts of " + n.GetName(),
+				Why:  "its agent is not connected: what is here is from its last session",
+			})
 		}
 	}
 	return items(g.nodes), nil
@@ -215,7 +255,10 @@ func (g *gathering) versions(ctx context.Context) (any, error) {
 	for _, p := range g.deps.Parts {
 		said, err := p.Ask(ctx)
 		if err != nil {
-			g.bundle.lacks(Gap{What: "version and health of " + p.Name, Why: "it did not answer: " + fault.From(err).Public, Next: "gpuaas status"})
+			g.bundle.lacks(Gap{
+				What: "version and health of " + p.Name, Why: "it did not answer: " + fault.From(err).Public,
+				Next: "gpuaas status",
+			})
 			continue
 		}
 		out := part{Name: p.Name, Version: said.GetVersion(), Replica: said.GetReplicaId(), Draining: said.GetDraining()}
@@ -224,7 +267,10 @@ func (g *gathering) versions(ctx context.Context) (any, error) {
 		}
 		parts = append(parts, out)
 	}
-	g.bundle.lacks(Gap{What: "version of nodeapi", Why: "its replicas are not asked by readmodel", Next: "gpuaas version, on its hosts"})
+	g.bundle.lacks(Gap{
+		What: "version of nodeapi", Why: "its replicas are not asked by readmodel",
+		Next: "gpuaas version, on its hosts",
+	})
 	for _, n := range g.nodes {
 		parts = append(parts, part{Name: "agent of " + n.GetName(), Version: n.GetSession().GetAgentVersion()})
 	}
@@ -264,8 +310,9 @@ func (g *gathering) ids(context.Context) (any, error) {
 		add(&correlations, a.GetEntry().GetCorrelationId())
 	}
 	return map[string]any{
-		"workspace_id": w.GetWorkspaceId(), "slug": w.GetTenant() + "/" + w.GetName(), "tenant": w.GetTenant(), "tenant_id": w.GetTenantId(),
-		"epoch": w.GetEpoch(), "run_ids": runs, "correlation_ids": correlations, "task_ids": tasks, "node_ids": g.nodeIDs,
+		"workspace_id": w.GetWorkspaceId(), "slug": w.GetTenant() + "/" + w.GetName(), "tenant": w.GetTenant(),
+		"tenant_id": w.GetTenantId(), "epoch": w.GetEpoch(), "run_ids": runs, "correlation_ids": correlations,
+		"task_ids": tasks, "node_ids": g.nodeIDs,
 	}, nil
 }
 
@@ -293,14 +340,21 @@ func (g *gathering) summary(context.Context) (any, error) {
 		if _, asked := tried[verb]; asked {
 			tried[verb] = true
 		}
-		tries = append(tries, try{Verb: verb, At: e.GetAt().AsTime(), By: e.GetActor(), Outcome: e.GetOutcome(), Reason: obs.Redact(e.GetReason()), Count: e.GetCount()})
+		tries = append(tries, try{
+			Verb: verb, At: e.GetAt().AsTime(), By: e.GetActor(), Outcome: e.GetOutcome(),
+			Reason: obs.Redact(e.GetReason()), Count: e.GetCount(),
+		})
 	}
 	errs, lastGood := []map[string]any{}, map[string]any(nil)
 	for _, i := range g.timeline {
-		line := map[string]any{"step": i.GetName(), "run_id": i.GetRunId(), "round": i.GetRound(), "attempt": i.GetAttempt(), "direction": names.Of(i.GetDirection())}
+		line := map[string]any{
+			"step": i.GetName(), "run_id": i.GetRunId(), "round": i.GetRound(), "attempt": i.GetAttempt(),
+			"direction": names.Of(i.GetDirection()),
+		}
 		switch {
 		case i.GetError() != "":
-			line["error"], line["error_code"], line["error_layer"] = obs.Redact(i.GetError()), i.GetErrorCode(), names.Of(i.GetErrorLayer())
+			line["error"], line["error_code"], line["error_layer"] = obs.Redact(i.GetError()), i.GetErrorCode(),
+				names.Of(i.GetErrorLayer())
 			if i.GetCause() != "" {
 				line["cause"] = obs.Redact(i.GetCause())
 			}
@@ -308,18 +362,23 @@ func (g *gathering) summary(context.Context) (any, error) {
 				line["last_output"] = obs.Redact(i.GetLastOutput())
 			}
 			errs = append(errs, line)
-		case i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED && i.GetDirection() == commonv1.Direction_DIRECTION_DO && i.GetRunId() == g.lastRun():
+		case i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED &&
+			i.GetDirection() == commonv1.Direction_DIRECTION_DO && i.GetRunId() == g.lastRun():
 			line["finished_at"] = i.GetFinishedAt().AsTime()
 			lastGood = line
 		}
 	}
 	return map[string]any{
-		"state": names.Of(w.GetState()), "state_at": w.GetStateAt().AsTime(), "user_state": names.Of(w.GetUserState()), "stalled": w.GetStalled(),
-		"agent_connected": w.GetAgentConnected(), "reason": w.GetReason(), "agent_detail": w.GetAgentDetail(),
-		"workload_reason": w.GetWorkloadReason(), "workload_detail": obs.Redact(w.GetWorkloadDetail()), "next_action": w.GetNextAction(),
-		"why_waiting": obs.Redact(w.GetWhyWaiting()), "current_step": w.GetCurrentStep(), "last_error": obs.Redact(w.GetLastError()), "last_error_code": w.GetLastErrorCode(),
-		"register_failures": w.GetRegisterFailures(), "last_good_step": lastGood, "errors": errs, "tried": tried, "tries": tries,
-		"story": fmt.Sprintf("%d runs, %d tasks, %d nodes, %d audit entries", len(g.runs), len(g.tasks), len(g.nodes), len(g.trail)),
+		"state": names.Of(w.GetState()), "state_at": w.GetStateAt().AsTime(), "user_state": names.Of(w.GetUserState()),
+		"stalled": w.GetStalled(), "agent_connected": w.GetAgentConnected(), "reason": w.GetReason(),
+		"agent_detail": w.GetAgentDetail(), "workload_reason": w.GetWorkloadReason(),
+		"workload_detail": obs.Redact(w.GetWorkloadDetail()), "next_action": w.GetNextAction(),
+		"why_waiting": obs.Redact(w.GetWhyWaiting()), "current_step": w.GetCurrentStep(),
+		"last_error": obs.Redact(w.GetLastError()), "last_error_code": w.GetLastErrorCode(),
+		"register_failures": w.GetRegisterFailures(), "last_good_step": lastGood, "errors": errs, "tried": tried,
+		"tries": tries,
+		"story": fmt.Sprintf("%d runs, %d tasks, %d nodes, %d audit entries", len(g.runs), len(g.tasks), len(g.nodes),
+			len(g.trail)),
 	}, nil
 }
 

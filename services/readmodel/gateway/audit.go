@@ -16,7 +16,9 @@ type Audit struct{ deps Deps }
 func NewAudit(deps Deps) *Audit { return &Audit{deps: deps} }
 
 // ListAudit lists entries, newest first. A person of a tenant gets only the entries of that tenant.
-func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest) (*readmodelv1.ListAuditResponse, error) {
+func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest) (*readmodelv1.ListAuditResponse,
+	error,
+) {
 	scope, err := scopeOf(ctx)
 	if err != nil {
 		return nil, err
@@ -52,7 +54,9 @@ func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest
 }
 
 // VerifyAudit checks the hash chain of the audit log.
-func (a *Audit) VerifyAudit(ctx context.Context, _ *readmodelv1.VerifyAuditRequest) (*readmodelv1.VerifyAuditResponse, error) {
+func (a *Audit) VerifyAudit(ctx context.Context, _ *readmodelv1.VerifyAuditRequest) (*readmodelv1.VerifyAuditResponse,
+	error,
+) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -61,8 +65,8 @@ func (a *Audit) VerifyAudit(ctx context.Context, _ *readmodelv1.VerifyAuditReque
 		return nil, err
 	}
 	out := &readmodelv1.VerifyAuditResponse{
-		Intact: v.Intact(), Rows: v.Rows - v.From, HeadHash: v.Head, BrokenAt: v.BrokenAt, BrokenBecause: v.Because, From: v.From, Signed: v.Signed,
-		Unsigned: v.Unsigned, UnsignedBecause: v.UnsignedBecause,
+		Intact: v.Intact(), Rows: v.Rows - v.From, HeadHash: v.Head, BrokenAt: v.BrokenAt, BrokenBecause: v.Because,
+		From: v.From, Signed: v.Signed, Unsigned: v.Unsigned, UnsignedBecause: v.UnsignedBecause,
 	}
 	if v.Signed > 0 {
 		out.SignedAt = timestamppb.New(v.SignedAt)

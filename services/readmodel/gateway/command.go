@@ -86,15 +86,21 @@ func requester(ctx context.Context) string {
 }
 
 // CreateTenant creates a tenant.
-func (c *Command) CreateTenant(ctx context.Context, req *readmodelv1.CreateTenantRequest) (*readmodelv1.CreateTenantResponse, error) {
+func (c *Command) CreateTenant(ctx context.Context,
+	req *readmodelv1.CreateTenantRequest,
+) (*readmodelv1.CreateTenantResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Workspaces.CreateTenant(ctx, &lifecyclev1.CreateTenantRequest{Name: req.GetName(), Quota: req.GetQuota()})
+	answer, err := c.deps.Owners.Workspaces.CreateTenant(ctx,
+		&lifecyclev1.CreateTenantRequest{Name: req.GetName(), Quota: req.GetQuota()})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}
-	return &readmodelv1.CreateTenantResponse{Tenant: answer.GetTenant(), Existed: answer.GetExisted(), Pos: answer.GetPos()}, nil
+	return &readmodelv1.CreateTenantResponse{
+		Tenant: answer.GetTenant(), Existed: answer.GetExisted(),
+		Pos: answer.GetPos(),
+	}, nil
 }
 
 // operatorsOnly refuses a person who is bound to a tenant, even if the person was given an operator's role by mistake:
@@ -107,7 +113,9 @@ func operatorsOnly(ctx context.Context) error {
 }
 
 // CreateWorkspace starts the provisioning of a workspace, or joins the one under way.
-func (c *Command) CreateWorkspace(ctx context.Context, req *readmodelv1.CreateWorkspaceRequest) (*readmodelv1.CreateWorkspaceResponse, error) {
+func (c *Command) CreateWorkspace(ctx context.Context,
+	req *readmodelv1.CreateWorkspaceRequest,
+) (*readmodelv1.CreateWorkspaceResponse, error) {
 	scope, err := scopeOf(ctx)
 	if err != nil {
 		return nil, err
@@ -158,14 +166,18 @@ func (c *Command) CreateWorkspace(ctx context.Context, req *readmodelv1.CreateWo
 }
 
 // OperateWorkspace asks for any other operation on a workspace.
-func (c *Command) OperateWorkspace(ctx context.Context, req *readmodelv1.OperateWorkspaceRequest) (*readmodelv1.OperateWorkspaceResponse, error) {
+func (c *Command) OperateWorkspace(ctx context.Context,
+	req *readmodelv1.OperateWorkspaceRequest,
+) (*readmodelv1.OperateWorkspaceResponse, error) {
 	id, err := c.workspace(ctx, req.GetWorkspace())
 	if err != nil {
 		return nil, err
 	}
 	answer, err := c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
-		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Requester: requester(ctx),
-		IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(), Override: req.GetOverride(), DryRun: req.GetDryRun(),
+		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
+		Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(),
+		Override:    req.GetOverride(),
+		DryRun:      req.GetDryRun(),
 		FencedProof: req.GetFencedProof(),
 	})
 	if err != nil {
@@ -175,7 +187,9 @@ func (c *Command) OperateWorkspace(ctx context.Context, req *readmodelv1.Operate
 }
 
 // EnrollNode issues a bootstrap bundle for a new machine.
-func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeRequest) (*readmodelv1.EnrollNodeResponse, error) {
+func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeRequest) (*readmodelv1.EnrollNodeResponse,
+	error,
+) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -186,17 +200,21 @@ func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeReq
 		return nil, ownerError("recovery", err)
 	}
 	return &readmodelv1.EnrollNodeResponse{
-		NodeId: answer.GetNodeId(), Token: answer.GetToken(), ExpiresAt: answer.GetExpiresAt(), Profile: answer.GetProfile(), Pos: answer.GetPos(),
+		NodeId: answer.GetNodeId(), Token: answer.GetToken(), ExpiresAt: answer.GetExpiresAt(), Profile: answer.GetProfile(),
+		Pos: answer.GetPos(),
 	}, nil
 }
 
 // ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
-func (c *Command) ChangeNodeIdentity(ctx context.Context, req *readmodelv1.ChangeNodeIdentityRequest) (*readmodelv1.ChangeNodeIdentityResponse, error) {
+func (c *Command) ChangeNodeIdentity(ctx context.Context,
+	req *readmodelv1.ChangeNodeIdentityRequest,
+) (*readmodelv1.ChangeNodeIdentityResponse, error) {
 	id, err := c.node(ctx, req.GetNode())
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Identities.ChangeIdentity(ctx, &recoveryv1.ChangeIdentityRequest{NodeId: id, Verb: req.GetVerb(), Reason: req.GetReason()})
+	answer, err := c.deps.Owners.Identities.ChangeIdentity(ctx,
+		&recoveryv1.ChangeIdentityRequest{NodeId: id, Verb: req.GetVerb(), Reason: req.GetReason()})
 	if err != nil {
 		return nil, ownerError("recovery", err)
 	}
@@ -204,12 +222,15 @@ func (c *Command) ChangeNodeIdentity(ctx context.Context, req *readmodelv1.Chang
 }
 
 // SetCordon cordons or uncordons a node.
-func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonRequest) (*readmodelv1.SetCordonResponse, error) {
+func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonRequest) (*readmodelv1.SetCordonResponse,
+	error,
+) {
 	id, err := c.node(ctx, req.GetNode())
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Gates.SetCordon(ctx, &lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: req.GetCordoned(), Reason: req.GetReason()})
+	answer, err := c.deps.Owners.Gates.SetCordon(ctx,
+		&lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: req.GetCordoned(), Reason: req.GetReason()})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}
@@ -217,12 +238,15 @@ func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonReque
 }
 
 // ProbeNode queues a typed no-op for a node.
-func (c *Command) ProbeNode(ctx context.Context, req *readmodelv1.ProbeNodeRequest) (*readmodelv1.ProbeNodeResponse, error) {
+func (c *Command) ProbeNode(ctx context.Context, req *readmodelv1.ProbeNodeRequest) (*readmodelv1.ProbeNodeResponse,
+	error,
+) {
 	id, err := c.node(ctx, req.GetNode())
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Tasks.EnqueueProbe(ctx, &lifecyclev1.EnqueueProbeRequest{NodeId: id, IdempotencyKey: req.GetIdempotencyKey()})
+	answer, err := c.deps.Owners.Tasks.EnqueueProbe(ctx,
+		&lifecyclev1.EnqueueProbeRequest{NodeId: id, IdempotencyKey: req.GetIdempotencyKey()})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}
@@ -230,10 +254,13 @@ func (c *Command) ProbeNode(ctx context.Context, req *readmodelv1.ProbeNodeReque
 }
 
 // ChangeTask cancels, requeues or closes a task.
-func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskRequest) (*readmodelv1.ChangeTaskResponse, error) {
+func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskRequest) (*readmodelv1.ChangeTaskResponse,
+	error,
+) {
 	verb, err := names.Parse[lifecyclev1.TaskVerb](req.GetVerb())
 	if err != nil {
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such verb", fault.Unmet("verb: cancel, requeue or close"), fault.Cause(err))
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such verb",
+			fault.Unmet("verb: cancel, requeue or close"), fault.Cause(err))
 	}
 	err = c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		_, err := s.Task(ctx, req.GetTaskId())
@@ -242,7 +269,8 @@ func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskReq
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Tasks.ChangeTask(ctx, &lifecyclev1.ChangeTaskRequest{TaskId: req.GetTaskId(), Verb: verb, Reason: req.GetReason()})
+	answer, err := c.deps.Owners.Tasks.ChangeTask(ctx,
+		&lifecyclev1.ChangeTaskRequest{TaskId: req.GetTaskId(), Verb: verb, Reason: req.GetReason()})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}
@@ -250,12 +278,15 @@ func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskReq
 }
 
 // SetPolicy changes one policy key.
-func (c *Command) SetPolicy(ctx context.Context, req *readmodelv1.SetPolicyRequest) (*readmodelv1.SetPolicyResponse, error) {
+func (c *Command) SetPolicy(ctx context.Context, req *readmodelv1.SetPolicyRequest) (*readmodelv1.SetPolicyResponse,
+	error,
+) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
 	answer, err := c.deps.Owners.Policies.SetPolicy(ctx, &recoveryv1.SetPolicyRequest{
-		Key: req.GetKey(), Value: req.GetValue(), Reason: req.GetReason(), AcknowledgeWeakening: req.GetAcknowledgeWeakening(),
+		Key: req.GetKey(), Value: req.GetValue(), Reason: req.GetReason(),
+		AcknowledgeWeakening: req.GetAcknowledgeWeakening(),
 	})
 	if err != nil {
 		return nil, ownerError("recovery", err)

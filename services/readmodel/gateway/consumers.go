@@ -35,7 +35,8 @@ func (c eventConsumer) id() string { return c.Service + "/" + c.Name }
 
 func (c eventConsumer) proto() *readmodelv1.EventConsumer {
 	out := &readmodelv1.EventConsumer{
-		Consumer: c.id(), Position: c.Pos, Behind: c.Behind, Parked: c.Parked, Replicas: c.Replicas, UnknownReplicas: c.Silent,
+		Consumer: c.id(), Position: c.Pos, Behind: c.Behind, Parked: c.Parked, Replicas: c.Replicas,
+		UnknownReplicas: c.Silent,
 	}
 	if !c.MovedAt.IsZero() { // zero: only its parked events are left
 		out.MovedAt = timestamppb.New(c.MovedAt)
@@ -73,7 +74,9 @@ func readConsumers(ctx context.Context, q pg.Querier) ([]eventConsumer, error) {
 }
 
 // ListConsumers lists the consumers of events of all services.
-func (e *Events) ListConsumers(ctx context.Context, _ *readmodelv1.ListConsumersRequest) (*readmodelv1.ListConsumersResponse, error) {
+func (e *Events) ListConsumers(ctx context.Context,
+	_ *readmodelv1.ListConsumersRequest,
+) (*readmodelv1.ListConsumersResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -90,7 +93,9 @@ func (e *Events) ListConsumers(ctx context.Context, _ *readmodelv1.ListConsumers
 
 // ForgetConsumer deletes the cursor of a consumer that no live replica runs, and its parked events or a part of them.
 // To forget a consumer that does not exist changes nothing.
-func (e *Events) ForgetConsumer(ctx context.Context, req *readmodelv1.ForgetConsumerRequest) (*readmodelv1.ForgetConsumerResponse, error) {
+func (e *Events) ForgetConsumer(ctx context.Context,
+	req *readmodelv1.ForgetConsumerRequest,
+) (*readmodelv1.ForgetConsumerResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -109,7 +114,9 @@ func (e *Events) ForgetConsumer(ctx context.Context, req *readmodelv1.ForgetCons
 	return out, nil
 }
 
-func forget(ctx context.Context, tx pgx.Tx, req *readmodelv1.ForgetConsumerRequest) (*readmodelv1.ForgetConsumerResponse, error) {
+func forget(ctx context.Context, tx pgx.Tx,
+	req *readmodelv1.ForgetConsumerRequest,
+) (*readmodelv1.ForgetConsumerResponse, error) {
 	list, err := readConsumers(ctx, tx)
 	if err != nil {
 		return nil, err
@@ -126,7 +133,8 @@ func forget(ctx context.Context, tx pgx.Tx, req *readmodelv1.ForgetConsumerReque
 	if req.GetDryRun() {
 		most = 0
 	}
-	did, err := pg.One[forgotten](ctx, tx, forgetConsumer, found.Service, found.Name, keyset.LiveFor.Seconds(), heldSince.Seconds(), most)
+	did, err := pg.One[forgotten](ctx, tx, forgetConsumer, found.Service, found.Name, keyset.LiveFor.Seconds(),
+		heldSince.Seconds(), most)
 	switch {
 	case failedAs(err, "55006"): // object_in_use
 		return nil, inUse(found)
@@ -148,7 +156,8 @@ func forget(ctx context.Context, tx pgx.Tx, req *readmodelv1.ForgetConsumerReque
 	_, err = audit.Record(ctx, tx, audit.Entry{
 		Action: "consumer.forget", Reason: req.GetReason(), SubjectType: "consumer", SubjectID: found.id(),
 		Details: map[string]any{
-			"position": found.Pos, "behind": found.Behind, "parked": found.Parked, "parked_taken": did.Taken, "moved_at": found.MovedAt,
+			"position": found.Pos, "behind": found.Behind, "parked": found.Parked, "parked_taken": did.Taken,
+			"moved_at": found.MovedAt,
 		},
 	})
 	return out, err
@@ -162,7 +171,8 @@ func failedAs(err error, code string) bool {
 
 func movedLately(c eventConsumer) error {
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
-		fmt.Sprintf("the consumer %s has read events within the last %.0f minutes: a replica that starts again may run it", c.id(), heldSince.Minutes()),
+		fmt.Sprintf("the consumer %s has read events within the last %.0f minutes: a replica that starts again may run it",
+			c.id(), heldSince.Minutes()),
 		fault.Unmet(fmt.Sprintf("the consumer has not moved for %.0f minutes", heldSince.Minutes())),
 		fault.Remedy("ask again once it has stood still for that long"))
 }
@@ -174,9 +184,11 @@ func inUse(c eventConsumer) error {
 			fault.Unmet("each live replica of "+c.Service+" says which consumers it runs"),
 			fault.Remedy("update these replicas and ask again"))
 	}
-	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "a live replica of "+c.Service+" runs the consumer "+c.id(),
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+		"a live replica of "+c.Service+" runs the consumer "+c.id(),
 		fault.Unmet("no live replica runs the consumer"),
-		fault.Remedy("what it has not read it will read; if it is stuck, its parked events and the log of "+c.Service+" say why"))
+		fault.Remedy("what it has not read it will read; if it is stuck, its parked events and the log of "+c.Service+
+			" say why"))
 }
 
 // heldSince is how long the cursor of a consumer that no replica runs may stay where it is before the status lists it:
@@ -198,6 +210,7 @@ func consumersComponent(list []eventConsumer, now time.Time) *readmodelv1.Compon
 	c := component("event_consumers", false, "no live replica runs "+strings.Join(held, ", ")+
 		", so that events behind the position of it are kept", now)
 	c.Severity = commonv1.Severity_SEVERITY_P1
-	c.NextAction = "start the service again; if no build that you run has this consumer any more: `gpuaas events forget " + held[0] + " --reason TEXT`"
+	c.NextAction = "start the service again; if no build that you run has this consumer any more: `gpuaas events forget " +
+		held[0] + " --reason TEXT`"
 	return c
 }

@@ -38,12 +38,16 @@ type Escalation struct {
 }
 
 // NewEscalation returns the server. record writes an audit entry of readmodel.
-func NewEscalation(deps Deps, collector *escalation.Collector, record func(ctx context.Context, e audit.Entry) error) *Escalation {
+func NewEscalation(deps Deps, collector *escalation.Collector,
+	record func(ctx context.Context, e audit.Entry) error,
+) *Escalation {
 	return &Escalation{deps: deps, collector: collector, record: record}
 }
 
 // Escalate streams a zip with all that is known of a workspace, as far as the person may know it.
-func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequest, stream *connect.ServerStream[readmodelv1.EscalateResponse]) error {
+func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequest,
+	stream *connect.ServerStream[readmodelv1.EscalateResponse],
+) error {
 	ctx, cancel := context.WithTimeout(ctx, escalateLimit)
 	defer cancel()
 	scope, err := scopeOf(ctx)
@@ -74,7 +78,8 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 	// The entry is written before the first byte is sent, so that the audit log names the person even if the stream
 	// breaks.
 	err = e.record(ctx, audit.Entry{
-		Action: "workspace.escalate", SubjectType: "workspace", SubjectID: w.GetWorkspaceId(), WorkspaceID: w.GetWorkspaceId(), TenantID: w.GetTenantId(),
+		Action: "workspace.escalate", SubjectType: "workspace", SubjectID: w.GetWorkspaceId(),
+		WorkspaceID: w.GetWorkspaceId(), TenantID: w.GetTenantId(),
 	})
 	if err != nil {
 		return err
@@ -103,9 +108,11 @@ func (s *slots) take(p rpc.Person) (func(), error) {
 	defer s.mu.Unlock()
 	switch {
 	case s.taken[who]:
-		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "a bundle is being made for you", fault.RetryAfter(5*time.Second))
+		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "a bundle is being made for you",
+			fault.RetryAfter(5*time.Second))
 	case len(s.taken) >= most:
-		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "other bundles are being made", fault.RetryAfter(5*time.Second))
+		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "other bundles are being made",
+			fault.RetryAfter(5*time.Second))
 	case s.taken == nil:
 		s.taken = map[string]bool{}
 	}

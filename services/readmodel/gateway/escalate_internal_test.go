@@ -22,7 +22,8 @@ func TestSlotsOfBundles(t *testing.T) {
 	}
 	refused := func(tenant, subject string) {
 		t.Helper()
-		if _, err := s.take(rpc.Person{TenantID: tenant, Subject: subject}); !fault.Has(err, commonv1.Reason_REASON_OVERLOADED) {
+		if _, err := s.take(rpc.Person{TenantID: tenant, Subject: subject}); !fault.Has(err,
+			commonv1.Reason_REASON_OVERLOADED) {
 			t.Errorf("%s of %q: %v", subject, tenant, err)
 		}
 	}

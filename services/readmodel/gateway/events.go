@@ -38,7 +38,9 @@ const (
 
 // ListEvents lists the events from a position on, or the one at a position. It is for operators, because a message may
 // have fields that people of one tenant alone may see.
-func (e *Events) ListEvents(ctx context.Context, req *readmodelv1.ListEventsRequest) (*readmodelv1.ListEventsResponse, error) {
+func (e *Events) ListEvents(ctx context.Context, req *readmodelv1.ListEventsRequest) (*readmodelv1.ListEventsResponse,
+	error,
+) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -83,7 +85,9 @@ func (e *Events) at(ctx context.Context, pos int64) (*readmodelv1.ListEventsResp
 }
 
 // list returns events after a position, at most size, and where to read on.
-func (e *Events) list(ctx context.Context, after int64, kind string, size int) (*readmodelv1.ListEventsResponse, error) {
+func (e *Events) list(ctx context.Context, after int64, kind string, size int) (*readmodelv1.ListEventsResponse,
+	error,
+) {
 	out := &readmodelv1.ListEventsResponse{}
 	for range eventRounds {
 		most := eventsRead
@@ -122,10 +126,11 @@ func (e *Events) list(ctx context.Context, after int64, kind string, size int) (
 // as JSON, have none.
 func eventRow(r *events.Record) (*readmodelv1.EventRow, error) {
 	row := &readmodelv1.EventRow{
-		Position: r.Pos, EventId: r.ID, Source: r.Source, Kind: r.Kind, AggregateType: r.AggregateType, AggregateId: r.AggregateID,
-		AggregateVersion: r.AggregateVersion, At: timestamppb.New(r.CreatedAt), CorrelationId: r.CorrelationID, TenantId: r.TenantID,
-		WorkspaceId: r.WorkspaceID, WorkflowId: r.WorkflowID, AllocationId: r.AllocationID, TaskId: r.TaskID, NodeId: r.NodeID,
-		NodeInstanceId: r.NodeInstanceID, Message: r.BodyType,
+		Position: r.Pos, EventId: r.ID, Source: r.Source, Kind: r.Kind, AggregateType: r.AggregateType,
+		AggregateId: r.AggregateID, AggregateVersion: r.AggregateVersion, At: timestamppb.New(r.CreatedAt),
+		CorrelationId: r.CorrelationID, TenantId: r.TenantID, WorkspaceId: r.WorkspaceID, WorkflowId: r.WorkflowID,
+		AllocationId: r.AllocationID, TaskId: r.TaskID, NodeId: r.NodeID, NodeInstanceId: r.NodeInstanceID,
+		Message: r.BodyType,
 	}
 	if r.Stored != nil && r.Kind != audit.Kind {
 		row.Withheld = "an earlier build has stored it as JSON, which may have values of environments"

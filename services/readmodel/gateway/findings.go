@@ -18,18 +18,21 @@ type Findings struct {
 func NewFindings(query *Query, deps Deps) *Findings { return &Findings{query: query, deps: deps} }
 
 // ListFindings lists the open findings, or all of them if the request includes resolved ones.
-func (f *Findings) ListFindings(ctx context.Context, req *readmodelv1.ListFindingsRequest) (*readmodelv1.ListFindingsResponse, error) {
-	items, next, err := list(ctx, f.query, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Finding, string, error) {
-		filter := view.FindingFilter{Resolved: req.GetIncludeResolved()}
-		if req.GetWorkspace() != "" {
-			w, err := s.Workspace(ctx, req.GetWorkspace())
-			if err != nil {
-				return nil, "", err
+func (f *Findings) ListFindings(ctx context.Context,
+	req *readmodelv1.ListFindingsRequest,
+) (*readmodelv1.ListFindingsResponse, error) {
+	items, next, err := list(ctx, f.query, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Finding, string, error) {
+			filter := view.FindingFilter{Resolved: req.GetIncludeResolved()}
+			if req.GetWorkspace() != "" {
+				w, err := s.Workspace(ctx, req.GetWorkspace())
+				if err != nil {
+					return nil, "", err
+				}
+				filter.WorkspaceID = w.GetWorkspaceId()
 			}
-			filter.WorkspaceID = w.GetWorkspaceId()
-		}
-		return s.Findings(ctx, filter, page)
-	})
+			return s.Findings(ctx, filter, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +40,9 @@ func (f *Findings) ListFindings(ctx context.Context, req *readmodelv1.ListFindin
 }
 
 // GetFinding returns one finding, open or resolved.
-func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRequest) (*readmodelv1.GetFindingResponse, error) {
+func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRequest) (*readmodelv1.GetFindingResponse,
+	error,
+) {
 	res := &readmodelv1.GetFindingResponse{}
 	err := f.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
@@ -51,7 +56,9 @@ func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRe
 }
 
 // AcknowledgeFinding resolves the finding about a row that was changed by hand.
-func (f *Findings) AcknowledgeFinding(ctx context.Context, req *readmodelv1.AcknowledgeFindingRequest) (*readmodelv1.AcknowledgeFindingResponse, error) {
+func (f *Findings) AcknowledgeFinding(ctx context.Context,
+	req *readmodelv1.AcknowledgeFindingRequest,
+) (*readmodelv1.AcknowledgeFindingResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}

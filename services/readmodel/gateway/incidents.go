@@ -15,10 +15,13 @@ type Incidents struct{ query *Query }
 func NewIncidents(query *Query) *Incidents { return &Incidents{query: query} }
 
 // ListIncidents lists the open incidents, or all of them if the request includes closed ones.
-func (i *Incidents) ListIncidents(ctx context.Context, req *readmodelv1.ListIncidentsRequest) (*readmodelv1.ListIncidentsResponse, error) {
-	items, next, err := list(ctx, i.query, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.Incident, string, error) {
-		return s.Incidents(ctx, req.GetIncludeClosed(), page)
-	})
+func (i *Incidents) ListIncidents(ctx context.Context,
+	req *readmodelv1.ListIncidentsRequest,
+) (*readmodelv1.ListIncidentsResponse, error) {
+	items, next, err := list(ctx, i.query, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.Incident, string, error) {
+			return s.Incidents(ctx, req.GetIncludeClosed(), page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -26,7 +29,9 @@ func (i *Incidents) ListIncidents(ctx context.Context, req *readmodelv1.ListInci
 }
 
 // GetIncident returns one incident with the recoveries that it refers to.
-func (i *Incidents) GetIncident(ctx context.Context, req *readmodelv1.GetIncidentRequest) (*readmodelv1.GetIncidentResponse, error) {
+func (i *Incidents) GetIncident(ctx context.Context,
+	req *readmodelv1.GetIncidentRequest,
+) (*readmodelv1.GetIncidentResponse, error) {
 	out := &readmodelv1.GetIncidentResponse{}
 	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
@@ -40,18 +45,21 @@ func (i *Incidents) GetIncident(ctx context.Context, req *readmodelv1.GetInciden
 }
 
 // ListRecoveries lists recovery records, newest first. A person of a tenant gets only the records of that tenant.
-func (i *Incidents) ListRecoveries(ctx context.Context, req *readmodelv1.ListRecoveriesRequest) (*readmodelv1.ListRecoveriesResponse, error) {
-	items, next, err := list(ctx, i.query, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
-		f := view.RecoveryFilter{}
-		if req.GetWorkspace() != "" {
-			w, err := s.Workspace(ctx, req.GetWorkspace())
-			if err != nil {
-				return nil, "", err
+func (i *Incidents) ListRecoveries(ctx context.Context,
+	req *readmodelv1.ListRecoveriesRequest,
+) (*readmodelv1.ListRecoveriesResponse, error) {
+	items, next, err := list(ctx, i.query, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
+			f := view.RecoveryFilter{}
+			if req.GetWorkspace() != "" {
+				w, err := s.Workspace(ctx, req.GetWorkspace())
+				if err != nil {
+					return nil, "", err
+				}
+				f.WorkspaceID = w.GetWorkspaceId()
 			}
-			f.WorkspaceID = w.GetWorkspaceId()
-		}
-		return s.Recoveries(ctx, f, page)
-	})
+			return s.Recoveries(ctx, f, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +67,9 @@ func (i *Incidents) ListRecoveries(ctx context.Context, req *readmodelv1.ListRec
 }
 
 // GetBrake returns the fleet brake.
-func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeRequest) (*readmodelv1.GetBrakeResponse, error) {
+func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeRequest) (*readmodelv1.GetBrakeResponse,
+	error,
+) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -76,7 +86,9 @@ func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeReque
 }
 
 // ReleaseBrake asks recovery to resume automatic remedies.
-func (i *Incidents) ReleaseBrake(ctx context.Context, req *readmodelv1.ReleaseBrakeRequest) (*readmodelv1.ReleaseBrakeResponse, error) {
+func (i *Incidents) ReleaseBrake(ctx context.Context,
+	req *readmodelv1.ReleaseBrakeRequest,
+) (*readmodelv1.ReleaseBrakeResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}

@@ -14,7 +14,9 @@ type Instances struct{ deps Deps }
 func NewInstances(deps Deps) *Instances { return &Instances{deps: deps} }
 
 // EndInstance ends an instance that a placement lists and whose workspace lifecycle does not know.
-func (i *Instances) EndInstance(ctx context.Context, req *readmodelv1.EndInstanceRequest) (*readmodelv1.EndInstanceResponse, error) {
+func (i *Instances) EndInstance(ctx context.Context,
+	req *readmodelv1.EndInstanceRequest,
+) (*readmodelv1.EndInstanceResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}

@@ -26,7 +26,9 @@ func (k *Keys) ListKeys(ctx context.Context, _ *readmodelv1.ListKeysRequest) (*r
 }
 
 // RotateKey asks for the next key of a kind.
-func (k *Keys) RotateKey(ctx context.Context, req *readmodelv1.RotateKeyRequest) (*readmodelv1.RotateKeyResponse, error) {
+func (k *Keys) RotateKey(ctx context.Context, req *readmodelv1.RotateKeyRequest) (*readmodelv1.RotateKeyResponse,
+	error,
+) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}

@@ -15,13 +15,16 @@ import (
 const outputWithin = 9 * time.Second
 
 // ReadOutput forwards a read of a workload's output to lifecycle. Readmodel keeps none of the output.
-func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
+func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse,
+	error,
+) {
 	scope, err := scopeOf(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !scope.Outputs() {
-		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "the output of workloads is for people of their tenant and for operators")
+		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED,
+			"the output of workloads is for people of their tenant and for operators")
 	}
 	var id string
 	// The workspace may have just been created, so the lookup waits for the projection as a command's does.
@@ -36,7 +39,8 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 	ctx, cancel := context.WithTimeout(ctx, outputWithin)
 	defer cancel()
 	answer, err := q.deps.Owners.Outputs.ReadOutput(ctx, &lifecyclev1.ReadOutputRequest{
-		WorkspaceId: id, Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(), MaxBytes: req.GetMaxBytes(),
+		WorkspaceId: id, Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
+		MaxBytes: req.GetMaxBytes(),
 	})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)

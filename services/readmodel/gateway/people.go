@@ -140,7 +140,8 @@ func checkAdmission(a Admission, req *readmodelv1.CreatePersonRequest) error {
 		unmet = append(unmet, "tenant: the role tenant needs the tenant whose person it is")
 	}
 	if a.Life < minLife || a.Life > sessionMax {
-		unmet = append(unmet, fmt.Sprintf("expires_in: from %dm to %dd", int(minLife.Minutes()), int(sessionMax/(24*time.Hour))))
+		unmet = append(unmet, fmt.Sprintf("expires_in: from %dm to %dd", int(minLife.Minutes()),
+			int(sessionMax/(24*time.Hour))))
 	}
 	if len(unmet) > 0 {
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet(unmet...))
@@ -199,8 +200,10 @@ type personRow struct {
 
 func (r personRow) person() *readmodelv1.Person {
 	p := &readmodelv1.Person{
-		PersonId: r.ID, Name: r.Name, Roles: r.Roles, TenantId: r.TenantID, Tenant: r.Tenant, State: readmodelv1.PersonState_PERSON_STATE_LIVE,
-		CreatedAt: timestamppb.New(r.CreatedAt), CreatedBy: r.CreatedBy, ExpiresAt: timestamppb.New(r.ExpiresAt), EndedBy: r.EndedBy,
+		PersonId: r.ID, Name: r.Name, Roles: r.Roles, TenantId: r.TenantID, Tenant: r.Tenant,
+		State: readmodelv1.PersonState_PERSON_STATE_LIVE, CreatedAt: timestamppb.New(r.CreatedAt), CreatedBy: r.CreatedBy,
+		ExpiresAt: timestamppb.New(r.ExpiresAt),
+		EndedBy:   r.EndedBy,
 	}
 	switch {
 	case r.EndedAt != nil && r.EndedAt.Before(r.ExpiresAt):
@@ -221,7 +224,8 @@ func peopleOf(rows []personRow) []*readmodelv1.Person {
 
 const selectPeople = `FROM readmodel.person p LEFT JOIN readmodel.tenant t ON t.tenant_id = p.tenant_id WHERE `
 
-var personByID = pg.Define(pg.RoleReadmodel, "gateway.person_by_id", `SELECT `+pg.Columns[personRow]("p")+` `+selectPeople+`p.person_id = $1::uuid`)
+var personByID = pg.Define(pg.RoleReadmodel, "gateway.person_by_id",
+	`SELECT `+pg.Columns[personRow]("p")+` `+selectPeople+`p.person_id = $1::uuid`)
 
 func readPerson(ctx context.Context, db pg.Querier, id string) (*readmodelv1.Person, error) {
 	row, err := pg.One[personRow](ctx, db, personByID, id)
@@ -330,7 +334,8 @@ var byPartOfID = view.PartOfID("p.person_id")
 
 // findPeople reads the people that meet a condition: at most one more than are listed as candidates.
 var findPeople = pg.DefineDynamic(pg.RoleReadmodel, "gateway.find_people", func(where string) string {
-	return fmt.Sprintf("SELECT %s %s%s ORDER BY p.person_id LIMIT %d", pg.Columns[personRow]("p"), selectPeople, where, view.Candidates+1)
+	return fmt.Sprintf("SELECT %s %s%s ORDER BY p.person_id LIMIT %d", pg.Columns[personRow]("p"), selectPeople, where,
+		view.Candidates+1)
 }, byLiveName, byEndedName, byID, byPartOfID)
 
 // findPerson returns a person by id, by name, or by the beginning or end of one id. A name means the person who has not
@@ -410,5 +415,6 @@ func keepOneSecurity(ctx context.Context, tx pgx.Tx, found *readmodelv1.Person) 
 	if !isOne || remains {
 		return nil
 	}
-	return fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, "", fault.Unmet(soon[:min(len(soon), view.Candidates)]...))
+	return fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, "",
+		fault.Unmet(soon[:min(len(soon), view.Candidates)]...))
 }

@@ -51,10 +51,12 @@ func madeBefore(ctx context.Context, tx pgx.Tx, a Admission, by string) (string,
 	case !made.Same:
 		return "", fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
 	case !made.Live:
-		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the person of this request has ended", fault.Unmet("the person has ended"),
+		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the person of this request has ended",
+			fault.Unmet("the person has ended"),
 			fault.Remedy(fresher))
 	case !made.Fresh:
-		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the person of this request was made more than a day ago, and the token may be in use",
+		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"the person of this request was made more than a day ago, and the token may be in use",
 			fault.Unmet("the request comes more than a day after the first"),
 			fault.Remedy("end that person first with `gpuaas people end "+a.Name+"`, and "+fresher))
 	}
@@ -68,7 +70,9 @@ var replaceTokens = pg.Define(pg.RoleReadmodel, "gateway.replace_tokens_of_perso
 	SELECT extract(epoch FROM expires_at - mesh.clock())::float8 FROM readmodel.person WHERE person_id = $1::uuid`)
 
 // renew issues a new token in place of all earlier ones of a person. It expires when the person does.
-func (p *People) renew(ctx context.Context, tx pgx.Tx, a Admission, id, by string, out *readmodelv1.CreatePersonResponse) error {
+func (p *People) renew(ctx context.Context, tx pgx.Tx, a Admission, id, by string,
+	out *readmodelv1.CreatePersonResponse,
+) error {
 	left, err := pg.Value[float64](ctx, tx, replaceTokens, id, by)
 	if err != nil {
 		return fmt.Errorf("end the lost token of a person: %w", err)

@@ -31,7 +31,9 @@ func NewProjections(deps Deps, db pg.Beginner, wake *events.Signal) *Projections
 }
 
 // VerifyProjections compares the projections with a fresh projection of the events.
-func (p *Projections) VerifyProjections(ctx context.Context, _ *readmodelv1.VerifyProjectionsRequest) (*readmodelv1.VerifyProjectionsResponse, error) {
+func (p *Projections) VerifyProjections(ctx context.Context,
+	_ *readmodelv1.VerifyProjectionsRequest,
+) (*readmodelv1.VerifyProjectionsResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -51,7 +53,9 @@ func (p *Projections) VerifyProjections(ctx context.Context, _ *readmodelv1.Veri
 }
 
 // RebuildProjections rebuilds the projections from the events.
-func (p *Projections) RebuildProjections(ctx context.Context, _ *readmodelv1.RebuildProjectionsRequest) (*readmodelv1.RebuildProjectionsResponse, error) {
+func (p *Projections) RebuildProjections(ctx context.Context,
+	_ *readmodelv1.RebuildProjectionsRequest,
+) (*readmodelv1.RebuildProjectionsResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}

@@ -103,7 +103,9 @@ type pager interface {
 }
 
 // list returns the page that fn reads for req, and the token of the next page.
-func list[T any](ctx context.Context, q *Query, req pager, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error)) ([]T, string, error) {
+func list[T any](ctx context.Context, q *Query, req pager,
+	fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error),
+) ([]T, string, error) {
 	var items []T
 	var next string
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
@@ -137,11 +139,17 @@ func (q *Query) session(ctx context.Context) (Session, error) {
 }
 
 // ListNodes lists the fleet.
-func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest) (*readmodelv1.ListNodesResponse, error) {
-	f := view.NodeFilter{ConnectedOnly: req.GetConnectedOnly(), Name: req.GetName(), IncludeRetired: req.GetIncludeRetired(), ID: req.GetNodeId()}
-	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Node, string, error) {
-		return s.Nodes(ctx, f, page)
-	})
+func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest) (*readmodelv1.ListNodesResponse,
+	error,
+) {
+	f := view.NodeFilter{
+		ConnectedOnly: req.GetConnectedOnly(), Name: req.GetName(),
+		IncludeRetired: req.GetIncludeRetired(), ID: req.GetNodeId(),
+	}
+	items, next, err := list(ctx, q, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Node, string, error) {
+			return s.Nodes(ctx, f, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -171,10 +179,13 @@ func (q *Query) Resolve(ctx context.Context, req *readmodelv1.ResolveRequest) (*
 }
 
 // ListTenants lists tenants.
-func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsRequest) (*readmodelv1.ListTenantsResponse, error) {
-	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Tenant, string, error) {
-		return s.Tenants(ctx, page)
-	})
+func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsRequest) (*readmodelv1.ListTenantsResponse,
+	error,
+) {
+	items, next, err := list(ctx, q, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Tenant, string, error) {
+			return s.Tenants(ctx, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -182,19 +193,22 @@ func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsReq
 }
 
 // ListWorkspaces lists workspaces that the person may see.
-func (q *Query) ListWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspacesRequest) (*readmodelv1.ListWorkspacesResponse, error) {
+func (q *Query) ListWorkspaces(ctx context.Context,
+	req *readmodelv1.ListWorkspacesRequest,
+) (*readmodelv1.ListWorkspacesResponse, error) {
 	f := view.WorkspaceFilter{State: req.GetState()}
 	if req.GetTenant() == "" {
 		return q.allWorkspaces(ctx, req, f)
 	}
-	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Workspace, string, error) {
-		t, err := s.Tenant(ctx, req.GetTenant())
-		if err != nil {
-			return nil, "", err
-		}
-		f.Tenant = t.GetTenantId()
-		return s.Workspaces(ctx, f, page)
-	})
+	items, next, err := list(ctx, q, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Workspace, string, error) {
+			t, err := s.Tenant(ctx, req.GetTenant())
+			if err != nil {
+				return nil, "", err
+			}
+			f.Tenant = t.GetTenantId()
+			return s.Workspaces(ctx, f, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +235,9 @@ func (q *Query) allWorkspaces(
 }
 
 // GetWorkspace returns one workspace.
-func (q *Query) GetWorkspace(ctx context.Context, req *readmodelv1.GetWorkspaceRequest) (*readmodelv1.GetWorkspaceResponse, error) {
+func (q *Query) GetWorkspace(ctx context.Context,
+	req *readmodelv1.GetWorkspaceRequest,
+) (*readmodelv1.GetWorkspaceResponse, error) {
 	out := &readmodelv1.GetWorkspaceResponse{}
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
@@ -234,7 +250,9 @@ func (q *Query) GetWorkspace(ctx context.Context, req *readmodelv1.GetWorkspaceR
 }
 
 // GetTimeline returns the runs and step attempts of a workspace.
-func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineRequest) (*readmodelv1.GetTimelineResponse, error) {
+func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineRequest) (*readmodelv1.GetTimelineResponse,
+	error,
+) {
 	var out *readmodelv1.GetTimelineResponse
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
@@ -245,7 +263,9 @@ func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineReq
 }
 
 // GetActions asks lifecycle which operations are possible on a workspace now.
-func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsRequest) (*readmodelv1.GetActionsResponse, error) {
+func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsRequest) (*readmodelv1.GetActionsResponse,
+	error,
+) {
 	var id string
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		w, err := s.Workspace(ctx, req.GetWorkspace())
@@ -263,18 +283,21 @@ func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsReque
 }
 
 // ListTasks lists tasks.
-func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest) (*readmodelv1.ListTasksResponse, error) {
+func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest) (*readmodelv1.ListTasksResponse,
+	error,
+) {
 	f := view.TaskFilter{WorkspaceID: req.GetWorkspaceId(), State: req.GetState(), CurrentOnly: req.GetCurrentOnly()}
-	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Task, string, error) {
-		if req.GetNode() != "" {
-			n, err := s.Node(ctx, req.GetNode())
-			if err != nil {
-				return nil, "", err
+	items, next, err := list(ctx, q, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Task, string, error) {
+			if req.GetNode() != "" {
+				n, err := s.Node(ctx, req.GetNode())
+				if err != nil {
+					return nil, "", err
+				}
+				f.NodeID = n.GetNodeId()
 			}
-			f.NodeID = n.GetNodeId()
-		}
-		return s.Tasks(ctx, f, page)
-	})
+			return s.Tasks(ctx, f, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -293,11 +316,14 @@ func (q *Query) GetTask(ctx context.Context, req *readmodelv1.GetTaskRequest) (*
 }
 
 // ListInstances lists launched instances.
-func (q *Query) ListInstances(ctx context.Context, req *readmodelv1.ListInstancesRequest) (*readmodelv1.ListInstancesResponse, error) {
+func (q *Query) ListInstances(ctx context.Context,
+	req *readmodelv1.ListInstancesRequest,
+) (*readmodelv1.ListInstancesResponse, error) {
 	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId(), LiveOnly: req.GetLiveOnly()}
-	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Instance, string, error) {
-		return s.Instances(ctx, f, page)
-	})
+	items, next, err := list(ctx, q, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Instance, string, error) {
+			return s.Instances(ctx, f, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -305,11 +331,17 @@ func (q *Query) ListInstances(ctx context.Context, req *readmodelv1.ListInstance
 }
 
 // ListClaims lists resource claims.
-func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsRequest) (*readmodelv1.ListClaimsResponse, error) {
-	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId(), Orphaned: req.GetOrphanedOnly(), Released: req.GetIncludeReleased()}
-	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Claim, string, error) {
-		return s.Claims(ctx, f, page)
-	})
+func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsRequest) (*readmodelv1.ListClaimsResponse,
+	error,
+) {
+	f := view.PerWorkspaceFilter{
+		WorkspaceID: req.GetWorkspaceId(), Orphaned: req.GetOrphanedOnly(),
+		Released: req.GetIncludeReleased(),
+	}
+	items, next, err := list(ctx, q, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Claim, string, error) {
+			return s.Claims(ctx, f, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -317,11 +349,14 @@ func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsReque
 }
 
 // ListAllocations lists allocations.
-func (q *Query) ListAllocations(ctx context.Context, req *readmodelv1.ListAllocationsRequest) (*readmodelv1.ListAllocationsResponse, error) {
+func (q *Query) ListAllocations(ctx context.Context,
+	req *readmodelv1.ListAllocationsRequest,
+) (*readmodelv1.ListAllocationsResponse, error) {
 	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId()}
-	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Allocation, string, error) {
-		return s.Allocations(ctx, f, page)
-	})
+	items, next, err := list(ctx, q, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Allocation, string, error) {
+			return s.Allocations(ctx, f, page)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -329,7 +364,9 @@ func (q *Query) ListAllocations(ctx context.Context, req *readmodelv1.ListAlloca
 }
 
 // GetPolicy lists the policy keys with the values that recovery, their owner, has now.
-func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest) (*readmodelv1.GetPolicyResponse, error) {
+func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest) (*readmodelv1.GetPolicyResponse,
+	error,
+) {
 	answer, err := q.deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{Key: req.GetKey()})
 	if err != nil {
 		return nil, ownerError("recovery", err)
@@ -338,7 +375,9 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 }
 
 // ExplainReason returns what a reason means and what to do about it.
-func (q *Query) ExplainReason(_ context.Context, req *readmodelv1.ExplainReasonRequest) (*readmodelv1.ExplainReasonResponse, error) {
+func (q *Query) ExplainReason(_ context.Context,
+	req *readmodelv1.ExplainReasonRequest,
+) (*readmodelv1.ExplainReasonResponse, error) {
 	rows, err := view.Explain(req.GetCode())
 	if err != nil {
 		return nil, err
@@ -347,7 +386,9 @@ func (q *Query) ExplainReason(_ context.Context, req *readmodelv1.ExplainReasonR
 }
 
 // Watch sends a snapshot, a marker, and then changes.
-func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream *connect.ServerStream[readmodelv1.WatchResponse]) error {
+func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest,
+	stream *connect.ServerStream[readmodelv1.WatchResponse],
+) error {
 	session, err := q.session(ctx)
 	if err != nil {
 		return err
@@ -356,7 +397,8 @@ func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream
 	if err != nil {
 		return err
 	}
-	fleet := slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_NODES) || slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_TASKS)
+	fleet := slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_NODES) ||
+		slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_TASKS)
 	if fleet && !session.Person.Has("operator", "security", "viewer") {
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow to watch nodes or tasks")
 	}

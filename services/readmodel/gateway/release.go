@@ -17,14 +17,17 @@ type Releases struct {
 func NewReleases(query *Query, deps Deps) *Releases { return &Releases{query: query, deps: deps} }
 
 // GetAllocation returns one allocation with the claims of its workspace that are not released.
-func (r *Releases) GetAllocation(ctx context.Context, req *readmodelv1.GetAllocationRequest) (*readmodelv1.GetAllocationResponse, error) {
+func (r *Releases) GetAllocation(ctx context.Context,
+	req *readmodelv1.GetAllocationRequest,
+) (*readmodelv1.GetAllocationResponse, error) {
 	res := &readmodelv1.GetAllocationResponse{}
 	err := r.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		if res.Allocation, err = s.Allocation(ctx, req.GetAllocationId()); err != nil {
 			return err
 		}
-		res.Claims, _, err = s.Claims(ctx, view.PerWorkspaceFilter{WorkspaceID: res.GetAllocation().GetWorkspaceId()}, view.Page{Size: mostClaims})
+		res.Claims, _, err = s.Claims(ctx, view.PerWorkspaceFilter{WorkspaceID: res.GetAllocation().GetWorkspaceId()},
+			view.Page{Size: mostClaims})
 		return err
 	})
 	if err != nil {
@@ -37,7 +40,9 @@ func (r *Releases) GetAllocation(ctx context.Context, req *readmodelv1.GetAlloca
 const mostClaims = 200
 
 // RetryRelease retries the cleanup that a failed release has left.
-func (r *Releases) RetryRelease(ctx context.Context, req *readmodelv1.RetryReleaseRequest) (*readmodelv1.RetryReleaseResponse, error) {
+func (r *Releases) RetryRelease(ctx context.Context,
+	req *readmodelv1.RetryReleaseRequest,
+) (*readmodelv1.RetryReleaseResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -49,7 +54,9 @@ func (r *Releases) RetryRelease(ctx context.Context, req *readmodelv1.RetryRelea
 }
 
 // ForceRelease releases an allocation on a person's attestation.
-func (r *Releases) ForceRelease(ctx context.Context, req *readmodelv1.ForceReleaseRequest) (*readmodelv1.ForceReleaseResponse, error) {
+func (r *Releases) ForceRelease(ctx context.Context,
+	req *readmodelv1.ForceReleaseRequest,
+) (*readmodelv1.ForceReleaseResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}

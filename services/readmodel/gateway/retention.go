@@ -53,7 +53,10 @@ func (q *Query) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*rea
 	if err != nil {
 		return nil, nil, err
 	}
-	out := &readmodelv1.HistoryStatus{EventsBytes: size.Events, DatabaseBytes: size.Database, OldestParkedAt: stamp(size.OldestParked)}
+	out := &readmodelv1.HistoryStatus{
+		EventsBytes: size.Events, DatabaseBytes: size.Database,
+		OldestParkedAt: stamp(size.OldestParked),
+	}
 	var components []*readmodelv1.ComponentStatus
 	sample, err := pg.One[storageSample](ctx, q.deps.DB, newestSample)
 	switch {
@@ -128,7 +131,9 @@ func NewRetention(db pg.Querier, source *policy.Source) *Retention {
 }
 
 // GetRetention returns what each service cuts, and what keeps events from being cut.
-func (r *Retention) GetRetention(ctx context.Context, _ *readmodelv1.GetRetentionRequest) (*readmodelv1.GetRetentionResponse, error) {
+func (r *Retention) GetRetention(ctx context.Context,
+	_ *readmodelv1.GetRetentionRequest,
+) (*readmodelv1.GetRetentionResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
@@ -140,13 +145,17 @@ func (r *Retention) GetRetention(ctx context.Context, _ *readmodelv1.GetRetentio
 	if err != nil {
 		return nil, fmt.Errorf("read size of history: %w", err)
 	}
-	out := &readmodelv1.GetRetentionResponse{EventsBytes: size.Events, DatabaseBytes: size.Database, OldestParkedAt: stamp(size.OldestParked)}
+	out := &readmodelv1.GetRetentionResponse{
+		EventsBytes: size.Events, DatabaseBytes: size.Database,
+		OldestParkedAt: stamp(size.OldestParked),
+	}
 	now := r.policy.Current()
 	for _, a := range accounts {
 		out.LagSeconds = max(out.GetLagSeconds(), int64(a.Lag.Seconds()))
 		out.Cuts = append(out.Cuts, &readmodelv1.RetentionCut{
-			Service: a.Service, Cut: a.Cut, PolicyKey: a.Key, TermSeconds: int64(now.Duration(a.Key).Seconds()), Rows: a.Total, LastRows: a.Last,
-			BeganAt: timestamppb.New(a.BeganAt), DoneAt: stamp(a.DoneAt), OldestAt: stamp(a.Oldest), LagSeconds: int64(a.Lag.Seconds()), Failure: a.Failure,
+			Service: a.Service, Cut: a.Cut, PolicyKey: a.Key, TermSeconds: int64(now.Duration(a.Key).Seconds()), Rows: a.Total,
+			LastRows: a.Last, BeganAt: timestamppb.New(a.BeganAt), DoneAt: stamp(a.DoneAt), OldestAt: stamp(a.Oldest),
+			LagSeconds: int64(a.Lag.Seconds()), Failure: a.Failure,
 		})
 	}
 	consumers, err := readConsumers(ctx, r.db)

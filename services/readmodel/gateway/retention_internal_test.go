@@ -17,7 +17,8 @@ func TestALateWalkThatNeverEnded(t *testing.T) {
 		{&now, "the slowest walk, lifecycle/tasks, ended 2h0m0s ago"},
 		{nil, "the walk lifecycle/tasks, which began 2h0m0s ago, has never come to its end"},
 	} {
-		got := retentionComponent(retention.Account{Service: "lifecycle", Cut: "tasks", Lag: 2 * time.Hour, DoneAt: c.done}, now)
+		got := retentionComponent(retention.Account{Service: "lifecycle", Cut: "tasks", Lag: 2 * time.Hour, DoneAt: c.done},
+			now)
 		if got.GetOk() || got.GetDetail() != c.want {
 			t.Errorf("it says %q, ok %t", got.GetDetail(), got.GetOk())
 		}

@@ -61,7 +61,9 @@ func NewSessions(db pg.Querier) *Sessions {
 // IssuePersonSession makes a session that belongs to no listed person and returns its token, which is stored nowhere.
 // tenantID is empty for people of the operator; ttl is at most thirty days. db logs in as readmodel or the owner. The
 // caller has authenticated the person. AdmitPerson creates a listed person.
-func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
+func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string,
+	ttl time.Duration,
+) (string, error) {
 	return issue(ctx, db, nil, subject, tenantID, roles, ttl)
 }
 
@@ -70,7 +72,9 @@ var newSession = pg.Define(pg.RoleReadmodel, "gateway.insert_session", `
 	VALUES ($1::uuid, $2, $3, $4::uuid, $5, mesh.clock() + $6::interval, $7::uuid)`)
 
 // issue inserts a session and returns its token; personID is nil if the session belongs to no listed person.
-func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
+func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID string, roles []string,
+	ttl time.Duration,
+) (string, error) {
 	if subject == "" || len(roles) == 0 || ttl <= 0 || ttl > sessionMax {
 		return "", errors.New("issue session: a subject, a role and a life of at most thirty days are needed")
 	}
@@ -150,7 +154,8 @@ func (s *Sessions) Check(ctx context.Context, was Session) error {
 	if err := now.over(); err != nil {
 		return err
 	}
-	if now.Person.Subject != was.Person.Subject || now.Person.TenantID != was.Person.TenantID || !slices.Equal(now.Person.Roles, was.Person.Roles) {
+	if now.Person.Subject != was.Person.Subject || now.Person.TenantID != was.Person.TenantID ||
+		!slices.Equal(now.Person.Roles, was.Person.Roles) {
 		return refused("the person's rights have changed")
 	}
 	return nil
@@ -269,7 +274,8 @@ func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error)
 	row, found, err := s.rows.get(ctx, id)
 	switch {
 	case pg.IsConnError(err):
-		return Session{}, nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "sessions cannot be checked now", fault.RetryAfter(time.Second), fault.Cause(err))
+		return Session{}, nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "sessions cannot be checked now",
+			fault.RetryAfter(time.Second), fault.Cause(err))
 	case err != nil:
 		return Session{}, nil, fmt.Errorf("read session: %w", err)
 	case !found:

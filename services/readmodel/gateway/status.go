@@ -36,7 +36,9 @@ type probes struct {
 }
 
 // GetStatus returns the status of the mesh's parts. The counts cover what the person may see.
-func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) (*readmodelv1.GetStatusResponse, error) {
+func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) (*readmodelv1.GetStatusResponse,
+	error,
+) {
 	lag, err := q.deps.Projector.Lag(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("status: %w", err)
@@ -128,7 +130,8 @@ func withRoom(components []*readmodelv1.ComponentStatus) []*readmodelv1.Componen
 // eventLog returns the component of the event log. If the log is behind, the component names the database sessions that
 // numbering waits for.
 func (q *Query) eventLog(ctx context.Context, lag events.Lag, now time.Time) *readmodelv1.ComponentStatus {
-	c := component("event_log", lag.Oldest < lagLimit, fmt.Sprintf("%d behind, %d parked", lag.Events+lag.Unnumbered, lag.Parked), now)
+	c := component("event_log", lag.Oldest < lagLimit,
+		fmt.Sprintf("%d behind, %d parked", lag.Events+lag.Unnumbered, lag.Parked), now)
 	if c.GetOk() {
 		return c
 	}
@@ -240,7 +243,8 @@ func reported(p Probe, said *commonv1.GetHealthResponse, err error, now time.Tim
 		}
 		if part.GetState() == commonv1.PartState_PART_STATE_DOWN && own.GetOk() {
 			own.Ok, own.State, own.Since = false, part.GetState(), part.GetSince()
-			own.Detail, own.Reason, own.NextAction = part.GetName()+": "+part.GetDetail(), names.Of(part.GetReason()), part.GetNextAction()
+			own.Detail, own.Reason, own.NextAction = part.GetName()+": "+part.GetDetail(), names.Of(part.GetReason()),
+				part.GetNextAction()
 		}
 	}
 	out := []*readmodelv1.ComponentStatus{own}
@@ -253,12 +257,14 @@ func reported(p Probe, said *commonv1.GetHealthResponse, err error, now time.Tim
 func partStatus(service, name string, part *commonv1.Part, now time.Time) *readmodelv1.ComponentStatus {
 	if part == nil {
 		return &readmodelv1.ComponentStatus{
-			Name: name, State: commonv1.PartState_PART_STATE_UNKNOWN, Detail: service + " has not looked yet", ObservedAt: timestamppb.New(now),
+			Name: name, State: commonv1.PartState_PART_STATE_UNKNOWN, Detail: service + " has not looked yet",
+			ObservedAt: timestamppb.New(now),
 			NextAction: "ask again in a few seconds; if it stays, update " + service,
 		}
 	}
 	c := &readmodelv1.ComponentStatus{
-		Name: name, State: part.GetState(), Detail: part.GetDetail(), ObservedAt: part.GetObservedAt(), Since: part.GetSince(), NextAction: part.GetNextAction(),
+		Name: name, State: part.GetState(), Detail: part.GetDetail(), ObservedAt: part.GetObservedAt(),
+		Since: part.GetSince(), NextAction: part.GetNextAction(),
 		Ok: part.GetState() == commonv1.PartState_PART_STATE_OK || part.GetState() == commonv1.PartState_PART_STATE_OFF,
 	}
 	if !c.GetOk() {

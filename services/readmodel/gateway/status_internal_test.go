@@ -16,16 +16,22 @@ import (
 func TestReportedIsWhatTheServiceSaysAndNoMore(t *testing.T) {
 	now := time.Unix(1000, 0)
 	early, late := timestamppb.New(time.Unix(100, 0)), timestamppb.New(time.Unix(500, 0))
-	database := &commonv1.Part{Name: "database", State: commonv1.PartState_PART_STATE_OK, Since: early, ObservedAt: late, Required: true}
+	database := &commonv1.Part{
+		Name: "database", State: commonv1.PartState_PART_STATE_OK, Since: early, ObservedAt: late,
+		Required: true,
+	}
 	lost := &commonv1.Part{
 		Name: "database", State: commonv1.PartState_PART_STATE_DOWN, Since: late, ObservedAt: late, Required: true,
 		Reason: commonv1.Reason_REASON_UNAVAILABLE, Detail: "gone", NextAction: "start it",
 	}
 	store := &commonv1.Part{Name: "lock_store", State: commonv1.PartState_PART_STATE_OK, Since: early, ObservedAt: late}
-	off := &commonv1.Part{Name: "lock_store", State: commonv1.PartState_PART_STATE_OFF, Since: early, ObservedAt: late, Detail: "none is configured"}
+	off := &commonv1.Part{
+		Name: "lock_store", State: commonv1.PartState_PART_STATE_OFF, Since: early, ObservedAt: late,
+		Detail: "none is configured",
+	}
 	down := &commonv1.Part{
-		Name: "lock_store", State: commonv1.PartState_PART_STATE_DOWN, Since: late, ObservedAt: late, Reason: commonv1.Reason_REASON_UNAVAILABLE,
-		Detail: "it is gone", NextAction: "start redis",
+		Name: "lock_store", State: commonv1.PartState_PART_STATE_DOWN, Since: late, ObservedAt: late,
+		Reason: commonv1.Reason_REASON_UNAVAILABLE, Detail: "it is gone", NextAction: "start redis",
 	}
 	type row struct {
 		name, state, reason string
@@ -52,7 +58,8 @@ func TestReportedIsWhatTheServiceSaysAndNoMore(t *testing.T) {
 			{"lifecycle", "ok", "", true, false, early}, {"lock_store", "unknown", "", false, true, nil},
 		}},
 	} {
-		rows := reported(Probe{Name: "lifecycle", Parts: []string{"lock_store"}}, &commonv1.GetHealthResponse{Parts: tc.parts}, tc.err, now)
+		rows := reported(Probe{Name: "lifecycle", Parts: []string{"lock_store"}},
+			&commonv1.GetHealthResponse{Parts: tc.parts}, tc.err, now)
 		if len(rows) != 2 {
 			t.Fatalf("%s: %d rows", name, len(rows))
 		}
@@ -77,8 +84,8 @@ func TestADatabaseWithoutRoomIsDownAtP0(t *testing.T) {
 	now := time.Unix(1000, 0)
 	room := func(state commonv1.PartState) *readmodelv1.ComponentStatus {
 		return &readmodelv1.ComponentStatus{
-			Name: service.PartDatabaseRoom, State: state, Ok: state == commonv1.PartState_PART_STATE_OK, Detail: "no disk space", Reason: "unavailable",
-			NextAction: "free space", Since: timestamppb.New(now),
+			Name: service.PartDatabaseRoom, State: state, Ok: state == commonv1.PartState_PART_STATE_OK, Detail: "no disk space",
+			Reason: "unavailable", NextAction: "free space", Since: timestamppb.New(now),
 		}
 	}
 	for name, tt := range map[string]struct {
@@ -98,7 +105,8 @@ func TestADatabaseWithoutRoomIsDownAtP0(t *testing.T) {
 		if got.GetOk() == tt.down || (got.GetSeverity() == commonv1.Severity_SEVERITY_P0) != tt.down {
 			t.Errorf("%s: %v", name, got)
 		}
-		if tt.down && (got.GetNextAction() != "free space" || got.GetDetail() != "no disk space" || got.GetState() != commonv1.PartState_PART_STATE_DOWN) {
+		if tt.down && (got.GetNextAction() != "free space" || got.GetDetail() != "no disk space" ||
+			got.GetState() != commonv1.PartState_PART_STATE_DOWN) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -53,7 +53,8 @@ func (a announcement) applied(ctx context.Context, tx pgx.Tx, report Report) err
 		return nil
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf(
-		"%d events cannot be applied, and of the live rows that were announced %d are set aside: they would be missing", report.Unapplied, len(parked)),
+		"%d events cannot be applied, and of the live rows that were announced %d are set aside: they would be missing",
+		report.Unapplied, len(parked)),
 		fault.Unmet("every replica of readmodel is of the newest build that runs, and what is set aside is replayed or dropped"))
 }
 
@@ -61,11 +62,13 @@ func (a announcement) applied(ctx context.Context, tx pgx.Tx, report Report) err
 func (p *Projector) announceAll(ctx context.Context, owners []Owner) (announcement, error) {
 	var out announcement
 	if len(owners) == 0 {
-		return out, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the log does not begin at its beginning any more: history was cut at the end of its term",
+		return out, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"the log does not begin at its beginning any more: history was cut at the end of its term",
 			fault.Unmet("live rows are announced by the services that own them"))
 	}
 	var err error
-	if out.after, err = pg.Value[int64](ctx, p.db, cursorPosition.For(false), ConsumerName); err != nil && !pg.IsNoRows(err) {
+	if out.after, err = pg.Value[int64](ctx, p.db, cursorPosition.For(false), ConsumerName); err != nil &&
+		!pg.IsNoRows(err) {
 		return out, fmt.Errorf("read cursor: %w", err)
 	}
 	for _, owner := range owners {

@@ -38,8 +38,8 @@ const (
 // Kinds returns all kinds of events that are projected.
 func Kinds() []string {
 	return []string{
-		KindNode, KindSession, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance, KindClaim,
-		KindTask, KindObservation, KindFinding, KindRecovery, KindIncident, KindBrake,
+		KindNode, KindSession, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance,
+		KindClaim, KindTask, KindObservation, KindFinding, KindRecovery, KindIncident, KindBrake,
 	}
 }
 
@@ -83,7 +83,8 @@ func rowsOf(r events.Record) ([]row, error) {
 		}
 		body.showNames = true
 		return one(r, "workspace", []any{
-			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(), names.Of(m.GetState()), ref(m.GetNodeId()),
+			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(),
+			names.Of(m.GetState()), ref(m.GetNodeId()),
 			body,
 		})
 	case KindRun:
@@ -99,14 +100,20 @@ func rowsOf(r events.Record) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		return one(r, "allocation", []any{key(m.GetAllocationId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), body})
+		return one(r, "allocation", []any{
+			key(m.GetAllocationId()), r.AggregateVersion, key(m.GetWorkspaceId()),
+			ref(m.GetTenantId()), body,
+		})
 	case KindInstance:
 		m, body, err := decode(r, &lifecyclev1.Instance{})
 		if err != nil {
 			return nil, err
 		}
 		live := m.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED
-		return one(r, "instance", []any{key(m.GetInstanceId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), live, body})
+		return one(r, "instance", []any{
+			key(m.GetInstanceId()), r.AggregateVersion, key(m.GetWorkspaceId()),
+			ref(m.GetTenantId()), live, body,
+		})
 	case KindClaim:
 		m, body, err := decode(r, &lifecyclev1.Claim{})
 		if err != nil {
@@ -142,7 +149,10 @@ func nodeRow(r events.Record) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return one(r, "node", []any{key(m.GetNodeId()), r.AggregateVersion, m.GetName(), names.Of(m.GetState()), ref(m.GetTenantId()), body})
+	return one(r, "node", []any{
+		key(m.GetNodeId()), r.AggregateVersion, m.GetName(), names.Of(m.GetState()),
+		ref(m.GetTenantId()), body,
+	})
 }
 
 func sessionRow(r events.Record) ([]row, error) {
@@ -151,8 +161,8 @@ func sessionRow(r events.Record) ([]row, error) {
 		return nil, err
 	}
 	return one(r, "session", []any{
-		key(m.GetSessionId()), r.AggregateVersion, key(m.GetNodeId()), ref(m.GetReplicaId()), m.GetGeneration(), names.Of(m.GetState()),
-		Serving(m), r.CreatedAt, body,
+		key(m.GetSessionId()), r.AggregateVersion, key(m.GetNodeId()), ref(m.GetReplicaId()), m.GetGeneration(),
+		names.Of(m.GetState()), Serving(m), r.CreatedAt, body,
 	})
 }
 
@@ -176,7 +186,8 @@ func runRows(r events.Record, m *lifecyclev1.Run) ([]row, error) {
 	steps := m.GetChangedSteps()
 	m.ChangedSteps = nil
 	out, err := one(r, "run", []any{
-		key(m.GetRunId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), LiveRun(m.GetState()), &content{message: m},
+		key(m.GetRunId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), LiveRun(m.GetState()),
+		&content{message: m},
 	})
 	if err != nil {
 		return nil, err
@@ -199,8 +210,8 @@ func taskRows(r events.Record) ([]row, error) {
 	task := m.GetTask()
 	id := key(task.GetTaskId())
 	rows, err := one(r, "task", []any{
-		id, r.AggregateVersion, key(task.GetNodeId()), ref(task.GetWorkspaceId()), ref(task.GetTenantId()), names.Of(task.GetState()),
-		moment(task.GetExpiresAt()), &content{message: task},
+		id, r.AggregateVersion, key(task.GetNodeId()), ref(task.GetWorkspaceId()), ref(task.GetTenantId()),
+		names.Of(task.GetState()), moment(task.GetExpiresAt()), &content{message: task},
 	})
 	if err != nil {
 		return nil, err

@@ -47,7 +47,10 @@ type Audit struct {
 
 // NewAudit returns the audit log's consumer. It does not access the database.
 func NewAudit(deps Deps) (*Audit, error) {
-	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: deps.DB, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger}, events.ConsumerConfig{
+	consumer, err := events.NewConsumer(events.ConsumerDeps{
+		Pool: deps.DB, Numbered: deps.Numbered, Wake: deps.Wake,
+		Logger: deps.Logger,
+	}, events.ConsumerConfig{
 		Name: AuditConsumerName, Schema: "readmodel", Kinds: []string{audit.Kind}, AsyncCommit: true,
 	})
 	if err != nil {
@@ -77,10 +80,12 @@ type auditHead struct {
 }
 
 var (
-	lockAuditHead  = pg.Define(pg.RoleReadmodel, "project.lock_audit_head", `SELECT number, hash FROM readmodel.audit_head FOR UPDATE`)
+	lockAuditHead = pg.Define(pg.RoleReadmodel, "project.lock_audit_head",
+		`SELECT number, hash FROM readmodel.audit_head FOR UPDATE`)
 	insertAuditRow = pg.Define(pg.RoleReadmodel, "project.insert_audit", `
 	INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash) VALUES ($1, $2, $3, $4, $5, $6, $7)`)
-	moveAuditHead = pg.Define(pg.RoleReadmodel, "project.move_audit_head", `UPDATE readmodel.audit_head SET number = $1, hash = $2`)
+	moveAuditHead = pg.Define(pg.RoleReadmodel, "project.move_audit_head",
+		`UPDATE readmodel.audit_head SET number = $1, hash = $2`)
 )
 
 // appendAudit implements events.Apply. The log has no gaps: an entry that cannot be appended is retried and never
@@ -181,7 +186,8 @@ type auditRow struct {
 // a time; another one is refused as overloaded.
 func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
 	if !a.checking.TryLock() {
-		return Verdict{}, fault.New(commonv1.Reason_REASON_OVERLOADED, "the audit log is being checked", fault.RetryAfter(10*time.Second))
+		return Verdict{}, fault.New(commonv1.Reason_REASON_OVERLOADED, "the audit log is being checked",
+			fault.RetryAfter(10*time.Second))
 	}
 	defer a.checking.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
@@ -246,7 +252,8 @@ func (w *walk) run(ctx context.Context, keys *CheckpointKeys) error {
 	}
 	for i := range w.checkpoints {
 		if c := &w.checkpoints[i]; c.Number > w.verdict.Rows && c.problem(keys) == "" {
-			w.broken(w.verdict.Rows+1, "the log ends before row "+itoa(c.Number)+", which was signed at "+c.At.UTC().Format(time.RFC3339))
+			w.broken(w.verdict.Rows+1, "the log ends before row "+itoa(c.Number)+", which was signed at "+
+				c.At.UTC().Format(time.RFC3339))
 			return nil
 		}
 	}
@@ -365,7 +372,8 @@ func waitFor(ctx context.Context, c *events.Consumer, token string) error {
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "min_pos is not a position that a command answered",
 			fault.Unmet("min_pos: unknown position"), fault.Cause(err))
 	case errors.Is(err, events.ErrBehind):
-		return fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, "", fault.RetryAfter(500*time.Millisecond), fault.Cause(err))
+		return fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, "", fault.RetryAfter(500*time.Millisecond),
+			fault.Cause(err))
 	default:
 		return fmt.Errorf("wait for min_pos: %w", err)
 	}

@@ -28,12 +28,16 @@ func newChain(t *testing.T, rows int) chained {
 	testkit.IO(t)
 	c := chained{Log: projecttest.New(t), t: t}
 	var err error
-	c.audit, err = project.NewAudit(project.Deps{Logger: testkit.Logger(t), DB: c.DB.Pool(pg.RoleReadmodel), Numbered: c.Numbered, Wake: c.Wake})
+	c.audit, err = project.NewAudit(project.Deps{
+		Logger: testkit.Logger(t), DB: c.DB.Pool(pg.RoleReadmodel),
+		Numbered: c.Numbered, Wake: c.Wake,
+	})
 	must(t, err)
 	for n := range rows {
 		c.record([]string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}[n%3], audit.Entry{
-			Action: "workspace.cancel", Actor: []string{"ana", ""}[n%2], Reason: "because", SubjectType: "workspace", SubjectID: ids.New(),
-			Details: map[string]any{"n": n, "half": 0.5, "text": "<&>"},
+			Action: "workspace.cancel", Actor: []string{"ana", ""}[n%2], Reason: "because", SubjectType: "workspace",
+			SubjectID: ids.New(),
+			Details:   map[string]any{"n": n, "half": 0.5, "text": "<&>"},
 		})
 	}
 	c.settle()
@@ -114,7 +118,10 @@ func TestAuditChainIsTheSameMadeAgain(t *testing.T) {
 
 func TestAuditRowsAreOnlyAdded(t *testing.T) {
 	c := newChain(t, 1)
-	for _, sql := range []string{`UPDATE readmodel.audit SET entry = '{}'`, `DELETE FROM readmodel.audit`, `TRUNCATE readmodel.audit`, `DELETE FROM readmodel.audit_head`} {
+	for _, sql := range []string{
+		`UPDATE readmodel.audit SET entry = '{}'`, `DELETE FROM readmodel.audit`,
+		`TRUNCATE readmodel.audit`, `DELETE FROM readmodel.audit_head`,
+	} {
 		if _, err := c.DB.Pool(pg.RoleReadmodel).Exec(testkit.Context(t), sql); !pg.IsPrivilege(err) {
 			t.Errorf("%s: %v", sql, err)
 		}
@@ -137,19 +144,31 @@ func TestTamperingIsFound(t *testing.T) {
 		}, 3, "changed"},
 		{"a row and its hash", func(c chained) { c.asOwner(rehash, 3) }, 3, "says something else"},
 		{"the last row and its hash", func(c chained) { c.asOwner(rehash, 5) }, 5, "says something else"},
-		{"a row's source", func(c chained) { c.asOwner(`UPDATE readmodel.audit SET source = 'nodeapi' WHERE number = 2`) }, 2, "changed"},
+		{
+			"a row's source", func(c chained) { c.asOwner(`UPDATE readmodel.audit SET source = 'nodeapi' WHERE number = 2`) }, 2,
+			"changed",
+		},
 		{"an event", func(c chained) {
 			c.asAdmin(`UPDATE events.event SET payload = payload || '{"reason":"by mistake"}' WHERE id = `+event, 4)
 		}, 4, "says something else"},
-		{"a row gone in the middle", func(c chained) { c.asOwner(`DELETE FROM readmodel.audit WHERE number = 2`) }, 2, "missing"},
+		{
+			"a row gone in the middle", func(c chained) { c.asOwner(`DELETE FROM readmodel.audit WHERE number = 2`) }, 2,
+			"missing",
+		},
 		{"a row gone in the middle, the others moved up", func(c chained) {
 			c.asOwner(`DELETE FROM readmodel.audit WHERE number = 2`)
 			for n := range 3 {
 				c.asOwner(`UPDATE readmodel.audit SET number = number - 1 WHERE number = $1`, n+3)
 			}
 		}, 2, "does not follow"},
-		{"the last row gone", func(c chained) { c.asOwner(`DELETE FROM readmodel.audit WHERE number = 5`) }, 5, "ends before row 5"},
-		{"an event gone in the middle", func(c chained) { c.asAdmin(`DELETE FROM events.event WHERE id = `+event, 3) }, 3, "is gone"},
+		{
+			"the last row gone", func(c chained) { c.asOwner(`DELETE FROM readmodel.audit WHERE number = 5`) }, 5,
+			"ends before row 5",
+		},
+		{
+			"an event gone in the middle", func(c chained) { c.asAdmin(`DELETE FROM events.event WHERE id = `+event, 3) }, 3,
+			"is gone",
+		},
 		{"the last event gone", func(c chained) { c.asAdmin(`DELETE FROM events.event WHERE id = `+event, 5) }, 5, "is gone"},
 		{"the last event and its row gone", func(c chained) {
 			c.asAdmin(`DELETE FROM events.event WHERE id = `+event, 5)
@@ -186,7 +205,8 @@ func TestAuditIsCheckedWhereItsEventsAreGone(t *testing.T) {
 	c.record(pg.RoleLifecycle, audit.Entry{Action: "workspace.cancel", SubjectType: "workspace", SubjectID: ids.New()})
 	c.settle()
 	var cut int64
-	if _, err := c.DB.OwnerPool().Exec(testkit.Context(t), `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')`); err != nil {
+	if _, err := c.DB.OwnerPool().Exec(testkit.Context(t),
+		`INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')`); err != nil {
 		t.Fatal(err)
 	}
 	for again := true; again; { // a call that has begun a day of the log cuts nothing

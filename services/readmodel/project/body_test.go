@@ -29,7 +29,8 @@ func TestFieldsOfALaterBuildAreKept(t *testing.T) {
 	must(t, l.Projector().Drain(testkit.Context(t)))
 	got := &lifecyclev1.Workspace{}
 	must(t, project.Decode([]byte(text(t, l, `SELECT body::text FROM readmodel.workspace`)), got))
-	if got.GetName() != "w" || got.GetSpec().GetStorageBytes() != 7 || string(got.GetSpec().ProtoReflect().GetUnknown()) != string(later) {
+	if got.GetName() != "w" || got.GetSpec().GetStorageBytes() != 7 ||
+		string(got.GetSpec().ProtoReflect().GetUnknown()) != string(later) {
 		t.Errorf("the row has %v", got)
 	}
 	// A value that equals the name of the field is not taken for the field.
@@ -37,8 +38,12 @@ func TestFieldsOfALaterBuildAreKept(t *testing.T) {
 	l.Put(w)
 	must(t, l.Projector().Drain(testkit.Context(t)))
 	got = &lifecyclev1.Workspace{}
-	must(t, project.Decode([]byte(text(t, l, `SELECT body::text FROM readmodel.workspace WHERE name LIKE '%whole%'`)), got))
-	if !proto.Equal(got, &lifecyclev1.Workspace{WorkspaceId: w.GetWorkspaceId(), TenantId: w.GetTenantId(), Name: w.GetName(), State: w.GetState(), Version: got.GetVersion()}) {
+	must(t, project.Decode([]byte(text(t, l, `SELECT body::text FROM readmodel.workspace WHERE name LIKE '%whole%'`)),
+		got))
+	if !proto.Equal(got, &lifecyclev1.Workspace{
+		WorkspaceId: w.GetWorkspaceId(), TenantId: w.GetTenantId(),
+		Name: w.GetName(), State: w.GetState(), Version: got.GetVersion(),
+	}) {
 		t.Errorf("the row has %v", got)
 	}
 }

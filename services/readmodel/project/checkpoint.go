@@ -113,7 +113,8 @@ func (a *Audit) Checkpoint(ctx context.Context) error {
 	if end != nil {
 		end.At = end.At.Truncate(time.Microsecond)
 		end.sign(keys)
-		if _, err := pg.Exec(ctx, a.db, insertCheckpoint, end.Number, end.Pos, end.Hash, end.At, end.KeyID, end.Signature); err != nil {
+		if _, err := pg.Exec(ctx, a.db, insertCheckpoint, end.Number, end.Pos, end.Hash, end.At, end.KeyID,
+			end.Signature); err != nil {
 			return fmt.Errorf("write checkpoint of the audit log: %w", err)
 		}
 		a.signedUpTo.Store(end.Number)
@@ -230,7 +231,8 @@ func (w *walk) anchored(ctx context.Context, keys *CheckpointKeys, firstRow int6
 			continue
 		}
 		if problem := c.problem(keys); problem != "" {
-			w.broken(firstRow, "the checkpoint at row "+itoa(c.Number)+", which the log begins behind, cannot be believed: "+problem)
+			w.broken(firstRow, "the checkpoint at row "+itoa(c.Number)+", which the log begins behind, cannot be believed: "+
+				problem)
 			return nil
 		}
 		w.verdict.From = c.Number

@@ -108,7 +108,10 @@ func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
 	next, public := newCheckpointKey(t)
 	alone, err := pki.NewKeySet(public)
 	must(t, err)
-	c.audit.UseKeys(project.CheckpointKeys{Signing: next.Signing, Verify: alone, Confirmed: func() error { return errors.New("not read") }})
+	c.audit.UseKeys(project.CheckpointKeys{
+		Signing: next.Signing, Verify: alone,
+		Confirmed: func() error { return errors.New("not read") },
+	})
 	if need(c.audit) == "" {
 		t.Error("a replica that does not know which key signs lets the former go")
 	}
@@ -119,7 +122,8 @@ func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
 	if v := c.verify(); !v.Intact() || v.From != 3 || v.Signed != 3 {
 		t.Errorf("after the former key was retired: %+v", v)
 	}
-	c.asOwner(`UPDATE readmodel.audit_checkpoint SET signature = decode(repeat('00', 64), 'hex'), key_id = '` + pki.KeyID(first) + `'`)
+	c.asOwner(`UPDATE readmodel.audit_checkpoint SET signature = decode(repeat('00', 64), 'hex'), key_id = '` +
+		pki.KeyID(first) + `'`)
 	if text := need(c.audit); text != "" {
 		t.Errorf("a signature that is not good needs the key: %q", text)
 	}
@@ -190,7 +194,8 @@ func TestACheckpointIsBelievedByItsSignature(t *testing.T) {
 		})
 	}
 	c := newChain(t, 2)
-	if _, err := c.DB.Pool(pg.RoleReadmodel).Exec(testkit.Context(t), `DELETE FROM readmodel.audit_checkpoint`); !pg.IsPrivilege(err) {
+	if _, err := c.DB.Pool(pg.RoleReadmodel).Exec(testkit.Context(t),
+		`DELETE FROM readmodel.audit_checkpoint`); !pg.IsPrivilege(err) {
 		t.Errorf("readmodel deletes checkpoints: %v", err)
 	}
 }

@@ -63,7 +63,8 @@ func TestCountsAreThoseOfTheRows(t *testing.T) {
 	change(list[:4], commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
 	change(list[1:3], commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)
 	run := &lifecyclev1.Run{
-		RunId: ids.New(), WorkspaceId: list[0].GetWorkspaceId(), TenantId: tenants[0], State: commonv1.RunState_RUN_STATE_RUNNING,
+		RunId: ids.New(), WorkspaceId: list[0].GetWorkspaceId(), TenantId: tenants[0],
+		State: commonv1.RunState_RUN_STATE_RUNNING,
 	}
 	l.AppendVersion(run, 1)
 	l.Number()
@@ -76,7 +77,8 @@ func TestCountsAreThoseOfTheRows(t *testing.T) {
 	must(t, err)
 	must(t, tx.Rollback(ctx))
 	check("a change that was rolled back")
-	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `DELETE FROM readmodel.workspace WHERE workspace_id = $1`, list[5].GetWorkspaceId())
+	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `DELETE FROM readmodel.workspace WHERE workspace_id = $1`,
+		list[5].GetWorkspaceId())
 	must(t, err)
 	check("a row went")
 

@@ -84,7 +84,8 @@ var (
 			WHERE NOT EXISTS (SELECT FROM %[1]s r WHERE %[3]s AND %[4]s)
 		), told AS (SELECT t.* FROM differs t WHERE t.there OR NOT (%[5]s))
 		SELECT count(*) AS missing, count(*) FILTER (WHERE x.there) AS surplus, COALESCE(min(%[6]s), '') AS example FROM told x`,
-			t.table(), target{scratchPrefix, t.name}.table(), sameKey(t.name, "r", "t"), sameRow(t.name, "r", "t"), missable(t.name), spelledKey(t.name))
+			t.table(), target{scratchPrefix, t.name}.table(), sameKey(t.name, "r", "t"), sameRow(t.name, "r", "t"),
+			missable(t.name), spelledKey(t.name))
 	}, targets("")...)
 
 	// keepServingSince copies the time since which a session serves, because the event that began it may have been cut.

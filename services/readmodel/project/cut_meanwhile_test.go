@@ -43,7 +43,8 @@ func TestTheFirstCutDuringARebuildIsNotMissed(t *testing.T) {
 	must(t, p.Drain(ctx))
 	want := snapshot(t, l)
 	// The term of every event has ended as soon as it is written.
-	_, err := l.DB.Pool(pg.RoleRecovery).Exec(ctx, `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')`)
+	_, err := l.DB.Pool(pg.RoleRecovery).Exec(ctx,
+		`INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')`)
 	must(t, err)
 	// The lock of rebuilds keeps the rebuild between its question whether history was cut and its reading of the log.
 	apart, err := l.DB.OwnerPool().Begin(ctx)
@@ -103,7 +104,8 @@ func TestAnAnnouncedRowThatIsSetAsideIsNotTakenForGone(t *testing.T) {
 	p := l.Projector()
 	list := instances(l, 3)
 	newer := &lifecyclev1.Workspace{
-		WorkspaceId: ids.New(), TenantId: ids.New(), Name: "w", State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 1,
+		WorkspaceId: ids.New(), TenantId: ids.New(), Name: "w", State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+		Epoch: 1,
 	}
 	l.AppendVersion(newer, 1)
 	l.AppendVersion(list[0], 2)
@@ -114,7 +116,10 @@ func TestAnAnnouncedRowThatIsSetAsideIsNotTakenForGone(t *testing.T) {
 	cutEvents(t, l)
 	want := snapshot(t, l)
 	newer.State = 99
-	owner := &fakeOwner{log: l, projector: p, rows: []version{{list[0], 3}, {list[1], 1}, {newer, 2}, {list[2], 2}}, midway: func() {}}
+	owner := &fakeOwner{
+		log: l, projector: p, rows: []version{{list[0], 3}, {list[1], 1}, {newer, 2}, {list[2], 2}},
+		midway: func() {},
+	}
 	_, err := p.Rebuild(ctx, owner)
 	if fault.ReasonOf(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
 		t.Errorf("the rebuild says %v", err)

@@ -33,7 +33,9 @@ type version struct {
 	v int64
 }
 
-func (f *fakeOwner) AnnounceRows(ctx context.Context, req *commonv1.AnnounceRowsRequest) (*commonv1.AnnounceRowsResponse, error) {
+func (f *fakeOwner) AnnounceRows(ctx context.Context,
+	req *commonv1.AnnounceRowsRequest,
+) (*commonv1.AnnounceRowsResponse, error) {
 	if f.announced == 2 {
 		f.midway()
 	}
@@ -52,8 +54,8 @@ func snapshot(t *testing.T, l *projecttest.Log) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, table := range []string{
-		"node", "gate", "session", "tenant", "workspace", "run", "step", "allocation", "instance", "claim", "task", "finding", "recovery_record",
-		"incident", "brake", "observed", "task_transition",
+		"node", "gate", "session", "tenant", "workspace", "run", "step", "allocation", "instance", "claim", "task", "finding",
+		"recovery_record", "incident", "brake", "observed", "task_transition",
 	} {
 		out[table] = text(t, l, `SELECT COALESCE(string_agg(x::text, E'\n' ORDER BY x::text), '') FROM readmodel.`+table+` x`)
 	}
@@ -64,7 +66,8 @@ func snapshot(t *testing.T, l *projecttest.Log) map[string]string {
 func cutEvents(t *testing.T, l *projecttest.Log) {
 	t.Helper()
 	ctx := testkit.Context(t)
-	_, err := l.DB.Pool(pg.RoleRecovery).Exec(ctx, `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')
+	_, err := l.DB.Pool(pg.RoleRecovery).Exec(ctx,
+		`INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')
 		ON CONFLICT (key) DO NOTHING`)
 	must(t, err)
 	for again := true; again && err == nil; { // a call that has begun a day of the log cuts nothing
@@ -84,24 +87,40 @@ func TestAProjectionIsMadeAgainAfterACut(t *testing.T) {
 	p := l.Projector()
 	tenant := &lifecyclev1.Tenant{TenantId: ids.New(), Name: "alpha"}
 	workspace := &lifecyclev1.Workspace{
-		WorkspaceId: ids.New(), TenantId: tenant.GetTenantId(), Tenant: "alpha", Name: "trainer", State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 2,
+		WorkspaceId: ids.New(), TenantId: tenant.GetTenantId(), Tenant: "alpha", Name: "trainer",
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 2,
 	}
 	created := &lifecyclev1.Run{
-		RunId: ids.New(), WorkspaceId: workspace.GetWorkspaceId(), TenantId: tenant.GetTenantId(), State: commonv1.RunState_RUN_STATE_SUCCEEDED,
+		RunId: ids.New(), WorkspaceId: workspace.GetWorkspaceId(), TenantId: tenant.GetTenantId(),
+		State: commonv1.RunState_RUN_STATE_SUCCEEDED,
 		ChangedSteps: []*lifecyclev1.StepAttempt{{
-			WorkspaceId: workspace.GetWorkspaceId(), Name: "deploy", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, Version: 3,
-			State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
+			WorkspaceId: workspace.GetWorkspaceId(), Name: "deploy", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
+			Version: 3,
+			State:   commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
 		}},
 	}
 	created.ChangedSteps[0].RunId = created.GetRunId()
-	ended := &lifecyclev1.Instance{InstanceId: ids.New(), WorkspaceId: workspace.GetWorkspaceId(), State: commonv1.InstanceState_INSTANCE_STATE_ENDED, Epoch: 1}
-	live := &lifecyclev1.Instance{InstanceId: ids.New(), WorkspaceId: workspace.GetWorkspaceId(), State: commonv1.InstanceState_INSTANCE_STATE_LIVE, Epoch: 2}
+	ended := &lifecyclev1.Instance{
+		InstanceId: ids.New(), WorkspaceId: workspace.GetWorkspaceId(),
+		State: commonv1.InstanceState_INSTANCE_STATE_ENDED, Epoch: 1,
+	}
+	live := &lifecyclev1.Instance{
+		InstanceId: ids.New(), WorkspaceId: workspace.GetWorkspaceId(),
+		State: commonv1.InstanceState_INSTANCE_STATE_LIVE, Epoch: 2,
+	}
 	task := &lifecyclev1.TaskChanged{
-		Task:        &lifecyclev1.Task{TaskId: ids.New(), NodeId: ids.New(), State: commonv1.TaskState_TASK_STATE_RUNNING, Attempt: 1},
-		Transitions: []*lifecyclev1.TaskTransition{{State: commonv1.TaskState_TASK_STATE_DISPATCHED}, {State: commonv1.TaskState_TASK_STATE_RUNNING}},
+		Task: &lifecyclev1.Task{
+			TaskId: ids.New(), NodeId: ids.New(), State: commonv1.TaskState_TASK_STATE_RUNNING,
+			Attempt: 1,
+		},
+		Transitions: []*lifecyclev1.TaskTransition{
+			{State: commonv1.TaskState_TASK_STATE_DISPATCHED},
+			{State: commonv1.TaskState_TASK_STATE_RUNNING},
+		},
 	}
 	session := &nodev1.SessionChanged{
-		SessionId: ids.New(), NodeId: task.GetTask().GetNodeId(), Generation: 1, State: commonv1.SessionState_SESSION_STATE_ADMITTED,
+		SessionId: ids.New(), NodeId: task.GetTask().GetNodeId(), Generation: 1,
+		State: commonv1.SessionState_SESSION_STATE_ADMITTED,
 	}
 	for _, m := range []proto.Message{tenant, workspace, created, ended, live, task, session} {
 		l.AppendVersion(m, 4)

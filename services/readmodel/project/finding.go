@@ -15,6 +15,7 @@ func findingRow(r events.Record) ([]row, error) {
 		return nil, err
 	}
 	return one(r, "finding", []any{
-		key(m.GetFindingId()), r.AggregateVersion, ref(m.GetWorkspaceId()), ref(m.GetTenantId()), names.Of(m.GetSeverity()), m.GetResolvedAt() == nil, body,
+		key(m.GetFindingId()), r.AggregateVersion, ref(m.GetWorkspaceId()), ref(m.GetTenantId()), names.Of(m.GetSeverity()),
+		m.GetResolvedAt() == nil, body,
 	})
 }

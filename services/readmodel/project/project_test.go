@@ -52,7 +52,8 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 	}
 	var puts []put
 	workspace := &lifecyclev1.Workspace{
-		WorkspaceId: w.A.WorkspaceID, TenantId: w.A.ID, Tenant: "alpha", Name: w.A.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 1,
+		WorkspaceId: w.A.WorkspaceID, TenantId: w.A.ID, Tenant: "alpha", Name: w.A.WorkspaceName,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 1,
 	}
 	late := ids.New()
 	for v := int64(2); v < 8; v++ {
@@ -63,12 +64,19 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 				State: commonv1.SessionState_SESSION_STATE_ADMITTED,
 			}, v},
 			put{&lifecyclev1.TaskChanged{
-				Task:        &lifecyclev1.Task{TaskId: w.A.TaskID, NodeId: w.A.NodeID, State: commonv1.TaskState_TASK_STATE_RUNNING, Attempt: int32(v)},
-				Transitions: []*lifecyclev1.TaskTransition{{State: commonv1.TaskState_TASK_STATE_DISPATCHED}, {State: commonv1.TaskState_TASK_STATE_RUNNING}},
+				Task: &lifecyclev1.Task{
+					TaskId: w.A.TaskID, NodeId: w.A.NodeID, State: commonv1.TaskState_TASK_STATE_RUNNING,
+					Attempt: int32(v),
+				},
+				Transitions: []*lifecyclev1.TaskTransition{
+					{State: commonv1.TaskState_TASK_STATE_DISPATCHED},
+					{State: commonv1.TaskState_TASK_STATE_RUNNING},
+				},
 			}, v},
 			// A workspace whose tenant is not known yet.
 			put{&lifecyclev1.Workspace{
-				WorkspaceId: late, TenantId: ids.New(), Tenant: "later", Name: "early", State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+				WorkspaceId: late, TenantId: ids.New(), Tenant: "later", Name: "early",
+				State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
 			}, v})
 	}
 	puts = append(puts, puts...)
@@ -79,11 +87,16 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 	w.Number()
 	must(t, p.Drain(ctx))
 	for sql, want := range map[string]string{
-		"SELECT version || ' ' || (body->>'epoch') FROM readmodel.workspace WHERE workspace_id = '" + w.A.WorkspaceID + "'": "7 7",
-		"SELECT version || ' ' || serving FROM readmodel.session WHERE session_id = '" + w.A.SessionID + "'":                "7 true",
-		"SELECT version || ' ' || (body->>'attempt') FROM readmodel.task WHERE task_id = '" + w.A.TaskID + "'":              "7 7",
-		"SELECT count(*)::text FROM readmodel.task_transition WHERE task_id = '" + w.A.TaskID + "'":                         "13",
-		"SELECT version::text FROM readmodel.workspace WHERE workspace_id = '" + late + "'":                                 "7",
+		"SELECT version || ' ' || (body->>'epoch') FROM readmodel.workspace WHERE workspace_id = '" + w.A.WorkspaceID +
+			"'": "7 7",
+		"SELECT version || ' ' || serving FROM readmodel.session WHERE session_id = '" + w.A.SessionID +
+			"'": "7 true",
+		"SELECT version || ' ' || (body->>'attempt') FROM readmodel.task WHERE task_id = '" + w.A.TaskID +
+			"'": "7 7",
+		"SELECT count(*)::text FROM readmodel.task_transition WHERE task_id = '" + w.A.TaskID +
+			"'": "13",
+		"SELECT version::text FROM readmodel.workspace WHERE workspace_id = '" + late +
+			"'": "7",
 	} {
 		if got := text(t, w.Log, sql); got != want {
 			t.Errorf("%s = %q, want %q", sql, got, want)
@@ -96,7 +109,8 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 	}
 
 	// A row that was changed by hand is found, and a rebuild corrects it.
-	_, err = w.DB.Pool(pg.RoleReadmodel).Exec(ctx, "UPDATE readmodel.workspace SET state = 'failed' WHERE workspace_id = $1", late)
+	_, err = w.DB.Pool(pg.RoleReadmodel).Exec(ctx,
+		"UPDATE readmodel.workspace SET state = 'failed' WHERE workspace_id = $1", late)
 	must(t, err)
 	report, err = p.Verify(ctx)
 	must(t, err)
@@ -116,11 +130,14 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
 	testkit.IO(t)
 	l := projecttest.New(t)
-	run := &lifecyclev1.Run{RunId: ids.New(), WorkspaceId: ids.New(), TenantId: ids.New(), State: commonv1.RunState_RUN_STATE_RUNNING}
+	run := &lifecyclev1.Run{
+		RunId: ids.New(), WorkspaceId: ids.New(), TenantId: ids.New(),
+		State: commonv1.RunState_RUN_STATE_RUNNING,
+	}
 	attempt := func(step int32, state commonv1.AttemptState, version int64) *lifecyclev1.StepAttempt {
 		return &lifecyclev1.StepAttempt{
-			RunId: run.GetRunId(), WorkspaceId: run.GetWorkspaceId(), Step: step, Attempt: 1, Direction: commonv1.Direction_DIRECTION_DO,
-			State: state, Version: version,
+			RunId: run.GetRunId(), WorkspaceId: run.GetWorkspaceId(), Step: step, Attempt: 1,
+			Direction: commonv1.Direction_DIRECTION_DO, State: state, Version: version,
 		}
 	}
 	const steps = 6
@@ -157,7 +174,10 @@ func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
 func TestARefusedRowThatIsReplacedHarmsNothing(t *testing.T) {
 	testkit.IO(t)
 	l := projecttest.New(t)
-	run := &lifecyclev1.Run{RunId: ids.New(), WorkspaceId: "no id", TenantId: ids.New(), State: commonv1.RunState_RUN_STATE_RUNNING}
+	run := &lifecyclev1.Run{
+		RunId: ids.New(), WorkspaceId: "no id", TenantId: ids.New(),
+		State: commonv1.RunState_RUN_STATE_RUNNING,
+	}
 	l.AppendVersion(run, 1)
 	run.WorkspaceId, run.State = ids.New(), commonv1.RunState_RUN_STATE_SUCCEEDED
 	l.AppendVersion(run, 2)
@@ -184,11 +204,20 @@ func TestPoisonIsParkedAndTheRestGoesOn(t *testing.T) {
 	w := projecttest.NewWorld(t)
 	p := w.Projector()
 	for _, e := range []events.Event{
-		{Kind: project.KindWorkspace, AggregateType: "workspace", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.Workspace{Name: "no id"}},
-		{Kind: project.KindWorkspace, AggregateType: "workspace", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.Workspace{WorkspaceId: "no uuid", TenantId: w.A.ID}},
+		{
+			Kind: project.KindWorkspace, AggregateType: "workspace", AggregateID: "x", AggregateVersion: 1,
+			Payload: &lifecyclev1.Workspace{Name: "no id"},
+		},
+		{
+			Kind: project.KindWorkspace, AggregateType: "workspace", AggregateID: "x", AggregateVersion: 1,
+			Payload: &lifecyclev1.Workspace{WorkspaceId: "no uuid", TenantId: w.A.ID},
+		},
 		// no version
 		{Kind: project.KindGate, AggregateType: "gate", AggregateID: "x", Payload: &lifecyclev1.NodeGate{NodeId: w.Shared}},
-		{Kind: project.KindTask, AggregateType: "task", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: ids.New(), NodeId: w.Shared}}},
+		{
+			Kind: project.KindTask, AggregateType: "task", AggregateID: "x", AggregateVersion: 1,
+			Payload: &lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: ids.New(), NodeId: w.Shared}},
+		},
 	} {
 		w.AppendRaw(pg.RoleLifecycle, e)
 	}
@@ -240,9 +269,15 @@ func TestOldClosedSessionsAreLetGo(t *testing.T) {
 	l := projecttest.New(t)
 	p := l.Projector()
 	node := ids.New()
-	l.Append(&recoveryv1.NodeIdentity{NodeId: node, Name: "n", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE})
+	l.Append(&recoveryv1.NodeIdentity{
+		NodeId: node, Name: "n",
+		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
+	})
 	for g := int64(1); g <= 30; g++ {
-		s := &nodev1.SessionChanged{SessionId: ids.New(), NodeId: node, Generation: g, State: commonv1.SessionState_SESSION_STATE_ADMITTED, OpenedAt: timestamppb.Now()}
+		s := &nodev1.SessionChanged{
+			SessionId: ids.New(), NodeId: node, Generation: g,
+			State: commonv1.SessionState_SESSION_STATE_ADMITTED, OpenedAt: timestamppb.Now(),
+		}
 		l.Append(s)
 		if g < 30 {
 			closed, ok := proto.Clone(s).(*nodev1.SessionChanged)
@@ -255,7 +290,8 @@ func TestOldClosedSessionsAreLetGo(t *testing.T) {
 	}
 	l.Number()
 	must(t, p.Drain(ctx))
-	if got := text(t, l, "SELECT min(generation) || '-' || max(generation) FROM readmodel.session"); got != "22-30" && got != "23-30" {
+	if got := text(t, l, "SELECT min(generation) || '-' || max(generation) FROM readmodel.session"); got != "22-30" &&
+		got != "23-30" {
 		t.Errorf("kept %s", got)
 	}
 	if report, err := p.Verify(ctx); err != nil || !report.Equal() {
@@ -273,9 +309,10 @@ func TestAnObservationFromAFastClockDoesNotHideLaterOnes(t *testing.T) {
 	workspace, node := ids.New(), ids.New()
 	for epoch, ahead := range []time.Duration{time.Hour, 0, -time.Minute} {
 		l.AppendRaw(pg.RoleNodeAPI, events.Event{
-			Kind: project.KindObservation, AggregateType: "observation", AggregateID: workspace, AggregateVersion: time.Now().Add(ahead).UnixMicro(),
-			Payload:     &nodev1.Observation{WorkspaceId: workspace, Epoch: int64(epoch + 1)},
-			Correlation: events.Correlation{WorkspaceID: workspace, NodeID: node},
+			Kind: project.KindObservation, AggregateType: "observation", AggregateID: workspace,
+			AggregateVersion: time.Now().Add(ahead).UnixMicro(),
+			Payload:          &nodev1.Observation{WorkspaceId: workspace, Epoch: int64(epoch + 1)},
+			Correlation:      events.Correlation{WorkspaceID: workspace, NodeID: node},
 		})
 	}
 	l.Number()

@@ -49,14 +49,32 @@ type metrics struct {
 // New returns a projector. It does not access the database.
 func New(deps Deps) (*Projector, error) {
 	p := &Projector{db: deps.DB, logger: deps.Logger, applier: applier{sql: newStatements("")}, metrics: metrics{
-		applied:   prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_events_total", Help: "Events that took effect in the projections."}),
-		parked:    prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_events_parked_total", Help: "Events that could not be projected and were passed over."}),
-		behind:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "projection_events_behind", Help: "Events that wait to be projected."}),
-		waiting:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "projection_lag_seconds", Help: "Age of the oldest event that is not projected."}),
-		parkedNow: prometheus.NewGauge(prometheus.GaugeOpts{Name: "projection_events_parked", Help: "Parked events that nobody has replayed."}),
+		applied: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "projection_events_total",
+			Help: "Events that took effect in the projections.",
+		}),
+		parked: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "projection_events_parked_total",
+			Help: "Events that could not be projected and were passed over.",
+		}),
+		behind: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "projection_events_behind",
+			Help: "Events that wait to be projected.",
+		}),
+		waiting: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "projection_lag_seconds",
+			Help: "Age of the oldest event that is not projected.",
+		}),
+		parkedNow: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "projection_events_parked",
+			Help: "Parked events that nobody has replayed.",
+		}),
 	}}
 	var errs []error
-	for _, c := range []prometheus.Collector{p.metrics.applied, p.metrics.parked, p.metrics.behind, p.metrics.waiting, p.metrics.parkedNow} {
+	for _, c := range []prometheus.Collector{
+		p.metrics.applied, p.metrics.parked, p.metrics.behind, p.metrics.waiting,
+		p.metrics.parkedNow,
+	} {
 		if deps.Registerer != nil {
 			errs = append(errs, deps.Registerer.Register(c))
 		}
@@ -73,7 +91,10 @@ func New(deps Deps) (*Projector, error) {
 		},
 		Parked:   func(events.Record, error) { p.metrics.parked.Inc() },
 		Together: p.applier.applyAll,
-	}, events.ConsumerConfig{Name: ConsumerName, Schema: "readmodel", Kinds: Kinds(), Batch: eventsTogether, AsyncCommit: true})
+	}, events.ConsumerConfig{
+		Name: ConsumerName, Schema: "readmodel", Kinds: Kinds(), Batch: eventsTogether,
+		AsyncCommit: true,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("build projections' consumer: %w", err)
 	}
@@ -122,8 +143,10 @@ var (
 	SELECT e.seq FROM events.event e
 	WHERE e.seq > (SELECT n.highest FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1) - 10000 AND e.kind = ANY($1)
 	ORDER BY e.seq DESC LIMIT 1`)
-	newestEvent  = pg.Define(pg.RoleReadmodel, "project.newest_event", `SELECT seq FROM events.event WHERE kind = ANY($1) ORDER BY seq DESC LIMIT 1`)
-	readPosition = pg.Define(pg.RoleReadmodel, "project.position", `SELECT COALESCE((SELECT pos FROM readmodel.event_cursor WHERE name = $1), 0)`)
+	newestEvent = pg.Define(pg.RoleReadmodel, "project.newest_event",
+		`SELECT seq FROM events.event WHERE kind = ANY($1) ORDER BY seq DESC LIMIT 1`)
+	readPosition = pg.Define(pg.RoleReadmodel, "project.position",
+		`SELECT COALESCE((SELECT pos FROM readmodel.event_cursor WHERE name = $1), 0)`)
 )
 
 // CatchUp waits until all events that are committed now are projected, at most two seconds; it returns no error if that

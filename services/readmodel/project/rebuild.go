@@ -112,7 +112,8 @@ func (p *Projector) Rebuild(ctx context.Context, owners ...Owner) (Report, error
 	return report, nil
 }
 
-func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report, err error) { //nolint:nonamedreturns // the deferred release joins its error
+//nolint:nonamedreturns // the deferred release joins its error
+func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report, err error) {
 	began := time.Now()
 	// This comes before the query whether events were cut, so that the events that exist now exist until the end of the
 	// rebuild.
@@ -176,7 +177,8 @@ func stillUncut(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("ask whether history was cut: %w", err)
 	}
 	if cut {
-		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "history was cut for the first time while the projections were made again",
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE,
+			"history was cut for the first time while the projections were made again",
 			fault.RetryAfter(time.Second))
 	}
 	return nil
@@ -213,7 +215,8 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, lock, repl
 		return report, fmt.Errorf("keep other rebuilds away: %w", err)
 	}
 	var err error
-	if report.Position, err = pg.Value[int64](ctx, tx, cursorPosition.For(lock), ConsumerName); err != nil && !pg.IsNoRows(err) {
+	if report.Position, err = pg.Value[int64](ctx, tx, cursorPosition.For(lock), ConsumerName); err != nil &&
+		!pg.IsNoRows(err) {
 		return report, fmt.Errorf("read cursor: %w", err)
 	}
 	if replace {
@@ -283,7 +286,8 @@ func (a applier) applyAnew(ctx context.Context, tx pgx.Tx, records []events.Reco
 		}
 	}
 	if unapplied == 0 {
-		return 0, fmt.Errorf("events from %d to %d, of which each can be applied by itself: %w", records[0].Pos, records[len(records)-1].Pos, err)
+		return 0, fmt.Errorf("events from %d to %d, of which each can be applied by itself: %w", records[0].Pos,
+			records[len(records)-1].Pos, err)
 	}
 	return unapplied, nil
 }

@@ -88,9 +88,11 @@ func targets(sets ...string) []target {
 }
 
 var (
-	upsertRow = pg.DefineDynamic(pg.RoleReadmodel, "project.upsert", func(t target) string { return upsertSQL(tables[t.name], t.table()) },
+	upsertRow = pg.DefineDynamic(pg.RoleReadmodel, "project.upsert",
+		func(t target) string { return upsertSQL(tables[t.name], t.table()) },
 		targets("", scratchPrefix)...)
-	emptyTable = pg.DefineDynamic(pg.RoleReadmodel, "project.empty_table", func(t target) string { return "DELETE FROM " + t.table() }, targets("")...)
+	emptyTable = pg.DefineDynamic(pg.RoleReadmodel, "project.empty_table",
+		func(t target) string { return "DELETE FROM " + t.table() }, targets("")...)
 
 	// pruneSessions deletes closed sessions of a node beyond the newest sessionsKept: they have no bearing on the node's
 	// state.
@@ -139,9 +141,10 @@ func columnsOf(t table) []string {
 
 // typesOf has the SQL types of the columns that are not text, by name; columns of ids are uuids.
 var typesOf = map[string]string{
-	"version": "bigint", "generation": "bigint", "n": "integer", "step": "integer", "attempt": "integer", "serving": "boolean", "live": "boolean",
-	"stalled": "boolean", "released": "boolean", "orphaned": "boolean", "open": "boolean", "engaged": "boolean", "since": "timestamptz",
-	"expires_at": "timestamptz", "detected_at": "timestamptz", "body": "jsonb",
+	"version": "bigint", "generation": "bigint", "n": "integer", "step": "integer", "attempt": "integer",
+	"serving": "boolean", "live": "boolean", "stalled": "boolean", "released": "boolean", "orphaned": "boolean",
+	"open": "boolean", "engaged": "boolean", "since": "timestamptz", "expires_at": "timestamptz",
+	"detected_at": "timestamptz", "body": "jsonb",
 }
 
 // upsertSQL returns the statement that writes rows of different keys; each argument is the array of one column's

@@ -46,9 +46,11 @@ func DescribeAgent(f NodeFacts, now time.Time) AgentStatus {
 	case f.Connected && f.Gate.GetAdmitted():
 		a.Reason = "" // an alarm on an active identity does not stop the agent
 	case f.Connected:
-		a.Reason, a.Detail = ReasonNodeNotAdmitted, "the agent is connected, and nothing is offered to it until lifecycle opens its gate"+workload
+		a.Reason, a.Detail = ReasonNodeNotAdmitted,
+			"the agent is connected, and nothing is offered to it until lifecycle opens its gate"+workload
 	case f.ListeningSince.IsZero():
-		a.Reason, a.Detail = ReasonOutage, "no replica of nodeapi listens, so nothing is heard of the agent"+sinceText(a.Since)+workload
+		a.Reason, a.Detail = ReasonOutage,
+			"no replica of nodeapi listens, so nothing is heard of the agent"+sinceText(a.Since)+workload
 	default:
 		if a.Reason != ReasonAgentDown {
 			a.Reason = ReasonDisconnected

@@ -33,8 +33,8 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 			t.Fatal(err)
 		}
 		if w.GetAgentConnected() != connected || w.GetReason() != reason || w.GetUserState() != user {
-			t.Errorf("%s: connected %t, reason %q, %s; want %t, %q, %s", what, w.GetAgentConnected(), w.GetReason(), names.Of(w.GetUserState()),
-				connected, reason, names.Of(user))
+			t.Errorf("%s: connected %t, reason %q, %s; want %t, %q, %s", what, w.GetAgentConnected(), w.GetReason(),
+				names.Of(w.GetUserState()), connected, reason, names.Of(user))
 		}
 		if (reason == "") != (w.GetAgentDetail() == "") {
 			t.Errorf("%s: reason %q in words %q", what, reason, w.GetAgentDetail())
@@ -58,7 +58,8 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	)
 	session := func(state commonv1.SessionState, ended time.Time) {
 		s := &nodev1.SessionChanged{
-			SessionId: k.A.SessionID, NodeId: k.A.NodeID, ReplicaId: k.Replica, Generation: 1, State: state, LastSeenAt: timestamppb.New(k.Now()),
+			SessionId: k.A.SessionID, NodeId: k.A.NodeID, ReplicaId: k.Replica, Generation: 1, State: state,
+			LastSeenAt: timestamppb.New(k.Now()),
 		}
 		if !ended.IsZero() {
 			s.ClosedAt = timestamppb.New(ended)
@@ -67,7 +68,8 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	}
 	identity := func(state commonv1.NodeIdentityState, at time.Time) {
 		k.Append(&recoveryv1.NodeIdentity{
-			NodeId: k.A.NodeID, Name: k.A.NodeName, TenantId: k.A.ID, WorkspaceId: k.A.WorkspaceID, State: state, StateAt: timestamppb.New(at),
+			NodeId: k.A.NodeID, Name: k.A.NodeName, TenantId: k.A.ID, WorkspaceId: k.A.WorkspaceID, State: state,
+			StateAt: timestamppb.New(at),
 		})
 	}
 	const admitted, closed = commonv1.SessionState_SESSION_STATE_ADMITTED, commonv1.SessionState_SESSION_STATE_CLOSED
@@ -76,7 +78,8 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	expect("as made", true, "", normal)
 	ended := k.Now().Add(-3 * time.Second).Truncate(time.Second)
 	session(closed, ended)
-	expect("its session ended", false, "disconnected", temporary, "cannot be reached since "+ended.UTC().Format(time.RFC3339))
+	expect("its session ended", false, "disconnected", temporary,
+		"cannot be reached since "+ended.UTC().Format(time.RFC3339))
 	workspace(commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, 0)
 	expect("while it is recreated", false, "", commonv1.UserState_USER_STATE_RECOVERING)
 	workspace(active, 0)
@@ -95,7 +98,8 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	} {
 		at := k.Now().Truncate(time.Second)
 		identity(state, at)
-		expect(names.Of(state)+", its session not closed yet", true, reason, temporary, "its identity is "+names.Of(state)+" since "+at.UTC().Format(time.RFC3339))
+		expect(names.Of(state)+", its session not closed yet", true, reason, temporary,
+			"its identity is "+names.Of(state)+" since "+at.UTC().Format(time.RFC3339))
 	}
 	identity(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, k.Now())
 	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
@@ -115,7 +119,8 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	testkit.SetClockOffset(k.DB, 0)
 	k.Beat(false)
 	k.Append(&lifecyclev1.Workspace{
-		WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: k.A.Name, Name: k.A.WorkspaceName, State: active, NodeId: "0197a000-0000-7000-8000-000000000001",
+		WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: k.A.Name, Name: k.A.WorkspaceName, State: active,
+		NodeId: "0197a000-0000-7000-8000-000000000001",
 	})
 	k.sync()
 	w, err := k.workspace(view.All(), k.A.WorkspaceID)

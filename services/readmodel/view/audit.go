@@ -43,7 +43,8 @@ type auditRow struct {
 
 var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p parts) string {
 	where, n := filter(auditList, scope{"a.tenant_id", p.scoped}, 1, p.conditions, auditConditions)
-	return "SELECT " + pg.Columns[auditRow]("a") + " FROM readmodel.audit a" + where + " ORDER BY a.number DESC LIMIT $" + strconv.Itoa(n+1)
+	return "SELECT " + pg.Columns[auditRow]("a") + " FROM readmodel.audit a" + where + " ORDER BY a.number DESC LIMIT $" +
+		strconv.Itoa(n+1)
 }, parts{}, parts{conditions: auditConditions}, parts{scoped: true}, parts{conditions: auditConditions, scoped: true})
 
 // Audit returns one page of the audit log, newest first.
@@ -71,7 +72,8 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 		l.and(auditBefore, before)
 	}
 	limit := page.limit()
-	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(parts{conditions: l.where, scoped: !s.scope.all}), append(l.args, limit+1)...)
+	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(parts{conditions: l.where, scoped: !s.scope.all}),
+		append(l.args, limit+1)...)
 	if err != nil {
 		return nil, "", fmt.Errorf("list audit entries: %w", err)
 	}
@@ -97,8 +99,8 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 	}
 	return namedPage(ctx, s, func(a *readmodelv1.AuditRow) nameless {
 		return nameless{
-			workspaceID: subjectOf(a, "workspace", a.GetEntry().GetWorkspaceId()), nodeID: subjectOf(a, "node", a.GetEntry().GetNodeId()),
-			workspace: &a.Workspace, node: &a.NodeName,
+			workspaceID: subjectOf(a, "workspace", a.GetEntry().GetWorkspaceId()),
+			nodeID:      subjectOf(a, "node", a.GetEntry().GetNodeId()), workspace: &a.Workspace, node: &a.NodeName,
 		}
 	}, items, next, nil)
 }

@@ -65,7 +65,8 @@ func Describe(f NodeFacts, now time.Time) NodeStatus {
 	switch {
 	case f.Connected && f.Gate.GetAdmitted() && f.Gate.GetHost().GetStateDisk().GetFull():
 		s.UserState, s.Reason = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, ReasonDiskFull
-		s.NextAction = "free room on its disk, in " + f.Gate.GetHost().GetStateDisk().GetPath() + ": " + f.Gate.GetHost().GetStateDisk().GetDetail()
+		s.NextAction = "free room on its disk, in " + f.Gate.GetHost().GetStateDisk().GetPath() + ": " +
+			f.Gate.GetHost().GetStateDisk().GetDetail()
 	case f.Connected && f.Gate.GetAdmitted():
 		s.UserState = commonv1.UserState_USER_STATE_NORMAL
 	case f.Connected:
@@ -111,8 +112,10 @@ func describeIdentity(i *recoveryv1.NodeIdentity) (commonv1.UserState, string, s
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
 		return operator, ReasonRevokedOrFenced, "reactivate with the security role, or enrol it again", true
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
-		return operator, ReasonRevokedOrFenced, "none: this identity is final; enrol the machine anew if it is to return", true
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
+		return operator, ReasonRevokedOrFenced, "none: this identity is final; enrol the machine anew if it is to return",
+			true
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
 		return commonv1.UserState_USER_STATE_NORMAL, "", "enrol the machine with its bundle", true
 	}
 	return 0, "", "", false
@@ -205,7 +208,8 @@ func CurrentTask(t *lifecyclev1.Task, now time.Time) bool {
 	switch t.GetState() { //nolint:exhaustive // the others have ended
 	case commonv1.TaskState_TASK_STATE_RUNNING:
 		return true
-	case commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DISPATCHED, commonv1.TaskState_TASK_STATE_DELIVERED:
+	case commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DISPATCHED,
+		commonv1.TaskState_TASK_STATE_DELIVERED:
 		return t.GetExpiresAt() == nil || t.GetExpiresAt().AsTime().After(now)
 	default:
 		return false

@@ -20,14 +20,23 @@ var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 
 func TestDescribeNode(t *testing.T) {
-	active := &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, CreatedAt: ago(time.Hour), StateAt: ago(30 * time.Minute)}
+	active := &recoveryv1.NodeIdentity{
+		State:     commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
+		CreatedAt: ago(time.Hour), StateAt: ago(30 * time.Minute),
+	}
 	in := func(state commonv1.NodeIdentityState, alarm string) *recoveryv1.NodeIdentity {
 		return &recoveryv1.NodeIdentity{State: state, Alarm: alarm, CreatedAt: ago(time.Hour)}
 	}
 	open := &lifecyclev1.NodeGate{Admitted: true}
-	admitted := &nodev1.SessionChanged{State: commonv1.SessionState_SESSION_STATE_ADMITTED, LastSeenAt: ago(10 * time.Minute)}
+	admitted := &nodev1.SessionChanged{
+		State:      commonv1.SessionState_SESSION_STATE_ADMITTED,
+		LastSeenAt: ago(10 * time.Minute),
+	}
 	closed := func(seen time.Duration) *nodev1.SessionChanged {
-		return &nodev1.SessionChanged{State: commonv1.SessionState_SESSION_STATE_CLOSED, LastSeenAt: ago(seen), ClosedAt: ago(seen)}
+		return &nodev1.SessionChanged{
+			State: commonv1.SessionState_SESSION_STATE_CLOSED, LastSeenAt: ago(seen),
+			ClosedAt: ago(seen),
+		}
 	}
 	beat := now.Add(-4 * time.Second)
 	listening := now.Add(-time.Hour)
@@ -45,7 +54,10 @@ func TestDescribeNode(t *testing.T) {
 		since  time.Duration
 	}{
 		"connected": {
-			facts: view.NodeFacts{Identity: active, Gate: open, Session: admitted, BeatAt: beat, Connected: true, Since: now.Add(-time.Minute)},
+			facts: view.NodeFacts{
+				Identity: active, Gate: open, Session: admitted, BeatAt: beat, Connected: true,
+				Since: now.Add(-time.Minute),
+			},
 			state: normal, heard: 4 * time.Second, since: time.Minute,
 		},
 		"heard after the beat": {
@@ -57,7 +69,8 @@ func TestDescribeNode(t *testing.T) {
 		},
 		"cordoned": {
 			facts: view.NodeFacts{
-				Identity: active, Gate: &lifecyclev1.NodeGate{Admitted: true, Cordoned: true}, Session: admitted, BeatAt: beat, Connected: true, Since: now,
+				Identity: active, Gate: &lifecyclev1.NodeGate{Admitted: true, Cordoned: true}, Session: admitted, BeatAt: beat,
+				Connected: true, Since: now,
 			},
 			state: normal, heard: 4 * time.Second,
 		},
@@ -82,21 +95,29 @@ func TestDescribeNode(t *testing.T) {
 			state: temporary, reason: "agent_down", heard: 121 * time.Second, since: 121 * time.Second,
 		},
 		"lost while nobody listened": {
-			facts: view.NodeFacts{Identity: active, Gate: open, Session: closed(time.Hour), ListeningSince: now.Add(-10 * time.Second)},
+			facts: view.NodeFacts{
+				Identity: active, Gate: open, Session: closed(time.Hour),
+				ListeningSince: now.Add(-10 * time.Second),
+			},
 			state: temporary, reason: "disconnected", heard: time.Hour, since: time.Hour,
 		},
 		"nobody listens": {
-			facts: view.NodeFacts{Identity: active, Gate: open, Session: admitted, BeatAt: now.Add(-time.Minute), ListeningSince: time.Unix(0, 0)},
+			facts: view.NodeFacts{
+				Identity: active, Gate: open, Session: admitted, BeatAt: now.Add(-time.Minute),
+				ListeningSince: time.Unix(0, 0),
+			},
 			state: temporary, reason: "control_plane_outage", heard: 10 * time.Minute, since: time.Minute,
 		},
 		"never connected": {
 			facts: view.NodeFacts{Identity: active, Gate: open}, state: temporary, reason: "agent_down", since: 30 * time.Minute,
 		},
 		"pending": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, "")}, state: normal, since: time.Hour,
+			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, "")}, state: normal,
+			since: time.Hour,
 		},
 		"held": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "")}, state: operator, reason: "identity_held", since: time.Hour,
+			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "")}, state: operator,
+			reason: "identity_held", since: time.Hour,
 		},
 		"join state lost": {
 			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "join_state_lost")},
@@ -107,7 +128,8 @@ func TestDescribeNode(t *testing.T) {
 			state: security, reason: "cloned_identity_detected", since: time.Hour,
 		},
 		"cloned and fenced": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, "cloned_identity_detected")},
+			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
+				"cloned_identity_detected")},
 			state: security, reason: "cloned_identity_detected", since: time.Hour,
 		},
 		"token reuse": {
@@ -119,11 +141,15 @@ func TestDescribeNode(t *testing.T) {
 			state: operator, reason: "identity_revoked_or_fenced", since: time.Hour,
 		},
 		"fenced, still connected": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, ""), Gate: open, Session: admitted, BeatAt: beat, Connected: true, Since: now},
+			facts: view.NodeFacts{
+				Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, ""), Gate: open,
+				Session: admitted, BeatAt: beat, Connected: true, Since: now,
+			},
 			state: operator, reason: "identity_revoked_or_fenced", heard: 4 * time.Second,
 		},
 		"retired": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, "cloned_identity_detected")},
+			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
+				"cloned_identity_detected")},
 			state: operator, reason: "identity_revoked_or_fenced", since: time.Hour,
 		},
 	} {
@@ -150,7 +176,8 @@ func TestDescribeNode(t *testing.T) {
 					t.Errorf("%s cannot be explained: %v", got.Reason, err)
 				}
 			}
-			if heard := now.Sub(got.LastHeartbeat); (c.heard == 0) != got.LastHeartbeat.IsZero() || (c.heard != 0 && heard != c.heard) {
+			if heard := now.Sub(got.LastHeartbeat); (c.heard == 0) != got.LastHeartbeat.IsZero() ||
+				(c.heard != 0 && heard != c.heard) {
 				t.Errorf("last heartbeat %s ago, want %s", heard, c.heard)
 			}
 			if since := now.Sub(got.Since); since != c.since {
@@ -162,7 +189,8 @@ func TestDescribeNode(t *testing.T) {
 
 func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 	for _, state := range names.All[commonv1.NodeIdentityState]() {
-		if got := view.Describe(view.NodeFacts{Identity: &recoveryv1.NodeIdentity{State: state}}, now); got.UserState == commonv1.UserState_USER_STATE_UNSPECIFIED {
+		if got := view.Describe(view.NodeFacts{Identity: &recoveryv1.NodeIdentity{State: state}},
+			now); got.UserState == commonv1.UserState_USER_STATE_UNSPECIFIED {
 			t.Errorf("a node that is %s has no user state", names.Of(state))
 		}
 	}
@@ -185,34 +213,66 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 	active := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE}
 	for reason, want := range map[string]commonv1.UserState{
 		"": commonv1.UserState_USER_STATE_NORMAL, view.ReasonOutage: commonv1.UserState_USER_STATE_NORMAL,
-		view.ReasonDisconnected: commonv1.UserState_USER_STATE_TEMPORARY, view.ReasonHeld: commonv1.UserState_USER_STATE_TEMPORARY,
+		view.ReasonDisconnected:    commonv1.UserState_USER_STATE_TEMPORARY,
+		view.ReasonHeld:            commonv1.UserState_USER_STATE_TEMPORARY,
 		view.ReasonRegisterFailing: commonv1.UserState_USER_STATE_TEMPORARY,
 	} {
-		if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: active, Agent: view.AgentStatus{Reason: reason}}); got != want {
+		if got := view.DescribeWorkspace(view.WorkspaceFacts{
+			Workspace: active,
+			Agent:     view.AgentStatus{Reason: reason},
+		}); got != want {
 			t.Errorf("active, its agent %q: %s, want %s", reason, names.Of(got), names.Of(want))
 		}
 	}
-	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: provisioning, Stalled: true}); got != commonv1.UserState_USER_STATE_TEMPORARY {
+	if got := view.DescribeWorkspace(view.WorkspaceFacts{
+		Workspace: provisioning,
+		Stalled:   true,
+	}); got != commonv1.UserState_USER_STATE_TEMPORARY {
 		t.Errorf("stalled: %s", names.Of(got))
 	}
-	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: provisioning, HasStalled: true}); got != commonv1.UserState_USER_STATE_TEMPORARY {
+	if got := view.DescribeWorkspace(view.WorkspaceFacts{
+		Workspace:  provisioning,
+		HasStalled: true,
+	}); got != commonv1.UserState_USER_STATE_TEMPORARY {
 		t.Errorf("has stalled: %s", names.Of(got))
 	}
-	cancelled := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, LastErrorCode: "cancel_requested"}
+	cancelled := &lifecyclev1.Workspace{
+		State:         commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		LastErrorCode: "cancel_requested",
+	}
 	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: cancelled}); got != commonv1.UserState_USER_STATE_NORMAL {
 		t.Errorf("cancelled: %s", names.Of(got))
 	}
 }
 
 func TestTimelineShowsWhatWasRecordedAndWhatHasNotBegun(t *testing.T) {
-	run := &lifecyclev1.Run{RunId: "r", Round: 2, StepNames: []string{"Validate request", "Allocate storage", "Mark active"}, WhyWaiting: "waiting for the run"}
+	run := &lifecyclev1.Run{
+		RunId: "r", Round: 2,
+		StepNames: []string{"Validate request", "Allocate storage", "Mark active"}, WhyWaiting: "waiting for the run",
+	}
 	do, undo := commonv1.Direction_DIRECTION_DO, commonv1.Direction_DIRECTION_UNDO
 	attempts := []*lifecyclev1.StepAttempt{
-		{Step: 0, Name: "Validate request", Direction: undo, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING, StartedAt: ago(time.Second), HeartbeatAt: ago(time.Second)},
-		{Step: 1, Name: "Allocate storage", Direction: do, Attempt: 2, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, StartedAt: ago(20 * time.Second), FinishedAt: ago(10 * time.Second), Error: "full", ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME},
-		{Step: 1, Name: "Allocate storage", Direction: undo, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: ago(9 * time.Second), FinishedAt: ago(8 * time.Second)},
-		{Step: 0, Name: "Validate request", Direction: do, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: ago(60 * time.Second), FinishedAt: ago(58 * time.Second)},
-		{Step: 1, Name: "Allocate storage", Direction: do, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_LOST, StartedAt: ago(50 * time.Second), FinishedAt: ago(40 * time.Second)},
+		{
+			Step: 0, Name: "Validate request", Direction: undo, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
+			StartedAt: ago(time.Second), HeartbeatAt: ago(time.Second),
+		},
+		{
+			Step: 1, Name: "Allocate storage", Direction: do, Attempt: 2, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED,
+			StartedAt: ago(20 * time.Second), FinishedAt: ago(10 * time.Second), Error: "full",
+			ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+		},
+		{
+			Step: 1, Name: "Allocate storage", Direction: undo, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
+			StartedAt: ago(9 * time.Second), FinishedAt: ago(8 * time.Second),
+		},
+		{
+			Step: 0, Name: "Validate request", Direction: do, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
+			StartedAt: ago(60 * time.Second), FinishedAt: ago(58 * time.Second),
+		},
+		{
+			Step: 1, Name: "Allocate storage", Direction: do, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_LOST,
+			StartedAt: ago(50 * time.Second), FinishedAt: ago(40 * time.Second),
+		},
 	}
 	type brief struct {
 		Step, Dir, State string
@@ -224,8 +284,9 @@ func TestTimelineShowsWhatWasRecordedAndWhatHasNotBegun(t *testing.T) {
 	var got []brief
 	for _, i := range view.Timeline(run, attempts, now) {
 		got = append(got, brief{
-			i.GetStep() + " " + i.GetName(), names.Of(i.GetDirection()), names.Of(i.GetState()), i.GetAttempt(), i.GetDurationSeconds(),
-			i.GetHeartbeatAgeSeconds(), i.GetAdvice() != "" && i.GetLikelyCause() != "", i.GetWhyWaiting(),
+			i.GetStep() + " " + i.GetName(), names.Of(i.GetDirection()), names.Of(i.GetState()), i.GetAttempt(),
+			i.GetDurationSeconds(), i.GetHeartbeatAgeSeconds(), i.GetAdvice() != "" && i.GetLikelyCause() != "",
+			i.GetWhyWaiting(),
 		})
 	}
 	want := []brief{
@@ -279,7 +340,8 @@ func TestEveryRowOfTheCatalogueIsWhole(t *testing.T) {
 			t.Errorf("%s twice", r.GetCode())
 		}
 		seen[r.GetCode()] = true
-		if r.GetMeaning() == "" || r.GetImpact() == "" || r.GetOwner() == "" || r.GetNextAction() == "" || r.GetAction() == commonv1.Action_ACTION_UNSPECIFIED {
+		if r.GetMeaning() == "" || r.GetImpact() == "" || r.GetOwner() == "" || r.GetNextAction() == "" ||
+			r.GetAction() == commonv1.Action_ACTION_UNSPECIFIED {
 			t.Errorf("%s is not whole: %v", r.GetCode(), r)
 		}
 	}

@@ -17,10 +17,12 @@ type FindingFilter struct {
 }
 
 var findingLayout = layout{
-	name: "findings", columns: "x.body", from: "readmodel.finding x", id: "x.finding_id", conditions: []condition{ofWorkspace, theFinding, isOpen},
+	name: "findings", columns: "x.body", from: "readmodel.finding x", id: "x.finding_id",
+	conditions: []condition{ofWorkspace, theFinding, isOpen},
 }
 
-var listFindings = pg.DefineDynamic(pg.RoleReadmodel, "view.list_findings", findingLayout.compose, findingLayout.samples()...)
+var listFindings = pg.DefineDynamic(pg.RoleReadmodel, "view.list_findings", findingLayout.compose,
+	findingLayout.samples()...)
 
 // Findings returns one page, newest first. It refuses a scope that is bound to a tenant, because findings concern
 // machines and other tenants' workspaces on them.

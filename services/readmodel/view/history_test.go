@@ -39,13 +39,15 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 			StepNames: []string{"Validate request", "Allocate storage", "Mark active"},
 		}
 		if state == commonv1.RunState_RUN_STATE_FAILED {
-			r.FinishedAt, r.Error, r.ErrorCode, r.ErrorLayer = end, "no disk is free", "storage_full", commonv1.OwnerLayer_OWNER_LAYER_RUNTIME
+			r.FinishedAt, r.Error, r.ErrorCode, r.ErrorLayer = end, "no disk is free", "storage_full",
+				commonv1.OwnerLayer_OWNER_LAYER_RUNTIME
 		}
 		return r
 	}
 	step := func(r *lifecyclev1.Run, n int32, d commonv1.Direction, attempt int32, state commonv1.AttemptState) {
 		k.Append(&lifecyclev1.StepAttempt{
-			RunId: r.GetRunId(), WorkspaceId: k.A.WorkspaceID, Step: n, Name: r.GetStepNames()[n], Direction: d, Attempt: attempt, State: state, StartedAt: at,
+			RunId: r.GetRunId(), WorkspaceId: k.A.WorkspaceID, Step: n, Name: r.GetStepNames()[n], Direction: d,
+			Attempt: attempt, State: state, StartedAt: at,
 		})
 	}
 	const succeeded, failed = commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, commonv1.AttemptState_ATTEMPT_STATE_FAILED
@@ -66,7 +68,8 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 	k.Append(standing)
 	step(standing, 0, do, 1, failed) // it will try again
 	k.Append(&lifecyclev1.Workspace{
-		WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: k.A.Name, Name: k.A.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+		WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: k.A.Name, Name: k.A.WorkspaceName,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
 		RunId: standing.GetRunId(),
 	})
 	k.sync()
@@ -82,7 +85,8 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 				t.Errorf("run %s began at no time", b.GetRunId())
 			}
 			list = append(list, brief{
-				b.GetRunId(), names.Of(b.GetKind()), names.Of(b.GetState()), b.GetFailedStep(), b.GetErrorCode(), b.GetEndedAt() != nil, b.GetShown(),
+				b.GetRunId(), names.Of(b.GetKind()), names.Of(b.GetState()), b.GetFailedStep(), b.GetErrorCode(),
+				b.GetEndedAt() != nil, b.GetShown(),
 			})
 		}
 		return list
@@ -112,7 +116,8 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 	if diff := cmp.Diff(want, briefs(out)); diff != "" {
 		t.Errorf("a former run (-want +got):\n%s", diff)
 	}
-	if items := out.GetItems(); len(items) != 6 || items[0].GetRunId() != first.GetRunId() || items[2].GetState() != failed || items[5].GetDirection() != undo {
+	if items := out.GetItems(); len(items) != 6 || items[0].GetRunId() != first.GetRunId() ||
+		items[2].GetState() != failed || items[5].GetDirection() != undo {
 		t.Errorf("a former run's items: %v", items)
 	}
 

@@ -20,7 +20,9 @@ type RecoveryFilter struct {
 }
 
 // Recoveries returns one page of recovery records, newest first.
-func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) ([]*recoveryv1.RecoveryRecord, string, error) {
+func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) ([]*recoveryv1.RecoveryRecord, string,
+	error,
+) {
 	l := s.perWorkspace(&recoveryLayout, listRecoveries, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID})
 	if f.Workspaces != nil {
 		l.and(ofWorkspaces, f.Workspaces)
@@ -35,10 +37,12 @@ func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) 
 }
 
 var incidentLayout = layout{
-	name: "incidents", columns: "x.body", from: "readmodel.incident x", id: "x.incident_id", conditions: []condition{isOpen},
+	name: "incidents", columns: "x.body", from: "readmodel.incident x", id: "x.incident_id",
+	conditions: []condition{isOpen},
 }
 
-var listIncidents = pg.DefineDynamic(pg.RoleReadmodel, "view.list_incidents", incidentLayout.compose, incidentLayout.samples()...)
+var listIncidents = pg.DefineDynamic(pg.RoleReadmodel, "view.list_incidents", incidentLayout.compose,
+	incidentLayout.samples()...)
 
 // Incidents returns one page, newest first: the open ones, or all. It refuses a scope that is bound to a tenant,
 // because an incident lists the objects of all tenants that it affects.
@@ -77,8 +81,10 @@ func (s *Snapshot) nameIncidents(ctx context.Context, items ...*recoveryv1.Incid
 const incidentLead = time.Hour
 
 var (
-	incidentByID = pg.Define(pg.RoleReadmodel, "view.incident_by_id", `SELECT x.body FROM readmodel.incident x WHERE x.incident_id = $1::uuid`)
-	fleetBrake   = pg.Define(pg.RoleReadmodel, "view.fleet_brake", `SELECT x.body FROM readmodel.brake x WHERE x.name = 'fleet'`)
+	incidentByID = pg.Define(pg.RoleReadmodel, "view.incident_by_id",
+		`SELECT x.body FROM readmodel.incident x WHERE x.incident_id = $1::uuid`)
+	fleetBrake = pg.Define(pg.RoleReadmodel, "view.fleet_brake",
+		`SELECT x.body FROM readmodel.brake x WHERE x.name = 'fleet'`)
 )
 
 // body runs a statement that returns one body, and decodes it; the error is pgx.ErrNoRows if there is none.
@@ -91,7 +97,9 @@ func body[T any, M message[T]](ctx context.Context, s *Snapshot, statement *pg.S
 }
 
 // Incident returns one incident by id, with the recoveries that it refers to.
-func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Incident, []*recoveryv1.RecoveryRecord, error) {
+func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Incident, []*recoveryv1.RecoveryRecord,
+	error,
+) {
 	if !s.scope.Everything() || !isUUID(id) {
 		return nil, nil, notFound("incident")
 	}

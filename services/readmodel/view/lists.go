@@ -127,9 +127,10 @@ func (s *Snapshot) readTask(row bodyRow) (*readmodelv1.Task, error) {
 	}
 	return &readmodelv1.Task{
 		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(),
-		WorkspaceId: t.GetWorkspaceId(), RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(), Error: t.GetError(),
-		CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), Current: CurrentTask(t, s.Now), CorrelationId: t.GetCorrelationId(),
-		LateEvidence: t.GetLateEvidence(),
+		WorkspaceId: t.GetWorkspaceId(), RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(),
+		Error: t.GetError(), CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), Current: CurrentTask(t, s.Now),
+		CorrelationId: t.GetCorrelationId(),
+		LateEvidence:  t.GetLateEvidence(),
 	}, nil
 }
 
@@ -212,13 +213,17 @@ var (
 	claimLayout      = perWorkspaceLayout("claims", "claim", "claim_id", orphaned, unreleased)
 	allocationLayout = perWorkspaceLayout("allocations", "allocation", "allocation_id")
 	runLayout        = perWorkspaceLayout("runs", "run", "run_id", live)
-	recoveryLayout   = perWorkspaceLayout("recoveries", "recovery_record", "record_id", ofWorkspaces, detectedFrom, detectedUntil)
+	recoveryLayout   = perWorkspaceLayout("recoveries", "recovery_record", "record_id", ofWorkspaces, detectedFrom,
+		detectedUntil)
 
-	listInstances   = pg.DefineDynamic(pg.RoleReadmodel, "view.list_instances", instanceLayout.compose, instanceLayout.samples()...)
+	listInstances = pg.DefineDynamic(pg.RoleReadmodel, "view.list_instances", instanceLayout.compose,
+		instanceLayout.samples()...)
 	listClaims      = pg.DefineDynamic(pg.RoleReadmodel, "view.list_claims", claimLayout.compose, claimLayout.samples()...)
-	listAllocations = pg.DefineDynamic(pg.RoleReadmodel, "view.list_allocations", allocationLayout.compose, allocationLayout.samples()...)
-	listRuns        = pg.DefineDynamic(pg.RoleReadmodel, "view.list_runs", runLayout.compose, runLayout.samples()...)
-	listRecoveries  = pg.DefineDynamic(pg.RoleReadmodel, "view.list_recoveries", recoveryLayout.compose, recoveryLayout.samples()...)
+	listAllocations = pg.DefineDynamic(pg.RoleReadmodel, "view.list_allocations", allocationLayout.compose,
+		allocationLayout.samples()...)
+	listRuns       = pg.DefineDynamic(pg.RoleReadmodel, "view.list_runs", runLayout.compose, runLayout.samples()...)
+	listRecoveries = pg.DefineDynamic(pg.RoleReadmodel, "view.list_recoveries", recoveryLayout.compose,
+		recoveryLayout.samples()...)
 )
 
 func (s *Snapshot) perWorkspace(of *layout, statement *pg.Dynamic[parts], f PerWorkspaceFilter) listing {
@@ -233,7 +238,9 @@ func (s *Snapshot) perWorkspace(of *layout, statement *pg.Dynamic[parts], f PerW
 }
 
 // Instances returns one page, newest first.
-func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Instance, string, error) {
+func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Instance, string,
+	error,
+) {
 	l := s.perWorkspace(&instanceLayout, listInstances, f)
 	if f.LiveOnly {
 		l.and(live)
@@ -260,8 +267,11 @@ func (s *Snapshot) Claims(ctx context.Context, f PerWorkspaceFilter, page Page) 
 }
 
 // Allocations returns one page, newest first.
-func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Allocation, string, error) {
-	items, next, err := run(ctx, s, s.perWorkspace(&allocationLayout, listAllocations, f), page, fromBody[lifecyclev1.Allocation])
+func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Allocation, string,
+	error,
+) {
+	items, next, err := run(ctx, s, s.perWorkspace(&allocationLayout, listAllocations, f), page,
+		fromBody[lifecyclev1.Allocation])
 	return namedPage(ctx, s, func(a *lifecyclev1.Allocation) nameless {
 		return nameless{workspaceID: a.GetWorkspaceId(), nodeID: a.GetNodeId(), workspace: &a.Workspace, node: &a.NodeName}
 	}, items, next, err)

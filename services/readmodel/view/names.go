@@ -29,7 +29,8 @@ var (
 // withNames fills in the names of a page's workspaces (tenant/name) and nodes, if the scope includes them, with one
 // query for each of the two, whatever the number of objects.
 func (s *Snapshot) withNames(ctx context.Context, objects []nameless) error {
-	workspaces, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.workspaceID, o.workspace }, namesOfWorkspaces)
+	workspaces, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.workspaceID, o.workspace },
+		namesOfWorkspaces)
 	if err != nil {
 		return fmt.Errorf("name workspaces: %w", err)
 	}
@@ -48,7 +49,9 @@ func (s *Snapshot) withNames(ctx context.Context, objects []nameless) error {
 	return nil
 }
 
-func (s *Snapshot) namesOf(ctx context.Context, objects []nameless, of func(nameless) (string, *string), names *pg.Statement) (map[string]string, error) {
+func (s *Snapshot) namesOf(ctx context.Context, objects []nameless, of func(nameless) (string, *string),
+	names *pg.Statement,
+) (map[string]string, error) {
 	var wanted []string
 	for _, o := range objects {
 		if id, place := of(o); place != nil && isUUID(id) {
@@ -63,7 +66,9 @@ func (s *Snapshot) namesOf(ctx context.Context, objects []nameless, of func(name
 }
 
 // namedPage fills in the names of one page of a list.
-func namedPage[T any](ctx context.Context, s *Snapshot, of func(T) nameless, items []T, next string, err error) ([]T, string, error) {
+func namedPage[T any](ctx context.Context, s *Snapshot, of func(T) nameless, items []T, next string, err error) ([]T,
+	string, error,
+) {
 	if err != nil {
 		return nil, "", err
 	}

@@ -17,9 +17,13 @@ func TestNamesStandBesideIDs(t *testing.T) {
 	k := newKit(t)
 	// Rows of one tenant that point at another's workspace and node, as no row should.
 	strayed, strayedTask := ids.New(), ids.New()
-	k.Append(&lifecyclev1.Instance{InstanceId: strayed, WorkspaceId: k.B.WorkspaceID, WorkspaceName: "x", TenantId: k.A.ID, NodeId: k.B.NodeID})
+	k.Append(&lifecyclev1.Instance{
+		InstanceId: strayed, WorkspaceId: k.B.WorkspaceID, WorkspaceName: "x", TenantId: k.A.ID,
+		NodeId: k.B.NodeID,
+	})
 	k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{
-		TaskId: strayedTask, WorkspaceId: k.B.WorkspaceID, TenantId: k.A.ID, NodeId: k.B.NodeID, State: commonv1.TaskState_TASK_STATE_RUNNING,
+		TaskId: strayedTask, WorkspaceId: k.B.WorkspaceID, TenantId: k.A.ID, NodeId: k.B.NodeID,
+		State: commonv1.TaskState_TASK_STATE_RUNNING,
 	}})
 	k.sync()
 	type names struct{ workspace, node string }
@@ -74,8 +78,9 @@ func TestNamesStandBesideIDs(t *testing.T) {
 	}
 	of := map[string]names{
 		k.A.InstanceID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, k.A.ClaimID: {"alpha/" + k.A.WorkspaceName, ""},
-		k.A.AllocationID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, k.A.TaskID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName},
-		k.A.NodeID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, strayed: {"beta/" + k.B.WorkspaceName, k.B.NodeName},
+		k.A.AllocationID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName},
+		k.A.TaskID:       {"alpha/" + k.A.WorkspaceName, k.A.NodeName},
+		k.A.NodeID:       {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, strayed: {"beta/" + k.B.WorkspaceName, k.B.NodeName},
 		strayedTask: {"beta/" + k.B.WorkspaceName, k.B.NodeName}, k.Shared: {"", "shared"},
 	}
 	all := read(view.All())

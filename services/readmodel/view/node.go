@@ -98,7 +98,8 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 	if f.IDs != nil {
 		l.and(nodesByID, f.IDs)
 	}
-	items, next, err := run(ctx, s, l, page, func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, *listening) })
+	items, next, err := run(ctx, s, l, page,
+		func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, *listening) })
 	return namedPage(ctx, s, func(n *readmodelv1.Node) nameless {
 		return nameless{workspaceID: n.GetWorkspaceId(), workspace: &n.Workspace}
 	}, items, next, err)
@@ -114,9 +115,10 @@ func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node
 	}
 	d := Describe(f, s.Now)
 	return &readmodelv1.Node{
-		NodeId: f.Identity.GetNodeId(), Name: f.Identity.GetName(), Connected: f.Connected, UserState: d.UserState, Reason: d.Reason,
-		LastHeartbeatAt: stamp(d.LastHeartbeat), Identity: f.Identity, Session: f.Session, Gate: f.Gate, ReplicaId: f.Session.GetReplicaId(),
-		NextAction: d.NextAction, Since: stamp(d.Since), WorkspaceId: cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
+		NodeId: f.Identity.GetNodeId(), Name: f.Identity.GetName(), Connected: f.Connected, UserState: d.UserState,
+		Reason: d.Reason, LastHeartbeatAt: stamp(d.LastHeartbeat), Identity: f.Identity, Session: f.Session, Gate: f.Gate,
+		ReplicaId: f.Session.GetReplicaId(), NextAction: d.NextAction, Since: stamp(d.Since),
+		WorkspaceId: cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
 	}, nil
 }
 

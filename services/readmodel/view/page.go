@@ -89,7 +89,12 @@ type parts struct {
 
 // samples returns parts that together have every condition, for the tests that prepare the statements.
 func (l *layout) samples() []parts {
-	return []parts{{}, {conditions: l.conditions, after: true}, {scoped: true}, {conditions: l.conditions, after: true, scoped: true}}
+	return []parts{
+		{},
+		{conditions: l.conditions, after: true},
+		{scoped: true},
+		{conditions: l.conditions, after: true, scoped: true},
+	}
 }
 
 // compose returns the statement for the parts.
@@ -138,7 +143,8 @@ func filter(list string, of scope, n int, conditions, known []condition) (string
 	}
 	for _, c := range conditions {
 		if !slices.Contains(known, c) {
-			panic(fmt.Sprintf("list %s: no condition %q", list, c)) //nolint:forbidigo // a mistake of this program, in a constant
+			//nolint:forbidigo // a mistake of this program, in a constant
+			panic(fmt.Sprintf("list %s: no condition %q", list, c))
 		}
 		text := string(c)
 		for strings.Contains(text, "?") {
@@ -175,7 +181,9 @@ type place struct {
 func (p place) at() place { return p }
 
 // run returns one page of a list and the token of the next page.
-func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l listing, page Page, read func(R) (T, error)) ([]T, string, error) {
+func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l listing, page Page,
+	read func(R) (T, error),
+) ([]T, string, error) {
 	rows, next, err := pageOf(l, s.scope, page, func(statement *pg.Statement, args ...any) ([]R, error) {
 		return rowsOf[R](ctx, s, statement, args...)
 	})

@@ -38,7 +38,10 @@ func newKit(t *testing.T) *kit {
 	t.Helper()
 	testkit.IO(t)
 	w := projecttest.NewWorld(t)
-	k := &kit{World: w, t: t, projector: w.Projector(), reader: view.NewReader(w.DB.Pool(pg.RoleReadmodel), policy.Fixed{Set: policy.Defaults()})}
+	k := &kit{
+		World: w, t: t, projector: w.Projector(),
+		reader: view.NewReader(w.DB.Pool(pg.RoleReadmodel), policy.Fixed{Set: policy.Defaults()}),
+	}
 	k.sync()
 	return k
 }
@@ -80,7 +83,10 @@ func (k *kit) workspace(scope view.Scope, ref string) (*readmodelv1.Workspace, e
 
 func scopeOf(t *testing.T, tenantID string) view.Scope {
 	t.Helper()
-	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: tenantID, Roles: []string{"tenant", "operator", "viewer"}})
+	scope, err := view.ScopeOf(rpc.Person{
+		Subject: "p", TenantID: tenantID,
+		Roles: []string{"tenant", "operator", "viewer"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,12 +107,14 @@ func TestConnectedFollowsSessionReplicaAndHandOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n.GetConnected() != connected || n.GetReason() != reason || n.GetSession().GetSessionId() != session {
-			t.Errorf("%s: connected %v reason %q session %s", what, n.GetConnected(), n.GetReason(), n.GetSession().GetSessionId())
+			t.Errorf("%s: connected %v reason %q session %s", what, n.GetConnected(), n.GetReason(),
+				n.GetSession().GetSessionId())
 		}
 	}
 	session := func(id, replica string, generation int64, state commonv1.SessionState) *nodev1.SessionChanged {
 		return &nodev1.SessionChanged{
-			SessionId: id, NodeId: k.A.NodeID, ReplicaId: replica, Generation: generation, State: state, LastSeenAt: timestamppb.New(k.Now()),
+			SessionId: id, NodeId: k.A.NodeID, ReplicaId: replica, Generation: generation, State: state,
+			LastSeenAt: timestamppb.New(k.Now()),
 		}
 	}
 	opening, admitted := commonv1.SessionState_SESSION_STATE_OPENING, commonv1.SessionState_SESSION_STATE_ADMITTED
@@ -159,10 +167,19 @@ func TestNamesAreResolved(t *testing.T) {
 	k := newKit(t)
 	twin := ids.New()
 	gone := ids.New()
-	k.Append(&recoveryv1.NodeIdentity{NodeId: gone, Name: k.A.NodeName, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED})
-	k.Append(&lifecyclev1.Workspace{WorkspaceId: twin, TenantId: k.B.ID, Tenant: "beta", Name: k.A.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE})
+	k.Append(&recoveryv1.NodeIdentity{
+		NodeId: gone, Name: k.A.NodeName,
+		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
+	})
+	k.Append(&lifecyclev1.Workspace{
+		WorkspaceId: twin, TenantId: k.B.ID, Tenant: "beta", Name: k.A.WorkspaceName,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+	})
 	old := ids.New()
-	k.Append(&lifecyclev1.Workspace{WorkspaceId: old, TenantId: k.A.ID, Tenant: "alpha", Name: k.A.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED})
+	k.Append(&lifecyclev1.Workspace{
+		WorkspaceId: old, TenantId: k.A.ID, Tenant: "alpha", Name: k.A.WorkspaceName,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+	})
 	k.sync()
 	if n, err := k.node(k.A.NodeName); err != nil || n.GetNodeId() != k.A.NodeID {
 		t.Errorf("a retired namesake stands in the way: %v, %v", n, err)
@@ -170,9 +187,13 @@ func TestNamesAreResolved(t *testing.T) {
 	if n, err := k.node(strings.ToUpper(gone)); err != nil || n.GetNodeId() != gone {
 		t.Errorf("by id: %v, %v", n, err)
 	}
-	k.Append(&recoveryv1.NodeIdentity{NodeId: ids.New(), Name: k.A.NodeName, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING})
+	k.Append(&recoveryv1.NodeIdentity{
+		NodeId: ids.New(), Name: k.A.NodeName,
+		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING,
+	})
 	k.sync()
-	if _, err := k.node(k.A.NodeName); !fault.Has(err, commonv1.Reason_REASON_AMBIGUOUS) || !slices.Contains(unmet(err), "node "+k.A.NodeID+" "+k.A.NodeName) {
+	if _, err := k.node(k.A.NodeName); !fault.Has(err, commonv1.Reason_REASON_AMBIGUOUS) ||
+		!slices.Contains(unmet(err), "node "+k.A.NodeID+" "+k.A.NodeName) {
 		t.Errorf("an ambiguous node: %v", err)
 	}
 	all := view.All()
@@ -180,7 +201,10 @@ func TestNamesAreResolved(t *testing.T) {
 		t.Errorf("tenant/name: %v, %v", w, err)
 	}
 	_, err := k.workspace(all, k.A.WorkspaceName)
-	want := []string{"workspace " + k.A.WorkspaceID + " alpha/" + k.A.WorkspaceName, "workspace " + twin + " beta/" + k.A.WorkspaceName}
+	want := []string{
+		"workspace " + k.A.WorkspaceID + " alpha/" + k.A.WorkspaceName,
+		"workspace " + twin + " beta/" + k.A.WorkspaceName,
+	}
 	if !fault.Has(err, commonv1.Reason_REASON_AMBIGUOUS) || !slices.Equal(unmet(err), want) {
 		t.Errorf("an ambiguous name: %v", err)
 	}
@@ -188,7 +212,10 @@ func TestNamesAreResolved(t *testing.T) {
 	if w, err := k.workspace(scopeOf(t, k.A.ID), k.A.WorkspaceName); err != nil || w.GetWorkspaceId() != k.A.WorkspaceID {
 		t.Errorf("scoped: %v, %v", w, err)
 	}
-	for _, ref := range []string{k.B.WorkspaceID, "beta/" + k.B.WorkspaceName, k.B.WorkspaceName, ids.New(), "nobody", "/", "a/"} {
+	for _, ref := range []string{
+		k.B.WorkspaceID, "beta/" + k.B.WorkspaceName, k.B.WorkspaceName, ids.New(), "nobody", "/",
+		"a/",
+	} {
 		if _, err := k.workspace(scopeOf(t, k.A.ID), ref); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 			t.Errorf("%s: %v", ref, err)
 		}
@@ -214,7 +241,10 @@ func TestPagesMeetEachItemOnce(t *testing.T) {
 	for n := range 7 {
 		id := ids.New()
 		k.Append(&lifecyclev1.Instance{InstanceId: id, WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID})
-		k.Append(&recoveryv1.NodeIdentity{NodeId: ids.New(), Name: fmt.Sprintf("m%d", n%3), State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING})
+		k.Append(&recoveryv1.NodeIdentity{
+			NodeId: ids.New(), Name: fmt.Sprintf("m%d", n%3),
+			State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING,
+		})
 		want = append(want, id)
 	}
 	k.sync()
@@ -277,7 +307,10 @@ func TestPagesMeetEachItemOnce(t *testing.T) {
 func TestTasksCarryTheirHistoryInOrder(t *testing.T) {
 	k := newKit(t)
 	task := func(v int64, states ...commonv1.TaskState) {
-		c := &lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: k.A.TaskID, NodeId: k.A.NodeID, TenantId: k.A.ID, State: states[len(states)-1], Attempt: 1}}
+		c := &lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{
+			TaskId: k.A.TaskID, NodeId: k.A.NodeID, TenantId: k.A.ID,
+			State: states[len(states)-1], Attempt: 1,
+		}}
 		for _, s := range states {
 			c.Transitions = append(c.Transitions, &lifecyclev1.TaskTransition{State: s, Attempt: 1})
 		}
@@ -291,7 +324,8 @@ func TestTasksCarryTheirHistoryInOrder(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if got.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED || got.GetCurrent() || len(got.GetTransitions()) != 5 || got.GetNodeName() != k.A.NodeName {
+		if got.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED || got.GetCurrent() || len(got.GetTransitions()) != 5 ||
+			got.GetNodeName() != k.A.NodeName {
 			t.Errorf("task %v", got)
 		}
 		for n, x := range got.GetTransitions() {
@@ -310,7 +344,8 @@ func TestTasksCarryTheirHistoryInOrder(t *testing.T) {
 }
 
 func TestScopeIsClosedByDefault(t *testing.T) {
-	if _, err := view.ScopeOf(rpc.Person{Subject: "p", Roles: []string{"tenant"}}); !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+	if _, err := view.ScopeOf(rpc.Person{Subject: "p", Roles: []string{"tenant"}}); !fault.Has(err,
+		commonv1.Reason_REASON_PERMISSION_DENIED) {
 		t.Errorf("a tenant's person without a tenant: %v", err)
 	}
 	var none view.Scope
@@ -330,9 +365,13 @@ func TestScopeIsClosedByDefault(t *testing.T) {
 func TestAStallIsTemporaryUntilTheWorkspaceIsUp(t *testing.T) {
 	k := newKit(t)
 	ws := &lifecyclev1.Workspace{
-		WorkspaceId: ids.New(), TenantId: k.A.ID, Tenant: k.A.Name, Name: "slow", State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Epoch: 1,
+		WorkspaceId: ids.New(), TenantId: k.A.ID, Tenant: k.A.Name, Name: "slow",
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Epoch: 1,
 	}
-	run := &lifecyclev1.Run{WorkspaceId: ws.GetWorkspaceId(), TenantId: k.A.ID, StepNames: []string{"Allocate storage", "Mark active"}}
+	run := &lifecyclev1.Run{
+		WorkspaceId: ws.GetWorkspaceId(), TenantId: k.A.ID,
+		StepNames: []string{"Allocate storage", "Mark active"},
+	}
 	const (
 		running   = commonv1.AttemptState_ATTEMPT_STATE_RUNNING
 		failed    = commonv1.AttemptState_ATTEMPT_STATE_FAILED
@@ -341,7 +380,8 @@ func TestAStallIsTemporaryUntilTheWorkspaceIsUp(t *testing.T) {
 		temporary = commonv1.UserState_USER_STATE_TEMPORARY
 	)
 	begin := func(kind commonv1.OperationKind) {
-		run.RunId, run.Kind, run.State, run.Phase, run.Step, run.StuckReason = ids.New(), kind, commonv1.RunState_RUN_STATE_RUNNING, "do", 0, ""
+		run.RunId, run.Kind, run.State, run.Phase, run.Step, run.StuckReason = ids.New(), kind,
+			commonv1.RunState_RUN_STATE_RUNNING, "do", 0, ""
 		run.WhyWaiting, ws.RunId, ws.State = "doing it", run.GetRunId(), commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING
 		k.Append(run)
 		k.Append(ws)
@@ -355,7 +395,8 @@ func TestAStallIsTemporaryUntilTheWorkspaceIsUp(t *testing.T) {
 	is := func(when string, want commonv1.UserState, stalled bool) {
 		t.Helper()
 		k.sync()
-		if w, err := k.workspace(view.All(), ws.GetWorkspaceId()); err != nil || w.GetUserState() != want || w.GetStalled() != stalled {
+		if w, err := k.workspace(view.All(), ws.GetWorkspaceId()); err != nil || w.GetUserState() != want ||
+			w.GetStalled() != stalled {
 			t.Errorf("%s: %v, stalled %v, %v", when, w.GetUserState(), w.GetStalled(), err)
 		}
 	}
@@ -378,19 +419,22 @@ func TestAStallIsTemporaryUntilTheWorkspaceIsUp(t *testing.T) {
 	k.Append(run)
 	attempt(1, 1, running, false)
 	is("the step has succeeded, and the workspace has never been up", temporary, false)
-	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, "launch_failed"
+	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_FAILED,
+		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, "launch_failed"
 	k.Append(run)
 	k.Append(ws)
 	is("it failed", commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, false)
 	begin(commonv1.OperationKind_OPERATION_KIND_RETRY)
 	attempt(0, 1, running, false)
 	is("it is tried again", temporary, false)
-	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_SUCCEEDED, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, ""
+	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_SUCCEEDED,
+		commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, ""
 	k.Append(run)
 	k.Append(ws)
 	is("it is up", normal, false)
 	// A step that stalled before the workspace was up does not count.
-	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, "x"
+	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_FAILED,
+		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, "x"
 	run.RunId = ids.New()
 	k.Append(run)
 	begin(commonv1.OperationKind_OPERATION_KIND_RETRY)

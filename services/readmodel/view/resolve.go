@@ -60,7 +60,8 @@ var objects = map[readmodelv1.ObjectKind]object{
 // selects returns the start of a query for the id and the name of objects. of returns its end: restricted to the tenant
 // $4 if scoped, and to at most $3 rows.
 func (o object) selects() string {
-	return fmt.Sprintf("SELECT x.%[2]s::text AS id, COALESCE(%[3]s, '') AS text FROM readmodel.%[1]s x WHERE ", o.table, o.id, o.name)
+	return fmt.Sprintf("SELECT x.%[2]s::text AS id, COALESCE(%[3]s, '') AS text FROM readmodel.%[1]s x WHERE ", o.table,
+		o.id, o.name)
 }
 
 func (o object) of(scoped bool, order string) string {
@@ -119,7 +120,9 @@ func (o object) byEnd(scoped bool) string {
 // Resolve returns the one object that ref stands for, among the kinds (none given: all kinds that the person may look
 // up): a name of a node, a workspace or a tenant, an id, or six or more digits from the beginning or the end of an id.
 // A name takes precedence over a part of an id.
-func (s *Snapshot) Resolve(ctx context.Context, ref string, kinds []readmodelv1.ObjectKind) (*readmodelv1.ResolveResponse, error) {
+func (s *Snapshot) Resolve(ctx context.Context, ref string,
+	kinds []readmodelv1.ObjectKind,
+) (*readmodelv1.ResolveResponse, error) {
 	for _, kind := range kinds {
 		if !s.scope.Everything() && !objects[kind].tenants {
 			return nil, operatorsOnly()
@@ -186,7 +189,9 @@ var (
 )
 
 // named returns the nodes, workspaces or tenants of a name.
-func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse, error) {
+func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse,
+	error,
+) {
 	switch kind { //nolint:exhaustive // nothing else has a name of its own
 	case readmodelv1.ObjectKind_OBJECT_KIND_NODE:
 		return s.nodesNamed(ctx, ref)
@@ -225,7 +230,9 @@ func (s *Snapshot) workspacesNamed(ctx context.Context, ref string) ([]*readmode
 
 // byPart returns objects by an id, or by digits from its beginning or its end. Ids that were made within the same hours
 // begin alike, so it reads only as many as are returned as candidates.
-func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse, error) {
+func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse,
+	error,
+) {
 	digits := digitsOf(ref)
 	if digits == "" {
 		return nil, nil
@@ -246,14 +253,17 @@ func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 		return nil, err
 	}
 	for _, one := range ends {
-		if !slices.ContainsFunc(found, func(other *readmodelv1.ResolveResponse) bool { return other.GetId() == one.GetId() }) {
+		if !slices.ContainsFunc(found,
+			func(other *readmodelv1.ResolveResponse) bool { return other.GetId() == one.GetId() }) {
 			found = append(found, one)
 		}
 	}
 	return found, nil
 }
 
-func (s *Snapshot) collect(ctx context.Context, kind readmodelv1.ObjectKind, by *pg.Statement, args ...any) ([]*readmodelv1.ResolveResponse, error) {
+func (s *Snapshot) collect(ctx context.Context, kind readmodelv1.ObjectKind, by *pg.Statement,
+	args ...any,
+) ([]*readmodelv1.ResolveResponse, error) {
 	rows, err := pg.All[pair](ctx, s.tx, by, args...)
 	if err != nil {
 		return nil, fmt.Errorf("resolve %s: %w", kindText(kind), err)
@@ -286,7 +296,8 @@ func ID(ref string) (string, bool) {
 // PartOfID returns the SQL condition that the id in column begins or ends with a part of an id. Its arguments, $1 to
 // $4, are those of PartArgs. A caller need not read more than Candidates rows.
 func PartOfID(column string) string {
-	return fmt.Sprintf("(%[1]s BETWEEN $1::uuid AND $2::uuid OR (%[2]s >= $3 AND %[2]s < $4))", column, digitsBackwards(column))
+	return fmt.Sprintf("(%[1]s BETWEEN $1::uuid AND $2::uuid OR (%[2]s >= $3 AND %[2]s < $4))", column,
+		digitsBackwards(column))
 }
 
 // PartArgs returns the arguments of the condition of PartOfID, nil if ref is no part of an id.
@@ -340,7 +351,8 @@ func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Work
 
 // lookUp resolves ref to an id: by a whole id, a name or a part of an id, in this order.
 func (s *Snapshot) lookUp(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
-	finders := []func(context.Context, readmodelv1.ObjectKind, string) ([]*readmodelv1.ResolveResponse, error){s.named, s.byPart}
+	finders := []func(context.Context, readmodelv1.ObjectKind, string) ([]*readmodelv1.ResolveResponse,
+		error){s.named, s.byPart}
 	if len(digitsOf(ref)) == idDigits {
 		slices.Reverse(finders)
 	}
@@ -378,5 +390,6 @@ func ambiguous(what, ref string, found []*readmodelv1.ResolveResponse) error {
 func Ambiguous(what, ref string, choices []string) error {
 	choices = slices.Clone(choices[:min(len(choices), candidates)])
 	slices.Sort(choices)
-	return fault.New(commonv1.Reason_REASON_AMBIGUOUS, fmt.Sprintf("%q stands for more than one %s", ref, what), fault.Unmet(choices...))
+	return fault.New(commonv1.Reason_REASON_AMBIGUOUS, fmt.Sprintf("%q stands for more than one %s", ref, what),
+		fault.Unmet(choices...))
 }

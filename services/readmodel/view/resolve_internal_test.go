@@ -28,7 +28,8 @@ func TestPartsUseIndexes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := w.DB.OwnerPool().Exec(ctx, "ANALYZE readmodel.workspace, readmodel.task, readmodel.instance"); err != nil {
+	if _, err := w.DB.OwnerPool().Exec(ctx,
+		"ANALYZE readmodel.workspace, readmodel.task, readmodel.instance"); err != nil {
 		t.Fatal(err)
 	}
 	tenant := ids.New()

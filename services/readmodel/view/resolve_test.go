@@ -14,7 +14,9 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-func (k *kit) resolve(scope view.Scope, ref string, kinds ...readmodelv1.ObjectKind) (*readmodelv1.ResolveResponse, error) {
+func (k *kit) resolve(scope view.Scope, ref string, kinds ...readmodelv1.ObjectKind) (*readmodelv1.ResolveResponse,
+	error,
+) {
 	k.t.Helper()
 	var found *readmodelv1.ResolveResponse
 	err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
@@ -30,9 +32,16 @@ func (k *kit) resolve(scope view.Scope, ref string, kinds ...readmodelv1.ObjectK
 func TestPartsOfIDs(t *testing.T) {
 	k := newKit(t)
 	// Ids that were made at other times than everything else here.
-	workspace, node, task := "0192f0c1-0000-7000-8000-0000000000aa", "0192f0c2-0000-7000-8000-0000000000ab", "0192f0c3-0000-7000-8000-0000000000ac"
-	k.Append(&lifecyclev1.Workspace{WorkspaceId: workspace, TenantId: k.A.ID, Tenant: "alpha", Name: "parts", State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, NodeId: node})
-	k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: task, NodeId: k.A.NodeID, State: commonv1.TaskState_TASK_STATE_QUEUED}})
+	workspace, node, task := "0192f0c1-0000-7000-8000-0000000000aa", "0192f0c2-0000-7000-8000-0000000000ab",
+		"0192f0c3-0000-7000-8000-0000000000ac"
+	k.Append(&lifecyclev1.Workspace{
+		WorkspaceId: workspace, TenantId: k.A.ID, Tenant: "alpha", Name: "parts",
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, NodeId: node,
+	})
+	k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{
+		TaskId: task, NodeId: k.A.NodeID,
+		State: commonv1.TaskState_TASK_STATE_QUEUED,
+	}})
 	k.sync()
 	byID := map[readmodelv1.ObjectKind]string{
 		readmodelv1.ObjectKind_OBJECT_KIND_NODE: k.A.NodeID, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE: k.A.WorkspaceID,
@@ -41,17 +50,22 @@ func TestPartsOfIDs(t *testing.T) {
 		readmodelv1.ObjectKind_OBJECT_KIND_RUN: k.A.RunID, readmodelv1.ObjectKind_OBJECT_KIND_TENANT: k.A.ID,
 	}
 	for kind, id := range byID {
-		for _, ref := range []string{id, strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), id[len(id)-8:], strings.ToUpper(id[len(id)-12:]), id[:35]} {
+		for _, ref := range []string{
+			id, strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), id[len(id)-8:],
+			strings.ToUpper(id[len(id)-12:]), id[:35],
+		} {
 			if got, err := k.resolve(view.All(), ref, kind); err != nil || got.GetId() != id || got.GetKind() != kind {
 				t.Errorf("%s %s: %v, %v", kind, ref, got, err)
 			}
 		}
 	}
 	for ref, want := range map[string]string{
-		"0192f0c1": workspace, "0192F0C1-0000": workspace, "0000aa": workspace, "192f0c3": "", "0192f0c3": task, "parts": workspace, "alpha/parts": workspace,
-		k.A.NodeName: k.A.NodeID, "0192f": "", "00aa": "", "nobody": "", "0192f0c10": workspace, "0192f0c11": "",
+		"0192f0c1": workspace, "0192F0C1-0000": workspace, "0000aa": workspace, "192f0c3": "", "0192f0c3": task,
+		"parts": workspace, "alpha/parts": workspace, k.A.NodeName: k.A.NodeID, "0192f": "", "00aa": "", "nobody": "",
+		"0192f0c10": workspace, "0192f0c11": "",
 	} {
-		if got, err := k.resolve(view.All(), ref); got.GetId() != want || (want == "") != fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+		if got, err := k.resolve(view.All(), ref); got.GetId() != want ||
+			(want == "") != fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 			t.Errorf("%s: %v, %v", ref, got, err)
 		}
 	}
@@ -62,7 +76,8 @@ func TestPartsOfIDs(t *testing.T) {
 		t.Errorf("a node by the end of its id: %v, %v", n, err)
 	}
 	for _, ref := range []string{"alpha", k.A.ID, k.A.ID[24:], strings.ToUpper(k.A.ID[26:])} {
-		if got, err := k.resolve(view.All(), ref, readmodelv1.ObjectKind_OBJECT_KIND_TENANT); err != nil || got.GetId() != k.A.ID || got.GetName() != "alpha" {
+		if got, err := k.resolve(view.All(), ref, readmodelv1.ObjectKind_OBJECT_KIND_TENANT); err != nil ||
+			got.GetId() != k.A.ID || got.GetName() != "alpha" {
 			t.Errorf("tenant %s: %v, %v", ref, got, err)
 		}
 		err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
@@ -78,7 +93,8 @@ func TestPartsOfIDs(t *testing.T) {
 	}
 	// A part that several objects have is refused with the list of them.
 	_, err := k.resolve(view.All(), "0192f0")
-	if want := []string{"task " + task + " " + k.A.NodeName, "workspace " + workspace + " alpha/parts"}; !fault.Has(err, commonv1.Reason_REASON_AMBIGUOUS) ||
+	if want := []string{"task " + task + " " + k.A.NodeName, "workspace " + workspace + " alpha/parts"}; !fault.Has(err,
+		commonv1.Reason_REASON_AMBIGUOUS) ||
 		!slices.Equal(unmet(err), want) {
 		t.Errorf("ambiguous: %v", err)
 	}
@@ -89,7 +105,8 @@ func TestAmbiguousIsBounded(t *testing.T) {
 	k := newKit(t)
 	for range 15 {
 		k.Append(&lifecyclev1.Workspace{
-			WorkspaceId: ids.New(), TenantId: k.A.ID, Tenant: "alpha", Name: ids.New(), State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+			WorkspaceId: ids.New(), TenantId: k.A.ID, Tenant: "alpha", Name: ids.New(),
+			State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 		})
 	}
 	k.sync()
@@ -105,7 +122,8 @@ func TestPartsStayWithinTheTenant(t *testing.T) {
 	scope := scopeOf(t, k.A.ID)
 	// The ids of both tenants begin alike: they were made within the same hours.
 	for _, ref := range []string{k.A.WorkspaceID[:6], k.A.WorkspaceID[24:]} {
-		if got, err := k.resolve(scope, ref, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE); err != nil || got.GetId() != k.A.WorkspaceID {
+		if got, err := k.resolve(scope, ref, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE); err != nil ||
+			got.GetId() != k.A.WorkspaceID {
 			t.Errorf("%s: %v, %v", ref, got, err)
 		}
 	}
@@ -125,7 +143,10 @@ func TestPartsStayWithinTheTenant(t *testing.T) {
 		}
 	}
 	// A kind that a tenant's person may not list cannot be looked up either.
-	for _, kind := range []readmodelv1.ObjectKind{readmodelv1.ObjectKind_OBJECT_KIND_TASK, readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT, readmodelv1.ObjectKind_OBJECT_KIND_NODE} {
+	for _, kind := range []readmodelv1.ObjectKind{
+		readmodelv1.ObjectKind_OBJECT_KIND_TASK,
+		readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT, readmodelv1.ObjectKind_OBJECT_KIND_NODE,
+	} {
 		if _, err := k.resolve(scope, k.A.TaskID, kind); !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
 			t.Errorf("%s: %v", kind, err)
 		}

@@ -52,7 +52,9 @@ func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv
 }
 
 // shownRun returns the run with the requested id, else the workspace's current run; nil if there was none yet.
-func (s *Snapshot) shownRun(ctx context.Context, w *readmodelv1.Workspace, runs []*lifecyclev1.Run, id string) (*lifecyclev1.Run, error) {
+func (s *Snapshot) shownRun(ctx context.Context, w *readmodelv1.Workspace, runs []*lifecyclev1.Run,
+	id string,
+) (*lifecyclev1.Run, error) {
 	if id != "" {
 		id = strings.ToLower(id)
 		found, _, err := s.Runs(ctx, RunFilter{WorkspaceID: w.GetWorkspaceId(), IDs: idList(id)}, Page{Size: 1})
@@ -148,7 +150,8 @@ func Timeline(r *lifecyclev1.Run, attempts []*lifecyclev1.StepAttempt, now time.
 	ahead := func(until int) {
 		for ; done < until; done++ {
 			items = append(items, &readmodelv1.TimelineItem{
-				Step: number(done), Name: r.GetStepNames()[done], Direction: commonv1.Direction_DIRECTION_DO, RunId: r.GetRunId(), Round: r.GetRound(),
+				Step: number(done), Name: r.GetStepNames()[done], Direction: commonv1.Direction_DIRECTION_DO, RunId: r.GetRunId(),
+				Round: r.GetRound(),
 			})
 		}
 	}
@@ -170,10 +173,12 @@ func Timeline(r *lifecyclev1.Run, attempts []*lifecyclev1.StepAttempt, now time.
 
 func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmodelv1.TimelineItem {
 	i := &readmodelv1.TimelineItem{
-		Step: number(int(a.GetStep())), Name: a.GetName(), Direction: a.GetDirection(), Attempt: a.GetAttempt(), State: a.GetState(),
-		StartedAt: a.GetStartedAt(), DurationSeconds: between(a.GetStartedAt(), a.GetFinishedAt(), now), Stalled: a.GetStalled(), Error: a.GetError(),
-		ErrorCode: a.GetErrorCode(), ErrorLayer: a.GetErrorLayer(), FinishedAt: a.GetFinishedAt(), Progress: a.GetProgress(),
-		WhyWaiting: a.GetWhyWaiting(), RunId: a.GetRunId(), Round: r.GetRound(), Cause: a.GetCause(), LastOutput: a.GetLastOutput(),
+		Step: number(int(a.GetStep())), Name: a.GetName(), Direction: a.GetDirection(), Attempt: a.GetAttempt(),
+		State: a.GetState(), StartedAt: a.GetStartedAt(), DurationSeconds: between(a.GetStartedAt(), a.GetFinishedAt(), now),
+		Stalled: a.GetStalled(), Error: a.GetError(), ErrorCode: a.GetErrorCode(), ErrorLayer: a.GetErrorLayer(),
+		FinishedAt: a.GetFinishedAt(), Progress: a.GetProgress(), WhyWaiting: a.GetWhyWaiting(), RunId: a.GetRunId(),
+		Round: r.GetRound(), Cause: a.GetCause(),
+		LastOutput: a.GetLastOutput(),
 	}
 	if a.GetFinishedAt() == nil && a.GetHeartbeatAt() != nil {
 		i.HeartbeatAgeSeconds = between(a.GetHeartbeatAt(), nil, now)
@@ -193,7 +198,8 @@ func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmo
 
 func failed(state commonv1.AttemptState) bool {
 	switch state { //nolint:exhaustive // the others have not failed
-	case commonv1.AttemptState_ATTEMPT_STATE_FAILED, commonv1.AttemptState_ATTEMPT_STATE_LOST, commonv1.AttemptState_ATTEMPT_STATE_ABANDONED:
+	case commonv1.AttemptState_ATTEMPT_STATE_FAILED, commonv1.AttemptState_ATTEMPT_STATE_LOST,
+		commonv1.AttemptState_ATTEMPT_STATE_ABANDONED:
 		return true
 	default:
 		return false

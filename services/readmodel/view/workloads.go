@@ -40,7 +40,8 @@ func DescribeWorkloads(w *lifecyclev1.Workspace, seen *nodev1.Observation) Workl
 	var out WorkloadStatus
 	var lines, done []string // workloads that fail come first, because a table may cut the end of the text
 	for _, spec := range w.GetSpec().GetWorkloads() {
-		at := slices.IndexFunc(seen.GetWorkloads(), func(st *nodev1.WorkloadStatus) bool { return st.GetName() == spec.GetName() })
+		at := slices.IndexFunc(seen.GetWorkloads(),
+			func(st *nodev1.WorkloadStatus) bool { return st.GetName() == spec.GetName() })
 		if at < 0 {
 			continue
 		}

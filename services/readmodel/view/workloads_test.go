@@ -29,17 +29,25 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	)
 	workspace := func(state commonv1.WorkspaceState, epoch int64) {
 		k.Append(&lifecyclev1.Workspace{
-			WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: k.A.Name, Name: k.A.WorkspaceName, State: state, Epoch: epoch,
-			NodeId: k.A.NodeID, NodeName: k.A.NodeName, Spec: &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{Name: "main"}, {Name: "side"}}},
+			WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: k.A.Name, Name: k.A.WorkspaceName, State: state,
+			Epoch: epoch, NodeId: k.A.NodeID, NodeName: k.A.NodeName,
+			Spec: &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{Name: "main"}, {Name: "side"}}},
 		})
 	}
 	at := timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 	loop := &nodev1.WorkloadStatus{
-		Name: "main", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, Restarts: 4, ExitCode: 3, Detail: "exited with status 3", CrashLoop: true, ExitedAt: at,
+		Name: "main", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, Restarts: 4, ExitCode: 3,
+		Detail: "exited with status 3", CrashLoop: true, ExitedAt: at,
 	}
-	runs := &nodev1.WorkloadStatus{Name: "main", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Ready: true, Restarts: 4, ExitCode: 3, ExitedAt: at}
+	runs := &nodev1.WorkloadStatus{
+		Name: "main", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Ready: true,
+		Restarts: 4, ExitCode: 3, ExitedAt: at,
+	}
 	exited := func(name string, code int32) *nodev1.WorkloadStatus {
-		return &nodev1.WorkloadStatus{Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, ExitCode: code, ExitedAt: at}
+		return &nodev1.WorkloadStatus{
+			Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, ExitCode: code,
+			ExitedAt: at,
+		}
 	}
 	observe := func(nodeID string, epoch int64, workloads ...*nodev1.WorkloadStatus) {
 		k.Observe(nodeID, &nodev1.Observation{WorkspaceId: k.A.WorkspaceID, Epoch: epoch, Workloads: workloads})
@@ -79,8 +87,9 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	observe(k.A.NodeID, 2, loop)
 	expect("it loops again", view.ReasonCrashLoop, temporary)
 	session := &nodev1.SessionChanged{
-		SessionId: k.A.SessionID, NodeId: k.A.NodeID, ReplicaId: k.Replica, Generation: 1, State: commonv1.SessionState_SESSION_STATE_CLOSED,
-		LastSeenAt: timestamppb.New(k.Now()), ClosedAt: timestamppb.New(k.Now()),
+		SessionId: k.A.SessionID, NodeId: k.A.NodeID, ReplicaId: k.Replica, Generation: 1,
+		State: commonv1.SessionState_SESSION_STATE_CLOSED, LastSeenAt: timestamppb.New(k.Now()),
+		ClosedAt: timestamppb.New(k.Now()),
 	}
 	k.Append(session)
 	expect("its agent cannot be heard", "", temporary)
@@ -97,15 +106,21 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	expect("one has finished, and a later one has failed", view.ReasonWorkloadStopped, temporary,
 		"ended: side, exited with status 2 at ", "finished: main", "--workload side`")
 	observe(k.A.NodeID, 2, exited("main", 0), &nodev1.WorkloadStatus{
-		Name: "side", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 127, Detail: "no\x1b[31m room", CrashLoop: true,
+		Name: "side", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 127, Detail: "no\x1b[31m room",
+		CrashLoop: true,
 	})
-	expect("one has finished, and one cannot be started", view.ReasonCrashLoop, temporary, "cannot be started: side, no room; finished: main", "--workload side --previous")
+	expect("one has finished, and one cannot be started", view.ReasonCrashLoop, temporary,
+		"cannot be started: side, no room; finished: main", "--workload side --previous")
 	observe(k.A.NodeID, 2, exited("no-such-workload", 1))
 	expect("a workload that the spec does not name", "", normal)
 	// The agent is connected and the report is stale: the present state is not known, and the agent detail reports that.
-	k.Observe(k.A.NodeID, &nodev1.Observation{WorkspaceId: k.A.WorkspaceID, Epoch: 2, Workloads: []*nodev1.WorkloadStatus{loop}, StaleSince: at})
+	k.Observe(k.A.NodeID, &nodev1.Observation{
+		WorkspaceId: k.A.WorkspaceID, Epoch: 2,
+		Workloads: []*nodev1.WorkloadStatus{loop}, StaleSince: at,
+	})
 	expect("it is stale", "", normal)
-	if w, err := k.workspace(scope, k.A.WorkspaceName); err != nil || !strings.Contains(w.GetAgentDetail(), "since 2026-01-02T03:04:05Z") {
+	if w, err := k.workspace(scope, k.A.WorkspaceName); err != nil ||
+		!strings.Contains(w.GetAgentDetail(), "since 2026-01-02T03:04:05Z") {
 		t.Errorf("stale: %q, %v", w.GetAgentDetail(), err)
 	}
 	observe(k.A.NodeID, 2)
@@ -117,12 +132,14 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	}
 	k.sync()
 	var kept int
-	err := k.DB.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT count(*) FROM readmodel.observed WHERE workspace_id = $1`, k.A.WorkspaceID).Scan(&kept)
+	err := k.DB.Pool(pg.RoleReadmodel).QueryRow(t.Context(),
+		`SELECT count(*) FROM readmodel.observed WHERE workspace_id = $1`, k.A.WorkspaceID).Scan(&kept)
 	if err != nil || kept != 9 {
 		t.Errorf("%d observations are kept, %v; want eight and that of its own node", kept, err)
 	}
-	err = k.DB.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT count(*) FROM readmodel.observed WHERE workspace_id = $1 AND node_id = $2`,
-		k.A.WorkspaceID, k.A.NodeID).Scan(&kept)
+	err = k.DB.Pool(pg.RoleReadmodel).QueryRow(t.Context(),
+		`SELECT count(*) FROM readmodel.observed WHERE workspace_id = $1 AND node_id = $2`, k.A.WorkspaceID,
+		k.A.NodeID).Scan(&kept)
 	if err != nil || kept != 1 {
 		t.Errorf("%d observations of its own node are kept, %v", kept, err)
 	}

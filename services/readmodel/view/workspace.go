@@ -93,14 +93,18 @@ var workspaceLayout = layout{
 	columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
 	lead: 3, tenant: "w.tenant_id",
 	conditions: []condition{
-		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOfName, workspacesByID,
+		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOfName,
+		workspacesByID,
 	},
 }
 
-var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", workspaceLayout.compose, workspaceLayout.samples()...)
+var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", workspaceLayout.compose,
+	workspaceLayout.samples()...)
 
 // Workspaces returns one page, ordered by tenant and name.
-func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
+func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string,
+	error,
+) {
 	return s.kept.page(ctx, s.tx, s.scope, s.Now, s.staleAfter, f, page)
 }
 
@@ -189,7 +193,8 @@ func (l *listing) narrow(f WorkspaceFilter) {
 func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Duration) *readmodelv1.Workspace {
 	w, r := parts.workspace, parts.run
 	f := WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
-	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
+	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+		w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
 	if w.GetNodeId() != "" && !over {
 		facts := NodeFacts{
 			Identity: parts.identity, Gate: parts.gate, Session: parts.session,
@@ -212,18 +217,23 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Dur
 	}
 	if active && f.Agent.Reason == "" && f.Agent.Connected {
 		if since := parts.seen.GetStaleSince(); since != nil {
-			f.Agent.Detail = "the agent has not reported its workloads since " + since.AsTime().UTC().Format(time.RFC3339) + ": what they do now is not known"
+			f.Agent.Detail = "the agent has not reported its workloads since " + since.AsTime().UTC().Format(time.RFC3339) +
+				": what they do now is not known"
 		} else {
 			f.Workloads = DescribeWorkloads(w, parts.seen)
 		}
 	}
 	out := &readmodelv1.Workspace{
-		WorkspaceId: w.GetWorkspaceId(), Name: w.GetName(), Tenant: w.GetTenant(), TenantId: w.GetTenantId(), State: w.GetState(),
-		UserState: DescribeWorkspace(f), Epoch: w.GetEpoch(), LastError: w.GetLastError(), LastErrorCode: w.GetLastErrorCode(), RunId: w.GetRunId(),
-		Spec: w.GetSpec(), NodeId: w.GetNodeId(), NodeName: w.GetNodeName(), Endpoints: w.GetEndpoints(), RegisterFailures: w.GetRegisterFailures(),
-		CreatedAt: w.GetCreatedAt(), StateAt: w.GetStateAt(), Stalled: f.Stalled, Version: w.GetVersion(), CreatedBy: w.GetCreatedBy(),
-		AgentConnected: f.Agent.Connected, AgentSince: stamp(f.Agent.Since), Reason: f.Agent.Reason, AgentDetail: f.Agent.Detail,
-		WorkloadReason: f.Workloads.Reason, WorkloadDetail: f.Workloads.Detail, NextAction: f.Workloads.NextAction,
+		WorkspaceId: w.GetWorkspaceId(), Name: w.GetName(), Tenant: w.GetTenant(), TenantId: w.GetTenantId(),
+		State: w.GetState(), UserState: DescribeWorkspace(f), Epoch: w.GetEpoch(), LastError: w.GetLastError(),
+		LastErrorCode: w.GetLastErrorCode(), RunId: w.GetRunId(), Spec: w.GetSpec(), NodeId: w.GetNodeId(),
+		NodeName: w.GetNodeName(), Endpoints: w.GetEndpoints(), RegisterFailures: w.GetRegisterFailures(),
+		CreatedAt: w.GetCreatedAt(), StateAt: w.GetStateAt(), Stalled: f.Stalled, Version: w.GetVersion(),
+		CreatedBy: w.GetCreatedBy(), AgentConnected: f.Agent.Connected, AgentSince: stamp(f.Agent.Since),
+		Reason: f.Agent.Reason, AgentDetail: f.Agent.Detail,
+		WorkloadReason: f.Workloads.Reason,
+		WorkloadDetail: f.Workloads.Detail,
+		NextAction:     f.Workloads.NextAction,
 	}
 	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {
 		out.WhyWaiting = r.GetWhyWaiting()
@@ -254,11 +264,13 @@ var tenantLayout = layout{
 	tenant: "t.tenant_id", conditions: []condition{theTenant},
 }
 
-var listTenants = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tenants", tenantLayout.compose, tenantLayout.samples()...)
+var listTenants = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tenants", tenantLayout.compose,
+	tenantLayout.samples()...)
 
 // Tenants returns one page of tenants, ordered by name.
 func (s *Snapshot) Tenants(ctx context.Context, page Page) ([]*lifecyclev1.Tenant, string, error) {
-	return run(ctx, s, listing{layout: &tenantLayout, statement: listTenants, args: []any{s.scope.arg()}}, page, fromBody[lifecyclev1.Tenant])
+	return run(ctx, s, listing{layout: &tenantLayout, statement: listTenants, args: []any{s.scope.arg()}}, page,
+		fromBody[lifecyclev1.Tenant])
 }
 
 // Tenant returns one tenant by name, by id or by a part of the id.
@@ -322,7 +334,8 @@ func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
 	if !s.scope.all {
 		args = append(args, s.scope.arg())
 	}
-	if c.workspaceCounts, err = pg.One[workspaceCounts](ctx, s.tx, countWorkspaces.For(!s.scope.all), args...); err != nil {
+	if c.workspaceCounts, err = pg.One[workspaceCounts](ctx, s.tx, countWorkspaces.For(!s.scope.all),
+		args...); err != nil {
 		return c, fmt.Errorf("count workspaces: %w", err)
 	}
 	return c, nil

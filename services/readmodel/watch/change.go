@@ -63,7 +63,8 @@ func changedBy(r events.Record) []key {
 	// it
 	case project.KindRun:
 		run := read(r, &lifecyclev1.Run{})
-		keys := append(one(readmodelv1.Topic_TOPIC_RUNS, run.GetRunId()), one(readmodelv1.Topic_TOPIC_WORKSPACES, run.GetWorkspaceId())...)
+		keys := append(one(readmodelv1.Topic_TOPIC_RUNS, run.GetRunId()),
+			one(readmodelv1.Topic_TOPIC_WORKSPACES, run.GetWorkspaceId())...)
 		for _, a := range run.GetChangedSteps() {
 			keys = append(keys, one(readmodelv1.Topic_TOPIC_STEPS, project.StepID(a))...)
 		}
@@ -73,7 +74,8 @@ func changedBy(r events.Record) []key {
 		if a == nil {
 			return nil
 		}
-		return append(one(readmodelv1.Topic_TOPIC_STEPS, project.StepID(a)), one(readmodelv1.Topic_TOPIC_WORKSPACES, a.GetWorkspaceId())...)
+		return append(one(readmodelv1.Topic_TOPIC_STEPS, project.StepID(a)),
+			one(readmodelv1.Topic_TOPIC_WORKSPACES, a.GetWorkspaceId())...)
 	case project.KindInstance:
 		return one(readmodelv1.Topic_TOPIC_INSTANCES, read(r, &lifecyclev1.Instance{}).GetInstanceId())
 	case project.KindTask:

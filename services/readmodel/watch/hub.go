@@ -102,7 +102,10 @@ func New(deps Deps, cfg Config) (*Hub, error) {
 		deps: deps, cfg: cfg, places: newPlaces(cfg.Limits), idle: make(chan struct{}, 1),
 		subs: map[*subscription]struct{}{}, pos: -1,
 		dirty: map[key]mark{}, sent: map[key]time.Time{}, seen: map[observedOn]string{}, read: -1,
-		slow: prometheus.NewCounter(prometheus.CounterOpts{Name: "watch_slow_consumers_total", Help: "Watchers told to take a new snapshot because they fell behind."}),
+		slow: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "watch_slow_consumers_total",
+			Help: "Watchers told to take a new snapshot because they fell behind.",
+		}),
 	}
 	if deps.Registerer != nil {
 		for _, c := range append(h.places.collectors(), h.slow) {

@@ -151,7 +151,10 @@ func instanceItem(i *lifecyclev1.Instance) item {
 func runItem(r *lifecyclev1.Run) item {
 	return item{
 		key: key{readmodelv1.Topic_TOPIC_RUNS, r.GetRunId()}, tenantID: r.GetTenantId(), workspaceID: r.GetWorkspaceId(),
-		message: &readmodelv1.WatchItem{Change: readmodelv1.Change_CHANGE_UPDATED, Object: &readmodelv1.WatchItem_Run{Run: r}},
+		message: &readmodelv1.WatchItem{
+			Change: readmodelv1.Change_CHANGE_UPDATED,
+			Object: &readmodelv1.WatchItem_Run{Run: r},
+		},
 	}
 }
 
@@ -175,7 +178,10 @@ func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page view.P
 		return item{
 			key:      key{readmodelv1.Topic_TOPIC_TASKS, t.GetTaskId()},
 			tenantID: owners[t.GetTaskId()], workspaceID: t.GetWorkspaceId(), nodeID: t.GetNodeId(),
-			message: &readmodelv1.WatchItem{Change: readmodelv1.Change_CHANGE_UPDATED, Object: &readmodelv1.WatchItem_Task{Task: t}},
+			message: &readmodelv1.WatchItem{
+				Change: readmodelv1.Change_CHANGE_UPDATED,
+				Object: &readmodelv1.WatchItem_Task{Task: t},
+			},
 		}
 	})
 	return items, next, err
@@ -193,8 +199,12 @@ func steps(ctx context.Context, s *view.Snapshot, runIDs []string) ([]item, erro
 	found, err := s.Steps(ctx, runIDs)
 	return each(found, err, func(a *lifecyclev1.StepAttempt) item {
 		return item{
-			key: key{readmodelv1.Topic_TOPIC_STEPS, project.StepID(a)}, tenantID: tenants[a.GetRunId()], workspaceID: a.GetWorkspaceId(),
-			message: &readmodelv1.WatchItem{Change: readmodelv1.Change_CHANGE_UPDATED, Object: &readmodelv1.WatchItem_Step{Step: a}},
+			key: key{readmodelv1.Topic_TOPIC_STEPS, project.StepID(a)}, tenantID: tenants[a.GetRunId()],
+			workspaceID: a.GetWorkspaceId(),
+			message: &readmodelv1.WatchItem{
+				Change: readmodelv1.Change_CHANGE_UPDATED,
+				Object: &readmodelv1.WatchItem_Step{Step: a},
+			},
 		}
 	})
 }

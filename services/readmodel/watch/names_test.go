@@ -42,14 +42,19 @@ func TestChangesNameWhatTheirWatcherMayMeet(t *testing.T) {
 	for _, row := range []struct {
 		instance, task, workspace, node string
 	}{{strayedInstance, strayedTask, k.B.WorkspaceID, k.B.NodeID}, {instance, task, k.A.WorkspaceID, k.A.NodeID}} {
-		k.Append(&lifecyclev1.Instance{InstanceId: row.instance, WorkspaceId: row.workspace, TenantId: k.A.ID, NodeId: row.node})
+		k.Append(&lifecyclev1.Instance{
+			InstanceId: row.instance, WorkspaceId: row.workspace, TenantId: k.A.ID,
+			NodeId: row.node,
+		})
 		k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{
-			TaskId: row.task, NodeId: row.node, TenantId: k.A.ID, WorkspaceId: row.workspace, State: commonv1.TaskState_TASK_STATE_RUNNING,
+			TaskId: row.task, NodeId: row.node, TenantId: k.A.ID, WorkspaceId: row.workspace,
+			State: commonv1.TaskState_TASK_STATE_RUNNING,
 		}})
 	}
 	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, WorkspaceId: k.B.WorkspaceID})
 	k.sync()
-	foreign, mine := shownNames{"beta/" + k.B.WorkspaceName, k.B.NodeName}, shownNames{"alpha/" + k.A.WorkspaceName, k.A.NodeName}
+	foreign, mine := shownNames{"beta/" + k.B.WorkspaceName, k.B.NodeName},
+		shownNames{"alpha/" + k.A.WorkspaceName, k.A.NodeName}
 	see := func(w *watcher, who string, want map[string]shownNames) {
 		t.Helper()
 		for id, names := range want {
@@ -62,7 +67,8 @@ func TestChangesNameWhatTheirWatcherMayMeet(t *testing.T) {
 		}
 	}
 	see(all, "operator", map[string]shownNames{
-		strayedInstance: foreign, strayedTask: foreign, instance: mine, task: mine, k.A.NodeID: {workspace: foreign.workspace},
+		strayedInstance: foreign, strayedTask: foreign, instance: mine, task: mine,
+		k.A.NodeID: {workspace: foreign.workspace},
 	})
 	hidden := map[string]shownNames{strayedInstance: {}, strayedTask: {}, instance: mine, task: mine, k.A.NodeID: {}}
 	see(own, "tenant", hidden)

@@ -145,7 +145,8 @@ var clock = pg.Define(pg.RoleReadmodel, "watch.clock", `SELECT mesh.clock()`)
 func (h *Hub) heartbeat(ctx context.Context, pos int64, send Send) error {
 	now, err := pg.Value[time.Time](ctx, h.deps.DB, clock)
 	if err != nil {
-		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database is not available", fault.Cause(fmt.Errorf("read the clock: %w", err)))
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database is not available",
+			fault.Cause(fmt.Errorf("read the clock: %w", err)))
 	}
 	return send(&readmodelv1.WatchResponse{
 		Frame:       &readmodelv1.WatchResponse_Heartbeat{Heartbeat: &readmodelv1.WatchHeartbeat{ServerTime: timestamppb.New(now)}},
@@ -188,14 +189,17 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 		}
 	}
 	return pos, send(&readmodelv1.WatchResponse{
-		Frame: &readmodelv1.WatchResponse_Bootstrapped{Bootstrapped: &readmodelv1.Bootstrapped{Total: total}}, ResumeToken: token(pos),
+		Frame:       &readmodelv1.WatchResponse_Bootstrapped{Bootstrapped: &readmodelv1.Bootstrapped{Total: total}},
+		ResumeToken: token(pos),
 	})
 }
 
 // pageOf returns one page of a snapshot: nodes that are not retired, live workspaces, live instances, current tasks,
 // live runs and their steps. For one workspace it includes workspaces, runs and steps that are over, for one node
 // retired nodes, and for either instances and tasks that are over, but of the tasks only the newest page.
-func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page view.Page) ([]item, string, error) {
+func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page view.Page) ([]item, string,
+	error,
+) {
 	narrow := f.WorkspaceID != "" || f.NodeID != ""
 	switch topic {
 	case readmodelv1.Topic_TOPIC_NODES:

@@ -32,8 +32,8 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
 
 var allTopics = []readmodelv1.Topic{
-	readmodelv1.Topic_TOPIC_NODES, readmodelv1.Topic_TOPIC_WORKSPACES, readmodelv1.Topic_TOPIC_TASKS, readmodelv1.Topic_TOPIC_INSTANCES,
-	readmodelv1.Topic_TOPIC_RUNS, readmodelv1.Topic_TOPIC_STEPS,
+	readmodelv1.Topic_TOPIC_NODES, readmodelv1.Topic_TOPIC_WORKSPACES, readmodelv1.Topic_TOPIC_TASKS,
+	readmodelv1.Topic_TOPIC_INSTANCES, readmodelv1.Topic_TOPIC_RUNS, readmodelv1.Topic_TOPIC_STEPS,
 }
 
 type kit struct {
@@ -63,7 +63,8 @@ func newKit(t *testing.T, cfg watch.Config, ours bool) *kit {
 	}
 	var err error
 	k.hub, err = watch.New(watch.Deps{
-		Logger: testkit.Logger(t), DB: pool, Reader: view.NewReader(pool, policy.Fixed{Set: policy.Defaults()}), Advanced: advanced,
+		Logger: testkit.Logger(t), DB: pool, Reader: view.NewReader(pool, policy.Fixed{Set: policy.Defaults()}),
+		Advanced: advanced,
 	}, cfg)
 	k.check(err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -166,7 +167,10 @@ func isWorkspace(state commonv1.WorkspaceState, change readmodelv1.Change) func(
 }
 
 func (k *kit) workspace(t projecttest.Tenant, state commonv1.WorkspaceState) *lifecyclev1.Workspace {
-	return &lifecyclev1.Workspace{WorkspaceId: t.WorkspaceID, TenantId: t.ID, Tenant: t.Name, Name: t.WorkspaceName, State: state, RunId: t.RunID}
+	return &lifecyclev1.Workspace{
+		WorkspaceId: t.WorkspaceID, TenantId: t.ID, Tenant: t.Name, Name: t.WorkspaceName,
+		State: state, RunId: t.RunID,
+	}
 }
 
 const (
@@ -187,7 +191,8 @@ func TestSnapshotMarkerChangesAndResume(t *testing.T) {
 				t.Errorf("total %d", got)
 			}
 			for n, f := range w.all() {
-				if last := n == int(marker.GetBootstrapped().GetTotal()); !last && f.GetItem().GetChange() != readmodelv1.Change_CHANGE_SNAPSHOT {
+				if last := n == int(marker.GetBootstrapped().GetTotal()); !last &&
+					f.GetItem().GetChange() != readmodelv1.Change_CHANGE_SNAPSHOT {
 					t.Errorf("frame %d: %v", n, f)
 				}
 			}
@@ -232,7 +237,8 @@ func TestResumeIsRefusedWhenItCannotBeKept(t *testing.T) {
 	}
 	k.sync()
 	for name, token := range map[string]string{
-		"too old": old, "garbage": "garbage", "not a number": "dzEueA", "the future": "dzEuOTk5OTk5OTk5", "negative": "dzEuLTU",
+		"too old": old, "garbage": "garbage", "not a number": "dzEueA", "the future": "dzEuOTk5OTk5OTk5",
+		"negative": "dzEuLTU",
 	} {
 		err := <-k.watch(watch.Request{Filter: filter, Resume: token}, nil).done
 		if !fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) {
@@ -256,7 +262,8 @@ func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant", "viewer"}})
 	k.check(err)
 	own := k.watch(watch.Request{Filter: watch.Filter{Scope: scope, Topics: allTopics}}, nil)
-	one := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics, WorkspaceID: k.B.WorkspaceID}}, nil)
+	one := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics, WorkspaceID: k.B.WorkspaceID}},
+		nil)
 	if got := own.bootstrapped().GetBootstrapped().GetTotal(); got != 7 {
 		t.Errorf("a tenant's snapshot has %d", got)
 	}
@@ -265,11 +272,23 @@ func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 	}
 	for _, x := range []projecttest.Tenant{k.B, k.A} {
 		k.Append(k.workspace(x, active))
-		k.Append(&lifecyclev1.Instance{InstanceId: x.InstanceID, WorkspaceId: x.WorkspaceID, TenantId: x.ID, WorkspaceName: x.WorkspaceName, State: commonv1.InstanceState_INSTANCE_STATE_ENDED})
-		k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: x.TaskID, NodeId: x.NodeID, TenantId: x.ID, WorkspaceId: x.WorkspaceID, State: commonv1.TaskState_TASK_STATE_RUNNING}})
+		k.Append(&lifecyclev1.Instance{
+			InstanceId: x.InstanceID, WorkspaceId: x.WorkspaceID, TenantId: x.ID,
+			WorkspaceName: x.WorkspaceName, State: commonv1.InstanceState_INSTANCE_STATE_ENDED,
+		})
+		k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{
+			TaskId: x.TaskID, NodeId: x.NodeID, TenantId: x.ID,
+			WorkspaceId: x.WorkspaceID, State: commonv1.TaskState_TASK_STATE_RUNNING,
+		}})
 		k.Append(&lifecyclev1.NodeGate{NodeId: x.NodeID, Cordoned: true, Admitted: true})
-		k.Append(&lifecyclev1.StepAttempt{RunId: x.RunID, WorkspaceId: x.WorkspaceID, Step: 1, Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED})
-		k.Append(&lifecyclev1.Run{RunId: x.RunID, WorkspaceId: x.WorkspaceID, TenantId: x.ID, State: commonv1.RunState_RUN_STATE_SUCCEEDED})
+		k.Append(&lifecyclev1.StepAttempt{
+			RunId: x.RunID, WorkspaceId: x.WorkspaceID, Step: 1,
+			Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
+		})
+		k.Append(&lifecyclev1.Run{
+			RunId: x.RunID, WorkspaceId: x.WorkspaceID, TenantId: x.ID,
+			State: commonv1.RunState_RUN_STATE_SUCCEEDED,
+		})
 	}
 	k.sync()
 	for _, w := range []*watcher{own, one} {
@@ -284,7 +303,10 @@ func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 		for _, f := range w.all() {
 			raw, err := protojson.Marshal(f)
 			k.check(err)
-			for _, canary := range []string{foreign.ID, foreign.Name, foreign.WorkspaceID, foreign.RunID, foreign.NodeID, foreign.InstanceID, foreign.TaskID, k.Shared} {
+			for _, canary := range []string{
+				foreign.ID, foreign.Name, foreign.WorkspaceID, foreign.RunID, foreign.NodeID,
+				foreign.InstanceID, foreign.TaskID, k.Shared,
+			} {
 				if strings.Contains(string(raw), canary) {
 					t.Errorf("met %s in %s", canary, raw)
 				}
@@ -299,14 +321,21 @@ func TestASlowWatcherIsToldToBeginAnew(t *testing.T) {
 	k := newKit(t, watch.Config{Pending: 4}, true)
 	hold := make(chan struct{})
 	slow := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}, hold)
-	quick := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_INSTANCES}}}, nil)
+	quick := k.watch(watch.Request{Filter: watch.Filter{
+		Scope:  view.All(),
+		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_INSTANCES},
+	}}, nil)
 	slow.bootstrapped()
 	quick.bootstrapped()
 	for n := range 12 { // many changes of one object take one place; many objects fill the limit
 		last := ids.New()
-		k.Append(&lifecyclev1.Instance{InstanceId: last, WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, State: commonv1.InstanceState_INSTANCE_STATE_LIVE})
+		k.Append(&lifecyclev1.Instance{
+			InstanceId: last, WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID,
+			State: commonv1.InstanceState_INSTANCE_STATE_LIVE,
+		})
 		k.sync()
-		quick.until(fmt.Sprintf("instance %d", n), func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetId() == last })
+		quick.until(fmt.Sprintf("instance %d", n),
+			func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetId() == last })
 	}
 	close(hold)
 	if err := <-slow.done; !fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) {
@@ -324,7 +353,10 @@ func TestASlowWatcherIsToldToBeginAnew(t *testing.T) {
 
 func TestAnObjectIsSentFourTimesASecondAtMostAndItsLastStateAlways(t *testing.T) {
 	k := newKit(t, watch.Config{Poll: 10 * time.Millisecond}, true)
-	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}}, nil)
+	w := k.watch(watch.Request{Filter: watch.Filter{
+		Scope:  view.All(),
+		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES},
+	}}, nil)
 	w.bootstrapped()
 	began := time.Now()
 	for epoch := int64(2); epoch <= 60; epoch++ {
@@ -348,12 +380,16 @@ func TestAnObjectIsSentFourTimesASecondAtMostAndItsLastStateAlways(t *testing.T)
 // No event reports that a replica died: a scan finds it.
 func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: 50 * time.Millisecond}, true)
-	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}, NodeID: k.A.NodeID}}, nil)
+	w := k.watch(watch.Request{Filter: watch.Filter{
+		Scope:  view.All(),
+		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}, NodeID: k.A.NodeID,
+	}}, nil)
 	w.bootstrapped()
 	reason := func(connected bool, reason string) func(*readmodelv1.WatchResponse) bool {
 		return func(f *readmodelv1.WatchResponse) bool {
 			n := f.GetItem().GetNode()
-			return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED && n.GetConnected() == connected && n.GetReason() == reason
+			return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED && n.GetConnected() == connected &&
+				n.GetReason() == reason
 		}
 	}
 	// A change of the gate that passes through the hub shows that it has scanned while all nodes were connected.
@@ -371,15 +407,20 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 // The scan of all nodes is the hub's most expensive statement. While it fails, changes from the log are still sent.
 func TestAFailedLookStopsNoWatch(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: time.Millisecond}, true)
-	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS}}}, nil)
+	w := k.watch(watch.Request{Filter: watch.Filter{
+		Scope:  view.All(),
+		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS},
+	}}, nil)
 	w.bootstrapped()
-	if _, err := k.DB.OwnerPool().Exec(testkit.Context(t), "REVOKE SELECT ON readmodel.gate FROM "+pg.RoleReadmodel); err != nil {
+	if _, err := k.DB.OwnerPool().Exec(testkit.Context(t),
+		"REVOKE SELECT ON readmodel.gate FROM "+pg.RoleReadmodel); err != nil {
 		t.Fatal(err)
 	}
 	id := ids.New()
 	k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{
-		TaskId: id, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: k.A.NodeID, State: commonv1.TaskState_TASK_STATE_QUEUED, Attempt: 1,
-		CreatedAt: timestamppb.New(k.Now()), ExpiresAt: timestamppb.New(k.Now().Add(time.Hour)),
+		TaskId: id, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: k.A.NodeID,
+		State: commonv1.TaskState_TASK_STATE_QUEUED, Attempt: 1, CreatedAt: timestamppb.New(k.Now()),
+		ExpiresAt: timestamppb.New(k.Now().Add(time.Hour)),
 	}})
 	k.sync()
 	w.until("new task", func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetId() == id })
@@ -406,7 +447,8 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	}
 	session := func(state commonv1.SessionState) {
 		k.Put(&nodev1.SessionChanged{
-			SessionId: k.A.SessionID, NodeId: k.A.NodeID, ReplicaId: k.Replica, Generation: 1, State: state, LastSeenAt: timestamppb.New(k.Now()),
+			SessionId: k.A.SessionID, NodeId: k.A.NodeID, ReplicaId: k.Replica, Generation: 1, State: state,
+			LastSeenAt: timestamppb.New(k.Now()),
 		})
 		k.sync()
 	}
@@ -424,7 +466,8 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	session(commonv1.SessionState_SESSION_STATE_CLOSED)
 	w.until("end of the session", agent(false, "disconnected"))
 	_ = w.stop()
-	k.watch(watch.Request{Filter: filter, Resume: token}, nil).until("end of the session, resumed", agent(false, "disconnected"))
+	k.watch(watch.Request{Filter: filter, Resume: token}, nil).until("end of the session, resumed",
+		agent(false, "disconnected"))
 
 	session(commonv1.SessionState_SESSION_STATE_ADMITTED)
 	later := k.watch(watch.Request{Filter: filter}, nil)
@@ -454,14 +497,21 @@ func TestAWorkloadThatCrashesIsAChangeOfItsWorkspace(t *testing.T) {
 	var restarts int32
 	observe := func(loops bool) {
 		restarts++
-		k.Observe(k.A.NodeID, &nodev1.Observation{WorkspaceId: k.A.WorkspaceID, Epoch: at.GetEpoch(), Workloads: []*nodev1.WorkloadStatus{
-			{Name: "main", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, CrashLoop: loops, ExitCode: 3, Restarts: restarts},
-		}})
+		k.Observe(k.A.NodeID, &nodev1.Observation{
+			WorkspaceId: k.A.WorkspaceID, Epoch: at.GetEpoch(),
+			Workloads: []*nodev1.WorkloadStatus{
+				{
+					Name: "main", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, CrashLoop: loops, ExitCode: 3,
+					Restarts: restarts,
+				},
+			},
+		})
 		k.sync()
 	}
 	shown := func(reason string) func(*readmodelv1.WatchResponse) bool {
 		return func(f *readmodelv1.WatchResponse) bool {
-			return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED && f.GetItem().GetWorkspace().GetWorkloadReason() == reason
+			return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED &&
+				f.GetItem().GetWorkspace().GetWorkloadReason() == reason
 		}
 	}
 	observe(true)
@@ -550,7 +600,8 @@ func TestAStreamLooksAtItsSessionWhenItIsTold(t *testing.T) {
 func TestStreamsAreBounded(t *testing.T) {
 	k := newKit(t, watch.Config{Limits: watch.Limits{Streams: 1, Person: 1}}, true)
 	request := watch.Request{
-		Filter: watch.Filter{Scope: view.All(), Topics: allTopics}, Person: rpc.Person{Subject: "first", Roles: []string{"operator"}},
+		Filter: watch.Filter{Scope: view.All(), Topics: allTopics},
+		Person: rpc.Person{Subject: "first", Roles: []string{"operator"}},
 	}
 	first := k.watch(request, nil)
 	first.bootstrapped()
@@ -570,7 +621,8 @@ func TestStreamsAreBounded(t *testing.T) {
 
 // TestEveryEndOfAWatchReturnsItsPlace: the only place is free again, however the watch before ended.
 func TestEveryEndOfAWatchReturnsItsPlace(t *testing.T) {
-	k := newKit(t, watch.Config{Limits: watch.Limits{Streams: 1, Person: 1}, Check: 20 * time.Millisecond, Pending: 1}, true)
+	k := newKit(t, watch.Config{Limits: watch.Limits{Streams: 1, Person: 1}, Check: 20 * time.Millisecond, Pending: 1},
+		true)
 	request := watch.Request{
 		Filter: watch.Filter{Scope: view.All(), Topics: allTopics},
 		Person: rpc.Person{Subject: "one", TenantID: k.A.ID, Roles: []string{"tenant"}},

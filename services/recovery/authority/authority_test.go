@@ -34,7 +34,8 @@ type stream struct {
 
 func newStream() *stream {
 	return &stream{
-		in: make(chan *recoveryv1.WatchAuthorityRequest, 16), out: make(chan *recoveryv1.WatchAuthorityResponse), done: make(chan struct{}),
+		in: make(chan *recoveryv1.WatchAuthorityRequest, 16), out: make(chan *recoveryv1.WatchAuthorityResponse),
+		done: make(chan struct{}),
 	}
 }
 
@@ -191,7 +192,8 @@ func TestSnapshotThenDeltas(t *testing.T) {
 	id := ids.New()
 	want := b.change(id, "late")
 	s.ping(7)
-	if d := b.next(s).GetDelta(); d.GetNodeId() != id || d.GetSequence() != want || d.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING {
+	if d := b.next(s).GetDelta(); d.GetNodeId() != id || d.GetSequence() != want ||
+		d.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING {
 		t.Fatalf("delta %v", d)
 	}
 	if p := b.next(s).GetPong(); p.GetPingId() != 7 || p.GetSequence() != want {

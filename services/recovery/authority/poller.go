@@ -90,8 +90,8 @@ func New(deps Deps, cfg Config) (*Poller, error) {
 		return nil, errors.New("authority poller needs a logger and a pool")
 	}
 	p := &Poller{
-		deps: deps, cfg: cfg.withDefaults(), kick: make(chan struct{}, 1), nodes: map[string]*recoveryv1.NodeAuthority{}, retired: map[string]time.Time{},
-		watchers: map[*watcher]struct{}{},
+		deps: deps, cfg: cfg.withDefaults(), kick: make(chan struct{}, 1), nodes: map[string]*recoveryv1.NodeAuthority{},
+		retired: map[string]time.Time{}, watchers: map[*watcher]struct{}{},
 		polls: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "recovery_authority_poll_duration_seconds", Help: "Time of one poll of node decisions.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
@@ -275,9 +275,11 @@ func (d decision) proto(ctx context.Context) *recoveryv1.NodeAuthority {
 		aside.Note(ctx, "authority", d.NodeID, err)
 	}
 	return &recoveryv1.NodeAuthority{
-		NodeId: d.NodeID, NodeInstanceId: d.NodeInstanceID, State: state, FenceEpoch: d.FenceEpoch, CurrentSerial: d.CurrentSerial, NextSerial: d.NextSerial,
-		Issued: d.Issued, Confirmed: d.Confirmed, ConfirmedSessionId: d.ConfirmedSessionID, Sequence: d.Sequence, ReplacedNonce: d.ReplacedNonce,
-		Launched: d.Launched,
+		NodeId: d.NodeID, NodeInstanceId: d.NodeInstanceID, State: state, FenceEpoch: d.FenceEpoch,
+		CurrentSerial: d.CurrentSerial, NextSerial: d.NextSerial, Issued: d.Issued, Confirmed: d.Confirmed,
+		ConfirmedSessionId: d.ConfirmedSessionID, Sequence: d.Sequence,
+		ReplacedNonce: d.ReplacedNonce,
+		Launched:      d.Launched,
 	}
 }
 

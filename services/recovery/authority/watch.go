@@ -150,7 +150,8 @@ func (p *Poller) admitLocked(w *watcher) {
 	p.offerLocked(w, &recoveryv1.WatchAuthorityResponse{
 		Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.last}},
 	})
-	p.deps.Logger.DebugContext(w.ctx, "authority watcher joined", slog.String("replica_id", w.replica), slog.Int("nodes", len(p.nodes)))
+	p.deps.Logger.DebugContext(w.ctx, "authority watcher joined", slog.String("replica_id", w.replica),
+		slog.Int("nodes", len(p.nodes)))
 }
 
 // offerLocked queues a frame. A watcher whose queue is full is dropped, since its replica does not read.

@@ -109,7 +109,8 @@ func (s *Store) building(ctx context.Context, at place, k kind) error {
 	progress, err := pg.Value[string](ctx, s.db, readProgress.For(indexOf{schema: at.Schema, kind: k}))
 	switch {
 	case pg.IsNoRows(err):
-		return fmt.Errorf("its rows are cut once the index %s is there, which the job %s of recovery makes next", k.index(), jobName)
+		return fmt.Errorf("its rows are cut once the index %s is there, which the job %s of recovery makes next", k.index(),
+			jobName)
 	case err != nil:
 		return fmt.Errorf("read progress of index %s: %w", k.index(), err)
 	}

@@ -66,7 +66,8 @@ func TestALargeIndexIsMadeByItsOwnJob(t *testing.T) {
 	a := open(t)
 	a.copies(1, time.Now().Add(-200*day))
 	a.store.SetAtOnce(0)
-	if err := a.walk(a.store); err == nil || !strings.Contains(a.failures()["authority_certificates"], "which the job authority-indexes") {
+	if err := a.walk(a.store); err == nil ||
+		!strings.Contains(a.failures()["authority_certificates"], "which the job authority-indexes") {
 		t.Fatalf("a walk before the job ended with %v; accounts say %q", err, a.failures())
 	}
 	// A transaction that has written keeps the index from being made.
@@ -81,7 +82,8 @@ func TestALargeIndexIsMadeByItsOwnJob(t *testing.T) {
 	built := make(chan error, 1)
 	go func() { built <- a.store.BuildIndexes(t.Context()) }()
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if err := a.walk(a.store); err == nil || !strings.Contains(a.failures()["authority_certificates"], "which is being made: ") {
+		if err := a.walk(a.store); err == nil ||
+			!strings.Contains(a.failures()["authority_certificates"], "which is being made: ") {
 			return fmt.Errorf("a walk meanwhile ended with %w; accounts say %q", err, a.failures())
 		}
 		return nil
@@ -133,7 +135,8 @@ func TestVersionsOnlyRise(t *testing.T) {
 	ours := func() bool {
 		t.Helper()
 		var same bool
-		if err := a.admin.QueryRow(t.Context(), `SELECT prosrc LIKE '%DELETE%' FROM pg_proc WHERE proname = 'cut_ended_tokens'`).
+		if err := a.admin.QueryRow(t.Context(),
+			`SELECT prosrc LIKE '%DELETE%' FROM pg_proc WHERE proname = 'cut_ended_tokens'`).
 			Scan(&same); err != nil {
 			t.Fatal(err)
 		}
@@ -175,14 +178,16 @@ func TestRightsOfAFormerDatabaseGo(t *testing.T) {
 	if err := a.walk(a.store); err != nil {
 		t.Fatal(err)
 	}
-	names, err := pgxRows(t.Context(), a.admin, `SELECT 'mesh_ca_retention_' || oid || '00' FROM pg_database WHERE datname = current_database()`)
+	names, err := pgxRows(t.Context(), a.admin,
+		`SELECT 'mesh_ca_retention_' || oid || '00' FROM pg_database WHERE datname = current_database()`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	former := names[0]
 	a.exec(`CREATE ROLE ` + former)
 	t.Cleanup(func() {
-		if _, err := a.admin.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY `+former+`; DROP ROLE `+former); err != nil {
+		if _, err := a.admin.Exec(context.WithoutCancel(t.Context()),
+			`DROP OWNED BY `+former+`; DROP ROLE `+former); err != nil {
 			t.Error(err)
 		}
 	})

@@ -143,7 +143,8 @@ const insufficientPrivilege = "42501"
 // is made anew.
 func remedy(err error, sql string) error {
 	if refusal, ok := errors.AsType[*pgconn.PgError](err); ok && refusal.Code == insufficientPrivilege {
-		return fmt.Errorf("the login of the authority's database has not the right: run there as an administrator `%s`: %w", sql, err)
+		return fmt.Errorf("the login of the authority's database has not the right: run there as an administrator `%s`: %w",
+			sql, err)
 	}
 	return err
 }

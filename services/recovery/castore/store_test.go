@@ -112,7 +112,8 @@ func (a *authority) sign() {
 
 func (a *authority) put(table, key string, value []byte) {
 	a.t.Helper()
-	if _, err := a.admin.Exec(a.t.Context(), `INSERT INTO `+table+` (nkey, nvalue) VALUES ($1, $2)`, []byte(key), value); err != nil {
+	if _, err := a.admin.Exec(a.t.Context(), `INSERT INTO `+table+` (nkey, nvalue) VALUES ($1, $2)`, []byte(key),
+		value); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -195,7 +196,10 @@ func token(claims string) []byte {
 
 func (a *authority) revocation(serial string, ends time.Time) []byte {
 	a.t.Helper()
-	out, err := json.Marshal(db.RevokedCertificateInfo{Serial: serial, Reason: "test", RevokedAt: ends.Add(-time.Minute), ExpiresAt: ends})
+	out, err := json.Marshal(db.RevokedCertificateInfo{
+		Serial: serial, Reason: "test", RevokedAt: ends.Add(-time.Minute),
+		ExpiresAt: ends,
+	})
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -257,7 +261,8 @@ func TestWhatHasEndedIsCut(t *testing.T) {
 		shown = append(shown, fmt.Sprintf("%s %s by %s: %d %s", acc.Service, acc.Cut, acc.Key, acc.Total, acc.Failure))
 	}
 	if diff := cmp.Diff([]string{
-		"recovery authority_certificates by retention.authority_seconds: 1 ", "recovery authority_revocations by retention.authority_seconds: 1 ",
+		"recovery authority_certificates by retention.authority_seconds: 1 ",
+		"recovery authority_revocations by retention.authority_seconds: 1 ",
 		"recovery authority_tokens by retention.authority_seconds: 1 ",
 	}, shown); diff != "" {
 		t.Error(diff)
@@ -342,7 +347,8 @@ func TestCostFollowsWhatIsCut(t *testing.T) {
 			Read int `json:"Shared Read Blocks"`
 		}
 	}
-	if err := a.admin.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT json) SELECT mesh_ca.cut_ended_certificates(now() - interval '90 days', 500)`).
+	if err := a.admin.QueryRow(t.Context(),
+		`EXPLAIN (ANALYZE, BUFFERS, FORMAT json) SELECT mesh_ca.cut_ended_certificates(now() - interval '90 days', 500)`).
 		Scan(&plan); err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +395,8 @@ func TestLogins(t *testing.T) {
 			}
 			t.Cleanup(func() {
 				// The role is of the whole server.
-				if _, err := a.admin.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY `+login+` CASCADE; DROP ROLE `+login); err != nil {
+				if _, err := a.admin.Exec(context.WithoutCancel(t.Context()),
+					`DROP OWNED BY `+login+` CASCADE; DROP ROLE `+login); err != nil {
 					t.Error(err)
 				}
 			})

@@ -38,12 +38,15 @@ type Bundle struct {
 // is on hold (the token ends the hold), or whose certificate was never used; an earlier token of the node that was not
 // used is revoked. A repetition with the same idempotency key by the same person returns the same token id with a new
 // secret while the token is unused; the secret of the first answer, which was lost, is invalid then.
-func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Duration, idempotencyKey, by string) (Bundle, error) {
+func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Duration, idempotencyKey,
+	by string,
+) (Bundle, error) {
 	if life == 0 {
 		life = DefaultTokenLife
 	}
 	if life < time.Second || life > MaxTokenLife {
-		return Bundle{}, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a bootstrap token lives at most 24 hours", fault.Unmet("valid_for: between 1s and 24h"))
+		return Bundle{}, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a bootstrap token lives at most 24 hours",
+			fault.Unmet("valid_for: between 1s and 24h"))
 	}
 	var out Bundle
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -61,11 +64,14 @@ func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Du
 		return Bundle{}, fmt.Errorf("issue bootstrap token: %w", e.deps.Audit.Refuse(ctx, refused, err))
 	}
 	e.committed()
-	e.deps.Logger.InfoContext(ctx, "bootstrap token issued", slog.String(obs.KeyNodeID, out.NodeID), slog.String("by", by), slog.Time("expires_at", out.ExpiresAt))
+	e.deps.Logger.InfoContext(ctx, "bootstrap token issued", slog.String(obs.KeyNodeID, out.NodeID), slog.String("by", by),
+		slog.Time("expires_at", out.ExpiresAt))
 	return out, nil
 }
 
-func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.Duration, idempotencyKey, by string) (Bundle, error) {
+func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.Duration, idempotencyKey,
+	by string,
+) (Bundle, error) {
 	if err := rollback.Refuse(ctx, tx); err != nil {
 		return Bundle{}, err
 	}
@@ -112,7 +118,9 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.
 	return out, err
 }
 
-func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life time.Duration, idempotencyKey, by string) (string, time.Time, error) {
+func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life time.Duration, idempotencyKey,
+	by string,
+) (string, time.Time, error) {
 	again := tokenID != ""
 	if !again {
 		tokenID = ids.New()
@@ -128,7 +136,8 @@ func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life tim
 	if again {
 		expires, err = pg.Value[time.Time](ctx, tx, renewToken, tokenID, hash, life.Seconds())
 	} else {
-		expires, err = pg.Value[time.Time](ctx, tx, insertBootstrap, tokenID, nodeID, hash, by, idempotencyKey, life.Seconds())
+		expires, err = pg.Value[time.Time](ctx, tx, insertBootstrap, tokenID, nodeID, hash, by, idempotencyKey,
+			life.Seconds())
 	}
 	if pg.IsNoRows(err) {
 		return "", time.Time{}, fault.New(commonv1.Reason_REASON_CONFLICT, "")
@@ -143,14 +152,17 @@ func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life tim
 func mayBootstrap(r *identity.Record) error {
 	switch {
 	case r.LaunchedInstanceID != "":
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the node is a workspace's instance", fault.Unmet("the node belongs to a workspace: no operator enrolled it"),
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the node is a workspace's instance",
+			fault.Unmet("the node belongs to a workspace: no operator enrolled it"),
 			fault.Remedy("recreate the workspace"))
-	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
+	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING,
+		r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
 		return nil
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE && r.CurrentSerial == "":
 		return nil // enrolled, but no session was ever ready on that certificate
 	default:
-		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State), fault.Conflicting(r.NodeID),
+		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State),
+			fault.Conflicting(r.NodeID),
 			fault.Remedy("choose another name, or hold or retire the node first"))
 	}
 }

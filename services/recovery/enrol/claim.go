@@ -32,14 +32,17 @@ func (c *claim) now() time.Time { return c.dbTime.Add(time.Since(c.taken)) }
 // takeClaim takes the enrolment lease of a node for one attempt, under the lock on the node's row. An earlier attempt
 // whose lease has run out is abandoned; a certificate that it had signed becomes an orphan. If another attempt's lease
 // stands, takeClaim returns fault enrollment_in_flight.
-func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byte, lease time.Duration, now time.Time) (*claim, error) {
+func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byte, lease time.Duration,
+	now time.Time,
+) (*claim, error) {
 	held, err := pg.One[heldLease](ctx, tx, readClaim, nodeID)
 	switch {
 	case pg.IsNoRows(err):
 	case err != nil:
 		return nil, fmt.Errorf("look for an enrolment in flight: %w", err)
 	case held.Until.After(now):
-		return nil, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.RetryAfter(min(held.Until.Sub(now), time.Second)))
+		return nil, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "",
+			fault.RetryAfter(min(held.Until.Sub(now), time.Second)))
 	default:
 		if err := endClaim(ctx, tx, held.ID, "abandoned", "", "its lease ran out"); err != nil {
 			return nil, err

@@ -34,7 +34,8 @@ func TestCertificatesHaveTheDatabasesClock(t *testing.T) {
 		k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $2
 			WHERE node_id = $1`, node.GetNodeId(), session)
 		renewed, err := k.enroller.Renew(k.ctx, &recoveryv1.RenewCertificateRequest{
-			SessionId: session, NodeId: node.GetNodeId(), NodeInstanceId: node.GetNodeInstanceId(), Serial: k.serialOf(node), Csr: k.csr(),
+			SessionId: session, NodeId: node.GetNodeId(), NodeInstanceId: node.GetNodeInstanceId(), Serial: k.serialOf(node),
+			Csr: k.csr(),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -46,7 +47,8 @@ func TestCertificatesHaveTheDatabasesClock(t *testing.T) {
 			begins, ends := leaf.NotBefore.Add(pki.Backdate), leaf.NotAfter.Add(-life)
 			for edge, at := range map[string]time.Time{"begins": begins, "ends": ends} {
 				if at.Before(from.Add(-time.Second)) || at.After(to.Add(time.Second)) {
-					t.Errorf("%s with the database's clock %s ahead: the certificate %s by a clock that is %s from it", what, ahead, edge, at.Sub(to))
+					t.Errorf("%s with the database's clock %s ahead: the certificate %s by a clock that is %s from it", what, ahead,
+						edge, at.Sub(to))
 				}
 			}
 		}

@@ -39,7 +39,8 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	ws := ids.New()
 	b := k.prepare(ws, 1)
 	enrolled := k.mustEnroll(b.secret, k.csr())
-	err := k.enroller.RetireInstance(k.ctx, &recoveryv1.RetireInstanceRequest{InstanceId: b.instance, WorkspaceId: ws, Epoch: 1})
+	err := k.enroller.RetireInstance(k.ctx,
+		&recoveryv1.RetireInstanceRequest{InstanceId: b.instance, WorkspaceId: ws, Epoch: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +48,8 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	told := func(want commonv1.Reason) {
 		t.Helper()
 		res, _, err := sessions.Open(k.ctx, []*recoveryv1.OpenSession{{
-			SessionId: ids.New(), NodeId: b.node, NodeInstanceId: enrolled.GetNodeInstanceId(), Serial: k.serialOf(enrolled), RemoteAddress: "192.0.2.7:1",
+			SessionId: ids.New(), NodeId: b.node, NodeInstanceId: enrolled.GetNodeInstanceId(), Serial: k.serialOf(enrolled),
+			RemoteAddress: "192.0.2.7:1",
 		}})
 		if err != nil {
 			t.Fatal(err)
@@ -73,7 +75,8 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 		return out
 	}
 	got := reports()
-	if len(got) != 1 || got[0].GetReason() != commonv1.Reason_REASON_EPOCH_ENDED || got[0].GetRemoteAddress() != "192.0.2.7:1" || got[0].GetEpoch() != 1 ||
+	if len(got) != 1 || got[0].GetReason() != commonv1.Reason_REASON_EPOCH_ENDED ||
+		got[0].GetRemoteAddress() != "192.0.2.7:1" || got[0].GetEpoch() != 1 ||
 		got[0].GetWorkspaceId() != ws || got[0].GetNodeId() != b.node || got[0].GetRefusedAt().AsTime().IsZero() {
 		t.Fatalf("reported as %v", got)
 	}
@@ -81,7 +84,8 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	told(commonv1.Reason_REASON_EPOCH_SUPERSEDED)
 	_, err = k.enroll(b.secret, k.csr())
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
-	if got = reports(); len(got) != 2 || got[1].GetReason() != commonv1.Reason_REASON_EPOCH_SUPERSEDED || got[1].GetVersion() != 2 {
+	if got = reports(); len(got) != 2 || got[1].GetReason() != commonv1.Reason_REASON_EPOCH_SUPERSEDED ||
+		got[1].GetVersion() != 2 {
 		t.Fatalf("reported as %v", got)
 	}
 	// An instance that only requests a certificate is reported as well.
@@ -100,12 +104,14 @@ func TestARetiredMachineIsNoEndedInstance(t *testing.T) {
 	bundle := k.bootstrap("m1")
 	enrolled := k.mustEnroll(bundle.Token, k.csr())
 	sessions := k.identities()
-	_, _, err := sessions.Change(k.ctx, enrolled.GetNodeId(), recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE, "sold", identity.Actor{Subject: "ada"})
+	_, _, err := sessions.Change(k.ctx, enrolled.GetNodeId(), recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE, "sold",
+		identity.Actor{Subject: "ada"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	res, _, err := sessions.Open(k.ctx, []*recoveryv1.OpenSession{{
-		SessionId: ids.New(), NodeId: enrolled.GetNodeId(), NodeInstanceId: enrolled.GetNodeInstanceId(), Serial: k.serialOf(enrolled),
+		SessionId: ids.New(), NodeId: enrolled.GetNodeId(), NodeInstanceId: enrolled.GetNodeInstanceId(),
+		Serial: k.serialOf(enrolled),
 	}})
 	if err != nil {
 		t.Fatal(err)

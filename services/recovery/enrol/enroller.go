@@ -117,7 +117,8 @@ type Enroller struct {
 
 // New checks the dependencies; it touches neither the database nor the authority.
 func New(deps Deps, cfg Config) (*Enroller, error) {
-	if deps.Logger == nil || deps.Pool == nil || deps.Signer == nil || deps.Policy == nil || deps.Profile == nil || deps.TaskKeys == nil {
+	if deps.Logger == nil || deps.Pool == nil || deps.Signer == nil || deps.Policy == nil || deps.Profile == nil ||
+		deps.TaskKeys == nil {
 		return nil, errors.New("enroller needs a logger, a pool, an authority, a policy, a profile and task keys")
 	}
 	cfg = cfg.withDefaults()
@@ -132,7 +133,8 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 		addresses: newLimits(cfg.PerAddress, cfg.PerAddressBurst), tokens: newLimits(cfg.PerToken, cfg.PerTokenBurst),
 		nodes: newLimits(cfg.PerToken, cfg.PerTokenBurst), all: rate.NewLimiter(rate.Limit(cfg.PerSecond), cfg.Burst),
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "recovery_enrollments_total", Help: "Attempts to obtain a certificate, by way and outcome: issued, repeated, or the reason of the refusal.",
+			Name: "recovery_enrollments_total",
+			Help: "Attempts to obtain a certificate, by way and outcome: issued, repeated, or the reason of the refusal.",
 		}, []string{"way", "outcome"}),
 	}
 	if deps.Registerer != nil {
@@ -190,10 +192,12 @@ func (e *Enroller) sign(ctx context.Context, c *claim, csr []byte, instanceID st
 	case e.signing <- struct{}{}:
 		defer func() { <-e.signing }()
 	case <-ctx.Done():
-		return signed{}, fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "", fault.Cause(context.Cause(ctx)))
+		return signed{}, fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "",
+			fault.Cause(context.Cause(ctx)))
 	}
 	issued, err := e.deps.Signer.Sign(ctx, ca.SignRequest{
-		CSR: csr, NodeID: c.nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profile().GetName(), TTL: e.deps.Policy.Current().CertificateTTL(),
+		CSR: csr, NodeID: c.nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profile().GetName(),
+		TTL: e.deps.Policy.Current().CertificateTTL(),
 		Now: c.now(),
 	})
 	if err != nil {
@@ -203,7 +207,10 @@ func (e *Enroller) sign(ctx context.Context, c *claim, csr []byte, instanceID st
 	if err != nil {
 		return signed{}, fmt.Errorf("read signed certificate: %w", err)
 	}
-	out := signed{serial: issued.Serial, chainPEM: pki.EncodeCertificates(chain), notBefore: issued.NotBefore, notAfter: issued.NotAfter}
+	out := signed{
+		serial: issued.Serial, chainPEM: pki.EncodeCertificates(chain), notBefore: issued.NotBefore,
+		notAfter: issued.NotAfter,
+	}
 	if len(chain) > 1 {
 		out.issuer = pki.Fingerprint(chain[1])
 		return out, nil

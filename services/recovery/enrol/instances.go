@@ -24,7 +24,9 @@ import (
 // another key may use it only while the previous certificate was never used, after a wait, and a few times, and the
 // earlier certificate is revoked first. An instance that is refused is told to wait if its epoch is the present one and
 // to stop if a later one was prepared; how often it was refused and why is reported to lifecycle.
-func (e *Enroller) checkLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+func (e *Enroller) checkLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption,
+	m identity.Moment,
+) (*repeat, error, error) {
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
 		return refuseEnded(ctx, tx, r)
 	}
@@ -38,8 +40,10 @@ func (e *Enroller) checkLaunch(ctx context.Context, tx pgx.Tx, r *identity.Recor
 	if r.Epoch < highest.Epoch {
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, ""), m)
 	}
-	if highest.InstanceID != r.LaunchedInstanceID || a.token.State == "revoked" || a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt) {
-		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "this instance has no live launch secret"), m)
+	if highest.InstanceID != r.LaunchedInstanceID || a.token.State == "revoked" || a.token.State == "expired" ||
+		!m.Now.Before(a.token.ExpiresAt) {
+		return e.refuseRegister(ctx, tx, r,
+			fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "this instance has no live launch secret"), m)
 	}
 	if a.token.State == "issued" {
 		return nil, nil, unusedKey(ctx, tx, r, a)
@@ -65,7 +69,9 @@ func refuseEnded(ctx context.Context, tx pgx.Tx, r *identity.Record) (*repeat, e
 	return nil, fault.New(r.Ended(), "the instance has been retired"), nil
 }
 
-func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption,
+	m identity.Moment,
+) (*repeat, error, error) {
 	previous, found, err := identity.SerialByName(ctx, tx, a.token.UsedSerial)
 	if err != nil {
 		return nil, nil, err
@@ -93,7 +99,9 @@ func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.R
 // refuseRegister counts a refusal, so that the workspace of an instance that cannot register shows the reason. In
 // rollback mode nothing is counted: the count may lead to a recreation, and the refused instance may be newer than the
 // database.
-func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Record, why *fault.Error, m identity.Moment) (*repeat, error, error) {
+func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Record, why *fault.Error,
+	m identity.Moment,
+) (*repeat, error, error) {
 	if m.RolledBack {
 		return nil, why, nil
 	}
@@ -144,7 +152,8 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 	case err != nil:
 		return "", fmt.Errorf("read instance: %w", err)
 	case known.WorkspaceID != req.GetWorkspaceId() || known.Epoch != req.GetEpoch():
-		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the instance belongs to another workspace or epoch", fault.WithAction(commonv1.Action_ACTION_STOP))
+		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the instance belongs to another workspace or epoch",
+			fault.WithAction(commonv1.Action_ACTION_STOP))
 	case known.Retired:
 		return "", fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "the instance has been retired")
 	case known.Epoch < highest:
@@ -165,8 +174,9 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 		return "", err
 	}
 	r := &identity.Record{
-		NodeID: ids.New(), Name: name, StateBy: "lifecycle", StateReason: "prepared for an instance", WorkspaceID: req.GetWorkspaceId(),
-		TenantID: req.GetTenantId(), Epoch: req.GetEpoch(), LaunchedInstanceID: req.GetInstanceId(),
+		NodeID: ids.New(), Name: name, StateBy: "lifecycle", StateReason: "prepared for an instance",
+		WorkspaceID: req.GetWorkspaceId(), TenantID: req.GetTenantId(), Epoch: req.GetEpoch(),
+		LaunchedInstanceID: req.GetInstanceId(),
 	}
 	if _, err := identity.Insert(ctx, tx, r); err != nil {
 		if pg.IsUnique(err, "identity_name") {
@@ -178,7 +188,8 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 	if err != nil {
 		return "", fmt.Errorf("insert instance: %w", err)
 	}
-	_, err = pg.Exec(ctx, tx, insertLaunch, req.GetInstanceId(), r.NodeID, req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
+	_, err = pg.Exec(ctx, tx, insertLaunch, req.GetInstanceId(), r.NodeID, req.GetSecretSha256(),
+		e.cfg.LaunchSecretLife.Seconds())
 	if err != nil {
 		return "", fmt.Errorf("insert launch secret: %w", err)
 	}
@@ -187,7 +198,9 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 
 // lockEpoch raises the workspace's highest epoch to the requested one if that is higher. It locks the row, and returns
 // the highest epoch and its instance.
-func lockEpoch(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, instanceID string) (int64, string, error) {
+func lockEpoch(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, instanceID string) (int64, string,
+	error,
+) {
 	if _, err := pg.Exec(ctx, tx, raiseEpoch, workspaceID, epoch, instanceID); err != nil {
 		return 0, "", fmt.Errorf("raise epoch of workspace: %w", err)
 	}
@@ -206,7 +219,8 @@ func (e *Enroller) renewSecret(ctx context.Context, tx pgx.Tx, req *recoveryv1.P
 		return fmt.Errorf("replace launch secret: %w", err)
 	}
 	if tag.RowsAffected() != 1 {
-		return fault.New(commonv1.Reason_REASON_CONFLICT, "the instance has registered with another secret already", fault.WithAction(commonv1.Action_ACTION_STOP))
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "the instance has registered with another secret already",
+			fault.WithAction(commonv1.Action_ACTION_STOP))
 	}
 	return nil
 }
@@ -218,7 +232,8 @@ func takeOver(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 		return fmt.Errorf("read present instance: %w", err)
 	}
 	if used {
-		return fault.New(commonv1.Reason_REASON_CONFLICT, "another instance of this epoch is registered", fault.Conflicting(holder),
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "another instance of this epoch is registered",
+			fault.Conflicting(holder),
 			fault.WithAction(commonv1.Action_ACTION_STOP))
 	}
 	if _, err := pg.Exec(ctx, tx, revokeUnused, holder); err != nil {
@@ -287,7 +302,8 @@ func (e *Enroller) RetireInstance(ctx context.Context, req *recoveryv1.RetireIns
 		return fmt.Errorf("retire instance: %w", err)
 	}
 	e.committed()
-	e.deps.Logger.InfoContext(ctx, "instance retired", slog.String("instance_id", req.GetInstanceId()), slog.String(obs.KeyWorkspaceID, req.GetWorkspaceId()),
+	e.deps.Logger.InfoContext(ctx, "instance retired", slog.String("instance_id", req.GetInstanceId()),
+		slog.String(obs.KeyWorkspaceID, req.GetWorkspaceId()),
 		slog.Int64("epoch", req.GetEpoch()), slog.Time("at", time.Now()))
 	return nil
 }

@@ -67,7 +67,8 @@ func TestBootstrapGate(t *testing.T) {
 	csr := k.csr()
 	_, err := k.enroll(b.secret, csr)
 	k.refused(err, commonv1.Reason_REASON_MINT_CONSUMED)
-	if r := k.record(b.node); r.RefusedRegisters != 1 || r.LastRefusal != commonv1.Reason_REASON_MINT_CONSUMED || r.Told == 0 {
+	if r := k.record(b.node); r.RefusedRegisters != 1 || r.LastRefusal != commonv1.Reason_REASON_MINT_CONSUMED ||
+		r.Told == 0 {
 		t.Fatalf("%+v", r)
 	}
 	testkit.SetClockOffset(k.db, 31*time.Second)
@@ -75,7 +76,8 @@ func TestBootstrapGate(t *testing.T) {
 	if second.GetNodeInstanceId() == first.GetNodeInstanceId() {
 		t.Error("the node instance is the same")
 	}
-	if n := k.count(`SELECT count(*) FROM recovery.serial WHERE serial = $1 AND state = 'revoked'`, k.serialOf(first)); n != 1 {
+	if n := k.count(`SELECT count(*) FROM recovery.serial WHERE serial = $1 AND state = 'revoked'`,
+		k.serialOf(first)); n != 1 {
 		t.Fatal("the first certificate lives")
 	}
 	if r := k.record(b.node); r.RefusedRegisters != 0 || r.LastRefusal != commonv1.Reason_REASON_UNSPECIFIED {
@@ -120,7 +122,8 @@ func TestRetireInstance(t *testing.T) {
 	k.mustEnroll(b.secret, k.csr())
 	retire := func(instance string) {
 		t.Helper()
-		err := k.enroller.RetireInstance(k.ctx, &recoveryv1.RetireInstanceRequest{InstanceId: instance, WorkspaceId: ws, Epoch: 1, Reason: "ended"})
+		err := k.enroller.RetireInstance(k.ctx,
+			&recoveryv1.RetireInstanceRequest{InstanceId: instance, WorkspaceId: ws, Epoch: 1, Reason: "ended"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +186,8 @@ func TestRenew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := k.count(`SELECT count(*) FROM recovery.serial WHERE serial = $1 AND state = 'superseded' AND ready_at IS NULL`, first.Serial); n != 1 {
+	if n := k.count(`SELECT count(*) FROM recovery.serial WHERE serial = $1 AND state = 'superseded' AND ready_at IS NULL`,
+		first.Serial); n != 1 {
 		t.Fatal("the one before was not superseded")
 	}
 	_, err = renew(req(csr)) // superseded by now: another key

@@ -91,7 +91,10 @@ func (k *kit) replica() *enrol.Enroller {
 	e, err := enrol.New(enrol.Deps{
 		Logger: testkit.Logger(k.t), Pool: k.pool, Signer: k.ca, Policy: policy.Fixed{}, Profile: defaultProfile,
 		TaskKeys: func() (string, error) { return "k:AAAA", nil },
-	}, enrol.Config{TrustDomain: "mesh.test", PerToken: 10000, PerTokenBurst: 10000, PerSecond: 10000, Burst: 10000, PerAddress: 10000, PerAddressBurst: 10000})
+	}, enrol.Config{
+		TrustDomain: "mesh.test", PerToken: 10000, PerTokenBurst: 10000, PerSecond: 10000, Burst: 10000,
+		PerAddress: 10000, PerAddressBurst: 10000,
+	})
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -205,7 +208,8 @@ func (k *kit) prepare(workspace string, epoch int64) instance {
 	b.secret, hash = newSecret(b.instance)
 	var err error
 	b.node, err = k.enroller.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
-		WorkspaceId: workspace, TenantId: ids.New(), Epoch: epoch, InstanceId: b.instance, SecretSha256: hash, NodeName: "box",
+		WorkspaceId: workspace, TenantId: ids.New(), Epoch: epoch, InstanceId: b.instance, SecretSha256: hash,
+		NodeName: "box",
 	})
 	if err != nil {
 		k.t.Fatal(err)

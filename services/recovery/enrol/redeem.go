@@ -38,8 +38,13 @@ type redemption struct {
 
 // Enroll turns a token into a certificate; see the package comment for the order. from is the caller's network address,
 // for limits alone.
-func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
-	who := audit.Entry{Action: "node.enrol", Actor: "anonymous", SubjectType: "enrolment", Details: map[string]any{"address": from}}
+func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse,
+	error,
+) {
+	who := audit.Entry{
+		Action: "node.enrol", Actor: "anonymous", SubjectType: "enrolment",
+		Details: map[string]any{"address": from},
+	}
 	resp, repeated, err := e.enroll(ctx, from, req, &who)
 	if who.NodeID != "" || fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID) {
 		// The node or its token may be of the history that the database has lost.
@@ -60,7 +65,9 @@ func noteForeignKey(entry *audit.Entry, err error) {
 
 // enroll adds to who the facts that the caller has proved of itself, as it proves them. Before that, callers are not
 // distinguished.
-func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest, who *audit.Entry) (*recoveryv1.EnrollResponse, bool, error) {
+func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest,
+	who *audit.Entry,
+) (*recoveryv1.EnrollResponse, bool, error) {
 	if err := e.addresses.allow(from, time.Now()); err != nil {
 		return nil, false, err
 	}
@@ -101,7 +108,8 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	if err != nil {
 		return nil, false, err
 	}
-	e.deps.Logger.InfoContext(ctx, "node enrolled", slog.String("name", r.Name), slog.String(obs.KeyNodeInstanceID, r.InstanceID),
+	e.deps.Logger.InfoContext(ctx, "node enrolled", slog.String("name", r.Name),
+		slog.String(obs.KeyNodeInstanceID, r.InstanceID),
 		slog.String("serial", serial.Serial), slog.String("kind", string(a.token.Kind)))
 	if err := failpoint.Hit("recovery.enroll.after_commit"); err != nil {
 		return nil, false, err
@@ -224,7 +232,9 @@ func repeatOf(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption)
 	return &repeat{record: r, serial: s}, nil
 }
 
-func (e *Enroller) checkBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+func (e *Enroller) checkBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption,
+	m identity.Moment,
+) (*repeat, error, error) {
 	switch {
 	case a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt):
 		return nil, nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
@@ -268,14 +278,17 @@ func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption
 		return err
 	}
 	if found {
-		return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was used by this node before", fault.Remedy("make a new key and ask again"))
+		return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was used by this node before",
+			fault.Remedy("make a new key and ask again"))
 	}
 	return identity.RefuseForeignKey(ctx, tx, r.NodeID, a.key)
 }
 
 // store makes the certificate count: it writes the node instance, the serial, the use of the token and the end of the
 // claim in one transaction. Until that commits the certificate is accepted nowhere.
-func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued signed) (*identity.Record, identity.Serial, error) {
+func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued signed) (*identity.Record,
+	identity.Serial, error,
+) {
 	serial := identity.Serial{
 		Serial: issued.serial, KeySHA256: a.key, ChainPEM: issued.chainPEM, IssuerFingerprint: issued.issuer,
 		NotBefore: issued.notBefore, NotAfter: issued.notAfter,
@@ -311,7 +324,8 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 			// The instance has enrolled: lifecycle learns of it with the admission, and later refusals are counted from zero.
 			r.RefusedRegisters, r.LastRefusal = 0, commonv1.Reason_REASON_UNSPECIFIED
 		}
-		if err := identity.Activate(ctx, tx, r, c.instanceID, serial, "recovery", "enrolled by "+string(a.token.Kind)+" token", m); err != nil {
+		if err := identity.Activate(ctx, tx, r, c.instanceID, serial, "recovery",
+			"enrolled by "+string(a.token.Kind)+" token", m); err != nil {
 			return err
 		}
 		if _, err := identity.Save(ctx, tx, r); err != nil {
@@ -338,7 +352,9 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 }
 
 // answer returns the response with everything that an agent needs to connect.
-func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Serial) (*recoveryv1.EnrollResponse, error) {
+func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Serial) (*recoveryv1.EnrollResponse,
+	error,
+) {
 	keys, err := e.deps.TaskKeys()
 	if err != nil {
 		return nil, fmt.Errorf("read task keys: %w", err)
@@ -348,7 +364,9 @@ func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Se
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	return &recoveryv1.EnrollResponse{
-		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM, Profile: e.deps.Profile(), Policy: NodePolicy(e.deps.Policy.Current()),
-		TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now), NodeName: r.Name, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
+		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM, Profile: e.deps.Profile(),
+		Policy: NodePolicy(e.deps.Policy.Current()), TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now),
+		NodeName: r.Name, WorkspaceId: r.WorkspaceID,
+		Epoch: r.Epoch,
 	}, nil
 }

@@ -36,11 +36,13 @@ func TestEnrol(t *testing.T) {
 	if life := leaf.NotAfter.Sub(leaf.NotBefore); life < 8*time.Hour || life > 8*time.Hour+2*time.Minute {
 		t.Errorf("lives %s", life)
 	}
-	if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE || r.NextSerial != k.serialOf(resp) || r.CurrentSerial != "" ||
+	if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE || r.NextSerial != k.serialOf(resp) ||
+		r.CurrentSerial != "" ||
 		r.InstanceID != resp.GetNodeInstanceId() || r.FenceEpoch != 1 || r.Told == 0 || !r.Fencing() {
 		t.Errorf("%+v", r)
 	}
-	if resp.GetNodeName() != "node-1" || resp.GetTaskSigningPubkeys() != "k:AAAA" || resp.GetProfile().GetName() != "default" ||
+	if resp.GetNodeName() != "node-1" || resp.GetTaskSigningPubkeys() != "k:AAAA" ||
+		resp.GetProfile().GetName() != "default" ||
 		resp.GetServerTime() == nil || resp.GetPolicy().GetCertificateTtl().AsDuration() != 8*time.Hour {
 		t.Errorf("%v", resp)
 	}
@@ -53,7 +55,8 @@ func TestReplay(t *testing.T) {
 	csr := k.csr()
 	first := k.mustEnroll(b.Token, csr)
 	again := k.mustEnroll(b.Token, csr)
-	if string(first.GetCertificateChainPem()) != string(again.GetCertificateChainPem()) || first.GetNodeInstanceId() != again.GetNodeInstanceId() {
+	if string(first.GetCertificateChainPem()) != string(again.GetCertificateChainPem()) ||
+		first.GetNodeInstanceId() != again.GetNodeInstanceId() {
 		t.Fatal("the same key got another certificate")
 	}
 	if n := k.ca.signed.Load(); n != 1 {
@@ -70,7 +73,8 @@ func TestReplay(t *testing.T) {
 	// A person issues a new bundle, which ends the hold and all earlier tokens and certificates.
 	fresh := k.bootstrap("node-1")
 	resp := k.mustEnroll(fresh.Token, k.csr())
-	if r := k.record(b.NodeID); r.Alarm != "" || r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE || resp.GetNodeId() != b.NodeID ||
+	if r := k.record(b.NodeID); r.Alarm != "" || r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE ||
+		resp.GetNodeId() != b.NodeID ||
 		resp.GetNodeInstanceId() == first.GetNodeInstanceId() {
 		t.Fatalf("after a fresh bundle: %+v", r)
 	}
@@ -114,16 +118,28 @@ func TestNothingChangesBeforeTheProof(t *testing.T) {
 	}{
 		{name: "empty", token: "", csr: good, want: commonv1.Reason_REASON_TOKEN_INVALID},
 		{name: "no prefix", token: strings.Repeat("x", 80), csr: good, want: commonv1.Reason_REASON_TOKEN_INVALID},
-		{name: "a JWT without an algorithm", token: "eyJhbGciOiJub25lIn0.eyJzdWIiOiJub2RlIn0.", csr: good, want: commonv1.Reason_REASON_TOKEN_INVALID},
-		{name: "sql in the id", token: "gbt_'; DROP TABLE recovery.token; --_" + strings.Repeat("A", 43), csr: good, want: commonv1.Reason_REASON_TOKEN_INVALID},
+		{
+			name: "a JWT without an algorithm", token: "eyJhbGciOiJub25lIn0.eyJzdWIiOiJub2RlIn0.", csr: good,
+			want: commonv1.Reason_REASON_TOKEN_INVALID,
+		},
+		{
+			name: "sql in the id", token: "gbt_'; DROP TABLE recovery.token; --_" + strings.Repeat("A", 43), csr: good,
+			want: commonv1.Reason_REASON_TOKEN_INVALID,
+		},
 		{name: "another token's secret", token: sameID, csr: good, want: commonv1.Reason_REASON_TOKEN_INVALID},
 		{name: "unknown id", token: forged, csr: good, want: commonv1.Reason_REASON_TOKEN_INVALID},
 		{name: "another kind", token: "gls" + b.Token[3:], csr: good, want: commonv1.Reason_REASON_TOKEN_INVALID},
 		{name: "truncated", token: b.Token[:len(b.Token)-1], csr: good, want: commonv1.Reason_REASON_TOKEN_INVALID},
 		{name: "bad self-signature", token: b.Token, csr: broken, want: commonv1.Reason_REASON_CSR_REFUSED},
 		{name: "no request", token: b.Token, csr: []byte("nothing"), want: commonv1.Reason_REASON_CSR_REFUSED},
-		{name: "small key", token: b.Token, csr: sign(&x509.CertificateRequest{}, small), want: commonv1.Reason_REASON_CSR_REFUSED},
-		{name: "odd curve", token: b.Token, csr: sign(&x509.CertificateRequest{}, odd), want: commonv1.Reason_REASON_CSR_REFUSED},
+		{
+			name: "small key", token: b.Token, csr: sign(&x509.CertificateRequest{}, small),
+			want: commonv1.Reason_REASON_CSR_REFUSED,
+		},
+		{
+			name: "odd curve", token: b.Token, csr: sign(&x509.CertificateRequest{}, odd),
+			want: commonv1.Reason_REASON_CSR_REFUSED,
+		},
 		{
 			name: "another node's name", token: b.Token, csr: sign(&x509.CertificateRequest{URIs: []*url.URL{foreign}}, key),
 			want: commonv1.Reason_REASON_CSR_REFUSED,
@@ -134,7 +150,10 @@ func TestNothingChangesBeforeTheProof(t *testing.T) {
 		},
 		{
 			name: "an authority", token: b.Token,
-			csr:  sign(&x509.CertificateRequest{ExtraExtensions: []pkix.Extension{{Id: []int{2, 5, 29, 19}, Value: []byte{0x30, 3, 1, 1, 0xff}}}}, key),
+			csr: sign(&x509.CertificateRequest{ExtraExtensions: []pkix.Extension{{
+				Id:    []int{2, 5, 29, 19},
+				Value: []byte{0x30, 3, 1, 1, 0xff},
+			}}}, key),
 			want: commonv1.Reason_REASON_CSR_REFUSED,
 		},
 	}
@@ -413,7 +432,8 @@ func TestRateLimit(t *testing.T) {
 	// Callers without a valid token are bounded by their address, and use up no budget but their own.
 	for i := range 502 {
 		_, err := e.Enroll(k.ctx, "192.0.2.66", &recoveryv1.EnrollRequest{Token: "gbt_nonsense", Csr: csr})
-		if err == nil || (i == 501 && !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) && !fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID)) {
+		if err == nil || (i == 501 && !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) &&
+			!fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID)) {
 			t.Fatalf("attempt %d: %v", i, err)
 		}
 	}

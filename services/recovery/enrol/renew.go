@@ -29,7 +29,8 @@ func (e *Enroller) Renew(ctx context.Context, req *recoveryv1.RenewCertificateRe
 	e.count("session", repeated, err)
 	if fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) {
 		refused := audit.Entry{
-			Action: "node.renew", Actor: "node/" + req.GetNodeId(), SubjectType: "node", SubjectID: req.GetNodeId(), NodeID: req.GetNodeId(),
+			Action: "node.renew", Actor: "node/" + req.GetNodeId(), SubjectType: "node", SubjectID: req.GetNodeId(),
+			NodeID:  req.GetNodeId(),
 			Details: map[string]any{"serial": req.GetSerial()},
 		}
 		noteForeignKey(&refused, err)
@@ -72,7 +73,8 @@ func (e *Enroller) renew(ctx context.Context, req *recoveryv1.RenewCertificateRe
 	if err := e.storeRenewal(ctx, req, c, serial); err != nil {
 		return identity.Serial{}, false, err
 	}
-	e.deps.Logger.InfoContext(ctx, "certificate renewed", slog.String(obs.KeyNodeID, req.GetNodeId()), slog.String("serial", serial.Serial))
+	e.deps.Logger.InfoContext(ctx, "certificate renewed", slog.String(obs.KeyNodeID, req.GetNodeId()),
+		slog.String("serial", serial.Serial))
 	return serial, false, failpoint.Hit("recovery.renew.after_commit")
 }
 
@@ -97,7 +99,9 @@ func mayRenew(ctx context.Context, tx pgx.Tx, req *recoveryv1.RenewCertificateRe
 }
 
 // claimRenewal returns a claim, or the certificate that this key was given before.
-func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, key []byte) (*claim, identity.Serial, error) {
+func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, key []byte) (*claim,
+	identity.Serial, error,
+) {
 	var c *claim
 	var found identity.Serial
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -122,7 +126,8 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 				(s.State == commonv1.SerialState_SERIAL_STATE_NEXT || s.State == commonv1.SerialState_SERIAL_STATE_CURRENT)
 			// Half the life is counted from IssuedAt, since not_before is dated back for clocks that are behind.
 			if !live || s.NotAfter.Sub(m.Now) < s.NotAfter.Sub(s.IssuedAt)/2 {
-				return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was certified before", fault.Remedy("make a new key and ask again"))
+				return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was certified before",
+					fault.Remedy("make a new key and ask again"))
 			}
 			found = s
 			return nil
@@ -139,7 +144,9 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 	return c, found, nil
 }
 
-func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, c *claim, s identity.Serial) error {
+func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, c *claim,
+	s identity.Serial,
+) error {
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		r, err := mayRenew(ctx, tx, req)
 		if err != nil {

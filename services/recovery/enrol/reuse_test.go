@@ -70,7 +70,8 @@ func TestARenewalHasAKeyOfItsOwn(t *testing.T) {
 	k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $2
 		WHERE node_id = $1`, resp.GetNodeId(), session)
 	req := &recoveryv1.RenewCertificateRequest{
-		NodeId: resp.GetNodeId(), NodeInstanceId: resp.GetNodeInstanceId(), SessionId: session, Serial: k.serialOf(resp), Csr: theirs,
+		NodeId: resp.GetNodeId(), NodeInstanceId: resp.GetNodeInstanceId(), SessionId: session, Serial: k.serialOf(resp),
+		Csr: theirs,
 	}
 	_, err := k.enroller.Renew(k.ctx, req)
 	k.refused(err, commonv1.Reason_REASON_KEY_REUSE)
@@ -118,7 +119,8 @@ func TestTheKeyIsFoundByItsIndex(t *testing.T) {
 	if _, err := k.db.OwnerPool().Exec(k.ctx, `ANALYZE recovery.serial`); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := k.pool.Query(k.ctx, `EXPLAIN SELECT node_id FROM recovery.serial WHERE csr_key_sha256 = sha256('7') AND node_id <> $1`, ids.New())
+	rows, err := k.pool.Query(k.ctx,
+		`EXPLAIN SELECT node_id FROM recovery.serial WHERE csr_key_sha256 = sha256('7') AND node_id <> $1`, ids.New())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,7 +102,8 @@ var (
 	lockWorkspaceEpoch = pg.Define(pg.RoleRecovery, "enrol.lock_epoch", `
 		SELECT `+pg.Columns[epochHolder]("w")+` FROM recovery.workspace_epoch w WHERE w.workspace_id = $1 FOR UPDATE`)
 
-	nameHolder = pg.Define(pg.RoleRecovery, "enrol.name_instance_of_epoch", `UPDATE recovery.workspace_epoch SET instance_id = $2 WHERE workspace_id = $1`)
+	nameHolder = pg.Define(pg.RoleRecovery, "enrol.name_instance_of_epoch",
+		`UPDATE recovery.workspace_epoch SET instance_id = $2 WHERE workspace_id = $1`)
 
 	lockInstance = pg.Define(pg.RoleRecovery, "enrol.lock_instance", `
 		SELECT `+pg.Columns[instance]("i")+` FROM recovery.instance i WHERE i.instance_id = $1 FOR UPDATE`)

@@ -16,18 +16,21 @@ var nodesAfter = pg.Define(pg.RoleRecovery, "identity.nodes_after", `
 
 // Announced returns the source that announces the nodes again.
 func Announced() reannounce.Source {
-	return reannounce.Source{Name: "nodes", Page: func(ctx context.Context, tx pgx.Tx, after string, most int) ([]events.Event, error) {
-		list, err := readAll(ctx, tx, nodesAfter, after, most)
-		if err != nil {
-			return nil, err
-		}
-		out := make([]events.Event, len(list))
-		for i, r := range list {
-			if !r.Readable() {
-				return nil, fmt.Errorf("node %s is in a state that this build does not know: %s", r.NodeID, r.unreadState)
+	return reannounce.Source{
+		Name: "nodes",
+		Page: func(ctx context.Context, tx pgx.Tx, after string, most int) ([]events.Event, error) {
+			list, err := readAll(ctx, tx, nodesAfter, after, most)
+			if err != nil {
+				return nil, err
 			}
-			out[i] = r.event()
-		}
-		return out, nil
-	}}
+			out := make([]events.Event, len(list))
+			for i, r := range list {
+				if !r.Readable() {
+					return nil, fmt.Errorf("node %s is in a state that this build does not know: %s", r.NodeID, r.unreadState)
+				}
+				out[i] = r.event()
+			}
+			return out, nil
+		},
+	}
 }

@@ -23,7 +23,8 @@ func decision(state commonv1.NodeIdentityState) string {
 		return "node.fence"
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
 		return "node.retire"
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
 	}
 	return "node.change"
 }
@@ -35,8 +36,9 @@ func (r *Record) decision() audit.Entry {
 		by = "service/" + by
 	}
 	e := audit.Entry{
-		Action: r.decided, Actor: by, Reason: r.StateReason, SubjectType: "node", SubjectID: r.NodeID, NodeID: r.NodeID, TenantID: r.TenantID,
-		WorkspaceID: r.WorkspaceID, Details: map[string]any{"name": r.Name, "fence_epoch": r.FenceEpoch},
+		Action: r.decided, Actor: by, Reason: r.StateReason, SubjectType: "node", SubjectID: r.NodeID, NodeID: r.NodeID,
+		TenantID: r.TenantID, WorkspaceID: r.WorkspaceID,
+		Details: map[string]any{"name": r.Name, "fence_epoch": r.FenceEpoch},
 	}
 	if r.Alarm != AlarmNone {
 		e.Details["alarm"] = r.Alarm

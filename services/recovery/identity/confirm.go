@@ -18,7 +18,9 @@ import (
 )
 
 // Confirm decides about a batch of Readys in one transaction, and returns the results in the order of the requests.
-func (s *Identities) Confirm(ctx context.Context, sessions []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult, Moment, error) {
+func (s *Identities) Confirm(ctx context.Context, sessions []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult,
+	Moment, error,
+) {
 	var results []*recoveryv1.ConfirmResult
 	var moment Moment
 	var counted int
@@ -41,10 +43,13 @@ func (s *Identities) Confirm(ctx context.Context, sessions []*recoveryv1.Confirm
 	return results, moment, nil
 }
 
-func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult, Moment, int, error) {
+func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
+	sessions []*recoveryv1.ConfirmSession,
+) ([]*recoveryv1.ConfirmResult, Moment, int, error) {
 	var nodeIDs, sessionIDs, serials []string
 	for _, c := range sessions {
-		nodeIDs, sessionIDs, serials = append(nodeIDs, c.GetNodeId()), append(sessionIDs, c.GetSessionId()), append(serials, c.GetSerial())
+		nodeIDs, sessionIDs, serials = append(nodeIDs, c.GetNodeId()), append(sessionIDs, c.GetSessionId()),
+			append(serials, c.GetSerial())
 	}
 	fail := func(err error) ([]*recoveryv1.ConfirmResult, Moment, int, error) { return nil, Moment{}, 0, err }
 	records, err := Lock(ctx, tx, nodeIDs...)
@@ -81,11 +86,13 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 			continue
 		}
 		ready := Ready{
-			InstanceID: c.GetNodeInstanceId(), Generation: c.GetGeneration(), Session: c.GetSessionId(), Certificate: uses[c.GetSerial()].Use(r),
+			InstanceID: c.GetNodeInstanceId(), Generation: c.GetGeneration(), Session: c.GetSessionId(),
+			Certificate: uses[c.GetSerial()].Use(r),
 		}
 		row := known[c.GetSessionId()]
 		// The session must be this node's, welcomed, and ready on the certificate it was opened with.
-		if row != nil && row.NodeID == r.NodeID && row.InstanceID == r.InstanceID && row.Verdict == verdictWelcome && row.Serial == c.GetSerial() {
+		if row != nil && row.NodeID == r.NodeID && row.InstanceID == r.InstanceID && row.Verdict == verdictWelcome &&
+			row.Serial == c.GetSerial() {
 			ready.Opened = row.Generation
 		}
 		verdict := JudgeReady(r.Standing(moment.Era), r.ConfirmedSession, ready)
@@ -127,7 +134,9 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 // recovery cannot tell which of two holders is the right one. In rollback mode no node is put on hold: what the
 // database has of the two may be older than both. In a wave of lost join states no node is put on hold for a lost join
 // state.
-func (s *Identities) ReportChallenge(ctx context.Context, req *recoveryv1.ReportChallengeRequest) (*commonv1.Denial, error) {
+func (s *Identities) ReportChallenge(ctx context.Context, req *recoveryv1.ReportChallengeRequest) (*commonv1.Denial,
+	error,
+) {
 	var reason commonv1.Reason
 	held := false
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -142,13 +151,16 @@ func (s *Identities) ReportChallenge(ctx context.Context, req *recoveryv1.Report
 	}
 	if held {
 		s.committed(true)
-		s.deps.Logger.WarnContext(ctx, "node put on hold", slog.String(obs.KeyNodeID, req.GetNodeId()), slog.String(obs.KeyReason, names.Of(reason)),
+		s.deps.Logger.WarnContext(ctx, "node put on hold", slog.String(obs.KeyNodeID, req.GetNodeId()),
+			slog.String(obs.KeyReason, names.Of(reason)),
 			slog.String("remote_address", req.GetRemoteAddress()))
 	}
 	return denial(ctx, reason), nil
 }
 
-func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recoveryv1.ReportChallengeRequest) (commonv1.Reason, bool, error) {
+func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx,
+	req *recoveryv1.ReportChallengeRequest,
+) (commonv1.Reason, bool, error) {
 	r, err := LockOne(ctx, tx, req.GetNodeId())
 	if err != nil {
 		return 0, false, err

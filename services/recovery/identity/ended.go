@@ -78,14 +78,17 @@ func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, er
 		return false, fmt.Errorf("count refusal of instance: %w", err)
 	}
 	_, err = events.Append(ctx, tx, events.Event{
-		Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.LaunchedInstanceID, AggregateVersion: due.Refusals,
+		Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.LaunchedInstanceID,
+		AggregateVersion: due.Refusals,
 		Payload: &recoveryv1.InstanceRefused{
-			InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, NodeId: r.NodeID, Reason: r.ended,
-			RemoteAddress: cut(by.RemoteAddress), MachineId: cut(by.MachineID), BootId: cut(by.BootID), RefusedAt: timestamppb.New(due.RefusedAt),
-			Version: due.Refusals,
+			InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, NodeId: r.NodeID,
+			Reason: r.ended, RemoteAddress: cut(by.RemoteAddress), MachineId: cut(by.MachineID), BootId: cut(by.BootID),
+			RefusedAt: timestamppb.New(due.RefusedAt),
+			Version:   due.Refusals,
 		},
 		Correlation: events.Correlation{
-			CorrelationID: obs.From(ctx).CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID, NodeInstanceID: r.InstanceID,
+			CorrelationID: obs.From(ctx).CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID,
+			NodeInstanceID: r.InstanceID,
 		},
 	})
 	if err != nil {

@@ -131,7 +131,8 @@ func trace(parents map[world]step, w world) string {
 		if !ok {
 			return out
 		}
-		out = fmt.Sprintf("%s\n  -> rec %+v\n     agents %+v\n     conns %+v\n     mail %+v\n", p.name, w.rec, w.agents, w.conns, w.mail) + out
+		out = fmt.Sprintf("%s\n  -> rec %+v\n     agents %+v\n     conns %+v\n     mail %+v\n", p.name, w.rec, w.agents,
+			w.conns, w.mail) + out
 		w = p.from
 	}
 }
@@ -202,10 +203,13 @@ func TestSearchCatchesWrongRules(t *testing.T) {
 		{
 			name:  "a Ready counts for any generation given",
 			bound: bounds{opens: 3, copies: true},
-			rules: rules{judge: identity.Judge, judgeReady: func(s identity.Standing, confirmed string, r identity.Ready) identity.ReadyVerdict {
-				s.Issued = r.Generation
-				return identity.JudgeReady(s, confirmed, r)
-			}},
+			rules: rules{
+				judge: identity.Judge,
+				judgeReady: func(s identity.Standing, confirmed string, r identity.Ready) identity.ReadyVerdict {
+					s.Issued = r.Generation
+					return identity.JudgeReady(s, confirmed, r)
+				},
+			},
 		},
 		{
 			name:  "a certificate is forgotten by a restore",

@@ -15,7 +15,8 @@ const noKey = "none"
 
 // issuedWith records that a key has signed a join state that the node may have from now on.
 func (r *Record) issuedWith(keyID string) {
-	r.JoinKeys = append(slices.DeleteFunc(slices.Clone(r.JoinKeys), func(k string) bool { return k == keyID || k == noKey }), keyID)
+	r.JoinKeys = append(slices.DeleteFunc(slices.Clone(r.JoinKeys),
+		func(k string) bool { return k == keyID || k == noKey }), keyID)
 }
 
 // NeedKey returns a description of the nodes that may have a join state of a key; "" if there are none.

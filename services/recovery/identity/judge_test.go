@@ -14,7 +14,8 @@ import (
 
 func TestJudge(t *testing.T) {
 	active := identity.Standing{
-		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: "i", Issued: 9, Confirmed: 7, CurrentSerial: "aa",
+		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: "i", Issued: 9, Confirmed: 7,
+		CurrentSerial: "aa",
 	}
 	current := identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_CURRENT, Used: true}
 	signed := func(p int64) identity.Presented {
@@ -37,28 +38,41 @@ func TestJudge(t *testing.T) {
 		hello    identity.Hello
 		want     identity.Verdict
 	}{
-		{name: "confirmed", standing: active, hello: identity.Hello{Presented: signed(7), Certificate: current}, want: welcome},
+		{
+			name: "confirmed", standing: active, hello: identity.Hello{Presented: signed(7), Certificate: current},
+			want: welcome,
+		},
 		{name: "between", standing: active, hello: identity.Hello{Presented: signed(8), Certificate: current}, want: welcome},
 		{name: "issued", standing: active, hello: identity.Hello{Presented: signed(9), Certificate: current}, want: welcome},
 		{
 			name: "on the next certificate", standing: active,
-			hello: identity.Hello{Presented: signed(7), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_NEXT}}, want: welcome,
+			hello: identity.Hello{
+				Presented:   signed(7),
+				Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_NEXT},
+			}, want: welcome,
 		},
 		{name: "first open", standing: fresh, hello: identity.Hello{Certificate: current}, want: welcome},
 		{
 			name: "first open with the state of an earlier enrolment", standing: fresh,
-			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormForeign, Generation: 4}, Certificate: current}, want: welcome,
+			hello: identity.Hello{
+				Presented:   identity.Presented{Form: identity.FormForeign, Generation: 4},
+				Certificate: current,
+			}, want: welcome,
 		},
 		{name: "absent later", standing: active, hello: identity.Hello{Certificate: current}, want: lost},
 		{
 			name: "unreadable", standing: active,
-			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormUnreadable}, Certificate: current}, want: lost,
+			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormUnreadable}, Certificate: current},
+			want:  lost,
 		},
 		{name: "behind", standing: active, hello: identity.Hello{Presented: signed(6), Certificate: current}, want: copied},
 		{
 			name: "behind, on a certificate replaced since", standing: active,
-			hello: identity.Hello{Presented: signed(6), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED, Used: true}},
-			want:  copied,
+			hello: identity.Hello{
+				Presented:   signed(6),
+				Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED, Used: true},
+			},
+			want: copied,
 		},
 		{
 			name: "ahead", standing: active, hello: identity.Hello{Presented: signed(12), Certificate: current},
@@ -66,25 +80,34 @@ func TestJudge(t *testing.T) {
 		},
 		{
 			name: "of a later era", standing: active,
-			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormSigned, Generation: 8, Era: 1}, Certificate: current},
-			want:  identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, Adopt: 8},
+			hello: identity.Hello{
+				Presented:   identity.Presented{Form: identity.FormSigned, Generation: 8, Era: 1},
+				Certificate: current,
+			},
+			want: identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, Adopt: 8},
 		},
 		{
-			name: "ahead on a certificate the database lost", standing: active, hello: identity.Hello{Presented: signed(12), Serial: "bb"},
-			want: identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, Adopt: 12, AdoptSerial: true},
+			name: "ahead on a certificate the database lost", standing: active,
+			hello: identity.Hello{Presented: signed(12), Serial: "bb"},
+			want:  identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, Adopt: 12, AdoptSerial: true},
 		},
 		{
-			name: "signed for a certificate the database lost", standing: active, hello: identity.Hello{Presented: signed(9), Serial: "aa"},
-			want: identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, AdoptSerial: true},
+			name: "signed for a certificate the database lost", standing: active,
+			hello: identity.Hello{Presented: signed(9), Serial: "aa"},
+			want:  identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, AdoptSerial: true},
 		},
 		{
-			name: "unknown certificate, by one who holds the current", standing: active, hello: identity.Hello{Presented: signed(9), Serial: "bb"},
-			want: refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
+			name: "unknown certificate, by one who holds the current", standing: active,
+			hello: identity.Hello{Presented: signed(9), Serial: "bb"},
+			want:  refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
 		},
 		{
 			name: "unknown certificate", standing: active,
-			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormSigned, Generation: 9, Serial: "old"}, Serial: "bb"},
-			want:  refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
+			hello: identity.Hello{
+				Presented: identity.Presented{Form: identity.FormSigned, Generation: 9, Serial: "old"},
+				Serial:    "bb",
+			},
+			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
 		},
 		{
 			name: "unknown certificate, nothing shown", standing: fresh, hello: identity.Hello{Serial: "bb"},
@@ -92,18 +115,27 @@ func TestJudge(t *testing.T) {
 		},
 		{
 			name: "revoked certificate, however far ahead", standing: active,
-			hello: identity.Hello{Presented: signed(99), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_REVOKED}},
-			want:  refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
+			hello: identity.Hello{
+				Presented:   signed(99),
+				Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_REVOKED},
+			},
+			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
 		},
 		{
 			name: "issued and never used", standing: active,
-			hello: identity.Hello{Presented: signed(7), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED}},
-			want:  refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
+			hello: identity.Hello{
+				Presented:   signed(7),
+				Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED},
+			},
+			want: refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
 		},
 		{
 			name: "replaced, by one who holds the current", standing: active,
-			hello: identity.Hello{Presented: signed(8), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED, Used: true}},
-			want:  refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
+			hello: identity.Hello{
+				Presented:   signed(8),
+				Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED, Used: true},
+			},
+			want: refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
 		},
 		{
 			name: "replaced", standing: active,
@@ -114,14 +146,30 @@ func TestJudge(t *testing.T) {
 			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
 		},
 		{
-			name: "another instance", standing: active, hello: identity.Hello{InstanceID: "j", Presented: signed(8), Certificate: current},
-			want: refuse(commonv1.Reason_REASON_IDENTITY_MISMATCH),
+			name: "another instance", standing: active,
+			hello: identity.Hello{InstanceID: "j", Presented: signed(8), Certificate: current},
+			want:  refuse(commonv1.Reason_REASON_IDENTITY_MISMATCH),
 		},
-		{name: "pending", standing: with(1), hello: identity.Hello{Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_UNKNOWN)},
-		{name: "held", standing: with(3), hello: identity.Hello{Presented: signed(6), Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_HELD)},
-		{name: "quarantined", standing: with(4), hello: identity.Hello{Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_QUARANTINED)},
-		{name: "fenced", standing: with(5), hello: identity.Hello{Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED)},
-		{name: "retired", standing: with(6), hello: identity.Hello{Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_RETIRED)},
+		{
+			name: "pending", standing: with(1), hello: identity.Hello{Certificate: current},
+			want: refuse(commonv1.Reason_REASON_IDENTITY_UNKNOWN),
+		},
+		{
+			name: "held", standing: with(3), hello: identity.Hello{Presented: signed(6), Certificate: current},
+			want: refuse(commonv1.Reason_REASON_IDENTITY_HELD),
+		},
+		{
+			name: "quarantined", standing: with(4), hello: identity.Hello{Certificate: current},
+			want: refuse(commonv1.Reason_REASON_IDENTITY_QUARANTINED),
+		},
+		{
+			name: "fenced", standing: with(5), hello: identity.Hello{Certificate: current},
+			want: refuse(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED),
+		},
+		{
+			name: "retired", standing: with(6), hello: identity.Hello{Certificate: current},
+			want: refuse(commonv1.Reason_REASON_IDENTITY_RETIRED),
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -136,7 +184,10 @@ func TestJudge(t *testing.T) {
 }
 
 func TestJudgeReady(t *testing.T) {
-	active := identity.Standing{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: "i", Issued: 9, Confirmed: 7}
+	active := identity.Standing{
+		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: "i", Issued: 9,
+		Confirmed: 7,
+	}
 	current := identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_CURRENT, Used: true}
 	good := identity.Ready{InstanceID: "i", Generation: 9, Session: "s", Opened: 9, Certificate: current}
 	change := func(f func(*identity.Ready)) identity.Ready {
@@ -222,7 +273,8 @@ func TestEveryStateHasAWayOut(t *testing.T) {
 			t.Errorf("%s has %d exits", names.Of(state), exits)
 		}
 	}
-	_, err := identity.Transition(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, []string{"operator"})
+	_, err := identity.Transition(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
+		recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, []string{"operator"})
 	if fault.ReasonOf(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Errorf("an operator lifts a fence: %v", err)
 	}

@@ -27,13 +27,17 @@ func (s Serial) forgedBy(o *recoveryv1.OpenSession) bool {
 
 // reportForged leaves evidence of a certificate that this mesh did not issue and that its authority has signed.
 func (s *Identities) reportForged(ctx context.Context, o *recoveryv1.OpenSession) {
-	s.deps.Logger.ErrorContext(ctx, "a certificate with an issued serial has another key: the authority's key may be in other hands",
-		slog.String(obs.KeyNodeID, o.GetNodeId()), slog.String("serial", o.GetSerial()), slog.String("remote_address", o.GetRemoteAddress()),
+	s.deps.Logger.ErrorContext(ctx,
+		"a certificate with an issued serial has another key: the authority's key may be in other hands",
+		slog.String(obs.KeyNodeID, o.GetNodeId()), slog.String("serial", o.GetSerial()),
+		slog.String("remote_address", o.GetRemoteAddress()),
 		slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_SERIAL_UNKNOWN)))
-	refusal := fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, "the certificate has an issued serial and another key than the one that was certified",
+	refusal := fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN,
+		"the certificate has an issued serial and another key than the one that was certified",
 		fault.Remedy("find out who holds a key of the certificate authority; rotate it"))
 	_ = s.deps.Audit.Refuse(ctx, audit.Entry{ // Refuse returns the refusal
-		Action: "session.open", Actor: "node/" + o.GetNodeId(), SubjectType: "node", SubjectID: o.GetNodeId(), NodeID: o.GetNodeId(),
+		Action: "session.open", Actor: "node/" + o.GetNodeId(), SubjectType: "node", SubjectID: o.GetNodeId(),
+		NodeID: o.GetNodeId(),
 		Details: map[string]any{
 			"evidence": "forged_certificate", "serial": o.GetSerial(), "remote_address": cut(o.GetRemoteAddress()),
 			"key_fingerprint": hex.EncodeToString(o.GetKeySha256()),

@@ -19,7 +19,8 @@ import (
 func (b *bench) keyOf(serial string) []byte {
 	b.t.Helper()
 	var key []byte
-	if err := b.pool.QueryRow(b.ctx, `SELECT csr_key_sha256 FROM recovery.serial WHERE serial = $1`, serial).Scan(&key); err != nil {
+	if err := b.pool.QueryRow(b.ctx, `SELECT csr_key_sha256 FROM recovery.serial WHERE serial = $1`,
+		serial).Scan(&key); err != nil {
 		b.t.Fatal(err)
 	}
 	return key
@@ -41,11 +42,17 @@ func otherKey() []byte {
 // refused, the node's own session and generation stay as they are, and there is evidence.
 func TestAnIssuedSerialWithAnotherKeyIsRefused(t *testing.T) {
 	b := newBench(t)
-	log, err := audit.New(audit.Deps{Logger: testkit.Logger(t), Pool: b.pool, Schema: "recovery", Policy: policy.Fixed{}, Wake: &events.Signal{}})
+	log, err := audit.New(audit.Deps{
+		Logger: testkit.Logger(t), Pool: b.pool, Schema: "recovery", Policy: policy.Fixed{},
+		Wake: &events.Signal{},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.identities, err = identity.New(identity.Deps{Logger: testkit.Logger(t), Pool: b.pool, Keys: b.keys, Told: b.told, Audit: log})
+	b.identities, err = identity.New(identity.Deps{
+		Logger: testkit.Logger(t), Pool: b.pool, Keys: b.keys, Told: b.told,
+		Audit: log,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,11 +62,13 @@ func TestAnIssuedSerialWithAnotherKeyIsRefused(t *testing.T) {
 	forged := b.helloWith(n, otherKey())
 	for range 2 {
 		got := b.open(forged)
-		if got.GetVerdict() != recoveryv1.OpenVerdict_OPEN_VERDICT_DENIED || got.GetDenial().GetReason() != commonv1.Reason_REASON_SERIAL_UNKNOWN {
+		if got.GetVerdict() != recoveryv1.OpenVerdict_OPEN_VERDICT_DENIED ||
+			got.GetDenial().GetReason() != commonv1.Reason_REASON_SERIAL_UNKNOWN {
 			t.Fatalf("another key: %v", got)
 		}
 	}
-	if after := b.get(n); after.Issued != before.Issued || after.State != before.State || after.ConfirmedSession != before.ConfirmedSession {
+	if after := b.get(n); after.Issued != before.Issued || after.State != before.State ||
+		after.ConfirmedSession != before.ConfirmedSession {
 		t.Errorf("the node is %+v, was %+v", after, before)
 	}
 	var entries int
@@ -85,7 +94,10 @@ func TestAnAdoptedCertificateIsKnownByItsKey(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
 	b.admit(n)
-	ahead, err := b.keys.Sign(joinstate.State{NodeID: n.id, NodeInstanceID: n.instance, Generation: 41, Serial: "abcd", Era: 0})
+	ahead, err := b.keys.Sign(joinstate.State{
+		NodeID: n.id, NodeInstanceID: n.instance, Generation: 41, Serial: "abcd",
+		Era: 0,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -205,7 +205,8 @@ func (w *world) confirm(i int, r rules) {
 		confirmed = fmt.Sprint(w.rec.confID)
 	}
 	v := r.judgeReady(w.rec.standing(), confirmed, identity.Ready{
-		InstanceID: "i", Generation: int64(c.gen), Session: fmt.Sprint(c.id), Opened: opened, Certificate: certUse(&w.rec, c.serial),
+		InstanceID: "i", Generation: int64(c.gen), Session: fmt.Sprint(c.id), Opened: opened,
+		Certificate: certUse(&w.rec, c.serial),
 	})
 	if v.Admitted {
 		w.rec.confirmed, w.rec.confID = c.gen, c.id
@@ -297,7 +298,8 @@ func (a *agent) refused(reason commonv1.Reason) {
 			return
 		}
 		a.active, a.other = a.other, a.active
-	case commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED, commonv1.Reason_REASON_JOIN_STATE_LOST:
+	case commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED,
+		commonv1.Reason_REASON_JOIN_STATE_LOST:
 		a.shut = true
 	}
 }

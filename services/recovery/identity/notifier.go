@@ -188,13 +188,16 @@ func (t *Notifier) take(ctx context.Context) ([]*Record, error) {
 
 func (t *Notifier) tell(ctx context.Context, r *Record) (int64, error) {
 	ctx, cancel := context.WithTimeout(obs.With(ctx, obs.Correlation{
-		CorrelationID: ids.New(), NodeID: r.NodeID, NodeInstanceID: r.InstanceID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID,
+		CorrelationID: ids.New(), NodeID: r.NodeID, NodeInstanceID: r.InstanceID, WorkspaceID: r.WorkspaceID,
+		TenantID: r.TenantID,
 	}), t.cfg.Timeout)
 	defer cancel()
 	req := &lifecyclev1.ApplyFenceRequest{
-		NodeId: r.NodeID, FenceEpoch: r.FenceEpoch, Admitted: r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
-		NodeInstanceId: r.InstanceID, Name: r.Name, InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
-		Retired: r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, RegisterFailures: r.RefusedRegisters,
+		NodeId: r.NodeID, FenceEpoch: r.FenceEpoch,
+		Admitted: r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, NodeInstanceId: r.InstanceID,
+		Name: r.Name, InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
+		Retired:          r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
+		RegisterFailures: r.RefusedRegisters,
 	}
 	if r.LastRefusal != commonv1.Reason_REASON_UNSPECIFIED {
 		req.RegisterError = names.Of(r.LastRefusal)

@@ -24,7 +24,9 @@ type gate struct {
 	high  map[string]int64
 }
 
-func (g *gate) ApplyFence(_ context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error) {
+func (g *gate) ApplyFence(_ context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse,
+	error,
+) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.fail > 0 {
@@ -51,7 +53,10 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
 	g := &gate{fail: 3, high: map[string]int64{}}
-	notifier, err := identity.NewNotifier(identity.NotifierDeps{Logger: testkit.Logger(t), Pool: b.pool, Gate: g, Told: b.told},
+	notifier, err := identity.NewNotifier(identity.NotifierDeps{
+		Logger: testkit.Logger(t), Pool: b.pool, Gate: g,
+		Told: b.told,
+	},
 		identity.NotifierConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +80,8 @@ func TestVerbsReachLifecycle(t *testing.T) {
 		})
 	}
 	acknowledged(1)
-	if got := g.last(n.id); !got.GetAdmitted() || got.GetFenceEpoch() != 1 || got.GetNodeInstanceId() != n.instance || got.GetName() != "one" {
+	if got := g.last(n.id); !got.GetAdmitted() || got.GetFenceEpoch() != 1 || got.GetNodeInstanceId() != n.instance ||
+		got.GetName() != "one" {
 		t.Fatalf("activation told %v", got)
 	}
 	verb := func(v recoveryv1.IdentityVerb, roles ...string) (*identity.Record, error) {
@@ -89,7 +95,8 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	if g.last(n.id).GetAdmitted() {
 		t.Fatal("a fenced node is admitted")
 	}
-	if _, err := verb(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "operator"); fault.ReasonOf(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+	if _, err := verb(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,
+		"operator"); fault.ReasonOf(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Fatalf("an operator lifts a fence: %v", err)
 	}
 	if _, err := verb(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "security"); err != nil {
@@ -107,7 +114,8 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	if got := g.last(n.id); !got.GetRetired() || got.GetAdmitted() {
 		t.Fatalf("retire told %v", got)
 	}
-	if _, err := verb(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "security"); fault.ReasonOf(err) != commonv1.Reason_REASON_IDENTITY_RETIRED {
+	if _, err := verb(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,
+		"security"); fault.ReasonOf(err) != commonv1.Reason_REASON_IDENTITY_RETIRED {
 		t.Fatalf("a retired node comes back: %v", err)
 	}
 	if got := b.open(b.hello(n)).GetDenial().GetReason(); got != commonv1.Reason_REASON_IDENTITY_RETIRED {

@@ -101,7 +101,8 @@ func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 		generations[i], eras[i], fences[i] = o.Generation, o.Era, o.FenceEpoch
 	}
 	_, err := pg.Exec(ctx, tx, insertSessions,
-		text[0], text[1], text[2], text[3], text[4], text[5], text[6], text[7], text[8], text[9], text[10], text[11], generations, eras, fences, keyIDs)
+		text[0], text[1], text[2], text[3], text[4], text[5], text[6], text[7], text[8], text[9], text[10], text[11],
+		generations, eras, fences, keyIDs)
 	if err != nil {
 		return fmt.Errorf("insert opened sessions: %w", err)
 	}

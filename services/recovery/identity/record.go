@@ -57,8 +57,8 @@ type Record struct {
 // Standing returns the fields of a record that Judge needs.
 func (r *Record) Standing(era int64) Standing {
 	return Standing{
-		State: r.State, InstanceID: r.InstanceID, Issued: r.Issued, Confirmed: r.Confirmed, Era: era, CurrentSerial: r.CurrentSerial,
-		NextSerial: r.NextSerial, Ended: r.ended,
+		State: r.State, InstanceID: r.InstanceID, Issued: r.Issued, Confirmed: r.Confirmed, Era: era,
+		CurrentSerial: r.CurrentSerial, NextSerial: r.NextSerial, Ended: r.ended,
 	}
 }
 
@@ -72,12 +72,14 @@ func (r *Record) Readable() bool { return r.unreadState == "" }
 // Proto returns the node as events and responses carry it.
 func (r *Record) Proto() *recoveryv1.NodeIdentity {
 	out := &recoveryv1.NodeIdentity{
-		NodeId: r.NodeID, Name: r.Name, NodeInstanceId: r.InstanceID, State: r.State, StateReason: r.StateReason, StateBy: r.StateBy,
-		StateAt: timestamppb.New(r.StateAt), FenceEpoch: r.FenceEpoch, Fencing: r.Fencing(), CurrentSerial: r.CurrentSerial,
-		NextSerial: r.NextSerial, IssuerFingerprint: r.IssuerFingerprint, Issued: r.Issued, Confirmed: r.Confirmed,
-		WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, InstanceId: r.LaunchedInstanceID, Mints: r.Mints,
-		RefusedRegisters: r.RefusedRegisters, LastRefusal: r.LastRefusal, CreatedAt: timestamppb.New(r.CreatedAt), Version: r.Version,
-		Alarm: r.Alarm,
+		NodeId: r.NodeID, Name: r.Name, NodeInstanceId: r.InstanceID, State: r.State, StateReason: r.StateReason,
+		StateBy: r.StateBy, StateAt: timestamppb.New(r.StateAt), FenceEpoch: r.FenceEpoch, Fencing: r.Fencing(),
+		CurrentSerial: r.CurrentSerial, NextSerial: r.NextSerial, IssuerFingerprint: r.IssuerFingerprint, Issued: r.Issued,
+		Confirmed: r.Confirmed, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch,
+		InstanceId: r.LaunchedInstanceID, Mints: r.Mints, RefusedRegisters: r.RefusedRegisters, LastRefusal: r.LastRefusal,
+		CreatedAt: timestamppb.New(r.CreatedAt),
+		Version:   r.Version,
+		Alarm:     r.Alarm,
 	}
 	if !r.CertificateEnds.IsZero() {
 		out.CertificateNotAfter = timestamppb.New(r.CertificateEnds)
@@ -88,17 +90,20 @@ func (r *Record) Proto() *recoveryv1.NodeIdentity {
 // Authority returns the node as nodeapi's view has it.
 func (r *Record) Authority() *recoveryv1.NodeAuthority {
 	return &recoveryv1.NodeAuthority{
-		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, State: r.State, FenceEpoch: r.FenceEpoch, CurrentSerial: r.CurrentSerial,
-		NextSerial: r.NextSerial, Issued: r.Issued, Confirmed: r.Confirmed, ConfirmedSessionId: r.ConfirmedSession, Sequence: r.AuthoritySeq,
-		ReplacedNonce: r.ReplacedNonce, Launched: r.LaunchedInstanceID != "",
+		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, State: r.State, FenceEpoch: r.FenceEpoch,
+		CurrentSerial: r.CurrentSerial, NextSerial: r.NextSerial, Issued: r.Issued, Confirmed: r.Confirmed,
+		ConfirmedSessionId: r.ConfirmedSession, Sequence: r.AuthoritySeq, ReplacedNonce: r.ReplacedNonce,
+		Launched: r.LaunchedInstanceID != "",
 	}
 }
 
 func (r *Record) event() events.Event {
 	return events.Event{
-		Kind: "node_identity.changed", AggregateType: "node_identity", AggregateID: r.NodeID, AggregateVersion: r.Version, Payload: r.Proto(),
+		Kind: "node_identity.changed", AggregateType: "node_identity", AggregateID: r.NodeID, AggregateVersion: r.Version,
+		Payload: r.Proto(),
 		Correlation: events.Correlation{
-			CorrelationID: r.correlationForNext, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID, NodeInstanceID: r.InstanceID,
+			CorrelationID: r.correlationForNext, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID,
+			NodeInstanceID: r.InstanceID,
 		},
 	}
 }

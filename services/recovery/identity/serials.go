@@ -99,7 +99,8 @@ func loadUses(ctx context.Context, tx pgx.Tx, serials []string) (map[string]Seri
 	out := make(map[string]Serial, len(rows))
 	for _, u := range rows {
 		s := Serial{
-			Serial: u.Serial, NodeID: u.NodeID, InstanceID: u.InstanceID, KeySHA256: u.KeySHA256, NotAfter: u.NotAfter, Ready: u.Ready,
+			Serial: u.Serial, NodeID: u.NodeID, InstanceID: u.InstanceID, KeySHA256: u.KeySHA256, NotAfter: u.NotAfter,
+			Ready: u.Ready,
 		}
 		s.State, s.Unreadable = serialState(ctx, u.Serial, u.State)
 		out[u.Serial] = s
@@ -123,7 +124,8 @@ func Offer(ctx context.Context, tx pgx.Tx, r *Record, s Serial) error {
 	if _, err := pg.Exec(ctx, tx, supersedeNext, r.NodeID); err != nil {
 		return fmt.Errorf("supersede next serial: %w", err)
 	}
-	_, err := pg.Exec(ctx, tx, insertSerial, s.Serial, r.NodeID, r.InstanceID, s.KeySHA256, s.ChainPEM, s.IssuerFingerprint, s.NotBefore, s.NotAfter)
+	_, err := pg.Exec(ctx, tx, insertSerial, s.Serial, r.NodeID, r.InstanceID, s.KeySHA256, s.ChainPEM,
+		s.IssuerFingerprint, s.NotBefore, s.NotAfter)
 	if err != nil {
 		return fmt.Errorf("insert serial: %w", err)
 	}

@@ -104,7 +104,9 @@ const (
 )
 
 // Open decides about a batch of Hellos in one transaction, and returns the results in the order of the requests.
-func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, Moment, error) {
+func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, Moment,
+	error,
+) {
 	var batch *opening
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		batch = &opening{identities: s, ctx: ctx}
@@ -127,7 +129,8 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 	}
 	for _, r := range batch.rolledBack {
 		s.deps.Logger.ErrorContext(ctx, "a node remembers more than the database", slog.String(obs.KeyNodeID, r.NodeID),
-			slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)), slog.Int64("adopted_generation", r.Confirmed))
+			slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)),
+			slog.Int64("adopted_generation", r.Confirmed))
 	}
 	for _, o := range batch.forged {
 		s.reportForged(ctx, o)
@@ -167,7 +170,8 @@ type opening struct {
 func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	var nodeIDs, sessionIDs, serials []string
 	for _, o := range sessions {
-		nodeIDs, sessionIDs, serials = append(nodeIDs, o.GetNodeId()), append(sessionIDs, o.GetSessionId()), append(serials, o.GetSerial())
+		nodeIDs, sessionIDs, serials = append(nodeIDs, o.GetNodeId()), append(sessionIDs, o.GetSessionId()),
+			append(serials, o.GetSerial())
 	}
 	var err error
 	if b.records, err = Lock(b.ctx, tx, nodeIDs...); err != nil {
@@ -240,8 +244,8 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 		InstanceID: o.GetNodeInstanceId(), Serial: o.GetSerial(), Presented: presented, Certificate: certificate.Use(r),
 	})
 	row := &opened{
-		SessionID: o.GetSessionId(), NodeID: r.NodeID, InstanceID: r.InstanceID, Serial: o.GetSerial(), FenceEpoch: r.FenceEpoch,
-		Era: b.moment.Era, ReplacesNonce: o.GetReplacesNonce(), facts: o,
+		SessionID: o.GetSessionId(), NodeID: r.NodeID, InstanceID: r.InstanceID, Serial: o.GetSerial(),
+		FenceEpoch: r.FenceEpoch, Era: b.moment.Era, ReplacesNonce: o.GetReplacesNonce(), facts: o,
 	}
 	switch verdict.Ruling {
 	case RulingChallenge:
@@ -274,7 +278,8 @@ func (b *opening) woken(tx pgx.Tx, o *recoveryv1.OpenSession) error {
 	if r == nil || r.Ended() == commonv1.Reason_REASON_UNSPECIFIED {
 		return nil
 	}
-	reported, err := ReportWoken(b.ctx, tx, r, Caller{RemoteAddress: o.GetRemoteAddress(), MachineID: o.GetMachineId(), BootID: o.GetBootId()})
+	reported, err := ReportWoken(b.ctx, tx, r,
+		Caller{RemoteAddress: o.GetRemoteAddress(), MachineID: o.GetMachineId(), BootID: o.GetBootId()})
 	b.reported = b.reported || reported
 	return err
 }
@@ -295,7 +300,10 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Prese
 	}
 	if v.AdoptSerial {
 		// The certificate's validity is not known here; its connection is cut when the certificate expires.
-		s := Serial{Serial: o.GetSerial(), NotBefore: b.moment.Now, NotAfter: b.moment.Now.Add(24 * time.Hour), ChainPEM: []byte{}}
+		s := Serial{
+			Serial: o.GetSerial(), NotBefore: b.moment.Now, NotAfter: b.moment.Now.Add(24 * time.Hour),
+			ChainPEM: []byte{},
+		}
 		var err error
 		if s.KeySHA256, err = adoptableKey(b.ctx, tx, r, o); err != nil {
 			return err
@@ -383,7 +391,8 @@ func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*rec
 	if err != nil {
 		return nil, fmt.Errorf("sign join state: %w", err)
 	}
-	result.Verdict, result.Generation, result.JoinState = recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME, row.Generation, signed
+	result.Verdict, result.Generation, result.JoinState = recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME, row.Generation,
+		signed
 	return result, nil
 }
 
@@ -400,7 +409,9 @@ func (b *opening) denied(o *recoveryv1.OpenSession, r *Record, reason commonv1.R
 
 // refused returns a denial, like denied, for a Hello of which nothing is stored. A refusal because a record is missing
 // is counted with the others of the batch.
-func (b *opening) refused(o *recoveryv1.OpenSession, r *Record, reason commonv1.Reason, use CertificateUse) *recoveryv1.OpenResult {
+func (b *opening) refused(o *recoveryv1.OpenSession, r *Record, reason commonv1.Reason,
+	use CertificateUse,
+) *recoveryv1.OpenResult {
 	result := b.denied(o, r, reason)
 	b.suspects.add(o.GetNodeId(), reason, use, &result.Denial)
 	return result

@@ -20,7 +20,8 @@ type refused struct {
 
 // Nodes.
 var (
-	readMoment = pg.Define(pg.RoleRecovery, "identity.read_moment", `SELECT mesh.clock() AS now, era, mesh.rolled_back() AS rolled_back FROM mesh.era`)
+	readMoment = pg.Define(pg.RoleRecovery, "identity.read_moment",
+		`SELECT mesh.clock() AS now, era, mesh.rolled_back() AS rolled_back FROM mesh.era`)
 
 	lockNodes = pg.Define(pg.RoleRecovery, "identity.lock_nodes", `
 		SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.node_id = ANY($1::uuid[]) ORDER BY i.node_id FOR NO KEY UPDATE`)

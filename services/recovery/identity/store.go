@@ -146,7 +146,8 @@ func Insert(ctx context.Context, tx pgx.Tx, r *Record) (string, error) {
 		return "", err
 	}
 	r.State, r.StateAt, r.CreatedAt, r.Version = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, m.Now, m.Now, 0
-	_, err = pg.Exec(ctx, tx, insertNode, r.NodeID, r.Name, r.StateBy, r.StateReason, m.Now, r.WorkspaceID, r.TenantID, r.Epoch, r.LaunchedInstanceID)
+	_, err = pg.Exec(ctx, tx, insertNode, r.NodeID, r.Name, r.StateBy, r.StateReason, m.Now, r.WorkspaceID, r.TenantID,
+		r.Epoch, r.LaunchedInstanceID)
 	if err != nil {
 		return "", fmt.Errorf("insert node: %w", err)
 	}
@@ -192,11 +193,12 @@ func nullable[T comparable](v T) *T {
 
 func (r *Record) row() row {
 	out := row{
-		NodeID: r.NodeID, InstanceID: nullable(r.InstanceID), State: names.Of(r.State), StateReason: r.StateReason, StateBy: r.StateBy,
-		StateAt: r.StateAt, Alarm: r.Alarm, FenceEpoch: r.FenceEpoch, FenceAcked: r.FenceAcked, Told: r.Told, ToldAcked: r.ToldAcked,
-		Issued: r.Issued, Confirmed: r.Confirmed, ConfirmedSession: nullable(r.ConfirmedSession), ReplacedNonce: r.ReplacedNonce,
-		CurrentSerial: r.CurrentSerial, NextSerial: r.NextSerial, CertificateEnds: nullable(r.CertificateEnds),
-		IssuerFingerprint: r.IssuerFingerprint, Mints: r.Mints, RefusedRegisters: r.RefusedRegisters, AuthoritySeq: r.AuthoritySeq, Version: r.Version,
+		NodeID: r.NodeID, InstanceID: nullable(r.InstanceID), State: names.Of(r.State), StateReason: r.StateReason,
+		StateBy: r.StateBy, StateAt: r.StateAt, Alarm: r.Alarm, FenceEpoch: r.FenceEpoch, FenceAcked: r.FenceAcked,
+		Told: r.Told, ToldAcked: r.ToldAcked, Issued: r.Issued, Confirmed: r.Confirmed,
+		ConfirmedSession: nullable(r.ConfirmedSession), ReplacedNonce: r.ReplacedNonce, CurrentSerial: r.CurrentSerial,
+		NextSerial: r.NextSerial, CertificateEnds: nullable(r.CertificateEnds), IssuerFingerprint: r.IssuerFingerprint,
+		Mints: r.Mints, RefusedRegisters: r.RefusedRegisters, AuthoritySeq: r.AuthoritySeq, Version: r.Version,
 	}
 	out.JoinKeys = append([]string{}, r.JoinKeys...)
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED && r.unreadState != "" {

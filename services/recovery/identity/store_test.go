@@ -51,7 +51,10 @@ func makeBench(tb testing.TB) *bench {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	b := &bench{t: tb, ctx: testkit.Context(tb), db: db, pool: db.Pool(pg.RoleRecovery), keys: keys, told: &events.Signal{}}
+	b := &bench{
+		t: tb, ctx: testkit.Context(tb), db: db, pool: db.Pool(pg.RoleRecovery), keys: keys,
+		told: &events.Signal{},
+	}
 	b.identities, err = identity.New(identity.Deps{Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Told: b.told})
 	if err != nil {
 		tb.Fatal(err)
@@ -121,7 +124,10 @@ func (b *bench) offered(n *node) string {
 }
 
 func (b *bench) hello(n *node) *recoveryv1.OpenSession {
-	return &recoveryv1.OpenSession{SessionId: ids.New(), NodeId: n.id, NodeInstanceId: n.instance, Serial: n.serial, JoinState: n.joinState}
+	return &recoveryv1.OpenSession{
+		SessionId: ids.New(), NodeId: n.id, NodeInstanceId: n.instance, Serial: n.serial,
+		JoinState: n.joinState,
+	}
 }
 
 func (b *bench) open(o *recoveryv1.OpenSession) *recoveryv1.OpenResult {
@@ -136,7 +142,8 @@ func (b *bench) open(o *recoveryv1.OpenSession) *recoveryv1.OpenResult {
 func (b *bench) confirm(o *recoveryv1.OpenSession, generation int64) *recoveryv1.ConfirmResult {
 	b.t.Helper()
 	results, _, err := b.identities.Confirm(b.ctx, []*recoveryv1.ConfirmSession{{
-		SessionId: o.GetSessionId(), NodeId: o.GetNodeId(), NodeInstanceId: o.GetNodeInstanceId(), Generation: generation, Serial: o.GetSerial(),
+		SessionId: o.GetSessionId(), NodeId: o.GetNodeId(), NodeInstanceId: o.GetNodeInstanceId(), Generation: generation,
+		Serial: o.GetSerial(),
 	}})
 	if err != nil {
 		b.t.Fatal(err)
@@ -174,13 +181,15 @@ func TestOpenIsIdempotentOnTheSession(t *testing.T) {
 	o := b.hello(n)
 	first := b.open(o)
 	second := b.open(o)
-	if first.GetGeneration() != 1 || second.GetGeneration() != 1 || string(first.GetJoinState()) != string(second.GetJoinState()) {
+	if first.GetGeneration() != 1 || second.GetGeneration() != 1 ||
+		string(first.GetJoinState()) != string(second.GetJoinState()) {
 		t.Fatalf("the same question got %v and %v", first, second)
 	}
 	if third := b.open(b.hello(n)); third.GetGeneration() != 2 {
 		t.Fatalf("another session got generation %d", third.GetGeneration())
 	}
-	if got := b.confirm(o, 1); got.GetAdmitted() || got.GetDenial().GetReason() != commonv1.Reason_REASON_SESSION_SUPERSEDED {
+	if got := b.confirm(o, 1); got.GetAdmitted() ||
+		got.GetDenial().GetReason() != commonv1.Reason_REASON_SESSION_SUPERSEDED {
 		t.Fatalf("an overtaken Ready: %v", got)
 	}
 }
@@ -236,7 +245,8 @@ func TestSerialsPromoteAtReady(t *testing.T) {
 	}
 	old := *n
 	old.serial = first
-	if got := b.open(b.hello(&old)).GetDenial().GetReason(); got != commonv1.Reason_REASON_SERIAL_UNKNOWN && got != commonv1.Reason_REASON_SERIAL_SUPERSEDED {
+	if got := b.open(b.hello(&old)).GetDenial().GetReason(); got != commonv1.Reason_REASON_SERIAL_UNKNOWN &&
+		got != commonv1.Reason_REASON_SERIAL_SUPERSEDED {
 		t.Fatalf("a replaced certificate: %v", got)
 	}
 	foreign := *n
@@ -280,7 +290,8 @@ func TestCopyIsFound(t *testing.T) {
 		t.Fatalf("an answered challenge: %v", got)
 	}
 	r := b.get(n)
-	if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD || r.Alarm != identity.AlarmClone || r.FenceEpoch <= before.FenceEpoch ||
+	if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD || r.Alarm != identity.AlarmClone ||
+		r.FenceEpoch <= before.FenceEpoch ||
 		r.AuthoritySeq <= before.AuthoritySeq || r.ConfirmedSession != "" {
 		t.Fatalf("after the alarm: %+v", r)
 	}
@@ -294,7 +305,8 @@ func TestCopyIsFound(t *testing.T) {
 		t.Fatalf("an invented challenge: %v", err)
 	}
 	// A person attests that one holder is left, and whichever it is can open a session again.
-	if _, _, err := b.identities.Change(b.ctx, n.id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "the copy is destroyed", identity.Actor{Subject: "ada"}); err != nil {
+	if _, _, err := b.identities.Change(b.ctx, n.id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,
+		"the copy is destroyed", identity.Actor{Subject: "ada"}); err != nil {
 		t.Fatal(err)
 	}
 	b.admit(&copied)
@@ -316,10 +328,12 @@ func TestLostJoinState(t *testing.T) {
 	if err != nil || d.GetReason() != commonv1.Reason_REASON_JOIN_STATE_LOST {
 		t.Fatalf("%v %v", d, err)
 	}
-	if r := b.get(n); r.Alarm != identity.AlarmJoinState || r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD {
+	if r := b.get(n); r.Alarm != identity.AlarmJoinState ||
+		r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD {
 		t.Fatalf("%+v", r)
 	}
-	if _, _, err := b.identities.Change(b.ctx, n.id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "disk replaced", identity.Actor{Subject: "ada"}); err != nil {
+	if _, _, err := b.identities.Change(b.ctx, n.id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "disk replaced",
+		identity.Actor{Subject: "ada"}); err != nil {
 		t.Fatal(err)
 	}
 	n.joinState = nil
@@ -330,7 +344,10 @@ func TestRollbackIsAdopted(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
 	b.admit(n)
-	ahead, err := b.keys.Sign(joinstate.State{NodeID: n.id, NodeInstanceID: n.instance, Generation: 41, Serial: "abcd", Era: 0})
+	ahead, err := b.keys.Sign(joinstate.State{
+		NodeID: n.id, NodeInstanceID: n.instance, Generation: 41, Serial: "abcd",
+		Era: 0,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,7 +391,8 @@ func TestAuthorityOrderIsCommitOrder(t *testing.T) {
 	latest := map[string]int64{}
 	var last int64
 	read := func() {
-		rows, err := b.pool.Query(b.ctx, `SELECT node_id::text, authority_seq FROM recovery.identity WHERE authority_seq > $1 ORDER BY authority_seq`, last)
+		rows, err := b.pool.Query(b.ctx,
+			`SELECT node_id::text, authority_seq FROM recovery.identity WHERE authority_seq > $1 ORDER BY authority_seq`, last)
 		if err != nil {
 			t.Error(err)
 			return
@@ -430,7 +448,8 @@ func TestAuthorityOrderIsCommitOrder(t *testing.T) {
 
 func (b *bench) confirmQuietly(o *recoveryv1.OpenSession, generation int64) {
 	_, _, err := b.identities.Confirm(b.ctx, []*recoveryv1.ConfirmSession{{
-		SessionId: o.GetSessionId(), NodeId: o.GetNodeId(), NodeInstanceId: o.GetNodeInstanceId(), Generation: generation, Serial: o.GetSerial(),
+		SessionId: o.GetSessionId(), NodeId: o.GetNodeId(), NodeInstanceId: o.GetNodeInstanceId(), Generation: generation,
+		Serial: o.GetSerial(),
 	}})
 	if err != nil {
 		b.t.Error(err)

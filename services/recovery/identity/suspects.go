@@ -52,7 +52,9 @@ func (s *Identities) limits() wave.Limits { return wave.LimitsOf(s.deps.Policy) 
 // brakeHold returns the reason with which a node is refused whose challenge proved reason. A lost join state may be
 // recovery's own loss: if many nodes are affected, the node waits in place of being put on hold. A copy is put on hold
 // in any case.
-func (s *Identities) brakeHold(ctx context.Context, tx pgx.Tx, r *Record, reason commonv1.Reason) (commonv1.Reason, error) {
+func (s *Identities) brakeHold(ctx context.Context, tx pgx.Tx, r *Record, reason commonv1.Reason) (commonv1.Reason,
+	error,
+) {
 	if reason != commonv1.Reason_REASON_JOIN_STATE_LOST {
 		return reason, nil
 	}

@@ -24,7 +24,9 @@ const (
 // Transition returns the state to which a verb leads from a state. roles are the roles of the person who requests it;
 // the system's own holds have none. A request for the state that the node is in is refused as a conflict that names the
 // state, and never accepted silently, since each accepted verb draws a fence.
-func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb, roles []string) (commonv1.NodeIdentityState, error) {
+func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb,
+	roles []string,
+) (commonv1.NodeIdentityState, error) {
 	to := verbTarget(verb)
 	if to == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED {
 		return to, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the verb is not one that changes an identity")
@@ -35,12 +37,14 @@ func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb, r
 	if from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
 		return from, fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "")
 	}
-	if from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED && verb == recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE &&
+	if from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED &&
+		verb == recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE &&
 		!slices.Contains(roles, RoleSecurity) {
 		return from, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "lifting a fence needs the security role")
 	}
 	if !slices.Contains(sources(verb), from) {
-		return from, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the identity is "+names.Of(from)+": "+names.Of(verb)+" does not apply",
+		return from, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"the identity is "+names.Of(from)+": "+names.Of(verb)+" does not apply",
 			fault.Unmet("the identity is "+names.Of(from)+", and not one of: "+list(sources(verb))))
 	}
 	return to, nil

@@ -58,7 +58,8 @@ func TestAStateOfAnUnknownKeyWaitsAndHoldsNoNode(t *testing.T) {
 	got := behind.open(o)
 	denial := got.GetDenial()
 	if got.GetVerdict() != recoveryv1.OpenVerdict_OPEN_VERDICT_DENIED ||
-		denial.GetReason() != commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN || denial.GetAction() != commonv1.Action_ACTION_WAIT ||
+		denial.GetReason() != commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN ||
+		denial.GetAction() != commonv1.Action_ACTION_WAIT ||
 		denial.GetRetryAfter().AsDuration() <= 0 {
 		t.Fatalf("a state of a key that this replica lacks: %v", got)
 	}
@@ -131,7 +132,8 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	old.admit(two)
 	need := func(key, want string) {
 		t.Helper()
-		if got, err := identity.NeedKey(b.ctx, b.pool, keyset.Key{KeyID: key, EndorsedBy: "another", MadeAt: time.Now()}); err != nil || got != want {
+		if got, err := identity.NeedKey(b.ctx, b.pool,
+			keyset.Key{KeyID: key, EndorsedBy: "another", MadeAt: time.Now()}); err != nil || got != want {
 			t.Errorf("key %s is needed by %q, %v; want %q", key, got, err, want)
 		}
 	}
@@ -149,16 +151,19 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	both.confirm(o, opened.GetGeneration())
 	need(firstID, "join states of nodes: two")
 	// A state that was issued before keys were recorded may be signed by any of the first keys.
-	if _, err := b.db.OwnerPool().Exec(b.ctx, `UPDATE recovery.identity SET join_keys = '{}' WHERE name = 'one'`); err != nil {
+	if _, err := b.db.OwnerPool().Exec(b.ctx,
+		`UPDATE recovery.identity SET join_keys = '{}' WHERE name = 'one'`); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := identity.NeedKey(b.ctx, b.pool, keyset.Key{KeyID: firstID, MadeAt: time.Now()}); err != nil || got != "join states of nodes: one, two" {
+	if got, err := identity.NeedKey(b.ctx, b.pool, keyset.Key{KeyID: firstID, MadeAt: time.Now()}); err != nil ||
+		got != "join states of nodes: one, two" {
 		t.Errorf("%q, %v", got, err)
 	}
 
 	// After a restore the database has lost which keys signed the nodes' join states: each key from before it is needed by
 	// each node that has confirmed nothing since, and a key that was made after it by none of those.
-	if _, err := b.db.OwnerPool().Exec(b.ctx, `UPDATE recovery.identity SET join_keys = ARRAY['another']; UPDATE mesh.era SET era = 1, raised_at = clock_timestamp()`); err != nil {
+	if _, err := b.db.OwnerPool().Exec(b.ctx,
+		`UPDATE recovery.identity SET join_keys = ARRAY['another']; UPDATE mesh.era SET era = 1, raised_at = clock_timestamp()`); err != nil {
 		t.Fatal(err)
 	}
 	after := func(key keyset.Key, want string) {

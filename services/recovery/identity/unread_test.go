@@ -17,7 +17,8 @@ import (
 // wantUnread requires that a node is told to wait because its record cannot be read.
 func wantUnread(t *testing.T, what string, d *commonv1.Denial) {
 	t.Helper()
-	if d.GetReason() != commonv1.Reason_REASON_RECORD_UNREADABLE || d.GetAction() != commonv1.Action_ACTION_WAIT || d.GetRetryAfter().AsDuration() <= 0 {
+	if d.GetReason() != commonv1.Reason_REASON_RECORD_UNREADABLE || d.GetAction() != commonv1.Action_ACTION_WAIT ||
+		d.GetRetryAfter().AsDuration() <= 0 {
 		t.Errorf("%s: %v", what, d)
 	}
 }
@@ -48,13 +49,15 @@ func TestUnknownValuesOfANodeStopNoOther(t *testing.T) {
 		_, err = identity.Save(b.ctx, tx, r, f)
 		return err
 	})
-	if _, err := b.pool.Exec(b.ctx, `UPDATE recovery.serial SET state = 'superseded' WHERE node_id = $1`, serial.id); err != nil {
+	if _, err := b.pool.Exec(b.ctx, `UPDATE recovery.serial SET state = 'superseded' WHERE node_id = $1`,
+		serial.id); err != nil {
 		t.Fatal(err)
 	}
 	testkit.WithoutValue(t, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED)
 	testkit.WithoutValue(t, commonv1.SerialState_SERIAL_STATE_SUPERSEDED)
 	testkit.WithoutValue(t, commonv1.Reason_REASON_QUOTA_EXCEEDED)
-	results, _, err := b.identities.Open(b.ctx, []*recoveryv1.OpenSession{b.hello(state), b.hello(serial), b.hello(refusal), b.hello(plain)})
+	results, _, err := b.identities.Open(b.ctx,
+		[]*recoveryv1.OpenSession{b.hello(state), b.hello(serial), b.hello(refusal), b.hello(plain)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +81,8 @@ func TestUnknownValuesOfANodeStopNoOther(t *testing.T) {
 	if got := b.text(`SELECT state FROM recovery.identity WHERE node_id = $1`, state.id); got != "quarantined" {
 		t.Errorf("the state has become %q", got)
 	}
-	if got := b.text(`SELECT last_refusal FROM recovery.identity WHERE node_id = $1`, refusal.id); got != "quota_exceeded" {
+	if got := b.text(`SELECT last_refusal FROM recovery.identity WHERE node_id = $1`,
+		refusal.id); got != "quota_exceeded" {
 		t.Errorf("the refusal has become %q", got)
 	}
 	if got := b.text(`SELECT count(*)::text FROM recovery.identity WHERE state = 'held'`); got != "0" {
@@ -106,7 +110,10 @@ func TestAnUnknownStateStopsNoTelling(t *testing.T) {
 	})
 	testkit.WithoutValue(t, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED)
 	g := &gate{high: map[string]int64{}}
-	notifier, err := identity.NewNotifier(identity.NotifierDeps{Logger: testkit.Logger(t), Pool: b.pool, Gate: g, Told: b.told},
+	notifier, err := identity.NewNotifier(identity.NotifierDeps{
+		Logger: testkit.Logger(t), Pool: b.pool, Gate: g,
+		Told: b.told,
+	},
 		identity.NotifierConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)

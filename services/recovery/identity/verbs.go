@@ -27,7 +27,9 @@ type Actor struct {
 // Change applies a verb and returns the node and the position of its event. The node is shown as `fencing` until
 // lifecycle has acknowledged the fence. In rollback mode every verb is refused, since the state that the person sees
 // may be older than the node.
-func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.IdentityVerb, reason string, by Actor) (*Record, string, error) {
+func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.IdentityVerb, reason string,
+	by Actor,
+) (*Record, string, error) {
 	reason = strings.TrimSpace(reason)
 	if reason == "" {
 		return nil, "", fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
@@ -49,7 +51,8 @@ func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.
 	}
 	s.committed(true)
 	s.deps.Wake.Urge() // the replica that sends the fence to lifecycle is woken by the event's number
-	s.deps.Logger.InfoContext(ctx, "identity changed", slog.String(obs.KeyNodeID, nodeID), slog.String("state", names.Of(r.State)),
+	s.deps.Logger.InfoContext(ctx, "identity changed", slog.String(obs.KeyNodeID, nodeID),
+		slog.String("state", names.Of(r.State)),
 		slog.String("by", by.Subject), slog.Int64("fence_epoch", r.FenceEpoch))
 	if err := failpoint.Hit("recovery.change_identity.after_commit"); err != nil {
 		return nil, "", err
@@ -57,7 +60,9 @@ func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.
 	return r, pos, nil
 }
 
-func change(ctx context.Context, tx pgx.Tx, r *Record, verb recoveryv1.IdentityVerb, reason string, by Actor) (string, error) {
+func change(ctx context.Context, tx pgx.Tx, r *Record, verb recoveryv1.IdentityVerb, reason string, by Actor) (string,
+	error,
+) {
 	m, err := ReadMoment(ctx, tx)
 	if err != nil {
 		return "", err
@@ -98,7 +103,9 @@ func Retire(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Mome
 // Activate gives a node a new node instance with one certificate, which is in the next slot until a session is ready on
 // it. Earlier certificates are revoked. Generations go on from where they were, so that no gate and no agent ever sees
 // one twice; none of them is confirmed. The caller must save the record.
-func Activate(ctx context.Context, tx pgx.Tx, r *Record, instanceID string, s Serial, by, reason string, m Moment) error {
+func Activate(ctx context.Context, tx pgx.Tx, r *Record, instanceID string, s Serial, by, reason string,
+	m Moment,
+) error {
 	if err := RevokeAll(ctx, tx, r); err != nil {
 		return err
 	}

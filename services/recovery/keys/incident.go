@@ -96,7 +96,8 @@ func ReportUnknown(ctx context.Context, tx pgx.Tx, replica string, seen []Unknow
 	for _, key := range slices.Sorted(maps.Keys(byKey)) {
 		list = append(list, Report{
 			Key: key, Nodes: byKey[key],
-			Summary: fmt.Sprintf("nodes show join states signed by key %s, which replica %s of recovery does not hold", key, replica),
+			Summary: fmt.Sprintf("nodes show join states signed by key %s, which replica %s of recovery does not hold", key,
+				replica),
 			NextAction: fmt.Sprintf("copy the file of key %s into the join_state_keys directory of replica %s from one that holds it"+
 				" (`gpuaas keys list` names them); the nodes wait until then", key, replica),
 		})
@@ -149,15 +150,18 @@ func (r *incidentRow) news(report Report, now time.Time) bool {
 	if now.Sub(r.LastSeenAt) >= incidentEvery {
 		return true
 	}
-	return len(r.Nodes) < mostNodes && slices.ContainsFunc(report.Nodes, func(id string) bool { return !slices.Contains(r.Nodes, id) })
+	return len(r.Nodes) < mostNodes &&
+		slices.ContainsFunc(report.Nodes, func(id string) bool { return !slices.Contains(r.Nodes, id) })
 }
 
 func raise(ctx context.Context, tx pgx.Tx, report Report, now time.Time) (*incidentRow, error) {
 	row := &incidentRow{
-		ID: ids.New(), Key: report.Key, Summary: report.Summary, NextAction: report.NextAction, OpenedAt: now, LastSeenAt: now, Count: 1, Version: 1,
+		ID: ids.New(), Key: report.Key, Summary: report.Summary, NextAction: report.NextAction, OpenedAt: now,
+		LastSeenAt: now, Count: 1, Version: 1,
 	}
 	row.add(report.Nodes)
-	tag, err := pg.Exec(ctx, tx, insertIncident, row.ID, row.Key, names.Of(severity), row.Summary, row.Nodes, names.Of(layer), row.NextAction, now)
+	tag, err := pg.Exec(ctx, tx, insertIncident, row.ID, row.Key, names.Of(severity), row.Summary, row.Nodes,
+		names.Of(layer), row.NextAction, now)
 	if err != nil {
 		return nil, fmt.Errorf("open incident of key %s: %w", report.Key, err)
 	}
@@ -175,7 +179,8 @@ func raise(ctx context.Context, tx pgx.Tx, report Report, now time.Time) (*incid
 	was.Summary, was.LastSeenAt = report.Summary, now
 	was.Count++
 	was.Version++
-	if _, err := pg.Exec(ctx, tx, updateIncident, was.ID, was.Summary, was.Nodes, now, was.Count, was.Version); err != nil {
+	if _, err := pg.Exec(ctx, tx, updateIncident, was.ID, was.Summary, was.Nodes, now, was.Count,
+		was.Version); err != nil {
 		return nil, fmt.Errorf("go on with incident of key %s: %w", report.Key, err)
 	}
 	return &was, was.tell(ctx, tx, "")
@@ -214,8 +219,9 @@ func Close(ctx context.Context, tx pgx.Tx, inOrder []string) (bool, error) {
 // tell appends the incident's event and the audit entry of an action.
 func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error {
 	shown := &recoveryv1.Incident{
-		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer, NextAction: r.NextAction,
-		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
+		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer,
+		NextAction: r.NextAction, OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt),
+		ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
 	}
 	if r.ClosedAt != nil {
 		shown.ClosedAt = timestamppb.New(*r.ClosedAt)
@@ -249,8 +255,9 @@ func Sweep(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 				continue
 			}
 			list = append(list, Report{
-				Key:     h.Service + "/" + h.ReplicaID,
-				Summary: fmt.Sprintf("replica %s of %s cannot use a key: %s", h.ReplicaID, h.Service, strings.Join(h.Problems, "; ")),
+				Key: h.Service + "/" + h.ReplicaID,
+				Summary: fmt.Sprintf("replica %s of %s cannot use a key: %s", h.ReplicaID, h.Service,
+					strings.Join(h.Problems, "; ")),
 				NextAction: "put the file right, or copy it from a replica that holds it (`gpuaas keys list`); the replica goes on with the keys" +
 					" that it loaded before, and does not start again without the one that signs",
 			})

@@ -63,7 +63,8 @@ func (s *Server) ListKeys(ctx context.Context, _ *recoveryv1.ListKeysRequest) (*
 		kind, _ := names.Parse[recoveryv1.KeyKind](string(row.Kind)) //nolint:errcheck // see above
 		state, _ := names.Parse[recoveryv1.KeyState](row.State)      //nolint:errcheck // see above
 		key := &recoveryv1.SigningKey{
-			Kind: kind, KeyId: row.KeyID, State: state, Since: timestamppb.New(row.StateAt), MadeAt: timestamppb.New(row.MadeAt), File: row.File,
+			Kind: kind, KeyId: row.KeyID, State: state, Since: timestamppb.New(row.StateAt), MadeAt: timestamppb.New(row.MadeAt),
+			File:     row.File,
 			NeededBy: row.NeededBy,
 		}
 		for _, h := range holders {
@@ -75,17 +76,23 @@ func (s *Server) ListKeys(ctx context.Context, _ *recoveryv1.ListKeysRequest) (*
 	}
 	for _, h := range holders {
 		for _, problem := range h.Problems {
-			out.Problems = append(out.Problems, &recoveryv1.KeyProblem{Service: h.Service, ReplicaId: h.ReplicaID, Problem: problem})
+			out.Problems = append(out.Problems,
+				&recoveryv1.KeyProblem{Service: h.Service, ReplicaId: h.ReplicaID, Problem: problem})
 		}
 	}
 	return out, nil
 }
 
 // RotateKey records a request for the next key of a kind.
-func (s *Server) RotateKey(ctx context.Context, req *recoveryv1.RotateKeyRequest) (*recoveryv1.RotateKeyResponse, error) {
+func (s *Server) RotateKey(ctx context.Context, req *recoveryv1.RotateKeyRequest) (*recoveryv1.RotateKeyResponse,
+	error,
+) {
 	kind := keyset.Kind(names.Of(req.GetKind()))
 	by, reason := rpc.ActorFrom(ctx), strings.TrimSpace(req.GetReason())
-	entry := audit.Entry{Action: "key.rotate", SubjectType: "key", SubjectID: string(kind), Details: map[string]any{"dry_run": req.GetDryRun()}}
+	entry := audit.Entry{
+		Action: "key.rotate", SubjectType: "key", SubjectID: string(kind),
+		Details: map[string]any{"dry_run": req.GetDryRun()},
+	}
 	if reason == "" {
 		return nil, s.deps.Audit.Refuse(ctx, entry, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, ""))
 	}
@@ -97,7 +104,8 @@ func (s *Server) RotateKey(ctx context.Context, req *recoveryv1.RotateKeyRequest
 		if req.GetDryRun() {
 			return keyset.Check(ctx, tx, kind)
 		}
-		asked, fresh, err := keyset.Ask(ctx, tx, keyset.Request{Kind: kind, IdempotencyKey: req.GetIdempotencyKey(), By: by, Reason: reason})
+		asked, fresh, err := keyset.Ask(ctx, tx,
+			keyset.Request{Kind: kind, IdempotencyKey: req.GetIdempotencyKey(), By: by, Reason: reason})
 		if err != nil {
 			return err
 		}

@@ -61,7 +61,9 @@ func New(deps Deps) (*Server, error) {
 }
 
 // GetPolicy lists one key or all of them.
-func (s *Server) GetPolicy(ctx context.Context, req *recoveryv1.GetPolicyRequest) (*recoveryv1.GetPolicyResponse, error) {
+func (s *Server) GetPolicy(ctx context.Context, req *recoveryv1.GetPolicyRequest) (*recoveryv1.GetPolicyResponse,
+	error,
+) {
 	rows, err := stored(ctx, s.deps.Pool)
 	if err != nil {
 		return nil, err
@@ -79,7 +81,9 @@ func (s *Server) GetPolicy(ctx context.Context, req *recoveryv1.GetPolicyRequest
 }
 
 // SetPolicy changes one key for the person of the call.
-func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest) (*recoveryv1.SetPolicyResponse, error) {
+func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest) (*recoveryv1.SetPolicyResponse,
+	error,
+) {
 	out := &recoveryv1.SetPolicyResponse{}
 	by := rpc.ActorFrom(ctx)
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -89,15 +93,21 @@ func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest
 		return failpoint.Hit("recovery.set_policy.before_commit")
 	})
 	if err != nil {
-		refused := audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: req.GetKey(), Details: map[string]any{"value": req.GetValue()}}
+		refused := audit.Entry{
+			Action: "policy.set", SubjectType: "policy", SubjectID: req.GetKey(),
+			Details: map[string]any{"value": req.GetValue()},
+		}
 		return nil, fmt.Errorf("set policy: %w", s.deps.Audit.Refuse(ctx, refused, err))
 	}
 	s.deps.Wake.Notify()
-	s.deps.Logger.InfoContext(ctx, "policy changed", slog.String("key", req.GetKey()), slog.String("value", out.GetKey().GetValue()), slog.String("by", by))
+	s.deps.Logger.InfoContext(ctx, "policy changed", slog.String("key", req.GetKey()),
+		slog.String("value", out.GetKey().GetValue()), slog.String("by", by))
 	return out, nil
 }
 
-func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRequest, by string, out *recoveryv1.SetPolicyResponse) error {
+func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRequest, by string,
+	out *recoveryv1.SetPolicyResponse,
+) error {
 	if err := rollback.Refuse(ctx, tx); err != nil {
 		return err
 	}
@@ -109,7 +119,8 @@ func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRe
 	if err := present.Validate(req.GetKey(), req.GetValue(), ack); err != nil {
 		return err
 	}
-	out.Key, out.Pos, err = put(ctx, tx, rows, change{req.GetKey(), strings.TrimSpace(req.GetValue()), by, strings.TrimSpace(req.GetReason())})
+	out.Key, out.Pos, err = put(ctx, tx, rows,
+		change{req.GetKey(), strings.TrimSpace(req.GetValue()), by, strings.TrimSpace(req.GetReason())})
 	return err
 }
 
@@ -174,7 +185,9 @@ func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy
 type change struct{ key, value, by, reason string }
 
 // put stores a change and appends its event. It returns the key as it is now and the event's position.
-func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c change) (*recoveryv1.PolicyKey, string, error) {
+func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c change) (*recoveryv1.PolicyKey, string,
+	error,
+) {
 	if err := policystore.Put(ctx, tx, c.key, c.value, c.by, c.reason); err != nil {
 		return nil, "", err
 	}
@@ -221,7 +234,8 @@ func stored(ctx context.Context, q pg.Querier) (map[string]policystore.Row, erro
 
 func describe(key policy.Key, rows map[string]policystore.Row) *recoveryv1.PolicyKey {
 	out := &recoveryv1.PolicyKey{
-		Key: key.Name, Value: key.Default, DefaultValue: key.Default, Minimum: key.Min, Maximum: key.Max, Meaning: key.Meaning,
+		Key: key.Name, Value: key.Default, DefaultValue: key.Default, Minimum: key.Min, Maximum: key.Max,
+		Meaning: key.Meaning,
 	}
 	if row, ok := rows[key.Name]; ok {
 		out.Value, out.Overridden, out.UpdatedBy, out.Reason = row.Value, true, row.UpdatedBy, row.Reason

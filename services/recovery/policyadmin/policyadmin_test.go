@@ -35,9 +35,15 @@ type desk struct {
 func newDesk(t *testing.T) *desk {
 	t.Helper()
 	testkit.IO(t)
-	d := &desk{t: t, ctx: rpc.WithPerson(testkit.Context(t), rpc.Person{Subject: "ann", Roles: []string{"operator"}}), db: testkit.DB(t), wake: &events.Signal{}}
+	d := &desk{
+		t: t, ctx: rpc.WithPerson(testkit.Context(t), rpc.Person{Subject: "ann", Roles: []string{"operator"}}),
+		db: testkit.DB(t), wake: &events.Signal{},
+	}
 	var err error
-	if d.server, err = policyadmin.New(policyadmin.Deps{Logger: testkit.Logger(t), Pool: d.db.Pool(pg.RoleRecovery), Wake: d.wake}); err != nil {
+	if d.server, err = policyadmin.New(policyadmin.Deps{
+		Logger: testkit.Logger(t), Pool: d.db.Pool(pg.RoleRecovery),
+		Wake: d.wake,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -60,7 +66,8 @@ func (d *desk) get(key string) *recoveryv1.PolicyKey {
 func (d *desk) told() []string {
 	d.t.Helper()
 	var out []string
-	for _, e := range testkit.Events(d.t, d.db.Pool(pg.RoleRecovery), `kind = 'policy.changed' AND aggregate_type = 'policy'`) {
+	for _, e := range testkit.Events(d.t, d.db.Pool(pg.RoleRecovery),
+		`kind = 'policy.changed' AND aggregate_type = 'policy'`) {
 		k := &recoveryv1.PolicyKey{}
 		if err := e.Decode(k); err != nil || k.GetKey() != e.AggregateID {
 			d.t.Fatalf("event of %s: %v, %v", e.AggregateID, k, err)
@@ -79,23 +86,27 @@ func (d *desk) want(told ...string) {
 
 func TestAChangeIsStoredAndToldInOneOrder(t *testing.T) {
 	d := newDesk(t)
-	if k := d.get(policy.SagaRetryLimit); k.GetOverridden() || k.GetValue() != k.GetDefaultValue() || k.GetMeaning() == "" {
+	if k := d.get(policy.SagaRetryLimit); k.GetOverridden() || k.GetValue() != k.GetDefaultValue() ||
+		k.GetMeaning() == "" {
 		t.Errorf("before: %v", k)
 	}
 	woken := d.wake.C()
 	ctx := obs.With(d.ctx, obs.Correlation{CorrelationID: "corr-1"})
-	out, err := d.server.SetPolicy(ctx, &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: " 5 ", Reason: " a bad week "})
+	out, err := d.server.SetPolicy(ctx,
+		&recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: " 5 ", Reason: " a bad week "})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if k := out.GetKey(); k.GetValue() != "5" || !k.GetOverridden() || k.GetUpdatedBy() != "ann" || k.GetReason() != "a bad week" || k.GetUpdatedAt() == nil {
+	if k := out.GetKey(); k.GetValue() != "5" || !k.GetOverridden() || k.GetUpdatedBy() != "ann" ||
+		k.GetReason() != "a bad week" || k.GetUpdatedAt() == nil {
 		t.Errorf("answered %v", k)
 	}
 	if diff := cmp.Diff(out.GetKey().String(), d.get(policy.SagaRetryLimit).String()); diff != "" {
 		t.Errorf("answered and read (-answered +read):\n%s", diff)
 	}
 	var id, correlation string
-	err = d.db.Pool(pg.RoleRecovery).QueryRow(d.ctx, `SELECT id::text, correlation_id FROM events.event WHERE kind = 'policy.changed'`).Scan(&id, &correlation)
+	err = d.db.Pool(pg.RoleRecovery).QueryRow(d.ctx,
+		`SELECT id::text, correlation_id FROM events.event WHERE kind = 'policy.changed'`).Scan(&id, &correlation)
 	if err != nil || id != out.GetPos() || correlation != "corr-1" {
 		t.Errorf("event %s of %q, the answer says %s (%v)", id, correlation, out.GetPos(), err)
 	}
@@ -104,13 +115,18 @@ func TestAChangeIsStoredAndToldInOneOrder(t *testing.T) {
 	default:
 		t.Error("the sequencer was not woken")
 	}
-	for _, c := range [][2]string{{policy.SagaRetryLimit, "4"}, {policy.TaskStaleSweepIntervalSeconds, "30"}, {policy.SagaRetryLimit, "4"}} {
+	for _, c := range [][2]string{
+		{policy.SagaRetryLimit, "4"},
+		{policy.TaskStaleSweepIntervalSeconds, "30"},
+		{policy.SagaRetryLimit, "4"},
+	} {
 		if _, err := d.set(c[0], c[1]); err != nil {
 			t.Fatal(err)
 		}
 	}
 	d.want(
-		policy.SagaRetryLimit+" 5 1 ann", policy.SagaRetryLimit+" 4 2 ann", policy.TaskStaleSweepIntervalSeconds+" 30 1 ann", policy.SagaRetryLimit+" 4 3 ann",
+		policy.SagaRetryLimit+" 5 1 ann", policy.SagaRetryLimit+" 4 2 ann", policy.TaskStaleSweepIntervalSeconds+" 30 1 ann",
+		policy.SagaRetryLimit+" 4 3 ann",
 	)
 }
 
@@ -122,18 +138,36 @@ func TestRefusalsSayWhyAndChangeNothing(t *testing.T) {
 		reason commonv1.Reason
 		says   string
 	}{
-		{"a key that is none", &recoveryv1.SetPolicyRequest{Key: "node.no_such", Value: "1"}, commonv1.Reason_REASON_POLICY_KEY_UNKNOWN, "node.no_such"},
-		{"no number", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "many"}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "many"},
-		{"no flag", &recoveryv1.SetPolicyRequest{Key: policy.AutoRecovery, Value: "yes"}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "true or false"},
-		{"below", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "0"}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "bounds"},
-		{"above", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "11"}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "bounds"},
+		{
+			"a key that is none", &recoveryv1.SetPolicyRequest{Key: "node.no_such", Value: "1"},
+			commonv1.Reason_REASON_POLICY_KEY_UNKNOWN, "node.no_such",
+		},
+		{
+			"no number", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "many"},
+			commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "many",
+		},
+		{
+			"no flag", &recoveryv1.SetPolicyRequest{Key: policy.AutoRecovery, Value: "yes"},
+			commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "true or false",
+		},
+		{
+			"below", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "0"},
+			commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "bounds",
+		},
+		{
+			"above", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "11"},
+			commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "bounds",
+		},
 		{"above, whatever is acknowledged", &recoveryv1.SetPolicyRequest{
 			Key: policy.HeartbeatStaleAfterSeconds, Value: "901", AcknowledgeWeakening: true, Reason: "please",
 		}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "bounds"},
 		{"wrong together", &recoveryv1.SetPolicyRequest{
 			Key: policy.CertificateTTLSeconds, Value: "30000", AcknowledgeWeakening: true, Reason: "please",
 		}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "third"},
-		{"weaker", &recoveryv1.SetPolicyRequest{Key: policy.HeartbeatStaleAfterSeconds, Value: "121"}, commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED, "121"},
+		{
+			"weaker", &recoveryv1.SetPolicyRequest{Key: policy.HeartbeatStaleAfterSeconds, Value: "121"},
+			commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED, "121",
+		},
 		{"weaker, without a reason", &recoveryv1.SetPolicyRequest{
 			Key: policy.HeartbeatStaleAfterSeconds, Value: "121", AcknowledgeWeakening: true, Reason: "  ",
 		}, commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED, "121"},
@@ -147,7 +181,8 @@ func TestRefusalsSayWhyAndChangeNothing(t *testing.T) {
 			t.Errorf("%s: %v, want %v that says %q", tc.name, err, tc.reason, tc.says)
 		}
 	}
-	if _, err := d.server.GetPolicy(d.ctx, &recoveryv1.GetPolicyRequest{Key: "node.no_such"}); !fault.Has(err, commonv1.Reason_REASON_POLICY_KEY_UNKNOWN) {
+	if _, err := d.server.GetPolicy(d.ctx, &recoveryv1.GetPolicyRequest{Key: "node.no_such"}); !fault.Has(err,
+		commonv1.Reason_REASON_POLICY_KEY_UNKNOWN) {
 		t.Errorf("read of no key: %v", err)
 	}
 	d.want()
@@ -163,7 +198,8 @@ func TestRefusalsSayWhyAndChangeNothing(t *testing.T) {
 func TestAWeakeningIsTakenWithItsReasonAndTheWayBackNeedsNone(t *testing.T) {
 	d := newDesk(t)
 	const key = policy.HeartbeatStaleAfterSeconds
-	_, err := d.server.SetPolicy(d.ctx, &recoveryv1.SetPolicyRequest{Key: key, Value: "300", AcknowledgeWeakening: true, Reason: "slow links"})
+	_, err := d.server.SetPolicy(d.ctx,
+		&recoveryv1.SetPolicyRequest{Key: key, Value: "300", AcknowledgeWeakening: true, Reason: "slow links"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,12 +253,16 @@ func TestApplySetsAllAndTellsEachOrNone(t *testing.T) {
 	d := newDesk(t)
 	pool := d.db.Pool(pg.RoleRecovery)
 	// The values are valid only if they are validated together: the certificate lifetime requires the longer age.
-	file := map[string]string{policy.CertificateTTLSeconds: "40000", policy.RecoveryTokenMaxAgeSeconds: "120000", policy.SagaRetryLimit: "2"}
+	file := map[string]string{
+		policy.CertificateTTLSeconds: "40000", policy.RecoveryTokenMaxAgeSeconds: "120000",
+		policy.SagaRetryLimit: "2",
+	}
 	if err := policyadmin.Apply(d.ctx, pool, file, "dev", "a file"); err != nil {
 		t.Fatal(err)
 	}
 	first := []string{
-		policy.CertificateTTLSeconds + " 40000 1 dev", policy.RecoveryTokenMaxAgeSeconds + " 120000 1 dev", policy.SagaRetryLimit + " 2 1 dev",
+		policy.CertificateTTLSeconds + " 40000 1 dev", policy.RecoveryTokenMaxAgeSeconds + " 120000 1 dev",
+		policy.SagaRetryLimit + " 2 1 dev",
 	}
 	d.want(first...)
 	if k := d.get(policy.CertificateTTLSeconds); k.GetReason() != "a file" || k.GetValue() != "40000" {
@@ -244,7 +284,8 @@ func TestApplySetsAllAndTellsEachOrNone(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := policyadmin.Apply(d.ctx, pool, map[string]string{policy.SagaRetryLimit: "5"}, "dev", " "); !fault.Has(err, commonv1.Reason_REASON_REASON_REQUIRED) {
+	if err := policyadmin.Apply(d.ctx, pool, map[string]string{policy.SagaRetryLimit: "5"}, "dev", " "); !fault.Has(err,
+		commonv1.Reason_REASON_REASON_REQUIRED) {
 		t.Errorf("without a reason: %v", err)
 	}
 	d.want(append(first, policy.SagaRetryLimit+" 4 2 dev")...)

@@ -75,9 +75,9 @@ func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) 
 		return nil, err
 	}
 	return &recoveryv1.Incident{
-		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer, NextAction: r.NextAction,
-		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt), ClosedAt: stamp(r.ClosedAt), ClosedBy: r.ClosedBy,
-		Count: r.Count, Version: r.Version,
+		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer,
+		NextAction: r.NextAction, OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt),
+		ClosedAt: stamp(r.ClosedAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
 	}, nil
 }
 
@@ -111,7 +111,8 @@ func report(ctx context.Context, tx pgx.Tx, mode *Mode, now time.Time) error {
 	i.Summary, i.LastSeenAt = mode.summary(), timestamppb.New(now)
 	i.Count++
 	i.Version++
-	_, err = pg.Exec(ctx, tx, updateIncident, i.GetIncidentId(), i.GetSummary(), i.GetNodeIds(), now, i.GetCount(), i.GetVersion())
+	_, err = pg.Exec(ctx, tx, updateIncident, i.GetIncidentId(), i.GetSummary(), i.GetNodeIds(), now, i.GetCount(),
+		i.GetVersion())
 	if err != nil {
 		return fmt.Errorf("go on with incident of the rollback: %w", err)
 	}
@@ -126,8 +127,8 @@ func open(ctx context.Context, tx pgx.Tx, mode *Mode, nodes []string, now time.T
 		OwnerLayer: layer, NextAction: NextAction,
 		OpenedAt: timestamppb.New(now), LastSeenAt: timestamppb.New(now), Count: 1, Version: 1,
 	}
-	_, err := pg.Exec(ctx, tx, insertIncident, i.GetIncidentId(), names.Of(incidentKind), subject, names.Of(severity), i.GetSummary(), nodes,
-		names.Of(layer), NextAction, now)
+	_, err := pg.Exec(ctx, tx, insertIncident, i.GetIncidentId(), names.Of(incidentKind), subject, names.Of(severity),
+		i.GetSummary(), nodes, names.Of(layer), NextAction, now)
 	if err != nil {
 		return fmt.Errorf("open incident of the rollback: %w", err)
 	}

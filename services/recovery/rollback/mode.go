@@ -70,8 +70,10 @@ type modeRow struct {
 }
 
 var (
-	readMode = pg.Define(pg.RoleRecovery, "rollback.read_mode", `SELECT `+pg.Columns[modeRow]("r")+` FROM recovery.rollback r`)
-	lockMode = pg.Define(pg.RoleRecovery, "rollback.lock_mode", `SELECT `+pg.Columns[modeRow]("r")+` FROM recovery.rollback r FOR UPDATE`)
+	readMode = pg.Define(pg.RoleRecovery, "rollback.read_mode",
+		`SELECT `+pg.Columns[modeRow]("r")+` FROM recovery.rollback r`)
+	lockMode = pg.Define(pg.RoleRecovery, "rollback.lock_mode",
+		`SELECT `+pg.Columns[modeRow]("r")+` FROM recovery.rollback r FOR UPDATE`)
 	isActive = pg.Define(pg.RoleRecovery, "rollback.is_active", `SELECT mesh.rolled_back()`)
 	saveMode = pg.Define(pg.RoleRecovery, "rollback.save_mode", `
 		UPDATE recovery.rollback SET state = $1, declared = $2, since = $3, era = $4,
@@ -126,8 +128,8 @@ func (m *Mode) save(ctx context.Context, tx pgx.Tx) error {
 	if m.Active {
 		state = "active"
 	}
-	tag, err := pg.Exec(ctx, tx, saveMode, state, m.Declared, m.Since, m.Era, m.ReportedBy, m.Reason, string(encoded), m.total, m.IncidentID, m.AcceptedAt,
-		m.AcceptedBy, m.AcceptReason, m.Version, m.seenEra)
+	tag, err := pg.Exec(ctx, tx, saveMode, state, m.Declared, m.Since, m.Era, m.ReportedBy, m.Reason, string(encoded),
+		m.total, m.IncidentID, m.AcceptedAt, m.AcceptedBy, m.AcceptReason, m.Version, m.seenEra)
 	if err != nil {
 		return fmt.Errorf("write rollback mode: %w", err)
 	}

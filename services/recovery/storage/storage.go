@@ -120,7 +120,8 @@ func (w Watch) Measure(ctx context.Context) (bool, error) {
 		if open && size.Limit == 0 {
 			problem = row.Summary // an open incident stays open while the limit is unknown
 		}
-		if _, err := pg.Exec(ctx, tx, keepSample, size.Bytes, size.Limit, size.PerDay(), problem, w.Volume != ""); err != nil {
+		if _, err := pg.Exec(ctx, tx, keepSample, size.Bytes, size.Limit, size.PerDay(), problem,
+			w.Volume != ""); err != nil {
 			return fmt.Errorf("keep sample of storage: %w", err)
 		}
 		told, err = settle(ctx, tx, row, open, problem)
@@ -192,7 +193,8 @@ func settle(ctx context.Context, tx pgx.Tx, row incidentRow, open bool, problem 
 func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error {
 	shown := &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: kind, Severity: severity, Summary: r.Summary, OwnerLayer: layer, NextAction: nextAction,
-		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
+		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt), ClosedBy: r.ClosedBy,
+		Count: r.Count, Version: r.Version,
 	}
 	if r.ClosedAt != nil {
 		shown.ClosedAt = timestamppb.New(*r.ClosedAt)

@@ -46,8 +46,8 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 	db := testkit.DB(t)
 	free := int64(1 << 20)
 	w := storage.Watch{
-		DB: db.Pool(pg.RoleRecovery), Policy: policy.NewSource(nil, testkit.Logger(t), policy.SourceConfig{}), Volume: "anywhere",
-		Free: func(string) (int64, error) { return free, nil },
+		DB: db.Pool(pg.RoleRecovery), Policy: policy.NewSource(nil, testkit.Logger(t), policy.SourceConfig{}),
+		Volume: "anywhere", Free: func(string) (int64, error) { return free, nil },
 	}
 	count := func(open bool) int {
 		t.Helper()
@@ -81,7 +81,8 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 	if told, err := blind.Measure(t.Context()); err != nil || told || count(true) != 1 {
 		t.Fatalf("%d incidents are open after a look without the volume, told %t, error %v", count(true), told, err)
 	}
-	if _, err := db.OwnerPool().Exec(t.Context(), `UPDATE mesh.storage_sample SET at = at - interval '2 hours'`); err != nil {
+	if _, err := db.OwnerPool().Exec(t.Context(),
+		`UPDATE mesh.storage_sample SET at = at - interval '2 hours'`); err != nil {
 		t.Fatal(err)
 	}
 	if told, err := blind.Measure(t.Context()); err != nil || told || count(true) != 1 {

@@ -48,7 +48,8 @@ func (s Size) Problem(open bool) string {
 	left := float64(s.Limit-s.Bytes) / float64(max(perDay, 1))
 	switch {
 	case used >= share:
-		return fmt.Sprintf("the database takes %s, %.0f %% of the %s that it may take", mebibytes(s.Bytes), 100*used, mebibytes(s.Limit))
+		return fmt.Sprintf("the database takes %s, %.0f %% of the %s that it may take", mebibytes(s.Bytes), 100*used,
+			mebibytes(s.Limit))
 	case perDay > 0 && used >= little && left <= days:
 		return fmt.Sprintf("the database takes %s and grows by %s a day: the %s that it may take are full in %.1f days",
 			mebibytes(s.Bytes), mebibytes(perDay), mebibytes(s.Limit), left)

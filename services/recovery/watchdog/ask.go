@@ -28,7 +28,10 @@ const reasonMost = 500
 // request asks lifecycle to recreate the workspace of a record whose request is stored, and stores the answer. If a
 // request is sent twice, lifecycle answers the same key with the same operation.
 func (w *Watchdog) request(ctx context.Context, r *record) error {
-	ctx = obs.With(ctx, obs.Correlation{CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID})
+	ctx = obs.With(ctx, obs.Correlation{
+		CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID,
+		NodeID: r.NodeID,
+	})
 	if err := failpoint.Hit("recovery.watchdog.before_request"); err != nil {
 		return err
 	}
@@ -36,8 +39,9 @@ func (w *Watchdog) request(ctx context.Context, r *record) error {
 	reason := []rune(names.Of(r.Trigger) + ": " + r.Cause)
 	resp, err := w.deps.Lifecycle.RequestOperation(call, &lifecyclev1.RequestOperationRequest{
 		Kind:   commonv1.OperationKind_OPERATION_KIND_RECREATE,
-		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: r.WorkspaceID}, Requester: requesterName, IdempotencyKey: r.key(),
-		Reason: string(reason[:min(len(reason), reasonMost)]), CorrelationId: r.CorrelationID, ExpectedEpoch: r.AskedEpoch,
+		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: r.WorkspaceID}, Requester: requesterName,
+		IdempotencyKey: r.key(), Reason: string(reason[:min(len(reason), reasonMost)]), CorrelationId: r.CorrelationID,
+		ExpectedEpoch: r.AskedEpoch,
 	})
 	cancel()
 	if ctx.Err() != nil {
@@ -93,7 +97,8 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 		} else {
 			r.Attempts++
 		}
-		w.deps.Logger.InfoContext(ctx, "recovery asked for", slog.String("operation", op.GetOperationId()), slog.String("kind", names.Of(op.GetKind())),
+		w.deps.Logger.InfoContext(ctx, "recovery asked for", slog.String("operation", op.GetOperationId()),
+			slog.String("kind", names.Of(op.GetKind())),
 			slog.Bool("joined", op.GetJoined()))
 		return r.save(ctx, tx)
 	})

@@ -49,12 +49,15 @@ var (
 	// An advisory lock writes nothing to the write-ahead log, and most rounds change nothing. It is taken by a statement
 	// of its own before the brake is read, so that the read sees what the last holder committed. One build took this lock
 	// alone.
-	takeBrakeLock = pg.Define(pg.RoleRecovery, "watchdog.take_brake_lock", `SELECT pg_advisory_xact_lock(hashtextextended('recovery.brake', 0))`)
+	takeBrakeLock = pg.Define(pg.RoleRecovery, "watchdog.take_brake_lock",
+		`SELECT pg_advisory_xact_lock(hashtextextended('recovery.brake', 0))`)
 
-	readBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.read_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b`)
+	readBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.read_brake",
+		`SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b`)
 
 	// Every build except that one locks the row before it changes anything.
-	lockBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.lock_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b FOR UPDATE`)
+	lockBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.lock_brake",
+		`SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b FOR UPDATE`)
 
 	updateBrake = pg.Define(pg.RoleRecovery, "watchdog.update_brake", `
 		UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
@@ -101,8 +104,9 @@ func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
 // Proto returns the brake as its event and the API show it.
 func (b *brake) Proto() *recoveryv1.Brake {
 	return &recoveryv1.Brake{
-		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most, Since: stamp(b.Since), IncidentId: b.IncidentID,
-		ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason, ReleasedAt: stamp(b.ReleasedAt), Version: b.Version,
+		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most, Since: stamp(b.Since),
+		IncidentId: b.IncidentID, ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason, ReleasedAt: stamp(b.ReleasedAt),
+		Version: b.Version,
 	}
 }
 
@@ -111,8 +115,8 @@ func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error)
 	if aloud {
 		b.Version++
 	}
-	_, err := pg.Exec(ctx, tx, updateBrake, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since, b.IncidentID, b.ReleasedBy, b.ReleaseReason,
-		b.ReleasedAt, b.CalmSince, b.Version, b.Cause)
+	_, err := pg.Exec(ctx, tx, updateBrake, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since, b.IncidentID,
+		b.ReleasedBy, b.ReleaseReason, b.ReleasedAt, b.CalmSince, b.Version, b.Cause)
 	if err != nil {
 		return "", fmt.Errorf("write the brake: %w", err)
 	}
@@ -123,7 +127,10 @@ func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error)
 }
 
 func (b *brake) event() events.Event {
-	return events.Event{Kind: "brake.changed", AggregateType: "brake", AggregateID: "fleet", AggregateVersion: b.Version, Payload: b.Proto()}
+	return events.Event{
+		Kind: "brake.changed", AggregateType: "brake", AggregateID: "fleet", AggregateVersion: b.Version,
+		Payload: b.Proto(),
+	}
 }
 
 // brakeFleet engages the brake when too many units fail at once, and releases it when the cause has been gone for
@@ -203,7 +210,8 @@ func (j *evaluation) engage(ctx context.Context, i *incident) error {
 		return err
 	}
 	b.IncidentID = i.ID
-	j.w.deps.Logger.ErrorContext(ctx, "the fleet brake is engaged: automatic remedies have stopped", slog.String("cause", b.Cause))
+	j.w.deps.Logger.ErrorContext(ctx, "the fleet brake is engaged: automatic remedies have stopped",
+		slog.String("cause", b.Cause))
 	if err := decided(ctx, j.tx, b, "brake.engage", b.Reason); err != nil {
 		return err
 	}
@@ -240,7 +248,8 @@ func (j *evaluation) whileEngaged(ctx context.Context, still, fleet, most int32,
 		if err := j.writes(); err != nil {
 			return err
 		}
-		if err := release(ctx, j.tx, b, requesterName, fmt.Sprintf("no more than %d have been affected for %s", b.Most, j.w.cfg.BrakeDwell), j.now); err != nil {
+		if err := release(ctx, j.tx, b, requesterName,
+			fmt.Sprintf("no more than %d have been affected for %s", b.Most, j.w.cfg.BrakeDwell), j.now); err != nil {
 			return err
 		}
 		j.out.Engaged, aloud = false, true

@@ -37,7 +37,8 @@ func (w *wait) because() string {
 	if w.scope == scopePlacement {
 		what = "the instances of placement " + w.key + " have"
 	}
-	return fmt.Sprintf("%s used up the budget of recreations, %g an hour; the next one is possible at %s", what, w.rate, w.until.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("%s used up the budget of recreations, %g an hour; the next one is possible at %s", what, w.rate,
+		w.until.UTC().Format(time.RFC3339))
 }
 
 // level returns the tokens of a bucket after the elapsed time.
@@ -56,7 +57,8 @@ var (
 		INSERT INTO recovery.churn_bucket AS b (scope, key, tokens, at) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (scope, key) DO UPDATE SET key = EXCLUDED.key RETURNING `+pg.Columns[churnBucket]("b"))
 
-	setBucket = pg.Define(pg.RoleRecovery, "watchdog.set_bucket", `UPDATE recovery.churn_bucket SET tokens = $3, at = $4 WHERE scope = $1 AND key = $2`)
+	setBucket = pg.Define(pg.RoleRecovery, "watchdog.set_bucket",
+		`UPDATE recovery.churn_bucket SET tokens = $3, at = $4 WHERE scope = $1 AND key = $2`)
 
 	returnTokens = pg.Define(pg.RoleRecovery, "watchdog.return_tokens", `
 		UPDATE recovery.churn_bucket SET tokens = tokens + 1 WHERE (scope = $1 AND key = $2) OR (scope = $3 AND key = $4)`)
@@ -77,7 +79,10 @@ func (j *evaluation) take(ctx context.Context, r *record) (*wait, error) {
 		scope, key   string
 		rate, tokens float64
 	}
-	buckets := []bucket{{scope: scopePlacement, key: r.Placement, rate: perPlacement}, {scope: scopeWorkspace, key: r.WorkspaceID, rate: perWorkspace}}
+	buckets := []bucket{
+		{scope: scopePlacement, key: r.Placement, rate: perPlacement},
+		{scope: scopeWorkspace, key: r.WorkspaceID, rate: perWorkspace},
+	}
 	for i := range buckets {
 		b := &buckets[i]
 		was, err := pg.One[churnBucket](ctx, j.tx, lockBucket, b.scope, b.key, b.rate, j.now)
@@ -118,13 +123,15 @@ func (w *Watchdog) giveBack(ctx context.Context, tx pgx.Tx, r *record) error {
 func (j *evaluation) budgets(ctx context.Context) error {
 	waiting := map[string][]*record{}
 	for _, r := range j.records {
-		if r.EndedAt == nil && (strings.HasPrefix(r.WithheldBy, scopeWorkspace+":") || strings.HasPrefix(r.WithheldBy, scopePlacement+":")) {
+		if r.EndedAt == nil && (strings.HasPrefix(r.WithheldBy, scopeWorkspace+":") ||
+			strings.HasPrefix(r.WithheldBy, scopePlacement+":")) {
 			waiting[r.WithheldBy] = append(waiting[r.WithheldBy], r)
 		}
 	}
 	for by, list := range waiting {
 		i := &incident{
-			Kind: kindChurn, Key: by, Severity: commonv1.Severity_SEVERITY_P1, OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
+			Kind: kindChurn, Key: by, Severity: commonv1.Severity_SEVERITY_P1,
+			OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
 			NextAction: "find out why recreating did not last: `gpuaas workspaces recoveries WS` and the timeline; then recreate by hand or decommission",
 		}
 		for _, r := range list {
@@ -133,7 +140,8 @@ func (j *evaluation) budgets(ctx context.Context) error {
 		}
 		i.Summary = "workspace " + list[0].Workspace + " has used up its recreations of this hour and needs another"
 		if placement, ok := strings.CutPrefix(by, scopePlacement+":"); ok {
-			i.Summary = fmt.Sprintf("placement %s has used up its recreations of this hour, and %d workspaces wait", placement, len(list))
+			i.Summary = fmt.Sprintf("placement %s has used up its recreations of this hour, and %d workspaces wait", placement,
+				len(list))
 		}
 		if err := j.raise(ctx, i); err != nil {
 			return err

@@ -69,8 +69,8 @@ func (j *evaluation) classes(ctx context.Context) error {
 	}
 	for _, c := range found {
 		i := &incident{
-			Kind: kindClass, Key: c.Step + "/" + c.ErrorCode, Severity: commonv1.Severity_SEVERITY_P1, Step: c.Step, ErrorCode: c.ErrorCode,
-			Tenants: c.Tenants, Workspaces: c.Workspaces, Count: c.Count, LastSeenAt: c.LastSeenAt,
+			Kind: kindClass, Key: c.Step + "/" + c.ErrorCode, Severity: commonv1.Severity_SEVERITY_P1, Step: c.Step,
+			ErrorCode: c.ErrorCode, Tenants: c.Tenants, Workspaces: c.Workspaces, Count: c.Count, LastSeenAt: c.LastSeenAt,
 		}
 		if c.Layer != "" {
 			if i.OwnerLayer, err = names.Parse[commonv1.OwnerLayer](c.Layer); err != nil {
@@ -83,7 +83,8 @@ func (j *evaluation) classes(ctx context.Context) error {
 		}
 		many := len(i.Tenants) >= cfg.ClassTenants || (len(i.Tenants) >= 2 && len(i.Workspaces) >= cfg.ClassPair)
 		if many {
-			i.Summary = fmt.Sprintf("%q fails with %s at %d tenants, %d workspaces", i.Step, i.ErrorCode, len(i.Tenants), len(i.Workspaces))
+			i.Summary = fmt.Sprintf("%q fails with %s at %d tenants, %d workspaces", i.Step, i.ErrorCode, len(i.Tenants),
+				len(i.Workspaces))
 			err = j.raise(ctx, i)
 		} else {
 			seen := i.LastSeenAt
@@ -120,7 +121,8 @@ func (j *evaluation) machines(ctx context.Context) error {
 			i := lost[s.NodeID]
 			if i == nil {
 				i = &incident{
-					Kind: kindMachine, Key: s.NodeID, Severity: commonv1.Severity_SEVERITY_P1, OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+					Kind: kindMachine, Key: s.NodeID, Severity: commonv1.Severity_SEVERITY_P1,
+					OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
 					NextAction: "restart the machine or its agent; its workspaces come back with it. To move them, recreate each with a fenced proof",
 				}
 				lost[s.NodeID] = i
@@ -169,8 +171,10 @@ func (j *evaluation) manual(ctx context.Context) error {
 		r := &record{
 			ID: ids.New(), CorrelationID: ids.New(), Trigger: triggerManual, Outcome: outcomeRecovered, ByPerson: true,
 			Impact:      "the workspace was not to be used until it was brought back by hand",
-			WorkspaceID: m.WorkspaceID, TenantID: m.TenantID, Workspace: m.Tenant + "/" + m.Name, OperationID: m.RunID, WhatWorked: m.Kind,
-			StartedAt: &m.Began, EndedAt: &m.Ended, Step: m.Step, ErrorCode: m.ErrorCode, Cause: m.Error, DetectedAt: m.FailedAt, RunID: m.FailedRunID,
+			WorkspaceID: m.WorkspaceID, TenantID: m.TenantID, Workspace: m.Tenant + "/" + m.Name, OperationID: m.RunID,
+			WhatWorked: m.Kind, StartedAt: &m.Began, EndedAt: &m.Ended, Step: m.Step, ErrorCode: m.ErrorCode, Cause: m.Error,
+			DetectedAt: m.FailedAt,
+			RunID:      m.FailedRunID,
 		}
 		if known, ok := runbook.Of(r.Step); ok && m.Error == "" {
 			r.Cause = known.Cause

@@ -63,15 +63,20 @@ func RepairCounts(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) 
 			return fmt.Errorf("count the fleet anew: %w", err)
 		}
 		_, err := audit.Record(ctx, tx, audit.Entry{
-			Action: "fleet.recount", Reason: "the counts of the fleet were not those of its workspaces", SubjectType: "brake", SubjectID: "fleet",
-			Details: map[string]any{"placements": found.Placements, "machines": found.Machines, "kept": found.Kept, "counted": found.Counted},
+			Action: "fleet.recount", Reason: "the counts of the fleet were not those of its workspaces", SubjectType: "brake",
+			SubjectID: "fleet",
+			Details: map[string]any{
+				"placements": found.Placements, "machines": found.Machines, "kept": found.Kept,
+				"counted": found.Counted,
+			},
 		})
 		return err
 	})
 	if err != nil {
 		return found, err
 	}
-	logger.ErrorContext(ctx, "the counts of the fleet were wrong and are made anew", slog.Int64("placements", found.Placements),
-		slog.Int64("machines", found.Machines), slog.Int64("kept", found.Kept), slog.Int64("counted", found.Counted))
+	logger.ErrorContext(ctx, "the counts of the fleet were wrong and are made anew",
+		slog.Int64("placements", found.Placements), slog.Int64("machines", found.Machines), slog.Int64("kept", found.Kept),
+		slog.Int64("counted", found.Counted))
 	return found, nil
 }

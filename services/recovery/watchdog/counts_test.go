@@ -91,7 +91,8 @@ func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 			t.Fatal(err)
 		}
 		if gotUnits != units || !maps.Equal(got, want) {
-			t.Fatalf("after %d changes: %d units and %v are counted, and there are %d and %v", round+1, gotUnits, got, units, want)
+			t.Fatalf("after %d changes: %d units and %v are counted, and there are %d and %v", round+1, gotUnits, got, units,
+				want)
 		}
 	}
 	var left int

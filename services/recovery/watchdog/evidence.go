@@ -44,8 +44,9 @@ func replaceInstance(r *record, op *run, cfg Config) request {
 	case op.ID == r.RunID, r.Attempts < min(cfg.Attempts, 2), r.LastFailure != "" && r.Attempts < cfg.Attempts:
 		return recreate
 	}
-	r.withhold(withheldByAttempts, fmt.Sprintf("%d recreations brought no instance that comes: the cause does not pass by itself; "+
-		"find out why instances get no session", r.Attempts), nil)
+	r.withhold(withheldByAttempts,
+		fmt.Sprintf("%d recreations brought no instance that comes: the cause does not pass by itself; "+
+			"find out why instances get no session", r.Attempts), nil)
 	return nothing
 }
 

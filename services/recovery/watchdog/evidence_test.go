@@ -16,7 +16,10 @@ import (
 func (k *kit) joins(b *instance) {
 	k.owner.set(func() {
 		k.owner.answer = func(r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
-			return &lifecyclev1.Operation{OperationId: b.run.GetRunId(), WorkspaceId: r.GetWorkspaceId(), Joined: true, Epoch: b.ws.GetEpoch()}, nil
+			return &lifecyclev1.Operation{
+				OperationId: b.run.GetRunId(), WorkspaceId: r.GetWorkspaceId(), Joined: true,
+				Epoch: b.ws.GetEpoch(),
+			}, nil
 		}
 	})
 }
@@ -25,7 +28,8 @@ func (k *kit) joins(b *instance) {
 func (b *instance) attempt(n int32, state commonv1.AttemptState, stalled bool, version int64) *lifecyclev1.StepAttempt {
 	step := b.run.GetStep()
 	return &lifecyclev1.StepAttempt{
-		RunId: b.run.GetRunId(), Step: step, Name: steps[step], Direction: commonv1.Direction_DIRECTION_DO, Attempt: n, Stalled: stalled, Version: version,
+		RunId: b.run.GetRunId(), Step: step, Name: steps[step], Direction: commonv1.Direction_DIRECTION_DO, Attempt: n,
+		Stalled: stalled, Version: version,
 		State: state,
 	}
 }
@@ -182,8 +186,9 @@ func (k *kit) absent(tenant, name string) *instance {
 func (k *kit) launched(b *instance) {
 	k.t.Helper()
 	k.put(&lifecyclev1.Instance{
-		InstanceId: ids.New(), WorkspaceId: b.ws.GetWorkspaceId(), Epoch: b.ws.GetEpoch(), State: commonv1.InstanceState_INSTANCE_STATE_LIVE,
-		Placement: byProcess, NodeId: ids.New(), StartedAt: timestamppb.New(k.now()),
+		InstanceId: ids.New(), WorkspaceId: b.ws.GetWorkspaceId(), Epoch: b.ws.GetEpoch(),
+		State: commonv1.InstanceState_INSTANCE_STATE_LIVE, Placement: byProcess, NodeId: ids.New(),
+		StartedAt: timestamppb.New(k.now()),
 	})
 }
 
@@ -194,8 +199,10 @@ func (k *kit) replaces(b *instance) {
 	list := k.owner.asked()
 	last := list[len(list)-1]
 	op := k.owner.byKey[last.GetIdempotencyKey()]
-	b.run.State, b.run.CancelBy, b.run.CancelRequestedAt = commonv1.RunState_RUN_STATE_FAILED, asked, timestamppb.New(k.now())
-	b.run.FinishedAt, b.run.ErrorCode, b.run.Error = timestamppb.New(k.now()), "cancel_requested", "cancelled by the watchdog"
+	b.run.State, b.run.CancelBy, b.run.CancelRequestedAt = commonv1.RunState_RUN_STATE_FAILED, asked,
+		timestamppb.New(k.now())
+	b.run.FinishedAt, b.run.ErrorCode, b.run.Error = timestamppb.New(k.now()), "cancel_requested",
+		"cancelled by the watchdog"
 	k.moves(b, "", b.attempt(1, commonv1.AttemptState_ATTEMPT_STATE_CANCELLED, true, 9))
 	b.ws.Epoch++
 	k.start(b, kRecreate, op.GetOperationId(), asked, recreating)
@@ -219,7 +226,8 @@ func TestAnInstanceThatDoesNotComeIsReplaced(t *testing.T) {
 	k.round()
 	rec := k.record(b)
 	k.wantOutcome(rec, open)
-	if rec.GetAttempts() != 1 || rec.GetOperationId() != b.run.GetRunId() || rec.GetTrigger() != stalled || b.run.GetRunId() == first {
+	if rec.GetAttempts() != 1 || rec.GetOperationId() != b.run.GetRunId() || rec.GetTrigger() != stalled ||
+		b.run.GetRunId() == first {
 		t.Fatalf("%v", rec)
 	}
 	k.listen(time.Minute)
@@ -334,7 +342,8 @@ func TestAnInstanceThatDoesNotComeIsReplacedWithinItsLimits(t *testing.T) {
 	t.Run("brake", func(t *testing.T) {
 		k := newKit(t)
 		b := k.absent("acme", "one")
-		if _, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.brake SET engaged = true, since = mesh.clock()`); err != nil {
+		if _, err := k.db.OwnerPool().Exec(k.ctx,
+			`UPDATE recovery.brake SET engaged = true, since = mesh.clock()`); err != nil {
 			t.Fatal(err)
 		}
 		k.listen(310 * time.Second)

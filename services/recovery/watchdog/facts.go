@@ -55,8 +55,10 @@ func workspaceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		return errors.New("the workspace has no state")
 	}
 	err := pg.Queue(ctx, tx, noteWorkspace,
-		w.GetWorkspaceId(), r.AggregateVersion, w.GetTenantId(), w.GetTenant(), w.GetName(), names.Of(w.GetState()), at(w.GetStateAt(), r.CreatedAt), r.CreatedAt,
-		w.GetEpoch(), w.GetRunId(), w.GetNodeId(), placementName(w.GetSpec().GetPlacement()), w.GetRegisterFailures(), w.GetLastErrorCode(), w.GetLastError())
+		w.GetWorkspaceId(), r.AggregateVersion, w.GetTenantId(), w.GetTenant(), w.GetName(), names.Of(w.GetState()),
+		at(w.GetStateAt(), r.CreatedAt), r.CreatedAt, w.GetEpoch(), w.GetRunId(), w.GetNodeId(),
+		placementName(w.GetSpec().GetPlacement()), w.GetRegisterFailures(),
+		w.GetLastErrorCode(), w.GetLastError())
 	if err != nil {
 		return fmt.Errorf("note workspace: %w", err)
 	}
@@ -118,11 +120,13 @@ func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if f.stuckAt != nil {
 		attempt, attemptVersion = f.stuckAt.GetAttempt(), f.stuckAt.GetVersion()
 	}
-	worth := f.stalled || f.undone || recovers(run.GetKind()) || (!f.live && run.GetState() != commonv1.RunState_RUN_STATE_SUCCEEDED) || run.GetCancelBy() != ""
+	worth := f.stalled || f.undone || recovers(run.GetKind()) ||
+		(!f.live && run.GetState() != commonv1.RunState_RUN_STATE_SUCCEEDED) || run.GetCancelBy() != ""
 	args := []any{
-		run.GetRunId(), r.AggregateVersion, names.Of(run.GetKind()), names.Of(run.GetState()), run.GetPhase(), step, f.stalled, run.GetStuckReason(), attempt,
-		attemptVersion, run.GetRequester(), run.GetParentRunId(), run.GetCancelBy(), run.GetErrorCode(), run.GetError(), layerName(run.GetErrorLayer()),
-		moment(run.GetFinishedAt()), (f.undone || !f.live) && f.failed == nil,
+		run.GetRunId(), r.AggregateVersion, names.Of(run.GetKind()), names.Of(run.GetState()), run.GetPhase(), step,
+		f.stalled, run.GetStuckReason(), attempt, attemptVersion, run.GetRequester(), run.GetParentRunId(), run.GetCancelBy(),
+		run.GetErrorCode(), run.GetError(), layerName(run.GetErrorLayer()), moment(run.GetFinishedAt()),
+		(f.undone || !f.live) && f.failed == nil,
 	}
 	note := updateRun
 	if worth {
@@ -158,7 +162,8 @@ func stepChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if err := r.Decode(a); err != nil {
 		return err
 	}
-	open := a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_RUNNING || a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING
+	open := a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_RUNNING ||
+		a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING
 	if a.GetStalled() || !open || a.GetDirection() != commonv1.Direction_DIRECTION_DO {
 		return nil
 	}
@@ -176,7 +181,8 @@ func instanceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		return err
 	}
 	err := pg.Queue(ctx, tx, noteInstance,
-		i.GetWorkspaceId(), i.GetEpoch(), r.AggregateVersion, i.GetInstanceId(), names.Of(i.GetState()), placementName(i.GetPlacement()), i.GetNodeId(),
+		i.GetWorkspaceId(), i.GetEpoch(), r.AggregateVersion, i.GetInstanceId(), names.Of(i.GetState()),
+		placementName(i.GetPlacement()), i.GetNodeId(),
 		moment(i.GetStartedAt()))
 	if err != nil {
 		return fmt.Errorf("note instance: %w", err)
@@ -189,13 +195,15 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if err := r.Decode(s); err != nil {
 		return err
 	}
-	serving := !s.GetLate() && (s.GetState() == commonv1.SessionState_SESSION_STATE_ADMITTED || s.GetState() == commonv1.SessionState_SESSION_STATE_DRAINING)
+	serving := !s.GetLate() && (s.GetState() == commonv1.SessionState_SESSION_STATE_ADMITTED ||
+		s.GetState() == commonv1.SessionState_SESSION_STATE_DRAINING)
 	reason := ""
 	if s.GetCloseReason() != commonv1.Reason_REASON_UNSPECIFIED {
 		reason = names.Of(s.GetCloseReason())
 	}
 	err := pg.Queue(ctx, tx, noteSession,
-		s.GetSessionId(), r.AggregateVersion, s.GetNodeId(), s.GetReplicaId(), s.GetGeneration(), serving, r.CreatedAt, reason)
+		s.GetSessionId(), r.AggregateVersion, s.GetNodeId(), s.GetReplicaId(), s.GetGeneration(), serving, r.CreatedAt,
+		reason)
 	if err != nil {
 		return fmt.Errorf("note session: %w", err)
 	}

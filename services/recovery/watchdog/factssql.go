@@ -48,7 +48,8 @@ var (
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $19, $20, $21)
 		ON CONFLICT (run_id) DO UPDATE SET `+setRun+` WHERE t.version < $2`)
 
-	updateRun = pg.Define(pg.RoleRecovery, "watchdog.update_run", `UPDATE recovery.watch_run t SET `+setRun+` WHERE t.run_id = $1 AND t.version < $2`)
+	updateRun = pg.Define(pg.RoleRecovery, "watchdog.update_run",
+		`UPDATE recovery.watch_run t SET `+setRun+` WHERE t.run_id = $1 AND t.version < $2`)
 )
 
 // setRun is the list of assignments with which noteRun and updateRun write a run. While a run goes back, its failed

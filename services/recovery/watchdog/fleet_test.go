@@ -57,11 +57,13 @@ func TestBrakeLimit(t *testing.T) {
 			}
 			k.wantAsked(0)
 			b := k.brake()
-			if !b.GetEngaged() || int(b.GetAffected()) != tt.lost || int(b.GetFleet()) != tt.fleet || b.GetReason() == "" || b.GetSince() == nil {
+			if !b.GetEngaged() || int(b.GetAffected()) != tt.lost || int(b.GetFleet()) != tt.fleet || b.GetReason() == "" ||
+				b.GetSince() == nil {
 				t.Fatalf("%v", b)
 			}
 			list := k.incidents(brakeKind)
-			if len(list) != 1 || list[0].GetIncidentId() != b.GetIncidentId() || len(list[0].GetWorkspaceIds()) != tt.lost || list[0].GetNextAction() == "" {
+			if len(list) != 1 || list[0].GetIncidentId() != b.GetIncidentId() || len(list[0].GetWorkspaceIds()) != tt.lost ||
+				list[0].GetNextAction() == "" {
 				t.Fatalf("%v", list)
 			}
 			// The record still shows the recovery that is withheld.
@@ -90,14 +92,16 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 	k.policySet("churn.recreates_per_hour", "60")
 	instances := k.fleet(5)
 	ada := rpc.WithPerson(k.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})
-	if _, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "why not"}); !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) {
+	if _, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "why not"}); !fault.Has(err,
+		commonv1.Reason_REASON_PRECONDITION_FAILED) {
 		t.Fatalf("a brake that is not engaged: %v", err)
 	}
 	k.settleAll(instances[:3])
 	k.wantAsked(0)
 	out, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
 	k.must(err)
-	if b := out.GetBrake(); b.GetEngaged() || b.GetReleasedBy() != "ada" || b.GetReleaseReason() != "the switch was replaced" || out.GetPos() == "" {
+	if b := out.GetBrake(); b.GetEngaged() || b.GetReleasedBy() != "ada" ||
+		b.GetReleaseReason() != "the switch was replaced" || out.GetPos() == "" {
 		t.Fatalf("%v", out)
 	}
 	if list := k.incidents(brakeKind); len(list) != 1 || list[0].GetClosedAt() == nil || list[0].GetClosedBy() != "ada" {
@@ -175,11 +179,13 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 	k.wantAsked(2)
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
-	if !strings.Contains(rec.GetWithheldBecause(), "budget") || rec.GetNextAt() == nil || !rec.GetNextAt().AsTime().After(began) {
+	if !strings.Contains(rec.GetWithheldBecause(), "budget") || rec.GetNextAt() == nil ||
+		!rec.GetNextAt().AsTime().After(began) {
 		t.Fatalf("%v", rec)
 	}
 	list := k.incidents(churnKind)
-	if len(list) != 1 || list[0].GetClosedAt() != nil || !slices.Contains(list[0].GetWorkspaceIds(), b.ws.GetWorkspaceId()) {
+	if len(list) != 1 || list[0].GetClosedAt() != nil ||
+		!slices.Contains(list[0].GetWorkspaceIds(), b.ws.GetWorkspaceId()) {
 		t.Fatalf("%v", list)
 	}
 	version := rec.GetVersion()
@@ -226,7 +232,8 @@ func TestUnreachableMachineIsReportedAndItsWorkspacesKept(t *testing.T) {
 	k.settle()
 	k.wantAsked(0)
 	list := k.incidents(machine)
-	if len(list) != 1 || !slices.Equal(list[0].GetNodeIds(), []string{node}) || len(list[0].GetWorkspaceIds()) != 2 || len(list[0].GetTenantIds()) != 2 ||
+	if len(list) != 1 || !slices.Equal(list[0].GetNodeIds(), []string{node}) || len(list[0].GetWorkspaceIds()) != 2 ||
+		len(list[0].GetTenantIds()) != 2 ||
 		list[0].GetClosedAt() != nil {
 		t.Fatalf("%v", list)
 	}
@@ -277,8 +284,9 @@ func TestHeldIdentityIsNoReasonToRecreate(t *testing.T) {
 	k := newKit(t)
 	node := ids.New()
 	b := k.up("acme", "one", byProcess, node)
-	if _, err := k.db.Pool("recovery").Exec(k.ctx, `INSERT INTO recovery.identity (node_id, name, node_instance_id, state) VALUES ($1, 'box', $2, 'quarantined')`,
-		node, ids.New()); err != nil {
+	if _, err := k.db.Pool("recovery").Exec(k.ctx,
+		`INSERT INTO recovery.identity (node_id, name, node_instance_id, state) VALUES ($1, 'box', $2, 'quarantined')`, node,
+		ids.New()); err != nil {
 		t.Fatal(err)
 	}
 	k.settleAll([]*instance{b})
@@ -360,7 +368,8 @@ func TestWhatCountsAsAClass(t *testing.T) {
 		k.stall(k.provision(tenant, "stalled", byProcess), 5)
 	}
 	k.round()
-	if list := k.incidents(classKind); len(list) != 1 || list[0].GetErrorCode() != "step_stalled" || list[0].GetStep() != steps[5] {
+	if list := k.incidents(classKind); len(list) != 1 || list[0].GetErrorCode() != "step_stalled" ||
+		list[0].GetStep() != steps[5] {
 		t.Fatalf("%v", list)
 	}
 }
@@ -378,7 +387,8 @@ func TestInstanceThatCannotRegister(t *testing.T) {
 	k.put(b.ws)
 	k.round()
 	rec := k.record(b)
-	if rec.GetTrigger() != commonv1.RecoveryTrigger_RECOVERY_TRIGGER_REGISTER_FAILING || !strings.Contains(rec.GetCause(), "token_consumed") {
+	if rec.GetTrigger() != commonv1.RecoveryTrigger_RECOVERY_TRIGGER_REGISTER_FAILING ||
+		!strings.Contains(rec.GetCause(), "token_consumed") {
 		t.Fatalf("%v", rec)
 	}
 	k.succeed(b)

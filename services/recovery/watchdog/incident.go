@@ -138,15 +138,18 @@ func (i *incident) about(tenant, workspace, node string) {
 // Proto returns the incident as its event and the API show it.
 func (i *incident) Proto() *recoveryv1.Incident {
 	return &recoveryv1.Incident{
-		IncidentId: i.ID, Kind: i.Kind, Severity: i.Severity, Summary: i.Summary, Step: i.Step, ErrorCode: i.ErrorCode, TenantIds: i.Tenants,
-		WorkspaceIds: i.Workspaces, NodeIds: i.Nodes, OwnerLayer: i.OwnerLayer, NextAction: i.NextAction, OpenedAt: timestamppb.New(i.OpenedAt),
-		LastSeenAt: timestamppb.New(i.LastSeenAt), ClosedAt: stamp(i.ClosedAt), ClosedBy: i.ClosedBy, Count: i.Count, Version: i.Version,
+		IncidentId: i.ID, Kind: i.Kind, Severity: i.Severity, Summary: i.Summary, Step: i.Step, ErrorCode: i.ErrorCode,
+		TenantIds: i.Tenants, WorkspaceIds: i.Workspaces, NodeIds: i.Nodes, OwnerLayer: i.OwnerLayer,
+		NextAction: i.NextAction, OpenedAt: timestamppb.New(i.OpenedAt), LastSeenAt: timestamppb.New(i.LastSeenAt),
+		ClosedAt: stamp(i.ClosedAt), ClosedBy: i.ClosedBy, Count: i.Count,
+		Version: i.Version,
 	}
 }
 
 func (i *incident) event() events.Event {
 	return events.Event{
-		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.ID, AggregateVersion: i.Version, Payload: i.Proto(),
+		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.ID, AggregateVersion: i.Version,
+		Payload:     i.Proto(),
 		Correlation: events.Correlation{CorrelationID: i.ID},
 	}
 }
@@ -198,8 +201,8 @@ func (j *evaluation) raise(ctx context.Context, i *incident) error {
 		}
 		i.ID, i.OpenedAt, i.Count, i.Version = ids.New(), j.now, max(i.Count, 1), 1
 		_, err := pg.Exec(ctx, j.tx, insertIncident,
-			i.ID, names.Of(i.Kind), i.Key, names.Of(i.Severity), i.Summary, i.Step, i.ErrorCode, texts(i.Tenants), texts(i.Workspaces), texts(i.Nodes),
-			layerName(i.OwnerLayer), i.NextAction, i.OpenedAt, i.LastSeenAt, i.Count)
+			i.ID, names.Of(i.Kind), i.Key, names.Of(i.Severity), i.Summary, i.Step, i.ErrorCode, texts(i.Tenants),
+			texts(i.Workspaces), texts(i.Nodes), layerName(i.OwnerLayer), i.NextAction, i.OpenedAt, i.LastSeenAt, i.Count)
 		if err != nil {
 			return fmt.Errorf("open incident: %w", err)
 		}
@@ -239,7 +242,8 @@ func (j *evaluation) goOn(ctx context.Context, was, i *incident) error {
 			return err
 		}
 		was.LastSeenAt, was.Count, was.Version = i.LastSeenAt, count, was.Version+1
-		_, err := pg.Exec(ctx, j.tx, updateIncident, was.ID, summary, texts(was.Tenants), texts(was.Workspaces), texts(was.Nodes), was.LastSeenAt, was.Count,
+		_, err := pg.Exec(ctx, j.tx, updateIncident, was.ID, summary, texts(was.Tenants), texts(was.Workspaces),
+			texts(was.Nodes), was.LastSeenAt, was.Count,
 			was.Version)
 		if err != nil {
 			return fmt.Errorf("go on with incident %s: %w", key, err)

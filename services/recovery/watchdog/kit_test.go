@@ -36,7 +36,9 @@ type owner struct {
 	after  func() error                                                               // the answer is lost
 }
 
-func (o *owner) RequestOperation(_ context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error) {
+func (o *owner) RequestOperation(_ context.Context,
+	req *lifecyclev1.RequestOperationRequest,
+) (*lifecyclev1.RequestOperationResponse, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.calls = append(o.calls, req)
@@ -91,11 +93,14 @@ func newKit(t *testing.T) *kit {
 	t.Helper()
 	testkit.IO(t)
 	k := &kit{
-		t: t, ctx: testkit.Context(t), db: testkit.DB(t), owner: &owner{byKey: map[string]*lifecyclev1.Operation{}}, versions: map[string]int64{},
-		replica: ids.New(), policy: policy.Defaults(),
+		t: t, ctx: testkit.Context(t), db: testkit.DB(t), owner: &owner{byKey: map[string]*lifecyclev1.Operation{}},
+		versions: map[string]int64{}, replica: ids.New(), policy: policy.Defaults(),
 	}
 	var err error
-	k.sequencer, err = events.NewSequencer(events.SequencerDeps{Pool: k.db.Pool(pg.RoleSequencer), Logger: testkit.Logger(t)}, events.SequencerConfig{})
+	k.sequencer, err = events.NewSequencer(events.SequencerDeps{
+		Pool:   k.db.Pool(pg.RoleSequencer),
+		Logger: testkit.Logger(t),
+	}, events.SequencerConfig{})
 	k.must(err)
 	k.w = k.watchdog("")
 	return k
@@ -108,7 +113,8 @@ func (k *kit) watchdog(replica string) *watchdog.Watchdog {
 	k.must(err)
 	k.metrics = registry
 	w, err := watchdog.New(watchdog.Deps{
-		Logger: testkit.Logger(k.t), Registerer: registry.ForService("recovery"), Pool: k.db.Pool(pg.RoleRecovery), Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy}, Replica: replica,
+		Logger: testkit.Logger(k.t), Registerer: registry.ForService("recovery"), Pool: k.db.Pool(pg.RoleRecovery),
+		Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy}, Replica: replica,
 	}, k.cfg)
 	k.must(err)
 	return w
@@ -225,7 +231,8 @@ const (
 )
 
 var steps = []string{
-	"Validate request", "Allocate storage", "Allocate workflow handle", "Apply per-tenant schema", "Deploy tenant workloads", "Wait for workloads ready", "Mark active",
+	"Validate request", "Allocate storage", "Allocate workflow handle", "Apply per-tenant schema",
+	"Deploy tenant workloads", "Wait for workloads ready", "Mark active",
 }
 
 func tenantID(name string) string {
@@ -247,8 +254,9 @@ func (k *kit) provision(tenant, name string, where commonv1.PlacementDriver) *in
 func (k *kit) start(b *instance, kind commonv1.OperationKind, runID, requester string, state commonv1.WorkspaceState) {
 	k.t.Helper()
 	b.run = &lifecyclev1.Run{
-		RunId: runID, WorkspaceId: b.ws.GetWorkspaceId(), TenantId: b.ws.GetTenantId(), Kind: kind, State: commonv1.RunState_RUN_STATE_RUNNING, Phase: "do",
-		StepNames: steps, Requester: requester, Epoch: b.ws.GetEpoch(), CreatedAt: timestamppb.New(k.now()),
+		RunId: runID, WorkspaceId: b.ws.GetWorkspaceId(), TenantId: b.ws.GetTenantId(), Kind: kind,
+		State: commonv1.RunState_RUN_STATE_RUNNING, Phase: "do", StepNames: steps, Requester: requester,
+		Epoch: b.ws.GetEpoch(), CreatedAt: timestamppb.New(k.now()),
 	}
 	b.ws.RunId, b.ws.State, b.ws.StateAt = runID, state, timestamppb.New(k.now())
 	k.put(b.run, b.ws)
@@ -257,7 +265,8 @@ func (k *kit) start(b *instance, kind commonv1.OperationKind, runID, requester s
 // succeed ends the instance's operation with success.
 func (k *kit) succeed(b *instance) {
 	k.t.Helper()
-	b.run.State, b.run.FinishedAt, b.run.StuckReason, b.run.ChangedSteps = commonv1.RunState_RUN_STATE_SUCCEEDED, timestamppb.New(k.now()), "", nil
+	b.run.State, b.run.FinishedAt, b.run.StuckReason, b.run.ChangedSteps = commonv1.RunState_RUN_STATE_SUCCEEDED,
+		timestamppb.New(k.now()), "", nil
 	b.ws.State, b.ws.StateAt, b.ws.RegisterFailures = active, timestamppb.New(k.now()), 0
 	k.put(b.run, b.ws)
 }
@@ -274,11 +283,13 @@ func (k *kit) fail(b *instance, step int32, code string) {
 // undo makes the instance's operation go back from a step.
 func (k *kit) undo(b *instance, step int32, code string) {
 	k.t.Helper()
-	b.run.State, b.run.Phase, b.run.Step, b.run.ErrorCode, b.run.Error = commonv1.RunState_RUN_STATE_COMPENSATING, "undo", step, code, "it said "+code
+	b.run.State, b.run.Phase, b.run.Step, b.run.ErrorCode, b.run.Error = commonv1.RunState_RUN_STATE_COMPENSATING, "undo",
+		step, code, "it said "+code
 	b.run.StuckReason = ""
 	b.run.ChangedSteps = []*lifecyclev1.StepAttempt{{
-		RunId: b.run.GetRunId(), Step: step, Name: steps[step], Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, Version: 9,
-		State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, ErrorCode: code, ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_DATABASE,
+		RunId: b.run.GetRunId(), Step: step, Name: steps[step], Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
+		Version: 9, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, ErrorCode: code,
+		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_DATABASE,
 	}}
 	k.put(b.run)
 }
@@ -288,7 +299,8 @@ func (k *kit) stall(b *instance, step int32) {
 	k.t.Helper()
 	b.run.Step, b.run.StuckReason = step, `step_stalled: no progress at "`+steps[step]+`" for 00:05:00`
 	b.run.ChangedSteps = []*lifecyclev1.StepAttempt{{
-		RunId: b.run.GetRunId(), Step: step, Name: steps[step], Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, Stalled: true, Version: 5,
+		RunId: b.run.GetRunId(), Step: step, Name: steps[step], Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
+		Stalled: true, Version: 5,
 		State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
 	}}
 	k.put(b.run)
@@ -301,11 +313,13 @@ func (k *kit) up(tenant, name string, where commonv1.PlacementDriver, node strin
 	b := k.provision(tenant, name, where)
 	b.ws.NodeId = node
 	b.session = &nodev1.SessionChanged{
-		SessionId: ids.New(), NodeId: node, ReplicaId: k.replica, Generation: 1, State: commonv1.SessionState_SESSION_STATE_ADMITTED,
+		SessionId: ids.New(), NodeId: node, ReplicaId: k.replica, Generation: 1,
+		State: commonv1.SessionState_SESSION_STATE_ADMITTED,
 	}
 	k.beat()
 	k.put(b.session, &lifecyclev1.Instance{
-		InstanceId: ids.New(), WorkspaceId: b.ws.GetWorkspaceId(), Epoch: 1, State: commonv1.InstanceState_INSTANCE_STATE_LIVE, Placement: where, NodeId: node,
+		InstanceId: ids.New(), WorkspaceId: b.ws.GetWorkspaceId(), Epoch: 1,
+		State: commonv1.InstanceState_INSTANCE_STATE_LIVE, Placement: where, NodeId: node,
 		StartedAt: timestamppb.New(k.now()),
 	})
 	k.succeed(b)
@@ -315,7 +329,8 @@ func (k *kit) up(tenant, name string, where commonv1.PlacementDriver, node strin
 // lose ends the session of the instance.
 func (k *kit) lose(b *instance) {
 	k.t.Helper()
-	b.session.State, b.session.CloseReason = commonv1.SessionState_SESSION_STATE_CLOSED, commonv1.Reason_REASON_SESSION_SUPERSEDED
+	b.session.State, b.session.CloseReason = commonv1.SessionState_SESSION_STATE_CLOSED,
+		commonv1.Reason_REASON_SESSION_SUPERSEDED
 	k.put(b.session)
 }
 

@@ -164,7 +164,8 @@ type nullRun struct {
 
 func (n *nullRun) targets() []any {
 	return []any{
-		&n.id, &n.kind, &n.state, &n.phase, &n.step, &n.stalled, &n.reason, &n.requester, &n.cancel, &n.code, &n.text, &n.layer, &n.parent, &n.created,
+		&n.id, &n.kind, &n.state, &n.phase, &n.step, &n.stalled, &n.reason, &n.requester, &n.cancel, &n.code, &n.text,
+		&n.layer, &n.parent, &n.created,
 		&n.finished,
 	}
 }
@@ -174,8 +175,10 @@ func (n *nullRun) run() *run {
 		return nil
 	}
 	return &run{
-		ID: *n.id, Kind: *n.kind, State: *n.state, Phase: *n.phase, Step: *n.step, Stalled: *n.stalled, StuckReason: *n.reason, Requester: *n.requester,
-		CancelBy: *n.cancel, ErrorCode: *n.code, Error: *n.text, Layer: *n.layer, ParentRun: *n.parent, CreatedAt: *n.created, FinishedAt: n.finished,
+		ID: *n.id, Kind: *n.kind, State: *n.state, Phase: *n.phase, Step: *n.step, Stalled: *n.stalled,
+		StuckReason: *n.reason, Requester: *n.requester, CancelBy: *n.cancel, ErrorCode: *n.code, Error: *n.text,
+		Layer: *n.layer, ParentRun: *n.parent, CreatedAt: *n.created,
+		FinishedAt: n.finished,
 	}
 }
 
@@ -193,8 +196,10 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 		var lost *time.Time
 		var present, op nullRun
 		targets := append([]any{
-			&s.WorkspaceID, &s.TenantID, &s.Tenant, &s.Name, &state, &s.StateAt, &s.Epoch, &s.RunID, &s.Placement, &node, &s.RegisterFailures,
-			&s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason, &s.Identity, &s.Instance,
+			&s.WorkspaceID, &s.TenantID, &s.Tenant, &s.Name, &state, &s.StateAt, &s.Epoch, &s.RunID, &s.Placement, &node,
+			&s.RegisterFailures, &s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason,
+			&s.Identity,
+			&s.Instance,
 		}, append(present.targets(), op.targets()...)...)
 		if err := row.Scan(targets...); err != nil {
 			return nil, err
@@ -230,7 +235,8 @@ func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
 	}
 	out := make(map[string]*record, len(rows))
 	// A record that this build cannot read stays open, and is left to a replica whose build can.
-	list, err := aside.Rows(ctx, "watchdog.recovery", rows, func(r recordRow) string { return r.ID }, func(r recordRow) (*record, error) { return r.read() })
+	list, err := aside.Rows(ctx, "watchdog.recovery", rows, func(r recordRow) string { return r.ID },
+		func(r recordRow) (*record, error) { return r.read() })
 	if err != nil {
 		return nil, err
 	}

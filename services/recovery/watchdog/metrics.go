@@ -39,13 +39,13 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		return c
 	}
 	m := &metrics{
-		found: counter("watchdog_detections_total", "Workspaces that this replica found to need a recovery, by trigger.", "trigger",
-			names.Of(triggerStalled), names.Of(triggerSession), names.Of(triggerRegister)),
-		asked: counter("watchdog_requests_total", "Recreations that this replica asked lifecycle for, by its answer.", "outcome",
-			answerStarted, answerJoined, answerRefused, answerUnanswered),
-		withheld: counter("watchdog_withheld_total", "Recoveries that this replica began to hold back, by what holds them: a budget of recreations, the brake, a decision.",
-			"by", withheldLabel(scopeWorkspace+":"), withheldLabel(scopePlacement+":"), withheldByBrake, withheldByIdentity, withheldByMachine, withheldByOwner,
-			withheldByPerson, withheldByDeafness, withheldByAttempts),
+		found: counter("watchdog_detections_total", "Workspaces that this replica found to need a recovery, by trigger.",
+			"trigger", names.Of(triggerStalled), names.Of(triggerSession), names.Of(triggerRegister)),
+		asked: counter("watchdog_requests_total", "Recreations that this replica asked lifecycle for, by its answer.",
+			"outcome", answerStarted, answerJoined, answerRefused, answerUnanswered),
+		withheld: counter("watchdog_withheld_total",
+			"Recoveries that this replica began to hold back, by what holds them: a budget of recreations, the brake, a decision.", "by", withheldLabel(scopeWorkspace+":"), withheldLabel(scopePlacement+":"), withheldByBrake, withheldByIdentity,
+			withheldByMachine, withheldByOwner, withheldByPerson, withheldByDeafness, withheldByAttempts),
 		ended: counter("watchdog_recoveries_ended_total", "Recoveries that this replica saw end, by outcome.", "outcome",
 			names.Of(outcomeRecovered), names.Of(outcomeFailed)),
 		engaged: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -65,7 +65,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	if r == nil {
 		return m, nil
 	}
-	err := errors.Join(r.Register(m.found), r.Register(m.asked), r.Register(m.withheld), r.Register(m.ended), r.Register(m.engaged), r.Register(m.open),
+	err := errors.Join(r.Register(m.found), r.Register(m.asked), r.Register(m.withheld), r.Register(m.ended),
+		r.Register(m.engaged), r.Register(m.open),
 		r.Register(m.incidents), r.Register(m.rolledBack))
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of the watchdog: %w", err)

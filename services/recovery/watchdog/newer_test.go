@@ -21,7 +21,8 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 	k.fleet(3)
 	put := func(key, severity, layer string) string {
 		id := ids.New()
-		_, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, owner_layer, next_action,
+		_, err := k.db.OwnerPool().Exec(k.ctx,
+			`INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, owner_layer, next_action,
 				opened_at, last_seen_at, count) VALUES ($1, 'machine_unreachable', $2, $3, 's', $4, 'n', mesh.clock(), mesh.clock(), 1)`,
 			id, key, severity, layer)
 		k.must(err)
@@ -33,12 +34,14 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 	newer := put(ids.New(), "p9", "fabric")
 	known := put(ids.New(), "p1", "workflow")
 	announce := reannounce.NewServer(k.db.Pool(pg.RoleRecovery), func() {}, watchdog.Announced()...)
-	if _, err := announce.AnnounceRows(k.ctx, &commonv1.AnnounceRowsRequest{}); err == nil || !strings.Contains(err.Error(), newer) {
+	if _, err := announce.AnnounceRows(k.ctx, &commonv1.AnnounceRowsRequest{}); err == nil ||
+		!strings.Contains(err.Error(), newer) {
 		t.Errorf("announced as something that this build knows: %v", err)
 	}
 	k.settle()
 	var stored []string
-	rows, err := k.db.OwnerPool().Query(k.ctx, `SELECT incident_id || ' ' || severity || ' ' || owner_layer || ' ' || (closed_at IS NOT NULL)
+	rows, err := k.db.OwnerPool().Query(k.ctx,
+		`SELECT incident_id || ' ' || severity || ' ' || owner_layer || ' ' || (closed_at IS NOT NULL)
 		FROM recovery.incident ORDER BY incident_id`)
 	k.must(err)
 	defer rows.Close()
@@ -58,7 +61,10 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 		}
 		shown[i.GetIncidentId()] = i.GetSeverity()
 	}
-	want := map[string]commonv1.Severity{newer: commonv1.Severity_SEVERITY_UNSPECIFIED, known: commonv1.Severity_SEVERITY_P1}
+	want := map[string]commonv1.Severity{
+		newer: commonv1.Severity_SEVERITY_UNSPECIFIED,
+		known: commonv1.Severity_SEVERITY_P1,
+	}
 	if diff := cmp.Diff(want, shown); diff != "" {
 		t.Errorf("incidents are shown as (-want +got):\n%s", diff)
 	}

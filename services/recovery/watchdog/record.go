@@ -145,10 +145,13 @@ func (r *record) end(outcome commonv1.RecoveryOutcome, worked string, now time.T
 // Proto returns the record as its event and the API show it.
 func (r *record) Proto() *recoveryv1.RecoveryRecord {
 	out := &recoveryv1.RecoveryRecord{
-		RecordId: r.ID, WorkspaceId: r.WorkspaceID, Workspace: r.Workspace, TenantId: r.TenantID, Trigger: r.Trigger, Outcome: r.Outcome, Step: r.Step,
-		ErrorCode: r.ErrorCode, Cause: r.Cause, WhatWorked: r.WhatWorked, OperationId: r.OperationID, WithheldBecause: r.Withheld,
-		NextAt: stamp(r.NextAt), DetectedAt: timestamppb.New(r.DetectedAt), StartedAt: stamp(r.StartedAt), EndedAt: stamp(r.EndedAt),
-		UserImpact: r.Impact, Attempts: r.Attempts, CorrelationId: r.CorrelationID, Version: r.Version,
+		RecordId: r.ID, WorkspaceId: r.WorkspaceID, Workspace: r.Workspace, TenantId: r.TenantID, Trigger: r.Trigger,
+		Outcome: r.Outcome, Step: r.Step, ErrorCode: r.ErrorCode, Cause: r.Cause, WhatWorked: r.WhatWorked,
+		OperationId: r.OperationID, WithheldBecause: r.Withheld, NextAt: stamp(r.NextAt),
+		DetectedAt: timestamppb.New(r.DetectedAt), StartedAt: stamp(r.StartedAt), EndedAt: stamp(r.EndedAt),
+		UserImpact: r.Impact, Attempts: r.Attempts,
+		CorrelationId: r.CorrelationID,
+		Version:       r.Version,
 	}
 	if r.EndedAt != nil {
 		out.TotalSeconds = r.EndedAt.Sub(r.DetectedAt).Seconds()
@@ -158,9 +161,11 @@ func (r *record) Proto() *recoveryv1.RecoveryRecord {
 
 func (r *record) event() events.Event {
 	return events.Event{
-		Kind: "recovery_record.changed", AggregateType: "recovery_record", AggregateID: r.ID, AggregateVersion: r.Version, Payload: r.Proto(),
+		Kind: "recovery_record.changed", AggregateType: "recovery_record", AggregateID: r.ID, AggregateVersion: r.Version,
+		Payload: r.Proto(),
 		Correlation: events.Correlation{
-			CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, WorkflowID: r.OperationID, NodeID: r.NodeID,
+			CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, WorkflowID: r.OperationID,
+			NodeID: r.NodeID,
 		},
 	}
 }
@@ -176,8 +181,10 @@ func stamp(t *time.Time) *timestamppb.Timestamp {
 func (r *record) insert(ctx context.Context, tx pgx.Tx) (bool, error) {
 	r.Version = 1
 	tag, err := pg.Exec(ctx, tx, insertRecord,
-		r.ID, r.WorkspaceID, r.Workspace, r.TenantID, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause, r.WhatWorked, r.OperationID,
-		r.DetectedAt, r.StartedAt, r.EndedAt, r.Impact, r.CorrelationID, r.Unit, r.Placement, r.NodeID, r.RunID, r.Attempts, r.ByPerson)
+		r.ID, r.WorkspaceID, r.Workspace, r.TenantID, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause,
+		r.WhatWorked, r.OperationID, r.DetectedAt, r.StartedAt, r.EndedAt, r.Impact, r.CorrelationID, r.Unit, r.Placement,
+		r.NodeID, r.RunID, r.Attempts,
+		r.ByPerson)
 	if err != nil {
 		return false, fmt.Errorf("insert recovery: %w", err)
 	}
@@ -191,8 +198,10 @@ func (r *record) insert(ctx context.Context, tx pgx.Tx) (bool, error) {
 // save updates the record if its row still has the version that was read, and appends its event.
 func (r *record) save(ctx context.Context, tx pgx.Tx) error {
 	version, err := pg.Value[int64](ctx, tx, updateRecord,
-		r.ID, r.Version, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause, r.WhatWorked, r.OperationID, r.Withheld, r.WithheldBy,
-		r.NextAt, r.StartedAt, r.EndedAt, r.Impact, r.Attempts, r.Asked, r.Answered, r.Following, r.ByPerson, r.Refusals, r.LastFailure,
+		r.ID, r.Version, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause, r.WhatWorked, r.OperationID,
+		r.Withheld, r.WithheldBy, r.NextAt, r.StartedAt, r.EndedAt, r.Impact, r.Attempts, r.Asked, r.Answered, r.Following,
+		r.ByPerson, r.Refusals,
+		r.LastFailure,
 		r.AskedEpoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errMoved

@@ -138,7 +138,8 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 		// Every decision that leads to a write or a request is made under the lock on the brake's row, so that two replicas
 		// that act at once do so one after the other.
 		j := &evaluation{
-			w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{}, limits: wave.LimitsOf(w.deps.Policy),
+			w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{},
+			limits: wave.LimitsOf(w.deps.Policy),
 			locked: locked,
 		}
 		if j.brake, err = readBrake(ctx, tx, locked); err != nil {
@@ -274,7 +275,8 @@ func (j *evaluation) detectAll(ctx context.Context) error {
 		j.counts = append(j.counts, j.w.metrics.found.WithLabelValues(names.Of(trigger)))
 		j.records[s.WorkspaceID] = r
 		j.w.deps.Logger.WarnContext(ctx, "a workspace needs a recovery", slog.String(obs.KeyWorkspaceID, r.WorkspaceID),
-			slog.String(obs.KeyCorrelationID, r.CorrelationID), slog.String("trigger", names.Of(r.Trigger)), slog.String("step", r.Step))
+			slog.String(obs.KeyCorrelationID, r.CorrelationID), slog.String("trigger", names.Of(r.Trigger)),
+			slog.String("step", r.Step))
 	}
 	return nil
 }
@@ -333,9 +335,12 @@ func (j *evaluation) withheld(r *record, s *subject) bool {
 	case j.brake.Engaged:
 		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise lifecycle would be asked to recreate the workspace", nil)
 	case s.Identity != "" && s.Identity != "active" && s.Identity != "pending" && s.Identity != "retired":
-		r.withhold(withheldByIdentity, "the identity of its node is "+s.Identity+", which is no failure of the instance: it stays as it is until that is decided", nil)
+		r.withhold(withheldByIdentity,
+			"the identity of its node is "+s.Identity+
+				", which is no failure of the instance: it stays as it is until that is decided", nil)
 	case awaitsInstance(s.Run, s) && s.Reach == reachUnknown:
-		r.withhold(withheldByDeafness, "nobody has listened to instances for long enough: that its instance has no session says nothing yet", nil)
+		r.withhold(withheldByDeafness,
+			"nobody has listened to instances for long enough: that its instance has no session says nothing yet", nil)
 	case s.static() && s.Reach == reachLost:
 		r.withhold(withheldByMachine, "its machine cannot be asked, so that nothing proves that its work has ended", nil)
 	default:

@@ -22,7 +22,8 @@ func detect(s *subject, cfg Config, now time.Time) commonv1.RecoveryTrigger {
 		if s.Run != nil && s.Run.Stalled {
 			return triggerStalled
 		}
-		if s.RegisterFailures >= cfg.RegisterFailures && s.RegisterSince != nil && now.Sub(*s.RegisterSince) >= cfg.RegisterFor {
+		if s.RegisterFailures >= cfg.RegisterFailures && s.RegisterSince != nil &&
+			now.Sub(*s.RegisterSince) >= cfg.RegisterFor {
 			return triggerRegister
 		}
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
@@ -36,8 +37,9 @@ func detect(s *subject, cfg Config, now time.Time) commonv1.RecoveryTrigger {
 // open returns a new record for a detection.
 func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 	r := &record{
-		ID: ids.New(), WorkspaceID: s.WorkspaceID, Workspace: s.path(), TenantID: s.TenantID, Trigger: trigger, Outcome: outcomeOpen, DetectedAt: now,
-		CorrelationID: ids.New(), Unit: s.unit(), Placement: s.Placement, NodeID: s.NodeID, RunID: s.RunID,
+		ID: ids.New(), WorkspaceID: s.WorkspaceID, Workspace: s.path(), TenantID: s.TenantID, Trigger: trigger,
+		Outcome: outcomeOpen, DetectedAt: now, CorrelationID: ids.New(), Unit: s.unit(), Placement: s.Placement,
+		NodeID: s.NodeID, RunID: s.RunID,
 	}
 	switch trigger { //nolint:exhaustive // manual ones are made where they are found
 	case triggerStalled:
@@ -47,7 +49,8 @@ func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 		}
 		r.Impact = "the workspace was not to be used: it was still being provisioned"
 	case triggerRegister:
-		r.ErrorCode, r.Cause = s.LastErrorCode, fmt.Sprintf("its instance was refused %d times: %s", s.RegisterFailures, s.LastError)
+		r.ErrorCode, r.Cause = s.LastErrorCode,
+			fmt.Sprintf("its instance was refused %d times: %s", s.RegisterFailures, s.LastError)
 		if s.Run != nil {
 			r.Step = s.Run.Step
 		}
@@ -84,7 +87,8 @@ func follow(r *record, s *subject, cfg Config, now time.Time) request {
 	if r.NextAt != nil && r.NextAt.After(now) {
 		return nothing // the events of what the request may have done may still come
 	}
-	if s != nil && s.RunID != r.RunID && s.RunID != r.OperationID && s.Run != nil && ours(s.Run.Requester) && s.Run.CancelBy == "" {
+	if s != nil && s.RunID != r.RunID && s.RunID != r.OperationID && s.Run != nil && ours(s.Run.Requester) &&
+		s.Run.CancelBy == "" {
 		return replay
 	}
 	judged := *r
@@ -104,7 +108,8 @@ func moveOn(r *record, s *subject, cfg Config, now time.Time) request {
 	switch {
 	case s == nil:
 		return nothing // the workspace's events have not come, or have been deleted: this is no evidence
-	case s.State == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, s.State == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING:
+	case s.State == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+		s.State == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING:
 		r.Cause += "; the workspace was decommissioned meanwhile"
 		r.end(outcomeFailed, "", now)
 		return nothing

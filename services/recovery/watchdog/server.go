@@ -17,7 +17,9 @@ import (
 
 // ReleaseBrake releases the brake on a person's decision, so that automatic recoveries go on. If the brake is not
 // engaged the request is refused, since its reason would be recorded without a release.
-func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrakeRequest) (*recoveryv1.ReleaseBrakeResponse, error) {
+func (w *Watchdog) ReleaseBrake(ctx context.Context,
+	req *recoveryv1.ReleaseBrakeRequest,
+) (*recoveryv1.ReleaseBrakeResponse, error) {
 	out := &recoveryv1.ReleaseBrakeResponse{}
 	by := rpc.ActorFrom(ctx)
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -29,7 +31,8 @@ func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrak
 			return err
 		}
 		if !b.Engaged {
-			return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the fleet brake is not engaged", fault.Unmet("no fleet brake is engaged that could be released"),
+			return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the fleet brake is not engaged",
+				fault.Unmet("no fleet brake is engaged that could be released"),
 				fault.Remedy("nothing is to be done: automatic remedies are at work"))
 		}
 		now, err := clock(ctx, tx)
@@ -49,6 +52,7 @@ func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrak
 		return nil, fmt.Errorf("release the brake: %w", err)
 	}
 	w.deps.Wake.Notify()
-	w.deps.Logger.WarnContext(ctx, "the fleet brake was released", slog.String("by", by), slog.String("reason", req.GetReason()))
+	w.deps.Logger.WarnContext(ctx, "the fleet brake was released", slog.String("by", by),
+		slog.String("reason", req.GetReason()))
 	return out, nil
 }

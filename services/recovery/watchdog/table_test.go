@@ -50,7 +50,8 @@ func TestForgetting(t *testing.T) {
 	broken := k.provision("acme", "broken", byProcess)
 	k.fail(broken, 3, "schema_failed")
 	k.lose(gone)
-	k.start(gone, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, ids.New(), "user:ada", commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)
+	k.start(gone, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, ids.New(), "user:ada",
+		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)
 	k.pass(25 * time.Hour)
 	k.beat()
 	k.cfg.ForgetAfter = 26 * time.Hour
@@ -91,13 +92,15 @@ func TestRoundOverAFleetIsShort(t *testing.T) {
 		`INSERT INTO recovery.watch_workspace SELECT gen_random_uuid(), 1, gen_random_uuid(), 't', 'w' || n, 'active', mesh.clock(), 1, 'r' || n,
 			md5('node' || n)::uuid, 'process', 0, NULL, '', '' FROM generate_series(1, 10000) n`,
 		`INSERT INTO recovery.watch_instance SELECT w.workspace_id, 1, 1, gen_random_uuid(), 'live', 'process', w.node_id, mesh.clock() FROM recovery.watch_workspace w`,
-		`INSERT INTO recovery.watch_session SELECT gen_random_uuid(), 1, w.node_id, '` + k.replica + `', 1, true, mesh.clock(), '' FROM recovery.watch_workspace w`,
+		`INSERT INTO recovery.watch_session SELECT gen_random_uuid(), 1, w.node_id, '` + k.replica +
+			`', 1, true, mesh.clock(), '' FROM recovery.watch_workspace w`,
 	} {
 		if _, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, sql); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := k.db.OwnerPool().Exec(k.ctx, `ANALYZE recovery.watch_workspace, recovery.watch_instance, recovery.watch_session`); err != nil {
+	if _, err := k.db.OwnerPool().Exec(k.ctx,
+		`ANALYZE recovery.watch_workspace, recovery.watch_instance, recovery.watch_session`); err != nil {
 		t.Fatal(err)
 	}
 	k.round()

@@ -130,7 +130,8 @@ func TestUnansweredRequestThatWasServedIsReplayed(t *testing.T) {
 	k.round()
 	k.wantAsked(2)
 	again := k.owner.asked()[1]
-	if again.GetIdempotencyKey() != first.GetIdempotencyKey() || first.GetExpectedEpoch() != 1 || again.GetExpectedEpoch() != 1 {
+	if again.GetIdempotencyKey() != first.GetIdempotencyKey() || first.GetExpectedEpoch() != 1 ||
+		again.GetExpectedEpoch() != 1 {
 		t.Fatalf("%v and then %v", first, again)
 	}
 	rec := k.record(b)
@@ -149,7 +150,8 @@ func TestAnotherWasQuicker(t *testing.T) {
 			if r.GetExpectedEpoch() == 1 {
 				return nil, fault.New(commonv1.Reason_REASON_CONFLICT, "asked of epoch 1, and it is in epoch 2")
 			}
-			return &lifecyclev1.Operation{OperationId: ids.New(), WorkspaceId: r.GetWorkspaceId(), Kind: kRecreate, Epoch: 3}, nil
+			return &lifecyclev1.Operation{OperationId: ids.New(), WorkspaceId: r.GetWorkspaceId(), Kind: kRecreate, Epoch: 3},
+				nil
 		}
 	})
 	k.lose(b)
@@ -157,7 +159,8 @@ func TestAnotherWasQuicker(t *testing.T) {
 	k.settle()
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
-	if !strings.Contains(rec.GetWithheldBecause(), "somebody was quicker") || !strings.Contains(rec.GetWithheldBecause(), "epoch 2") {
+	if !strings.Contains(rec.GetWithheldBecause(), "somebody was quicker") ||
+		!strings.Contains(rec.GetWithheldBecause(), "epoch 2") {
 		t.Fatalf("%v", rec)
 	}
 	k.wantWithdrawn()

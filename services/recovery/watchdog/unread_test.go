@@ -15,13 +15,16 @@ func TestUnknownValuesStopNoOtherRecovery(t *testing.T) {
 	instances := k.fleet(10)
 	k.settleAll(instances[:1])
 	k.wantAsked(1)
-	_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.recovery_record SET outcome = 'withheld' WHERE ended_at IS NULL`)
+	_, err := k.db.OwnerPool().Exec(k.ctx,
+		`UPDATE recovery.recovery_record SET outcome = 'withheld' WHERE ended_at IS NULL`)
 	k.must(err)
-	_, err = k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.watch_workspace SET state = 'stuck' WHERE workspace_id = $1`, instances[1].ws.GetWorkspaceId())
+	_, err = k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.watch_workspace SET state = 'stuck' WHERE workspace_id = $1`,
+		instances[1].ws.GetWorkspaceId())
 	k.must(err)
 	testkit.WithoutValue(t, commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD)
 	testkit.WithoutValue(t, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK)
-	_, err = k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.watch_workspace SET register_failures = 3, register_failing_since = mesh.clock() - interval '1 hour'
+	_, err = k.db.OwnerPool().Exec(k.ctx,
+		`UPDATE recovery.watch_workspace SET register_failures = 3, register_failing_since = mesh.clock() - interval '1 hour'
 		WHERE workspace_id = $1`, instances[1].ws.GetWorkspaceId())
 	k.must(err)
 	k.lose(instances[2])

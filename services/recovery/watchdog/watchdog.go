@@ -21,7 +21,8 @@ const requesterName = "watchdog"
 
 // Lifecycle is the service that decides about workspaces.
 type Lifecycle interface {
-	RequestOperation(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error)
+	RequestOperation(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse,
+		error)
 }
 
 // Deps are the dependencies of a Watchdog; the signals may be nil.

@@ -66,12 +66,14 @@ func TestInstanceWithoutSessionIsRecreatedAndRecorded(t *testing.T) {
 	k.wantAsked(1)
 	req := k.owner.asked()[0]
 	rec := k.record(b)
-	if req.GetKind() != kRecreate || req.GetRequester() != "watchdog" || req.GetWorkspaceId() != b.ws.GetWorkspaceId() || req.GetIdempotencyKey() == "" ||
+	if req.GetKind() != kRecreate || req.GetRequester() != "watchdog" || req.GetWorkspaceId() != b.ws.GetWorkspaceId() ||
+		req.GetIdempotencyKey() == "" ||
 		req.GetCorrelationId() == "" || req.GetCorrelationId() != rec.GetCorrelationId() {
 		t.Fatalf("%v of %v", req, rec)
 	}
 	k.wantOutcome(rec, open)
-	if rec.GetTrigger() != lost || rec.GetOperationId() == "" || rec.GetAttempts() != 1 || rec.GetStartedAt() == nil || rec.GetErrorCode() != "session_superseded" {
+	if rec.GetTrigger() != lost || rec.GetOperationId() == "" || rec.GetAttempts() != 1 || rec.GetStartedAt() == nil ||
+		rec.GetErrorCode() != "session_superseded" {
 		t.Fatalf("%v", rec)
 	}
 	// Until the operation ends no further request is made.
@@ -84,7 +86,8 @@ func TestInstanceWithoutSessionIsRecreatedAndRecorded(t *testing.T) {
 	k.round()
 	rec = k.record(b)
 	k.wantOutcome(rec, recovered)
-	if rec.GetWhatWorked() != "recreate" || rec.GetTotalSeconds() < 60 || rec.GetUserImpact() == "" || rec.GetEndedAt() == nil {
+	if rec.GetWhatWorked() != "recreate" || rec.GetTotalSeconds() < 60 || rec.GetUserImpact() == "" ||
+		rec.GetEndedAt() == nil {
 		t.Fatalf("%v", rec)
 	}
 	if out := k.round(); out.Opened+out.Asked != 0 {
@@ -161,7 +164,10 @@ func TestStalledOperationIsJoinedAndItsEndFollowed(t *testing.T) {
 	b := k.provision("acme", "one", byProcess)
 	k.owner.set(func() {
 		k.owner.answer = func(r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
-			return &lifecyclev1.Operation{OperationId: b.run.GetRunId(), WorkspaceId: r.GetWorkspaceId(), Joined: true, Epoch: 1}, nil
+			return &lifecyclev1.Operation{
+				OperationId: b.run.GetRunId(), WorkspaceId: r.GetWorkspaceId(), Joined: true,
+				Epoch: 1,
+			}, nil
 		}
 	})
 	k.stall(b, 3)
@@ -169,7 +175,8 @@ func TestStalledOperationIsJoinedAndItsEndFollowed(t *testing.T) {
 	k.wantAsked(1)
 	rec := k.record(b)
 	k.wantOutcome(rec, open)
-	if rec.GetTrigger() != stalled || rec.GetStep() != steps[3] || rec.GetOperationId() != b.run.GetRunId() || rec.GetAttempts() != 0 ||
+	if rec.GetTrigger() != stalled || rec.GetStep() != steps[3] || rec.GetOperationId() != b.run.GetRunId() ||
+		rec.GetAttempts() != 0 ||
 		!strings.Contains(rec.GetCause(), "workload database") || !strings.Contains(rec.GetWithheldBecause(), "joined") {
 		t.Fatalf("%v", rec)
 	}
@@ -208,7 +215,10 @@ func TestPersonWhoCancelsResetsAndRetriesIsNotFought(t *testing.T) {
 	b := k.provision("acme", "one", byProcess)
 	k.owner.set(func() {
 		k.owner.answer = func(r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
-			return &lifecyclev1.Operation{OperationId: b.run.GetRunId(), WorkspaceId: r.GetWorkspaceId(), Joined: true, Epoch: 1}, nil
+			return &lifecyclev1.Operation{
+				OperationId: b.run.GetRunId(), WorkspaceId: r.GetWorkspaceId(), Joined: true,
+				Epoch: 1,
+			}, nil
 		}
 	})
 	k.stall(b, 3)
@@ -252,7 +262,8 @@ func TestRecoveryByPeopleAloneIsRecorded(t *testing.T) {
 	k.round()
 	rec := k.record(b)
 	k.wantOutcome(rec, recovered)
-	if rec.GetTrigger() != manual || rec.GetWhatWorked() != "retry" || rec.GetStep() != steps[4] || rec.GetErrorCode() != "launch_failed" ||
+	if rec.GetTrigger() != manual || rec.GetWhatWorked() != "retry" || rec.GetStep() != steps[4] ||
+		rec.GetErrorCode() != "launch_failed" ||
 		rec.GetTotalSeconds() < 180 || rec.GetOperationId() != b.run.GetRunId() {
 		t.Fatalf("%v", rec)
 	}
@@ -264,8 +275,9 @@ func TestRecoveryByPeopleAloneIsRecorded(t *testing.T) {
 
 func TestUndoStatesNeverTrigger(t *testing.T) {
 	for _, state := range []commonv1.WorkspaceState{
-		commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
-		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
+		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		provisioning, recreating, // which a workspace is while its operation goes back by itself
 	} {
 		t.Run(state.String(), func(t *testing.T) {
@@ -362,7 +374,8 @@ func TestRefusalsWithholdWithTheirReason(t *testing.T) {
 	k.settle()
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
-	if !strings.Contains(rec.GetWithheldBecause(), "previous_epoch_alive") || rec.GetNextAt() == nil || rec.GetAttempts() != 0 {
+	if !strings.Contains(rec.GetWithheldBecause(), "previous_epoch_alive") || rec.GetNextAt() == nil ||
+		rec.GetAttempts() != 0 {
 		t.Fatalf("%v", rec)
 	}
 	k.round()
@@ -503,7 +516,8 @@ func TestEventReplayChangesNothing(t *testing.T) {
 	k.must(err)
 	for range 2 {
 		for _, r := range slices.Backward(list) {
-			k.must(pg.InTx(k.ctx, k.db.Pool(pg.RoleRecovery), func(ctx context.Context, tx pgx.Tx) error { return watchdog.Apply(ctx, tx, r) }))
+			k.must(pg.InTx(k.ctx, k.db.Pool(pg.RoleRecovery),
+				func(ctx context.Context, tx pgx.Tx) error { return watchdog.Apply(ctx, tx, r) }))
 		}
 	}
 	if after := k.digest(); after != before {
@@ -516,7 +530,10 @@ func TestEventReplayChangesNothing(t *testing.T) {
 
 func TestPoisonIsRefused(t *testing.T) {
 	k := newKit(t)
-	for kind, m := range map[string]proto.Message{"workspace.changed": &lifecyclev1.Workspace{WorkspaceId: ids.New()}, "run.changed": &lifecyclev1.Run{RunId: ids.New()}} {
+	for kind, m := range map[string]proto.Message{
+		"workspace.changed": &lifecyclev1.Workspace{WorkspaceId: ids.New()},
+		"run.changed":       &lifecyclev1.Run{RunId: ids.New()},
+	} {
 		raw := []byte(`{}`)
 		err := pg.InTx(k.ctx, k.db.Pool(pg.RoleRecovery), func(ctx context.Context, tx pgx.Tx) error {
 			return watchdog.Apply(ctx, tx, events.Record{Kind: kind, Stored: raw, AggregateVersion: 1})

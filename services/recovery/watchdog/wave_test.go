@@ -41,7 +41,10 @@ func newMembers(t *testing.T) *members {
 	keys, err := joinstate.NewKeys(private)
 	k.must(err)
 	m := &members{kit: k}
-	m.identities, err = identity.New(identity.Deps{Logger: testkit.Logger(t), Pool: k.db.Pool(pg.RoleRecovery), Keys: keys})
+	m.identities, err = identity.New(identity.Deps{
+		Logger: testkit.Logger(t), Pool: k.db.Pool(pg.RoleRecovery),
+		Keys: keys,
+	})
 	k.must(err)
 	return m
 }
@@ -87,7 +90,8 @@ func (m *members) enrol(count int) []*member {
 		}
 		n.joinState = opened[i].GetJoinState()
 		confirms[i] = &recoveryv1.ConfirmSession{
-			SessionId: hellos[i].GetSessionId(), NodeId: n.id, NodeInstanceId: n.instance, Generation: opened[i].GetGeneration(), Serial: n.serial,
+			SessionId: hellos[i].GetSessionId(), NodeId: n.id, NodeInstanceId: n.instance, Generation: opened[i].GetGeneration(),
+			Serial: n.serial,
 		}
 	}
 	confirmed, _, err := m.identities.Confirm(m.ctx, confirms)
@@ -184,7 +188,8 @@ func TestAWaveOfRefusalsStopsItself(t *testing.T) {
 	hello := m.hellos(nodes[200:])
 	opened := m.open(hello)[0]
 	confirmed, _, err := m.identities.Confirm(m.ctx, []*recoveryv1.ConfirmSession{{
-		SessionId: hello[0].GetSessionId(), NodeId: copied.id, NodeInstanceId: copied.instance, Generation: opened.GetGeneration(), Serial: copied.serial,
+		SessionId: hello[0].GetSessionId(), NodeId: copied.id, NodeInstanceId: copied.instance,
+		Generation: opened.GetGeneration(), Serial: copied.serial,
 	}})
 	m.must(err)
 	if !confirmed[0].GetAdmitted() {
@@ -212,11 +217,13 @@ func TestAWaveOfRefusalsStopsItself(t *testing.T) {
 			}
 		}
 		m.round()
-		if b := m.brake(); !b.GetEngaged() || b.GetAffected() != 200 || b.GetIncidentId() == "" || !strings.Contains(b.GetReason(), "serial_unknown") {
+		if b := m.brake(); !b.GetEngaged() || b.GetAffected() != 200 || b.GetIncidentId() == "" ||
+			!strings.Contains(b.GetReason(), "serial_unknown") {
 			t.Fatalf("the brake: %v", b)
 		}
 		list := m.incidents(brakeKind)
-		if len(list) != 1 || list[0].GetClosedAt() != nil || len(list[0].GetNodeIds()) == 0 || !strings.Contains(list[0].GetNextAction(), "docs/restore.md") {
+		if len(list) != 1 || list[0].GetClosedAt() != nil || len(list[0].GetNodeIds()) == 0 ||
+			!strings.Contains(list[0].GetNextAction(), "docs/restore.md") {
 			t.Fatalf("incidents: %v", list)
 		}
 		if first {
@@ -232,7 +239,8 @@ func TestAWaveOfRefusalsStopsItself(t *testing.T) {
 		}
 	}
 	var held int
-	m.must(m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx, `SELECT count(*) FROM recovery.identity WHERE state = 'held'`).Scan(&held))
+	m.must(m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx,
+		`SELECT count(*) FROM recovery.identity WHERE state = 'held'`).Scan(&held))
 	if held != 1 {
 		t.Fatalf("%d nodes are held, want the copied one", held)
 	}

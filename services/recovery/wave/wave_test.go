@@ -40,7 +40,10 @@ func fleet(t *testing.T, pool *pgxpool.Pool, count int) {
 			}
 			key := make([]byte, 32)
 			_, _ = rand.Read(key)
-			s := identity.Serial{Serial: fmt.Sprintf("%x", key[:8]), KeySHA256: key, ChainPEM: []byte("c"), NotBefore: m.Now, NotAfter: m.Now.Add(time.Hour)}
+			s := identity.Serial{
+				Serial: fmt.Sprintf("%x", key[:8]), KeySHA256: key, ChainPEM: []byte("c"), NotBefore: m.Now,
+				NotAfter: m.Now.Add(time.Hour),
+			}
 			if err := identity.Activate(ctx, tx, r, ids.New(), s, "test", "enrolled", m); err != nil {
 				return err
 			}
@@ -118,10 +121,14 @@ func TestStrangersWaitAndCountForNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := wave.Soften(ctx, pool, refusal)
-	if fault.ReasonOf(err) != commonv1.Reason_REASON_RECORDS_MISSING || fault.ActionOf(err) != commonv1.Action_ACTION_WAIT {
+	if fault.ReasonOf(err) != commonv1.Reason_REASON_RECORDS_MISSING ||
+		fault.ActionOf(err) != commonv1.Action_ACTION_WAIT {
 		t.Errorf("while the brake is engaged: %v", err)
 	}
-	for _, reason := range []commonv1.Reason{commonv1.Reason_REASON_TOKEN_CONSUMED, commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED} {
+	for _, reason := range []commonv1.Reason{
+		commonv1.Reason_REASON_TOKEN_CONSUMED,
+		commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED,
+	} {
 		if err := wave.Soften(ctx, pool, fault.New(reason, "")); fault.ReasonOf(err) != reason {
 			t.Errorf("%v has become %v", reason, err)
 		}

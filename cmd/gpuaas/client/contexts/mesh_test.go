@@ -112,7 +112,8 @@ func TestAMeshTakesTheNameOfOneThatEnded(t *testing.T) {
 func TestAMeshKeepsItsNameWhereAnotherIsFree(t *testing.T) {
 	testkit.IO(t)
 	path := filepath.Join(t.TempDir(), "contexts.yaml")
-	first, second := contexts.Context{Server: listener(t), Mesh: "/meshes/a"}, contexts.Context{Server: listener(t), Mesh: "/meshes/b"}
+	first, second := contexts.Context{Server: listener(t), Mesh: "/meshes/a"},
+		contexts.Context{Server: listener(t), Mesh: "/meshes/b"}
 	announce(t, path, "dev", first)
 	wants := func(when string, want contexts.Announced) {
 		t.Helper()
@@ -161,7 +162,10 @@ func TestTheContextsOfAMeshGoTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := contexts.File{Current: "prod", Contexts: []contexts.Context{{Name: "prod", Server: "mesh.example:443"}, kept, alive}}
+	want := contexts.File{
+		Current:  "prod",
+		Contexts: []contexts.Context{{Name: "prod", Server: "mesh.example:443"}, kept, alive},
+	}
 	if diff := cmp.Diff(want, f); diff != "" {
 		t.Fatalf("file differs (-want +got):\n%s", diff)
 	}

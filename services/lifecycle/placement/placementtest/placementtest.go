@@ -16,7 +16,10 @@ import (
 func Conform(t *testing.T, d placement.Driver, node string) {
 	t.Helper()
 	request := func(ws string, epoch int64) placement.LaunchRequest {
-		return placement.LaunchRequest{WorkspaceID: ws, TenantID: ids.New(), Epoch: epoch, InstanceID: ids.New(), NodeID: node, LaunchSecret: "gls_secret"}
+		return placement.LaunchRequest{
+			WorkspaceID: ws, TenantID: ids.New(), Epoch: epoch, InstanceID: ids.New(),
+			NodeID: node, LaunchSecret: "gls_secret",
+		}
 	}
 	launch := func(t *testing.T, b placement.LaunchRequest) placement.Launched {
 		t.Helper()

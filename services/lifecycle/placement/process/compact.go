@@ -58,7 +58,9 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 
 // compactLocked rewrites the log without the lines of some workspaces, if there are enough of these. It replaces the
 // whole file by a synced one; each line keeps its number. The caller holds the lock.
-func (j *launchLog) compactLocked(forgotten map[string]bool) (gone int, err error) { //nolint:nonamedreturns // the file is closed on every way out
+//
+//nolint:nonamedreturns // the file is closed on every way out
+func (j *launchLog) compactLocked(forgotten map[string]bool) (gone int, err error) {
 	f, err := os.OpenFile(j.path, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, fmt.Errorf("open launch ledger: %w", err)

@@ -171,7 +171,8 @@ func sameInstance(have *instance, b placement.LaunchRequest) error {
 
 // mayLaunch returns a fault if the rules of epochs or of capacity forbid the launch.
 func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
-	if have := l.instances[instanceKey{b.WorkspaceID, b.Epoch}]; have != nil && (have.Op == opEnded || have.Op == opEnding) {
+	if have := l.instances[instanceKey{b.WorkspaceID, b.Epoch}]; have != nil &&
+		(have.Op == opEnded || have.Op == opEnding) {
 		return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
 	}
 	if l.highest[b.WorkspaceID] > b.Epoch {
@@ -183,17 +184,20 @@ func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
 			continue
 		}
 		if k.workspaceID == b.WorkspaceID && have.Fenced == "" {
-			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch of the workspace is not confirmed ended",
+			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+				"an earlier epoch of the workspace is not confirmed ended",
 				fault.Conflicting(providerID(k.workspaceID, k.epoch)))
 		}
 		instances++
 		gpus += int(have.GPUs)
 	}
 	if instances >= d.cfg.MaxInstances {
-		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d instances stand on this host, as many as it may hold", instances))
+		return fault.New(commonv1.Reason_REASON_NO_CAPACITY,
+			fmt.Sprintf("%d instances stand on this host, as many as it may hold", instances))
 	}
 	if gpus+int(b.GPUs) > d.cfg.MaxGPUs {
-		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d of %d GPUs of this host are taken", gpus, d.cfg.MaxGPUs))
+		return fault.New(commonv1.Reason_REASON_NO_CAPACITY,
+			fmt.Sprintf("%d of %d GPUs of this host are taken", gpus, d.cfg.MaxGPUs))
 	}
 	return nil
 }
@@ -262,7 +266,8 @@ func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []st
 	}
 	defer log.Close() //nolint:errcheck // the child has its own
 	//nolint:gosec,noctx // the binary is the operator's configuration; an instance outlives every context of this process
-	cmd := exec.Command(d.cfg.AgentBinary, "run", "--etc-dir", filepath.Join(dir, "etc"), "--state-dir", filepath.Join(dir, "state"), "--gpus", strconv.Itoa(int(gpus)))
+	cmd := exec.Command(d.cfg.AgentBinary, "run", "--etc-dir", filepath.Join(dir, "etc"), "--state-dir",
+		filepath.Join(dir, "state"), "--gpus", strconv.Itoa(int(gpus)))
 	cmd.Env = []string{marker + "=" + dir, "PATH=" + os.Getenv("PATH"), "HOME=" + dir}
 	cmd.Env = append(cmd.Env, environ...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
@@ -349,7 +354,9 @@ func (d *Driver) Standing(ctx context.Context) ([]placement.Instance, error) {
 	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.noticed() })
 }
 
-func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKey, *instance]) ([]placement.Instance, error) {
+func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKey, *instance]) ([]placement.Instance,
+	error,
+) {
 	var out []placement.Instance
 	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		for k, b := range of(l) {
@@ -357,8 +364,9 @@ func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKe
 				continue // ended before it was launched
 			}
 			out = append(out, placement.Instance{
-				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID, ProviderID: providerID(k.workspaceID, k.epoch),
-				StartedAt: b.launchedAt, EndedAt: b.endedAt, Strays: b.Strays, StraysAt: b.straysAt,
+				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID,
+				ProviderID: providerID(k.workspaceID, k.epoch), StartedAt: b.launchedAt, EndedAt: b.endedAt, Strays: b.Strays,
+				StraysAt: b.straysAt,
 			})
 		}
 		return nil
@@ -444,7 +452,8 @@ func (d *Driver) restore(ctx context.Context, k instanceKey, b *instance, write 
 	if err != nil {
 		return err
 	}
-	d.logger.InfoContext(ctx, "instance powered on again", slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch), slog.Int("pid", pid))
+	d.logger.InfoContext(ctx, "instance powered on again", slog.String("workspace_id", k.workspaceID),
+		slog.Int64("epoch", k.epoch), slog.Int("pid", pid))
 	return write(entry{Op: opRestarted, WorkspaceID: k.workspaceID, Epoch: k.epoch, PID: pid, StartTicks: startTicks(pid)})
 }
 

@@ -52,7 +52,8 @@ func newDriver(t *testing.T, maxInstances, maxGPUs int) *Driver {
 		t.Fatal(err)
 	}
 	d, err := New(testkit.Logger(t), Config{
-		Dir: filepath.Join(dir, "p"), AgentBinary: os.Args[0], EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxInstances: maxInstances, MaxGPUs: maxGPUs,
+		Dir: filepath.Join(dir, "p"), AgentBinary: os.Args[0], EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2",
+		CAFile: ca, MaxInstances: maxInstances, MaxGPUs: maxGPUs,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +134,10 @@ func TestLaunchIsIdempotent(t *testing.T) {
 	}
 	waitProcs(t, d, ws, 1, 1, 2)
 	// Workloads run as other users and must reach their own directories, but not the keys.
-	for path, want := range map[string]os.FileMode{d.instanceDir(ws, 1): 0o711, filepath.Join(d.instanceDir(ws, 1), "state"): 0o711, filepath.Join(d.instanceDir(ws, 1), "etc"): 0o700} {
+	for path, want := range map[string]os.FileMode{
+		d.instanceDir(ws, 1):                         0o711,
+		filepath.Join(d.instanceDir(ws, 1), "state"): 0o711, filepath.Join(d.instanceDir(ws, 1), "etc"): 0o700,
+	} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v %v, want %v", path, info, err, want)
 		}

@@ -25,7 +25,8 @@ func (d *Driver) discard(workspaceID string, epoch int64) {
 	dir := d.instanceDir(workspaceID, epoch)
 	keep := map[string]bool{"agent.log": true, "diagnostics.jsonl": true}
 	if err := cgroup.Remove(filepath.Join(dir, "state")); err != nil {
-		d.logger.Warn("control groups of an ended instance not removed; tried again later", slog.String("path", dir), slog.Any("error", err))
+		d.logger.Warn("control groups of an ended instance not removed; tried again later", slog.String("path", dir),
+			slog.Any("error", err))
 		keep[cgroup.File] = true
 	}
 	for _, sub := range []string{"etc", "state"} {

@@ -18,7 +18,8 @@ func (d *Driver) LaunchLog(ctx context.Context) (placement.LaunchLog, error) {
 		out = placement.LaunchLog{Seq: l.seq, Entries: make([]placement.LogEntry, 0, len(l.instances))}
 		for k, b := range l.each() {
 			out.Entries = append(out.Entries, placement.LogEntry{
-				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID, First: b.first, Ended: b.ending, Fenced: b.Fenced != "",
+				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID, First: b.first, Ended: b.ending,
+				Fenced: b.Fenced != "",
 			})
 		}
 		var err error

@@ -22,7 +22,10 @@ func logOf(t *testing.T, instances int) *launchLog {
 	for n := range instances {
 		ws := ids.New()
 		for i, op := range []op{opIntent, opLaunched, opEnding, opEnded} {
-			line, err := json.Marshal(entry{Op: op, At: time.Now(), WorkspaceID: ws, Epoch: 1, InstanceID: ids.New(), Seq: int64(4*n + i + 1)})
+			line, err := json.Marshal(entry{
+				Op: op, At: time.Now(), WorkspaceID: ws, Epoch: 1, InstanceID: ids.New(),
+				Seq: int64(4*n + i + 1),
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -134,7 +137,8 @@ func TestWhatOthersWriteIntoTheLogIsSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // and it stays refused
-		if err := j.with(testkit.Context(t), func(*ledger, func(entry) error) error { return nil }); !errors.Is(err, errTorn) {
+		if err := j.with(testkit.Context(t), func(*ledger, func(entry) error) error { return nil }); !errors.Is(err,
+			errTorn) {
 			t.Errorf("a log that is damaged in its middle: %v", err)
 		}
 	}

@@ -88,7 +88,10 @@ type ledger struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{instances: map[instanceKey]*instance{}, alive: map[instanceKey]*instance{}, woken: map[instanceKey]*instance{}, highest: map[string]int64{}}
+	return &ledger{
+		instances: map[instanceKey]*instance{}, alive: map[instanceKey]*instance{},
+		woken: map[instanceKey]*instance{}, highest: map[string]int64{},
+	}
 }
 
 // each visits every instance of the log. Callers that run often use live.

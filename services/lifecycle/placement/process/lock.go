@@ -105,6 +105,7 @@ func (l *fileLock) busy(ctx context.Context, holder int) error {
 		who = "process " + strconv.Itoa(holder)
 	}
 	return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the launch ledger of this host is held by "+who,
-		fault.Remedy("ask again; if "+who+" is stopped, continue it or end it: the ledger is free the moment that it is gone"),
+		fault.Remedy("ask again; if "+who+
+			" is stopped, continue it or end it: the ledger is free the moment that it is gone"),
 		fault.Cause(fmt.Errorf("wait for %s: %w", l.path, context.Cause(ctx))))
 }

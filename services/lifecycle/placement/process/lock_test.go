@@ -68,11 +68,13 @@ func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
 				t.Errorf("%s: %v", got.name, got.err)
 				continue
 			}
-			if fault.ActionOf(got.err) != commonv1.Action_ACTION_WAIT || !strings.Contains(refusal.Remedy, "continue it or end it") {
+			if fault.ActionOf(got.err) != commonv1.Action_ACTION_WAIT ||
+				!strings.Contains(refusal.Remedy, "continue it or end it") {
 				t.Errorf("%s: action %v, remedy %q", got.name, fault.ActionOf(got.err), refusal.Remedy)
 			}
 			// One of them tried to lock the file and names its holder; the rest waited for that one.
-			if !strings.Contains(refusal.Public, "process 4711") && !strings.Contains(refusal.Public, "process "+strconv.Itoa(os.Getpid())) {
+			if !strings.Contains(refusal.Public, "process 4711") &&
+				!strings.Contains(refusal.Public, "process "+strconv.Itoa(os.Getpid())) {
 				t.Errorf("%s: nobody is named in %q", got.name, refusal.Public)
 			}
 		case <-time.After(time.Minute):

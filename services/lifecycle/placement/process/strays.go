@@ -43,7 +43,8 @@ func (d *Driver) endStraysOf(ctx context.Context, k instanceKey, found int) erro
 	if err := endAll(ctx, d.root(), marked, []string{instanceID(k.workspaceID, k.epoch)}, 3*time.Second); err != nil {
 		return fmt.Errorf("end what runs of an ended instance: %w", err)
 	}
-	d.logger.ErrorContext(ctx, "processes of an ended instance were found and ended", slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch),
+	d.logger.ErrorContext(ctx, "processes of an ended instance were found and ended",
+		slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch),
 		slog.Int("processes", found))
 	err := d.journal.with(ctx, func(_ *ledger, write func(entry) error) error {
 		return write(entry{Op: opEnded, WorkspaceID: k.workspaceID, Epoch: k.epoch, Strays: found})

@@ -27,8 +27,10 @@ func keep(t *testing.T, d *Driver) {
 func wake(t *testing.T, d *Driver, ws string, epoch int64) {
 	t.Helper()
 	dir := d.instanceDir(ws, epoch)
-	agent := exec.Command(os.Args[0], "run", "--state-dir", filepath.Join(dir, "state")) //nolint:gosec,noctx // this test binary
-	marked := exec.Command("sleep", "3600")                                              //nolint:noctx // ended by the driver
+	//nolint:gosec,noctx // this test binary
+	agent := exec.Command(os.Args[0], "run", "--state-dir", filepath.Join(dir, "state"))
+	//nolint:noctx // ended by the driver
+	marked := exec.Command("sleep", "3600")
 	marked.Env = append(os.Environ(), marker+"="+dir)
 	for _, cmd := range []*exec.Cmd{agent, marked} {
 		if err := cmd.Start(); err != nil {

@@ -37,12 +37,14 @@ func (d *Driver) Launch(ctx context.Context, request placement.LaunchRequest) (p
 			return fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "a later epoch of the workspace was placed")
 		}
 		if placed.Alive != nil {
-			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch of the workspace is not confirmed ended")
+			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+				"an earlier epoch of the workspace is not confirmed ended")
 		}
 		if err := request.Permitted(ctx); err != nil {
 			return err
 		}
-		slot, err := pg.One[slotRow](ctx, tx, takeSlot, request.WorkspaceID, request.Epoch, request.InstanceID, request.NodeID)
+		slot, err := pg.One[slotRow](ctx, tx, takeSlot, request.WorkspaceID, request.Epoch, request.InstanceID,
+			request.NodeID)
 		if err != nil {
 			return fmt.Errorf("take slot: %w", err)
 		}
@@ -54,7 +56,8 @@ func (d *Driver) Launch(ctx context.Context, request placement.LaunchRequest) (p
 			return placement.LostHistory("static:"+slot.NodeID, slot.InstanceID, request)
 		}
 		if slot.NodeID != request.NodeID {
-			return fault.New(commonv1.Reason_REASON_CONFLICT, "this epoch of the workspace stands on another machine", fault.Conflicting(slot.NodeID))
+			return fault.New(commonv1.Reason_REASON_CONFLICT, "this epoch of the workspace stands on another machine",
+				fault.Conflicting(slot.NodeID))
 		}
 		out.ProviderID = "static:" + slot.NodeID
 		return nil
@@ -73,7 +76,8 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 			return fmt.Errorf("look for what is left: %w", err)
 		}
 		if left > 0 {
-			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "the machine has not confirmed that the workspace's work is gone",
+			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+				"the machine has not confirmed that the workspace's work is gone",
 				fault.Unmet(fmt.Sprintf("%d workload and storage claims of epoch %d are not released", left, epoch)))
 		}
 		// One statement serves a slot that is taken, one that a concurrent launch has taken and not committed yet, and one
@@ -115,7 +119,10 @@ func (d *Driver) list(ctx context.Context, which *pg.Statement) ([]placement.Ins
 	}
 	out := make([]placement.Instance, 0, len(slots))
 	for _, s := range slots {
-		i := placement.Instance{WorkspaceID: s.WorkspaceID, Epoch: s.Epoch, InstanceID: s.InstanceID, ProviderID: "static:" + s.NodeID, StartedAt: s.StartedAt}
+		i := placement.Instance{
+			WorkspaceID: s.WorkspaceID, Epoch: s.Epoch, InstanceID: s.InstanceID,
+			ProviderID: "static:" + s.NodeID, StartedAt: s.StartedAt,
+		}
 		if s.EndedAt != nil {
 			i.EndedAt = *s.EndedAt
 		}

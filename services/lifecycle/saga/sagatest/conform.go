@@ -21,7 +21,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-var insertTenant = pg.Define(pg.RoleLifecycle, "sagatest.insert_tenant", `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`)
+var insertTenant = pg.Define(pg.RoleLifecycle, "sagatest.insert_tenant",
+	`INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`)
 
 // Resource lists what a definition makes, by a query of the resource itself and not of our rows. A thing that was made
 // twice is listed twice.
@@ -264,8 +265,8 @@ func (tr *trial) start() {
 			return err
 		}
 		out, err := tr.core.Start(ctx, tx, saga.StartRequest{
-			WorkspaceID: tr.ws, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: tr.c.Definition.Name, Input: tr.c.Input,
-			Requester: "sagatest", NextEpoch: true,
+			WorkspaceID: tr.ws, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: tr.c.Definition.Name,
+			Input: tr.c.Input, Requester: "sagatest", NextEpoch: true,
 		})
 		tr.run = out.RunID
 		return err
@@ -281,7 +282,8 @@ func plainWorkspace(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, er
 	if _, err := pg.Exec(ctx, tx, insertTenant, tenant, "t-"+tenant); err != nil {
 		return "", fmt.Errorf("insert tenant: %w", err)
 	}
-	return core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: "w-" + ids.New(), CreatedBy: "sagatest"})
+	return core.InsertWorkspace(ctx, tx,
+		saga.NewWorkspace{TenantID: tenant, Name: "w-" + ids.New(), CreatedBy: "sagatest"})
 }
 
 // drive starts a driver with an owner of its own. At the planned crash it ends as a killed process would, and the next
@@ -293,13 +295,16 @@ func (tr *trial) drive(before func()) {
 	if err != nil {
 		tr.t.Fatal(err)
 	}
-	core, err := saga.New(saga.Deps{DB: tr.c.DB.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(tr.t), OnPoint: tr.plan.points()})
+	core, err := saga.New(saga.Deps{
+		DB: tr.c.DB.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(tr.t),
+		OnPoint: tr.plan.points(),
+	})
 	if err != nil {
 		tr.t.Fatal(err)
 	}
 	driver, err := saga.NewDriver(core, saga.Config{
-		Owner: fmt.Sprintf("%s-%d", ids.New(), tr.owner), Workers: 4, Lease: lease, Heartbeat: time.Second, Poll: 20 * time.Millisecond,
-		CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
+		Owner: fmt.Sprintf("%s-%d", ids.New(), tr.owner), Workers: 4, Lease: lease, Heartbeat: time.Second,
+		Poll: 20 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
 		LeaseBatch: 1, // while it queries the queue, the other workers are free for runs that are started
 	})
 	if err != nil {
@@ -362,7 +367,8 @@ func (tr *trial) ends(state string, workspace commonv1.WorkspaceState) {
 			if run.Live() && run.WhyWaiting == "" {
 				tr.t.Errorf("a live run does not say what it waits for: %+v", run)
 			}
-			return fmt.Errorf("run is %s at %q (%s), not %s: %s; %s %s", run.State, run.StepName(), run.Phase, state, run.WhyWaiting, run.StuckReason, run.Error)
+			return fmt.Errorf("run is %s at %q (%s), not %s: %s; %s %s", run.State, run.StepName(), run.Phase, state,
+				run.WhyWaiting, run.StuckReason, run.Error)
 		}
 		return nil
 	})

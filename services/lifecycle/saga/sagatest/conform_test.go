@@ -103,7 +103,8 @@ func toy(s *shelf) saga.Definition {
 	wait := saga.Step{Name: "wait", Class: saga.Pure, Do: func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 		var out struct{ Item string }
 		if ok, err := env.Output("put disk", &out); err != nil || !ok || !s.has(out.Item) {
-			return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_INTERNAL, "the disk is not there", err)
+			return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_INTERNAL,
+				"the disk is not there", err)
 		}
 		if time.Since(first(env)) < 20*time.Millisecond {
 			return saga.Wait(saga.WaitFor{For: 15 * time.Millisecond, Why: "the paint dries", WakeOnSignal: true}), nil
@@ -113,8 +114,9 @@ func toy(s *shelf) saga.Definition {
 	return saga.Definition{
 		Name: "toy", Version: 1, Steps: []saga.Step{shelfStep(s, "disk"), wait, shelfStep(s, "lamp")},
 		States: saga.WorkspaceStates{
-			Running: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
-			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+			Running:   commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+			Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+			Failed:    commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
 	}
 }

@@ -99,7 +99,8 @@ func (p *plan) wrap(def saga.Definition, core func() *saga.Core, db pg.Beginner)
 		steps[i].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 			if p.failDo == i && !p.afterwards {
 				p.hit()
-				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INTERNAL, "planned", errInjected)
+				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INTERNAL,
+					"planned", errInjected)
 			}
 			if p.cancelAt == i {
 				p.hit()
@@ -118,7 +119,8 @@ func (p *plan) wrap(def saga.Definition, core func() *saga.Core, db pg.Beginner)
 			}
 			if p.failDo == i {
 				p.hit()
-				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INTERNAL, "planned", errInjected)
+				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INTERNAL,
+					"planned", errInjected)
 			}
 			if p.turnBack && last {
 				if err := cancel(ctx, env); err != nil {

@@ -46,7 +46,10 @@ func New(tb testing.TB) *Log {
 // Projector returns a projector over the log.
 func (l *Log) Projector() *project.Projector {
 	l.TB.Helper()
-	p, err := project.New(project.Deps{Logger: testkit.Logger(l.TB), DB: l.DB.Pool(pg.RoleReadmodel), Numbered: l.Numbered, Wake: l.Wake})
+	p, err := project.New(project.Deps{
+		Logger: testkit.Logger(l.TB), DB: l.DB.Pool(pg.RoleReadmodel), Numbered: l.Numbered,
+		Wake: l.Wake,
+	})
 	l.must(err)
 	return p
 }
@@ -119,18 +122,22 @@ func event(m proto.Message) (string, events.Event) {
 	role := pg.RoleLifecycle
 	switch m := m.(type) {
 	case *recoveryv1.NodeIdentity:
-		role, e.Kind, e.AggregateType, e.AggregateID, e.NodeID = pg.RoleRecovery, project.KindNode, "node_identity", m.GetNodeId(), m.GetNodeId()
+		role, e.Kind, e.AggregateType, e.AggregateID, e.NodeID = pg.RoleRecovery, project.KindNode, "node_identity",
+			m.GetNodeId(), m.GetNodeId()
 		e.TenantID = m.GetTenantId()
 	case *nodev1.SessionChanged:
-		role, e.Kind, e.AggregateType, e.AggregateID, e.NodeID = pg.RoleNodeAPI, project.KindSession, "session", m.GetSessionId(), m.GetNodeId()
+		role, e.Kind, e.AggregateType, e.AggregateID, e.NodeID = pg.RoleNodeAPI, project.KindSession, "session",
+			m.GetSessionId(), m.GetNodeId()
 	case *nodev1.Observation:
-		role, e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = pg.RoleNodeAPI, project.KindObservation, "observation", m.GetWorkspaceId(), m.GetWorkspaceId()
+		role, e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = pg.RoleNodeAPI, project.KindObservation, "observation",
+			m.GetWorkspaceId(), m.GetWorkspaceId()
 	case *lifecyclev1.NodeGate:
 		e.Kind, e.AggregateType, e.AggregateID, e.NodeID = project.KindGate, "gate", m.GetNodeId(), m.GetNodeId()
 	case *lifecyclev1.Tenant:
 		e.Kind, e.AggregateType, e.AggregateID, e.TenantID = project.KindTenant, "tenant", m.GetTenantId(), m.GetTenantId()
 	case *lifecyclev1.Workspace:
-		e.Kind, e.AggregateType, e.AggregateID, e.TenantID = project.KindWorkspace, "workspace", m.GetWorkspaceId(), m.GetTenantId()
+		e.Kind, e.AggregateType, e.AggregateID, e.TenantID = project.KindWorkspace, "workspace", m.GetWorkspaceId(),
+			m.GetTenantId()
 		e.WorkspaceID = m.GetWorkspaceId()
 	case *lifecyclev1.Run:
 		e.Kind, e.AggregateType, e.AggregateID, e.TenantID = project.KindRun, "run", m.GetRunId(), m.GetTenantId()
@@ -139,16 +146,20 @@ func event(m proto.Message) (string, events.Event) {
 		e.Kind, e.AggregateType, e.WorkspaceID, e.WorkflowID = project.KindStep, "step", m.GetWorkspaceId(), m.GetRunId()
 		e.AggregateID = project.StepID(m)
 	case *lifecyclev1.Allocation:
-		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindAllocation, "allocation", m.GetAllocationId(), m.GetWorkspaceId()
+		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindAllocation, "allocation", m.GetAllocationId(),
+			m.GetWorkspaceId()
 	case *lifecyclev1.Instance:
-		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindInstance, "instance", m.GetInstanceId(), m.GetWorkspaceId()
+		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindInstance, "instance", m.GetInstanceId(),
+			m.GetWorkspaceId()
 	case *lifecyclev1.Claim:
 		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindClaim, "claim", m.GetClaimId(), m.GetWorkspaceId()
 	case *lifecyclev1.Finding:
-		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindFinding, "finding", m.GetFindingId(), m.GetWorkspaceId()
+		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindFinding, "finding", m.GetFindingId(),
+			m.GetWorkspaceId()
 	case *lifecyclev1.TaskChanged:
 		t := m.GetTask()
-		e.Kind, e.AggregateType, e.AggregateID, e.NodeID, e.WorkspaceID = project.KindTask, "task", t.GetTaskId(), t.GetNodeId(), t.GetWorkspaceId()
+		e.Kind, e.AggregateType, e.AggregateID, e.NodeID, e.WorkspaceID = project.KindTask, "task", t.GetTaskId(),
+			t.GetNodeId(), t.GetWorkspaceId()
 	}
 	return role, e
 }
@@ -174,7 +185,10 @@ func NewWorld(tb testing.TB) *World {
 	tb.Helper()
 	w := &World{Log: New(tb), Replica: ids.New(), Shared: ids.New()}
 	w.Beat(false)
-	w.Append(&recoveryv1.NodeIdentity{NodeId: w.Shared, Name: "shared", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE})
+	w.Append(&recoveryv1.NodeIdentity{
+		NodeId: w.Shared, Name: "shared",
+		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
+	})
 	w.A, w.B = w.tenant("alpha"), w.tenant("beta")
 	w.Number()
 	return w
@@ -202,55 +216,71 @@ func (w *World) Now() time.Time {
 
 func (w *World) tenant(name string) Tenant {
 	t := Tenant{
-		ID: ids.New(), Name: name, WorkspaceID: ids.New(), WorkspaceName: "ws-" + name, RunID: ids.New(), NodeID: ids.New(), NodeName: "box-" + name,
-		InstanceID: ids.New(), TaskID: ids.New(), ClaimID: ids.New(), AllocationID: ids.New(), SessionID: ids.New(),
+		ID: ids.New(), Name: name, WorkspaceID: ids.New(), WorkspaceName: "ws-" + name, RunID: ids.New(), NodeID: ids.New(),
+		NodeName: "box-" + name, InstanceID: ids.New(), TaskID: ids.New(), ClaimID: ids.New(), AllocationID: ids.New(),
+		SessionID: ids.New(),
 	}
 	at := timestamppb.New(w.Now().Add(-time.Minute))
 	w.Append(&lifecyclev1.Tenant{TenantId: t.ID, Name: name, Quota: &lifecyclev1.Quota{Workspaces: 3}, CreatedAt: at})
 	w.Append(&lifecyclev1.Workspace{
-		WorkspaceId: t.WorkspaceID, TenantId: t.ID, Tenant: name, Name: t.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
-		Epoch: 1, RunId: t.RunID, CreatedAt: at, StateAt: at, NodeId: t.NodeID, NodeName: t.NodeName, CreatedBy: "person-" + name,
+		WorkspaceId: t.WorkspaceID, TenantId: t.ID, Tenant: name, Name: t.WorkspaceName,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Epoch: 1, RunId: t.RunID, CreatedAt: at, StateAt: at,
+		NodeId: t.NodeID, NodeName: t.NodeName,
+		CreatedBy: "person-" + name,
 	})
 	w.Append(&lifecyclev1.Run{
-		RunId: t.RunID, WorkspaceId: t.WorkspaceID, TenantId: t.ID, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Round: 1,
-		State: commonv1.RunState_RUN_STATE_RUNNING, Phase: "do", Step: 1, Epoch: 1, WhyWaiting: "doing the step \"Allocate storage\"",
-		StepNames: []string{"Validate request", "Allocate storage", "Mark active"}, CreatedAt: at,
+		RunId: t.RunID, WorkspaceId: t.WorkspaceID, TenantId: t.ID, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+		Round: 1, State: commonv1.RunState_RUN_STATE_RUNNING, Phase: "do", Step: 1, Epoch: 1,
+		WhyWaiting: "doing the step \"Allocate storage\"",
+		StepNames:  []string{"Validate request", "Allocate storage", "Mark active"}, CreatedAt: at,
 	})
 	w.Append(&lifecyclev1.StepAttempt{
-		RunId: t.RunID, WorkspaceId: t.WorkspaceID, Step: 0, Name: "Validate request", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
-		State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: at, FinishedAt: timestamppb.New(at.AsTime().Add(2 * time.Second)),
+		RunId: t.RunID, WorkspaceId: t.WorkspaceID, Step: 0, Name: "Validate request",
+		Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
+		StartedAt:  at,
+		FinishedAt: timestamppb.New(at.AsTime().Add(2 * time.Second)),
 	})
 	w.Append(&lifecyclev1.StepAttempt{
-		RunId: t.RunID, WorkspaceId: t.WorkspaceID, Step: 1, Name: "Allocate storage", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1,
-		State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING, StartedAt: at, HeartbeatAt: at, Progress: "half of " + name, Stalled: true,
+		RunId: t.RunID, WorkspaceId: t.WorkspaceID, Step: 1, Name: "Allocate storage",
+		Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
+		StartedAt: at, HeartbeatAt: at, Progress: "half of " + name,
+		Stalled: true,
 	})
 	w.Append(&recoveryv1.NodeIdentity{
-		NodeId: t.NodeID, Name: t.NodeName, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, TenantId: t.ID, WorkspaceId: t.WorkspaceID,
-		CreatedAt: at, StateAt: at,
+		NodeId: t.NodeID, Name: t.NodeName, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, TenantId: t.ID,
+		WorkspaceId: t.WorkspaceID, CreatedAt: at, StateAt: at,
 	})
-	w.Append(&lifecyclev1.NodeGate{NodeId: t.NodeID, Name: t.NodeName, Admitted: true, FenceEpoch: 1, SessionEpoch: 1, WorkspaceId: t.WorkspaceID})
+	w.Append(&lifecyclev1.NodeGate{
+		NodeId: t.NodeID, Name: t.NodeName, Admitted: true, FenceEpoch: 1, SessionEpoch: 1,
+		WorkspaceId: t.WorkspaceID,
+	})
 	w.Append(&nodev1.SessionChanged{
-		SessionId: t.SessionID, NodeId: t.NodeID, ReplicaId: w.Replica, Generation: 1, State: commonv1.SessionState_SESSION_STATE_ADMITTED,
-		OpenedAt: at, LastSeenAt: at,
+		SessionId: t.SessionID, NodeId: t.NodeID, ReplicaId: w.Replica, Generation: 1,
+		State: commonv1.SessionState_SESSION_STATE_ADMITTED, OpenedAt: at, LastSeenAt: at,
 	})
 	w.Append(&lifecyclev1.Instance{
-		InstanceId: t.InstanceID, WorkspaceId: t.WorkspaceID, WorkspaceName: t.WorkspaceName, TenantId: t.ID, Epoch: 1, NodeId: t.NodeID,
-		State: commonv1.InstanceState_INSTANCE_STATE_LIVE, ProviderId: "pid-" + name, StartedAt: at,
+		InstanceId: t.InstanceID, WorkspaceId: t.WorkspaceID, WorkspaceName: t.WorkspaceName, TenantId: t.ID, Epoch: 1,
+		NodeId: t.NodeID, State: commonv1.InstanceState_INSTANCE_STATE_LIVE, ProviderId: "pid-" + name, StartedAt: at,
 	})
 	w.Append(&lifecyclev1.Allocation{
-		AllocationId: t.AllocationID, WorkspaceId: t.WorkspaceID, TenantId: t.ID, State: commonv1.AllocationState_ALLOCATION_STATE_ACTIVE, NodeId: t.NodeID,
+		AllocationId: t.AllocationID, WorkspaceId: t.WorkspaceID, TenantId: t.ID,
+		State: commonv1.AllocationState_ALLOCATION_STATE_ACTIVE, NodeId: t.NodeID,
 	})
 	w.Append(&lifecyclev1.Claim{
-		ClaimId: t.ClaimID, WorkspaceId: t.WorkspaceID, TenantId: t.ID, RunId: t.RunID, Kind: "slot", Name: "slot-" + name, IntentAt: at,
+		ClaimId: t.ClaimID, WorkspaceId: t.WorkspaceID, TenantId: t.ID, RunId: t.RunID, Kind: "slot", Name: "slot-" + name,
+		IntentAt: at,
 	})
 	w.Append(&lifecyclev1.Finding{
-		FindingId: ids.New(), Kind: commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE, Severity: commonv1.Severity_SEVERITY_P1, SubjectType: "workspace",
-		SubjectId: t.WorkspaceID, WorkspaceId: t.WorkspaceID, TenantId: t.ID, Summary: "drift of " + name, NextAction: "repair", FirstSeenAt: at, LastSeenAt: at, Count: 1,
+		FindingId: ids.New(), Kind: commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE,
+		Severity: commonv1.Severity_SEVERITY_P1, SubjectType: "workspace", SubjectId: t.WorkspaceID,
+		WorkspaceId: t.WorkspaceID, TenantId: t.ID, Summary: "drift of " + name, NextAction: "repair", FirstSeenAt: at,
+		LastSeenAt: at, Count: 1,
 	})
 	w.Append(&lifecyclev1.TaskChanged{
 		Task: &lifecyclev1.Task{
-			TaskId: t.TaskID, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: t.NodeID, WorkspaceId: t.WorkspaceID, TenantId: t.ID,
-			State: commonv1.TaskState_TASK_STATE_QUEUED, Attempt: 1, CreatedAt: at, ExpiresAt: timestamppb.New(at.AsTime().Add(time.Hour)),
+			TaskId: t.TaskID, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: t.NodeID, WorkspaceId: t.WorkspaceID,
+			TenantId: t.ID, State: commonv1.TaskState_TASK_STATE_QUEUED, Attempt: 1, CreatedAt: at,
+			ExpiresAt: timestamppb.New(at.AsTime().Add(time.Hour)),
 		},
 		Transitions: []*lifecyclev1.TaskTransition{{State: commonv1.TaskState_TASK_STATE_QUEUED, At: at}},
 	})
