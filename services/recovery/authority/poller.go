@@ -157,7 +157,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	pings, joining, after := p.waiting, p.joining, p.last
 	p.waiting, p.joining = nil, nil
 	p.mu.Unlock()
-	deltas, err := p.read(ctx, after)
+	deltas, upTo, err := p.read(ctx, after)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
@@ -167,6 +167,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	}
 	p.polls.Observe(time.Since(began).Seconds())
 	p.loaded = true
+	p.last = max(p.last, upTo)
 	for _, n := range deltas {
 		p.nodes[n.GetNodeId()] = n
 		p.last = max(p.last, n.GetSequence())
@@ -234,23 +235,35 @@ var decisionsAfter = pg.Define(pg.RoleRecovery, "authority.decisions_after", `
 	WHERE i.authority_seq > $1 AND (i.state <> 'retired' OR NOT $3 OR i.state_at > mesh.clock() - make_interval(secs => $4))
 	ORDER BY i.authority_seq LIMIT $2`)
 
-// read returns the decisions after a number, in order. The numbers are in the order of commits, so no decision with a
-// lower number than one that was read can appear later.
-func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAuthority, error) {
+// lastDecision reads the highest number of a decision.
+var lastDecision = pg.Define(pg.RoleRecovery, "authority.last_decision",
+	`SELECT COALESCE(max(i.authority_seq), 0) FROM recovery.identity i`)
+
+// read returns the decisions after a number, in order, and a number up to which none is missing but those that are left
+// out. The numbers are in the order of commits, so no decision with a lower number than one that was read can appear
+// later.
+func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAuthority, int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
 	var all []*recoveryv1.NodeAuthority
-	whole := after == 0
+	whole, upTo := after == 0, after
+	if whole {
+		// What is left out is not read by the next poll either.
+		var err error
+		if upTo, err = pg.Value[int64](ctx, p.deps.Pool, lastDecision); err != nil {
+			return nil, 0, fmt.Errorf("read the last decision: %w", err)
+		}
+	}
 	for {
 		part, err := pg.All[decision](ctx, p.deps.Pool, decisionsAfter, after, p.cfg.Batch, whole, p.cfg.RetiredFor.Seconds())
 		if err != nil {
-			return nil, fmt.Errorf("read decisions: %w", err)
+			return nil, 0, fmt.Errorf("read decisions: %w", err)
 		}
 		for _, d := range part {
 			all = append(all, d.proto(ctx))
 		}
 		if len(part) < p.cfg.Batch {
-			return all, nil
+			return all, upTo, nil
 		}
 		after = part[len(part)-1].Sequence
 	}
