@@ -45,7 +45,7 @@ build: ## Build bin/gpuaas and bin/gpuaas-node-agent
 ##@ Check
 
 .PHONY: test
-test: deps $(GRPCURL) ## Every test, under the race detector
+test: deps $(BUF) $(GRPCURL) ## Every test, under the race detector
 	@scripts/test.sh
 
 .PHONY: test-long
