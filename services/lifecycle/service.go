@@ -384,7 +384,7 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 
 // announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
-	return slices.Concat(workspace.Announced(), saga.Announced(),
+	return slices.Concat([]reannounce.Source{workspace.AnnouncedTenants()}, workspace.Announced(), saga.Announced(),
 		[]reannounce.Source{gate.Announced(), task.Announced(), findings.Announced()})
 }
 

@@ -7,8 +7,6 @@ import (
 )
 
 var (
-	tenantsAfter = pg.Define(pg.RoleLifecycle, "workspace.tenants_after", `
-		SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.id > $1::uuid ORDER BY t.id LIMIT $2`)
 	allocationsAfter = pg.Define(pg.RoleLifecycle, "workspace.allocations_after", `
 		SELECT `+allocationColumns+` FROM lifecycle.allocation a
 		WHERE a.allocation_id > $1::uuid AND a.state <> 'released' ORDER BY a.allocation_id LIMIT $2`)
@@ -23,10 +21,6 @@ var (
 // Announced returns the sources of the live rows that this package owns.
 func Announced() []reannounce.Source {
 	return []reannounce.Source{
-		reannounce.Rows("tenants", tenantsAfter, func(d storedTenant) (events.Event, error) {
-			t := d.tenant()
-			return t.event(), nil
-		}),
 		reannounce.Rows("allocations", allocationsAfter, func(d storedAllocation) (events.Event, error) {
 			a, err := d.allocation()
 			return a.event(), err

@@ -6,7 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/names"
@@ -77,18 +76,4 @@ func (s *Server) refused(ctx context.Context, req *lifecyclev1.RequestOperationR
 		e.TenantID = person.TenantID // empty for a person of the operator, whichever tenant the workspace is of
 	}
 	return s.deps.Audit.Refuse(ctx, e, err)
-}
-
-// releaseFailed records that an allocation could not be released; any other change of an allocation is part of what its
-// run did.
-func releaseFailed(ctx context.Context, tx pgx.Tx, a allocation) error {
-	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
-		return nil
-	}
-	_, err := audit.Record(ctx, tx, audit.Entry{
-		Action: "allocation.release", Outcome: audit.Failed, Reason: a.LastError, SubjectType: "allocation", SubjectID: a.ID,
-		TenantID: a.TenantID, WorkspaceID: a.WorkspaceID, AllocationID: a.ID, NodeID: a.NodeID,
-		Details: map[string]any{"epoch": a.Epoch, "occupancy": a.Occupancy},
-	})
-	return err
 }

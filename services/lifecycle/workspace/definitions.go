@@ -9,6 +9,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -34,7 +35,7 @@ func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error)
 			"the request cannot be read", err)
 	}
 	if err := s.deps.Catalogue.check(spec); err != nil {
-		f := asFault(err)
+		f := fault.From(err)
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, f.Reason, f.Public, err)
 	}
 	if _, ok := s.deps.Drivers[spec.GetPlacement()]; !ok {

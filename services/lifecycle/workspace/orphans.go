@@ -13,9 +13,6 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// occupying returns the kinds of claims whose resource may still use a slot and its devices.
-func occupying() []string { return []string{kindSlot, kindInstance, kindStorage, kindWorkload} }
-
 var countOrphans = pg.Define(pg.RoleLifecycle, "workspace.count_orphans", `
 		SELECT count(*) FROM lifecycle.resource_claim
 		WHERE workspace_id = $1 AND epoch = $3 AND kind = ANY($2) AND orphaned_at IS NOT NULL AND released_at IS NULL`)

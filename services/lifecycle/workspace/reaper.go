@@ -305,9 +305,6 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 	return reason, nil
 }
 
-// instanceEnded is the recorded evidence that orphans on an instance are gone.
-const instanceEnded = "its instance has ended"
-
 // record writes that an orphan has ended: the row of its instance, the claims that were given up with it, and the
 // allocation that waited for that.
 func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) error {

@@ -23,16 +23,6 @@ import (
 
 const noProof = commonv1.FencedProof_FENCED_PROOF_UNSPECIFIED
 
-// attestation is a person's word that nothing of an epoch that cannot be confirmed ended still runs. It is part of the
-// run's input, so it is on record with the run.
-type attestation struct {
-	Proof  string `json:"fenced_proof"`
-	By     string `json:"by"`
-	Reason string `json:"reason"`
-}
-
-func (w *attestation) String() string { return fmt.Sprintf("%s, says %s: %s", w.Proof, w.By, w.Reason) }
-
 // mayProve refuses a proof from a caller who may not give one.
 func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) error {
 	if req.GetFencedProof() == noProof {

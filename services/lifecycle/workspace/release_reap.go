@@ -187,9 +187,6 @@ func (l leftBehind) late(last task.Row) bool {
 // whyReplaced is the recorded evidence that nothing of an orphan is left, where a later claim is for the same resource.
 const whyReplaced = "a later epoch has taken its place"
 
-var lockWorkspace = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace",
-	`SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
-
 var orphanStands = pg.Define(pg.RoleLifecycle, "workspace.orphan_stands", `
 		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL,
 			EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind AND l.node_id IS NOT DISTINCT FROM c.node_id

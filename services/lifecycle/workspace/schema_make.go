@@ -98,3 +98,47 @@ func DropSchema(ctx context.Context, db *pgxpool.Pool, name, workspaceID string)
 func SchemaVerifier(password string) string {
 	return scramVerifier(password, []byte(password + "0123456789abcdef")[:16])
 }
+
+// schemaName names the schema and the login role: t_<tenant>_<workspace>. A name that would not fit, or that two
+// workspaces could share because hyphens become underscores, ends in a piece of the workspace's id.
+func schemaName(tenant, workspace, workspaceID string) string {
+	name := "t_" + tenant + "_" + workspace
+	if strings.Contains(name, "-") || len(name) > 63 {
+		tail := "_" + strings.ReplaceAll(workspaceID, "-", "")[20:]
+		name = strings.ReplaceAll(name, "-", "_")
+		name = name[:min(len(name), 63-len(tail))] + tail
+	}
+	return name
+}
+
+// tenantMigrations are applied to a workspace's own schema, in order. The schema records which were applied.
+var tenantMigrations = []string{
+	`CREATE TABLE {schema}.workspace_info (workspace_id uuid PRIMARY KEY, epoch bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`,
+	`CREATE TABLE {schema}.kv (key text PRIMARY KEY, value jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())`,
+}
+
+// tenantTables are the tables that exist after tenantMigrations; the tenant's role may read and write them.
+var tenantTables = []string{"schema_version", "workspace_info", "kv"}
+
+var schemaAndRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.schema_and_role",
+	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`)
+
+// inTenantSchema is why statements over the tables of a workspace's schema are not prepared on a migrated database.
+const inTenantSchema = "it reads or writes a table in the schema of one workspace"
+
+// The statements over the tables of a workspace's schema take its name, quoted.
+var (
+	tenantSchemaVersion = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.tenant_schema_version", inTenantSchema,
+		func(schema string) string {
+			return `SELECT coalesce(max(version), 0) FROM ` + schema + `.schema_version`
+		})
+	recordTenantMigration = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.record_tenant_migration", inTenantSchema,
+		func(schema string) string {
+			return `INSERT INTO ` + schema + `.schema_version (version) VALUES ($1)`
+		})
+	writeWorkspaceInfo = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.write_workspace_info", inTenantSchema,
+		func(schema string) string {
+			return `INSERT INTO ` + schema + `.workspace_info (workspace_id, epoch) VALUES ($1, $2)
+			ON CONFLICT (workspace_id) DO UPDATE SET epoch = GREATEST(workspace_info.epoch, $2)`
+		})
+)

@@ -199,7 +199,7 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 	}
 	found := readinessOf(spec, status, before.Restarts, s.crashLoop())
 	switch {
-	case found.ended != nil && env.Kind == kRecreate:
+	case found.ended != nil && env.Kind == commonv1.OperationKind_OPERATION_KIND_RECREATE:
 		return saga.Wait(meanwhile(found.ended)), nil
 	case found.ended != nil:
 		return saga.Outcome{}, found.ended

@@ -16,12 +16,6 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// ownInstance reports whether a placement makes an instance for the workspace alone: everything on that instance ends
-// with it.
-func ownInstance(p commonv1.PlacementDriver) bool {
-	return p != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
-}
-
 // release undoes allocate from the claims: the directory, the instance, its identity, the slot. Releasing a resource
 // that does not exist succeeds.
 func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error) {

@@ -103,27 +103,6 @@ func (s *Steps) observeHandle(ctx context.Context, env *saga.Env) (saga.Observat
 	return saga.Observation{Presence: saga.Present, Output: out}, nil
 }
 
-// schemaName names the schema and the login role: t_<tenant>_<workspace>. A name that would not fit, or that two
-// workspaces could share because hyphens become underscores, ends in a piece of the workspace's id.
-func schemaName(tenant, workspace, workspaceID string) string {
-	name := "t_" + tenant + "_" + workspace
-	if strings.Contains(name, "-") || len(name) > 63 {
-		tail := "_" + strings.ReplaceAll(workspaceID, "-", "")[20:]
-		name = strings.ReplaceAll(name, "-", "_")
-		name = name[:min(len(name), 63-len(tail))] + tail
-	}
-	return name
-}
-
-// tenantMigrations are applied to a workspace's own schema, in order. The schema records which were applied.
-var tenantMigrations = []string{
-	`CREATE TABLE {schema}.workspace_info (workspace_id uuid PRIMARY KEY, epoch bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`,
-	`CREATE TABLE {schema}.kv (key text PRIMARY KEY, value jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())`,
-}
-
-// tenantTables are the tables that exist after tenantMigrations; the tenant's role may read and write them.
-var tenantTables = []string{"schema_version", "workspace_info", "kv"}
-
 // applySchema makes the workspace's login role and schema in the workload database and brings the schema up to date.
 func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	in, _, err := readInput(env.Input)
@@ -153,29 +132,6 @@ func schemaFailed(public string, err error) error {
 	}
 	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, public, err)
 }
-
-var schemaAndRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.schema_and_role",
-	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`)
-
-// inTenantSchema is why statements over the tables of a workspace's schema are not prepared on a migrated database.
-const inTenantSchema = "it reads or writes a table in the schema of one workspace"
-
-// The statements over the tables of a workspace's schema take its name, quoted.
-var (
-	tenantSchemaVersion = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.tenant_schema_version", inTenantSchema,
-		func(schema string) string {
-			return `SELECT coalesce(max(version), 0) FROM ` + schema + `.schema_version`
-		})
-	recordTenantMigration = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.record_tenant_migration", inTenantSchema,
-		func(schema string) string {
-			return `INSERT INTO ` + schema + `.schema_version (version) VALUES ($1)`
-		})
-	writeWorkspaceInfo = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.write_workspace_info", inTenantSchema,
-		func(schema string) string {
-			return `INSERT INTO ` + schema + `.workspace_info (workspace_id, epoch) VALUES ($1, $2)
-			ON CONFLICT (workspace_id) DO UPDATE SET epoch = GREATEST(workspace_info.epoch, $2)`
-		})
-)
 
 func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
 	version := 0
@@ -276,46 +232,6 @@ func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) erro
 	}
 	if err := s.deps.EpochRefusals.note(atSchema, dropFenced(ctx, s.deps.Workloads, name, writerOf(env))); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
-	}
-	return nil
-}
-
-var roleExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.role_exists",
-	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`)
-
-// drop ends the sessions of the role, then drops the schema and the role. Dropping what does not exist succeeds. With
-// keepRole the role stays, without its login and its sessions.
-func drop(ctx context.Context, tx pgx.Tx, name string, keepRole bool) error {
-	id := pgx.Identifier{name}.Sanitize()
-	var role bool
-	if err := pg.QueryRow(ctx, tx, roleExists, name).Scan(&role); err != nil {
-		return fmt.Errorf("look for role: %w", err)
-	}
-	if role {
-		if err := join(ctx, tx, name); err != nil {
-			return err
-		}
-		if _, err := pg.Exec(ctx, tx, endSessionsOfRole, name); err != nil {
-			return fmt.Errorf("end sessions of role: %w", err)
-		}
-	}
-	// This may wait for sessions that read the schema.
-	if _, err := pg.Exec(ctx, tx, changeSchema.For("DROP SCHEMA IF EXISTS "+id+" CASCADE")); err != nil {
-		return fmt.Errorf("drop schema: %w", err)
-	}
-	if !role {
-		return nil
-	}
-	if keepRole {
-		return leave(ctx, tx, name)
-	}
-	if err := shareGrants(ctx, tx); err != nil {
-		return err
-	}
-	for _, sql := range []string{"DROP OWNED BY " + id + " CASCADE", "DROP ROLE IF EXISTS " + id} {
-		if _, err := pg.Exec(ctx, tx, changeSchema.For(sql)); err != nil {
-			return fmt.Errorf("drop role: %w", err)
-		}
 	}
 	return nil
 }

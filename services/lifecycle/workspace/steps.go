@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -41,23 +40,6 @@ const (
 	// StepPrevious stands before StepStorage in a recreation.
 	StepPrevious = "End previous box"
 )
-
-// Kinds of claims.
-const (
-	kindSlot     = "slot"
-	kindIdentity = "identity"
-	kindInstance = "instance"
-	kindStorage  = "storage"
-	kindHandle   = "handle"
-	kindSchema   = "schema"
-	kindWorkload = "workload"
-)
-
-// Identities is the client of recovery for the identities of instances.
-type Identities interface {
-	PrepareInstance(context.Context, *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error)
-	RetireInstance(context.Context, *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error)
-}
 
 // LaunchLog compares what placements have launched with this database.
 type LaunchLog interface {

@@ -1,0 +1,11 @@
+package workspace
+
+import (
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// ownInstance reports whether a placement makes an instance for the workspace alone: everything on that instance ends
+// with it.
+func ownInstance(p commonv1.PlacementDriver) bool {
+	return p != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
+}
