@@ -14,7 +14,7 @@ trap 'rm -rf "$summary" "$programs"' EXIT
 
 # They start first, the longest at once, and the others fill what they leave: one that came last would run alone.
 longest=(
-  ./drill ./mesh/e2e ./services/lifecycle/workspace
+  ./drill ./mesh/e2e ./services/lifecycle/operation
   ./mesh/dev ./services/lifecycle/findings ./mesh/plans ./agent/session ./agent ./services/nodeapi ./services/lifecycle/saga
 )
 

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/lifecycle/operation"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // The two definitions: a step that works until its context ends, and one that is parked, as for a task of an agent,
@@ -24,7 +24,7 @@ const (
 // replica is one of lifecycle, with the verbs that people use.
 type replica struct {
 	*rig.Replica
-	server *workspace.Server
+	server *operation.Server
 }
 
 // newReplica makes a replica; a replica that does not drive only answers requests.
@@ -49,7 +49,7 @@ func newReplica(ctx context.Context, opts Options, definitions []saga.Definition
 		r.Close()
 		return nil, fmt.Errorf("make audit log: %w", err)
 	}
-	return &replica{r, workspace.NewServer(workspace.Deps{
+	return &replica{r, operation.NewServer(operation.Deps{
 		Logger: opts.Logger, DB: r.Pool, Core: r.Core, Policy: policy.Fixed{Set: policy.Defaults()}, Audit: log,
 	})}, nil
 }

@@ -31,8 +31,10 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/secretenv"
+	"github.com/gpuaas/mesh/services/lifecycle/operation"
+	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
 )
 
 // The p95 of an answer, in milliseconds, with Redis and without.
@@ -78,11 +80,11 @@ type server struct {
 	opts   Options
 	pool   *pgxpool.Pool
 	redis  *redis.Client // nil: without
-	server *workspace.Server
-	open   []operation
+	server *operation.Server
+	open   []asked
 }
 
-type operation struct{ workspaceID, runID string }
+type asked struct{ workspaceID, runID string }
 
 // Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
@@ -128,12 +130,12 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 }
 
 func (r *server) build(joins *lock.Lock) error {
-	catalogue := workspace.Catalogue{
-		Plans:   map[string]workspace.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}},
+	catalogue := spec.Catalogue{
+		Plans:   map[string]spec.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}},
 		Regions: []string{"here"},
 		Default: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS,
 	}
-	registry, err := workspace.NewSteps(workspace.StepDeps{Catalogue: catalogue}).Registry()
+	registry, err := provision.NewSteps(provision.StepDeps{Catalogue: catalogue}).Registry()
 	if err != nil {
 		return fmt.Errorf("define sagas: %w", err)
 	}
@@ -152,10 +154,10 @@ func (r *server) build(joins *lock.Lock) error {
 	if err != nil {
 		return fmt.Errorf("make audit log: %w", err)
 	}
-	r.server = workspace.NewServer(workspace.Deps{
+	r.server = operation.NewServer(operation.Deps{
 		Logger: r.opts.Logger, DB: r.pool, Core: core, Catalogue: catalogue, Lock: joins,
 		Policy: policy.Fixed{Set: policy.Defaults()}, Audit: log,
-		DefaultQuota: workspace.Quota{Workspaces: 1 << 20, GPUs: 1 << 20, StorageBytes: 1 << 60}, Secrets: keys,
+		DefaultQuota: operation.Quota{Workspaces: 1 << 20, GPUs: 1 << 20, StorageBytes: 1 << 60}, Secrets: keys,
 	})
 	return nil
 }
@@ -183,7 +185,7 @@ func (r *server) begin(ctx context.Context, owner *pgxpool.Pool) error {
 		if err != nil {
 			return fmt.Errorf("make workspace: %w", err)
 		}
-		r.open = append(r.open, operation{workspaceID: res.GetOperation().GetWorkspaceId()})
+		r.open = append(r.open, asked{workspaceID: res.GetOperation().GetWorkspaceId()})
 	}
 	_, err := pg.Exec(ctx, owner, finishRuns)
 	if err == nil {
@@ -217,7 +219,7 @@ func (r *server) ask(ctx context.Context, workspaceID string) (*lifecyclev1.Oper
 }
 
 // join sends one request, and checks that the answer is the open operation.
-func (r *server) join(ctx context.Context, o operation) error {
+func (r *server) join(ctx context.Context, o asked) error {
 	op, err := r.ask(ctx, o.workspaceID)
 	if err != nil {
 		return err
@@ -236,7 +238,7 @@ func (r *server) measure(ctx context.Context, base *rig.Rig) (bench.Result, erro
 	for range r.opts.Rounds {
 		for _, one := range []struct {
 			into *[]time.Duration
-			do   func(context.Context, operation) error
+			do   func(context.Context, asked) error
 			when bool
 		}{{&setNX, r.rawSetNX, r.redis != nil}, {&reads, r.rawRead, true}, {&answers, r.join, true}} {
 			if !one.when {
@@ -274,7 +276,7 @@ func (r *server) measure(ctx context.Context, base *rig.Rig) (bench.Result, erro
 
 // load has every client repeat do, in turn on each operation, and returns how long each call took.
 func (r *server) load(ctx context.Context, length time.Duration,
-	do func(context.Context, operation) error,
+	do func(context.Context, asked) error,
 ) ([]time.Duration, error) {
 	var wg sync.WaitGroup
 	var turn atomic.Int64

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+	"github.com/gpuaas/mesh/services/lifecycle/schema"
 )
 
 // MostGrowth is the exponent by which the processor time of one call may grow with the number of schemas.
@@ -64,12 +64,12 @@ var calls = []struct {
 }{
 	{"create", func(ctx context.Context, t *tester, name string) error {
 		t.ids[name] = ids.New()
-		return workspace.MakeSchema(ctx, t.db, name, t.verifier, t.ids[name])
+		return schema.MakeSchema(ctx, t.db, name, t.verifier, t.ids[name])
 	}},
 	{"login", func(ctx context.Context, t *tester, name string) error { return t.login(ctx, name) }},
 	{"read all names", func(ctx context.Context, t *tester, _ string) error { return t.names(ctx) }},
 	{"drop", func(ctx context.Context, t *tester, name string) error {
-		return workspace.DropSchema(ctx, t.db, name, t.ids[name])
+		return schema.DropSchema(ctx, t.db, name, t.ids[name])
 	}},
 }
 
@@ -105,7 +105,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	if o.Schemas < 100 {
 		return bench.Result{}, errors.New("fewer than 100 schemas show no growth")
 	}
-	t := &tester{o: o, verifier: workspace.SchemaVerifier(password), ids: map[string]string{}}
+	t := &tester{o: o, verifier: schema.SchemaVerifier(password), ids: map[string]string{}}
 	var err error
 	if t.db, err = pg.Open(ctx, pg.Config{
 		URL: o.Database.WorkloadsURL(pg.RoleWorkloadAdmin), ApplicationName: "gpuaas-bench", MaxConns: fillers,
@@ -175,7 +175,7 @@ func (t *tester) fill(ctx context.Context, n int) error {
 	group.SetLimit(fillers)
 	for ; t.made < n && ctx.Err() == nil; t.made++ {
 		name := fmt.Sprintf("t_bench_%08d", t.made)
-		group.Go(func() error { return workspace.MakeSchema(ctx, t.db, name, t.verifier, ids.New()) })
+		group.Go(func() error { return schema.MakeSchema(ctx, t.db, name, t.verifier, ids.New()) })
 	}
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("fill the workload database: %w", err)

@@ -29,10 +29,10 @@ var unprepared = []string{
 	"idle.read_statements", "idle.reset_statements", "idle.vacuum_again", "idle.vacuum_all",
 	"plans.fence_schemas", "plans.schemas_there",
 	"rig.insert_commit",
+	"schema.change_schema", "schema.holder_of_schema", "schema.lock_fence", "schema.make_fence_table",
+	"schema.make_logins", "schema.raise_fence", "schema.record_tenant_migration", "schema.roles_have_grants",
+	"schema.roles_with_grants", "schema.tenant_schema_version", "schema.write_workspace_info",
 	"schemas.own_tables",
-	"workspace.change_schema", "workspace.holder_of_schema", "workspace.lock_fence", "workspace.make_fence_table",
-	"workspace.make_logins", "workspace.raise_fence", "workspace.record_tenant_migration", "workspace.roles_have_grants",
-	"workspace.roles_with_grants", "workspace.tenant_schema_version", "workspace.write_workspace_info",
 }
 
 // TestEveryStatementIsPreparedAsItsRole: a statement that names a column which is gone, or a table which its role may

@@ -12,10 +12,12 @@ import (
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
+	"github.com/gpuaas/mesh/services/lifecycle/operation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
 )
 
 // Peers are the services that lifecycle calls, as host:port.
@@ -54,14 +56,14 @@ type Config struct {
 	WorkloadSecretsLostKeys []string          `koanf:"workload_secrets_lost_keys"`
 	WorkloadDatabaseURL     config.SecretFile `koanf:"workload_database_url_file"`
 	// RedisURLFile is the file of the lock store's URL; empty: no lock store, and joins cost a little more.
-	RedisURLFile     config.SecretFile         `koanf:"redis_url_file"`
-	Plans            map[string]workspace.Plan `koanf:"plans"`
-	Regions          []string                  `koanf:"regions"`
-	DefaultPlacement string                    `koanf:"default_placement"`
-	DefaultQuota     workspace.Quota           `koanf:"default_quota"`
-	Placement        Placement                 `koanf:"placement"`
-	Peers            Peers                     `koanf:"peers"`
-	Workers          int                       `koanf:"workers"` // sagas driven at once
+	RedisURLFile     config.SecretFile    `koanf:"redis_url_file"`
+	Plans            map[string]spec.Plan `koanf:"plans"`
+	Regions          []string             `koanf:"regions"`
+	DefaultPlacement string               `koanf:"default_placement"`
+	DefaultQuota     operation.Quota      `koanf:"default_quota"`
+	Placement        Placement            `koanf:"placement"`
+	Peers            Peers                `koanf:"peers"`
+	Workers          int                  `koanf:"workers"` // sagas driven at once
 	// SagaLease is how long a run stays with a replica that sends no heartbeat.
 	SagaLease time.Duration `koanf:"saga_lease"`
 	// OrphanSweep is how often a sweep scans for instances without an owner.
@@ -81,13 +83,13 @@ func Default() Config {
 	return Config{
 		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16,
 		SagaLease: saga.Default().Lease, OrphanSweep: 30 * time.Second,
-		ReleaseDeadline: workspace.ReleaseDeadline,
+		ReleaseDeadline: allocation.ReleaseDeadline,
 		FindingSweep:    30 * time.Second, WokenSweep: 5 * time.Second, FindingGrace: findings.Default().Grace,
-		Plans: map[string]workspace.Plan{
+		Plans: map[string]spec.Plan{
 			"local": {MaxGPUs: 8, MaxStorageBytes: 100 << 30, MaxWorkloads: 8},
 			"small": {MaxGPUs: 1, MaxStorageBytes: 10 << 30, MaxWorkloads: 2},
 		},
-		DefaultQuota: workspace.Quota{Workspaces: 100, GPUs: 64, StorageBytes: 1 << 40},
+		DefaultQuota: operation.Quota{Workspaces: 100, GPUs: 64, StorageBytes: 1 << 40},
 		Placement:    Placement{Static: Static{SlotsPerNode: 4}, Process: process.Config{MaxInstances: 128, MaxGPUs: 64}},
 	}
 }

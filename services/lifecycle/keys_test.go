@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
 )
 
 // TestWorkloadSecretKeysAreNeeded: a configuration without the key file is refused by `config check`, and a file that
@@ -63,7 +63,7 @@ func TestACheckThatFailsRefusesNoStart(t *testing.T) {
 	}
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
-	sealer := &workspace.Sealer{DB: pool, Secrets: keys, Committed: func() {}}
+	sealer := &spec.Sealer{DB: pool, Secrets: keys, Committed: func() {}}
 
 	tx, err := db.OwnerPool().Begin(t.Context())
 	if err != nil {

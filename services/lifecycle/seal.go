@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // sealRetry is how long sealStored waits after a failure, and sealAgain after it has sealed all there was.
@@ -23,7 +23,7 @@ const (
 
 // checkKeys returns an error if the key file lacks a key which rows need. It logs every other error of the check and
 // returns false: the caller repeats the check.
-func checkKeys(ctx context.Context, logger *slog.Logger, sealer *workspace.Sealer, lost []string) (bool, error) {
+func checkKeys(ctx context.Context, logger *slog.Logger, sealer *spec.Sealer, lost []string) (bool, error) {
 	err := sealer.Check(ctx, lost)
 	if fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
 		return false, err
@@ -37,7 +37,7 @@ func checkKeys(ctx context.Context, logger *slog.Logger, sealer *workspace.Seale
 // sealStored seals stored environment values with the first key: those sealed with a former first key, and those that a
 // build before sealed values has stored. It repeats this every sealAgain: a replica of that build, or one with the
 // former first key, may end later than this one starts.
-func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, tasks *task.Server) error {
+func (s *Service) sealStored(ctx context.Context, sealer *spec.Sealer, tasks *task.Server) error {
 	checked := false
 	for first := true; ; first = false {
 		if !checked { // at the start the database may have been away or slow
@@ -69,7 +69,7 @@ func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, task
 }
 
 // reportKeys logs which of the keys behind the first one rows still need, and which may leave the file.
-func (s *Service) reportKeys(ctx context.Context, sealer *workspace.Sealer) {
+func (s *Service) reportKeys(ctx context.Context, sealer *spec.Sealer) {
 	former := sealer.Secrets.IDs()[1:]
 	if len(former) == 0 {
 		return

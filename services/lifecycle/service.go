@@ -30,15 +30,19 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/launchlog"
+	"github.com/gpuaas/mesh/services/lifecycle/operation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
+	"github.com/gpuaas/mesh/services/lifecycle/provision"
+	"github.com/gpuaas/mesh/services/lifecycle/reap"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // Deps of the service.
@@ -127,7 +131,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stale, err := workspace.NewEpochRefusals(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
+	stale, err := provision.NewEpochRefusals(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
 	if err != nil {
 		return err
 	}
@@ -149,11 +153,11 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, DB: b.DB, Drivers: drivers,
 		Recovery: recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
-	catalogue := workspace.Catalogue{
+	catalogue := spec.Catalogue{
 		Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault,
 		Placements: slices.Collect(maps.Keys(drivers)),
 	}
-	steps := workspace.NewSteps(workspace.StepDeps{
+	steps := provision.NewSteps(provision.StepDeps{
 		EpochRefusals: stale, LaunchLog: guard,
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
@@ -181,18 +185,18 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("build saga driver: %w", err)
 	}
 	gates := gate.NewServer(gate.Deps{
-		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: workspace.Registrations{Core: s.core},
+		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: provision.Registrations{Core: s.core},
 		Committed: s.committed,
 		Slots:     s.cfg.Placement.Static.SlotsPerNode,
 	})
-	reaper, err := workspace.NewReaper(workspace.ReaperDeps{
+	reaper, err := reap.NewReaper(reap.ReaperDeps{
 		Logger: b.Logger, DB: b.DB, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
 	if err != nil {
 		return err
 	}
-	sealer := &workspace.Sealer{DB: b.DB, Secrets: m.values, Committed: s.committed}
+	sealer := &spec.Sealer{DB: b.DB, Secrets: m.values, Committed: s.committed}
 	if _, err := checkKeys(ctx, b.Logger, sealer, s.cfg.WorkloadSecretsLostKeys); err != nil {
 		return err
 	}
@@ -207,15 +211,15 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	shared := workspace.NewSharedReaper(workspace.SharedReaperDeps{
+	shared := reap.NewSharedReaper(reap.SharedReaperDeps{
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Committed: s.committed,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
-	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{
+	machines := reap.NewMachineReaper(reap.MachineReaperDeps{
 		Logger: b.Logger, DB: b.DB, Tasks: tasks,
 		Committed: s.committed,
 	})
-	claims := &workspace.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
+	claims := &allocation.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
 	walk, err := b.Retention(ctx, cuts...)
 	if err != nil {
 		return err
@@ -270,7 +274,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	workspaces := workspace.NewServer(workspace.Deps{
+	workspaces := operation.NewServer(operation.Deps{
 		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, Audit: b.Audit,
 		DefaultQuota: s.cfg.DefaultQuota,
 		Secrets:      m.values,
@@ -278,7 +282,7 @@ func (s *Service) build(ctx context.Context) error {
 	if s.server, err = b.InternalServer(ctx, m.persons); err != nil {
 		return err
 	}
-	instances := workspace.NewInstances(workspace.InstancesDeps{
+	instances := reap.NewInstances(reap.InstancesDeps{
 		DB: b.DB, Drivers: drivers, Audit: b.Audit, Committed: s.committed,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
@@ -286,7 +290,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	outputs := workspace.NewOutputs(workspace.OutputsDeps{DB: b.DB, Dial: func(address string) workspace.Relay {
+	outputs := operation.NewOutputs(operation.OutputsDeps{DB: b.DB, Dial: func(address string) operation.Relay {
 		c := nodeapi(address)
 		return nodev1connect.NewRelayServiceClient(c.HTTP, c.BaseURL, c.Options...)
 	}})
@@ -355,9 +359,9 @@ const sweepTimeout = 5 * time.Minute
 // check by no more than that.
 const twoTimeout = time.Minute
 
-func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server,
-	instances *workspace.Instances,
-	outputs *workspace.Outputs,
+func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *operation.Server, found *findings.Server,
+	instances *reap.Instances,
+	outputs *operation.Outputs,
 ) error {
 	opts := s.server.HandlerOptions()
 	path, h := lifecyclev1connect.NewGateServiceHandler(gates, opts...)
@@ -373,7 +377,7 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 	path, h = commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.committed, announced()...),
 		opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
-	path, h = lifecyclev1connect.NewAllocationServiceHandler(workspace.NewAllocations(workspaces), opts...)
+	path, h = lifecyclev1connect.NewAllocationServiceHandler(operation.NewAllocations(workspaces), opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewWorkspaceServiceHandler(workspaces, opts...)
 	if err = errors.Join(err, s.server.Mount(path, h)); err != nil {
@@ -384,7 +388,7 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 
 // announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
-	return slices.Concat([]reannounce.Source{workspace.AnnouncedTenants()}, workspace.Announced(), saga.Announced(),
+	return slices.Concat([]reannounce.Source{operation.AnnouncedTenants()}, allocation.Announced(), saga.Announced(),
 		[]reannounce.Source{gate.Announced(), task.Announced(), findings.Announced()})
 }
 

@@ -24,10 +24,12 @@ import (
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/operation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -56,7 +58,7 @@ type bed struct {
 	db        *testkit.Database
 	world     *world
 	core      *saga.Core
-	server    *workspace.Server
+	server    *operation.Server
 	workloads *pgxpool.Pool
 	sweeper   *Sweeper
 	reg       *obs.Registry
@@ -82,8 +84,8 @@ func newBed(t *testing.T, cfg Config) *bed {
 		tenant: "x" + strings.ReplaceAll(ids.New(), "-", "")[18:],
 	}
 	pool := db.Pool(pg.RoleLifecycle)
-	catalogue := workspace.Catalogue{
-		Plans:   map[string]workspace.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}},
+	catalogue := spec.Catalogue{
+		Plans:   map[string]spec.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}},
 		Regions: []string{"here"}, Placements: []commonv1.PlacementDriver{byProcess}, Default: byProcess,
 	}
 	drivers := map[commonv1.PlacementDriver]placement.Driver{byProcess: b.world}
@@ -98,7 +100,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return b.core.Wake(ctx, tx, runs...) },
 		Secrets: keys,
 	})
-	steps := workspace.NewSteps(workspace.StepDeps{
+	steps := provision.NewSteps(provision.StepDeps{
 		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: func() *saga.Core { return b.core }, Tasks: tasks,
 		Identities: b.world, Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue, Drivers: drivers,
 	})
@@ -113,13 +115,13 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	b.world.tasks = tasks
 	b.world.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: workspace.Registrations{Core: b.core},
+		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: provision.Registrations{Core: b.core},
 		Committed: committed, Slots: 4,
 	})
 	b.keys = keys
-	b.server = workspace.NewServer(workspace.Deps{
+	b.server = operation.NewServer(operation.Deps{
 		Logger: testkit.Logger(t), DB: pool, Core: b.core, Catalogue: catalogue, Policy: policy.Fixed{Set: policy.Defaults()},
-		DefaultQuota: workspace.Quota{Workspaces: 100, GPUs: 100, StorageBytes: 1 << 50}, Secrets: keys,
+		DefaultQuota: operation.Quota{Workspaces: 100, GPUs: 100, StorageBytes: 1 << 50}, Secrets: keys,
 	})
 	if b.reg, err = obs.NewRegistry(); err != nil {
 		t.Fatal(err)

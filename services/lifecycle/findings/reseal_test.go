@@ -17,24 +17,24 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // sealing returns the keys and the sealer of a replica with a key file of these lines.
-func (b *bed) sealing(lines ...string) (*secretenv.Keys, *workspace.Sealer, *task.Server) {
+func (b *bed) sealing(lines ...string) (*secretenv.Keys, *spec.Sealer, *task.Server) {
 	b.t.Helper()
 	keys, err := secretenv.Parse(strings.Join(lines, "\n"))
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	db := b.db.Pool(pg.RoleLifecycle)
-	return keys, &workspace.Sealer{DB: db, Secrets: keys, Committed: func() { b.core.Committed() }},
+	return keys, &spec.Sealer{DB: db, Secrets: keys, Committed: func() { b.core.Committed() }},
 		task.NewServer(task.Deps{DB: db, Secrets: keys, Key: fakeAgentKey})
 }
 
 // needs returns how many rows need a key.
-func (b *bed) needs(s *workspace.Sealer, key string) int64 {
+func (b *bed) needs(s *spec.Sealer, key string) int64 {
 	b.t.Helper()
 	counts, err := s.Count(b.t.Context(), []string{key})
 	if err != nil {
@@ -224,7 +224,7 @@ func TestTheCheckReadsNoRows(t *testing.T) {
 	if n := b.needs(sealer, first); n < 2*(many+some) {
 		t.Fatalf("%d rows need the key", n)
 	}
-	plan := b.plan(workspace.KeySets.SQL())
+	plan := b.plan(spec.KeySets.SQL())
 	for _, index := range []string{
 		"workspace_secret_keys", "run_secret_keys", "task_secret_keys",
 		"operation_key_secret_keys",

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
-	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
 )
 
 const canary = "ENVCANARY-91be"
@@ -108,7 +108,7 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 	id := b.live("one")
 	b.numbered()
 	wantOnly(t, b.seen())
-	spec, sum := b.asBefore(id)
+	before, sum := b.asBefore(id)
 	sql, err := fs.ReadFile(migrations.FS, "00067_workload_secrets.sql")
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 	b.numbered()
 	wantOnly(t, b.seen())
 
-	sealer := workspace.Sealer{DB: b.db.Pool(pg.RoleLifecycle), Secrets: b.keys, Committed: func() { b.core.Committed() }}
+	sealer := spec.Sealer{DB: b.db.Pool(pg.RoleLifecycle), Secrets: b.keys, Committed: func() { b.core.Committed() }}
 	if n, err := sealer.Seal(t.Context()); err != nil || n < 3 {
 		t.Fatalf("sealed %d rows: %v", n, err)
 	}
@@ -159,7 +159,7 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 	}
 	deploy := &nodev1.WorkloadDeploy{Workload: stored.GetWorkloads()[0]}
 	if err := b.keys.OpenDeploy(deploy, secretenv.Owner{TenantID: w.TenantID, WorkspaceID: id}); err != nil ||
-		!cmp.Equal(deploy.GetWorkload().GetEnv(), spec.GetWorkloads()[0].GetEnv()) {
+		!cmp.Equal(deploy.GetWorkload().GetEnv(), before.GetWorkloads()[0].GetEnv()) {
 		t.Errorf("sealed %v: %v", deploy.GetWorkload(), err)
 	}
 	var shown []string
@@ -170,7 +170,7 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 	}
 	// The projection of an event of that build equals the row that the migration made, so that a rebuild finds no
 	// difference.
-	old, err := names.MarshalJSON(spec)
+	old, err := names.MarshalJSON(before)
 	if err != nil {
 		t.Fatal(err)
 	}

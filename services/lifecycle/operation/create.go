@@ -1,0 +1,468 @@
+package operation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/secretenv"
+	"github.com/gpuaas/mesh/services/lifecycle/provision"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
+)
+
+// timestamp scans a time that is never null.
+type timestamp struct{ time.Time }
+
+// Scan takes the value that pgx reads.
+func (t *timestamp) Scan(v any) error {
+	at, ok := v.(time.Time)
+	if !ok {
+		return fmt.Errorf("read time: %T", v)
+	}
+	t.Time = at
+	return nil
+}
+
+// createRequest is a create request in the form in which requests are compared: the completed spec, with open values,
+// and its sum. It is never stored.
+type createRequest struct {
+	tenant tenant
+	name   string
+	spec   *lifecyclev1.WorkspaceSpec
+	sum    secretenv.Sum
+	runID  string
+}
+
+// create admits a new workspace and starts its provisioning, or joins the one that is under way with the same spec.
+func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+	c := req.GetCreate()
+	if err := secretenv.Check(c.GetSpec()); err != nil {
+		return nil, err
+	}
+	full, err := s.deps.Catalogue.Complete(c.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.CheckShape(full.GetWorkloads()); err != nil {
+		return nil, err
+	}
+	w := createRequest{name: c.GetName(), spec: full, runID: ids.New()}
+	if w.sum, err = secretenv.SumOf(full); err != nil {
+		return nil, err
+	}
+	if w.tenant, err = s.tenantFor(ctx, s.deps.DB, c.GetTenant(), false); err != nil {
+		return nil, err
+	}
+	if req.GetDryRun() {
+		return s.dryCreate(ctx, w)
+	}
+	if op, ok, err := s.replayCreate(ctx, s.deps.DB, w, req.GetIdempotencyKey()); err != nil || ok {
+		return op, err
+	}
+	if err := rollback.Refuse(ctx, s.deps.DB); err != nil {
+		return nil, err
+	}
+	// The lock store is only a quick hint that another request has begun the create; reading the run that it names
+	// confirms it.
+	hint := uuid.NewSHA1(uuid.NameSpaceURL, []byte("gpuaas:"+w.tenant.ID+"/"+w.name)).String()
+	held := s.deps.Lock.Acquire(ctx, hint, w.runID)
+	if held.Kind == lock.Held {
+		if op, ok := s.fastJoin(ctx, w, held.RunID); ok {
+			if req.GetIdempotencyKey() == "" {
+				return op, nil
+			}
+		}
+	}
+	op, err := s.admit(ctx, req, w)
+	if held.Kind == lock.Won && (err != nil || op.GetJoined()) {
+		s.deps.Lock.Release(ctx, hint, w.runID)
+	}
+	return op, err
+}
+
+// fastJoin returns a join from the run that the lock store named, if that run is open, of this workspace, and of this
+// spec.
+func (s *Server) fastJoin(ctx context.Context, w createRequest, runID string) (*lifecyclev1.Operation, bool) {
+	run, err := saga.GetRun(ctx, s.deps.DB, runID)
+	if err != nil || !joinable(run) || run.TenantID != w.tenant.ID {
+		return nil, false
+	}
+	ws, err := saga.GetWorkspace(ctx, s.deps.DB, run.WorkspaceID)
+	if err != nil || ws.Name != w.name {
+		return nil, false
+	}
+	if same, err := s.deps.Secrets.Matches(ws.SpecDigest, w.sum); err != nil || !same {
+		return nil, false
+	}
+	return joined(ws, run), true
+}
+
+// joinable reports whether a run brings its workspace up: one that is being undone, or stuck, serves no caller who
+// wants the workspace.
+func joinable(run saga.Run) bool {
+	return run.Joinable() && slices.Contains(bringing(), run.Kind)
+}
+
+// bringing returns the kinds of runs at whose end the workspace is active. A request for one of these kinds is served
+// by a run of any of them.
+func bringing() []string {
+	return []string{names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE), names.Of(kRetry), names.Of(kRecreate)}
+}
+
+func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
+	kind, _ := names.Parse[commonv1.OperationKind](run.Kind)
+	state, _ := names.Parse[commonv1.WorkspaceState](ws.State)
+	return &lifecyclev1.Operation{
+		OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch,
+		State: state,
+	}
+}
+
+var operationKey = pg.Define(pg.RoleLifecycle, "operation.operation_key",
+	`SELECT `+pg.Columns[keptOperation]("k")+` FROM lifecycle.operation_key k WHERE k.tenant_id = $1 AND k.key = $2`)
+
+// keptOperation is the request that an idempotency key was used for, and the operation that was returned for it. A key
+// of an earlier build has the run alone.
+type keptOperation struct {
+	Digest      string `db:"digest"`
+	RunID       string `db:"run_id" expr:"@.run_id::text"`
+	WorkspaceID string `db:"workspace_id" expr:"coalesce(@.workspace_id::text, '')"`
+	Kind        string `db:"kind" expr:"coalesce(@.kind, '')"`
+	Epoch       int64  `db:"epoch" expr:"coalesce(@.epoch, 0)"`
+	RunKept     bool   `db:"run_kept" expr:"EXISTS (SELECT FROM lifecycle.saga_run r WHERE r.id = @.run_id)"`
+}
+
+// replay returns the operation that was returned for an idempotency key before; same reports whether that was for this
+// request.
+func (s *Server) replay(
+	ctx context.Context, q pg.Querier, tenantID, key string, same func(was string) (bool, error),
+) (*lifecyclev1.Operation, bool, error) {
+	if key == "" {
+		return nil, false, nil
+	}
+	kept, err := pg.One[keptOperation](ctx, q, operationKey, tenantID, key)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read operation key: %w", err)
+	}
+	if ok, err := same(kept.Digest); err != nil {
+		return nil, false, err
+	} else if !ok {
+		return nil, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED,
+			"this idempotency key was used for another request", fault.Conflicting(kept.RunID))
+	}
+	if !kept.RunKept {
+		op, err := kept.answer(ctx, q)
+		return op, err == nil, err
+	}
+	run, err := saga.GetRun(ctx, q, kept.RunID)
+	if err != nil {
+		return nil, false, err
+	}
+	ws, err := saga.GetWorkspace(ctx, q, run.WorkspaceID)
+	if err != nil {
+		return nil, false, err
+	}
+	op := joined(ws, run)
+	op.Joined, op.Replayed = false, true
+	return op, true, nil
+}
+
+// answer returns the operation of a key whose run has been cut: with the present state of the workspace, or as
+// decommissioned if the workspace has been cut as well.
+func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.Operation, error) {
+	kind, _ := names.Parse[commonv1.OperationKind](k.Kind) //nolint:errcheck // unspecified of a key of an earlier build
+	op := &lifecyclev1.Operation{
+		OperationId: k.RunID, WorkspaceId: k.WorkspaceID, Kind: kind, Epoch: k.Epoch, Replayed: true,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+	}
+	if k.WorkspaceID == "" {
+		return op, nil
+	}
+	ws, err := saga.GetWorkspace(ctx, q, k.WorkspaceID)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return op, nil
+	case err != nil:
+		return nil, err
+	}
+	op.State, _ = names.Parse[commonv1.WorkspaceState](ws.State) //nolint:errcheck // unspecified of a newer build's
+	return op, nil
+}
+
+var lockOperationKey = pg.Define(pg.RoleLifecycle, "operation.lock_operation_key",
+	`SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`)
+
+// lockKey serializes requests that use one key at the same time, so that the second finds the operation that the first
+// got. It is taken before every other lock.
+func lockKey(ctx context.Context, tx pgx.Tx, tenantID, key string) error {
+	if key == "" {
+		return nil
+	}
+	if _, err := pg.Exec(ctx, tx, lockOperationKey, tenantID+"/"+key); err != nil {
+		return fmt.Errorf("lock operation key: %w", err)
+	}
+	return nil
+}
+
+var insertOperationKey = pg.Define(pg.RoleLifecycle, "operation.insert_operation_key",
+	`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id, workspace_id, kind, epoch)
+		SELECT $1, $2, $3, r.id, r.workspace_id, r.kind, r.epoch FROM lifecycle.saga_run r WHERE r.id = $4`)
+
+// keepKey stores the operation that was returned for a key, at least for operation.key_promise_seconds and until its
+// run has ended.
+func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
+	_, err := pg.Exec(ctx, tx, insertOperationKey, tenantID, key, digest, runID)
+	if err != nil {
+		return fmt.Errorf("keep operation key: %w", err)
+	}
+	return nil
+}
+
+// replayCreate is replay for a create, whose spec is compared by its digest under the key that made the stored one.
+func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w createRequest, key string) (*lifecyclev1.Operation,
+	bool, error,
+) {
+	return s.replay(ctx, q, w.tenant.ID, key, func(was string) (bool, error) {
+		name, digest, _ := strings.Cut(was, "/")
+		if name != w.name {
+			return false, nil
+		}
+		return s.deps.Secrets.Matches(digest, w.sum)
+	})
+}
+
+// keyDigest returns the digest that a create's idempotency key is stored with.
+func (s *Server) keyDigest(w createRequest) (string, error) {
+	digest, err := s.deps.Secrets.Digest(w.sum)
+	return w.name + "/" + digest, err
+}
+
+// admit decides in one transaction: the name, the quota, the workspace, its run, its key.
+func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
+	w createRequest,
+) (*lifecyclev1.Operation, error) {
+	for {
+		op, err := s.admitOnce(ctx, req, w)
+		// Another request took the name between the read and the insert of this one: read again.
+		if err != nil && pg.IsUnique(err, "workspace_name") {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		s.deps.Core.Committed()
+		return op, nil
+	}
+}
+
+func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
+	w createRequest,
+) (*lifecyclev1.Operation, error) {
+	var op *lifecyclev1.Operation
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := lockKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey()); err != nil {
+			return err
+		}
+		// The tenant's row is locked, so that the quota is exact however many requests come at once.
+		t, err := s.tenantFor(ctx, tx, w.tenant.ID, true)
+		if err != nil {
+			return err
+		}
+		var ok bool
+		if op, ok, err = s.replayCreate(ctx, tx, w, req.GetIdempotencyKey()); err != nil || ok {
+			return err
+		}
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err
+		}
+		if op, ok, err = s.joinByName(ctx, tx, w); err != nil {
+			return err
+		}
+		if !ok {
+			if err := within(ctx, tx, t, "", w.spec); err != nil {
+				return err
+			}
+			if op, err = s.begin(ctx, tx, req, w); err != nil {
+				return err
+			}
+		}
+		if req.GetIdempotencyKey() != "" {
+			digest, err := s.keyDigest(w)
+			if err != nil {
+				return err
+			}
+			if err := keepKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey(), digest, op.GetOperationId()); err != nil {
+				return err
+			}
+		}
+		return failpoint.Hit("lifecycle.admit.before_commit")
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("lifecycle.admit.after_commit"); err != nil {
+		return nil, err
+	}
+	return op, nil
+}
+
+var workspaceByName = pg.Define(pg.RoleLifecycle, "operation.workspace_by_name",
+	`SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND standing > 0`)
+
+// joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with
+// the id of the workspace that has it.
+func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w createRequest) (*lifecyclev1.Operation, bool, error) {
+	var id string
+	err := pg.QueryRow(ctx, tx, workspaceByName, w.tenant.ID, w.name).Scan(&id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("look for name: %w", err)
+	}
+	ws, err := saga.GetWorkspace(ctx, tx, id)
+	if err != nil {
+		return nil, false, err
+	}
+	run, open, err := saga.LiveRun(ctx, tx, id)
+	if err != nil {
+		return nil, false, err
+	}
+	if open && joinable(run) {
+		same, err := s.deps.Secrets.Matches(ws.SpecDigest, w.sum)
+		if err != nil {
+			return nil, false, err
+		}
+		if same {
+			return joined(ws, run), true, nil
+		}
+	}
+	return nil, false, fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN,
+		fmt.Sprintf("workspace %s/%s is there already and %s", w.tenant.Name, w.name, ws.State),
+		fault.Unmet(fmt.Sprintf("workspace %s/%s exists and is %s", w.tenant.Name, w.name, ws.State)),
+		fault.Conflicting(id), fault.Remedy("take another name, or decommission workspace "+id))
+}
+
+var usageWithin = pg.Define(pg.RoleLifecycle, "operation.usage_within", `
+		SELECT count(*), coalesce(sum((w.spec->>'gpus')::bigint), 0), coalesce(sum((w.spec->>'storage_bytes')::bigint), 0)
+		FROM lifecycle.workspace w WHERE w.id::text <> $2 AND w.id = ANY (ARRAY(
+			SELECT u.id FROM lifecycle.workspace u WHERE u.tenant_id = $1 AND u.standing = 2
+			UNION SELECT a.workspace_id FROM lifecycle.allocation a WHERE a.tenant_id = $1 AND a.state <> 'released'))`)
+
+// within enforces the quota of a tenant, whose row the caller has locked. What a failed workspace still has allocated
+// counts; the workspace with the id except does not.
+func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifecyclev1.WorkspaceSpec) error {
+	var count int32
+	var gpus, storage int64
+	err := pg.QueryRow(ctx, tx, usageWithin, t.ID, except).Scan(&count, &gpus, &storage)
+	if err != nil {
+		return fmt.Errorf("count what the tenant holds: %w", err)
+	}
+	var unmet []string
+	if count+1 > t.Quota.Workspaces {
+		unmet = append(unmet, fmt.Sprintf("the quota is %d workspaces, and %d exist", t.Quota.Workspaces, count))
+	}
+	if gpus+int64(spec.GetGpus()) > int64(t.Quota.GPUs) {
+		unmet = append(unmet, fmt.Sprintf("the quota is %d GPUs, %d are in use, and %d more are asked for", t.Quota.GPUs,
+			gpus, spec.GetGpus()))
+	}
+	if storage+spec.GetStorageBytes() > t.Quota.StorageBytes {
+		unmet = append(unmet, fmt.Sprintf("the quota is %d bytes of storage, %d are in use, and %d more are asked for",
+			t.Quota.StorageBytes, storage, spec.GetStorageBytes()))
+	}
+	if len(unmet) > 0 {
+		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "tenant "+t.Name+" has no room for this workspace",
+			fault.Unmet(unmet...))
+	}
+	return nil
+}
+
+func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestOperationRequest,
+	w createRequest,
+) (*lifecyclev1.Operation, error) {
+	id := ids.New()
+	raw, digest, err := s.sealed(w, id)
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.deps.Core.InsertWorkspace(ctx, tx, saga.NewWorkspace{
+		ID: id, TenantID: w.tenant.ID, Name: w.name, Spec: raw, SpecDigest: digest, CreatedBy: requester(ctx, req),
+	})
+	if err != nil {
+		return nil, err
+	}
+	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
+		WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: provision.DefinitionProvision, RunID: w.runID,
+		Input: spec.NewInput(w.tenant.Name, w.name, raw), Requester: requester(ctx, req),
+		CorrelationID: obs.From(ctx).CorrelationID, NextEpoch: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	op := answer(id, started)
+	return op, s.decided(ctx, tx, w.tenant.ID, req, op)
+}
+
+// sealed returns a request's spec and digest as they are stored with the workspace that is made of it.
+func (s *Server) sealed(w createRequest, workspaceID string) (json.RawMessage, string, error) {
+	spec, err := s.deps.Secrets.Seal(w.spec, secretenv.Owner{TenantID: w.tenant.ID, WorkspaceID: workspaceID})
+	if err != nil {
+		return nil, "", err
+	}
+	raw, err := names.MarshalJSON(spec)
+	if err != nil {
+		return nil, "", fmt.Errorf("encode spec: %w", err)
+	}
+	digest, err := s.deps.Secrets.Digest(w.sum)
+	return raw, digest, err
+}
+
+// dryCreate returns what a create would do.
+func (s *Server) dryCreate(ctx context.Context, w createRequest) (*lifecyclev1.Operation, error) {
+	op := &lifecyclev1.Operation{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, DryRun: true,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+		Consequence: fmt.Sprintf("provisions %s/%s by %s with %d GPUs", w.tenant.Name, w.name,
+			names.Of(w.spec.GetPlacement()), w.spec.GetGpus()),
+	}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err
+		}
+		there, ok, err := s.joinByName(ctx, tx, w)
+		if err != nil {
+			return err
+		}
+		if ok {
+			op = there
+			op.DryRun, op.Consequence = true, "joins the operation under way"
+			return nil
+		}
+		return within(ctx, tx, w.tenant, "", w.spec)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return op, nil
+}

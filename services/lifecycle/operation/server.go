@@ -1,0 +1,111 @@
+package operation
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/secretenv"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
+)
+
+// Deps are the dependencies of a Server.
+type Deps struct {
+	Logger    *slog.Logger
+	DB        *pgxpool.Pool
+	Core      *saga.Core
+	Catalogue spec.Catalogue
+	// Lock makes joins fast and may be nil: it decides nothing.
+	Lock   *lock.Lock
+	Policy policy.Reader
+	// Audit records requests that are refused or joined; a request that changes state is recorded with its change. If it
+	// is nil, only those are recorded.
+	Audit *audit.Log
+	// DefaultQuota is the quota of a tenant that is made without one.
+	DefaultQuota Quota
+	// Secrets seals the environment values of specs.
+	Secrets *secretenv.Keys
+}
+
+// Server serves WorkspaceService.
+type Server struct{ deps Deps }
+
+// NewServer returns a server with the given dependencies.
+func NewServer(deps Deps) *Server { return &Server{deps: deps} }
+
+// workspaceFor reads a workspace for the caller. A workspace of another tenant is not found.
+func (s *Server) workspaceFor(ctx context.Context, q pg.Querier, id string) (saga.Workspace, error) {
+	w, err := saga.GetWorkspace(ctx, q, id)
+	if err != nil && !pg.IsNoRows(err) {
+		return saga.Workspace{}, err
+	}
+	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != w.TenantID) {
+		return saga.Workspace{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such workspace")
+	}
+	return w, nil
+}
+
+// RequestOperation is the one way to create, replace, cancel or end a workspace.
+func (s *Server) RequestOperation(ctx context.Context,
+	req *lifecyclev1.RequestOperationRequest,
+) (*lifecyclev1.RequestOperationResponse, error) {
+	var op *lifecyclev1.Operation
+	var err error
+	if req.GetKind() == commonv1.OperationKind_OPERATION_KIND_CREATE {
+		if req.GetCreate() == nil {
+			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a create names tenant, name and spec")
+		}
+		if req.GetExpectedEpoch() != 0 {
+			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "an expected epoch goes with a recreation alone")
+		}
+		op, err = s.create(ctx, req)
+	} else {
+		if req.GetWorkspaceId() == "" {
+			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "this operation names a workspace that is there")
+		}
+		op, err = s.operate(ctx, req)
+	}
+	if err != nil {
+		return nil, s.refused(ctx, req, err)
+	}
+	s.joined(ctx, req, op)
+	return &lifecyclev1.RequestOperationResponse{Operation: op}, nil
+}
+
+// requester returns the actor of a request for the record, after the requester that the request itself names, if any.
+func requester(ctx context.Context, req *lifecyclev1.RequestOperationRequest) string {
+	by := rpc.ActorFrom(ctx)
+	if req.GetRequester() != "" {
+		by = req.GetRequester() + ":" + by
+	}
+	return by
+}
+
+// answer returns a started operation as callers get it.
+func answer(workspaceID string, started saga.Started) *lifecyclev1.Operation {
+	return &lifecyclev1.Operation{
+		OperationId: started.RunID, WorkspaceId: workspaceID, Kind: started.Kind, Joined: started.Joined,
+		Epoch: started.Epoch, State: started.State, Pos: started.Pos,
+	}
+}
+
+// verbAnswer returns the operation that a verb on an open run results in: the run's own.
+func verbAnswer(w saga.Workspace, v saga.Verb) *lifecyclev1.Operation {
+	kind, _ := names.Parse[commonv1.OperationKind](v.Run.Kind)
+	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
+	return &lifecyclev1.Operation{
+		OperationId: v.Run.ID, WorkspaceId: w.ID, Kind: kind, Epoch: w.Epoch, State: state,
+		Pos: v.Pos,
+	}
+}

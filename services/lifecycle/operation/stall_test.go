@@ -1,0 +1,116 @@
+package operation
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/provision"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// A workload that runs and is never ready is probed every second, and its wait is flagged as stalled even so: after the
+// ten minutes of a wait, until it makes progress.
+func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
+	p.world.mu.Lock()
+	p.world.unready = true
+	p.world.mu.Unlock()
+	res, err := p.seats[0].server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{
+			Create: &lifecyclev1.CreateWorkspace{
+				Tenant: p.tenant(), Name: "demo",
+				Spec: &lifecyclev1.WorkspaceSpec{Placement: byProcess, Gpus: 1},
+			},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := res.GetOperation().GetWorkspaceId()
+	run := func() saga.Run {
+		t.Helper()
+		r, _, err := saga.LiveRun(testkit.Context(t), p.seats[0].pool, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	probes := func() int {
+		t.Helper()
+		return p.count(`SELECT count(*) FROM lifecycle.task WHERE workspace_id = $1 AND type = 'workload.status' AND state = 'succeeded'`, id)
+	}
+	more := func(than int) int {
+		t.Helper()
+		testkit.Eventually(t, testkit.Patience, func() error {
+			// A probe task that was open when the clock was moved has expired: lifecycle's sweep ends it.
+			if _, err := p.world.tasks.Sweep(testkit.Context(t)); err != nil {
+				return err
+			}
+			if n := probes(); n < than {
+				r := run()
+				return fmt.Errorf("%d looks at the workloads; the run is at %q: %s", n, r.StepName(), r.WhyWaiting)
+			}
+			return nil
+		})
+		return probes()
+	}
+	more(3)
+	testkit.SetClockOffset(p.db, 5*time.Minute)
+	if _, err := p.seats[0].core.MarkStalls(testkit.Context(t), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if r := run(); r.StepName() != provision.StepReady || r.StuckReason != "" {
+		t.Errorf("after five minutes at %q: %q", r.StepName(), r.StuckReason)
+	}
+	testkit.SetClockOffset(p.db, 11*time.Minute)
+	const flag = `step_stalled: no progress at "Wait for workloads ready" for 00:10:00`
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if r := run(); !strings.HasPrefix(r.StuckReason, flag) {
+			return fmt.Errorf("at %q: %q", r.StepName(), r.StuckReason)
+		}
+		return nil
+	})
+	more(probes() + 3)
+	if r := run(); !strings.HasPrefix(r.StuckReason, flag) {
+		t.Errorf("looks that found nothing new took it back: %q", r.StuckReason)
+	}
+	p.world.mu.Lock()
+	p.world.unready = false
+	p.world.mu.Unlock()
+	p.rests(id, "active")
+}
+
+// The policy of stalls is read each time: a change takes effect without a restart.
+func TestStallsFollowThePolicy(t *testing.T) {
+	if by := (&provision.Steps{}).Stalls(provision.DefinitionProvision, provision.StepDeploy); by != 0 {
+		t.Errorf("without a policy: %s", by)
+	}
+	set := policy.Defaults()
+	source := &moving{set: set}
+	s := provision.NewSteps(provision.StepDeps{Policy: source})
+	for step, want := range map[string]time.Duration{
+		"": set.SagaStall(), provision.StepReady: set.SagaWaitReadyStall(),
+		provision.StepDeploy: set.SagaStepStall(), provision.StepPrevious: set.SagaStepStall(),
+	} {
+		if got := s.Stalls(provision.DefinitionRecreate, step); got != want || got == 0 {
+			t.Errorf("%q: %s, want %s", step, got, want)
+		}
+	}
+	var err error
+	if source.set, err = policy.NewSet(map[string]string{policy.SagaStepStallSeconds: "60"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Stalls(provision.DefinitionRecreate, provision.StepDeploy); got != time.Minute {
+		t.Errorf("after a change: %s", got)
+	}
+}
+
+type moving struct{ set policy.Set }
+
+func (m *moving) Current() policy.Set { return m.set }

@@ -1,0 +1,164 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Quota bounds what a tenant may have at once.
+type Quota struct {
+	Workspaces   int32 `koanf:"workspaces"`
+	GPUs         int32 `koanf:"gpus"`
+	StorageBytes int64 `koanf:"storage_bytes"`
+}
+
+type tenant struct {
+	ID, Name string
+	Quota    Quota
+	Created  *timestamppb.Timestamp
+	Version  int64
+}
+
+// storedTenant is a tenant as it is read.
+type storedTenant struct {
+	ID           string    `db:"id" expr:"@.id::text"`
+	Name         string    `db:"name"`
+	Workspaces   int32     `db:"quota_workspaces"`
+	GPUs         int32     `db:"quota_gpus"`
+	StorageBytes int64     `db:"quota_storage_bytes"`
+	CreatedAt    time.Time `db:"created_at"`
+	Version      int64     `db:"version"`
+}
+
+var tenantColumns = pg.Columns[storedTenant]("t")
+
+// oneTenant runs a statement that returns one tenant. Without a row the error is pgx.ErrNoRows.
+func oneTenant(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (tenant, error) {
+	d, err := pg.One[storedTenant](ctx, q, s, args...)
+	if err != nil {
+		return tenant{}, err
+	}
+	return d.tenant(), nil
+}
+
+func (d storedTenant) tenant() tenant {
+	return tenant{
+		ID: d.ID, Name: d.Name, Quota: Quota{Workspaces: d.Workspaces, GPUs: d.GPUs, StorageBytes: d.StorageBytes},
+		Created: timestamppb.New(d.CreatedAt),
+		Version: d.Version,
+	}
+}
+
+func (t tenant) event() events.Event {
+	return events.Event{
+		Kind: "tenant.changed", AggregateType: "tenant", AggregateID: t.ID, AggregateVersion: t.Version, Payload: t.proto(),
+		Correlation: events.Correlation{TenantID: t.ID},
+	}
+}
+
+func (t tenant) proto() *lifecyclev1.Tenant {
+	return &lifecyclev1.Tenant{
+		TenantId: t.ID, Name: t.Name, CreatedAt: t.Created, Version: t.Version,
+		Quota: &lifecyclev1.Quota{Workspaces: t.Quota.Workspaces, Gpus: t.Quota.GPUs, StorageBytes: t.Quota.StorageBytes},
+	}
+}
+
+var insertTenant = pg.Define(pg.RoleLifecycle, "operation.insert_tenant", `
+			INSERT INTO lifecycle.tenant AS t (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
+			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns)
+
+var tenantByName = pg.Define(pg.RoleLifecycle, "operation.tenant_by_name",
+	`SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.name = $1`)
+
+// CreateTenant makes a tenant. A second request with the same name and the same quota returns the tenant that exists.
+func (s *Server) CreateTenant(ctx context.Context,
+	req *lifecyclev1.CreateTenantRequest,
+) (*lifecyclev1.CreateTenantResponse, error) {
+	q := s.deps.DefaultQuota
+	if req.GetQuota() != nil {
+		q = Quota{
+			Workspaces: req.GetQuota().GetWorkspaces(), GPUs: req.GetQuota().GetGpus(),
+			StorageBytes: req.GetQuota().GetStorageBytes(),
+		}
+	}
+	res := &lifecyclev1.CreateTenantResponse{}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err
+		}
+		t, err := oneTenant(ctx, tx, insertTenant, ids.New(), req.GetName(), q.Workspaces, q.GPUs, q.StorageBytes)
+		if errors.Is(err, pgx.ErrNoRows) {
+			if t, err = oneTenant(ctx, tx, tenantByName, req.GetName()); err != nil {
+				return fmt.Errorf("read tenant: %w", err)
+			}
+			if req.GetQuota() != nil && t.Quota != q {
+				return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a tenant of this name has another quota",
+					fault.Conflicting(t.ID))
+			}
+			res.Tenant, res.Existed = t.proto(), true
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("insert tenant: %w", err)
+		}
+		res.Tenant = t.proto()
+		made := t.event()
+		made.CorrelationID = obs.From(ctx).CorrelationID
+		res.Pos, err = events.Append(ctx, tx, made)
+		if err != nil {
+			return fmt.Errorf("report tenant: %w", err)
+		}
+		_, err = s.deps.Audit.Record(ctx, tx, audit.Entry{
+			Action: "tenant.create", SubjectType: "tenant", SubjectID: t.ID, TenantID: t.ID,
+			Details: map[string]any{"name": t.Name, "quota": t.proto().GetQuota()},
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.deps.Core.Committed()
+	return res, nil
+}
+
+// tenantRef selects how a tenant is named, and whether its row is locked.
+type tenantRef struct{ byID, locked bool }
+
+var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "operation.tenant_by", func(ref tenantRef) string {
+	sql := `SELECT ` + tenantColumns + ` FROM lifecycle.tenant t WHERE t.name = $1`
+	if ref.byID {
+		sql = `SELECT ` + tenantColumns + ` FROM lifecycle.tenant t WHERE t.id::text = $1`
+	}
+	if ref.locked {
+		sql += ` FOR UPDATE`
+	}
+	return sql
+}, tenantRef{}, tenantRef{byID: true, locked: true})
+
+// tenantFor reads a tenant by name or id for the caller. A tenant that is not the caller's is not found, like one that
+// does not exist.
+func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRow bool) (tenant, error) {
+	t, err := oneTenant(ctx, q, tenantBy.For(tenantRef{byID: ids.Valid(ref), locked: lockRow}), ref)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return tenant{}, fmt.Errorf("read tenant: %w", err)
+	}
+	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != t.ID) {
+		return tenant{}, fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", ref))
+	}
+	return t, nil
+}

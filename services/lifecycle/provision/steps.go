@@ -1,0 +1,275 @@
+package provision
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/runbook"
+	"github.com/gpuaas/mesh/internal/secretenv"
+	"github.com/gpuaas/mesh/services/lifecycle/allocation"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// The steps of provisioning, by the names that the timeline shows.
+const (
+	StepValidate = "Validate request"
+	StepStorage  = runbook.StepInstance
+	StepHandle   = "Allocate workflow handle"
+	StepSchema   = "Apply per-tenant schema"
+	StepDeploy   = "Deploy tenant workloads"
+	StepReady    = "Wait for workloads ready"
+	StepActive   = "Mark active"
+	// StepPrevious stands before StepStorage in a recreation.
+	StepPrevious = "End previous box"
+)
+
+// LaunchLog compares what placements have launched with this database.
+type LaunchLog interface {
+	// Settled reports whether a comparison is done and recovery has all its results.
+	Settled() bool
+	// Check compares again.
+	Check(ctx context.Context) error
+}
+
+// StepDeps are the dependencies of the steps.
+type StepDeps struct {
+	Logger     *slog.Logger
+	DB         *pgxpool.Pool
+	Workloads  *pgxpool.Pool // the workload database, as its administrator
+	Core       func() *saga.Core
+	Tasks      *task.Server
+	Identities allocation.Identities
+	Drivers    map[commonv1.PlacementDriver]placement.Driver
+	Catalogue  spec.Catalogue
+	// EpochRefusals counts refusals of epochs that have been passed. May be nil.
+	EpochRefusals *EpochRefusals
+	// LaunchLog compares launch logs with the database; nothing is launched before it has done so. May be nil.
+	LaunchLog LaunchLog
+	// Secret derives launch secrets and database passwords, so that none is stored.
+	Secret []byte
+	// Secrets seals the environment values of a deploy, and opens them to check that they can be opened.
+	Secrets *secretenv.Keys
+	// ReleaseDeadline is how long a release may take before its allocation is release_failed; zero means two minutes.
+	// ForceGrace is how long a forced release tries each undo; zero means ten seconds.
+	ReleaseDeadline, ForceGrace time.Duration
+	// Policy sets how long steps and runs may show no progress. May be nil: then the values of the definitions apply.
+	Policy policy.Reader
+}
+
+// Steps are the functions of the sagas.
+type Steps struct{ Deps StepDeps }
+
+// NewSteps returns the functions with the given dependencies.
+func NewSteps(deps StepDeps) *Steps { return &Steps{Deps: deps} }
+
+// Stalls returns how long a step, or with an empty step a run, may show no progress by the policy in force; zero
+// without a policy.
+func (s *Steps) Stalls(_, step string) time.Duration {
+	if s.Deps.Policy == nil {
+		return 0
+	}
+	p := s.Deps.Policy.Current()
+	switch step {
+	case "":
+		return p.SagaStall()
+	case StepReady:
+		return p.SagaWaitReadyStall()
+	default:
+		return p.SagaStepStall()
+	}
+}
+
+var moveReleaseDeadlines = pg.Define(pg.RoleLifecycle, "provision.move_release_deadlines", `
+		UPDATE lifecycle.allocation a SET release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
+		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
+		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+allocation.Columns)
+
+// Resumed moves forward the time limits of workspaces whose runs go on after rollback mode: the deadlines of their
+// releases, and the last moments at which their tasks may start.
+func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) error {
+	var ids, workspaces []string
+	var stood []float64
+	for _, r := range runs {
+		ids, workspaces, stood = append(ids, r.RunID), append(workspaces, r.WorkspaceID), append(stood, r.Stood.Seconds())
+	}
+	moved, err := allocation.All(ctx, tx, moveReleaseDeadlines, workspaces, stood)
+	if err != nil {
+		return fmt.Errorf("move deadlines of releases: %w", err)
+	}
+	if err := allocation.Announce(ctx, tx, moved); err != nil {
+		return err
+	}
+	return task.Extend(ctx, tx, ids, stood)
+}
+
+// derive returns a secret for a purpose, derived from the service's own.
+func (s *Steps) derive(purpose, id string) []byte {
+	m := hmac.New(sha256.New, s.Deps.Secret)
+	m.Write([]byte(purpose + "\x00" + id))
+	return m.Sum(nil)
+}
+
+// launchSecret returns the token that a launched instance enrols with.
+func (s *Steps) launchSecret(instanceID string) string {
+	return "gls_" + strings.ReplaceAll(instanceID, "-", "") + "_" +
+		base64.RawURLEncoding.EncodeToString(s.derive("launch", instanceID))
+}
+
+// databasePassword returns the password of a workspace's role in the workload database, a new one for each epoch.
+func (s *Steps) databasePassword(role string, epoch int64) string {
+	return hex.EncodeToString(s.derive("database", fmt.Sprintf("%s/%d", role, epoch))[:24])
+}
+
+// taskSpec is a task that a step wants done.
+type taskSpec struct {
+	suffix  string // tells apart the tasks of one step
+	kind    commonv1.TaskType
+	nodeID  string
+	payload proto.Message
+	within  time.Duration
+}
+
+// ensure has a task done once for this step and direction: it returns the task that is under way or has succeeded,
+// whichever attempt queued it; a task that ended otherwise is queued anew by a later attempt, and is this attempt's
+// failure if this attempt queued it.
+func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.Row, error) {
+	var out task.Row
+	queued := false
+	prefix := env.IdempotencyKey + "/" + spec.suffix + "/"
+	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		queued = false
+		last, ok, err := task.Latest(ctx, tx, env.RunID, prefix)
+		if err != nil {
+			return err
+		}
+		mine := prefix + fmt.Sprint(env.Attempt)
+		if ok && (!task.Terminal(last.State) || last.State == commonv1.TaskState_TASK_STATE_SUCCEEDED ||
+			last.IdemKey == mine) {
+			out = last
+			return nil
+		}
+		out, err = s.Deps.Tasks.Enqueue(ctx, tx, task.Spec{
+			Type: spec.kind, NodeID: spec.nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID,
+			Epoch: env.Epoch, OpSeq: env.OpSeq, IdempotencyKey: mine, Payload: spec.payload, StartWithin: spec.within,
+			CorrelationID: env.CorrelationID,
+			CreatedBy:     "saga",
+		})
+		queued = true
+		return err
+	})
+	if err != nil {
+		return task.Row{}, fmt.Errorf("queue %s: %w", names.Of(spec.kind), err)
+	}
+	if queued {
+		s.Deps.Core().Committed()
+	}
+	return out, nil
+}
+
+// do calls ensure and judges the task: it returns the task's output, and whether the task is done or still under way. A
+// failure is an error with its owner.
+func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, bool, error) {
+	row, err := s.ensure(ctx, env, spec)
+	if err != nil {
+		return nil, false, err
+	}
+	switch row.State {
+	case commonv1.TaskState_TASK_STATE_SUCCEEDED:
+		return row.Output, true, nil
+	case commonv1.TaskState_TASK_STATE_SUPERSEDED:
+		return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_TASK_SUPERSEDED,
+			"the agent has seen a later operation on this workspace", errors.New(row.Error))
+	case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_EXPIRED,
+		commonv1.TaskState_TASK_STATE_CANCELLED,
+		commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
+		reason := commonv1.Reason_REASON_WORKLOAD_FAILED
+		if r, err := names.Parse[commonv1.Reason](row.Reason); err == nil && row.Reason != "" {
+			reason = r
+		}
+		text := fmt.Sprintf("%s ended as %s", names.Of(spec.kind), names.Of(row.State))
+		if row.Error != "" {
+			text += ": " + row.Error
+		}
+		if row.State == commonv1.TaskState_TASK_STATE_EXPIRED {
+			// An agent without room for its ledger takes no task, and its disk is why this one was not begun.
+			g, _, err := gate.Get(ctx, s.Deps.DB, spec.nodeID)
+			if err != nil {
+				return nil, false, fmt.Errorf("read gate: %w", err)
+			}
+			if disk := g.Host.GetStateDisk(); disk.GetFull() {
+				reason = commonv1.Reason_REASON_NODE_DISK_FULL
+				text += ": the node's state directory has no room: " + disk.GetPath() + ": " + disk.GetDetail()
+			}
+		}
+		if reason == commonv1.Reason_REASON_INVALID_ARGUMENT || reason == commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED ||
+			reason == commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE {
+			// The agent would refuse the same again.
+			return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
+		}
+		return nil, false, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
+	default:
+		return nil, false, nil
+	}
+}
+
+// waitTask parks the step until one of its tasks changes state.
+func waitTask(what string) saga.Outcome {
+	return saga.Wait(saga.WaitFor{For: 5 * time.Second, Why: what, WakeOnSignal: true})
+}
+
+// withdraw requests the cancellation of every task that the run's steps queued on the way forward and that is not done:
+// an undo must not race it. A cancel has done so already, except for a task that a step queued at the same moment. The
+// agent refuses a task that still arrives, since the undo carries a higher op_seq.
+func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
+	var rows []task.Row
+	err := env.TxAfter(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		rows, err = s.Deps.Tasks.CancelOfRun(ctx, tx, env.RunID, "the operation is being undone")
+		return err
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("withdraw tasks: %w", err)
+	}
+	if len(rows) > 0 {
+		s.Deps.Core().Committed()
+		s.Deps.Tasks.Announce(rows, "the operation is being undone")
+	}
+	return nil
+}
+
+// lockNodes locks the gates of the nodes on which the step's workspace has something: a step whose rows cordon one of
+// them, or end a cordon, takes it before the run's lock.
+func lockNodes(env *saga.Env) saga.TxFunc {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		return gate.LockOfWorkspace(ctx, tx, env.WorkspaceID)
+	}
+}
+
+// claimsOf returns the live claims of the step's kinds, those of this epoch and of earlier ones.
+func claimsOf(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
+	claims, err := env.Claims(ctx, kinds...)
+	if err != nil {
+		return nil, fmt.Errorf("read claims: %w", err)
+	}
+	return claims, nil
+}
