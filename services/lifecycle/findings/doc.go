@@ -7,6 +7,9 @@
 // becomes a finding only when two sweeps see it that are further apart than a grace by the database's clock. If a
 // source does not answer, the detector concludes nothing: it neither opens nor ends a finding.
 //
+// Two detectors may see the same contradiction, each by its own sources. Each has a suspicion of its own, and needs two
+// sweeps of its own. They share one finding, which ends when none of them sees the contradiction any more.
+//
 // An instance of an ended epoch that was started again needs no second scan: recovery, or its driver, has refused or
 // ended it already. It has a sweep of its own.
 //

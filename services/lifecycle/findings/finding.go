@@ -203,7 +203,7 @@ func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	have, err := oneFinding(ctx, tx, openFinding, k.kind, k.subjectType, k.subjectID)
 	switch {
 	case err == nil && have.source != source:
-		return false, nil // another detector has it open already
+		return false, nil // another detector has it open already, and hands it over once it no longer sees it
 	case err == nil:
 		return false, again(ctx, tx, have, s)
 	case !errors.Is(err, pgx.ErrNoRows):

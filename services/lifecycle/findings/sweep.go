@@ -265,19 +265,18 @@ var forgetSuspicions = pg.Define(pg.RoleLifecycle, "findings.forget_suspicions",
 var noteSuspicions = pg.Define(pg.RoleLifecycle, "findings.note_suspicions", `
 		INSERT INTO lifecycle.suspicion AS s (kind, subject_type, subject_id, source)
 		SELECT x.kind, x.subject_type, x.subject_id, $1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
-		ON CONFLICT (kind, subject_type, subject_id) DO UPDATE SET looks = s.looks + 1
+		ON CONFLICT (kind, subject_type, subject_id, source) DO UPDATE SET looks = s.looks + 1
 		RETURNING s.kind, s.subject_type, s.subject_id, s.looks > 1 AND mesh.clock() - s.since >= make_interval(secs => $5)`)
 
-// suspect records what this scan saw as suspicions and deletes those that it no longer sees. It returns the keys that
-// become findings: certain ones, and those seen in two scans that are further apart than the grace.
+// suspect records what this scan saw as suspicions of its source and deletes those of its source that it no longer
+// sees. It returns the keys that become findings: certain ones, and those seen in two scans of the source that are
+// further apart than the grace. A suspicion stays while its source sees it, also once it is a finding (handOver).
 func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (map[key]bool, error) {
 	ripe := map[key]bool{}
 	var kinds, types, subjects []string
 	for _, k := range slices.SortedFunc(maps.Keys(seen), compareKeys) {
-		x := seen[k]
-		if x.Certain {
+		if seen[k].Certain {
 			ripe[k] = true
-			continue
 		}
 		kinds, types, subjects = append(kinds, k.kind), append(types, k.subjectType), append(subjects, k.subjectID)
 	}
@@ -310,7 +309,16 @@ var openOfSource = pg.Define(pg.RoleLifecycle, "findings.open_of_source",
 	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
 		ORDER BY f.finding_id FOR UPDATE`)
 
-// resolveUnseen closes the open findings of a source that its scan no longer saw, and returns how many.
+var handOver = pg.Define(pg.RoleLifecycle, "findings.hand_over", `
+		UPDATE lifecycle.finding f SET source = (
+			SELECT s.source FROM lifecycle.suspicion s
+			WHERE s.kind = f.kind AND s.subject_type = f.subject_type AND s.subject_id = f.subject_id AND s.source <> f.source
+			ORDER BY s.since, s.source LIMIT 1)
+		WHERE f.finding_id = $1 AND EXISTS (SELECT 1 FROM lifecycle.suspicion s
+			WHERE s.kind = f.kind AND s.subject_type = f.subject_type AND s.subject_id = f.subject_id AND s.source <> f.source)`)
+
+// resolveUnseen closes the open findings of a source that its scan no longer saw, and returns how many. A finding that
+// another source sees as well becomes that source's, which describes it in its next scan or resolves it.
 func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (int, error) {
 	have, err := allFindings(ctx, tx, openOfSource, source)
 	if err != nil {
@@ -319,6 +327,12 @@ func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, s
 	n := 0
 	for _, r := range have {
 		if _, still := seen[r.key()]; still {
+			continue
+		}
+		switch tag, err := pg.Exec(ctx, tx, handOver, r.id); {
+		case err != nil:
+			return n, fmt.Errorf("hand finding over: %w", err)
+		case tag.RowsAffected() > 0:
 			continue
 		}
 		if _, _, err := resolve(ctx, tx, r); err != nil {

@@ -63,7 +63,8 @@ func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 }
 
 var noWokenFinding = pg.Define(pg.RoleLifecycle, "findings.no_woken_finding",
-	`SELECT NOT EXISTS (SELECT 1 FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1 AND f.source = $2)`)
+	`SELECT NOT EXISTS (SELECT 1 FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1 AND f.source = $2)
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.suspicion s WHERE s.kind = $1 AND s.source = $2)`)
 
 var forgetRefused = pg.Define(pg.RoleLifecycle, "findings.forget_refused",
 	`DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`)
