@@ -56,7 +56,9 @@ type nodeClaim struct {
 
 // detectAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was
 // made more than the grace after the last change of the row that it is compared with: an older one may describe the
-// state before. A workload that no claim covers has no such row, and counts by any fresh report.
+// state before. A workload that no claim covers has no such row, and counts by any fresh report: work under way does not
+// look like it, since its claim is written before its task and released by a run, and a workspace with a live run is
+// skipped.
 func (s *Sweeper) detectAgents(ctx context.Context) ([]Seen, error) {
 	var out []Seen
 	loose := map[string][]record{}
