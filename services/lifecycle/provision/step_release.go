@@ -200,14 +200,16 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 		}
 		if i.State == commonv1.InstanceState_INSTANCE_STATE_LIVE ||
 			i.State == commonv1.InstanceState_INSTANCE_STATE_LAUNCHING {
+			var ending allocation.Instance
 			err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-				moved, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDING, "", "", "")
-				i = orKeep(i, moved, err)
+				var err error
+				ending, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDING, "", "", "")
 				return err
 			})
 			if err != nil {
 				return fmt.Errorf("mark ending: %w", err)
 			}
+			i = ending
 		}
 		if err := env.Proceed(ctx); err != nil {
 			return err
@@ -241,8 +243,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 		if !ok || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED {
 			return nil
 		}
-		moved, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "released")
-		i = orKeep(i, moved, err)
+		_, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "released")
 		return err
 	})
 	if err != nil {

@@ -233,30 +233,34 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		return i, fmt.Errorf("claim instance: %w", err)
 	}
 	if i.State == commonv1.InstanceState_INSTANCE_STATE_PREPARED {
+		var moved allocation.Instance
 		err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			moved, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_LAUNCHING, "", node, "")
-			i = orKeep(i, moved, err)
+			var err error
+			moved, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_LAUNCHING, "", node, "")
 			return err
 		})
 		if err != nil {
 			return i, fmt.Errorf("mark launching: %w", err)
 		}
+		i = moved
 	}
 	launched, err := driver.Launch(ctx, theInstance)
 	if err != nil {
 		return i, s.notLaunched(ctx, env, claim, i, err)
 	}
+	var live allocation.Instance
 	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if err := env.ConfirmTx(ctx, tx, claim, launched.ProviderID); err != nil {
 			return fmt.Errorf("confirm instance: %w", err)
 		}
-		moved, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_LIVE, launched.ProviderID, node, "")
-		i = orKeep(i, moved, err)
+		var err error
+		live, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_LIVE, launched.ProviderID, node, "")
 		return err
 	})
 	if err != nil {
 		return i, fmt.Errorf("mark live: %w", err)
 	}
+	i = live
 	s.Deps.Core().Committed()
 	if err := env.Progress(ctx, "launched "+launched.ProviderID); err != nil {
 		return i, fmt.Errorf("report progress: %w", err)
@@ -337,15 +341,6 @@ func previousAlive(err error) string {
 		why += " (" + f.ConflictingID + ")"
 	}
 	return why
-}
-
-// orKeep returns the changed row, or the one before if the change failed: a transaction may run twice, and its second
-// run must compare the same state. It does not cover a statement or a commit that fails after the change.
-func orKeep(old, moved allocation.Instance, err error) allocation.Instance {
-	if err != nil {
-		return old
-	}
-	return moved
 }
 
 var leasedDevices = pg.Define(pg.RoleLifecycle, "provision.held_devices",
