@@ -188,11 +188,13 @@ func (l leftBehind) late(last task.Row) bool {
 // WhyReplaced is the recorded evidence that nothing of an orphan is left, where a later claim is for the same resource.
 const WhyReplaced = "a later epoch has taken its place"
 
+// replacedSQL is the condition, over an orphan c, that a later claim is for the same resource.
+const replacedSQL = `EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind
+				AND l.node_id IS NOT DISTINCT FROM c.node_id AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
+				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))`
+
 var orphanStands = pg.Define(pg.RoleLifecycle, "reap.orphan_stands", `
-		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL,
-			EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind AND l.node_id IS NOT DISTINCT FROM c.node_id
-				AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
-				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))
+		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL, `+replacedSQL+`
 		FROM lifecycle.resource_claim c WHERE c.id = $1`)
 
 // inspect locks the workspace of an orphan and checks it once more: free reports that it is still given up, that no

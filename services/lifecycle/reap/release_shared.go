@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -46,33 +47,39 @@ const (
 	reapWithin = 10 * time.Second
 )
 
+// sharedOrphans reads the orphans that are due, those of each kind in turn, each kind by when it was due: many of one
+// kind do not keep the others waiting. An identity whose instance is claimed, and that no later claim is for, cannot be
+// released yet and takes no place.
 var sharedOrphans = pg.Define(pg.RoleLifecycle, "reap.shared_orphans", `
-		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id, c.epoch,
-			'' AS node_id, '' AS asked, '' AS key
-		FROM lifecycle.resource_claim c LEFT JOIN lifecycle.orphan_try t ON t.claim_id = c.id
-		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND (t.next_at IS NULL OR t.next_at <= mesh.clock())
-			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
-				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
-		ORDER BY c.kind, coalesce(t.next_at, c.orphaned_at), c.id LIMIT $2`)
+		SELECT o.claim_id, o.kind, o.name, o.workspace_id, o.tenant_id, o.epoch, '' AS node_id, '' AS asked, '' AS key FROM (
+			SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id, c.epoch,
+				row_number() OVER (PARTITION BY c.kind ORDER BY coalesce(t.next_at, c.orphaned_at), c.id) AS place
+			FROM lifecycle.resource_claim c LEFT JOIN lifecycle.orphan_try t ON t.claim_id = c.id
+			WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND (t.next_at IS NULL OR t.next_at <= mesh.clock())
+				AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
+					AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
+				AND NOT (c.kind = $3 AND EXISTS (SELECT 1 FROM lifecycle.resource_claim b WHERE b.workspace_id = c.workspace_id AND b.kind = $4
+					AND b.epoch = c.epoch AND b.released_at IS NULL AND b.orphaned_at IS NULL) AND NOT `+replacedSQL+`)
+		) o ORDER BY o.place, o.kind LIMIT $2`)
 
 // Sweep tries the orphans that are due, at most reapBatch of them, and returns how many it released. An orphan that
 // could not be removed is an error, and is due again later.
 func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
 	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans, []string{allocation.KindSchema, allocation.KindIdentity, allocation.KindHandle},
-		ReapBatch)
+		ReapBatch, allocation.KindIdentity, allocation.KindInstance)
 	if err != nil {
 		return 0, fmt.Errorf("list shared orphans: %w", err)
 	}
 	released := 0
 	var errs []error
 	down := error(nil)
-	for i, l := range list {
-		// A database that is down concerns all its orphans: none is tried, and all are due as soon as it is back.
-		if l.Kind == allocation.KindSchema && (i == 0 || list[i-1].Kind != allocation.KindSchema) {
-			if down = r.ping(ctx); down != nil {
-				errs = append(errs, down)
-			}
+	// A database that is down concerns all its orphans: none is tried, and all are due as soon as it is back.
+	if slices.ContainsFunc(list, func(l leftBehind) bool { return l.Kind == allocation.KindSchema }) {
+		if down = r.ping(ctx); down != nil {
+			errs = append(errs, down)
 		}
+	}
+	for _, l := range list {
 		if l.Kind == allocation.KindSchema && down != nil {
 			continue
 		}
@@ -103,8 +110,16 @@ func (r *SharedReaper) ping(ctx context.Context) error {
 
 func (r *SharedReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	w, todo, err := r.begin(ctx, l)
-	if err != nil || !todo {
-		return err == nil && w.WorkspaceID != "", err
+	if err != nil {
+		// Nothing of begin was committed, so the try is counted here: due at once, it would be the first of each sweep.
+		if _, failed := pg.Exec(ctx, r.deps.DB, countTry, l.ClaimID, ReapAgain.Seconds(),
+			ReapAgainMost.Seconds()); failed != nil {
+			return false, errors.Join(err, fmt.Errorf("count try: %w", failed))
+		}
+		return false, errors.Join(err, r.note(ctx, l, err))
+	}
+	if !todo {
+		return w.WorkspaceID != "", nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, reapWithin)
 	defer cancel()
