@@ -29,6 +29,9 @@ type Config struct {
 	DefaultConcurrency int
 	// MaxRun ends a handler that does not end. Default 30 minutes.
 	MaxRun time.Duration
+	// ObserveFor is how long the observation of a task may go on after the task was cancelled. Default 20 s: a run waits
+	// 30 s for its cancelled tasks.
+	ObserveFor time.Duration
 	// ResendAfter is when a result without acknowledgement is sent again in the same session. Default 15 s.
 	ResendAfter time.Duration
 	// Skew is how far the agent's estimate of server time may be behind not_before. Default 5 s.
@@ -44,6 +47,9 @@ func (c *Config) fill() {
 	}
 	if c.MaxRun <= 0 {
 		c.MaxRun = 30 * time.Minute
+	}
+	if c.ObserveFor <= 0 {
+		c.ObserveFor = 20 * time.Second
 	}
 	if c.ResendAfter <= 0 {
 		c.ResendAfter = 15 * time.Second
@@ -140,6 +146,8 @@ const droppedCancel = "cancelled"
 var (
 	errCancelled = errors.New("the control plane cancelled the task")
 	errMaxRun    = errors.New("the task ran longer than the agent lets it")
+	// errNotObserved is an ErrUnknown: nothing was found out.
+	errNotObserved = fmt.Errorf("the task was cancelled and its observation did not end: %w", ErrUnknown)
 )
 
 // New checks deps and cfg and returns an Executor. It reads nothing and starts nothing.

@@ -32,7 +32,8 @@ type Handler interface {
 }
 
 // Observer is a handler that can find out, after a restart of the agent, what became of a task that had started: it
-// adopts the effect that it finds, or finishes it. ErrUnknown means that it cannot find out.
+// adopts the effect that it finds, or finishes it. ErrUnknown means that it cannot find out. A cancel of the task does
+// not end the context of Observe at once: see Config.ObserveFor.
 type Observer interface {
 	Observe(ctx context.Context, t *Task, p Progress) (proto.Message, error)
 }

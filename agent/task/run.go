@@ -170,7 +170,7 @@ func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 		return
 	}
 	e.sendStarted(j)
-	runCtx, cancel := context.WithTimeoutCause(jobCtx, e.cfg.MaxRun, errMaxRun)
+	runCtx, cancel := e.bound(ctx, jobCtx, j)
 	defer cancel()
 	out, err := e.call(runCtx, j)
 	if err != nil && ctx.Err() != nil {
@@ -181,6 +181,28 @@ func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
 	e.finish(ctx, j, e.resultOf(j, out, err))
+}
+
+// bound returns the context for the handler of j, which ends with the agent, with jobCtx, and after MaxRun. A cancel of
+// the task does not end an Observe, since what the task left has to be found out all the same; it leaves it ObserveFor
+// at most.
+//
+//nolint:revive // the second context is a child of the first, and both are needed
+func (e *Executor) bound(ctx, jobCtx context.Context, j *job) (context.Context, context.CancelFunc) {
+	if _, can := e.deps.Handlers[j.task.Kind].(Observer); !can || !j.observe {
+		return context.WithTimeoutCause(jobCtx, e.cfg.MaxRun, errMaxRun)
+	}
+	ctx, end := context.WithTimeoutCause(ctx, e.cfg.MaxRun, errMaxRun)
+	ctx, give := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(jobCtx, func() {
+		late := time.AfterFunc(e.cfg.ObserveFor, func() { give(errNotObserved) })
+		context.AfterFunc(ctx, func() { late.Stop() })
+	})
+	return ctx, func() {
+		stop()
+		give(nil)
+		end()
+	}
 }
 
 // begin checks once more that j may start, marks it as started, and returns whether its handler is to run.
@@ -307,8 +329,8 @@ func (e *Executor) finish(ctx context.Context, j *job, msg *nodev1.TaskResult) b
 	return true
 }
 
-// cancelTask ends a task that waits, and cancels the context of a running one. A finished task is left alone, and an
-// unknown one ends when it is offered.
+// cancelTask ends a task that waits, and cancels the context of a running one; see bound for one that is observed.
+// A finished task is left alone, and an unknown one ends when it is offered.
 func (e *Executor) cancelTask(ctx context.Context, ref *nodev1.TaskRef) {
 	key := ledger.Key{TaskID: ref.GetTaskId(), Attempt: ref.GetAttempt()}
 	e.mu.Lock()
