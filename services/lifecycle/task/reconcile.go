@@ -42,6 +42,10 @@ func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 // that had been delivered may have run: one of an idempotent type is queued again, any other ends as outcome_unknown
 // and its step observes.
 //
+// A task that was queued again keeps the former attempt if the agent has begun it or has its result: the task would run
+// twice otherwise. An attempt that the agent has not begun is cancelled, since its time to start is over as a rule, and
+// one that ended without the effect of its task stays to be reported as late evidence: the next lease draws another.
+//
 // An attempt above the row's means that the database was restored to an earlier state, or that the agent invented it.
 // The envelope in its reports decides: until then the attempt is not cancelled, and the row's own attempt is not
 // offered for a moment.
@@ -92,6 +96,10 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 				continue // its report comes again and is kept as a late result
 			}
 			out.Cancel = append(out.Cancel, ref)
+		case theirs != nil && r.State == commonv1.TaskState_TASK_STATE_QUEUED && !ran(theirs.GetState()):
+			if !Terminal(theirs.GetState()) {
+				out.Cancel = append(out.Cancel, ref)
+			}
 		case theirs != nil:
 			if err := s.adopt(ctx, tx, r, theirs, g.SessionEpoch, g.SessionID); err != nil {
 				return gate.Reconciled{}, err
@@ -136,6 +144,12 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 		out.Cancel = nil
 	}
 	return out, nil
+}
+
+// ran reports whether an attempt in that state has been begun, and has not ended without the effect of its task.
+func ran(s commonv1.TaskState) bool {
+	return s == commonv1.TaskState_TASK_STATE_RUNNING || s == commonv1.TaskState_TASK_STATE_SUCCEEDED ||
+		s == commonv1.TaskState_TASK_STATE_FAILED
 }
 
 // adopt moves a task that is in the agent's ledger to the new session.
