@@ -222,9 +222,18 @@ func (s *Server) tell(stored []queued) bool {
 
 // insertQueued inserts a group with its events, and returns the outcome of each task. A task whose node has a session
 // with a standing lease is leased by the same statement. Its event has the state queued, and the task's next event
-// reports the lease.
+// reports the lease. A session that was claimed for a task which existed already, or whose transaction does not commit,
+// is given back.
 func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) ([]queued, error) {
 	to, keyID := s.stands(group)
+	pg.OnEnd(tx, func(committed bool) {
+		if committed {
+			return
+		}
+		for i, one := range group {
+			s.standing.giveBack(one.task.row.NodeID, to[i])
+		}
+	})
 	rows, err := pg.All[queuedNow](ctx, tx, enqueueTasks, queuedColumns(group, to, keyID)...)
 	if err != nil {
 		return nil, fmt.Errorf("insert tasks: %w", err)
@@ -239,6 +248,7 @@ func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) (
 		now, isNew := at[one.task.row.TaskID]
 		if !isNew {
 			missing = append(missing, one.task.row.IdemKey)
+			s.standing.giveBack(one.task.row.NodeID, to[i])
 			continue
 		}
 		out[i].task, out[i].row, out[i].isNew = one.task, one.task.row.queued(now.queuedAt), true

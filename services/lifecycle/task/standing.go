@@ -82,6 +82,17 @@ func (s *standing) claim(nodeID string, now time.Time) stand {
 	return at
 }
 
+// giveBack undoes a claim of a node's session to which no task was leased in the end, unless the session has been
+// claimed anew or is another one.
+func (s *standing) giveBack(nodeID string, claimed stand) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at := s.nodes[nodeID]; claimed.out != nil && at == claimed {
+		at.until = time.Time{}
+		s.nodes[nodeID] = at
+	}
+}
+
 // reported notes that nodes have reported on their tasks, so that the next task may be leased as it is queued.
 func (s *standing) reported(reports []*lifecyclev1.NodeReport) {
 	s.mu.Lock()

@@ -199,6 +199,77 @@ func TestWhatIsUndoneIsOfferedToNobody(t *testing.T) {
 	s.k.wants(id, dispatched, 1, 0)
 }
 
+// Scenario: standing-lease-unused. A session to which a task was to be leased as it was queued is free for the next
+// task if that was none: its key existed already, or its transaction was undone.
+func TestASessionThatGotNoTaskIsGivenBack(t *testing.T) {
+	undone := errors.New("undone")
+	cases := map[string]func(s *streamed, spec task.Spec) error{
+		"a repeat": func(s *streamed, spec task.Spec) error {
+			_, isNew, err := s.k.tasks.Queue(s.k.t.Context(), spec)
+			if isNew {
+				err = errors.Join(err, errors.New("a repeat is new"))
+			}
+			return err
+		},
+		"a repeat in a caller's transaction": func(s *streamed, spec task.Spec) error {
+			return pg.InTx(s.k.t.Context(), s.k.pool, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := s.k.tasks.Enqueue(ctx, tx, spec)
+				return err
+			})
+		},
+		"undone": func(s *streamed, spec task.Spec) error {
+			spec.IdempotencyKey = ids.New()
+			err := pg.InTx(s.k.t.Context(), s.k.pool, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := s.k.tasks.Enqueue(ctx, tx, spec)
+				return errors.Join(err, undone)
+			})
+			if !errors.Is(err, undone) {
+				return err
+			}
+			return nil
+		},
+		"a savepoint was undone": func(s *streamed, spec task.Spec) error {
+			spec.IdempotencyKey = ids.New()
+			return pg.InTx(s.k.t.Context(), s.k.pool, func(ctx context.Context, tx pgx.Tx) error {
+				err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+					_, err := s.k.tasks.Enqueue(ctx, tx, spec)
+					return errors.Join(err, undone)
+				})
+				if !errors.Is(err, undone) {
+					return err
+				}
+				return nil
+			})
+		},
+		"refused by the database": func(s *streamed, spec task.Spec) error {
+			spec.IdempotencyKey, spec.CreatedBy = ids.New(), "a text with \x00"
+			if _, _, err := s.k.tasks.Queue(s.k.t.Context(), spec); err == nil {
+				return errors.New("it was queued")
+			}
+			return nil
+		},
+	}
+	for name, queue := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := newStreamed(t)
+			s.k.tasks.KeepUnderWay()
+			n := s.k.node()
+			stream, err := s.open("nodeapi")
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec := task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{Nonce: "n"}}
+			s.probe(n, func(first *task.Spec) { *first = spec })
+			s.stand(stream, n) // which leases the first
+			if err := queue(s, spec); err != nil {
+				t.Fatal(err)
+			}
+			s.offered(stream, n, s.probe(n))
+			s.k.wants(s.probe(n), queued, 0, 0) // the session is claimed now
+		})
+	}
+}
+
 // TestInRollbackModeProbesAloneAreLeasedUnasked holds that what changes something is not leased in rollback mode, asked
 // for or not.
 func TestInRollbackModeProbesAloneAreLeasedUnasked(t *testing.T) {
