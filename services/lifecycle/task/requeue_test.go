@@ -6,8 +6,10 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
 // requeue ends the open tasks at an offset of the clock by the sweep, and queues one of them again.
@@ -72,4 +74,40 @@ func TestARequeuedTaskRunsOnce(t *testing.T) {
 			k.wants(row.TaskID, tt.ends, 1, 0)
 		})
 	}
+}
+
+// TestEachRequeueGivesATaskItsFirstWindow queues a task again and again: it may wait as long as the first time, also if
+// an earlier build has queued it first.
+func TestEachRequeueGivesATaskItsFirstWindow(t *testing.T) {
+	k := newKit(t)
+	testkit.StopClock(k.db)
+	n := k.node()
+	one, many := k.enqueue(n), k.queue(n)
+	former := k.enqueue(n)
+	if _, err := k.pool.Exec(t.Context(), `UPDATE lifecycle.task SET start_within = NULL WHERE task_id = $1`,
+		former.TaskID); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Duration(0)
+	for range 3 {
+		at += time.Hour
+		for name, taskID := range map[string]string{
+			"queued in a transaction": one.TaskID, "queued with others": many.TaskID, "of an earlier build": former.TaskID,
+		} {
+			got := k.requeue(taskID, at)
+			if window := got.GetExpiresAt().AsTime().Sub(got.GetStateAt().AsTime()); window != time.Minute {
+				t.Errorf("%s: after %s it may wait %s", name, at, window)
+			}
+		}
+	}
+}
+
+// queue queues a task as a probe is queued, for a minute.
+func (k *kit) queue(n *node) task.Row {
+	k.t.Helper()
+	row, isNew, err := k.tasks.Queue(k.t.Context(), k.spec(n, ids.New()))
+	if err != nil || !isNew {
+		k.t.Fatalf("queue: %v, new %v", err, isNew)
+	}
+	return row
 }

@@ -115,7 +115,9 @@ type setting string
 
 const (
 	setCancelled setting = `cancel_requested_at = coalesce(t.cancel_requested_at, mesh.clock()), cancel_reason = $4`
-	setQueued    setting = `expires_at = mesh.clock() + (t.expires_at - t.created_at), cancel_requested_at = NULL,
+	// The window is the one of the first time: expires_at - created_at grows with each time, and with the pauses of a run.
+	setQueued setting = `expires_at = mesh.clock() + coalesce(t.start_within, t.expires_at - t.created_at),
+		start_within = coalesce(t.start_within, t.expires_at - t.created_at), cancel_requested_at = NULL,
 		reason = '', error = $4`
 	setError   setting = `error = $4`
 	setRefused setting = `error = $4, reason = $5`
@@ -354,10 +356,10 @@ var (
 	}, unreportedOfNode, unreportedOfAll)
 	enqueueTask = pg.Define(pg.RoleLifecycle, "task.enqueue", `
 		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state,
-			idem_key, payload, expires_at,
+			idem_key, payload, expires_at, start_within,
 			correlation_id, created_by, secret_keys)
 		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10,
-			mesh.clock() + $11::interval, $12, $13, $14)
+			mesh.clock() + $11::interval, $11::interval, $12, $13, $14)
 		ON CONFLICT (idem_key) DO NOTHING RETURNING `+pg.Columns[queuedAt]("t"))
 	enqueueTasks = pg.Define(pg.RoleLifecycle, "task.enqueue_many", `
 		WITH gates AS (
@@ -365,12 +367,12 @@ var (
 			SELECT g.* FROM lifecycle.node_gate g WHERE g.node_id = ANY ($15::uuid[]) ORDER BY g.node_id FOR SHARE SKIP LOCKED
 		)
 		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq,
-			idem_key, payload, created_at, not_before, state_at, expires_at,
+			idem_key, payload, created_at, not_before, state_at, expires_at, start_within,
 			correlation_id, created_by, secret_keys,
 			state, attempt, session_epoch, session_id, offered_at, key_id)
 		SELECT q.task_id, q.type, q.node_id,
 			nullif(q.workspace_id, '')::uuid, nullif(q.tenant_id, '')::uuid, nullif(q.run_id, '')::uuid,
-			q.epoch, q.op_seq, q.idem_key, q.payload, now.at, now.at, now.at, now.at + q.within,
+			q.epoch, q.op_seq, q.idem_key, q.payload, now.at, now.at, now.at, now.at + q.within, q.within,
 			q.correlation_id, q.created_by, q.secret_keys,
 			CASE WHEN l.leased THEN 'dispatched' ELSE 'queued' END, CASE WHEN l.leased THEN 1 ELSE 0 END,
 			CASE WHEN l.leased THEN q.generation ELSE 0 END, CASE WHEN l.leased THEN q.session_id::uuid END,
