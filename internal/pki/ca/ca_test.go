@@ -10,11 +10,13 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"errors"
 	"math/big"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -258,6 +260,63 @@ func TestInstanceAndProfileCannotBreakOutOfTheTemplate(t *testing.T) {
 			ca.SignRequest{CSR: csr, NodeID: nodeID, NodeInstanceID: instance, Profile: bad, TTL: time.Hour})
 		if !fault.Has(err, commonv1.Reason_REASON_CSR_REFUSED) {
 			t.Errorf("profile %q: %v", bad, err)
+		}
+	}
+}
+
+// Scenario: root.pem of the node authority was lost, alone or with one of the files beside it. The authority does not
+// start, names the file and what to do, and writes nothing; with the file restored it has the root that it had. Where no
+// file of it is left, a new authority is made.
+func TestALostRootIsNotMadeAnew(t *testing.T) {
+	rootOf := func(dir string) (*x509.Certificate, error) {
+		authority, err := ca.Open(ca.Config{Dir: dir, TrustDomain: td})
+		if err != nil {
+			return nil, err
+		}
+		roots, err := authority.Roots(t.Context())
+		return roots[0], errors.Join(err, authority.Close())
+	}
+	files := []string{"intermediate.pem", "provisioner.pem", ca.RootsFile}
+	for _, left := range append(files, "") {
+		dir := t.TempDir()
+		before, err := rootOf(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := map[string][]byte{}
+		for _, name := range append([]string{"root.pem"}, files...) {
+			if kept[name], err = os.ReadFile(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+			if name == left {
+				continue
+			}
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		after, err := rootOf(dir)
+		if left == "" {
+			if err != nil || after.Equal(before) {
+				t.Errorf("a directory without files: %v", err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), "root.pem") || !strings.Contains(err.Error(), left) ||
+			!strings.Contains(err.Error(), "backup") {
+			t.Errorf("with %s left: %v", left, err)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) != 2 { // and the lock
+			t.Errorf("with %s left there are %v: %v", left, entries, err)
+		}
+		for name, data := range kept {
+			if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if after, err := rootOf(dir); err != nil || !after.Equal(before) {
+			t.Errorf("restored: %v", err)
 		}
 	}
 }

@@ -80,7 +80,7 @@ var (
 	_ Signer = (*Remote)(nil)
 )
 
-// Open opens the authority of a directory, and creates its keys if they are not there.
+// Open opens the authority of a directory, and creates its keys if none of its files is there.
 func Open(cfg Config) (*Embedded, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -117,6 +117,9 @@ func Open(cfg Config) (*Embedded, error) {
 func (e *Embedded) load() error {
 	var err error
 	name := e.cfg.TrustDomain + " node"
+	if err := rootStands(e.cfg.Dir); err != nil {
+		return err
+	}
 	if e.root, err = loadOrCreatePair(filepath.Join(e.cfg.Dir, rootFile), name+" root", rootLife, nil); err != nil {
 		return err
 	}
@@ -128,6 +131,27 @@ func (e *Embedded) load() error {
 		return err
 	}
 	return writeRoots(e.cfg.Dir, e.root.cert)
+}
+
+// rootStands refuses a directory that has other files of an authority and not its root, which is always made first:
+// peers trust that root, and would trust no certificate of another one.
+func rootStands(dir string) error {
+	root := filepath.Join(dir, rootFile)
+	if found, err := pki.Exists(root); err != nil || found {
+		return err
+	}
+	for _, name := range []string{intermediateFile, provisionerFile, RootsFile} {
+		found, err := pki.Exists(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		if found {
+			return fmt.Errorf("%s: %w, and %s of its authority stands: no other root is made, since no peer would trust it; "+
+				"restore the file from a backup of the directory; without a backup, move the whole directory away, "+
+				"which makes a new authority, and enrol every node anew", root, errNoKey, name)
+		}
+	}
+	return nil
 }
 
 func authorityConfig(cfg Config, host string, p provisioner.Interface) *config.Config {
