@@ -12,8 +12,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -207,7 +209,9 @@ func (m *Mesh) startStores(ctx context.Context) error {
 	return err
 }
 
-// applyPolicy stores the values of the policy file, which was validated as a whole, before any service reads them.
+// applyPolicy stores the values of the policy file, which was validated as a whole, before any service reads them. In
+// rollback mode the mesh starts with the values that are stored, since a person can accept the rollback only in a mesh
+// that runs.
 func (m *Mesh) applyPolicy(ctx context.Context) error {
 	if len(m.cfg.policy) == 0 {
 		return nil
@@ -221,7 +225,14 @@ func (m *Mesh) applyPolicy(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	return policyadmin.Apply(ctx, pool, m.cfg.policy, Subject, "policy file of gpuaas dev")
+	err = policyadmin.Apply(ctx, pool, m.cfg.policy, Subject, "policy file of gpuaas dev")
+	if fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
+		m.deps.Logger.WarnContext(ctx, "the policy file is not applied: rollback mode is active",
+			slog.String("file", m.cfg.PolicyFile),
+			slog.String("next_action", "`gpuaas rollback accept --reason TEXT`, then start again"))
+		return nil
+	}
+	return err
 }
 
 // admit makes the person's session and the client that this mesh uses itself.

@@ -16,11 +16,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	settings "github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/agents"
@@ -297,14 +300,7 @@ func TestThePolicyFileIsToldAsAnyOtherChange(t *testing.T) {
 	}
 	for range 2 {
 		s := start(t, cfg)
-		raw, err := os.ReadFile(material.Layout{Dir: filepath.Join(s.Dir(), "material")}.URLFile(pg.RoleRecovery))
-		if err != nil {
-			t.Fatal(err)
-		}
-		pool, err := pg.Open(t.Context(), pg.Config{URL: strings.TrimSpace(string(raw)), MaxConns: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		pool := recoveryPool(t, s)
 		var reported []string
 		for _, e := range testkit.Events(t, pool, `kind = 'policy.changed'`) {
 			reported = append(reported, fmt.Sprintf("%s=%s v%d by %s", e.AggregateID, e.Text("value"), e.AggregateVersion,
@@ -319,6 +315,62 @@ func TestThePolicyFileIsToldAsAnyOtherChange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// Scenario: a mesh starts in rollback mode with a policy file whose value is not the stored one. It starts with the
+// stored value, so that the rollback can be accepted; the start after that has the value of the file.
+func TestThePolicyFileWaitsForTheAcceptanceOfARollback(t *testing.T) {
+	cfg := config(t)
+	cfg.Nodes, cfg.DataDir = 0, filepath.Join(meshtest.Dir(t), "data")
+	cfg.PolicyFile = filepath.Join(t.TempDir(), "policy.yaml")
+	stored := func(s started) string {
+		got, err := s.Client().Query.GetPolicy(t.Context(), &readmodelv1.GetPolicyRequest{Key: policy.SagaRetryLimit})
+		if err != nil || len(got.GetItems()) != 1 {
+			t.Fatalf("policy: %v, %v", got, err)
+		}
+		return got.GetItems()[0].GetValue()
+	}
+	for round, values := range []struct{ file, want string }{{"2", "2"}, {"4", "2"}, {"4", "4"}} {
+		if err := os.WriteFile(cfg.PolicyFile, []byte("saga.retry_limit: "+values.file+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := start(t, cfg)
+		if got := stored(s); got != values.want {
+			t.Fatalf("start %d: %s is stored, want %s", round+1, got, values.want)
+		}
+		var err error
+		switch round {
+		case 0:
+			pool := recoveryPool(t, s)
+			_, err = pool.Exec(t.Context(),
+				`UPDATE recovery.rollback SET state = 'active', since = mesh.clock(), version = version + 1`)
+			pool.Close()
+		case 1:
+			_, err = s.Client().Rollback.AcceptRollback(t.Context(),
+				&readmodelv1.AcceptRollbackRequest{Reason: "compared"})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// recoveryPool returns a pool of connections to a mesh's database as recovery.
+func recoveryPool(t *testing.T, s started) *pgxpool.Pool {
+	t.Helper()
+	raw, err := os.ReadFile(material.Layout{Dir: filepath.Join(s.Dir(), "material")}.URLFile(pg.RoleRecovery))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := pg.Open(t.Context(), pg.Config{URL: strings.TrimSpace(string(raw)), MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
 }
 
 func TestWhatCannotStartSaysWhy(t *testing.T) {

@@ -127,7 +127,8 @@ func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRe
 // Apply sets several keys at once, for a caller that composes a mesh. by is the subject of the request, and the reason
 // counts as the acknowledgement of all protections that the values weaken. Either all keys are set, each with its
 // event, or none. The values are validated together, since keys bound each other. A value that is stored already is not
-// a change and has no event.
+// a change and has no event. In rollback mode a change is refused, as SetPolicy refuses it; values that are all stored
+// already are not.
 func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by, reason string) error {
 	if strings.TrimSpace(reason) == "" {
 		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
@@ -145,11 +146,20 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by
 		if _, err := policy.NewSet(wanted); err != nil {
 			return err
 		}
+		var changes []change
 		for _, key := range slices.Sorted(maps.Keys(values)) {
 			c := change{key, strings.TrimSpace(values[key]), by, reason}
-			if row, ok := rows[key]; ok && row.Value == c.value {
-				continue
+			if row, ok := rows[key]; !ok || row.Value != c.value {
+				changes = append(changes, c)
 			}
+		}
+		if len(changes) == 0 {
+			return nil
+		}
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err
+		}
+		for _, c := range changes {
 			if _, _, err := put(ctx, tx, rows, c); err != nil {
 				return err
 			}

@@ -290,3 +290,33 @@ func TestApplySetsAllAndTellsEachOrNone(t *testing.T) {
 	}
 	d.want(append(first, policy.SagaRetryLimit+" 4 2 dev")...)
 }
+
+// Scenario: a composed mesh is restored from a backup and starts with a policy file. In rollback mode a file that would
+// change a value is refused, as a person's change is, and one whose values are all stored already is not.
+func TestApplyChangesNothingInRollbackMode(t *testing.T) {
+	d := newDesk(t)
+	pool := d.db.Pool(pg.RoleRecovery)
+	stored := map[string]string{policy.SagaRetryLimit: "2"}
+	if err := policyadmin.Apply(d.ctx, pool, stored, "dev", "a file"); err != nil {
+		t.Fatal(err)
+	}
+	testkit.SetRollback(d.db, true)
+	other := map[string]string{policy.SagaRetryLimit: "4", policy.CertificateTTLSeconds: "28000"}
+	if err := policyadmin.Apply(d.ctx, pool, other, "dev", "a file"); !fault.Has(err,
+		commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
+		t.Errorf("other values: %v", err)
+	}
+	if _, err := d.set(policy.SagaRetryLimit, "4"); !fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
+		t.Errorf("a person's change: %v", err)
+	}
+	if err := policyadmin.Apply(d.ctx, pool, stored, "dev", "a file"); err != nil {
+		t.Errorf("the stored values: %v", err)
+	}
+	d.want(policy.SagaRetryLimit + " 2 1 dev")
+	testkit.SetRollback(d.db, false)
+	if err := policyadmin.Apply(d.ctx, pool, other, "dev", "a file"); err != nil {
+		t.Fatal(err)
+	}
+	d.want(policy.SagaRetryLimit+" 2 1 dev", policy.CertificateTTLSeconds+" 28000 1 dev",
+		policy.SagaRetryLimit+" 4 2 dev")
+}
