@@ -94,3 +94,25 @@ func TestStatusInRollbackMode(t *testing.T) {
 		}
 	}
 }
+
+// Scenario: the database was restored, and not every service runs yet. A consumer that looks gone is not forgotten
+// before the rollback is accepted, and is after that.
+func TestAConsumerIsNotForgottenInRollbackMode(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	if _, err := k.DB.OwnerPool().Exec(ctx, `INSERT INTO lifecycle.event_cursor (name, pos, updated_at)
+		VALUES ('row-witness', 0, mesh.clock() - interval '1 hour')`); err != nil {
+		t.Fatal(err)
+	}
+	operator := readmodelv1connect.NewEventServiceClient(k.http(k.token("", "operator"), true), k.url())
+	req := &readmodelv1.ForgetConsumerRequest{Consumer: "lifecycle/row-witness", Reason: "no build has it"}
+	testkit.SetRollback(k.DB, true)
+	if _, err := operator.ForgetConsumer(ctx, req); rpctest.ReasonOfWire(err) !=
+		commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK {
+		t.Errorf("in rollback mode: %v", err)
+	}
+	testkit.SetRollback(k.DB, false)
+	if answer, err := operator.ForgetConsumer(ctx, req); err != nil || answer.GetConsumer() == nil {
+		t.Errorf("after it: %v, %v", answer, err)
+	}
+}

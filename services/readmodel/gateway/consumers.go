@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
 // eventConsumer is a row of mesh.event_consumers.
@@ -92,7 +93,8 @@ func (e *Events) ListConsumers(ctx context.Context,
 }
 
 // ForgetConsumer deletes the cursor of a consumer that no live replica runs, and its parked events or a part of them.
-// To forget a consumer that does not exist changes nothing.
+// To forget a consumer that does not exist changes nothing. In rollback mode it is refused: services may not all run yet,
+// and a consumer that the restored database has may be of one of them.
 func (e *Events) ForgetConsumer(ctx context.Context,
 	req *readmodelv1.ForgetConsumerRequest,
 ) (*readmodelv1.ForgetConsumerResponse, error) {
@@ -117,6 +119,13 @@ func (e *Events) ForgetConsumer(ctx context.Context,
 func forget(ctx context.Context, tx pgx.Tx,
 	req *readmodelv1.ForgetConsumerRequest,
 ) (*readmodelv1.ForgetConsumerResponse, error) {
+	active, err := view.RolledBack(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	if active {
+		return nil, fault.New(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, "")
+	}
 	list, err := readConsumers(ctx, tx)
 	if err != nil {
 		return nil, err

@@ -352,8 +352,11 @@ var schemaVersion = pg.Define(pg.RoleReadmodel, "view.schema_version", `
 	SELECT COALESCE(max(version_id), 0) FROM mesh.goose_db_version WHERE is_applied`)
 
 // RolledBack reports whether rollback mode is active. It reads the database's present state and not the projection.
-func (s *Snapshot) RolledBack(ctx context.Context) (bool, error) {
-	active, err := pg.Value[bool](ctx, s.tx, rolledBack)
+func (s *Snapshot) RolledBack(ctx context.Context) (bool, error) { return RolledBack(ctx, s.tx) }
+
+// RolledBack reports whether rollback mode is active, as q sees it.
+func RolledBack(ctx context.Context, q pg.Querier) (bool, error) {
+	active, err := pg.Value[bool](ctx, q, rolledBack)
 	if err != nil {
 		return false, fmt.Errorf("read rollback mode: %w", err)
 	}
