@@ -25,6 +25,7 @@ var kept = map[string]string{
 	"recovery.class_sighting":   "is taken away after a day by the watchdog",
 	"recovery.policy_version":   "one row a policy key",
 	"recovery.rollback":         "one row",
+	"recovery.rollback_seen":    "is taken away when the rollback is accepted",
 	"recovery.watch_instance":   "is taken away by the watchdog",
 	"recovery.watch_run":        "is taken away after two hours by the watchdog",
 	"recovery.watch_session":    "is taken away by the watchdog",

@@ -15,7 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// mostEvidence bounds the evidence that the row keeps, which is the newest of each kind and subject.
+// mostEvidence bounds the evidence that the row keeps, which is the newest of each kind and subject. What was counted
+// in this mode is in recovery.rollback_seen.
 const mostEvidence = 32
 
 // Evidence is one sign that the database's history is not that of a node's or the launch log's records: a number or a
@@ -40,6 +41,12 @@ type seen struct {
 	First      time.Time `json:"first"`
 	Last       time.Time `json:"last"`
 	Count      int64     `json:"count"`
+}
+
+// counted is how often evidence of one kind and subject was reported in the mode.
+type counted struct {
+	FirstAt time.Time `db:"first_at"`
+	Count   int64     `db:"count"`
 }
 
 // Mode is the row.
@@ -79,6 +86,14 @@ var (
 		UPDATE recovery.rollback SET state = $1, declared = $2, since = $3, era = $4,
 			reported_by = $5, reason = $6, evidence = $7::jsonb, evidence_total = $8, incident_id = $9, accepted_at = $10,
 			accepted_by = $11, accept_reason = $12, version = $13, seen_era = $14 WHERE version = $13 - 1`)
+
+	countEvidence = pg.Define(pg.RoleRecovery, "rollback.count_evidence", `
+		INSERT INTO recovery.rollback_seen AS e (kind, subject, since, first_at, count) VALUES ($1, $2, $3, $4, $5)
+		ON CONFLICT (kind, subject) DO UPDATE SET since = $3,
+			first_at = CASE WHEN e.since = $3 THEN e.first_at ELSE $4 END,
+			count = CASE WHEN e.since = $3 THEN e.count + 1 ELSE $5 END
+		RETURNING `+pg.Columns[counted]("e"))
+	forgetEvidence = pg.Define(pg.RoleRecovery, "rollback.forget_evidence", `DELETE FROM recovery.rollback_seen`)
 )
 
 func read(ctx context.Context, q pg.Querier, s *pg.Statement) (*Mode, error) {
@@ -139,23 +154,42 @@ func (m *Mode) save(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// add adds evidence to the row. It reports whether the evidence was new.
-func (m *Mode) add(e Evidence, now time.Time) bool {
+// add adds evidence to the row. Evidence of a kind and subject that this mode has counted already, whether the row still
+// keeps it or not, is counted in its own count and not in the total.
+func (m *Mode) add(ctx context.Context, tx pgx.Tx, e Evidence, now time.Time) error {
 	kind := names.Of(e.Kind)
-	i := slices.IndexFunc(m.evidence, func(s seen) bool { return s.Kind == kind && s.Subject == e.Subject })
 	next := seen{
 		Kind: kind, Subject: e.Subject, Detail: e.Detail, Remembered: e.Remembered, Known: e.Known, Era: e.Era, First: now,
 		Last: now, Count: 1,
 	}
+	i := slices.IndexFunc(m.evidence, func(s seen) bool { return s.Kind == kind && s.Subject == e.Subject })
 	if i >= 0 {
+		// A replica of the build before counts in the row alone.
 		next.First, next.Count = m.evidence[i].First, m.evidence[i].Count+1
 		m.evidence = slices.Delete(m.evidence, i, i+1)
-	} else {
+	}
+	c, err := pg.One[counted](ctx, tx, countEvidence, kind, e.Subject, m.Since, next.First, next.Count)
+	if err != nil {
+		return fmt.Errorf("count evidence of rollback mode: %w", err)
+	}
+	next.First, next.Count = c.FirstAt, c.Count
+	if next.Count == 1 {
 		m.total++
 	}
 	m.evidence = slices.Insert(m.evidence, 0, next)
-	m.evidence = m.evidence[:min(len(m.evidence), mostEvidence)]
-	return i < 0
+	m.trim()
+	return nil
+}
+
+// trim drops the oldest evidence of which the row has too much. The last of a kind stays, since the summary names the
+// kinds.
+func (m *Mode) trim() {
+	for i := len(m.evidence) - 1; i >= 0 && len(m.evidence) > mostEvidence; i-- {
+		kind := m.evidence[i].Kind
+		if slices.ContainsFunc(m.evidence[:i], func(s seen) bool { return s.Kind == kind }) {
+			m.evidence = slices.Delete(m.evidence, i, i+1)
+		}
+	}
 }
 
 // Proto returns the mode as responses carry it.

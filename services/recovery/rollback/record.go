@@ -49,7 +49,9 @@ func Record(ctx context.Context, tx pgx.Tx, evidence ...Evidence) (*Mode, bool, 
 			set = true
 			*mode = Mode{Active: true, Since: &now, Era: era, ReportedBy: reporterName, Version: mode.Version, seenEra: -1}
 		}
-		mode.add(e, now)
+		if err := mode.add(ctx, tx, e, now); err != nil {
+			return nil, false, err
+		}
 		if e.Era >= era {
 			mode.seenEra = max(mode.seenEra, e.Era)
 		}
@@ -115,6 +117,9 @@ func accept(ctx context.Context, tx pgx.Tx, mode *Mode, by, reason string) (stri
 	pos, err := closeIncident(ctx, tx, by, now)
 	if err != nil {
 		return "", err
+	}
+	if _, err := pg.Exec(ctx, tx, forgetEvidence); err != nil {
+		return "", fmt.Errorf("forget evidence of rollback mode: %w", err)
 	}
 	mode.Active, mode.AcceptedAt, mode.AcceptedBy, mode.AcceptReason = false, &now, by, reason
 	return pos, mode.save(ctx, tx)

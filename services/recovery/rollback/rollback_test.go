@@ -287,6 +287,48 @@ func TestEvidenceIsBounded(t *testing.T) {
 	k.want("many events", `SELECT (count(*) <= 8)::text FROM events.event WHERE kind = 'incident.changed'`, "true")
 }
 
+// Scenario: 100 nodes and a launch log report twice each, three times as much as the row keeps. Each is counted once, is
+// shown since its first report, and the summary names the launch log although its report is older than the 32 newest. In
+// the next mode all are new.
+func TestEvidenceThatIsReportedAgainIsNotAnother(t *testing.T) {
+	k := newKit(t)
+	k.report(ahead, "process", 3, 2)
+	list := make([]rollback.Evidence, 100)
+	for i := range list {
+		list[i] = rollback.Evidence{Kind: node, Subject: ids.New(), Detail: "x", Remembered: 9}
+	}
+	record := func() {
+		t.Helper()
+		err := pg.InTx(k.ctx, k.pool, func(ctx context.Context, tx pgx.Tx) error {
+			_, _, err := rollback.Record(ctx, tx, list...)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const counts = `SELECT evidence_total || ' ' || jsonb_array_length(evidence) || ' '
+		|| (SELECT string_agg(DISTINCT e ->> 'count', ',') FROM jsonb_array_elements(evidence) e WHERE e ->> 'kind' = 'node_ahead')
+		|| ' ' || (SELECT string_agg(DISTINCT ((e ->> 'first')::timestamptz < (e ->> 'last')::timestamptz)::text, ',')
+			FROM jsonb_array_elements(evidence) e WHERE e ->> 'kind' = 'node_ahead') FROM recovery.rollback`
+	record()
+	k.want("reported once", counts, "101 32 1 false")
+	record()
+	k.want("reported twice", counts, "101 32 2 true")
+	if m := k.report(ahead, "process", 3, 2); m.GetEvidenceTotal() != 101 || m.GetEvidence()[0].GetCount() != 2 {
+		t.Errorf("the launch log again: %d in total, first %v", m.GetEvidenceTotal(), m.GetEvidence()[0])
+	}
+	record()
+	k.want("summary", `SELECT (summary LIKE 'nodes and the launch log remember more%')::text FROM recovery.incident`, "true")
+	k.mustAccept()
+	k.want("kept after the acceptance", `SELECT count(*)::text FROM recovery.rollback_seen`, "0")
+	for i := range list {
+		list[i].Remembered, list[i].Era = 1<<40+9, 1
+	}
+	record()
+	k.want("the next mode", counts, "100 32 1 false")
+}
+
 // Evidence that comes while a person accepts is either part of what was accepted or sets the mode anew: it is never
 // lost between the two.
 func TestEvidenceMeetsTheAcceptance(t *testing.T) {
