@@ -90,6 +90,7 @@ type evaluation struct {
 	rate      int                // recreations an hour
 	out       *Round
 	counts    []prometheus.Counter // counters of the changes, to be incremented after the commit
+	forgot    bool                 // facts that are over were deleted; noted after the commit
 }
 
 // errUnlocked ends an evaluation that has something to write or to request without having locked the brake's row.
@@ -118,8 +119,9 @@ func (w *Watchdog) evaluate(ctx context.Context, out *Round) ([]*record, error) 
 func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([]*record, error) {
 	var asks []*record
 	var counts []prometheus.Counter
+	var forgot time.Time
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		*out, asks, counts = Round{}, nil, nil
+		*out, asks, counts, forgot = Round{}, nil, nil, time.Time{}
 		held, err := w.hold(ctx, tx)
 		if err != nil || !held {
 			return err
@@ -163,10 +165,16 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 			return err
 		}
 		counts = j.counts
+		if j.forgot {
+			forgot = now
+		}
 		return failpoint.Hit("recovery.watchdog.before_commit")
 	})
 	if err == nil {
 		count(counts)
+		if !forgot.IsZero() {
+			w.forgot = forgot
+		}
 	}
 	return asks, err
 }
@@ -219,7 +227,7 @@ func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, erro
 		return nil, err
 	}
 	if j.now.Sub(j.w.forgot) > time.Minute {
-		j.w.forgot = j.now
+		j.forgot = true
 		if err := wave.Forget(ctx, j.tx); err != nil {
 			return nil, err
 		}

@@ -3,6 +3,7 @@ package watchdog_test
 import (
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +40,31 @@ func TestStatesAreSpelledAsTheirEnums(t *testing.T) {
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s.%s allows %v, the enum has %v", tt.table, tt.column, got, tt.want)
 		}
+	}
+}
+
+// Scenario: the commit of the round that deletes what is over fails. The next round deletes it, and not the first one
+// after a minute.
+func TestAFailedRoundForgetsInTheNext(t *testing.T) {
+	k := newKit(t)
+	owner := func(sql string) {
+		t.Helper()
+		_, err := k.db.OwnerPool().Exec(k.ctx, sql)
+		k.must(err)
+	}
+	owner(`INSERT INTO recovery.class_sighting (step, error_code, run_id, workspace_id, tenant_id, error_layer, seen_at)
+		VALUES ('Mark active', 'x', 'r', gen_random_uuid(), gen_random_uuid(), 'database', mesh.clock() - interval '2 days')`)
+	owner(`CREATE FUNCTION recovery.fail_at_commit() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN RAISE EXCEPTION 'the commit fails'; END $$`)
+	owner(`CREATE CONSTRAINT TRIGGER fail_at_commit AFTER DELETE ON recovery.class_sighting DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION recovery.fail_at_commit()`)
+	if _, err := k.w.RunOnce(k.ctx); err == nil || !strings.Contains(err.Error(), "the commit fails") {
+		t.Fatalf("the round whose commit was to fail: %v", err)
+	}
+	owner(`DROP TRIGGER fail_at_commit ON recovery.class_sighting`)
+	k.round()
+	if n := k.count(`SELECT count(*) FROM recovery.class_sighting`); n != 0 {
+		t.Errorf("%d rows are left", n)
 	}
 }
 
