@@ -53,7 +53,7 @@ var (
 		JOIN LATERAL (SELECT b.* FROM recovery.watch_run b WHERE b.workspace_id = r.workspace_id AND b.created_at < r.created_at
 			ORDER BY b.created_at DESC LIMIT 1) p ON p.state = 'failed'
 		WHERE r.state = 'succeeded' AND r.kind IN ('retry', 'recreate') AND r.finished_at > mesh.clock() - make_interval(secs => $1)
-			AND r.requester NOT LIKE $2 || '%'
+			AND NOT starts_with(r.requester, $2)
 			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.operation_id = r.run_id)
 			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)`)
 )
@@ -163,7 +163,7 @@ const manualFor = time.Hour
 // manual adds a record for each recovery that a person made without the watchdog: a retry or a recreation that
 // succeeded after an operation that had failed or hung, and that no record has yet.
 func (j *evaluation) manual(ctx context.Context) error {
-	list, err := pg.All[manualRecovery](ctx, j.tx, findManual, manualFor.Seconds(), requesterName)
+	list, err := pg.All[manualRecovery](ctx, j.tx, findManual, manualFor.Seconds(), requesterPrefix)
 	if err != nil {
 		return fmt.Errorf("look for recoveries by people: %w", err)
 	}

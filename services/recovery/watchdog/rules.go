@@ -282,6 +282,4 @@ func stuck(r *record, op *run) {
 }
 
 // ours reports whether a requester, as lifecycle stores it, is a watchdog.
-func ours(requester string) bool {
-	return strings.HasPrefix(requester, requesterName+":") || requester == requesterName
-}
+func ours(requester string) bool { return strings.HasPrefix(requester, requesterPrefix) }

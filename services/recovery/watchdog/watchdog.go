@@ -19,6 +19,10 @@ import (
 // requesterName is the requester in requests to lifecycle.
 const requesterName = "watchdog"
 
+// requesterPrefix begins the requester as lifecycle stores it, which is followed by the service that made the request.
+// Where a person's request names no requester, lifecycle stores the person's name alone, which has no colon.
+const requesterPrefix = requesterName + ":"
+
 // Lifecycle is the service that decides about workspaces.
 type Lifecycle interface {
 	RequestOperation(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse,

@@ -273,6 +273,38 @@ func TestRecoveryByPeopleAloneIsRecorded(t *testing.T) {
 	k.wantAsked(0)
 }
 
+// Scenario: people whose names are or begin with the watchdog's retry a workspace, and lifecycle stores their names
+// alone. Each recovery is recorded as a person's; that of a watchdog's own request is not.
+func TestAPersonsNameMayBeginWithTheWatchdogs(t *testing.T) {
+	for requester, records := range map[string]int{"watchdog-x": 1, "watchdog": 1, "user:watchdog": 1, asked: 0} {
+		k := newKit(t)
+		b := k.provision("acme", "one", byProcess)
+		k.fail(b, 4, "launch_failed")
+		k.pass(3 * time.Minute)
+		k.start(b, kRetry, ids.New(), requester, provisioning)
+		k.succeed(b)
+		k.round()
+		if n := k.count(`SELECT count(*) FROM recovery.recovery_record WHERE trigger = 'manual'`); n != records {
+			t.Errorf("%s: %d records, want %d", requester, n, records)
+		}
+	}
+}
+
+// Scenario: a person named as the watchdog recreates a workspace while a request of the watchdog is not answered. From
+// then on that person decides about it.
+func TestAPersonNamedAsTheWatchdogIsAPerson(t *testing.T) {
+	k := newKit(t)
+	b := k.unanswered("acme", "one", byProcess)
+	b.ws.Epoch = 2
+	k.start(b, kRecreate, ids.New(), "watchdog", recreating)
+	k.listen(time.Minute)
+	k.round()
+	k.wantWithdrawn()
+	if rec := k.record(b); rec.GetTrigger() != manual {
+		t.Fatalf("%v", rec)
+	}
+}
+
 func TestUndoStatesNeverTrigger(t *testing.T) {
 	for _, state := range []commonv1.WorkspaceState{
 		commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
