@@ -117,7 +117,7 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 }
 
 // take returns how many occurrences with the key settles are counted here and not yet written, for a transaction to
-// write them. They are counted here again unless the transaction commits, and forgotten if it does. From a transaction
+// write them. They are counted here again if the transaction does not commit, and forgotten if it does or may have. From a transaction
 // whose end cannot be observed take returns 0: those occurrences are written later, as a window of their own.
 func (l *Log) take(tx pgx.Tx, settles string) int64 {
 	l.mu.Lock()
@@ -128,7 +128,9 @@ func (l *Log) take(tx pgx.Tx, settles string) int64 {
 			taken = append(taken, &counter{entry: c.entry, keys: c.keys, n: c.n, known: c.known})
 		}
 	}
-	if len(taken) == 0 || !pg.OnEnd(tx, func(committed bool) { l.took(taken, committed) }) {
+	if len(taken) == 0 || !pg.OnEnd(tx, func(committed bool) {
+		l.took(taken, committed || pg.OutcomeUnknown(tx))
+	}) {
 		return 0
 	}
 	var n int64
@@ -139,12 +141,13 @@ func (l *Log) take(tx pgx.Tx, settles string) int64 {
 	return n
 }
 
-// took completes take when the transaction has ended.
-func (l *Log) took(taken []*counter, committed bool) {
+// took completes take when the transaction has ended. written is also true if the outcome of the commit is unknown: no
+// occurrence is counted twice.
+func (l *Log) took(taken []*counter, written bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, c := range taken {
-		if !committed {
+		if !written {
 			l.giveBack(c)
 		} else if now := l.counted[c.keys.key]; now != nil && now.n == 0 {
 			delete(l.counted, c.keys.key) // the next one is the first again
@@ -292,7 +295,8 @@ func (l *Log) RunOnce(ctx context.Context) error {
 	return errors.Join(l.flush(ctx, false), l.summarise(ctx))
 }
 
-// flush writes the counts of this process to the database, and forgets windows in which it counted nothing.
+// flush writes the counts of this process to the database, and forgets windows in which it counted nothing. A count that
+// cannot be written is kept for the next round; not after pg.ErrCommitUnknown, when it may have been written.
 func (l *Log) flush(ctx context.Context, all bool) error {
 	window := l.window()
 	l.mu.Lock()
@@ -312,6 +316,9 @@ func (l *Log) flush(ctx context.Context, all bool) error {
 	for _, c := range due {
 		if err := l.tell(ctx, c.entry, c.keys, c.n); err != nil {
 			errs = append(errs, err)
+			if errors.Is(err, pg.ErrCommitUnknown) {
+				continue
+			}
 			l.mu.Lock()
 			l.giveBack(c)
 			l.mu.Unlock()

@@ -41,6 +41,18 @@ func OnEnd(tx pgx.Tx, fn func(committed bool)) bool {
 	return true
 }
 
+// OutcomeUnknown reports whether the answer to the COMMIT of a transaction of InTx was lost, for a function of OnEnd that
+// has to tell this from a transaction that was not committed.
+func OutcomeUnknown(tx pgx.Tx) bool {
+	switch x := tx.(type) {
+	case *pipelined:
+		return x.unknown
+	case *savepoint:
+		return x.unknown
+	}
+	return false
+}
+
 // statement is queued until the next round trip.
 type statement struct {
 	sql  string
@@ -57,6 +69,7 @@ type pipelined struct {
 	begun   bool // BEGIN was sent
 
 	committed bool // it ended, and what was done in it stands
+	unknown   bool // the answer to its COMMIT was lost
 }
 
 func begin(ctx context.Context, pool *pgxpool.Pool, sql string) (*pipelined, error) {
@@ -193,6 +206,7 @@ func (p *pipelined) Commit(ctx context.Context) error {
 		case p.conn == nil: // it had not begun
 			return errors.Join(err, pgx.ErrTxCommitRollback)
 		case p.conn.Conn().IsClosed():
+			p.unknown = commitIsUnknown(err)
 			p.release()
 			return err
 		case p.conn.Conn().PgConn().TxStatus() != 'I':
