@@ -31,7 +31,8 @@ const (
 	// incidentQuiet is the time without evidence after which an incident is closed. A node that waits tries far more
 	// often.
 	incidentQuiet = 10 * time.Minute
-	// mostOpen bounds the open incidents, since a node may send any text as a key id.
+	// mostOpen bounds the open incidents that nodes' join states open, since a node may send any text as a key id. Those of
+	// replicas are as many as there are replicas.
 	mostOpen = 8
 	// mostNodes bounds the nodes that an incident lists.
 	mostNodes = 32
@@ -72,7 +73,8 @@ var (
 		VALUES ($1, 'signing_keys', $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT (kind, key) WHERE closed_at IS NULL DO NOTHING`)
 
 	updateIncident = pg.Define(pg.RoleRecovery, "keys.update_incident", `
-		UPDATE recovery.incident SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5, version = $6 WHERE incident_id = $1`)
+		UPDATE recovery.incident SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5, version = $6, next_action = $7
+		WHERE incident_id = $1`)
 
 	endIncidents = pg.Define(pg.RoleRecovery, "keys.close_incidents", `
 		UPDATE recovery.incident i SET closed_at = mesh.clock(), closed_by = $3, version = version + 1
@@ -121,9 +123,10 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read incidents of keys: %w", err)
 	}
-	open := map[string]*incidentRow{}
+	open, byNodes := map[string]*incidentRow{}, 0
 	for i := range rows {
 		open[rows[i].Key] = &rows[i]
+		byNodes += min(len(rows[i].Nodes), 1)
 	}
 	// the order of the rows' locks
 	slices.SortFunc(reports, func(x, y Report) int { return strings.Compare(x.Key, y.Key) })
@@ -133,8 +136,11 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 		if was != nil && !was.news(report, now) {
 			continue
 		}
-		if was == nil && len(open) >= mostOpen {
-			continue
+		if was == nil && len(report.Nodes) > 0 {
+			if byNodes >= mostOpen {
+				continue
+			}
+			byNodes++
 		}
 		row, err := raise(ctx, tx, report, now)
 		if err != nil {
@@ -176,11 +182,11 @@ func raise(ctx context.Context, tx pgx.Tx, report Report, now time.Time) (*incid
 		return nil, fmt.Errorf("read incident of key %s: %w", report.Key, err)
 	}
 	was.add(report.Nodes)
-	was.Summary, was.LastSeenAt = report.Summary, now
+	was.Summary, was.NextAction, was.LastSeenAt = report.Summary, report.NextAction, now
 	was.Count++
 	was.Version++
 	if _, err := pg.Exec(ctx, tx, updateIncident, was.ID, was.Summary, was.Nodes, now, was.Count,
-		was.Version); err != nil {
+		was.Version, was.NextAction); err != nil {
 		return nil, fmt.Errorf("go on with incident of key %s: %w", report.Key, err)
 	}
 	return &was, was.tell(ctx, tx, "")
