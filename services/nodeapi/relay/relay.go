@@ -27,9 +27,9 @@ const (
 	// answerWithin bounds the wait for an agent.
 	answerWithin = 5 * time.Second
 
-	waitingOfNode = 4   // requests that wait for one agent
-	waitingInAll  = 256 // and for all
-	mostWorkloads = 16384
+	waitingOfNode = 4     // requests that wait for one agent
+	waitingInAll  = 256   // and for all
+	mostWorkloads = 16384 // workloads whose output was read within OutputEvery
 )
 
 // Session is an agent's session.
@@ -53,7 +53,10 @@ type Relay struct {
 	mu      sync.Mutex
 	waiting map[string]*waiter // by request
 	ofNode  map[string]int
-	read    map[workloadKey]time.Time // when output was asked for last
+	// read is when the output of a workload was read, for the reads within OutputEvery, at most mostWorkloads; order has
+	// the same workloads, the earliest read first.
+	read  map[workloadKey]time.Time
+	order []workloadKey
 }
 
 type workloadKey struct{ workspaceID, workload string }
@@ -128,12 +131,13 @@ func refusal(d *commonv1.Denial) error {
 	}
 }
 
-// begin registers a request. It returns a fault if too many requests wait, or if the workload's output was read less
-// than OutputEvery ago.
+// begin registers a request. It returns a fault if too many requests wait, if the workload's output was read less than
+// OutputEvery ago, or if the outputs of too many workloads were.
 func (r *Relay) begin(id string, sess Session, req *nodev1.ReadOutputRequest) (*waiter, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key, now := workloadKey{req.GetWorkspaceId(), req.GetWorkload()}, time.Now()
+	r.forget(now)
 	if left := OutputEvery - now.Sub(r.read[key]); left > 0 {
 		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED,
 			"the output of this workload was read less than two seconds ago",
@@ -144,17 +148,23 @@ func (r *Relay) begin(id string, sess Session, req *nodev1.ReadOutputRequest) (*
 			fault.RetryAfter(OutputEvery))
 	}
 	if len(r.read) >= mostWorkloads {
-		for k, at := range r.read {
-			if now.Sub(at) >= OutputEvery {
-				delete(r.read, k)
-			}
-		}
+		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "the outputs of too many workloads are read here",
+			fault.RetryAfter(max(OutputEvery-now.Sub(r.read[r.order[0]]), 10*time.Millisecond)))
 	}
 	r.read[key] = now
+	r.order = append(r.order, key)
 	w := &waiter{nodeID: req.GetNodeId(), sess: sess, answer: make(chan *nodev1.OutputChunk, 1), gone: make(chan struct{})}
 	r.waiting[id] = w
 	r.ofNode[w.nodeID]++
 	return w, nil
+}
+
+// forget removes the reads that no longer delay another one. The caller holds the lock.
+func (r *Relay) forget(now time.Time) {
+	for len(r.order) > 0 && now.Sub(r.read[r.order[0]]) >= OutputEvery {
+		delete(r.read, r.order[0])
+		r.order = r.order[1:]
+	}
 }
 
 func (r *Relay) end(id string) {

@@ -150,3 +150,46 @@ func TestWhatWaitsIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// Scenario: the outputs of as many workloads as the relay keeps are read within one moment, and then that of one more.
+// It is refused until the first of them may be read again, and what is kept does not grow.
+func TestTheWorkloadsThatAreReadAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := ids.New()
+		sess := &fakeSession{protocol: 2}
+		r := newRelay(t, sess)
+		sess.reply = func(req *nodev1.OutputRequest) {
+			r.Chunk(node, &nodev1.OutputChunk{RequestId: req.GetRequestId(), Output: &nodev1.WorkloadOutput{}})
+		}
+		read := func(workload string) error {
+			_, err := r.ReadOutput(t.Context(), request(node, workload))
+			return err
+		}
+		const most = 16384
+		for n := range most {
+			if n == 1 {
+				time.Sleep(500 * time.Millisecond) //nolint:forbidigo // the bubble's clock
+			}
+			if err := read(fmt.Sprintf("w%d", n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := read("one-more")
+		wants(t, "one more than are kept", err, commonv1.Reason_REASON_OVERLOADED)
+		if f, ok := fault.As(err); ok && f.RetryAfter != 1500*time.Millisecond {
+			t.Errorf("to be asked again in %s, and the first may be read again in 1.5s", f.RetryAfter)
+		}
+		wants(t, "one that is kept", read("w1"), commonv1.Reason_REASON_RATE_LIMITED)
+		time.Sleep(1500 * time.Millisecond) //nolint:forbidigo // the bubble's clock
+		if err := read("one-more"); err != nil {
+			t.Errorf("after the first may be read again: %v", err)
+		}
+		wants(t, "the next", read("w0"), commonv1.Reason_REASON_OVERLOADED)
+		time.Sleep(500 * time.Millisecond) //nolint:forbidigo // the bubble's clock
+		for _, workload := range []string{"w0", "w1", "another"} {
+			if err := read(workload); err != nil {
+				t.Errorf("%s, after the others may be read again: %v", workload, err)
+			}
+		}
+	})
+}
