@@ -191,21 +191,33 @@ func (h *Hub) readLog(ctx context.Context) error {
 	return nil
 }
 
-// send loads the changed objects that are due and offers them to all watchers.
+// send loads the changed objects that are due and offers them to all watchers. A change of a node is a change of the
+// workspaces that it shows on, and these keep to their own interval.
 func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	due, wait := map[key]mark{}, h.cfg.Poll
 	for k, m := range h.dirty {
-		if next := h.sent[k].Add(h.cfg.Interval); began.Before(next) {
-			wait = min(wait, next.Sub(began))
+		if left := h.untilNext(k, began); left > 0 {
+			wait = min(wait, left)
 			continue
 		}
 		due[k] = m
 	}
 	var items []item
+	later := map[key]mark{}
 	if len(due) > 0 {
 		err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
-			var err error
+			shown, err := workspacesOf(ctx, s, due)
+			if err != nil {
+				return err
+			}
+			for k, m := range shown {
+				if h.untilNext(k, began) > 0 {
+					later[k] = m
+				} else {
+					due[k] = m
+				}
+			}
 			items, err = load(ctx, s, due)
 			return err
 		})
@@ -216,6 +228,13 @@ func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 	for k := range due {
 		delete(h.dirty, k)
 		h.sent[k] = began
+	}
+	for k, m := range later {
+		if old, ok := h.dirty[k]; ok {
+			m = mark{pos: min(m.pos, old.pos), created: old.created}
+		}
+		h.dirty[k] = m
+		wait = min(wait, h.untilNext(k, began))
 	}
 	for k, at := range h.sent {
 		if began.Sub(at) >= h.cfg.Interval {
@@ -234,6 +253,11 @@ func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 	}
 	h.pos = max(h.pos, reached)
 	return wait, nil
+}
+
+// untilNext returns how long an object must wait until its next state may be sent; zero or less if it may be sent now.
+func (h *Hub) untilNext(k key, now time.Time) time.Duration {
+	return h.sent[k].Add(h.cfg.Interval).Sub(now)
 }
 
 // subscribe registers a watcher. The hub offers it every change after the returned position.

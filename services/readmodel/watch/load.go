@@ -19,10 +19,6 @@ const chunk = 500
 
 // load returns the changed objects as they are now.
 func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, error) {
-	marks, err := withWorkspaces(ctx, s, marks)
-	if err != nil {
-		return nil, err
-	}
 	byTopic := map[readmodelv1.Topic][]string{}
 	for k := range marks {
 		id := k.id
@@ -54,8 +50,9 @@ func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, er
 	return items, withOwners(ctx, s, items)
 }
 
-// withWorkspaces adds the workspaces of changed nodes, because each shows whether its node's agent can act.
-func withWorkspaces(ctx context.Context, s *view.Snapshot, marks map[key]mark) (map[key]mark, error) {
+// workspacesOf returns the workspaces of the changed nodes that are not among the marks themselves. Each shows whether
+// its node's agent can act.
+func workspacesOf(ctx context.Context, s *view.Snapshot, marks map[key]mark) (map[key]mark, error) {
 	byNode := map[string]mark{}
 	for k, m := range marks {
 		if _, err := uuid.Parse(k.id); err == nil && k.topic == readmodelv1.Topic_TOPIC_NODES {
@@ -63,20 +60,20 @@ func withWorkspaces(ctx context.Context, s *view.Snapshot, marks map[key]mark) (
 		}
 	}
 	if len(byNode) == 0 {
-		return marks, nil
+		return nil, nil
 	}
 	found, err := s.WorkspacesOn(ctx, slices.Sorted(maps.Keys(byNode)))
 	if err != nil {
 		return nil, err
 	}
-	marks = maps.Clone(marks)
+	shown := map[key]mark{}
 	for workspace, node := range found {
 		k := key{readmodelv1.Topic_TOPIC_WORKSPACES, workspace}
 		if _, ok := marks[k]; !ok {
-			marks[k] = mark{pos: byNode[node].pos}
+			shown[k] = mark{pos: byNode[node].pos}
 		}
 	}
-	return marks, nil
+	return shown, nil
 }
 
 func loadTopic(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, ids []string) ([]item, error) {

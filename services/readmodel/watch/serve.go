@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -268,7 +269,11 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 	}
 	var items []item
 	err = h.deps.Reader.Read(ctx, req.Scope, func(ctx context.Context, s *view.Snapshot) error {
-		var err error
+		shown, err := workspacesOf(ctx, s, marks)
+		if err != nil {
+			return err
+		}
+		maps.Copy(marks, shown)
 		items, err = load(ctx, s, marks)
 		return err
 	})
