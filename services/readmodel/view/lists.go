@@ -180,14 +180,16 @@ func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, erro
 // PerWorkspaceFilter narrows lists of instances, claims and allocations. Zero fields do not.
 type PerWorkspaceFilter struct {
 	WorkspaceID string
-	LiveOnly    bool // instances
-	Orphaned    bool // claims
-	Released    bool // claims: include released ones
+	NodeID      string // instances
+	LiveOnly    bool   // instances
+	Orphaned    bool   // claims
+	Released    bool   // claims: include released ones
 	IDs         []string
 }
 
 const (
 	ofWorkspace   condition = "x.workspace_id = ?::uuid"
+	onNode        condition = "x.body->>'node_id' = ?::text"
 	live          condition = "x.live"
 	orphaned      condition = "x.orphaned"
 	unreleased    condition = "NOT x.released"
@@ -209,7 +211,7 @@ func perWorkspaceLayout(name, table, id string, more ...condition) layout {
 func byIDs(id string) condition { return condition("x." + id + " = ANY(?::uuid[])") }
 
 var (
-	instanceLayout   = perWorkspaceLayout("instances", "instance", "instance_id", live)
+	instanceLayout   = perWorkspaceLayout("instances", "instance", "instance_id", live, onNode)
 	claimLayout      = perWorkspaceLayout("claims", "claim", "claim_id", orphaned, unreleased)
 	allocationLayout = perWorkspaceLayout("allocations", "allocation", "allocation_id")
 	runLayout        = perWorkspaceLayout("runs", "run", "run_id", live)
@@ -242,6 +244,9 @@ func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page Pag
 	error,
 ) {
 	l := s.perWorkspace(&instanceLayout, listInstances, f)
+	if f.NodeID != "" {
+		l.and(onNode, f.NodeID)
+	}
 	if f.LiveOnly {
 		l.and(live)
 	}

@@ -21,6 +21,7 @@ type NodeFilter struct {
 	Disconnected   bool
 	IncludeRetired bool
 	Name, ID       string
+	WorkspaceID    string   // the workspace that they were launched for
 	IDs            []string // nil: any
 }
 
@@ -65,13 +66,16 @@ const (
 	nodesNotRetired   condition = "n.state <> 'retired'"
 	nodesOfName       condition = "n.name = ?"
 	theNode           condition = "n.node_id = ?::uuid"
+	nodesOfWorkspace  condition = "n.body->>'workspace_id' = ?::text"
 	nodesByID         condition = "n.node_id = ANY(?::uuid[])"
 )
 
 var nodeLayout = layout{
 	name: "nodes", columns: pg.Columns[nodeDetail]("n"), from: nodeFrom, sort: "n.name", id: "n.node_id", lead: 3,
-	tenant:     "n.tenant_id",
-	conditions: []condition{nodesConnected, nodesDisconnected, nodesNotRetired, nodesOfName, theNode, nodesByID},
+	tenant: "n.tenant_id",
+	conditions: []condition{
+		nodesConnected, nodesDisconnected, nodesNotRetired, nodesOfName, theNode, nodesOfWorkspace, nodesByID,
+	},
 }
 
 var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout.compose, nodeLayout.samples()...)
@@ -94,6 +98,9 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 	}
 	if f.ID != "" {
 		l.and(theNode, optional(f.ID))
+	}
+	if f.WorkspaceID != "" {
+		l.and(nodesOfWorkspace, f.WorkspaceID)
 	}
 	if f.IDs != nil {
 		l.and(nodesByID, f.IDs)

@@ -22,6 +22,7 @@ type WorkspaceFilter struct {
 	Tenant  string // name or id
 	State   commonv1.WorkspaceState
 	ID      string
+	NodeID  string // the machine that they are on
 	Name    string
 	IDs     []string // nil: any
 	NotOver bool     // without the decommissioned
@@ -84,6 +85,7 @@ const (
 	workspacesInState      condition = "w.state = ?"
 	workspacesNotOver      condition = "w.state <> 'decommissioned'"
 	theWorkspace           condition = "w.workspace_id = ?::uuid"
+	workspacesOnNode       condition = "w.node_id = ?::uuid"
 	workspacesOfName       condition = "w.name = ?"
 	workspacesByID         condition = "w.workspace_id = ANY(?::uuid[])"
 )
@@ -93,8 +95,8 @@ var workspaceLayout = layout{
 	columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
 	lead: 3, tenant: "w.tenant_id",
 	conditions: []condition{
-		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOfName,
-		workspacesByID,
+		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOnNode,
+		workspacesOfName, workspacesByID,
 	},
 }
 
@@ -180,6 +182,9 @@ func (l *listing) narrow(f WorkspaceFilter) {
 	}
 	if f.ID != "" {
 		l.and(theWorkspace, optional(f.ID))
+	}
+	if f.NodeID != "" {
+		l.and(workspacesOnNode, optional(f.NodeID))
 	}
 	if f.Name != "" {
 		l.and(workspacesOfName, f.Name)

@@ -197,18 +197,21 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 
 // pageOf returns one page of a snapshot: nodes that are not retired, live workspaces, live instances, current tasks,
 // live runs and their steps. For one workspace it includes workspaces, runs and steps that are over, for one node
-// retired nodes, and for either instances and tasks that are over, but of the tasks only the newest page.
+// retired nodes, and for either instances and tasks that are over, but of the tasks only the newest page. Runs and steps
+// belong to no node. It reads only what the filter selects.
 func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page view.Page) ([]item, string,
 	error,
 ) {
 	narrow := f.WorkspaceID != "" || f.NodeID != ""
 	switch topic {
 	case readmodelv1.Topic_TOPIC_NODES:
-		found, next, err := s.Nodes(ctx, view.NodeFilter{ID: f.NodeID, IncludeRetired: f.NodeID != ""}, page)
+		filter := view.NodeFilter{ID: f.NodeID, WorkspaceID: f.WorkspaceID, IncludeRetired: f.NodeID != ""}
+		found, next, err := s.Nodes(ctx, filter, page)
 		items, err := each(found, err, nodeItem)
 		return items, next, err
 	case readmodelv1.Topic_TOPIC_WORKSPACES:
-		found, next, err := s.Workspaces(ctx, view.WorkspaceFilter{ID: f.WorkspaceID, NotOver: f.WorkspaceID == ""}, page)
+		filter := view.WorkspaceFilter{ID: f.WorkspaceID, NodeID: f.NodeID, NotOver: f.WorkspaceID == ""}
+		found, next, err := s.Workspaces(ctx, filter, page)
 		items, err := each(found, err, workspaceItem)
 		return items, next, err
 	case readmodelv1.Topic_TOPIC_TASKS:
@@ -219,14 +222,21 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 		}
 		return items, next, err
 	case readmodelv1.Topic_TOPIC_INSTANCES:
-		found, next, err := s.Instances(ctx, view.PerWorkspaceFilter{WorkspaceID: f.WorkspaceID, LiveOnly: !narrow}, page)
+		filter := view.PerWorkspaceFilter{WorkspaceID: f.WorkspaceID, NodeID: f.NodeID, LiveOnly: !narrow}
+		found, next, err := s.Instances(ctx, filter, page)
 		items, err := each(found, err, instanceItem)
 		return items, next, err
 	case readmodelv1.Topic_TOPIC_RUNS:
+		if f.NodeID != "" {
+			return nil, "", nil
+		}
 		found, next, err := s.Runs(ctx, view.RunFilter{WorkspaceID: f.WorkspaceID, LiveOnly: f.WorkspaceID == ""}, page)
 		items, err := each(found, err, runItem)
 		return items, next, err
 	case readmodelv1.Topic_TOPIC_STEPS:
+		if f.NodeID != "" {
+			return nil, "", nil
+		}
 		runs, next, err := s.Runs(ctx, view.RunFilter{WorkspaceID: f.WorkspaceID, LiveOnly: f.WorkspaceID == ""}, page)
 		if err != nil || len(runs) == 0 {
 			return nil, "", err

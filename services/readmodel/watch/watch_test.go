@@ -95,6 +95,7 @@ type watcher struct {
 	token  string
 	hold   chan struct{} // if set, send waits for it after the snapshot
 	booted bool
+	marked chan struct{} // closed by the marker at the end of the snapshot
 	cancel context.CancelFunc
 	done   chan error
 }
@@ -102,7 +103,7 @@ type watcher struct {
 func (k *kit) watch(req watch.Request, hold chan struct{}) *watcher {
 	k.t.Helper()
 	ctx, cancel := context.WithCancel(testkit.Context(k.t))
-	w := &watcher{t: k.t, hold: hold, cancel: cancel, done: make(chan error, 1)}
+	w := &watcher{t: k.t, hold: hold, cancel: cancel, done: make(chan error, 1), marked: make(chan struct{})}
 	go func() {
 		w.done <- k.hub.Serve(ctx, req, w.send)
 		close(w.done)
@@ -121,7 +122,10 @@ func (w *watcher) send(f *readmodelv1.WatchResponse) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.frames = append(w.frames, f)
-	w.booted = w.booted || f.GetBootstrapped() != nil
+	if !w.booted && f.GetBootstrapped() != nil {
+		w.booted = true
+		close(w.marked)
+	}
 	if f.GetResumeToken() != "" {
 		w.token = f.GetResumeToken()
 	}
