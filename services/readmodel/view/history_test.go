@@ -14,6 +14,9 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -130,5 +133,52 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 				t.Errorf("%s run: %v", name, err)
 			}
 		}
+	}
+}
+
+// Scenario: one of two runs has more attempts than one statement reads. All attempts of both runs are returned, each
+// once and in order, and the timeline of the run has all of its own.
+func TestNoAttemptOfARunIsLeftOut(t *testing.T) {
+	k := newKit(t)
+	const failures = 10001
+	_, err := k.DB.Pool(pg.RoleReadmodel).Exec(testkit.Context(t), `
+		INSERT INTO readmodel.step (run_id, step, direction, attempt, version, workspace_id, stalled, body)
+		SELECT $1::uuid, 1, 'undo', i, 1, $2::uuid, false, jsonb_build_object('run_id', $1::text, 'workspace_id', $2::text,
+			'step', 1, 'direction', 'DIRECTION_UNDO', 'attempt', i, 'state', 'ATTEMPT_STATE_FAILED')
+		FROM generate_series(1, $3::integer) i`, k.A.RunID, k.A.WorkspaceID, failures)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var steps []*lifecyclev1.StepAttempt
+	var timeline *readmodelv1.GetTimelineResponse
+	err = k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		if steps, err = s.Steps(ctx, []string{k.B.RunID, k.A.RunID}); err != nil {
+			return err
+		}
+		timeline, err = s.Timeline(ctx, k.A.WorkspaceID, "")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofRun, seen := map[string]int{}, map[string]bool{}
+	for n, a := range steps {
+		ofRun[a.GetRunId()]++
+		id := project.StepID(a)
+		if seen[id] {
+			t.Errorf("%s is returned twice", id)
+		}
+		seen[id] = true
+		if a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_FAILED && a.GetAttempt() > 1 &&
+			steps[n-1].GetAttempt() != a.GetAttempt()-1 {
+			t.Fatalf("attempt %d follows on attempt %d", a.GetAttempt(), steps[n-1].GetAttempt())
+		}
+	}
+	if ofRun[k.A.RunID] != failures+2 || ofRun[k.B.RunID] != 2 {
+		t.Errorf("%d attempts of the run with %d, and %d of the one with 2", ofRun[k.A.RunID], failures+2, ofRun[k.B.RunID])
+	}
+	if got := len(timeline.GetItems()); got != failures+3 { // with a step that has not begun
+		t.Errorf("a timeline of %d items, want %d", got, failures+3)
 	}
 }
