@@ -125,6 +125,32 @@ func TestSilenceIsAFactAndItsEndToo(t *testing.T) {
 	})
 }
 
+// Scenario: a session ends while the roster finds that it is late. No fact after that of its end shows it as admitted.
+func TestNoFactTakesAnEndedSessionBack(t *testing.T) {
+	events := &facts{}
+	var end func() // called once, after the roster has read the state of the session
+	r := New(slog.New(slog.DiscardHandler), Config{StaleAfter: func() time.Duration {
+		if end != nil {
+			end()
+		}
+		return time.Hour
+	}}, events)
+	s, _ := admitted(r, nil)
+	end = sync.OnceFunc(func() { r.Remove(s) })
+	r.Tick(time.Now().Add(time.Minute))
+	r.Wait()
+	const closed = commonv1.SessionState_SESSION_STATE_CLOSED
+	last := events.seen[len(events.seen)-1]
+	for _, f := range events.seen {
+		if f.GetVersion() > last.GetVersion() {
+			last = f
+		}
+	}
+	if last.GetState() != closed || last.GetClosedAt() == nil {
+		t.Errorf("the last of %d facts shows the session as %s", len(events.seen), last.GetState())
+	}
+}
+
 func TestOldSessionIsReplacedOrEnds(t *testing.T) {
 	in(t, Config{}, func(r *Roster, _ *facts) {
 		s, w := admitted(r, nil)

@@ -312,11 +312,13 @@ func (s *Session) closeLocked(why commonv1.Reason, text string, cutAt time.Time)
 }
 
 // Fact returns the session as an event reports it, with its times by the database's clock (R11). Each call is a new
-// version.
+// version. If the session has gone on to a later state than the caller knows, the fact has that state: a later version
+// never takes a session back.
 func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.SessionChanged {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
+	state = max(state, s.State())
 	now := time.Now()
 	dbNow := now.Add(s.roster.cfg.Offset())
 	f := &nodev1.SessionChanged{
