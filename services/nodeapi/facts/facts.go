@@ -86,10 +86,16 @@ func New(deps Deps) *Writer {
 	}
 }
 
-// Session takes a fact. It does not block.
+// Session takes a fact. It does not block. Facts of one session may come in another order than that of their versions,
+// because several goroutines report them.
 func (w *Writer) Session(f *nodev1.SessionChanged) {
 	w.mu.Lock()
 	if old, ok := w.pending[f.GetSessionId()]; ok {
+		if old.GetVersion() > f.GetVersion() {
+			keep(old, f)
+			w.mu.Unlock()
+			return
+		}
 		keep(f, old)
 	} else {
 		w.order = append(w.order, f.GetSessionId())

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 )
@@ -52,5 +53,26 @@ func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
 	w.landed()
 	if observe(1); len(w.seen) != 1 { // the written observation is still that of epoch 2
 		t.Errorf("%d observations wait, want the one that differs from what is written", len(w.seen))
+	}
+}
+
+// Scenario: the end of a session is reported before an older fact of it, from another goroutine. The end is what is
+// written, with the host that the older fact has, and the session is not followed any more.
+func TestAnOlderFactDoesNotReplaceANewerOne(t *testing.T) {
+	w := New(Deps{Logger: slog.New(slog.DiscardHandler), Wake: func() {}})
+	session, node := ids.New(), ids.New()
+	fact := func(version int64, state commonv1.SessionState, host *commonv1.HostFacts) {
+		w.Session(&nodev1.SessionChanged{
+			SessionId: session, NodeId: node, Generation: 1, Version: version, State: state, Host: host,
+		})
+	}
+	fact(2, commonv1.SessionState_SESSION_STATE_CLOSED, nil)
+	fact(1, commonv1.SessionState_SESSION_STATE_ADMITTED, &commonv1.HostFacts{MachineId: "machine"})
+	facts := w.take()
+	if len(facts) != 1 || facts[0].GetVersion() != 2 || facts[0].GetHost().GetMachineId() != "machine" {
+		t.Errorf("written is %v, want the end of the session", facts)
+	}
+	if len(w.observers) != 0 {
+		t.Error("a session that has ended is followed")
 	}
 }
