@@ -164,7 +164,8 @@ func (w *world) furnish(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, e
 	} {
 		_, err := tx.Exec(ctx, `INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, confirmed_at)
 			VALUES ($1, $2, $3, $4, 1, $5, $6, $7, 1, $8, mesh.clock())`, ids.New(), id, tenant, run, kind,
-			map[bool]string{true: "node_local", false: "shared"}[kind == allocation.KindStorage || kind == allocation.KindWorkload], name, node)
+			map[bool]string{true: "node_local", false: "shared"}[kind == allocation.KindStorage ||
+				kind == allocation.KindWorkload], name, node)
 		if err != nil {
 			return "", fmt.Errorf("claim %s: %w", kind, err)
 		}

@@ -413,8 +413,8 @@ func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestO
 		return nil, err
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
-		WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: provision.DefinitionProvision, RunID: w.runID,
-		Input: spec.NewInput(w.tenant.Name, w.name, raw), Requester: requester(ctx, req),
+		WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: provision.DefinitionProvision,
+		RunID: w.runID, Input: spec.NewInput(w.tenant.Name, w.name, raw), Requester: requester(ctx, req),
 		CorrelationID: obs.From(ctx).CorrelationID, NextEpoch: true,
 	})
 	if err != nil {

@@ -35,7 +35,8 @@ func TestAChangeOfAnInstanceRunsAgainFromWhereItBegan(t *testing.T) {
 	}
 	p.rests(id, "decommissioned")
 	var states []string
-	for _, e := range testkit.Events(t, p.db.Pool(pg.RoleLifecycle), `kind = 'instance.changed' AND workspace_id = $1`, id) {
+	for _, e := range testkit.Events(t, p.db.Pool(pg.RoleLifecycle), `kind = 'instance.changed' AND workspace_id = $1`,
+		id) {
 		states = append(states, e.Text("state"))
 	}
 	if n := p.count(`SELECT last_value FROM mesh.changes_of_instances`); n != 2*len(states) || len(states) < 5 {

@@ -146,7 +146,8 @@ func (a *scenario) stays(within time.Duration) {
 	if until := time.Now().Add(within); a.s.ID != "" && a.s.Open && !a.s.Stuck {
 		a.drive(0, func() bool {
 			run, open, err := saga.LiveRun(testkit.Context(a.t), a.pool, a.s.ID)
-			return err != nil || !open || run.State == "stuck" || run.State == "waiting" && run.StepName() == provision.StepStorage ||
+			return err != nil || !open || run.State == "stuck" || run.State == "waiting" &&
+				run.StepName() == provision.StepStorage ||
 				time.Now().After(until)
 		})
 	}
@@ -233,11 +234,14 @@ func (a *scenario) step(rt *rapid.T) {
 		a.troubled = true
 		for _, list := range [][]string{
 			{
-				provision.StepValidate + "/do", provision.StepPrevious + "/do", provision.StepStorage + "/do", provision.StepHandle + "/do", provision.StepSchema + "/do",
-				provision.StepDeploy + "/do", provision.StepReady + "/do", provision.StepActive + "/do", provision.StepActive + "/do", provision.StepActive + "/do",
-				"Remove tenant workloads/do", "Drop per-tenant schema/do", "Release storage and box/do",
+				provision.StepValidate + "/do", provision.StepPrevious + "/do", provision.StepStorage + "/do",
+				provision.StepHandle + "/do", provision.StepSchema + "/do", provision.StepDeploy + "/do",
+				provision.StepReady + "/do", provision.StepActive + "/do", provision.StepActive + "/do",
+				provision.StepActive + "/do", "Remove tenant workloads/do", "Drop per-tenant schema/do",
+				"Release storage and box/do",
 			},
-			{provision.StepStorage + "/undo", provision.StepHandle + "/undo", provision.StepSchema + "/undo", provision.StepDeploy + "/undo", ""},
+			{provision.StepStorage + "/undo", provision.StepHandle + "/undo", provision.StepSchema + "/undo",
+				provision.StepDeploy + "/undo", ""},
 		} {
 			where := rapid.SampledFrom(list).Draw(rt, "where")
 			how := rapid.SampledFrom([]string{failsBefore, failsAfter, failsOnce}).Draw(rt, "how")

@@ -184,8 +184,8 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 			return nil, err
 		}
 		out, err := core.Retry(ctx, tx, saga.RetryRequest{
-			WorkspaceID: w.ID, Definition: provision.DefinitionProvision, Input: spec.NewInput(w.Tenant, w.Name, w.Spec), Requester: by,
-			CorrelationID: obs.From(ctx).CorrelationID, Limit: s.deps.Policy.Current().SagaRetryLimit(),
+			WorkspaceID: w.ID, Definition: provision.DefinitionProvision, Input: spec.NewInput(w.Tenant, w.Name, w.Spec),
+			Requester: by, CorrelationID: obs.From(ctx).CorrelationID, Limit: s.deps.Policy.Current().SagaRetryLimit(),
 			Override: req.GetOverride(), Reason: req.GetReason(),
 		})
 		if err != nil {
@@ -287,8 +287,9 @@ func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, 
 		}
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
-		WorkspaceID: w.ID, Kind: kDecommission, Definition: provision.DefinitionDecommission, Input: spec.NewInput(w.Tenant, w.Name, w.Spec),
-		Requester: by, CorrelationID: obs.From(ctx).CorrelationID, DesiredState: "decommissioned",
+		WorkspaceID: w.ID, Kind: kDecommission, Definition: provision.DefinitionDecommission,
+		Input: spec.NewInput(w.Tenant, w.Name, w.Spec), Requester: by, CorrelationID: obs.From(ctx).CorrelationID,
+		DesiredState: "decommissioned",
 		From: []commonv1.WorkspaceState{
 			commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 			commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,

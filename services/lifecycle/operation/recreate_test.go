@@ -218,7 +218,8 @@ func TestAnInstanceThatCannotBeConfirmedEnded(t *testing.T) {
 	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND epoch = 2 AND released_at IS NULL AND orphaned_at IS NULL`, id); n != 0 {
 		t.Errorf("%d claims of the fenced epoch are live", n)
 	}
-	owners, err := reap.OwnersOf(t.Context(), p.db.Pool(pg.RoleLifecycle), []placement.Instance{{WorkspaceID: id, Epoch: 2}})
+	owners, err := reap.OwnersOf(t.Context(), p.db.Pool(pg.RoleLifecycle),
+		[]placement.Instance{{WorkspaceID: id, Epoch: 2}})
 	if err != nil {
 		t.Fatal(err)
 	}

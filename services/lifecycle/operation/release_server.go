@@ -193,7 +193,8 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(c saga.Claim) bool {
 		// rows of this database, released with the allocation
-		return c.Kind == allocation.KindSlot || c.Kind == allocation.KindInstance && !placement.HasOwnInstance(f.hold.Placement)
+		return c.Kind == allocation.KindSlot || c.Kind == allocation.KindInstance &&
+			!placement.HasOwnInstance(f.hold.Placement)
 	})
 	return f, nil
 }

@@ -377,7 +377,8 @@ func TestTakingALoginAwayKeepsToTheFence(t *testing.T) {
 			t.Errorf("%+v: login %v", tc.by, login)
 		}
 	}
-	if err := schema.Disarm(t.Context(), p.workloads(), "t_nobody_ever", schema.Writer{WorkspaceID: id, Epoch: 1}); err != nil {
+	if err := schema.Disarm(t.Context(), p.workloads(), "t_nobody_ever",
+		schema.Writer{WorkspaceID: id, Epoch: 1}); err != nil {
 		t.Errorf("a role that never was: %v", err)
 	}
 	// The next epoch applies the schema again, and logs in.

@@ -37,7 +37,8 @@ func TestStuckOrphansKeepNoOthersFromTheirRelease(t *testing.T) {
 	}
 	p.rests(former, "decommissioned")
 	p.stuck(standing)
-	schema, handle := p.given(former, allocation.KindSchema, "t_nobody_ever", 1), p.given(former, allocation.KindHandle, "ws-former", 1)
+	schema, handle := p.given(former, allocation.KindSchema, "t_nobody_ever", 1),
+		p.given(former, allocation.KindHandle, "ws-former", 1)
 	if n, err := p.sharedReaper().Sweep(t.Context()); err != nil || n != 2 {
 		t.Errorf("%d were released: %v; want the schema and the handle", n, err)
 	}
@@ -52,7 +53,8 @@ func TestStuckOrphansKeepNoOthersFromTheirRelease(t *testing.T) {
 	}
 
 	p.stuck("")
-	schema, identity = p.given(former, allocation.KindSchema, "t_nobody_else", 1), p.given(former, allocation.KindIdentity, ids.New(), 1)
+	schema, identity = p.given(former, allocation.KindSchema, "t_nobody_else", 1),
+		p.given(former, allocation.KindIdentity, ids.New(), 1)
 	if _, err := p.sharedReaper().Sweep(t.Context()); err == nil || p.reapedWhy(schema) == "" {
 		t.Errorf("identities whose try fails keep a schema from its release: %v", err)
 	}

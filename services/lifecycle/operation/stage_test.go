@@ -236,7 +236,8 @@ func (g *stage) view(id string) (sketch, saga.Run, error) {
 	if err == nil {
 		err = g.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1 AND state = 'release_failed')`, id).Scan(&s.Unclean)
 	}
-	if err == nil && s.onItsWay() && run.StepName() == provision.StepStorage && strings.HasPrefix(run.StuckReason, "step_stalled") {
+	if err == nil && s.onItsWay() && run.StepName() == provision.StepStorage &&
+		strings.HasPrefix(run.StuckReason, "step_stalled") {
 		err = g.pool.QueryRow(ctx, `SELECT count(*) = 1 FROM lifecycle.instance i LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
 			WHERE i.workspace_id = $1 AND i.state = 'live' AND i.placement <> 'static' AND g.session_epoch = 0`, id).Scan(&s.WithoutInstance)
 	}

@@ -118,7 +118,8 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 	validate := step(StepValidate, saga.Pure, s.validate, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	validate.Retry = saga.RetryPolicy{Attempts: 1}
 	storage := step(StepStorage, saga.Create, s.allocate, s.timely(s.release), s.observeStorage,
-		commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, allocation.KindSlot, allocation.KindIdentity, allocation.KindInstance, allocation.KindStorage)
+		commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, allocation.KindSlot, allocation.KindIdentity, allocation.KindInstance,
+		allocation.KindStorage)
 	storage.Retry = saga.RetryPolicy{Attempts: 5, First: time.Second, Max: 10 * time.Second}
 	storage.Budget = 15 * time.Minute
 	handle := step(StepHandle, saga.Create, s.makeHandle, s.timely(s.dropHandle), s.observeHandle,
@@ -169,9 +170,10 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 		return []saga.Step{
 			forced("Remove tenant workloads", s.remove, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, false, allocation.KindWorkload),
 			forced("Drop per-tenant schema", schema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, false, allocation.KindSchema),
-			forced("Release workflow handle", s.dropHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, false, allocation.KindHandle),
-			forced("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, true, allocation.KindSlot, allocation.KindIdentity,
-				allocation.KindInstance, allocation.KindStorage),
+			forced("Release workflow handle", s.dropHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, false,
+				allocation.KindHandle),
+			forced("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, true, allocation.KindSlot,
+				allocation.KindIdentity, allocation.KindInstance, allocation.KindStorage),
 			last,
 		}
 	}

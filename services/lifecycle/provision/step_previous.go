@@ -104,7 +104,8 @@ type former struct {
 func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (former, error) {
 	f := former{own: own, away: map[string]bool{}, lost: map[int64]bool{}}
 	var err error
-	if f.claims, err = previousClaims(ctx, env, allocation.KindWorkload, allocation.KindStorage, allocation.KindInstance); err != nil || own {
+	if f.claims, err = previousClaims(ctx, env, allocation.KindWorkload, allocation.KindStorage,
+		allocation.KindInstance); err != nil || own {
 		return f, err
 	}
 	for _, c := range f.claims {
@@ -137,7 +138,8 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 	away, waiting := 0, 0
 	for _, kind := range []string{allocation.KindWorkload, allocation.KindStorage} {
 		for _, c := range f.claims {
-			if c.Kind != kind || c.NodeID == "" || f.lost[c.Epoch] || kind == allocation.KindStorage && (f.own || c.NodeID == f.kept) {
+			if c.Kind != kind || c.NodeID == "" || f.lost[c.Epoch] || kind == allocation.KindStorage &&
+				(f.own || c.NodeID == f.kept) {
 				continue
 			}
 			if f.own && !s.Reachable(ctx, c.NodeID) || f.away[c.NodeID] {
@@ -209,7 +211,8 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) er
 // fence goes on without the driver's confirmation, on a person's attestation: the claims of the epoch whose resources
 // may still exist become orphans, which are reaped once the machine or the driver can be reached, the machine takes no
 // new workspace until then, and the driver lets the next epoch be launched.
-func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64, w *spec.Attestation) error {
+func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64,
+	w *spec.Attestation) error {
 	if err := env.Proceed(ctx); err != nil {
 		return err
 	}
@@ -252,7 +255,8 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 		if !ok || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED {
 			return nil
 		}
-		_, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "fenced: "+w.String())
+		_, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "",
+			"fenced: "+w.String())
 		return err
 	})
 	if err != nil {
@@ -339,7 +343,8 @@ var holdSlotAgain = pg.Define(pg.RoleLifecycle, "provision.hold_slot_again", `
 		VALUES ($1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocation.Columns)
 
 // allocateAgain inserts the allocation of this epoch on the slot of an earlier one.
-func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation.Allocation, slot int32) error {
+func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation.Allocation,
+	slot int32) error {
 	allocationID := ids.New()
 	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
 		return err
@@ -358,7 +363,8 @@ func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was
 
 // observePrevious observes whether anything of an earlier epoch is left to end.
 func (s *Steps) observePrevious(ctx context.Context, env *saga.Env) (saga.Observation, error) {
-	left, err := previousClaims(ctx, env, allocation.KindSlot, allocation.KindIdentity, allocation.KindInstance, allocation.KindStorage, allocation.KindWorkload)
+	left, err := previousClaims(ctx, env, allocation.KindSlot, allocation.KindIdentity, allocation.KindInstance,
+		allocation.KindStorage, allocation.KindWorkload)
 	if err != nil {
 		return saga.Observation{}, err
 	}

@@ -57,7 +57,8 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 			// never placeable, until the resources are reaped.
 			return allocation.FailRelease(ctx, tx, live, fmt.Sprintf("%d resources were given up and are not reaped yet", left))
 		}
-		if live, err = allocation.Set(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil ||
+		if live, err = allocation.Set(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED,
+			"none"); err != nil ||
 			live.NodeID == "" {
 			return err
 		}
@@ -65,7 +66,8 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 	}).After(lockNodes(env)), nil
 }
 
-func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation.Allocation) (allocation.Allocation, error) {
+func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation.Allocation) (allocation.Allocation,
+	error) {
 	out := a
 	within := OrDefault(s.Deps.ReleaseDeadline, allocation.ReleaseDeadline)
 	if placement.HasOwnInstance(a.Placement) {

@@ -224,7 +224,8 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 		for _, c := range claims {
 			// A slot is a row of this database, and a machine that existed before the workspace has no instance of its own: both
 			// claims are released with the allocation.
-			if c.Kind == allocation.KindSlot || c.Kind == allocation.KindInstance && held && !placement.HasOwnInstance(a.Placement) {
+			if c.Kind == allocation.KindSlot || c.Kind == allocation.KindInstance && held &&
+				!placement.HasOwnInstance(a.Placement) {
 				if err := env.ReleaseTx(ctx, tx, c); err != nil {
 					return fmt.Errorf("release %s: %w", c.Kind, err)
 				}

@@ -139,7 +139,8 @@ func schemaFailed(public string, err error) error {
 func (s *Steps) MigrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
 	version := 0
 	err := pg.InTx(ctx, s.Deps.Workloads, func(ctx context.Context, tx pgx.Tx) error {
-		if err := s.Deps.EpochRefusals.Note(atSchema, schema.PassFence(ctx, tx, name, schema.WriterOf(env), false)); err != nil {
+		if err := s.Deps.EpochRefusals.Note(atSchema,
+			schema.PassFence(ctx, tx, name, schema.WriterOf(env), false)); err != nil {
 			return err
 		}
 		verifier := schema.Verifier(s.databasePassword(name, env.Epoch), s.derive("salt", name)[:16])
@@ -233,7 +234,8 @@ func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) erro
 	if err := env.Proceed(ctx); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
 	}
-	if err := s.Deps.EpochRefusals.Note(atSchema, schema.DropFenced(ctx, s.Deps.Workloads, name, schema.WriterOf(env))); err != nil {
+	if err := s.Deps.EpochRefusals.Note(atSchema,
+		schema.DropFenced(ctx, s.Deps.Workloads, name, schema.WriterOf(env))); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
 	}
 	return nil

@@ -119,7 +119,8 @@ var insertInstance = pg.Define(pg.RoleLifecycle, "provision.insert_instance", `
 			VALUES ($1, $2, $3, $4, 'prepared', $5, nullif($6, '')::uuid) RETURNING `+allocation.InstanceColumns)
 
 // reserve makes the rows of the allocation and the instance of this epoch, or reads those that exist.
-func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation.Allocation, allocation.Instance,
+func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation.Allocation,
+	allocation.Instance,
 	error,
 ) {
 	var a allocation.Allocation
@@ -200,7 +201,8 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 }
 
 // launch has the instance made, if its placement makes one, and records it.
-func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driver, a allocation.Allocation, i allocation.Instance,
+func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driver, a allocation.Allocation,
+	i allocation.Instance,
 	spec *lifecyclev1.WorkspaceSpec,
 ) (allocation.Instance, error) {
 	switch i.State {
@@ -254,7 +256,8 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 			return fmt.Errorf("confirm instance: %w", err)
 		}
 		var err error
-		live, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_LIVE, launched.ProviderID, node, "")
+		live, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_LIVE, launched.ProviderID, node,
+			"")
 		return err
 	})
 	if err != nil {
@@ -299,7 +302,8 @@ func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i allocation
 
 // notLaunched returns what a driver's refusal means for the step. The refusal that a former instance is not confirmed
 // ended is returned unchanged, and the step waits.
-func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim saga.Claim, i allocation.Instance, refusal error) error {
+func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim saga.Claim, i allocation.Instance,
+	refusal error) error {
 	reason, public := fault.ReasonOf(refusal), fault.From(refusal).Public
 	switch reason { //nolint:exhaustive // everything else may be tried again
 	case commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE:
@@ -320,7 +324,8 @@ func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim saga.Claim
 			if err := env.ReleaseTx(ctx, tx, claim); err != nil {
 				return fmt.Errorf("release instance: %w", err)
 			}
-			_, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "never launched: "+public)
+			_, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "",
+				"never launched: "+public)
 			return err
 		})
 		if err != nil {
@@ -354,7 +359,8 @@ var bindAllocation = pg.Define(pg.RoleLifecycle, "provision.bind_allocation",
 			WHERE a.allocation_id = $1 RETURNING `+allocation.Columns)
 
 // holdDevices binds GPUs of the node to the allocation. The table's key refuses a device that another allocation holds.
-func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation.Allocation, g gate.Gate) (allocation.Allocation, error) {
+func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation.Allocation,
+	g gate.Gate) (allocation.Allocation, error) {
 	if a.NodeID != "" && len(a.Devices) >= int(a.GPUs) {
 		return a, nil
 	}

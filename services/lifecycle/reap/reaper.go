@@ -330,14 +330,16 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 		// By this row it had ended before, and yet it was running: the row is announced again, with the reason.
 		err = announceAgain(ctx, tx, i, why)
 	default:
-		_, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, b.ProviderID, "", "orphan: "+why)
+		_, err = allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, b.ProviderID, "",
+			"orphan: "+why)
 	}
 	if err != nil {
 		return err
 	}
 	kinds := []string{allocation.KindSlot, allocation.KindInstance}
 	if placement.HasOwnInstance(kind) {
-		kinds = append(kinds, allocation.KindIdentity, allocation.KindStorage, allocation.KindWorkload) // what stood on the instance is gone with it
+		kinds = append(kinds, allocation.KindIdentity, allocation.KindStorage,
+			allocation.KindWorkload) // what stood on the instance is gone with it
 	}
 	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, allocation.InstanceEnded, kinds...); err != nil {
 		return err

@@ -123,7 +123,8 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 func (r *MachineReaper) next(ctx context.Context) ([]onMachine, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list, err := pg.All[onMachine](ctx, r.deps.DB, orphansOnMachines, []string{allocation.KindWorkload, allocation.KindStorage}, ReapBatch,
+	list, err := pg.All[onMachine](ctx, r.deps.DB, orphansOnMachines,
+		[]string{allocation.KindWorkload, allocation.KindStorage}, ReapBatch,
 		r.after.OrphanedAt, r.after.ClaimID)
 	if err != nil {
 		return nil, err

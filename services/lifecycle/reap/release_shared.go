@@ -65,8 +65,9 @@ var sharedOrphans = pg.Define(pg.RoleLifecycle, "reap.shared_orphans", `
 // Sweep tries the orphans that are due, at most reapBatch of them, and returns how many it released. An orphan that
 // could not be removed is an error, and is due again later.
 func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
-	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans, []string{allocation.KindSchema, allocation.KindIdentity, allocation.KindHandle},
-		ReapBatch, allocation.KindIdentity, allocation.KindInstance)
+	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans,
+		[]string{allocation.KindSchema, allocation.KindIdentity, allocation.KindHandle}, ReapBatch, allocation.KindIdentity,
+		allocation.KindInstance)
 	if err != nil {
 		return 0, fmt.Errorf("list shared orphans: %w", err)
 	}
