@@ -129,7 +129,9 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 			hooks.Output(ctx, f.OutputRequest)
 		}
 	case *nodev1.ConnectResponse_PolicyUpdate:
-		k.applyPolicy(f.PolicyUpdate.GetPolicy())
+		if !k.isRetired() { // the session that took its place has a later policy from its own Welcome on
+			k.applyPolicy(f.PolicyUpdate.GetPolicy())
+		}
 	case *nodev1.ConnectResponse_TaskKeys:
 		return k.onTaskKeys(ctx, f.TaskKeys)
 	case *nodev1.ConnectResponse_ServiceRoots:

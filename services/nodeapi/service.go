@@ -220,21 +220,23 @@ func nodePolicy(p policy.Set, nodes int) *commonv1.NodePolicy {
 
 // tellPolicy sends a changed policy to connected agents.
 func (s *Service) tellPolicy(ctx context.Context) error {
+	sent := s.base.Policy.Current()
 	for {
-		set, changed := s.base.Policy.Changed()
+		// The channel is taken before the policy is sent, so that a change meanwhile ends the wait.
+		now, changed := s.base.Policy.Changed()
+		if !now.Equal(sent) {
+			sent = now
+			p := nodePolicy(now, s.roster.Open())
+			frame := session.PolicyFrame(p)
+			for _, sess := range s.roster.CurrentAll() {
+				sess.SetInterval(p.GetHeartbeatInterval().AsDuration())
+				sess.Send(frame)
+			}
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return nil
-		}
-		if now := s.base.Policy.Current(); now.Equal(set) {
-			continue
-		}
-		p := nodePolicy(s.base.Policy.Current(), s.roster.Open())
-		frame := session.PolicyFrame(p)
-		for _, sess := range s.roster.CurrentAll() {
-			sess.SetInterval(p.GetHeartbeatInterval().AsDuration())
-			sess.Send(frame)
 		}
 	}
 }

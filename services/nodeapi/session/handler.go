@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -43,6 +44,8 @@ type handler struct {
 	listed *nodev1.ConnectResponse
 	// rooted is the frame of the list of roots that Welcome carried.
 	rooted *nodev1.ConnectResponse
+	// policy is the one that Welcome carried.
+	policy *commonv1.NodePolicy
 
 	overBudget bool // the opening was refused by the budget and did not reach recovery
 }
@@ -185,15 +188,15 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(),
 		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: hello.GetProfile(), Diags: hello.GetDiagnostics(),
 	})
-	policy := h.server.deps.Policy()
-	h.sess.SetInterval(policy.GetHeartbeatInterval().AsDuration())
+	h.policy = h.server.deps.Policy()
+	h.sess.SetInterval(h.policy.GetHeartbeatInterval().AsDuration())
 	var keys []*nodev1.TaskKey
 	keys, h.listed = h.server.cfg.TaskKeys.get()
 	h.rooted = h.server.cfg.ServiceRoots.get()
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
 		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID, TaskKeys: keys,
 		ServiceRoots: h.rooted.GetServiceRoots(),
-		Policy:       policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
+		Policy:       h.policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
 		ProfileFingerprint: h.server.profile.get(),
 	}}})
 	return h.ready(ctx, res.GetGeneration())
@@ -248,14 +251,21 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
 		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), RunListFollows: true,
 	}}})
-	// The list may have changed after Welcome was sent and before the session was among those that changes are sent to.
+	// The lists and the policy may have changed after Welcome was sent and before the session was among those that changes
+	// are sent to.
 	if _, frame := h.server.cfg.TaskKeys.get(); frame != h.listed && h.sess.Protocol() >= protocolTaskKeys {
 		h.sess.SendInline(frame)
 	}
 	if frame := h.server.cfg.ServiceRoots.get(); frame != h.rooted {
 		h.sess.SendInline(frame)
 	}
-	h.listed, h.rooted = nil, nil
+	// Sent until nothing has changed meanwhile: the last frame that the agent gets has the last policy.
+	for now := h.server.deps.Policy(); policyChanged(h.policy, now); now = h.server.deps.Policy() {
+		h.policy = now
+		h.sess.SetInterval(now.GetHeartbeatInterval().AsDuration())
+		h.sess.SendInline(PolicyFrame(now))
+	}
+	h.listed, h.rooted, h.policy = nil, nil, nil
 	h.raiseGate(ctx, generation)
 	h.hello = nil // an idle session keeps what it needs
 	return nil
@@ -491,6 +501,18 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 			RecoveryToken:       res.GetRecoveryToken(),
 		})
 	})
+}
+
+// policyChanged reports whether an agent that was sent one policy has to be sent another. An interval that has grown with
+// the number of nodes is none: beats that come more often than asked for do no harm, and while a fleet connects, the
+// interval grows with each session.
+func policyChanged(sent, now *commonv1.NodePolicy) bool {
+	if now.GetHeartbeatInterval().AsDuration() < sent.GetHeartbeatInterval().AsDuration() {
+		return true
+	}
+	same := proto.CloneOf(now)
+	same.HeartbeatInterval = sent.GetHeartbeatInterval()
+	return !proto.Equal(sent, same)
 }
 
 // PolicyFrame returns the frame that sends agents a changed policy.
