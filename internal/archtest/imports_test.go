@@ -19,7 +19,6 @@ var composers = []string{"mesh", "drill", "bench", "chaos", "cmd"}
 type wall struct {
 	name     string
 	from, to []string
-	product  bool // tests may import it
 }
 
 func walls() []wall {
@@ -42,31 +41,43 @@ func walls() []wall {
 	return all
 }
 
-// rooms are the walls between the packages of lifecycle, each of which decides one thing. Requests are decided by
-// operation, which may use all others and is used by the service's root alone.
+// rooms are the walls between the packages of lifecycle, each of which decides one thing.
 func rooms() []wall {
 	const l = "services/lifecycle/"
+	steps := []string{l + "provision", l + "reap", l + "schema", l + "task"}
 	return []wall{
 		{
-			name: "no package of lifecycle imports operation",
-			from: []string{
-				l + "allocation", l + "findings", l + "gate", l + "launchlog", l + "placement", l + "provision", l + "reap",
-				l + "rollback", l + "saga", l + "schema", l + "spec", l + "task",
-			},
-			to: []string{l + "operation"}, product: true,
-		},
-		{
 			name: "what a workspace holds knows no step and nothing that is reaped",
-			from: []string{l + "allocation", l + "spec"},
-			to:   []string{l + "provision", l + "reap", l + "schema", l + "task"},
+			from: []string{l + "allocation", l + "spec"}, to: steps,
 		},
-		{name: "steps know nothing of reaping, and it nothing of steps", from: []string{l + "provision"},
-			to: []string{l + "reap"}},
+		{name: "steps know nothing of reaping", from: []string{l + "provision"}, to: []string{l + "reap"}},
 		{name: "reaping knows no step", from: []string{l + "reap"}, to: []string{l + "provision"}},
 		{
 			name: "the saga core knows no workspace", from: []string{l + "saga"},
-			to: []string{l + "allocation", l + "provision", l + "reap", l + "schema", l + "spec", l + "task", l + "placement"},
+			to: slices.Concat(steps, []string{l + "allocation", l + "spec", l + "placement"}),
 		},
+		{
+			name: "the ledger of claims knows nobody who writes in it", from: []string{l + "claims"},
+			to: slices.Concat(steps, []string{l + "allocation", l + "spec", l + "placement", l + "saga", l + "gate"}),
+		},
+	}
+}
+
+// TestRequestsAreDecidedInOnePlace: only the service's root and benches, which stand in for it, use the package that
+// decides whether an operation may begin. Tests of other packages may make requests.
+func TestRequestsAreDecidedInOnePlace(t *testing.T) {
+	const decides = "services/lifecycle/operation"
+	for _, p := range load(t).pkgs {
+		if p.dir == "services/lifecycle" || p.dir == decides || underAny(p.dir, []string{"bench"}) {
+			continue
+		}
+		for _, f := range p.files {
+			for _, imported := range f.imports {
+				if !f.test && dirOf(imported) == decides {
+					t.Errorf("%s imports %s", f.path, decides)
+				}
+			}
+		}
 	}
 }
 
@@ -79,9 +90,6 @@ func TestImportWalls(t *testing.T) {
 					continue
 				}
 				for _, f := range p.files {
-					if w.product && f.test {
-						continue
-					}
 					for _, imported := range f.imports {
 						dir := dirOf(imported)
 						if dir == "" || dir == p.dir || underAny(dir, w.from) {

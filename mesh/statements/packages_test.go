@@ -24,6 +24,7 @@ import (
 	_ "github.com/gpuaas/mesh/mesh/stores"
 	_ "github.com/gpuaas/mesh/services/lifecycle"
 	_ "github.com/gpuaas/mesh/services/lifecycle/allocation"
+	_ "github.com/gpuaas/mesh/services/lifecycle/claims"
 	_ "github.com/gpuaas/mesh/services/lifecycle/findings"
 	_ "github.com/gpuaas/mesh/services/lifecycle/gate"
 	_ "github.com/gpuaas/mesh/services/lifecycle/launchlog"

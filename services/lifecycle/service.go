@@ -31,6 +31,7 @@ import (
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/launchlog"
@@ -219,7 +220,7 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, DB: b.DB, Tasks: tasks,
 		Committed: s.committed,
 	})
-	claims := &allocation.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
+	confirmer := &allocation.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
 	walk, err := b.Retention(ctx, cuts...)
 	if err != nil {
 		return err
@@ -253,7 +254,7 @@ func (s *Service) build(ctx context.Context) error {
 			},
 		},
 		background.Job{Name: "claims", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
-			_, err := claims.Sweep(ctx)
+			_, err := confirmer.Sweep(ctx)
 			return err
 		}},
 		walk,
@@ -389,7 +390,7 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *oper
 // announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
 	return slices.Concat([]reannounce.Source{operation.AnnouncedTenants()}, allocation.Announced(), saga.Announced(),
-		[]reannounce.Source{gate.Announced(), task.Announced(), findings.Announced()})
+		[]reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), findings.Announced()})
 }
 
 // openStores opens the stores that lifecycle uses beside its own database.

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
 // claimBatch bounds the claims that are confirmed in one transaction.
@@ -37,7 +38,7 @@ func (c *ClaimConfirmer) Sweep(ctx context.Context) (int, error) {
 			if err != nil || len(standing) == 0 {
 				return err
 			}
-			confirmed, err = saga.ConfirmStanding(ctx, tx, standing)
+			confirmed, err = claims.ConfirmStanding(ctx, tx, standing)
 			return err
 		})
 		if err != nil {
@@ -64,8 +65,8 @@ var standingUnconfirmed = pg.Define(pg.RoleLifecycle, "allocation.standing_uncon
 
 // standingClaims locks claims that are not confirmed and whose resource stands. A claim that an operation is changing
 // is left to that operation.
-func standingClaims(ctx context.Context, tx pgx.Tx) ([]saga.Standing, error) {
-	standing, err := pg.All[saga.Standing](ctx, tx, standingUnconfirmed, KindSlot, KindIdentity, claimBatch)
+func standingClaims(ctx context.Context, tx pgx.Tx) ([]claims.Standing, error) {
+	standing, err := pg.All[claims.Standing](ctx, tx, standingUnconfirmed, KindSlot, KindIdentity, claimBatch)
 	if err != nil {
 		return nil, fmt.Errorf("list claims that are not confirmed: %w", err)
 	}

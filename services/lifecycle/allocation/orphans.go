@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
 var countOrphans = pg.Define(pg.RoleLifecycle, "allocation.count_orphans", `
@@ -30,8 +31,8 @@ func CountOrphans(ctx context.Context, q pg.Querier, workspaceID string, epoch i
 
 // KeepOccupied keeps a slot and its devices from being handed out while resources that were just given up may use them:
 // the allocation becomes release_failed, and the machine takes no new workspace until that allocation is released.
-func KeepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []saga.Claim, reason, by string) error {
-	if !slices.ContainsFunc(orphans, func(c saga.Claim) bool { return slices.Contains(occupying(), c.Kind) }) {
+func KeepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []claims.Claim, reason, by string) error {
+	if !slices.ContainsFunc(orphans, func(c claims.Claim) bool { return slices.Contains(occupying(), c.Kind) }) {
 		return nil
 	}
 	a, ok, err := Live(ctx, tx, workspaceID)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -255,7 +257,7 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 		if err := gate.LockOfWorkspace(ctx, tx, w.ID); err != nil {
 			return nil, err
 		}
-		var orphans []saga.Claim
+		var orphans []claims.Claim
 		if v, orphans, err = s.deps.Core.SkipUndo(ctx, tx, run.ID, by, reason); err == nil {
 			err = allocation.KeepOccupied(ctx, tx, w.ID, orphans, reason, by)
 		}
@@ -506,7 +508,7 @@ func retryConsequence(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga
 	if w.State != names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED) {
 		return first, nil
 	}
-	claims, err := saga.LiveClaims(ctx, tx, w.ID)
+	claims, err := claims.Live(ctx, tx, w.ID)
 	if err != nil {
 		return "", err
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -211,7 +213,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 		r.lacks(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "retry the release of the allocation, or force it", a.ID,
 			fmt.Sprintf("what epoch %d left behind is not cleaned up: the release of allocation %s has failed", a.Epoch, a.ID))
 	}
-	claims, err := saga.LiveClaims(ctx, tx, w.ID, allocation.KindInstance, allocation.KindWorkload, allocation.KindStorage)
+	claims, err := claims.Live(ctx, tx, w.ID, allocation.KindInstance, allocation.KindWorkload, allocation.KindStorage)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +246,7 @@ var machineOfClaim = pg.Define(pg.RoleLifecycle, "operation.machine_of_claim",
 
 // machinesAway checks whether the machines that the claims are on can confirm that the workspace's epochs have ended.
 // It returns those that cannot: their names, by node id.
-func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64,
+func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []claims.Claim, epoch int64,
 	proven bool,
 ) (map[string]string, error) {
 	seen, away := map[string]bool{}, map[string]string{}
@@ -275,7 +277,7 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 
 // recreateConsequence returns what a recreation would do. away are the names of the machines that a person has given an
 // attestation for, and stays is whether the slot and the storage are kept even so, since they are on another machine.
-func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []saga.Claim, away []string,
+func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []claims.Claim, away []string,
 	stays bool,
 ) string {
 	first, kept := "", "schema and handle are kept"

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -150,7 +152,7 @@ type failedRelease struct {
 	workspace saga.Workspace
 	run       saga.Run
 	open      bool
-	claims    []saga.Claim // not given up yet, and may have to be
+	claims    []claims.Claim // not given up yet, and may have to be
 }
 
 var (
@@ -188,10 +190,10 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 	if f.run, f.open, err = saga.LiveRun(ctx, tx, f.hold.WorkspaceID); err != nil {
 		return nil, err
 	}
-	if f.claims, err = saga.LiveClaims(ctx, tx, f.hold.WorkspaceID); err != nil {
+	if f.claims, err = claims.Live(ctx, tx, f.hold.WorkspaceID); err != nil {
 		return nil, err
 	}
-	f.claims = slices.DeleteFunc(f.claims, func(c saga.Claim) bool {
+	f.claims = slices.DeleteFunc(f.claims, func(c claims.Claim) bool {
 		// rows of this database, released with the allocation
 		return c.Kind == allocation.KindSlot || c.Kind == allocation.KindInstance &&
 			!placement.HasOwnInstance(f.hold.Placement)
@@ -305,7 +307,7 @@ func allocationNow(ctx context.Context, tx pgx.Tx, a allocation.Allocation) (*li
 // retryRelease resumes the stuck run, or begins a run of its own where none is open. Claims that were given up before
 // are tried again too.
 func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedRelease) (*lifecyclev1.Operation, error) {
-	if err := saga.ReadoptOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
+	if err := claims.ReadoptOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
 		return nil, err
 	}
 	if err := allocation.AnnounceOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
@@ -61,19 +63,19 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		return saga.Outcome{}, err
 	}
 	secrets := s.DatabaseEnv(schema, env.Epoch)
-	var claims []saga.Claim
+	var held []claims.Claim
 	before := deployOutput{Restarts: map[string]int32{}}
 	waiting := 0
 	for _, w := range spec.GetWorkloads() {
 		claim, _, err := env.Intent(ctx,
-			saga.ClaimSpec{
+			claims.Spec{
 				Kind: allocation.KindWorkload, Name: w.GetName(), Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL,
 				NodeID: where.NodeID,
 			})
 		if err != nil {
 			return saga.Outcome{}, fmt.Errorf("claim workload: %w", err)
 		}
-		claims = append(claims, claim)
+		held = append(held, claim)
 		deploy := &nodev1.WorkloadDeploy{
 			Workload: w, GpuDeviceIds: where.Devices, StorageName: StorageName,
 			SecretEnv: secrets,
@@ -101,10 +103,10 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		}
 	}
 	if waiting > 0 {
-		return waitTask(fmt.Sprintf("waiting for the agent to deploy %d of %d workloads", waiting, len(claims))), nil
+		return waitTask(fmt.Sprintf("waiting for the agent to deploy %d of %d workloads", waiting, len(held))), nil
 	}
 	return saga.Done(before, func(ctx context.Context, tx pgx.Tx) error {
-		for _, c := range claims {
+		for _, c := range held {
 			if err := env.ConfirmTx(ctx, tx, c, where.NodeID+"/"+c.Name); err != nil {
 				return fmt.Errorf("confirm workload: %w", err)
 			}
@@ -119,17 +121,17 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	if err := s.withdraw(ctx, env); err != nil {
 		return saga.Outcome{}, err
 	}
-	claims, err := claimsOf(ctx, env, allocation.KindWorkload)
+	held, err := claimsOf(ctx, env, allocation.KindWorkload)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	a, held, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, allocated, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	own := held && placement.HasOwnInstance(a.Placement)
+	own := allocated && placement.HasOwnInstance(a.Placement)
 	waiting := 0
-	for _, c := range claims {
+	for _, c := range held {
 		if own && (c.NodeID == "" || !s.Reachable(ctx, c.NodeID)) {
 			continue
 		}
@@ -160,11 +162,11 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 
 // observeDeploy leaves the observation to the agent: a second deploy of the same workloads adopts those that run.
 func (s *Steps) observeDeploy(ctx context.Context, env *saga.Env) (saga.Observation, error) {
-	claims, err := claimsOf(ctx, env, allocation.KindWorkload)
+	held, err := claimsOf(ctx, env, allocation.KindWorkload)
 	if err != nil {
 		return saga.Observation{}, err
 	}
-	if len(claims) == 0 {
+	if len(held) == 0 {
 		return saga.Observation{Presence: saga.Absent}, nil
 	}
 	return saga.Observation{Presence: saga.Partial, Why: "deploying again adopts what runs"}, nil

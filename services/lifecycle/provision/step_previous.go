@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -86,29 +88,29 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 }
 
 // previousClaims returns the live claims of earlier epochs.
-func previousClaims(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
-	claims, err := claimsOf(ctx, env, kinds...)
-	return slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.Epoch >= env.Epoch }), err
+func previousClaims(ctx context.Context, env *saga.Env, kinds ...string) ([]claims.Claim, error) {
+	held, err := claimsOf(ctx, env, kinds...)
+	return slices.DeleteFunc(held, func(c claims.Claim) bool { return c.Epoch >= env.Epoch }), err
 }
 
 // former is what earlier epochs have left, judged once for the whole call, since machines come and go meanwhile. Each
 // instance is judged by its own machine.
 type former struct {
-	own    bool
-	claims []saga.Claim    // workloads, storage and instances
-	away   map[string]bool // machines that do not answer
-	lost   map[int64]bool  // epochs on such machines that a person has given an attestation for
-	kept   string          // the shared machine whose slot and storage pass to this epoch; empty if there is none
+	own  bool
+	held []claims.Claim  // workloads, storage and instances
+	away map[string]bool // machines that do not answer
+	lost map[int64]bool  // epochs on such machines that a person has given an attestation for
+	kept string          // the shared machine whose slot and storage pass to this epoch; empty if there is none
 }
 
 func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (former, error) {
 	f := former{own: own, away: map[string]bool{}, lost: map[int64]bool{}}
 	var err error
-	if f.claims, err = previousClaims(ctx, env, allocation.KindWorkload, allocation.KindStorage,
+	if f.held, err = previousClaims(ctx, env, allocation.KindWorkload, allocation.KindStorage,
 		allocation.KindInstance); err != nil || own {
 		return f, err
 	}
-	for _, c := range f.claims {
+	for _, c := range f.held {
 		if _, seen := f.away[c.NodeID]; c.NodeID != "" && !seen {
 			f.away[c.NodeID] = !s.Reachable(ctx, c.NodeID)
 		}
@@ -137,7 +139,7 @@ func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (
 func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (string, error) {
 	away, waiting := 0, 0
 	for _, kind := range []string{allocation.KindWorkload, allocation.KindStorage} {
-		for _, c := range f.claims {
+		for _, c := range f.held {
 			if c.Kind != kind || c.NodeID == "" || f.lost[c.Epoch] || kind == allocation.KindStorage &&
 				(f.own || c.NodeID == f.kept) {
 				continue
@@ -172,7 +174,7 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 				nil
 		}
 	}
-	for _, c := range f.claims {
+	for _, c := range f.held {
 		if f.away[c.NodeID] && !f.lost[c.Epoch] {
 			away++
 		}
@@ -189,15 +191,15 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) er
 	if f.kept == "" {
 		return nil
 	}
-	claims, err := previousClaims(ctx, env, allocation.KindStorage)
+	held, err := previousClaims(ctx, env, allocation.KindStorage)
 	if err != nil {
 		return err
 	}
-	for _, c := range claims {
+	for _, c := range held {
 		if c.NodeID != f.kept {
 			continue
 		}
-		spec := saga.ClaimSpec{
+		spec := claims.Spec{
 			Kind: c.Kind, Name: c.Name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL,
 			NodeID: c.NodeID,
 		}
@@ -224,7 +226,7 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 	if err != nil {
 		return err
 	}
-	left = slices.DeleteFunc(left, func(c saga.Claim) bool { return c.Epoch != epoch })
+	left = slices.DeleteFunc(left, func(c claims.Claim) bool { return c.Epoch != epoch })
 	err = env.TxAfter(ctx, lockNodes(env), func(ctx context.Context, tx pgx.Tx) error {
 		i, ok, err := allocation.InstanceOf(ctx, tx, env.WorkspaceID, epoch)
 		if err != nil {
@@ -300,7 +302,7 @@ var slotOfAllocation = pg.Define(pg.RoleLifecycle, "provision.slot_of_allocation
 
 // passAllocation releases the allocation of an earlier epoch. With keep, this epoch gets the same slot of the same
 // machine in the same transaction, so that no other workspace takes the slot that the storage belongs to.
-func (s *Steps) passAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []saga.Claim, keep bool) error {
+func (s *Steps) passAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []claims.Claim, keep bool) error {
 	for _, c := range slots {
 		if err := env.ReleaseTx(ctx, tx, c); err != nil {
 			return fmt.Errorf("release slot: %w", err)

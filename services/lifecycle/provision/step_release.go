@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -93,11 +95,11 @@ func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation.Al
 // cannot act does not delay the release: the directory goes with the instance. It returns true while the task is under
 // way.
 func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bool, error) {
-	claims, err := claimsOf(ctx, env, allocation.KindStorage)
-	if err != nil || len(claims) == 0 {
+	held, err := claimsOf(ctx, env, allocation.KindStorage)
+	if err != nil || len(held) == 0 {
 		return false, err
 	}
-	for _, c := range claims {
+	for _, c := range held {
 		if own && (c.NodeID == "" || !s.Reachable(ctx, c.NodeID)) {
 			continue // released with its instance
 		}
@@ -150,11 +152,11 @@ func (s *Steps) overdue(ctx context.Context, env *saga.Env) bool {
 
 // endInstances ends every instance of the workspace that is claimed, and its identity with it.
 func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
-	claims, err := claimsOf(ctx, env, allocation.KindInstance)
+	held, err := claimsOf(ctx, env, allocation.KindInstance)
 	if err != nil {
 		return err
 	}
-	for _, c := range claims {
+	for _, c := range held {
 		if err := s.endInstance(ctx, env, c); err != nil {
 			return err
 		}
@@ -189,7 +191,7 @@ func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
 	})
 }
 
-func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) error {
+func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c claims.Claim) error {
 	i, ok, err := allocation.InstanceOf(ctx, s.Deps.DB, env.WorkspaceID, c.Epoch)
 	if err != nil {
 		return err
@@ -234,7 +236,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 			}
 		}
 		if own {
-			if err := saga.ReleaseOrphans(ctx, tx, env.WorkspaceID, c.Epoch, allocation.InstanceEnded, allocation.KindStorage,
+			if err := claims.ReleaseOrphans(ctx, tx, env.WorkspaceID, c.Epoch, allocation.InstanceEnded, allocation.KindStorage,
 				allocation.KindWorkload); err != nil {
 				return err
 			}
@@ -256,16 +258,17 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c saga.Claim) er
 }
 
 // onInstance lists the node-local claims that go with the instance.
-func (s *Steps) onInstance(ctx context.Context, env *saga.Env, instance saga.Claim, own bool) ([]saga.Claim, error) {
+func (s *Steps) onInstance(ctx context.Context, env *saga.Env, instance claims.Claim, own bool) ([]claims.Claim,
+	error) {
 	if !own {
 		return nil, nil
 	}
-	claims, err := claimsOf(ctx, env, allocation.KindStorage, allocation.KindWorkload)
+	held, err := claimsOf(ctx, env, allocation.KindStorage, allocation.KindWorkload)
 	if err != nil {
 		return nil, err
 	}
-	var out []saga.Claim
-	for _, c := range claims {
+	var out []claims.Claim
+	for _, c := range held {
 		if c.Epoch == instance.Epoch {
 			out = append(out, c)
 		}

@@ -201,15 +201,15 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INTERNAL,
 			"a forced release carries no person's word", nil)
 	}
-	claims, err := claimsOf(ctx, env, kinds...)
+	held, err := claimsOf(ctx, env, kinds...)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	a, held, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, allocated, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	if last && held {
+	if last && allocated {
 		if err := env.Proceed(ctx); err != nil {
 			return saga.Outcome{}, err
 		}
@@ -221,10 +221,10 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 		}
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-		for _, c := range claims {
+		for _, c := range held {
 			// A slot is a row of this database, and a machine that existed before the workspace has no instance of its own: both
 			// claims are released with the allocation.
-			if c.Kind == allocation.KindSlot || c.Kind == allocation.KindInstance && held &&
+			if c.Kind == allocation.KindSlot || c.Kind == allocation.KindInstance && allocated &&
 				!placement.HasOwnInstance(a.Placement) {
 				if err := env.ReleaseTx(ctx, tx, c); err != nil {
 					return fmt.Errorf("release %s: %w", c.Kind, err)

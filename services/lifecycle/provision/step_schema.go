@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -51,7 +53,7 @@ func (s *Steps) makeHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 		Reserved: []string{in.Tenant + "/" + in.Workspace, schema.Name(in.Tenant, in.Workspace, env.WorkspaceID)},
 	}
 	claim, _, err := env.Intent(ctx,
-		saga.ClaimSpec{Kind: allocation.KindHandle, Name: out.Handle, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+		claims.Spec{Kind: allocation.KindHandle, Name: out.Handle, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
 		return saga.Outcome{}, fmt.Errorf("claim handle: %w", err)
 	}
@@ -69,7 +71,7 @@ var dropHandleOfEpoch = pg.Define(pg.RoleLifecycle, "provision.drop_handle_of_ep
 	`DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`)
 
 func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-	claims, err := claimsOf(ctx, env, allocation.KindHandle)
+	held, err := claimsOf(ctx, env, allocation.KindHandle)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
@@ -77,7 +79,7 @@ func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 		if _, err := pg.Exec(ctx, tx, dropHandleOfEpoch, env.WorkspaceID, env.Epoch); err != nil {
 			return fmt.Errorf("drop handle: %w", err)
 		}
-		for _, c := range claims {
+		for _, c := range held {
 			if err := env.ReleaseTx(ctx, tx, c); err != nil {
 				return fmt.Errorf("release handle: %w", err)
 			}
@@ -114,7 +116,7 @@ func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	}
 	name := schema.Name(in.Tenant, in.Workspace, env.WorkspaceID)
 	claim, _, err := env.Intent(ctx,
-		saga.ClaimSpec{Kind: allocation.KindSchema, Name: name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+		claims.Spec{Kind: allocation.KindSchema, Name: name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
 		return saga.Outcome{}, fmt.Errorf("claim schema: %w", err)
 	}
@@ -175,16 +177,16 @@ func (s *Steps) releaseSchema(ctx context.Context, env *saga.Env) (saga.Outcome,
 }
 
 func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note string) bool) (saga.Outcome, error) {
-	claims, err := claimsOf(ctx, env, allocation.KindSchema)
+	held, err := claimsOf(ctx, env, allocation.KindSchema)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
 	if env.Direction == commonv1.Direction_DIRECTION_UNDO {
 		// A claim of another run: this run did not reach the step that makes the schema, so it has nothing to undo.
-		claims = slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.RunID != env.RunID })
+		held = slices.DeleteFunc(held, func(c claims.Claim) bool { return c.RunID != env.RunID })
 	}
-	kept := make([]bool, len(claims))
-	for i, c := range claims {
+	kept := make([]bool, len(held))
+	for i, c := range held {
 		if err := env.Proceed(ctx); err != nil {
 			return saga.Outcome{}, err
 		}
@@ -195,11 +197,11 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 		}
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-		for i, c := range claims {
+		for i, c := range held {
 			change := env.ReleaseTx
 			if kept[i] {
 				// The schema is kept, so its claim is kept too.
-				change = func(ctx context.Context, tx pgx.Tx, c saga.Claim) error { return env.ConfirmTx(ctx, tx, c, c.Name) }
+				change = func(ctx context.Context, tx pgx.Tx, c claims.Claim) error { return env.ConfirmTx(ctx, tx, c, c.Name) }
 			}
 			if err := change(ctx, tx, c); err != nil {
 				return fmt.Errorf("release schema: %w", err)
@@ -211,17 +213,17 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 
 // dropSchema drops the claimed schemas: it ends the sessions of the role first, then drops schema and role.
 func (s *Steps) dropSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-	claims, err := claimsOf(ctx, env, allocation.KindSchema)
+	held, err := claimsOf(ctx, env, allocation.KindSchema)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	for _, c := range claims {
+	for _, c := range held {
 		if err := s.dropTenant(ctx, env, c.Name); err != nil {
 			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped", err)
 		}
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-		for _, c := range claims {
+		for _, c := range held {
 			if err := env.ReleaseTx(ctx, tx, c); err != nil {
 				return fmt.Errorf("release schema: %w", err)
 			}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
@@ -83,7 +85,7 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 		return saga.Outcome{}, err
 	}
 	claim, _, err := env.Intent(ctx,
-		saga.ClaimSpec{
+		claims.Spec{
 			Kind: allocation.KindStorage, Name: StorageName, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL,
 			NodeID: i.NodeID,
 		})
@@ -187,7 +189,7 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env,
 
 // claimSlot claims and confirms the slot of this epoch, in the transaction that inserts its allocation.
 func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocationID string) error {
-	claim, _, err := env.IntentTx(ctx, tx, saga.ClaimSpec{
+	claim, _, err := env.IntentTx(ctx, tx, claims.Spec{
 		Kind: allocation.KindSlot, Name: fmt.Sprintf("slot-%d", env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED,
 		NodeID: nodeID,
 	})
@@ -227,7 +229,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		}
 	}
 	claim, _, err := env.Intent(ctx,
-		saga.ClaimSpec{
+		claims.Spec{
 			Kind: allocation.KindInstance, Name: fmt.Sprintf("%s:%d", env.WorkspaceID, env.Epoch),
 			Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: node,
 		})
@@ -277,7 +279,7 @@ func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i allocation
 	theInstance placement.LaunchRequest,
 ) (string, error) {
 	claim, _, err := env.Intent(ctx,
-		saga.ClaimSpec{Kind: allocation.KindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+		claims.Spec{Kind: allocation.KindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
 	if err != nil {
 		return "", fmt.Errorf("claim identity: %w", err)
 	}
@@ -302,7 +304,7 @@ func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i allocation
 
 // notLaunched returns what a driver's refusal means for the step. The refusal that a former instance is not confirmed
 // ended is returned unchanged, and the step waits.
-func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim saga.Claim, i allocation.Instance,
+func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim claims.Claim, i allocation.Instance,
 	refusal error) error {
 	reason, public := fault.ReasonOf(refusal), fault.From(refusal).Public
 	switch reason { //nolint:exhaustive // everything else may be tried again
@@ -418,11 +420,11 @@ func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observa
 	if err != nil {
 		return saga.Observation{}, err
 	}
-	claims, err := claimsOf(ctx, env, allocation.KindStorage)
+	held, err := claimsOf(ctx, env, allocation.KindStorage)
 	if err != nil {
 		return saga.Observation{}, err
 	}
-	if !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_LIVE || len(claims) == 0 || claims[0].ConfirmedAt == nil {
+	if !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_LIVE || len(held) == 0 || held[0].ConfirmedAt == nil {
 		return saga.Observation{Presence: saga.Partial, Why: "the instance or its directory is not there yet"}, nil
 	}
 	g, _, err := gate.Get(ctx, s.Deps.DB, i.NodeID)
@@ -430,7 +432,7 @@ func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observa
 		return saga.Observation{}, fmt.Errorf("read gate: %w", err)
 	}
 	return saga.Observation{Presence: saga.Present, Output: storageOutput{
-		AllocationID: a.ID, InstanceID: i.ID, NodeID: i.NodeID, NodeName: g.Name, Path: claims[0].ExternalRef,
+		AllocationID: a.ID, InstanceID: i.ID, NodeID: i.NodeID, NodeName: g.Name, Path: held[0].ExternalRef,
 		Devices: a.Devices,
 	}}, nil
 }

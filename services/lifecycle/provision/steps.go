@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/protobuf/proto"
@@ -266,10 +268,10 @@ func lockNodes(env *saga.Env) saga.TxFunc {
 }
 
 // claimsOf returns the live claims of the step's kinds, those of this epoch and of earlier ones.
-func claimsOf(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
-	claims, err := env.Claims(ctx, kinds...)
+func claimsOf(ctx context.Context, env *saga.Env, kinds ...string) ([]claims.Claim, error) {
+	held, err := env.Claims(ctx, kinds...)
 	if err != nil {
 		return nil, fmt.Errorf("read claims: %w", err)
 	}
-	return claims, nil
+	return held, nil
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -341,7 +343,7 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 		kinds = append(kinds, allocation.KindIdentity, allocation.KindStorage,
 			allocation.KindWorkload) // what stood on the instance is gone with it
 	}
-	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, allocation.InstanceEnded, kinds...); err != nil {
+	if err := claims.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, allocation.InstanceEnded, kinds...); err != nil {
 		return err
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/protobuf/proto"
@@ -265,7 +267,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 // forget releases the claim of an orphan that is gone, and what was kept because of it: the allocation, and the
 // machine's cordon.
 func (l leftBehind) forget(ctx context.Context, tx pgx.Tx, why string) error {
-	if err := saga.ReleaseOrphan(ctx, tx, l.ClaimID, why); err != nil {
+	if err := claims.ReleaseOrphan(ctx, tx, l.ClaimID, why); err != nil {
 		return err
 	}
 	if err := allocation.AnnounceOrphans(ctx, tx, l.WorkspaceID, l.Epoch); err != nil {

@@ -231,7 +231,7 @@ func (r *SharedReaper) takeAway(ctx context.Context, l leftBehind, w schema.Writ
 		}
 		return "the identity is retired", nil
 	default:
-		return "", fmt.Errorf("nobody knows how to take a %s away", l.Kind)
+		return "", fmt.Errorf("there is no way to take a %s away", l.Kind)
 	}
 }
 

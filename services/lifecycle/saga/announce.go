@@ -12,8 +12,6 @@ var (
 	runsAfter = pg.Define(pg.RoleLifecycle, "saga.runs_after", `
 		SELECT `+runColumns+` FROM lifecycle.saga_run r
 		WHERE r.id > $1::uuid AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') ORDER BY r.id LIMIT $2`)
-	claimsAfter = pg.Define(pg.RoleLifecycle, "saga.claims_after", `
-		SELECT `+claimColumns+` FROM lifecycle.resource_claim c WHERE c.id > $1::uuid AND c.released_at IS NULL ORDER BY c.id LIMIT $2`)
 )
 
 // Announced returns the live rows that this package owns. Attempts are not among them: they are history.
@@ -24,9 +22,6 @@ func Announced() []reannounce.Source {
 		}),
 		reannounce.Rows("runs", runsAfter, func(r Run) (events.Event, error) {
 			return collected(func(j *eventBuffer) error { j.run(&r); return nil })
-		}),
-		reannounce.Rows("claims", claimsAfter, func(c Claim) (events.Event, error) {
-			return collected(func(j *eventBuffer) error { j.claim(&c); return nil })
 		}),
 	}
 }

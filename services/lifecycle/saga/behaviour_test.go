@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -116,7 +118,7 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 	steps[0].Class = saga.Create
 	steps[0].Kinds = []string{"instance"}
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-		claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: "instance", Name: fmt.Sprintf("box-%d", env.Epoch)})
+		claim, _, err := env.Intent(ctx, claims.Spec{Kind: "instance", Name: fmt.Sprintf("box-%d", env.Epoch)})
 		if err != nil {
 			return saga.Outcome{}, err
 		}
@@ -208,7 +210,7 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 			}
 			steps[1].Kinds = []string{"storage"}
 			steps[1].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-				_, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: "storage", Name: "disk"})
+				_, _, err := env.Intent(ctx, claims.Spec{Kind: "storage", Name: "disk"})
 				return saga.Done(nil), err
 			}
 			steps[1].Undo = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -259,7 +261,7 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.await(id, 10*time.Second, "failed")
-			claims, err := saga.LiveClaims(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
+			claims, err := claims.Live(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
 			if err != nil || (len(claims) > 0) != (help == "close") {
 				t.Errorf("live claims = %+v, %v", claims, err)
 			}

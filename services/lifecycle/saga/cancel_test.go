@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -81,7 +83,7 @@ func TestCancelOfADeafStepIsAbandoned(t *testing.T) {
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		close(began)
 		<-release
-		_, _, err := env.Intent(context.WithoutCancel(ctx), saga.ClaimSpec{Kind: "instance", Name: "zombie"})
+		_, _, err := env.Intent(context.WithoutCancel(ctx), claims.Spec{Kind: "instance", Name: "zombie"})
 		late <- err
 		return saga.Done(nil), nil
 	}
@@ -102,7 +104,7 @@ func TestCancelOfADeafStepIsAbandoned(t *testing.T) {
 	if err := <-late; !errors.Is(err, saga.ErrFenced) {
 		t.Errorf("the zombie's intent = %v, want %v", err, saga.ErrFenced)
 	}
-	if claims, err := saga.LiveClaims(t.Context(), b.db.Pool(pg.RoleLifecycle), ws); err != nil || len(claims) != 0 {
+	if claims, err := claims.Live(t.Context(), b.db.Pool(pg.RoleLifecycle), ws); err != nil || len(claims) != 0 {
 		t.Errorf("claims = %v, %v", claims, err)
 	}
 	if list := b.timeline(id); list[0].State != "abandoned" || list[1].Fence <= list[0].Fence {

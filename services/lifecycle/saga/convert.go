@@ -92,18 +92,6 @@ func outputStruct(raw json.RawMessage) *structpb.Struct {
 	return s
 }
 
-// Proto returns the claim as the API shows it.
-func (c *Claim) Proto() *lifecyclev1.Claim {
-	return &lifecyclev1.Claim{
-		//nolint:gosec // small counts
-		ClaimId: c.ID, WorkspaceId: c.WorkspaceID, TenantId: c.TenantID, RunId: c.RunID, Step: int32(c.Step), Kind: c.Kind,
-		Scope: spelled[commonv1.ClaimScope](c.Scope), Name: c.Name, ExternalRef: c.ExternalRef, Epoch: c.Epoch,
-		NodeId: c.NodeID, IntentAt: timestamp(&c.IntentAt), ConfirmedAt: timestamp(c.ConfirmedAt),
-		ReleasedAt: timestamp(c.ReleasedAt), OrphanedAt: timestamp(c.OrphanedAt), OrphanedBy: c.OrphanedBy,
-		OrphanReason: c.OrphanReason, Version: c.Version,
-	}
-}
-
 // Proto returns the workspace as the API and events show it: its whole row, but only the names of the environment
 // variables, whose values are sealed. It fails on a stored spec or endpoint list that this build cannot read.
 func (w *Workspace) Proto() (*lifecyclev1.Workspace, error) {

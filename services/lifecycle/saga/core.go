@@ -176,16 +176,6 @@ func stepEvent(a *Attempt) events.Event {
 	}
 }
 
-func (j *eventBuffer) claim(c *Claim) {
-	j.list = append(j.list, events.Event{
-		Kind: "claim.changed", AggregateType: "claim", AggregateID: c.ID, AggregateVersion: c.Version, Payload: c.Proto(),
-		Correlation: events.Correlation{
-			TenantID: c.TenantID, WorkspaceID: c.WorkspaceID, WorkflowID: c.RunID,
-			NodeID: c.NodeID,
-		},
-	})
-}
-
 func (j *eventBuffer) workspace(w *Workspace) error {
 	payload, err := w.Proto()
 	if err != nil {
@@ -230,12 +220,6 @@ func (j *eventBuffer) take() []events.Event {
 	}
 	j.list, j.lone, j.runs = nil, nil, nil
 	return list
-}
-
-func announceClaim(ctx context.Context, tx pgx.Tx, c *Claim) error {
-	var j eventBuffer
-	j.claim(c)
-	return j.flush(ctx, tx)
 }
 
 // AnnounceWorkspace appends the event of a workspace's row as it is in tx, and returns the row and the position token.

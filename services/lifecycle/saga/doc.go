@@ -1,9 +1,9 @@
 // Package saga runs workspaces' operations as durable sagas on Postgres.
 //
 // It owns the rows saga_run (the run's state, its queue entry, its lease and its fence in one row), saga_step (the
-// timeline), resource_claim (what an undo works from) and the core columns of workspace. It trusts only a fence that
-// SQL confirmed in the same transaction, and compares leases, deadlines and stalls with mesh.clock(), never with a Go
-// clock. It does not know what a step does.
+// timeline) and the core columns of workspace; what an undo works from is the ledger of package claims. It trusts only
+// a fence that SQL confirmed in the same transaction, and compares leases, deadlines and stalls with mesh.clock(),
+// never with a Go clock. It does not know what a step does.
 //
 // Guarantees: a workspace has at most one live run (a partial unique index enforces it); a write of a driver that lost
 // its lease is refused, and the driver stops silently; a step costs one transaction (write the attempt that ends, open

@@ -6,11 +6,12 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
-	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -146,20 +147,12 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 	})
 }
 
-// ClaimSpec names a resource that a step is about to make.
-type ClaimSpec struct {
-	Kind   string // `slot`, `instance`, `storage`, ...
-	Name   string // deterministic: the same for every attempt of the same epoch
-	Scope  commonv1.ClaimScope
-	NodeID string // of a node_local resource, if known
-}
-
 // Intent writes the claim of a resource that is about to be made, in a transaction of its own. It is called before the
 // call that makes it. If a live claim of that kind and name exists already, this run adopts it for its own epoch;
 // adopted is true then, and ConfirmedAt is nil if the claim was never confirmed.
 //
 //nolint:nonamedreturns // two values beside the error
-func (e *Env) Intent(ctx context.Context, spec ClaimSpec) (claim Claim, adopted bool, err error) {
+func (e *Env) Intent(ctx context.Context, spec claims.Spec) (claim claims.Claim, adopted bool, err error) {
 	err = e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		claim, adopted, err = e.IntentTx(ctx, tx, spec)
 		if err != nil {
@@ -168,107 +161,47 @@ func (e *Env) Intent(ctx context.Context, spec ClaimSpec) (claim Claim, adopted 
 		return e.core.point(ctx, "intent.before_commit", e.place())
 	})
 	if err != nil {
-		return Claim{}, false, fmt.Errorf("claim %s %s: %w", spec.Kind, spec.Name, err)
+		return claims.Claim{}, false, fmt.Errorf("claim %s %s: %w", spec.Kind, spec.Name, err)
 	}
 	return claim, adopted, e.core.point(ctx, "intent.after_commit", e.place())
 }
 
 // IntentTx is Intent within a transaction of the step's own, for resources that are rows of this database.
-func (e *Env) IntentTx(ctx context.Context, tx pgx.Tx, spec ClaimSpec) (Claim, bool, error) {
+func (e *Env) IntentTx(ctx context.Context, tx pgx.Tx, spec claims.Spec) (claims.Claim, bool, error) {
 	if e.Direction != commonv1.Direction_DIRECTION_DO {
-		return Claim{}, false, errors.New("only a Do may claim")
+		return claims.Claim{}, false, errors.New("only a Do may claim")
 	}
-	scope := spec.Scope
-	if scope == commonv1.ClaimScope_CLAIM_SCOPE_UNSPECIFIED {
-		scope = commonv1.ClaimScope_CLAIM_SCOPE_SHARED
-	}
-	c, err := pg.One[adoptedClaim](ctx, tx, writeIntent,
-		ids.New(), e.WorkspaceID, e.TenantID, e.RunID, e.Step, spec.Kind, names.Of(scope), spec.Name, e.Epoch, spec.NodeID,
-	)
-	if err != nil {
-		return Claim{}, false, fmt.Errorf("write intent: %w", err)
-	}
-	return c.Claim, c.Adopted, announceClaim(ctx, tx, &c.Claim)
+	return claims.Intend(ctx, tx, claims.Holder{
+		WorkspaceID: e.WorkspaceID, TenantID: e.TenantID, RunID: e.RunID, Step: e.Step, Epoch: e.Epoch,
+	}, spec)
 }
 
 // ConfirmTx confirms, within the rows of a Done, that the resource exists, and records its name at its owner
 // (externalRef).
-func (e *Env) ConfirmTx(ctx context.Context, tx pgx.Tx, claim Claim, externalRef string) error {
-	return e.changeClaim(ctx, tx, "confirm", claim, setConfirmed, externalRef)
+func (e *Env) ConfirmTx(ctx context.Context, tx pgx.Tx, claim claims.Claim, externalRef string) error {
+	return claims.Confirm(ctx, tx, claim, externalRef)
 }
 
 // Release records that the resource is confirmed gone.
-func (e *Env) Release(ctx context.Context, claim Claim) error {
+func (e *Env) Release(ctx context.Context, claim claims.Claim) error {
 	return e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error { return e.ReleaseTx(ctx, tx, claim) })
 }
 
 // ReleaseTx is Release within the rows of a Done.
-func (e *Env) ReleaseTx(ctx context.Context, tx pgx.Tx, claim Claim) error {
-	return e.changeClaim(ctx, tx, "release", claim, setReleased, nil)
+func (e *Env) ReleaseTx(ctx context.Context, tx pgx.Tx, claim claims.Claim) error {
+	return claims.Release(ctx, tx, claim)
 }
 
 // OrphanTx marks a claim as orphaned: the resource is not confirmed gone, and it was decided to go on without that. by
 // is the operator or program that decided it, and reason why.
-func (e *Env) OrphanTx(ctx context.Context, tx pgx.Tx, claim Claim, by, reason string) error {
-	return e.changeClaim(ctx, tx, "orphan", claim, setOrphaned, []string{by, reason})
-}
-
-func (e *Env) changeClaim(ctx context.Context, tx pgx.Tx, verb string, claim Claim, set claimSetting, arg any) error {
-	c, err := pg.One[Claim](ctx, tx, changeClaim.For(set), claim.ID, arg)
-	if pg.IsNoRows(err) {
-		return nil // released already
-	}
-	if err != nil {
-		return fmt.Errorf("%s claim %s %s: %w", verb, claim.Kind, claim.Name, err)
-	}
-	return announceClaim(ctx, tx, &c)
+func (e *Env) OrphanTx(ctx context.Context, tx pgx.Tx, claim claims.Claim, by, reason string) error {
+	return claims.Orphan(ctx, tx, claim, by, reason)
 }
 
 // Claims returns the workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of
 // all.
-func (e *Env) Claims(ctx context.Context, kinds ...string) ([]Claim, error) {
-	return LiveClaims(ctx, e.core.db, e.WorkspaceID, kinds...)
-}
-
-// LiveClaims returns a workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or
-// of all.
-func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...string) ([]Claim, error) {
-	claims, err := pg.All[Claim](ctx, q, liveClaims, workspaceID, append([]string{}, kinds...))
-	if err != nil {
-		return nil, fmt.Errorf("list claims: %w", err)
-	}
-	return claims, nil
-}
-
-// ReleaseOrphans releases the orphaned claims of one epoch of a workspace, of the given kinds, whose resources are
-// confirmed gone; why records how that is known.
-func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, why string,
-	kinds ...string,
-) error {
-	return reviseOrphans(ctx, tx, reapOfEpoch, why, workspaceID, epoch, kinds)
-}
-
-// ReleaseOrphan releases one orphaned claim whose resource is confirmed gone; why records how that is known.
-func ReleaseOrphan(ctx context.Context, tx pgx.Tx, claimID, why string) error {
-	return reviseOrphans(ctx, tx, reapOne, why, claimID)
-}
-
-// ReadoptOrphans makes the orphaned claims of one epoch live again, so that they are undone once more. A claim stays
-// orphaned if a live claim, or a later orphan, of the workspace has the same kind and name.
-func ReadoptOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
-	return reviseOrphans(ctx, tx, readoptOfEpoch, workspaceID, epoch)
-}
-
-func reviseOrphans(ctx context.Context, tx pgx.Tx, change orphanChange, args ...any) error {
-	changed, err := pg.All[Claim](ctx, tx, changeOrphans.For(change), args...)
-	if err != nil {
-		return fmt.Errorf("change orphan claims: %w", err)
-	}
-	var j eventBuffer
-	for i := range changed {
-		j.claim(&changed[i])
-	}
-	return j.flush(ctx, tx)
+func (e *Env) Claims(ctx context.Context, kinds ...string) ([]claims.Claim, error) {
+	return claims.Live(ctx, e.core.db, e.WorkspaceID, kinds...)
 }
 
 func (e *Env) place() Place {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
 
@@ -36,7 +38,7 @@ func TestRandomVerbs(t *testing.T) {
 				return saga.Wait(saga.WaitFor{For: 2 * time.Millisecond, Why: "a mood", WakeOnSignal: true}), nil
 			}
 			if !undo {
-				claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: name, Name: name})
+				claim, _, err := env.Intent(ctx, claims.Spec{Kind: name, Name: name})
 				return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, name) }),
 					err
 			}
@@ -124,7 +126,7 @@ func TestRandomVerbs(t *testing.T) {
 		if err := b.announced(run); err != nil {
 			rt.Fatal(err)
 		}
-		claims, err := saga.LiveClaims(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
+		claims, err := claims.Live(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
 		if err != nil {
 			rt.Fatal(err)
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -221,7 +223,7 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	if len(former) == 0 {
 		return Retried{}, fmt.Errorf("retry workspace %s: it has no run", req.WorkspaceID)
 	}
-	claims, err := LiveClaims(ctx, tx, req.WorkspaceID, req.EpochClaim)
+	live, err := claims.Live(ctx, tx, req.WorkspaceID, req.EpochClaim)
 	if err != nil {
 		return Retried{}, err
 	}
@@ -231,7 +233,7 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	started, err := c.Start(ctx, tx, StartRequest{
 		WorkspaceID: req.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, Definition: req.Definition,
 		Input: req.Input, Requester: req.Requester, CorrelationID: req.CorrelationID,
-		From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_FAILED}, NextEpoch: len(claims) == 0,
+		From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_FAILED}, NextEpoch: len(live) == 0,
 		Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true,
 		retryUsed: w.RetryUsed,
 	})
@@ -312,7 +314,7 @@ func (c *Core) RetryUndo(ctx context.Context, tx pgx.Tx, runID, by string) (Verb
 // SkipUndo skips the step at which a run is stuck: the claims that the step would have released become orphans, which
 // record by and reason. The run goes on with the next step in its direction, or ends if there is none: as failed if it
 // compensates, else as succeeded.
-func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, []Claim, error) {
+func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, []claims.Claim, error) {
 	if reason == "" {
 		return Verb{}, nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
 	}
@@ -324,16 +326,9 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 		return Verb{}, nil, err
 	}
 	def, _ := c.registry.Get(r.Definition, r.DefVersion)
-	orphans, err := pg.All[Claim](ctx, tx, orphanOfStep, r.WorkspaceID, append([]string{}, def.Steps[r.Step].Kinds...),
-		r.Step, by, reason, r.ID)
+	orphans, err := claims.OrphanStep(ctx, tx, claims.Holder{WorkspaceID: r.WorkspaceID, RunID: r.ID, Step: r.Step},
+		def.Steps[r.Step].Kinds, by, reason)
 	if err != nil {
-		return Verb{}, nil, fmt.Errorf("orphan claims: %w", err)
-	}
-	var j eventBuffer
-	for i := range orphans {
-		j.claim(&orphans[i])
-	}
-	if err := j.flush(ctx, tx); err != nil {
 		return Verb{}, nil, err
 	}
 	to := r.Step + 1

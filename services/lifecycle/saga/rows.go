@@ -126,28 +126,6 @@ type Attempt struct {
 	Version    int64           `db:"version"`
 }
 
-// Claim is a row of resource_claim.
-type Claim struct {
-	ID           string     `db:"id"`
-	WorkspaceID  string     `db:"workspace_id"`
-	TenantID     string     `db:"tenant_id"`
-	RunID        string     `db:"run_id"`
-	Step         int        `db:"step"`
-	Kind         string     `db:"kind"`
-	Scope        string     `db:"scope"`
-	Name         string     `db:"deterministic_name"`
-	ExternalRef  string     `db:"external_ref"`
-	Epoch        int64      `db:"epoch"`
-	NodeID       string     `db:"node_id" expr:"COALESCE(@.node_id::text, '')"`
-	IntentAt     time.Time  `db:"intent_at"`
-	ConfirmedAt  *time.Time `db:"confirmed_at"`
-	ReleasedAt   *time.Time `db:"released_at"`
-	OrphanedAt   *time.Time `db:"orphaned_at"`
-	OrphanedBy   string     `db:"orphaned_by"`
-	OrphanReason string     `db:"orphan_reason"`
-	Version      int64      `db:"version"`
-}
-
 // Workspace is a row of workspace.
 type Workspace struct {
 	ID               string          `db:"id"`
@@ -180,7 +158,6 @@ type Workspace struct {
 var (
 	runColumns       = pg.Columns[Run]("r")
 	stepColumns      = pg.Columns[Attempt]("s")
-	claimColumns     = pg.Columns[Claim]("c")
 	workspaceColumns = pg.Columns[Workspace]("w")
 )
 

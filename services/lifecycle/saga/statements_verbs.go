@@ -2,51 +2,6 @@ package saga
 
 import "github.com/gpuaas/mesh/internal/pg"
 
-// adoptedClaim is a claim that Intent wrote, and whether it existed before.
-type adoptedClaim struct {
-	Claim
-	Adopted bool `db:"adopted" expr:"@.xmax <> 0"`
-}
-
-// claimSetting is the SET list of a change of a claim. Its argument is $2.
-type claimSetting string
-
-const (
-	setConfirmed claimSetting = `confirmed_at = COALESCE(c.confirmed_at, mesh.clock()), last_seen_at = mesh.clock(),
-		external_ref = CASE WHEN $2 <> '' THEN $2 ELSE c.external_ref END`
-	setReleased claimSetting = `released_at = COALESCE(c.released_at, mesh.clock()),
-		last_seen_at = COALESCE($2::text::timestamptz, c.last_seen_at)`
-	setOrphaned claimSetting = `orphaned_at = COALESCE(c.orphaned_at, mesh.clock()),
-		orphaned_by = ($2::text[])[1], orphan_reason = ($2::text[])[2]`
-)
-
-// orphanChange is the SET list of a change of orphan claims, and the condition that selects them.
-type orphanChange struct{ set, which string }
-
-// reaped appends to the reason for which a claim was given up how its resource is known to be gone.
-const reaped = `released_at = mesh.clock(), orphan_reason = c.orphan_reason || '; reaped: ' || $1`
-
-var (
-	reapOfEpoch    = orphanChange{reaped, `c.workspace_id = $2 AND c.epoch = $3 AND c.kind = ANY ($4)`}
-	reapOne        = orphanChange{reaped, `c.id = $2`}
-	readoptOfEpoch = orphanChange{`orphaned_at = NULL, orphaned_by = '', orphan_reason = ''`, `c.workspace_id = $1
-		AND c.epoch = $2
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind
-			AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
-			AND (l.orphaned_at IS NULL OR l.id > c.id))`}
-)
-
-var (
-	changeClaim = pg.DefineDynamic(pg.RoleLifecycle, "saga.change_claim", func(s claimSetting) string {
-		return `UPDATE lifecycle.resource_claim c SET ` + string(s) + `, version = c.version + 1
-			WHERE c.id = $1 AND c.released_at IS NULL RETURNING ` + claimColumns
-	}, setConfirmed, setReleased, setOrphaned)
-	changeOrphans = pg.DefineDynamic(pg.RoleLifecycle, "saga.change_orphans", func(o orphanChange) string {
-		return `UPDATE lifecycle.resource_claim c SET ` + o.set + `, version = c.version + 1
-			WHERE ` + o.which + ` AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL RETURNING ` + claimColumns
-	}, reapOfEpoch, reapOne, readoptOfEpoch)
-)
-
 // Statements of a step's environment.
 var (
 	holdRun = pg.Define(pg.RoleLifecycle, "saga.hold_run", `
@@ -75,19 +30,6 @@ var (
 			stalled = s.stalled AND NOT $6, version = s.version + 1, progress = jsonb_build_object('note', $5::text)
 		WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state = 'running'
 		RETURNING `+stepColumns)
-	writeIntent = pg.Define(pg.RoleLifecycle, "saga.write_intent", `
-		INSERT INTO lifecycle.resource_claim AS c
-			(id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, NULLIF($10, '')::uuid)
-		ON CONFLICT (workspace_id, kind, deterministic_name) WHERE released_at IS NULL AND orphaned_at IS NULL
-		DO UPDATE SET run_id = EXCLUDED.run_id, step = EXCLUDED.step, epoch = GREATEST(c.epoch, EXCLUDED.epoch),
-			node_id = COALESCE(EXCLUDED.node_id, c.node_id), version = c.version + 1
-		RETURNING `+pg.Columns[adoptedClaim]("c"))
-	liveClaims = pg.Define(pg.RoleLifecycle, "saga.live_claims", `
-		SELECT `+claimColumns+` FROM lifecycle.resource_claim c
-		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL
-			AND (cardinality($2::text[]) = 0 OR c.kind = ANY ($2))
-		ORDER BY c.intent_at, c.id`)
 )
 
 // Statements of the verbs that people use on runs.
@@ -116,12 +58,6 @@ var (
 	formerRunsOf = pg.Define(pg.RoleLifecycle, "saga.former_runs", `
 		SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.workspace_id = $1 ORDER BY r.created_at DESC, r.id DESC
 			LIMIT 2`)
-	orphanOfStep = pg.Define(pg.RoleLifecycle, "saga.orphan_of_step", `
-		UPDATE lifecycle.resource_claim c SET orphaned_at = mesh.clock(), orphaned_by = $4, orphan_reason = $5,
-			version = c.version + 1
-		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL
-			AND (c.kind = ANY ($2) OR (cardinality($2::text[]) = 0 AND c.run_id = $6 AND c.step = $3))
-		RETURNING `+claimColumns)
 	endStuckRun = pg.Define(pg.RoleLifecycle, "saga.end_stuck", `
 		UPDATE lifecycle.saga_run r SET state = $2, finished_at = mesh.clock(), stuck_reason = '',
 			why_waiting = '',

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/names"
@@ -269,13 +271,13 @@ func touch(ctx context.Context, tx pgx.Tx, j *eventBuffer, workspaces, runs, sta
 // the present step or a later one with a claim adopted from an earlier run. -1 means that nothing is to be undone.
 func (c *Core) undoFrom(ctx context.Context, h *leasedRun) (int, error) {
 	from := h.run.Step
-	claims, err := LiveClaims(ctx, c.db, h.run.WorkspaceID)
+	held, err := claims.Live(ctx, c.db, h.run.WorkspaceID)
 	if err != nil {
 		return 0, err
 	}
 	live := map[string]bool{}
-	for i := range claims {
-		live[claims[i].Kind] = true
+	for i := range held {
+		live[held[i].Kind] = true
 	}
 	for i := len(h.def.Steps) - 1; i > from; i-- {
 		for _, kind := range h.def.Steps[i].Kinds {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -401,7 +403,7 @@ func (tr *trial) endsClean() {
 	if got := tr.list(); len(got) != 0 {
 		tr.t.Errorf("undone, the resource still lists %v", got)
 	}
-	claims, err := saga.LiveClaims(testkit.Context(tr.t), tr.c.DB.Pool(pg.RoleLifecycle), tr.ws)
+	claims, err := claims.Live(testkit.Context(tr.t), tr.c.DB.Pool(pg.RoleLifecycle), tr.ws)
 	if err != nil {
 		tr.t.Fatal(err)
 	}

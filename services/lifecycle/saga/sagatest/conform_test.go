@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -61,7 +63,7 @@ func shelfStep(s *shelf, kind string) saga.Step {
 	return saga.Step{
 		Name: "put " + kind, Class: saga.Create, Kinds: []string{kind},
 		Do: func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-			claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kind, Name: name(env)})
+			claim, _, err := env.Intent(ctx, claims.Spec{Kind: kind, Name: name(env)})
 			if err != nil {
 				return saga.Outcome{}, err
 			}

@@ -1,4 +1,4 @@
-package saga
+package claims
 
 import (
 	"context"
@@ -15,11 +15,11 @@ type Standing struct {
 	ExternalRef string `db:"external_ref"`
 }
 
-var confirmStanding = pg.Define(pg.RoleLifecycle, "saga.confirm_standing", `UPDATE lifecycle.resource_claim c
+var confirmStanding = pg.Define(pg.RoleLifecycle, "claims.confirm_standing", `UPDATE lifecycle.resource_claim c
 	SET confirmed_at = mesh.clock(), last_seen_at = mesh.clock(), version = c.version + 1,
 		external_ref = CASE WHEN s.ref <> '' THEN s.ref ELSE c.external_ref END
 	FROM unnest($1::uuid[], $2::text[]) AS s (id, ref)
-	WHERE c.id = s.id AND c.confirmed_at IS NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL RETURNING `+claimColumns)
+	WHERE c.id = s.id AND c.confirmed_at IS NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL RETURNING `+columns)
 
 // ConfirmStanding confirms claims whose resources are known to exist, in place of the step that made them, and returns
 // how many it confirmed. Claims that are confirmed, released or orphaned by now stay as they are.
@@ -32,9 +32,5 @@ func ConfirmStanding(ctx context.Context, tx pgx.Tx, standing []Standing) (int, 
 	if err != nil {
 		return 0, fmt.Errorf("confirm claims: %w", err)
 	}
-	var j eventBuffer
-	for i := range confirmed {
-		j.claim(&confirmed[i])
-	}
-	return len(confirmed), j.flush(ctx, tx)
+	return len(confirmed), announce(ctx, tx, confirmed...)
 }
