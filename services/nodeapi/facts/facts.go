@@ -2,10 +2,10 @@
 // into its row of mesh.replica. It decides nothing, and it never writes an agent's heartbeat.
 //
 // Guarantees: the newest fact of each session is written at least once while the database can be reached; older ones of
-// the same session that had not been written yet are skipped, since each fact carries the whole session. The writer
-// holds at most one fact a session. The replica that has a node's session writes an agent's observation of its
-// workloads once, and again only when it differs. It reports an observation as stale when the session has stopped
-// repeating it.
+// the same session that had not been written yet are skipped, since each fact carries the whole session, but for facts
+// of the host that no newer one has. The writer holds at most one fact a session. The replica that has a node's session
+// writes an agent's observation of its workloads once, and again only when it differs. It reports an observation as
+// stale when the session has stopped repeating it.
 package facts
 
 import (
@@ -20,14 +20,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/replicas"
 )
 
-// flushMost bounds the facts of one transaction.
-const flushMost = 512
+const (
+	// flushMost bounds the facts of one transaction.
+	flushMost = 512
+	// sessionsKnown is how many other sessions have facts, at least, before the versions of a session's facts are
+	// forgotten. Facts of one session overtake each other within moments.
+	sessionsKnown = 8192
+)
 
 // Counts returns how many sessions stand here and how many are late.
 type Counts func() (sessions, late int)
@@ -65,6 +71,8 @@ type Writer struct {
 	mu      sync.Mutex
 	pending map[string]*nodev1.SessionChanged
 	order   []string
+	known   map[string]versions // by session; at most sessionsKnown
+	former  map[string]versions // what known was when it was full last
 	seen    map[kept]*observed
 	flying  map[kept]bool // taken from seen, and being compared and written
 	poke    chan struct{}
@@ -81,29 +89,66 @@ func New(deps Deps) *Writer {
 	return &Writer{
 		logger: deps.Logger, db: deps.DB, wake: deps.Wake, replica: deps.Replica, counts: deps.Counts, onTime: deps.OnTime,
 		forgetAfter: cmp.Or(deps.ForgetAfter, 72*time.Hour),
-		pending:     map[string]*nodev1.SessionChanged{}, seen: map[kept]*observed{}, flying: map[kept]bool{},
-		poke: make(chan struct{}, 1), observers: map[string]*observer{}, unread: map[string]int64{}, now: time.Now,
+		pending:     map[string]*nodev1.SessionChanged{}, known: map[string]versions{}, seen: map[kept]*observed{},
+		flying: map[kept]bool{}, poke: make(chan struct{}, 1), observers: map[string]*observer{}, unread: map[string]int64{},
+		now: time.Now,
 	}
 }
 
+// versions is what is remembered of a session's facts: the highest version so far, that of a fact with facts of the
+// host, and whether one was the end of the session.
+type versions struct {
+	newest, host int64
+	ended        bool
+}
+
 // Session takes a fact. It does not block. Facts of one session may come in another order than that of their versions,
-// because several goroutines report them.
+// because several goroutines report them: an older one takes back nothing that a newer one has reported, even if that
+// is written already.
 func (w *Writer) Session(f *nodev1.SessionChanged) {
 	w.mu.Lock()
-	if old, ok := w.pending[f.GetSessionId()]; ok {
-		if old.GetVersion() > f.GetVersion() {
-			keep(old, f)
-			w.mu.Unlock()
-			return
-		}
-		keep(f, old)
-	} else {
+	defer w.mu.Unlock()
+	before := w.noteLocked(f)
+	older := before.newest > f.GetVersion()
+	if before.host > f.GetVersion() {
+		f.Host = nil
+	}
+	switch waiting, ok := w.pending[f.GetSessionId()]; {
+	case ok && waiting.GetVersion() > f.GetVersion():
+		keep(waiting, f)
+		return
+	case ok:
+		keep(f, waiting)
+	case older && (before.ended || f.GetHost() == nil):
+		return
+	default:
 		w.order = append(w.order, f.GetSessionId())
 	}
 	w.pending[f.GetSessionId()] = f
-	w.followLocked(f)
+	if !older {
+		w.followLocked(f)
+	}
 	w.pokeLocked()
-	w.mu.Unlock()
+}
+
+// noteLocked notes the version of a fact, and returns the versions that its session had before.
+func (w *Writer) noteLocked(f *nodev1.SessionChanged) versions {
+	id, version := f.GetSessionId(), f.GetVersion()
+	before, ok := w.known[id]
+	if !ok {
+		before = w.former[id]
+		if len(w.known) >= sessionsKnown {
+			w.former, w.known = w.known, map[string]versions{}
+		}
+	}
+	now := before
+	now.newest = max(now.newest, version)
+	if f.GetHost() != nil {
+		now.host = max(now.host, version)
+	}
+	now.ended = now.ended || f.GetState() == commonv1.SessionState_SESSION_STATE_CLOSED
+	w.known[id] = now
+	return before
 }
 
 func (w *Writer) pokeLocked() {
@@ -174,16 +219,21 @@ func (w *Writer) take() []*nodev1.SessionChanged {
 	return out
 }
 
+// giveBack has facts that could not be written wait again, unless a newer fact of the session waits.
 func (w *Writer) giveBack(facts []*nodev1.SessionChanged) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, f := range facts {
-		if newer, ok := w.pending[f.GetSessionId()]; ok {
-			keep(newer, f)
+		switch waiting, ok := w.pending[f.GetSessionId()]; {
+		case ok && waiting.GetVersion() >= f.GetVersion():
+			keep(waiting, f)
 			continue
+		case ok:
+			keep(f, waiting)
+		default:
+			w.order = append(w.order, f.GetSessionId())
 		}
 		w.pending[f.GetSessionId()] = f
-		w.order = append(w.order, f.GetSessionId())
 	}
 }
 
