@@ -7,8 +7,9 @@
 //	projection commits ──► signal, or poll ──► Hub: log (last, cursor] → changed objects → load once
 //	    ──► subscription: newest of each object ──► stream
 //
-// Guarantees: a watcher that resumes from a token misses no later state of any object; an object is sent at most four
-// times a second, and its last state always; a subscription holds at most one state of each object and a bounded number
-// of them, and a watcher that falls further behind is asked to take a new snapshot; a stream ends within five seconds
-// after its person's session ended; a person of a tenant sees only that tenant's objects.
+// Guarantees: a watcher that resumes from a token misses no later state of any object that an event made; an object is
+// sent at most four times a second, beside what changes with the time alone, and its last state always; a subscription
+// holds at most one state of each object and a bounded number of them, and a watcher that falls further behind is asked
+// to take a new snapshot; a stream ends within five seconds after its person's session ended; a person of a tenant sees
+// only that tenant's objects.
 package watch

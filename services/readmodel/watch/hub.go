@@ -192,12 +192,13 @@ func (h *Hub) readLog(ctx context.Context) error {
 }
 
 // send loads the changed objects that are due and offers them to all watchers. A change of a node is a change of the
-// workspaces that it shows on, and these keep to their own interval.
+// workspaces that it shows on, and these keep to their own interval. A change that no event made does not wait: it has
+// no position at which a resume would find it.
 func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	due, wait := map[key]mark{}, h.cfg.Poll
 	for k, m := range h.dirty {
-		if left := h.untilNext(k, began); left > 0 {
+		if left := h.untilNext(k, began); left > 0 && m.pos != noPosition {
 			wait = min(wait, left)
 			continue
 		}
@@ -212,9 +213,10 @@ func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 				return err
 			}
 			for k, m := range shown {
-				if h.untilNext(k, began) > 0 {
+				if h.untilNext(k, began) > 0 && m.pos != noPosition {
 					later[k] = m
 				} else {
+					m.created = h.dirty[k].created
 					due[k] = m
 				}
 			}
