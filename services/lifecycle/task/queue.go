@@ -223,11 +223,12 @@ func (s *Server) tell(stored []queued) bool {
 // insertQueued inserts a group with its events, and returns the outcome of each task. A task whose node has a session
 // with a standing lease is leased by the same statement. Its event has the state queued, and the task's next event
 // reports the lease. A session that was claimed for a task which existed already, or whose transaction does not commit,
-// is given back.
+// is given back. After a commit whose answer was lost it is not: the task may be leased to it, and is offered by the
+// node's next lease, as one whose offer was lost.
 func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) ([]queued, error) {
 	to, keyID := s.stands(group)
 	pg.OnEnd(tx, func(committed bool) {
-		if committed {
+		if committed || pg.OutcomeUnknown(tx) {
 			return
 		}
 		for i, one := range group {

@@ -270,6 +270,42 @@ func TestASessionThatGotNoTaskIsGivenBack(t *testing.T) {
 	}
 }
 
+// Scenario: standing-lease-lost-answer. A task is leased as it is queued, and the answer to the COMMIT is lost. The
+// session is not free for the next task, since the first may stand as dispatched to it; the node's next lease offers
+// the first.
+func TestASessionIsNotGivenBackAfterALostAnswer(t *testing.T) {
+	s := newStreamed(t)
+	s.k.tasks.KeepUnderWay()
+	n := s.k.node()
+	stream, err := s.open("nodeapi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.stand(stream, n)
+	pool, lose := testkit.LossyPool(t, s.k.db.URL(pg.RoleLifecycle))
+	var id string
+	err = pg.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		row, err := s.k.tasks.Enqueue(ctx, tx,
+			task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{}})
+		id = row.TaskID
+		lose()
+		return err
+	})
+	if !errors.Is(err, pg.ErrCommitUnknown) {
+		t.Fatalf("the commit that was not answered: %v", err)
+	}
+	s.k.wants(id, dispatched, 1, 0)
+	s.k.wants(s.probe(n), queued, 0, 0)
+	testkit.SetClockOffset(s.k.db, 3*time.Second) // an offer counts as lost after two
+	offered := map[string]bool{}
+	for _, leased := range s.k.leaseOf(n).GetTasks() {
+		offered[leased.GetTask().GetTaskId()] = true
+	}
+	if !offered[id] {
+		t.Errorf("the node's next lease offers %v, want the task %s too", offered, id)
+	}
+}
+
 // TestInRollbackModeProbesAloneAreLeasedUnasked holds that what changes something is not leased in rollback mode, asked
 // for or not.
 func TestInRollbackModeProbesAloneAreLeasedUnasked(t *testing.T) {
