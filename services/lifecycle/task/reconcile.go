@@ -45,6 +45,7 @@ func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 // A task that was queued again keeps the former attempt if the agent has begun it or has its result: the task would run
 // twice otherwise. An attempt that the agent has not begun is cancelled, since its time to start is over as a rule, and
 // one that ended without the effect of its task stays to be reported as late evidence: the next lease draws another.
+// In rollback mode, in which it cannot be cancelled, an attempt that the agent has not begun is the task's too.
 //
 // An attempt above the row's means that the database was restored to an earlier state, or that the agent invented it.
 // The envelope in its reports decides: until then the attempt is not cancelled, and the row's own attempt is not
@@ -96,7 +97,8 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 				continue // its report comes again and is kept as a late result
 			}
 			out.Cancel = append(out.Cancel, ref)
-		case theirs != nil && r.State == commonv1.TaskState_TASK_STATE_QUEUED && !ran(theirs.GetState()):
+		case theirs != nil && r.State == commonv1.TaskState_TASK_STATE_QUEUED && !ran(theirs.GetState()) &&
+			(Terminal(theirs.GetState()) || !still):
 			if !Terminal(theirs.GetState()) {
 				out.Cancel = append(out.Cancel, ref)
 			}
@@ -152,14 +154,14 @@ func ran(s commonv1.TaskState) bool {
 		s == commonv1.TaskState_TASK_STATE_FAILED
 }
 
-// adopt moves a task that is in the agent's ledger to the new session.
+// adopt moves a task whose attempt is in the agent's ledger to the new session.
 func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.TaskInFlight, epoch int64,
 	sessionID string,
 ) error {
 	state := r.State
 	if theirs.GetState() == commonv1.TaskState_TASK_STATE_RUNNING || Terminal(theirs.GetState()) {
 		state = commonv1.TaskState_TASK_STATE_RUNNING
-	} else if state == commonv1.TaskState_TASK_STATE_DISPATCHED {
+	} else if state != commonv1.TaskState_TASK_STATE_RUNNING {
 		state = commonv1.TaskState_TASK_STATE_DELIVERED
 	}
 	return s.move(ctx, tx, r, state, epoch, sessionID, "the agent has it")

@@ -12,6 +12,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
@@ -78,6 +79,49 @@ func TestInRollbackModeNothingExpiresThatMayNotStart(t *testing.T) {
 	}
 	if ref := k.lease(n); ref.GetTaskId() != held.TaskID {
 		t.Errorf("leased %v after the mode", ref)
+	}
+}
+
+// Scenario: requeue-while-away, in rollback mode. The node comes back with the former attempt of a task that was queued
+// again, and has not begun it. Since it is not told to stop, the attempt is the task's: no second one is offered beside
+// it, however long it waits, and its result counts. An attempt that has ended without an effect needs no cancel: the
+// next one is offered.
+func TestInRollbackModeAFormerAttemptIsTheTasks(t *testing.T) {
+	for _, tt := range []struct {
+		theirs commonv1.TaskState
+		keeps  bool
+	}{{delivered, true}, {running, true}, {cancelled, false}} {
+		t.Run(names.Of(tt.theirs), func(t *testing.T) {
+			k := newKit(t)
+			n := k.node()
+			row := k.enqueue(n)
+			former := k.lease(n)
+			k.delivered(n, former)
+			k.session(n, false)
+			k.requeue(row.TaskID, 2*time.Minute)
+			testkit.SetRollback(k.db, true)
+			if res := k.ready(n, inFlight(former, tt.theirs)); len(res.GetCancel()) != 0 {
+				t.Errorf("the agent is told to stop %v", res.GetCancel())
+			}
+			testkit.SetClockOffset(k.db, 2*time.Minute+5*time.Second) // past what any offer is held back for
+			got := k.leaseOf(n).GetTasks()
+			if !tt.keeps {
+				if len(got) != 1 || got[0].GetTask().GetAttempt() != 2 {
+					t.Errorf("leased %v, want the second attempt", got)
+				}
+				return
+			}
+			if len(got) != 0 {
+				t.Errorf("leased %v beside the former attempt", got)
+			}
+			k.wants(row.TaskID, tt.theirs, 1, 0)
+			k.started(n, former)
+			k.wants(row.TaskID, running, 1, 0)
+			if !k.result(n, former, succeeded) {
+				t.Error("the former attempt's result is not acknowledged")
+			}
+			k.wants(row.TaskID, succeeded, 1, 0)
+		})
 	}
 }
 
