@@ -18,8 +18,10 @@ import (
 	"sync"
 	"time"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -132,6 +134,8 @@ func (c *Cluster) address(ctx context.Context) error {
 	return nil
 }
 
+// setPolicy stores the policy before any service reads it. In rollback mode the cluster starts with the values that are
+// stored, since a person can accept the rollback only in a mesh that runs.
 func (c *Cluster) setPolicy(ctx context.Context) error {
 	if len(c.cfg.Policy) == 0 {
 		return nil
@@ -145,7 +149,13 @@ func (c *Cluster) setPolicy(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	return policyadmin.Apply(ctx, pool, c.cfg.Policy, Subject, "policy of the cluster")
+	err = policyadmin.Apply(ctx, pool, c.cfg.Policy, Subject, "policy of the cluster")
+	if fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
+		c.logger.WarnContext(ctx, "the policy of the cluster is not applied: rollback mode is active",
+			slog.String("next_action", "`gpuaas rollback accept --reason TEXT`, then start again"))
+		return nil
+	}
+	return err
 }
 
 func (c *Cluster) admit(ctx context.Context) error {

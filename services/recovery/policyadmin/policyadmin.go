@@ -128,7 +128,7 @@ func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRe
 // counts as the acknowledgement of all protections that the values weaken. Either all keys are set, each with its
 // event, or none. The values are validated together, since keys bound each other. A value that is stored already is not
 // a change and has no event. In rollback mode a change is refused, as SetPolicy refuses it; values that are all stored
-// already are not.
+// already are not. The values are not validated in the mode: they may fit the values of the lost history alone.
 func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by, reason string) error {
 	if strings.TrimSpace(reason) == "" {
 		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
@@ -138,14 +138,6 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by
 		if err != nil {
 			return err
 		}
-		wanted := maps.Clone(present.Given())
-		if wanted == nil {
-			wanted = map[string]string{}
-		}
-		maps.Copy(wanted, values)
-		if _, err := policy.NewSet(wanted); err != nil {
-			return err
-		}
 		var changes []change
 		for _, key := range slices.Sorted(maps.Keys(values)) {
 			c := change{key, strings.TrimSpace(values[key]), by, reason}
@@ -153,10 +145,21 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by
 				changes = append(changes, c)
 			}
 		}
-		if len(changes) == 0 {
+		active, err := rollback.Active(ctx, tx)
+		switch {
+		case err != nil:
+			return err
+		case active && len(changes) > 0:
+			return rollback.Refusal()
+		case active:
 			return nil
 		}
-		if err := rollback.Refuse(ctx, tx); err != nil {
+		wanted := maps.Clone(present.Given())
+		if wanted == nil {
+			wanted = map[string]string{}
+		}
+		maps.Copy(wanted, values)
+		if _, err := policy.NewSet(wanted); err != nil {
 			return err
 		}
 		for _, c := range changes {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/policy/policystore"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
@@ -319,4 +320,42 @@ func TestApplyChangesNothingInRollbackMode(t *testing.T) {
 	}
 	d.want(policy.SagaRetryLimit+" 2 1 dev", policy.CertificateTTLSeconds+" 28000 1 dev",
 		policy.SagaRetryLimit+" 4 2 dev")
+}
+
+// Scenario: a person lengthened the recovery token's age, and the policy file lengthens the certificate after it. The
+// database is restored from a backup that lacks the longer age, so that the file does not fit what is stored; in another
+// mesh a value is stored that this build refuses, and the file has it too. Both meshes start in rollback mode; after the
+// acceptance each file is refused by its value.
+func TestApplyValidatesNothingInRollbackMode(t *testing.T) {
+	for name, tc := range map[string]struct{ stored, file map[string]string }{
+		"the file does not fit the backup": {
+			map[string]string{policy.SagaRetryLimit: "2"},
+			map[string]string{policy.SagaRetryLimit: "2", policy.CertificateTTLSeconds: "40000"},
+		},
+		"the backup has a value that is refused": {
+			map[string]string{policy.SagaRetryLimit: "100"}, map[string]string{policy.SagaRetryLimit: "100"},
+		},
+	} {
+		d := newDesk(t)
+		pool := d.db.Pool(pg.RoleRecovery)
+		for key, value := range tc.stored {
+			if err := policystore.Put(d.ctx, pool, key, value, "ann", ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		testkit.SetRollback(d.db, true)
+		err := policyadmin.Apply(d.ctx, pool, tc.file, "dev", "a file")
+		if len(tc.file) == len(tc.stored) && err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if len(tc.file) > len(tc.stored) && !fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
+			t.Errorf("%s: %v", name, err)
+		}
+		testkit.SetRollback(d.db, false)
+		err = policyadmin.Apply(d.ctx, pool, tc.file, "dev", "a file")
+		if !fault.Has(err, commonv1.Reason_REASON_POLICY_VALUE_REFUSED) {
+			t.Errorf("%s, after the acceptance: %v", name, err)
+		}
+		d.want()
+	}
 }
