@@ -31,8 +31,8 @@ const (
 	// incidentQuiet is the time without evidence after which an incident is closed. A node that waits tries far more
 	// often.
 	incidentQuiet = 10 * time.Minute
-	// mostOpen bounds the open incidents that nodes' join states open, since a node may send any text as a key id. Those of
-	// replicas are as many as there are replicas.
+	// mostOpen bounds the open incidents of key ids that the set of keys does not have, since a node may send any text as a
+	// key id. Those of the set are as many as its keys, and those of replicas as many as there are replicas.
 	mostOpen = 8
 	// mostNodes bounds the nodes that an incident lists.
 	mostNodes = 32
@@ -63,6 +63,9 @@ var (
 
 	readIncidents = pg.Define(pg.RoleRecovery, "keys.read_incidents", `
 		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = 'signing_keys' AND i.closed_at IS NULL ORDER BY i.key`)
+
+	readJoinStateKeys = pg.Define(pg.RoleRecovery, "keys.read_join_state_keys",
+		`SELECT k.key_id FROM mesh.signing_key k WHERE k.kind = 'join_state'`)
 
 	lockIncident = pg.Define(pg.RoleRecovery, "keys.lock_incident", `
 		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i
@@ -113,7 +116,8 @@ type Report struct {
 	Nodes                    []string
 }
 
-// Raise opens one incident for each key, or updates the open ones. It reports whether it has appended events.
+// Raise opens one incident for each key, or updates the open ones. It reports whether it has appended events. Of keys that
+// nodes name and the set of keys does not have, mostOpen incidents are open at most.
 func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 	now, err := pg.Value[time.Time](ctx, tx, readClock)
 	if err != nil {
@@ -123,10 +127,19 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read incidents of keys: %w", err)
 	}
-	open, byNodes := map[string]*incidentRow{}, 0
+	open := map[string]*incidentRow{}
 	for i := range rows {
 		open[rows[i].Key] = &rows[i]
-		byNodes += min(len(rows[i].Nodes), 1)
+	}
+	inSet, err := keysOfSet(ctx, tx, open, reports)
+	if err != nil {
+		return false, err
+	}
+	room := mostOpen
+	for i := range rows {
+		if len(rows[i].Nodes) > 0 && !inSet[rows[i].Key] {
+			room--
+		}
 	}
 	// the order of the rows' locks
 	slices.SortFunc(reports, func(x, y Report) int { return strings.Compare(x.Key, y.Key) })
@@ -136,11 +149,11 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 		if was != nil && !was.news(report, now) {
 			continue
 		}
-		if was == nil && len(report.Nodes) > 0 {
-			if byNodes >= mostOpen {
+		if was == nil && len(report.Nodes) > 0 && !inSet[report.Key] {
+			if room <= 0 {
 				continue
 			}
-			byNodes++
+			room--
 		}
 		row, err := raise(ctx, tx, report, now)
 		if err != nil {
@@ -149,6 +162,27 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 		open[report.Key], told = row, true
 	}
 	return told, nil
+}
+
+// keysOfSet returns the keys of join states that the set has, if a report of nodes would open an incident; else nil.
+func keysOfSet(ctx context.Context, tx pgx.Tx, open map[string]*incidentRow, reports []Report) (map[string]bool, error) {
+	opens := func(r Report) bool { return len(r.Nodes) > 0 && open[r.Key] == nil }
+	if !slices.ContainsFunc(reports, opens) {
+		return nil, nil
+	}
+	rows, err := pg.Query(ctx, tx, readJoinStateKeys)
+	if err != nil {
+		return nil, fmt.Errorf("read keys of join states: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("read keys of join states: %w", err)
+	}
+	out := make(map[string]bool, len(list))
+	for _, key := range list {
+		out[key] = true
+	}
+	return out, nil
 }
 
 // news reports whether a report changes the incident.

@@ -89,3 +89,33 @@ func TestMadeUpKeysHideNoReplica(t *testing.T) {
 	k.do(func(ctx context.Context, tx pgx.Tx) (bool, error) { return keys.Close(ctx, tx, nil) })
 	k.want("eleven minutes later", open, "0 0")
 }
+
+// Scenario: a node opens as many incidents of made-up keys as it may. A replica lacks two keys that are in the set, one of
+// them retired: each has its incident, and leaves the made-up ones no more room than before.
+func TestMadeUpKeysHideNoKeyOfTheSet(t *testing.T) {
+	k := newKit(t)
+	liar, node := ids.New(), ids.New()
+	for key, state := range map[string]string{"signs": "signing", "signed": "retired"} {
+		if _, err := k.db.OwnerPool().Exec(testkit.Context(t), `INSERT INTO mesh.signing_key
+			(kind, key_id, public_key, state, file, made_by, made_at, state_at)
+			VALUES ('join_state', $1, decode(repeat('00', 32), 'hex'), $2, $1, 'one', mesh.clock(), mesh.clock())`,
+			key, state); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made := 0
+	lie := func() {
+		for range 10 {
+			made++
+			k.unknown("two", keys.Unknown{KeyID: fmt.Sprintf("made-up-%02d", made), NodeID: liar})
+		}
+	}
+	const open = `SELECT count(*) || ' ' || coalesce(string_agg(key, ' ' ORDER BY key) FILTER (WHERE key NOT LIKE 'made-up-%'), '')
+		FROM recovery.incident WHERE closed_at IS NULL`
+	k.unknown("two", keys.Unknown{KeyID: "signs", NodeID: node})
+	lie()
+	k.want("one of the set, then made-up ones", open, "9 signs")
+	k.unknown("two", keys.Unknown{KeyID: "signed", NodeID: node}, keys.Unknown{KeyID: "made-up-00", NodeID: liar})
+	lie()
+	k.want("then another one of the set", open, "10 signed signs")
+}
