@@ -321,6 +321,51 @@ func TestALostRootIsNotMadeAnew(t *testing.T) {
 	}
 }
 
+// Scenario: provisioner.pem and intermediate.pem of the node authority were lost while a replica runs, and another replica
+// starts and makes new ones. No token outlives the call that it was made for, and a certificate comes with its
+// intermediate: both replicas sign, under the root that peers trust.
+func TestOnlyTheRootCannotBeMadeAnew(t *testing.T) {
+	dir := t.TempDir()
+	start := func() *ca.Embedded {
+		authority, err := ca.Open(ca.Config{Dir: dir, TrustDomain: td})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := authority.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return authority
+	}
+	before := start()
+	for _, name := range []string{ca.ProvisionerFile, "intermediate.pem"} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after := start()
+	bundle, err := pki.LoadBundle(filepath.Join(dir, ca.RootsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, authority := range map[string]*ca.Embedded{"that runs": before, "that starts": after} {
+		csr, err := pki.NewCSR(p256(t), pki.NodeID(td, nodeID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		issued, err := sign(t, authority, csr, time.Hour)
+		if err != nil {
+			t.Errorf("the replica %s: %v", name, err)
+			continue
+		}
+		if _, err := pki.VerifyClientChain(issued.Chain, pki.Trust{Kind: pki.KindNode, Bundle: bundle}, td,
+			time.Now()); err != nil {
+			t.Errorf("the replica %s: %v", name, err)
+		}
+	}
+}
+
 func TestReplicasThatStartTogetherShareOneAuthority(t *testing.T) {
 	dir := t.TempDir()
 	const replicas = 6

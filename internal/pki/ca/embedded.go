@@ -127,6 +127,7 @@ func (e *Embedded) load() error {
 		intermediateLife, e.root); err != nil {
 		return err
 	}
+	// A lost one is made anew: the tokens that it signs are used at once, at the authority of the same process.
 	if e.provisionerKey, err = loadOrCreateProvisioner(filepath.Join(e.cfg.Dir, provisionerFile)); err != nil {
 		return err
 	}
@@ -223,8 +224,8 @@ func (e *Embedded) SigningFingerprint(context.Context) (string, error) {
 	return pki.Fingerprint(e.intermediate.cert), nil
 }
 
-// ProvisionerKey returns the key that signs the authority's tokens, and recovery's own tokens under an audience that
-// the authority does not accept.
+// ProvisionerKey returns the key that signs the authority's one-time tokens and nothing else: bootstrap tokens and
+// launch secrets are compared with their hashes in the database.
 func (e *Embedded) ProvisionerKey() crypto.Signer { return e.provisionerKey }
 
 // Close shuts the authority and its database connection.
