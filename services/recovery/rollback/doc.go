@@ -8,5 +8,5 @@
 // lost history is given twice.
 //
 // Guarantees: the row and its incident change in one transaction; there is one incident for one mode; evidence that is
-// reported again is counted and never stored twice.
+// reported again is counted, once a minute, and never stored twice.
 package rollback

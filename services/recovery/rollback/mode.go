@@ -19,6 +19,9 @@ import (
 // in this mode is in recovery.rollback_seen.
 const mostEvidence = 32
 
+// evidenceEvery is how often evidence of the same numbers is counted.
+const evidenceEvery = time.Minute
+
 // Evidence is one sign that the database's history is not that of a node's or the launch log's records: a number or a
 // certificate that the database does not have, or a launch log that is older than the database.
 type Evidence struct {
@@ -45,6 +48,8 @@ type seen struct {
 
 // counted is how often evidence of one kind and subject was reported in the mode.
 type counted struct {
+	Kind    string    `db:"kind"`
+	Subject string    `db:"subject"`
 	FirstAt time.Time `db:"first_at"`
 	Count   int64     `db:"count"`
 }
@@ -87,11 +92,18 @@ var (
 			reported_by = $5, reason = $6, evidence = $7::jsonb, evidence_total = $8, incident_id = $9, accepted_at = $10,
 			accepted_by = $11, accept_reason = $12, version = $13, seen_era = $14 WHERE version = $13 - 1`)
 
+	// countEvidence leaves out, and does not return, what was counted with the same numbers within the last $9 seconds.
 	countEvidence = pg.Define(pg.RoleRecovery, "rollback.count_evidence", `
-		INSERT INTO recovery.rollback_seen AS e (kind, subject, since, first_at, count) VALUES ($1, $2, $3, $4, $5)
-		ON CONFLICT (kind, subject) DO UPDATE SET since = $3,
-			first_at = CASE WHEN e.since = $3 THEN e.first_at ELSE $4 END,
-			count = CASE WHEN e.since = $3 THEN e.count + 1 ELSE $5 END
+		INSERT INTO recovery.rollback_seen AS e (kind, subject, since, first_at, count, last_at, remembered, known)
+		SELECT x.kind, x.subject, $1::timestamptz, x.first_at, x.count, $2::timestamptz, x.remembered, x.known
+		FROM unnest($3::text[], $4::text[], $5::timestamptz[], $6::bigint[], $7::bigint[], $8::bigint[])
+			AS x (kind, subject, first_at, count, remembered, known)
+		WHERE NOT EXISTS (SELECT 1 FROM recovery.rollback_seen s WHERE s.kind = x.kind AND s.subject = x.subject AND s.since = $1
+			AND s.last_at > $2::timestamptz - make_interval(secs => $9) AND s.remembered = x.remembered AND s.known = x.known)
+		ON CONFLICT (kind, subject) DO UPDATE SET since = EXCLUDED.since,
+			first_at = CASE WHEN e.since = EXCLUDED.since THEN e.first_at ELSE EXCLUDED.first_at END,
+			count = CASE WHEN e.since = EXCLUDED.since THEN e.count + 1 ELSE EXCLUDED.count END,
+			last_at = EXCLUDED.last_at, remembered = EXCLUDED.remembered, known = EXCLUDED.known
 		RETURNING `+pg.Columns[counted]("e"))
 	forgetEvidence = pg.Define(pg.RoleRecovery, "rollback.forget_evidence", `DELETE FROM recovery.rollback_seen`)
 )
@@ -154,32 +166,65 @@ func (m *Mode) save(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// add adds evidence to the row. Evidence of a kind and subject that this mode has counted already, whether the row still
-// keeps it or not, is counted in its own count and not in the total.
-func (m *Mode) add(ctx context.Context, tx pgx.Tx, e Evidence, now time.Time) error {
-	kind := names.Of(e.Kind)
-	next := seen{
-		Kind: kind, Subject: e.Subject, Detail: e.Detail, Remembered: e.Remembered, Known: e.Known, Era: e.Era, First: now,
-		Last: now, Count: 1,
+// add adds evidence to the row, and reports whether it changed anything. Evidence of a kind and subject that this mode
+// has counted already, whether the row still keeps it or not, is counted in its own count and not in the total. With the
+// same numbers it is counted once in evidenceEvery.
+func (m *Mode) add(ctx context.Context, tx pgx.Tx, list []Evidence, now time.Time) (bool, error) {
+	var kinds, subjects []string
+	var firsts []time.Time
+	var counts, remembered, known []int64
+	next := m.next(list, now)
+	for _, s := range next {
+		kinds, subjects, firsts = append(kinds, s.Kind), append(subjects, s.Subject), append(firsts, s.First)
+		counts, remembered, known = append(counts, s.Count), append(remembered, s.Remembered), append(known, s.Known)
 	}
-	i := slices.IndexFunc(m.evidence, func(s seen) bool { return s.Kind == kind && s.Subject == e.Subject })
-	if i >= 0 {
-		// A replica of the build before counts in the row alone.
-		next.First, next.Count = m.evidence[i].First, m.evidence[i].Count+1
-		m.evidence = slices.Delete(m.evidence, i, i+1)
-	}
-	c, err := pg.One[counted](ctx, tx, countEvidence, kind, e.Subject, m.Since, next.First, next.Count)
+	rows, err := pg.All[counted](ctx, tx, countEvidence, m.Since, now, kinds, subjects, firsts, counts, remembered, known,
+		evidenceEvery.Seconds())
 	if err != nil {
-		return fmt.Errorf("count evidence of rollback mode: %w", err)
+		return false, fmt.Errorf("count evidence of rollback mode: %w", err)
 	}
-	next.First, next.Count = c.FirstAt, c.Count
-	if next.Count == 1 {
-		m.total++
+	of := make(map[about]counted, len(rows))
+	for _, c := range rows {
+		of[about{c.Kind, c.Subject}] = c
 	}
-	m.evidence = slices.Insert(m.evidence, 0, next)
+	for _, s := range next {
+		c, changed := of[s.about()]
+		if !changed {
+			continue
+		}
+		s.First, s.Count = c.FirstAt, c.Count
+		if s.Count == 1 {
+			m.total++
+		}
+		m.evidence = slices.Insert(slices.DeleteFunc(m.evidence, s.same), 0, s)
+	}
 	m.trim()
-	return nil
+	return len(rows) > 0, nil
 }
+
+// next returns evidence as the row keeps it, the last of each kind and subject.
+func (m *Mode) next(list []Evidence, now time.Time) []seen {
+	out := make([]seen, 0, len(list))
+	for _, e := range list {
+		s := seen{
+			Kind: names.Of(e.Kind), Subject: e.Subject, Detail: e.Detail, Remembered: e.Remembered, Known: e.Known, Era: e.Era,
+			First: now, Last: now, Count: 1,
+		}
+		if i := slices.IndexFunc(m.evidence, s.same); i >= 0 {
+			// A replica of the build before counts in the row alone.
+			s.First, s.Count = m.evidence[i].First, m.evidence[i].Count+1
+		}
+		out = append(slices.DeleteFunc(out, s.same), s)
+	}
+	return out
+}
+
+// about is what evidence is counted by.
+type about struct{ kind, subject string }
+
+func (s seen) about() about { return about{s.Kind, s.Subject} }
+
+func (s seen) same(other seen) bool { return s.about() == other.about() }
 
 // trim drops the oldest evidence of which the row has too much. The last of a kind stays, since the summary names the
 // kinds.

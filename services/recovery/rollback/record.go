@@ -28,8 +28,9 @@ var (
 )
 
 // Record stores evidence, and sets the mode if any of it is not of an earlier era than the database's. It returns the
-// mode, and whether this call set it. The caller must have locked the rows that the evidence is about; the rollback row
-// is locked after them, and before the authority lock.
+// mode, and whether this call set it. Evidence that was stored within evidenceEvery is not written again. The caller
+// must have locked the rows that the evidence is about; the rollback row is locked after them, and before the authority
+// lock.
 func Record(ctx context.Context, tx pgx.Tx, evidence ...Evidence) (*Mode, bool, error) {
 	mode, err := lock(ctx, tx)
 	if err != nil {
@@ -40,7 +41,8 @@ func Record(ctx context.Context, tx pgx.Tx, evidence ...Evidence) (*Mode, bool, 
 		return nil, false, fmt.Errorf("read clock and era: %w", err)
 	}
 	now, era := at.Now, at.Era
-	set := false
+	set, seenEra := false, mode.seenEra
+	var counts []Evidence
 	for _, e := range evidence {
 		if e.Era < era && !mode.Active {
 			continue // the consequence of a restore that is known and accepted
@@ -49,14 +51,19 @@ func Record(ctx context.Context, tx pgx.Tx, evidence ...Evidence) (*Mode, bool, 
 			set = true
 			*mode = Mode{Active: true, Since: &now, Era: era, ReportedBy: reporterName, Version: mode.Version, seenEra: -1}
 		}
-		if err := mode.add(ctx, tx, e, now); err != nil {
-			return nil, false, err
-		}
+		counts = append(counts, e)
 		if e.Era >= era {
 			mode.seenEra = max(mode.seenEra, e.Era)
 		}
 	}
 	if !mode.Active {
+		return mode, false, nil
+	}
+	changed, err := mode.add(ctx, tx, counts, now)
+	if err != nil {
+		return nil, false, err
+	}
+	if !set && !changed && mode.seenEra == seenEra && mode.IncidentID != "" {
 		return mode, false, nil
 	}
 	if err := report(ctx, tx, mode, now); err != nil {

@@ -6,8 +6,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -124,13 +126,17 @@ func TestALaunchLogThatRemembersMore(t *testing.T) {
 		t.Fatalf("%v", first)
 	}
 	again := k.report(ahead, "process", 3, 2)
-	if again.GetEvidenceTotal() != 1 || again.GetEvidence()[0].GetCount() != 2 ||
+	if again.GetEvidenceTotal() != 1 || again.GetEvidence()[0].GetCount() != 1 ||
 		again.GetIncidentId() != first.GetIncidentId() {
 		t.Fatalf("%v", again)
 	}
 	k.wantMode(true)
 	k.wantIncidents(1, 1)
 	k.want("events", `SELECT count(*)::text FROM events.event WHERE kind = 'incident.changed'`, "1")
+	testkit.SetClockOffset(k.db, 2*time.Minute)
+	if m := k.report(ahead, "process", 3, 2); m.GetEvidenceTotal() != 1 || m.GetEvidence()[0].GetCount() != 2 {
+		t.Fatalf("two minutes later: %v", m)
+	}
 	k.want("audit", `SELECT string_agg(payload ->> 'action', ' ' ORDER BY seq) FROM events.event WHERE kind LIKE 'audit%'`,
 		"incident.open rollback.enter")
 	out := k.mustAccept()
@@ -313,6 +319,7 @@ func TestEvidenceThatIsReportedAgainIsNotAnother(t *testing.T) {
 			FROM jsonb_array_elements(evidence) e WHERE e ->> 'kind' = 'node_ahead') FROM recovery.rollback`
 	record()
 	k.want("reported once", counts, "101 32 1 false")
+	testkit.SetClockOffset(k.db, time.Minute)
 	record()
 	k.want("reported twice", counts, "101 32 2 true")
 	if m := k.report(ahead, "process", 3, 2); m.GetEvidenceTotal() != 101 || m.GetEvidence()[0].GetCount() != 2 {
@@ -327,6 +334,102 @@ func TestEvidenceThatIsReportedAgainIsNotAnother(t *testing.T) {
 	}
 	record()
 	k.want("the next mode", counts, "100 32 1 false")
+}
+
+// countingTx counts the statements of a transaction.
+type countingTx struct {
+	pgx.Tx
+
+	statements int
+}
+
+func (c *countingTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	c.statements++
+	return c.Tx.Exec(ctx, sql, args...)
+}
+
+func (c *countingTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	c.statements++
+	return c.Tx.Query(ctx, sql, args...)
+}
+
+func (c *countingTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	c.statements++
+	return c.Tx.QueryRow(ctx, sql, args...)
+}
+
+// record records evidence and returns how many statements that took.
+func (k *kit) record(list ...rollback.Evidence) int {
+	k.t.Helper()
+	statements := 0
+	err := pg.InTx(k.ctx, k.pool, func(ctx context.Context, tx pgx.Tx) error {
+		counted := &countingTx{Tx: tx}
+		_, _, err := rollback.Record(ctx, counted, list...)
+		statements = counted.statements
+		return err
+	})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return statements
+}
+
+// Scenario: a fleet connects in batches after a restore. The row that every batch locks is locked for the same number of
+// statements whether one node of the batch is evidence or each of them, also if one is in the batch twice.
+func TestABatchOfEvidenceIsWrittenTogether(t *testing.T) {
+	k := newKit(t)
+	evidence := func(remembered int64) rollback.Evidence {
+		return rollback.Evidence{Kind: node, Subject: ids.New(), Detail: "x", Remembered: remembered}
+	}
+	k.record(evidence(1))
+	one := k.record(evidence(2))
+	list := make([]rollback.Evidence, 100)
+	for i := range list {
+		list[i] = evidence(3)
+	}
+	twice := list[50]
+	twice.Remembered = 4
+	if got := k.record(append(list, twice)...); got != one {
+		t.Errorf("a batch of 101 takes %d statements, one of 1 takes %d", got, one)
+	}
+	k.want("counted", `SELECT evidence_total || ' ' || (SELECT count(*) || ' ' || max(count) FROM recovery.rollback_seen)
+		FROM recovery.rollback`, "102 102 1")
+	k.want("the newest", `SELECT evidence -> 0 ->> 'subject' || ' ' || (evidence -> 0 ->> 'remembered')
+		FROM recovery.rollback`, twice.Subject+" 4")
+}
+
+// Scenario: nodes show the same numbers again. Within a minute nothing is written; another number is written at once, of
+// that node alone; later each is counted once more.
+func TestUnchangedEvidenceIsWrittenOnceAMinute(t *testing.T) {
+	k := newKit(t)
+	list := make([]rollback.Evidence, 50)
+	for i := range list {
+		list[i] = rollback.Evidence{Kind: node, Subject: ids.New(), Detail: "x", Remembered: 9}
+	}
+	written := func() string {
+		t.Helper()
+		var out string
+		if err := k.pool.QueryRow(k.ctx, `SELECT r.version || ' ' || r.xmin || ' ' || (SELECT string_agg(DISTINCT s.xmin::text, ',')
+			FROM recovery.rollback_seen s) FROM recovery.rollback r`).Scan(&out); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	const counts = `SELECT string_agg(n || 'x' || count, ' ' ORDER BY count)
+		FROM (SELECT count, count(*) AS n FROM recovery.rollback_seen GROUP BY count) c`
+	k.record(list...)
+	before := written()
+	k.record(list...)
+	if after := written(); after != before {
+		t.Errorf("the same numbers again: version and writers %s, before %s", after, before)
+	}
+	list[0].Remembered, list[49].Known = 10, 1 // the row keeps the newest 32 alone, which the first is not of
+	k.record(list...)
+	k.want("other numbers of two", counts, "48x1 2x2")
+	testkit.SetClockOffset(k.db, 2*time.Minute)
+	k.record(list...)
+	k.want("two minutes later", counts, "48x2 2x3")
+	k.want("in total", `SELECT evidence_total::text FROM recovery.rollback`, "50")
 }
 
 // Evidence that comes while a person accepts is either part of what was accepted or sets the mode anew: it is never
