@@ -29,8 +29,10 @@ type Config struct {
 	DefaultConcurrency int
 	// MaxRun ends a handler that does not end. Default 30 minutes.
 	MaxRun time.Duration
-	// ObserveFor is how long the observation of a task may go on after the task was cancelled. Default 20 s: a run waits
-	// 30 s for its cancelled tasks.
+	// ObserveFor is how long the observation of a task may go on after the task was cancelled. Default 20 s. No run
+	// waits for it: one that is cancelled while it waits for its tasks undoes its steps at once. But the tasks of the
+	// undo, which are a later operation of the workspace, wait here until the observation has ended, and can start only
+	// within a minute after they were queued.
 	ObserveFor time.Duration
 	// ResendAfter is when a result without acknowledgement is sent again in the same session. Default 15 s.
 	ResendAfter time.Duration
