@@ -8,10 +8,10 @@
 // An entry is the event `audit.recorded`, appended in the transaction of its decision: both are there or neither is. A
 // refusal has no transaction of its own, since nothing was changed; Log writes the first of a kind at once, counts the
 // next ones, and writes one summary per window while they go on and one entry when the same request is accepted. Counts
-// that were not written yet are lost with the process; entries never are. An occurrence is counted at most once: a count
-// whose commit was not answered, so that it may have been written or not, is not written again. An actor whose every request is refused has a
-// bound of kinds (RefuseBounded): refusals beyond it are counted in one entry, so that such an actor cannot flood the
-// log and no refusal goes unrecorded.
+// that were not written yet are lost with the process; entries never are. An occurrence is counted at most once: a
+// count whose commit was not answered, so that it may have been written or not, is not written again. An actor whose
+// every request is refused has a bound of kinds (RefuseBounded): refusals beyond it are counted in one entry, so that
+// such an actor cannot flood the log and no refusal goes unrecorded.
 //
 // The service readmodel makes the order and the hash chain of entries.
 package audit

@@ -117,8 +117,9 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 }
 
 // take returns how many occurrences with the key settles are counted here and not yet written, for a transaction to
-// write them. They are counted here again if the transaction does not commit, and forgotten if it does or may have. From a transaction
-// whose end cannot be observed take returns 0: those occurrences are written later, as a window of their own.
+// write them. They are counted here again if the transaction does not commit, and forgotten if it does or may have. From
+// a transaction whose end cannot be observed take returns 0: those occurrences are written later, as a window of their
+// own.
 func (l *Log) take(tx pgx.Tx, settles string) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -295,8 +296,8 @@ func (l *Log) RunOnce(ctx context.Context) error {
 	return errors.Join(l.flush(ctx, false), l.summarise(ctx))
 }
 
-// flush writes the counts of this process to the database, and forgets windows in which it counted nothing. A count that
-// cannot be written is kept for the next round; not after pg.ErrCommitUnknown, when it may have been written.
+// flush writes the counts of this process to the database, and forgets windows in which it counted nothing. A count
+// that cannot be written is kept for the next round; not after pg.ErrCommitUnknown, when it may have been written.
 func (l *Log) flush(ctx context.Context, all bool) error {
 	window := l.window()
 	l.mu.Lock()
