@@ -8,7 +8,9 @@
 // source does not answer, the detector concludes nothing: it neither opens nor ends a finding.
 //
 // Two detectors may see the same contradiction, each by its own sources. Each has a suspicion of its own, and needs two
-// sweeps of its own. They share one finding, which ends when none of them sees the contradiction any more.
+// sweeps of its own. They share one finding, which ends when none of them sees the contradiction any more. What was
+// seen only by a detector that no replica runs any more, as its placement was taken out of the configuration, ends some
+// time after it was last seen.
 //
 // An instance of an ended epoch that was started again needs no second scan: recovery, or its driver, has refused or
 // ended it already. It has a sweep of its own.

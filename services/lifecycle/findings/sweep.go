@@ -47,6 +47,8 @@ type Config struct {
 	ProvisionLimit  int
 	// WokenFor is how long a finding on an instance that was started again stays after it was last refused, or ended; 1 h.
 	WokenFor time.Duration
+	// GoneAfter is how long after its last sight a source that this process does not run counts as gone; 1 h.
+	GoneAfter time.Duration
 	// Keep is how long an agent's report is kept; 7 days.
 	Keep time.Duration
 	// Page is how many workspaces, nodes or rows of a kind one statement reads; 500.
@@ -57,7 +59,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Grace: time.Minute, Fresh: 3 * time.Minute, ProvisionWindow: 15 * time.Minute, ProvisionLimit: 3,
-		WokenFor: time.Hour, Keep: 7 * 24 * time.Hour, Page: 500,
+		WokenFor: time.Hour, GoneAfter: time.Hour, Keep: 7 * 24 * time.Hour, Page: 500,
 	}
 }
 
@@ -66,6 +68,9 @@ type Sweeper struct {
 	deps   Deps
 	cfg    Config
 	checks []detector
+	// sources are the names of all detectors that this process runs, those with a sweep of their own included.
+	sources []string
+
 	open   *prometheus.GaugeVec
 	opened *prometheus.CounterVec
 	failed *prometheus.CounterVec
@@ -98,6 +103,7 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		{&cfg.Fresh, &def.Fresh},
 		{&cfg.ProvisionWindow, &def.ProvisionWindow},
 		{&cfg.WokenFor, &def.WokenFor},
+		{&cfg.GoneAfter, &def.GoneAfter},
 		{&cfg.Keep, &def.Keep},
 	} {
 		if *d.at <= 0 {
@@ -139,12 +145,18 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		s.checks = append(s.checks, detector{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) {
 			return s.detectInstances(ctx, kind, deps.Drivers[kind])
 		}})
+		s.sources = append(s.sources, sourceOfTwo(kind))
+	}
+	s.sources = append(s.sources, wokenSource)
+	for _, d := range s.checks {
+		s.sources = append(s.sources, d.name)
 	}
 	return s, nil
 }
 
 // Sweep follows the log and runs every check once, one after the other, apart from those that have a sweep of their own
-// (SweepTwoInstances, SweepWoken). A check that fails concludes nothing and does not affect the others.
+// (SweepTwoInstances, SweepWoken). A check that fails concludes nothing and does not affect the others. Before the checks
+// it ends what only detectors that are gone have seen.
 func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	if err := s.Follow(ctx); err != nil {
@@ -157,7 +169,7 @@ func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	if err != nil {
 		return total, err
 	}
-	var errs []error
+	errs := []error{s.endGone(ctx, standing, &total)}
 	for _, d := range s.checks {
 		errs = append(errs, s.check(ctx, d, standing, &total))
 	}
@@ -265,7 +277,7 @@ var forgetSuspicions = pg.Define(pg.RoleLifecycle, "findings.forget_suspicions",
 var noteSuspicions = pg.Define(pg.RoleLifecycle, "findings.note_suspicions", `
 		INSERT INTO lifecycle.suspicion AS s (kind, subject_type, subject_id, source)
 		SELECT x.kind, x.subject_type, x.subject_id, $1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
-		ON CONFLICT (kind, subject_type, subject_id, source) DO UPDATE SET looks = s.looks + 1
+		ON CONFLICT (kind, subject_type, subject_id, source) DO UPDATE SET looks = s.looks + 1, seen_at = mesh.clock()
 		RETURNING s.kind, s.subject_type, s.subject_id, s.looks > 1 AND mesh.clock() - s.since >= make_interval(secs => $5)`)
 
 // suspect records what this scan saw as suspicions of its source and deletes those of its source that it no longer
@@ -310,26 +322,33 @@ var openOfSource = pg.Define(pg.RoleLifecycle, "findings.open_of_source",
 		ORDER BY f.finding_id FOR UPDATE`)
 
 var handOver = pg.Define(pg.RoleLifecycle, "findings.hand_over", `
-		UPDATE lifecycle.finding f SET source = (
-			SELECT s.source FROM lifecycle.suspicion s
-			WHERE s.kind = f.kind AND s.subject_type = f.subject_type AND s.subject_id = f.subject_id AND s.source <> f.source
-			ORDER BY s.since, s.source LIMIT 1)
-		WHERE f.finding_id = $1 AND EXISTS (SELECT 1 FROM lifecycle.suspicion s
-			WHERE s.kind = f.kind AND s.subject_type = f.subject_type AND s.subject_id = f.subject_id AND s.source <> f.source)`)
+		UPDATE lifecycle.finding f SET source = n.source
+		FROM (
+			SELECT s.source FROM lifecycle.finding o
+			JOIN lifecycle.suspicion s ON s.kind = o.kind AND s.subject_type = o.subject_type AND s.subject_id = o.subject_id
+			WHERE o.finding_id = $1 AND s.source <> o.source
+				AND (s.source = ANY ($2::text[]) OR s.seen_at > mesh.clock() - make_interval(secs => $3))
+			ORDER BY s.since, s.source LIMIT 1) AS n
+		WHERE f.finding_id = $1`)
 
-// resolveUnseen closes the open findings of a source that its scan no longer saw, and returns how many. A finding that
-// another source sees as well becomes that source's, which describes it in its next scan or resolves it.
+// resolveUnseen ends the open findings of a source that its scan no longer saw, and returns how many it resolved.
 func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (int, error) {
 	have, err := allFindings(ctx, tx, openOfSource, source)
 	if err != nil {
 		return 0, fmt.Errorf("read open findings: %w", err)
 	}
+	return s.end(ctx, tx, slices.DeleteFunc(have, func(r row) bool {
+		_, still := seen[r.key()]
+		return still
+	}))
+}
+
+// end closes findings that their source does not see, and returns how many. A finding that another source sees as well
+// becomes that source's, which describes it in its next scan or resolves it. A source that is gone sees nothing.
+func (s *Sweeper) end(ctx context.Context, tx pgx.Tx, over []row) (int, error) {
 	n := 0
-	for _, r := range have {
-		if _, still := seen[r.key()]; still {
-			continue
-		}
-		switch tag, err := pg.Exec(ctx, tx, handOver, r.id); {
+	for _, r := range over {
+		switch tag, err := pg.Exec(ctx, tx, handOver, r.id, s.sources, s.cfg.GoneAfter.Seconds()); {
 		case err != nil:
 			return n, fmt.Errorf("hand finding over: %w", err)
 		case tag.RowsAffected() > 0:

@@ -29,6 +29,9 @@ const (
 // errStillAsked means that a placement has not answered an earlier sweep.
 var errStillAsked = errors.New("the placement has not answered an earlier question for its list")
 
+// sourceOfTwo returns the source of findings on two instances that a placement runs.
+func sourceOfTwo(kind commonv1.PlacementDriver) string { return sourceTwo + "/" + names.Of(kind) }
+
 // lastReport is how long a sweep whose context ended waits for placements that heed the context.
 const lastReport = time.Second
 
@@ -43,14 +46,14 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 	results := make(chan result, len(s.deps.Drivers)) // with room for all: a goroutine that is left behind does not block
 	for kind, driver := range s.deps.Drivers {
 		if _, asked := s.asked.LoadOrStore(kind, true); asked {
-			results <- result{err: fmt.Errorf("%s/%s: %w", sourceTwo, names.Of(kind), errStillAsked)}
+			results <- result{err: fmt.Errorf("%s: %w", sourceOfTwo(kind), errStillAsked)}
 			continue
 		}
 		go func() {
 			defer s.asked.Delete(kind)
 			var one result
 			one.err = app.Protect(ctx, func(ctx context.Context) error {
-				source := sourceTwo + "/" + names.Of(kind)
+				source := sourceOfTwo(kind)
 				return s.check(ctx, detector{source, func(ctx context.Context) ([]Seen, error) {
 					return s.twoInstances(ctx, kind, driver)
 				}}, []string{source}, &one.swept)
