@@ -56,9 +56,11 @@ type nodeClaim struct {
 
 // detectAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was
 // made more than the grace after the last change of the row that it is compared with: an older one may describe the
-// state before. A workload that no claim covers has no such row, and counts by any fresh report: work under way does not
-// look like it, since its claim is written before its task and released by a run, and a workspace with a live run is
-// skipped.
+// state before. A workload that no claim covers has no such row, and counts by any fresh report. Work under way does
+// not look like it: a run writes the claim before its task, and a workspace with a live run is skipped. Without a run
+// only the reaper of machines (package reap) releases the claim of a workload, once the agent's result says that the
+// workload is removed or while a later claim covers it; a report from before the removal may still be read after it,
+// but not in a second scan while the agent is connected, since it reports a change at once.
 func (s *Sweeper) detectAgents(ctx context.Context) ([]Seen, error) {
 	var out []Seen
 	loose := map[string][]record{}
