@@ -6,14 +6,15 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/jackc/pgx/v5"
-	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // InstanceEnded is the recorded evidence that orphans on an instance are gone.
@@ -50,6 +51,7 @@ type storedInstance struct {
 	Placement string `db:"placement"`
 }
 
+// InstanceColumns are the columns of lifecycle.instance, of the alias i, as OneInstance reads them.
 var InstanceColumns = pg.Columns[storedInstance]("i")
 
 func (d storedInstance) instance() (Instance, error) {
@@ -73,6 +75,7 @@ func OneInstance(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any
 	return d.instance()
 }
 
+// Event returns the event of the instance as it is now.
 func (i Instance) Event() events.Event {
 	p := &lifecyclev1.Instance{
 		InstanceId: i.ID, WorkspaceId: i.WorkspaceID, WorkspaceName: i.WorkspaceName, TenantId: i.TenantID, Epoch: i.Epoch,

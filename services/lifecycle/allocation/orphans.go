@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 )
 
 var countOrphans = pg.Define(pg.RoleLifecycle, "allocation.count_orphans", `

@@ -55,6 +55,7 @@ type storedAllocation struct {
 	Placement string `db:"placement"`
 }
 
+// Columns are the columns of lifecycle.allocation, of the alias a, as One and All read them.
 var Columns = pg.Columns[storedAllocation]("a")
 
 func (d storedAllocation) allocation() (Allocation, error) {
@@ -100,6 +101,7 @@ func each[From, To any](list []From, convert func(From) (To, error)) ([]To, erro
 	return out, nil
 }
 
+// Proto returns the allocation as the API and its event show it.
 func (a Allocation) Proto() *lifecyclev1.Allocation {
 	p := &lifecyclev1.Allocation{
 		AllocationId: a.ID, WorkspaceId: a.WorkspaceID, TenantId: a.TenantID, Epoch: a.Epoch, State: a.State,
@@ -113,6 +115,7 @@ func (a Allocation) Proto() *lifecyclev1.Allocation {
 	return p
 }
 
+// Event returns the event of the allocation as it is now.
 func (a Allocation) Event() events.Event {
 	return events.Event{
 		Kind: "allocation.changed", AggregateType: "allocation", AggregateID: a.ID, AggregateVersion: a.Version,
@@ -162,6 +165,8 @@ var changeAllocation = pg.Define(pg.RoleLifecycle, "allocation.change_allocation
 			release_deadline_at = CASE WHEN $6::float8 > 0 THEN mesh.clock() + make_interval(secs => $6) END, version = a.version + 1
 		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+Columns)
 
+// Move changes the state of an allocation by compare-and-set, and appends its event. It frees the devices of one that is
+// released.
 func Move(ctx context.Context, tx pgx.Tx, a Allocation, m Change) (Allocation, error) {
 	if m.State == commonv1.AllocationState_ALLOCATION_STATE_RELEASED {
 		if _, err := pg.Exec(ctx, tx, freeDevices, a.ID); err != nil {

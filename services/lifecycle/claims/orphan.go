@@ -51,7 +51,8 @@ var changeOrphans = pg.DefineDynamic(pg.RoleLifecycle, "claims.change_orphans", 
 // ReleaseOrphans releases the orphaned claims of one epoch of a workspace, of the given kinds, whose resources are
 // confirmed gone; why records how that is known.
 func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, why string,
-	kinds ...string) error {
+	kinds ...string,
+) error {
 	return reviseOrphans(ctx, tx, reapOfEpoch, why, workspaceID, epoch, kinds)
 }
 

@@ -56,8 +56,10 @@ func TestEveryClaimOfWhatStandsIsConfirmed(t *testing.T) {
 				p.machine("m1")
 			}
 			id := p.create(p.tenant(), "demo", where)
-			kinds := []string{allocation.KindHandle, allocation.KindInstance, allocation.KindSchema, allocation.KindSlot,
-				allocation.KindStorage, allocation.KindWorkload}
+			kinds := []string{
+				allocation.KindHandle, allocation.KindInstance, allocation.KindSchema, allocation.KindSlot,
+				allocation.KindStorage, allocation.KindWorkload,
+			}
 			if where == byProcess {
 				kinds = append(kinds, allocation.KindIdentity)
 			}
@@ -116,8 +118,10 @@ func TestClaimsOfEarlierBuildsAreConfirmed(t *testing.T) {
 		}
 	}
 	told := 0
-	confirmer := &allocation.ClaimConfirmer{Logger: testkit.Logger(t), DB: p.db.Pool(pg.RoleLifecycle),
-		Committed: func() { told++ }}
+	confirmer := &allocation.ClaimConfirmer{
+		Logger: testkit.Logger(t), DB: p.db.Pool(pg.RoleLifecycle),
+		Committed: func() { told++ },
+	}
 	if n, err := confirmer.Sweep(t.Context()); err != nil || n != 3 || told != 1 {
 		t.Fatalf("%d claims are confirmed, in %d commits, not 3 in one: %v", n, told, err)
 	}

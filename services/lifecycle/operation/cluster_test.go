@@ -1,6 +1,7 @@
 package operation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -168,7 +169,7 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 		Secrets: cfg.secrets,
 	})
 	s.steps = provision.NewSteps(provision.StepDeps{
-		ReleaseDeadline: cfg.release, ForceGrace: provision.OrDefault(cfg.grace, 5*time.Second),
+		ReleaseDeadline: cfg.release, ForceGrace: cmp.Or(cfg.grace, 5*time.Second),
 		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
 		Identities: p.world, Secret: make([]byte, 32),
 		Secrets:   cfg.secrets,

@@ -240,8 +240,10 @@ func (a *scenario) step(rt *rapid.T) {
 				provision.StepActive + "/do", "Remove tenant workloads/do", "Drop per-tenant schema/do",
 				"Release storage and box/do",
 			},
-			{provision.StepStorage + "/undo", provision.StepHandle + "/undo", provision.StepSchema + "/undo",
-				provision.StepDeploy + "/undo", ""},
+			{
+				provision.StepStorage + "/undo", provision.StepHandle + "/undo", provision.StepSchema + "/undo",
+				provision.StepDeploy + "/undo", "",
+			},
 		} {
 			where := rapid.SampledFrom(list).Draw(rt, "where")
 			how := rapid.SampledFrom([]string{failsBefore, failsAfter, failsOnce}).Draw(rt, "how")

@@ -177,8 +177,10 @@ func (m *morgue) instance(p place) placement.LaunchRequest {
 			b.InstanceID, b.WorkspaceID, m.tenant, p.instance)
 	}
 	if p.claimed {
-		for _, kind := range []string{allocation.KindSlot, allocation.KindIdentity, allocation.KindInstance,
-			allocation.KindStorage} {
+		for _, kind := range []string{
+			allocation.KindSlot, allocation.KindIdentity, allocation.KindInstance,
+			allocation.KindStorage,
+		} {
 			m.exec(`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, orphaned_at)
 				VALUES ($1, $2, $3, $4, 1, $5, 'shared', $5, 1, CASE WHEN $6 THEN mesh.clock() END)`,
 				ids.New(), b.WorkspaceID, m.tenant, run, kind, p.orphaned)

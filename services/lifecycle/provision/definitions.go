@@ -221,7 +221,8 @@ func (s *Steps) observeNothing(context.Context, *saga.Env) (saga.Observation, er
 	return saga.Observation{Presence: saga.Partial, Why: "doing it again changes nothing"}, nil
 }
 
-func OrDefault(d, def time.Duration) time.Duration {
+// orDefault returns d, or def if d is not above zero.
+func orDefault(d, def time.Duration) time.Duration {
 	if d <= 0 {
 		return def
 	}

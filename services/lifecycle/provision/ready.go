@@ -24,15 +24,15 @@ func (s *Steps) crashLoop() int32 {
 // readiness is the result of judging the state of the workloads, for the wait until they are ready.
 type readiness struct {
 	ready  int
-	Why    string          // what is waited for
+	why    string          // what is waited for
 	absent error           // a workload is not on its node
-	Ended  *saga.StepError // a workload has ended for good, or is in a crash loop
+	ended  *saga.StepError // a workload has ended for good, or is in a crash loop
 }
 
-// ReadinessOf counts the ready workloads and finds what has ended. before has the number of restarts of each workload
+// readinessOf counts the ready workloads and finds what has ended. before has the number of restarts of each workload
 // at its deploy. A workload that has been restarted limit times since, and has ended once more without having been
 // ready, is in a crash loop.
-func ReadinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32,
+func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32,
 	limit int32,
 ) readiness {
 	byName := map[string]*nodev1.WorkloadStatus{}
@@ -52,24 +52,24 @@ func ReadinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusO
 		case got == nil || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
 			out.absent = saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_WORKLOAD_FAILED,
 				fmt.Sprintf("workload %s is not on its node", w.GetName()), nil)
-		case out.Ended != nil: // the first one is reported
+		case out.ended != nil: // the first one is reported
 		case got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
-			out.Ended = ended(commonv1.Reason_REASON_WORKLOAD_FAILED,
+			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_FAILED,
 				fmt.Sprintf("workload %s ended before it was ready: %s", w.GetName(), endText(got)), got)
 		case exitedItself(got) && (restarts > limit || restarts == limit && down(got)):
-			out.Ended = ended(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP,
+			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP,
 				fmt.Sprintf("workload %s was restarted %s before it was ready: %s", w.GetName(), times(restarts), endText(got)),
 				got)
 		default:
-			out.Why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(),
+			out.why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(),
 				strings.TrimPrefix(got.GetDetail(), "not ready: "))
 			if restarts > 0 {
-				out.Why += fmt.Sprintf(" (restarted %s; an exit after restart %d is a crash loop)", times(restarts), limit)
+				out.why += fmt.Sprintf(" (restarted %s; an exit after restart %d is a crash loop)", times(restarts), limit)
 			}
 		}
 	}
-	if out.Why == "" {
-		out.Why = "waiting for the workloads to be ready"
+	if out.why == "" {
+		out.why = "waiting for the workloads to be ready"
 	}
 	return out
 }

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
@@ -17,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -202,12 +201,12 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 	if _, err := env.Output(StepDeploy, &before); err != nil {
 		return saga.Outcome{}, fmt.Errorf("read output of %q: %w", StepDeploy, err)
 	}
-	found := ReadinessOf(spec, status, before.Restarts, s.crashLoop())
+	found := readinessOf(spec, status, before.Restarts, s.crashLoop())
 	switch {
-	case found.Ended != nil && env.Kind == commonv1.OperationKind_OPERATION_KIND_RECREATE:
-		return saga.Wait(meanwhile(found.Ended)), nil
-	case found.Ended != nil:
-		return saga.Outcome{}, found.Ended
+	case found.ended != nil && env.Kind == commonv1.OperationKind_OPERATION_KIND_RECREATE:
+		return saga.Wait(meanwhile(found.ended)), nil
+	case found.ended != nil:
+		return saga.Outcome{}, found.ended
 	case found.absent != nil:
 		return saga.Outcome{}, found.absent
 	}
@@ -218,7 +217,7 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 				return saga.Outcome{}, fmt.Errorf("report progress: %w", err)
 			}
 		}
-		return saga.Wait(saga.WaitFor{For: probeEvery, Why: found.Why, WakeOnSignal: true}), nil
+		return saga.Wait(saga.WaitFor{For: probeEvery, Why: found.why, WakeOnSignal: true}), nil
 	}
 	host := "127.0.0.1"
 	if g, ok, err := gate.Get(ctx, s.Deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 &&

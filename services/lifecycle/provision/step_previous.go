@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -20,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -214,7 +213,8 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) er
 // may still exist become orphans, which are reaped once the machine or the driver can be reached, the machine takes no
 // new workspace until then, and the driver lets the next epoch be launched.
 func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64,
-	w *spec.Attestation) error {
+	w *spec.Attestation,
+) error {
 	if err := env.Proceed(ctx); err != nil {
 		return err
 	}
@@ -346,7 +346,8 @@ var holdSlotAgain = pg.Define(pg.RoleLifecycle, "provision.hold_slot_again", `
 
 // allocateAgain inserts the allocation of this epoch on the slot of an earlier one.
 func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation.Allocation,
-	slot int32) error {
+	slot int32,
+) error {
 	allocationID := ids.New()
 	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
 		return err

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -15,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -69,9 +68,10 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 }
 
 func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation.Allocation) (allocation.Allocation,
-	error) {
+	error,
+) {
 	out := a
-	within := OrDefault(s.Deps.ReleaseDeadline, allocation.ReleaseDeadline)
+	within := orDefault(s.Deps.ReleaseDeadline, allocation.ReleaseDeadline)
 	if placement.HasOwnInstance(a.Placement) {
 		within = max(within, allocation.InstanceRelease)
 	}
@@ -259,7 +259,8 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c claims.Claim) 
 
 // onInstance lists the node-local claims that go with the instance.
 func (s *Steps) onInstance(ctx context.Context, env *saga.Env, instance claims.Claim, own bool) ([]claims.Claim,
-	error) {
+	error,
+) {
 	if !own {
 		return nil, nil
 	}

@@ -124,7 +124,7 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 		if env.Kind != commonv1.OperationKind_OPERATION_KIND_FORCE_RELEASE {
 			return do(ctx, env)
 		}
-		grace := OrDefault(s.Deps.ForceGrace, allocation.ForceGrace)
+		grace := orDefault(s.Deps.ForceGrace, allocation.ForceGrace)
 		age, err := s.stepAge(ctx, env)
 		if err != nil {
 			return saga.Outcome{}, err

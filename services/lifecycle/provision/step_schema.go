@@ -10,13 +10,12 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/schema"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
@@ -138,6 +137,7 @@ func schemaFailed(public string, err error) error {
 	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, public, err)
 }
 
+// MigrateTenant makes the schema and its role, or brings them up to date, and returns the version that they have.
 func (s *Steps) MigrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
 	version := 0
 	err := pg.InTx(ctx, s.Deps.Workloads, func(ctx context.Context, tx pgx.Tx) error {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
@@ -21,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -305,7 +304,8 @@ func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i allocation
 // notLaunched returns what a driver's refusal means for the step. The refusal that a former instance is not confirmed
 // ended is returned unchanged, and the step waits.
 func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim claims.Claim, i allocation.Instance,
-	refusal error) error {
+	refusal error,
+) error {
 	reason, public := fault.ReasonOf(refusal), fault.From(refusal).Public
 	switch reason { //nolint:exhaustive // everything else may be tried again
 	case commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE:
@@ -362,7 +362,8 @@ var bindAllocation = pg.Define(pg.RoleLifecycle, "provision.bind_allocation",
 
 // holdDevices binds GPUs of the node to the allocation. The table's key refuses a device that another allocation holds.
 func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation.Allocation,
-	g gate.Gate) (allocation.Allocation, error) {
+	g gate.Gate,
+) (allocation.Allocation, error) {
 	if a.NodeID != "" && len(a.Devices) >= int(a.GPUs) {
 		return a, nil
 	}

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/protobuf/proto"
@@ -22,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
@@ -71,6 +70,7 @@ type onMachine struct {
 	OrphanedAt time.Time `db:"orphaned_at"`
 }
 
+// ReapBatch is how many orphans one sweep takes.
 const ReapBatch = 200
 
 var orphansOnMachines = pg.Define(pg.RoleLifecycle, "reap.orphans_on_machines", `

@@ -39,8 +39,9 @@ type SharedReaper struct{ deps SharedReaperDeps }
 func NewSharedReaper(deps SharedReaperDeps) *SharedReaper { return &SharedReaper{deps: deps} }
 
 const (
-	// How long the reaper waits before it tries an orphan again: twice as long after each try, up to the most.
-	ReapAgain     = 30 * time.Second
+	// ReapAgain is how long the reaper waits before it tries an orphan again. The wait doubles with each try.
+	ReapAgain = 30 * time.Second
+	// ReapAgainMost is the longest such wait.
 	ReapAgainMost = 30 * time.Minute
 	// reapWithin bounds one try: a schema that a session reads cannot be dropped, and must not keep the other orphans
 	// waiting.

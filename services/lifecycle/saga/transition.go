@@ -9,12 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/claims"
 )
 
 // leasedRun is a run that this process drives: its row and its open attempt as of the last transaction.

@@ -4,8 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 var roleExists = pg.Define(pg.RoleWorkloadAdmin, "schema.role_exists",

@@ -25,6 +25,7 @@ type Writer struct {
 	RunID        string // noted on what is made; empty outside of runs
 }
 
+// WriterOf returns the writer that the step of env is.
 func WriterOf(env *saga.Env) Writer {
 	return Writer{WorkspaceID: env.WorkspaceID, Epoch: env.Epoch, OpSeq: env.OpSeq, RunID: env.RunID}
 }
@@ -241,6 +242,7 @@ func DropOwn(ctx context.Context, db *pgxpool.Pool, name string, w Writer, own f
 // Note is the comment that a run leaves on the schema and the role that it makes, in the transaction that makes them.
 func (w Writer) Note() string { return "made by operation " + w.RunID + w.InEpoch() }
 
+// InEpoch is the part of the note that names the epoch.
 func (w Writer) InEpoch() string { return " in epoch " + strconv.FormatInt(w.Epoch, 10) }
 
 var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "schema.holder_of_schema", noFenceTable,

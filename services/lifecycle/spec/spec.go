@@ -72,6 +72,7 @@ func (c Catalogue) Complete(in *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Workspa
 	return spec, c.Check(spec)
 }
 
+// Check refuses a spec that this configuration does not offer.
 func (c Catalogue) Check(spec *lifecyclev1.WorkspaceSpec) error {
 	plan, ok := c.Plans[spec.GetPlan()]
 	if !ok {
@@ -171,21 +172,22 @@ func (c Catalogue) plans() []string {
 	return out
 }
 
-// input is the input of a run.
-type input struct {
+// Input is the input of a run.
+type Input struct {
 	Tenant    string          `json:"tenant"`
 	Workspace string          `json:"workspace"`
 	Spec      json.RawMessage `json:"spec"`
 	Word      *Attestation    `json:"word,omitempty"` // of a recreation whose former epoch cannot be confirmed ended
 }
 
-func NewInput(tenant, workspace string, spec json.RawMessage) input {
-	return input{Tenant: tenant, Workspace: workspace, Spec: spec}
+// NewInput returns the input of a run that makes a workspace of a tenant by its spec.
+func NewInput(tenant, workspace string, spec json.RawMessage) Input {
+	return Input{Tenant: tenant, Workspace: workspace, Spec: spec}
 }
 
 // Read reads a run's input and its spec.
-func Read(raw json.RawMessage) (input, *lifecyclev1.WorkspaceSpec, error) {
-	var in input
+func Read(raw json.RawMessage) (Input, *lifecyclev1.WorkspaceSpec, error) {
+	var in Input
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return in, nil, fmt.Errorf("read input of run: %w", err)
 	}
