@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"log/slog"
-	"path/filepath"
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/pg"

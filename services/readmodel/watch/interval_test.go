@@ -1,6 +1,7 @@
 package watch_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -56,36 +57,42 @@ func TestAChangeOfANodeKeepsToTheIntervalOfItsWorkspace(t *testing.T) {
 	}
 }
 
-// Scenario: a node and its workspace are sent, and within their interval the node's replica falls silent, of which
-// there is no event. Both are sent at once: a watcher that resumed later would not get what waits.
+// Scenario: a node and its workspace are sent, or the workspace alone, and within their interval the node's replica
+// falls silent, of which there is no event. Both are sent at once: a watcher that resumed later would not get what
+// waits.
 func TestWhatNoEventMadeDoesNotWaitForAnInterval(t *testing.T) {
-	k := newKit(t, watch.Config{Interval: time.Hour, Scan: 50 * time.Millisecond}, true)
-	at := k.workspace(k.A, active)
-	at.NodeId = k.A.NodeID
-	k.Put(at)
-	k.sync()
-	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{
-		readmodelv1.Topic_TOPIC_NODES, readmodelv1.Topic_TOPIC_WORKSPACES,
-	}}}, nil)
-	w.bootstrapped()
-	change := func(id string, ok func(*readmodelv1.WatchItem) bool) func(*readmodelv1.WatchResponse) bool {
-		return func(f *readmodelv1.WatchResponse) bool {
-			i := f.GetItem()
-			return i.GetId() == id && i.GetChange() == readmodelv1.Change_CHANGE_UPDATED && ok(i)
-		}
+	for _, both := range []bool{false, true} {
+		t.Run(fmt.Sprintf("node_too_%v", both), func(t *testing.T) {
+			k := newKit(t, watch.Config{Interval: time.Hour, Scan: 50 * time.Millisecond}, true)
+			at := k.workspace(k.A, active)
+			at.NodeId = k.A.NodeID
+			k.Put(at)
+			k.sync()
+			w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{
+				readmodelv1.Topic_TOPIC_NODES, readmodelv1.Topic_TOPIC_WORKSPACES,
+			}}}, nil)
+			w.bootstrapped()
+			change := func(id, reason string) func(*readmodelv1.WatchResponse) bool {
+				return func(f *readmodelv1.WatchResponse) bool {
+					i := f.GetItem()
+					return i.GetId() == id && i.GetChange() == readmodelv1.Change_CHANGE_UPDATED &&
+						i.GetNode().GetReason()+i.GetWorkspace().GetReason() == reason
+				}
+			}
+			k.Beat(false) // a replica is silent after 15 s
+			if both {
+				k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2})
+			} else {
+				k.Put(at)
+			}
+			k.sync()
+			if both {
+				w.until("node", change(k.A.NodeID, ""))
+			}
+			w.until("workspace", change(k.A.WorkspaceID, ""))
+			testkit.SetClockOffset(k.DB, 20*time.Second)
+			w.until("node of a silent replica", change(k.A.NodeID, "control_plane_outage"))
+			w.until("workspace on it", change(k.A.WorkspaceID, "control_plane_outage"))
+		})
 	}
-	open := func(i *readmodelv1.WatchItem) bool {
-		return i.GetNode().GetConnected() || i.GetWorkspace().GetAgentConnected()
-	}
-	silent := func(i *readmodelv1.WatchItem) bool {
-		return i.GetNode().GetReason() == "control_plane_outage" || i.GetWorkspace().GetReason() == "control_plane_outage"
-	}
-	k.Beat(false) // a replica is silent after 15 s
-	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2})
-	k.sync()
-	w.until("node", change(k.A.NodeID, open))
-	w.until("workspace", change(k.A.WorkspaceID, open))
-	testkit.SetClockOffset(k.DB, 20*time.Second)
-	w.until("node of a silent replica", change(k.A.NodeID, silent))
-	w.until("workspace on it", change(k.A.WorkspaceID, silent))
 }
