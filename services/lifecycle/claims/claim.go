@@ -71,7 +71,8 @@ func (c *Claim) Event() events.Event {
 	}
 }
 
-// announce appends the events of changed claims. Nobody waits for them, so they get no name.
+// announce appends the events of changed claims. No caller waits for their numbers, so the events
+// are Unnamed.
 func announce(ctx context.Context, tx pgx.Tx, changed ...Claim) error {
 	if len(changed) == 0 {
 		return nil

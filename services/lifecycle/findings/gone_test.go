@@ -32,7 +32,8 @@ func (b *bed) occupiedNode() (node string, sight Seen, subject string, cordonOf 
 }
 
 // Scenario: a placement was taken out of the configuration while its detector suspected a machine that another detector
-// has found. The finding and its cordon end with that other one, and are not handed to a detector that nobody runs.
+// has found. The finding and its cordon end with that other one, and are not handed to a detector that no replica
+// runs.
 func TestAFindingIsNotHandedToADetectorThatIsGone(t *testing.T) {
 	b := newBed(t, Config{})
 	_, sight, subject, cordonOf := b.occupiedNode()

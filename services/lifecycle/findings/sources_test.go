@@ -104,7 +104,8 @@ func TestTwoDetectorsKeepTheirOwnSuspicions(t *testing.T) {
 	}
 }
 
-// Scenario: a sweep after the repair of all that two detectors saw ends their finding at once, whoever opened it.
+// Scenario: a sweep after the repair of all that two detectors saw ends their finding at once, whichever of the
+// two opened it.
 func TestAFindingOfTwoDetectorsEndsInOneSweep(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
