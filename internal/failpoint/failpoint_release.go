@@ -1,6 +1,5 @@
 //go:build release
 
-// Package failpoint is empty in release builds.
 package failpoint
 
 // Hit does nothing in release builds.

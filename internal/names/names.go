@@ -1,11 +1,3 @@
-// Package names owns how states, reasons and messages are spelled outside Go: in JSON, SQL, logs and metric labels.
-//
-// A state or reason is spelled as its proto value name without the enum's prefix, in lower case (`active`,
-// `cert_expired`); a task type has a dot between what it acts on and what it does (`workload.deploy`). Messages are
-// printed by one marshaller, MarshalJSON. The package derives every spelling from the descriptors and never invents one
-// of its own.
-//
-// Guarantees: Parse(Of(x)) is x for every declared value; MarshalJSON prints the same bytes for equal messages.
 package names
 
 import (
