@@ -11,14 +11,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/mesh/devstack/pgserver"
+	"github.com/gpuaas/mesh/devstack/scratch"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pg/embedded"
-	"github.com/gpuaas/mesh/internal/scratch"
 )
 
 // Database is a Postgres of a bench's own, migrated, and durable like any other.
 type Database struct {
-	server    *embedded.Server
+	server    *pgserver.Server
 	dir       *scratch.Dir // nil: the directory stays
 	passwords map[string]string
 }
@@ -73,7 +73,7 @@ func startDatabase(ctx context.Context, logger *slog.Logger, settings map[string
 
 func (d *Database) start(ctx context.Context, logger *slog.Logger, dir string, settings map[string]string) error {
 	var err error
-	d.server, err = embedded.Start(ctx, embedded.Config{
+	d.server, err = pgserver.Start(ctx, pgserver.Config{
 		Dir: filepath.Join(dir, "pg"), Logger: logger, Settings: settings,
 	})
 	if err != nil {

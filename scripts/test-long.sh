@@ -11,5 +11,5 @@ trap 'rm -rf "$programs"' EXIT
 build_programs
 mapfile -t packages < <(grep -rl --include='*_test.go' -e 'testkit\.Repeat(' -e 'rapid\.Check(' . | xargs -n 1 dirname | sort -u)
 export GPUAAS_TEST_LONG=1 RAPID_CHECKS=${RAPID_CHECKS:-1000}
-GOTEST_WRAP="go run ./internal/testkit/pgserver --" \
+GOTEST_WRAP="go run ./devstack/sharedpg --" \
   scripts/gotest.sh -race -vet=off -p 2 -timeout 60m "${packages[@]}"

@@ -38,8 +38,8 @@ full_tests() {
     echo "a process takes milliseconds to start on this machine: two packages run at a time, and two tests of each"
   fi
   build_programs || return 1
-  if [[ -d internal/testkit/pgserver ]]; then
-    wrap="go run ./internal/testkit/pgserver --"
+  if [[ -d devstack/sharedpg ]]; then
+    wrap="go run ./devstack/sharedpg --"
   fi
   # Those that take longest come first.
   # Up to two tests that fail are run once more, alone; what passes then is

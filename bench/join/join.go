@@ -21,13 +21,13 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/devstack/redisserver"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/lock"
-	"github.com/gpuaas/mesh/internal/lock/embedded"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/secretenv"
@@ -106,7 +106,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	var joins *lock.Lock
 	base.Details["env_redis"] = "none"
 	if !opts.WithoutRedis {
-		store, err := embedded.Start(ctx, embedded.Config{Logger: opts.Logger})
+		store, err := redisserver.Start(ctx, redisserver.Config{Logger: opts.Logger})
 		if err != nil {
 			return bench.Result{}, fmt.Errorf("start the bench's Redis: %w", err)
 		}

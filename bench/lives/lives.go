@@ -22,11 +22,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/devstack/pgserver"
+	"github.com/gpuaas/mesh/devstack/scratch"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pg/embedded"
-	"github.com/gpuaas/mesh/internal/scratch"
 	"github.com/gpuaas/mesh/mesh/dev"
 	"github.com/gpuaas/mesh/mesh/halt"
 )
@@ -97,11 +97,11 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	o = o.withDefaults()
 	var m measured
 	var result bench.Result
-	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) error {
+	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *pgserver.Server) error {
 		var err error
 		m, err = o.live(ctx, mesh, server)
 		return err
-	}, func(ctx context.Context, server *embedded.Server) error {
+	}, func(ctx context.Context, server *pgserver.Server) error {
 		var err error
 		result, err = o.judge(ctx, m, server)
 		return err
@@ -114,8 +114,8 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 
 // inMesh calls work in a mesh of the bench's own whose terms are a minute, and after once the mesh has ended and its
 // database is still there.
-func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mesh, *embedded.Server) error,
-	after func(context.Context, *embedded.Server) error,
+func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mesh, *pgserver.Server) error,
+	after func(context.Context, *pgserver.Server) error,
 ) (err error) { //nolint:nonamedreturns // what is cleaned up joins its error
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
@@ -126,7 +126,7 @@ func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mes
 	if err := os.WriteFile(terms, []byte(Terms), 0o600); err != nil {
 		return fmt.Errorf("write the terms: %w", err)
 	}
-	server, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: o.Logger})
+	server, err := pgserver.Start(ctx, pgserver.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: o.Logger})
 	if err != nil {
 		return fmt.Errorf("start the database: %w", err)
 	}
@@ -177,7 +177,7 @@ type measured struct {
 }
 
 // live makes the lives and waits until retention has nothing left to do.
-func (o Options) live(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) (measured, error) {
+func (o Options) live(ctx context.Context, mesh *dev.Mesh, server *pgserver.Server) (measured, error) {
 	conn, err := connect(ctx, server)
 	if err != nil {
 		return measured{}, err
@@ -214,7 +214,7 @@ func (o Options) live(ctx context.Context, mesh *dev.Mesh, server *embedded.Serv
 	return m, nil
 }
 
-func connect(ctx context.Context, server *embedded.Server) (*pgx.Conn, error) {
+func connect(ctx context.Context, server *pgserver.Server) (*pgx.Conn, error) {
 	cfg, err := pgx.ParseConfig(server.AdminURL())
 	if err != nil {
 		return nil, fmt.Errorf("read the address of the database: %w", err)
@@ -227,7 +227,7 @@ func connect(ctx context.Context, server *embedded.Server) (*pgx.Conn, error) {
 }
 
 // judge reads the remaining bytes, prints them by table, the largest first, and compares them with the limit.
-func (o Options) judge(ctx context.Context, m measured, server *embedded.Server) (bench.Result, error) {
+func (o Options) judge(ctx context.Context, m measured, server *pgserver.Server) (bench.Result, error) {
 	conn, err := connect(ctx, server)
 	if err != nil {
 		return bench.Result{}, err

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pg/embedded"
 	"github.com/gpuaas/mesh/mesh/dev"
 )
 
@@ -61,11 +61,11 @@ func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
 	o.Pace = cmp.Or(o.Pace, 6*time.Second)
 	var samples []sample
 	var late int64
-	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) error {
+	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *pgserver.Server) error {
 		var err error
 		samples, late, err = o.soak(ctx, mesh, server)
 		return err
-	}, func(context.Context, *embedded.Server) error { return nil })
+	}, func(context.Context, *pgserver.Server) error { return nil })
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -74,7 +74,7 @@ func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
 
 // soak makes lives until the time is over, and samples meanwhile. It returns the samples, and how many lives did not
 // begin because as many as there are clients were under way.
-func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) ([]sample, int64, error) {
+func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *pgserver.Server) ([]sample, int64, error) {
 	conn, err := connect(ctx, server)
 	if err != nil {
 		return nil, 0, err

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/devstack/scratch"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/scratch"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 

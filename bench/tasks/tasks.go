@@ -18,8 +18,8 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/devstack/scratch"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/scratch"
 )
 
 // Required is the least ratio of round trips to commits; Aim is the goal of the design. MaxP50 bounds the median at the

@@ -15,7 +15,7 @@ import (
 // topLevel are the directories that the repository has, and no others: a new
 // one is a decision about the layout.
 var topLevel = []string{
-	"agent", "bench", "bin", "chaos", "cmd", "console", "deploy", "docs", "drill", "gen", "internal", "mesh",
+	"agent", "bench", "bin", "chaos", "cmd", "console", "deploy", "devstack", "docs", "drill", "gen", "internal", "mesh",
 	"proto", "scripts", "services", "third_party",
 }
 

@@ -12,9 +12,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/gpuaas/mesh/devstack/redisserver"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/lock"
-	"github.com/gpuaas/mesh/internal/lock/embedded"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/obs/obstest"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
 // patient is for tests of what Redis answers and not of how fast, because the machine may be busy.
 var patient = lock.Config{Budget: 30 * time.Second, Cooldown: 20 * time.Millisecond}
 
-func open(t *testing.T, server *embedded.Server, config lock.Config) *lock.Lock {
+func open(t *testing.T, server *redisserver.Server, config lock.Config) *lock.Lock {
 	t.Helper()
 	client, err := lock.Dial(server.URL(), config)
 	if err != nil {
@@ -44,7 +44,7 @@ func open(t *testing.T, server *embedded.Server, config lock.Config) *lock.Lock 
 }
 
 // raw returns a client without the budget, with which a test reads and writes past the lock.
-func raw(t *testing.T, server *embedded.Server) *redis.Client {
+func raw(t *testing.T, server *redisserver.Server) *redis.Client {
 	t.Helper()
 	client, err := lock.Dial(server.URL(), patient)
 	if err != nil {

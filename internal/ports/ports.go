@@ -1,122 +1,105 @@
-// Package ports picks the addresses of a mesh on one machine and finds the process that listens on one that is taken.
-//
-// It trusts only a bind: an address is free if this process could listen on it a moment ago. It owns the reservations
-// of the ports that it has picked, which end with the process. Guarantees: a picked port is not the local end of
-// another process's outgoing connection when its server starts later, or starts again.
 package ports
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
-	"strings"
-	"syscall"
+	"sync"
 )
 
-// InUseError is returned if the address of a flag is taken.
-type InUseError struct {
-	Flag, Addr string
-	PID        int    // of the holder; zero if it is not known
-	Command    string // of the holder
+// The kernel gives outgoing connections a local port of its ephemeral range, and a server whose port is one of them
+// cannot start until that connection has ended. Ports are therefore picked below that range.
+const (
+	lowest          = 20000
+	ephemeralFile   = "/proc/sys/net/ipv4/ip_local_port_range"
+	ephemeralUsual  = 32768 // the default of Linux, if the file cannot be read
+	attemptsPerPort = 256
+)
+
+// reservations last until they are released or the process ends: a server that is down must keep its port.
+var reservations struct {
+	sync.Mutex
+	held map[int]net.Listener
 }
 
-func (e *InUseError) Error() string {
-	holder := "another process"
-	if e.PID != 0 {
-		holder = fmt.Sprintf("%s (pid %d)", e.Command, e.PID)
-	}
-	return fmt.Sprintf("%s is in use by %s: choose another with %s, or end it", e.Addr, holder, e.Flag)
-}
-
-// Check returns an *InUseError if the address cannot be listened on because another process does. A port of zero is
-// always free.
-func Check(ctx context.Context, flag, addr string) error {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return fmt.Errorf("%s %q is not host:port", flag, addr)
-	}
-	if number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port); err != nil || number < 0 {
-		return fmt.Errorf("%s %q: not a port", flag, addr)
-	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
-	if err == nil {
-		if err := l.Close(); err != nil {
-			return fmt.Errorf("%s %s: %w", flag, addr, err)
-		}
-		return nil
-	}
-	if !errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%s %s: %w", flag, net.JoinHostPort(host, port), err)
-	}
-	inUse := &InUseError{Flag: flag, Addr: addr}
-	inUse.PID, inUse.Command = holder(port)
-	return inUse
-}
-
-// holder returns the process id and name of the process that listens on a port, from /proc. Without /proc, and for
-// processes of other users, it finds none.
-func holder(port string) (int, string) {
-	number, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return 0, ""
-	}
-	inodes := map[string]bool{}
-	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		listeners(table, number, inodes)
-	}
-	if len(inodes) == 0 {
-		return 0, ""
-	}
-	fds, err := filepath.Glob("/proc/[0-9]*/fd/*")
-	if err != nil {
-		return 0, ""
-	}
-	for _, fd := range fds {
-		target, err := os.Readlink(fd)
-		if err != nil || !inodes[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")] {
-			continue
-		}
-		dir := filepath.Dir(filepath.Dir(fd))
-		pid, err := strconv.Atoi(filepath.Base(dir))
+// Free returns n loopback addresses, host:port, on which no process listens. No other call returns one of them, in any
+// process on this machine, while this process lives.
+func Free(ctx context.Context, n int) ([]string, error) {
+	var out []string
+	for range n {
+		port, err := Pick(ctx, "127.0.0.1")
 		if err != nil {
+			return nil, err
+		}
+		out = append(out, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	}
+	return out, nil
+}
+
+// Pick returns a port on which no process listens at the host; an empty host means all addresses. It is reserved as
+// Free's are.
+func Pick(ctx context.Context, host string) (int, error) {
+	highest := ephemeralFrom()
+	var last error
+	for range attemptsPerPort {
+		port := lowest + rand.IntN(highest-lowest) //nolint:gosec // not a secret
+		reservation, err := reserve(ctx, port)
+		if err != nil {
+			last = err
 			continue
 		}
-		return pid, command(dir)
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err != nil {
+			last = errors.Join(err, reservation.Close())
+			continue
+		}
+		if err := l.Close(); err != nil {
+			return 0, fmt.Errorf("pick a port: %w", err)
+		}
+		keep(port, reservation)
+		return port, nil
 	}
-	return 0, ""
+	return 0, fmt.Errorf("pick a port: none of %d between %d and %d is free: %w", attemptsPerPort, lowest, highest, last)
 }
 
-func command(dir string) string {
-	line, err := os.ReadFile(filepath.Join(dir, "cmdline")) //nolint:gosec // of /proc
-	if err != nil || len(line) == 0 {
-		return "a process"
+func keep(port int, reservation net.Listener) {
+	reservations.Lock()
+	defer reservations.Unlock()
+	if reservations.held == nil {
+		reservations.held = map[int]net.Listener{}
 	}
-	args := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
-	args[0] = filepath.Base(args[0])
-	return strings.Join(args[:min(len(args), 2)], " ")
+	reservations.held[port] = reservation
 }
 
-// listeners adds the inodes of the sockets that listen on a port, by a table of /proc/net.
-func listeners(table string, port uint64, inodes map[string]bool) {
-	f, err := os.Open(table) //nolint:gosec // of /proc
+// Release releases a picked port. A port that is not reserved is ignored.
+func Release(port int) {
+	reservations.Lock()
+	defer reservations.Unlock()
+	if l, ok := reservations.held[port]; ok {
+		delete(reservations.held, port)
+		_ = l.Close()
+	}
+}
+
+// reserve binds the abstract socket that stands for a port. The kernel gives it to one process, and frees it when that
+// process ends for any reason.
+func reserve(ctx context.Context, port int) (net.Listener, error) {
+	return (&net.ListenConfig{}).Listen(ctx, "unix", fmt.Sprintf("@gpuaas-port-%d", port))
+}
+
+// ephemeralFrom returns the first port that outgoing connections may get.
+func ephemeralFrom() int {
+	text, err := os.ReadFile(ephemeralFile)
 	if err != nil {
-		return
+		return ephemeralUsual
 	}
-	defer f.Close()
-	const listen = "0A"
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 10 || fields[3] != listen {
-			continue
-		}
-		_, hex, _ := strings.Cut(fields[1], ":")
-		if n, err := strconv.ParseUint(hex, 16, 16); err == nil && n == port {
-			inodes[fields[9]] = true
-		}
+	var from, to int
+	if _, err := fmt.Sscan(string(text), &from, &to); err != nil || from < lowest+1000 {
+		return ephemeralUsual
 	}
+	return from
 }

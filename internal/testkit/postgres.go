@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -14,23 +13,16 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
-	pgserver "github.com/gpuaas/mesh/internal/pg/embedded"
 )
-
-// EnvPostgres names the variable with the administrator's URL of a Postgres shared by all packages of one test run.
-const EnvPostgres = "GPUAAS_TEST_PG"
-
-// dirPattern matches the directories in which test processes keep their Postgres; it finds leftovers of killed runs.
-const dirPattern = "gpuaas-testpg-*"
 
 // shared is the one Postgres of this process.
 var shared struct {
 	once   sync.Once
 	err    error
-	server *pgserver.Server
-	dir    string
+	server *pgserver.Temporary
 	admin  *pgxpool.Pool
 	url    string
 	tmpl   string
@@ -40,9 +32,9 @@ var shared struct {
 
 func startShared() {
 	ctx := context.Background()
-	shared.url = os.Getenv(EnvPostgres)
+	shared.url = os.Getenv(pgserver.EnvShared)
 	if shared.url == "" {
-		shared.server, shared.dir, shared.err = StartServer(ctx, slog.New(slog.DiscardHandler))
+		shared.server, shared.err = pgserver.StartTemporary(ctx, slog.New(slog.DiscardHandler))
 		if shared.err != nil {
 			return
 		}
@@ -69,70 +61,9 @@ func copying(ctx context.Context, admin *pgxpool.Pool) (string, error) {
 	var fs syscall.Statfs_t
 	const tmpfs = 0x01021994 // statfs(2)
 	if err := syscall.Statfs(dir, &fs); err != nil || fs.Type != tmpfs {
-		return "", nil //nolint:nilerr // a server elsewhere, as may be given by EnvPostgres
+		return "", nil //nolint:nilerr // a server elsewhere, as may be given by pgserver.EnvShared
 	}
 	return " STRATEGY file_copy", nil
-}
-
-// StartServer starts a Postgres in a fresh temporary directory, which is returned for RemoveServer.
-func StartServer(ctx context.Context, log *slog.Logger) (*pgserver.Server, string, error) {
-	sweepDirs()
-	dir, err := os.MkdirTemp("", dirPattern)
-	if err != nil {
-		return nil, "", fmt.Errorf("make postgres directory: %w", err)
-	}
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's uid must traverse it
-		return nil, "", fmt.Errorf("open postgres directory: %w", err)
-	}
-	// Inside, so that it is swept up with the rest; unless the temporary directory has too long a name for a socket.
-	sockets := filepath.Join(dir, "s")
-	if len(sockets) > 80 {
-		sockets = ""
-	}
-	s, err := pgserver.Start(ctx, pgserver.Config{
-		Dir: dir, SocketDir: sockets, Logger: log,
-		// Many short-lived databases: no checkpoint storms, and no vacuum racing a template clone. Each clone is a
-		// checkpoint, after which pages would be logged whole, against a crash of the host that these databases do not
-		// survive in any case.
-		Settings: map[string]string{
-			"max_connections": "400", "checkpoint_timeout": "15min", "log_min_messages": "fatal", "full_page_writes": "off",
-		},
-	})
-	if err != nil {
-		_ = os.RemoveAll(dir)
-		return nil, "", fmt.Errorf("start test postgres: %w", err)
-	}
-	return s, dir, nil
-}
-
-// RemoveServer stops the server that StartServer started and removes its directory.
-func RemoveServer(s *pgserver.Server, dir string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	if err := s.Stop(ctx); err != nil {
-		return fmt.Errorf("stop test postgres: %w", err)
-	}
-	return os.RemoveAll(dir)
-}
-
-// sweepDirs removes the directories of test processes that were killed: those whose owner lock is free.
-func sweepDirs() {
-	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPattern))
-	if err != nil {
-		return
-	}
-	for _, dir := range dirs {
-		f, err := os.Open(filepath.Join(dir, "owner.lock")) //nolint:gosec // our own pattern
-		if err != nil {
-			continue // being made just now, or not ours
-		}
-		st, err := f.Stat()
-		old := err == nil && time.Since(st.ModTime()) > 10*time.Minute
-		if old && syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
-			_ = os.RemoveAll(dir)
-		}
-		_ = f.Close()
-	}
 }
 
 func stopShared() error {
@@ -142,7 +73,7 @@ func stopShared() error {
 	if shared.server == nil {
 		return nil
 	}
-	return RemoveServer(shared.server, shared.dir)
+	return shared.server.Remove(context.Background())
 }
 
 // templateLock keeps packages that run at once from making the same template twice.

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	redisserver "github.com/gpuaas/mesh/internal/lock/embedded"
+	"github.com/gpuaas/mesh/devstack/redisserver"
 	"github.com/gpuaas/mesh/internal/names"
 )
 

@@ -21,8 +21,8 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/devstack/child"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/child"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/mesh/reap"

@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpuaas/mesh/devstack/child"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/child"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
 )

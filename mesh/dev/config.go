@@ -18,6 +18,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuaas/mesh/devstack/inuse"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/ports"
 )
@@ -192,7 +193,7 @@ func (c *Config) claim(ctx context.Context) error {
 			continue
 		}
 		seen[*addr.value] = addr.flag
-		problems = append(problems, ports.Check(ctx, addr.flag, *addr.value))
+		problems = append(problems, inuse.Check(ctx, addr.flag, *addr.value))
 	}
 	if problems = slices.DeleteFunc(problems, func(err error) bool { return err == nil }); len(problems) > 0 {
 		return &AddressError{Problems: problems}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/mesh/devstack/scratch"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
@@ -20,7 +21,6 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/ports"
-	"github.com/gpuaas/mesh/internal/scratch"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/halt"

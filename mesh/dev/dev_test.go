@@ -18,13 +18,13 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/gpuaas/mesh/devstack/inuse"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	settings "github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
-	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/dev"
@@ -386,7 +386,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 	cfg.DataDir = filepath.Join(meshtest.Dir(t), "data")
 	cfg.ConsoleAddr, cfg.MetricsAddr = taken.Addr().String(), taken.Addr().String()
 	_, err = dev.New(t.Context(), deps, cfg)
-	var inUse *ports.InUseError
+	var inUse *inuse.Error
 	if !errors.As(err, &inUse) || inUse.Flag != "--console-addr" || inUse.PID != os.Getpid() {
 		t.Errorf("a taken address: %v", err)
 	}

@@ -11,8 +11,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/gpuaas/mesh/internal/child"
-	"github.com/gpuaas/mesh/internal/scratch"
+	"github.com/gpuaas/mesh/devstack/child"
+	"github.com/gpuaas/mesh/devstack/scratch"
 	"github.com/gpuaas/mesh/mesh/agents"
 )
 

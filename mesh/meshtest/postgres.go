@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pg/embedded"
 )
 
 // Postgres makes dir the directory of a stopped Postgres whose roles and schema are made: a mesh that starts there
@@ -48,7 +48,7 @@ var prepared = sync.OnceValues(func() (string, error) {
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's user must traverse it
 		return "", err
 	}
-	server, err := embedded.Start(ctx, embedded.Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
+	server, err := pgserver.Start(ctx, pgserver.Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return "", fmt.Errorf("prepare Postgres: %w", err)
 	}
@@ -59,7 +59,7 @@ var prepared = sync.OnceValues(func() (string, error) {
 })
 
 // migrated makes roles and schema.
-func migrated(ctx context.Context, server *embedded.Server) error {
+func migrated(ctx context.Context, server *pgserver.Server) error {
 	passwords := map[string]string{}
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		passwords[role] = rand.Text()

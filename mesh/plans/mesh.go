@@ -10,13 +10,13 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/mesh/devstack/pgserver"
+	"github.com/gpuaas/mesh/devstack/scratch"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pg/embedded"
-	"github.com/gpuaas/mesh/internal/scratch"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/dev"
 	"github.com/gpuaas/mesh/mesh/halt"
@@ -50,7 +50,7 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 // rest.
 func Make(ctx context.Context, src Source) (*Template, error) {
 	var tmpl *Template
-	err := withServer(ctx, src, func(ctx context.Context, server *embedded.Server, dir string) error {
+	err := withServer(ctx, src, func(ctx context.Context, server *pgserver.Server, dir string) error {
 		var err error
 		tmpl, err = makeTemplate(ctx, src, server, dir)
 		return err
@@ -67,7 +67,7 @@ type Running struct {
 
 // Serve loads a fleet of the size, starts the services of a mesh on it, and calls fn while they run.
 func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Context, r Running) error) error {
-	return withServer(ctx, src, func(ctx context.Context, server *embedded.Server, dir string) error {
+	return withServer(ctx, src, func(ctx context.Context, server *pgserver.Server, dir string) error {
 		tmpl, err := makeTemplate(ctx, src, server, dir)
 		if err != nil {
 			return err
@@ -100,13 +100,13 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 // withServer calls fn with a database server and a directory for a mesh, and removes both.
 //
 //nolint:nonamedreturns // what is removed at the end may fail
-func withServer(ctx context.Context, src Source, fn func(context.Context, *embedded.Server, string) error) (err error) {
+func withServer(ctx context.Context, src Source, fn func(context.Context, *pgserver.Server, string) error) (err error) {
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dir.Remove()) }()
-	server, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: src.Logger})
+	server, err := pgserver.Start(ctx, pgserver.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: src.Logger})
 	if err != nil {
 		return fmt.Errorf("start the database of the template: %w", err)
 	}
@@ -119,7 +119,7 @@ func withServer(ctx context.Context, src Source, fn func(context.Context, *embed
 }
 
 // makeTemplate makes the template with a mesh that it ends.
-func makeTemplate(ctx context.Context, src Source, server *embedded.Server, dir string) (*Template, error) {
+func makeTemplate(ctx context.Context, src Source, server *pgserver.Server, dir string) (*Template, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	var tmpl *Template
@@ -133,7 +133,7 @@ func makeTemplate(ctx context.Context, src Source, server *embedded.Server, dir 
 
 // withMesh calls fn while a mesh runs.
 func withMesh(
-	ctx context.Context, src Source, server *embedded.Server, dir string, fn func(context.Context, *dev.Mesh) error,
+	ctx context.Context, src Source, server *pgserver.Server, dir string, fn func(context.Context, *dev.Mesh) error,
 ) error {
 	const free = "127.0.0.1:0"
 	deps := dev.Deps{Logger: src.Logger, Out: discard{}, Err: discard{}, Version: src.Version, Began: time.Now()}
@@ -164,7 +164,7 @@ func withMesh(
 }
 
 // fromMesh furnishes the mesh and captures its rows.
-func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.Server) (_ *Template, err error) {
+func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *pgserver.Server) (_ *Template, err error) {
 	if !src.Instances {
 		var stop func() error
 		if stop, err = src.enrol(ctx, mesh); err != nil {

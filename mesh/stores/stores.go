@@ -16,12 +16,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/mesh/devstack/pgserver"
+	"github.com/gpuaas/mesh/devstack/redisserver"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
-	redisserver "github.com/gpuaas/mesh/internal/lock/embedded"
 	"github.com/gpuaas/mesh/internal/pg"
-	pgserver "github.com/gpuaas/mesh/internal/pg/embedded"
 	"github.com/gpuaas/mesh/mesh/material"
 )
 

@@ -11,12 +11,12 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/gpuaas/mesh/devstack/redisserver"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/lock"
-	"github.com/gpuaas/mesh/internal/lock/embedded"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -193,7 +193,7 @@ func (d *desk) answers(what, id, name string) (string, *lifecyclev1.Operation, e
 func lockStates(t *testing.T) map[string]func(t *testing.T) (*lock.Lock, func(workspaceID string)) {
 	t.Helper()
 	nothing := func(string) {}
-	dial := func(t *testing.T) (*lock.Lock, *embedded.Server, *redis.Client) {
+	dial := func(t *testing.T) (*lock.Lock, *redisserver.Server, *redis.Client) {
 		t.Helper()
 		testkit.IO(t)
 		server := testkit.Redis(t)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/mesh/devstack/pgserver"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -332,12 +333,12 @@ func TestBudgetAndDeadlineEndTheForwardPhase(t *testing.T) {
 func TestPostgresRestartMidRun(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
-	server, dir, err := testkit.StartServer(ctx, slog.New(slog.DiscardHandler))
+	server, err := pgserver.StartTemporary(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := testkit.RemoveServer(server, dir); err != nil {
+		if err := server.Remove(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})

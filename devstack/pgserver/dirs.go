@@ -1,4 +1,4 @@
-package embedded
+package pgserver
 
 import (
 	"crypto/rand"

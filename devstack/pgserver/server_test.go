@@ -1,4 +1,4 @@
-package embedded_test
+package pgserver_test
 
 import (
 	"bufio"
@@ -19,14 +19,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/gpuaas/mesh/internal/pg/embedded"
+	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 // TestMain doubles as the owner that dies in TestOwnerDies.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("EMBEDDED_TEST_OWNER"); dir != "" {
-		s, err := embedded.Start(context.Background(), embedded.Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
+		s, err := pgserver.Start(context.Background(), pgserver.Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			_, _ = fmt.Fprintln(os.Stdout, "error", err)
 			os.Exit(3)
@@ -55,10 +55,10 @@ func testDir(t *testing.T) string {
 	return dir
 }
 
-func start(t *testing.T, cfg embedded.Config) *embedded.Server {
+func start(t *testing.T, cfg pgserver.Config) *pgserver.Server {
 	t.Helper()
 	cfg.Logger = testkit.Logger(t)
-	s, err := embedded.Start(testkit.Context(t), cfg)
+	s, err := pgserver.Start(testkit.Context(t), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestLifeOfAServer(t *testing.T) {
 	testkit.IO(t)
 	dir := filepath.Join(testDir(t), "pg")
 	began := time.Now()
-	s := start(t, embedded.Config{Dir: dir})
+	s := start(t, pgserver.Config{Dir: dir})
 	t.Logf("first start %s", time.Since(began))
 	for setting, want := range map[string]string{
 		"fsync": "on", "full_page_writes": "on", "listen_addresses": "127.0.0.1",
@@ -133,12 +133,12 @@ func TestLifeOfAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	password, _ := admin.User.Password()
-	if got := must(t, s.SocketURL("postgres", embedded.Superuser, password), "SELECT 'in'"); got != "in" {
+	if got := must(t, s.SocketURL("postgres", pgserver.Superuser, password), "SELECT 'in'"); got != "in" {
 		t.Error(got)
 	}
 	for _, u := range []string{
-		s.SocketURL("postgres", embedded.Superuser, "x"),
-		s.URL("postgres", embedded.Superuser, ""),
+		s.SocketURL("postgres", pgserver.Superuser, "x"),
+		s.URL("postgres", pgserver.Superuser, ""),
 	} {
 		if _, err := query(t, u, "SELECT 'in'"); err == nil {
 			t.Errorf("in without the password by %s", u)
@@ -146,8 +146,8 @@ func TestLifeOfAServer(t *testing.T) {
 	}
 
 	// A second owner is refused while the first lives, with an error that names the first.
-	if _, err := embedded.Start(t.Context(), embedded.Config{Dir: dir, Logger: testkit.Logger(t)}); !errors.Is(err,
-		embedded.ErrInUse) ||
+	if _, err := pgserver.Start(t.Context(), pgserver.Config{Dir: dir, Logger: testkit.Logger(t)}); !errors.Is(err,
+		pgserver.ErrInUse) ||
 		!strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Errorf("a second owner got %v", err)
 	}
@@ -186,7 +186,7 @@ func TestLifeOfAServer(t *testing.T) {
 		t.Error("restarted a server whose directory was given free")
 	}
 	began = time.Now()
-	again := start(t, embedded.Config{Dir: dir})
+	again := start(t, pgserver.Config{Dir: dir})
 	t.Logf("warm start %s", time.Since(began))
 	if must(t, again.AdminURL(), "SELECT v FROM kept") != "row" {
 		t.Error("the data is gone")
@@ -229,7 +229,7 @@ func TestOwnerDies(t *testing.T) {
 		}
 		_ = owner.Wait()
 		began := time.Now()
-		s := start(t, embedded.Config{Dir: dir})
+		s := start(t, pgserver.Config{Dir: dir})
 		t.Logf("start after the owner's death: %s", time.Since(began))
 		if s.PID() == pid {
 			t.Fatal("the dead owner's server was kept")
@@ -246,7 +246,7 @@ func TestOwnerDies(t *testing.T) {
 func TestRecycledPIDInLockFiles(t *testing.T) {
 	testkit.IO(t)
 	dir := filepath.Join(testDir(t), "pg")
-	s := start(t, embedded.Config{Dir: dir})
+	s := start(t, pgserver.Config{Dir: dir})
 	run(t, s.AdminURL(), "CREATE TABLE kept (v text)")
 	stranger := exec.CommandContext(t.Context(), "/bin/sleep", "600")
 	if err := stranger.Start(); err != nil {
@@ -287,7 +287,7 @@ func TestInterruptedInitdb(t *testing.T) {
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // as Start makes it
 		t.Fatal(err)
 	}
-	start(t, embedded.Config{Dir: dir})
+	start(t, pgserver.Config{Dir: dir})
 }
 
 func TestStartRefusals(t *testing.T) {
@@ -309,37 +309,37 @@ func TestStartRefusals(t *testing.T) {
 	}
 	tests := []struct {
 		name, want string
-		cfg        embedded.Config
+		cfg        pgserver.Config
 		root       bool
 		env        string
 	}{
 		{name: "no directory", want: "needs a directory"},
 		{
-			name: "fsync off", cfg: embedded.Config{Dir: testDir(t), Settings: map[string]string{"fsync": "off"}},
+			name: "fsync off", cfg: pgserver.Config{Dir: testDir(t), Settings: map[string]string{"fsync": "off"}},
 			want: "fsync stays on",
 		},
 		{
-			name: "port in use", cfg: embedded.Config{Dir: testDir(t), Port: taken},
+			name: "port in use", cfg: pgserver.Config{Dir: testDir(t), Port: taken},
 			want: fmt.Sprintf("postgres port %d is in use", taken),
 		},
 		{
-			name: "not traversable", cfg: embedded.Config{Dir: filepath.Join(closed, "pg")}, want: "may not enter " + closed,
+			name: "not traversable", cfg: pgserver.Config{Dir: filepath.Join(closed, "pg")}, want: "may not enter " + closed,
 			root: true,
 		},
 		{
-			name: "foreign socket directory", cfg: embedded.Config{Dir: testDir(t), SocketDir: squatted},
+			name: "foreign socket directory", cfg: pgserver.Config{Dir: testDir(t), SocketDir: squatted},
 			want: "not ours alone",
 		},
 		{
 			name: "long socket directory",
-			cfg:  embedded.Config{Dir: testDir(t), SocketDir: "/tmp/" + strings.Repeat("long", 30)}, want: "too long",
+			cfg:  pgserver.Config{Dir: testDir(t), SocketDir: "/tmp/" + strings.Repeat("long", 30)}, want: "too long",
 		},
 		{
-			name: "empty binary directory", cfg: embedded.Config{Dir: testDir(t)}, env: "/var/empty",
+			name: "empty binary directory", cfg: pgserver.Config{Dir: testDir(t)}, env: "/var/empty",
 			want: "GPUAAS_PG_BIN=/var/empty",
 		},
 		{
-			name: "unknown setting", cfg: embedded.Config{Dir: testDir(t), Settings: map[string]string{"no_such": "1"}},
+			name: "unknown setting", cfg: pgserver.Config{Dir: testDir(t), Settings: map[string]string{"no_such": "1"}},
 			want: "no_such",
 		},
 	}
@@ -348,10 +348,10 @@ func TestStartRefusals(t *testing.T) {
 			continue
 		}
 		t.Run(tt.name, func(t *testing.T) {
-			t.Setenv(embedded.EnvBin, tt.env)
+			t.Setenv(pgserver.EnvBin, tt.env)
 			tt.cfg.Logger = testkit.Logger(t)
 			began := time.Now()
-			s, err := embedded.Start(testkit.Context(t), tt.cfg)
+			s, err := pgserver.Start(testkit.Context(t), tt.cfg)
 			if err == nil {
 				_ = s.Stop(t.Context())
 			}
@@ -369,7 +369,7 @@ func TestFindNamesTheThreeWays(t *testing.T) {
 	testkit.IO(t)
 	// A uid that may enter nothing of the system's: every candidate is passed over with its reason.
 	t.Setenv("PATH", t.TempDir())
-	found, err := embedded.Find(t.Context(), "", -1)
+	found, err := pgserver.Find(t.Context(), "", -1)
 	if err == nil {
 		t.Logf("found %s without PATH", found.Dir)
 	} else {
@@ -380,8 +380,8 @@ func TestFindNamesTheThreeWays(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"apt install postgresql", "make postgres", "--database-url"} {
-		if !strings.Contains(embedded.ErrNoBinaries.Error(), want) {
-			t.Errorf("%q is missing in %v", want, embedded.ErrNoBinaries)
+		if !strings.Contains(pgserver.ErrNoBinaries.Error(), want) {
+			t.Errorf("%q is missing in %v", want, pgserver.ErrNoBinaries)
 		}
 	}
 }
@@ -392,8 +392,8 @@ func TestAFullDiskIsNamed(t *testing.T) {
 	testkit.IO(t)
 	dir := testkit.SmallDiskAt(t, testDir(t), 192<<20)
 	refill := testkit.Fill(t, dir)
-	cfg := embedded.Config{Dir: filepath.Join(dir, "postgres"), Logger: testkit.Logger(t)}
-	if s, err := embedded.Start(testkit.Context(t), cfg); !errors.Is(err, syscall.ENOSPC) {
+	cfg := pgserver.Config{Dir: filepath.Join(dir, "postgres"), Logger: testkit.Logger(t)}
+	if s, err := pgserver.Start(testkit.Context(t), cfg); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("started on a full disk: %v, %v", s, err)
 	}
 	refill()
@@ -418,7 +418,7 @@ func TestAFullDiskIsNamed(t *testing.T) {
 		t.Log(err)
 	}
 	refill = testkit.Fill(t, dir)
-	if s, err := embedded.Start(testkit.Context(t), cfg); !errors.Is(err, syscall.ENOSPC) {
+	if s, err := pgserver.Start(testkit.Context(t), cfg); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("came back on a full disk: %v, %v", s, err)
 	}
 	refill()

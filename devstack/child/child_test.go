@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/devstack/child"
 )
 
 // TestMain doubles as the parent that dies in TestDiesWithParent.

@@ -1,4 +1,4 @@
-package embedded
+package pgserver
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/devstack/child"
 	"github.com/gpuaas/mesh/internal/ports"
 )
 

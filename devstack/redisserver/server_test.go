@@ -1,4 +1,4 @@
-package embedded_test
+package redisserver_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/gpuaas/mesh/internal/lock/embedded"
+	"github.com/gpuaas/mesh/devstack/redisserver"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -22,7 +22,7 @@ func TestBothKindsServeExpireDieAndComeBack(t *testing.T) {
 		t.Run(fmt.Sprintf("imitation=%v", imitation), func(t *testing.T) {
 			ctx := testkit.Context(t)
 			began := time.Now()
-			s, err := embedded.Start(ctx, embedded.Config{ImitationOnly: imitation, Logger: testkit.Logger(t)})
+			s, err := redisserver.Start(ctx, redisserver.Config{ImitationOnly: imitation, Logger: testkit.Logger(t)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,8 +97,8 @@ func TestPortInUseIsNamed(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	port := l.Addr().(*net.TCPAddr).Port
 	for _, imitation := range []bool{false, true} {
-		_, err := embedded.Start(testkit.Context(t),
-			embedded.Config{Port: port, ImitationOnly: imitation, Logger: testkit.Logger(t)})
+		_, err := redisserver.Start(testkit.Context(t),
+			redisserver.Config{Port: port, ImitationOnly: imitation, Logger: testkit.Logger(t)})
 		if want := fmt.Sprintf("redis port %d is in use", port); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("imitation %v: got %v", imitation, err)
 		}
@@ -108,7 +108,7 @@ func TestPortInUseIsNamed(t *testing.T) {
 func TestNoServerOnPathFallsBack(t *testing.T) {
 	testkit.IO(t)
 	t.Setenv("PATH", t.TempDir())
-	s, err := embedded.Start(testkit.Context(t), embedded.Config{Logger: testkit.Logger(t)})
+	s, err := redisserver.Start(testkit.Context(t), redisserver.Config{Logger: testkit.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

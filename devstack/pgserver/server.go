@@ -1,4 +1,4 @@
-package embedded
+package pgserver
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/devstack/child"
 )
 
 // Superuser is the one role that exists after initdb.

@@ -1,4 +1,4 @@
-package embedded
+package redisserver
 
 import (
 	"bufio"
@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/devstack/child"
 	"github.com/gpuaas/mesh/internal/ports"
 )
 

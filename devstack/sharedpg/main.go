@@ -1,6 +1,6 @@
-// Command pgserver runs a command with a Postgres that all test packages of the run share:
+// Command sharedpg runs a command with a Postgres that all test packages of the run share:
 //
-//	go run ./internal/testkit/pgserver -- go test ./...
+//	go run ./devstack/sharedpg -- go test ./...
 //
 // It starts the server, names it in GPUAAS_TEST_PG, passes signals on, stops the server after the command, and exits
 // with the command's status. Without a command it prints the variable and waits for an interrupt.
@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/devstack/pgserver"
 )
 
 func main() {
@@ -37,12 +37,12 @@ func main() {
 func run(log *slog.Logger, args []string) (int, error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	server, dir, err := testkit.StartServer(ctx, log)
+	server, err := pgserver.StartTemporary(ctx, log)
 	if err != nil {
 		return 1, err
 	}
-	code, err := command(ctx, testkit.EnvPostgres+"="+server.AdminURL(), args)
-	return code, errors.Join(err, testkit.RemoveServer(server, dir))
+	code, err := command(ctx, pgserver.EnvShared+"="+server.AdminURL(), args)
+	return code, errors.Join(err, server.Remove(ctx))
 }
 
 func command(ctx context.Context, env string, args []string) (int, error) {

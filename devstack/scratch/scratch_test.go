@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuaas/mesh/internal/scratch"
+	"github.com/gpuaas/mesh/devstack/scratch"
 )
 
 const childEnv = "GPUAAS_TEST_SCRATCH_CHILD"
