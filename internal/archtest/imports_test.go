@@ -15,10 +15,21 @@ var services = []string{"services/nodeapi", "services/lifecycle", "services/reco
 // other.
 var composers = []string{"mesh", "drill", "bench", "chaos", "cmd"}
 
+// agents are the packages of the program that runs on a machine.
+var agents = []string{"agent", "cmd/gpuaas-node-agent"}
+
+// devstack runs the servers and processes of a mesh on one machine. In production others run them.
+const devstack = "devstack"
+
+// testKits are the packages of internal that only tests import.
+var testKits = []string{"internal/testkit"}
+
 // wall is the rule that packages in from import no package in to directly.
 type wall struct {
 	name     string
 	from, to []string
+	except   []string // of from
+	product  bool     // tests may import it
 }
 
 func walls() []wall {
@@ -28,10 +39,22 @@ func walls() []wall {
 			to: slices.Concat([]string{"services", "agent"}, composers),
 		},
 		{
-			name: "the agent imports no service, no composition", from: []string{"agent", "cmd/gpuaas-node-agent"},
+			name: "the agent imports no service, no composition", from: agents,
 			to: slices.Concat([]string{"services"}, composers),
 		},
 		{name: "services import no agent, no composition", from: services, to: slices.Concat([]string{"agent"}, composers)},
+		{
+			name: "devstack imports no service, no agent, no composition", from: []string{devstack},
+			to: slices.Concat([]string{"services", "agent"}, composers),
+		},
+		{
+			name: "internal imports no devstack, but in tests and their kits", from: []string{"internal"}, except: testKits,
+			to: []string{devstack}, product: true,
+		},
+		{
+			name: "services and the agent import no devstack", from: slices.Concat(services, agents),
+			to: []string{devstack}, product: true,
+		},
 	}
 	all = append(all, rooms()...)
 	for _, s := range services {
@@ -86,7 +109,7 @@ func TestImportWalls(t *testing.T) {
 	for _, w := range walls() {
 		t.Run(w.name, func(t *testing.T) {
 			for _, p := range tr.pkgs {
-				if !underAny(p.dir, w.from) {
+				if !underAny(p.dir, w.from) || underAny(p.dir, w.except) {
 					continue
 				}
 				for _, f := range p.files {
@@ -95,7 +118,7 @@ func TestImportWalls(t *testing.T) {
 						if dir == "" || dir == p.dir || underAny(dir, w.from) {
 							continue
 						}
-						if underAny(dir, w.to) {
+						if underAny(dir, w.to) && !(w.product && f.test) {
 							t.Errorf("%s imports %s", f.path, dir)
 						}
 					}
@@ -121,7 +144,7 @@ var heavy = []string{
 func TestAgentLinksNothingHeavy(t *testing.T) {
 	tr := load(t)
 	for dir := range tr.pkgs {
-		if !under(dir, "agent") && dir != "cmd/gpuaas-node-agent" {
+		if !underAny(dir, agents) {
 			continue
 		}
 		t.Run(dir, func(t *testing.T) {
@@ -134,6 +157,21 @@ func TestAgentLinksNothingHeavy(t *testing.T) {
 				}
 				if d := dirOf(imported); underAny(d, []string{"services"}) {
 					t.Errorf("links a service by %s", strings.Join(way, " -> "))
+				}
+			}
+		})
+	}
+}
+
+// TestServicesAndAgentLinkNoDevstack follows imports through this module, so that a service that comes to link devstack
+// by way of a test kit is found as well.
+func TestServicesAndAgentLinkNoDevstack(t *testing.T) {
+	tr := load(t)
+	for _, dir := range slices.Concat(services, agents) {
+		t.Run(dir, func(t *testing.T) {
+			for _, way := range tr.reach(dir) {
+				if under(dirOf(way[len(way)-1]), devstack) {
+					t.Errorf("links devstack by %s", strings.Join(way, " -> "))
 				}
 			}
 		})
