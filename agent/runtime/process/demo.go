@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -81,48 +80,6 @@ func (r *Runtime) copyBinary(from string) (string, error) {
 		return "", fmt.Errorf("copy own binary: %w", err)
 	}
 	return path, nil
-}
-
-// reachable reports whether any user may execute path: it and every directory above it are open to others.
-func reachable(path string) bool {
-	for {
-		info, err := os.Stat(path)
-		if err != nil || info.Mode()&0o001 == 0 {
-			return false
-		}
-		if !info.IsDir() && info.Mode()&0o004 == 0 {
-			return false
-		}
-		up := filepath.Dir(path)
-		if up == path {
-			return true
-		}
-		path = up
-	}
-}
-
-// CheckReachable returns an error that names the directory above path which users other than its owner cannot traverse.
-func CheckReachable(path string) error {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return err
-	}
-	for {
-		info, err := os.Stat(path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			return err
-		case info.Mode()&0o001 == 0:
-			return fmt.Errorf("workspaces cannot pass through %s (mode %04o): choose a directory that other users may traverse",
-				path, info.Mode().Perm())
-		}
-		up := filepath.Dir(path)
-		if up == path {
-			return nil
-		}
-		path = up
-	}
 }
 
 // DemoMain is the subcommand `demo-workload` of the agent's binary: it serves / and /healthz on $PORT of $HOST (default

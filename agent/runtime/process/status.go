@@ -2,31 +2,14 @@ package process
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
-)
-
-// DefaultProbeTimeout bounds one readiness probe; maxProbeTimeout is the longest that a spec may set.
-const (
-	DefaultProbeTimeout = 2 * time.Second
-	maxProbeTimeout     = 30 * time.Second
-)
-
-// DefaultMinUptime is how long a workload without a probe runs before it is ready; maxMinUptime is the longest that a
-// spec may set.
-const (
-	DefaultMinUptime = 2 * time.Second
-	maxMinUptime     = 5 * time.Minute
 )
 
 // waitsForList is the detail of a workload that should run and was not started after a boot.
@@ -125,82 +108,6 @@ func (r *Runtime) phase(w *workload, s state) nodev1.WorkloadPhase {
 	}
 }
 
-// finished reports whether a workload without a probe has done its work: it exited with status 0, after a run that was
-// long enough for it to be ready, whether or not its readiness was checked meanwhile.
-func finished(spec spec, s state) bool {
-	return s.HasExited && s.ExitCode == 0 && !spec.Ready.asks() && s.RanFor >= spec.Ready.minUptime()
-}
-
-// ready reports whether a workload that has run for uptime is ready, and why not. It probes at most once.
-func (r *Runtime) ready(ctx context.Context, s spec, uptime time.Duration) (bool, string) {
-	if least := s.Ready.minUptime(); uptime < least {
-		return false, fmt.Sprintf("has run for %.1f s of the %s s that make it ready",
-			uptime.Truncate(100*time.Millisecond).Seconds(), strconv.FormatFloat(least.Seconds(), 'f', -1, 64))
-	}
-	if !s.Ready.asks() {
-		return true, ""
-	}
-	var number int32
-	for i, p := range s.Ports {
-		if p.Name == s.Ready.Port || (s.Ready.Port == "" && i == 0) {
-			number = p.Port
-		}
-	}
-	timeout := s.Ready.Timeout
-	if timeout <= 0 {
-		timeout = DefaultProbeTimeout
-	}
-	ctx, cancel := context.WithTimeout(ctx, min(timeout, maxProbeTimeout))
-	defer cancel()
-	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(number)))
-	var err error
-	if s.Ready.HTTPPath != "" {
-		err = probeHTTP(ctx, "http://"+address+s.Ready.HTTPPath)
-	} else {
-		err = probeTCP(ctx, address)
-	}
-	if err != nil {
-		return false, fmt.Sprintf("not ready: %v", err)
-	}
-	return true, ""
-}
-
-func probeTCP(ctx context.Context, address string) error {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
-}
-
-// probeHTTP sends one request, follows no redirect, and reads little of the response, since a tenant's program sends
-// it.
-func probeHTTP(ctx context.Context, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	transport := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10}
-	client := &http.Client{
-		Transport:     transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-	defer transport.CloseIdleConnections()
-	resp, err := client.Do(req)
-	if err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
-			return errors.New("no answer in time")
-		}
-		return err
-	}
-	_, _ = io.CopyN(io.Discard, resp.Body, 4096)
-	_ = resp.Body.Close()
-	if resp.StatusCode < 200 || resp.StatusCode > 399 {
-		return fmt.Errorf("status %d", resp.StatusCode)
-	}
-	return nil
-}
-
 // crashLoops is the digest of every workload in a crash loop: one that exits once more has not changed.
 const crashLoops = "crash loop"
 
@@ -224,4 +131,46 @@ func (r *Runtime) observeChanges(ctx context.Context) bool {
 		r.mu.Unlock()
 	}
 	return changed
+}
+
+// Status returns one workload, or all of a workspace if name is empty. One that is not there has the phase absent.
+func (r *Runtime) Status(ctx context.Context, workspaceID, name string) ([]*nodev1.WorkloadStatus, error) {
+	if !validWorkspace(workspaceID) {
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id is malformed")
+	}
+	var out []*nodev1.WorkloadStatus
+	for _, w := range r.list() {
+		if w.key.workspaceID != workspaceID || (name != "" && w.key.name != name) {
+			continue
+		}
+		if st := r.check(ctx, w); st != nil {
+			out = append(out, st)
+		}
+	}
+	if len(out) == 0 && name != "" {
+		out = append(out, &nodev1.WorkloadStatus{Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT})
+	}
+	return out, nil
+}
+
+// Observe returns every workload of the host, by workspace, for Observation frames.
+func (r *Runtime) Observe(ctx context.Context) map[string][]*nodev1.WorkloadStatus {
+	out := map[string][]*nodev1.WorkloadStatus{}
+	for _, w := range r.list() {
+		if st := r.check(ctx, w); st != nil {
+			out[w.key.workspaceID] = append(out[w.key.workspaceID], st)
+		}
+	}
+	return out
+}
+
+// Changed returns a channel that gets a value when a workload changed its phase, pid, restarts or readiness, or entered
+// or left a crash loop, since the last value was taken. Restarts within a crash loop are not changes.
+func (r *Runtime) Changed() <-chan struct{} { return r.changed }
+
+func (r *Runtime) notify() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
 }
