@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/ledger"
 	"github.com/gpuaas/mesh/agent/room"
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	"github.com/gpuaas/mesh/agent/session"
@@ -193,7 +194,7 @@ func (a *Agent) openHost(ctx context.Context) error {
 	a.facts.refresh(ctx)
 	if a.work, err = process.New(process.Deps{Logger: a.deps.Logger, UIDs: uids}, process.Config{
 		StateDir: workloads, WorkDir: runs,
-		Cgroups: process.DetectCgroups(a.cfg.StateDir), GPUs: a.facts.now().GetGpus(),
+		Cgroups: isolation.DetectCgroups(a.cfg.StateDir), GPUs: a.facts.now().GetGpus(),
 	}); err != nil {
 		return err
 	}
@@ -205,7 +206,7 @@ func (a *Agent) openHost(ctx context.Context) error {
 		return err
 	}
 	if root {
-		if err := process.CheckReachable(a.cfg.WorkDir); err != nil {
+		if err := isolation.CheckReachable(a.cfg.WorkDir); err != nil {
 			a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "workspaces cannot reach their directories", slog.Any("error", err))
 		}
 	}

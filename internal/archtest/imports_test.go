@@ -57,6 +57,7 @@ func walls() []wall {
 		},
 	}
 	all = append(all, rooms()...)
+	all = append(all, runtimeRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -101,6 +102,21 @@ func TestRequestsAreDecidedInOnePlace(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// runtimeRooms are the walls between the packages of the agent's runtime: process supervises, and knows the others.
+func runtimeRooms() []wall {
+	const r = "agent/runtime/"
+	return []wall{
+		{name: "isolation knows no output and no supervision", from: []string{r + "isolation"},
+			to: []string{r + "jsonfile", r + "output", r + "process"}},
+		{name: "output knows no isolation and no supervision", from: []string{r + "output"},
+			to: []string{r + "isolation", r + "process", r + "procfs"}},
+		{
+			name: "identities of processes and files know no workload", from: []string{r + "jsonfile", r + "procfs"},
+			to: []string{r + "isolation", r + "output", r + "process", r + "uid"},
+		},
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/internal/workrules"
@@ -43,7 +44,8 @@ func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest st
 	}
 	var err error
 	if s.Dir == "" {
-		if s.Dir, err = r.makeScratch(w.key, s.UID); err != nil {
+		s.Dir = r.scratch(w.key)
+		if err = isolation.MakeDirectory(s.Dir, s.UID); err != nil {
 			return spec{}, err
 		}
 	}
@@ -54,8 +56,8 @@ func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest st
 		return spec{}, err
 	}
 	s.Env = environment(wl, req, s)
-	if s.Cgroups, err = r.cfg.Cgroups.create(req.WorkspaceID, s.Name, r.cfg.MaxPIDs,
-		deniedDevices(r.cfg.GPUs, s.GPUs)); err != nil {
+	if s.Cgroups, err = r.cfg.Cgroups.Create(req.WorkspaceID, s.Name, r.cfg.MaxPIDs,
+		isolation.DeniedDevices(r.cfg.GPUs, s.GPUs)); err != nil {
 		// If the host gives no groups any longer the workload still runs; its status reports that it has none.
 		r.deps.Logger.Warn("workload gets no control group", slog.String("workspace_id", req.WorkspaceID),
 			slog.String("workload", s.Name), slog.Any("error", err))

@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
@@ -24,8 +25,8 @@ type Config struct {
 	// NoRoot keeps the agent from giving workspaces their own uid. Default: whether the process is not root. Only tests of
 	// that case set it.
 	NoRoot bool
-	// Cgroups are the control groups in which workloads run; see DetectCgroups.
-	Cgroups Cgroups
+	// Cgroups are the control groups in which workloads run; see isolation.DetectCgroups.
+	Cgroups isolation.Cgroups
 
 	MaxPIDs    int           // of one workload. Default 4096
 	LogBytes   int64         // of one output before it is rotated; one older piece is kept. Default 8 MiB

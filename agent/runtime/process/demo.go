@@ -15,14 +15,14 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
 )
 
 // DemoCommand as the first element of a command means the built-in demo workload: a small HTTP server.
 const DemoCommand = "@demo"
 
 const demoSubcommand = "demo-workload"
-
-func ownUID() int { return os.Getuid() }
 
 // substituteDemo replaces DemoCommand by the agent's own binary: the binary itself where the workspace can reach it,
 // else a copy.
@@ -31,7 +31,7 @@ func (r *Runtime) substituteDemo(s *spec) error {
 		return nil
 	}
 	path, err := filepath.EvalSymlinks(r.cfg.Executable) // of /proc/self/exe too, unless the file was replaced since
-	if err != nil || (s.UID >= 0 && !reachable(path)) {
+	if err != nil || (s.UID >= 0 && !isolation.Reachable(path)) {
 		if path, err = r.copyBinary(path); err != nil {
 			return err
 		}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/agent/room"
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -61,7 +63,7 @@ func (r *Runtime) Deploy(ctx context.Context, req Request) (*nodev1.WorkloadStat
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of workload: %w", err)
 	}
-	if err := writeFile(w.dir, fileSpec, next); err != nil {
+	if err := jsonfile.Write(w.dir, fileSpec, next); err != nil {
 		return nil, err
 	}
 	w.spec, w.present, w.failed = next, true, ""
@@ -71,7 +73,7 @@ func (r *Runtime) Deploy(ctx context.Context, req Request) (*nodev1.WorkloadStat
 // lives reports whether the workload runs, or is being brought back by its shim.
 func (r *Runtime) lives(w *workload) bool {
 	s := w.state()
-	return s.Shim.alive() && s.BootID == r.boot && !s.Final
+	return s.Shim.Alive() && s.BootID == r.boot && !s.Final
 }
 
 // Start starts a workload that was deployed. One that runs is left alone.
@@ -159,7 +161,7 @@ func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace ti
 			return nil, err
 		}
 	}
-	removeCgroups(w.spec.Cgroups)
+	isolation.RemoveCgroups(w.spec.Cgroups)
 	if err := os.RemoveAll(w.dir); err != nil {
 		return nil, fmt.Errorf("remove workload: %w", err)
 	}

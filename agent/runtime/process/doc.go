@@ -9,6 +9,9 @@
 // and workloads again by pid, start time, boot and control group, so that a recycled pid is never taken for a workload;
 // where a shim died, a new one adopts the workload that outlived it.
 //
+// What a workload may use on the host, and which processes are its own, is package isolation's; what it writes is kept
+// and shown by package output.
+//
 // A workload that runs when an agent starts is adopted. One that does not, as after a boot, is started only once the
 // control plane has listed its epoch (SetRunList), or by a task: until then this host may be one whose epoch was
 // replaced.

@@ -1,14 +1,9 @@
 package process
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
+
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 )
 
 // The files of a workload's directory. Agent and shim each write their own and only read the other's.
@@ -17,7 +12,6 @@ const (
 	fileDesired = "desired.json" // by the agent: whether to run it
 	fileState   = "state.json"   // by the shim: the state of the workload
 	fileLock    = "shim.lock"    // locked by the shim as long as it lives
-	fileOutput  = "output.log"   // the workload's, of the present run
 	fileShimLog = "shim.log"
 )
 
@@ -104,12 +98,12 @@ const (
 
 // state is the state of a workload, as its shim writes it.
 type state struct {
-	Phase     string    `json:"phase"`
-	Run       string    `json:"run"` // marks the processes of one start, in their environment
-	BootID    string    `json:"boot_id"`
-	Shim      ident     `json:"shim"`
-	Child     ident     `json:"child"`
-	StartedAt time.Time `json:"started_at"`
+	Phase     string         `json:"phase"`
+	Run       string         `json:"run"` // marks the processes of one start, in their environment
+	BootID    string         `json:"boot_id"`
+	Shim      procfs.Process `json:"shim"`
+	Child     procfs.Process `json:"child"`
+	StartedAt time.Time      `json:"started_at"`
 	// RunningSince is when the workload was executed, by the host's clock since its boot, which cannot be set. Zero in the
 	// files of earlier agents.
 	RunningSince time.Duration `json:"running_since,omitempty"`
@@ -131,9 +125,9 @@ type state struct {
 func (s state) uptime() time.Duration {
 	since := s.RunningSince
 	if since <= 0 {
-		since = s.Child.started()
+		since = s.Child.Started()
 	}
-	return max(sinceBoot()-since, 0)
+	return max(procfs.SinceBoot()-since, 0)
 }
 
 // restarted returns how often the workload was started again. Restarts includes a restart that waits for its backoff;
@@ -148,63 +142,5 @@ func (s state) restarted() int32 {
 // wantedBy returns the order to assume for a workload whose desired file cannot be read: to run, unless it was stopped.
 func wantedBy(s state) desired { return desired{Run: s.Phase != phaseStopped} }
 
-// unfinished reports whether a file of a workload's directory is the leftover of an unfinished write.
-func unfinished(name string) bool {
-	for _, file := range []string{fileSpec, fileDesired, fileState, fileOutputInfo} {
-		if strings.HasPrefix(name, "."+file+"-") {
-			return true
-		}
-	}
-	return false
-}
-
 // exitUnknown is the exit code of a process whose shim died before it, so that no parent could read its exit status.
 const exitUnknown = -1
-
-// writeFile replaces a file so that a reader, and a crash, see the old or the new content, whole.
-func writeFile(dir, name string, v any) error {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("encode %s: %w", name, err)
-	}
-	f, err := os.CreateTemp(dir, "."+name+"-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, name))
-	}
-	if err == nil {
-		err = syncDir(dir)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	return nil
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path) //nolint:gosec // the agent's own directory
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// readFile decodes a file into v. It returns false if there is no such file.
-func readFile(dir, name string, v any) (bool, error) {
-	data, err := os.ReadFile(filepath.Join(dir, name)) //nolint:gosec // the agent's own directory
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read %s: %w", name, err)
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		return false, fmt.Errorf("read %s: %w", name, err)
-	}
-	return true, nil
-}

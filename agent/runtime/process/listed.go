@@ -57,7 +57,7 @@ func (r *Runtime) waits(w *workload) bool {
 
 // runs reports whether a shim or the first process of the workload is alive.
 func (r *Runtime) runs(s state) bool {
-	return s.BootID == r.boot && (s.Shim.alive() || s.Child.alive())
+	return s.BootID == r.boot && (s.Shim.Alive() || s.Child.Alive())
 }
 
 // haltRetry is the time between two attempts to stop workloads that did not stop.

@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -80,9 +81,9 @@ func newRuntime(dir string, logger *slog.Logger, bare bool) (*process.Runtime, e
 	if err != nil {
 		return nil, err
 	}
-	var groups process.Cgroups
+	var groups isolation.Cgroups
 	if !bare {
-		groups = process.DetectCgroups(dir)
+		groups = isolation.DetectCgroups(dir)
 	}
 	return process.New(process.Deps{Logger: logger, UIDs: uids}, process.Config{
 		StateDir: filepath.Join(dir, "state"), WorkDir: filepath.Join(dir, "open"), Cgroups: groups, NoRoot: bare,

@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -425,7 +426,7 @@ echo checked; exec sleep 600`
 
 func TestControlGroups(t *testing.T) {
 	g := newRig(t, host(t), false)
-	groups := process.DetectCgroups(g.dir)
+	groups := isolation.DetectCgroups(g.dir)
 	if groups.Version == 0 {
 		t.Log("this host gives no control groups; the bare cases are what it does")
 		return

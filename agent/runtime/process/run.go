@@ -3,13 +3,15 @@ package process
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
+	"github.com/gpuaas/mesh/agent/runtime/output"
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 	"github.com/gpuaas/mesh/internal/failpoint"
 )
 
@@ -22,55 +24,52 @@ func (s *shim) start() error {
 	if err != nil {
 		return err
 	}
-	defer stage.close()
+	defer stage.Close()
 	if err := failpoint.Hit("agent.shim.before_exec"); err != nil {
 		return err
 	}
-	refused, err := stage.release(s.spec, s.state.Run)
+	order := isolation.Order{Argv: s.spec.Argv, Env: s.spec.Env, Dir: s.spec.Dir, UID: s.spec.UID}
+	refused, err := stage.Release(order, s.state.Run)
 	if err != nil || refused != "" {
-		err := errors.Join(err, s.tree().kill(s.reap))
+		err := errors.Join(err, s.tree().Kill(s.reap))
 		s.closeChild()
 		if refused != "" {
 			return errors.Join(errors.New(refused), err)
 		}
 		return err
 	}
-	s.state.Phase, s.state.RunningSince = phaseRunning, sinceBoot()
+	s.state.Phase, s.state.RunningSince = phaseRunning, procfs.SinceBoot()
 	return s.save()
 }
 
-func (s *shim) stage() (*initStage, error) {
+func (s *shim) stage() (*isolation.Stage, error) {
 	run := uuid.NewString()
-	output, err := s.openOutput(run)
+	last := output.Exit{Run: s.state.Run, HasExited: s.state.HasExited, Code: s.state.ExitCode}
+	out, err := s.output.Open(run, last)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = output.Close() }()
+	defer func() { _ = out.Close() }()
 	if s.spec.UID >= 0 {
 		// So that the workload may open /dev/stdout by name; the mode of the directory above keeps other users out.
-		if err := output.Chown(s.spec.UID, s.spec.UID); err != nil {
+		if err := out.Chown(s.spec.UID, s.spec.UID); err != nil {
 			return nil, fmt.Errorf("give output to the workload: %w", err)
 		}
 	}
-	stage, err := newInitStage(output)
+	stage, err := isolation.NewStage(selfExecutable, []string{programName, "shim", initArgument}, out)
 	if err != nil {
 		return nil, err
 	}
 	s.state.Run = run
-	s.state.Child, s.own, s.exited = stage.child, true, false
+	s.state.Child, s.own, s.exited = stage.Child, true, false
 	s.state.Phase, s.state.StartedAt, s.state.RunningSince, s.state.Detail = phaseStarting, time.Now(), 0, ""
 	s.state.HasExited, s.state.Final = false, false
-	for _, dir := range s.spec.Cgroups {
-		if err == nil {
-			err = writeControl(filepath.Join(dir, "cgroup.procs"), fmt.Sprint(stage.child.PID))
-		}
-	}
-	if err == nil {
+	if err = isolation.Join(stage.Child.PID, s.spec.Cgroups); err == nil {
 		err = s.save()
 	}
 	if err != nil {
-		stage.close()
-		err = errors.Join(fmt.Errorf("prepare start: %w", err), s.tree().kill(s.reap))
+		stage.Close()
+		err = errors.Join(fmt.Errorf("prepare start: %w", err), s.tree().Kill(s.reap))
 		s.closeChild()
 		return nil, err
 	}
@@ -93,7 +92,7 @@ func (s *shim) watch() (bool, error) {
 			s.exited, s.code = true, exitUnknown
 		case <-ticker.C:
 			s.restore()
-			s.rotate()
+			s.output.Rotate()
 		case sig := <-s.commands:
 			stop := sig != syscall.SIGUSR1
 			if !stop {
@@ -116,9 +115,9 @@ func (s *shim) adoptedEnd() <-chan struct{} {
 		return nil
 	}
 	done := make(chan struct{})
-	go func(i ident) {
+	go func(child procfs.Process) {
 		defer close(done)
-		for !i.gone(time.Minute) {
+		for !child.Wait(time.Minute) {
 			continue
 		}
 	}(s.state.Child)
@@ -132,7 +131,7 @@ func (s *shim) stop(done <-chan struct{}) error {
 	if grace <= 0 {
 		grace = DefaultGrace
 	}
-	if s.state.Child.alive() {
+	if s.state.Child.Alive() {
 		_ = unix.Kill(-s.state.Child.PID, syscall.SIGTERM) // it leads its group, and is alive: the number is its own
 	}
 	timer := time.NewTimer(grace)
@@ -149,7 +148,7 @@ func (s *shim) stop(done <-chan struct{}) error {
 		}
 		break
 	}
-	if err := s.tree().kill(s.reap); err != nil {
+	if err := s.tree().Kill(s.reap); err != nil {
 		return err
 	}
 	s.reap()
@@ -205,6 +204,6 @@ func (s *shim) closeChild() {
 		_ = unix.Close(s.pidfd)
 		s.pidfd = 0
 	}
-	s.state.Child = ident{}
+	s.state.Child = procfs.Process{}
 	s.state.Adopted = false
 }

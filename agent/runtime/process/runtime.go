@@ -10,6 +10,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
+	"github.com/gpuaas/mesh/agent/runtime/output"
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 )
 
 // SetCrashLoopRestarts sets how many restarts in a row make a crash loop.
@@ -29,7 +33,7 @@ type Runtime struct {
 	claimed   map[int32]key             // picked ports
 	listed    func(WorkspaceEpoch) bool // nil until the control plane has listed what may run here
 
-	masks   maskCache
+	outputs output.Reader
 	changed chan struct{}
 	shims   sync.WaitGroup // waits for the shims that this process started, so that they are reaped
 }
@@ -71,7 +75,7 @@ func New(deps Deps, cfg Config) (*Runtime, error) {
 		}
 	}
 	r := &Runtime{
-		cfg: cfg, deps: deps, boot: bootID(),
+		cfg: cfg, deps: deps, boot: procfs.BootID(),
 		workloads: map[key]*workload{}, claimed: map[int32]key{}, changed: make(chan struct{}, 1),
 	}
 	r.crashLoop.Store(DefaultCrashLoopRestarts)
@@ -79,7 +83,7 @@ func New(deps Deps, cfg Config) (*Runtime, error) {
 	if err := r.find(); err != nil {
 		return nil, err
 	}
-	r.cfg.Cgroups.sweep(func(workspaceID, name string) bool { return r.workloads[key{workspaceID, name}] != nil })
+	r.cfg.Cgroups.Sweep(func(workspaceID, name string) bool { return r.workloads[key{workspaceID, name}] != nil })
 	return r, nil
 }
 
@@ -103,16 +107,16 @@ func (r *Runtime) find() error {
 			}
 			w := r.workload(key{ws.Name(), n.Name()})
 			r.sweep(w.dir)
-			if w.present, err = readFile(w.dir, fileSpec, &w.spec); err != nil {
+			if w.present, err = jsonfile.Read(w.dir, fileSpec, &w.spec); err != nil {
 				w.failed, w.present, w.spec = err.Error(), false, spec{UID: -1}
 				r.problem(w, err)
 				continue
 			}
-			if _, err := readFile(w.dir, fileDesired, &w.want); err != nil {
+			if _, err := jsonfile.Read(w.dir, fileDesired, &w.want); err != nil {
 				w.want = wantedBy(w.state())
 				r.problem(w, err)
 			}
-			w.adopted = w.state().Shim.alive()
+			w.adopted = w.state().Shim.Alive()
 			w.mayStart.Store(r.runs(w.state()))
 			for _, p := range w.spec.Ports {
 				if p.Picked {
@@ -133,7 +137,8 @@ func (r *Runtime) sweep(dir string) {
 	}
 	for _, entry := range entries {
 		info, err := entry.Info()
-		if err != nil || !unfinished(entry.Name()) || time.Since(info.ModTime()) < leftoverAge {
+		if err != nil || time.Since(info.ModTime()) < leftoverAge ||
+			!jsonfile.Unfinished(entry.Name(), fileSpec, fileDesired, fileState, output.InfoFile) {
 			continue
 		}
 		_ = os.Remove(filepath.Join(dir, entry.Name()))
@@ -177,7 +182,7 @@ func (r *Runtime) workload(k key) *workload {
 // state returns the state that the shim wrote last; the zero state if there is none that can be read.
 func (w *workload) state() state {
 	var s state
-	if _, err := readFile(w.dir, fileState, &s); err != nil {
+	if _, err := jsonfile.Read(w.dir, fileState, &s); err != nil {
 		return state{}
 	}
 	return s

@@ -13,6 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/mesh/agent/room"
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
+	"github.com/gpuaas/mesh/agent/runtime/output"
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 	"github.com/gpuaas/mesh/internal/failpoint"
 )
 
@@ -32,7 +36,6 @@ const (
 	reportFD       = 3 // the shim's end of the pipe on which its agent waits for the first start
 	lockWait       = 5 * time.Second
 	watchEvery     = time.Second // between two checks of the output's size, and of changes for which no signal came
-	execWait       = 30 * time.Second
 	// calmAfter is the default of Config.CalmAfter: a workload that ran for this long begins with the shortest backoff
 	// again, and is in no crash loop.
 	calmAfter  = time.Minute
@@ -49,13 +52,13 @@ type report struct {
 // returns the exit code.
 func ShimMain(args []string) int {
 	if len(args) == 1 && args[0] == initArgument {
-		return initMain()
+		return isolation.StageMain()
 	}
 	if len(args) != 1 {
 		fmt.Fprintln(os.Stderr, "usage: shim <directory of a workload>")
 		return shimUsage
 	}
-	s := &shim{dir: args[0], boot: bootID()}
+	s := &shim{dir: args[0], boot: procfs.BootID()}
 	if os.Getenv(reportVariable) != "" {
 		unix.CloseOnExec(reportFD)
 		s.out = os.NewFile(reportFD, "report")
@@ -69,15 +72,14 @@ func ShimMain(args []string) int {
 }
 
 type shim struct {
-	dir   string
-	boot  string
-	spec  spec
-	want  desired
-	state state
-	saved os.FileInfo // of the state's file as it was written last
-	out   *os.File    // nil once the report is sent
-	// settled is true if no rotation of the output is half done. It is false at first: an earlier shim may have left one.
-	settled bool
+	dir    string
+	boot   string
+	spec   spec
+	want   desired
+	state  state
+	saved  os.FileInfo // of the state's file as it was written last
+	out    *os.File    // nil once the report is sent
+	output output.Recorder
 
 	own     bool // the child is a child of this process, which can wait for it
 	exited  bool
@@ -133,14 +135,15 @@ func (s *shim) lock() (*os.File, error) {
 }
 
 func (s *shim) load() error {
-	found, err := readFile(s.dir, fileSpec, &s.spec)
+	found, err := jsonfile.Read(s.dir, fileSpec, &s.spec)
 	if err == nil && !found {
 		err = errors.New("there is no " + fileSpec)
 	}
 	if err != nil {
 		return err
 	}
-	if _, err := readFile(s.dir, fileState, &s.state); err != nil {
+	s.output = output.Recorder{Dir: s.dir, Limit: s.spec.LogBytes, Masked: secretsOf(s.spec)}
+	if _, err := jsonfile.Read(s.dir, fileState, &s.state); err != nil {
 		// if the state cannot be read the shim starts afresh; processes that may still run are found by their control group
 		s.state = state{}
 	}
@@ -149,7 +152,7 @@ func (s *shim) load() error {
 
 func (s *shim) reload() error {
 	var want desired
-	found, err := readFile(s.dir, fileDesired, &want)
+	found, err := jsonfile.Read(s.dir, fileDesired, &want)
 	if err != nil {
 		// The unreadable file is no reason to end a running workload or its shim: the agent writes it again.
 		want, found = wantedBy(s.state), true
@@ -164,36 +167,38 @@ func (s *shim) reload() error {
 func (s *shim) takeOver() error {
 	s.backoff = s.spec.BackoffMin
 	prev := s.state
-	s.state.Shim, s.state.BootID, s.state.Adopted = ident{}, s.boot, false
-	self, err := identOf(os.Getpid())
+	s.state.Shim, s.state.BootID, s.state.Adopted = procfs.Process{}, s.boot, false
+	self, err := procfs.Identify(os.Getpid())
 	if err != nil {
 		return err
 	}
 	s.state.Shim = self
 	same := prev.BootID == s.boot
-	if same && !prev.HasExited && prev.Child.alive() && joined(prev.Child.PID, s.spec.Cgroups) {
-		if fd := prev.Child.open(); fd >= 0 {
+	if same && !prev.HasExited && prev.Child.Alive() && isolation.Joined(prev.Child.PID, s.spec.Cgroups) {
+		if fd := prev.Child.Open(); fd >= 0 {
 			s.pidfd, s.own, s.exited = fd, false, false
 			s.state.Phase, s.state.Adopted = phaseRunning, true
 			return s.save()
 		}
 	}
-	if !prev.Child.zero() && !prev.HasExited {
+	if !prev.Child.IsZero() && !prev.HasExited {
 		// It ended without a parent to read its exit status. The code is unknown, and counts as a failure.
 		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt, s.state.Phase = true, exitUnknown, time.Now(), phaseExited
 	}
 	if !same {
-		s.state.Child = ident{}
+		s.state.Child = procfs.Process{}
 	}
-	if err := s.tree().kill(s.reap); err != nil {
+	if err := s.tree().Kill(s.reap); err != nil {
 		return err
 	}
-	s.state.Child = ident{}
+	s.state.Child = procfs.Process{}
 	return nil
 }
 
-func (s *shim) tree() tree {
-	return tree{cgroups: s.spec.Cgroups, child: s.state.Child, run: s.state.Run, uid: s.spec.UID, parent: os.Getpid()}
+func (s *shim) tree() isolation.Tree {
+	return isolation.Tree{
+		Cgroups: s.spec.Cgroups, Child: s.state.Child, Run: s.state.Run, UID: s.spec.UID, Parent: os.Getpid(),
+	}
 }
 
 // supervise runs the workload until the agent orders it to stop, or its policy does not start it again.
@@ -207,7 +212,7 @@ func (s *shim) supervise() (int, error) {
 		}
 	}
 	for {
-		if s.state.Child.zero() {
+		if s.state.Child.IsZero() {
 			if !s.want.Run {
 				return shimDone, s.end(phaseStopped, s.state.Detail)
 			}
@@ -218,7 +223,7 @@ func (s *shim) supervise() (int, error) {
 			}
 			if err := s.start(); err != nil {
 				s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, 127, time.Now()
-				s.state.Child = ident{}
+				s.state.Child = procfs.Process{}
 				if fresh {
 					return shimDone, errors.Join(err, s.end(phaseExited, err.Error()))
 				}
@@ -244,7 +249,7 @@ func (s *shim) supervise() (int, error) {
 
 // end writes the last state of this shim.
 func (s *shim) end(phase, detail string) error {
-	s.state.Phase, s.state.Detail, s.state.Child = phase, detail, ident{}
+	s.state.Phase, s.state.Detail, s.state.Child = phase, detail, procfs.Process{}
 	s.state.Final = phase == phaseExited
 	return s.save()
 }
@@ -261,7 +266,7 @@ func (s *shim) ended() (bool, error) {
 	if err := failpoint.Hit("agent.shim.after_exit"); err != nil {
 		return false, err
 	}
-	if err := s.tree().kill(s.reap); err != nil {
+	if err := s.tree().Kill(s.reap); err != nil {
 		return false, err
 	}
 	s.closeChild()
@@ -316,7 +321,7 @@ func (s *shim) pause() (bool, error) {
 }
 
 func (s *shim) save() error {
-	err := writeFile(s.dir, fileState, s.state)
+	err := jsonfile.Write(s.dir, fileState, s.state)
 	s.saved, _ = os.Stat(filepath.Join(s.dir, fileState)) // nil on an error: restore writes it again
 	return err
 }

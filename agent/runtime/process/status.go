@@ -2,9 +2,11 @@ package process
 
 import (
 	"context"
+	"os"
 	"strconv"
 	"strings"
 
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -32,11 +34,11 @@ func (r *Runtime) check(ctx context.Context, w *workload) *nodev1.WorkloadStatus
 		return r.status(ctx, w)
 	}
 	busy := &workload{key: w.key, dir: w.dir}
-	found, err := readFile(busy.dir, fileSpec, &busy.spec)
+	found, err := jsonfile.Read(busy.dir, fileSpec, &busy.spec)
 	if err != nil || !found {
 		return nil
 	}
-	_, _ = readFile(busy.dir, fileDesired, &busy.want)
+	_, _ = jsonfile.Read(busy.dir, fileDesired, &busy.want)
 	return r.status(ctx, busy)
 }
 
@@ -48,7 +50,7 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 		Adopted: w.adopted || s.Adopted, Uid: int32(max(w.spec.UID, 0)), //nolint:gosec // from a range of ids
 	}
 	if w.spec.UID < 0 {
-		out.Uid = int32(ownUID()) //nolint:gosec // a user id
+		out.Uid = int32(os.Getuid()) //nolint:gosec // a user id
 	}
 	if len(w.spec.Cgroups) > 0 {
 		out.Cgroup = w.spec.Cgroups[0]
@@ -91,7 +93,7 @@ func (r *Runtime) loops(w *workload, s state, phase nodev1.WorkloadPhase) bool {
 
 // phase returns the phase of a workload by its shim's state and by which processes are alive.
 func (r *Runtime) phase(w *workload, s state) nodev1.WorkloadPhase {
-	running := s.BootID == r.boot && s.Child.alive()
+	running := s.BootID == r.boot && s.Child.Alive()
 	switch {
 	case running && s.Phase == phaseRunning:
 		return nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING

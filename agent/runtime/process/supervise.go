@@ -13,6 +13,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/runtime/isolation"
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -61,19 +64,19 @@ func (r *Runtime) heal(ctx context.Context, w *workload) error {
 		return nil
 	}
 	s := w.state()
-	if s.Shim.alive() && s.BootID == r.boot {
+	if s.Shim.Alive() && s.BootID == r.boot {
 		return nil
 	}
 	var onDisk desired
-	if _, err := readFile(w.dir, fileDesired, &onDisk); err != nil {
-		if err := writeFile(w.dir, fileDesired, w.want); err != nil {
+	if _, err := jsonfile.Read(w.dir, fileDesired, &onDisk); err != nil {
+		if err := jsonfile.Write(w.dir, fileDesired, w.want); err != nil {
 			return err
 		}
 	}
 	if !w.want.Run {
 		// A stop was cut short by the end of an earlier agent, or of a shim.
-		if t := r.tree(w); len(t.members()) > 0 {
-			return t.kill(nil)
+		if t := r.tree(w); len(t.Members()) > 0 {
+			return t.Kill(nil)
 		}
 		return nil
 	}
@@ -83,18 +86,18 @@ func (r *Runtime) heal(ctx context.Context, w *workload) error {
 	w.mayStart.Store(true)
 	r.deps.Logger.InfoContext(ctx, "workload has no shim, starting one", slog.String("workspace_id", w.key.workspaceID),
 		slog.String("workload", w.key.name))
-	if _, err := r.cfg.Cgroups.create(w.key.workspaceID, w.key.name, r.cfg.MaxPIDs, nil); err != nil {
+	if _, err := r.cfg.Cgroups.Create(w.key.workspaceID, w.key.name, r.cfg.MaxPIDs, nil); err != nil {
 		return err // after a reboot the groups are gone
 	}
 	w.adopted = false
 	return r.spawn(ctx, w)
 }
 
-func (r *Runtime) tree(w *workload) tree {
+func (r *Runtime) tree(w *workload) isolation.Tree {
 	s := w.state()
-	t := tree{cgroups: w.spec.Cgroups, child: s.Child, run: s.Run, uid: w.spec.UID}
+	t := isolation.Tree{Cgroups: w.spec.Cgroups, Child: s.Child, Run: s.Run, UID: w.spec.UID}
 	if s.BootID != r.boot {
-		t.child = ident{}
+		t.Child = procfs.Process{}
 	}
 	return t
 }
@@ -106,7 +109,7 @@ func (r *Runtime) begin(ctx context.Context, w *workload) (*nodev1.WorkloadStatu
 		return nil, fmt.Errorf("forget former run: %w", err)
 	}
 	want := desired{Run: true}
-	if err := writeFile(w.dir, fileDesired, want); err != nil {
+	if err := jsonfile.Write(w.dir, fileDesired, want); err != nil {
 		return nil, err
 	}
 	w.want, w.adopted = want, false
@@ -196,7 +199,7 @@ func (r *Runtime) halt(ctx context.Context, w *workload, grace time.Duration) er
 	}
 	if w.present || w.failed != "" {
 		want := desired{Run: false, Grace: grace}
-		if err := writeFile(w.dir, fileDesired, want); err != nil {
+		if err := jsonfile.Write(w.dir, fileDesired, want); err != nil {
 			return err
 		}
 		w.want = want
@@ -210,32 +213,32 @@ func (r *Runtime) end(ctx context.Context, w *workload, grace time.Duration) err
 		grace = DefaultGrace
 	}
 	s := w.state()
-	if s.BootID == r.boot && s.Shim.alive() {
+	if s.BootID == r.boot && s.Shim.Alive() {
 		word := syscall.SIGTERM
 		if !w.want.Run {
 			word = syscall.SIGUSR1
 		}
-		if err := s.Shim.signal(word); err != nil {
+		if err := s.Shim.Signal(word); err != nil {
 			return err
 		}
 		// The shim has the grace, and a margin for its own work; one that hangs is killed with the other processes.
-		if !await(ctx, s.Shim, grace+killWait+5*time.Second) {
+		if !await(ctx, s.Shim, grace+isolation.KillWait+5*time.Second) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := s.Shim.signal(syscall.SIGKILL); err != nil {
+			if err := s.Shim.Signal(syscall.SIGKILL); err != nil {
 				return err
 			}
-			s.Shim.gone(5 * time.Second)
+			s.Shim.Wait(5 * time.Second)
 		}
 	}
 	// The processes that a dead shim left, and those of a start that was under way.
 	t := r.tree(w)
-	if t.child.alive() {
-		_ = syscall.Kill(-t.child.PID, syscall.SIGTERM)
-		await(ctx, t.child, grace)
+	if t.Child.Alive() {
+		_ = syscall.Kill(-t.Child.PID, syscall.SIGTERM)
+		await(ctx, t.Child, grace)
 	}
-	if err := t.kill(nil); err != nil {
+	if err := t.Kill(nil); err != nil {
 		return err
 	}
 	r.settle(w)
@@ -246,31 +249,31 @@ func (r *Runtime) end(ctx context.Context, w *workload, grace time.Duration) err
 
 // await waits up to d for the end of a process and returns whether it has ended. It waits in pieces, to notice the end
 // of ctx.
-func await(ctx context.Context, i ident, d time.Duration) bool {
+func await(ctx context.Context, process procfs.Process, d time.Duration) bool {
 	deadline := time.Now().Add(d)
 	for ctx.Err() == nil {
 		left := time.Until(deadline)
 		if left <= 0 {
 			break
 		}
-		if i.gone(min(left, 100*time.Millisecond)) {
+		if process.Wait(min(left, 100*time.Millisecond)) {
 			return true
 		}
 	}
-	return !i.alive()
+	return !process.Alive()
 }
 
 // settle records the end of a workload whose shim could not.
 func (r *Runtime) settle(w *workload) {
 	s := w.state()
-	if s.Child.zero() && (s.Phase == phaseStopped || s.Phase == phaseExited || s.Phase == "") {
+	if s.Child.IsZero() && (s.Phase == phaseStopped || s.Phase == phaseExited || s.Phase == "") {
 		return
 	}
 	if !s.HasExited {
 		s.HasExited, s.ExitCode, s.ExitedAt = true, exitUnknown, time.Now()
 	}
-	s.Phase, s.Child, s.Detail = phaseStopped, ident{}, describeExit(s.ExitCode)
-	if err := writeFile(w.dir, fileState, s); err != nil {
+	s.Phase, s.Child, s.Detail = phaseStopped, procfs.Process{}, describeExit(s.ExitCode)
+	if err := jsonfile.Write(w.dir, fileState, s); err != nil {
 		r.deps.Logger.Warn("state of a stopped workload was not written", slog.String("workload", w.key.name),
 			slog.Any("error", err))
 	}

@@ -1,4 +1,4 @@
-package process
+package isolation
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 
 const nvidiaMajor = 195
 
-// deniedDevices returns the device control group's rules that keep a workload from the real GPUs it was not given.
-func deniedDevices(host []*commonv1.Gpu, given []string) []string {
+// DeniedDevices returns the device control group's rules that keep a workload from the real GPUs it was not given.
+func DeniedDevices(host []*commonv1.Gpu, given []string) []string {
 	var rules []string
 	for _, g := range host {
 		if !g.GetSimulated() && !slices.Contains(given, g.GetDeviceId()) {

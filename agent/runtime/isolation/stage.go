@@ -1,4 +1,4 @@
-package process
+package isolation
 
 import (
 	"encoding/json"
@@ -15,26 +15,32 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 )
 
-// initOrder is the order to the stage before a workload. It is sent over a pipe, so that no secret is in an argument
-// list, nor in the environment of a process that is still root.
-type initOrder struct {
+// execWait is the time in which a released stage must become the workload.
+const execWait = 30 * time.Second
+
+// Order is the order to the stage before a workload: what it becomes, and as which user. It is sent over a pipe, so
+// that no secret is in an argument list, nor in the environment of a process that is still root.
+type Order struct {
 	Argv []string          `json:"argv"`
 	Env  map[string]string `json:"env"`
 	Dir  string            `json:"dir"`
-	UID  int               `json:"uid"`
+	UID  int               `json:"uid"` // -1: as the agent
 }
 
-// initStage is a process that will become the workload, seen from its shim.
-type initStage struct {
-	child  ident
+// Stage is a process that will become the workload, seen from its shim.
+type Stage struct {
+	Child  procfs.Process
 	orders *os.File // to the stage
 	status *os.File // from the stage; closed by a successful exec
 }
 
-// newInitStage starts the stage in a session of its own. It waits until release, and ends if its shim does before that.
-func newInitStage(output *os.File) (*initStage, error) {
+// NewStage starts a stage in a session of its own: the program at path, which with these arguments must call StageMain.
+// The stage waits until Release, and ends if its shim does before that.
+func NewStage(path string, args []string, out *os.File) (*Stage, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open null device: %w", err)
@@ -50,38 +56,40 @@ func newInitStage(output *os.File) (*initStage, error) {
 		return nil, errors.Join(fmt.Errorf("make pipe: %w", err), orders.Close())
 	}
 	defer func() { _ = statusOut.Close() }()
-	p, err := os.StartProcess(selfExecutable, []string{programName, "shim", initArgument}, &os.ProcAttr{
+	p, err := os.StartProcess(path, args, &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{"GOMAXPROCS=1"},
-		Files: []*os.File{null, output, output, ordersIn, statusOut},
+		Files: []*os.File{null, out, out, ordersIn, statusOut},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
-	stage := &initStage{orders: orders, status: status}
+	stage := &Stage{orders: orders, status: status}
 	if err != nil {
-		stage.close()
+		stage.Close()
 		return nil, fmt.Errorf("start workload: %w", err)
 	}
-	stage.child, err = identOf(p.Pid)
+	stage.Child, err = procfs.Identify(p.Pid)
 	if err != nil {
 		_ = p.Kill()
-		stage.close()
+		stage.Close()
 		return nil, err
 	}
 	return stage, nil
 }
 
-func (s *initStage) close() {
+// Close gives the stage up: one that was not released ends.
+func (s *Stage) Close() {
 	_ = s.orders.Close()
 	_ = s.status.Close()
 }
 
-// release lets the stage become the workload. It returns the text of the failure if the stage could not; empty if it
+// Release lets the stage become the workload. It returns the text of the failure if the stage could not; empty if it
 // did.
-func (s *initStage) release(sp spec, run string) (string, error) {
+func (s *Stage) Release(order Order, run string) (string, error) {
 	env := map[string]string{}
-	maps.Copy(env, sp.Env)
+	maps.Copy(env, order.Env)
 	env[runVariable] = run
-	data, err := json.Marshal(initOrder{Argv: sp.Argv, Env: env, Dir: sp.Dir, UID: sp.UID})
+	order.Env = env
+	data, err := json.Marshal(order)
 	if err == nil {
 		_, err = s.orders.Write(data)
 	}
@@ -96,16 +104,16 @@ func (s *initStage) release(sp spec, run string) (string, error) {
 	return string(why), nil
 }
 
-// initMain is the main function of the stage: it waits for its order, drops its rights, and becomes the workload under
+// StageMain is the main function of the stage: it waits for its order, drops its rights, and becomes the workload under
 // the same pid.
-func initMain() int {
+func StageMain() int {
 	// The no_new_privs bit belongs to a thread, so the thread that sets it must be the one that executes the workload.
 	runtime.LockOSThread()
 	orders, status := os.NewFile(3, "orders"), os.NewFile(4, "status")
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	data, err := io.ReadAll(orders)
-	var o initOrder
+	var o Order
 	if err != nil || json.Unmarshal(data, &o) != nil || len(o.Argv) == 0 {
 		return 1 // the shim is gone, or has given up the start
 	}
@@ -115,7 +123,7 @@ func initMain() int {
 }
 
 // become drops the rights and executes the workload. It returns only on failure, with the exit code and the error.
-func become(o initOrder) (int, error) {
+func become(o Order) (int, error) {
 	if o.UID >= 0 {
 		if err := errors.Join(syscall.Setgroups([]int{}), syscall.Setgid(o.UID), syscall.Setuid(o.UID)); err != nil {
 			return 126, fmt.Errorf("drop rights: %w", err)

@@ -1,4 +1,4 @@
-package process
+package output
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
@@ -14,18 +15,18 @@ import (
 // kill does. Behind each step that was done the workload writes.
 func (w *written) stopRotation(done int, write func(step int)) {
 	w.t.Helper()
-	lock, err := lockOutputBriefly(w.dir)
+	lock, err := lockBriefly(w.dir)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer func() { _ = lock.Close() }()
-	info, err := w.shim.outputInfo()
+	files, err := w.shim.contents()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	path := filepath.Join(w.dir, fileOutput)
+	path := filepath.Join(w.dir, filePresent)
 	size := sizeOf(path)
-	r := &rotation{dir: w.dir, path: path, info: info, from: size - w.shim.spec.LogBytes, to: size}
+	r := &rotation{dir: w.dir, path: path, files: files, from: size - w.shim.Limit, to: size}
 	for step, do := range r.steps()[:done] {
 		if err := do(); err != nil {
 			w.t.Fatalf("step %d: %v", step, err)
@@ -41,7 +42,7 @@ func (w *written) follow(run string) (string, int64) {
 	var text strings.Builder
 	var dropped int64
 	for cursor, more := (&nodev1.OutputCursor{Run: run}), true; more; {
-		out, err := w.Output(w.t.Context(), w.request(false, cursor, 0))
+		out, err := w.piece(w.t.Context(), false, cursor, 0)
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -73,12 +74,12 @@ func TestWhatIsWrittenDuringARotationIsCounted(t *testing.T) {
 		"more than there": {writes: [5]string{3: strings.Repeat("n", 40)}, want: "<4>456789abcdef<1>" + strings.Repeat("n", 40)},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			w, out := tooLarge(t, nil, "0123456789abcdef")
+			w, out := tooLarge(t, "", "0123456789abcdef")
 			w.stopRotation(5, func(step int) { appendTo(t, out, tc.writes[step]) })
 			if got, _ := w.follow("run-1"); got != tc.want {
 				t.Errorf("read %q, want %q", got, tc.want)
 			}
-			if w.shim.rotate(); len(tc.writes[3]) > 12 {
+			if w.shim.Rotate(); len(tc.writes[3]) > 12 {
 				return // it is cut again
 			}
 			if got, _ := w.follow("run-1"); got != tc.want {
@@ -97,28 +98,28 @@ func TestAKillDuringARotation(t *testing.T) {
 	for done, want := range wants {
 		for _, more := range []string{"", " and more than there was before"} {
 			t.Run(fmt.Sprintf("after_%d_steps_and_%d_bytes", done, len(more)), func(t *testing.T) {
-				w, out := tooLarge(t, nil, "0123456789abcdef")
+				w, out := tooLarge(t, "", "0123456789abcdef")
 				w.stopRotation(done, func(int) {})
 				appendTo(t, out, "uvw"+more)
 				if got, _ := w.follow("run-1"); got != want+more {
 					t.Fatalf("before it is settled: %q, want %q", got, want+more)
 				}
-				next := &shim{dir: w.dir, spec: w.shim.spec, state: w.shim.state}
-				next.spec.LogBytes = 1000 // it is settled by the next shim, whether it is too large or not
-				next.rotate()
+				next := &Recorder{Dir: w.dir, Limit: w.shim.Limit, Masked: w.shim.Masked}
+				next.Limit = 1000 // it is settled by the next shim, whether it is too large or not
+				next.Rotate()
 				if got, _ := w.follow("run-1"); got != want+more {
 					t.Errorf("once it is settled: %q, want %q", got, want+more)
 				}
-				var info outputInfo
-				if _, err := readFile(w.dir, fileOutputInfo, &info); err != nil || info.Rotating != nil {
+				var info contents
+				if _, err := jsonfile.Read(w.dir, InfoFile, &info); err != nil || info.Rotating != nil {
 					t.Errorf("%+v is recorded, %v", info, err)
 				}
-				if n := sizeOf(filepath.Join(w.dir, fileOutput+formerPiece+nextPiece)); n != 0 {
+				if n := sizeOf(filepath.Join(w.dir, filePresent+formerPiece+nextPiece)); n != 0 {
 					t.Errorf("%d bytes of a piece that is not used are left", n)
 				}
 				// The next rotation cuts the present output.
-				next.spec.LogBytes = 2
-				next.rotate()
+				next.Limit = 2
+				next.Rotate()
 				end := int64(size + len("uvw"+more))
 				if done > 3 {
 					end++
@@ -137,11 +138,11 @@ func TestAKillDuringARotation(t *testing.T) {
 // output is kept as it was.
 func TestAKillDuringARotationAndANewRun(t *testing.T) {
 	for done, want := range []string{"789abcdefuvw", "789abcdefuvw", "789abcdefuvw", "789abcdefuvw", "uvw", "uvw"} {
-		w, out := tooLarge(t, nil, "0123456789abcdef")
+		w, out := tooLarge(t, "", "0123456789abcdef")
 		w.stopRotation(done, func(int) {})
 		appendTo(t, out, "uvw")
 		w.run("run-2", "anew")
-		got, err := w.Output(t.Context(), w.request(true, nil, 12))
+		got, err := w.piece(t.Context(), true, nil, 12)
 		if err != nil || string(got.GetData()) != want || !got.GetEnded() {
 			t.Errorf("after %d steps: %v, %v", done, got, err)
 		}
@@ -155,8 +156,8 @@ func TestAValueAcrossACutIsHidden(t *testing.T) {
 	for at := 1; at < len(value); at += 4 {
 		for _, lost := range []int{0, 1, min(4, len(value)-at)} {
 			for done := 2; done <= 5; done++ {
-				w, out := tooLarge(t, map[string]string{"KEY": value}, "many lines of text\n"+value[:at])
-				w.shim.spec.LogBytes = int64(at) + 3 // the value is the end of the piece
+				w, out := tooLarge(t, value, "many lines of text\n"+value[:at])
+				w.shim.Limit = int64(at) + 3 // the value is the end of the piece
 				w.stopRotation(done, func(step int) {
 					if step == 1 {
 						appendTo(t, out, value[at:at+lost])
@@ -180,8 +181,8 @@ func TestAValueAcrossACutIsHidden(t *testing.T) {
 // TestTheEndIsShownRightAfterACut: a caller that asks for the last lines of a workload that has written nothing since
 // the cut gets those before it.
 func TestTheEndIsShownRightAfterACut(t *testing.T) {
-	w, out := tooLarge(t, nil, "0123456789abcdef")
-	w.shim.rotate()
+	w, out := tooLarge(t, "", "0123456789abcdef")
+	w.shim.Rotate()
 	if got := w.read(false); string(got.GetData()) != "456789abcdef" || got.GetOffset() != 4 {
 		t.Errorf("after the cut: %v", got)
 	}
@@ -193,12 +194,15 @@ func TestTheEndIsShownRightAfterACut(t *testing.T) {
 
 // tooLarge returns a workload with an output that is larger than its limit of twelve bytes, and its file as the
 // workload writes it.
-func tooLarge(t *testing.T, env map[string]string, text string) (*written, *os.File) {
+func tooLarge(t *testing.T, masked, text string) (*written, *os.File) {
 	t.Helper()
-	w := newWritten(t, env)
-	w.shim.spec.LogBytes = 12
+	w := newWritten(t)
+	if masked != "" {
+		w.shim.Masked = []string{masked}
+	}
+	w.shim.Limit = 12
 	w.run("run-1", text)
-	out, err := os.OpenFile(filepath.Join(w.dir, fileOutput), os.O_APPEND|os.O_WRONLY, 0o600)
+	out, err := os.OpenFile(filepath.Join(w.dir, filePresent), os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}

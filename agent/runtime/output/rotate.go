@@ -1,4 +1,4 @@
-package process
+package output
 
 import (
 	"bytes"
@@ -6,7 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
+
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 )
 
 // nextPiece is appended to the name of a piece that is not yet in its place.
@@ -19,43 +20,10 @@ type cutting struct {
 	To    int64  `json:"to"`
 }
 
-// rotate copies the end of an output that has grown too large aside and cuts it. The file is open in append mode, so
-// the workload goes on at its new end; output written between the copy and the cut is lost, and counted up to the last
-// read of the file's size. A failure before the cut leaves the output as it is, for the next call, which first settles
-// a rotation that an earlier one began.
-func (s *shim) rotate() {
-	limit, path := s.spec.LogBytes, filepath.Join(s.dir, fileOutput)
-	if limit <= 0 || s.settled && sizeOf(path) <= limit {
-		return
-	}
-	lock, err := lockOutputBriefly(s.dir)
-	if err != nil {
-		return
-	}
-	defer func() { _ = lock.Close() }()
-	info, err := s.outputInfo()
-	if err != nil {
-		return
-	}
-	s.settled = true
-	size := sizeOf(path)
-	if size <= limit {
-		return
-	}
-	r := &rotation{dir: s.dir, path: path, info: info, from: size - limit, to: size}
-	for _, step := range r.steps() {
-		if step() != nil {
-			s.settled = false
-			_ = removeFile(path + formerPiece + nextPiece)
-			return
-		}
-	}
-}
-
 // rotation cuts an output file.
 type rotation struct {
 	dir, path string
-	info      outputInfo
+	files     contents
 	from, to  int64 // the part of the file that is kept
 	cutAt     int64 // the size of the file when it was cut
 }
@@ -71,9 +39,9 @@ func (r *rotation) copyPiece() error {
 }
 
 func (r *rotation) announce() error {
-	info := r.info
-	info.Rotating = &cutting{Piece: inodeOf(r.path + formerPiece + nextPiece), From: r.from, To: r.to}
-	return writeFile(r.dir, fileOutputInfo, info)
+	files := r.files
+	files.Rotating = &cutting{Piece: inodeOf(r.path + formerPiece + nextPiece), From: r.from, To: r.to}
+	return jsonfile.Write(r.dir, InfoFile, files)
 }
 
 func (r *rotation) placePiece() error {
@@ -86,13 +54,13 @@ func (r *rotation) cut() error {
 }
 
 func (r *rotation) record() error {
-	r.info.runOutput = r.info.cutBehind(r.from, max(r.cutAt, r.to+1))
-	return writeFile(r.dir, fileOutputInfo, r.info)
+	r.files.runFile = r.files.cutBehind(r.from, max(r.cutAt, r.to+1))
+	return jsonfile.Write(r.dir, InfoFile, r.files)
 }
 
 // cutBehind returns the output with its file cut at an offset in it, and a piece that begins at another. Callers leave
 // at least one byte between the end of the piece and the cut, since it is never certain that no output was lost there.
-func (o runOutput) cutBehind(from, at int64) runOutput {
+func (o runFile) cutBehind(from, at int64) runFile {
 	o.Rotating = nil
 	o.PieceAt = o.Cut + from
 	o.Cut += at
@@ -101,7 +69,7 @@ func (o runOutput) cutBehind(from, at int64) runOutput {
 
 // settled returns the output without a rotation under way: a rotation that did not get to the cut counts as not made,
 // and for one that did not get to its record the size at the cut is taken to be the size that was copied.
-func (o runOutput) settled(path string) (runOutput, error) {
+func (o runFile) settled(path string) (runFile, error) {
 	was := o.Rotating
 	if was == nil {
 		return o, nil

@@ -1,4 +1,4 @@
-package process
+package isolation
 
 import (
 	"bytes"
@@ -10,38 +10,39 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 	"github.com/gpuaas/mesh/internal/workrules"
 )
 
 // runVariable marks, in the environment, every process of one start of a workload.
 const runVariable = workrules.RunVariable
 
-// tree finds all processes of a workload: by its control groups where there are any, and else by session, parent, uid
+// Tree finds all processes of a workload: by its control groups where there are any, and else by session, parent, uid
 // and the variable of the run.
-type tree struct {
-	cgroups []string
-	child   ident
-	run     string
-	uid     int // of the workload; -1: the agent's own
-	parent  int // a shim that reaps the workload's orphans: every descendant belongs. 0: unknown
+type Tree struct {
+	Cgroups []string
+	Child   procfs.Process
+	Run     string
+	UID     int // of the workload; -1: the agent's own
+	Parent  int // a shim that reaps the workload's orphans: every descendant belongs. 0: unknown
 }
 
-// members returns the living processes of the workload.
-func (t tree) members() []ident {
-	found := map[int]ident{}
-	for _, dir := range t.cgroups {
+// Members returns the living processes of the workload.
+func (t Tree) Members() []procfs.Process {
+	found := map[int]procfs.Process{}
+	for _, dir := range t.Cgroups {
 		for _, pid := range cgroupMembers(dir) {
-			if s, err := readStat(pid); err == nil && !s.zombie {
-				found[pid] = s.ident
+			if s, err := procfs.ReadStat(pid); err == nil && !s.Zombie {
+				found[pid] = s.Process
 			}
 		}
 	}
 	// No process can leave its control groups; the walk is for hosts without them, and for a start that failed half way.
-	if len(t.cgroups) == 0 || t.child.alive() || t.parent != 0 {
+	if len(t.Cgroups) == 0 || t.Child.Alive() || t.Parent != 0 {
 		t.walk(found)
 	}
 	delete(found, os.Getpid())
-	out := make([]ident, 0, len(found))
+	out := make([]procfs.Process, 0, len(found))
 	for _, i := range found {
 		out = append(out, i)
 	}
@@ -49,56 +50,56 @@ func (t tree) members() []ident {
 }
 
 // walk adds to found the processes of the host that belong to the workload.
-func (t tree) walk(found map[int]ident) {
+func (t Tree) walk(found map[int]procfs.Process) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return
 	}
-	all := make(map[int]stat, len(entries))
+	all := make(map[int]procfs.Stat, len(entries))
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
-		if s, err := readStat(pid); err == nil {
+		if s, err := procfs.ReadStat(pid); err == nil {
 			all[pid] = s
 		}
 	}
-	childAlive := all[t.child.PID].Start == t.child.Start && !t.child.zero()
+	childAlive := all[t.Child.PID].Start == t.Child.Start && !t.Child.IsZero()
 	// The kernel does not reuse a pid while it names a session with members: if another process has it, no member of the
 	// workload's session is left.
-	_, recycled := all[t.child.PID]
+	_, recycled := all[t.Child.PID]
 	recycled = recycled && !childAlive
 	for pid, s := range all {
-		if s.zombie {
+		if s.Zombie {
 			continue
 		}
 		switch {
-		case childAlive && descends(all, pid, t.child.PID),
-			t.parent != 0 && pid != t.parent && descends(all, pid, t.parent),
-			t.bySession(s) && (childAlive || !recycled && ownedBy(pid, t.uid)),
-			t.run != "" && marked(pid, t.run):
-			found[pid] = s.ident
+		case childAlive && descends(all, pid, t.Child.PID),
+			t.Parent != 0 && pid != t.Parent && descends(all, pid, t.Parent),
+			t.bySession(s) && (childAlive || !recycled && ownedBy(pid, t.UID)),
+			t.Run != "" && marked(pid, t.Run):
+			found[pid] = s.Process
 		}
 	}
 }
 
 // bySession reports whether a process is in the session that the workload's first process leads. Once that one is gone
 // the number alone proves nothing, and the owner must match too.
-func (t tree) bySession(s stat) bool {
-	return !t.child.zero() && s.session == t.child.PID && s.Start >= t.child.Start
+func (t Tree) bySession(s procfs.Stat) bool {
+	return !t.Child.IsZero() && s.Session == t.Child.PID && s.Start >= t.Child.Start
 }
 
-func descends(all map[int]stat, pid, ancestor int) bool {
+func descends(all map[int]procfs.Stat, pid, ancestor int) bool {
 	for range len(all) {
 		if pid == ancestor {
 			return true
 		}
 		s, ok := all[pid]
-		if !ok || s.parent <= 1 {
-			return s.parent == ancestor && ok
+		if !ok || s.Parent <= 1 {
+			return s.Parent == ancestor && ok
 		}
-		pid = s.parent
+		pid = s.Parent
 	}
 	return false
 }
@@ -129,35 +130,35 @@ func marked(pid int, run string) bool {
 	return false
 }
 
-// killWait bounds how long kill tries to end a workload that keeps forking.
-const killWait = 10 * time.Second
+// KillWait bounds how long Kill tries to end a workload that keeps forking.
+const KillWait = 10 * time.Second
 
-// kill ends every process of the workload and returns when none is left. reap, if set, collects the caller's own dead
+// Kill ends every process of the workload and returns when none is left. reap, if set, collects the caller's own dead
 // children meanwhile.
-func (t tree) kill(reap func()) error {
-	deadline := time.Now().Add(killWait)
+func (t Tree) Kill(reap func()) error {
+	deadline := time.Now().Add(KillWait)
 	for {
-		members := t.members()
+		members := t.Members()
 		if len(members) == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%d processes of the workload do not end", len(members))
 		}
-		freeze(t.cgroups, true)
-		if len(t.cgroups) > 0 {
-			members = t.members() // frozen processes cannot fork between this call and the kill
+		freeze(t.Cgroups, true)
+		if len(t.Cgroups) > 0 {
+			members = t.Members() // frozen processes cannot fork between this call and the kill
 		}
 		var errs []error
 		for _, m := range members {
-			errs = append(errs, m.signal(syscall.SIGKILL))
+			errs = append(errs, m.Signal(syscall.SIGKILL))
 		}
-		freeze(t.cgroups, false)
+		freeze(t.Cgroups, false)
 		if err := errors.Join(errs...); err != nil {
 			return err
 		}
 		for _, m := range members {
-			m.gone(200 * time.Millisecond)
+			m.Wait(200 * time.Millisecond)
 		}
 		if reap != nil {
 			reap()

@@ -1,4 +1,4 @@
-package process
+package isolation
 
 import (
 	"errors"
@@ -8,24 +8,25 @@ import (
 	"path/filepath"
 )
 
-func (r *Runtime) makeScratch(k key, owner int) (string, error) {
-	dir := r.scratch(k)
+// MakeDirectory makes a working directory that its owner alone may enter; an owner below zero is the agent itself. One
+// that is there is kept.
+func MakeDirectory(dir string, owner int) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o711); err != nil { //nolint:gosec // passed through, not read
-		return "", fmt.Errorf("make working directory: %w", err)
+		return fmt.Errorf("make working directory: %w", err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return "", fmt.Errorf("make working directory: %w", err)
+		return fmt.Errorf("make working directory: %w", err)
 	}
 	if owner >= 0 {
 		if err := os.Lchown(dir, owner, owner); err != nil {
-			return "", fmt.Errorf("give working directory to the workspace: %w", err)
+			return fmt.Errorf("give working directory to the workspace: %w", err)
 		}
 	}
-	return dir, nil
+	return nil
 }
 
-// reachable reports whether any user may execute path: it and every directory above it are open to others.
-func reachable(path string) bool {
+// Reachable reports whether any user may execute path: it and every directory above it are open to others.
+func Reachable(path string) bool {
 	for {
 		info, err := os.Stat(path)
 		if err != nil || info.Mode()&0o001 == 0 {

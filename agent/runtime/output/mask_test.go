@@ -1,4 +1,4 @@
-package process
+package output
 
 import (
 	"fmt"
@@ -88,7 +88,7 @@ func (r *reader) hides(t checker, raw []byte, values []string) {
 // output returns an output with nothing in it, of a workload with these values.
 func output(dir string, values []string) *recorded {
 	return &recorded{
-		runOutput: runOutput{Run: "run", Masked: values}, path: filepath.Join(dir, fileOutput),
+		runFile: runFile{Run: "run", Masked: values}, path: filepath.Join(dir, filePresent),
 		masks: &maskCache{},
 	}
 }
@@ -156,7 +156,7 @@ func hidden(dir string) func(*rapid.T) {
 			lost = rapid.IntRange(0, len(raw)).Draw(t, "lost")
 			raw = raw[lost:rapid.IntRange(lost, len(raw)).Draw(t, "end")]
 		}
-		widths := rapid.SampledFrom([]int{1, 2, 3, 5, 8, 13, 34, 89, 1000, MaxOutput})
+		widths := rapid.SampledFrom([]int{1, 2, 3, 5, 8, 13, 34, 89, 1000, MaxPiece})
 		offset := int64(rapid.IntRange(-1, lost+len(raw)).Draw(t, "offset"))
 		cut := func() int { return widths.Draw(t, "cut") }
 		out := output(dir, values)
@@ -205,8 +205,8 @@ func TestColouredValuesAcrossBorders(t *testing.T) {
 	for at := range len(coloured) + 1 {
 		t.Run(fmt.Sprintf("byte_%d", at), func(t *testing.T) {
 			values := []string{value}
-			all := func() int { return MaxOutput }
-			before := strings.Repeat("0123456789abcde\n", MaxOutput/16)[:MaxOutput-at]
+			all := func() int { return MaxPiece }
+			before := strings.Repeat("0123456789abcde\n", MaxPiece/16)[:MaxPiece-at]
 			r := follow(t, output(t.TempDir(), values), []byte(before+coloured+"end\n"), 0, func() int { return 1 << 20 }, all)
 			r.hides(t, []byte(coloured), values)
 			if !strings.HasSuffix(r.shown.String(), "key=****\nend\n") {
@@ -233,9 +233,9 @@ func TestColouredValuesAcrossBorders(t *testing.T) {
 // and the reader must still go on.
 func TestWhatIsHeldBackIsBounded(t *testing.T) {
 	values := []string{"OUTPUT-CANARY-91be"}
-	raw := "OUTPUT-" + strings.Repeat("\x00", 5*MaxOutput) + "CANARY-91be\nend\n"
+	raw := "OUTPUT-" + strings.Repeat("\x00", 5*MaxPiece) + "CANARY-91be\nend\n"
 	r := follow(t, output(t.TempDir(), values), []byte(raw), 0, func() int { return 10000 },
-		func() int { return MaxOutput })
+		func() int { return MaxPiece })
 	if got := r.shown.String(); !strings.HasSuffix(got, "\nend\n") || strings.Contains(got, "OUTPUT-CANARY-91be") {
 		t.Errorf("shown is %q", got)
 	}

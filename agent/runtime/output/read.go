@@ -1,4 +1,4 @@
-package process
+package output
 
 import (
 	"bytes"
@@ -9,52 +9,49 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"sync"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/showable"
 )
 
-// MaxOutput bounds, in bytes, one piece of output that is read.
-const MaxOutput = 64 << 10
+// MaxPiece bounds, in bytes, one piece of output that is read.
+const MaxPiece = 64 << 10
 
-// OutputRequest names a piece of a workload's output.
-type OutputRequest struct {
-	WorkspaceID string
-	Epoch       int64 // zero: any
-	Name        string
-	Previous    bool // of the run before the present one
-	From        *nodev1.OutputCursor
-	Max         int
+// Request names a piece of a workload's output.
+type Request struct {
+	Previous bool // of the run before the present one
+	From     *nodev1.OutputCursor
+	Max      int
 }
 
-// Output returns a piece of a workload's output, with the values of its environment masked. It does not wait for an
-// operation under way.
-func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.WorkloadOutput, error) {
-	w, err := r.deployed(req.WorkspaceID, req.Name)
-	if err != nil {
-		return nil, err
-	}
-	at := &workload{key: w.key, dir: w.dir}
-	found, err := readFile(at.dir, fileSpec, &at.spec)
-	if err != nil {
-		return nil, err
-	}
-	if !found {
-		return nil, absent(req.Name)
-	}
-	if req.Epoch != 0 && at.spec.Epoch != req.Epoch {
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND,
-			"the workload on this node is of another epoch of the workspace")
-	}
-	_, _ = readFile(at.dir, fileDesired, &at.want)
-	piece, s, err := r.excerpt(ctx, req, at)
+// Source is a workload whose output is read.
+type Source struct {
+	Name   string       // of the workload
+	Dir    string       // of the files
+	Masked []string     // the values that are hidden in output of which no recorder noted any
+	State  func() State // called while no other run can begin
+}
+
+// State is the state of a workload, as its shim wrote it last.
+type State struct {
+	Run       string
+	HasExited bool // ExitCode is set
+	ExitCode  int32
+	Stopped   bool // the workload is not to run
+}
+
+// Reader reads output. It is safe for concurrent use.
+type Reader struct{ masks maskCache }
+
+// Read returns a piece of a workload's output, with the masked values hidden.
+func (r *Reader) Read(ctx context.Context, src Source, req Request) (*nodev1.WorkloadOutput, error) {
+	piece, err := r.excerpt(ctx, src, req)
 	if err != nil {
 		return nil, err
 	}
@@ -62,57 +59,54 @@ func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.Worklo
 		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the caller does not wait for the output any more",
 			fault.Cause(err))
 	}
-	out := piece.masked()
-	out.Phase, out.Restarts = r.phase(at, s), s.restarted()
-	return out, nil
+	return piece.masked(), nil
 }
 
 // excerpt reads the requested piece, and the workload's state with it, under the shared lock of the files. A start
 // waits for that lock, so the caller masks the piece afterwards.
-func (r *Runtime) excerpt(ctx context.Context, req OutputRequest, at *workload) (*excerpt, state, error) {
-	lock, err := lockOutput(ctx, at.dir, unix.LOCK_SH)
+func (r *Reader) excerpt(ctx context.Context, src Source, req Request) (*excerpt, error) {
+	lock, err := lockFiles(ctx, src.Dir, unix.LOCK_SH)
 	if err != nil {
-		return nil, state{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the output is being changed: ask again",
+		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the output is being changed: ask again",
 			fault.Cause(err))
 	}
 	defer func() { _ = lock.Close() }()
-	var info outputInfo
-	found, err := readFile(at.dir, fileOutputInfo, &info)
+	var files contents
+	found, err := jsonfile.Read(src.Dir, InfoFile, &files)
 	if err != nil {
-		return nil, state{}, err
+		return nil, err
 	}
 	if !found { // of a shim of an earlier version
-		info.Masked = secretsOf(at.spec)
+		files.Masked = src.Masked
 	}
-	s := at.state()
-	present := &recorded{runOutput: info.runOutput, path: filepath.Join(at.dir, fileOutput), masks: &r.masks}
-	present.over = s.Run == present.Run && s.HasExited || s.Run == "" && !at.want.Run || !found && s.HasExited
+	s := src.State()
+	present := &recorded{runFile: files.runFile, path: filepath.Join(src.Dir, filePresent), masks: &r.masks}
+	present.over = s.Run == present.Run && s.HasExited || s.Run == "" && s.Stopped || !found && s.HasExited
 	present.ExitCode = s.ExitCode
 	var previous *recorded
 	switch {
-	case info.moved(at.dir): // a start of the next run was not completed
-		present.path, present.over = filepath.Join(at.dir, filePrevious), true
-	case info.Previous != nil:
+	case files.moved(src.Dir): // a start of the next run was not completed
+		present.path, present.over = filepath.Join(src.Dir, filePrevious), true
+	case files.Previous != nil:
 		previous = &recorded{
-			runOutput: *info.Previous, path: filepath.Join(at.dir, filePrevious), over: true,
+			runFile: *files.Previous, path: filepath.Join(src.Dir, filePrevious), over: true,
 			masks: &r.masks,
 		}
 	}
-	if present.runOutput, err = present.settled(present.path); err != nil {
-		return nil, state{}, err
+	if present.runFile, err = present.settled(present.path); err != nil {
+		return nil, err
 	}
-	out, err := choose(req, present, previous)
-	return out, s, err
+	return choose(src.Name, req, present, previous)
 }
 
 // choose reads from the run that the request means. A caller that follows the output with a cursor in the previous run
 // gets the rest of that run first.
-func choose(req OutputRequest, present, previous *recorded) (*excerpt, error) {
+func choose(name string, req Request, present, previous *recorded) (*excerpt, error) {
 	from := req.From
 	if req.Previous {
 		if previous == nil {
 			return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND,
-				fmt.Sprintf("no output of a run before the present one of workload %q is kept", req.Name),
+				fmt.Sprintf("no output of a run before the present one of workload %q is kept", name),
 				fault.Remedy("ask without --previous"))
 		}
 		if from != nil && from.GetRun() != previous.Run {
@@ -143,7 +137,7 @@ func choose(req OutputRequest, present, previous *recorded) (*excerpt, error) {
 
 // recorded is the output of one run on disk.
 type recorded struct {
-	runOutput
+	runFile
 	path  string
 	over  bool // the run has ended: its output does not grow
 	masks *maskCache
@@ -183,8 +177,8 @@ type excerpt struct {
 
 // read returns the output behind a cursor, or without one the end of the output, at most most bytes.
 func (o *recorded) read(from *nodev1.OutputCursor, most int) (*excerpt, error) {
-	if most <= 0 || most > MaxOutput {
-		most = MaxOutput
+	if most <= 0 || most > MaxPiece {
+		most = MaxPiece
 	}
 	all := o.stretches()
 	end := all[len(all)-1].to
@@ -296,41 +290,6 @@ func (e *excerpt) masked() *nodev1.WorkloadOutput {
 	return out
 }
 
-// maskCache keeps the masks that were used last, since making one takes much longer than using it. It is safe for
-// concurrent use.
-type maskCache struct {
-	mu    sync.Mutex
-	masks []cachedMask // the last used one first
-}
-
-type cachedMask struct {
-	values []string
-	mask   showable.Mask
-}
-
-// of returns the mask of values, from the cache if it is there.
-func (c *maskCache) of(values []string) showable.Mask {
-	const most = 4 // each may take some MiB
-	if len(values) == 0 {
-		return showable.Mask{}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at := slices.IndexFunc(c.masks, func(m cachedMask) bool { return slices.Equal(m.values, values) })
-	var found cachedMask
-	if at >= 0 {
-		found = c.masks[at]
-		c.masks = slices.Delete(c.masks, at, at+1)
-	} else {
-		found = cachedMask{values, showable.NewMask(values)}
-	}
-	c.masks = slices.Insert(c.masks, 0, found)
-	if len(c.masks) > most {
-		c.masks = slices.Delete(c.masks, most, len(c.masks))
-	}
-	return found.mask
-}
-
 // bytes reads a part of the run's output, from the former piece and the file.
 func (o *recorded) bytes(from, to int64) ([]byte, error) {
 	var out []byte
@@ -364,28 +323,4 @@ func readAt(path string, at, n int64) ([]byte, error) {
 		return nil, fmt.Errorf("read output: %w", err)
 	}
 	return data[:got], nil
-}
-
-// LastOutput returns the end of the output of the last run that exited, masked and fit to be shown: at most
-// showable.MaxTail bytes. It is empty if no run has exited, or its output cannot be read.
-func (r *Runtime) LastOutput(ctx context.Context, workspaceID, name string) string {
-	w, err := r.deployed(workspaceID, name)
-	if err != nil {
-		return ""
-	}
-	s := w.state()
-	if !s.HasExited && s.Restarts == 0 {
-		return ""
-	}
-	const raw = 4 * showable.MaxTail // most of it may be colours
-	req := OutputRequest{WorkspaceID: workspaceID, Name: name, Previous: !s.HasExited, Max: raw}
-	out, err := r.Output(ctx, req)
-	if err == nil && !req.Previous && out.GetRun() != s.Run { // the next run has its file already
-		req.Previous = true
-		out, err = r.Output(ctx, req)
-	}
-	if err != nil {
-		return ""
-	}
-	return showable.Tail(showable.Clean(out.GetData()), showable.MaxTail)
 }

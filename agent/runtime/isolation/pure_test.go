@@ -1,4 +1,4 @@
-package process
+package isolation
 
 import (
 	"errors"
@@ -9,22 +9,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
-
-func TestParseStat(t *testing.T) {
-	// A program may call itself anything, parentheses and spaces included.
-	fields := "S 7 42 43 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 1"
-	got, err := parseStat(42, []byte("42 (a) R 1 (b c) "+fields+"\n"))
-	if err != nil || got.Start != 987654 || got.parent != 7 || got.session != 43 || got.zombie {
-		t.Errorf("parseStat = %+v, %v", got, err)
-	}
-	for _, bad := range []string{"", "42", "42 (x", "42 (x) S 1", "42 (x) S a b c 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 z"} {
-		if _, err := parseStat(42, []byte(bad)); err == nil {
-			t.Errorf("parseStat(%q) is not refused", bad)
-		}
-	}
-}
 
 func TestDetect(t *testing.T) {
 	v1 := "cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\ncgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\n"
@@ -75,14 +62,14 @@ func TestDeniedDevices(t *testing.T) {
 		{DeviceId: "GPU-b", Index: 1},
 		{DeviceId: "gpu-2", Index: 2, Simulated: true},
 	}
-	got := deniedDevices(host, []string{"GPU-b"})
+	got := DeniedDevices(host, []string{"GPU-b"})
 	if !slices.Equal(got, []string{"c 195:0 rwm"}) {
 		t.Errorf("rules %q", got)
 	}
 }
 
 func TestDescends(t *testing.T) {
-	all := map[int]stat{10: {parent: 1}, 11: {parent: 10}, 12: {parent: 11}, 20: {parent: 1}, 30: {parent: 30}}
+	all := map[int]procfs.Stat{10: {Parent: 1}, 11: {Parent: 10}, 12: {Parent: 11}, 20: {Parent: 1}, 30: {Parent: 30}}
 	for pid, want := range map[int]bool{10: true, 11: true, 12: true, 20: false, 30: false, 99: false} {
 		if got := descends(all, pid, 10); got != want {
 			t.Errorf("descends(%d, 10) = %t", pid, got)
@@ -91,31 +78,10 @@ func TestDescends(t *testing.T) {
 }
 
 func TestReachable(t *testing.T) {
-	if !reachable("/bin/sh") {
+	if !Reachable("/bin/sh") {
 		t.Error("/bin/sh is not reachable")
 	}
-	if err := CheckReachable(filepath.Join(t.TempDir(), "x")); err == nil && !reachable(t.TempDir()) {
+	if err := CheckReachable(filepath.Join(t.TempDir(), "x")); err == nil && !Reachable(t.TempDir()) {
 		t.Error("a closed directory was not named")
-	}
-}
-
-// TestARestartCountsOnceItHasHappened: a workload that waits for its backoff has not been restarted.
-func TestARestartCountsOnceItHasHappened(t *testing.T) {
-	for _, tc := range []struct {
-		phase string
-		count int32
-		want  int32
-	}{
-		{phaseRunning, 0, 0},
-		{phaseBackoff, 1, 0},
-		{phaseStarting, 1, 1},
-		{phaseRunning, 1, 1},
-		{phaseExited, 1, 1},
-		{phaseBackoff, 2, 1},
-		{phaseBackoff, 0, 0}, // its start failed, which is no restart
-	} {
-		if got := (state{Phase: tc.phase, Restarts: tc.count}).restarted(); got != tc.want {
-			t.Errorf("%s after %d: restarted %d times, want %d", tc.phase, tc.count, got, tc.want)
-		}
 	}
 }

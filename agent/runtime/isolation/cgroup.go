@@ -1,4 +1,4 @@
-package process
+package isolation
 
 import (
 	"errors"
@@ -109,8 +109,8 @@ func tryMake(dir string) error {
 	return nil
 }
 
-// create makes the groups of one workload and returns their directories, in the order of c.Roots.
-func (c Cgroups) create(workspaceID, name string, maxPIDs int, denied []string) ([]string, error) {
+// Create makes the groups of one workload and returns their directories, in the order of c.Roots.
+func (c Cgroups) Create(workspaceID, name string, maxPIDs int, denied []string) ([]string, error) {
 	var dirs []string
 	for _, root := range c.Roots {
 		if c.Version == 2 {
@@ -145,9 +145,9 @@ func tryMakeAll(dir string) error {
 	return nil
 }
 
-// removeCgroups removes the groups of a workload, and those of its workspace if they are empty: rmdir fails for those
+// RemoveCgroups removes the groups of a workload, and those of its workspace if they are empty: rmdir fails for those
 // in use.
-func removeCgroups(dirs []string) {
+func RemoveCgroups(dirs []string) {
 	for _, dir := range dirs {
 		if os.Remove(dir) == nil {
 			_ = os.Remove(filepath.Dir(dir))
@@ -155,9 +155,9 @@ func removeCgroups(dirs []string) {
 	}
 }
 
-// sweep removes the empty groups of workloads that known does not name: a group is busy for a moment after its last
+// Sweep removes the empty groups of workloads that known does not name: a group is busy for a moment after its last
 // process has ended, and a crash may come between the end of a workload and the removal of its group.
-func (c Cgroups) sweep(known func(workspaceID, name string) bool) {
+func (c Cgroups) Sweep(known func(workspaceID, name string) bool) {
 	for _, root := range c.Roots {
 		spaces, err := os.ReadDir(root)
 		if err != nil {
@@ -178,8 +178,18 @@ func (c Cgroups) sweep(known func(workspaceID, name string) bool) {
 	}
 }
 
-// joined reports whether the process is in all of the groups, which is part of its identity when it is adopted.
-func joined(pid int, dirs []string) bool {
+// Join moves a process into the groups.
+func Join(pid int, dirs []string) error {
+	for _, dir := range dirs {
+		if err := writeControl(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Joined reports whether the process is in all of the groups, which is part of its identity when it is adopted.
+func Joined(pid int, dirs []string) bool {
 	for _, dir := range dirs {
 		if !slices.Contains(cgroupMembers(dir), pid) {
 			return false

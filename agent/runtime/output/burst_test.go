@@ -1,4 +1,4 @@
-package process
+package output
 
 import (
 	"fmt"
@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 )
 
 // numbered is a writer of lines of sixteen bytes, each with its number.
@@ -31,10 +33,10 @@ func (n *numbered) lines(count int) {
 // joined to the output kept before it, no line comes twice, and the offset of a line is at least the size that the
 // output was seen to have before it.
 func TestNoLossIsJoined(t *testing.T) {
-	w := newWritten(t, nil)
-	w.shim.spec.LogBytes = 1 << 20
+	w := newWritten(t)
+	w.shim.Limit = 1 << 20
 	w.run("run-1", "")
-	path := filepath.Join(w.dir, fileOutput)
+	path := filepath.Join(w.dir, filePresent)
 	out, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
@@ -58,14 +60,14 @@ func TestNoLossIsJoined(t *testing.T) {
 				}
 			}
 		}()
-		w.shim.rotate()
+		w.shim.Rotate()
 		close(stop)
 		<-done
-		var info outputInfo
-		if found, err := readFile(w.dir, fileOutputInfo, &info); !found || err != nil {
+		var info contents
+		if found, err := jsonfile.Read(w.dir, InfoFile, &info); !found || err != nil {
 			t.Fatal(found, err)
 		}
-		all := (&recorded{runOutput: info.runOutput, path: path}).stretches()
+		all := (&recorded{runFile: info.runFile, path: path}).stretches()
 		last, first := numberAt(t, path+formerPiece, -1), numberAt(t, path, 0)
 		if first <= last {
 			t.Fatalf("round %d: line %d is kept behind line %d", round, first, last)
