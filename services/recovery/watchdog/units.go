@@ -1,0 +1,60 @@
+package watchdog
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/jackc/pgx/v5"
+)
+
+// fleetCount is the number of units of a placement, each of which fails as one, and the number of its instances.
+type fleetCount struct {
+	Placement string `db:"placement"`
+	Units     int32  `db:"units"`
+	Instances int32  `db:"boxes"`
+}
+
+// countFleet reads the counts that the triggers of the watchdog's workspaces keep, and adds the workspaces that are
+// being recovered and whose state is not one in which they should be up.
+var countFleet = pg.Define(pg.RoleRecovery, "watchdog.count_fleet", `
+	WITH recovered AS (
+		SELECT w.placement, w.workspace_id, CASE WHEN w.placement = $1 THEN w.node_id END AS node_id
+		FROM recovery.recovery_record c JOIN recovery.watch_workspace w USING (workspace_id)
+		WHERE c.ended_at IS NULL AND w.state NOT IN ('provisioning', 'active', 'recreating', 'decommissioned')
+	)
+	SELECT x.placement, sum(x.units)::int AS units, sum(x.boxes)::int AS boxes FROM (
+		SELECT c.placement, c.units, c.workspaces AS boxes FROM recovery.watch_count c
+		UNION ALL
+		SELECT r.placement, count(DISTINCT coalesce(r.node_id, r.workspace_id)) FILTER (WHERE m.node_id IS NULL), count(*)
+		FROM recovered r LEFT JOIN recovery.watch_machine m USING (node_id) GROUP BY r.placement
+	) x
+	GROUP BY x.placement HAVING sum(x.boxes) > 0`)
+
+// loadFleet returns the number of units among the workspaces that should be up, which are instances and machines that
+// several share, and the number of instances of each placement.
+func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) {
+	rows, err := pg.All[fleetCount](ctx, tx, countFleet, placementStatic)
+	if err != nil {
+		return 0, nil, fmt.Errorf("count the fleet: %w", err)
+	}
+	var fleet int32
+	of := map[string]int32{}
+	for _, row := range rows {
+		fleet += row.Units
+		of[row.Placement] = row.Instances
+	}
+	return fleet, of, nil
+}
+
+// fleet returns the number of units of the fleet. It counts them, and the instances of each placement, once a round.
+func (j *evaluation) fleet(ctx context.Context) (int32, error) {
+	if j.instances == nil {
+		units, instances, err := loadFleet(ctx, j.tx)
+		if err != nil {
+			return 0, err
+		}
+		j.units, j.instances = units, instances
+	}
+	return j.units, nil
+}
