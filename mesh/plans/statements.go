@@ -26,9 +26,9 @@ var whole = map[string]float64{
 	"project.compare_told":  40,
 	// Reads all workspaces, and runs by the index of those that are live.
 	"project.compare_counts": 10,
-	"watchdog.compare_fleet": 4, // once an hour
+	"fleet.compare_counts":   4, // once an hour
 	// The reads of a function are not in its plan.
-	"project.recount_workspaces": 0, "watchdog.recount_fleet": 0,
+	"project.recount_workspaces": 0, "fleet.recount_counts": 0,
 	// The log's own statements; the test loads no history.
 	"events.measure_lag": 1,
 }
@@ -118,7 +118,7 @@ var reasons = map[string]string{
 	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair,
 	"project.drop_replaced": repair, "project.compare_counts": repair,
 	"project.take_rebuilt": repair, "project.compare_told": repair, "project.recount_workspaces": repair,
-	"watchdog.compare_fleet": seldom, "watchdog.recount_fleet": repair,
+	"fleet.compare_counts": seldom, "fleet.recount_counts": repair,
 	"events.measure_lag": aggregate,
 }
 

@@ -48,6 +48,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/authority"
 	_ "github.com/gpuaas/mesh/services/recovery/castore"
 	_ "github.com/gpuaas/mesh/services/recovery/enrol"
+	_ "github.com/gpuaas/mesh/services/recovery/fleet"
 	_ "github.com/gpuaas/mesh/services/recovery/identity"
 	_ "github.com/gpuaas/mesh/services/recovery/keys"
 	_ "github.com/gpuaas/mesh/services/recovery/policyadmin"

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/authority"
 	"github.com/gpuaas/mesh/services/recovery/castore"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
@@ -206,7 +207,8 @@ func (s *Service) serveInternal(
 		&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy}, opts...)); err != nil {
 		return err
 	}
-	rows := reannounce.NewServer(s.base.DB, s.base.Wake.Notify, append(watchdog.Announced(), identity.Announced())...)
+	rows := reannounce.NewServer(s.base.DB, s.base.Wake.Notify,
+		append(slices.Concat(watchdog.Announced(), fleet.Announced()), identity.Announced())...)
 	if err := s.internal.Mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)); err != nil {
 		return err
 	}

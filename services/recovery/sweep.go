@@ -9,9 +9,9 @@ import (
 	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/keys"
 	"github.com/gpuaas/mesh/services/recovery/storage"
-	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
 // newBackground is the service's periodic work.
@@ -39,9 +39,9 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 			return err
 		}},
 		background.Job{
-			Name: "fleet-counts", Every: watchdog.CompareEvery, Timeout: time.Minute,
+			Name: "fleet-counts", Every: fleet.CompareEvery, Timeout: time.Minute,
 			Run: func(ctx context.Context) error {
-				found, err := watchdog.RepairCounts(ctx, deps.Pool, deps.Logger)
+				found, err := fleet.RepairCounts(ctx, deps.Pool, deps.Logger)
 				if err == nil && found.Placements+found.Machines > 0 {
 					wake.Notify()
 				}

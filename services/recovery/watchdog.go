@@ -7,21 +7,30 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
-// addWatchdog builds this replica's watchdog and mounts its verbs. It comes after the internal port.
+// addWatchdog builds this replica's watchdog and its part in the decisions about the fleet, and mounts their verbs. It
+// comes after the internal port.
 func (s *Service) addWatchdog(lifecycle service.Client) error {
 	b := s.base
+	registerer := b.Registry.ForService(b.Name)
+	all, err := fleet.New(fleet.Deps{
+		Logger: b.Logger, Registerer: registerer, Pool: b.DB, Policy: b.Policy, Wake: b.Wake,
+	}, fleet.Config{})
+	if err != nil {
+		return err
+	}
 	dog, err := watchdog.New(watchdog.Deps{
-		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Pool: b.DB, Policy: b.Policy, Wake: b.Wake,
+		Logger: b.Logger, Registerer: registerer, Pool: b.DB, Policy: b.Policy, Fleet: all, Wake: b.Wake,
 		Numbered: b.Numbered, Replica: b.ReplicaID,
 		Lifecycle: lifecyclev1connect.NewWorkspaceServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
 	}, watchdog.Config{ForgetAfter: s.cfg.ForgetAfter})
 	if err != nil {
 		return err
 	}
-	if err := s.internal.Mount(recoveryv1connect.NewWatchdogServiceHandler(dog,
+	if err := s.internal.Mount(recoveryv1connect.NewWatchdogServiceHandler(all,
 		s.internal.HandlerOptions()...)); err != nil {
 		return err
 	}
@@ -30,7 +39,7 @@ func (s *Service) addWatchdog(lifecycle service.Client) error {
 		app.Task{Name: "watchdog-facts", Run: dog.Consume},
 		app.Task{Name: "watchdog", Run: dog.Run},
 		app.Task{Name: "watchdog-counts", Run: func(ctx context.Context) error {
-			return app.Every(ctx, b.Logger, "watchdog-counts", watchdog.MeasureEvery, dog.Measure)
+			return app.Every(ctx, b.Logger, "watchdog-counts", fleet.MeasureEvery, all.Measure)
 		}},
 	)
 	return nil

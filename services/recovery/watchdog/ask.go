@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
 // joinedAgain is how long after a join the request to lifecycle is repeated for an instance that does not come, since
@@ -72,7 +73,7 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 		if r.EndedAt != nil || r.Asked != sent.Asked || !r.pending() {
 			return errMoved
 		}
-		now, err := clock(ctx, tx)
+		now, err := fleet.Clock(ctx, tx)
 		if err != nil {
 			return err
 		}

@@ -87,7 +87,7 @@ func TestAReleaseWaitsForAnEarlierBuild(t *testing.T) {
 	k := newKit(t)
 	ada := rpc.WithPerson(k.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})
 	k.must(k.whileHeld(func() error {
-		_, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
+		_, err := k.all.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
 		return err
 	}))
 	if n := k.count(`SELECT count(*) FROM recovery.brake WHERE NOT engaged AND affected = 3 AND version = 2`); n != 1 {

@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
 // A recreation takes one token of its workspace's bucket and one of its placement's. A workspace's bucket has
@@ -66,14 +67,15 @@ var (
 
 // take takes a token from both buckets and returns nil; or it takes none and returns the budget to wait for.
 func (j *evaluation) take(ctx context.Context, r *record) (*wait, error) {
-	if err := j.writes(); err != nil {
+	if err := j.fleet.Writes(); err != nil {
 		return nil, err
 	}
-	if _, err := j.fleet(ctx); err != nil {
+	instances, err := j.fleet.Instances(ctx, r.Placement)
+	if err != nil {
 		return nil, err
 	}
 	perWorkspace := float64(j.rate)
-	perPlacement := perWorkspace * math.Max(1, math.Ceil(j.fraction*float64(j.instances[r.Placement])))
+	perPlacement := perWorkspace * math.Max(1, math.Ceil(j.fleet.Fraction()*float64(instances)))
 	var longest *wait
 	type bucket struct {
 		scope, key   string
@@ -129,13 +131,13 @@ func (j *evaluation) budgets(ctx context.Context) error {
 		}
 	}
 	for by, list := range waiting {
-		i := &incident{
+		i := &fleet.Incident{
 			Kind: kindChurn, Key: by, Severity: commonv1.Severity_SEVERITY_P1,
 			OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
 			NextAction: "find out why recreating did not last: `gpuaas workspaces recoveries WS` and the timeline; then recreate by hand or decommission",
 		}
 		for _, r := range list {
-			i.about(r.TenantID, r.WorkspaceID, r.NodeID)
+			i.About(r.TenantID, r.WorkspaceID, r.NodeID)
 			i.Step, i.ErrorCode = r.Step, r.ErrorCode
 		}
 		i.Summary = "workspace " + list[0].Workspace + " has used up its recreations of this hour and needs another"
@@ -143,9 +145,9 @@ func (j *evaluation) budgets(ctx context.Context) error {
 			i.Summary = fmt.Sprintf("placement %s has used up its recreations of this hour, and %d workspaces wait", placement,
 				len(list))
 		}
-		if err := j.raise(ctx, i); err != nil {
+		if err := j.fleet.Raise(ctx, i); err != nil {
 			return err
 		}
 	}
-	return j.closeOthers(ctx, kindChurn, func(i *incident) bool { return len(waiting[i.Key]) > 0 })
+	return j.fleet.CloseOthers(ctx, kindChurn, func(i *fleet.Incident) bool { return len(waiting[i.Key]) > 0 })
 }

@@ -1,6 +1,8 @@
 // Package watchdog owns the recovery of workspaces without a person's request: from events it detects that a workspace
 // is stalled, or that its instance has no session or cannot enrol, asks lifecycle to recreate it, and keeps the record
-// of the outcome. It owns recovery records, incidents, the budget of recreations and the fleet brake.
+// of the outcome. It owns the facts that it reads from events, recovery records and the budget of recreations. When
+// recoveries stop because too much fails at once, and which failures have one cause, is decided by package fleet in the
+// same rounds.
 //
 // It relies on lifecycle's and nodeapi's events, in their order, and on the database's clock. A node's silence while no
 // replica of nodeapi listened is no evidence. It never touches a workspace: it sends a request to lifecycle, which

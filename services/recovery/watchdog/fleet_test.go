@@ -92,13 +92,13 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 	k.policySet("churn.recreates_per_hour", "60")
 	instances := k.fleet(5)
 	ada := rpc.WithPerson(k.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})
-	if _, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "why not"}); !fault.Has(err,
+	if _, err := k.all.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "why not"}); !fault.Has(err,
 		commonv1.Reason_REASON_PRECONDITION_FAILED) {
 		t.Fatalf("a brake that is not engaged: %v", err)
 	}
 	k.settleAll(instances[:3])
 	k.wantAsked(0)
-	out, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
+	out, err := k.all.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
 	k.must(err)
 	if b := out.GetBrake(); b.GetEngaged() || b.GetReleasedBy() != "ada" ||
 		b.GetReleaseReason() != "the switch was replaced" || out.GetPos() == "" {

@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
@@ -81,6 +82,7 @@ type kit struct {
 	sequencer *events.Sequencer
 	owner     *owner
 	w         *watchdog.Watchdog
+	all       *fleet.Fleet // of the watchdog that was made last
 	cfg       watchdog.Config
 	metrics   *obs.Registry // of the watchdog that was made last
 	policy    policy.Set
@@ -112,9 +114,14 @@ func (k *kit) watchdog(replica string) *watchdog.Watchdog {
 	registry, err := obs.NewRegistry()
 	k.must(err)
 	k.metrics = registry
+	pool, registerer := k.db.Pool(pg.RoleRecovery), registry.ForService("recovery")
+	k.all, err = fleet.New(fleet.Deps{
+		Logger: testkit.Logger(k.t), Registerer: registerer, Pool: pool, Policy: policy.Fixed{Set: k.policy},
+	}, fleet.Config{})
+	k.must(err)
 	w, err := watchdog.New(watchdog.Deps{
-		Logger: testkit.Logger(k.t), Registerer: registry.ForService("recovery"), Pool: k.db.Pool(pg.RoleRecovery),
-		Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy}, Replica: replica,
+		Logger: testkit.Logger(k.t), Registerer: registerer, Pool: pool, Lifecycle: k.owner, Fleet: k.all,
+		Policy: policy.Fixed{Set: k.policy}, Replica: replica,
 	}, k.cfg)
 	k.must(err)
 	return w

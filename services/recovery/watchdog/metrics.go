@@ -18,12 +18,9 @@ const (
 	answerUnanswered = "unanswered"
 )
 
-// metrics counts the actions of this replica while it has the lease, and shows the fleet's state as last read, which
-// every replica does.
+// metrics counts the actions of this replica while it has the lease.
 type metrics struct {
 	found, asked, withheld, ended *prometheus.CounterVec
-	engaged, rolledBack           prometheus.Gauge
-	open, incidents               *prometheus.GaugeVec
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -44,26 +41,11 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			withheldByMachine, withheldByOwner, withheldByPerson, withheldByDeafness, withheldByAttempts),
 		ended: counter("watchdog_recoveries_ended_total", "Recoveries that this replica saw end, by outcome.", "outcome",
 			names.Of(outcomeRecovered), names.Of(outcomeFailed)),
-		engaged: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "fleet_brake_engaged", Help: "Whether the fleet brake has stopped automatic remedies, 1 or 0, as this replica last read it.",
-		}),
-		rolledBack: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "rollback_mode_active",
-			Help: "Whether rollback mode has stopped the watchdog and all launches, 1 or 0, as this replica last read it.",
-		}),
-		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "recoveries_open", Help: "Recoveries that are open, by outcome so far, as this replica last read them.",
-		}, []string{"outcome"}),
-		incidents: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "incidents_open", Help: "Incidents that are open, by kind, as this replica last read them.",
-		}, []string{"kind"}),
 	}
 	if r == nil {
 		return m, nil
 	}
-	err := errors.Join(r.Register(m.found), r.Register(m.asked), r.Register(m.withheld), r.Register(m.ended),
-		r.Register(m.engaged), r.Register(m.open),
-		r.Register(m.incidents), r.Register(m.rolledBack))
+	err := errors.Join(r.Register(m.found), r.Register(m.asked), r.Register(m.withheld), r.Register(m.ended))
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of the watchdog: %w", err)
 	}

@@ -43,7 +43,7 @@ func TestMetricsTellWhatTheWatchdogDoes(t *testing.T) {
 	}
 	measure := func() {
 		t.Helper()
-		k.must(k.w.Measure(k.ctx))
+		k.must(k.all.Measure(k.ctx))
 	}
 	measure()
 	k.metric("recoveries_open", "open", 0)

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/reannounce"
-	"github.com/gpuaas/mesh/services/recovery/watchdog"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
 // An incident that a newer build opened, with a severity and a layer that this one does not know: the round goes on and
@@ -33,7 +33,7 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 	k.must(err)
 	newer := put(ids.New(), "p9", "fabric")
 	known := put(ids.New(), "p1", "workflow")
-	announce := reannounce.NewServer(k.db.Pool(pg.RoleRecovery), func() {}, watchdog.Announced()...)
+	announce := reannounce.NewServer(k.db.Pool(pg.RoleRecovery), func() {}, fleet.Announced()...)
 	if _, err := announce.AnnounceRows(k.ctx, &commonv1.AnnounceRowsRequest{}); err == nil ||
 		!strings.Contains(err.Error(), newer) {
 		t.Errorf("announced as something that this build knows: %v", err)

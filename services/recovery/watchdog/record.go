@@ -27,6 +27,8 @@ const (
 	outcomeRecovered   = commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED
 	outcomeFailed      = commonv1.RecoveryOutcome_RECOVERY_OUTCOME_FAILED
 	outcomeWithheld    = commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD
+	kindChurn          = commonv1.IncidentKind_INCIDENT_KIND_CHURN_BUDGET
+	kindMachine        = commonv1.IncidentKind_INCIDENT_KIND_MACHINE_UNREACHABLE
 	placementStatic    = "static"
 	byItself           = "by itself"
 	withheldByBrake    = "brake"
@@ -101,8 +103,6 @@ var (
 			answered = $18, following = $19, by_person = $20, refusals = $21, last_failure = $22, asked_epoch = $23,
 			version = version + 1
 		WHERE record_id = $1 AND version = $2 AND ended_at IS NULL RETURNING version`)
-
-	readClock = pg.Define(pg.RoleRecovery, "watchdog.read_clock", `SELECT mesh.clock()`)
 )
 
 // read returns the record of a row.
@@ -224,13 +224,4 @@ func readRecord(ctx context.Context, tx pgx.Tx, id string) (*record, error) {
 		return nil, fmt.Errorf("read recovery: %w", err)
 	}
 	return r.read()
-}
-
-// clock returns the database's time, by which all decisions are made.
-func clock(ctx context.Context, q pg.Querier) (time.Time, error) {
-	now, err := pg.Value[time.Time](ctx, q, readClock)
-	if err != nil {
-		return now, fmt.Errorf("read clock: %w", err)
-	}
-	return now, nil
 }

@@ -35,10 +35,10 @@ func TestRollbackModeStopsTheWatchdog(t *testing.T) {
 	if !out.RolledBack || !out.Held {
 		t.Errorf("%+v", out)
 	}
-	k.must(k.w.Measure(k.ctx))
+	k.must(k.all.Measure(k.ctx))
 	k.metric("rollback_mode_active", "", 1)
 	ada := rpc.WithPerson(k.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})
-	if _, err := k.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "go on"}); !fault.Has(err,
+	if _, err := k.all.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "go on"}); !fault.Has(err,
 		commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
 		t.Errorf("the brake: %v", err)
 	}

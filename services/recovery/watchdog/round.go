@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
@@ -74,35 +75,18 @@ func (w *Watchdog) hold(ctx context.Context, tx pgx.Tx) (bool, error) {
 
 // evaluation is the state of one round.
 type evaluation struct {
-	w         *Watchdog
-	tx        pgx.Tx
-	now       time.Time
-	brake     *brake
-	locked    bool             // the brake's row is locked
-	fraction  float64          // of the fleet that may fail at once
-	limits    wave.Limits      // of nodes whose records are missing
-	instances map[string]int32 // of each placement; nil until fleet has counted them
-	units     int32            // of the fleet, counted with them
-	listened  bool             // some replica of nodeapi did before the subjects were read
-	subjects  []*subject
-	of        map[string]*subject
-	records   map[string]*record // open ones, by workspace
-	rate      int                // recreations an hour
-	out       *Round
-	counts    []prometheus.Counter // counters of the changes, to be incremented after the commit
-	forgot    bool                 // facts that are over were deleted; noted after the commit
-}
-
-// errUnlocked ends an evaluation that has something to write or to request without having locked the brake's row.
-var errUnlocked = errors.New("the brake's row is not locked")
-
-// writes must be called before a round writes or requests anything, except for the deletions of what is forgotten. It
-// returns errUnlocked if the evaluation has to begin again with the brake's row locked.
-func (j *evaluation) writes() error {
-	if !j.locked {
-		return errUnlocked
-	}
-	return nil
+	w        *Watchdog
+	tx       pgx.Tx
+	now      time.Time
+	fleet    *fleet.Round
+	listened bool // some replica of nodeapi did before the subjects were read
+	subjects []*subject
+	of       map[string]*subject
+	records  map[string]*record // open ones, by workspace
+	rate     int                // recreations an hour
+	out      *Round
+	counts   []prometheus.Counter // counters of the changes, to be incremented after the commit
+	forgot   bool                 // facts that are over were deleted; noted after the commit
 }
 
 // evaluate applies the rules to the present facts, writes all changes that follow, and returns the records whose
@@ -110,7 +94,7 @@ func (j *evaluation) writes() error {
 // log. If there is anything to write it begins again with the lock, and then reads what others have written under it.
 func (w *Watchdog) evaluate(ctx context.Context, out *Round) ([]*record, error) {
 	asks, err := w.evaluateOnce(ctx, out, false)
-	if errors.Is(err, errUnlocked) {
+	if errors.Is(err, fleet.ErrUnlocked) {
 		asks, err = w.evaluateOnce(ctx, out, true)
 	}
 	return asks, err
@@ -132,7 +116,7 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 			out.RolledBack = rolledBack
 			return err
 		}
-		now, err := clock(ctx, tx)
+		now, err := fleet.Clock(ctx, tx)
 		if err != nil {
 			return err
 		}
@@ -141,10 +125,8 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 		// that act at once do so one after the other.
 		j := &evaluation{
 			w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{},
-			limits: wave.LimitsOf(w.deps.Policy),
-			locked: locked,
 		}
-		if j.brake, err = readBrake(ctx, tx, locked); err != nil {
+		if j.fleet, err = w.deps.Fleet.Begin(ctx, tx, now, locked); err != nil {
 			return err
 		}
 		if j.records, err = loadOpen(ctx, tx); err != nil {
@@ -160,7 +142,7 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 		for _, s := range j.subjects {
 			j.of[s.WorkspaceID] = s
 		}
-		asks, err = j.all(ctx, set.BrakeFleetFraction())
+		asks, err = j.all(ctx)
 		if err != nil {
 			return err
 		}
@@ -179,7 +161,7 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 	return asks, err
 }
 
-func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, error) {
+func (j *evaluation) all(ctx context.Context) ([]*record, error) {
 	if err := j.detectAll(ctx); err != nil {
 		return nil, err
 	}
@@ -189,9 +171,10 @@ func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, erro
 	if err := j.machines(ctx); err != nil {
 		return nil, err
 	}
-	if err := j.brakeFleet(ctx, fraction); err != nil {
+	if err := j.fleet.EvaluateBrake(ctx, j.concerned); err != nil {
 		return nil, err
 	}
+	j.out.Engaged = j.fleet.Engaged()
 	var asks []*record
 	for _, id := range j.order() {
 		r := j.records[id]
@@ -202,7 +185,7 @@ func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, erro
 		}
 		changed := !same(before, *r)
 		if asked || changed {
-			if err := j.writes(); err != nil {
+			if err := j.fleet.Writes(); err != nil {
 				return nil, err
 			}
 		}
@@ -223,7 +206,7 @@ func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, erro
 	if err := j.budgets(ctx); err != nil {
 		return nil, err
 	}
-	if err := j.classes(ctx); err != nil {
+	if err := j.fleet.Classes(ctx); err != nil {
 		return nil, err
 	}
 	if j.now.Sub(j.w.forgot) > time.Minute {
@@ -234,6 +217,13 @@ func (j *evaluation) all(ctx context.Context, fraction float64) ([]*record, erro
 		return asks, forget(ctx, j.tx, j.w.cfg.ForgetAfter)
 	}
 	return asks, nil
+}
+
+// concerned adds the workspaces of the open records to an incident.
+func (j *evaluation) concerned(i *fleet.Incident) {
+	for _, r := range j.records {
+		i.About(r.TenantID, r.WorkspaceID, r.NodeID)
+	}
 }
 
 // order returns the workspaces of the records in the order of their detections.
@@ -268,7 +258,7 @@ func (j *evaluation) detectAll(ctx context.Context) error {
 		if trigger == 0 {
 			continue
 		}
-		if err := j.writes(); err != nil {
+		if err := j.fleet.Writes(); err != nil {
 			return err
 		}
 		r := open(s, trigger, j.now)
@@ -297,7 +287,7 @@ func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, err
 	case replay:
 		return true, nil
 	case withdraw:
-		if err := j.writes(); err != nil {
+		if err := j.fleet.Writes(); err != nil {
 			return false, err
 		}
 		return false, j.w.giveBack(ctx, j.tx, r)
@@ -340,7 +330,7 @@ func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, err
 // withheld reports whether anything but a budget withholds the recreation of a workspace, and records the cause.
 func (j *evaluation) withheld(r *record, s *subject) bool {
 	switch {
-	case j.brake.Engaged:
+	case j.fleet.Engaged():
 		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise lifecycle would be asked to recreate the workspace", nil)
 	case s.Identity != "" && s.Identity != "active" && s.Identity != "pending" && s.Identity != "retired":
 		r.withhold(withheldByIdentity,

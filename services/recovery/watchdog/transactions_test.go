@@ -56,7 +56,7 @@ func TestARoundIsOneTransaction(t *testing.T) {
 	t.Cleanup(pool.Close)
 	replica := func() *watchdog.Watchdog {
 		w, err := watchdog.New(watchdog.Deps{
-			Logger: testkit.Logger(t), Pool: pool, Lifecycle: k.owner,
+			Logger: testkit.Logger(t), Pool: pool, Lifecycle: k.owner, Fleet: k.all,
 			Policy: policy.Fixed{Set: k.policy},
 		}, k.cfg)
 		k.must(err)
@@ -81,8 +81,8 @@ func TestARoundThatAppendsNothingWakesNoSequencer(t *testing.T) {
 	k := newKit(t)
 	var wake events.Signal
 	w, err := watchdog.New(watchdog.Deps{
-		Logger: testkit.Logger(t), Pool: k.db.Pool(pg.RoleRecovery), Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy},
-		Wake: &wake,
+		Logger: testkit.Logger(t), Pool: k.db.Pool(pg.RoleRecovery), Lifecycle: k.owner, Fleet: k.all,
+		Policy: policy.Fixed{Set: k.policy}, Wake: &wake,
 	}, k.cfg)
 	k.must(err)
 	wakes := func() bool {

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
 // requesterName is the requester in requests to lifecycle.
@@ -35,6 +36,7 @@ type Deps struct {
 	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
 	Pool       *pgxpool.Pool
 	Lifecycle  Lifecycle
+	Fleet      *fleet.Fleet
 	Policy     policy.Reader
 	// Wake is notified after commits that appended events; Numbered wakes the consumer.
 	Wake, Numbered *events.Signal
@@ -58,13 +60,7 @@ type Config struct {
 	Attempts         int32         // operations of one recovery; 3, after which the runbook treats the cause as permanent
 	// PersonFor is how long a workspace that a person has taken over may stay failed before its recovery counts as
 	// failed; 1 h.
-	PersonFor    time.Duration
-	BrakeWindow  time.Duration // in which affected units are counted; 5 min
-	BrakeDwell   time.Duration // how long the cause must be gone before the brake is released automatically; 5 min
-	ClassWindow  time.Duration // in which equal failures form one class; 1 h
-	ClassQuiet   time.Duration // time without another failure after which a class is closed; 1 h
-	ClassTenants int           // tenants that make a class; 3
-	ClassPair    int           // workspaces of two tenants that make one; 5
+	PersonFor time.Duration
 	// how long facts of what has ended stay; 24 h, and those of finished runs 2 h at most
 	ForgetAfter time.Duration
 }
@@ -82,10 +78,6 @@ func (c Config) withDefaults() Config {
 		{&c.RefusedMost, 5 * time.Minute},
 		{&c.RegisterFor, time.Minute},
 		{&c.PersonFor, time.Hour},
-		{&c.BrakeWindow, 5 * time.Minute},
-		{&c.BrakeDwell, 5 * time.Minute},
-		{&c.ClassWindow, time.Hour},
-		{&c.ClassQuiet, time.Hour},
 		{&c.ForgetAfter, 24 * time.Hour},
 	} {
 		if *d.value <= 0 {
@@ -97,12 +89,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Attempts <= 0 {
 		c.Attempts = 3
-	}
-	if c.ClassTenants <= 0 {
-		c.ClassTenants = 3
-	}
-	if c.ClassPair <= 0 {
-		c.ClassPair = 5
 	}
 	return c
 }
@@ -118,8 +104,8 @@ type Watchdog struct {
 
 // New checks the dependencies; it does not touch the database.
 func New(deps Deps, cfg Config) (*Watchdog, error) {
-	if deps.Logger == nil || deps.Pool == nil || deps.Lifecycle == nil || deps.Policy == nil {
-		return nil, errors.New("watchdog needs a logger, a pool, lifecycle and the policy")
+	if deps.Logger == nil || deps.Pool == nil || deps.Lifecycle == nil || deps.Fleet == nil || deps.Policy == nil {
+		return nil, errors.New("watchdog needs a logger, a pool, lifecycle, the fleet and the policy")
 	}
 	if deps.Replica == "" {
 		deps.Replica = ids.New()

@@ -291,7 +291,7 @@ func TestAWaveOfHoldsStopsItself(t *testing.T) {
 		t.Fatalf("incidents: %v", list)
 	}
 	ada := rpc.WithPerson(m.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})
-	_, err := m.w.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "these join states are lost"})
+	_, err := m.all.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "these join states are lost"})
 	m.must(err)
 	m.round()
 	if m.brake().GetEngaged() {

@@ -1,12 +1,16 @@
-package watchdog
+package fleet
 
 import (
 	"context"
 	"fmt"
 
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
+
+// placementStatic is the placement whose machines several workspaces share.
+const placementStatic = "static"
 
 // fleetCount is the number of units of a placement, each of which fails as one, and the number of its instances.
 type fleetCount struct {
@@ -17,7 +21,7 @@ type fleetCount struct {
 
 // countFleet reads the counts that the triggers of the watchdog's workspaces keep, and adds the workspaces that are
 // being recovered and whose state is not one in which they should be up.
-var countFleet = pg.Define(pg.RoleRecovery, "watchdog.count_fleet", `
+var countFleet = pg.Define(pg.RoleRecovery, "fleet.count_units", `
 	WITH recovered AS (
 		SELECT w.placement, w.workspace_id, CASE WHEN w.placement = $1 THEN w.node_id END AS node_id
 		FROM recovery.recovery_record c JOIN recovery.watch_workspace w USING (workspace_id)
@@ -31,30 +35,38 @@ var countFleet = pg.Define(pg.RoleRecovery, "watchdog.count_fleet", `
 	) x
 	GROUP BY x.placement HAVING sum(x.boxes) > 0`)
 
-// loadFleet returns the number of units among the workspaces that should be up, which are instances and machines that
+// loadUnits returns the number of units among the workspaces that should be up, which are instances and machines that
 // several share, and the number of instances of each placement.
-func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) {
+func loadUnits(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) {
 	rows, err := pg.All[fleetCount](ctx, tx, countFleet, placementStatic)
 	if err != nil {
 		return 0, nil, fmt.Errorf("count the fleet: %w", err)
 	}
-	var fleet int32
+	var units int32
 	of := map[string]int32{}
 	for _, row := range rows {
-		fleet += row.Units
+		units += row.Units
 		of[row.Placement] = row.Instances
 	}
-	return fleet, of, nil
+	return units, of, nil
 }
 
-// fleet returns the number of units of the fleet. It counts them, and the instances of each placement, once a round.
-func (j *evaluation) fleet(ctx context.Context) (int32, error) {
-	if j.instances == nil {
-		units, instances, err := loadFleet(ctx, j.tx)
+// Units returns the number of units of the fleet. It counts them, and the instances of each placement, once a round.
+func (r *Round) Units(ctx context.Context) (int32, error) {
+	if r.instances == nil {
+		units, instances, err := loadUnits(ctx, r.tx)
 		if err != nil {
 			return 0, err
 		}
-		j.units, j.instances = units, instances
+		r.units, r.instances = units, instances
 	}
-	return j.units, nil
+	return r.units, nil
+}
+
+// Instances returns the number of instances of a placement.
+func (r *Round) Instances(ctx context.Context, placement string) (int32, error) {
+	if _, err := r.Units(ctx); err != nil {
+		return 0, err
+	}
+	return r.instances[placement], nil
 }

@@ -1,9 +1,11 @@
-package watchdog
+package fleet
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
+
+	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -11,17 +13,16 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
-	"github.com/jackc/pgx/v5"
 )
 
 // ReleaseBrake releases the brake on a person's decision, so that automatic recoveries go on. If the brake is not
 // engaged the request is refused, since its reason would be recorded without a release.
-func (w *Watchdog) ReleaseBrake(ctx context.Context,
+func (f *Fleet) ReleaseBrake(ctx context.Context,
 	req *recoveryv1.ReleaseBrakeRequest,
 ) (*recoveryv1.ReleaseBrakeResponse, error) {
 	out := &recoveryv1.ReleaseBrakeResponse{}
 	by := rpc.ActorFrom(ctx)
-	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+	err := pg.InTx(ctx, f.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err
 		}
@@ -34,7 +35,7 @@ func (w *Watchdog) ReleaseBrake(ctx context.Context,
 				fault.Unmet("no fleet brake is engaged that could be released"),
 				fault.Remedy("nothing is to be done: automatic remedies are at work"))
 		}
-		now, err := clock(ctx, tx)
+		now, err := Clock(ctx, tx)
 		if err != nil {
 			return err
 		}
@@ -50,8 +51,8 @@ func (w *Watchdog) ReleaseBrake(ctx context.Context,
 	if err != nil {
 		return nil, fmt.Errorf("release the brake: %w", err)
 	}
-	w.deps.Wake.Notify()
-	w.deps.Logger.WarnContext(ctx, "the fleet brake was released", slog.String("by", by),
+	f.deps.Wake.Notify()
+	f.deps.Logger.WarnContext(ctx, "the fleet brake was released", slog.String("by", by),
 		slog.String("reason", req.GetReason()))
 	return out, nil
 }

@@ -1,4 +1,4 @@
-package watchdog
+package fleet
 
 import (
 	"context"
@@ -23,34 +23,22 @@ type class struct {
 	Layer      string    `db:"layer" expr:"max(@.error_layer)"`
 }
 
-var (
-	findClasses = pg.Define(pg.RoleRecovery, "watchdog.find_classes", `
-		SELECT `+pg.Columns[class]("c")+`
-		FROM recovery.class_sighting c WHERE c.seen_at > mesh.clock() - make_interval(secs => $1) GROUP BY c.step, c.error_code
-		ORDER BY c.step, c.error_code`)
+var findClasses = pg.Define(pg.RoleRecovery, "fleet.find_classes", `
+	SELECT `+pg.Columns[class]("c")+`
+	FROM recovery.class_sighting c WHERE c.seen_at > mesh.clock() - make_interval(secs => $1) GROUP BY c.step, c.error_code
+	ORDER BY c.step, c.error_code`)
 
-	findManual = pg.Define(pg.RoleRecovery, "watchdog.find_manual_recoveries", `
-		SELECT `+pg.Columns[manualRecovery]("")+`
-		FROM recovery.watch_run r JOIN recovery.watch_workspace w USING (workspace_id)
-		JOIN LATERAL (SELECT b.* FROM recovery.watch_run b WHERE b.workspace_id = r.workspace_id AND b.created_at < r.created_at
-			ORDER BY b.created_at DESC LIMIT 1) p ON p.state = 'failed'
-		WHERE r.state = 'succeeded' AND r.kind IN ('retry', 'recreate') AND r.finished_at > mesh.clock() - make_interval(secs => $1)
-			AND NOT starts_with(r.requester, $2)
-			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.operation_id = r.run_id)
-			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)`)
-)
-
-// classes makes one incident of a failure of the same step in many workspaces: the same error at ClassTenants tenants,
+// Classes makes one incident of a failure of the same step in many workspaces: the same error at ClassTenants tenants,
 // or at two tenants and ClassPair workspaces, within ClassWindow. The incident is closed when the failure has not
 // occurred for ClassQuiet.
-func (j *evaluation) classes(ctx context.Context) error {
-	cfg := j.w.cfg
-	found, err := pg.All[class](ctx, j.tx, findClasses, cfg.ClassWindow.Seconds())
+func (r *Round) Classes(ctx context.Context) error {
+	cfg := r.fleet.cfg
+	found, err := pg.All[class](ctx, r.tx, findClasses, cfg.ClassWindow.Seconds())
 	if err != nil {
 		return fmt.Errorf("look for classes: %w", err)
 	}
 	for _, c := range found {
-		i := &incident{
+		i := &Incident{
 			Kind: kindClass, Key: c.Step + "/" + c.ErrorCode, Severity: commonv1.Severity_SEVERITY_P1, Step: c.Step,
 			ErrorCode: c.ErrorCode, Tenants: c.Tenants, Workspaces: c.Workspaces, Count: c.Count, LastSeenAt: c.LastSeenAt,
 		}
@@ -67,24 +55,24 @@ func (j *evaluation) classes(ctx context.Context) error {
 		if many {
 			i.Summary = fmt.Sprintf("%q fails with %s at %d tenants, %d workspaces", i.Step, i.ErrorCode, len(i.Tenants),
 				len(i.Workspaces))
-			err = j.raise(ctx, i)
+			err = r.Raise(ctx, i)
 		} else {
 			seen := i.LastSeenAt
-			err = j.seenAgain(ctx, i, seen)
+			err = r.seenAgain(ctx, i, seen)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return j.closeOthers(ctx, kindClass, func(i *incident) bool { return j.now.Sub(i.LastSeenAt) < cfg.ClassQuiet })
+	return r.CloseOthers(ctx, kindClass, func(i *Incident) bool { return r.now.Sub(i.LastSeenAt) < cfg.ClassQuiet })
 }
 
 // seenAgain keeps the open incident of a class open. Fewer workspaces are enough for that than for a new incident.
-func (j *evaluation) seenAgain(ctx context.Context, i *incident, seen time.Time) error {
-	was, err := openIncident(ctx, j.tx, i.Kind, i.Key)
+func (r *Round) seenAgain(ctx context.Context, i *Incident, seen time.Time) error {
+	was, err := openIncident(ctx, r.tx, i.Kind, i.Key)
 	if err != nil || was == nil || !seen.After(was.LastSeenAt) {
 		return err
 	}
 	i.Summary = was.Summary
-	return j.goOn(ctx, was, i)
+	return r.goOn(ctx, was, i)
 }

@@ -1,4 +1,4 @@
-package watchdog
+package fleet
 
 import (
 	"context"
@@ -49,21 +49,21 @@ var (
 	// An advisory lock writes nothing to the write-ahead log, and most rounds change nothing. It is taken by a statement
 	// of its own before the brake is read, so that the read sees what the last holder committed. One build took this lock
 	// alone.
-	takeBrakeLock = pg.Define(pg.RoleRecovery, "watchdog.take_brake_lock",
+	takeBrakeLock = pg.Define(pg.RoleRecovery, "fleet.take_brake_lock",
 		`SELECT pg_advisory_xact_lock(hashtextextended('recovery.brake', 0))`)
 
-	readBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.read_brake",
+	readBrakeRow = pg.Define(pg.RoleRecovery, "fleet.read_brake",
 		`SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b`)
 
 	// Every build except that one locks the row before it changes anything.
-	lockBrakeRow = pg.Define(pg.RoleRecovery, "watchdog.lock_brake",
+	lockBrakeRow = pg.Define(pg.RoleRecovery, "fleet.lock_brake",
 		`SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b FOR UPDATE`)
 
-	updateBrake = pg.Define(pg.RoleRecovery, "watchdog.update_brake", `
+	updateBrake = pg.Define(pg.RoleRecovery, "fleet.update_brake", `
 		UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
 			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12, cause = $13`)
 
-	countAffected = pg.Define(pg.RoleRecovery, "watchdog.count_affected", `
+	countAffected = pg.Define(pg.RoleRecovery, "fleet.count_affected", `
 		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int AS lately, count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
 			SELECT c.unit, c.detected_at AS at, c.ended_at IS NULL AND NOT c.by_person AS broken FROM recovery.recovery_record c
 			WHERE c.unit <> '' AND (c.detected_at > $1 OR c.ended_at IS NULL)
@@ -133,42 +133,40 @@ func (b *brake) event() events.Event {
 	}
 }
 
-// brakeFleet engages the brake when too many units fail at once, and releases it when the cause has been gone for
-// BrakeDwell.
-func (j *evaluation) brakeFleet(ctx context.Context, fraction float64) error {
-	b, cfg := j.brake, j.w.cfg
-	j.fraction = fraction
-	since := j.now.Add(-cfg.BrakeWindow)
+// EvaluateBrake engages the brake when too many units fail at once, and releases it when the cause has been gone for
+// BrakeDwell. concerned adds to the incident of the brake what it is about.
+func (r *Round) EvaluateBrake(ctx context.Context, concerned func(*Incident)) error {
+	b, cfg := r.brake, r.fleet.cfg
+	since := r.now.Add(-cfg.BrakeWindow)
 	if b.ReleasedAt != nil && b.ReleasedAt.After(since) {
 		since = *b.ReleasedAt // failures from before the last release do not engage it again
 	}
-	count, err := pg.One[affected](ctx, j.tx, countAffected, since)
+	count, err := pg.One[affected](ctx, r.tx, countAffected, since)
 	if err != nil {
 		return fmt.Errorf("count the affected: %w", err)
 	}
 	// The size of the fleet is read only if something has failed.
-	var fleet int32
+	var units int32
 	if b.Engaged || count.Lately > 0 {
-		if fleet, err = j.fleet(ctx); err != nil {
+		if units, err = r.Units(ctx); err != nil {
 			return err
 		}
 	}
-	most := mostAffected(fleet, fraction)
-	missing, err := wave.Read(ctx, j.tx, j.limits)
+	most := mostAffected(units, r.fraction)
+	missing, err := wave.Read(ctx, r.tx, r.limits)
 	if err != nil {
 		return err
 	}
-	j.out.Engaged = b.Engaged
 	switch {
 	case b.Engaged:
-		return j.whileEngaged(ctx, count.Still, fleet, most, missing)
-	case missing.Over(j.limits):
-		return j.engageForRecords(ctx, missing)
+		return r.whileEngaged(ctx, count.Still, units, most, missing, concerned)
+	case missing.Over(r.limits):
+		return r.engageForRecords(ctx, missing, concerned)
 	case count.Lately > most:
-		b.Affected, b.Fleet, b.Most, b.Cause = count.Lately, fleet, most, causeFailures
+		b.Affected, b.Fleet, b.Most, b.Cause = count.Lately, units, most, causeFailures
 		b.Reason = fmt.Sprintf("%d of %d instances and machines failed within %s, more than %d: automatic remedies have stopped, since the cause is rather ours than theirs",
-			count.Lately, fleet, cfg.BrakeWindow, most)
-		return j.engage(ctx, &incident{
+			count.Lately, units, cfg.BrakeWindow, most)
+		return r.engage(ctx, concerned, &Incident{
 			OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
 			NextAction: "find what they have in common: `gpuaas incidents get`, `gpuaas status`; then `gpuaas brake release --reason TEXT`",
 		})
@@ -177,16 +175,16 @@ func (j *evaluation) brakeFleet(ctx context.Context, fraction float64) error {
 }
 
 // engageForRecords engages the brake because recovery lacks records of too many nodes.
-func (j *evaluation) engageForRecords(ctx context.Context, missing wave.State) error {
-	b, most := j.brake, j.limits.Most(missing.Fleet)
-	reasons, nodes, err := wave.Describe(ctx, j.tx)
+func (r *Round) engageForRecords(ctx context.Context, missing wave.State, concerned func(*Incident)) error {
+	b, most := r.brake, r.limits.Most(missing.Fleet)
+	reasons, nodes, err := wave.Describe(ctx, r.tx)
 	if err != nil {
 		return err
 	}
 	b.Affected, b.Fleet, b.Most, b.Cause = missing.Suspects, missing.Fleet, most, causeRecords
 	b.Reason = fmt.Sprintf("recovery lacks records of %d nodes that asked within %s (%s), more than %d: they are told to wait, and automatic remedies have stopped, "+
 		"since what is missing is rather lost by us than wrong with them", missing.Suspects, wave.Window, reasons, most)
-	return j.engage(ctx, &incident{
+	return r.engage(ctx, concerned, &Incident{
 		OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DATABASE, Nodes: nodes,
 		NextAction: "find out what recovery has lost: was its database restored (docs/restore.md), do its replicas have the same keys? Nodes come back by themselves " +
 			"once the records are back; to refuse those that wait for good: `gpuaas brake release --reason TEXT`",
@@ -194,28 +192,25 @@ func (j *evaluation) engageForRecords(ctx context.Context, missing wave.State) e
 }
 
 // engage stops automatic recoveries and opens the incident. The caller has set the brake's numbers and its reason.
-func (j *evaluation) engage(ctx context.Context, i *incident) error {
-	if err := j.writes(); err != nil {
+func (r *Round) engage(ctx context.Context, concerned func(*Incident), i *Incident) error {
+	if err := r.Writes(); err != nil {
 		return err
 	}
-	b, now := j.brake, j.now
+	b, now := r.brake, r.now
 	b.Engaged, b.Since, b.CalmSince = true, &now, nil
 	b.ReleasedBy, b.ReleaseReason, b.ReleasedAt = "", "", nil
-	j.out.Engaged = true
 	i.Kind, i.Key, i.Severity, i.Summary = kindBrake, "fleet", commonv1.Severity_SEVERITY_P0, b.Reason
-	for _, r := range j.records {
-		i.about(r.TenantID, r.WorkspaceID, r.NodeID)
-	}
-	if err := j.raise(ctx, i); err != nil {
+	concerned(i)
+	if err := r.Raise(ctx, i); err != nil {
 		return err
 	}
 	b.IncidentID = i.ID
-	j.w.deps.Logger.ErrorContext(ctx, "the fleet brake is engaged: automatic remedies have stopped",
+	r.fleet.deps.Logger.ErrorContext(ctx, "the fleet brake is engaged: automatic remedies have stopped",
 		slog.String("cause", b.Cause))
-	if err := decided(ctx, j.tx, b, "brake.engage", b.Reason); err != nil {
+	if err := decided(ctx, r.tx, b, "brake.engage", b.Reason); err != nil {
 		return err
 	}
-	_, err := b.save(ctx, j.tx, true)
+	_, err := b.save(ctx, r.tx, true)
 	return err
 }
 
@@ -229,48 +224,48 @@ func decided(ctx context.Context, tx pgx.Tx, b *brake, action, reason string) er
 	return err
 }
 
-func (j *evaluation) whileEngaged(ctx context.Context, still, fleet, most int32, missing wave.State) error {
-	b := j.brake
+func (r *Round) whileEngaged(ctx context.Context, still, units, most int32, missing wave.State,
+	concerned func(*Incident),
+) error {
+	b := r.brake
 	before := *b
 	if b.Cause == causeRecords {
 		b.Affected = missing.Suspects
 	} else {
-		b.Affected, b.Fleet, b.Most = still, fleet, most
+		b.Affected, b.Fleet, b.Most = still, units, most
 	}
 	aloud := before.Affected != b.Affected || before.Most != b.Most
 	switch {
-	case still > most, missing.Over(j.limits):
+	case still > most, missing.Over(r.limits):
 		b.CalmSince = nil
 	case b.CalmSince == nil:
-		now := j.now
+		now := r.now
 		b.CalmSince = &now
-	case j.now.Sub(*b.CalmSince) >= j.w.cfg.BrakeDwell:
-		if err := j.writes(); err != nil {
+	case r.now.Sub(*b.CalmSince) >= r.fleet.cfg.BrakeDwell:
+		if err := r.Writes(); err != nil {
 			return err
 		}
-		if err := release(ctx, j.tx, b, requesterName,
-			fmt.Sprintf("no more than %d have been affected for %s", b.Most, j.w.cfg.BrakeDwell), j.now); err != nil {
+		if err := release(ctx, r.tx, b, byWatchdog,
+			fmt.Sprintf("no more than %d have been affected for %s", b.Most, r.fleet.cfg.BrakeDwell), r.now); err != nil {
 			return err
 		}
-		j.out.Engaged, aloud = false, true
-		j.w.deps.Logger.InfoContext(ctx, "the fleet brake has let go: the cause has gone")
+		aloud = true
+		r.fleet.deps.Logger.InfoContext(ctx, "the fleet brake has let go: the cause has gone")
 	}
 	if b.Engaged {
-		i := &incident{Kind: kindBrake, Key: "fleet"}
-		for _, r := range j.records {
-			i.about(r.TenantID, r.WorkspaceID, r.NodeID)
-		}
-		if err := j.touch(ctx, i); err != nil {
+		i := &Incident{Kind: kindBrake, Key: "fleet"}
+		concerned(i)
+		if err := r.touch(ctx, i); err != nil {
 			return err
 		}
 	}
 	if !aloud && (before.CalmSince == nil) == (b.CalmSince == nil) {
 		return nil
 	}
-	if err := j.writes(); err != nil {
+	if err := r.Writes(); err != nil {
 		return err
 	}
-	_, err := b.save(ctx, j.tx, aloud)
+	_, err := b.save(ctx, r.tx, aloud)
 	return err
 }
 

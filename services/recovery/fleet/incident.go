@@ -1,4 +1,4 @@
-package watchdog
+package fleet
 
 import (
 	"context"
@@ -22,17 +22,15 @@ import (
 
 // Short names.
 const (
-	kindClass   = commonv1.IncidentKind_INCIDENT_KIND_STEP_CLASS
-	kindBrake   = commonv1.IncidentKind_INCIDENT_KIND_FLEET_BRAKE
-	kindChurn   = commonv1.IncidentKind_INCIDENT_KIND_CHURN_BUDGET
-	kindMachine = commonv1.IncidentKind_INCIDENT_KIND_MACHINE_UNREACHABLE
+	kindClass = commonv1.IncidentKind_INCIDENT_KIND_STEP_CLASS
+	kindBrake = commonv1.IncidentKind_INCIDENT_KIND_FLEET_BRAKE
 )
 
 // incidentEvery is how often an incident that goes on unchanged is counted and reported again.
 const incidentEvery = time.Minute
 
-// incident is a row of incident.
-type incident struct {
+// Incident is a row of incident.
+type Incident struct {
 	ID         string                `db:"incident_id" expr:"@.incident_id::text"`
 	Key        string                `db:"key"`
 	Kind       commonv1.IncidentKind `db:"-"`
@@ -55,36 +53,36 @@ type incident struct {
 
 // incidentRow is an incident as it is stored.
 type incidentRow struct {
-	incident
+	Incident
 	KindText     string `db:"kind"`
 	SeverityText string `db:"severity"`
 	LayerText    string `db:"owner_layer"`
 }
 
 var (
-	lockIncident = pg.Define(pg.RoleRecovery, "watchdog.lock_incident", `
+	lockIncident = pg.Define(pg.RoleRecovery, "fleet.lock_incident", `
 		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL FOR UPDATE`)
 
-	lockIncidents = pg.Define(pg.RoleRecovery, "watchdog.lock_incidents", `
+	lockIncidents = pg.Define(pg.RoleRecovery, "fleet.lock_incidents", `
 		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.closed_at IS NULL ORDER BY i.incident_id FOR UPDATE`)
 
-	insertIncident = pg.Define(pg.RoleRecovery, "watchdog.insert_incident", `
+	insertIncident = pg.Define(pg.RoleRecovery, "fleet.insert_incident", `
 		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, step, error_code, tenant_ids, workspace_ids, node_ids,
 			owner_layer, next_action, opened_at, last_seen_at, count) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`)
 
-	updateIncident = pg.Define(pg.RoleRecovery, "watchdog.update_incident", `
+	updateIncident = pg.Define(pg.RoleRecovery, "fleet.update_incident", `
 		UPDATE recovery.incident SET summary = $2, tenant_ids = $3, workspace_ids = $4, node_ids = $5, last_seen_at = $6, count = $7,
 			version = $8 WHERE incident_id = $1`)
 
-	endIncident = pg.Define(pg.RoleRecovery, "watchdog.close_incident", `
+	endIncident = pg.Define(pg.RoleRecovery, "fleet.close_incident", `
 		UPDATE recovery.incident i SET closed_at = $3, closed_by = $4, version = version + 1
 		WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
 )
 
 // read returns the incident of a row. A value that this build does not know is reported by package aside, shown as
 // unspecified, and left unchanged in the row.
-func (r *incidentRow) read(ctx context.Context) *incident {
-	i := &r.incident
+func (r *incidentRow) read(ctx context.Context) *Incident {
+	i := &r.Incident
 	var errs [3]error
 	i.Kind, errs[0] = names.Parse[commonv1.IncidentKind](r.KindText)
 	i.Severity, errs[1] = names.Parse[commonv1.Severity](r.SeverityText)
@@ -114,7 +112,7 @@ func (r *incidentRow) unread() error {
 }
 
 // readIncident runs a statement that returns one incident.
-func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) (*incident, error) {
+func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) (*Incident, error) {
 	r, err := pg.One[incidentRow](ctx, tx, s, args...)
 	if err != nil {
 		return nil, err
@@ -122,8 +120,8 @@ func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) 
 	return r.read(ctx), nil
 }
 
-// about adds the tenant, workspace and node that the incident concerns. Empty ids are ignored.
-func (i *incident) about(tenant, workspace, node string) {
+// About adds the tenant, workspace and node that the incident concerns. Empty ids are ignored.
+func (i *Incident) About(tenant, workspace, node string) {
 	add := func(list *[]string, id string) {
 		if id != "" && !slices.Contains(*list, id) {
 			*list = append(*list, id)
@@ -136,7 +134,7 @@ func (i *incident) about(tenant, workspace, node string) {
 }
 
 // Proto returns the incident as its event and the API show it.
-func (i *incident) Proto() *recoveryv1.Incident {
+func (i *Incident) Proto() *recoveryv1.Incident {
 	return &recoveryv1.Incident{
 		IncidentId: i.ID, Kind: i.Kind, Severity: i.Severity, Summary: i.Summary, Step: i.Step, ErrorCode: i.ErrorCode,
 		TenantIds: i.Tenants, WorkspaceIds: i.Workspaces, NodeIds: i.Nodes, OwnerLayer: i.OwnerLayer,
@@ -146,7 +144,7 @@ func (i *incident) Proto() *recoveryv1.Incident {
 	}
 }
 
-func (i *incident) event() events.Event {
+func (i *Incident) event() events.Event {
 	return events.Event{
 		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.ID, AggregateVersion: i.Version,
 		Payload:     i.Proto(),
@@ -154,7 +152,7 @@ func (i *incident) event() events.Event {
 	}
 }
 
-func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
+func (i *Incident) report(ctx context.Context, tx pgx.Tx) error {
 	_, err := events.Append(ctx, tx, i.event())
 	if err != nil || (i.Version > 1 && i.ClosedAt == nil) {
 		return err
@@ -165,7 +163,7 @@ func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
 	}
 	if i.ClosedAt != nil {
 		e.Action = "incident.close"
-		if i.ClosedBy != requesterName {
+		if i.ClosedBy != byWatchdog {
 			e.Actor = i.ClosedBy
 		}
 	}
@@ -174,7 +172,7 @@ func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
 }
 
 // openIncident locks and returns the open incident of a kind and key; nil if there is none.
-func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, key string) (*incident, error) {
+func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, key string) (*Incident, error) {
 	i, err := readIncident(ctx, tx, lockIncident, names.Of(kind), key)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
@@ -185,43 +183,43 @@ func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, ke
 	return i, nil
 }
 
-// raise opens an incident, or updates the open one of the same kind and key: it adds the ids that the incident
+// Raise opens an incident, or updates the open one of the same kind and key: it adds the ids that the incident
 // concerns, and counts it again at most once each incidentEvery. i is set to the stored incident.
-func (j *evaluation) raise(ctx context.Context, i *incident) error {
+func (r *Round) Raise(ctx context.Context, i *Incident) error {
 	if i.LastSeenAt.IsZero() {
-		i.LastSeenAt = j.now
+		i.LastSeenAt = r.now
 	}
-	was, err := openIncident(ctx, j.tx, i.Kind, i.Key)
+	was, err := openIncident(ctx, r.tx, i.Kind, i.Key)
 	if err != nil {
 		return err
 	}
 	if was == nil {
-		if err := j.writes(); err != nil {
+		if err := r.Writes(); err != nil {
 			return err
 		}
-		i.ID, i.OpenedAt, i.Count, i.Version = ids.New(), j.now, max(i.Count, 1), 1
-		_, err := pg.Exec(ctx, j.tx, insertIncident,
+		i.ID, i.OpenedAt, i.Count, i.Version = ids.New(), r.now, max(i.Count, 1), 1
+		_, err := pg.Exec(ctx, r.tx, insertIncident,
 			i.ID, names.Of(i.Kind), i.Key, names.Of(i.Severity), i.Summary, i.Step, i.ErrorCode, texts(i.Tenants),
 			texts(i.Workspaces), texts(i.Nodes), layerName(i.OwnerLayer), i.NextAction, i.OpenedAt, i.LastSeenAt, i.Count)
 		if err != nil {
 			return fmt.Errorf("open incident: %w", err)
 		}
-		return i.report(ctx, j.tx)
+		return i.report(ctx, r.tx)
 	}
-	return j.goOn(ctx, was, i)
+	return r.goOn(ctx, was, i)
 }
 
 // touch updates the open incident of a kind and key; without one it does nothing.
-func (j *evaluation) touch(ctx context.Context, i *incident) error {
-	was, err := openIncident(ctx, j.tx, i.Kind, i.Key)
+func (r *Round) touch(ctx context.Context, i *Incident) error {
+	was, err := openIncident(ctx, r.tx, i.Kind, i.Key)
 	if err != nil || was == nil {
 		return err
 	}
-	i.LastSeenAt, i.Summary = j.now, was.Summary
-	return j.goOn(ctx, was, i)
+	i.LastSeenAt, i.Summary = r.now, was.Summary
+	return r.goOn(ctx, was, i)
 }
 
-func (j *evaluation) goOn(ctx context.Context, was, i *incident) error {
+func (r *Round) goOn(ctx context.Context, was, i *Incident) error {
 	more := false
 	for _, l := range []struct{ was, add *[]string }{{&was.Tenants, &i.Tenants}, {&was.Workspaces, &i.Workspaces}, {&was.Nodes, &i.Nodes}} {
 		for _, id := range *l.add {
@@ -238,17 +236,17 @@ func (j *evaluation) goOn(ctx context.Context, was, i *incident) error {
 	}
 	summary, key := was.Summary, was.Key
 	if more || fresh {
-		if err := j.writes(); err != nil {
+		if err := r.Writes(); err != nil {
 			return err
 		}
 		was.LastSeenAt, was.Count, was.Version = i.LastSeenAt, count, was.Version+1
-		_, err := pg.Exec(ctx, j.tx, updateIncident, was.ID, summary, texts(was.Tenants), texts(was.Workspaces),
+		_, err := pg.Exec(ctx, r.tx, updateIncident, was.ID, summary, texts(was.Tenants), texts(was.Workspaces),
 			texts(was.Nodes), was.LastSeenAt, was.Count,
 			was.Version)
 		if err != nil {
 			return fmt.Errorf("go on with incident %s: %w", key, err)
 		}
-		if err := was.report(ctx, j.tx); err != nil {
+		if err := was.report(ctx, r.tx); err != nil {
 			return err
 		}
 	}
@@ -256,9 +254,9 @@ func (j *evaluation) goOn(ctx context.Context, was, i *incident) error {
 	return nil
 }
 
-// closeOthers closes the open incidents of a kind for which goesOn returns false.
-func (j *evaluation) closeOthers(ctx context.Context, kind commonv1.IncidentKind, goesOn func(*incident) bool) error {
-	rows, err := pg.All[incidentRow](ctx, j.tx, lockIncidents, names.Of(kind))
+// CloseOthers closes the open incidents of a kind for which goesOn returns false.
+func (r *Round) CloseOthers(ctx context.Context, kind commonv1.IncidentKind, goesOn func(*Incident) bool) error {
+	rows, err := pg.All[incidentRow](ctx, r.tx, lockIncidents, names.Of(kind))
 	if err != nil {
 		return fmt.Errorf("read incidents: %w", err)
 	}
@@ -267,10 +265,10 @@ func (j *evaluation) closeOthers(ctx context.Context, kind commonv1.IncidentKind
 		if goesOn(i) {
 			continue
 		}
-		if err := j.writes(); err != nil {
+		if err := r.Writes(); err != nil {
 			return err
 		}
-		if err := closeIncident(ctx, j.tx, kind, i.Key, requesterName, j.now); err != nil {
+		if err := closeIncident(ctx, r.tx, kind, i.Key, byWatchdog, r.now); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package watchdog
+package fleet
 
 import (
 	"context"
@@ -26,7 +26,7 @@ type CountDifference struct {
 
 // compareFleet counts the counts that differ from what recovery.recount_fleet would write; a count of zero equals no
 // count. Rows and counts are read as of one moment, since each transaction writes both.
-var compareFleet = pg.Define(pg.RoleRecovery, "watchdog.compare_fleet", `
+var compareFleet = pg.Define(pg.RoleRecovery, "fleet.compare_counts", `
 	WITH up AS (
 		SELECT w.workspace_id, w.placement, CASE WHEN w.placement = 'static' THEN w.node_id END AS node_id
 		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
@@ -46,7 +46,7 @@ var compareFleet = pg.Define(pg.RoleRecovery, "watchdog.compare_fleet", `
 	SELECT (SELECT count(*) FROM placements) AS placements, (SELECT count(*) FROM machines) AS machines,
 		(SELECT coalesce(sum(k.units), 0) FROM kept k) AS kept, (SELECT coalesce(sum(c.units), 0) FROM counted c) AS counted`)
 
-var recountFleet = pg.Define(pg.RoleRecovery, "watchdog.recount_fleet", `SELECT recovery.recount_fleet()`)
+var recountFleet = pg.Define(pg.RoleRecovery, "fleet.recount_counts", `SELECT recovery.recount_fleet()`)
 
 // RepairCounts compares the counts of the fleet with their rows, and recounts if they differ. A difference is logged as
 // an error and recorded in the audit log, since the brake has compared failures with a wrong size of the fleet.

@@ -1,4 +1,4 @@
-package watchdog
+package fleet
 
 import (
 	"context"
@@ -15,7 +15,10 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// counted is what loadFleet reads, made of the rows.
+// TestMain removes the databases of the tests.
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// counted is what loadUnits reads, made of the rows.
 const counted = `
 	SELECT w.placement, count(DISTINCT CASE WHEN w.placement = 'static' AND w.node_id IS NOT NULL THEN w.node_id ELSE w.workspace_id END)::int AS units,
 		count(*)::int AS boxes
@@ -85,7 +88,7 @@ func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 		var gotUnits int32
 		var got map[string]int32
 		if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-			gotUnits, got, err = loadFleet(ctx, tx)
+			gotUnits, got, err = loadUnits(ctx, tx)
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -115,7 +118,7 @@ const insertUp = `INSERT INTO recovery.watch_workspace (workspace_id, version, t
 func wantFleet(ctx context.Context, t *testing.T, pool *pgxpool.Pool, units int32, instances map[string]int32) {
 	t.Helper()
 	if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		gotUnits, got, err := loadFleet(ctx, tx)
+		gotUnits, got, err := loadUnits(ctx, tx)
 		if err == nil && (gotUnits != units || !maps.Equal(got, instances)) {
 			t.Errorf("%d units and %v are counted, want %d and %v", gotUnits, got, units, instances)
 		}

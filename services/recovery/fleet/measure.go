@@ -1,0 +1,106 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// gauges show the state of the fleet as this replica last read it.
+type gauges struct {
+	engaged, rolledBack prometheus.Gauge
+	open, incidents     *prometheus.GaugeVec
+}
+
+func newGauges(r prometheus.Registerer) (*gauges, error) {
+	g := &gauges{
+		engaged: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "fleet_brake_engaged", Help: "Whether the fleet brake has stopped automatic remedies, 1 or 0, as this replica last read it.",
+		}),
+		rolledBack: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "rollback_mode_active",
+			Help: "Whether rollback mode has stopped the watchdog and all launches, 1 or 0, as this replica last read it.",
+		}),
+		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "recoveries_open", Help: "Recoveries that are open, by outcome so far, as this replica last read them.",
+		}, []string{"outcome"}),
+		incidents: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "incidents_open", Help: "Incidents that are open, by kind, as this replica last read them.",
+		}, []string{"kind"}),
+	}
+	if r == nil {
+		return g, nil
+	}
+	err := errors.Join(r.Register(g.engaged), r.Register(g.open), r.Register(g.incidents), r.Register(g.rolledBack))
+	if err != nil {
+		return nil, fmt.Errorf("register metrics of the fleet: %w", err)
+	}
+	return g, nil
+}
+
+// MeasureEvery is how often a replica reads the state of the fleet for its metrics.
+const MeasureEvery = 15 * time.Second
+
+// openCount is a number of open recoveries of an outcome, or of open incidents of a kind.
+type openCount struct {
+	What    string  `db:"what"`
+	Name    *string `db:"name"`
+	Count   float64 `db:"count"`
+	Engaged bool    `db:"engaged"`
+	Back    bool    `db:"rolled_back"`
+}
+
+var countOpen = pg.Define(pg.RoleRecovery, "fleet.count_open", `
+	SELECT 'open' AS what, c.outcome AS name, count(*)::float8 AS count, b.engaged AS engaged, mesh.rolled_back() AS rolled_back FROM recovery.brake b
+		LEFT JOIN recovery.recovery_record c ON c.ended_at IS NULL GROUP BY c.outcome, b.engaged
+	UNION ALL SELECT 'incident', i.kind, count(*)::float8, false, false FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY i.kind`)
+
+// Measure reads the numbers of open recoveries and incidents for the metrics.
+func (f *Fleet) Measure(ctx context.Context) error {
+	var engaged, rolledBack bool
+	open, incidents := map[string]float64{}, map[string]float64{}
+	for _, outcome := range []commonv1.RecoveryOutcome{
+		commonv1.RecoveryOutcome_RECOVERY_OUTCOME_OPEN, commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD,
+	} {
+		open[names.Of(outcome)] = 0
+	}
+	for _, kind := range names.Spellings[commonv1.IncidentKind]() {
+		incidents[kind] = 0
+	}
+	rows, err := pg.All[openCount](ctx, f.deps.Pool, countOpen)
+	if err != nil {
+		return fmt.Errorf("count what is open: %w", err)
+	}
+	for _, row := range rows {
+		engaged, rolledBack = engaged || row.Engaged, rolledBack || row.Back
+		switch {
+		case row.Name == nil: // no recovery is open
+		case row.What == "open":
+			open[*row.Name] = row.Count
+		default:
+			incidents[*row.Name] = row.Count
+		}
+	}
+	f.gauges.rolledBack.Set(0)
+	if rolledBack {
+		f.gauges.rolledBack.Set(1)
+	}
+	f.gauges.engaged.Set(0)
+	if engaged {
+		f.gauges.engaged.Set(1)
+	}
+	for outcome, n := range open {
+		f.gauges.open.WithLabelValues(outcome).Set(n)
+	}
+	for kind, n := range incidents {
+		f.gauges.incidents.WithLabelValues(kind).Set(n)
+	}
+	return nil
+}
