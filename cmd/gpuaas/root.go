@@ -36,7 +36,7 @@ func newRoot(program *client.Program) *cobra.Command {
 	root.AddCommand(newServiceCommands()...)
 	root.AddCommand(newMigrateCommand(), newComposeCommand(), newIssuerCommand(program), newConfigCommand(),
 		newVersionCommand(program))
-	program.Attach(root)
+	client.Attach(program, root)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	addExamples(root)

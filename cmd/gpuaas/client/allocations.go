@@ -34,7 +34,7 @@ var allocationView = view[*lifecyclev1.Allocation]{
 	},
 }
 
-func (p *Program) allocationsCommand() *cobra.Command {
+func allocationsCommand(p *Program) *cobra.Command {
 	var (
 		page      paging
 		workspace string
@@ -73,7 +73,7 @@ func (p *Program) allocationsCommand() *cobra.Command {
 				return err
 			}
 			if s.printer.structured() {
-				return object(s.printer, answer.GetAllocation(), member{"claims", messages(answer.GetClaims()...)})
+				return object(s.printer, answer.GetAllocation(), with("claims", messages(answer.GetClaims()...)))
 			}
 			if err := one(s.printer, allocationView, answer.GetAllocation()); err != nil || s.format == formatName ||
 				len(answer.GetClaims()) == 0 {
@@ -83,10 +83,10 @@ func (p *Program) allocationsCommand() *cobra.Command {
 		}),
 	}
 	return group("allocations", "Allocations of slots and GPUs to workspaces", []string{"allocation", "alloc"}, ls, get,
-		p.retryReleaseCommand(), p.forceReleaseCommand())
+		retryReleaseCommand(p), forceReleaseCommand(p))
 }
 
-func (p *Program) retryReleaseCommand() *cobra.Command {
+func retryReleaseCommand(p *Program) *cobra.Command {
 	req := &lifecyclev1.RetryReleaseRequest{}
 	cmd := &cobra.Command{
 		Use: "retry-release ALLOC", Short: "Clean up again what a failed release has left",
@@ -102,7 +102,7 @@ func (p *Program) retryReleaseCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.operation(ctx, answer.GetResponse().GetOperation(), "")
+			return printOperation(ctx, s, answer.GetResponse().GetOperation(), "")
 		}),
 	}
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why, for the audit log")
@@ -110,7 +110,7 @@ func (p *Program) retryReleaseCommand() *cobra.Command {
 	return cmd
 }
 
-func (p *Program) forceReleaseCommand() *cobra.Command {
+func forceReleaseCommand(p *Program) *cobra.Command {
 	req := &lifecyclev1.ForceReleaseRequest{}
 	var proof string
 	cmd := &cobra.Command{
@@ -131,7 +131,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 				}
 			}
 			req.FencedProof = given
-			if err := s.confirmed(ctx, s.losesAllocation(req)); err != nil {
+			if err := s.confirmed(ctx, losesAllocation(s, req)); err != nil {
 				return err
 			}
 			answer, err := s.client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: req})
@@ -140,9 +140,9 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 			}
 			if s.printer.structured() {
 				return object(s.printer, answer.GetResponse().GetOperation(),
-					member{"claims", messages(answer.GetResponse().GetClaims()...)})
+					with("claims", messages(answer.GetResponse().GetClaims()...)))
 			}
-			if err := s.operation(ctx, answer.GetResponse().GetOperation(), ""); err != nil || s.format == formatName ||
+			if err := printOperation(ctx, s, answer.GetResponse().GetOperation(), ""); err != nil || s.format == formatName ||
 				len(answer.GetResponse().GetClaims()) == 0 {
 				return err
 			}
@@ -180,7 +180,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 
 // losesAllocation returns the question about an allocation: its name is that of the workspace, or the allocation's id
 // if the workspace is not known. It returns an error if the mesh refuses to force the release now.
-func (s *session) losesAllocation(req *lifecyclev1.ForceReleaseRequest) func(context.Context) (question, error) {
+func losesAllocation(s *session, req *lifecyclev1.ForceReleaseRequest) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		answer, err := s.client.Release.GetAllocation(ctx,
 			&readmodelv1.GetAllocationRequest{AllocationId: req.GetAllocationId()})
@@ -197,7 +197,7 @@ func (s *session) losesAllocation(req *lifecyclev1.ForceReleaseRequest) func(con
 			&readmodelv1.GetWorkspaceRequest{Workspace: answer.GetAllocation().GetWorkspaceId()}); err == nil {
 			name = fullName(w.GetWorkspace())
 		}
-		return question{name, []string{
+		return question{name: name, lost: []string{
 			fmt.Sprintf("The slot and the GPUs of %s will be free for others, on your statement that nothing of it runs any more.", name),
 			"What could not be cleaned stays behind as orphan claims. If something does run, two workspaces share a machine.",
 		}}, nil

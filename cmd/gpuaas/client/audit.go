@@ -32,11 +32,11 @@ var auditView = view[*readmodelv1.AuditRow]{
 	},
 }
 
-func (p *Program) auditCommand() *cobra.Command {
-	return group("audit", "The audit log: who decided what", nil, p.auditList(), p.auditVerify())
+func auditCommand(p *Program) *cobra.Command {
+	return group("audit", "The audit log: who decided what", nil, auditList(p), auditVerify(p))
 }
 
-func (p *Program) auditList() *cobra.Command {
+func auditList(p *Program) *cobra.Command {
 	var page paging
 	req := &readmodelv1.ListAuditRequest{}
 	cmd := &cobra.Command{
@@ -63,7 +63,7 @@ func (p *Program) auditList() *cobra.Command {
 	return cmd
 }
 
-func (p *Program) auditVerify() *cobra.Command {
+func auditVerify(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "verify", Short: "Walk the hash chain and compare each row with its event; exit code 5 if one does not fit",
 		Example: "  gpuaas audit verify", Args: args(),

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -156,7 +157,7 @@ func nameOrID(_ *printer, fields []field) string {
 	for i := range parts {
 		parts[i] = ids.Get(i).String()
 		if i < known.Len() {
-			parts[i] = or(known.Get(i).String(), parts[i])
+			parts[i] = cmp.Or(known.Get(i).String(), parts[i])
 		}
 	}
 	return strings.Join(parts, "\n")
@@ -199,12 +200,12 @@ func subject(pr *printer, fields []field) string {
 	kind, name := plain(pr, fields), plain(pr, fields[1:])
 	switch kind {
 	case "workspace":
-		name = or(plain(pr, fields[2:]), name)
+		name = cmp.Or(plain(pr, fields[2:]), name)
 	case "node":
-		name = or(plain(pr, fields[3:]), name)
+		name = cmp.Or(plain(pr, fields[3:]), name)
 	default:
 		if len(fields) > 4 {
-			name = or(plain(pr, fields[4:]), name)
+			name = cmp.Or(plain(pr, fields[4:]), name)
 		}
 	}
 	return strings.TrimSpace(kind + " " + name)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -57,21 +58,21 @@ func onlyFirst(next completer) completer {
 func (p *Program) completeNodes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return p.complete(cmd, func(ctx context.Context, s *session) ([]string, error) {
 		answer, err := s.query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 200})
-		return namesOf(answer.GetItems(), nodeView.name), err
+		return namesOf(answer.GetItems(), (*readmodelv1.Node).GetName), err
 	})
 }
 
 func (p *Program) completeTenants(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return p.complete(cmd, func(ctx context.Context, s *session) ([]string, error) {
 		answer, err := s.query.ListTenants(ctx, &readmodelv1.ListTenantsRequest{PageSize: 200})
-		return namesOf(answer.GetItems(), tenantView.name), err
+		return namesOf(answer.GetItems(), (*lifecyclev1.Tenant).GetName), err
 	})
 }
 
 func (p *Program) completeWorkspaces(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return p.complete(cmd, func(ctx context.Context, s *session) ([]string, error) {
 		answer, err := s.query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 200})
-		return namesOf(answer.GetItems(), workspaceView.name), err
+		return namesOf(answer.GetItems(), fullName), err
 	})
 }
 

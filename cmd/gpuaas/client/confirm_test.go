@@ -117,7 +117,7 @@ func started(ctx context.Context, terminal *os.File, args ...string) <-chan resu
 		var out, errs bytes.Buffer
 		program := client.New()
 		root := &cobra.Command{Use: "gpuaas"}
-		program.Attach(root)
+		client.Attach(program, root)
 		root.SetArgs(args)
 		root.SetIn(terminal)
 		root.SetOut(&out)

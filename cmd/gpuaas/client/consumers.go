@@ -27,7 +27,7 @@ var consumerView = view[*readmodelv1.EventConsumer]{
 	},
 }
 
-func (p *Program) eventsConsumers() *cobra.Command {
+func eventsConsumers(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "consumers", Short: "List the consumers of events, where each stands, and how many live replicas run it",
 		Long: "List the consumers of events of all services. Events behind the slowest one are kept, whatever their term: one with no replica that has\n" +
@@ -44,7 +44,7 @@ func (p *Program) eventsConsumers() *cobra.Command {
 	}
 }
 
-func (p *Program) eventsForget() *cobra.Command {
+func eventsForget(p *Program) *cobra.Command {
 	req := &readmodelv1.ForgetConsumerRequest{}
 	cmd := &cobra.Command{
 		Use: "forget CONSUMER", Short: "Forget a consumer that no build runs any more, so that no events are kept for it",
@@ -55,7 +55,7 @@ func (p *Program) eventsForget() *cobra.Command {
 		Args:    args("CONSUMER"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Consumer = args[0]
-			if err := s.confirmed(ctx, s.forgets(req)); err != nil {
+			if err := s.confirmed(ctx, losesConsumer(s, req)); err != nil {
 				return err
 			}
 			answer, err := s.client.Events.ForgetConsumer(ctx, req)
@@ -83,8 +83,8 @@ func (p *Program) eventsForget() *cobra.Command {
 	return cmd
 }
 
-// forgets returns the question about a consumer, with the position of its cursor.
-func (s *session) forgets(req *readmodelv1.ForgetConsumerRequest) func(context.Context) (question, error) {
+// losesConsumer returns the question about a consumer, with the position of its cursor.
+func losesConsumer(s *session, req *readmodelv1.ForgetConsumerRequest) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		dry := proto.CloneOf(req)
 		dry.DryRun = true
@@ -93,7 +93,7 @@ func (s *session) forgets(req *readmodelv1.ForgetConsumerRequest) func(context.C
 			return question{}, err
 		}
 		c := answer.GetConsumer()
-		return question{req.GetConsumer(), []string{
+		return question{name: req.GetConsumer(), lost: []string{
 			fmt.Sprintf("The consumer %s will be forgotten: %d positions that it has not read, and %d events that it has parked, are kept for it no longer.",
 				req.GetConsumer(), c.GetBehind(), c.GetParked()),
 		}}, nil

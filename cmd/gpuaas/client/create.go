@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -87,7 +88,7 @@ func (f *specFlags) spec(changed func(string) bool, stdin io.Reader) (*lifecycle
 			return nil, err
 		}
 	}
-	spec.Plan, spec.Region = or(f.plan, spec.GetPlan()), or(f.region, spec.GetRegion())
+	spec.Plan, spec.Region = cmp.Or(f.plan, spec.GetPlan()), cmp.Or(f.region, spec.GetRegion())
 	workload, err := f.parseWorkload(changed)
 	switch {
 	case err != nil:
@@ -210,7 +211,7 @@ func parseSpec(data []byte) (*lifecyclev1.WorkspaceSpec, error) {
 	return names.Unmarshal[*lifecyclev1.WorkspaceSpec](raw)
 }
 
-func (p *Program) workspacesCreate() *cobra.Command {
+func workspacesCreate(p *Program) *cobra.Command {
 	var (
 		spec    specFlags
 		req     = &readmodelv1.CreateWorkspaceRequest{}
@@ -248,13 +249,13 @@ func (p *Program) workspacesCreate() *cobra.Command {
 		}
 		op := answer.GetOperation()
 		if wait && !op.GetDryRun() {
-			return s.awaitOperation(ctx, op, req.GetTenant()+"/"+req.GetName(), commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+			return awaitOperation(ctx, s, op, req.GetTenant()+"/"+req.GetName(), commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 				timeout)
 		}
 		if s.structured() || s.format == formatName {
-			return s.operation(ctx, op, "")
+			return printOperation(ctx, s, op, "")
 		}
-		return s.operation(ctx, op, s.tenantName(ctx, req.GetTenant())+"/"+req.GetName())
+		return printOperation(ctx, s, op, s.tenantName(ctx, req.GetTenant())+"/"+req.GetName())
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&req.Tenant, "tenant", os.Getenv("GPUAAS_TENANT"), "tenant that it belongs to ($GPUAAS_TENANT)")

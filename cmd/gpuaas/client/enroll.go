@@ -34,7 +34,7 @@ var enrollView = view[*readmodelv1.EnrollNodeResponse]{
 	},
 }
 
-func (p *Program) nodesEnroll() *cobra.Command {
+func nodesEnroll(p *Program) *cobra.Command {
 	var (
 		name, out, key string
 		validFor       time.Duration
@@ -68,14 +68,14 @@ func (p *Program) nodesEnroll() *cobra.Command {
 				return err
 			}
 			if out == "" {
-				return one(s.printer, enrollView, answer, member{"name", name})
+				return one(s.printer, enrollView, answer, with("name", name))
 			}
 			if err := writeBundle(out, name, answer); err != nil {
 				return err
 			}
 			shown, _ := proto.Clone(answer).(*readmodelv1.EnrollNodeResponse)
 			shown.Token = ""
-			if err := one(s.printer, enrollView, shown, member{"name", name}, member{"out", out}); err != nil {
+			if err := one(s.printer, enrollView, shown, with("name", name), with("out", out)); err != nil {
 				return err
 			}
 			next := "gpuaas-node-agent enroll --bundle " + out

@@ -40,7 +40,7 @@ type bundleReport struct {
 	missing          []gap
 }
 
-func (p *Program) workspacesEscalate() *cobra.Command {
+func workspacesEscalate(p *Program) *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
 		Use:     "escalate WS --out FILE.zip",
@@ -58,12 +58,12 @@ func (p *Program) workspacesEscalate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			report, err := s.escalate(ctx, args[0], out, file)
+			report, err := escalate(ctx, s, args[0], out, file)
 			if err != nil {
 				_ = file.Close()
 				return errors.Join(err, os.Remove(file.Name()))
 			}
-			return s.printBundle(report)
+			return printBundle(s, report)
 		}),
 	}
 	cmd.Flags().StringVar(&out, "out", "", "file to write; it must not be there yet (required)")
@@ -87,7 +87,7 @@ func claimFile(out string) (*os.File, error) {
 }
 
 // escalate receives a bundle, checks it and gives it its name.
-func (s *session) escalate(ctx context.Context, ref, out string, file *os.File) (bundleReport, error) {
+func escalate(ctx context.Context, s *session, ref, out string, file *os.File) (bundleReport, error) {
 	stream, err := s.client.Escalate.Escalate(ctx, &readmodelv1.EscalateRequest{Workspace: ref})
 	if err != nil {
 		return bundleReport{}, err
@@ -168,13 +168,13 @@ func entryOf(z *zip.Reader, name string, into any) error {
 }
 
 // printBundle prints what the bundle contains and what it lacks.
-func (s *session) printBundle(r bundleReport) error {
+func printBundle(s *session, r bundleReport) error {
 	if s.format == formatName {
 		return s.line(clean(r.out))
 	}
 	if s.structured() {
-		return s.document(members(member{"out", r.out}, member{"workspace_id", r.workspaceID}, member{"size", r.size},
-			member{"files", r.files}, member{"missing", r.missing}))
+		return s.document(members(with("out", r.out), with("workspace_id", r.workspaceID), with("size", r.size),
+			with("files", r.files), with("missing", r.missing)))
 	}
 	err := table(s.printer, []column[bundled]{
 		{title: "FILE", of: func(_ *printer, f bundled) string { return f.Name }},

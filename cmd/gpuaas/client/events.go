@@ -46,12 +46,12 @@ func eventBody(e *readmodelv1.EventRow, indent string) string {
 	return strings.TrimSpace(b.String())
 }
 
-func (p *Program) eventsCommand() *cobra.Command {
+func eventsCommand(p *Program) *cobra.Command {
 	return group("events", "The event log: what services wrote, with their messages, and who reads it", nil,
-		p.eventsShow(), p.eventsConsumers(), p.eventsForget())
+		eventsShow(p), eventsConsumers(p), eventsForget(p))
 }
 
-func (p *Program) eventsShow() *cobra.Command {
+func eventsShow(p *Program) *cobra.Command {
 	var page paging
 	var since int64
 	req := &readmodelv1.ListEventsRequest{}
@@ -77,7 +77,7 @@ func (p *Program) eventsShow() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return s.events(answer.GetItems())
+				return printEvents(s, answer.GetItems())
 			}
 			req.Since = since
 			return show(ctx, s, page, source[*readmodelv1.EventRow]{
@@ -97,8 +97,8 @@ func (p *Program) eventsShow() *cobra.Command {
 	return cmd
 }
 
-// events prints the single event that was requested.
-func (s *session) events(items []*readmodelv1.EventRow) error {
+// printEvents prints the single event that was requested.
+func printEvents(s *session, items []*readmodelv1.EventRow) error {
 	if len(items) != 1 {
 		return fmt.Errorf("%d events were answered, not one", len(items))
 	}

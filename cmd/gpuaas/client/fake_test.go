@@ -248,7 +248,7 @@ func callIn(ctx context.Context, stdin []byte, args ...string) result {
 	var out, errOut bytes.Buffer
 	program := client.New()
 	root := &cobra.Command{Use: "gpuaas"}
-	program.Attach(root)
+	client.Attach(program, root)
 	root.SetArgs(args)
 	root.SetIn(bytes.NewReader(stdin))
 	root.SetOut(&out)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -64,7 +65,7 @@ func flagName(cmd *cobra.Command, path string) string {
 	}
 	spec := cmd.Flags().Lookup("spec")
 	for _, try := range tries {
-		flag := cmd.Flags().Lookup(or(flagOf[try], strings.ReplaceAll(try, "_", "-")))
+		flag := cmd.Flags().Lookup(cmp.Or(flagOf[try], strings.ReplaceAll(try, "_", "-")))
 		if flag == nil || flag.Name == "spec" || (spec != nil && spec.Changed && parts[0] == "spec" && !flag.Changed) {
 			continue
 		}

@@ -39,7 +39,7 @@ func TestFieldsAreNamedByTheirFlags(t *testing.T) {
 		{[]string{"policy", "set"}, "nothing.of.it", ""},
 	} {
 		root := &cobra.Command{Use: "gpuaas"}
-		New().Attach(root)
+		Attach(New(), root)
 		cmd, rest, err := root.Find(tt.line)
 		if err != nil {
 			t.Fatal(err)
@@ -56,7 +56,7 @@ func TestFieldsAreNamedByTheirFlags(t *testing.T) {
 // TestEveryNamedFlagExists: the table names no flag that no command has.
 func TestEveryNamedFlagExists(t *testing.T) {
 	root := &cobra.Command{Use: "gpuaas"}
-	New().Attach(root)
+	Attach(New(), root)
 	known := map[string]bool{}
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {

@@ -17,6 +17,8 @@ type endless struct {
 	after     int
 }
 
+var errStopped = errors.New("stopped")
+
 var errWentOn = errors.New("it goes on after the interrupt")
 
 func (e *endless) Write(p []byte) (int, error) {
@@ -35,7 +37,7 @@ func TestEndlessFilterIsInterrupted(t *testing.T) {
 	var errOut bytes.Buffer
 	program := New()
 	root := &cobra.Command{Use: "gpuaas"}
-	program.Attach(root)
+	Attach(program, root)
 	root.SetArgs([]string{"explain", "reason", "--jq", "repeat(.)"})
 	root.SetOut(&endless{interrupt: cancel})
 	root.SetErr(&errOut)
@@ -53,10 +55,10 @@ func TestFilterThatCollectsIsInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	stop := time.AfterFunc(10*time.Millisecond, func() { cancel(errDone) })
+	stop := time.AfterFunc(10*time.Millisecond, func() { cancel(errStopped) })
 	defer stop.Stop()
 	var out bytes.Buffer
-	if err := f.run(ctx, []byte(`{}`), &out, ""); !errors.Is(err, errDone) || out.Len() > 0 {
+	if err := f.run(ctx, []byte(`{}`), &out, ""); !errors.Is(err, errStopped) || out.Len() > 0 {
 		t.Errorf("%v, printed %q", err, out.String())
 	}
 }
@@ -90,10 +92,10 @@ func TestInterruptDoesNotWaitForAReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errDone)
+	cancel(errStopped)
 	out := &stuck{release: make(chan struct{})}
 	defer close(out.release)
-	if err := f.run(ctx, []byte(`{}`), out, ""); !errors.Is(err, errDone) {
+	if err := f.run(ctx, []byte(`{}`), out, ""); !errors.Is(err, errStopped) {
 		t.Error(err)
 	}
 }

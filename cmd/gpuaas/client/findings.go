@@ -123,7 +123,7 @@ func findingLines(found []*lifecyclev1.Finding) string {
 	return strings.Join(lines, "\n")
 }
 
-func (p *Program) findingsCommand() *cobra.Command {
+func findingsCommand(p *Program) *cobra.Command {
 	var page paging
 	req := &readmodelv1.ListFindingsRequest{}
 	ls := &cobra.Command{
@@ -146,10 +146,10 @@ func (p *Program) findingsCommand() *cobra.Command {
 	ls.Flags().StringVar(&req.Workspace, "workspace", "", "only those of this workspace")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
 	return group("findings", "Contradictions between records, and rows that were changed by hand", []string{"finding"}, ls,
-		p.getFindingCommand(), p.acknowledgeCommand())
+		getFindingCommand(p), acknowledgeCommand(p))
 }
 
-func (p *Program) getFindingCommand() *cobra.Command {
+func getFindingCommand(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "get FINDING", Short: "Show one finding, open or over, with what was before and after, by whom, and what to do",
 		Example: "  gpuaas findings get 0192f0c1-0000-7000-8000-000000000001", Args: args("FINDING"),
@@ -167,7 +167,7 @@ func (p *Program) getFindingCommand() *cobra.Command {
 	}
 }
 
-func (p *Program) acknowledgeCommand() *cobra.Command {
+func acknowledgeCommand(p *Program) *cobra.Command {
 	req := &lifecyclev1.AcknowledgeFindingRequest{}
 	cmd := &cobra.Command{
 		Use: "acknowledge FINDING", Aliases: []string{"ack"},

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -31,7 +32,7 @@ func (p *Program) help(cmd *cobra.Command, _ []string) {
 			h.width = max(width, leastHelp)
 		}
 	}
-	if text := strings.TrimSpace(or(cmd.Long, cmd.Short)); text != "" {
+	if text := strings.TrimSpace(cmp.Or(cmd.Long, cmd.Short)); text != "" {
 		h.print("%s\n\n", wrapText(text, h.width))
 	}
 	if cmd.Runnable() || cmd.HasSubCommands() {

@@ -38,7 +38,7 @@ var incidentView = view[*recoveryv1.Incident]{
 	},
 }
 
-func (p *Program) incidentsCommand() *cobra.Command {
+func incidentsCommand(p *Program) *cobra.Command {
 	var page paging
 	req := &readmodelv1.ListIncidentsRequest{}
 	ls := &cobra.Command{
@@ -70,7 +70,7 @@ func (p *Program) incidentsCommand() *cobra.Command {
 				return err
 			}
 			if s.structured() {
-				return object(s.printer, answer.GetIncident(), member{"recoveries", messages(answer.GetRecoveries()...)})
+				return object(s.printer, answer.GetIncident(), with("recoveries", messages(answer.GetRecoveries()...)))
 			}
 			if err := one(s.printer, incidentView, answer.GetIncident()); err != nil || s.format == formatName ||
 				len(answer.GetRecoveries()) == 0 {
@@ -105,7 +105,7 @@ var recoveryView = view[*recoveryv1.RecoveryRecord]{
 	},
 }
 
-func (p *Program) workspacesRecoveries() *cobra.Command {
+func workspacesRecoveries(p *Program) *cobra.Command {
 	var page paging
 	cmd := &cobra.Command{
 		Use: "recoveries WS", Short: "Show how the workspace was brought back, or why it was not: step, cause, what worked, time and impact",
@@ -152,7 +152,7 @@ func brakeState(b *recoveryv1.Brake) string {
 	return "released"
 }
 
-func (p *Program) brakeCommand() *cobra.Command {
+func brakeCommand(p *Program) *cobra.Command {
 	status := &cobra.Command{
 		Use: "status", Aliases: []string{"get"}, Short: "Show whether automatic remedies are stopped, and why",
 		Example: "  gpuaas brake status", Args: args(),
@@ -173,7 +173,7 @@ func (p *Program) brakeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return one(s.printer, brakeView, answer.GetBrake(), member{"pos", answer.GetPos()})
+			return one(s.printer, brakeView, answer.GetBrake(), with("pos", answer.GetPos()))
 		}),
 	}
 	reasonFlag(release, &req.Reason, true)
@@ -187,9 +187,9 @@ type trouble struct {
 	brake     *recoveryv1.Brake
 }
 
-// trouble reads the open incidents and the brake. It returns none if the person may not see them, or if the mesh does
+// readTrouble reads the open incidents and the brake. It returns none if the person may not see them, or if the mesh does
 // not have the methods.
-func (s *session) trouble(ctx context.Context) (trouble, error) {
+func readTrouble(ctx context.Context, s *session) (trouble, error) {
 	hidden := func(err error) bool {
 		return fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) ||
 			fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED)
@@ -213,7 +213,7 @@ func (s *session) trouble(ctx context.Context) (trouble, error) {
 
 // members returns the fields that trouble adds to the status.
 func (t trouble) members() []member {
-	return []member{{"incidents", messages(t.incidents...)}, {"brake", messages(t.brake)[0]}}
+	return []member{with("incidents", messages(t.incidents...)), with("brake", messages(t.brake)[0])}
 }
 
 // lines returns the lines that the status prints for it.

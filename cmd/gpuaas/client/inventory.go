@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -26,7 +27,7 @@ var tenantView = view[*lifecyclev1.Tenant]{
 	},
 }
 
-func (p *Program) tenantsCommand() *cobra.Command {
+func tenantsCommand(p *Program) *cobra.Command {
 	var quota struct {
 		workspaces, gpus int32
 		storage          string
@@ -46,8 +47,8 @@ func (p *Program) tenantsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return one(s.printer, tenantView, answer.GetTenant(), member{"existed", answer.GetExisted()},
-				member{"pos", answer.GetPos()})
+			return one(s.printer, tenantView, answer.GetTenant(), with("existed", answer.GetExisted()),
+				with("pos", answer.GetPos()))
 		}),
 	}
 	create.Flags().Int32Var(&quota.workspaces, "workspaces", 100, "workspaces that it may have at once")
@@ -59,7 +60,7 @@ func (p *Program) tenantsCommand() *cobra.Command {
 		Use: "list", Aliases: []string{"ls"}, Short: "List tenants with their quotas", Example: "  gpuaas tenants list",
 		Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			return show(ctx, s, page, source[*lifecyclev1.Tenant]{view: tenantView, fetch: s.tenants})
+			return show(ctx, s, page, source[*lifecyclev1.Tenant]{view: tenantView, fetch: tenants(s)})
 		}),
 	}
 	page.flags(ls)
@@ -68,7 +69,7 @@ func (p *Program) tenantsCommand() *cobra.Command {
 		ValidArgsFunction: onlyFirst(p.completeTenants),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			items, _, err := pages(0, "", func(size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
-				return s.tenants(ctx, size, token)
+				return tenants(s)(ctx, size, token)
 			})
 			if err != nil {
 				return err
@@ -91,10 +92,12 @@ func (p *Program) tenantsCommand() *cobra.Command {
 	return group("tenants", "Tenants and their quotas", []string{"tenant"}, create, ls, get)
 }
 
-// tenants fetches one page of tenants.
-func (s *session) tenants(ctx context.Context, size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
-	answer, err := s.query.ListTenants(ctx, &readmodelv1.ListTenantsRequest{PageSize: size, PageToken: token})
-	return answer.GetItems(), answer.GetNextPageToken(), err
+// tenants returns a function that reads a page of the tenants.
+func tenants(s *session) func(context.Context, int32, string) ([]*lifecyclev1.Tenant, string, error) {
+	return func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
+		answer, err := s.query.ListTenants(ctx, &readmodelv1.ListTenantsRequest{PageSize: size, PageToken: token})
+		return answer.GetItems(), answer.GetNextPageToken(), err
+	}
 }
 
 var instanceView = view[*lifecyclev1.Instance]{
@@ -120,7 +123,7 @@ var instanceView = view[*lifecyclev1.Instance]{
 func instanceWorkspace(i *lifecyclev1.Instance) string {
 	switch {
 	case !i.GetUnaccounted():
-		return or(i.GetWorkspace(), i.GetWorkspaceName())
+		return cmp.Or(i.GetWorkspace(), i.GetWorkspaceName())
 	case i.GetWorkspaceName() == "":
 		return "unknown (" + i.GetWorkspaceId() + ")"
 	default:
@@ -130,7 +133,7 @@ func instanceWorkspace(i *lifecyclev1.Instance) string {
 
 // endInstanceCommand returns the command that ends an instance that its placement runs and that no workspace accounts
 // for.
-func (p *Program) endInstanceCommand() *cobra.Command {
+func endInstanceCommand(p *Program) *cobra.Command {
 	req := &lifecyclev1.EndInstanceRequest{}
 	cmd := &cobra.Command{
 		Use: "end INSTANCE", Short: "End an instance that its placement runs and whose workspace is not known here; its data is lost",
@@ -150,7 +153,7 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 				return err
 			}
 			req.Instance = instance
-			if err := s.confirmed(ctx, s.losesInstance(req)); err != nil {
+			if err := s.confirmed(ctx, losesInstance(s, req)); err != nil {
 				return err
 			}
 			answer, err := s.client.Instances.EndInstance(ctx, &readmodelv1.EndInstanceRequest{Request: req})
@@ -163,7 +166,7 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 				note(s.err, "the instance %s has been ended, with everything that ran on it; its data is lost",
 					clean(req.GetInstance()))
 			}
-			return one(s.printer, instanceView, answer.GetResponse().GetInstance(), member{"pos", answer.GetResponse().GetPos()})
+			return one(s.printer, instanceView, answer.GetResponse().GetInstance(), with("pos", answer.GetResponse().GetPos()))
 		}),
 	}
 	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "only show what it would do")
@@ -173,7 +176,7 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 }
 
 // losesInstance returns the question about an instance, with the mesh's text about what its end would do.
-func (s *session) losesInstance(req *lifecyclev1.EndInstanceRequest) func(context.Context) (question, error) {
+func losesInstance(s *session, req *lifecyclev1.EndInstanceRequest) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		dry := proto.CloneOf(req)
 		dry.DryRun = true
@@ -181,7 +184,7 @@ func (s *session) losesInstance(req *lifecyclev1.EndInstanceRequest) func(contex
 		if err != nil {
 			return question{}, err
 		}
-		return question{req.GetInstance(), []string{
+		return question{name: req.GetInstance(), lost: []string{
 			fmt.Sprintf("The instance %s will be ended for good: what runs in it stops, and its data is lost.",
 				req.GetInstance()),
 			"Ending it " + answer.GetResponse().GetConsequence() + ".",
@@ -189,7 +192,7 @@ func (s *session) losesInstance(req *lifecyclev1.EndInstanceRequest) func(contex
 	}
 }
 
-func (p *Program) instancesCommand() *cobra.Command {
+func instancesCommand(p *Program) *cobra.Command {
 	var (
 		page      paging
 		workspace string
@@ -222,7 +225,7 @@ func (p *Program) instancesCommand() *cobra.Command {
 	ls.Flags().BoolVar(&live, "live", false, "only those that have not ended")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
 	return group("instances", "Launched instances of workspaces, and those that no workspace accounts for",
-		[]string{"instance"}, ls, p.endInstanceCommand())
+		[]string{"instance"}, ls, endInstanceCommand(p))
 }
 
 var claimView = view[*lifecyclev1.Claim]{
@@ -256,7 +259,7 @@ func claimState(c *lifecyclev1.Claim) string {
 	return "intended"
 }
 
-func (p *Program) claimsCommand() *cobra.Command {
+func claimsCommand(p *Program) *cobra.Command {
 	var (
 		page          paging
 		workspace     string

@@ -59,12 +59,12 @@ func heldBy(replicas []string) string {
 	return strings.Join(order, ", ")
 }
 
-func (p *Program) keysCommand() *cobra.Command {
-	return group("keys", "The keys that services sign with, and their rotation", []string{"key"}, p.keysList(),
-		p.keysRotate())
+func keysCommand(p *Program) *cobra.Command {
+	return group("keys", "The keys that services sign with, and their rotation", []string{"key"}, keysList(p),
+		keysRotate(p))
 }
 
-func (p *Program) keysList() *cobra.Command {
+func keysList(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the signing keys with their states, the replicas that hold them, and what still needs them",
 		Long: "List the signing keys. A key is verify_only until each replica that must verify with it holds it, and of task_signing each agent,\n" +
@@ -78,7 +78,7 @@ func (p *Program) keysList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := list(s.printer, keyView, answer.GetKeys(), "", member{"problems", answer.GetProblems()}); err != nil ||
+			if err := list(s.printer, keyView, answer.GetKeys(), "", with("problems", answer.GetProblems())); err != nil ||
 				s.structured() || s.format == formatName {
 				return err
 			}
@@ -105,7 +105,7 @@ func keyKinds() []string {
 	return out
 }
 
-func (p *Program) keysRotate() *cobra.Command {
+func keysRotate(p *Program) *cobra.Command {
 	req := &readmodelv1.RotateKeyRequest{}
 	cmd := &cobra.Command{
 		Use: "rotate KIND", Short: "Ask for the next key of a kind; it signs once each replica holds it",

@@ -62,12 +62,12 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 	if !page.watch {
 		return list(s.printer, from.view, items, next)
 	}
-	rows := &follower[T]{pr: s.printer, view: from.view, printed: map[string]string{}}
+	rows := newFollower(s.printer, from.view)
 	if err := rows.begin(items); err != nil {
 		return err
 	}
 	if from.topic == readmodelv1.Topic_TOPIC_UNSPECIFIED {
-		err = rows.poll(ctx, page, from.fetch)
+		err = poll(ctx, s, rows, page, from.fetch)
 	} else {
 		err = s.follow(ctx, &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{from.topic}}, nil,
 			func(changed *readmodelv1.WatchItem) (bool, error) {
@@ -77,7 +77,7 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 					return false, nil
 				}
 				if page.limit > 0 && changed.GetChange() == readmodelv1.Change_CHANGE_SNAPSHOT && !rows.knows(item) {
-					rows.printed[rows.id(item)] = rows.text(item) // it existed before, and is not printed
+					rows.skip(item) // it existed before, and is not printed
 					return false, nil
 				}
 				return false, rows.change(item, from.keep == nil || from.keep(item))
@@ -96,6 +96,11 @@ type follower[T proto.Message] struct {
 	items   []T               // those that are shown, for the layout
 	printed map[string]string // what was printed of each, by id
 	sheet   *sheet[T]
+}
+
+// newFollower returns a follower of a list that has not been printed.
+func newFollower[T proto.Message](pr *printer, v view[T]) *follower[T] {
+	return &follower[T]{pr: pr, view: v, printed: map[string]string{}}
 }
 
 // begin prints the list as it is.
@@ -157,11 +162,16 @@ func (f *follower[T]) row(item T) string {
 	return text + f.sheet.rows(f.sheet.cells([]T{item}))
 }
 
+// skip takes an item as printed.
+func (f *follower[T]) skip(item T) { f.printed[f.id(item)] = f.text(item) }
+
+// forget takes an item as never printed.
 func (f *follower[T]) forget(id string) {
 	delete(f.printed, id)
 	f.items = slices.DeleteFunc(f.items, func(item T) bool { return f.id(item) == id })
 }
 
+// knows reports whether an item was printed.
 func (f *follower[T]) knows(item T) bool {
 	_, known := f.printed[f.id(item)]
 	return known
@@ -203,7 +213,7 @@ const (
 )
 
 // poll reads the first page of a list at intervals and prints its changes.
-func (f *follower[T]) poll(ctx context.Context, page paging,
+func poll[T proto.Message](ctx context.Context, s *session, rows *follower[T], page paging,
 	fetch func(context.Context, int32, string) ([]T, string, error),
 ) error {
 	size := int32(listSize)
@@ -225,18 +235,18 @@ func (f *follower[T]) poll(ctx context.Context, page paging,
 				return err
 			}
 			if !told {
-				note(f.pr.err, "the list cannot be had (%s); asking again until it can", names.Of(fault.ReasonOf(err)))
+				note(s.err, "the list cannot be had (%s); asking again until it can", names.Of(fault.ReasonOf(err)))
 			}
 			told, pause = true, min(2*pause, listAtMost)
 			continue
 		}
 		told, pause = false, listEvery
 		for _, item := range slices.Backward(items) {
-			if err := f.change(item, true); err != nil {
+			if err := rows.change(item, true); err != nil {
 				return err
 			}
 		}
-		f.retain(items)
+		rows.retain(items)
 	}
 }
 

@@ -45,7 +45,7 @@ func follow(t *testing.T, text string, args ...string) result {
 	var errOut bytes.Buffer
 	program := client.New()
 	root := &cobra.Command{Use: "gpuaas"}
-	program.Attach(root)
+	client.Attach(program, root)
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(&errOut)

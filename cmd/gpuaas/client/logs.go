@@ -24,7 +24,7 @@ const logsEvery = 2 * time.Second
 // logsTries is how often a read is tried that is refused because it comes too soon after another person's.
 const logsTries = 5
 
-func (p *Program) workspacesLogs() *cobra.Command {
+func workspacesLogs(p *Program) *cobra.Command {
 	req := &readmodelv1.ReadOutputRequest{}
 	follow := false
 	cmd := &cobra.Command{
@@ -49,11 +49,11 @@ the workspace's tenant and for operators.`,
 			}
 			req.Workspace = id
 			if !follow {
-				answer, err := s.readOutput(ctx, req)
+				answer, err := readOutput(ctx, s, req)
 				if err != nil {
 					return err
 				}
-				return s.printOutput(answer, req.GetPrevious())
+				return printOutput(s, answer, req.GetPrevious())
 			}
 			err = (&outputFollower{s: s, req: req}).run(ctx)
 			if ctx.Err() != nil {
@@ -71,7 +71,7 @@ the workspace's tenant and for operators.`,
 
 // readOutput reads a piece of output. A read that is refused because it comes too soon after another is repeated after
 // the delay in the refusal.
-func (s *session) readOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse,
+func readOutput(ctx context.Context, s *session, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse,
 	error,
 ) {
 	for try := 1; ; try++ {
@@ -98,7 +98,7 @@ func rest(ctx context.Context, d time.Duration) error {
 }
 
 // printOutput prints one piece.
-func (s *session) printOutput(answer *readmodelv1.ReadOutputResponse, previous bool) error {
+func printOutput(s *session, answer *readmodelv1.ReadOutputResponse, previous bool) error {
 	out := answer.GetOutput()
 	if s.structured() {
 		raw, err := names.MarshalJSON(answer)
@@ -111,7 +111,7 @@ func (s *session) printOutput(answer *readmodelv1.ReadOutputResponse, previous b
 		note(s.err, "not shown: %s of this run", Counted(n, "earlier byte"))
 	}
 	text := showable.Clean(out.GetData())
-	if err := s.text(text); err != nil {
+	if err := printText(s, text); err != nil {
 		return err
 	}
 	if text == "" {
@@ -124,8 +124,8 @@ func (s *session) printOutput(answer *readmodelv1.ReadOutputResponse, previous b
 	return nil
 }
 
-// text prints a text that is clean already.
-func (s *session) text(text string) error {
+// printText prints a text that is clean already.
+func printText(s *session, text string) error {
 	if _, err := io.WriteString(s.out, text); err != nil {
 		return fmt.Errorf("print output: %w", err)
 	}
@@ -156,7 +156,7 @@ type outputFollower struct {
 
 func (f *outputFollower) run(ctx context.Context) error {
 	for {
-		answer, err := f.s.readOutput(ctx, f.req)
+		answer, err := readOutput(ctx, f.s, f.req)
 		switch {
 		case err == nil:
 			f.broken = false
@@ -202,7 +202,7 @@ func (f *outputFollower) print(answer *readmodelv1.ReadOutputResponse) (bool, er
 	data := slices.Concat(f.carried, out.GetData())
 	keep := showable.Unfinished(data)
 	f.carried = append([]byte(nil), data[len(data)-keep:]...)
-	if err := f.s.text(showable.Clean(data[:len(data)-keep])); err != nil {
+	if err := printText(f.s, showable.Clean(data[:len(data)-keep])); err != nil {
 		return false, err
 	}
 	f.req.From = out.GetNext()
@@ -226,7 +226,7 @@ func (f *outputFollower) print(answer *readmodelv1.ReadOutputResponse) (bool, er
 func (f *outputFollower) flush() error {
 	text := showable.Clean(f.carried)
 	f.carried = nil
-	return f.s.text(text)
+	return printText(f.s, text)
 }
 
 // final reports whether a workload in this phase starts again only if a person acts.

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -16,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-func (p *Program) statusCommand() *cobra.Command {
+func statusCommand(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the state of each part of the mesh",
 		Example: "  gpuaas status\n  gpuaas status -o json --jq '.components[] | select(.ok | not).name'", Args: args(),
@@ -25,7 +26,7 @@ func (p *Program) statusCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			wrong, err := s.trouble(ctx)
+			wrong, err := readTrouble(ctx, s)
 			if err != nil {
 				return err
 			}
@@ -106,7 +107,7 @@ var policyView = view[*recoveryv1.PolicyKey]{
 	},
 }
 
-func (p *Program) policyCommand() *cobra.Command {
+func policyCommand(p *Program) *cobra.Command {
 	get := &cobra.Command{
 		Use: "get [KEY]", Short: "Show the policy keys with their values and bounds",
 		Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_stale_after_seconds", Args: cobra.MaximumNArgs(1),
@@ -142,7 +143,7 @@ func (p *Program) policyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return one(s.printer, policyView, answer.GetKey(), member{"pos", answer.GetPos()})
+			return one(s.printer, policyView, answer.GetKey(), with("pos", answer.GetPos()))
 		}),
 	}
 	reasonFlag(set, &req.Reason, false)
@@ -162,7 +163,7 @@ var reasonView = view[*readmodelv1.ReasonText]{
 	},
 }
 
-func (p *Program) explainCommand() *cobra.Command {
+func explainCommand(p *Program) *cobra.Command {
 	reason := &cobra.Command{
 		Use: "reason [CODE]", Short: "Explain a reason: what it means, whom it affects, who repairs it, what to do; without a code, all reasons",
 		Example: "  gpuaas explain reason certificate_expired", Args: cobra.MaximumNArgs(1),
@@ -216,7 +217,7 @@ type shownContext struct {
 	Token       string `json:"token"`
 }
 
-func (p *Program) configCommand() *cobra.Command {
+func configCommand(p *Program) *cobra.Command {
 	show := &cobra.Command{
 		Use: "view", Short: "Show the contexts without their secrets", Example: "  gpuaas config view -o json", Args: args(),
 		RunE: p.local(func(_ context.Context, pr *printer, _ []string) error {
@@ -232,9 +233,9 @@ func (p *Program) configCommand() *cobra.Command {
 			for _, c := range file.Contexts {
 				items = append(items, shownContext{
 					Current: c.Name == file.Current, Name: c.Name, Server: c.Server,
-					TrustDomain: or(c.TrustDomain, contexts.DefaultTrustDomain),
-					CA:          or(c.CAFile, onlyIf(c.CAPEM != "", "in the context")),
-					Token:       or(c.TokenFile, onlyIf(c.Token != "", "[hidden]")),
+					TrustDomain: cmp.Or(c.TrustDomain, contexts.DefaultTrustDomain),
+					CA:          cmp.Or(c.CAFile, onlyIf(c.CAPEM != "", "in the context")),
+					Token:       cmp.Or(c.TokenFile, onlyIf(c.Token != "", "[hidden]")),
 				})
 			}
 			switch {
@@ -246,8 +247,8 @@ func (p *Program) configCommand() *cobra.Command {
 				}
 				return nil
 			case pr.structured():
-				return pr.document(members(member{"items", items}, member{"next_page_token", ""}, member{"current", file.Current},
-					member{"path", path}))
+				return pr.document(members(with("items", items), with("next_page_token", ""), with("current", file.Current),
+					with("path", path)))
 			}
 			return table(pr, contextColumns, items)
 		}),

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -126,21 +127,21 @@ func hostText(_ *printer, n *readmodelv1.Node) string {
 	return text + onlyIf(simulated > 0, fmt.Sprintf(" (%d simulated)", simulated))
 }
 
-func (p *Program) nodesCommand() *cobra.Command {
+func nodesCommand(p *Program) *cobra.Command {
 	return group("nodes", "The fleet: machines, and instances of workspaces", []string{"node"},
-		p.nodesList(), p.nodesGet(), p.nodesWatch(), p.nodesEnroll(),
-		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD,
+		nodesList(p), nodesGet(p), nodesWatch(p), nodesEnroll(p),
+		nodesIdentity(p, recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD,
 			"Close the node's session and give it no work until it is reactivated"),
-		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, "Set a suspicious node aside"),
-		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE,
+		nodesIdentity(p, recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, "Set a suspicious node aside"),
+		nodesIdentity(p, recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE,
 			"Lock an identity out; only the security role lets it in again"),
-		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "Let a held, quarantined or fenced node in again"),
-		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE, "End an identity for good"),
-		p.nodesCordon(true), p.nodesCordon(false), p.nodesProbe(),
+		nodesIdentity(p, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "Let a held, quarantined or fenced node in again"),
+		nodesIdentity(p, recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE, "End an identity for good"),
+		nodesCordon(p, true), nodesCordon(p, false), nodesProbe(p),
 	)
 }
 
-func (p *Program) nodesList() *cobra.Command {
+func nodesList(p *Program) *cobra.Command {
 	var page paging
 	req := &readmodelv1.ListNodesRequest{}
 	cmd := &cobra.Command{
@@ -169,7 +170,7 @@ func (p *Program) nodesList() *cobra.Command {
 	return cmd
 }
 
-func (p *Program) nodesGet() *cobra.Command {
+func nodesGet(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "get NODE", Aliases: []string{"describe"}, Short: "Show one node: identity, session and gate apart",
 		Example: "  gpuaas nodes get node-1", Args: args("NODE"),
@@ -184,7 +185,7 @@ func (p *Program) nodesGet() *cobra.Command {
 	}
 }
 
-func (p *Program) nodesWatch() *cobra.Command {
+func nodesWatch(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "watch [NODE]", Short: "Print every change of a node, or of the fleet, until Ctrl-C",
 		Example: "  gpuaas nodes watch node-1\n  gpuaas nodes watch -o jsonl", Args: cobra.MaximumNArgs(1),
@@ -200,7 +201,7 @@ func (p *Program) nodesWatch() *cobra.Command {
 			}
 			return s.printChanges(ctx, req, func(item *readmodelv1.WatchItem) (string, []string) {
 				n := item.GetNode()
-				return or(n.GetName(), item.GetId()),
+				return cmp.Or(n.GetName(), item.GetId()),
 					[]string{
 						"connected=" + yesNo(n.GetConnected()), enumText(n.GetUserState()), enumText(n.GetIdentity().GetState()),
 						n.GetReason(),
@@ -210,7 +211,7 @@ func (p *Program) nodesWatch() *cobra.Command {
 	}
 }
 
-func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cobra.Command {
+func nodesIdentity(p *Program, verb recoveryv1.IdentityVerb, short string) *cobra.Command {
 	var reason string
 	name, lost := names.Of(verb), nodeLostBy[verb]
 	example := "  gpuaas nodes " + name + " node-1 --reason 'two machines show its key'"
@@ -223,7 +224,7 @@ func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cob
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			node := args[0]
 			if lost != "" {
-				if err := s.confirmed(ctx, s.losesNode(&node, verb)); err != nil {
+				if err := s.confirmed(ctx, losesNode(s, &node, verb)); err != nil {
 					return err
 				}
 			}
@@ -233,7 +234,7 @@ func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cob
 				return err
 			}
 			id := answer.GetNode()
-			return s.nodeAfter(ctx, answer.GetPos(), &readmodelv1.Node{NodeId: id.GetNodeId(), Name: id.GetName(), Identity: id})
+			return nodeAfter(ctx, s, answer.GetPos(), &readmodelv1.Node{NodeId: id.GetNodeId(), Name: id.GetName(), Identity: id})
 		}),
 	}
 	if lost != "" {
@@ -251,7 +252,7 @@ var nodeLostBy = map[recoveryv1.IdentityVerb]string{
 
 // losesNode returns the question about a node, whose name is the node's, and puts the node's id in the reference. It
 // shows the node's state and never refuses because of it: the view may be behind, and the owner decides.
-func (s *session) losesNode(ref *string, verb recoveryv1.IdentityVerb) func(context.Context) (question, error) {
+func losesNode(s *session, ref *string, verb recoveryv1.IdentityVerb) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: *ref})
 		if err != nil {
@@ -261,14 +262,14 @@ func (s *session) losesNode(ref *string, verb recoveryv1.IdentityVerb) func(cont
 		*ref = n.GetNodeId()
 		lost := nodeLostBy[verb]
 		state := fmt.Sprintf("Its identity is %s and it is %sconnected, with %d of its %d slots in use, as last seen.",
-			or(enumText(n.GetIdentity().GetState()), "unknown"), onlyIf(!n.GetConnected(), "not "), n.GetGate().GetSlotsUsed(),
+			cmp.Or(enumText(n.GetIdentity().GetState()), "unknown"), onlyIf(!n.GetConnected(), "not "), n.GetGate().GetSlotsUsed(),
 			n.GetGate().GetSlots())
-		return question{or(n.GetName(), n.GetNodeId()), []string{fmt.Sprintf(lost, or(n.GetName(), n.GetNodeId())), state}},
+		return question{name: cmp.Or(n.GetName(), n.GetNodeId()), lost: []string{fmt.Sprintf(lost, cmp.Or(n.GetName(), n.GetNodeId())), state}},
 			nil
 	}
 }
 
-func (p *Program) nodesCordon(cordoned bool) *cobra.Command {
+func nodesCordon(p *Program, cordoned bool) *cobra.Command {
 	var reason string
 	name, short := "cordon", "Place nothing new on a node; what runs there stays"
 	if !cordoned {
@@ -285,7 +286,7 @@ func (p *Program) nodesCordon(cordoned bool) *cobra.Command {
 				return err
 			}
 			gate := answer.GetGate()
-			return s.nodeAfter(ctx, answer.GetPos(),
+			return nodeAfter(ctx, s, answer.GetPos(),
 				&readmodelv1.Node{NodeId: gate.GetNodeId(), Name: gate.GetName(), Gate: gate})
 		}),
 	}
@@ -295,7 +296,7 @@ func (p *Program) nodesCordon(cordoned bool) *cobra.Command {
 
 // nodeAfter prints a node as it is after a command. The command has taken effect even if the read fails: if the
 // projection does not reach its position in time, the owner's answer is printed.
-func (s *session) nodeAfter(ctx context.Context, pos string, answered *readmodelv1.Node) error {
+func nodeAfter(ctx context.Context, s *session, pos string, answered *readmodelv1.Node) error {
 	answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: answered.GetNodeId(), MinPos: pos})
 	if err != nil {
 		note(s.err, "done; the view of it is behind (%s), so only the owner's answer is shown", names.Of(fault.ReasonOf(err)))

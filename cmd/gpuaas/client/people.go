@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,12 +37,12 @@ var personView = view[*readmodelv1.Person]{
 	},
 }
 
-func (p *Program) peopleCommand() *cobra.Command {
+func peopleCommand(p *Program) *cobra.Command {
 	return group("people", "People who may call the mesh, their roles and their tokens", []string{"person"},
-		p.peopleCreate(), p.peopleList(), p.peopleEnd())
+		peopleCreate(p), peopleList(p), peopleEnd(p))
 }
 
-func (p *Program) peopleCreate() *cobra.Command {
+func peopleCreate(p *Program) *cobra.Command {
 	req := &readmodelv1.CreatePersonRequest{}
 	var expires, contextName, out string
 	cmd := &cobra.Command{
@@ -69,7 +70,7 @@ func (p *Program) peopleCreate() *cobra.Command {
 				}
 				req.ExpiresIn = durationpb.New(life)
 			}
-			place, err := p.placeFor(ctx, s, req, contextName, out)
+			place, err := placeFor(ctx, p, s, req, contextName, out)
 			if err != nil {
 				return err
 			}
@@ -78,14 +79,14 @@ func (p *Program) peopleCreate() *cobra.Command {
 				return err
 			}
 			if err := place.write(s.target, answer.GetToken()); err != nil {
-				return s.withdraw(ctx, answer.GetPerson(), err)
+				return withdraw(ctx, s, answer.GetPerson(), err)
 			}
 			var beside []member
 			if place.context != "" {
-				beside = append(beside, member{"context", place.context})
+				beside = append(beside, with("context", place.context))
 			}
 			if place.dir != "" {
-				beside = append(beside, member{"out", place.dir})
+				beside = append(beside, with("out", place.dir))
 			}
 			if err := one(s.printer, personView, answer.GetPerson(), beside...); err != nil {
 				return err
@@ -127,7 +128,7 @@ func (p *Program) peopleCreate() *cobra.Command {
 }
 
 // withdraw ends a new person whose token could not be written.
-func (s *session) withdraw(ctx context.Context, made *readmodelv1.Person, cause error) error {
+func withdraw(ctx context.Context, s *session, made *readmodelv1.Person, cause error) error {
 	_, err := s.client.People.EndPerson(context.WithoutCancel(ctx), &readmodelv1.EndPersonRequest{
 		Person: made.GetPersonId(), Reason: "the token could not be written",
 	})
@@ -175,7 +176,7 @@ type tokenPlace struct {
 }
 
 // placeFor chooses the place before the token exists. It returns an error if the place is taken.
-func (p *Program) placeFor(ctx context.Context, s *session, req *readmodelv1.CreatePersonRequest, contextName,
+func placeFor(ctx context.Context, p *Program, s *session, req *readmodelv1.CreatePersonRequest, contextName,
 	out string,
 ) (tokenPlace, error) {
 	person := req.GetName()
@@ -187,13 +188,13 @@ func (p *Program) placeFor(ctx context.Context, s *session, req *readmodelv1.Cre
 	if err != nil {
 		return tokenPlace{}, Usage(err)
 	}
-	place := tokenPlace{path: path, context: contextName, dir: out, name: or(contextName, person)}
+	place := tokenPlace{path: path, context: contextName, dir: out, name: cmp.Or(contextName, person)}
 	if out == "" && contextName == "" {
 		place.context = personContext(s.target.context, person)
 	}
 	if place.context != "" {
 		if have, err := file.Get(place.context); err == nil {
-			if err := p.takeOver(ctx, s, have, req); err != nil {
+			if err := takeOver(ctx, p, s, have, req); err != nil {
 				return tokenPlace{}, err
 			}
 		}
@@ -266,7 +267,7 @@ func (l tokenPlace) next(p *readmodelv1.Person) string {
 	return fmt.Sprintf("use it: GPUAAS_CONTEXTS=%s gpuaas %s", filepath.Join(l.dir, handContexts), verb)
 }
 
-func (p *Program) peopleList() *cobra.Command {
+func peopleList(p *Program) *cobra.Command {
 	var page paging
 	var live bool
 	cmd := &cobra.Command{
@@ -276,7 +277,7 @@ func (p *Program) peopleList() *cobra.Command {
 		Example: "  gpuaas people list --live\n  gpuaas people list -o wide",
 		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			return show(ctx, s, page, source[*readmodelv1.Person]{view: personView, fetch: s.people(live)})
+			return show(ctx, s, page, source[*readmodelv1.Person]{view: personView, fetch: people(s, live)})
 		}),
 	}
 	page.flags(cmd)
@@ -285,7 +286,7 @@ func (p *Program) peopleList() *cobra.Command {
 }
 
 // people returns a function that reads a page of the people.
-func (s *session) people(live bool) func(context.Context, int32, string) ([]*readmodelv1.Person, string, error) {
+func people(s *session, live bool) func(context.Context, int32, string) ([]*readmodelv1.Person, string, error) {
 	return func(ctx context.Context, size int32, token string) ([]*readmodelv1.Person, string, error) {
 		answer, err := s.client.People.ListPeople(ctx,
 			&readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token})
@@ -293,7 +294,7 @@ func (s *session) people(live bool) func(context.Context, int32, string) ([]*rea
 	}
 }
 
-func (p *Program) peopleEnd() *cobra.Command {
+func peopleEnd(p *Program) *cobra.Command {
 	req := &readmodelv1.EndPersonRequest{}
 	cmd := &cobra.Command{
 		Use: "end PERSON", Short: "End a person: the token is good no more, and their watches end",
@@ -302,10 +303,10 @@ func (p *Program) peopleEnd() *cobra.Command {
 			"The person stays listed for thirty days; one who has been ended already stays as they are. A person with the role security is ended only if another\n" +
 			"has it for a day more.",
 		Example: "  gpuaas people end ana --reason 'left the team' --yes", Args: args("PERSON"),
-		ValidArgsFunction: onlyFirst(p.completePeople),
+		ValidArgsFunction: onlyFirst(completePeople(p)),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Person = args[0]
-			found, err := s.person(ctx, args[0])
+			found, err := findPerson(ctx, s, args[0])
 			if err != nil && !s.sure { // with --yes the mesh resolves the reference itself
 				return err
 			}
@@ -316,9 +317,9 @@ func (p *Program) peopleEnd() *cobra.Command {
 				note(s.err, "%s", alreadyEnded(found))
 				return one(s.printer, personView, found)
 			}
-			name := or(found.GetName(), args[0])
+			name := cmp.Or(found.GetName(), args[0])
 			err = s.confirmed(ctx, func(context.Context) (question, error) {
-				return question{name, []string{"The token of " + name +
+				return question{name: name, lost: []string{"The token of " + name +
 					" will be good no more, and what uses it stops working. A new person gets a new token."}}, nil
 			})
 			if err != nil {
@@ -342,12 +343,12 @@ func alreadyEnded(p *readmodelv1.Person) string {
 		onlyIf(p.GetEndedBy() != "", " by "+clean(p.GetEndedBy())))
 }
 
-// person returns a person as the mesh resolves a reference: by name, where a person who has not been ended takes
+// findPerson returns a person as the mesh resolves a reference: by name, where a person who has not been ended takes
 // precedence over the one who was ended last, or by six or more characters with which one id begins or ends. It returns
 // nil if there is no such person, or more than one.
-func (s *session) person(ctx context.Context, ref string) (*readmodelv1.Person, error) {
+func findPerson(ctx context.Context, s *session, ref string) (*readmodelv1.Person, error) {
 	all, _, err := pages(0, "", func(size int32, token string) ([]*readmodelv1.Person, string, error) {
-		return s.people(false)(ctx, size, token)
+		return people(s, false)(ctx, size, token)
 	})
 	if err != nil {
 		return nil, err
@@ -375,9 +376,12 @@ func (s *session) person(ctx context.Context, ref string) (*readmodelv1.Person, 
 	return named, nil
 }
 
-func (p *Program) completePeople(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	return p.complete(cmd, func(ctx context.Context, s *session) ([]string, error) {
-		items, _, err := s.people(true)(ctx, 200, "")
-		return namesOf(items, personView.name), err
-	})
+// completePeople offers the people who have neither expired nor been ended.
+func completePeople(p *Program) completer {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return p.complete(cmd, func(ctx context.Context, s *session) ([]string, error) {
+			items, _, err := people(s, true)(ctx, 200, "")
+			return namesOf(items, personView.name), err
+		})
+	}
 }

@@ -79,6 +79,9 @@ type member struct {
 	value any
 }
 
+// with returns the member of a name.
+func with(name string, value any) member { return member{name: name, value: value} }
+
 // list prints items.
 func list[T proto.Message](pr *printer, v view[T], items []T, token string, beside ...member) error {
 	switch pr.format {
@@ -105,7 +108,7 @@ func list[T proto.Message](pr *printer, v view[T], items []T, token string, besi
 			}
 			raw[i] = one
 		}
-		return pr.document(members(append([]member{{"items", raw}, {"next_page_token", token}}, beside...)...))
+		return pr.document(members(append([]member{with("items", raw), with("next_page_token", token)}, beside...)...))
 	}
 	return table(pr, v.columns, items)
 }

@@ -26,7 +26,7 @@ func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon()
 // TestTerminal: on a terminal a table has a header, columns, relative times, and colours unless they are not wanted;
 // text from a node cannot control the terminal.
 func TestTerminal(t *testing.T) {
-	nodes := []*readmodelv1.Node{
+	fleet := []*readmodelv1.Node{
 		{
 			Name: "node-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL,
 			LastHeartbeatAt: ago(3 * time.Second),
@@ -38,7 +38,7 @@ func TestTerminal(t *testing.T) {
 	}
 	var out, errOut bytes.Buffer
 	pr := &printer{format: formatTable, out: &out, err: &errOut, tty: true, relative: true, width: 100, now: noon}
-	if err := list(pr, nodeView, nodes, ""); err != nil {
+	if err := list(pr, nodeView, fleet, ""); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(out.String(), "\n")
@@ -55,7 +55,7 @@ func TestTerminal(t *testing.T) {
 	}
 	out.Reset()
 	pr.color = true
-	if err := list(pr, nodeView, nodes, ""); err != nil {
+	if err := list(pr, nodeView, fleet, ""); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "\x1b[32mnormal") || strings.Contains(out.String(), "\x1b]0") {
@@ -129,7 +129,7 @@ func TestExitOfEveryReason(t *testing.T) {
 func TestHelp(t *testing.T) {
 	root := &cobra.Command{Use: "gpuaas"}
 	root.AddCommand(&cobra.Command{Use: "config", Run: func(*cobra.Command, []string) {}})
-	New().Attach(root)
+	Attach(New(), root)
 	var paths []string
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
@@ -186,7 +186,7 @@ func TestHostPort(t *testing.T) {
 }
 
 func TestMembersKeepTheirOrder(t *testing.T) {
-	if diff := cmp.Diff(`{"b":1,"a":"x"}`, string(members(member{"b", 1}, member{"a", "x"}))); diff != "" {
+	if diff := cmp.Diff(`{"b":1,"a":"x"}`, string(members(with("b", 1), with("a", "x")))); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -52,10 +52,10 @@ const groupID = "client"
 
 // Attach adds the global flags and all commands to a root. If the root already has a command of that name (`config`),
 // that command gets the client's subcommands.
-func (p *Program) Attach(root *cobra.Command) {
+func Attach(p *Program, root *cobra.Command) {
 	p.Flags(root)
 	root.AddGroup(&cobra.Group{ID: groupID, Title: "Ask a running mesh"})
-	for _, cmd := range p.Commands() {
+	for _, cmd := range Commands(p) {
 		if have := child(root, cmd.Name()); have != nil {
 			have.AddCommand(cmd.Commands()...)
 			continue
@@ -99,13 +99,13 @@ func (p *Program) Flags(root *cobra.Command) {
 }
 
 // Commands returns all commands of the client.
-func (p *Program) Commands() []*cobra.Command {
+func Commands(p *Program) []*cobra.Command {
 	return []*cobra.Command{
-		p.statusCommand(), p.tenantsCommand(), p.peopleCommand(), p.nodesCommand(), p.workspacesCommand(),
-		p.instancesCommand(), p.claimsCommand(), p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(),
-		p.auditCommand(), p.eventsCommand(), p.policyCommand(), p.explainCommand(), p.incidentsCommand(), p.brakeCommand(),
-		p.rollbackCommand(), p.keysCommand(), p.retentionCommand(), p.projectionsCommand(),
-		p.configCommand(),
+		statusCommand(p), tenantsCommand(p), peopleCommand(p), nodesCommand(p), workspacesCommand(p),
+		instancesCommand(p), claimsCommand(p), allocationsCommand(p), findingsCommand(p), tasksCommand(p),
+		auditCommand(p), eventsCommand(p), policyCommand(p), explainCommand(p), incidentsCommand(p), brakeCommand(p),
+		rollbackCommand(p), keysCommand(p), retentionCommand(p), projectionsCommand(p),
+		configCommand(p),
 	}
 }
 

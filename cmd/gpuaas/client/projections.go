@@ -10,9 +10,9 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
 
-func (p *Program) projectionsCommand() *cobra.Command {
+func projectionsCommand(p *Program) *cobra.Command {
 	return group("projections", "Check and repair the rows that lists and timelines are read from", nil,
-		p.projectionsVerify(), p.projectionsRebuild())
+		projectionsVerify(p), projectionsRebuild(p))
 }
 
 // reportLines returns the lines about the result of a check or a rebuild.
@@ -31,7 +31,7 @@ func reportLines(r *readmodelv1.ProjectionReport) [][2]string {
 	return rows
 }
 
-func (p *Program) projectionsVerify() *cobra.Command {
+func projectionsVerify(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "verify", Short: "Compare the rows that are shown with what the events make; exit code 5 if they differ",
 		Long: "Make the projections anew beside the real ones, from the events that stand, and compare both. Nothing is changed. Once events were cut at\n" +
@@ -68,7 +68,7 @@ func (p *Program) projectionsVerify() *cobra.Command {
 	}
 }
 
-func (p *Program) projectionsRebuild() *cobra.Command {
+func projectionsRebuild(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "rebuild", Short: "Make the rows that are shown anew from the events",
 		Long: "Make the projections anew and put them in the place of the old. Once events were cut at the end of their term, the services announce their\n" +

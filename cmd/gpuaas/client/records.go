@@ -68,7 +68,7 @@ func records[T any](pr *printer, name func(T) string, columns []Column[T], items
 		if items == nil {
 			items = []T{}
 		}
-		return pr.document(members(member{"items", items}, member{"next_page_token", ""}))
+		return pr.document(members(with("items", items), with("next_page_token", "")))
 	}
 	shown := make([]column[T], len(columns))
 	for i, c := range columns {

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -85,5 +86,5 @@ func (s *session) tenantName(ctx context.Context, ref string) string {
 	if err != nil {
 		return ref
 	}
-	return or(found.GetName(), ref)
+	return cmp.Or(found.GetName(), ref)
 }

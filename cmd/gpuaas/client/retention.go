@@ -69,11 +69,11 @@ func spelledMoment(at *timestamppb.Timestamp) string {
 	return at.AsTime().UTC().Format(time.RFC3339)
 }
 
-func (p *Program) retentionCommand() *cobra.Command {
-	return group("retention", "How long history is kept, and what of it was cut", nil, p.retentionStatus())
+func retentionCommand(p *Program) *cobra.Command {
+	return group("retention", "How long history is kept, and what of it was cut", nil, retentionStatus(p))
 }
 
-func (p *Program) retentionStatus() *cobra.Command {
+func retentionStatus(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the terms of history, what was cut at their end, and the size of the event log",
 		Long: "Show each kind of rows that has a term: the term by its policy key, the rows cut so far, the oldest row that is left, and the last walk\n" +

@@ -61,7 +61,7 @@ func rollbackState(m *recoveryv1.RollbackMode) string {
 	return "none"
 }
 
-func (p *Program) rollbackCommand() *cobra.Command {
+func rollbackCommand(p *Program) *cobra.Command {
 	status := &cobra.Command{
 		Use: "status", Aliases: []string{"get"},
 		Short:   "Show whether the database is known to be older than what others remember, and by what",
@@ -89,14 +89,14 @@ func (p *Program) rollbackCommand() *cobra.Command {
 			"  gpuaas rollback accept --reason 'restored from the dump of 03:00; machines and fences compared' --yes",
 		Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			if err := s.confirmed(ctx, s.losesRollback); err != nil {
+			if err := s.confirmed(ctx, losesRollback(s)); err != nil {
 				return err
 			}
 			answer, err := s.client.Rollback.AcceptRollback(ctx, req)
 			if err != nil {
 				return err
 			}
-			return one(s.printer, rollbackView, answer.GetRollback(), member{"pos", answer.GetPos()})
+			return one(s.printer, rollbackView, answer.GetRollback(), with("pos", answer.GetPos()))
 		}),
 	}
 	asks(accept)
@@ -106,19 +106,21 @@ func (p *Program) rollbackCommand() *cobra.Command {
 }
 
 // losesRollback returns the question about accepting the rollback, and an error if rollback mode is not active.
-func (s *session) losesRollback(ctx context.Context) (question, error) {
-	answer, err := s.client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
-	if err != nil {
-		return question{}, err
+func losesRollback(s *session) func(context.Context) (question, error) {
+	return func(ctx context.Context) (question, error) {
+		answer, err := s.client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
+		if err != nil {
+			return question{}, err
+		}
+		if !answer.GetRollback().GetActive() {
+			return question{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "rollback mode is not active",
+				fault.Unmet("no rollback mode is there to accept"), fault.Remedy("nothing is to be done: the mesh is at work"))
+		}
+		return question{name: "rollback", lost: []string{
+			"Rollback mode will end, and the database will be believed: what it does not know may be released,",
+			"and what it knows and is not there is recreated. This cannot be taken back.",
+		}}, nil
 	}
-	if !answer.GetRollback().GetActive() {
-		return question{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "rollback mode is not active",
-			fault.Unmet("no rollback mode is there to accept"), fault.Remedy("nothing is to be done: the mesh is at work"))
-	}
-	return question{"rollback", []string{
-		"Rollback mode will end, and the database will be believed: what it does not know may be released,",
-		"and what it knows and is not there is recreated. This cannot be taken back.",
-	}}, nil
 }
 
 // rollbackLines returns the first lines of the status while rollback mode is active.

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -82,7 +83,7 @@ func (t *stepPrinter) total() int {
 
 // key returns the text that is printed for an attempt, after the number of its step.
 func (t *stepPrinter) key(item *readmodelv1.TimelineItem) string {
-	name := or(item.GetName(), "?")
+	name := cmp.Or(item.GetName(), "?")
 	if item.GetDirection() == commonv1.Direction_DIRECTION_UNDO {
 		name = "undo " + name
 	}

@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 
@@ -14,11 +15,11 @@ import (
 // takeOver returns an error unless the token of a new person may replace a context: one of this mesh whose token is not
 // valid, or one of the same person if the request has an idempotency key. If such a request is not the one that created
 // the person, the mesh refuses it, and the context stays.
-func (p *Program) takeOver(ctx context.Context, s *session, have contexts.Context,
+func takeOver(ctx context.Context, p *Program, s *session, have contexts.Context,
 	req *readmodelv1.CreatePersonRequest,
 ) error {
 	taken := Usage(fmt.Errorf("there is a context %q already: name another with --context-name", have.Name))
-	if !s.target.isOf(have) {
+	if !isOf(s.target, have) {
 		return taken
 	}
 	asThat := s.target
@@ -42,7 +43,7 @@ func (p *Program) takeOver(ctx context.Context, s *session, have contexts.Contex
 
 // isOf reports whether a context is for the mesh of the target and contains a token, which may then be sent to that
 // mesh.
-func (t target) isOf(c contexts.Context) bool {
-	return c.Server == t.server && or(c.TrustDomain, contexts.DefaultTrustDomain) == t.trustDomain && c.Token != "" &&
+func isOf(t target, c contexts.Context) bool {
+	return c.Server == t.server && cmp.Or(c.TrustDomain, contexts.DefaultTrustDomain) == t.trustDomain && c.Token != "" &&
 		bytes.Equal([]byte(c.CAPEM), t.ca)
 }

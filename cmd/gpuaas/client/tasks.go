@@ -58,15 +58,15 @@ func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.Ta
 	return strings.TrimSpace(text + " " + tr.GetDetail())
 }
 
-func (p *Program) tasksCommand() *cobra.Command {
+func tasksCommand(p *Program) *cobra.Command {
 	return group("tasks", "Tasks of node agents", []string{"task"},
-		p.tasksList(), p.tasksGet(), p.tasksChange("cancel",
+		tasksList(p), tasksGet(p), tasksChange(p, "cancel",
 			"Cancel a task; one that has not reached its agent ends at once"),
-		p.tasksChange("requeue", "Queue a probe or a collection of diagnostics again that ended without an effect"),
-		p.tasksChange("close", "Close a task whose outcome is unknown and stays so"))
+		tasksChange(p, "requeue", "Queue a probe or a collection of diagnostics again that ended without an effect"),
+		tasksChange(p, "close", "Close a task whose outcome is unknown and stays so"))
 }
 
-func (p *Program) tasksList() *cobra.Command {
+func tasksList(p *Program) *cobra.Command {
 	var (
 		page             paging
 		workspace, state string
@@ -117,7 +117,7 @@ func (p *Program) tasksList() *cobra.Command {
 	return cmd
 }
 
-func (p *Program) tasksGet() *cobra.Command {
+func tasksGet(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "get TASK", Aliases: []string{"describe"}, Short: "Show one task with every transition",
 		Example: "  gpuaas tasks get 0192f0c1-0000-7000-8000-000000000001", Args: args("TASK"),
@@ -135,7 +135,7 @@ func (p *Program) tasksGet() *cobra.Command {
 	}
 }
 
-func (p *Program) tasksChange(verb, short string) *cobra.Command {
+func tasksChange(p *Program, verb, short string) *cobra.Command {
 	var reason string
 	cmd := &cobra.Command{
 		Use: verb + " TASK", Short: short,
@@ -178,7 +178,7 @@ func taskOf(t *lifecyclev1.Task) *readmodelv1.Task {
 // ended reports whether a task's state is final.
 func ended(state commonv1.TaskState) bool { return state >= commonv1.TaskState_TASK_STATE_SUCCEEDED }
 
-func (p *Program) nodesProbe() *cobra.Command {
+func nodesProbe(p *Program) *cobra.Command {
 	var (
 		timeout time.Duration
 		key     string
@@ -192,7 +192,7 @@ func (p *Program) nodesProbe() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.followTask(ctx, answer.GetTask(), answer.GetPos(), timeout)
+			return followTask(ctx, s, answer.GetTask(), answer.GetPos(), timeout)
 		}),
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second,
@@ -202,7 +202,7 @@ func (p *Program) nodesProbe() *cobra.Command {
 }
 
 // followTask prints the transitions of a task as they come, and the task when it has ended.
-func (s *session) followTask(ctx context.Context, task *lifecyclev1.Task, pos string, timeout time.Duration) error {
+func followTask(ctx context.Context, s *session, task *lifecyclev1.Task, pos string, timeout time.Duration) error {
 	ctx, cancel := within(ctx, timeout)
 	defer cancel()
 	last, shown := taskOf(task), 0

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -86,9 +87,9 @@ func (p *Program) dial(pr *printer, t target) (*session, error) {
 // target merges flags, environment and context: flags take precedence over the environment, and the environment over
 // the file.
 func (p *Program) target() (target, error) {
-	server, tokenFile, caFile := or(p.server, os.Getenv(envServer)), or(p.tokenFile, os.Getenv(envTokenFile)),
-		or(p.caFile, os.Getenv(envCAFile))
-	name := or(p.context, os.Getenv(envContext))
+	server, tokenFile, caFile := cmp.Or(p.server, os.Getenv(envServer)), cmp.Or(p.tokenFile, os.Getenv(envTokenFile)),
+		cmp.Or(p.caFile, os.Getenv(envCAFile))
+	name := cmp.Or(p.context, os.Getenv(envContext))
 	c, err := loadContext(name)
 	if err != nil {
 		// A command line with server, authority and token needs no context, but a context that is named must exist.
@@ -101,8 +102,8 @@ func (p *Program) target() (target, error) {
 		return target{}, fmt.Errorf("--ca-file trusts another authority than context %q: its token is not sent there; name --token-file too", c.Name)
 	}
 	t := target{
-		server:      or(server, c.Server),
-		trustDomain: or(p.trustDomain, or(c.TrustDomain, contexts.DefaultTrustDomain)), token: c.Token, context: c.Name,
+		server:      cmp.Or(server, c.Server),
+		trustDomain: cmp.Or(p.trustDomain, cmp.Or(c.TrustDomain, contexts.DefaultTrustDomain)), token: c.Token, context: c.Name,
 	}
 	if t.server == c.Server {
 		t.mesh, t.ephemeral = c.Mesh, c.Ephemeral
@@ -120,7 +121,7 @@ func (p *Program) target() (target, error) {
 	if err != nil {
 		return target{}, err
 	}
-	if file := or(tokenFile, c.TokenFile); file != "" && (tokenFile != "" || c.Token == "") {
+	if file := cmp.Or(tokenFile, c.TokenFile); file != "" && (tokenFile != "" || c.Token == "") {
 		if t.token, err = readToken(file); err != nil {
 			return target{}, err
 		}
@@ -190,20 +191,13 @@ func hostPort(server string) (string, error) {
 	case u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || (u.Path != "" && u.Path != "/"):
 		return "", errors.New("not host:port")
 	}
-	if port, err := strconv.ParseUint(or(u.Port(), "443"), 10, 16); err != nil || port == 0 {
+	if port, err := strconv.ParseUint(cmp.Or(u.Port(), "443"), 10, 16); err != nil || port == 0 {
 		return "", fmt.Errorf("port %q is none from 1 to 65535", u.Port())
 	}
 	if u.Port() == "" {
 		return net.JoinHostPort(u.Hostname(), "443"), nil
 	}
 	return u.Host, nil
-}
-
-func or(value, other string) string {
-	if value != "" {
-		return value
-	}
-	return other
 }
 
 // pages fetches a whole list, or `limit` items of it, from a token on.

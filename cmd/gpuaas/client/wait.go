@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -67,7 +68,7 @@ func parseCondition(text string) (condition, error) {
 	}}, nil
 }
 
-func (p *Program) workspacesWait() *cobra.Command {
+func workspacesWait(p *Program) *cobra.Command {
 	var (
 		for_    string
 		timeout time.Duration
@@ -85,7 +86,7 @@ func (p *Program) workspacesWait() *cobra.Command {
 			ctx, cancel := within(ctx, timeout)
 			defer cancel()
 			last, told := (*readmodelv1.Workspace)(nil), ""
-			err = s.followWorkspace(ctx, args[0], minPos, func(item *readmodelv1.WatchItem) (bool, error) {
+			err = followWorkspace(ctx, s, args[0], minPos, func(item *readmodelv1.WatchItem) (bool, error) {
 				w := item.GetWorkspace()
 				if w == nil {
 					return false, nil
@@ -104,7 +105,7 @@ func (p *Program) workspacesWait() *cobra.Command {
 						message: fmt.Sprintf("%s is decommissioned and stays so: %s will never hold", fullName(w), want.text),
 					}
 				}
-				if s.restsFailed(ctx, w) {
+				if restsFailed(ctx, s, w) {
 					return false, endedElsewhere(w, "decide what is done about it: gpuaas workspaces actions "+fullName(w))
 				}
 				return false, nil
@@ -139,7 +140,7 @@ func waitedTooLong(text string, last *readmodelv1.Workspace) error {
 		if last.GetCurrentStep() != "" {
 			text += ", at " + last.GetCurrentStep()
 		}
-		if why := or(last.GetWhyWaiting(), last.GetLastError()); why != "" {
+		if why := cmp.Or(last.GetWhyWaiting(), last.GetLastError()); why != "" {
 			text += " (" + why + ")"
 		}
 	}
@@ -150,7 +151,7 @@ func waitedTooLong(text string, last *readmodelv1.Workspace) error {
 }
 
 // followWorkspace follows one workspace with its runs and steps.
-func (s *session) followWorkspace(ctx context.Context, ref, minPos string,
+func followWorkspace(ctx context.Context, s *session, ref, minPos string,
 	each func(*readmodelv1.WatchItem) (bool, error),
 ) error {
 	// The lookup fails at once for a workspace that does not exist. The watch uses the id, because a bare name may stop
@@ -194,7 +195,7 @@ func (s *session) followWorkspace(ctx context.Context, ref, minPos string,
 // awaitOperation waits until an operation has ended, prints its steps on stderr, and then prints the workspace. It
 // returns an error if the workspace comes to rest in another state than want. name is the reference that the person
 // typed.
-func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation, name string,
+func awaitOperation(ctx context.Context, s *session, op *lifecyclev1.Operation, name string,
 	want commonv1.WorkspaceState, timeout time.Duration,
 ) error {
 	ctx, cancel := within(ctx, timeout)
@@ -203,7 +204,7 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 		onlyIf(op.GetJoined(), ", joined one under way"))
 	steps := &stepPrinter{s: s, workspaceID: op.GetWorkspaceId(), runID: op.GetOperationId(), printed: map[string]bool{}}
 	var last *readmodelv1.Workspace
-	err := s.followWorkspace(ctx, op.GetWorkspaceId(), op.GetPos(), func(item *readmodelv1.WatchItem) (bool, error) {
+	err := followWorkspace(ctx, s, op.GetWorkspaceId(), op.GetPos(), func(item *readmodelv1.WatchItem) (bool, error) {
 		steps.follow(ctx, item.GetStep())
 		w := item.GetWorkspace()
 		if w == nil {
@@ -257,14 +258,14 @@ func endedElsewhere(w *readmodelv1.Workspace, remedy string) error {
 	return &exitError{
 		code: ExitRefused, reason: reason, remedy: remedy,
 		message: fmt.Sprintf("%s is %s: %s", fullName(w), enumText(w.GetState()),
-			or(w.GetLastError(), "no error is recorded")),
+			cmp.Or(w.GetLastError(), "no error is recorded")),
 	}
 }
 
 // restsFailed reports whether a workspace is failed or stuck with no operation under way, so that only another
 // operation changes it. The view may lack an operation that has begun, so it asks the owner, and relies on the view if
 // the owner does not answer.
-func (s *session) restsFailed(ctx context.Context, w *readmodelv1.Workspace) bool {
+func restsFailed(ctx context.Context, s *session, w *readmodelv1.Workspace) bool {
 	state := w.GetState()
 	if state != commonv1.WorkspaceState_WORKSPACE_STATE_FAILED && state != commonv1.WorkspaceState_WORKSPACE_STATE_STUCK {
 		return false
@@ -294,7 +295,7 @@ func atRest(w *readmodelv1.Workspace, want commonv1.WorkspaceState) bool {
 	return false
 }
 
-func (p *Program) workspacesWatch() *cobra.Command {
+func workspacesWatch(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "watch [WS]", Short: "Print every change of a workspace with its steps, or of all workspaces, until Ctrl-C",
 		Example: "  gpuaas workspaces watch acme/demo2\n  gpuaas workspaces watch -o jsonl", Args: cobra.MaximumNArgs(1),
@@ -313,14 +314,14 @@ func (p *Program) workspacesWatch() *cobra.Command {
 				if step := item.GetStep(); step != nil {
 					return "step " + number(step.GetStep()+1) + " " + step.GetName(), []string{
 						enumText(step.GetDirection()), enumText(step.GetState()), "attempt " + number(step.GetAttempt()),
-						or(step.GetError(), step.GetWhyWaiting()),
+						cmp.Or(step.GetError(), step.GetWhyWaiting()),
 					}
 				}
 				w := item.GetWorkspace()
-				return or(fullName(w), item.GetId()),
+				return cmp.Or(fullName(w), item.GetId()),
 					[]string{
 						enumText(w.GetState()), enumText(w.GetUserState()), w.GetCurrentStep(),
-						or(or(or(w.GetAgentDetail(), w.GetWorkloadDetail()), w.GetLastError()), w.GetWhyWaiting()),
+						cmp.Or(cmp.Or(cmp.Or(w.GetAgentDetail(), w.GetWorkloadDetail()), w.GetLastError()), w.GetWhyWaiting()),
 					}
 			})
 		}),

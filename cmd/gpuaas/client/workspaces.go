@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -119,9 +120,9 @@ var dryRunView = view[*lifecyclev1.Operation]{
 	},
 }
 
-// operation prints the answer to a command: the operation that it began or joined, or what it would do. name is the
-// full name of the workspace; if it is empty, operation reads it from the mesh.
-func (s *session) operation(ctx context.Context, o *lifecyclev1.Operation, name string) error {
+// printOperation prints the answer to a command: the operation that it began or joined, or what it would do. name is the
+// full name of the workspace; if it is empty, printOperation reads it from the mesh.
+func printOperation(ctx context.Context, s *session, o *lifecyclev1.Operation, name string) error {
 	if s.structured() || s.format == formatName {
 		if o.GetDryRun() && !s.structured() {
 			return one(s.printer, dryRunView, o)
@@ -159,24 +160,24 @@ func withWorkspace(v view[*lifecyclev1.Operation], name string) view[*lifecyclev
 	return v
 }
 
-func (p *Program) workspacesCommand() *cobra.Command {
+func workspacesCommand(p *Program) *cobra.Command {
 	return group("workspaces", "Workspaces of tenants", []string{"workspace", "ws"},
-		p.workspacesCreate(), p.workspacesList(), p.workspacesGet(), p.workspacesWatch(), p.workspacesWait(),
-		p.workspacesTimeline(), p.workspacesLogs(), p.workspacesActions(), p.workspacesRecoveries(),
-		p.workspacesEscalate(),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_CANCEL, "End the open operation and undo what it did"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RESET, "Make a failed workspace ready for another try"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY, "Provision a failed workspace again"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "Try the undo of a stuck workspace again"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO,
+		workspacesCreate(p), workspacesList(p), workspacesGet(p), workspacesWatch(p), workspacesWait(p),
+		workspacesTimeline(p), workspacesLogs(p), workspacesActions(p), workspacesRecoveries(p),
+		workspacesEscalate(p),
+		workspacesOperate(p, commonv1.OperationKind_OPERATION_KIND_CANCEL, "End the open operation and undo what it did"),
+		workspacesOperate(p, commonv1.OperationKind_OPERATION_KIND_RESET, "Make a failed workspace ready for another try"),
+		workspacesOperate(p, commonv1.OperationKind_OPERATION_KIND_RETRY, "Provision a failed workspace again"),
+		workspacesOperate(p, commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "Try the undo of a stuck workspace again"),
+		workspacesOperate(p, commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO,
 			"Give up an undo that cannot succeed; its claims become orphans"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE,
+		workspacesOperate(p, commonv1.OperationKind_OPERATION_KIND_RECREATE,
 			"End the workspace's instance and launch another with the next epoch"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds"),
+		workspacesOperate(p, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds"),
 	)
 }
 
-func (p *Program) workspacesList() *cobra.Command {
+func workspacesList(p *Program) *cobra.Command {
 	var (
 		page  paging
 		state string
@@ -219,7 +220,7 @@ func (p *Program) workspacesList() *cobra.Command {
 	return cmd
 }
 
-func (p *Program) workspacesGet() *cobra.Command {
+func workspacesGet(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "get WS", Aliases: []string{"describe"},
 		Short:   "Show one workspace (an id, tenant/name, or a bare name if it is unique)",
@@ -243,7 +244,7 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 		{title: "DIRECTION", path: "direction", wide: true},
 		{title: "ATTEMPT", drop: 1, path: "attempt", as: nonzero},
 		{title: "STATE", of: func(_ *printer, i *readmodelv1.TimelineItem) string {
-			return or(enumText(i.GetState()), "not begun") + onlyIf(i.GetStalled(), " (stalled)")
+			return cmp.Or(enumText(i.GetState()), "not begun") + onlyIf(i.GetStalled(), " (stalled)")
 		}},
 		{title: "STARTED", drop: 4, moves: true, path: "started_at"},
 		{title: "DURATION", drop: 2, moves: true, path: "duration_seconds"},
@@ -253,7 +254,7 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 		{title: "PROGRESS", drop: 3, path: "progress"},
 		{title: "ERROR", drop: 6, below: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			layer := enumText(i.GetErrorLayer())
-			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(),
+			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + cmp.Or(i.GetError(),
 				i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
 		}},
 		{title: "CAUSE", path: "likely_cause", wide: true},
@@ -278,7 +279,7 @@ var runView = view[*readmodelv1.RunBrief]{
 	},
 }
 
-func (p *Program) workspacesTimeline() *cobra.Command {
+func workspacesTimeline(p *Program) *cobra.Command {
 	req := &readmodelv1.GetTimelineRequest{}
 	cmd := &cobra.Command{
 		Use: "timeline WS", Short: "Show every attempt at every step of a run, as recorded, and which runs there were",
@@ -297,12 +298,12 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = list(s.printer, timelineView, answer.GetItems(), "", member{"workspace", messages(answer.GetWorkspace())[0]},
-				member{"runs", messages(answer.GetRuns()...)}, member{"history", messages(answer.GetHistory()...)})
+			err = list(s.printer, timelineView, answer.GetItems(), "", with("workspace", messages(answer.GetWorkspace())[0]),
+				with("runs", messages(answer.GetRuns()...)), with("history", messages(answer.GetHistory()...)))
 			if err != nil || s.printer.structured() || s.printer.format == formatName {
 				return err
 			}
-			if err := s.lastOutputs(answer.GetItems()); err != nil || len(answer.GetHistory()) < 2 {
+			if err := lastOutputs(s, answer.GetItems()); err != nil || len(answer.GetHistory()) < 2 {
 				return err
 			}
 			return under(s.printer, runView.columns, answer.GetHistory())
@@ -315,7 +316,7 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 
 // lastOutputs prints, under a timeline, the last output of the workloads whose failures it shows, and what to do about
 // them.
-func (s *session) lastOutputs(items []*readmodelv1.TimelineItem) error {
+func lastOutputs(s *session, items []*readmodelv1.TimelineItem) error {
 	for _, i := range items {
 		if i.GetLastOutput() == "" {
 			continue
@@ -361,7 +362,7 @@ var actionView = view[*lifecyclev1.ActionOption]{
 // verb returns the name of the command for a kind of operation.
 func verb(kind commonv1.OperationKind) string { return strings.ReplaceAll(enumText(kind), "_", "-") }
 
-func (p *Program) workspacesActions() *cobra.Command {
+func workspacesActions(p *Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "actions WS", Short: "Show which operations are possible now, why the others are not, and what each would do",
 		Example: "  gpuaas workspaces actions acme/demo2", Args: args("WS"),
@@ -400,7 +401,7 @@ func restsIn(verb, run commonv1.OperationKind) (commonv1.WorkspaceState, bool) {
 	return state, ok
 }
 
-func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *cobra.Command {
+func workspacesOperate(p *Program, kind commonv1.OperationKind, short string) *cobra.Command {
 	var (
 		req     = &readmodelv1.OperateWorkspaceRequest{Kind: kind}
 		wait    bool
@@ -429,7 +430,7 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 			}
 			req.Workspace = args[0]
 			if lost != "" {
-				if err := s.confirmed(ctx, s.loses(req, lost)); err != nil {
+				if err := s.confirmed(ctx, losesWorkspace(s, req, lost)); err != nil {
 					return err
 				}
 			}
@@ -439,9 +440,9 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 			}
 			op := answer.GetOperation()
 			if want, ok := restsIn(kind, op.GetKind()); ok && wait && !op.GetDryRun() {
-				return s.awaitOperation(ctx, op, args[0], want, timeout)
+				return awaitOperation(ctx, s, op, args[0], want, timeout)
 			}
-			return s.operation(ctx, op, "")
+			return printOperation(ctx, s, op, "")
 		}),
 	}
 	flags := cmd.Flags()
@@ -476,10 +477,10 @@ var lostBy = map[commonv1.OperationKind]string{
 	commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO:    "The undo of %s will be given up: what it has not cleaned stays behind as orphan claims.",
 }
 
-// loses returns the question about a workspace, by its full name. It returns an error if the mesh reports that the
+// losesWorkspace returns the question about a workspace, by its full name. It returns an error if the mesh reports that the
 // operation is not possible now. It puts the id of that workspace in the request, even if another workspace gets the
 // name meanwhile.
-func (s *session) loses(req *readmodelv1.OperateWorkspaceRequest, lost string) func(context.Context) (question, error) {
+func losesWorkspace(s *session, req *readmodelv1.OperateWorkspaceRequest, lost string) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: req.GetWorkspace()})
 		if err != nil {
@@ -494,6 +495,6 @@ func (s *session) loses(req *readmodelv1.OperateWorkspaceRequest, lost string) f
 		}
 		state := fmt.Sprintf("It is %s now%s.", enumText(w.GetState()),
 			onlyIf(w.GetNodeName() != "", ", on "+w.GetNodeName()))
-		return question{fullName(w), []string{fmt.Sprintf(lost, fullName(w)), state}}, nil
+		return question{name: fullName(w), lost: []string{fmt.Sprintf(lost, fullName(w)), state}}, nil
 	}
 }
