@@ -3,18 +3,13 @@ package client
 import (
 	"context"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/policy"
 )
 
 // completionTime is how long a completion may take.
@@ -96,70 +91,10 @@ func namesOf[T any](items []T, name func(T) string) []string {
 	return out
 }
 
-// files are the flags whose values are files or directories: the shell completes those by itself.
-var files = map[string]bool{"spec": true, "out": true, "ca-file": true, "token-file": true, "file": true}
-
-// completeNothingElse keeps the shell from offering file names where none belongs: at the arguments of the client's
-// commands, and at the values of their flags.
-func completeNothingElse(root *cobra.Command) {
-	for _, cmd := range root.Commands() {
-		if cmd.GroupID == groupID {
-			completeNothing(cmd)
-		}
+// fullName returns the name of a workspace in lists of several tenants: tenant/name.
+func fullName(w *readmodelv1.Workspace) string {
+	if w.GetTenant() == "" {
+		return w.GetName()
 	}
-}
-
-func completeNothing(cmd *cobra.Command) {
-	if cmd.ValidArgsFunction == nil && len(cmd.ValidArgs) == 0 && !cmd.HasSubCommands() {
-		cmd.ValidArgsFunction = cobra.NoFileCompletions
-	}
-	cmd.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) {
-		if !files[flag.Name] {
-			// an error means that the flag has a completion already
-			_ = cmd.RegisterFlagCompletionFunc(flag.Name, cobra.NoFileCompletions)
-		}
-	})
-	for _, sub := range cmd.Commands() {
-		completeNothing(sub)
-	}
-}
-
-// completePolicyKeys offers the keys of this build, and the default of a key where its value is to follow.
-func completePolicyKeys(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	switch len(args) {
-	case 0:
-		var out []string
-		for _, key := range policy.Keys() {
-			out = append(out, key.Name)
-		}
-		return out, cobra.ShellCompDirectiveNoFileComp
-	case 1:
-		if key, known := policy.Lookup(args[0]); known {
-			return []string{key.Default}, cobra.ShellCompDirectiveNoFileComp
-		}
-	}
-	return nil, cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeConditions offers what can be waited for.
-func completeConditions(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-	const more = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
-	values := map[string][]string{
-		"state":      names.Spellings[commonv1.WorkspaceState](),
-		"user_state": names.Spellings[commonv1.UserState](),
-	}
-	before := strings.LastIndexByte(begun, ',') + 1
-	field, _, ok := strings.Cut(begun, "=")
-	if !ok {
-		return []string{"state=", "user_state="}, more
-	}
-	prefix := begun[:before]
-	if before == 0 {
-		prefix = field + "="
-	}
-	var out []string
-	for _, value := range values[field] {
-		out = append(out, prefix+value)
-	}
-	return out, cobra.ShellCompDirectiveNoFileComp
+	return w.GetTenant() + "/" + w.GetName()
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -212,31 +211,6 @@ func (pr *printer) structured() bool {
 	return pr.format == formatJSON || pr.format == formatJSONL || pr.format == formatYAML
 }
 
-// clean returns a text that is safe as one field of a line, because a text from a node or a tenant may have escape
-// sequences for the terminal. A format character, such as one that turns the direction of what follows, is shown by its
-// number.
-func clean(s string) string {
-	if strings.IndexFunc(s, isFormat) >= 0 {
-		var out strings.Builder
-		for _, r := range s {
-			if isFormat(r) {
-				fmt.Fprintf(&out, "<U+%04X>", r)
-				continue
-			}
-			out.WriteRune(r)
-		}
-		s = out.String()
-	}
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' || r == unicode.ReplacementChar {
-			return ' '
-		}
-		return r
-	}, s)
-}
-
-func isFormat(r rune) bool { return unicode.Is(unicode.Cf, r) }
-
 // colours has the colours of the words for states.
 var colours = map[string]string{
 	"active": "32", "normal": "32", "succeeded": "32", "admitted": "32", "live": "32", "yes": "32", "ok": "32",
@@ -271,15 +245,15 @@ func (pr *printer) when(t *timestamppb.Timestamp) string {
 	return roughly(d) + " ago"
 }
 
-// roughly returns a duration as text in at most its two largest units.
-func roughly(d time.Duration) string {
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+// messages returns API messages as JSON, for the values of members.
+func messages[M proto.Message](items ...M) []json.RawMessage {
+	out := make([]json.RawMessage, len(items))
+	for i, item := range items {
+		raw, err := names.MarshalJSON(item)
+		if err != nil {
+			raw = []byte("null")
+		}
+		out[i] = raw
 	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
+	return out
 }

@@ -4,20 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/term"
-
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/mesh/person"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
 )
 
 // Variables of the environment, each of which a flag overrides.
@@ -47,38 +45,6 @@ type Program struct {
 // New returns a new program.
 func New() *Program { return &Program{now: time.Now} }
 
-// groupID is the heading of the client's commands in the help.
-const groupID = "client"
-
-// Attach adds the global flags and all commands to a root. If the root already has a command of that name (`config`),
-// that command gets the client's subcommands.
-func Attach(p *Program, root *cobra.Command) {
-	p.Flags(root)
-	root.AddGroup(&cobra.Group{ID: groupID, Title: "Ask a running mesh"})
-	for _, cmd := range Commands(p) {
-		if have := child(root, cmd.Name()); have != nil {
-			have.AddCommand(cmd.Commands()...)
-			continue
-		}
-		cmd.GroupID = groupID
-		root.AddCommand(cmd)
-	}
-	root.AddCommand(manCommand(), exitCodesTopic())
-	root.SetHelpFunc(p.help)
-	completeNothingElse(root)
-	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(wrongValue(err)) })
-}
-
-func child(parent *cobra.Command, name string) *cobra.Command {
-	for _, cmd := range parent.Commands() {
-		if cmd.Name() == name {
-			return cmd
-		}
-	}
-	return nil
-}
-
 // Flags adds the global flags to a root.
 func (p *Program) Flags(root *cobra.Command) {
 	flags := root.PersistentFlags()
@@ -96,17 +62,6 @@ func (p *Program) Flags(root *cobra.Command) {
 	flags.DurationVar(&p.timeout, "request-timeout", 15*time.Second, "longest a single request may take")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", p.completeContexts)
-}
-
-// Commands returns all commands of the client.
-func Commands(p *Program) []*cobra.Command {
-	return []*cobra.Command{
-		statusCommand(p), tenantsCommand(p), peopleCommand(p), nodesCommand(p), workspacesCommand(p),
-		instancesCommand(p), claimsCommand(p), allocationsCommand(p), findingsCommand(p), tasksCommand(p),
-		auditCommand(p), eventsCommand(p), policyCommand(p), explainCommand(p), incidentsCommand(p), brakeCommand(p),
-		rollbackCommand(p), keysCommand(p), retentionCommand(p), projectionsCommand(p),
-		configCommand(p),
-	}
 }
 
 // JSON reports whether output and errors must be JSON. It is for commands of other packages.
@@ -205,72 +160,19 @@ func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 	return pr, nil
 }
 
-// UnknownCommand returns the error for a subcommand that cmd does not have, with similar names as suggestions.
-func UnknownCommand(cmd *cobra.Command, name string) error {
-	text := fmt.Sprintf("unknown command %q of %q", name, cmd.CommandPath())
-	cmd.SuggestionsMinimumDistance = max(cmd.SuggestionsMinimumDistance, 2)
-	if near := cmd.SuggestionsFor(name); len(near) > 0 && name != "" {
-		slices.SortStableFunc(near, func(a, b string) int { // those that begin alike come first
-			return strings.Index(b[:1], name[:1]) - strings.Index(a[:1], name[:1])
-		})
-		text += ": did you mean " + strings.Join(near, " or ") + "?"
-	}
-	return Usage(errors.New(text))
-}
+// Named reports whether the command line names a mesh. A command that can run without a mesh does not use the current
+// context.
+func (p *Program) Named() bool { return p.context != "" || p.server != "" }
 
-// group returns a command that only has subcommands.
-func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: use, Short: short, Aliases: aliases, Example: firstExamples(subs),
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return UnknownCommand(cmd, args[0])
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			names := make([]string, 0, len(cmd.Commands()))
-			for _, sub := range cmd.Commands() {
-				if sub.IsAvailableCommand() {
-					names = append(names, sub.Name())
-				}
-			}
-			return Usage(fmt.Errorf("%s needs one of: %s", cmd.CommandPath(), strings.Join(names, ", ")))
-		},
+// Person connects to the mesh that the flags, the environment and the context name. Close ends it.
+func (p *Program) Person(cmd *cobra.Command) (*person.Client, error) {
+	pr, err := p.printer(cmd)
+	if err != nil {
+		return nil, err
 	}
-	cmd.AddCommand(subs...)
-	return cmd
-}
-
-// firstExamples returns the first example of each command.
-func firstExamples(cmds []*cobra.Command) string {
-	lines := make([]string, 0, len(cmds))
-	for _, cmd := range cmds {
-		line, _, _ := strings.Cut(cmd.Example, "\n")
-		lines = append(lines, line)
+	s, err := p.connect(pr)
+	if err != nil {
+		return nil, err
 	}
-	return strings.Join(lines, "\n")
-}
-
-// args returns a check for exactly these arguments, which its errors name.
-func args(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, given []string) error {
-		if len(given) < len(names) {
-			return Usage(fmt.Errorf("%s needs %s", cmd.CommandPath(), strings.Join(names[len(given):], " and ")))
-		}
-		if len(given) > len(names) {
-			return Usage(fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), given[len(names)]))
-		}
-		for i, value := range given {
-			if strings.TrimSpace(value) == "" {
-				return Usage(fmt.Errorf("%s: %s is empty", cmd.CommandPath(), names[i]))
-			}
-		}
-		return nil
-	}
-}
-
-// note prints a line for people, which is not part of the data.
-func note(w io.Writer, format string, values ...any) {
-	_, _ = fmt.Fprintf(w, format+"\n", values...)
+	return s.client, nil
 }

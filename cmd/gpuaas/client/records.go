@@ -4,16 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-
-	"github.com/gpuaas/mesh/mesh/person"
 )
 
 // Column is one column of a table of T. One that is neither optional, wide nor free text is always there, and never
@@ -78,38 +73,4 @@ func records[T any](pr *printer, name func(T) string, columns []Column[T], items
 		}
 	}
 	return table(pr, shown, items)
-}
-
-// Rows prints lines of fields as all tables are printed: aligned on a terminal, separated by tabs elsewhere.
-func Rows(out io.Writer, rows [][]string) error {
-	if file, ok := out.(*os.File); ok && Terminal(file) {
-		aligned := tabwriter.NewWriter(out, 0, 8, len(between), ' ', 0)
-		for _, row := range rows {
-			fmt.Fprintln(aligned, strings.Join(row, "\t")) //nolint:errcheck // Flush returns it
-		}
-		return aligned.Flush()
-	}
-	for _, row := range rows {
-		if _, err := fmt.Fprintln(out, strings.Join(row, "\t")); err != nil {
-			return fmt.Errorf("print: %w", err)
-		}
-	}
-	return nil
-}
-
-// Named reports whether the command line names a mesh. A command that can run without a mesh does not use the current
-// context.
-func (p *Program) Named() bool { return p.context != "" || p.server != "" }
-
-// Person connects to the mesh that the flags, the environment and the context name. Close ends it.
-func (p *Program) Person(cmd *cobra.Command) (*person.Client, error) {
-	pr, err := p.printer(cmd)
-	if err != nil {
-		return nil, err
-	}
-	s, err := p.connect(pr)
-	if err != nil {
-		return nil, err
-	}
-	return s.client, nil
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
@@ -60,13 +59,6 @@ func historyLines(h *readmodelv1.HistoryStatus) [][2]string {
 		{"OLDEST PARKED EVENT", spelledMoment(h.GetOldestParkedAt())},
 		{"RETENTION LAG", (time.Duration(h.GetRetentionLagSeconds()) * time.Second).String()},
 	}
-}
-
-func spelledMoment(at *timestamppb.Timestamp) string {
-	if at == nil {
-		return "none"
-	}
-	return at.AsTime().UTC().Format(time.RFC3339)
 }
 
 func retentionCommand(p *Program) *cobra.Command {

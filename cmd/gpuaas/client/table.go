@@ -256,3 +256,13 @@ func under[T any](pr *printer, columns []column[T], items []T) error {
 	}
 	return table(pr, columns, items)
 }
+
+// fits reports whether cells can be shown in the widths of the sheet as well as in any other.
+func (s *sheet[T]) fits(cells []string) bool {
+	for i, width := range s.widths {
+		if ansi.StringWidth(cells[i]) > width && (!s.columns[i].text || s.total() < s.pr.width) {
+			return false
+		}
+	}
+	return true
+}

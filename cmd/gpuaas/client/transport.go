@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/url"
@@ -198,30 +197,4 @@ func hostPort(server string) (string, error) {
 		return net.JoinHostPort(u.Hostname(), "443"), nil
 	}
 	return u.Host, nil
-}
-
-// pages fetches a whole list, or `limit` items of it, from a token on.
-func pages[T any](limit int, token string, fetch func(size int32, token string) ([]T, string, error)) ([]T, string,
-	error,
-) {
-	const full = 200
-	items := []T{}
-	for {
-		size := full
-		if limit > 0 {
-			size = min(full, limit-len(items))
-		}
-		page, next, err := fetch(int32(size), token) //nolint:gosec // at most 200
-		if err != nil {
-			return nil, "", err
-		}
-		items = append(items, page...)
-		if next == "" || (limit > 0 && len(items) >= limit) {
-			return items, next, nil
-		}
-		if next == token {
-			return nil, "", fmt.Errorf("list: the server answered the same page twice: %w", io.ErrUnexpectedEOF)
-		}
-		token = next
-	}
 }

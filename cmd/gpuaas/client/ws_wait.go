@@ -3,70 +3,18 @@ package client
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/spf13/cobra"
 )
-
-// messages returns API messages as JSON, for the values of members.
-func messages[M proto.Message](items ...M) []json.RawMessage {
-	out := make([]json.RawMessage, len(items))
-	for i, item := range items {
-		raw, err := names.MarshalJSON(item)
-		if err != nil {
-			raw = []byte("null")
-		}
-		out[i] = raw
-	}
-	return out
-}
-
-// condition is the condition of `--for` on a workspace.
-type condition struct {
-	text  string
-	holds func(*readmodelv1.Workspace) bool
-}
-
-// parseCondition reads `state=active`, `state=active,failed`, or `user_state=normal`.
-func parseCondition(text string) (condition, error) {
-	field, values, ok := strings.Cut(text, "=")
-	if !ok || values == "" {
-		return condition{}, Usage(fmt.Errorf("--for %q is not FIELD=VALUE, such as state=active", text))
-	}
-	wanted := map[string]bool{}
-	for value := range strings.SplitSeq(values, ",") {
-		wanted[value] = true
-		var err error
-		switch field {
-		case "state":
-			_, err = parseEnum[commonv1.WorkspaceState]("for", value)
-		case "user_state":
-			_, err = parseEnum[commonv1.UserState]("for", value)
-		default:
-			err = Usage(fmt.Errorf("--for %q: only state and user_state can be waited for", text))
-		}
-		if err != nil {
-			return condition{}, err
-		}
-	}
-	return condition{text, func(w *readmodelv1.Workspace) bool {
-		if field == "state" {
-			return wanted[enumText(w.GetState())]
-		}
-		return wanted[enumText(w.GetUserState())]
-	}}, nil
-}
 
 func workspacesWait(p *Program) *cobra.Command {
 	var (
@@ -293,78 +241,4 @@ func atRest(w *readmodelv1.Workspace, want commonv1.WorkspaceState) bool {
 		return true
 	}
 	return false
-}
-
-func workspacesWatch(p *Program) *cobra.Command {
-	return &cobra.Command{
-		Use: "watch [WS]", Short: "Print every change of a workspace with its steps, or of all workspaces, until Ctrl-C",
-		Example: "  gpuaas workspaces watch acme/demo2\n  gpuaas workspaces watch -o jsonl", Args: cobra.MaximumNArgs(1),
-		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
-		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			req := &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}
-			if len(args) == 1 {
-				id, err := s.workspaceID(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				req.Workspace = id
-				req.Topics = append(req.Topics, readmodelv1.Topic_TOPIC_STEPS)
-			}
-			return s.printChanges(ctx, req, func(item *readmodelv1.WatchItem) (string, []string) {
-				if step := item.GetStep(); step != nil {
-					return "step " + number(step.GetStep()+1) + " " + step.GetName(), []string{
-						enumText(step.GetDirection()), enumText(step.GetState()), "attempt " + number(step.GetAttempt()),
-						cmp.Or(step.GetError(), step.GetWhyWaiting()),
-					}
-				}
-				w := item.GetWorkspace()
-				return cmp.Or(fullName(w), item.GetId()),
-					[]string{
-						enumText(w.GetState()), enumText(w.GetUserState()), w.GetCurrentStep(),
-						cmp.Or(cmp.Or(cmp.Or(w.GetAgentDetail(), w.GetWorkloadDetail()), w.GetLastError()), w.GetWhyWaiting()),
-					}
-			})
-		}),
-	}
-}
-
-// printChanges prints the changes of a watch until the person ends it.
-func (s *session) printChanges(ctx context.Context, req *readmodelv1.WatchRequest,
-	row func(*readmodelv1.WatchItem) (string, []string),
-) error {
-	err := s.follow(ctx, req, nil, func(item *readmodelv1.WatchItem) (bool, error) {
-		if s.structured() {
-			raw, err := names.MarshalJSON(item)
-			if err != nil {
-				return false, fmt.Errorf("print change: %w", err)
-			}
-			if s.format == formatYAML {
-				if err := s.line("---"); err != nil {
-					return false, err
-				}
-				return false, s.document(raw)
-			}
-			// Each change is printed as one line, because programs read the stream line by line.
-			lines := *s.printer
-			lines.format = formatJSONL
-			return false, lines.document(raw)
-		}
-		name, fields := row(item)
-		if s.format == formatName {
-			return false, s.line(clean(name))
-		}
-		fields = append([]string{s.now().UTC().Format("15:04:05.000"), enumText(item.GetChange()), name}, fields...)
-		for i, field := range fields {
-			fields[i] = clean(field)
-			if s.tty {
-				fields[i] = s.paint(fields[i])
-			}
-		}
-		separator := "\t"
-		if s.tty {
-			separator = "  "
-		}
-		return false, s.line(strings.TrimRight(strings.Join(fields, separator), "\t "))
-	})
-	return err
 }
