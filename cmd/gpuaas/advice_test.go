@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/runbook"
 )
@@ -37,18 +38,18 @@ func TestAdviceNamesCommandsThatExist(t *testing.T) {
 
 // parses returns an error if the names or the flags of a command line are wrong.
 func parses(words []string) error {
-	root := newRoot(client.New())
+	root := newRoot(kit.New())
 	cmd, rest, err := root.Find(words)
 	if err != nil {
 		return err
 	}
 	if cmd.HasSubCommands() {
-		return client.UnknownCommand(cmd, strings.Join(append(rest, "?"), " "))
+		return kit.UnknownCommand(cmd, strings.Join(append(rest, "?"), " "))
 	}
 	for _, word := range rest {
 		if name, ok := strings.CutPrefix(word, "--"); ok && cmd.Flags().Lookup(name) == nil &&
 			cmd.InheritedFlags().Lookup(name) == nil {
-			return client.Usage(fmt.Errorf("unknown flag %s", word))
+			return exit.Usage(fmt.Errorf("unknown flag %s", word))
 		}
 	}
 	return nil

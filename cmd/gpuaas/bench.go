@@ -29,7 +29,8 @@ import (
 	"github.com/gpuaas/mesh/bench/schemas"
 	"github.com/gpuaas/mesh/bench/streams"
 	"github.com/gpuaas/mesh/bench/tasks"
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -38,7 +39,7 @@ import (
 
 // benchOptions are the flags of the benches.
 type benchOptions struct {
-	program   *client.Program
+	program   *kit.Program
 	logger    *slog.Logger
 	agents    int
 	minutes   int
@@ -180,7 +181,7 @@ func benchSoak(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 }
 
 // newBenchCommand returns the command that measures this build on this machine.
-func newBenchCommand(program *client.Program) *cobra.Command {
+func newBenchCommand(program *kit.Program) *cobra.Command {
 	o := benchOptions{program: program}
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure this build against raw baselines on this machine", GroupID: groupMesh, Args: noArgs,
@@ -243,7 +244,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 			"tasks": {benchBesideRiver},
 		}[only]
 		if !ok {
-			return client.Usage(errors.New("--only is sagas or tasks"))
+			return exit.Usage(errors.New("--only is sagas or tasks"))
 		}
 		return runBenches(cmd, o, which)
 	}
@@ -359,7 +360,7 @@ func runBenchChild(cmd *cobra.Command, kind string) error {
 			return err
 		}
 	}
-	return client.Usage(fmt.Errorf("no bench has a child of kind %q", kind))
+	return exit.Usage(fmt.Errorf("no bench has a child of kind %q", kind))
 }
 
 // checkNumbers returns an error for a number on the command line with which a bench measures nothing. Zero is allowed
@@ -378,7 +379,7 @@ func checkNumbers(cmd *cobra.Command) error {
 			errs = append(errs, fmt.Errorf("--%s is %d, and has to be %d or more", f.Name, n, least))
 		}
 	})
-	return client.Usage(errors.Join(errs...))
+	return exit.Usage(errors.Join(errs...))
 }
 
 func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
@@ -411,7 +412,7 @@ func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
 		passed = passed && r.Passed
 	}
 	if !passed {
-		return client.OverBudget("a bench missed what is required of it", "measure on a machine that does nothing else")
+		return exit.OverBudget("a bench missed what is required of it", "measure on a machine that does nothing else")
 	}
 	return nil
 }

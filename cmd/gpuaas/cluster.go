@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/mesh/agents"
@@ -23,7 +23,7 @@ func newClusterCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cluster", Short: "Run a mesh of separate processes on this machine", GroupID: groupMesh,
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s needs up", cmd.CommandPath()))
+			return exit.Usage(fmt.Errorf("%s needs up", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -60,14 +60,14 @@ func newClusterUpCommand() *cobra.Command {
 func runCluster(cmd *cobra.Command, cfg cluster.Config, level, contextName string) error {
 	began := time.Now()
 	if cfg.Replicas < 1 || cfg.Nodes < 0 {
-		return client.Usage(errors.New("--replicas is at least 1, and --nodes at least 0"))
+		return exit.Usage(errors.New("--replicas is at least 1, and --nodes at least 0"))
 	}
 	if err := placeCluster(&cfg); err != nil {
 		return err
 	}
 	logger, err := terminalLogger(cmd.ErrOrStderr(), level)
 	if err != nil {
-		return client.Usage(err)
+		return exit.Usage(err)
 	}
 	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(cfg.Dir))
 	defer release()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/mesh/compose"
 	"github.com/gpuaas/mesh/mesh/person"
@@ -21,7 +21,7 @@ func newComposeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "compose", Short: "Prepare the state that the containers of docker-compose.yaml need", GroupID: groupServices,
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s needs prepare or admit", cmd.CommandPath()))
+			return exit.Usage(fmt.Errorf("%s needs prepare or admit", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -37,10 +37,10 @@ func newComposePrepareCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if cfg.UID, cfg.GID, err = parseOwner(owner); err != nil {
-				return client.Usage(err)
+				return exit.Usage(err)
 			}
 			if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
-				return client.Usage(err)
+				return exit.Usage(err)
 			}
 			if _, err := compose.Prepare(cfg); err != nil {
 				return err
@@ -68,7 +68,7 @@ func newComposeAdmitCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			url, err := config.SecretFile(urlFile).Read()
 			if err != nil {
-				return client.Usage(err)
+				return exit.Usage(err)
 			}
 			_, err = person.Admit(cmd.Context(), url.Reveal(), tokenFile, person.Session{
 				Subject: subject, Roles: []string{"operator", "security", "viewer"}, Life: life,

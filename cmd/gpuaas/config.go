@@ -7,7 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/mesh/topology"
 )
 
@@ -17,7 +19,7 @@ func newConfigCommand() *cobra.Command {
 		Use: "config", Short: "Configuration files of services, and the contexts of this client",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return client.UnknownCommand(cmd, args[0])
+				return kit.UnknownCommand(cmd, args[0])
 			}
 			return nil
 		},
@@ -39,14 +41,14 @@ func newConfigCheckCommand() *cobra.Command {
 			"The key `service` or --service names the service that the file is for. Nothing is contacted.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return client.Usage(fmt.Errorf("%s needs one FILE", cmd.CommandPath()))
+				return exit.Usage(fmt.Errorf("%s needs one FILE", cmd.CommandPath()))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kind, err := kindOf(service, args[0], names)
 			if err != nil {
-				return client.Usage(err)
+				return exit.Usage(err)
 			}
 			found := kind.Check(args[0])
 			if len(found) == 0 {
@@ -58,7 +60,7 @@ func newConfigCheckCommand() *cobra.Command {
 					return err
 				}
 			}
-			return client.Usage(fmt.Errorf("%s: %s as a configuration of %s", args[0], client.Counted(len(found), "problem"),
+			return exit.Usage(fmt.Errorf("%s: %s as a configuration of %s", args[0], human.Counted(len(found), "problem"),
 				kind.Name))
 		},
 	}

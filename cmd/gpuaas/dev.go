@@ -14,8 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -80,7 +81,7 @@ func runDev(cmd *cobra.Command, cfg dev.Config, level, contextName string) error
 	defer log.close()
 	logger, err := log.logger(cmd.ErrOrStderr(), level)
 	if err != nil {
-		return client.Usage(err)
+		return exit.Usage(err)
 	}
 	held, err := absolute(dir)
 	if err != nil {
@@ -246,7 +247,7 @@ func (l *devLog) logger(terminal io.Writer, level string) (*slog.Logger, error) 
 // terminalLogger returns a logger that writes to the terminal alone.
 func terminalLogger(terminal io.Writer, level string) (*slog.Logger, error) {
 	file, isFile := terminal.(*os.File)
-	return obs.NewLogger(terminal, obs.LogConfig{Level: level, Format: "text", Color: isFile && client.Colors(file)})
+	return obs.NewLogger(terminal, obs.LogConfig{Level: level, Format: "text", Color: isFile && output.Colors(file)})
 }
 
 // Write implements io.Writer.

@@ -15,7 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/drill"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/mesh/agents"
@@ -30,11 +31,11 @@ type drillOptions struct {
 }
 
 // newDrillCommand returns the commands that list and run rows of the failure matrix.
-func newDrillCommand(program *client.Program) *cobra.Command {
+func newDrillCommand(program *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "drill", Short: "Break a mesh on purpose and measure how it is seen and how it recovers", GroupID: groupMesh,
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s needs list or run", cmd.CommandPath()))
+			return exit.Usage(fmt.Errorf("%s needs list or run", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -53,7 +54,7 @@ func newDrillReapCommand() *cobra.Command {
 	}
 }
 
-func newDrillListCommand(program *client.Program) *cobra.Command {
+func newDrillListCommand(program *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the drills with their budgets and what they do", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -61,7 +62,7 @@ func newDrillListCommand(program *client.Program) *cobra.Command {
 			for _, d := range drill.Drills() {
 				items = append(items, row(d))
 			}
-			return client.Records(program, cmd, func(d listedDrill) string { return d.Name }, drillListColumns, items)
+			return kit.Records(program, cmd, func(d listedDrill) string { return d.Name }, drillListColumns, items)
 		},
 	}
 }
@@ -98,7 +99,7 @@ func row(d drill.Drill) listedDrill {
 	}
 }
 
-var drillListColumns = []client.Column[listedDrill]{
+var drillListColumns = []kit.Column[listedDrill]{
 	{Title: "ROW", Drop: 5, Value: func(d listedDrill) string { return strconv.Itoa(d.Row) }},
 	{Title: "NAME", Value: func(d listedDrill) string { return d.Name }},
 	{Title: "SEVERITY", Value: func(d listedDrill) string { return d.Severity }},
@@ -118,7 +119,7 @@ var drillListColumns = []client.Column[listedDrill]{
 	{Title: "INJECTS", Wide: true, Value: func(d listedDrill) string { return d.Injects }},
 }
 
-func newDrillRunCommand(program *client.Program) *cobra.Command {
+func newDrillRunCommand(program *kit.Program) *cobra.Command {
 	var o drillOptions
 	cmd := &cobra.Command{
 		Use: "run NAME...|--all", Short: "Run drills and judge them by their budgets",
@@ -159,16 +160,16 @@ func (o drillOptions) chosen(names []string) ([]drill.Drill, error) {
 	return drill.Find(names...)
 }
 
-func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, names []string) error {
+func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names []string) error {
 	drills, err := o.chosen(names)
 	if err != nil {
-		return client.Usage(err)
+		return exit.Usage(err)
 	}
 	if program.Named() && (o.production || o.dir != "") {
-		return client.Usage(errors.New("--production-timers and --data-dir are for a mesh of the drills' own: a mesh with a context runs with its own policy"))
+		return exit.Usage(errors.New("--production-timers and --data-dir are for a mesh of the drills' own: a mesh with a context runs with its own policy"))
 	}
 	if o.dir, err = absolute(o.dir); err != nil {
-		return client.Usage(err)
+		return exit.Usage(err)
 	}
 	level := slog.LevelError
 	if o.verbose {
@@ -192,7 +193,7 @@ func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, name
 	ended, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	err = errors.Join(err, mesh.Close(ended))
-	if printErr := client.Records(program, cmd, func(r drill.Result) string { return r.Name }, drillColumns,
+	if printErr := kit.Records(program, cmd, func(r drill.Result) string { return r.Name }, drillColumns,
 		results); printErr != nil {
 		return errors.Join(err, printErr)
 	}
@@ -201,7 +202,7 @@ func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, name
 	}
 	for _, r := range results {
 		if !r.Passed {
-			return client.OverBudget("drill "+r.Name+" failed: "+r.Why,
+			return exit.OverBudget("drill "+r.Name+" failed: "+r.Why,
 				"look at the stage that failed; `gpuaas drill run -v` tells each step")
 		}
 	}
@@ -209,7 +210,7 @@ func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, name
 }
 
 // drillMesh returns the mesh of the context if the command line names one, else a new mesh for the drills.
-func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program, o drillOptions, logger *slog.Logger,
+func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o drillOptions, logger *slog.Logger,
 	drills []drill.Drill,
 ) (*drill.Mesh, error) {
 	if program.Named() {
@@ -222,14 +223,14 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program,
 		for _, d := range drills {
 			refused = append(refused, mesh.Refuse(d))
 		}
-		return mesh, client.Usage(errors.Join(refused...))
+		return mesh, exit.Usage(errors.Join(refused...))
 	}
 	var unable []error
 	for _, d := range drills {
 		unable = append(unable, d.Able())
 	}
 	if err := errors.Join(unable...); err != nil {
-		return nil, client.Usage(err)
+		return nil, exit.Usage(err)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -249,7 +250,7 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program,
 
 func seconds(s float64) string { return strconv.FormatFloat(s, 'f', -1, 64) + "s" }
 
-var drillColumns = []client.Column[drill.Result]{
+var drillColumns = []kit.Column[drill.Result]{
 	{Title: "NAME", Value: func(r drill.Result) string { return r.Name }},
 	{Title: "SEVERITY", Drop: 3, Value: func(r drill.Result) string { return r.Severity }},
 	{Title: "PASSED", Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Passed] }},

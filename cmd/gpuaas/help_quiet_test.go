@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 )
 
 // TestHelpTouchesNothing asks every command for its help, in an environment where any action other than printing fails
@@ -69,7 +69,7 @@ func TestHelpTouchesNothing(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk(newRoot(client.New()))
+	walk(newRoot(kit.New()))
 	if len(lines) < 100 {
 		t.Fatalf("%d command lines", len(lines))
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -31,7 +32,7 @@ func leaves(cmd *cobra.Command, each func(*cobra.Command)) {
 
 // TestEveryCommandShowsItsUse: each command has its own examples, and they do more than print the help.
 func TestEveryCommandShowsItsUse(t *testing.T) {
-	root := newRoot(client.New())
+	root := newRoot(kit.New())
 	root.InitDefaultHelpFlag()
 	leaves(root, func(cmd *cobra.Command) {
 		for line := range strings.SplitSeq(cmd.Example, "\n") {
@@ -59,14 +60,14 @@ func TestEveryCommandShowsItsUse(t *testing.T) {
 
 // TestExamplesParse: the flags and the arguments of each example are those of its command.
 func TestExamplesParse(t *testing.T) {
-	leaves(newRoot(client.New()), func(cmd *cobra.Command) {
+	leaves(newRoot(kit.New()), func(cmd *cobra.Command) {
 		for line := range strings.SplitSeq(cmd.Example, "\n") {
 			line, _, _ = strings.Cut(line, " >")
 			line, _, _ = strings.Cut(line, " |")
 			if strings.TrimSpace(line) == "" {
 				continue
 			}
-			root := newRoot(client.New())
+			root := newRoot(kit.New())
 			found, rest, err := root.Find(words(strings.TrimSpace(line))[1:])
 			if err != nil || found.CommandPath() != cmd.CommandPath() {
 				t.Errorf("%q is of %s, %v", line, found.CommandPath(), err)
@@ -212,7 +213,7 @@ func TestHelpIsAsWideAsTheTerminal(t *testing.T) {
 			}
 		}
 	}
-	walk(newRoot(client.New()))
+	walk(newRoot(kit.New()))
 }
 
 // TestHelpKeepsGlobalFlagsApart: the global flags are not listed among those of one command.
@@ -237,7 +238,7 @@ func TestExitCodesInTheHelp(t *testing.T) {
 	if code := execute(t.Context(), []string{"help", "exit-codes"}, nil, &out, &out); code != 0 {
 		t.Fatalf("exit %d: %s", code, out.String())
 	}
-	for _, e := range client.ExitCodes() {
+	for _, e := range exit.Codes() {
 		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), fmt.Sprintf(" %d %s", e.Code, e.Meaning)) {
 			t.Errorf("no exit code %d in\n%s", e.Code, out.String())
 		}

@@ -11,14 +11,15 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
 // newIssuerCommand returns the commands for the files of services' certificates that dev, cluster or compose has made.
-func newIssuerCommand(program *client.Program) *cobra.Command {
+func newIssuerCommand(program *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "issuer", Short: "The issuer of services' certificates, where dev, cluster or compose has made it",
 		GroupID: groupServices,
@@ -27,7 +28,7 @@ func newIssuerCommand(program *client.Program) *cobra.Command {
 			"issuer as signing, then forget once it shows the one before as retired (docs/keys.md). Services take the files within seconds;\n" +
 			"nothing is restarted. Where another authority issues the certificates of services, it does these steps.",
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s needs list, next, renew or forget", cmd.CommandPath()))
+			return exit.Usage(fmt.Errorf("%s needs list, next, renew or forget", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -50,7 +51,7 @@ func newIssuerCommand(program *client.Program) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return client.Records(program, cmd, func(i listedIssuer) string { return i.KeyID }, issuerColumns,
+				return kit.Records(program, cmd, func(i listedIssuer) string { return i.KeyID }, issuerColumns,
 					listIssuers(issuers))
 			},
 		}
@@ -102,7 +103,7 @@ func newIssuerForget(step func(use, short, long string, do func(*cobra.Command, 
 				_, err := fmt.Fprintln(cmd.ErrOrStderr(), "there is no earlier issuer: nothing was changed")
 				return err
 			}
-			err = client.Confirm(cmd, yes, earlier[len(earlier)-1],
+			err = kit.Confirm(cmd, yes, earlier[len(earlier)-1],
 				"Services will no longer trust the issuers "+strings.Join(earlier, ", ")+" by their files.",
 				"A replica that still shows a certificate of one is cut off: `gpuaas keys list` shows what is needed.")
 			if err != nil {
@@ -125,11 +126,11 @@ func refusedWith(err, what error, remedy string) error {
 // openMaterial opens the material in the directory of a mesh, or in the data directory below it.
 func openMaterial(dir string) (*material.Material, error) {
 	if dir == "" {
-		return nil, client.Usage(errors.New("--dir is empty"))
+		return nil, exit.Usage(errors.New("--dir is empty"))
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return nil, client.Usage(err)
+		return nil, exit.Usage(err)
 	}
 	switch _, err := os.Stat(filepath.Join(dir, "material")); {
 	case err == nil:
@@ -139,7 +140,7 @@ func openMaterial(dir string) (*material.Material, error) {
 	}
 	m, err := material.Open(dir)
 	if errors.Is(err, material.ErrNone) {
-		return nil, client.Usage(err)
+		return nil, exit.Usage(err)
 	}
 	return m, err
 }
@@ -163,7 +164,7 @@ func listIssuers(issuers []material.Issuer) []listedIssuer {
 	return out
 }
 
-var issuerColumns = []client.Column[listedIssuer]{
+var issuerColumns = []kit.Column[listedIssuer]{
 	{Title: "KEY ID", Value: func(i listedIssuer) string { return i.KeyID }},
 	{Title: "ISSUES", Value: func(i listedIssuer) string {
 		if i.Issues {

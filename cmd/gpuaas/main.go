@@ -1,6 +1,6 @@
 // Command gpuaas is the control plane, its tools and its client in one binary.
 //
-// Data goes to stdout, everything else to stderr. client.ExitCodes lists the exit codes.
+// Data goes to stdout, everything else to stderr. exit.Codes lists the exit codes.
 package main
 
 import (

@@ -10,7 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -53,7 +55,7 @@ func newMigrateCommand() *cobra.Command {
 			"migrate restored is run once after the database was restored from a backup, before any service is started:\n" +
 			"see docs/restore.md.",
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s needs up, status or restored", cmd.CommandPath()))
+			return exit.Usage(fmt.Errorf("%s needs up, status or restored", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -100,26 +102,26 @@ type migration struct {
 func readMigration(file, urlFile string) (migration, error) {
 	if urlFile != "" {
 		owner, err := config.SecretFile(urlFile).Read()
-		return migration{url: owner.Reveal()}, client.Usage(err)
+		return migration{url: owner.Reveal()}, exit.Usage(err)
 	}
 	if file == "" {
-		return migration{}, client.Usage(errors.New("name the database with --config or --database-url-file"))
+		return migration{}, exit.Usage(errors.New("name the database with --config or --database-url-file"))
 	}
 	cfg, err := config.Load(migrateConfig{}, config.LoadOptions{File: file, EnvPrefix: "GPUAAS_MIGRATE_"})
 	if err != nil {
-		return migration{}, client.Usage(problems(err))
+		return migration{}, exit.Usage(problems(err))
 	}
 	admin, err := cfg.AdminURLFile.Read()
 	if err != nil {
-		return migration{}, client.Usage(err)
+		return migration{}, exit.Usage(err)
 	}
 	secret, err := cfg.RolePasswordsFile.Read()
 	if err != nil {
-		return migration{}, client.Usage(err)
+		return migration{}, exit.Usage(err)
 	}
 	passwords := map[string]string{}
 	if err := yaml.Unmarshal([]byte(secret.Reveal()), &passwords); err != nil {
-		return migration{}, client.Usage(errors.New("role_passwords_file: it is no map of role to password"))
+		return migration{}, exit.Usage(errors.New("role_passwords_file: it is no map of role to password"))
 	}
 	database := cfg.Database
 	if database == "" {
@@ -164,7 +166,7 @@ func migrateUp(cmd *cobra.Command, file, urlFile string) error {
 		return err
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "up to date: %s applied now\n",
-		client.Counted(len(applied.Versions)+applied.River, "migration"))
+		human.Counted(len(applied.Versions)+applied.River, "migration"))
 	return err
 }
 
@@ -192,7 +194,7 @@ func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error
 		}
 		rows = append(rows, []string{strconv.FormatInt(s.Version, 10), s.File, applied})
 	}
-	if err := client.Rows(cmd.OutOrStdout(), rows); err != nil {
+	if err := output.Rows(cmd.OutOrStdout(), rows); err != nil {
 		return err
 	}
 	if err := writeRollback(ctx, cmd, ownerURL); err != nil {
@@ -206,7 +208,7 @@ func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error
 		if missing == 1 {
 			are = "is"
 		}
-		return fmt.Errorf("%s %s missing: run `gpuaas migrate up`", client.Counted(missing, "migration"), are)
+		return fmt.Errorf("%s %s missing: run `gpuaas migrate up`", human.Counted(missing, "migration"), are)
 	}
 	return nil
 }
@@ -225,5 +227,5 @@ func writeSecretKeys(ctx context.Context, cmd *cobra.Command, ownerURL string) e
 	for _, use := range uses {
 		rows = append(rows, []string{use.Key, strconv.FormatInt(use.Rows, 10), use.What})
 	}
-	return client.Rows(cmd.OutOrStdout(), rows)
+	return output.Rows(cmd.OutOrStdout(), rows)
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 )
 
 // TestReadmeNamesWhatIsMissing: no command that README lists as missing exists.
@@ -30,7 +30,7 @@ func TestReadmeNamesWhatIsMissing(t *testing.T) {
 		for _, found := range commands.FindAllStringSubmatch(missing, -1) {
 			n++
 			words := strings.Fields(found[1])
-			cmd, rest, err := newRoot(client.New()).Find(words)
+			cmd, rest, err := newRoot(kit.New()).Find(words)
 			if err == nil && len(rest) == 0 && cmd.Name() == words[len(words)-1] {
 				t.Errorf("README says that %q does not exist, and it does", found[1])
 			}
@@ -69,7 +69,7 @@ func TestReadmeNamesTheVerbsWithADryRun(t *testing.T) {
 		if group, bare := groups[path]; bare {
 			path = group + " " + path
 		}
-		cmd, rest, err := newRoot(client.New()).Find(strings.Fields(path))
+		cmd, rest, err := newRoot(kit.New()).Find(strings.Fields(path))
 		if err != nil || len(rest) > 0 || cmd.Flags().Lookup("yes") == nil {
 			t.Errorf("README says that %q asks: %v, %q", path, err, rest)
 			continue

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -33,7 +33,7 @@ func newRestoredCommand(file, ownerURL *string) *cobra.Command {
 		Example: "  gpuaas migrate restored --config migrate.yaml --reason 'disk lost; dump of 03:00 restored'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if strings.TrimSpace(reason) == "" {
-				return client.Usage(errors.New("migrate restored needs --reason TEXT: it goes into the record"))
+				return exit.Usage(errors.New("migrate restored needs --reason TEXT: it goes into the record"))
 			}
 			m, err := readMigration(*file, *ownerURL)
 			if err != nil {

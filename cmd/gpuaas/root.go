@@ -6,6 +6,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
@@ -16,7 +18,7 @@ const (
 )
 
 // newRoot returns the root command with all commands.
-func newRoot(program *client.Program) *cobra.Command {
+func newRoot(program *kit.Program) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "gpuaas",
 		Short: "A control plane for a fleet of GPU machines and the workspaces on them",
@@ -24,7 +26,7 @@ func newRoot(program *client.Program) *cobra.Command {
 			"Start a whole mesh on this machine with `gpuaas dev`; talk to it from another shell.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return client.UnknownCommand(cmd, args[0])
+				return kit.UnknownCommand(cmd, args[0])
 			}
 			return nil
 		},
@@ -43,7 +45,7 @@ func newRoot(program *client.Program) *cobra.Command {
 	return root
 }
 
-func newVersionCommand(program *client.Program) *cobra.Command {
+func newVersionCommand(program *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version and the revision of this build", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -64,7 +66,7 @@ func newVersionCommand(program *client.Program) *cobra.Command {
 
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return client.Usage(fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[0]))
+		return exit.Usage(fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[0]))
 	}
 	return nil
 }

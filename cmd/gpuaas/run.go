@@ -4,13 +4,14 @@ import (
 	"context"
 	"io"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
 // execute runs a command line and returns the exit code.
 func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer) int {
-	program := client.New()
+	program := kit.New()
 	root := newRoot(program) //nolint:contextcheck // each command takes its context from ExecuteContext below
 	root.SetArgs(args)
 	root.SetIn(in)
@@ -22,8 +23,8 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 	if err == nil {
 		err = program.HelpError()
 	}
-	client.Report(errOut, err, program.JSON() || asksJSON(args))
-	return client.Exit(err)
+	exit.Report(errOut, err, program.JSON() || asksJSON(args))
+	return exit.CodeOf(err)
 }
 
 // asksJSON reports whether a command line that could not be parsed requests JSON.

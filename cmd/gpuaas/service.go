@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -36,11 +36,11 @@ func newServiceCommands() []*cobra.Command {
 func runService(cmd *cobra.Command, kind topology.Kind, file string) error {
 	loaded, err := kind.Load(file, os.Environ())
 	if err != nil {
-		return client.Usage(problems(err))
+		return exit.Usage(problems(err))
 	}
 	logger, err := obs.NewLogger(cmd.ErrOrStderr(), loaded.Log)
 	if err != nil {
-		return client.Usage(err)
+		return exit.Usage(err)
 	}
 	registry, err := obs.NewRegistry()
 	if err != nil {

@@ -58,6 +58,7 @@ func walls() []wall {
 	}
 	all = append(all, rooms()...)
 	all = append(all, runtimeRooms()...)
+	all = append(all, clientRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -118,6 +119,31 @@ func runtimeRooms() []wall {
 			to: []string{r + "isolation", r + "output", r + "process", r + "uid"},
 		},
 	}
+}
+
+// clientRooms are the walls between the packages of the command line's client. Commands are cut by their noun; a noun
+// may use the records and the operations, and no other.
+func clientRooms() []wall {
+	const c = "cmd/gpuaas/client/"
+	nouns := []string{
+		c + "controlplane", c + "inventory", c + "nodes", c + "operations", c + "people", c + "records", c + "workspaces",
+	}
+	all := []wall{
+		{
+			name: "what each command of the client uses knows no command",
+			from: []string{c + "human", c + "exit", c + "output", c + "kit"}, to: nouns, product: true,
+		},
+		{
+			name: "the client's output knows no session", from: []string{c + "human", c + "exit", c + "output"},
+			to: []string{c + "kit", c + "contexts"}, product: true,
+		},
+	}
+	for _, noun := range nouns {
+		others := slices.DeleteFunc(slices.Clone(nouns),
+			func(o string) bool { return o == noun || o == c+"records" || o == c+"operations" })
+		all = append(all, wall{name: noun + " uses no other noun but records and operations", from: []string{noun}, to: others})
+	}
+	return all
 }
 
 func TestImportWalls(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -68,7 +68,7 @@ func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
 // A message with several problems is printed with one line for each.
 func TestAListOfProblemsKeepsItsLines(t *testing.T) {
 	var out bytes.Buffer
-	client.Report(&out, client.Usage(errors.New("2 problems:\nfirst \x1b[31m\nsecond")), false)
+	exit.Report(&out, exit.Usage(errors.New("2 problems:\nfirst \x1b[31m\nsecond")), false)
 	if got := out.String(); got != "error: invalid_argument: 2 problems:\n  first  [31m\n  second\n" {
 		t.Errorf("%q", got)
 	}

@@ -2,6 +2,15 @@ package client
 
 import (
 	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/controlplane"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/inventory"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/nodes"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/people"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/records"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/workspaces"
 )
 
 // groupID is the heading of the client's commands in the help.
@@ -9,7 +18,7 @@ const groupID = "client"
 
 // Attach adds the global flags and all commands to a root. If the root already has a command of that name (`config`),
 // that command gets the client's subcommands.
-func Attach(p *Program, root *cobra.Command) {
+func Attach(p *kit.Program, root *cobra.Command) {
 	p.Flags(root)
 	root.AddGroup(&cobra.Group{ID: groupID, Title: "Ask a running mesh"})
 	for _, cmd := range Commands(p) {
@@ -21,10 +30,10 @@ func Attach(p *Program, root *cobra.Command) {
 		root.AddCommand(cmd)
 	}
 	root.AddCommand(manCommand(), exitCodesTopic())
-	root.SetHelpFunc(p.help)
+	root.SetHelpFunc(p.Help)
 	completeNothingElse(root)
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(wrongValue(err)) })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit.Usage(exit.WrongValue(err)) })
 }
 
 func child(parent *cobra.Command, name string) *cobra.Command {
@@ -37,12 +46,13 @@ func child(parent *cobra.Command, name string) *cobra.Command {
 }
 
 // Commands returns all commands of the client.
-func Commands(p *Program) []*cobra.Command {
+func Commands(p *kit.Program) []*cobra.Command {
 	return []*cobra.Command{
-		statusCommand(p), tenantsCommand(p), peopleCommand(p), nodesCommand(p), workspacesCommand(p),
-		instancesCommand(p), claimsCommand(p), allocationsCommand(p), findingsCommand(p), tasksCommand(p),
-		auditCommand(p), eventsCommand(p), policyCommand(p), explainCommand(p), incidentsCommand(p), brakeCommand(p),
-		rollbackCommand(p), keysCommand(p), retentionCommand(p), projectionsCommand(p),
-		configCommand(p),
+		controlplane.StatusCommand(p), inventory.TenantsCommand(p), people.Command(p), nodes.Command(p),
+		workspaces.Command(p), inventory.InstancesCommand(p), inventory.ClaimsCommand(p), inventory.AllocationsCommand(p),
+		records.FindingsCommand(p), nodes.TasksCommand(p), records.AuditCommand(p), records.EventsCommand(p),
+		controlplane.PolicyCommand(p), controlplane.ExplainCommand(p), records.IncidentsCommand(p), records.BrakeCommand(p),
+		controlplane.RollbackCommand(p), controlplane.KeysCommand(p), controlplane.RetentionCommand(p),
+		controlplane.ProjectionsCommand(p), controlplane.ConfigCommand(p),
 	}
 }

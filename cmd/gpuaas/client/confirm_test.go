@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -115,7 +117,7 @@ func started(ctx context.Context, terminal *os.File, args ...string) <-chan resu
 	ended := make(chan result, 1)
 	go func() {
 		var out, errs bytes.Buffer
-		program := client.New()
+		program := kit.New()
 		root := &cobra.Command{Use: "gpuaas"}
 		client.Attach(program, root)
 		root.SetArgs(args)
@@ -123,8 +125,8 @@ func started(ctx context.Context, terminal *os.File, args ...string) <-chan resu
 		root.SetOut(&out)
 		root.SetErr(terminal)
 		err := root.ExecuteContext(ctx)
-		client.Report(&errs, err, program.JSON())
-		ended <- result{out.String(), errs.String(), client.Exit(err)}
+		exit.Report(&errs, err, program.JSON())
+		ended <- result{out.String(), errs.String(), exit.CodeOf(err)}
 	}()
 	return ended
 }

@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 )
 
 // endless is an output whose reader interrupts the command after its first line. It fails if far more is written.
@@ -31,15 +34,15 @@ func TestEndlessFilterIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var errOut bytes.Buffer
-	program := New()
+	program := kit.New()
 	root := &cobra.Command{Use: "gpuaas"}
 	Attach(program, root)
 	root.SetArgs([]string{"explain", "reason", "--jq", "repeat(.)"})
 	root.SetOut(&endless{interrupt: cancel})
 	root.SetErr(&errOut)
 	err := root.ExecuteContext(ctx)
-	Report(&errOut, err, false)
-	if Exit(err) != ExitInterrupted || errOut.String() != "interrupted\n" {
-		t.Errorf("exit %d, printed %q", Exit(err), errOut.String())
+	exit.Report(&errOut, err, false)
+	if exit.CodeOf(err) != exit.CodeInterrupted || errOut.String() != "interrupted\n" {
+		t.Errorf("exit %d, printed %q", exit.CodeOf(err), errOut.String())
 	}
 }

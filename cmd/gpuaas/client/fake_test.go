@@ -19,6 +19,8 @@ import (
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
@@ -246,7 +248,7 @@ func call(t *testing.T, args ...string) result {
 
 func callIn(ctx context.Context, stdin []byte, args ...string) result {
 	var out, errOut bytes.Buffer
-	program := client.New()
+	program := kit.New()
 	root := &cobra.Command{Use: "gpuaas"}
 	client.Attach(program, root)
 	root.SetArgs(args)
@@ -254,8 +256,8 @@ func callIn(ctx context.Context, stdin []byte, args ...string) result {
 	root.SetOut(&out)
 	root.SetErr(&errOut)
 	err := root.ExecuteContext(ctx)
-	client.Report(&errOut, err, program.JSON())
-	return result{out.String(), errOut.String(), client.Exit(err)}
+	exit.Report(&errOut, err, program.JSON())
+	return result{out.String(), errOut.String(), exit.CodeOf(err)}
 }
 
 func (r result) wants(t *testing.T, code int) result {

@@ -7,13 +7,15 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 )
 
 // TestHelp: every command has a description and an example, and the example is one of that command.
 func TestHelp(t *testing.T) {
 	root := &cobra.Command{Use: "gpuaas"}
 	root.AddCommand(&cobra.Command{Use: "config", Run: func(*cobra.Command, []string) {}})
-	Attach(New(), root)
+	Attach(kit.New(), root)
 	var paths []string
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -43,15 +45,15 @@ func follow(t *testing.T, text string, args ...string) result {
 	defer stop()
 	out := &until{text: text, stop: stop}
 	var errOut bytes.Buffer
-	program := client.New()
+	program := kit.New()
 	root := &cobra.Command{Use: "gpuaas"}
 	client.Attach(program, root)
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(&errOut)
 	err := root.ExecuteContext(ctx)
-	client.Report(&errOut, err, program.JSON())
-	return result{out.out.String(), errOut.String(), client.Exit(err)}
+	exit.Report(&errOut, err, program.JSON())
+	return result{out.out.String(), errOut.String(), exit.CodeOf(err)}
 }
 
 // TestListFollows: a list with -w prints the table, then each row that changes, and nothing for what only ages; Ctrl-C

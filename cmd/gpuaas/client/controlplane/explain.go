@@ -1,0 +1,73 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// ReasonView is how reasons are printed.
+var ReasonView = output.View[*readmodelv1.ReasonText]{
+	Name: (*readmodelv1.ReasonText).GetCode,
+	Columns: []output.Column[*readmodelv1.ReasonText]{
+		{Title: "CODE", Path: "code"},
+		{Title: "MEANING", Text: true, Path: "meaning"},
+		{Title: "IMPACT", Path: "impact", Wide: true},
+		{Title: "OWNER", Path: "owner", Wide: true},
+		{Title: "NEXT ACTION", Drop: 1, Path: "next_action"},
+	},
+}
+
+// ExplainCommand returns the command that explains reasons.
+func ExplainCommand(p *kit.Program) *cobra.Command {
+	reason := &cobra.Command{
+		Use: "reason [CODE]", Short: "Explain a reason: what it means, whom it affects, who repairs it, what to do; without a code, all reasons",
+		Example: "  gpuaas explain reason certificate_expired", Args: cobra.MaximumNArgs(1),
+		ValidArgs: reasonCodes(),
+		RunE: p.Local(func(_ context.Context, pr *output.Printer, args []string) error {
+			// Every build contains the catalogue, so that a refusal can be explained while the mesh cannot be reached.
+			code := ""
+			if len(args) > 0 {
+				code = args[0]
+			}
+			var items []*readmodelv1.ReasonText
+			for _, e := range fault.Explanations(code) {
+				items = append(items, reasonText(e))
+			}
+			switch {
+			case len(args) == 0:
+				return output.List(pr, ReasonView, items, "")
+			case code == "" || len(items) == 0 || strings.EqualFold(code, names.Of(commonv1.Reason_REASON_UNSPECIFIED)):
+				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no reason %q", code),
+					fault.Remedy("list all with `gpuaas explain reason`"))
+			}
+			return output.One(pr, ReasonView, items[0])
+		}),
+	}
+	return kit.Group("explain", "Explain reason codes", nil, reason)
+}
+
+// reasonCodes returns the codes of all reasons that can be explained.
+func reasonCodes() []string {
+	var out []string
+	for _, e := range fault.Explanations("") {
+		out = append(out, e.Code)
+	}
+	return out
+}
+
+func reasonText(e fault.Explanation) *readmodelv1.ReasonText {
+	return &readmodelv1.ReasonText{
+		Code: e.Code, Meaning: e.Meaning, Impact: e.Impact, Owner: e.Owner,
+		NextAction: e.NextAction, Action: e.Action,
+	}
+}

@@ -1,0 +1,166 @@
+package kit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Paging are the flags of every list.
+type Paging struct {
+	Limit int
+	Token string
+	Watch bool
+}
+
+// Flags adds the flags to a command.
+func (g *Paging) Flags(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&g.Limit, "limit", 0, "at most this many items (default all)")
+	cmd.Flags().StringVar(&g.Token, "page-token", "", "go on after an earlier list with --limit: its next_page_token")
+	cmd.Flags().BoolVarP(&g.Watch, "watch", "w", false, "print the list, then each row that changes, until Ctrl-C")
+}
+
+// Source is where the items of a list come from.
+type Source[T proto.Message] struct {
+	View  output.View[T]
+	Fetch func(ctx context.Context, size int32, token string) ([]T, string, error)
+	// Changed returns the item in a frame of a watch of the topic. Without a topic a list that is followed is polled.
+	Topic   readmodelv1.Topic
+	Changed func(*readmodelv1.WatchItem) T
+	// Keep reports whether the list's filters let an item of the watch through.
+	Keep func(T) bool
+}
+
+// Show prints a list, and with --watch its changes until the context ends.
+func Show[T proto.Message](ctx context.Context, s *Session, page Paging, from Source[T]) error {
+	if page.Limit < 0 {
+		return exit.Usage(fmt.Errorf("--limit %d: it is 1 or more, or 0 for all", page.Limit))
+	}
+	if page.Watch {
+		switch {
+		case s.Format == output.FormatJSON || s.Format == output.FormatYAML:
+			return exit.Usage(errors.New("--watch prints one row after another: it goes with -o table, wide, name or jsonl"))
+		case page.Token != "":
+			return exit.Usage(errors.New("--watch begins with the newest: it goes without --page-token"))
+		}
+	}
+	items, next, err := Pages(page.Limit, page.Token,
+		func(size int32, token string) ([]T, string, error) { return from.Fetch(ctx, size, token) })
+	if err != nil {
+		return err
+	}
+	if !page.Watch {
+		return output.List(s.Printer, from.View, items, next)
+	}
+	rows := output.NewFollower(s.Printer, from.View)
+	if err := rows.Begin(items); err != nil {
+		return err
+	}
+	if from.Topic == readmodelv1.Topic_TOPIC_UNSPECIFIED {
+		err = poll(ctx, s, rows, page, from.Fetch)
+	} else {
+		err = s.Follow(ctx, &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{from.Topic}}, nil,
+			func(changed *readmodelv1.WatchItem) (bool, error) {
+				item := from.Changed(changed)
+				if !item.ProtoReflect().IsValid() {
+					rows.Forget(changed.GetId())
+					return false, nil
+				}
+				if page.Limit > 0 && changed.GetChange() == readmodelv1.Change_CHANGE_SNAPSHOT && !rows.Knows(item) {
+					rows.Skip(item) // it existed before, and is not printed
+					return false, nil
+				}
+				return false, rows.Change(item, from.Keep == nil || from.Keep(item))
+			})
+	}
+	if ctx.Err() != nil {
+		return exit.Interrupt("interrupted")
+	}
+	return err
+}
+
+const (
+	// listEvery is the interval at which a list without a watch is polled, and listAtMost the longest interval while polls
+	// fail.
+	listEvery  = 2 * time.Second
+	listAtMost = 30 * time.Second
+	// listSize is how many items a poll requests, the newest ones.
+	listSize = 200
+)
+
+// poll reads the first page of a list at intervals and prints its changes.
+func poll[T proto.Message](ctx context.Context, s *Session, rows *output.Follower[T], page Paging,
+	fetch func(context.Context, int32, string) ([]T, string, error),
+) error {
+	size := int32(listSize)
+	if page.Limit > 0 {
+		size = int32(min(page.Limit, listSize)) //nolint:gosec // at most listSize
+	}
+	pause, told := listEvery, false
+	for {
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+		items, _, err := fetch(ctx, size, "")
+		if err != nil {
+			if ctx.Err() != nil || !Mends(err) {
+				return err
+			}
+			if !told {
+				human.Note(s.Err, "the list cannot be had (%s); asking again until it can", names.Of(fault.ReasonOf(err)))
+			}
+			told, pause = true, min(2*pause, listAtMost)
+			continue
+		}
+		told, pause = false, listEvery
+		for _, item := range slices.Backward(items) {
+			if err := rows.Change(item, true); err != nil {
+				return err
+			}
+		}
+		rows.Retain(items)
+	}
+}
+
+// Pages fetches a whole list, or `limit` items of it, from a token on.
+func Pages[T any](limit int, token string, fetch func(size int32, token string) ([]T, string, error)) ([]T, string,
+	error,
+) {
+	const full = 200
+	items := []T{}
+	for {
+		size := full
+		if limit > 0 {
+			size = min(full, limit-len(items))
+		}
+		page, next, err := fetch(int32(size), token) //nolint:gosec // at most 200
+		if err != nil {
+			return nil, "", err
+		}
+		items = append(items, page...)
+		if next == "" || (limit > 0 && len(items) >= limit) {
+			return items, next, nil
+		}
+		if next == token {
+			return nil, "", fmt.Errorf("list: the server answered the same page twice: %w", io.ErrUnexpectedEOF)
+		}
+		token = next
+	}
+}

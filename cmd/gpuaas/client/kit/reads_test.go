@@ -1,0 +1,39 @@
+package kit
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+)
+
+// TestReadsAreKnown: each method of the people's API is known as a read or as a command.
+func TestReadsAreKnown(t *testing.T) {
+	var commands []string
+	for _, file := range []protoreflect.FileDescriptor{
+		readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto, readmodelv1.File_gpuaas_readmodel_v1_people_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_recover_proto, readmodelv1.File_gpuaas_readmodel_v1_rollback_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_keys_proto,
+	} {
+		for i := range file.Services().Len() {
+			methods := file.Services().Get(i).Methods()
+			for j := range methods.Len() {
+				if name := string(methods.Get(j).Name()); !onlyReads("/a.Service/" + name) {
+					commands = append(commands, name)
+				}
+			}
+		}
+	}
+	slices.Sort(commands)
+	want := []string{
+		"AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CreatePerson", "CreateTenant",
+		"CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate", "ForceRelease", "OperateWorkspace",
+		"ProbeNode", "ReleaseBrake", "RetryRelease", "RotateKey", "SetCordon", "SetPolicy",
+	}
+	if diff := cmp.Diff(want, commands); diff != "" {
+		t.Errorf("what is no read (-want +got):\n%s", diff)
+	}
+}

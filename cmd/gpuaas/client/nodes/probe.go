@@ -1,0 +1,96 @@
+package nodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+)
+
+func probeCommand(p *kit.Program) *cobra.Command {
+	var (
+		timeout time.Duration
+		key     string
+	)
+	cmd := &cobra.Command{
+		Use: "probe NODE", Short: "Send a typed no-op through the node's stream and print each state with its time",
+		Example: "  gpuaas nodes probe node-1 --timeout 10s", Args: kit.Args("NODE"),
+		ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
+		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
+			answer, err := s.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: args[0], IdempotencyKey: key})
+			if err != nil {
+				return err
+			}
+			return followTask(ctx, s, answer.GetTask(), answer.GetPos(), timeout)
+		}),
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second,
+		"give up waiting after this long (exit 6); the task goes on; 0 waits without end")
+	cmd.Flags().StringVar(&key, "idempotency-key", "", "the same key answers the same task")
+	return cmd
+}
+
+// followTask prints the transitions of a task as they come, and the task when it has ended.
+func followTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos string, timeout time.Duration) error {
+	ctx, cancel := kit.Within(ctx, timeout)
+	defer cancel()
+	last, shown := taskOf(task), 0
+	each := func(item *readmodelv1.WatchItem) (bool, error) {
+		t := item.GetTask()
+		if t.GetTaskId() != task.GetTaskId() {
+			return false, nil
+		}
+		last = t
+		for ; shown < len(t.GetTransitions()); shown++ {
+			if s.Structured() || s.Format == output.FormatName {
+				continue
+			}
+			if err := s.Line(human.Clean(transitionText(t.GetTransitions(), shown, t.GetTransitions()[shown]))); err != nil {
+				return false, err
+			}
+		}
+		return ended(t.GetState()), nil
+	}
+	poll := func(ctx context.Context) ([]*readmodelv1.WatchItem, error) {
+		got, err := s.Query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: task.GetTaskId(), MinPos: pos})
+		return []*readmodelv1.WatchItem{{Object: &readmodelv1.WatchItem_Task{Task: got.GetTask()}}}, err
+	}
+	err := s.Follow(ctx, &readmodelv1.WatchRequest{
+		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS}, Node: task.GetNodeId(), MinPos: pos,
+	}, poll, each)
+	if s.Structured() || s.Format == output.FormatName {
+		if perr := output.One(s.Printer, TaskView, last); perr != nil {
+			return perr
+		}
+	}
+	switch {
+	case errors.Is(err, kit.ErrWaited):
+		return &exit.Error{
+			Code: exit.CodeTimeout, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+			Message: fmt.Sprintf("task %s is %s after %s", task.GetTaskId(), human.Enum(last.GetState()), timeout),
+			Remedy:  "look at it later: gpuaas tasks get " + task.GetTaskId(),
+		}
+	case err != nil:
+		return err
+	case last.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED:
+		reason := last.GetReason()
+		if reason == commonv1.Reason_REASON_UNSPECIFIED {
+			reason = commonv1.Reason_REASON_INTERNAL
+		}
+		return &exit.Error{
+			Code: exit.CodeError, Reason: reason,
+			Message: fmt.Sprintf("task %s ended %s: %s", task.GetTaskId(), human.Enum(last.GetState()), last.GetError()),
+		}
+	}
+	return nil
+}
