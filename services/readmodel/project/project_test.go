@@ -2,6 +2,7 @@ package project_test
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -319,5 +320,39 @@ func TestAnObservationFromAFastClockDoesNotHideLaterOnes(t *testing.T) {
 	must(t, p.Drain(ctx))
 	if got := text(t, l, "SELECT body->>'epoch' FROM readmodel.observed"); got != "2" {
 		t.Errorf("the observation of epoch %s stands, want that of epoch 2, which was made last", got)
+	}
+}
+
+// Scenario: the body of a machine's row and of an instance's row changes, as it does with each observation. The row
+// changes in place: no index of the table gets an entry.
+func TestRowsThatChangeOftenChangeInPlace(t *testing.T) {
+	testkit.IO(t)
+	l := projecttest.New(t)
+	node := &recoveryv1.NodeIdentity{
+		NodeId: ids.New(), Name: "n1", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, WorkspaceId: ids.New(),
+	}
+	instance := &lifecyclev1.Instance{
+		InstanceId: ids.New(), WorkspaceId: ids.New(), TenantId: ids.New(), NodeId: ids.New(),
+	}
+	p := l.Projector()
+	const changes = 5
+	for n := range changes + 1 {
+		node.StateReason = fmt.Sprintf("reason %d", n)
+		instance.EndReason = fmt.Sprintf("reason %d", n)
+		l.Append(node)
+		l.Append(instance)
+		l.Number()
+		must(t, p.Drain(testkit.Context(t)))
+	}
+	for _, table := range []string{"node", "instance"} {
+		sql := `SELECT pg_stat_get_tuples_updated(r) || ' ' || pg_stat_get_tuples_hot_updated(r)
+			FROM (SELECT 'readmodel.` + table + `'::regclass AS r) x`
+		want := fmt.Sprintf("%d %d", changes, changes)
+		testkit.Eventually(t, testkit.Patience, func() error {
+			if got := text(t, l, sql); got != want {
+				return fmt.Errorf("readmodel.%s: updates and those in place: %s, want %s", table, got, want)
+			}
+			return nil
+		})
 	}
 }

@@ -189,7 +189,7 @@ type PerWorkspaceFilter struct {
 
 const (
 	ofWorkspace   condition = "x.workspace_id = ?::uuid"
-	onNode        condition = "x.body->>'node_id' = ?::text"
+	onNode        condition = "x.node_id = ?::uuid"
 	live          condition = "x.live"
 	orphaned      condition = "x.orphaned"
 	unreleased    condition = "NOT x.released"

@@ -66,7 +66,7 @@ const (
 	nodesNotRetired   condition = "n.state <> 'retired'"
 	nodesOfName       condition = "n.name = ?"
 	theNode           condition = "n.node_id = ?::uuid"
-	nodesOfWorkspace  condition = "n.body->>'workspace_id' = ?::text"
+	nodesOfWorkspace  condition = "n.workspace_id = ?::uuid"
 	nodesByID         condition = "n.node_id = ANY(?::uuid[])"
 )
 
