@@ -6,6 +6,8 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules
 
 GO      ?= go
+# Without the names of directories in them, what one clone has compiled is taken from the build cache by the next.
+export GOFLAGS := $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/gpuaas/mesh/internal/obs.stamped=$(VERSION)
 
@@ -27,7 +29,7 @@ export GOLANGCI_LINT_CACHE := $(CURDIR)/bin/.lint-cache
 define build_tool
 	@echo "building bin/$(1) (once for each version)"
 	@mkdir -p bin
-	@$(GO) build -C internal/tools/$(1) -trimpath -o ../../../bin/$(1) $(2)
+	@$(GO) build -C internal/tools/$(1) -o ../../../bin/$(1) $(2)
 	@rm -f bin/.$(1)-* && touch $@
 endef
 

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by the scripts and by make: where this machine's Postgres and Redis
-# are. It installs nothing, and sets PATH, MESH_POSTGRES, and GPUAAS_PG_BIN if the
-# cache is all there is.
+# are, and how Go builds. It installs nothing, and sets PATH, GOFLAGS, MESH_POSTGRES,
+# and GPUAAS_PG_BIN if the cache is all there is.
 
 # The cache is machine-wide for root, because Postgres then runs under another
 # uid, which may not enter root's home.
@@ -47,3 +47,9 @@ MESH_POSTGRES=$(find_postgres) || MESH_POSTGRES=
 if [[ $MESH_POSTGRES == "$(mesh_cache)"/* ]]; then
   export GPUAAS_PG_BIN=$MESH_POSTGRES
 fi
+
+# Without the names of directories in them, what one clone has compiled is taken
+# from the build cache by the next. A user's own flags stay.
+GOFLAGS=$(go env GOFLAGS 2>/dev/null || echo "${GOFLAGS:-}")
+[[ " $GOFLAGS " == *" -trimpath "* ]] || GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath"
+export GOFLAGS
