@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/session"
+	"github.com/gpuaas/mesh/internal/config"
 )
 
 // The directories of an installed agent.
@@ -52,27 +54,12 @@ type Config struct {
 func Default() Config { return Config{}.withDefaults() }
 
 func (c Config) withDefaults() Config {
-	text := func(s *string, def string) {
-		if *s == "" {
-			*s = def
-		}
-	}
-	duration := func(d *time.Duration, def time.Duration) {
-		if *d <= 0 {
-			*d = def
-		}
-	}
-	text(&c.EtcDir, DefaultEtcDir)
-	text(&c.StateDir, DefaultStateDir)
-	text(&c.WorkDir, filepath.Join(c.StateDir, "workspaces"))
-	text(&c.UIDDir, DefaultUIDDir)
-	text(&c.Version, "dev")
-	duration(&c.FactsEvery, time.Minute)
-	duration(&c.RoomEvery, 5*time.Second)
-	duration(&c.ObserveEvery, time.Minute)
-	duration(&c.ObserveLeast, 500*time.Millisecond)
-	duration(&c.SlowRetry, time.Minute)
-	duration(&c.TrustEvery, 10*time.Second)
+	c = config.Or(c, Config{
+		EtcDir: DefaultEtcDir, StateDir: DefaultStateDir, UIDDir: DefaultUIDDir, Version: "dev", FactsEvery: time.Minute,
+		RoomEvery: 5 * time.Second, ObserveEvery: time.Minute, ObserveLeast: 500 * time.Millisecond, SlowRetry: time.Minute,
+		TrustEvery: 10 * time.Second,
+	})
+	c.WorkDir = cmp.Or(c.WorkDir, filepath.Join(c.StateDir, "workspaces"))
 	return c
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/bench/sagas"
 	"github.com/gpuaas/mesh/bench/tasks"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/project"
@@ -47,23 +48,8 @@ type Options struct {
 	Clients  []int         // runs and workflows at once; default 16 and 64, and the last is compared
 }
 
-func (o Options) withDefaults() Options {
-	if o.Length == 0 {
-		o.Length = 5 * time.Second
-	}
-	if o.Rounds == 0 {
-		o.Rounds = 3
-	}
-	if o.Agents == 0 {
-		o.Agents = 200
-	}
-	if len(o.Clients) == 0 {
-		o.Clients = []int{16, 64}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Length: 5 * time.Second, Rounds: 3, Agents: 200, Clients: []int{16, 64}, Logger: slog.New(slog.DiscardHandler),
 }
 
 func (o Options) validate() error {
@@ -76,7 +62,7 @@ func (o Options) validate() error {
 // Sagas measures runs of six steps that do nothing beside DBOS's workflows of six steps that do nothing, as many at
 // once.
 func Sagas(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	s, err := open(ctx, opts)
 	if err != nil {
 		return bench.Result{}, err
@@ -112,7 +98,7 @@ func Sagas(ctx context.Context, opts Options) (bench.Result, error) {
 // Tasks measures round trips of our tasks over agents beside River's jobs that do nothing, each inserted by a commit of
 // its own.
 func Tasks(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	s, err := open(ctx, opts)
 	if err != nil {
 		return bench.Result{}, err

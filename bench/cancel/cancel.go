@@ -22,6 +22,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -54,17 +55,8 @@ type Options struct {
 	Logger         *slog.Logger
 }
 
-func (o Options) withDefaults() Options {
-	if o.Lease == 0 {
-		o.Lease = saga.Default().Lease
-	}
-	if o.Cancels == 0 {
-		o.Cancels = 180
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Lease: saga.Default().Lease, Cancels: 180, Logger: slog.New(slog.DiscardHandler),
 }
 
 // load is two replicas and the runs that are to be cancelled.
@@ -111,7 +103,7 @@ func (x *run) heard(at time.Time) {
 
 // Run runs the bench. Nothing of it stays in the database but rows of a tenant named bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
 	if err != nil {
 		return bench.Result{}, err

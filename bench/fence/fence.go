@@ -24,6 +24,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/dev"
@@ -59,17 +60,8 @@ type Options struct {
 	Logger  *slog.Logger
 }
 
-func (o Options) withDefaults() Options {
-	if o.Nodes == 0 {
-		o.Nodes = 8
-	}
-	if o.Rounds == 0 {
-		o.Rounds = 3
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Nodes: 8, Rounds: 3, Logger: slog.New(slog.DiscardHandler),
 }
 
 // Run runs the bench.
@@ -77,7 +69,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if opts.Nodes < 0 || opts.Rounds < 0 {
 		return bench.Result{}, fmt.Errorf("bench fence: %d rounds of %d nodes", opts.Rounds, opts.Nodes)
 	}
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	mesh, err := dev.New(ctx, dev.Deps{
 		Logger: opts.Logger, Out: io.Discard, Err: io.Discard, Version: opts.Version, Began: time.Now(),
 	}, dev.Config{Ephemeral: true, NoDemo: true, Nodes: opts.Nodes, AgentBinary: opts.Agent})

@@ -3,7 +3,6 @@
 package finished
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/bench/sagas"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/plans"
 )
@@ -38,16 +38,9 @@ type Options struct {
 	Logger         *slog.Logger
 }
 
-func (o Options) withDefaults() Options {
-	o.Finished, o.Rounds, o.Clients = cmp.Or(o.Finished, 20000), cmp.Or(o.Rounds, 8), cmp.Or(o.Clients, 16)
-	o.Length = cmp.Or(o.Length, 3*time.Second)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Out == nil {
-		o.Out = io.Discard
-	}
-	return o
+var defaults = Options{
+	Finished: 20000, Rounds: 8, Clients: 16, Length: 3 * time.Second,
+	Logger: slog.New(slog.DiscardHandler), Out: io.Discard,
 }
 
 // cost is what one saga took: milliseconds of processor of the server's sessions and of this process, and bytes of the
@@ -66,7 +59,7 @@ type side struct {
 
 // Run runs the bench.
 func Run(ctx context.Context, o Options) (bench.Result, error) {
-	o = o.withDefaults()
+	o = config.Or(o, defaults)
 	if o.Finished < 0 || o.Rounds < 1 {
 		return bench.Result{}, errors.New("bench of finished workspaces: the counts are too small")
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/plans"
 )
@@ -51,18 +52,15 @@ type Options struct {
 	Logger         *slog.Logger
 }
 
+var defaults = Options{
+	Nodes: 1000, Workspaces: 10000, Calls: 20, Logger: slog.New(slog.DiscardHandler), Out: io.Discard,
+}
+
 func (o Options) withDefaults() Options {
 	if o.Instances {
 		o.Nodes = o.Workspaces
 	}
-	o.Nodes, o.Workspaces, o.Calls = cmp.Or(o.Nodes, 1000), cmp.Or(o.Workspaces, 10000), cmp.Or(o.Calls, 20)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Out == nil {
-		o.Out = io.Discard
-	}
-	return o
+	return config.Or(o, defaults)
 }
 
 // bytesOf returns the bytes of a workspace in the database, with and without its history, each with room for the log of

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/dev"
 	"github.com/gpuaas/mesh/mesh/material"
@@ -42,25 +43,13 @@ type Options struct {
 	Logger  *slog.Logger
 }
 
-func (o Options) withDefaults() Options {
-	if o.Length == 0 {
-		o.Length = 2 * time.Minute
-	}
-	if o.Settle == 0 {
-		o.Settle = time.Minute
-	}
-	if o.Nodes == 0 {
-		o.Nodes = 3
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Length: 2 * time.Minute, Settle: time.Minute, Nodes: 3, Logger: slog.New(slog.DiscardHandler),
 }
 
 // Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	mesh, err := dev.New(ctx, dev.Deps{

@@ -25,6 +25,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/lock"
@@ -57,22 +58,8 @@ type Options struct {
 	Clients, Workspaces int
 }
 
-func (o Options) withDefaults() Options {
-	number := func(n *int, v int) {
-		if *n == 0 {
-			*n = v
-		}
-	}
-	number(&o.Rounds, 3)
-	number(&o.Clients, 8)
-	number(&o.Workspaces, 64)
-	if o.Length == 0 {
-		o.Length = 4 * time.Second
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Rounds: 3, Clients: 8, Workspaces: 64, Length: 4 * time.Second, Logger: slog.New(slog.DiscardHandler),
 }
 
 // server is lifecycle's server with open operations.
@@ -88,7 +75,7 @@ type asked struct{ workspaceID, runID string }
 
 // Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
 	if err != nil {
 		return bench.Result{}, err

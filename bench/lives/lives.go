@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/devstack/scratch"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/dev"
 	"github.com/gpuaas/mesh/mesh/halt"
@@ -46,16 +47,9 @@ type Options struct {
 	Logger    *slog.Logger
 }
 
-func (o Options) withDefaults() Options {
-	o.Lives, o.Clients = cmp.Or(o.Lives, 1000), cmp.Or(o.Clients, 4)
-	o.Placement = cmp.Or(o.Placement, commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Out == nil {
-		o.Out = io.Discard
-	}
-	return o
+var defaults = Options{
+	Lives: 1000, Clients: 4, Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS,
+	Logger: slog.New(slog.DiscardHandler), Out: io.Discard,
 }
 
 // Terms is the policy of a mesh in which all history is over after a minute. The floors of the terms are a minute as
@@ -94,7 +88,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	if o.Lives < 0 || o.Clients < 0 {
 		return bench.Result{}, fmt.Errorf("bench lives: %d lives of %d clients", o.Lives, o.Clients)
 	}
-	o = o.withDefaults()
+	o = config.Or(o, defaults)
 	var m measured
 	var result bench.Result
 	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *pgserver.Server) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/dev"
 )
@@ -56,7 +57,7 @@ func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
 	if o.Length < 0 || o.Clients < 0 {
 		return bench.Result{}, fmt.Errorf("bench soak: %s of %d clients", o.Length, o.Clients)
 	}
-	o.Options = o.withDefaults()
+	o.Options = config.Or(o.Options, defaults)
 	o.Length, o.Every = cmp.Or(o.Length, 45*time.Minute), cmp.Or(o.Every, 15*time.Second)
 	o.Pace = cmp.Or(o.Pace, 6*time.Second)
 	var samples []sample

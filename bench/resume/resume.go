@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -43,25 +44,13 @@ type Options struct {
 	Logger       *slog.Logger
 }
 
-func (o Options) withDefaults() Options {
-	if o.Lease == 0 {
-		o.Lease = saga.Default().Lease
-	}
-	if o.Runs == 0 {
-		o.Runs = 40
-	}
-	if o.Kills == 0 {
-		o.Kills = 3
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Lease: saga.Default().Lease, Runs: 40, Kills: 3, Logger: slog.New(slog.DiscardHandler),
 }
 
 // Run runs the bench. Nothing of it stays in the database but rows of tenants named bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	base, err := rig.Open(ctx, opts.OwnerURL, 2)
 	if err != nil {
 		return bench.Result{}, err

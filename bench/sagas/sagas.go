@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -44,23 +45,8 @@ type Options struct {
 	Clients, Workers int
 }
 
-func (o Options) withDefaults() Options {
-	if o.Length == 0 {
-		o.Length = 4 * time.Second
-	}
-	if o.Rounds == 0 {
-		o.Rounds = 3
-	}
-	if o.Clients == 0 {
-		o.Clients = 64
-	}
-	if o.Workers == 0 {
-		o.Workers = 64
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Length: 4 * time.Second, Rounds: 3, Clients: 64, Workers: 64, Logger: slog.New(slog.DiscardHandler),
 }
 
 // Load is a replica of lifecycle, workspaces, and the runs that are under way on them.
@@ -83,7 +69,7 @@ type watched struct {
 
 // Run runs the bench. Nothing of it stays in the database but archived rows of a tenant named bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	base, err := rig.Open(ctx, opts.OwnerURL, rig.RateClients)
 	if err != nil {
 		return bench.Result{}, err
@@ -127,7 +113,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 // Open makes the replica and the workspaces, and runs it until its statements are prepared and its pools are filled.
 // Close ends it.
 func Open(ctx context.Context, opts Options) (*Load, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	r := &Load{runs: map[string]*watched{}, early: map[string]time.Time{}, ended: map[string]time.Time{}}
 	steps := make([]saga.Step, stepCount)
 	for i := range steps {

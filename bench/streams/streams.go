@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/devstack/scratch"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
@@ -41,20 +42,8 @@ type Options struct {
 	Settle   time.Duration // after the last agent's first acknowledged heartbeat; default 5 s
 }
 
-func (o Options) withDefaults() Options {
-	if o.Agents == 0 {
-		o.Agents = 5000
-	}
-	if o.Every == 0 {
-		o.Every = 15 * time.Second
-	}
-	if o.Settle == 0 {
-		o.Settle = 5 * time.Second
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Agents: 5000, Every: 15 * time.Second, Settle: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 }
 
 // mesh is the environment of the measured servers.
@@ -67,7 +56,7 @@ type mesh struct {
 
 // Run measures the baseline and then nodeapi.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	if opts.Database == nil || opts.Command == nil {
 		return bench.Result{}, errors.New("bench streams: no database or no command")
 	}

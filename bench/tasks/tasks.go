@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/devstack/scratch"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -53,28 +54,14 @@ type Options struct {
 	Rate        int
 }
 
-func (o Options) withDefaults() Options {
-	number := func(n *int, v int) {
-		if *n == 0 {
-			*n = v
-		}
-	}
-	number(&o.Agents, 200)
-	number(&o.Rounds, 3)
-	number(&o.Outstanding, 16)
-	number(&o.Rate, 200)
-	if o.Length == 0 {
-		o.Length = 5 * time.Second
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o
+var defaults = Options{
+	Agents: 200, Rounds: 3, Outstanding: 16, Rate: 200, Length: 5 * time.Second,
+	Logger: slog.New(slog.DiscardHandler),
 }
 
 // Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	if opts.Database == nil || opts.Command == nil {
 		return bench.Result{}, errors.New("bench tasks: no database or no command")
 	}
@@ -165,7 +152,7 @@ type Load struct{ cluster *cluster }
 
 // Open brings up the mesh and runs it until its statements are prepared and its pools are filled. Close ends it.
 func Open(ctx context.Context, opts Options) (*Load, error) {
-	opts = opts.withDefaults()
+	opts = config.Or(opts, defaults)
 	if opts.Database == nil || opts.Command == nil {
 		return nil, errors.New("bench tasks: no database or no command")
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -54,22 +55,11 @@ type SequencerConfig struct {
 }
 
 func (c SequencerConfig) withDefaults() SequencerConfig {
-	if c.Batch <= 0 {
-		c.Batch = 1000
-	}
-	if c.Poll <= 0 {
-		c.Poll = time.Second
-	}
-	if c.MinInterval <= 0 {
-		c.MinInterval = 10 * time.Millisecond
-	}
-	if c.Linger <= 0 {
-		c.Linger = 40 * time.Millisecond
-	}
+	c = config.Or(c, SequencerConfig{
+		Batch: 1000, Poll: time.Second, MinInterval: 10 * time.Millisecond, Linger: 40 * time.Millisecond,
+		NotifyInterval: 10 * time.Millisecond,
+	})
 	c.Linger = max(c.Linger, c.MinInterval)
-	if c.NotifyInterval <= 0 {
-		c.NotifyInterval = 10 * time.Millisecond
-	}
 	return c
 }
 

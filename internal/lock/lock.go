@@ -24,6 +24,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -75,15 +76,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.TTL <= 0 {
-		c.TTL = DefaultTTL
-	}
-	if c.Budget <= 0 {
-		c.Budget = DefaultBudget
-	}
-	if c.Cooldown <= 0 {
-		c.Cooldown = DefaultCooldown
-	}
+	c = config.Or(c, Config{TTL: DefaultTTL, Budget: DefaultBudget, Cooldown: DefaultCooldown})
 	if c.MaxCooldown < c.Cooldown {
 		c.MaxCooldown = max(DefaultMaxCooldown, c.Cooldown)
 	}

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -42,12 +43,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.MinTTL == 0 {
-		c.MinTTL = 5 * time.Second
-	}
-	if c.MaxTTL == 0 {
-		c.MaxTTL = 24 * time.Hour
-	}
+	c.MinTTL, c.MaxTTL = cmp.Or(c.MinTTL, 5*time.Second), cmp.Or(c.MaxTTL, 24*time.Hour)
 	return c
 }
 

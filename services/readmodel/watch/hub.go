@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
@@ -35,26 +36,9 @@ type Config struct {
 	Check time.Duration
 }
 
-func (c Config) withDefaults() Config {
-	count := func(n *int, value int) {
-		if *n <= 0 {
-			*n = value
-		}
-	}
-	span := func(d *time.Duration, value time.Duration) {
-		if *d <= 0 {
-			*d = value
-		}
-	}
-	c.Limits = c.Limits.WithDefaults()
-	count(&c.Pending, 4096)
-	count(&c.ResumeEvents, 5000)
-	span(&c.Interval, 250*time.Millisecond)
-	span(&c.Poll, 500*time.Millisecond)
-	span(&c.Scan, 2*time.Second)
-	span(&c.Heartbeat, 15*time.Second)
-	span(&c.Check, 2*time.Second)
-	return c
+var defaults = Config{
+	Pending: 4096, ResumeEvents: 5000, Interval: 250 * time.Millisecond, Poll: 500 * time.Millisecond, Scan: 2 * time.Second,
+	Heartbeat: 15 * time.Second, Check: 2 * time.Second,
 }
 
 // Deps of a hub.
@@ -97,7 +81,8 @@ func New(deps Deps, cfg Config) (*Hub, error) {
 	if err := cfg.Limits.Validate(); err != nil {
 		return nil, err
 	}
-	cfg = cfg.withDefaults()
+	cfg = config.Or(cfg, defaults)
+	cfg.Limits = cfg.Limits.WithDefaults()
 	h := &Hub{
 		deps: deps, cfg: cfg, places: newPlaces(cfg.Limits), idle: make(chan struct{}, 1),
 		subs: map[*subscription]struct{}{}, pos: -1,

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/rpc"
 )
@@ -27,16 +29,8 @@ type Limits struct {
 
 // WithDefaults returns the limits with every zero field filled in.
 func (l Limits) WithDefaults() Limits {
-	share := func(n *int, value int) {
-		if *n <= 0 {
-			*n = value
-		}
-	}
-	share(&l.Streams, 1024)
-	share(&l.Person, max(1, l.Streams/32))
-	share(&l.Tenant, max(1, l.Streams/8))
-	share(&l.Operators, l.Streams/4)
-	return l
+	l.Streams = cmp.Or(l.Streams, 1024)
+	return config.Or(l, Limits{Person: max(1, l.Streams/32), Tenant: max(1, l.Streams/8), Operators: l.Streams / 4})
 }
 
 // shared returns how many places there are for people who are not operators.

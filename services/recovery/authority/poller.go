@@ -14,6 +14,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/aside"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -31,23 +32,8 @@ type Config struct {
 	RetiredFor time.Duration
 }
 
-func (c Config) withDefaults() Config {
-	if c.Poll <= 0 {
-		c.Poll = time.Second
-	}
-	if c.Timeout <= 0 {
-		c.Timeout = time.Second
-	}
-	if c.Batch <= 0 {
-		c.Batch = 2000
-	}
-	if c.Queue <= 0 {
-		c.Queue = 4096
-	}
-	if c.RetiredFor <= 0 {
-		c.RetiredFor = 49 * time.Hour
-	}
-	return c
+var defaults = Config{
+	Poll: time.Second, Timeout: time.Second, Batch: 2000, Queue: 4096, RetiredFor: 49 * time.Hour,
 }
 
 // Deps are the dependencies of a Poller.
@@ -90,7 +76,7 @@ func New(deps Deps, cfg Config) (*Poller, error) {
 		return nil, errors.New("authority poller needs a logger and a pool")
 	}
 	p := &Poller{
-		deps: deps, cfg: cfg.withDefaults(), kick: make(chan struct{}, 1), nodes: map[string]*recoveryv1.NodeAuthority{},
+		deps: deps, cfg: config.Or(cfg, defaults), kick: make(chan struct{}, 1), nodes: map[string]*recoveryv1.NodeAuthority{},
 		retired: map[string]time.Time{}, watchers: map[*watcher]struct{}{},
 		polls: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "recovery_authority_poll_duration_seconds", Help: "Time of one poll of node decisions.",

@@ -13,6 +13,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -49,41 +50,10 @@ type Config struct {
 	Signings int
 }
 
-func (c Config) withDefaults() Config {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
-	}
-	def(&c.ClaimLease, 10*time.Second)
-	def(&c.SignTimeout, 7*time.Second)
-	def(&c.LaunchSecretLife, 24*time.Hour)
-	def(&c.MintWait, 30*time.Second)
-	if c.MintLimit <= 0 {
-		c.MintLimit = 3
-	}
-	if c.PerAddress <= 0 {
-		c.PerAddress = 50
-	}
-	if c.PerAddressBurst <= 0 {
-		c.PerAddressBurst = 500
-	}
-	if c.PerToken <= 0 {
-		c.PerToken = 2
-	}
-	if c.PerTokenBurst <= 0 {
-		c.PerTokenBurst = 20
-	}
-	if c.PerSecond <= 0 {
-		c.PerSecond = 200
-	}
-	if c.Burst <= 0 {
-		c.Burst = 400
-	}
-	if c.Signings <= 0 {
-		c.Signings = 16
-	}
-	return c
+var defaults = Config{
+	ClaimLease: 10 * time.Second, SignTimeout: 7 * time.Second, LaunchSecretLife: 24 * time.Hour, MintWait: 30 * time.Second,
+	MintLimit: 3, PerAddress: 50, PerAddressBurst: 500, PerToken: 2, PerTokenBurst: 20, PerSecond: 200, Burst: 400,
+	Signings: 16,
 }
 
 // Deps are the dependencies of an Enroller.
@@ -121,7 +91,7 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 		deps.TaskKeys == nil {
 		return nil, errors.New("enroller needs a logger, a pool, an authority, a policy, a profile and task keys")
 	}
-	cfg = cfg.withDefaults()
+	cfg = config.Or(cfg, defaults)
 	if err := pki.NodeID(cfg.TrustDomain, "x").Validate(); err != nil {
 		return nil, fmt.Errorf("enroller: %w", err)
 	}

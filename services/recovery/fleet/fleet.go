@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -43,27 +44,9 @@ type Config struct {
 	ClassPair    int           // workspaces of two tenants that make one; 5
 }
 
-func (c Config) withDefaults() Config {
-	for _, d := range []struct {
-		value *time.Duration
-		def   time.Duration
-	}{
-		{&c.BrakeWindow, 5 * time.Minute},
-		{&c.BrakeDwell, 5 * time.Minute},
-		{&c.ClassWindow, time.Hour},
-		{&c.ClassQuiet, time.Hour},
-	} {
-		if *d.value <= 0 {
-			*d.value = d.def
-		}
-	}
-	if c.ClassTenants <= 0 {
-		c.ClassTenants = 3
-	}
-	if c.ClassPair <= 0 {
-		c.ClassPair = 5
-	}
-	return c
+var defaults = Config{
+	BrakeWindow: 5 * time.Minute, BrakeDwell: 5 * time.Minute, ClassWindow: time.Hour, ClassQuiet: time.Hour,
+	ClassTenants: 3, ClassPair: 5,
 }
 
 // Fleet decides about the fleet as a whole. Each replica has one; the rounds are those of its watchdog.
@@ -78,7 +61,7 @@ func New(deps Deps, cfg Config) (*Fleet, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Policy == nil {
 		return nil, errors.New("fleet needs a logger, a pool and the policy")
 	}
-	f := &Fleet{deps: deps, cfg: cfg.withDefaults()}
+	f := &Fleet{deps: deps, cfg: config.Or(cfg, defaults)}
 	var err error
 	if f.gauges, err = newGauges(deps.Registerer); err != nil {
 		return nil, err

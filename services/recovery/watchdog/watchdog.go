@@ -11,6 +11,7 @@ import (
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -65,32 +66,10 @@ type Config struct {
 	ForgetAfter time.Duration
 }
 
-func (c Config) withDefaults() Config {
-	for _, d := range []struct {
-		value *time.Duration
-		def   time.Duration
-	}{
-		{&c.Every, time.Second},
-		{&c.Lease, 15 * time.Second},
-		{&c.Settle, 5 * time.Second},
-		{&c.Timeout, 5 * time.Second},
-		{&c.RefusedFirst, 15 * time.Second},
-		{&c.RefusedMost, 5 * time.Minute},
-		{&c.RegisterFor, time.Minute},
-		{&c.PersonFor, time.Hour},
-		{&c.ForgetAfter, 24 * time.Hour},
-	} {
-		if *d.value <= 0 {
-			*d.value = d.def
-		}
-	}
-	if c.RegisterFailures <= 0 {
-		c.RegisterFailures = 3
-	}
-	if c.Attempts <= 0 {
-		c.Attempts = 3
-	}
-	return c
+var defaults = Config{
+	Every: time.Second, Lease: 15 * time.Second, Settle: 5 * time.Second, Timeout: 5 * time.Second,
+	RefusedFirst: 15 * time.Second, RefusedMost: 5 * time.Minute, RegisterFailures: 3, RegisterFor: time.Minute, Attempts: 3,
+	PersonFor: time.Hour, ForgetAfter: 24 * time.Hour,
 }
 
 // Watchdog of one replica. All replicas run one; the holder of the lease acts.
@@ -110,7 +89,7 @@ func New(deps Deps, cfg Config) (*Watchdog, error) {
 	if deps.Replica == "" {
 		deps.Replica = ids.New()
 	}
-	w := &Watchdog{deps: deps, cfg: cfg.withDefaults()}
+	w := &Watchdog{deps: deps, cfg: config.Or(cfg, defaults)}
 	var err error
 	if w.metrics, err = newMetrics(deps.Registerer); err != nil {
 		return nil, err
