@@ -2,8 +2,10 @@ package rpc
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"time"
@@ -187,3 +189,12 @@ func Ping(ctx context.Context, cfg pki.ClientConfig, addr string) error {
 	}
 	return conn.Close()
 }
+
+type tlsDialer struct{ config *tls.Config }
+
+func (d *tlsDialer) dial(ctx context.Context, addr string) (net.Conn, error) {
+	return (&tls.Dialer{Config: d.config}).DialContext(ctx, "tcp", addr)
+}
+
+// endOfStream reports whether an error of a stream is its ordinary end.
+func endOfStream(err error) bool { return errors.Is(err, io.EOF) }

@@ -20,12 +20,6 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-type tlsDialer struct{ config *tls.Config }
-
-func (d *tlsDialer) dial(ctx context.Context, addr string) (net.Conn, error) {
-	return (&tls.Dialer{Config: d.config}).DialContext(ctx, "tcp", addr)
-}
-
 // GRPCPeer returns the verified certificate of the caller of grpc-go. Errors wrap pki.ErrIdentity.
 func GRPCPeer(ctx context.Context, trustDomain string) (pki.Peer, error) {
 	p, ok := peer.FromContext(ctx)

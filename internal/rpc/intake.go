@@ -24,13 +24,6 @@ import (
 // little more than a refusal; and it reads the body of a method that takes one message, within bounds of its size, of
 // its size after decompression, and of the time that it may take.
 
-// admitted is the result of the intake for a caller.
-type admitted struct {
-	asserted *assertion // to be compared with the request, nil without one
-}
-
-type admittedKey struct{}
-
 // intake returns the request as its handler may see it, or writes a refusal and returns nil.
 func (s *Server) intake(w http.ResponseWriter, r *http.Request) *http.Request {
 	policy, mounted := s.policies[r.URL.Path]
@@ -49,7 +42,7 @@ func (s *Server) intake(w http.ResponseWriter, r *http.Request) *http.Request {
 		return r // its content type is of no protocol; connect refuses it without reading the body
 	}
 	allowRest(ctx, restOfAdmitted)
-	r = r.WithContext(context.WithValue(ctx, admittedKey{}, admitted{asserted: asserted}))
+	r = r.WithContext(withAdmitted(ctx, asserted))
 	if policy.StreamsRequests() {
 		return r
 	}

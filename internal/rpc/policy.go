@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -133,14 +132,4 @@ func methodPolicy(method protoreflect.MethodDescriptor) (Policy, error) {
 		return refuse("does not say whether there is a person")
 	}
 	return policy, nil
-}
-
-// serviceOfPath returns the service of a procedure or of the path that a generated handler is mounted on.
-func serviceOfPath(path string) (string, bool) {
-	rest, ok := strings.CutPrefix(path, "/")
-	if !ok {
-		return "", false
-	}
-	service, _, ok := strings.Cut(rest, "/")
-	return service, ok && service != ""
 }

@@ -1,10 +1,30 @@
 package rpc
 
 import (
+	"errors"
 	"strings"
 
 	"buf.build/go/protovalidate"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 )
+
+// validationFault turns the violations that protovalidate found into the fault of a bad request.
+func validationFault(err error) error {
+	if _, ok := fault.As(err); ok {
+		return err
+	}
+	var violations *protovalidate.ValidationError
+	if !errors.As(err, &violations) {
+		return err
+	}
+	unmet := make([]string, 0, len(violations.Violations))
+	for _, v := range violations.Violations {
+		unmet = append(unmet, protovalidate.FieldPathString(v.Proto.GetField())+": "+plainly(v))
+	}
+	return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet(unmet...), fault.Cause(err))
+}
 
 // patterns describes the patterns of the contract in words that a person can act on.
 var patterns = map[string]string{
