@@ -48,7 +48,7 @@ func New(deps Deps, cfg Config) (*Client, error) {
 		cfg.Draw = rand.Int64N
 	}
 	return &Client{
-		cfg: cfg, deps: deps, route: newRoute(deps, cfg.Draw),
+		cfg: cfg, deps: deps, route: newRoute(deps.Lookup, deps.Dial, cfg.Draw),
 		out: newOutbox(cfg.QueueLength, cfg.QueueBytes, cfg.Linger), events: make(chan event, 16), ledger: ids.New(),
 		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw), losses: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
 	}, nil

@@ -32,22 +32,6 @@ func (e *phaseError) Error() string {
 // that: there may be many replicas behind one address.
 const quickRound = 3
 
-// limit returns how long a phase may take in an open after so many that timed out. It doubles with every round: if
-// every address is slow, the cause is not one paused replica but load.
-func (c *Client) limit(ph phase, timeouts int) time.Duration {
-	limit := map[phase]time.Duration{
-		phaseConnect: c.cfg.ConnectTimeout, phaseHandshake: c.cfg.HandshakeTimeout,
-		phaseWelcome: c.cfg.WelcomeTimeout, phaseAdmission: c.cfg.AdmissionTimeout,
-	}[ph]
-	for range timeouts / c.route.round() {
-		if limit >= c.cfg.OpenTimeout {
-			break
-		}
-		limit *= 2
-	}
-	return min(limit, c.cfg.OpenTimeout)
-}
-
 // phases keeps the timeouts of one opening. It is safe for concurrent use: grpc connects and does the handshake in a
 // goroutine of its own.
 type phases struct {

@@ -22,8 +22,14 @@ type route struct {
 	known int // addresses at the last lookup
 }
 
-func newRoute(deps Deps, draw func(n int64) int64) *route {
-	r := &route{lookup: deps.Lookup, dial: deps.Dial, draw: draw, tried: map[string]struct{}{}}
+// newRoute returns the route of a client. dial nil means TCP, and with it lookup nil the system's resolver; where dial is
+// set and lookup nil, no lookup is made.
+func newRoute(
+	lookup func(ctx context.Context, host string) ([]string, error),
+	dial func(ctx context.Context, address string) (net.Conn, error),
+	draw func(n int64) int64,
+) *route {
+	r := &route{lookup: lookup, dial: dial, draw: draw, tried: map[string]struct{}{}}
 	if r.dial == nil {
 		var d net.Dialer
 		r.dial = func(ctx context.Context, address string) (net.Conn, error) {

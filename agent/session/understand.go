@@ -1,0 +1,82 @@
+package session
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// certificateRefusedError means that the server ended the handshake because of this node's certificate.
+type certificateRefusedError struct{ cause error }
+
+func (e *certificateRefusedError) Error() string {
+	return "the server refused this node's certificate: " + e.cause.Error()
+}
+
+func (e *certificateRefusedError) Unwrap() error { return e.cause }
+
+// edgeError means that a proxy in front of the control plane answered in its place.
+type edgeError struct {
+	limited bool
+	cause   error
+}
+
+func (e *edgeError) Error() string {
+	return "an edge answered, not the control plane: " + e.cause.Error()
+}
+
+func (e *edgeError) Unwrap() error { return e.cause }
+
+// The alerts with which a TLS 1.3 server refuses a client's certificate.
+var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116}
+
+// tooLargeWait, before the growing wait of every retry, keeps both sides from sending the same frame in a loop.
+const tooLargeWait = 5 * time.Second
+
+// understand returns the most specific error that follows from grpc's error and from the failures below grpc that w has
+// noted.
+func understand(err error, w *wire) error {
+	if err == nil {
+		return nil
+	}
+	below := w.first()
+	var netErr *net.OpError
+	if errors.As(below, &netErr) && netErr.Op == "remote error" && netErr.Err != nil {
+		for _, alert := range certificateAlerts {
+			// crypto/tls does not export the type of the received alert; the texts of equal alerts are equal.
+			if netErr.Err.Error() == alert.Error() {
+				return &certificateRefusedError{below}
+			}
+		}
+	}
+	if below != nil {
+		return below
+	}
+	if st, ok := status.FromError(err); ok && len(st.Details()) == 0 {
+		// grpc reports a response that is not grpc only in its message.
+		text := st.Message()
+		if st.Code() == codes.ResourceExhausted && strings.Contains(text, "received message larger than max") {
+			// The grpc library of one side refused a frame before the code above it could send a Denial. Both sides use the same
+			// text, so this code cannot find out which side it was.
+			return fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT),
+				fault.RetryAfter(tooLargeWait), fault.Cause(err))
+		}
+		limited := strings.Contains(text, "received from server: 429") || strings.Contains(text, "Too Many Requests")
+		if limited || strings.Contains(text, `content-type "text/html`) {
+			return &edgeError{limited: limited || strings.Contains(text, "503"), cause: err}
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return err
+	}
+	return fault.FromGRPC(err)
+}
