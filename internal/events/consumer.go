@@ -9,33 +9,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
-
-// applyTries is how often an event is tried before it is parked.
-const applyTries = 3
-
-// Apply applies one event within tx. It may be called again for the same event after a rollback and, out of order, at a
-// replay, so it changes nothing except through tx, and it compares the event's AggregateVersion with the version that
-// it has.
-type Apply func(ctx context.Context, tx pgx.Tx, r Record) error
-
-// Later marks an error of Apply as not caused by the event: the consumer stops at the event, waits and tries again,
-// instead of parking it. Errors of the connection and of concurrency are treated so without the mark.
-func Later(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &laterError{err: err}
-}
-
-type laterError struct{ err error }
-
-func (e *laterError) Error() string { return e.err.Error() }
-func (e *laterError) Unwrap() error { return e.err }
 
 // ConsumerDeps holds the dependencies of a consumer. Pool logs in as the service; the rest but Logger may be nil.
 type ConsumerDeps struct {
@@ -316,100 +293,4 @@ func (c *Consumer) lockCursor(ctx context.Context, tx pgx.Tx) (int64, bool, erro
 		return 0, false, fmt.Errorf("make cursor: %w", err)
 	}
 	return 0, tag.RowsAffected() == 1, nil
-}
-
-// applyCarefully tries r within savepoints and parks it after the last try. The first result says why it was parked.
-//
-//nolint:revive // both are errors, of the event and of the round
-func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (error, error) {
-	var poison error
-	for range applyTries {
-		err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return try(ctx, sp, apply, r) })
-		if err == nil {
-			return nil, nil
-		}
-		poison = err
-		if c.tooSlow(ctx, r.Pos, err) {
-			break
-		}
-		if !Poisonous(ctx, err) {
-			return nil, err
-		}
-	}
-	text := poison.Error()
-	if len(text) > 4000 {
-		text = text[:4000]
-	}
-	_, err := pg.Exec(ctx, tx, park.For(c.cfg.Schema), c.cfg.Name, r.Pos, r.ID, r.Kind, printable(text), applyTries)
-	if err != nil {
-		return nil, fmt.Errorf("park event at %d: %w", r.Pos, err)
-	}
-	return poison, nil
-}
-
-// tooSlow reports whether an event has timed out repeatedly for longer than Patience: then the event is slow, and not
-// the database at the moment.
-func (c *Consumer) tooSlow(ctx context.Context, pos int64, err error) bool {
-	if !timedOut(ctx, err) {
-		return false
-	}
-	if c.slow.pos != pos || c.slow.since.IsZero() {
-		c.slow.pos, c.slow.since = pos, time.Now()
-	}
-	return time.Since(c.slow.since) > c.cfg.Patience
-}
-
-// timedOut reports whether the server cancelled a statement at a timeout, and not the end of ctx.
-func timedOut(ctx context.Context, err error) bool {
-	var pgErr *pgconn.PgError
-	return ctx.Err() == nil && errors.As(err, &pgErr) && pgErr.Code == codeQueryCanceled
-}
-
-// printable drops what Postgres does not store in text.
-func printable(s string) string {
-	b := make([]rune, 0, len(s))
-	for _, r := range s { // bytes that are not UTF-8 become U+FFFD
-		if r != 0 {
-			b = append(b, r)
-		}
-	}
-	return string(b)
-}
-
-// try calls apply and turns a panic into an error: an event that makes the code panic is poison, not an outage.
-func try(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (err error) { //nolint:nonamedreturns // set by recover
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("apply panicked: %v", p)
-		}
-	}()
-	return apply(ctx, tx, r)
-}
-
-// tryTogether is try for a batch.
-func tryTogether(ctx context.Context, tx pgx.Tx, together func(context.Context, pgx.Tx, []Record) error,
-	records []Record,
-) error {
-	return try(ctx, tx, func(ctx context.Context, tx pgx.Tx, _ Record) error { return together(ctx, tx, records) },
-		Record{})
-}
-
-// The codes of the timeouts at which the server cancels a statement or a transaction. How long something takes also
-// depends on the load and on locks that others hold.
-const (
-	codeLockNotAvailable  = "55P03"
-	codeQueryCanceled     = "57014" // statement_timeout
-	codeIdleInTransaction = "25P03"
-)
-
-// Poisonous reports whether an error is the fault of the event that was applied, and not of a condition that passes.
-func Poisonous(ctx context.Context, err error) bool {
-	var later *laterError
-	if ctx.Err() != nil || pg.IsConnError(err) || pg.IsRetryable(err) || errors.Is(err, pg.ErrCommitUnknown) ||
-		errors.As(err, &later) {
-		return false
-	}
-	var pgErr *pgconn.PgError
-	return !errors.As(err, &pgErr) ||
-		!slices.Contains([]string{codeLockNotAvailable, codeQueryCanceled, codeIdleInTransaction}, pgErr.Code)
 }
