@@ -1,0 +1,118 @@
+package enrol
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"syscall"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// StopError means that the control plane told this host to stop, such as an instance whose workspace has a later epoch.
+type StopError struct{ Denial *fault.Error }
+
+// Error returns the text of the refusal.
+func (e *StopError) Error() string { return "told to stop: " + e.Denial.Error() }
+
+// Unwrap returns the refusal.
+func (e *StopError) Unwrap() error { return e.Denial }
+
+// understand returns errors of layers below Connect as they are, and others as faults.
+func understand(err error) error {
+	var (
+		limited   *EdgeError
+		untrusted *tls.CertificateVerificationError
+		dns       *net.DNSError
+	)
+	if errors.As(err, &limited) || errors.As(err, &untrusted) || errors.As(err, &dns) || errors.Is(err, pki.ErrIdentity) ||
+		errors.Is(err, syscall.ECONNREFUSED) {
+		return err
+	}
+	return fault.FromConnect(err)
+}
+
+// decide returns the wait before the next request, or the error that ends Run.
+func (e *Enroller) decide(err error) (time.Duration, error) {
+	var limited *EdgeError
+	if errors.As(err, &limited) {
+		return max(limited.RetryAfter, e.slow()), nil
+	}
+	if errors.Is(err, ErrNoToken) {
+		return e.slow(), nil
+	}
+	f, ok := fault.As(err)
+	if !ok {
+		return e.retry.Next(0), nil
+	}
+	if f.Reason == commonv1.Reason_REASON_KEY_REUSE {
+		return e.retry.Next(f.RetryAfter), nil // with another key, which this host makes itself
+	}
+	switch fault.ActionOf(err) { //nolint:exhaustive // everything unknown waits
+	case commonv1.Action_ACTION_STOP:
+		if f.Reason == commonv1.Reason_REASON_CSR_REFUSED || f.Reason == commonv1.Reason_REASON_INVALID_ARGUMENT {
+			return e.slow(), nil // a defect of this build or of its file, no decision about this host
+		}
+		return 0, &StopError{Denial: f}
+	case commonv1.Action_ACTION_RECOVER, commonv1.Action_ACTION_REBUNDLE, commonv1.Action_ACTION_RENEW:
+		return max(f.RetryAfter, 0) + e.slow(), nil
+	default:
+		return e.retry.Next(f.RetryAfter), nil
+	}
+}
+
+func (e *Enroller) slow() time.Duration {
+	return e.cfg.SlowRetry/2 + time.Duration(e.cfg.Draw(int64(e.cfg.SlowRetry/2)))
+}
+
+func (e *Enroller) record(ctx context.Context, err error, next time.Duration) {
+	if e.deps.Record == nil {
+		return
+	}
+	detail := err.Error()
+	if f, ok := fault.As(err); ok {
+		detail = names.Of(f.Reason) + ": " + f.Public
+	}
+	const most = 512
+	if err := e.deps.Record(ctx, codeOf(err), detail[:min(len(detail), most)], next); err != nil {
+		e.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+	}
+}
+
+func codeOf(err error) commonv1.DiagnosticCode {
+	var (
+		limited   *EdgeError
+		untrusted *tls.CertificateVerificationError
+		dns       *net.DNSError
+	)
+	switch {
+	case errors.As(err, &limited):
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED
+	case errors.Is(err, ErrNotPinned), errors.As(err, &untrusted), errors.Is(err, pki.ErrIdentity):
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED
+	case errors.As(err, &dns):
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED
+	case errors.Is(err, ErrNoToken):
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
+	}
+	f, ok := fault.As(err)
+	if !ok {
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
+	}
+	switch f.Reason { //nolint:exhaustive // every other refusal is one of enrolment
+	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL:
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
+	case commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, commonv1.Reason_REASON_IDENTITY_RETIRED:
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED
+	default:
+		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED
+	}
+}
