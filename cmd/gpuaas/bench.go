@@ -6,34 +6,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/mesh/bench"
-	"github.com/gpuaas/mesh/bench/beside"
-	"github.com/gpuaas/mesh/bench/cancel"
-	"github.com/gpuaas/mesh/bench/fence"
-	"github.com/gpuaas/mesh/bench/finished"
-	"github.com/gpuaas/mesh/bench/fleet"
-	"github.com/gpuaas/mesh/bench/idle"
-	"github.com/gpuaas/mesh/bench/join"
-	"github.com/gpuaas/mesh/bench/lives"
-	"github.com/gpuaas/mesh/bench/resume"
-	"github.com/gpuaas/mesh/bench/sagas"
-	"github.com/gpuaas/mesh/bench/schemas"
-	"github.com/gpuaas/mesh/bench/streams"
-	"github.com/gpuaas/mesh/bench/tasks"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/obs"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/halt"
 )
 
@@ -59,125 +40,6 @@ type benchOptions struct {
 	ended     int  // workspaces that have ended before
 	alone     bool // the bench has no database
 	verbose   bool
-}
-
-// bencher measures one thing on a database of its own.
-type bencher func(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error)
-
-func benchStreams(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return streams.Run(ctx, streams.Options{Agents: o.agents, Database: db, Command: benchChild, Logger: o.logger})
-}
-
-func benchTasks(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return tasks.Run(ctx, tasks.Options{Agents: o.agents, Database: db, Command: benchChild, Logger: o.logger})
-}
-
-func benchSagas(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return sagas.Run(ctx, sagas.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
-		Logger: o.logger,
-	})
-}
-
-func benchFinished(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return finished.Run(ctx, finished.Options{Finished: o.ended, Version: version, Out: o.table, Logger: o.logger})
-}
-
-func benchJoin(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return join.Run(ctx, join.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner),
-		Logger: o.logger,
-	})
-}
-
-func benchJoinAlone(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return join.Run(ctx, join.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner),
-		Logger: o.logger, WithoutRedis: true,
-	})
-}
-
-func benchCancel(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return cancel.Run(ctx, cancel.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
-		Logger: o.logger,
-	})
-}
-
-func benchCancelAlone(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return cancel.Run(ctx, cancel.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
-		Logger: o.logger, HeartbeatAlone: true,
-	})
-}
-
-func benchResume(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return resume.Run(ctx, resume.Options{
-		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
-		Command: benchChild, Logger: o.logger,
-	})
-}
-
-func benchBesideDBOS(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return beside.Sagas(ctx, beside.Options{Database: db, Command: benchChild, Peers: benchPeers, Logger: o.logger})
-}
-
-func benchBesideRiver(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return beside.Tasks(ctx, beside.Options{Database: db, Command: benchChild, Peers: benchPeers, Logger: o.logger})
-}
-
-func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: version, Logger: o.logger})
-}
-
-func benchFence(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return fence.Run(ctx, fence.Options{Nodes: o.nodes, Rounds: o.rounds, Version: version, Logger: o.logger})
-}
-
-func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	if o.instances > 0 {
-		o.nodes, o.spaces = o.instances, o.instances
-	}
-	if o.sweeps {
-		return fleet.RunSweeps(ctx, fleet.SweepOptions{
-			Nodes: o.nodes, Workspaces: o.spaces, Instances: o.instances > 0, Version: version, Logger: o.logger,
-		})
-	}
-	return fleet.Run(ctx, fleet.Options{
-		Nodes: o.nodes, Workspaces: o.spaces, Instances: o.instances > 0, History: o.history, HistoryDays: o.days,
-		Cache: o.cache, Version: version, Out: o.table, Logger: o.logger,
-	})
-}
-
-func benchSchemas(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
-	return schemas.Run(ctx, schemas.Options{Schemas: o.schemas, Database: db, Out: o.table})
-}
-
-func benchList(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return fleet.RunList(ctx, fleet.ListOptions{
-		Nodes: o.nodes, Workspaces: o.spaces, Profile: o.profile, Version: version, Logger: o.logger,
-	})
-}
-
-func benchLives(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return lives.Run(ctx, lives.Options{
-		Lives: o.lives, Clients: o.clients, Version: version, Out: o.table,
-		Logger: o.logger,
-	})
-}
-
-func benchSoak(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return lives.Soak(ctx, lives.SoakOptions{
-		Options: lives.Options{Clients: o.clients, Version: version, Out: o.table, Logger: o.logger},
-		Length:  time.Duration(o.minutes) * time.Minute,
-	})
 }
 
 // newBenchCommand returns the command that measures this build on this machine.
@@ -323,44 +185,6 @@ func takeDefaults(cmd *cobra.Command) error {
 		}
 	})
 	return errors.Join(errs...)
-}
-
-// benchChild returns the command that runs this binary again, as the measured server or as its load.
-func benchChild(kind string) *exec.Cmd {
-	self, err := os.Executable()
-	if err != nil {
-		self = os.Args[0]
-	}
-	return exec.Command(self, "bench", "child", kind) //nolint:gosec,noctx // this very program; process ends it
-}
-
-// benchPeers returns the command that runs the program of the other engines, which `make peers` puts beside this one.
-func benchPeers(kind string) *exec.Cmd {
-	at := "gpuaas-bench-peers"
-	if self, err := os.Executable(); err == nil {
-		at = filepath.Join(filepath.Dir(self), at)
-	}
-	return exec.Command(at, kind) //nolint:gosec,noctx // it stands beside this program; process ends it
-}
-
-func runBenchChild(cmd *cobra.Command, kind string) error {
-	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelError}))
-	for _, serve := range []func(context.Context) (bool, error){
-		func(ctx context.Context) (bool, error) {
-			return streams.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
-		},
-		func(ctx context.Context) (bool, error) {
-			return resume.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
-		},
-		func(ctx context.Context) (bool, error) {
-			return tasks.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
-		},
-	} {
-		if mine, err := serve(cmd.Context()); mine {
-			return err
-		}
-	}
-	return exit.Usage(fmt.Errorf("no bench has a child of kind %q", kind))
 }
 
 // checkNumbers returns an error for a number on the command line with which a bench measures nothing. Zero is allowed
