@@ -10,9 +10,7 @@ package process
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -58,11 +56,6 @@ type Driver struct {
 	mu      sync.Mutex
 	off     bool
 	backoff map[string]restart
-}
-
-type restart struct {
-	next time.Time
-	wait time.Duration
 }
 
 // New makes the driver's directory and returns the driver.
@@ -342,119 +335,6 @@ func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, wor
 		return fmt.Errorf("fence instance: %w", err)
 	}
 	return nil
-}
-
-// List returns everything that was ever launched.
-func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
-	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.each() })
-}
-
-// Standing returns the instances that have not ended, and those in which processes were found after their end.
-func (d *Driver) Standing(ctx context.Context) ([]placement.Instance, error) {
-	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.noticed() })
-}
-
-func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKey, *instance]) ([]placement.Instance,
-	error,
-) {
-	var out []placement.Instance
-	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
-		for k, b := range of(l) {
-			if b.launchedAt.IsZero() && b.Op == opEnded {
-				continue // ended before it was launched
-			}
-			out = append(out, placement.Instance{
-				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID,
-				ProviderID: providerID(k.workspaceID, k.epoch), StartedAt: b.launchedAt, EndedAt: b.endedAt, Strays: b.Strays,
-				StraysAt: b.straysAt,
-			})
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list instances: %w", err)
-	}
-	return out, nil
-}
-
-// Keep powers on instances whose agent has died, and ends processes of instances that have ended, until ctx ends.
-func (d *Driver) Keep(ctx context.Context) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	var swept, pruned time.Time
-	for {
-		if time.Since(pruned) >= pruneEvery {
-			if err := d.prune(ctx, time.Now()); err != nil && ctx.Err() == nil {
-				d.logger.WarnContext(ctx, "directories of ended instances not removed", slog.Any("error", err))
-			}
-			pruned = time.Now()
-		}
-		if time.Since(swept) >= strayEvery {
-			if err := d.endStrays(ctx); err != nil && ctx.Err() == nil {
-				d.logger.WarnContext(ctx, "processes of ended instances not ended", slog.Any("error", err))
-			}
-			swept = time.Now()
-		}
-		if err := d.keepOnce(ctx); err != nil {
-			d.logger.WarnContext(ctx, "instances not kept", slog.Any("error", err))
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-func (d *Driver) keepOnce(ctx context.Context) error {
-	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
-		var errs []error
-		for k, b := range l.live() {
-			if (b.Op != opLaunched && b.Op != opRestarted) || alive(b.PID, b.StartTicks) || !d.due(k) {
-				continue
-			}
-			if err := d.restore(ctx, k, b, write); err != nil {
-				errs = append(errs, err)
-			}
-		}
-		return errors.Join(errs...)
-	})
-	if err != nil {
-		return fmt.Errorf("keep instances: %w", err)
-	}
-	return nil
-}
-
-// due paces restarts of an instance that keeps dying.
-func (d *Driver) due(k instanceKey) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.off {
-		return false
-	}
-	id := instanceID(k.workspaceID, k.epoch)
-	r := d.backoff[id]
-	now := time.Now()
-	if now.Before(r.next) {
-		return false
-	}
-	if now.Sub(r.next) > time.Minute {
-		r.wait = 0
-	}
-	r.wait = min(max(2*r.wait, 500*time.Millisecond), 30*time.Second)
-	r.next = now.Add(r.wait)
-	d.backoff[id] = r
-	return true
-}
-
-func (d *Driver) restore(ctx context.Context, k instanceKey, b *instance, write func(entry) error) error {
-	pid, err := d.start(k.workspaceID, k.epoch, b.GPUs, nil)
-	if err != nil {
-		return err
-	}
-	d.logger.InfoContext(ctx, "instance powered on again", slog.String("workspace_id", k.workspaceID),
-		slog.Int64("epoch", k.epoch), slog.Int("pid", pid))
-	return write(entry{Op: opRestarted, WorkspaceID: k.workspaceID, Epoch: k.epoch, PID: pid, StartTicks: startTicks(pid)})
 }
 
 // PowerOff stops everything that runs on the instances without ending them: the next Keep powers them on again. It is
