@@ -30,7 +30,8 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -192,8 +193,8 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 	if err != nil {
 		return key, "", err
 	}
-	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: r.opts.Logger, Persons: rpc.NewPersonVerifier(public, nil)},
-		rpc.ServerConfig{
+	srv, err := port.New(ctx, port.Deps{Logger: r.opts.Logger, Persons: assertion.NewVerifier(public, nil)},
+		port.Config{
 			Name: "internal", Addr: "127.0.0.1:0", MaxReadBytes: 8 << 20,
 			TLS: pki.ServerConfig{
 				Store: store, TrustDomain: nodeapitest.TrustDomain,

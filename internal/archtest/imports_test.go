@@ -59,6 +59,7 @@ func walls() []wall {
 	all = append(all, rooms()...)
 	all = append(all, runtimeRooms()...)
 	all = append(all, clientRooms()...)
+	all = append(all, rpcRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -110,10 +111,14 @@ func TestRequestsAreDecidedInOnePlace(t *testing.T) {
 func runtimeRooms() []wall {
 	const r = "agent/runtime/"
 	return []wall{
-		{name: "isolation knows no output and no supervision", from: []string{r + "isolation"},
-			to: []string{r + "jsonfile", r + "output", r + "process"}},
-		{name: "output knows no isolation and no supervision", from: []string{r + "output"},
-			to: []string{r + "isolation", r + "process", r + "procfs"}},
+		{
+			name: "isolation knows no output and no supervision", from: []string{r + "isolation"},
+			to: []string{r + "jsonfile", r + "output", r + "process"},
+		},
+		{
+			name: "output knows no isolation and no supervision", from: []string{r + "output"},
+			to: []string{r + "isolation", r + "process", r + "procfs"},
+		},
 		{
 			name: "identities of processes and files know no workload", from: []string{r + "jsonfile", r + "procfs"},
 			to: []string{r + "isolation", r + "output", r + "process", r + "uid"},
@@ -141,9 +146,34 @@ func clientRooms() []wall {
 	for _, noun := range nouns {
 		others := slices.DeleteFunc(slices.Clone(nouns),
 			func(o string) bool { return o == noun || o == c+"records" || o == c+"operations" })
-		all = append(all, wall{name: noun + " uses no other noun but records and operations", from: []string{noun}, to: others})
+		all = append(all, wall{name: noun + " uses no other noun but records and operations", from: []string{noun},
+			to: others})
 	}
 	return all
+}
+
+// rpcRooms are the walls between the packages of rpc: the port knows the guard and what the guard needs, and the client's
+// side knows neither.
+func rpcRooms() []wall {
+	const r = "internal/rpc/"
+	return []wall{
+		{
+			name: "what a message may hold knows no caller", from: []string{r + "codec", r + "descriptors"},
+			to: []string{r + "assertion", r + "calls", r + "guard", r + "port"},
+		},
+		{
+			name: "an assertion knows no method that needs it", from: []string{r + "assertion"},
+			to: []string{r + "calls", r + "codec", r + "guard", r + "port"}, product: true,
+		},
+		{
+			name: "the side that calls knows nothing of the side that serves", from: []string{r + "calls"},
+			to: []string{r + "codec", r + "guard", r + "port"}, product: true,
+		},
+		{
+			name: "the guard knows no port", from: []string{r + "guard"}, to: []string{r + "calls", r + "port"},
+		},
+		{name: "a port makes no calls", from: []string{r + "port"}, to: []string{r + "calls"}, product: true},
+	}
 }
 
 func TestImportWalls(t *testing.T) {

@@ -38,8 +38,8 @@ func correlationFields(c *obs.Correlation) []headerField {
 	}
 }
 
-// writeCorrelation puts the context's ids into the headers of a call. A call without a correlation id starts one.
-func writeCorrelation(ctx context.Context, header http.Header) {
+// WriteCorrelation puts the context's ids into the headers of a call. A call without a correlation id starts one.
+func WriteCorrelation(ctx context.Context, header http.Header) {
 	c := obs.From(ctx)
 	if c.CorrelationID == "" {
 		c.CorrelationID = ids.New()
@@ -51,9 +51,9 @@ func writeCorrelation(ctx context.Context, header http.Header) {
 	}
 }
 
-// readCorrelation puts the ids of a request into its context: all of them from a service, the correlation id alone from
+// ReadCorrelation puts the ids of a request into its context: all of them from a service, the correlation id alone from
 // any other caller, since the others would let a stranger write into the log lines of objects that are not its own.
-func readCorrelation(ctx context.Context, header http.Header, trusted bool) context.Context {
+func ReadCorrelation(ctx context.Context, header http.Header, trusted bool) context.Context {
 	var c obs.Correlation
 	for i, field := range correlationFields(&c) {
 		if i > 0 && !trusted {

@@ -1,14 +1,12 @@
-// Package rpc owns how services are called: the servers and clients of Connect over mutual TLS, and the checks before
-// every method.
-//
-// It trusts the verified TLS chain for the caller, the method options of the protos for the permitted callers, and the
-// configured public keys of readmodel for the person on whose behalf the caller acts. It never decides about an object:
-// the owner of a method does, with the caller and the person that this package puts into the context.
+// Package rpc has the identity of a call: the peer that makes it, the person that it is made for, the ids by which its
+// log lines are found, and the policy of the method that is called. The packages below it serve and make calls.
 //
 //	handshake (package pki) → peer of the chain → allow-list of the method → person → validation → the method → sanitised error
+//	└── port ─────────────┘ └────────────── guard, with assertion and codec ──────────────┘
 //
-// Guarantees: a method without a policy stops the server from starting; a request reaches a method only if its caller
-// is in that method's list; a person's assertion is good for one request, for 60 seconds, once; a client gets a fault's
-// sentence or "internal error", and this package logs the cause once. Streams end in order when the server drains, and
-// when the certificate that opened them expires.
+// The packages trust the verified TLS chain for the caller, the method options of the protos for the permitted callers,
+// and the configured public keys of readmodel for the person on whose behalf the caller acts. They never decide about an
+// object: the owner of a method does, with the caller and the person that the context has.
+//
+// This package reads policies and does not apply them: package guard does. It knows no transport.
 package rpc

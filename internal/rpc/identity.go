@@ -34,8 +34,7 @@ func PeerFrom(ctx context.Context) (pki.Peer, bool) {
 	return peer, ok
 }
 
-// WithPeer puts a verified peer into a context. It is for transports other than this package's, and for tests of
-// methods.
+// WithPeer puts a verified peer into a context. It is for transports and for tests of methods.
 func WithPeer(ctx context.Context, peer pki.Peer) context.Context {
 	return context.WithValue(ctx, peerKey{}, peer)
 }
@@ -46,13 +45,13 @@ func PersonFrom(ctx context.Context) (Person, bool) {
 	return person, ok
 }
 
-// WithPerson puts an authenticated person into a context. On the client side Asserter asserts that person.
+// WithPerson puts an authenticated person into a context. On the client side assertion.Signer asserts that person.
 func WithPerson(ctx context.Context, person Person) context.Context {
 	return context.WithValue(ctx, personKey{}, person)
 }
 
-// callerOf returns the name of a peer as policies spell it: a service's name, node, or anonymous without one.
-func callerOf(ctx context.Context) string {
+// CallerOf returns the name of a peer as policies spell it: a service's name, node, or anonymous without one.
+func CallerOf(ctx context.Context) string {
 	peer, ok := PeerFrom(ctx)
 	switch {
 	case !ok:

@@ -39,9 +39,9 @@ type Policy struct {
 // Allows reports whether a caller (a service's name, node, person or anonymous) is in the list.
 func (p Policy) Allows(caller string) bool { return slices.Contains(p.Callers, caller) }
 
-// operators reports whether the method is for people of the operator alone: it has roles, and none that people of a
+// Operators reports whether the method is for people of the operator alone: it has roles, and none that people of a
 // tenant have by themselves. Such a method concerns the fleet, so no role admits a person who is bound to a tenant.
-func (p Policy) operators() bool {
+func (p Policy) Operators() bool {
 	return len(p.Roles) > 0 && !slices.Contains(p.Roles, "tenant") && !slices.Contains(p.Roles, "viewer")
 }
 

@@ -28,7 +28,9 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/policy/policystore"
 	"github.com/gpuaas/mesh/internal/retention"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 )
 
 // TLS locates the files of a service's own certificate.
@@ -315,10 +317,10 @@ func (b *Base) Room(ctx context.Context) error { return b.exhaustion.Check(ctx) 
 func (b *Base) Self() pki.ID { return pki.ServiceID(b.Config.TrustDomain, b.Name) }
 
 // InternalServer makes the port that other services call, to be mounted on and run by the service.
-func (b *Base) InternalServer(ctx context.Context, persons *rpc.PersonVerifier) (*rpc.Server, error) {
-	srv, err := rpc.NewServer(ctx,
-		rpc.ServerDeps{Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Persons: persons, Translate: pg.Fault},
-		rpc.ServerConfig{
+func (b *Base) InternalServer(ctx context.Context, persons *assertion.Verifier) (*port.Server, error) {
+	srv, err := port.New(ctx,
+		port.Deps{Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Persons: persons, Translate: pg.Fault},
+		port.Config{
 			Name: "internal", Addr: b.Config.Listen,
 			TLS: pki.ServerConfig{
 				Store: b.Store, TrustDomain: b.Config.TrustDomain,
@@ -356,7 +358,7 @@ type Client struct {
 }
 
 // Peer makes the client of another service, at host:port. asserter is for readmodel alone.
-func (b *Base) Peer(name, addr string, asserter *rpc.Asserter) (Client, error) {
+func (b *Base) Peer(name, addr string, asserter *assertion.Signer) (Client, error) {
 	at, err := b.peers(name, asserter)
 	if err != nil {
 		return Client{}, err
@@ -368,14 +370,14 @@ func (b *Base) Peer(name, addr string, asserter *rpc.Asserter) (Client, error) {
 // connections.
 func (b *Base) Peers(name string) (func(addr string) Client, error) { return b.peers(name, nil) }
 
-func (b *Base) peers(name string, asserter *rpc.Asserter) (func(addr string) Client, error) {
+func (b *Base) peers(name string, asserter *assertion.Signer) (func(addr string) Client, error) {
 	cfg := pki.ClientConfig{Store: b.Store, Roots: b.Services, Server: pki.ServiceID(b.Config.TrustDomain, name)}
-	hc, err := rpc.HTTPClient(cfg, rpc.HTTPConfig{})
+	hc, err := calls.HTTPClient(cfg, calls.HTTPConfig{})
 	if err != nil {
 		return nil, fmt.Errorf("client of %s: %w", name, err)
 	}
 	b.clients = append(b.clients, hc)
-	opts := rpc.ClientOptions(rpc.ClientConfig{MaxReadBytes: 16 << 20, MaxSendBytes: 8 << 20, Asserter: asserter})
+	opts := calls.Options(calls.Config{MaxReadBytes: 16 << 20, MaxSendBytes: 8 << 20, Asserter: asserter})
 	return func(addr string) Client { return Client{HTTP: hc, BaseURL: "https://" + addr, Options: opts} }, nil
 }
 

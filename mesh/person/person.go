@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
 	"github.com/gpuaas/mesh/services/readmodel"
 )
 
@@ -113,13 +113,13 @@ func Dial(cfg Config) (*Client, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 15 * time.Second
 	}
-	hc, err := rpc.HTTPClient(pki.ClientConfig{Roots: cfg.Roots, Server: pki.ServiceID(cfg.TrustDomain, Service)},
-		rpc.HTTPConfig{})
+	hc, err := calls.HTTPClient(pki.ClientConfig{Roots: cfg.Roots, Server: pki.ServiceID(cfg.TrustDomain, Service)},
+		calls.HTTPConfig{})
 	if err != nil {
 		return nil, fmt.Errorf("dial mesh: %w", err)
 	}
 	options := append([]connect.ClientOption{connect.WithInterceptors(cfg.Interceptors...)},
-		rpc.ClientOptions(rpc.ClientConfig{Timeout: cfg.Timeout, MaxReadBytes: 16 << 20})...)
+		calls.Options(calls.Config{Timeout: cfg.Timeout, MaxReadBytes: 16 << 20})...)
 	options = append(options, connect.WithInterceptors(bearer(cfg.Token)))
 	base := "https://" + cfg.Server
 	return &Client{

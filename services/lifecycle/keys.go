@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -18,12 +18,12 @@ import (
 type signingKeys struct {
 	tasks   *envelope.Ring
 	join    *joinstate.Verifier
-	persons *rpc.PersonVerifier
+	persons *assertion.Verifier
 }
 
 func (k *signingKeys) open(ctx context.Context, base *service.Base, cfg Config) error {
 	k.tasks = &envelope.Ring{}
-	k.join, k.persons = &joinstate.Verifier{}, rpc.NewPersonVerifier(nil, nil)
+	k.join, k.persons = &joinstate.Verifier{}, assertion.NewVerifier(nil, nil)
 	_, err := base.OpenKeys(ctx, nil,
 		keyset.Part{
 			// An agent's report of an attempt that the database lost also counts with an envelope signed by a former key: the

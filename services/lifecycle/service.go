@@ -27,7 +27,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/reannounce"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
@@ -58,7 +58,7 @@ type Deps struct {
 type Service struct {
 	base      *service.Base
 	cfg       Config
-	server    *rpc.Server
+	server    *port.Server
 	workloads *pgxpool.Pool
 	redis     *redis.Client
 	instances *process.Driver

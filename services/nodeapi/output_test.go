@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
@@ -29,15 +29,15 @@ func (k *kit) relayAs(service, addr string) nodev1connect.RelayServiceClient {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	client, err := rpc.HTTPClient(pki.ClientConfig{
+	client, err := calls.HTTPClient(pki.ClientConfig{
 		Store: store, Roots: roots,
 		Server: pki.ServiceID(nodeapitest.TrustDomain, "nodeapi"),
-	}, rpc.HTTPConfig{})
+	}, calls.HTTPConfig{})
 	if err != nil {
 		k.t.Fatal(err)
 	}
 	k.t.Cleanup(client.CloseIdleConnections)
-	return nodev1connect.NewRelayServiceClient(client, "https://"+addr, rpc.ClientOptions(rpc.ClientConfig{})...)
+	return nodev1connect.NewRelayServiceClient(client, "https://"+addr, calls.Options(calls.Config{})...)
 }
 
 func isOutputRequest(f *nodev1.ConnectResponse) bool { return f.GetOutputRequest() != nil }

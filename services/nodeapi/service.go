@@ -22,7 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
 	"github.com/gpuaas/mesh/services/nodeapi/facts"
@@ -49,7 +49,7 @@ type Service struct {
 	roster *roster.Roster
 	facts  *facts.Writer
 	// internal serves the calls of other services.
-	internal *rpc.Server
+	internal *port.Server
 }
 
 // New builds a replica. It listens, and serves nothing before Run.

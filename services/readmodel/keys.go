@@ -6,14 +6,14 @@ import (
 
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
 // asserter returns the signer of the assertions that name the person on whose behalf this service calls. It uses the
 // key that signs at the time of the call, which also signs checkpoints of the audit log.
-func (s *Service) asserter(ctx context.Context, log *project.Audit) (*rpc.Asserter, error) {
-	var asserter *rpc.Asserter
+func (s *Service) asserter(ctx context.Context, log *project.Audit) (*assertion.Signer, error) {
+	var asserter *assertion.Signer
 	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{
 		Kind: keyset.Assertion, Signs: true, Files: keyset.FilesOf(s.cfg.AssertionKeyFile),
 		Outstanding: func(ctx context.Context, q pg.Querier, key keyset.Key) (string, error) {
@@ -21,7 +21,7 @@ func (s *Service) asserter(ctx context.Context, log *project.Audit) (*rpc.Assert
 		},
 		Changed: func(v keyset.View) error {
 			if asserter == nil {
-				asserter = rpc.NewAsserter(v.Signing, nil)
+				asserter = assertion.NewSigner(v.Signing, nil)
 			}
 			asserter.Replace(v.Signing)
 			asserter.Guard(v.Confirmed)

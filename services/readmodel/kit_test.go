@@ -37,6 +37,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel"
@@ -240,16 +242,16 @@ func (k *kit) configure() readmodel.Config {
 	cfg.PeopleHosts = []string{"localhost", "127.0.0.1"}
 	key, err := pki.LoadOrCreateSigningKey(cfg.AssertionKeyFile)
 	k.check(err)
-	keys, err := rpc.NewAsserter(key, nil).KeySet()
+	keys, err := assertion.NewSigner(key, nil).KeySet()
 	k.check(err)
-	cfg.Peers.Lifecycle = k.owner("lifecycle", keys, func(s *rpc.Server) {
+	cfg.Peers.Lifecycle = k.owner("lifecycle", keys, func(s *port.Server) {
 		k.mount(s)(lifecyclev1connect.NewWorkspaceServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewOutputServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewTaskServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewGateServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("lock_store"), s.HandlerOptions()...))
 	})
-	cfg.Peers.Recovery = k.owner("recovery", keys, func(s *rpc.Server) {
+	cfg.Peers.Recovery = k.owner("recovery", keys, func(s *port.Server) {
 		k.mount(s)(recoveryv1connect.NewIdentityServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewPolicyServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewWatchdogServiceHandler(k.owners, s.HandlerOptions()...))
@@ -259,18 +261,18 @@ func (k *kit) configure() readmodel.Config {
 	return cfg
 }
 
-func (k *kit) mount(s *rpc.Server) func(string, http.Handler) {
+func (k *kit) mount(s *port.Server) func(string, http.Handler) {
 	return func(path string, h http.Handler) {
 		k.t.Helper()
 		k.check(s.Mount(path, h))
 	}
 }
 
-func (k *kit) owner(name string, keys *pki.KeySet, mount func(*rpc.Server)) string {
+func (k *kit) owner(name string, keys *pki.KeySet, mount func(*port.Server)) string {
 	k.t.Helper()
-	server, err := rpc.NewServer(k.t.Context(), rpc.ServerDeps{
-		Logger: testkit.Logger(k.t), Persons: rpc.NewPersonVerifier(keys, nil),
-	}, rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: k.authorities.ServerTLS(k.t, name)})
+	server, err := port.New(k.t.Context(), port.Deps{
+		Logger: testkit.Logger(k.t), Persons: assertion.NewVerifier(keys, nil),
+	}, port.Config{Name: "internal", Addr: "127.0.0.1:0", TLS: k.authorities.ServerTLS(k.t, name)})
 	k.check(err)
 	mount(server)
 	rpctest.Run(k.t, server)

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/readmodel/gateway"
 	"github.com/gpuaas/mesh/services/readmodel/project"
@@ -39,7 +39,7 @@ type Deps struct {
 type Service struct {
 	base      *service.Base
 	cfg       Config
-	people    *rpc.Server
+	people    *port.Server
 	sessions  *gateway.Sessions
 	refusals  *gateway.Refusals
 	projector *project.Projector
@@ -204,10 +204,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err != nil {
 		return err
 	}
-	s.people, err = rpc.NewServer(ctx, rpc.ServerDeps{
+	s.people, err = port.New(ctx, port.Deps{
 		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Authenticate: s.sessions.Authenticate,
 		OnDenied: s.refusals.Denied, Wrap: edge, Translate: pg.Fault,
-	}, rpc.ServerConfig{
+	}, port.Config{
 		Name: "people", Addr: s.cfg.PeopleListen,
 		TLS: pki.ServerConfig{Store: b.Store, TrustDomain: b.Config.TrustDomain}, // people have no certificates
 	})

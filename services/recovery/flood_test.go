@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
 )
 
 // TestSlowPeersOfEnrolmentAreClosed: any client can reach this port, and a slow one does not keep its connection;
@@ -117,7 +117,7 @@ func (m *mesh) enrol(t *testing.T, name string) {
 	t.Helper()
 	console, url := m.client("readmodel")
 	people := recoveryv1connect.NewIdentityServiceClient(console, url,
-		rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
+		calls.Options(calls.Config{Asserter: m.asserter})...)
 	bundle, err := people.IssueBootstrap(m.asPerson("operator"), &recoveryv1.IssueBootstrapRequest{Name: name})
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func (m *mesh) enrolment(t *testing.T) recoveryv1connect.EnrollmentServiceClient
 	t.Helper()
 	return recoveryv1connect.NewEnrollmentServiceClient(m.authorities.Client(t, "recovery", nil),
 		"https://"+m.service.EnrollAddr(),
-		rpc.ClientOptions(rpc.ClientConfig{MaxSendBytes: 64 << 20})...)
+		calls.Options(calls.Config{MaxSendBytes: 64 << 20})...)
 }
 
 // TestOversizeEnrolmentIsRefused: a request that is too large is refused with a reason before it is read, and the port

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/keys"
 )
@@ -18,7 +18,7 @@ import (
 // signingKeys are the keys with which this service signs and verifies, and the public keys that it sends to agents.
 type signingKeys struct {
 	join    joinstate.Ring
-	persons *rpc.PersonVerifier
+	persons *assertion.Verifier
 	tasks   atomic.Pointer[pki.KeySet]
 }
 
@@ -33,7 +33,7 @@ func (k *signingKeys) taskKeys() (string, error) {
 
 func (s *Service) openKeys(ctx context.Context) error {
 	k := &s.keys
-	k.persons = rpc.NewPersonVerifier(nil, nil)
+	k.persons = assertion.NewVerifier(nil, nil)
 	_, err := s.base.OpenKeys(ctx, nil,
 		keyset.Part{
 			Kind: keyset.JoinState, Signs: true, Files: keyset.DirFiles(s.cfg.JoinStateKeys, "join-"),

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery"
 	"github.com/gpuaas/mesh/services/recovery/keys"
@@ -66,7 +66,7 @@ func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
 	m := start(t, func(c *recovery.Config) { c.SweepEvery = time.Hour }) // only the test checks for problems
 	console, url := m.client("readmodel")
 	people := recoveryv1connect.NewKeyServiceClient(console, url,
-		rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
+		calls.Options(calls.Config{Asserter: m.asserter})...)
 	ask := func(dry bool, key string, roles ...string) error {
 		_, err := people.RotateKey(m.asPerson(roles...), &recoveryv1.RotateKeyRequest{
 			Kind: recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, Reason: "yearly", IdempotencyKey: key, DryRun: dry,

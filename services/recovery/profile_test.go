@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pki/ca"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -20,7 +20,7 @@ import (
 func TestTheProfileFollowsItsFile(t *testing.T) {
 	m := start(t)
 	replica, url := m.client("nodeapi")
-	sessions := recoveryv1connect.NewSessionServiceClient(replica, url, rpc.ClientOptions(rpc.ClientConfig{})...)
+	sessions := recoveryv1connect.NewSessionServiceClient(replica, url, calls.Options(calls.Config{})...)
 	fingerprint := func() string {
 		t.Helper()
 		opened, err := sessions.OpenSessions(m.ctx, &recoveryv1.OpenSessionsRequest{Sessions: []*recoveryv1.OpenSession{{

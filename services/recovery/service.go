@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/reannounce"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/authority"
 	"github.com/gpuaas/mesh/services/recovery/castore"
@@ -46,8 +46,8 @@ type Deps struct {
 type Service struct {
 	base     *service.Base
 	cfg      Config
-	internal *rpc.Server
-	enroll   *rpc.Server // nil if this replica serves no enrolment
+	internal *port.Server
+	enroll   *port.Server // nil if this replica serves no enrolment
 	signer   ca.Signer
 	owned    bool           // the service must close the signer
 	castore  *castore.Store // nil if the authority has no database of its own
@@ -230,9 +230,9 @@ func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) 
 		return nil
 	}
 	var err error
-	s.enroll, err = rpc.NewServer(ctx, rpc.ServerDeps{
+	s.enroll, err = port.New(ctx, port.Deps{
 		Logger: s.base.Logger, Registerer: s.base.Registry.ForService(s.base.Name), Translate: pg.Fault,
-	}, rpc.ServerConfig{
+	}, port.Config{
 		Name: "enrollment", Addr: s.cfg.EnrollListen, MaxReadBytes: 64 << 10, MaxStreams: 16,
 		// Any client can connect to this port, so a slow client must not keep a connection for long.
 		RequestTimeout: 15 * time.Second, IdleTimeout: 10 * time.Second,
@@ -270,7 +270,7 @@ func (s *Service) Run(ctx context.Context) error {
 
 // Close releases the resources that New opened. It is for a service whose Run is never called.
 func (s *Service) Close() {
-	for _, server := range []*rpc.Server{s.internal, s.enroll} {
+	for _, server := range []*port.Server{s.internal, s.enroll} {
 		if server != nil {
 			_ = server.Close() // it never served
 		}

@@ -28,6 +28,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery"
@@ -66,7 +69,7 @@ type mesh struct {
 	ctx         context.Context
 	db          *testkit.Database
 	authorities *rpctest.Authorities
-	asserter    *rpc.Asserter
+	asserter    *assertion.Signer
 	gates       *gates
 	cfg         recovery.Config
 	service     *recovery.Service
@@ -85,9 +88,9 @@ func start(t *testing.T, change ...func(*recovery.Config)) *mesh {
 	t.Helper()
 	testkit.IO(t)
 	m := &mesh{t: t, ctx: testkit.Context(t), db: testkit.DB(t), authorities: rpctest.NewAuthorities(t), gates: &gates{}}
-	lifecycle, err := rpc.NewServer(m.ctx,
-		rpc.ServerDeps{Logger: testkit.Logger(t), Persons: rpc.NewPersonVerifier(nil, nil)},
-		rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: m.authorities.ServerTLS(t, "lifecycle")})
+	lifecycle, err := port.New(m.ctx,
+		port.Deps{Logger: testkit.Logger(t), Persons: assertion.NewVerifier(nil, nil)},
+		port.Config{Name: "internal", Addr: "127.0.0.1:0", TLS: m.authorities.ServerTLS(t, "lifecycle")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +110,7 @@ func start(t *testing.T, change ...func(*recovery.Config)) *mesh {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.asserter = rpc.NewAsserter(key, nil)
+	m.asserter = assertion.NewSigner(key, nil)
 	set, err := m.asserter.KeySet()
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +164,7 @@ func (m *mesh) asPerson(roles ...string) context.Context {
 func TestFromBundleToFence(t *testing.T) {
 	m := start(t)
 	console, url := m.client("readmodel")
-	opts := rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})
+	opts := calls.Options(calls.Config{Asserter: m.asserter})
 	people := recoveryv1connect.NewIdentityServiceClient(console, url, opts...)
 	bundle, err := people.IssueBootstrap(m.asPerson("operator"), &recoveryv1.IssueBootstrapRequest{Name: "node-1"})
 	if err != nil {
@@ -183,7 +186,7 @@ func TestFromBundleToFence(t *testing.T) {
 	}
 	machine := m.authorities.Client(t, "recovery", nil)
 	enrolment := recoveryv1connect.NewEnrollmentServiceClient(machine, "https://"+m.service.EnrollAddr(),
-		rpc.ClientOptions(rpc.ClientConfig{})...)
+		calls.Options(calls.Config{})...)
 	enrolled, err := enrolment.Enroll(m.ctx, &recoveryv1.EnrollRequest{Token: bundle.GetToken(), Csr: csr})
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +204,7 @@ func TestFromBundleToFence(t *testing.T) {
 
 	// nodeapi: watch, open, confirm.
 	replica, _ := m.client("nodeapi")
-	sessions := recoveryv1connect.NewSessionServiceClient(replica, url, rpc.ClientOptions(rpc.ClientConfig{})...)
+	sessions := recoveryv1connect.NewSessionServiceClient(replica, url, calls.Options(calls.Config{})...)
 	view := watch(t, m, sessions)
 	certs, err := pki.DecodeCertificates(enrolled.GetCertificateChainPem())
 	if err != nil {
@@ -360,7 +363,7 @@ func TestPolicyService(t *testing.T) {
 	m := start(t)
 	console, url := m.client("readmodel")
 	admin := recoveryv1connect.NewPolicyServiceClient(console, url,
-		rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
+		calls.Options(calls.Config{Asserter: m.asserter})...)
 	list, err := admin.GetPolicy(m.asPerson("viewer"), &recoveryv1.GetPolicyRequest{})
 	if err != nil || len(list.GetKeys()) != len(policy.Keys()) {
 		t.Fatalf("%d keys, %v", len(list.GetKeys()), err)
@@ -418,7 +421,7 @@ func TestRefusesWhoMayNotCall(t *testing.T) {
 	// The enrolment port serves enrolment and nothing else.
 	machine := m.authorities.Client(t, "recovery", nil)
 	people := recoveryv1connect.NewIdentityServiceClient(machine, "https://"+m.service.EnrollAddr(),
-		rpc.ClientOptions(rpc.ClientConfig{})...)
+		calls.Options(calls.Config{})...)
 	if _, err := people.IssueBootstrap(m.ctx, &recoveryv1.IssueBootstrapRequest{Name: "node-1"}); err == nil {
 		t.Error("the enrolment port issues tokens")
 	}
@@ -478,7 +481,7 @@ func TestSweepRuns(t *testing.T) {
 func TestDatabaseAwayInvitesToAskAgain(t *testing.T) {
 	m := start(t)
 	replica, url := m.client("nodeapi")
-	sessions := recoveryv1connect.NewSessionServiceClient(replica, url, rpc.ClientOptions(rpc.ClientConfig{})...)
+	sessions := recoveryv1connect.NewSessionServiceClient(replica, url, calls.Options(calls.Config{})...)
 	ask := func() error {
 		_, err := sessions.OpenSessions(m.ctx, &recoveryv1.OpenSessionsRequest{Sessions: []*recoveryv1.OpenSession{{
 			SessionId: ids.New(), NodeId: ids.New(), NodeInstanceId: ids.New(), Serial: "aa",

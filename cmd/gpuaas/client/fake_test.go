@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -172,7 +173,7 @@ func mesh(t *testing.T) *fake {
 	authorities := rpctest.NewAuthorities(t)
 	tls := authorities.ServerTLS(t, "readmodel")
 	tls.Clients = nil
-	server, err := rpc.NewServer(t.Context(), rpc.ServerDeps{
+	server, err := port.New(t.Context(), port.Deps{
 		Logger: testkit.Logger(t),
 		Authenticate: func(_ context.Context, _ string, header http.Header) (rpc.Person, error) {
 			f.mu.Lock()
@@ -185,7 +186,7 @@ func mesh(t *testing.T) *fake {
 			}
 			return rpc.Person{Subject: subject, Roles: []string{"operator", "security"}}, nil
 		},
-	}, rpc.ServerConfig{Name: "console", Addr: "127.0.0.1:0", TLS: tls})
+	}, port.Config{Name: "console", Addr: "127.0.0.1:0", TLS: tls})
 	if err != nil {
 		t.Fatal(err)
 	}

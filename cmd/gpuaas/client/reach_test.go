@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -24,8 +24,8 @@ func TestWhatWasReachedInstead(t *testing.T) {
 		if nodes {
 			config.Clients = []pki.Trust{{Kind: pki.KindNode, Bundle: a.ServiceRoots}}
 		}
-		server, err := rpc.NewServer(t.Context(), rpc.ServerDeps{Logger: testkit.Logger(t)},
-			rpc.ServerConfig{Name: service, Addr: "127.0.0.1:0", TLS: config})
+		server, err := port.New(t.Context(), port.Deps{Logger: testkit.Logger(t)},
+			port.Config{Name: service, Addr: "127.0.0.1:0", TLS: config})
 		if err != nil {
 			t.Fatal(err)
 		}

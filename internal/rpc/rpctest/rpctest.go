@@ -22,6 +22,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -94,16 +96,16 @@ func (a *Authorities) ServerTLS(tb testing.TB, service string) pki.ServerConfig 
 // Client returns an HTTP client for a service, which presents store (nil: no certificate) and closes with the test.
 func (a *Authorities) Client(tb testing.TB, server string, store *pki.Store) *http.Client {
 	tb.Helper()
-	client, err := rpc.HTTPClient(pki.ClientConfig{
+	client, err := calls.HTTPClient(pki.ClientConfig{
 		Store: store, Roots: a.ServiceRoots, Server: pki.ServiceID(TrustDomain, server),
-	}, rpc.HTTPConfig{})
+	}, calls.HTTPConfig{})
 	must(tb, err)
 	tb.Cleanup(client.CloseIdleConnections)
 	return client
 }
 
 // Run runs a server until the test ends.
-func Run(tb testing.TB, server *rpc.Server) {
+func Run(tb testing.TB, server *port.Server) {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(tb.Context())
 	done := make(chan error, 1)
@@ -139,7 +141,7 @@ type Target struct {
 	URL         string // https://host:port
 	Service     string // who the server is
 	Authorities *Authorities
-	// Services are the full names of the mounted services: rpc.Server.Services.
+	// Services are the full names of the mounted services: port.Server.Services.
 	Services []string
 }
 

@@ -10,6 +10,9 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -19,14 +22,14 @@ import (
 func (p *cluster) wire() lifecyclev1connect.AllocationServiceClient {
 	p.t.Helper()
 	authorities := rpctest.NewAuthorities(p.t)
-	asserter := rpc.NewAsserter(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)), nil)
+	asserter := assertion.NewSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)), nil)
 	keys, err := asserter.KeySet()
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	server, err := rpc.NewServer(p.t.Context(),
-		rpc.ServerDeps{Logger: testkit.Logger(p.t), Persons: rpc.NewPersonVerifier(keys, nil)},
-		rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: authorities.ServerTLS(p.t, "lifecycle")})
+	server, err := port.New(p.t.Context(),
+		port.Deps{Logger: testkit.Logger(p.t), Persons: assertion.NewVerifier(keys, nil)},
+		port.Config{Name: "internal", Addr: "127.0.0.1:0", TLS: authorities.ServerTLS(p.t, "lifecycle")})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -38,7 +41,7 @@ func (p *cluster) wire() lifecyclev1connect.AllocationServiceClient {
 	rpctest.Run(p.t, server)
 	return lifecyclev1connect.NewAllocationServiceClient(authorities.Client(p.t, "lifecycle",
 		authorities.Service(p.t, "readmodel")), server.URL(),
-		rpc.ClientOptions(rpc.ClientConfig{Asserter: asserter})...)
+		calls.Options(calls.Config{Asserter: asserter})...)
 }
 
 // Every wrong way to force a release, over the wire, and none of them changes a row.

@@ -16,7 +16,9 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -351,9 +353,9 @@ func (k *kit) watch(ctx context.Context) <-chan *lifecyclev1.WatchWorkResponse {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	persons := rpc.NewPersonVerifier(set, nil)
-	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: testkit.Logger(k.t), Persons: persons},
-		rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: a.ServerTLS(k.t, "lifecycle")})
+	persons := assertion.NewVerifier(set, nil)
+	srv, err := port.New(ctx, port.Deps{Logger: testkit.Logger(k.t), Persons: persons},
+		port.Config{Name: "internal", Addr: "127.0.0.1:0", TLS: a.ServerTLS(k.t, "lifecycle")})
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -363,7 +365,7 @@ func (k *kit) watch(ctx context.Context) <-chan *lifecyclev1.WatchWorkResponse {
 	}
 	rpctest.Run(k.t, srv)
 	client := lifecyclev1connect.NewTaskServiceClient(a.Client(k.t, "lifecycle", a.Service(k.t, "nodeapi")),
-		"https://"+srv.Addr().String(), rpc.ClientOptions(rpc.ClientConfig{})...)
+		"https://"+srv.Addr().String(), calls.Options(calls.Config{})...)
 	stream, err := client.WatchWork(ctx, &lifecyclev1.WatchWorkRequest{ReplicaId: ids.New()})
 	if err != nil {
 		k.t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/guard"
 )
 
 // streamedAtOnce bounds the requests of one stream that are served at once: beyond it the stream is not read.
@@ -89,23 +89,24 @@ func (s *Server) streamed(ctx context.Context, out *outlet,
 	var denial *commonv1.Denial
 	switch r := req.GetRequest().(type) {
 	case *lifecyclev1.StreamWorkRequest_Lease:
-		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceLeaseTasksProcedure, r.Lease, func(ctx context.Context) error {
-			res, err := s.LeaseTasks(ctx, r.Lease)
-			answer.Response = &lifecyclev1.StreamWorkResponse_Lease{Lease: res}
-			if err == nil && r.Lease.GetStanding() {
-				s.standing.put(out, r.Lease, res.GetRefused())
-			}
-			return err
-		})
+		denial = guard.Frame(ctx, lifecyclev1connect.TaskServiceLeaseTasksProcedure, r.Lease,
+			func(ctx context.Context) error {
+				res, err := s.LeaseTasks(ctx, r.Lease)
+				answer.Response = &lifecyclev1.StreamWorkResponse_Lease{Lease: res}
+				if err == nil && r.Lease.GetStanding() {
+					s.standing.put(out, r.Lease, res.GetRefused())
+				}
+				return err
+			})
 	case *lifecyclev1.StreamWorkRequest_Report:
-		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceReportTasksProcedure, r.Report,
+		denial = guard.Frame(ctx, lifecyclev1connect.TaskServiceReportTasksProcedure, r.Report,
 			func(ctx context.Context) error {
 				res, err := s.ReportTasks(ctx, r.Report)
 				answer.Response = &lifecyclev1.StreamWorkResponse_Report{Report: res}
 				return err
 			})
 	case *lifecyclev1.StreamWorkRequest_End:
-		denial = rpc.Frame(ctx, lifecyclev1connect.TaskServiceStreamWorkProcedure, r.End, func(context.Context) error {
+		denial = guard.Frame(ctx, lifecyclev1connect.TaskServiceStreamWorkProcedure, r.End, func(context.Context) error {
 			s.standing.end(out, r.End.GetSessions())
 			answer.Response = &lifecyclev1.StreamWorkResponse_End{End: &lifecyclev1.EndLeasesResponse{}}
 			return nil

@@ -15,7 +15,9 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -36,12 +38,12 @@ func newStreamed(t *testing.T) *streamed {
 	if s.registry, err = obs.NewRegistry(); err != nil {
 		t.Fatal(err)
 	}
-	server, err := rpc.NewServer(testkit.Context(t),
-		rpc.ServerDeps{
+	server, err := port.New(testkit.Context(t),
+		port.Deps{
 			Logger: testkit.Logger(t), Registerer: s.registry.ForService("lifecycle"),
-			Persons: rpc.NewPersonVerifier(nil, nil),
+			Persons: assertion.NewVerifier(nil, nil),
 		},
-		rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: s.authorities.ServerTLS(t, "lifecycle")})
+		port.Config{Name: "internal", Addr: "127.0.0.1:0", TLS: s.authorities.ServerTLS(t, "lifecycle")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +71,7 @@ func (s *streamed) open(service string) (*workStream, error) {
 	t.Helper()
 	client := lifecyclev1connect.NewTaskServiceClient(s.authorities.Client(t, "lifecycle",
 		s.authorities.Service(t, service)), s.url,
-		rpc.ClientOptions(rpc.ClientConfig{})...)
+		calls.Options(calls.Config{})...)
 	stream, err := client.StreamWork(testkit.Context(t))
 	if err != nil {
 		t.Fatal(err)

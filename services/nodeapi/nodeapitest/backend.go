@@ -21,7 +21,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/assertion"
+	"github.com/gpuaas/mesh/internal/rpc/port"
 )
 
 // Backend implements in memory those parts of recovery and lifecycle that nodeapi calls. A node is known, and active,
@@ -48,7 +49,7 @@ type Backend struct {
 	// Renew returns renewals; nil: they fail.
 	Renew func(*recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error)
 
-	services []*rpc.Server
+	services []*port.Server
 
 	mu         sync.Mutex
 	nodes      map[string]*recoveryv1.NodeAuthority
@@ -103,13 +104,13 @@ func (p *Backend) Listen(ctx context.Context, logger *slog.Logger, services *Aut
 	if err != nil {
 		return "", "", err
 	}
-	open := func(name string, mount func(*rpc.Server) error) (string, error) {
+	open := func(name string, mount func(*port.Server) error) (string, error) {
 		store, err := services.Service(name)
 		if err != nil {
 			return "", err
 		}
-		srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: logger, Persons: rpc.NewPersonVerifier(public, nil)},
-			rpc.ServerConfig{
+		srv, err := port.New(ctx, port.Deps{Logger: logger, Persons: assertion.NewVerifier(public, nil)},
+			port.Config{
 				Name: name, Addr: "127.0.0.1:0", MaxReadBytes: 8 << 20,
 				TLS: pki.ServerConfig{
 					Store: store, TrustDomain: TrustDomain,
@@ -122,13 +123,13 @@ func (p *Backend) Listen(ctx context.Context, logger *slog.Logger, services *Aut
 		p.services = append(p.services, srv)
 		return srv.Addr().String(), mount(srv)
 	}
-	recovery, err = open("recovery", func(s *rpc.Server) error {
+	recovery, err = open("recovery", func(s *port.Server) error {
 		return s.Mount(recoveryv1connect.NewSessionServiceHandler(p, s.HandlerOptions()...))
 	})
 	if err != nil {
 		return "", "", err
 	}
-	lifecycle, err = open("lifecycle", func(s *rpc.Server) error {
+	lifecycle, err = open("lifecycle", func(s *port.Server) error {
 		path, h := lifecyclev1connect.NewGateServiceHandler(gates{backend: p}, s.HandlerOptions()...)
 		err := s.Mount(path, h)
 		path, h = lifecyclev1connect.NewTaskServiceHandler(tasks{backend: p}, s.HandlerOptions()...)

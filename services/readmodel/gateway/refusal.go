@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/guard"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -42,7 +43,7 @@ func NewRefusals(log *audit.Log, reader *view.Reader) *Refusals {
 }
 
 // Denied records a request that was refused before it reached its method.
-func (r *Refusals) Denied(ctx context.Context, d rpc.Denial) {
+func (r *Refusals) Denied(ctx context.Context, d guard.Denial) {
 	r.note(ctx, d.Procedure, d.Message, d.Err)
 }
 

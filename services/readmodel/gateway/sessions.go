@@ -106,7 +106,7 @@ func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID s
 	return token, nil
 }
 
-// Authenticate implements rpc.Authenticator for the people's port.
+// Authenticate implements guard.Authenticator for the people's port.
 func (s *Sessions) Authenticate(ctx context.Context, _ string, header http.Header) (rpc.Person, error) {
 	session, err := s.FromHeader(ctx, header)
 	if err != nil {
