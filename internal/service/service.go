@@ -6,19 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"sync"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/background"
-	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/keyset"
@@ -28,72 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/policy/policystore"
 	"github.com/gpuaas/mesh/internal/retention"
-	"github.com/gpuaas/mesh/internal/rpc/assertion"
-	"github.com/gpuaas/mesh/internal/rpc/calls"
-	"github.com/gpuaas/mesh/internal/rpc/port"
 )
-
-// TLS locates the files of a service's own certificate.
-type TLS struct {
-	CertFile string `koanf:"cert_file"`
-	KeyFile  string `koanf:"key_file"`
-	CAFile   string `koanf:"ca_file"` // roots of the issuer of services, by which peers are verified
-}
-
-// Config is the part of a service's configuration that all share. Embed it.
-type Config struct {
-	// Service is the service that this file configures; empty: any service that reads it.
-	Service          string            `koanf:"service"`
-	Log              obs.LogConfig     `koanf:"log"`        // of a process of its own
-	ReplicaID        string            `koanf:"replica_id"` // drawn at start if empty
-	TrustDomain      string            `koanf:"trust_domain"`
-	DatabaseURLFile  config.SecretFile `koanf:"database_url_file"`
-	SequencerURLFile config.SecretFile `koanf:"sequencer_url_file"`
-	DatabaseConns    int32             `koanf:"database_conns"`
-	TLS              TLS               `koanf:"tls"`
-	Listen           string            `koanf:"listen"`
-	OpsListen        string            `koanf:"ops_listen"`
-	DebugSocket      string            `koanf:"debug_socket"` // a unix socket for profiles; empty: none
-	// RetentionSweep is the interval of the walks that delete rows at the end of their retention; nodeapi deletes none.
-	RetentionSweep time.Duration `koanf:"retention_sweep"`
-	// SeededDatabase allows a database whose fleet was loaded by a bench.
-	SeededDatabase bool `koanf:"seeded_database"`
-}
-
-// Default returns the shared defaults.
-func Default() Config {
-	return Config{
-		TrustDomain: "mesh.local", DatabaseConns: 16, Listen: "127.0.0.1:0", OpsListen: "127.0.0.1:0",
-		RetentionSweep: retention.Every,
-	}
-}
-
-// Validate returns an error that names everything that is missing.
-func (c Config) Validate() error {
-	var errs []error
-	need := func(value, key string) {
-		if value == "" {
-			errs = append(errs, fmt.Errorf("%s is needed", key))
-		}
-	}
-	need(c.TrustDomain, "trust_domain")
-	need(string(c.DatabaseURLFile), "database_url_file")
-	need(string(c.SequencerURLFile), "sequencer_url_file")
-	need(c.TLS.CertFile, "tls.cert_file")
-	need(c.TLS.KeyFile, "tls.key_file")
-	need(c.TLS.CAFile, "tls.ca_file")
-	need(c.OpsListen, "ops_listen")
-	if c.ReplicaID != "" && !ids.Valid(c.ReplicaID) {
-		errs = append(errs, errors.New("replica_id is not a UUID"))
-	}
-	if c.RetentionSweep < time.Second {
-		errs = append(errs, errors.New("retention_sweep is shorter than a second"))
-	}
-	if c.DatabaseConns < 2 {
-		errs = append(errs, errors.New("database_conns is below 2"))
-	}
-	return errors.Join(errs...)
-}
 
 // Base is the common part of a running service.
 type Base struct {
@@ -316,71 +246,6 @@ func (b *Base) Room(ctx context.Context) error { return b.exhaustion.Check(ctx) 
 // Self returns the service's own identity.
 func (b *Base) Self() pki.ID { return pki.ServiceID(b.Config.TrustDomain, b.Name) }
 
-// InternalServer makes the port that other services call, to be mounted on and run by the service.
-func (b *Base) InternalServer(ctx context.Context, persons *assertion.Verifier) (*port.Server, error) {
-	srv, err := port.New(ctx,
-		port.Deps{Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Persons: persons, Translate: pg.Fault},
-		port.Config{
-			Name: "internal", Addr: b.Config.Listen,
-			TLS: pki.ServerConfig{
-				Store: b.Store, TrustDomain: b.Config.TrustDomain,
-				Clients: []pki.Trust{{Kind: pki.KindService, Bundle: b.Services}},
-			},
-			MaxReadBytes: 8 << 20, // batches of many nodes' reports
-		})
-	if err != nil {
-		return nil, fmt.Errorf("open internal port: %w", err)
-	}
-	if err := srv.Mount(commonv1connect.NewHealthServiceHandler(health{b}, srv.HandlerOptions()...)); err != nil {
-		return nil, fmt.Errorf("mount health: %w", err)
-	}
-	b.Add(app.Task{Name: "internal", Phase: app.PhaseDrain, Run: srv.Run})
-	return srv, nil
-}
-
-// health implements HealthService.
-type health struct{ base *Base }
-
-// GetHealth returns what this replica's own checks found last.
-func (h health) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
-	version, _ := obs.Build()
-	return &commonv1.GetHealthResponse{
-		Version: version, Service: h.base.Name, ReplicaId: h.base.ReplicaID, Draining: h.base.Health.Draining(),
-		Parts: h.base.Health.Parts(),
-	}, nil
-}
-
-// Client is a client of another service.
-type Client struct {
-	HTTP    *http.Client
-	BaseURL string
-	Options []connect.ClientOption
-}
-
-// Peer makes the client of another service, at host:port. asserter is for readmodel alone.
-func (b *Base) Peer(name, addr string, asserter *assertion.Signer) (Client, error) {
-	at, err := b.peers(name, asserter)
-	if err != nil {
-		return Client{}, err
-	}
-	return at(addr), nil
-}
-
-// Peers makes the clients of single replicas of another service, each for the given host:port. They share their
-// connections.
-func (b *Base) Peers(name string) (func(addr string) Client, error) { return b.peers(name, nil) }
-
-func (b *Base) peers(name string, asserter *assertion.Signer) (func(addr string) Client, error) {
-	cfg := pki.ClientConfig{Store: b.Store, Roots: b.Services, Server: pki.ServiceID(b.Config.TrustDomain, name)}
-	hc, err := calls.HTTPClient(cfg, calls.HTTPConfig{})
-	if err != nil {
-		return nil, fmt.Errorf("client of %s: %w", name, err)
-	}
-	b.clients = append(b.clients, hc)
-	opts := calls.Options(calls.Config{MaxReadBytes: 16 << 20, MaxSendBytes: 8 << 20, Asserter: asserter})
-	return func(addr string) Client { return Client{HTTP: hc, BaseURL: "https://" + addr, Options: opts} }, nil
-}
-
 // Run runs all parts until ctx ends, then stops them in order and closes what New opened.
 func (b *Base) Run(ctx context.Context) error {
 	tasks := b.tasks
@@ -408,35 +273,5 @@ func (b *Base) Close() {
 	}
 	if b.numbering != nil && !b.shared {
 		b.numbering.Close()
-	}
-}
-
-// Seldom returns a check that is not made again for the time after once it has succeeded. A check that fails is made at
-// each call. No lock is taken during a check: callers that come meanwhile check as well, each for as long as its own
-// context lives.
-func Seldom(after time.Duration, check func(context.Context) error) func(context.Context) error {
-	return seldom(func() time.Duration { return after }, check)
-}
-
-func seldom(after func() time.Duration, check func(context.Context) error) func(context.Context) error {
-	var mu sync.Mutex
-	var last time.Time // the beginning of the last check that succeeded
-	return func(ctx context.Context) error {
-		began := time.Now()
-		mu.Lock()
-		fresh := !last.IsZero() && began.Sub(last) < after()
-		mu.Unlock()
-		if fresh {
-			return nil
-		}
-		if err := check(ctx); err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if last.Before(began) {
-			last = began
-		}
-		return nil
 	}
 }
