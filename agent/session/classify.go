@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpuaas/mesh/agent/session/transport"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -32,9 +33,9 @@ func codeOf(err error) commonv1.DiagnosticCode {
 		dns       *net.DNSError
 		untrusted *tls.CertificateVerificationError
 		authority x509.UnknownAuthorityError
-		refused   *certificateRefusedError
-		edge      *edgeError
-		handshake *handshakeError
+		refused   *transport.CertificateRefusedError
+		edge      *transport.EdgeError
+		handshake *transport.HandshakeError
 	)
 	switch {
 	case errors.Is(err, errExpired), errors.Is(err, errNotYet), errors.Is(err, errNoIdentity):

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/mesh/agent/backoff"
+	"github.com/gpuaas/mesh/agent/session/outbox"
+	"github.com/gpuaas/mesh/agent/session/transport"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 )
@@ -21,10 +23,10 @@ import (
 type Client struct {
 	cfg    Config
 	deps   Deps
-	out    *outbox
+	out    *outbox.Outbox
 	retry  *backoff.Backoff // of opens; an admission resets it. Used by Run's goroutine alone
 	losses *backoff.Backoff // of sessions that ended soon after their admission; Run's goroutine alone
-	route  *route
+	route  *transport.Route
 	events chan event
 	ledger string // id for Hello where no hook sets one
 
@@ -48,8 +50,8 @@ func New(deps Deps, cfg Config) (*Client, error) {
 		cfg.Draw = rand.Int64N
 	}
 	return &Client{
-		cfg: cfg, deps: deps, route: newRoute(deps.Lookup, deps.Dial, cfg.Draw),
-		out: newOutbox(cfg.QueueLength, cfg.QueueBytes, cfg.Linger), events: make(chan event, 16), ledger: ids.New(),
+		cfg: cfg, deps: deps, route: transport.NewRoute(deps.Lookup, deps.Dial, cfg.Draw),
+		out: outbox.New(cfg.QueueLength, cfg.QueueBytes, cfg.Linger), events: make(chan event, 16), ledger: ids.New(),
 		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw), losses: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
 	}, nil
 }
@@ -58,7 +60,7 @@ func New(deps Deps, cfg Config) (*Client, error) {
 func (c *Client) Generation() int64 { return c.generation.Load() }
 
 // Delivered queues the report that tasks are durably in the ledger. Like the other methods that queue it does not
-// block: ErrNotConnected and ErrQueueFull mean that the report was not queued.
+// block: outbox.ErrNotConnected and outbox.ErrQueueFull mean that the report was not queued.
 func (c *Client) Delivered(refs []*nodev1.TaskRef) error { return c.out.Delivered(refs) }
 
 // Redelivered queues the report of tasks that were in the ledger before this session, with their envelopes. See
@@ -69,7 +71,7 @@ func (c *Client) Redelivered(msg *nodev1.TaskDelivered) error { return c.out.Red
 func (c *Client) Started(msg *nodev1.TaskStarted) error { return c.out.Started(msg) }
 
 // Flush sends at once the deliveries and starts that wait for their results. See Config.Linger.
-func (c *Client) Flush() { c.out.hurry() }
+func (c *Client) Flush() { c.out.Hurry() }
 
 // Progress queues a task's progress; only the last update of each task waits. See Delivered.
 func (c *Client) Progress(msg *nodev1.TaskProgress) error { return c.out.Progress(msg) }
@@ -197,7 +199,7 @@ func (r *runner) promote(ctx context.Context, k *conn) {
 	old := r.active
 	r.active, r.flips, r.timeouts = k, 0, 0
 	r.c.retry.Reset()
-	r.c.route.admitted()
+	r.c.route.Admitted()
 	r.c.generation.Store(k.generation)
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "session admitted", slog.String("session_id", k.sessionID),
 		slog.Int64("generation", k.generation), slog.Bool("hand_over", old != nil))
@@ -206,7 +208,7 @@ func (r *runner) promote(ctx context.Context, k *conn) {
 		close(old.retired)
 		r.group.Go(func() { r.drain(old) })
 	}
-	r.c.out.setOpen(true)
+	r.c.out.SetOpen(true)
 	r.group.Go(func() {
 		k.serve()
 		r.ended <- k // read by loop, and by shutdown until every session has ended
@@ -260,7 +262,7 @@ func (r *runner) lost(ctx context.Context, k *conn) error {
 	}
 	r.active = nil
 	r.c.generation.Store(0)
-	r.c.out.setOpen(false)
+	r.c.out.SetOpen(false)
 	r.renewal.pause()
 	if hook := r.c.deps.Hooks.Lost; hook != nil {
 		hook()
@@ -304,7 +306,7 @@ func (r *runner) shutdown() {
 		}
 		r.active.cancel(errGoodbye)
 	}
-	c.out.setOpen(false)
+	c.out.SetOpen(false)
 	c.generation.Store(0)
 	done := make(chan struct{})
 	go func() { // ends with the group, which is waited for below

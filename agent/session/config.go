@@ -23,7 +23,7 @@ import (
 // tasks that a TaskCancel names, from 4 on it follows the lists of task keys and reports which keys it has.
 const ProtocolVersion = 4
 
-// Identity is the identity with which sessions are opened. *identity.Store keeps it on disk, *Memory does not.
+// Identity is the identity with which sessions are opened. *identity.Store keeps it on disk, *memory.Identity does not.
 type Identity interface {
 	Node() (identity.Node, bool)
 	Certificate() *tls.Certificate

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/mesh/agent/session/outbox"
+	"github.com/gpuaas/mesh/agent/session/transport"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -25,10 +27,10 @@ type stream = grpc.BidiStreamingClient[nodev1.ConnectRequest, nodev1.ConnectResp
 type conn struct {
 	client *Client
 	cc     *grpc.ClientConn
-	wire   *wire
+	wire   *transport.Wire
 	stream stream
 	// opening keeps the time until Admitted; nil after that.
-	opening *phases
+	opening *transport.Phases
 	ctx     context.Context //nolint:containedctx // the life of the stream, which outlives the call that opened it
 	cancel  context.CancelCauseFunc
 
@@ -49,7 +51,7 @@ type conn struct {
 	mu      sync.Mutex
 	beat    int64 // sequence of the last heartbeat
 	beatAt  time.Time
-	awaited map[refKey]struct{} // results sent here and not acknowledged
+	awaited map[outbox.Key]struct{} // results sent here and not acknowledged
 
 	ended chan struct{}
 	err   error // why it ended; read after ended is closed
@@ -85,7 +87,7 @@ func (k *conn) read() error {
 		k.dog.Reset(k.patience())
 		frame, err := k.stream.Recv()
 		if err != nil {
-			return understand(err, k.wire)
+			return transport.Understand(err, k.wire)
 		}
 		// While this side works on a frame it does not read, so the watchdog must not count that time against the server.
 		k.dog.Stop()
@@ -158,7 +160,7 @@ func (k *conn) send(frame *nodev1.ConnectRequest, err error) error {
 	if err != nil {
 		return err
 	}
-	return k.client.out.request(frame)
+	return k.client.out.Request(frame)
 }
 
 func (k *conn) isRetired() bool {
@@ -199,7 +201,7 @@ func (k *conn) applyPolicy(policy *commonv1.NodePolicy) {
 func (k *conn) write() {
 	beat := time.NewTimer(k.client.jitter(time.Duration(k.interval.Load())))
 	defer beat.Stop()
-	wake := k.client.out.wake
+	wake := k.client.out.Wake
 	retired := k.retired
 	for {
 		select {
@@ -212,7 +214,7 @@ func (k *conn) write() {
 			// The session that took over has the queue. kick wakes its writer, in case this writer consumed the wake token
 			// without serving it.
 			wake, retired = nil, nil
-			k.client.out.kick()
+			k.client.out.Kick()
 		case <-beat.C:
 			if !k.transmit(k.heartbeat()) {
 				return
@@ -222,7 +224,7 @@ func (k *conn) write() {
 			beat.Reset(interval - interval/20 + k.client.jitter(interval/10))
 		case <-wake:
 			for !k.isRetired() {
-				frame := k.client.out.next()
+				frame := k.client.out.Next()
 				if frame == nil {
 					break
 				}
@@ -259,9 +261,9 @@ func (k *conn) transmit(frame *nodev1.ConnectRequest) bool {
 	if result, ok := frame.GetFrame().(*nodev1.ConnectRequest_TaskResult); ok {
 		k.mu.Lock()
 		if k.awaited == nil {
-			k.awaited = map[refKey]struct{}{}
+			k.awaited = map[outbox.Key]struct{}{}
 		}
-		k.awaited[keyOf(result.TaskResult.GetTask())] = struct{}{}
+		k.awaited[outbox.KeyOf(result.TaskResult.GetTask())] = struct{}{}
 		k.mu.Unlock()
 	}
 	if err := k.stream.Send(frame); err != nil {
@@ -275,7 +277,7 @@ func (k *conn) settle(refs []*nodev1.TaskRef) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, ref := range refs {
-		delete(k.awaited, keyOf(ref))
+		delete(k.awaited, outbox.KeyOf(ref))
 	}
 }
 
@@ -304,10 +306,10 @@ func (k *conn) heartbeat() *nodev1.ConnectRequest {
 // leave ends the stream in order: it sends what waits and Goodbye, and closes its side. The server's end follows.
 func (k *conn) leave() {
 	if !k.isRetired() {
-		k.client.out.hurry()
+		k.client.out.Hurry()
 	}
 	for !k.isRetired() {
-		frame := k.client.out.next()
+		frame := k.client.out.Next()
 		if frame == nil || !k.transmit(frame) {
 			break
 		}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/gpuaas/mesh/agent/session/transport"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -22,8 +23,8 @@ const (
 
 // dial makes a connection for one session alone: a replacement never shares one with the session that it replaces.
 func (c *Client) dial(
-	cert *tls.Certificate, trustDomain, endpoint string, phases *phases,
-) (*grpc.ClientConn, *wire, error) {
+	cert *tls.Certificate, trustDomain, endpoint string, phases *transport.Phases,
+) (*grpc.ClientConn, *transport.Wire, error) {
 	store, err := pki.NewStore(cert.PrivateKey, cert.Certificate)
 	if err != nil {
 		return nil, nil, err
@@ -34,16 +35,16 @@ func (c *Client) dial(
 	if err != nil {
 		return nil, nil, err
 	}
-	w := &wire{}
+	w := &transport.Wire{}
 	cc, err := grpc.NewClient("passthrough:///"+endpoint,
-		grpc.WithTransportCredentials(watch(credentials.NewTLS(tlsConfig), w, phases)),
+		grpc.WithTransportCredentials(transport.Watch(credentials.NewTLS(tlsConfig), w, phases)),
 		grpc.WithContextDialer(func(ctx context.Context, endpoint string) (net.Conn, error) {
-			conn, address, err := c.route.connect(ctx, endpoint, phases.limit(phaseConnect))
+			conn, address, err := c.route.Connect(ctx, endpoint, phases.Limit(transport.PhaseConnect))
 			if err != nil {
-				w.note(err)
+				w.Note(err)
 				return nil, err
 			}
-			phases.connected(address)
+			phases.Connected(address)
 			return conn, nil
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
@@ -68,12 +69,12 @@ func (c *Client) dial(
 
 // limit returns how long a phase may take in an open after so many that timed out. It doubles with every round: if
 // every address is slow, the cause is not one paused replica but load.
-func (c *Client) limit(ph phase, timeouts int) time.Duration {
-	limit := map[phase]time.Duration{
-		phaseConnect: c.cfg.ConnectTimeout, phaseHandshake: c.cfg.HandshakeTimeout,
-		phaseWelcome: c.cfg.WelcomeTimeout, phaseAdmission: c.cfg.AdmissionTimeout,
+func (c *Client) limit(ph transport.Phase, timeouts int) time.Duration {
+	limit := map[transport.Phase]time.Duration{
+		transport.PhaseConnect: c.cfg.ConnectTimeout, transport.PhaseHandshake: c.cfg.HandshakeTimeout,
+		transport.PhaseWelcome: c.cfg.WelcomeTimeout, transport.PhaseAdmission: c.cfg.AdmissionTimeout,
 	}[ph]
-	for range timeouts / c.route.round() {
+	for range timeouts / c.route.Round() {
 		if limit >= c.cfg.OpenTimeout {
 			break
 		}

@@ -26,5 +26,5 @@
 // again with every frame that the server sends. After a timeout the next open takes another address of the name, at
 // once until each address was tried; then the waits and the timeouts grow.
 //
-// Load generators use a Client without a disk (Memory): an idle session costs two goroutines beside grpc's own.
+// Load generators use a Client without a disk (package memory): an idle session costs two goroutines beside grpc's own.
 package session

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/agent/clock"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/session"
+	"github.com/gpuaas/mesh/agent/session/memory"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -131,8 +132,8 @@ func (h *harness) until(what string, within time.Duration, done func() bool) {
 
 func (h *harness) admitted() bool { return h.client.Generation() != 0 }
 
-func (p *fakeServer) memory() *session.Memory {
-	return session.NewMemory(identity.Node{NodeID: p.nodeID, InstanceID: ids.New(), TrustDomain: agenttest.TrustDomain},
+func (p *fakeServer) memory() *memory.Identity {
+	return memory.New(identity.Node{NodeID: p.nodeID, InstanceID: ids.New(), TrustDomain: agenttest.TrustDomain},
 		p.cert())
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/session/transport"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
@@ -36,7 +37,8 @@ func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn
 	}
 	// The stream outlives ctx: an orderly end still sends Goodbye on it.
 	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	timed := &phases{limit: func(ph phase) time.Duration { return c.limit(ph, timeouts) }, expire: cancel}
+	timed := &transport.Phases{Limit: func(ph transport.Phase) time.Duration { return c.limit(ph, timeouts) },
+		Expire: cancel}
 	cc, w, err := c.dial(cert, node.TrustDomain, address, timed)
 	if err != nil {
 		cancel(err)
@@ -50,7 +52,7 @@ func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn
 	}
 	k.interval.Store(int64(c.cfg.Heartbeat))
 	err = k.shake(node.NodeID, node.InstanceID, replaces)
-	late := timed.end()
+	late := timed.End()
 	timedOut, ended := !timeout.Stop(), !stop()
 	if late != nil || timedOut || ended || err != nil {
 		switch {
@@ -73,7 +75,7 @@ func (k *conn) shake(nodeID, instanceID, replaces string) error {
 	c := k.client
 	var err error
 	if k.stream, err = nodev1.NewNodeServiceClient(k.cc).Connect(k.ctx); err != nil {
-		return understand(err, k.wire)
+		return transport.Understand(err, k.wire)
 	}
 	joined, _ := c.deps.Identity.JoinState()
 	hello := &nodev1.Hello{
@@ -92,23 +94,23 @@ func (k *conn) shake(nodeID, instanceID, replaces string) error {
 	for {
 		frame, err := k.stream.Recv()
 		if err != nil {
-			return understand(err, k.wire)
+			return transport.Understand(err, k.wire)
 		}
 		if k.ctx.Err() != nil {
 			return context.Cause(k.ctx) // the open was given up while the frame was on its way
 		}
-		k.opening.heard()
+		k.opening.Heard()
 		switch f := frame.GetFrame().(type) {
 		case *nodev1.ConnectResponse_Welcome:
 			if welcomed {
 				return fmt.Errorf("%w: a second Welcome", errProtocol)
 			}
 			welcomed = true
-			k.opening.pause()
+			k.opening.Pause()
 			if err := k.welcome(f.Welcome, sent); err != nil {
 				return err
 			}
-			k.opening.enter(phaseAdmission)
+			k.opening.Enter(transport.PhaseAdmission)
 			sent = time.Now()
 		case *nodev1.ConnectResponse_Admitted:
 			if !welcomed || f.Admitted.GetGeneration() != k.generation {
@@ -168,9 +170,9 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 func (k *conn) first(frame *nodev1.ConnectRequest) error {
 	if err := k.stream.Send(frame); err != nil {
 		if _, recvErr := k.stream.Recv(); recvErr != nil {
-			return understand(recvErr, k.wire)
+			return transport.Understand(recvErr, k.wire)
 		}
-		return understand(err, k.wire)
+		return transport.Understand(err, k.wire)
 	}
 	return nil
 }

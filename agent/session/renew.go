@@ -101,7 +101,7 @@ func (r *runner) requestRenewal() error {
 	}
 	request := ids.New()
 	frame := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{RenewRequest: &nodev1.RenewRequest{RequestId: request, Csr: csr}}}
-	if err := r.c.out.request(frame); err != nil {
+	if err := r.c.out.Request(frame); err != nil {
 		return err
 	}
 	r.renewal.request = request
@@ -134,7 +134,7 @@ func (r *runner) issued(ctx context.Context, e event) {
 		CertificateStored: &nodev1.CertificateStored{RequestId: e.issued.GetRequestId()},
 	}}
 	if told == nil {
-		told = r.c.out.request(stored)
+		told = r.c.out.Request(stored)
 	}
 	if told != nil {
 		// The control plane learns of the certificate from the session that opens with it.

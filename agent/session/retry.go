@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/backoff"
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/session/transport"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -59,9 +60,9 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 
 // decide returns the wait before the next open, or the error that ends Run.
 func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, error) {
-	var refused *certificateRefusedError
-	var edge *edgeError
-	var late *phaseError
+	var refused *transport.CertificateRefusedError
+	var edge *transport.EdgeError
+	var late *transport.PhaseError
 	err := failed.err
 	next := func(retryAfter time.Duration) time.Duration { return failed.waits.NextWithin(retryAfter, r.share()) }
 	switch {
@@ -75,7 +76,7 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 	case errors.As(err, &late):
 		// Another address, or another replica behind the same one, may answer: try again at once until each was tried.
 		r.timeouts++
-		if r.timeouts <= r.c.route.round() {
+		if r.timeouts <= r.c.route.Round() {
 			return r.soon(), nil
 		}
 		return next(0), nil
@@ -87,7 +88,7 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 		}
 		return next(0), nil
 	case errors.As(err, &edge):
-		if edge.limited {
+		if edge.Limited {
 			return r.slow(), nil
 		}
 		return next(0), nil

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuaas/mesh/agent/session"
+	"github.com/gpuaas/mesh/agent/session/outbox"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -364,7 +365,7 @@ func TestNothingIsTakenWithoutASession(t *testing.T) {
 		_ = p.pipe.Close()
 		h := start(t, p, p.memory(), nil)
 		synctest.Wait()
-		if err := h.client.Result(&nodev1.TaskResult{}); !errors.Is(err, session.ErrNotConnected) {
+		if err := h.client.Result(&nodev1.TaskResult{}); !errors.Is(err, outbox.ErrNotConnected) {
 			t.Errorf("Result = %v", err)
 		}
 		h.stop()

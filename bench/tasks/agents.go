@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/ledger"
 	"github.com/gpuaas/mesh/agent/session"
+	"github.com/gpuaas/mesh/agent/session/memory"
 	"github.com/gpuaas/mesh/agent/task"
 	"github.com/gpuaas/mesh/bench/process"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -179,7 +180,7 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 	}
 	a.client, err = session.New(session.Deps{
 		Logger: f.logger, Clock: clk, Roots: roots, Endpoint: func() (string, error) { return cfg.Addr, nil },
-		Identity: session.NewMemory(identity.Node{NodeID: n.ID, InstanceID: n.Instance, TrustDomain: nodeapitest.TrustDomain},
+		Identity: memory.New(identity.Node{NodeID: n.ID, InstanceID: n.Instance, TrustDomain: nodeapitest.TrustDomain},
 			cert),
 		Hooks: session.Hooks{
 			Hello: func(h *nodev1.Hello) {

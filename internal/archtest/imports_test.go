@@ -60,6 +60,7 @@ func walls() []wall {
 	all = append(all, runtimeRooms()...)
 	all = append(all, clientRooms()...)
 	all = append(all, rpcRooms()...)
+	all = append(all, sessionRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -173,6 +174,21 @@ func rpcRooms() []wall {
 			name: "the guard knows no port", from: []string{r + "guard"}, to: []string{r + "calls", r + "port"},
 		},
 		{name: "a port makes no calls", from: []string{r + "port"}, to: []string{r + "calls"}, product: true},
+	}
+}
+
+// sessionRooms are the walls between the packages of the agent's session, which alone knows the others.
+func sessionRooms() []wall {
+	const s = "agent/session/"
+	return []wall{
+		{
+			name: "the queue of frames knows no connection", from: []string{s + "outbox"},
+			to: []string{s + "transport", s + "memory", "agent/identity"},
+		},
+		{
+			name: "the connection knows no frame that waits and no identity", from: []string{s + "transport"},
+			to: []string{s + "outbox", s + "memory", "agent/identity", "gen/gpuaas/node/v1"},
+		},
 	}
 }
 

@@ -1,4 +1,4 @@
-package session
+package memory
 
 import (
 	"crypto"
@@ -10,9 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Memory is an Identity without a disk, for load generators and tests: its content is gone with the process. It is safe
-// for concurrent use.
-type Memory struct {
+// Identity is a session.Identity without a disk: its content is gone with the process. It is safe for concurrent use.
+type Identity struct {
 	mu         sync.Mutex
 	node       identity.Node
 	current    *tls.Certificate
@@ -23,13 +22,13 @@ type Memory struct {
 	tasks      *pki.KeySet
 }
 
-// NewMemory returns the identity of a node with its certificate.
-func NewMemory(node identity.Node, cert *tls.Certificate) *Memory {
-	return &Memory{node: node, current: cert}
+// New returns the identity of a node with its certificate.
+func New(node identity.Node, cert *tls.Certificate) *Identity {
+	return &Identity{node: node, current: cert}
 }
 
 // WithTaskKeys gives m task keys and returns m; without them TaskKeys returns nil and lists of keys are ignored.
-func (m *Memory) WithTaskKeys(set *pki.KeySet) *Memory {
+func (m *Identity) WithTaskKeys(set *pki.KeySet) *Identity {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.tasks = set
@@ -37,14 +36,14 @@ func (m *Memory) WithTaskKeys(set *pki.KeySet) *Memory {
 }
 
 // TaskKeys returns the present task keys; nil if m was given none.
-func (m *Memory) TaskKeys() (*pki.KeySet, error) {
+func (m *Identity) TaskKeys() (*pki.KeySet, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.tasks, nil
 }
 
 // TakeTaskKeys replaces the task keys by those that follow from them by a list; see pki.Advance.
-func (m *Memory) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
+func (m *Identity) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.tasks == nil {
@@ -59,31 +58,31 @@ func (m *Memory) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 }
 
 // Node returns the node that m was made with, and true.
-func (m *Memory) Node() (identity.Node, bool) { return m.node, true }
+func (m *Identity) Node() (identity.Node, bool) { return m.node, true }
 
 // Certificate returns the certificate in use.
-func (m *Memory) Certificate() *tls.Certificate {
+func (m *Identity) Certificate() *tls.Certificate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.current
 }
 
 // Other returns the certificate in the other slot; nil if there is none.
-func (m *Memory) Other() *tls.Certificate {
+func (m *Identity) Other() *tls.Certificate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.other
 }
 
 // JoinState returns the join state that was stored last, with its generation.
-func (m *Memory) JoinState() ([]byte, int64) {
+func (m *Identity) JoinState() ([]byte, int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.signed, m.generation
 }
 
 // StoreJoinState stores a join state of a larger generation, and returns whether it did.
-func (m *Memory) StoreJoinState(generation int64, signed []byte) (bool, error) {
+func (m *Identity) StoreJoinState(generation int64, signed []byte) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if generation <= m.generation {
@@ -94,7 +93,7 @@ func (m *Memory) StoreJoinState(generation int64, signed []byte) (bool, error) {
 }
 
 // PendingKey makes a key once and returns it until a certificate for it is stored or it is dropped.
-func (m *Memory) PendingKey() (crypto.Signer, error) {
+func (m *Identity) PendingKey() (crypto.Signer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.pending == nil {
@@ -108,7 +107,7 @@ func (m *Memory) PendingKey() (crypto.Signer, error) {
 }
 
 // DropPendingKey forgets the key.
-func (m *Memory) DropPendingKey() error {
+func (m *Identity) DropPendingKey() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pending = nil
@@ -116,7 +115,7 @@ func (m *Memory) DropPendingKey() error {
 }
 
 // StoreIssued puts the certificate of the pending key into the other slot.
-func (m *Memory) StoreIssued(chainPEM []byte, _ string) error {
+func (m *Identity) StoreIssued(chainPEM []byte, _ string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.pending == nil {
@@ -135,7 +134,7 @@ func (m *Memory) StoreIssued(chainPEM []byte, _ string) error {
 }
 
 // Flip swaps the slots.
-func (m *Memory) Flip() error {
+func (m *Identity) Flip() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.other == nil {

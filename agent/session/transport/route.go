@@ -1,4 +1,4 @@
-package session
+package transport
 
 import (
 	"context"
@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// route chooses the address of each open. A name may have many; an open takes one that was not tried since the last
+// Route chooses the address of each open. A name may have many; an open takes one that was not tried since the last
 // admission, in random order, so that a fleet spreads over the addresses and does not stay with a replica that does not
 // answer. It is safe for concurrent use.
-type route struct {
+type Route struct {
 	lookup func(ctx context.Context, host string) ([]string, error) // nil: names are dialed as they are
 	dial   func(ctx context.Context, address string) (net.Conn, error)
 	draw   func(n int64) int64
@@ -22,14 +22,14 @@ type route struct {
 	known int // addresses at the last lookup
 }
 
-// newRoute returns the route of a client. dial nil means TCP, and with it lookup nil the system's resolver; where dial is
+// NewRoute returns the route of a client. dial nil means TCP, and with it lookup nil the system's resolver; where dial is
 // set and lookup nil, no lookup is made.
-func newRoute(
+func NewRoute(
 	lookup func(ctx context.Context, host string) ([]string, error),
 	dial func(ctx context.Context, address string) (net.Conn, error),
 	draw func(n int64) int64,
-) *route {
-	r := &route{lookup: lookup, dial: dial, draw: draw, tried: map[string]struct{}{}}
+) *Route {
+	r := &Route{lookup: lookup, dial: dial, draw: draw, tried: map[string]struct{}{}}
 	if r.dial == nil {
 		var d net.Dialer
 		r.dial = func(ctx context.Context, address string) (net.Conn, error) {
@@ -42,23 +42,23 @@ func newRoute(
 	return r
 }
 
-// admitted forgets which addresses were tried.
-func (r *route) admitted() {
+// Admitted forgets which addresses were tried.
+func (r *Route) Admitted() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.tried)
 }
 
-// round returns the number of opens after which every address was tried, at least quickRound.
-func (r *route) round() int {
+// Round returns the number of opens after which every address was tried, at least quickRound.
+func (r *Route) Round() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return max(r.known, quickRound)
 }
 
-// connect opens a connection to the first address that takes one, each within that time, and returns the connection and
+// Connect opens a connection to the first address that takes one, each within that time, and returns the connection and
 // its address.
-func (r *route) connect(ctx context.Context, endpoint string, within time.Duration) (net.Conn, string, error) {
+func (r *Route) Connect(ctx context.Context, endpoint string, within time.Duration) (net.Conn, string, error) {
 	addresses, err := r.addresses(ctx, endpoint, within)
 	if err != nil {
 		return nil, "", err
@@ -77,18 +77,18 @@ func (r *route) connect(ctx context.Context, endpoint string, within time.Durati
 	return nil, "", errors.Join(errs...)
 }
 
-func (r *route) connectOne(ctx context.Context, address string, within time.Duration) (net.Conn, error) {
+func (r *Route) connectOne(ctx context.Context, address string, within time.Duration) (net.Conn, error) {
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	conn, err := r.dial(one, address)
 	if err != nil && one.Err() != nil && ctx.Err() == nil {
-		return nil, &phaseError{phase: phaseConnect, address: address, within: within}
+		return nil, &PhaseError{phase: PhaseConnect, address: address, within: within}
 	}
 	return conn, err
 }
 
 // addresses returns the addresses of endpoint, as host:port.
-func (r *route) addresses(ctx context.Context, endpoint string, within time.Duration) ([]string, error) {
+func (r *Route) addresses(ctx context.Context, endpoint string, within time.Duration) ([]string, error) {
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil || r.lookup == nil || net.ParseIP(host) != nil {
 		return []string{endpoint}, nil //nolint:nilerr // what is no host:port is the dialer's to refuse
@@ -108,7 +108,7 @@ func (r *route) addresses(ctx context.Context, endpoint string, within time.Dura
 
 // untried returns the addresses that were not tried yet, in random order, and notes each as tried when it is taken.
 // When all were tried, a new round begins.
-func (r *route) untried(addresses []string) func(yield func(int, string) bool) {
+func (r *Route) untried(addresses []string) func(yield func(int, string) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.known = len(addresses)

@@ -1,4 +1,4 @@
-package session
+package outbox
 
 import (
 	"errors"
@@ -20,23 +20,25 @@ var ErrQueueFull = errors.New("the session's queue is full")
 
 const maxRefs = 256 // of one TaskDelivered frame
 
-type refKey struct {
+// Key names an attempt of a task.
+type Key struct {
 	task    string
 	attempt int32
 }
 
-func keyOf(ref *nodev1.TaskRef) refKey { return refKey{ref.GetTaskId(), ref.GetAttempt()} }
+// KeyOf returns the key of a reference.
+func KeyOf(ref *nodev1.TaskRef) Key { return Key{ref.GetTaskId(), ref.GetAttempt()} }
 
-// outbox is the one queue of frames to send. Deliveries leave first, many in one small frame, so that a result never
+// Outbox is the one queue of frames to send. Deliveries leave first, many in one small frame, so that a result never
 // overtakes the delivery of its task; then results, for which callers wait, each right behind its own start, so that
 // the control plane stores the three in one commit; then the rest.
 //
 // Deliveries and starts linger: a result with the time of its start implies both, and a short task is then one frame,
 // not three.
-type outbox struct {
+type Outbox struct {
 	maxLen, maxBytes int
 	linger           time.Duration // how long deliveries and starts wait for their results
-	wake             chan struct{} // holds one token while something waits
+	Wake             chan struct{} // holds one token while something waits
 
 	mu          sync.Mutex
 	open        bool
@@ -46,21 +48,23 @@ type outbox struct {
 	redelivered []*nodev1.TaskDelivered
 	delivered   []*nodev1.TaskRef
 	results     []*nodev1.TaskResult
-	resultAt    map[refKey]int
+	resultAt    map[Key]int
 	resultBytes int
 	started     []*nodev1.TaskStarted
-	progress    map[refKey]*nodev1.TaskProgress
+	progress    map[Key]*nodev1.TaskProgress
 	seen        map[string]*nodev1.Observation
 	diagnostics []*nodev1.DiagnosticReport
 	outputs     []*nodev1.OutputChunk
 }
 
-func newOutbox(maxLen, maxBytes int, linger time.Duration) *outbox {
-	return &outbox{maxLen: maxLen, maxBytes: maxBytes, linger: linger, wake: make(chan struct{}, 1)}
+// New returns an outbox of at most maxLen frames of each kind, and of results of at most maxBytes, which lets deliveries
+// and starts wait for their results for the time linger.
+func New(maxLen, maxBytes int, linger time.Duration) *Outbox {
+	return &Outbox{maxLen: maxLen, maxBytes: maxBytes, linger: linger, Wake: make(chan struct{}, 1)}
 }
 
 // lingerLocked lets deliveries or starts wait for their results, unless earlier ones are to be sent at once.
-func (o *outbox) lingerLocked(waits bool) {
+func (o *Outbox) lingerLocked(waits bool) {
 	switch {
 	case o.linger <= 0 || waits && o.ripeAt.IsZero(): // those queued before them are sent at once
 		o.signal()
@@ -70,14 +74,14 @@ func (o *outbox) lingerLocked(waits bool) {
 	}
 	o.ripeAt = time.Now().Add(o.linger)
 	if o.ripe == nil {
-		o.ripe = time.AfterFunc(o.linger, o.hurry)
+		o.ripe = time.AfterFunc(o.linger, o.Hurry)
 		return
 	}
 	o.ripe.Reset(o.linger)
 }
 
-// hurry ends the wait of deliveries and starts.
-func (o *outbox) hurry() {
+// Hurry ends the wait of deliveries and starts.
+func (o *Outbox) Hurry() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.ripeAt = time.Time{}
@@ -87,11 +91,11 @@ func (o *outbox) hurry() {
 }
 
 // lingersLocked reports whether deliveries and starts still wait for their results.
-func (o *outbox) lingersLocked() bool { return !o.ripeAt.IsZero() && time.Now().Before(o.ripeAt) }
+func (o *Outbox) lingersLocked() bool { return !o.ripeAt.IsZero() && time.Now().Before(o.ripeAt) }
 
-// setOpen sets whether a session is admitted. Closing drops the queued frames: the executor queues them anew from the
+// SetOpen sets whether a session is admitted. Closing drops the queued frames: the executor queues them anew from the
 // ledger for a later session.
-func (o *outbox) setOpen(open bool) {
+func (o *Outbox) SetOpen(open bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.open = open
@@ -104,15 +108,15 @@ func (o *outbox) setOpen(open bool) {
 	o.started, o.progress, o.seen, o.diagnostics, o.outputs = nil, nil, nil, nil, nil
 }
 
-func (o *outbox) signal() {
+func (o *Outbox) signal() {
 	select {
-	case o.wake <- struct{}{}:
+	case o.Wake <- struct{}{}:
 	default:
 	}
 }
 
-// kick wakes the writer if anything waits.
-func (o *outbox) kick() {
+// Kick wakes the writer if anything waits.
+func (o *Outbox) Kick() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.open {
@@ -121,7 +125,7 @@ func (o *outbox) kick() {
 }
 
 // put runs add while a session is open and wakes the writer if it queued something.
-func (o *outbox) put(add func() error) error {
+func (o *Outbox) put(add func() error) error {
 	return o.add(func() error {
 		err := add()
 		if err == nil {
@@ -132,7 +136,7 @@ func (o *outbox) put(add func() error) error {
 }
 
 // add runs add while a session is open.
-func (o *outbox) add(add func() error) error {
+func (o *Outbox) add(add func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.open {
@@ -141,7 +145,8 @@ func (o *outbox) add(add func() error) error {
 	return add()
 }
 
-func (o *outbox) Delivered(refs []*nodev1.TaskRef) error {
+// Delivered queues the report that tasks are durably in the ledger.
+func (o *Outbox) Delivered(refs []*nodev1.TaskRef) error {
 	return o.add(func() error {
 		if len(o.delivered)+len(refs) > 4*o.maxLen {
 			return ErrQueueFull
@@ -152,7 +157,8 @@ func (o *outbox) Delivered(refs []*nodev1.TaskRef) error {
 	})
 }
 
-func (o *outbox) Redelivered(msg *nodev1.TaskDelivered) error {
+// Redelivered queues the report of tasks that were in the ledger before this session, with their envelopes.
+func (o *Outbox) Redelivered(msg *nodev1.TaskDelivered) error {
 	return o.put(func() error {
 		if len(o.redelivered) >= o.maxLen {
 			return ErrQueueFull
@@ -162,7 +168,8 @@ func (o *outbox) Redelivered(msg *nodev1.TaskDelivered) error {
 	})
 }
 
-func (o *outbox) Started(msg *nodev1.TaskStarted) error {
+// Started queues the start of a task.
+func (o *Outbox) Started(msg *nodev1.TaskStarted) error {
 	return o.add(func() error {
 		if len(o.started) >= o.maxLen {
 			return ErrQueueFull
@@ -173,12 +180,13 @@ func (o *outbox) Started(msg *nodev1.TaskStarted) error {
 	})
 }
 
-func (o *outbox) Progress(msg *nodev1.TaskProgress) error {
+// Progress queues a task's progress; only the last update of each task waits.
+func (o *Outbox) Progress(msg *nodev1.TaskProgress) error {
 	return o.put(func() error {
 		if o.progress == nil {
-			o.progress = map[refKey]*nodev1.TaskProgress{}
+			o.progress = map[Key]*nodev1.TaskProgress{}
 		}
-		key := keyOf(msg.GetTask())
+		key := KeyOf(msg.GetTask())
 		if _, waits := o.progress[key]; !waits && len(o.progress) >= o.maxLen {
 			return ErrQueueFull
 		}
@@ -188,9 +196,11 @@ func (o *outbox) Progress(msg *nodev1.TaskProgress) error {
 	})
 }
 
-func (o *outbox) Result(msg *nodev1.TaskResult) error {
+// Result queues the result of a task, and drops its progress and, while they linger, the delivery and the start that it
+// implies.
+func (o *Outbox) Result(msg *nodev1.TaskResult) error {
 	return o.put(func() error {
-		key := keyOf(msg.GetTask())
+		key := KeyOf(msg.GetTask())
 		if _, waits := o.resultAt[key]; waits {
 			return nil
 		}
@@ -199,7 +209,7 @@ func (o *outbox) Result(msg *nodev1.TaskResult) error {
 			return ErrQueueFull
 		}
 		if o.resultAt == nil {
-			o.resultAt = map[refKey]int{}
+			o.resultAt = map[Key]int{}
 		}
 		o.resultAt[key] = size
 		o.results = append(o.results, msg)
@@ -210,7 +220,8 @@ func (o *outbox) Result(msg *nodev1.TaskResult) error {
 	})
 }
 
-func (o *outbox) Observe(msg *nodev1.Observation) error {
+// Observe queues an observation; only the last one of each workspace waits.
+func (o *Outbox) Observe(msg *nodev1.Observation) error {
 	return o.put(func() error {
 		if o.seen == nil {
 			o.seen = map[string]*nodev1.Observation{}
@@ -223,7 +234,8 @@ func (o *outbox) Observe(msg *nodev1.Observation) error {
 	})
 }
 
-func (o *outbox) Diagnose(msg *nodev1.DiagnosticReport) error {
+// Diagnose queues a diagnostic.
+func (o *Outbox) Diagnose(msg *nodev1.DiagnosticReport) error {
 	return o.put(func() error {
 		if len(o.diagnostics) >= 16 {
 			return ErrQueueFull
@@ -234,7 +246,7 @@ func (o *outbox) Diagnose(msg *nodev1.DiagnosticReport) error {
 }
 
 // Output queues a piece of a workload's output. At most four may wait: for each a caller waits, and not for long.
-func (o *outbox) Output(msg *nodev1.OutputChunk) error {
+func (o *Outbox) Output(msg *nodev1.OutputChunk) error {
 	return o.put(func() error {
 		if len(o.outputs) >= 4 {
 			return ErrQueueFull
@@ -244,7 +256,8 @@ func (o *outbox) Output(msg *nodev1.OutputChunk) error {
 	})
 }
 
-func (o *outbox) request(frame *nodev1.ConnectRequest) error {
+// Request queues a frame of the session itself, before everything else.
+func (o *Outbox) Request(frame *nodev1.ConnectRequest) error {
 	return o.put(func() error {
 		if len(o.control) >= 16 {
 			return ErrQueueFull
@@ -254,8 +267,8 @@ func (o *outbox) request(frame *nodev1.ConnectRequest) error {
 	})
 }
 
-// next removes and returns the frame to send next; nil if none is due.
-func (o *outbox) next() *nodev1.ConnectRequest {
+// Next removes and returns the frame to send next; nil if none is due.
+func (o *Outbox) Next() *nodev1.ConnectRequest {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
@@ -286,7 +299,7 @@ func (o *outbox) next() *nodev1.ConnectRequest {
 		if o.results = o.results[1:]; len(o.results) == 0 {
 			o.results = nil
 		}
-		key := keyOf(msg.GetTask())
+		key := KeyOf(msg.GetTask())
 		o.resultBytes -= o.resultAt[key]
 		delete(o.resultAt, key)
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskResult{TaskResult: msg}}
@@ -300,7 +313,7 @@ func (o *outbox) next() *nodev1.ConnectRequest {
 
 // absorbLocked drops the delivery and the start that a result implies. A result without the time of its start is sent
 // behind its delivery.
-func (o *outbox) absorbLocked(result *nodev1.TaskResult) {
+func (o *Outbox) absorbLocked(result *nodev1.TaskResult) {
 	if !o.lingersLocked() {
 		return
 	}
@@ -308,16 +321,16 @@ func (o *outbox) absorbLocked(result *nodev1.TaskResult) {
 		o.ripeAt = time.Time{}
 		return
 	}
-	key := keyOf(result.GetTask())
-	o.delivered = slices.DeleteFunc(o.delivered, func(ref *nodev1.TaskRef) bool { return keyOf(ref) == key })
-	o.started = slices.DeleteFunc(o.started, func(msg *nodev1.TaskStarted) bool { return keyOf(msg.GetTask()) == key })
+	key := KeyOf(result.GetTask())
+	o.delivered = slices.DeleteFunc(o.delivered, func(ref *nodev1.TaskRef) bool { return KeyOf(ref) == key })
+	o.started = slices.DeleteFunc(o.started, func(msg *nodev1.TaskStarted) bool { return KeyOf(msg.GetTask()) == key })
 }
 
 // startOfLocked removes and returns the waiting start of a result's task, nil if there is none: it is sent before the
 // result, and both are committed together.
-func (o *outbox) startOfLocked(ref *nodev1.TaskRef) *nodev1.ConnectRequest {
+func (o *Outbox) startOfLocked(ref *nodev1.TaskRef) *nodev1.ConnectRequest {
 	for i, msg := range o.started {
-		if keyOf(msg.GetTask()) == keyOf(ref) {
+		if KeyOf(msg.GetTask()) == KeyOf(ref) {
 			o.started = append(o.started[:i:i], o.started[i+1:]...)
 			return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: msg}}
 		}
@@ -327,7 +340,7 @@ func (o *outbox) startOfLocked(ref *nodev1.TaskRef) *nodev1.ConnectRequest {
 
 // nextNewsLocked removes and returns a frame that may be late, since only the last one of each task or workspace
 // counts.
-func (o *outbox) nextNewsLocked() *nodev1.ConnectRequest {
+func (o *Outbox) nextNewsLocked() *nodev1.ConnectRequest {
 	for key, msg := range o.progress {
 		delete(o.progress, key)
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskProgress{TaskProgress: msg}}

@@ -1,4 +1,4 @@
-package session
+package outbox
 
 import (
 	"errors"
@@ -15,9 +15,9 @@ import (
 
 func ref(n int) *nodev1.TaskRef { return &nodev1.TaskRef{TaskId: fmt.Sprint(n), Attempt: 1} }
 
-func drainAll(o *outbox) []string {
+func drainAll(o *Outbox) []string {
 	var out []string
-	for frame := o.next(); frame != nil; frame = o.next() {
+	for frame := o.Next(); frame != nil; frame = o.Next() {
 		switch f := frame.GetFrame().(type) {
 		case *nodev1.ConnectRequest_TaskDelivered:
 			out = append(out, fmt.Sprintf("delivered %d", len(f.TaskDelivered.GetTasks())))
@@ -37,11 +37,11 @@ func drainAll(o *outbox) []string {
 }
 
 func TestOrderOfWhatGoesOut(t *testing.T) {
-	o := newOutbox(10, 1<<20, 0)
+	o := New(10, 1<<20, 0)
 	if err := o.Result(&nodev1.TaskResult{}); !errors.Is(err, ErrNotConnected) {
 		t.Errorf("closed: %v", err)
 	}
-	o.setOpen(true)
+	o.SetOpen(true)
 	for _, err := range []error{
 		o.Observe(&nodev1.Observation{WorkspaceId: "w", Epoch: 1}),
 		o.Observe(&nodev1.Observation{WorkspaceId: "w", Epoch: 2}), // the last update
@@ -55,7 +55,7 @@ func TestOrderOfWhatGoesOut(t *testing.T) {
 		o.Result(&nodev1.TaskResult{Task: ref(1)}), // behind its start
 		o.Result(&nodev1.TaskResult{Task: ref(2)}),
 		o.Result(&nodev1.TaskResult{Task: ref(2)}), // it waits already
-		o.request(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{}}),
+		o.Request(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{}}),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -71,8 +71,8 @@ func TestOrderOfWhatGoesOut(t *testing.T) {
 }
 
 func TestOutboxIsBounded(t *testing.T) {
-	o := newOutbox(3, 100, 0)
-	o.setOpen(true)
+	o := New(3, 100, 0)
+	o.SetOpen(true)
 	var full int
 	for i := range 10 {
 		if errors.Is(o.Result(&nodev1.TaskResult{Task: ref(i)}), ErrQueueFull) {
@@ -99,16 +99,16 @@ func TestOutboxIsBounded(t *testing.T) {
 		t.Errorf("%d started, %d progress, %d seen, %d delivered", len(o.started), len(o.progress), len(o.seen),
 			len(o.delivered))
 	}
-	o.setOpen(false)
-	o.setOpen(true)
+	o.SetOpen(false)
+	o.SetOpen(true)
 	if left := drainAll(o); len(left) != 0 {
 		t.Errorf("left after the session: %q", left)
 	}
 }
 
 func TestManyDeliveriesAreSplit(t *testing.T) {
-	o := newOutbox(1000, 1<<20, 0)
-	o.setOpen(true)
+	o := New(1000, 1<<20, 0)
+	o.SetOpen(true)
 	for i := range 600 {
 		if err := o.Delivered([]*nodev1.TaskRef{ref(i)}); err != nil {
 			t.Fatal(err)
@@ -122,12 +122,12 @@ func TestManyDeliveriesAreSplit(t *testing.T) {
 // TestEnvelopesGoOutFirst queues the report of tasks from before the session behind a result: it is sent before the
 // result, whole, and not by another session.
 func TestEnvelopesGoOutFirst(t *testing.T) {
-	o := newOutbox(1, 1<<20, 0)
+	o := New(1, 1<<20, 0)
 	proof := &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{ref(1)}, Signed: []*nodev1.SignedTask{{KeyId: "k"}}}
 	if err := o.Redelivered(proof); !errors.Is(err, ErrNotConnected) {
 		t.Errorf("closed: %v", err)
 	}
-	o.setOpen(true)
+	o.SetOpen(true)
 	for _, err := range []error{o.Result(&nodev1.TaskResult{Task: ref(1)}), o.Redelivered(proof)} {
 		if err != nil {
 			t.Fatal(err)
@@ -136,14 +136,14 @@ func TestEnvelopesGoOutFirst(t *testing.T) {
 	if err := o.Redelivered(proof); !errors.Is(err, ErrQueueFull) {
 		t.Errorf("over the limit: %v", err)
 	}
-	if first := o.next().GetTaskDelivered(); len(first.GetSigned()) != 1 || first.GetSigned()[0].GetKeyId() != "k" {
+	if first := o.Next().GetTaskDelivered(); len(first.GetSigned()) != 1 || first.GetSigned()[0].GetKeyId() != "k" {
 		t.Errorf("first goes %v", first)
 	}
 	if err := o.Redelivered(proof); err != nil {
 		t.Fatal(err)
 	}
-	o.setOpen(false)
-	o.setOpen(true)
+	o.SetOpen(false)
+	o.SetOpen(true)
 	if got := drainAll(o); len(got) != 0 {
 		t.Errorf("the next session sends %v", got)
 	}
@@ -153,9 +153,9 @@ func TestEnvelopesGoOutFirst(t *testing.T) {
 // linger time is over, and no later frame overtakes them.
 func TestAShortTaskIsOneFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newOutbox(10, 1<<20, 50*time.Millisecond)
-		o.setOpen(true)
-		<-o.wake
+		o := New(10, 1<<20, 50*time.Millisecond)
+		o.SetOpen(true)
+		<-o.Wake
 		short := func(n int) []error {
 			return []error{
 				o.Delivered([]*nodev1.TaskRef{ref(n)}), o.Started(&nodev1.TaskStarted{Task: ref(n)}),
@@ -165,7 +165,7 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		wants := func(want ...string) {
 			t.Helper()
 			select {
-			case <-o.wake:
+			case <-o.Wake:
 			default:
 				t.Error("the writer is not woken")
 			}
@@ -209,7 +209,7 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		if err := o.Delivered([]*nodev1.TaskRef{ref(6)}); err != nil {
 			t.Fatal(err)
 		}
-		o.hurry()
+		o.Hurry()
 		wants("delivered 1")
 	})
 }

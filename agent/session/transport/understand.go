@@ -1,4 +1,4 @@
-package session
+package transport
 
 import (
 	"crypto/tls"
@@ -15,26 +15,30 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// certificateRefusedError means that the server ended the handshake because of this node's certificate.
-type certificateRefusedError struct{ cause error }
+// CertificateRefusedError means that the server ended the handshake because of this node's certificate.
+type CertificateRefusedError struct{ cause error }
 
-func (e *certificateRefusedError) Error() string {
+// Error returns the cause as text.
+func (e *CertificateRefusedError) Error() string {
 	return "the server refused this node's certificate: " + e.cause.Error()
 }
 
-func (e *certificateRefusedError) Unwrap() error { return e.cause }
+// Unwrap returns the cause.
+func (e *CertificateRefusedError) Unwrap() error { return e.cause }
 
-// edgeError means that a proxy in front of the control plane answered in its place.
-type edgeError struct {
-	limited bool
+// EdgeError means that a proxy in front of the control plane answered in its place.
+type EdgeError struct {
+	Limited bool
 	cause   error
 }
 
-func (e *edgeError) Error() string {
+// Error returns the cause as text.
+func (e *EdgeError) Error() string {
 	return "an edge answered, not the control plane: " + e.cause.Error()
 }
 
-func (e *edgeError) Unwrap() error { return e.cause }
+// Unwrap returns the cause.
+func (e *EdgeError) Unwrap() error { return e.cause }
 
 // The alerts with which a TLS 1.3 server refuses a client's certificate.
 var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116}
@@ -42,9 +46,9 @@ var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116}
 // tooLargeWait, before the growing wait of every retry, keeps both sides from sending the same frame in a loop.
 const tooLargeWait = 5 * time.Second
 
-// understand returns the most specific error that follows from grpc's error and from the failures below grpc that w has
+// Understand returns the most specific error that follows from grpc's error and from the failures below grpc that w has
 // noted.
-func understand(err error, w *wire) error {
+func Understand(err error, w *Wire) error {
 	if err == nil {
 		return nil
 	}
@@ -54,7 +58,7 @@ func understand(err error, w *wire) error {
 		for _, alert := range certificateAlerts {
 			// crypto/tls does not export the type of the received alert; the texts of equal alerts are equal.
 			if netErr.Err.Error() == alert.Error() {
-				return &certificateRefusedError{below}
+				return &CertificateRefusedError{below}
 			}
 		}
 	}
@@ -72,7 +76,7 @@ func understand(err error, w *wire) error {
 		}
 		limited := strings.Contains(text, "received from server: 429") || strings.Contains(text, "Too Many Requests")
 		if limited || strings.Contains(text, `content-type "text/html`) {
-			return &edgeError{limited: limited || strings.Contains(text, "503"), cause: err}
+			return &EdgeError{Limited: limited || strings.Contains(text, "503"), cause: err}
 		}
 	}
 	if errors.Is(err, io.EOF) {

@@ -1,4 +1,4 @@
-package session
+package transport
 
 import (
 	"context"
@@ -9,13 +9,14 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// wire keeps the failures below grpc, which reports them only as text.
-type wire struct {
+// Wire keeps the failures below grpc, which reports them only as text.
+type Wire struct {
 	mu  sync.Mutex
 	err error
 }
 
-func (w *wire) note(err error) {
+// Note keeps an error unless one is kept already.
+func (w *Wire) Note(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err == nil && err != nil {
@@ -23,7 +24,7 @@ func (w *wire) note(err error) {
 	}
 }
 
-func (w *wire) first() error {
+func (w *Wire) first() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.err
@@ -33,14 +34,14 @@ func (w *wire) first() error {
 // the client's certificate.
 type watched struct {
 	net.Conn
-	wire *wire
+	wire *Wire
 }
 
 func (c watched) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	var netErr *net.OpError
 	if errors.As(err, &netErr) && netErr.Op == "remote error" {
-		c.wire.note(err)
+		c.wire.Note(err)
 	}
 	return n, err
 }
@@ -48,12 +49,12 @@ func (c watched) Read(p []byte) (int, error) {
 // watchedTLS is TLS that keeps its failures in wire.
 type watchedTLS struct {
 	credentials.TransportCredentials
-	wire   *wire
-	phases *phases
+	wire   *Wire
+	phases *Phases
 }
 
-// watch returns TLS that keeps its failures in w, and begins the phase of Welcome after the handshake.
-func watch(inner credentials.TransportCredentials, w *wire, phases *phases) credentials.TransportCredentials {
+// Watch returns TLS that keeps its failures in w, and begins the phase of Welcome after the handshake.
+func Watch(inner credentials.TransportCredentials, w *Wire, phases *Phases) credentials.TransportCredentials {
 	return watchedTLS{inner, w, phases}
 }
 
@@ -62,10 +63,10 @@ func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw n
 ) {
 	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
-		c.wire.note(&handshakeError{err})
+		c.wire.Note(&HandshakeError{err})
 		return nil, nil, err
 	}
-	c.phases.enter(phaseWelcome)
+	c.phases.Enter(PhaseWelcome)
 	return watched{conn, c.wire}, info, nil
 }
 
@@ -73,9 +74,11 @@ func (c watchedTLS) Clone() credentials.TransportCredentials {
 	return watchedTLS{c.TransportCredentials.Clone(), c.wire, c.phases}
 }
 
-// handshakeError is a failed TLS handshake.
-type handshakeError struct{ cause error }
+// HandshakeError is a failed TLS handshake.
+type HandshakeError struct{ cause error }
 
-func (e *handshakeError) Error() string { return "TLS handshake: " + e.cause.Error() }
+// Error returns the cause as text.
+func (e *HandshakeError) Error() string { return "TLS handshake: " + e.cause.Error() }
 
-func (e *handshakeError) Unwrap() error { return e.cause }
+// Unwrap returns the cause.
+func (e *HandshakeError) Unwrap() error { return e.cause }
