@@ -16,18 +16,18 @@ import (
 )
 
 // mountEscalation serves bundles on the people's port.
-func (s *Service) mountEscalation(deps gateway.Deps) error {
-	parts := make([]escalation.Part, len(deps.Probes))
-	for i, p := range deps.Probes {
+func (s *Service) mountEscalation(c clients, deps gateway.Deps) error {
+	parts := make([]escalation.Part, len(c.probes))
+	for i, p := range c.probes {
 		parts[i] = escalation.Part{Name: p.Name, Ask: p.Ask}
 	}
 	collector := escalation.New(escalation.Deps{
-		Logger: deps.Logger, Reader: deps.Reader, Parts: parts,
+		Logger: s.base.Logger, Reader: deps.Reads.Reader, Parts: parts,
 		Policy: func(ctx context.Context) (*recoveryv1.GetPolicyResponse, error) {
-			return deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{})
+			return c.owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{})
 		},
 		Actions: func(ctx context.Context, workspaceID string) (*lifecyclev1.GetActionsResponse, error) {
-			return deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID})
+			return c.owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID})
 		},
 	})
 	path, handler := readmodelv1connect.NewEscalationServiceHandler(gateway.NewEscalation(deps, collector, s.record),

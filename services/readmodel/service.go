@@ -98,16 +98,18 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	owners, probes, err := s.owners(ctx, audit)
+	clients, err := s.owners(ctx, audit)
 	if err != nil {
 		return err
 	}
 	s.sessions = gateway.NewSessions(b.DB)
 	s.refusals = gateway.NewRefusals(b.Audit, reader)
-	err = s.listen(ctx, gateway.Deps{
-		Room: b.Room, Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Audit: audit, Reader: reader, Hub: hub,
-		Owners: owners, Probes: probes,
-		DB: b.DB,
+	reads := gateway.Reads{Reader: reader, Projector: s.projector}
+	err = s.listen(ctx, clients, gateway.Deps{
+		Sessions: s.sessions, Reads: reads, Audit: audit, Hub: hub, Owners: clients.owners,
+		Status: gateway.NewStatus(gateway.StatusDeps{
+			Logger: b.Logger, Reads: reads, Probes: clients.probes, DB: b.DB, Room: b.Room,
+		}),
 	})
 	if err != nil {
 		return err
@@ -153,20 +155,27 @@ func (s *Service) checkHosts() error {
 	return errors.Join(errs...)
 }
 
-// owners returns the clients and the probes of the services that own the state.
-func (s *Service) owners(ctx context.Context, audit *project.Audit) (gateway.Owners, []gateway.Probe, error) {
+// clients are the clients of the services that own the state.
+type clients struct {
+	owners     gateway.Owners
+	probes     []gateway.Probe
+	announcers []project.Owner
+}
+
+// owners returns the clients of the services that own the state.
+func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, error) {
 	b := s.base
 	asserter, err := s.asserter(ctx, audit)
 	if err != nil {
-		return gateway.Owners{}, nil, err
+		return clients{}, err
 	}
 	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, asserter)
 	if err != nil {
-		return gateway.Owners{}, nil, err
+		return clients{}, err
 	}
 	lc, err := b.Peer("lifecycle", s.cfg.Peers.Lifecycle, asserter)
 	if err != nil {
-		return gateway.Owners{}, nil, err
+		return clients{}, err
 	}
 	probe := func(name string, c service.Client, parts ...string) gateway.Probe {
 		health := commonv1connect.NewHealthServiceClient(c.HTTP, c.BaseURL, c.Options...)
@@ -177,8 +186,9 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (gateway.Own
 	announcer := func(c service.Client) project.Owner {
 		return commonv1connect.NewAnnounceServiceClient(c.HTTP, c.BaseURL, c.Options...)
 	}
-	return gateway.Owners{
-			Announcers:  []project.Owner{announcer(lc), announcer(rc)},
+	return clients{
+		announcers: []project.Owner{announcer(lc), announcer(rc)},
+		owners: gateway.Owners{
 			Workspaces:  lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 			Findings:    lifecyclev1connect.NewFindingServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 			Allocations: lifecyclev1connect.NewAllocationServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
@@ -191,14 +201,16 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (gateway.Own
 			Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-		}, []gateway.Probe{
+		},
+		probes: []gateway.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
 			probe("recovery", rc, "ca", service.PartDatabaseRoom),
-		}, nil
+		},
+	}, nil
 }
 
 // listen opens the people's port.
-func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
+func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) error {
 	b := s.base
 	edge, err := gateway.Edge(s.cfg.TrustedOrigins)
 	if err != nil {
@@ -222,20 +234,19 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 			return err
 		}
 	}
-	query := gateway.NewQuery(deps)
-	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(query, deps), s.options()...)
+	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(deps.Reads, c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewIncidentServiceHandler(gateway.NewIncidents(query), s.options()...)
+	path, handler = readmodelv1connect.NewIncidentServiceHandler(gateway.NewIncidents(deps.Reads, c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewRollbackServiceHandler(gateway.NewRollbacks(deps), s.options()...)
+	path, handler = readmodelv1connect.NewRollbackServiceHandler(gateway.NewRollbacks(c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewKeyServiceHandler(gateway.NewKeys(deps), s.options()...)
+	path, handler = readmodelv1connect.NewKeyServiceHandler(gateway.NewKeys(c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
@@ -244,8 +255,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewProjectionServiceHandler(gateway.NewProjections(deps, s.base.DB, s.base.Wake),
-		s.options()...)
+	projections := gateway.NewProjections(gateway.ProjectionsDeps{
+		Projector: s.projector, Announcers: c.announcers, DB: b.DB, Wake: b.Wake,
+	})
+	path, handler = readmodelv1connect.NewProjectionServiceHandler(projections, s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
@@ -254,15 +267,15 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewReleaseServiceHandler(gateway.NewReleases(query, deps), s.options()...)
+	path, handler = readmodelv1connect.NewReleaseServiceHandler(gateway.NewReleases(deps.Reads, c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewInstanceServiceHandler(gateway.NewInstances(deps), s.options()...)
+	path, handler = readmodelv1connect.NewInstanceServiceHandler(gateway.NewInstances(c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewQueryServiceHandler(query, s.options()...)
+	path, handler = readmodelv1connect.NewQueryServiceHandler(gateway.NewQuery(deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
@@ -270,15 +283,17 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	people := gateway.NewPeople(deps, gateway.PeopleDeps{DB: b.DB, Audit: b.Audit, Wake: b.Wake})
-	path, handler = readmodelv1connect.NewPeopleServiceHandler(people, s.options()...)
+	persons := gateway.NewPeople(gateway.PeopleDeps{
+		DB: b.DB, Audit: b.Audit, Wake: b.Wake, Sessions: s.sessions, Reads: deps.Reads,
+	})
+	path, handler = readmodelv1connect.NewPeopleServiceHandler(persons, s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	if err := s.mountEscalation(deps); err != nil {
+	if err := s.mountEscalation(c, deps); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewCommandServiceHandler(gateway.NewCommand(deps), s.options()...)
+	path, handler = readmodelv1connect.NewCommandServiceHandler(gateway.NewCommand(deps.Reads, c.owners), s.options()...)
 	return s.people.Mount(path, handler)
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -133,8 +132,6 @@ func entryOf(action string, a Admission, id string) audit.Entry {
 		Details: map[string]any{"person_id": id, "roles": a.Roles, "life": a.Life.String()},
 	}
 }
-
-func sorted(roles []string) []string { return slices.Compact(slices.Sorted(slices.Values(roles))) }
 
 var freeName = pg.Define(pg.RoleReadmodel, "gateway.free_name_of_expired_person", `
 	UPDATE readmodel.person SET ended_at = expires_at WHERE name = $1 AND ended_at IS NULL AND expires_at <= mesh.clock()`)

@@ -27,7 +27,7 @@ func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest
 		return nil, err
 	}
 	out := &readmodelv1.ListAuditResponse{}
-	err = a.deps.Reader.Read(ctx, scope, func(ctx context.Context, s *view.Snapshot) error {
+	err = a.deps.Reads.Reader.Read(ctx, scope, func(ctx context.Context, s *view.Snapshot) error {
 		f := view.AuditFilter{Action: req.GetAction()}
 		if req.GetWorkspace() != "" {
 			w, err := s.Workspace(ctx, req.GetWorkspace())

@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strings"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -18,48 +16,17 @@ import (
 
 // Command serves CommandService. It resolves names and hides objects that the person may not see; the owners decide
 // everything else.
-type Command struct{ deps Deps }
+type Command struct {
+	reads  Reads
+	owners Owners
+}
 
 // NewCommand returns the server.
-func NewCommand(deps Deps) *Command { return &Command{deps: deps} }
-
-// ownersError is a refusal by an owner, which has recorded it in its own audit entries.
-type ownersError struct{ error }
-
-// Unwrap returns the owner's fault.
-func (e *ownersError) Unwrap() error { return e.error }
-
-// ownerError returns the error to pass to the person for an owner's error. If the owner refused readmodel itself and
-// not the person, the person gets an internal error.
-func ownerError(owner string, err error) error {
-	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is for the person
-	case commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_ASSERTION_INVALID:
-		return fmt.Errorf("%s refused us: %w", owner, errors.New(err.Error()))
-	default:
-		return &ownersError{err}
-	}
-}
-
-// find calls fn with a snapshot for the person. If fn returns not_found, find waits for the projection to catch up and
-// calls fn once more, because people name objects that they have just created.
-func (c *Command) find(ctx context.Context, fn func(ctx context.Context, s *view.Snapshot) error) error {
-	scope, err := scopeOf(ctx)
-	if err != nil {
-		return err
-	}
-	err = c.deps.Reader.Read(ctx, scope, fn)
-	if !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-		return err
-	}
-	if err := c.deps.Projector.CatchUp(ctx); err != nil {
-		return err
-	}
-	return c.deps.Reader.Read(ctx, scope, fn)
-}
+func NewCommand(reads Reads, owners Owners) *Command { return &Command{reads: reads, owners: owners} }
 
 func (c *Command) node(ctx context.Context, nameOrID string) (string, error) {
 	var id string
-	err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+	err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		n, err := s.Node(ctx, nameOrID)
 		id = n.GetNodeId()
 		return err
@@ -69,7 +36,7 @@ func (c *Command) node(ctx context.Context, nameOrID string) (string, error) {
 
 func (c *Command) workspace(ctx context.Context, ref string) (string, error) {
 	var id string
-	err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+	err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		w, err := s.Workspace(ctx, ref)
 		id = w.GetWorkspaceId()
 		return err
@@ -92,7 +59,7 @@ func (c *Command) CreateTenant(ctx context.Context,
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Workspaces.CreateTenant(ctx,
+	answer, err := c.owners.Workspaces.CreateTenant(ctx,
 		&lifecyclev1.CreateTenantRequest{Name: req.GetName(), Quota: req.GetQuota()})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
@@ -101,15 +68,6 @@ func (c *Command) CreateTenant(ctx context.Context,
 		Tenant: answer.GetTenant(), Existed: answer.GetExisted(),
 		Pos: answer.GetPos(),
 	}, nil
-}
-
-// operatorsOnly refuses a person who is bound to a tenant, even if the person was given an operator's role by mistake:
-// such a person has no rights over the whole mesh.
-func operatorsOnly(ctx context.Context) error {
-	if p, ok := rpc.PersonFrom(ctx); !ok || p.TenantID != "" {
-		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator")
-	}
-	return nil
 }
 
 // CreateWorkspace starts the provisioning of a workspace, or joins the one under way.
@@ -123,7 +81,7 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 	tenant := req.GetTenant()
 	if !scope.Everything() && !strings.EqualFold(tenant, scope.TenantID()) {
 		// A tenant that the person may not see and one that does not exist get the same answer.
-		err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 			t, err := s.Tenant(ctx, tenant)
 			tenant = t.GetTenantId()
 			return err
@@ -133,7 +91,7 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 		}
 	}
 	create := func() (*lifecyclev1.RequestOperationResponse, error) {
-		return c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+		return c.owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
 			Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
 			Target: &lifecyclev1.RequestOperationRequest_Create{
 				Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: req.GetName(), Spec: req.GetSpec()},
@@ -146,7 +104,7 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 		// The tenant is neither a name nor an id, so it may be a part of an id. Lifecycle is asked first, because it knows
 		// the tenants that exist now.
 		var found *lifecyclev1.Tenant
-		lookErr := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		lookErr := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 			var err error
 			found, err = s.Tenant(ctx, tenant)
 			return err
@@ -173,7 +131,7 @@ func (c *Command) OperateWorkspace(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+	answer, err := c.owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
 		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
 		Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(),
 		Override:    req.GetOverride(),
@@ -193,7 +151,7 @@ func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeReq
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Identities.IssueBootstrap(ctx, &recoveryv1.IssueBootstrapRequest{
+	answer, err := c.owners.Identities.IssueBootstrap(ctx, &recoveryv1.IssueBootstrapRequest{
 		Name: req.GetName(), ValidFor: req.GetValidFor(), IdempotencyKey: req.GetIdempotencyKey(),
 	})
 	if err != nil {
@@ -213,7 +171,7 @@ func (c *Command) ChangeNodeIdentity(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Identities.ChangeIdentity(ctx,
+	answer, err := c.owners.Identities.ChangeIdentity(ctx,
 		&recoveryv1.ChangeIdentityRequest{NodeId: id, Verb: req.GetVerb(), Reason: req.GetReason()})
 	if err != nil {
 		return nil, ownerError("recovery", err)
@@ -229,7 +187,7 @@ func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonReque
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Gates.SetCordon(ctx,
+	answer, err := c.owners.Gates.SetCordon(ctx,
 		&lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: req.GetCordoned(), Reason: req.GetReason()})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
@@ -245,7 +203,7 @@ func (c *Command) ProbeNode(ctx context.Context, req *readmodelv1.ProbeNodeReque
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Tasks.EnqueueProbe(ctx,
+	answer, err := c.owners.Tasks.EnqueueProbe(ctx,
 		&lifecyclev1.EnqueueProbeRequest{NodeId: id, IdempotencyKey: req.GetIdempotencyKey()})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
@@ -262,14 +220,14 @@ func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskReq
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such verb",
 			fault.Unmet("verb: cancel, requeue or close"), fault.Cause(err))
 	}
-	err = c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+	err = c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		_, err := s.Task(ctx, req.GetTaskId())
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Tasks.ChangeTask(ctx,
+	answer, err := c.owners.Tasks.ChangeTask(ctx,
 		&lifecyclev1.ChangeTaskRequest{TaskId: req.GetTaskId(), Verb: verb, Reason: req.GetReason()})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
@@ -284,7 +242,7 @@ func (c *Command) SetPolicy(ctx context.Context, req *readmodelv1.SetPolicyReque
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := c.deps.Owners.Policies.SetPolicy(ctx, &recoveryv1.SetPolicyRequest{
+	answer, err := c.owners.Policies.SetPolicy(ctx, &recoveryv1.SetPolicyRequest{
 		Key: req.GetKey(), Value: req.GetValue(), Reason: req.GetReason(),
 		AcknowledgeWeakening: req.GetAcknowledgeWeakening(),
 	})

@@ -54,13 +54,12 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 	if err != nil {
 		return err
 	}
-	if err := e.deps.Projector.WaitFor(ctx, req.GetMinPos()); err != nil {
+	if err := e.deps.Reads.Projector.WaitFor(ctx, req.GetMinPos()); err != nil {
 		return err
 	}
 	person, _ := rpc.PersonFrom(ctx)
 	ask := escalation.Request{Scope: scope, Subject: person.Subject}
-	command := Command{deps: e.deps}
-	err = command.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+	err = e.deps.Reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		ask.Workspace, err = s.Workspace(ctx, req.GetWorkspace())
 		ask.At = s.Now

@@ -10,18 +10,20 @@ import (
 
 // Findings serves FindingService: it returns findings, and forwards a person's acknowledgement of one to lifecycle.
 type Findings struct {
-	query *Query
-	deps  Deps
+	reads  Reads
+	owners Owners
 }
 
 // NewFindings returns the server.
-func NewFindings(query *Query, deps Deps) *Findings { return &Findings{query: query, deps: deps} }
+func NewFindings(reads Reads, owners Owners) *Findings {
+	return &Findings{reads: reads, owners: owners}
+}
 
 // ListFindings lists the open findings, or all of them if the request includes resolved ones.
 func (f *Findings) ListFindings(ctx context.Context,
 	req *readmodelv1.ListFindingsRequest,
 ) (*readmodelv1.ListFindingsResponse, error) {
-	items, next, err := list(ctx, f.query, req,
+	items, next, err := List(ctx, f.reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Finding, string, error) {
 			filter := view.FindingFilter{Resolved: req.GetIncludeResolved()}
 			if req.GetWorkspace() != "" {
@@ -44,7 +46,7 @@ func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRe
 	error,
 ) {
 	res := &readmodelv1.GetFindingResponse{}
-	err := f.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+	err := f.reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		res.Finding, err = s.Finding(ctx, req.GetFindingId())
 		return err
@@ -62,7 +64,7 @@ func (f *Findings) AcknowledgeFinding(ctx context.Context,
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := f.deps.Owners.Findings.AcknowledgeFinding(ctx, req.GetRequest())
+	answer, err := f.owners.Findings.AcknowledgeFinding(ctx, req.GetRequest())
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}

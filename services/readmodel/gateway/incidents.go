@@ -9,16 +9,21 @@ import (
 )
 
 // Incidents serves IncidentService.
-type Incidents struct{ query *Query }
+type Incidents struct {
+	reads  Reads
+	owners Owners
+}
 
 // NewIncidents returns the server.
-func NewIncidents(query *Query) *Incidents { return &Incidents{query: query} }
+func NewIncidents(reads Reads, owners Owners) *Incidents {
+	return &Incidents{reads: reads, owners: owners}
+}
 
 // ListIncidents lists the open incidents, or all of them if the request includes closed ones.
 func (i *Incidents) ListIncidents(ctx context.Context,
 	req *readmodelv1.ListIncidentsRequest,
 ) (*readmodelv1.ListIncidentsResponse, error) {
-	items, next, err := list(ctx, i.query, req,
+	items, next, err := List(ctx, i.reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.Incident, string, error) {
 			return s.Incidents(ctx, req.GetIncludeClosed(), page)
 		})
@@ -33,7 +38,7 @@ func (i *Incidents) GetIncident(ctx context.Context,
 	req *readmodelv1.GetIncidentRequest,
 ) (*readmodelv1.GetIncidentResponse, error) {
 	out := &readmodelv1.GetIncidentResponse{}
-	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+	err := i.reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		out.Incident, out.Recoveries, err = s.Incident(ctx, req.GetIncidentId())
 		return err
@@ -48,7 +53,7 @@ func (i *Incidents) GetIncident(ctx context.Context,
 func (i *Incidents) ListRecoveries(ctx context.Context,
 	req *readmodelv1.ListRecoveriesRequest,
 ) (*readmodelv1.ListRecoveriesResponse, error) {
-	items, next, err := list(ctx, i.query, req,
+	items, next, err := List(ctx, i.reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
 			f := view.RecoveryFilter{}
 			if req.GetWorkspace() != "" {
@@ -74,7 +79,7 @@ func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeReque
 		return nil, err
 	}
 	out := &readmodelv1.GetBrakeResponse{}
-	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+	err := i.reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		out.Brake, err = s.Brake(ctx)
 		return err
@@ -92,7 +97,7 @@ func (i *Incidents) ReleaseBrake(ctx context.Context,
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := i.query.deps.Owners.Watchdog.ReleaseBrake(ctx, &recoveryv1.ReleaseBrakeRequest{Reason: req.GetReason()})
+	answer, err := i.owners.Watchdog.ReleaseBrake(ctx, &recoveryv1.ReleaseBrakeRequest{Reason: req.GetReason()})
 	if err != nil {
 		return nil, ownerError("recovery", err)
 	}

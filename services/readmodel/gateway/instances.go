@@ -8,10 +8,10 @@ import (
 
 // Instances serves InstanceService: it forwards to lifecycle the request to end an instance that belongs to no known
 // workspace.
-type Instances struct{ deps Deps }
+type Instances struct{ owners Owners }
 
 // NewInstances returns the server.
-func NewInstances(deps Deps) *Instances { return &Instances{deps: deps} }
+func NewInstances(owners Owners) *Instances { return &Instances{owners: owners} }
 
 // EndInstance ends an instance that a placement lists and whose workspace lifecycle does not know.
 func (i *Instances) EndInstance(ctx context.Context,
@@ -20,7 +20,7 @@ func (i *Instances) EndInstance(ctx context.Context,
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := i.deps.Owners.Instances.EndInstance(ctx, req.GetRequest())
+	answer, err := i.owners.Instances.EndInstance(ctx, req.GetRequest())
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}

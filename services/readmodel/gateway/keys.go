@@ -8,17 +8,17 @@ import (
 )
 
 // Keys serves KeyService. Every answer comes from recovery, which owns the key set; readmodel keeps no copy.
-type Keys struct{ deps Deps }
+type Keys struct{ owners Owners }
 
 // NewKeys returns the server.
-func NewKeys(deps Deps) *Keys { return &Keys{deps: deps} }
+func NewKeys(owners Owners) *Keys { return &Keys{owners: owners} }
 
 // ListKeys lists the keys with their states and the replicas that have them.
 func (k *Keys) ListKeys(ctx context.Context, _ *readmodelv1.ListKeysRequest) (*readmodelv1.ListKeysResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := k.deps.Owners.Keys.ListKeys(ctx, &recoveryv1.ListKeysRequest{})
+	answer, err := k.owners.Keys.ListKeys(ctx, &recoveryv1.ListKeysRequest{})
 	if err != nil {
 		return nil, ownerError("recovery", err)
 	}
@@ -32,7 +32,7 @@ func (k *Keys) RotateKey(ctx context.Context, req *readmodelv1.RotateKeyRequest)
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := k.deps.Owners.Keys.RotateKey(ctx, &recoveryv1.RotateKeyRequest{
+	answer, err := k.owners.Keys.RotateKey(ctx, &recoveryv1.RotateKeyRequest{
 		Kind: req.GetKind(), Reason: req.GetReason(), IdempotencyKey: req.GetIdempotencyKey(), DryRun: req.GetDryRun(),
 	})
 	if err != nil {

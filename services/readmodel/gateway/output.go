@@ -28,7 +28,7 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 	}
 	var id string
 	// The workspace may have just been created, so the lookup waits for the projection as a command's does.
-	err = NewCommand(q.deps).find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+	err = q.deps.Reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
 		w, err := s.Workspace(ctx, req.GetWorkspace())
 		id = w.GetWorkspaceId()
 		return err

@@ -86,6 +86,6 @@ func (p *People) renew(ctx context.Context, tx pgx.Tx, a Admission, id, by strin
 	}
 	entry := entryOf("person.create", a, id)
 	entry.Details["again"] = true
-	_, err = p.own.Audit.Record(ctx, tx, entry)
+	_, err = p.deps.Audit.Record(ctx, tx, entry)
 	return err
 }

@@ -19,16 +19,18 @@ import (
 const rebuildLimit = 10 * time.Minute
 
 // Projections serves ProjectionService.
-type Projections struct {
-	deps Deps
-	db   pg.Beginner
-	wake *events.Signal
+type Projections struct{ deps ProjectionsDeps }
+
+// ProjectionsDeps are the dependencies of Projections.
+type ProjectionsDeps struct {
+	Projector  *project.Projector
+	Announcers []project.Owner // of the live rows that are projected
+	DB         pg.Beginner     // logs in as readmodel
+	Wake       *events.Signal  // notified of appended events
 }
 
-// NewProjections returns the server. db logs in as readmodel; wake is notified of appended events.
-func NewProjections(deps Deps, db pg.Beginner, wake *events.Signal) *Projections {
-	return &Projections{deps: deps, db: db, wake: wake}
-}
+// NewProjections returns the server.
+func NewProjections(deps ProjectionsDeps) *Projections { return &Projections{deps: deps} }
 
 // VerifyProjections compares the projections with a fresh projection of the events.
 func (p *Projections) VerifyProjections(ctx context.Context,
@@ -61,7 +63,7 @@ func (p *Projections) RebuildProjections(ctx context.Context,
 	}
 	ctx, cancel := context.WithTimeout(ctx, rebuildLimit)
 	defer cancel()
-	err := pg.InTx(ctx, p.db, func(ctx context.Context, tx pgx.Tx) error {
+	err := pg.InTx(ctx, p.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := audit.Record(ctx, tx, audit.Entry{
 			Action: "projections.rebuild", SubjectType: "projections", SubjectID: project.ConsumerName,
 		})
@@ -70,8 +72,8 @@ func (p *Projections) RebuildProjections(ctx context.Context,
 	if err != nil {
 		return nil, fmt.Errorf("record the rebuild of the projections: %w", err)
 	}
-	p.wake.Notify()
-	report, err := p.deps.Projector.Rebuild(ctx, p.deps.Owners.Announcers...)
+	p.deps.Wake.Notify()
+	report, err := p.deps.Projector.Rebuild(ctx, p.deps.Announcers...)
 	if err != nil {
 		return nil, err
 	}

@@ -72,8 +72,8 @@ func (r *Refusals) WrapStreamingClient(next connect.StreamingClientFunc) connect
 }
 
 func (r *Refusals) after(ctx context.Context, procedure string, message any, err error) {
-	var owners *ownersError
-	if err == nil || errors.As(err, &owners) || !recorded(err) {
+	var refusal *ownersError
+	if err == nil || errors.As(err, &refusal) || !recorded(err) {
 		return
 	}
 	r.note(ctx, procedure, message, err)

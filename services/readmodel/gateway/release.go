@@ -9,19 +9,21 @@ import (
 
 // Releases serves ReleaseService: it returns allocations, and forwards the requests that release them to lifecycle.
 type Releases struct {
-	query *Query
-	deps  Deps
+	reads  Reads
+	owners Owners
 }
 
 // NewReleases returns the server.
-func NewReleases(query *Query, deps Deps) *Releases { return &Releases{query: query, deps: deps} }
+func NewReleases(reads Reads, owners Owners) *Releases {
+	return &Releases{reads: reads, owners: owners}
+}
 
 // GetAllocation returns one allocation with the claims of its workspace that are not released.
 func (r *Releases) GetAllocation(ctx context.Context,
 	req *readmodelv1.GetAllocationRequest,
 ) (*readmodelv1.GetAllocationResponse, error) {
 	res := &readmodelv1.GetAllocationResponse{}
-	err := r.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+	err := r.reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		if res.Allocation, err = s.Allocation(ctx, req.GetAllocationId()); err != nil {
 			return err
@@ -46,7 +48,7 @@ func (r *Releases) RetryRelease(ctx context.Context,
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := r.deps.Owners.Allocations.RetryRelease(ctx, req.GetRequest())
+	answer, err := r.owners.Allocations.RetryRelease(ctx, req.GetRequest())
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}
@@ -60,7 +62,7 @@ func (r *Releases) ForceRelease(ctx context.Context,
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := r.deps.Owners.Allocations.ForceRelease(ctx, req.GetRequest())
+	answer, err := r.owners.Allocations.ForceRelease(ctx, req.GetRequest())
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}

@@ -8,10 +8,10 @@ import (
 )
 
 // Rollbacks serves RollbackService. Every answer comes from recovery, which owns the mode; readmodel keeps no copy.
-type Rollbacks struct{ deps Deps }
+type Rollbacks struct{ owners Owners }
 
 // NewRollbacks returns the server.
-func NewRollbacks(deps Deps) *Rollbacks { return &Rollbacks{deps: deps} }
+func NewRollbacks(owners Owners) *Rollbacks { return &Rollbacks{owners: owners} }
 
 // GetRollback returns the state of rollback mode.
 func (r *Rollbacks) GetRollback(
@@ -20,7 +20,7 @@ func (r *Rollbacks) GetRollback(
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := r.deps.Owners.Rollback.GetRollback(ctx, &recoveryv1.GetRollbackRequest{})
+	answer, err := r.owners.Rollback.GetRollback(ctx, &recoveryv1.GetRollbackRequest{})
 	if err != nil {
 		return nil, ownerError("recovery", err)
 	}
@@ -34,7 +34,7 @@ func (r *Rollbacks) AcceptRollback(
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	answer, err := r.deps.Owners.Rollback.AcceptRollback(ctx, &recoveryv1.AcceptRollbackRequest{Reason: req.GetReason()})
+	answer, err := r.owners.Rollback.AcceptRollback(ctx, &recoveryv1.AcceptRollbackRequest{Reason: req.GetReason()})
 	if err != nil {
 		return nil, ownerError("recovery", err)
 	}

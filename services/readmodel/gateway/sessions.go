@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -22,13 +21,6 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
-)
-
-const (
-	tokenPrefix = "gps_"
-	secretSize  = 32
-	// sessionMax is the longest life of a session.
-	sessionMax = 30 * 24 * time.Hour
 )
 
 // Session is a session of a person, whose token the caller has presented.
@@ -287,27 +279,6 @@ func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error)
 	}, row.Hash, nil
 }
 
-// sessionID returns the session id in a token. No error contains the token.
-func sessionID(token string) (string, error) {
-	rest, ok := strings.CutPrefix(token, tokenPrefix)
-	raw, secret, cut := strings.Cut(rest, "_")
-	if !ok || !cut || len(raw) != 32 || strings.ToLower(raw) != raw {
-		return "", refused("the token is malformed")
-	}
-	decoded, err := base64.RawURLEncoding.Strict().DecodeString(secret)
-	if err != nil || len(decoded) != secretSize {
-		return "", refused("the token's secret is malformed")
-	}
-	if _, err := hex.DecodeString(raw); err != nil {
-		return "", refused("the token's id is malformed")
-	}
-	parsed, err := uuid.Parse(raw)
-	if err != nil {
-		return "", refused("the token's id is malformed")
-	}
-	return parsed.String(), nil
-}
-
 // over returns the refusal of a session that has ended, with the time and the cause; nil for a live session. A session
 // that ended before the same person got another one was replaced, because the end of a person ends all sessions
 // together.
@@ -323,18 +294,4 @@ func (s Session) over() error {
 		return refusedAs("your token expired at "+s.ExpiresAt.UTC().Format(time.RFC3339), why)
 	}
 	return nil
-}
-
-// newToken is the remedy for a caller without a valid token.
-const newToken = "somebody with the role security makes a new one with `gpuaas people create NAME --role R`; " +
-	"or name another context or token file"
-
-// refused returns the refusal of a caller about whom nothing is known, because the token proves no session. why goes to
-// the log only.
-func refused(why string) error { return refusedAs("the token is unknown, expired or ended", why) }
-
-func refusedAs(public, why string) error { return refusedFor(public, why, newToken) }
-
-func refusedFor(public, why, remedy string) error {
-	return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, public, fault.Cause(errors.New(why)), fault.Remedy(remedy))
 }

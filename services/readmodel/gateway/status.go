@@ -3,9 +3,8 @@ package gateway
 import (
 	"context"
 	"fmt"
-	"slices"
+	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -16,36 +15,41 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-const (
-	// probeEvery bounds how often requests for the status reach other services.
-	probeEvery = 2 * time.Second
-	probeLimit = time.Second
-	// lagLimit is the age of the oldest unprojected event from which on the event log is reported as not ok.
-	lagLimit = 10 * time.Second
-)
-
-// probes are the last answers of Deps.Probes.
-type probes struct {
-	mu   sync.Mutex
-	at   time.Time
-	last []*readmodelv1.ComponentStatus
+// StatusDeps are the dependencies of Status.
+type StatusDeps struct {
+	Logger *slog.Logger
+	Reads  Reads
+	Probes []Probe
+	// DB reads how much space history takes; nil: the status does not show it.
+	DB pg.Querier
+	// Room returns the fault of a database that refuses writes for lack of a resource; nil: the status does not check
+	// that.
+	Room func(context.Context) error
 }
 
-// GetStatus returns the status of the mesh's parts. The counts cover what the person may see.
-func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) (*readmodelv1.GetStatusResponse,
-	error,
-) {
-	lag, err := q.deps.Projector.Lag(ctx)
+// Status reads the status of the mesh, and keeps the last answers of the probes.
+type Status struct {
+	deps   StatusDeps
+	probed probes
+}
+
+// NewStatus returns Status.
+func NewStatus(deps StatusDeps) *Status { return &Status{deps: deps} }
+
+// Get returns the status of the mesh's parts. The counts cover what the person behind the call may see.
+func (r *Status) Get(ctx context.Context) (*readmodelv1.GetStatusResponse, error) {
+	lag, err := r.deps.Reads.Projector.Lag(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("status: %w", err)
 	}
 	out := &readmodelv1.GetStatusResponse{EventsBehind: lag.Events + lag.Unnumbered, ParkedEvents: int32(lag.Parked)}
 	out.Version, _ = obs.Build()
-	err = q.read(ctx, "", func(ctx context.Context, s *view.Snapshot) error {
+	err = r.deps.Reads.Read(ctx, "", func(ctx context.Context, s *view.Snapshot) error {
 		counts, err := s.Counts(ctx)
 		if err != nil {
 			return err
@@ -72,30 +76,30 @@ func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) 
 			out.Components = append(out.Components, rollbackMode(s.Now))
 		}
 		out.Components = append(out.Components,
-			q.database(ctx, fmt.Sprintf("era %d", out.GetEra()), s.Now), q.eventLog(ctx, lag, s.Now), nodeAPI(replicas, s.Now))
+			r.database(ctx, fmt.Sprintf("era %d", out.GetEra()), s.Now), r.eventLog(ctx, lag, s.Now), nodeAPI(replicas, s.Now))
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	if q.deps.DB != nil && operatorsOnly(ctx) == nil {
-		history, components, err := q.history(ctx)
+	if r.deps.DB != nil && operatorsOnly(ctx) == nil {
+		history, components, err := r.history(ctx)
 		if err != nil {
 			return nil, err
 		}
 		out.History, out.Components = history, append(out.Components, components...)
 	}
-	out.Components = withRoom(append(out.Components, q.probe(ctx)...))
+	out.Components = withRoom(append(out.Components, r.probe(ctx)...))
 	return out, nil
 }
 
 // database returns the component of the database, as this replica finds it.
-func (q *Query) database(ctx context.Context, detail string, now time.Time) *readmodelv1.ComponentStatus {
+func (r *Status) database(ctx context.Context, detail string, now time.Time) *readmodelv1.ComponentStatus {
 	c := component("database", true, detail, now)
-	if q.deps.Room == nil {
+	if r.deps.Room == nil {
 		return c
 	}
-	if f, ok := fault.As(q.deps.Room(ctx)); ok {
+	if f, ok := fault.As(r.deps.Room(ctx)); ok {
 		full(c, f.Public, names.Of(f.Reason), f.Remedy)
 	}
 	return c
@@ -129,7 +133,7 @@ func withRoom(components []*readmodelv1.ComponentStatus) []*readmodelv1.Componen
 
 // eventLog returns the component of the event log. If the log is behind, the component names the database sessions that
 // numbering waits for.
-func (q *Query) eventLog(ctx context.Context, lag events.Lag, now time.Time) *readmodelv1.ComponentStatus {
+func (r *Status) eventLog(ctx context.Context, lag events.Lag, now time.Time) *readmodelv1.ComponentStatus {
 	c := component("event_log", lag.Oldest < lagLimit,
 		fmt.Sprintf("%d behind, %d parked", lag.Events+lag.Unnumbered, lag.Parked), now)
 	if c.GetOk() {
@@ -137,9 +141,9 @@ func (q *Query) eventLog(ctx context.Context, lag events.Lag, now time.Time) *re
 	}
 	c.Reason, c.Severity = names.Of(commonv1.Reason_REASON_POSITION_NOT_REACHED), commonv1.Severity_SEVERITY_P1
 	c.NextAction = "look at the logs of the services for the sequencer and the projection"
-	blockers, err := q.deps.Projector.Blockers(ctx)
+	blockers, err := r.deps.Reads.Projector.Blockers(ctx)
 	if err != nil {
-		q.deps.Logger.WarnContext(ctx, "sessions that numbering waits for not read", obs.Err(err))
+		r.deps.Logger.WarnContext(ctx, "sessions that numbering waits for not read", obs.Err(err))
 	}
 	if len(blockers) > 0 {
 		c.Detail += "; numbering waits for a transaction of " + strings.Join(blockers, ", ")
@@ -168,10 +172,10 @@ func component(name string, ok bool, detail string, at time.Time) *readmodelv1.C
 
 func nodeAPI(replicas []view.Replica, now time.Time) *readmodelv1.ComponentStatus {
 	fresh, at := 0, now
-	for _, r := range replicas {
-		if r.Fresh {
-			if fresh == 0 || r.BeatAt.Before(at) {
-				at = r.BeatAt
+	for _, replica := range replicas {
+		if replica.Fresh {
+			if fresh == 0 || replica.BeatAt.Before(at) {
+				at = replica.BeatAt
 			}
 			fresh++
 		}
@@ -185,93 +189,4 @@ func beating(replicas int) string {
 		return "1 replica beats"
 	}
 	return fmt.Sprintf("%d replicas beat", replicas)
-}
-
-// probe returns the answers of all probes. It asks them concurrently, at most once every probeEvery.
-func (q *Query) probe(ctx context.Context) []*readmodelv1.ComponentStatus {
-	q.probed.mu.Lock()
-	defer q.probed.mu.Unlock()
-	if q.probed.last != nil && time.Since(q.probed.at) < probeEvery {
-		return q.probed.last
-	}
-	// Other callers get the answer too, so it must not fail because this caller left.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeLimit)
-	defer cancel()
-	found := make([][]*readmodelv1.ComponentStatus, len(q.deps.Probes))
-	var wait sync.WaitGroup
-	for i, p := range q.deps.Probes {
-		wait.Go(func() {
-			said, err := p.Ask(ctx)
-			found[i] = reported(p, said, err, time.Now())
-		})
-	}
-	wait.Wait()
-	q.probed.last, q.probed.at = slices.Concat(found...), time.Now()
-	return q.probed.last
-}
-
-// reported returns the components for a service's health report: the service itself, and the parts whose health it
-// alone reports. A service that does not answer is down; the state of its parts is then unknown, because that a service
-// does not answer says nothing about its parts.
-func reported(p Probe, said *commonv1.GetHealthResponse, err error, now time.Time) []*readmodelv1.ComponentStatus {
-	if err != nil {
-		// The cause in err is for logs and is not shown to people.
-		own := component(p.Name, false, "cannot be reached, or does not prove to be what it should", now)
-		own.Reason = names.Of(commonv1.Reason_REASON_UNAVAILABLE)
-		own.NextAction = "start " + p.Name + ", or look at its log and at the way there"
-		out := []*readmodelv1.ComponentStatus{own}
-		for _, name := range p.Parts {
-			out = append(out, &readmodelv1.ComponentStatus{
-				Name: name, State: commonv1.PartState_PART_STATE_UNKNOWN, Detail: p.Name + ", which speaks for it, cannot be asked",
-				ObservedAt: timestamppb.New(now), Reason: own.GetReason(), NextAction: own.GetNextAction(),
-			})
-		}
-		return out
-	}
-	own := component(p.Name, true, "ready", now)
-	if said.GetDraining() != "" {
-		own.Detail = "answers; " + said.GetDraining()
-	}
-	parts := map[string]*commonv1.Part{}
-	for _, part := range said.GetParts() {
-		parts[part.GetName()] = part
-		if !part.GetRequired() {
-			continue
-		}
-		if own.GetSince() == nil || part.GetSince().AsTime().After(own.GetSince().AsTime()) {
-			own.Since = part.GetSince() // the service is ready since the last of its required parts became ready
-		}
-		if part.GetState() == commonv1.PartState_PART_STATE_DOWN && own.GetOk() {
-			own.Ok, own.State, own.Since = false, part.GetState(), part.GetSince()
-			own.Detail, own.Reason, own.NextAction = part.GetName()+": "+part.GetDetail(), names.Of(part.GetReason()),
-				part.GetNextAction()
-		}
-	}
-	out := []*readmodelv1.ComponentStatus{own}
-	for _, name := range p.Parts {
-		out = append(out, partStatus(p.Name, name, parts[name], now))
-	}
-	return out
-}
-
-func partStatus(service, name string, part *commonv1.Part, now time.Time) *readmodelv1.ComponentStatus {
-	if part == nil {
-		return &readmodelv1.ComponentStatus{
-			Name: name, State: commonv1.PartState_PART_STATE_UNKNOWN, Detail: service + " has not looked yet",
-			ObservedAt: timestamppb.New(now),
-			NextAction: "ask again in a few seconds; if it stays, update " + service,
-		}
-	}
-	c := &readmodelv1.ComponentStatus{
-		Name: name, State: part.GetState(), Detail: part.GetDetail(), ObservedAt: part.GetObservedAt(),
-		Since: part.GetSince(), NextAction: part.GetNextAction(),
-		Ok: part.GetState() == commonv1.PartState_PART_STATE_OK || part.GetState() == commonv1.PartState_PART_STATE_OFF,
-	}
-	if !c.GetOk() {
-		c.Reason = names.Of(part.GetReason())
-	}
-	if c.GetDetail() == "" {
-		c.Detail = "as " + service + " finds it"
-	}
-	return c
 }
