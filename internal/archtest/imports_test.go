@@ -61,6 +61,7 @@ func walls() []wall {
 	all = append(all, clientRooms()...)
 	all = append(all, rpcRooms()...)
 	all = append(all, sessionRooms()...)
+	all = append(all, gatewayRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -123,6 +124,30 @@ func runtimeRooms() []wall {
 		{
 			name: "identities of processes and files know no workload", from: []string{r + "jsonfile", r + "procfs"},
 			to: []string{r + "isolation", r + "output", r + "process", r + "uid"},
+		},
+	}
+}
+
+// gatewayRooms are the walls between the packages of readmodel's gateway: queries see the others, and the others see what
+// a caller may read alone.
+func gatewayRooms() []wall {
+	const g = "services/readmodel/gateway"
+	return []wall{
+		{
+			name: "what a caller may read knows no server", from: []string{g + "/caller"},
+			to: []string{g + "/forward", g + "/people", g + "/status"}, product: true,
+		},
+		{
+			name: "people know no command and no status", from: []string{g + "/people"},
+			to: []string{g + "/forward", g + "/status"}, product: true,
+		},
+		{
+			name: "commands know no session and no status", from: []string{g + "/forward"},
+			to: []string{g + "/people", g + "/status"}, product: true,
+		},
+		{
+			name: "the status knows no owner and no session", from: []string{g + "/status"},
+			to: []string{g + "/forward", g + "/people"}, product: true,
 		},
 	}
 }

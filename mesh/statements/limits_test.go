@@ -39,8 +39,8 @@ func boundWithoutOrder(sql string) []string {
 var unordered = map[string]string{
 	"saga.find_stalls":                  "what it finds is flagged, and not found again",
 	"spec.bare_operation_keys":          "what it finds is written, and not found again",
-	"gateway.sweep_sessions":            "what it finds is taken away",
-	"gateway.sweep_people":              "what it finds is taken away",
+	"people.sweep_sessions":             "what it finds is taken away",
+	"people.sweep_people":               "what it finds is taken away",
 	"identity.read_nodes_that_need_key": "any of them keep a key",
 	"wave.read_state":                   "it counts them, and no further than is needed",
 }

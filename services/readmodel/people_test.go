@@ -22,7 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel"
-	"github.com/gpuaas/mesh/services/readmodel/gateway"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
 )
 
 func (k *kit) peopleOf(token string) readmodelv1connect.PeopleServiceClient {
@@ -136,7 +136,7 @@ func TestIncludedRolesAreAdmittedWhereverTheirsAre(t *testing.T) {
 	walked := 0
 	for _, p := range policies(t, k) {
 		for _, role := range rpc.Roles() {
-			for _, included := range gateway.Includes(role) {
+			for _, included := range people.Includes(role) {
 				walked++
 				if slices.Contains(p.Roles, included) && !slices.Contains(p.Roles, role) {
 					t.Errorf("%s admits %s and not %s, which includes it", p.Procedure, included, role)

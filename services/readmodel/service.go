@@ -22,6 +22,10 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/readmodel/gateway"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/status"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
@@ -40,7 +44,7 @@ type Service struct {
 	base      *service.Base
 	cfg       Config
 	people    *port.Server
-	sessions  *gateway.Sessions
+	sessions  *people.Sessions
 	refusals  *gateway.Refusals
 	projector *project.Projector
 }
@@ -102,12 +106,12 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.sessions = gateway.NewSessions(b.DB)
+	s.sessions = people.NewSessions(b.DB)
 	s.refusals = gateway.NewRefusals(b.Audit, reader)
-	reads := gateway.Reads{Reader: reader, Projector: s.projector}
+	reads := caller.Reads{Reader: reader, Projector: s.projector}
 	err = s.listen(ctx, clients, gateway.Deps{
 		Sessions: s.sessions, Reads: reads, Audit: audit, Hub: hub, Owners: clients.owners,
-		Status: gateway.NewStatus(gateway.StatusDeps{
+		Status: status.NewReporter(status.Deps{
 			Logger: b.Logger, Reads: reads, Probes: clients.probes, DB: b.DB, Room: b.Room,
 		}),
 	})
@@ -157,8 +161,8 @@ func (s *Service) checkHosts() error {
 
 // clients are the clients of the services that own the state.
 type clients struct {
-	owners     gateway.Owners
-	probes     []gateway.Probe
+	owners     forward.Owners
+	probes     []status.Probe
 	announcers []project.Owner
 }
 
@@ -177,9 +181,9 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 	if err != nil {
 		return clients{}, err
 	}
-	probe := func(name string, c service.Client, parts ...string) gateway.Probe {
+	probe := func(name string, c service.Client, parts ...string) status.Probe {
 		health := commonv1connect.NewHealthServiceClient(c.HTTP, c.BaseURL, c.Options...)
-		return gateway.Probe{Name: name, Parts: parts, Ask: func(ctx context.Context) (*commonv1.GetHealthResponse, error) {
+		return status.Probe{Name: name, Parts: parts, Ask: func(ctx context.Context) (*commonv1.GetHealthResponse, error) {
 			return health.GetHealth(ctx, &commonv1.GetHealthRequest{})
 		}}
 	}
@@ -188,7 +192,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 	}
 	return clients{
 		announcers: []project.Owner{announcer(lc), announcer(rc)},
-		owners: gateway.Owners{
+		owners: forward.Owners{
 			Workspaces:  lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 			Findings:    lifecyclev1connect.NewFindingServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 			Allocations: lifecyclev1connect.NewAllocationServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
@@ -202,7 +206,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 			Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		},
-		probes: []gateway.Probe{
+		probes: []status.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
 			probe("recovery", rc, "ca", service.PartDatabaseRoom),
 		},
@@ -234,44 +238,45 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 			return err
 		}
 	}
-	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(deps.Reads, c.owners), s.options()...)
+	path, handler := readmodelv1connect.NewFindingServiceHandler(forward.NewFindings(deps.Reads, c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewIncidentServiceHandler(gateway.NewIncidents(deps.Reads, c.owners), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewRollbackServiceHandler(gateway.NewRollbacks(c.owners), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewKeyServiceHandler(gateway.NewKeys(c.owners), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewRetentionServiceHandler(gateway.NewRetention(s.base.DB, s.base.Policy),
+	path, handler = readmodelv1connect.NewIncidentServiceHandler(forward.NewIncidents(deps.Reads, c.owners),
 		s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	projections := gateway.NewProjections(gateway.ProjectionsDeps{
+	path, handler = readmodelv1connect.NewRollbackServiceHandler(forward.NewRollbacks(c.owners), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err
+	}
+	path, handler = readmodelv1connect.NewKeyServiceHandler(forward.NewKeys(c.owners), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err
+	}
+	path, handler = readmodelv1connect.NewRetentionServiceHandler(status.NewRetention(s.base.DB, s.base.Policy),
+		s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err
+	}
+	projections := status.NewProjections(status.ProjectionsDeps{
 		Projector: s.projector, Announcers: c.announcers, DB: b.DB, Wake: b.Wake,
 	})
 	path, handler = readmodelv1connect.NewProjectionServiceHandler(projections, s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewEventServiceHandler(gateway.NewEvents(s.base.DB, s.base.DB, s.base.Wake),
+	path, handler = readmodelv1connect.NewEventServiceHandler(status.NewEvents(s.base.DB, s.base.DB, s.base.Wake),
 		s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewReleaseServiceHandler(gateway.NewReleases(deps.Reads, c.owners), s.options()...)
+	path, handler = readmodelv1connect.NewReleaseServiceHandler(forward.NewReleases(deps.Reads, c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewInstanceServiceHandler(gateway.NewInstances(c.owners), s.options()...)
+	path, handler = readmodelv1connect.NewInstanceServiceHandler(forward.NewInstances(c.owners), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
@@ -283,7 +288,7 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 	if err := s.people.Mount(path, handler); err != nil {
 		return err
 	}
-	persons := gateway.NewPeople(gateway.PeopleDeps{
+	persons := people.NewServer(people.Deps{
 		DB: b.DB, Audit: b.Audit, Wake: b.Wake, Sessions: s.sessions, Reads: deps.Reads,
 	})
 	path, handler = readmodelv1connect.NewPeopleServiceHandler(persons, s.options()...)
@@ -293,7 +298,7 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 	if err := s.mountEscalation(c, deps); err != nil {
 		return err
 	}
-	path, handler = readmodelv1connect.NewCommandServiceHandler(gateway.NewCommand(deps.Reads, c.owners), s.options()...)
+	path, handler = readmodelv1connect.NewCommandServiceHandler(forward.NewCommand(deps.Reads, c.owners), s.options()...)
 	return s.people.Mount(path, handler)
 }
 
@@ -323,21 +328,21 @@ func (s *Service) Verify(ctx context.Context) (project.Report, error) {
 }
 
 // Sessions returns the sessions of people.
-func (s *Service) Sessions() *gateway.Sessions { return s.sessions }
+func (s *Service) Sessions() *people.Sessions { return s.sessions }
 
 // IssuePersonSession makes a session for a person whom the caller has authenticated and returns its token, which is
 // stored nowhere. tenantID is empty for people of the operator. db logs in as readmodel.
 func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string,
 	ttl time.Duration,
 ) (string, error) {
-	return gateway.IssuePersonSession(ctx, db, subject, tenantID, roles, ttl)
+	return people.IssueSession(ctx, db, subject, tenantID, roles, ttl)
 }
 
 // Admission describes a person to be created.
-type Admission = gateway.Admission
+type Admission = people.Admission
 
 // AdmitPerson creates a person, or a further session of an existing person, without the API, and returns the token,
 // which is stored nowhere. db logs in as readmodel.
 func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
-	return gateway.AdmitPerson(ctx, db, a)
+	return people.Admit(ctx, db, a)
 }

@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -19,7 +20,7 @@ func NewAudit(deps Deps) *Audit { return &Audit{deps: deps} }
 func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest) (*readmodelv1.ListAuditResponse,
 	error,
 ) {
-	scope, err := scopeOf(ctx)
+	scope, err := caller.ScopeOf(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +58,7 @@ func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest
 func (a *Audit) VerifyAudit(ctx context.Context, _ *readmodelv1.VerifyAuditRequest) (*readmodelv1.VerifyAuditResponse,
 	error,
 ) {
-	if err := operatorsOnly(ctx); err != nil {
+	if err := caller.OperatorsOnly(ctx); err != nil {
 		return nil, err
 	}
 	v, err := a.deps.Audit.Verify(ctx)

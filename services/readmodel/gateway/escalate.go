@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/readmodel/escalation"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -50,7 +51,7 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, escalateLimit)
 	defer cancel()
-	scope, err := scopeOf(ctx)
+	scope, err := caller.ScopeOf(ctx)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -18,7 +20,7 @@ const outputWithin = 9 * time.Second
 func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse,
 	error,
 ) {
-	scope, err := scopeOf(ctx)
+	scope, err := caller.ScopeOf(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +45,7 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 		MaxBytes: req.GetMaxBytes(),
 	})
 	if err != nil {
-		return nil, ownerError("lifecycle", err)
+		return nil, forward.Refused("lifecycle", err)
 	}
 	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()}, nil
 }

@@ -11,6 +11,10 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/status"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
@@ -18,12 +22,12 @@ import (
 
 // Deps are the dependencies that the servers of this package share.
 type Deps struct {
-	Sessions *Sessions
-	Reads    Reads
+	Sessions *people.Sessions
+	Reads    caller.Reads
 	Audit    *project.Audit
 	Hub      *watch.Hub
-	Owners   Owners
-	Status   *Status
+	Owners   forward.Owners
+	Status   *status.Reporter
 }
 
 // Query serves QueryService. It reads the projections, and asks the owners for policy, actions and output.
@@ -46,7 +50,7 @@ func (q *Query) WhoAmI(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*read
 }
 
 // session returns the session behind a call.
-func (q *Query) session(ctx context.Context) (Session, error) {
+func (q *Query) session(ctx context.Context) (people.Session, error) {
 	header := http.Header{}
 	if info, ok := connect.CallInfoForHandlerContext(ctx); ok {
 		header = info.RequestHeader()
@@ -69,7 +73,7 @@ func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest
 		ConnectedOnly: req.GetConnectedOnly(), Name: req.GetName(),
 		IncludeRetired: req.GetIncludeRetired(), ID: req.GetNodeId(),
 	}
-	items, next, err := List(ctx, q.deps.Reads, req,
+	items, next, err := caller.List(ctx, q.deps.Reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Node, string, error) {
 			return s.Nodes(ctx, f, page)
 		})
@@ -105,7 +109,7 @@ func (q *Query) Resolve(ctx context.Context, req *readmodelv1.ResolveRequest) (*
 func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsRequest) (*readmodelv1.ListTenantsResponse,
 	error,
 ) {
-	items, next, err := List(ctx, q.deps.Reads, req,
+	items, next, err := caller.List(ctx, q.deps.Reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Tenant, string, error) {
 			return s.Tenants(ctx, page)
 		})
@@ -123,7 +127,7 @@ func (q *Query) ListWorkspaces(ctx context.Context,
 	if req.GetTenant() == "" {
 		return q.allWorkspaces(ctx, req, f)
 	}
-	items, next, err := List(ctx, q.deps.Reads, req,
+	items, next, err := caller.List(ctx, q.deps.Reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Workspace, string, error) {
 			t, err := s.Tenant(ctx, req.GetTenant())
 			if err != nil {
@@ -142,7 +146,7 @@ func (q *Query) ListWorkspaces(ctx context.Context,
 func (q *Query) allWorkspaces(
 	ctx context.Context, req *readmodelv1.ListWorkspacesRequest, f view.WorkspaceFilter,
 ) (*readmodelv1.ListWorkspacesResponse, error) {
-	scope, err := scopeOf(ctx)
+	scope, err := caller.ScopeOf(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +204,7 @@ func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsReque
 	}
 	answer, err := q.deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: id})
 	if err != nil {
-		return nil, ownerError("lifecycle", err)
+		return nil, forward.Refused("lifecycle", err)
 	}
 	return &readmodelv1.GetActionsResponse{Actions: answer.GetActions()}, nil
 }
@@ -210,7 +214,7 @@ func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest
 	error,
 ) {
 	f := view.TaskFilter{WorkspaceID: req.GetWorkspaceId(), State: req.GetState(), CurrentOnly: req.GetCurrentOnly()}
-	items, next, err := List(ctx, q.deps.Reads, req,
+	items, next, err := caller.List(ctx, q.deps.Reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Task, string, error) {
 			if req.GetNode() != "" {
 				n, err := s.Node(ctx, req.GetNode())
@@ -243,7 +247,7 @@ func (q *Query) ListInstances(ctx context.Context,
 	req *readmodelv1.ListInstancesRequest,
 ) (*readmodelv1.ListInstancesResponse, error) {
 	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId(), LiveOnly: req.GetLiveOnly()}
-	items, next, err := List(ctx, q.deps.Reads, req,
+	items, next, err := caller.List(ctx, q.deps.Reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Instance, string, error) {
 			return s.Instances(ctx, f, page)
 		})
@@ -261,7 +265,7 @@ func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsReque
 		WorkspaceID: req.GetWorkspaceId(), Orphaned: req.GetOrphanedOnly(),
 		Released: req.GetIncludeReleased(),
 	}
-	items, next, err := List(ctx, q.deps.Reads, req,
+	items, next, err := caller.List(ctx, q.deps.Reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Claim, string, error) {
 			return s.Claims(ctx, f, page)
 		})
@@ -276,7 +280,7 @@ func (q *Query) ListAllocations(ctx context.Context,
 	req *readmodelv1.ListAllocationsRequest,
 ) (*readmodelv1.ListAllocationsResponse, error) {
 	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId()}
-	items, next, err := List(ctx, q.deps.Reads, req,
+	items, next, err := caller.List(ctx, q.deps.Reads, req,
 		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Allocation, string, error) {
 			return s.Allocations(ctx, f, page)
 		})
@@ -292,7 +296,7 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 ) {
 	answer, err := q.deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{Key: req.GetKey()})
 	if err != nil {
-		return nil, ownerError("recovery", err)
+		return nil, forward.Refused("recovery", err)
 	}
 	return &readmodelv1.GetPolicyResponse{Items: answer.GetKeys()}, nil
 }

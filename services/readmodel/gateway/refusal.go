@@ -17,6 +17,8 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/rpc/guard"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -72,7 +74,7 @@ func (r *Refusals) WrapStreamingClient(next connect.StreamingClientFunc) connect
 }
 
 func (r *Refusals) after(ctx context.Context, procedure string, message any, err error) {
-	var refusal *ownersError
+	var refusal *forward.OwnerError
 	if err == nil || errors.As(err, &refusal) || !recorded(err) {
 		return
 	}
@@ -108,7 +110,7 @@ func (r *Refusals) note(ctx context.Context, procedure string, message any, err 
 // resolve adds the workspace, the tenant and the node of the object that was named, as far as the person may see it, so
 // that the entry is found by them.
 func (r *Refusals) resolve(ctx context.Context, e *audit.Entry) {
-	scope, err := scopeOf(ctx)
+	scope, err := caller.ScopeOf(ctx)
 	if err != nil || e.SubjectID == "" {
 		return
 	}

@@ -1,0 +1,256 @@
+package forward
+
+import (
+	"context"
+	"strings"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Command serves CommandService. It resolves names and hides objects that the person may not see; the owners decide
+// everything else.
+type Command struct {
+	reads  caller.Reads
+	owners Owners
+}
+
+// NewCommand returns the server.
+func NewCommand(reads caller.Reads, owners Owners) *Command {
+	return &Command{reads: reads, owners: owners}
+}
+
+func (c *Command) node(ctx context.Context, nameOrID string) (string, error) {
+	var id string
+	err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		n, err := s.Node(ctx, nameOrID)
+		id = n.GetNodeId()
+		return err
+	})
+	return id, err
+}
+
+func (c *Command) workspace(ctx context.Context, ref string) (string, error) {
+	var id string
+	err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		w, err := s.Workspace(ctx, ref)
+		id = w.GetWorkspaceId()
+		return err
+	})
+	return id, err
+}
+
+// requester returns who asks for an operation: "admin" for an operator, else "user".
+func requester(ctx context.Context) string {
+	if p, ok := rpc.PersonFrom(ctx); ok && p.Operator() {
+		return "admin"
+	}
+	return "user"
+}
+
+// CreateTenant creates a tenant.
+func (c *Command) CreateTenant(ctx context.Context,
+	req *readmodelv1.CreateTenantRequest,
+) (*readmodelv1.CreateTenantResponse, error) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := c.owners.Workspaces.CreateTenant(ctx,
+		&lifecyclev1.CreateTenantRequest{Name: req.GetName(), Quota: req.GetQuota()})
+	if err != nil {
+		return nil, Refused("lifecycle", err)
+	}
+	return &readmodelv1.CreateTenantResponse{
+		Tenant: answer.GetTenant(), Existed: answer.GetExisted(),
+		Pos: answer.GetPos(),
+	}, nil
+}
+
+// CreateWorkspace starts the provisioning of a workspace, or joins the one under way.
+func (c *Command) CreateWorkspace(ctx context.Context,
+	req *readmodelv1.CreateWorkspaceRequest,
+) (*readmodelv1.CreateWorkspaceResponse, error) {
+	scope, err := caller.ScopeOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tenant := req.GetTenant()
+	if !scope.Everything() && !strings.EqualFold(tenant, scope.TenantID()) {
+		// A tenant that the person may not see and one that does not exist get the same answer.
+		err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+			t, err := s.Tenant(ctx, tenant)
+			tenant = t.GetTenantId()
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	create := func() (*lifecyclev1.RequestOperationResponse, error) {
+		return c.owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+			Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+			Target: &lifecyclev1.RequestOperationRequest_Create{
+				Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: req.GetName(), Spec: req.GetSpec()},
+			},
+			Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), DryRun: req.GetDryRun(),
+		})
+	}
+	answer, err := create()
+	if fault.Has(err, commonv1.Reason_REASON_TENANT_UNKNOWN) && scope.Everything() {
+		// The tenant is neither a name nor an id, so it may be a part of an id. Lifecycle is asked first, because it knows
+		// the tenants that exist now.
+		var found *lifecyclev1.Tenant
+		lookErr := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+			var err error
+			found, err = s.Tenant(ctx, tenant)
+			return err
+		})
+		switch {
+		case lookErr == nil:
+			tenant = found.GetTenantId()
+			answer, err = create()
+		case !fault.Has(lookErr, commonv1.Reason_REASON_NOT_FOUND):
+			return nil, lookErr
+		}
+	}
+	if err != nil {
+		return nil, Refused("lifecycle", err)
+	}
+	return &readmodelv1.CreateWorkspaceResponse{Operation: answer.GetOperation()}, nil
+}
+
+// OperateWorkspace asks for any other operation on a workspace.
+func (c *Command) OperateWorkspace(ctx context.Context,
+	req *readmodelv1.OperateWorkspaceRequest,
+) (*readmodelv1.OperateWorkspaceResponse, error) {
+	id, err := c.workspace(ctx, req.GetWorkspace())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
+		Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(),
+		Override:    req.GetOverride(),
+		DryRun:      req.GetDryRun(),
+		FencedProof: req.GetFencedProof(),
+	})
+	if err != nil {
+		return nil, Refused("lifecycle", err)
+	}
+	return &readmodelv1.OperateWorkspaceResponse{Operation: answer.GetOperation()}, nil
+}
+
+// EnrollNode issues a bootstrap bundle for a new machine.
+func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeRequest) (*readmodelv1.EnrollNodeResponse,
+	error,
+) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := c.owners.Identities.IssueBootstrap(ctx, &recoveryv1.IssueBootstrapRequest{
+		Name: req.GetName(), ValidFor: req.GetValidFor(), IdempotencyKey: req.GetIdempotencyKey(),
+	})
+	if err != nil {
+		return nil, Refused("recovery", err)
+	}
+	return &readmodelv1.EnrollNodeResponse{
+		NodeId: answer.GetNodeId(), Token: answer.GetToken(), ExpiresAt: answer.GetExpiresAt(), Profile: answer.GetProfile(),
+		Pos: answer.GetPos(),
+	}, nil
+}
+
+// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
+func (c *Command) ChangeNodeIdentity(ctx context.Context,
+	req *readmodelv1.ChangeNodeIdentityRequest,
+) (*readmodelv1.ChangeNodeIdentityResponse, error) {
+	id, err := c.node(ctx, req.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.owners.Identities.ChangeIdentity(ctx,
+		&recoveryv1.ChangeIdentityRequest{NodeId: id, Verb: req.GetVerb(), Reason: req.GetReason()})
+	if err != nil {
+		return nil, Refused("recovery", err)
+	}
+	return &readmodelv1.ChangeNodeIdentityResponse{Node: answer.GetNode(), Pos: answer.GetPos()}, nil
+}
+
+// SetCordon cordons or uncordons a node.
+func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonRequest) (*readmodelv1.SetCordonResponse,
+	error,
+) {
+	id, err := c.node(ctx, req.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.owners.Gates.SetCordon(ctx,
+		&lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: req.GetCordoned(), Reason: req.GetReason()})
+	if err != nil {
+		return nil, Refused("lifecycle", err)
+	}
+	return &readmodelv1.SetCordonResponse{Gate: answer.GetGate(), Pos: answer.GetPos()}, nil
+}
+
+// ProbeNode queues a typed no-op for a node.
+func (c *Command) ProbeNode(ctx context.Context, req *readmodelv1.ProbeNodeRequest) (*readmodelv1.ProbeNodeResponse,
+	error,
+) {
+	id, err := c.node(ctx, req.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.owners.Tasks.EnqueueProbe(ctx,
+		&lifecyclev1.EnqueueProbeRequest{NodeId: id, IdempotencyKey: req.GetIdempotencyKey()})
+	if err != nil {
+		return nil, Refused("lifecycle", err)
+	}
+	return &readmodelv1.ProbeNodeResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, nil
+}
+
+// ChangeTask cancels, requeues or closes a task.
+func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskRequest) (*readmodelv1.ChangeTaskResponse,
+	error,
+) {
+	verb, err := names.Parse[lifecyclev1.TaskVerb](req.GetVerb())
+	if err != nil {
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such verb",
+			fault.Unmet("verb: cancel, requeue or close"), fault.Cause(err))
+	}
+	err = c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		_, err := s.Task(ctx, req.GetTaskId())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.owners.Tasks.ChangeTask(ctx,
+		&lifecyclev1.ChangeTaskRequest{TaskId: req.GetTaskId(), Verb: verb, Reason: req.GetReason()})
+	if err != nil {
+		return nil, Refused("lifecycle", err)
+	}
+	return &readmodelv1.ChangeTaskResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, nil
+}
+
+// SetPolicy changes one policy key.
+func (c *Command) SetPolicy(ctx context.Context, req *readmodelv1.SetPolicyRequest) (*readmodelv1.SetPolicyResponse,
+	error,
+) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := c.owners.Policies.SetPolicy(ctx, &recoveryv1.SetPolicyRequest{
+		Key: req.GetKey(), Value: req.GetValue(), Reason: req.GetReason(),
+		AcknowledgeWeakening: req.GetAcknowledgeWeakening(),
+	})
+	if err != nil {
+		return nil, Refused("recovery", err)
+	}
+	return &readmodelv1.SetPolicyResponse{Key: answer.GetKey(), Pos: answer.GetPos()}, nil
+}

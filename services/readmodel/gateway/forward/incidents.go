@@ -1,0 +1,106 @@
+package forward
+
+import (
+	"context"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Incidents serves IncidentService.
+type Incidents struct {
+	reads  caller.Reads
+	owners Owners
+}
+
+// NewIncidents returns the server.
+func NewIncidents(reads caller.Reads, owners Owners) *Incidents {
+	return &Incidents{reads: reads, owners: owners}
+}
+
+// ListIncidents lists the open incidents, or all of them if the request includes closed ones.
+func (i *Incidents) ListIncidents(ctx context.Context,
+	req *readmodelv1.ListIncidentsRequest,
+) (*readmodelv1.ListIncidentsResponse, error) {
+	items, next, err := caller.List(ctx, i.reads, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.Incident, string, error) {
+			return s.Incidents(ctx, req.GetIncludeClosed(), page)
+		})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListIncidentsResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetIncident returns one incident with the recoveries that it refers to.
+func (i *Incidents) GetIncident(ctx context.Context,
+	req *readmodelv1.GetIncidentRequest,
+) (*readmodelv1.GetIncidentResponse, error) {
+	out := &readmodelv1.GetIncidentResponse{}
+	err := i.reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out.Incident, out.Recoveries, err = s.Incident(ctx, req.GetIncidentId())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ListRecoveries lists recovery records, newest first. A person of a tenant gets only the records of that tenant.
+func (i *Incidents) ListRecoveries(ctx context.Context,
+	req *readmodelv1.ListRecoveriesRequest,
+) (*readmodelv1.ListRecoveriesResponse, error) {
+	items, next, err := caller.List(ctx, i.reads, req,
+		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
+			f := view.RecoveryFilter{}
+			if req.GetWorkspace() != "" {
+				w, err := s.Workspace(ctx, req.GetWorkspace())
+				if err != nil {
+					return nil, "", err
+				}
+				f.WorkspaceID = w.GetWorkspaceId()
+			}
+			return s.Recoveries(ctx, f, page)
+		})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListRecoveriesResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetBrake returns the fleet brake.
+func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeRequest) (*readmodelv1.GetBrakeResponse,
+	error,
+) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	out := &readmodelv1.GetBrakeResponse{}
+	err := i.reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out.Brake, err = s.Brake(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ReleaseBrake asks recovery to resume automatic remedies.
+func (i *Incidents) ReleaseBrake(ctx context.Context,
+	req *readmodelv1.ReleaseBrakeRequest,
+) (*readmodelv1.ReleaseBrakeResponse, error) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := i.owners.Watchdog.ReleaseBrake(ctx, &recoveryv1.ReleaseBrakeRequest{Reason: req.GetReason()})
+	if err != nil {
+		return nil, Refused("recovery", err)
+	}
+	return &readmodelv1.ReleaseBrakeResponse{Brake: answer.GetBrake(), Pos: answer.GetPos()}, nil
+}

@@ -1,0 +1,44 @@
+package forward
+
+import (
+	"errors"
+	"fmt"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// Owners are the clients of the services that own the state. Each call asserts the person of the context.
+type Owners struct {
+	Workspaces  lifecyclev1connect.WorkspaceServiceClient
+	Allocations lifecyclev1connect.AllocationServiceClient
+	Findings    lifecyclev1connect.FindingServiceClient
+	Instances   lifecyclev1connect.InstanceServiceClient
+	Outputs     lifecyclev1connect.OutputServiceClient
+	Tasks       lifecyclev1connect.TaskServiceClient
+	Gates       lifecyclev1connect.GateServiceClient
+	Identities  recoveryv1connect.IdentityServiceClient
+	Policies    recoveryv1connect.PolicyServiceClient
+	Watchdog    recoveryv1connect.WatchdogServiceClient
+	Rollback    recoveryv1connect.RollbackServiceClient
+	Keys        recoveryv1connect.KeyServiceClient
+}
+
+// OwnerError is a refusal by an owner, which has recorded it in its own audit entries.
+type OwnerError struct{ error }
+
+// Unwrap returns the owner's fault.
+func (e *OwnerError) Unwrap() error { return e.error }
+
+// Refused returns the error to pass to the person for an owner's error. If the owner refused readmodel itself and
+// not the person, the person gets an internal error.
+func Refused(owner string, err error) error {
+	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is for the person
+	case commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_ASSERTION_INVALID:
+		return fmt.Errorf("%s refused us: %w", owner, errors.New(err.Error()))
+	default:
+		return &OwnerError{err}
+	}
+}

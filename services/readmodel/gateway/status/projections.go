@@ -1,0 +1,88 @@
+package status
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+)
+
+// rebuildLimit is how long a check or a rebuild may take. It keeps one snapshot of the database open for the whole
+// time.
+const rebuildLimit = 10 * time.Minute
+
+// Projections serves ProjectionService.
+type Projections struct{ deps ProjectionsDeps }
+
+// ProjectionsDeps are the dependencies of Projections.
+type ProjectionsDeps struct {
+	Projector  *project.Projector
+	Announcers []project.Owner // of the live rows that are projected
+	DB         pg.Beginner     // logs in as readmodel
+	Wake       *events.Signal  // notified of appended events
+}
+
+// NewProjections returns the server.
+func NewProjections(deps ProjectionsDeps) *Projections { return &Projections{deps: deps} }
+
+// VerifyProjections compares the projections with a fresh projection of the events.
+func (p *Projections) VerifyProjections(ctx context.Context,
+	_ *readmodelv1.VerifyProjectionsRequest,
+) (*readmodelv1.VerifyProjectionsResponse, error) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, rebuildLimit)
+	defer cancel()
+	report, err := p.deps.Projector.Verify(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &readmodelv1.VerifyProjectionsResponse{Report: reportProto(report)}
+	for _, d := range report.Differences {
+		out.Differences = append(out.Differences, &readmodelv1.ProjectionDifference{
+			Table: d.Table, Missing: d.Missing, Surplus: d.Surplus, Example: d.Example,
+		})
+	}
+	return out, nil
+}
+
+// RebuildProjections rebuilds the projections from the events.
+func (p *Projections) RebuildProjections(ctx context.Context,
+	_ *readmodelv1.RebuildProjectionsRequest,
+) (*readmodelv1.RebuildProjectionsResponse, error) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, rebuildLimit)
+	defer cancel()
+	err := pg.InTx(ctx, p.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := audit.Record(ctx, tx, audit.Entry{
+			Action: "projections.rebuild", SubjectType: "projections", SubjectID: project.ConsumerName,
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("record the rebuild of the projections: %w", err)
+	}
+	p.deps.Wake.Notify()
+	report, err := p.deps.Projector.Rebuild(ctx, p.deps.Announcers...)
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.RebuildProjectionsResponse{Report: reportProto(report)}, nil
+}
+
+func reportProto(r project.Report) *readmodelv1.ProjectionReport {
+	return &readmodelv1.ProjectionReport{
+		Events: r.Events, Parked: int64(r.Parked), Unapplied: int64(r.Unapplied), Cut: r.Cut, Announced: r.Announced,
+	}
+}
