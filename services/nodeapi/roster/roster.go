@@ -10,15 +10,11 @@ import (
 	"context"
 	"log/slog"
 	"math"
-	"math/rand/v2"
 	"sync"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
@@ -234,70 +230,6 @@ func (r *Roster) Open() int {
 	return len(r.all)
 }
 
-// OnAuthority applies recovery's decision about a node to its sessions here. It does not block.
-func (r *Roster) OnAuthority(n *recoveryv1.NodeAuthority) {
-	r.mu.Lock()
-	sessions := append([]*Session(nil), r.byNode[n.GetNodeId()]...)
-	r.mu.Unlock()
-	for _, s := range sessions {
-		r.judge(s, n)
-	}
-}
-
-func (r *Roster) judge(s *Session, n *recoveryv1.NodeAuthority) {
-	if d := stateDenial(n); d != nil {
-		s.Close(d)
-		return
-	}
-	gen := s.Generation()
-	if gen == 0 || n.GetConfirmed() < gen {
-		// The session is not open yet, or the decision is from before it was confirmed: its instance and serials may be those
-		// of an earlier session.
-		return
-	}
-	if id := s.InstanceID(); id != "" && n.GetNodeInstanceId() != "" && id != n.GetNodeInstanceId() {
-		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "this node was enrolled anew"), ""))
-		return
-	}
-	if n.GetConfirmed() > gen && n.GetConfirmedSessionId() != s.ID &&
-		s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
-		r.replace(s, n.GetReplacedNonce())
-		return
-	}
-	serial := s.Identity.Serial
-	if s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED && serial != n.GetCurrentSerial() &&
-		serial != n.GetNextSerial() {
-		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SERIAL_SUPERSEDED,
-			"this certificate does not count any more"), ""))
-	}
-}
-
-// stateDenial returns the denial with which a session of such a node is closed; nil for a node that may have a session.
-func stateDenial(n *recoveryv1.NodeAuthority) *commonv1.Denial {
-	switch n.GetState() {
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
-		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "this node is held"), "")
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED:
-		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_QUARANTINED, "this node is quarantined"), "")
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
-		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "this node is fenced"), "")
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
-		if n.GetLaunched() {
-			// Recovery knows whether a later epoch has the instance's workspace, and reports that the instance was still alive.
-			// The agent is told to open a session, which asks recovery.
-			return fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN,
-				"this instance was retired: open a session to learn why", fault.RetryAfter(100*time.Millisecond)), "")
-		}
-		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "this node is retired"), "")
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
-		return nil
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
-		return fault.ToDenial(fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, ""), "")
-	default: // a state of a newer build
-		return fault.ToDenial(fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, ""), "")
-	}
-}
-
 func (r *Roster) nudge() {
 	select {
 	case r.nudged <- struct{}{}:
@@ -388,58 +320,4 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 		r.events.Session(s.Fact(state, false))
 	}
 	return isLate
-}
-
-// AskReconnect asks the agent to replace the session after a random part of spread.
-func (s *Session) AskReconnect(why commonv1.Reason, spread time.Duration) {
-	s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Reconnect{Reconnect: &nodev1.Reconnect{
-		Reason: why, Spread: durationpb.New(spread),
-	}}})
-}
-
-// Drain asks every agent to connect to another replica and waits until all have left or ctx ends; then it cuts the
-// remaining sessions.
-func (r *Roster) Drain(ctx context.Context, spread time.Duration) {
-	r.mu.Lock()
-	r.closing = true
-	empty := make(chan struct{})
-	if len(r.all) == 0 {
-		close(empty)
-	} else {
-		r.empty = empty
-	}
-	sessions := make([]*Session, 0, len(r.all))
-	for s := range r.all {
-		sessions = append(sessions, s)
-	}
-	r.mu.Unlock()
-	for _, s := range sessions {
-		s.AskReconnect(commonv1.Reason_REASON_SERVER_DRAINING, spread)
-	}
-	select {
-	case <-empty:
-	case <-ctx.Done():
-	}
-	r.mu.Lock()
-	left := make([]*Session, 0, len(r.all))
-	for s := range r.all {
-		left = append(left, s)
-	}
-	r.mu.Unlock()
-	for _, s := range left {
-		_ = s.Identity.Conn.Close()
-	}
-}
-
-// Wait waits for every goroutine that serves a session.
-func (r *Roster) Wait() { r.wg.Wait() }
-
-// RetireTime draws the end of a new session: its maximum age, give or take a fifth, so that a fleet that came together
-// does not leave together.
-func RetireTime(now time.Time, maxAge time.Duration) time.Time {
-	fifth := maxAge / 5
-	if fifth <= 0 {
-		return now.Add(maxAge)
-	}
-	return now.Add(maxAge - fifth + rand.N(2*fifth)) //nolint:gosec // jitter
 }

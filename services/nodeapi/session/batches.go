@@ -1,0 +1,50 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+)
+
+func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	sent := time.Now()
+	res, err := s.deps.Authority.OpenSessions(ctx, &recoveryv1.OpenSessionsRequest{Sessions: reqs})
+	if err != nil {
+		return nil, fmt.Errorf("open sessions: %w", err)
+	}
+	s.cfg.Clock.Set(sent, time.Now(), res.GetServerTime().AsTime())
+	s.profile.set(res.GetProfileFingerprint())
+	return res.GetResults(), nil
+}
+
+func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult,
+	error,
+) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	sent := time.Now()
+	res, err := s.deps.Authority.ConfirmSessions(ctx, &recoveryv1.ConfirmSessionsRequest{Sessions: reqs})
+	if err != nil {
+		return nil, fmt.Errorf("confirm sessions: %w", err)
+	}
+	s.cfg.Clock.Set(sent, time.Now(), res.GetServerTime().AsTime())
+	return res.GetResults(), nil
+}
+
+func (s *Server) readyBatch(ctx context.Context, reqs []*lifecyclev1.SessionReady) ([]*lifecyclev1.SessionReadyResult,
+	error,
+) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	res, err := s.deps.Gate.SessionsReady(ctx,
+		&lifecyclev1.SessionsReadyRequest{ReplicaId: s.cfg.ReplicaID, Sessions: reqs})
+	if err != nil {
+		return nil, fmt.Errorf("raise gates: %w", err)
+	}
+	return res.GetResults(), nil
+}
