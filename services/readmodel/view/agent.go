@@ -6,8 +6,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -68,45 +66,7 @@ func sinceText(at time.Time) string {
 	return " since " + at.UTC().Format(time.RFC3339)
 }
 
-// describeRegistering returns the reason and the detail for an agent that is refused when it registers.
-func describeRegistering(w *lifecyclev1.Workspace) (string, string) {
+// DescribeRegistering returns the reason and the detail for an agent that is refused when it registers.
+func DescribeRegistering(w *lifecyclev1.Workspace) (string, string) {
 	return ReasonRegisterFailing, fmt.Sprintf("the agent is refused as it registers (%d so far); the workload may well run", w.GetRegisterFailures())
-}
-
-// nodeColumns are the facts of a node in what nodeSession joins.
-type nodeColumns struct {
-	Identity []byte `db:"identity" expr:"n.body"`
-	Gate     []byte `db:"gate" expr:"g.body"`
-	Session  []byte `db:"session" expr:"s.body"`
-	nodeTimes
-}
-
-// nodeTimes are the time since which a node is connected or disconnected, and the last beat of its replica.
-type nodeTimes struct {
-	Since     time.Time  `db:"since" expr:"COALESCE(s.since, 'epoch')"`
-	Connected bool       `db:"connected" expr:"COALESCE(s.connected, false)"`
-	BeatAt    *time.Time `db:"beat_at" expr:"b.beat_at"`
-}
-
-// facts decodes the columns into NodeFacts.
-func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
-	f := NodeFacts{ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
-	var err error
-	if f.Identity, err = decode[recoveryv1.NodeIdentity](n.Identity); err != nil {
-		return f, err
-	}
-	if n.Gate != nil {
-		if f.Gate, err = decode[lifecyclev1.NodeGate](n.Gate); err != nil {
-			return f, err
-		}
-	}
-	if n.Session != nil {
-		if f.Session, err = decode[nodev1.SessionChanged](n.Session); err != nil {
-			return f, err
-		}
-	}
-	if n.BeatAt != nil {
-		f.BeatAt = *n.BeatAt
-	}
-	return f, nil
 }

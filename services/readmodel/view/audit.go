@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -42,7 +40,7 @@ type auditRow struct {
 }
 
 var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p parts) string {
-	where, n := filter(auditList, scope{"a.tenant_id", p.scoped}, 1, p.conditions, auditConditions)
+	where, n := filter(auditList, tenancy{"a.tenant_id", p.scoped}, 1, p.conditions, auditConditions)
 	return "SELECT " + pg.Columns[auditRow]("a") + " FROM readmodel.audit a" + where + " ORDER BY a.number DESC LIMIT $" +
 		strconv.Itoa(n+1)
 }, parts{}, parts{conditions: auditConditions}, parts{scoped: true}, parts{conditions: auditConditions, scoped: true})
@@ -72,7 +70,7 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 		l.and(auditBefore, before)
 	}
 	limit := page.limit()
-	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(parts{conditions: l.where, scoped: !s.scope.all}),
+	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(parts{conditions: l.where, scoped: !s.scope.Everything()}),
 		append(l.args, limit+1)...)
 	if err != nil {
 		return nil, "", fmt.Errorf("list audit entries: %w", err)
@@ -97,50 +95,13 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 	if err := s.nameSubjects(ctx, items); err != nil {
 		return nil, "", err
 	}
-	return namedPage(ctx, s, func(a *readmodelv1.AuditRow) nameless {
+	return namedPage(ctx, s.find(), func(a *readmodelv1.AuditRow) nameless {
 		return nameless{
 			workspaceID: subjectOf(a, "workspace", a.GetEntry().GetWorkspaceId()),
 			nodeID:      subjectOf(a, "node", a.GetEntry().GetNodeId()), workspace: &a.Workspace, node: &a.NodeName,
 		}
 	}, items, next, nil)
 }
-
-// subjects are the kinds of subjects, beside workspaces and nodes, that have names.
-var subjects = map[string]readmodelv1.ObjectKind{
-	"tenant": readmodelv1.ObjectKind_OBJECT_KIND_TENANT, "instance": readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE,
-	"allocation": readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION, "task": readmodelv1.ObjectKind_OBJECT_KIND_TASK,
-	"claim": readmodelv1.ObjectKind_OBJECT_KIND_CLAIM, "run": readmodelv1.ObjectKind_OBJECT_KIND_RUN,
-}
-
-// person is the object that names people. An entry has a person as its subject by name, or by id if the request gave
-// the id.
-var person = object{table: "person", id: "person_id", name: "x.name", tenants: true}
-
-// subjectNames selects a statement that names subjects.
-type subjectNames struct {
-	of     object
-	scoped bool
-}
-
-func subjectSamples() []subjectNames {
-	samples := []subjectNames{{person, false}, {person, true}}
-	for _, name := range slices.Sorted(maps.Keys(subjects)) {
-		kind := subjects[name]
-		samples = append(samples, subjectNames{objects[kind], false})
-		if objects[kind].tenants {
-			samples = append(samples, subjectNames{objects[kind], true})
-		}
-	}
-	return samples
-}
-
-var namesOfSubjects = pg.DefineDynamic(pg.RoleReadmodel, "view.names_of_subjects", func(p subjectNames) string {
-	sql := p.of.selects() + "x." + p.of.id + " = ANY($1::uuid[])"
-	if p.scoped {
-		sql += " AND x.tenant_id = $2::uuid"
-	}
-	return sql
-}, subjectSamples()...)
 
 // nameSubjects fills in the names of the subjects of one page, if the scope includes them: one query for each kind.
 func (s *Snapshot) nameSubjects(ctx context.Context, items []*readmodelv1.AuditRow) error {
@@ -150,23 +111,9 @@ func (s *Snapshot) nameSubjects(ctx context.Context, items []*readmodelv1.AuditR
 			byKind[kind] = append(byKind[kind], id)
 		}
 	}
-	found := map[string]map[string]string{}
-	for kind, wanted := range byKind {
-		o := person
-		if kind != "person" {
-			o = objects[subjects[kind]]
-		}
-		if o.table == "" || !s.scope.Everything() && !o.tenants {
-			continue
-		}
-		args, scoped := []any{wanted}, !s.scope.Everything()
-		if scoped {
-			args = append(args, s.scope.arg())
-		}
-		var err error
-		if found[kind], err = s.pairs(ctx, namesOfSubjects.For(subjectNames{o, scoped}), args...); err != nil {
-			return fmt.Errorf("name subjects: %w", err)
-		}
+	found, err := s.find().subjectNames(ctx, byKind)
+	if err != nil {
+		return err
 	}
 	for _, a := range items {
 		a.SubjectName = found[a.GetEntry().GetSubjectType()][strings.ToLower(a.GetEntry().GetSubjectId())]

@@ -41,7 +41,7 @@ func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]
 		l.and(isOpen)
 	}
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Finding])
-	return namedPage(ctx, s, func(f *lifecyclev1.Finding) nameless {
+	return namedPage(ctx, s.find(), func(f *lifecyclev1.Finding) nameless {
 		return nameless{workspaceID: f.GetWorkspaceId(), nodeID: f.GetNodeId(), workspace: &f.Workspace, node: &f.NodeName}
 	}, items, next, err)
 }

@@ -74,7 +74,7 @@ func (s *Snapshot) nameIncidents(ctx context.Context, items ...*recoveryv1.Incid
 			objects = append(objects, nameless{nodeID: id, node: &i.NodeNames[n]})
 		}
 	}
-	return s.withNames(ctx, objects)
+	return s.find().withNames(ctx, objects)
 }
 
 // incidentLead is how long before an incident was opened a recovery that it refers to may have begun.

@@ -28,13 +28,13 @@ var (
 
 // withNames fills in the names of a page's workspaces (tenant/name) and nodes, if the scope includes them, with one
 // query for each of the two, whatever the number of objects.
-func (s *Snapshot) withNames(ctx context.Context, objects []nameless) error {
-	workspaces, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.workspaceID, o.workspace },
+func (f Finder) withNames(ctx context.Context, objects []nameless) error {
+	workspaces, err := f.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.workspaceID, o.workspace },
 		namesOfWorkspaces)
 	if err != nil {
 		return fmt.Errorf("name workspaces: %w", err)
 	}
-	nodes, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.nodeID, o.node }, namesOfNodes)
+	nodes, err := f.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.nodeID, o.node }, namesOfNodes)
 	if err != nil {
 		return fmt.Errorf("name nodes: %w", err)
 	}
@@ -49,7 +49,7 @@ func (s *Snapshot) withNames(ctx context.Context, objects []nameless) error {
 	return nil
 }
 
-func (s *Snapshot) namesOf(ctx context.Context, objects []nameless, of func(nameless) (string, *string),
+func (f Finder) namesOf(ctx context.Context, objects []nameless, of func(nameless) (string, *string),
 	names *pg.Statement,
 ) (map[string]string, error) {
 	var wanted []string
@@ -62,13 +62,13 @@ func (s *Snapshot) namesOf(ctx context.Context, objects []nameless, of func(name
 		return nil, nil
 	}
 	slices.Sort(wanted)
-	return s.pairs(ctx, names, slices.Compact(wanted), s.scope.arg())
+	return pairs(ctx, f.db, names, slices.Compact(wanted), f.scope.arg())
 }
 
 // namedPage fills in the names of one page of a list.
-func namedPage[T any](ctx context.Context, s *Snapshot, of func(T) nameless, items []T, next string, err error) ([]T,
-	string, error,
-) {
+func namedPage[T any](
+	ctx context.Context, f Finder, of func(T) nameless, items []T, next string, err error,
+) ([]T, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
@@ -76,16 +76,16 @@ func namedPage[T any](ctx context.Context, s *Snapshot, of func(T) nameless, ite
 	for i, item := range items {
 		objects[i] = of(item)
 	}
-	return items, next, s.withNames(ctx, objects)
+	return items, next, f.withNames(ctx, objects)
 }
 
 // NameOwners returns the tenants of workspaces and nodes, by their ids: empty for a node without a tenant. A caller
 // that reads objects for several scopes at once uses it to remove the names that a scope does not include.
-func (s *Snapshot) NameOwners(ctx context.Context, workspaceIDs, nodeIDs []string) (map[string]string, error) {
+func (f Finder) NameOwners(ctx context.Context, workspaceIDs, nodeIDs []string) (map[string]string, error) {
 	if len(workspaceIDs)+len(nodeIDs) == 0 {
 		return map[string]string{}, nil
 	}
-	owners, err := s.pairs(ctx, ownersOfNames, workspaceIDs, nodeIDs)
+	owners, err := pairs(ctx, f.db, ownersOfNames, workspaceIDs, nodeIDs)
 	if err != nil {
 		return nil, fmt.Errorf("read whose names are: %w", err)
 	}

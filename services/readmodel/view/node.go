@@ -9,7 +9,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/project"
@@ -107,7 +110,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 	}
 	items, next, err := run(ctx, s, l, page,
 		func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, *listening) })
-	return namedPage(ctx, s, func(n *readmodelv1.Node) nameless {
+	return namedPage(ctx, s.find(), func(n *readmodelv1.Node) nameless {
 		return nameless{workspaceID: n.GetWorkspaceId(), workspace: &n.Workspace}
 	}, items, next, err)
 }
@@ -167,14 +170,14 @@ func rowsOf[R any](ctx context.Context, s *Snapshot, statement *pg.Statement, ar
 		return pg.All[R](ctx, s.tx, statement, args...)
 	}
 	s.with = nil
-	var list []R
+	var items []R
 	with.Queue(statement, args...).Query(func(rows pgx.Rows) error {
 		var err error
-		list, err = pgx.CollectRows(rows, pgx.RowToStructByName[R])
+		items, err = pgx.CollectRows(rows, pgx.RowToStructByName[R])
 		return err
 	})
 	err := with.Send(ctx, s.tx)
-	return list, err
+	return items, err
 }
 
 // Replica is one replica of nodeapi, as its last beat reported it.
@@ -215,4 +218,55 @@ func stamp(t time.Time) *timestamppb.Timestamp {
 		return nil
 	}
 	return timestamppb.New(t)
+}
+
+// nodeColumns are the facts of a node in what nodeSession joins.
+type nodeColumns struct {
+	Identity []byte `db:"identity" expr:"n.body"`
+	Gate     []byte `db:"gate" expr:"g.body"`
+	Session  []byte `db:"session" expr:"s.body"`
+	nodeTimes
+}
+
+// nodeTimes are the time since which a node is connected or disconnected, and the last beat of its replica.
+type nodeTimes struct {
+	Since     time.Time  `db:"since" expr:"COALESCE(s.since, 'epoch')"`
+	Connected bool       `db:"connected" expr:"COALESCE(s.connected, false)"`
+	BeatAt    *time.Time `db:"beat_at" expr:"b.beat_at"`
+}
+
+// facts decodes the columns into NodeFacts.
+func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
+	f := NodeFacts{ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
+	var err error
+	if f.Identity, err = decode[recoveryv1.NodeIdentity](n.Identity); err != nil {
+		return f, err
+	}
+	if n.Gate != nil {
+		if f.Gate, err = decode[lifecyclev1.NodeGate](n.Gate); err != nil {
+			return f, err
+		}
+	}
+	if n.Session != nil {
+		if f.Session, err = decode[nodev1.SessionChanged](n.Session); err != nil {
+			return f, err
+		}
+	}
+	if n.BeatAt != nil {
+		f.BeatAt = *n.BeatAt
+	}
+	return f, nil
+}
+
+// Node returns one node by name, among those that are not retired, by id or by a part of the id.
+func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) {
+	id, err := s.find().lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, ref)
+	if err != nil {
+		return nil, err
+	}
+	found, _, err := s.Nodes(ctx, NodeFilter{ID: id, IncludeRetired: true}, Page{Size: 1})
+	if err == nil && len(found) == 0 {
+		err = notFound("node")
+	}
+	return first(found), err
 }

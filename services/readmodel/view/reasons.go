@@ -1,6 +1,7 @@
 package view
 
 import (
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 )
@@ -9,7 +10,7 @@ import (
 func Explain(code string) ([]*readmodelv1.ReasonText, error) {
 	found := fault.Explanations(code)
 	if len(found) == 0 {
-		return nil, notFound("reason")
+		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such reason")
 	}
 	out := make([]*readmodelv1.ReasonText, len(found))
 	for i, e := range found {

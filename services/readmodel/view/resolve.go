@@ -16,7 +16,6 @@ import (
 const (
 	// Candidates is how many candidates for an ambiguous reference are returned at most.
 	Candidates = 10
-	candidates = Candidates
 	// leastDigits is how many digits of an id are needed at least to refer to it.
 	leastDigits = 6
 	idDigits    = 32
@@ -72,39 +71,34 @@ func (o object) of(scoped bool, order string) string {
 	return tenant + " ORDER BY " + order + " LIMIT $3"
 }
 
-// digitsBackwards returns the SQL expression for an id's digits in reverse order. The indexes have the same expression.
-func digitsBackwards(column string) string {
-	return fmt.Sprintf(`(reverse(replace(%s::text, '-', ''))) COLLATE "C"`, column)
-}
-
-// lookup selects a statement that finds objects by a part of their id.
-type lookup struct {
+// partStatement selects a statement that finds objects by a part of their id.
+type partStatement struct {
 	of     object
 	end    bool // by the end of the id; else by its beginning
 	scoped bool
 }
 
-func (l lookup) compose() string {
+func (l partStatement) compose() string {
 	if l.end {
 		return l.of.byEnd(l.scoped)
 	}
 	return l.of.byBeginning(l.scoped)
 }
 
-func lookupSamples() []lookup {
-	var samples []lookup
+func partSamples() []partStatement {
+	var samples []partStatement
 	for _, of := range objects {
 		for _, end := range []bool{false, true} {
-			samples = append(samples, lookup{of, end, false})
+			samples = append(samples, partStatement{of, end, false})
 			if of.tenants {
-				samples = append(samples, lookup{of, end, true})
+				samples = append(samples, partStatement{of, end, true})
 			}
 		}
 	}
 	return samples
 }
 
-var findByPart = pg.DefineDynamic(pg.RoleReadmodel, "view.find_by_part_of_id", lookup.compose, lookupSamples()...)
+var findByPart = pg.DefineDynamic(pg.RoleReadmodel, "view.find_by_part_of_id", partStatement.compose, partSamples()...)
 
 // byBeginning returns the statement that finds ids from $1 to $2.
 func (o object) byBeginning(scoped bool) string {
@@ -117,27 +111,36 @@ func (o object) byEnd(scoped bool) string {
 	return o.selects() + end + " >= $1 AND " + end + " < $2" + o.of(scoped, end)
 }
 
+// Finder finds objects among the rows that a scope includes, in one snapshot of the database.
+type Finder struct {
+	db    pg.Querier
+	scope Scope
+}
+
+// In returns the finder for a scope that reads by db.
+func In(db pg.Querier, scope Scope) Finder { return Finder{db, scope} }
+
 // Resolve returns the one object that ref stands for, among the kinds (none given: all kinds that the person may look
 // up): a name of a node, a workspace or a tenant, an id, or six or more digits from the beginning or the end of an id.
 // A name takes precedence over a part of an id.
-func (s *Snapshot) Resolve(ctx context.Context, ref string,
+func (f Finder) Resolve(ctx context.Context, ref string,
 	kinds []readmodelv1.ObjectKind,
 ) (*readmodelv1.ResolveResponse, error) {
 	for _, kind := range kinds {
-		if !s.scope.Everything() && !objects[kind].tenants {
+		if !f.scope.Everything() && !objects[kind].tenants {
 			return nil, operatorsOnly()
 		}
 	}
 	if len(kinds) == 0 {
 		for _, kind := range names.All[readmodelv1.ObjectKind]() {
-			if known, ok := objects[kind]; ok && (s.scope.Everything() || known.tenants) {
+			if known, ok := objects[kind]; ok && (f.scope.Everything() || known.tenants) {
 				kinds = append(kinds, kind)
 			}
 		}
 	}
 	var found []*readmodelv1.ResolveResponse
 	for _, kind := range kinds {
-		named, err := s.named(ctx, kind, ref)
+		named, err := f.named(ctx, kind, ref)
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +148,7 @@ func (s *Snapshot) Resolve(ctx context.Context, ref string,
 	}
 	if len(found) == 0 {
 		for _, kind := range kinds {
-			parts, err := s.byPart(ctx, kind, ref)
+			parts, err := f.byPart(ctx, kind, ref)
 			if err != nil {
 				return nil, err
 			}
@@ -189,28 +192,28 @@ var (
 )
 
 // named returns the nodes, workspaces or tenants of a name.
-func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse,
+func (f Finder) named(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse,
 	error,
 ) {
 	switch kind { //nolint:exhaustive // nothing else has a name of its own
 	case readmodelv1.ObjectKind_OBJECT_KIND_NODE:
-		return s.nodesNamed(ctx, ref)
+		return f.nodesNamed(ctx, ref)
 	case readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE:
-		return s.workspacesNamed(ctx, ref)
+		return f.workspacesNamed(ctx, ref)
 	case readmodelv1.ObjectKind_OBJECT_KIND_TENANT:
-		return s.collect(ctx, kind, tenantsNamed, ref, s.scope.arg(), candidates+1)
+		return f.collect(ctx, kind, tenantsNamed, ref, f.scope.arg(), Candidates+1)
 	}
 	return nil, nil
 }
 
 // nodesNamed returns the nodes of a name that are not retired.
-func (s *Snapshot) nodesNamed(ctx context.Context, name string) ([]*readmodelv1.ResolveResponse, error) {
-	return s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, nodesNamed, name, s.scope.arg(), candidates+1)
+func (f Finder) nodesNamed(ctx context.Context, name string) ([]*readmodelv1.ResolveResponse, error) {
+	return f.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, nodesNamed, name, f.scope.arg(), Candidates+1)
 }
 
 // workspacesNamed returns the workspaces of a name, or of tenant/name: for each tenant the live one; only if none is
 // live, the last that was decommissioned.
-func (s *Snapshot) workspacesNamed(ctx context.Context, ref string) ([]*readmodelv1.ResolveResponse, error) {
+func (f Finder) workspacesNamed(ctx context.Context, ref string) ([]*readmodelv1.ResolveResponse, error) {
 	tenant, name, both := strings.Cut(ref, "/")
 	if !both {
 		tenant, name = "", ref
@@ -219,8 +222,8 @@ func (s *Snapshot) workspacesNamed(ctx context.Context, ref string) ([]*readmode
 		return nil, nil
 	}
 	for _, live := range []bool{true, false} {
-		found, err := s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, workspacesNamed,
-			name, tenant, optional(strings.ToLower(tenant)), live, s.scope.arg(), candidates+1)
+		found, err := f.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, workspacesNamed,
+			name, tenant, optional(strings.ToLower(tenant)), live, f.scope.arg(), Candidates+1)
 		if err != nil || len(found) > 0 {
 			return found, err
 		}
@@ -230,7 +233,7 @@ func (s *Snapshot) workspacesNamed(ctx context.Context, ref string) ([]*readmode
 
 // byPart returns objects by an id, or by digits from its beginning or its end. Ids that were made within the same hours
 // begin alike, so it reads only as many as are returned as candidates.
-func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse,
+func (f Finder) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse,
 	error,
 ) {
 	digits := digitsOf(ref)
@@ -238,17 +241,17 @@ func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 		return nil, nil
 	}
 	o := objects[kind]
-	args := []any{uuidText(digits, "0"), uuidText(digits, "f"), candidates + 1}
-	if !s.scope.Everything() {
-		args = append(args, s.scope.arg())
+	args := []any{uuidText(digits, "0"), uuidText(digits, "f"), Candidates + 1}
+	if !f.scope.Everything() {
+		args = append(args, f.scope.arg())
 	}
-	found, err := s.collect(ctx, kind, findByPart.For(lookup{o, false, !s.scope.Everything()}), args...)
-	if err != nil || len(digits) == idDigits || len(found) > candidates {
+	found, err := f.collect(ctx, kind, findByPart.For(partStatement{o, false, !f.scope.Everything()}), args...)
+	if err != nil || len(digits) == idDigits || len(found) > Candidates {
 		return found, err
 	}
 	end := reversed(digits)
 	args[0], args[1] = end, end+"g" // `g` sorts after every hexadecimal digit
-	ends, err := s.collect(ctx, kind, findByPart.For(lookup{o, true, !s.scope.Everything()}), args...)
+	ends, err := f.collect(ctx, kind, findByPart.For(partStatement{o, true, !f.scope.Everything()}), args...)
 	if err != nil {
 		return nil, err
 	}
@@ -261,10 +264,10 @@ func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 	return found, nil
 }
 
-func (s *Snapshot) collect(ctx context.Context, kind readmodelv1.ObjectKind, by *pg.Statement,
+func (f Finder) collect(ctx context.Context, kind readmodelv1.ObjectKind, by *pg.Statement,
 	args ...any,
 ) ([]*readmodelv1.ResolveResponse, error) {
-	rows, err := pg.All[pair](ctx, s.tx, by, args...)
+	rows, err := pg.All[pair](ctx, f.db, by, args...)
 	if err != nil {
 		return nil, fmt.Errorf("resolve %s: %w", kindText(kind), err)
 	}
@@ -275,84 +278,10 @@ func (s *Snapshot) collect(ctx context.Context, kind readmodelv1.ObjectKind, by 
 	return found, nil
 }
 
-// digitsOf returns the digits of an id or of a part of one, empty if ref is neither.
-func digitsOf(ref string) string {
-	digits := strings.ToLower(strings.ReplaceAll(ref, "-", ""))
-	if len(digits) < leastDigits || len(digits) > idDigits || strings.Trim(digits, "0123456789abcdef") != "" {
-		return ""
-	}
-	return digits
-}
-
-// ID returns ref in the database's format of an id, and whether ref is a whole id.
-func ID(ref string) (string, bool) {
-	digits := digitsOf(ref)
-	if len(digits) != idDigits {
-		return "", false
-	}
-	return uuidText(digits, ""), true
-}
-
-// PartOfID returns the SQL condition that the id in column begins or ends with a part of an id. Its arguments, $1 to
-// $4, are those of PartArgs. A caller need not read more than Candidates rows.
-func PartOfID(column string) string {
-	return fmt.Sprintf("(%[1]s BETWEEN $1::uuid AND $2::uuid OR (%[2]s >= $3 AND %[2]s < $4))", column,
-		digitsBackwards(column))
-}
-
-// PartArgs returns the arguments of the condition of PartOfID, nil if ref is no part of an id.
-func PartArgs(ref string) []any {
-	digits := digitsOf(ref)
-	if digits == "" {
-		return nil
-	}
-	backwards := reversed(digits)
-	return []any{uuidText(digits, "0"), uuidText(digits, "f"), backwards, backwards + "g"}
-}
-
-// uuidText returns digits, padded with fill to a whole id, in the format of a UUID.
-func uuidText(digits, fill string) string {
-	digits += strings.Repeat(fill, idDigits-len(digits))
-	return digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
-}
-
-func reversed(digits string) string {
-	out := []byte(digits)
-	slices.Reverse(out)
-	return string(out)
-}
-
-// Node returns one node by name, among those that are not retired, by id or by a part of the id.
-func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) {
-	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, ref)
-	if err != nil {
-		return nil, err
-	}
-	found, _, err := s.Nodes(ctx, NodeFilter{ID: id, IncludeRetired: true}, Page{Size: 1})
-	if err == nil && len(found) == 0 {
-		err = notFound("node")
-	}
-	return first(found), err
-}
-
-// Workspace returns one workspace by id, by tenant/name, by a bare name that exactly one workspace has, or by a part of
-// the id. A name means the live workspace; only if none is live, the last that was decommissioned.
-func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Workspace, error) {
-	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, ref)
-	if err != nil {
-		return nil, err
-	}
-	found, _, err := s.Workspaces(ctx, WorkspaceFilter{ID: id}, Page{Size: 1})
-	if err == nil && len(found) == 0 {
-		err = notFound("workspace")
-	}
-	return first(found), err
-}
-
 // lookUp resolves ref to an id: by a whole id, a name or a part of an id, in this order.
-func (s *Snapshot) lookUp(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
+func (f Finder) lookUp(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
 	finders := []func(context.Context, readmodelv1.ObjectKind, string) ([]*readmodelv1.ResolveResponse,
-		error){s.named, s.byPart}
+		error){f.named, f.byPart}
 	if len(digitsOf(ref)) == idDigits {
 		slices.Reverse(finders)
 	}
@@ -369,13 +298,6 @@ func (s *Snapshot) lookUp(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 	return "", notFound(kindText(kind))
 }
 
-func first[T any](found []*T) *T {
-	if len(found) == 0 {
-		return nil
-	}
-	return found[0]
-}
-
 // ambiguous returns the refusal of a reference that stands for several objects. It lists each with its kind, its id and
 // its name.
 func ambiguous(what, ref string, found []*readmodelv1.ResolveResponse) error {
@@ -388,7 +310,7 @@ func ambiguous(what, ref string, found []*readmodelv1.ResolveResponse) error {
 
 // Ambiguous returns the refusal of a reference that stands for several objects, with the first of them.
 func Ambiguous(what, ref string, choices []string) error {
-	choices = slices.Clone(choices[:min(len(choices), candidates)])
+	choices = slices.Clone(choices[:min(len(choices), Candidates)])
 	slices.Sort(choices)
 	return fault.New(commonv1.Reason_REASON_AMBIGUOUS, fmt.Sprintf("%q stands for more than one %s", ref, what),
 		fault.Unmet(choices...))

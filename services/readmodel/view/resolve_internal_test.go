@@ -51,7 +51,7 @@ func TestPartsUseIndexes(t *testing.T) {
 			o.byBeginning(tt.scoped): {uuidText("0192f0", "0"), uuidText("0192f0", "f"), tt.begin},
 			o.byEnd(tt.scoped):       {"0f2910", "0f2910g", o.table + "_by_end"},
 		} {
-			args := []any{want.from, want.to, candidates + 1}
+			args := []any{want.from, want.to, Candidates + 1}
 			if tt.scoped {
 				args = append(args, tenant)
 			}

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -78,6 +78,20 @@ func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Cont
 	return refusal(err)
 }
 
+func (s *Snapshot) find() Finder { return In(s.tx, s.scope) }
+
+// Resolve returns the one object that ref stands for, among the kinds, as a Finder does.
+func (s *Snapshot) Resolve(
+	ctx context.Context, ref string, kinds []readmodelv1.ObjectKind,
+) (*readmodelv1.ResolveResponse, error) {
+	return s.find().Resolve(ctx, ref, kinds)
+}
+
+// NameOwners returns the tenants of workspaces and nodes, by their ids, as a Finder does.
+func (s *Snapshot) NameOwners(ctx context.Context, workspaceIDs, nodeIDs []string) (map[string]string, error) {
+	return s.find().NameOwners(ctx, workspaceIDs, nodeIDs)
+}
+
 // refusal returns the fault for a read that failed; nil for nil.
 func refusal(err error) error {
 	switch {
@@ -103,21 +117,4 @@ func isCanceledByServer(err error) bool {
 	const queryCanceled = "57014"
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == queryCanceled
-}
-
-func isUUID(s string) bool {
-	parsed, err := uuid.Parse(s)
-	return err == nil && parsed.String() == s
-}
-
-// optional returns an id as an argument: NULL if it is empty, and the nil id, which no object has, if it is no id.
-func optional(id string) any {
-	switch {
-	case id == "":
-		return nil
-	case !isUUID(id):
-		return uuid.Nil.String()
-	default:
-		return id
-	}
 }

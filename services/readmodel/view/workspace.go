@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -141,7 +140,7 @@ func (b *bodies) page(
 		layout: &workspaceLayout, statement: listWorkspaces,
 		args: []any{zeronull.Timestamptz(now), BeatFresh, scope.arg()},
 	}
-	l.narrow(f)
+	narrow(&l, f)
 	rows, next, err := pageOf(l, scope, page, func(statement *pg.Statement, args ...any) ([]workspaceRow, error) {
 		return pg.All[workspaceRow](ctx, db, statement, args...)
 	})
@@ -166,7 +165,7 @@ func (b *bodies) page(
 }
 
 // narrow adds the conditions of a filter to the listing.
-func (l *listing) narrow(f WorkspaceFilter) {
+func narrow(l *listing, f WorkspaceFilter) {
 	if f.Tenant != "" {
 		if isUUID(f.Tenant) {
 			l.and(workspacesOfTenantOrID, f.Tenant, f.Tenant)
@@ -218,7 +217,7 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Dur
 		// its operation explains more than the agent, which may come or go with the operation
 		f.Agent.Reason, f.Agent.Detail = "", ""
 	case w.GetRegisterFailures() > 0:
-		f.Agent.Reason, f.Agent.Detail = describeRegistering(w)
+		f.Agent.Reason, f.Agent.Detail = DescribeRegistering(w)
 	}
 	if active && f.Agent.Reason == "" && f.Agent.Connected {
 		if since := parts.seen.GetStaleSince(); since != nil {
@@ -255,124 +254,23 @@ var workspacesOnNodes = pg.Define(pg.RoleReadmodel, "view.workspaces_on_nodes", 
 
 // WorkspacesOn returns the live workspaces that are on one of the nodes: the node's id, by the workspace's id.
 func (s *Snapshot) WorkspacesOn(ctx context.Context, nodeIDs []string) (map[string]string, error) {
-	found, err := s.pairs(ctx, workspacesOnNodes, nodeIDs, s.scope.arg())
+	found, err := pairs(ctx, s.tx, workspacesOnNodes, nodeIDs, s.scope.arg())
 	if err != nil {
 		return nil, fmt.Errorf("read workspaces of nodes: %w", err)
 	}
 	return found, nil
 }
 
-const theTenant condition = "t.tenant_id = ?::uuid"
-
-var tenantLayout = layout{
-	name: "tenants", columns: "t.body", from: "readmodel.tenant t", sort: "t.name", id: "t.tenant_id", lead: 1,
-	tenant: "t.tenant_id", conditions: []condition{theTenant},
-}
-
-var listTenants = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tenants", tenantLayout.compose,
-	tenantLayout.samples()...)
-
-// Tenants returns one page of tenants, ordered by name.
-func (s *Snapshot) Tenants(ctx context.Context, page Page) ([]*lifecyclev1.Tenant, string, error) {
-	return run(ctx, s, listing{layout: &tenantLayout, statement: listTenants, args: []any{s.scope.arg()}}, page,
-		fromBody[lifecyclev1.Tenant])
-}
-
-// Tenant returns one tenant by name, by id or by a part of the id.
-func (s *Snapshot) Tenant(ctx context.Context, ref string) (*lifecyclev1.Tenant, error) {
-	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_TENANT, ref)
+// Workspace returns one workspace by id, by tenant/name, by a bare name that exactly one workspace has, or by a part of
+// the id. A name means the live workspace; only if none is live, the last that was decommissioned.
+func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Workspace, error) {
+	id, err := s.find().lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, ref)
 	if err != nil {
 		return nil, err
 	}
-	l := listing{layout: &tenantLayout, statement: listTenants, args: []any{s.scope.arg()}}
-	l.and(theTenant, id)
-	found, _, err := run(ctx, s, l, Page{Size: 1}, fromBody[lifecyclev1.Tenant])
-	if err != nil {
-		return nil, err
+	found, _, err := s.Workspaces(ctx, WorkspaceFilter{ID: id}, Page{Size: 1})
+	if err == nil && len(found) == 0 {
+		err = notFound("workspace")
 	}
-	if len(found) == 0 {
-		return nil, notFound("tenant")
-	}
-	return found[0], nil
-}
-
-// Counts are the sums of a status page.
-type Counts struct {
-	nodeCounts
-	workspaceCounts
-}
-
-type nodeCounts struct {
-	Nodes     int32 `db:"nodes"`
-	Connected int32 `db:"connected"`
-}
-
-type workspaceCounts struct {
-	Workspaces int32 `db:"workspaces"`
-	Active     int32 `db:"active"`
-	LiveRuns   int32 `db:"live_runs"`
-}
-
-var countNodes = pg.Define(pg.RoleReadmodel, "view.count_nodes", `
-	SELECT count(*) AS nodes, count(*) FILTER (WHERE s.connected) AS connected FROM `+nodeFrom+`
-	WHERE n.state <> 'retired' AND ($3::uuid IS NULL OR n.tenant_id = $3)`)
-
-// countWorkspaces sums the counts that are kept for each tenant.
-var countWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.count_workspaces", func(scoped bool) string {
-	of := ""
-	if scoped {
-		of = ` WHERE c.tenant_id = $1`
-	}
-	return `
-	SELECT COALESCE(sum(c.workspaces), 0)::int AS workspaces, COALESCE(sum(c.active), 0)::int AS active, COALESCE(sum(c.live_runs), 0)::int AS live_runs
-	FROM readmodel.workspace_count c` + of
-}, false, true)
-
-// Counts returns the sums over the rows that the scope includes.
-func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
-	var c Counts
-	var err error
-	if c.nodeCounts, err = pg.One[nodeCounts](ctx, s.tx, countNodes, s.Now, BeatFresh, s.scope.arg()); err != nil {
-		return c, fmt.Errorf("count nodes: %w", err)
-	}
-	var args []any
-	if !s.scope.all {
-		args = append(args, s.scope.arg())
-	}
-	if c.workspaceCounts, err = pg.One[workspaceCounts](ctx, s.tx, countWorkspaces.For(!s.scope.all),
-		args...); err != nil {
-		return c, fmt.Errorf("count workspaces: %w", err)
-	}
-	return c, nil
-}
-
-// Era returns the era of the database.
-func (s *Snapshot) Era(ctx context.Context) (int64, error) {
-	return pg.Era(ctx, s.tx)
-}
-
-var rolledBack = pg.Define(pg.RoleReadmodel, "view.rolled_back", `SELECT mesh.rolled_back()`)
-
-var schemaVersion = pg.Define(pg.RoleReadmodel, "view.schema_version", `
-	SELECT COALESCE(max(version_id), 0) FROM mesh.goose_db_version WHERE is_applied`)
-
-// RolledBack reports whether rollback mode is active. It reads the database's present state and not the projection.
-func (s *Snapshot) RolledBack(ctx context.Context) (bool, error) { return RolledBack(ctx, s.tx) }
-
-// RolledBack reports whether rollback mode is active, as q sees it.
-func RolledBack(ctx context.Context, q pg.Querier) (bool, error) {
-	active, err := pg.Value[bool](ctx, q, rolledBack)
-	if err != nil {
-		return false, fmt.Errorf("read rollback mode: %w", err)
-	}
-	return active, nil
-}
-
-// Schema returns the version of the database's schema.
-func (s *Snapshot) Schema(ctx context.Context) (string, error) {
-	version, err := pg.Value[int64](ctx, s.tx, schemaVersion)
-	if err != nil {
-		return "", fmt.Errorf("read schema version: %w", err)
-	}
-	return fmt.Sprintf("%05d", version), nil
+	return first(found), err
 }

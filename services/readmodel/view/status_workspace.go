@@ -1,0 +1,48 @@
+package view
+
+import (
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+)
+
+// WorkspaceFacts are the facts from which a workspace's user state is derived.
+type WorkspaceFacts struct {
+	Workspace  *lifecyclev1.Workspace
+	Stalled    bool        // the step of its run stalls: none of its attempts has succeeded since
+	HasStalled bool        // an attempt of a step has, since the workspace last came up
+	Agent      AgentStatus // of the node that the workspace names; zero if it names none
+	Workloads  WorkloadStatus
+}
+
+// DescribeWorkspace returns the state that a workspace's user sees. Drift that affects neither runtime nor access
+// leaves it normal. An agent that cannot act does affect it: no operation on the workspace makes progress meanwhile,
+// though its workload may run on. While no replica of nodeapi listens, the outage is the control plane's and an active
+// workspace is normal. A workload that fails must be corrected by its tenant, and keeps its workspace from being
+// normal. A workspace that has stalled on its way up is normal again only when it is up: that another attempt or
+// another operation began does not show that the cause is gone.
+func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
+	const cancelled = "cancel_requested"
+	switch f.Workspace.GetState() {
+	case commonv1.WorkspaceState_WORKSPACE_STATE_STUCK:
+		return commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
+	case commonv1.WorkspaceState_WORKSPACE_STATE_FAILED:
+		if f.Workspace.GetLastErrorCode() == cancelled {
+			return commonv1.UserState_USER_STATE_NORMAL // the user asked for the cancellation
+		}
+		return commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
+	case commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING:
+		return commonv1.UserState_USER_STATE_RECOVERING
+	case commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING,
+		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING:
+		if f.Stalled || f.HasStalled || f.Workspace.GetRegisterFailures() > 0 {
+			return commonv1.UserState_USER_STATE_TEMPORARY
+		}
+	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
+		if f.Agent.Reason != "" && f.Agent.Reason != ReasonOutage || f.Workloads.Failing {
+			return commonv1.UserState_USER_STATE_TEMPORARY
+		}
+	case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+		commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED:
+	}
+	return commonv1.UserState_USER_STATE_NORMAL
+}

@@ -1,0 +1,138 @@
+package view
+
+import (
+	"context"
+	"fmt"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// TaskFilter narrows a list of tasks. Zero fields do not.
+type TaskFilter struct {
+	NodeID, WorkspaceID string
+	State               commonv1.TaskState
+	CurrentOnly         bool
+	IDs                 []string
+	// NoHistory leaves the transitions out of the returned tasks.
+	NoHistory bool
+}
+
+const (
+	tasksOnNode      condition = "t.node_id = ?::uuid"
+	tasksOfWorkspace condition = "t.workspace_id = ?::uuid"
+	tasksInState     condition = "t.state = ?"
+	tasksCurrent     condition = "(t.state = 'running' OR (t.state IN ('queued', 'dispatched', 'delivered') AND (t.expires_at IS NULL OR t.expires_at > ?)))"
+	tasksByID        condition = "t.task_id = ANY(?::uuid[])"
+)
+
+var taskLayout = layout{
+	name: "tasks", columns: "t.body", from: "readmodel.task t", id: "t.task_id", lead: 1, tenant: "t.tenant_id",
+	conditions: []condition{tasksOnNode, tasksOfWorkspace, tasksInState, tasksCurrent, tasksByID},
+}
+
+var listTasks = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tasks", taskLayout.compose, taskLayout.samples()...)
+
+// Tasks returns one page, newest first.
+func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readmodelv1.Task, string, error) {
+	l := listing{layout: &taskLayout, statement: listTasks, args: []any{s.scope.arg()}}
+	if f.NodeID != "" {
+		l.and(tasksOnNode, optional(f.NodeID))
+	}
+	if f.WorkspaceID != "" {
+		l.and(tasksOfWorkspace, optional(f.WorkspaceID))
+	}
+	if f.State != commonv1.TaskState_TASK_STATE_UNSPECIFIED {
+		l.and(tasksInState, names.Of(f.State))
+	}
+	if f.CurrentOnly {
+		l.and(tasksCurrent, s.Now)
+	}
+	if f.IDs != nil {
+		l.and(tasksByID, f.IDs)
+	}
+	tasks, next, err := run(ctx, s, l, page, s.readTask)
+	tasks, next, err = namedPage(ctx, s.find(), func(t *readmodelv1.Task) nameless {
+		return nameless{workspaceID: t.GetWorkspaceId(), nodeID: t.GetNodeId(), workspace: &t.Workspace, node: &t.NodeName}
+	}, tasks, next, err)
+	if err != nil || f.NoHistory || len(tasks) == 0 {
+		return tasks, next, err
+	}
+	return tasks, next, s.transitions(ctx, tasks)
+}
+
+func (s *Snapshot) readTask(row bodyRow) (*readmodelv1.Task, error) {
+	t, err := fromBody[lifecyclev1.Task](row)
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.Task{
+		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(),
+		WorkspaceId: t.GetWorkspaceId(), RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(),
+		Error: t.GetError(), CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), Current: CurrentTask(t, s.Now),
+		CorrelationId: t.GetCorrelationId(),
+		LateEvidence:  t.GetLateEvidence(),
+	}, nil
+}
+
+type transitionRow struct {
+	TaskID string `db:"task_id" expr:"@.task_id::text"`
+	Body   []byte `db:"body"`
+}
+
+var transitionsOfTasks = pg.Define(pg.RoleReadmodel, "view.transitions_of_tasks", `
+	SELECT `+pg.Columns[transitionRow]("x")+` FROM readmodel.task_transition x
+	WHERE x.task_id = ANY($1::uuid[]) ORDER BY x.task_id, x.version, x.n`)
+
+// transitions adds the histories of tasks, in the order in which the changes were made.
+func (s *Snapshot) transitions(ctx context.Context, tasks []*readmodelv1.Task) error {
+	byID := make(map[string]*readmodelv1.Task, len(tasks))
+	ids := make([]string, 0, len(tasks))
+	for _, t := range tasks {
+		byID[t.GetTaskId()] = t
+		ids = append(ids, t.GetTaskId())
+	}
+	rows, err := pg.All[transitionRow](ctx, s.tx, transitionsOfTasks, ids)
+	if err != nil {
+		return fmt.Errorf("read transitions: %w", err)
+	}
+	for _, row := range rows {
+		x, err := decode[lifecyclev1.TaskTransition](row.Body)
+		if err != nil {
+			return fmt.Errorf("read transitions: %w", err)
+		}
+		byID[row.TaskID].Transitions = append(byID[row.TaskID].Transitions, x)
+	}
+	return nil
+}
+
+// Task returns one task by id.
+func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, error) {
+	found, _, err := s.Tasks(ctx, TaskFilter{IDs: idList(id)}, Page{Size: 1})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, notFound("task")
+	}
+	return found[0], nil
+}
+
+var tenantsOfTasks = pg.Define(pg.RoleReadmodel, "view.tenants_of_tasks", `
+	SELECT t.task_id::text AS id, t.tenant_id::text AS text FROM readmodel.task t WHERE t.task_id = ANY($1::uuid[]) AND t.tenant_id IS NOT NULL`)
+
+// TenantsOfTasks returns the tenants of tasks, by task id; tasks without a tenant are left out.
+func (s *Snapshot) TenantsOfTasks(ctx context.Context, tasks []*readmodelv1.Task) (map[string]string, error) {
+	ids := make([]string, 0, len(tasks))
+	for _, t := range tasks {
+		ids = append(ids, t.GetTaskId())
+	}
+	owners, err := pairs(ctx, s.tx, tenantsOfTasks, ids)
+	if err != nil {
+		return nil, fmt.Errorf("read tenants of tasks: %w", err)
+	}
+	return owners, nil
+}
