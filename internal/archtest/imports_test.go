@@ -62,6 +62,7 @@ func walls() []wall {
 	all = append(all, rpcRooms()...)
 	all = append(all, sessionRooms()...)
 	all = append(all, gatewayRooms()...)
+	all = append(all, readingRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -213,6 +214,26 @@ func sessionRooms() []wall {
 		{
 			name: "the connection knows no frame that waits and no identity", from: []string{s + "transport"},
 			to: []string{s + "outbox", s + "memory", "agent/identity", "gen/gpuaas/node/v1"},
+		},
+	}
+}
+
+// readingRooms are the walls between the packages of readmodel that read for people: view reads, and knows the others.
+func readingRooms() []wall {
+	const r = "services/readmodel/"
+	readers := []string{r + "view", r + "watch", r + "gateway", r + "escalation"}
+	return []wall{
+		{
+			name: "the status of an object knows neither lists nor references", from: []string{r + "status"},
+			to: append([]string{r + "list", r + "lookup"}, readers...), product: true,
+		},
+		{
+			name: "lists know no list", from: []string{r + "list"},
+			to: append([]string{r + "lookup", r + "project", r + "status"}, readers...), product: true,
+		},
+		{
+			name: "references know no status and no reader", from: []string{r + "lookup"},
+			to: append([]string{r + "status"}, readers...), product: true,
 		},
 	}
 }

@@ -42,6 +42,8 @@ import (
 	_ "github.com/gpuaas/mesh/services/readmodel"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/people"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/status"
+	_ "github.com/gpuaas/mesh/services/readmodel/gateway"
+	_ "github.com/gpuaas/mesh/services/readmodel/lookup"
 	_ "github.com/gpuaas/mesh/services/readmodel/project"
 	_ "github.com/gpuaas/mesh/services/readmodel/view"
 	_ "github.com/gpuaas/mesh/services/readmodel/watch"

@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -24,8 +25,8 @@ func TestListsAreNotPlannedAnewForEachRequest(t *testing.T) {
 	defer pool.Close()
 	reader := view.NewReader(pool, policy.Fixed{Set: policy.Defaults()})
 	for range 10 {
-		err := reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
-			_, _, err := s.Workspaces(ctx, view.WorkspaceFilter{}, view.Page{Size: 8})
+		err := reader.Read(ctx, list.All(), func(ctx context.Context, s *view.Snapshot) error {
+			_, _, err := s.Workspaces(ctx, view.WorkspaceFilter{}, list.Page{Size: 8})
 			return err
 		})
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -50,7 +51,7 @@ func New(deps Deps) *Collector { return &Collector{deps: deps} }
 
 // Request is what Write collects: the workspace, and the scope and subject of the person who asked.
 type Request struct {
-	Scope     view.Scope
+	Scope     list.Scope
 	Subject   string // who asks
 	Workspace *readmodelv1.Workspace
 	At        time.Time
@@ -132,11 +133,11 @@ func (g *gathering) read(ctx context.Context, fn func(ctx context.Context, s *vi
 
 // all reads every page of a list, at most mostPages of them.
 func all[T any](ctx context.Context, g *gathering,
-	fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error),
+	fn func(ctx context.Context, s *view.Snapshot, page list.Page) ([]T, string, error),
 ) ([]T, error) {
 	var out []T
 	err := g.read(ctx, func(ctx context.Context, s *view.Snapshot) error {
-		page := view.Page{Size: 1000}
+		page := list.Page{Size: 1000}
 		for range mostPages {
 			part, next, err := fn(ctx, s, page)
 			if err != nil {
@@ -158,7 +159,7 @@ func all[T any](ctx context.Context, g *gathering,
 
 // listed returns a source that reads a list of the projection.
 func listed[M proto.Message](g *gathering, keep *[]M,
-	fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]M, string, error)) func(context.Context) (any,
+	fn func(ctx context.Context, s *view.Snapshot, page list.Page) ([]M, string, error)) func(context.Context) (any,
 	error) {
 	return func(ctx context.Context) (any, error) {
 		list, err := all(ctx, g, fn)

@@ -14,6 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -26,26 +28,26 @@ func (g *gathering) sources() []source {
 		{"same_name.json", "workspaces of the same tenant and name", g.sameName},
 		{
 			"runs.json", "the runs of all rounds",
-			listed(g, &g.runs, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Run, string, error) {
+			listed(g, &g.runs, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*lifecyclev1.Run, string, error) {
 				return s.Runs(ctx, view.RunFilter{WorkspaceID: id}, p)
 			}),
 		},
 		{"timeline.json", "the timeline", g.allTimelines},
 		{
 			"tasks.json", "the tasks and their transitions",
-			listed(g, &g.tasks, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.Task, string, error) {
+			listed(g, &g.tasks, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*readmodelv1.Task, string, error) {
 				return s.Tasks(ctx, view.TaskFilter{WorkspaceID: id}, p)
 			}),
 		},
 		{
 			"claims.json", "the resource claims",
-			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Claim, string, error) {
+			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*lifecyclev1.Claim, string, error) {
 				return s.Claims(ctx, instances, p)
 			}),
 		},
 		{
 			"allocations.json", "the allocations",
-			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Allocation, string, error) {
+			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*lifecyclev1.Allocation, string, error) {
 				list, next, err := s.Allocations(ctx, instances, p)
 				for _, a := range list {
 					g.sawNode(a.GetNodeId())
@@ -55,7 +57,7 @@ func (g *gathering) sources() []source {
 		},
 		{
 			"instances.json", "the instances",
-			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Instance, string, error) {
+			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*lifecyclev1.Instance, string, error) {
 				list, next, err := s.Instances(ctx, instances, p)
 				for _, i := range list {
 					g.sawNode(i.GetNodeId())
@@ -66,7 +68,7 @@ func (g *gathering) sources() []source {
 		{"nodes.json", "the nodes, their sessions, facts and the agents' diagnostics", g.readNodes},
 		{
 			"audit.json", "the audit entries",
-			listed(g, &g.trail, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.AuditRow, string,
+			listed(g, &g.trail, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*readmodelv1.AuditRow, string,
 				error,
 			) {
 				return s.Audit(ctx, view.AuditFilter{WorkspaceID: id}, p)
@@ -74,7 +76,7 @@ func (g *gathering) sources() []source {
 		},
 		{
 			"findings.json", "the findings",
-			g.operators(listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Finding, string,
+			g.operators(listed(g, nil, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*lifecyclev1.Finding, string,
 				error,
 			) {
 				return s.Findings(ctx, view.FindingFilter{WorkspaceID: id, Resolved: true}, p)
@@ -82,7 +84,7 @@ func (g *gathering) sources() []source {
 		},
 		{
 			"recoveries.json", "the recovery records",
-			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.RecoveryRecord, string,
+			listed(g, nil, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*recoveryv1.RecoveryRecord, string,
 				error,
 			) {
 				return s.Recoveries(ctx, view.RecoveryFilter{WorkspaceID: id}, p)
@@ -116,7 +118,7 @@ func (g *gathering) operators(read func(context.Context) (any, error)) func(cont
 
 // incidents returns the incidents of the mesh that name the workspace.
 func (g *gathering) incidents(ctx context.Context) (any, error) {
-	every, err := all(ctx, g, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.Incident, string,
+	every, err := all(ctx, g, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*recoveryv1.Incident, string,
 		error,
 	) {
 		return s.Incidents(ctx, true, p)
@@ -133,7 +135,7 @@ func (g *gathering) incidents(ctx context.Context) (any, error) {
 // by themselves.
 func (g *gathering) sameName(ctx context.Context) (any, error) {
 	w := g.req.Workspace
-	return listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*readmodelv1.Workspace, string,
+	return listed(g, nil, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*readmodelv1.Workspace, string,
 		error,
 	) {
 		return s.Workspaces(ctx, view.WorkspaceFilter{Tenant: w.GetTenantId(), Name: w.GetName()}, p)
@@ -161,7 +163,7 @@ func (g *gathering) allTimelines(ctx context.Context) (any, error) {
 				RunID: r.GetRunId(), Kind: names.Of(r.GetKind()), Round: r.GetRound(), State: names.Of(r.GetState()),
 				Items: []cleaned{},
 			}
-			for _, item := range view.Timeline(r, attempts, s.Now) {
+			for _, item := range status.Timeline(r, attempts, s.Now) {
 				g.timeline = append(g.timeline, item)
 				out.Items = append(out.Items, cleaned{item})
 			}

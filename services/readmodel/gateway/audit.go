@@ -7,6 +7,7 @@ import (
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -45,7 +46,7 @@ func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest
 			f.NodeID = n.GetNodeId()
 		}
 		var err error
-		out.Items, out.NextPageToken, err = s.Audit(ctx, f, view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
+		out.Items, out.NextPageToken, err = s.Audit(ctx, f, list.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
 		return err
 	})
 	if err != nil {

@@ -15,7 +15,11 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/status"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
@@ -305,7 +309,7 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 func (q *Query) ExplainReason(_ context.Context,
 	req *readmodelv1.ExplainReasonRequest,
 ) (*readmodelv1.ExplainReasonResponse, error) {
-	rows, err := view.Explain(req.GetCode())
+	rows, err := status.Explain(req.GetCode())
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 )
 
 func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
@@ -123,7 +123,7 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 		NodeId: "0197a000-0000-7000-8000-000000000001",
 	})
 	k.sync()
-	w, err := k.workspace(view.All(), k.A.WorkspaceID)
+	w, err := k.workspace(list.All(), k.A.WorkspaceID)
 	if err != nil || w.GetReason() != "disconnected" || w.GetUserState() != temporary || w.GetAgentSince() != nil {
 		t.Errorf("an unknown node: %v, %v", w, err)
 	}

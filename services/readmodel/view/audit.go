@@ -11,6 +11,8 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 )
 
 // AuditFilter narrows a list of audit entries. Zero fields do not.
@@ -22,13 +24,13 @@ type AuditFilter struct {
 const auditList = "audit"
 
 const (
-	auditOfWorkspace condition = "a.workspace_id = ?"
-	auditOfNode      condition = "a.node_id = ?"
-	auditOfAction    condition = "a.action LIKE ?"
-	auditBefore      condition = "a.number < ?"
+	auditOfWorkspace list.Condition = "a.workspace_id = ?"
+	auditOfNode      list.Condition = "a.node_id = ?"
+	auditOfAction    list.Condition = "a.action LIKE ?"
+	auditBefore      list.Condition = "a.number < ?"
 )
 
-var auditConditions = []condition{auditOfWorkspace, auditOfNode, auditOfAction, auditBefore}
+var auditConditions = []list.Condition{auditOfWorkspace, auditOfNode, auditOfAction, auditBefore}
 
 type auditRow struct {
 	Number   int64  `db:"number"`
@@ -39,26 +41,27 @@ type auditRow struct {
 	Hash     []byte `db:"hash"`
 }
 
-var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p parts) string {
-	where, n := filter(auditList, tenancy{"a.tenant_id", p.scoped}, 1, p.conditions, auditConditions)
+var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p list.Parts) string {
+	where, n := list.Where(auditList, list.Tenancy{Column: "a.tenant_id", One: p.Scoped}, 1, p.Conditions, auditConditions)
 	return "SELECT " + pg.Columns[auditRow]("a") + " FROM readmodel.audit a" + where + " ORDER BY a.number DESC LIMIT $" +
 		strconv.Itoa(n+1)
-}, parts{}, parts{conditions: auditConditions}, parts{scoped: true}, parts{conditions: auditConditions, scoped: true})
+}, list.Parts{}, list.Parts{Conditions: auditConditions}, list.Parts{Scoped: true},
+	list.Parts{Conditions: auditConditions, Scoped: true})
 
 // Audit returns one page of the audit log, newest first.
-func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*readmodelv1.AuditRow, string, error) {
-	l := listing{args: []any{s.scope.arg()}}
+func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]*readmodelv1.AuditRow, string, error) {
+	l := list.Request{Args: []any{s.scope.Arg()}}
 	if f.WorkspaceID != "" {
-		l.and(auditOfWorkspace, f.WorkspaceID)
+		l.And(auditOfWorkspace, f.WorkspaceID)
 	}
 	if f.NodeID != "" {
-		l.and(auditOfNode, f.NodeID)
+		l.And(auditOfNode, f.NodeID)
 	}
 	if f.Action != "" {
-		l.and(auditOfAction, likePrefix(f.Action))
+		l.And(auditOfAction, likePrefix(f.Action))
 	}
 	if page.Token != "" {
-		c, err := decodeCursor(auditList, page.Token)
+		c, err := list.DecodeCursor(auditList, page.Token)
 		if err != nil {
 			return nil, "", err
 		}
@@ -67,11 +70,11 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 			return nil, "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the page token is none of this list's",
 				fault.Unmet("page_token: not from this list"), fault.Cause(err))
 		}
-		l.and(auditBefore, before)
+		l.And(auditBefore, before)
 	}
-	limit := page.limit()
-	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(parts{conditions: l.where, scoped: !s.scope.Everything()}),
-		append(l.args, limit+1)...)
+	limit := page.Limit()
+	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(list.Parts{Conditions: l.Where, Scoped: !s.scope.Everything()}),
+		append(l.Args, limit+1)...)
 	if err != nil {
 		return nil, "", fmt.Errorf("list audit entries: %w", err)
 	}
@@ -90,15 +93,15 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 	if len(items) > limit {
 		items = items[:limit]
 		last := items[limit-1]
-		next = cursor{List: auditList, Sort: strconv.FormatInt(last.GetNumber(), 10), ID: last.GetEventId()}.encode()
+		next = list.Cursor{List: auditList, Sort: strconv.FormatInt(last.GetNumber(), 10), ID: last.GetEventId()}.Encode()
 	}
 	if err := s.nameSubjects(ctx, items); err != nil {
 		return nil, "", err
 	}
-	return namedPage(ctx, s.find(), func(a *readmodelv1.AuditRow) nameless {
-		return nameless{
-			workspaceID: subjectOf(a, "workspace", a.GetEntry().GetWorkspaceId()),
-			nodeID:      subjectOf(a, "node", a.GetEntry().GetNodeId()), workspace: &a.Workspace, node: &a.NodeName,
+	return lookup.NamePage(ctx, s.find(), func(a *readmodelv1.AuditRow) lookup.Nameless {
+		return lookup.Nameless{
+			WorkspaceID: subjectOf(a, "workspace", a.GetEntry().GetWorkspaceId()),
+			NodeID:      subjectOf(a, "node", a.GetEntry().GetNodeId()), Workspace: &a.Workspace, Node: &a.NodeName,
 		}
 	}, items, next, nil)
 }
@@ -107,11 +110,11 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 func (s *Snapshot) nameSubjects(ctx context.Context, items []*readmodelv1.AuditRow) error {
 	byKind := map[string][]string{}
 	for _, a := range items {
-		if kind, id := a.GetEntry().GetSubjectType(), a.GetEntry().GetSubjectId(); isUUID(id) {
+		if kind, id := a.GetEntry().GetSubjectType(), a.GetEntry().GetSubjectId(); list.IsID(id) {
 			byKind[kind] = append(byKind[kind], id)
 		}
 	}
-	found, err := s.find().subjectNames(ctx, byKind)
+	found, err := s.find().SubjectNames(ctx, byKind)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -47,9 +48,9 @@ func TestAuditNamesItsSubjects(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for who, scope := range map[string]view.Scope{"operator": view.All(), "tenant": scopeOf(t, k.A.ID)} {
+	for who, scope := range map[string]list.Scope{"operator": list.All(), "tenant": scopeOf(t, k.A.ID)} {
 		err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
-			items, _, err := s.Audit(ctx, view.AuditFilter{Action: "some."}, view.Page{})
+			items, _, err := s.Audit(ctx, view.AuditFilter{Action: "some."}, list.Page{})
 			got, want := map[int64]string{}, map[int64]string{}
 			for _, a := range items {
 				got[a.GetNumber()] = a.GetSubjectName()

@@ -43,12 +43,12 @@ var countWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.count_workspaces"
 func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
 	var c Counts
 	var err error
-	if c.nodeCounts, err = pg.One[nodeCounts](ctx, s.tx, countNodes, s.Now, BeatFresh, s.scope.arg()); err != nil {
+	if c.nodeCounts, err = pg.One[nodeCounts](ctx, s.tx, countNodes, s.Now, BeatFresh, s.scope.Arg()); err != nil {
 		return c, fmt.Errorf("count nodes: %w", err)
 	}
 	var args []any
 	if !s.scope.Everything() {
-		args = append(args, s.scope.arg())
+		args = append(args, s.scope.Arg())
 	}
 	if c.workspaceCounts, err = pg.One[workspaceCounts](ctx, s.tx, countWorkspaces.For(!s.scope.Everything()),
 		args...); err != nil {

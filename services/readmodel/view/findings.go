@@ -7,6 +7,8 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 )
 
 // FindingFilter narrows a list of findings. Zero fields do not.
@@ -16,44 +18,49 @@ type FindingFilter struct {
 	ID          string
 }
 
-var findingLayout = layout{
-	name: "findings", columns: "x.body", from: "readmodel.finding x", id: "x.finding_id",
-	conditions: []condition{ofWorkspace, theFinding, isOpen},
+var findingLayout = list.Layout{
+	Name: "findings", Columns: "x.body", From: "readmodel.finding x", ID: "x.finding_id",
+	Conditions: []list.Condition{ofWorkspace, theFinding, isOpen},
 }
 
-var listFindings = pg.DefineDynamic(pg.RoleReadmodel, "view.list_findings", findingLayout.compose,
-	findingLayout.samples()...)
+var listFindings = pg.DefineDynamic(pg.RoleReadmodel, "view.list_findings", findingLayout.Compose,
+	findingLayout.Samples()...)
 
 // Findings returns one page, newest first. It refuses a scope that is bound to a tenant, because findings concern
 // machines and other tenants' workspaces on them.
-func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]*lifecyclev1.Finding, string, error) {
+func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page list.Page) ([]*lifecyclev1.Finding, string,
+	error,
+) {
 	if !s.scope.Everything() {
-		return nil, "", operatorsOnly()
+		return nil, "", list.OperatorsOnly()
 	}
-	l := listing{layout: &findingLayout, statement: listFindings}
+	l := list.Request{Layout: &findingLayout, Statement: listFindings}
 	if f.WorkspaceID != "" {
-		l.and(ofWorkspace, optional(f.WorkspaceID))
+		l.And(ofWorkspace, list.OptionalID(f.WorkspaceID))
 	}
 	if f.ID != "" {
-		l.and(theFinding, f.ID)
+		l.And(theFinding, f.ID)
 	}
 	if !f.Resolved {
-		l.and(isOpen)
+		l.And(isOpen)
 	}
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Finding])
-	return namedPage(ctx, s.find(), func(f *lifecyclev1.Finding) nameless {
-		return nameless{workspaceID: f.GetWorkspaceId(), nodeID: f.GetNodeId(), workspace: &f.Workspace, node: &f.NodeName}
+	return lookup.NamePage(ctx, s.find(), func(f *lifecyclev1.Finding) lookup.Nameless {
+		return lookup.Nameless{
+			WorkspaceID: f.GetWorkspaceId(), NodeID: f.GetNodeId(), Workspace: &f.Workspace,
+			Node: &f.NodeName,
+		}
 	}, items, next, err)
 }
 
 // Finding returns one finding by id, open or resolved.
 func (s *Snapshot) Finding(ctx context.Context, id string) (*lifecyclev1.Finding, error) {
-	found, _, err := s.Findings(ctx, FindingFilter{ID: id, Resolved: true}, Page{Size: 1})
+	found, _, err := s.Findings(ctx, FindingFilter{ID: id, Resolved: true}, list.Page{Size: 1})
 	if err != nil {
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, notFound("finding")
+		return nil, list.NotFound("finding")
 	}
 	return found[0], nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -23,7 +24,7 @@ import (
 // Runs that a reset archives can still be read: each run stays in the list, and its attempts are read by its id.
 func TestFormerRunsAreListedAndRead(t *testing.T) {
 	k := newKit(t)
-	timeline := func(scope view.Scope, ref, run string) (*readmodelv1.GetTimelineResponse, error) {
+	timeline := func(scope list.Scope, ref, run string) (*readmodelv1.GetTimelineResponse, error) {
 		t.Helper()
 		var out *readmodelv1.GetTimelineResponse
 		err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
@@ -82,17 +83,17 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 		Ended, Shown                   bool
 	}
 	briefs := func(out *readmodelv1.GetTimelineResponse) []brief {
-		var list []brief
+		var briefs []brief
 		for _, b := range out.GetHistory() {
 			if b.GetStartedAt() == nil {
 				t.Errorf("run %s began at no time", b.GetRunId())
 			}
-			list = append(list, brief{
+			briefs = append(briefs, brief{
 				b.GetRunId(), names.Of(b.GetKind()), names.Of(b.GetState()), b.GetFailedStep(), b.GetErrorCode(),
 				b.GetEndedAt() != nil, b.GetShown(),
 			})
 		}
-		return list
+		return briefs
 	}
 	want := []brief{
 		{standing.GetRunId(), "retry", "running", "", "", false, true},
@@ -126,7 +127,7 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 
 	// A run of another workspace is not found, whatever the scope.
 	for name, id := range map[string]string{"unknown": ids.New(), "another workspace's": k.B.RunID, "no id": "first"} {
-		for _, scope := range []view.Scope{own, view.All()} {
+		for _, scope := range []list.Scope{own, list.All()} {
 			_, err := timeline(scope, k.A.WorkspaceID, id)
 			f, ok := fault.As(err)
 			if !ok || f.Reason != commonv1.Reason_REASON_NOT_FOUND || f.Remedy == "" {
@@ -151,7 +152,7 @@ func TestNoAttemptOfARunIsLeftOut(t *testing.T) {
 	}
 	var steps []*lifecyclev1.StepAttempt
 	var timeline *readmodelv1.GetTimelineResponse
-	err = k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+	err = k.read(list.All(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		if steps, err = s.Steps(ctx, []string{k.B.RunID, k.A.RunID}); err != nil {
 			return err

@@ -10,6 +10,8 @@ import (
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 )
 
 // RecoveryFilter narrows a list of recoveries. Zero fields do not.
@@ -20,39 +22,40 @@ type RecoveryFilter struct {
 }
 
 // Recoveries returns one page of recovery records, newest first.
-func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) ([]*recoveryv1.RecoveryRecord, string,
+func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page list.Page) ([]*recoveryv1.RecoveryRecord,
+	string,
 	error,
 ) {
 	l := s.perWorkspace(&recoveryLayout, listRecoveries, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID})
 	if f.Workspaces != nil {
-		l.and(ofWorkspaces, f.Workspaces)
+		l.And(ofWorkspaces, f.Workspaces)
 	}
 	if !f.From.IsZero() {
-		l.and(detectedFrom, f.From)
+		l.And(detectedFrom, f.From)
 	}
 	if !f.To.IsZero() {
-		l.and(detectedUntil, f.To)
+		l.And(detectedUntil, f.To)
 	}
 	return run(ctx, s, l, page, fromBody[recoveryv1.RecoveryRecord])
 }
 
-var incidentLayout = layout{
-	name: "incidents", columns: "x.body", from: "readmodel.incident x", id: "x.incident_id",
-	conditions: []condition{isOpen},
+var incidentLayout = list.Layout{
+	Name: "incidents", Columns: "x.body", From: "readmodel.incident x", ID: "x.incident_id",
+	Conditions: []list.Condition{isOpen},
 }
 
-var listIncidents = pg.DefineDynamic(pg.RoleReadmodel, "view.list_incidents", incidentLayout.compose,
-	incidentLayout.samples()...)
+var listIncidents = pg.DefineDynamic(pg.RoleReadmodel, "view.list_incidents", incidentLayout.Compose,
+	incidentLayout.Samples()...)
 
 // Incidents returns one page, newest first: the open ones, or all. It refuses a scope that is bound to a tenant,
 // because an incident lists the objects of all tenants that it affects.
-func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*recoveryv1.Incident, string, error) {
+func (s *Snapshot) Incidents(ctx context.Context, closed bool, page list.Page) ([]*recoveryv1.Incident, string, error) {
 	if !s.scope.Everything() {
-		return nil, "", operatorsOnly()
+		return nil, "", list.OperatorsOnly()
 	}
-	l := listing{layout: &incidentLayout, statement: listIncidents}
+	l := list.Request{Layout: &incidentLayout, Statement: listIncidents}
 	if !closed {
-		l.and(isOpen)
+		l.And(isOpen)
 	}
 	items, next, err := run(ctx, s, l, page, fromBody[recoveryv1.Incident])
 	if err != nil {
@@ -64,17 +67,17 @@ func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*re
 // nameIncidents fills in the names of the workspaces and nodes that incidents affect; a name that is not known stays
 // empty.
 func (s *Snapshot) nameIncidents(ctx context.Context, items ...*recoveryv1.Incident) error {
-	var objects []nameless
+	var objects []lookup.Nameless
 	for _, i := range items {
 		i.Workspaces, i.NodeNames = make([]string, len(i.GetWorkspaceIds())), make([]string, len(i.GetNodeIds()))
 		for n, id := range i.GetWorkspaceIds() {
-			objects = append(objects, nameless{workspaceID: id, workspace: &i.Workspaces[n]})
+			objects = append(objects, lookup.Nameless{WorkspaceID: id, Workspace: &i.Workspaces[n]})
 		}
 		for n, id := range i.GetNodeIds() {
-			objects = append(objects, nameless{nodeID: id, node: &i.NodeNames[n]})
+			objects = append(objects, lookup.Nameless{NodeID: id, Node: &i.NodeNames[n]})
 		}
 	}
-	return s.find().withNames(ctx, objects)
+	return s.find().Name(ctx, objects)
 }
 
 // incidentLead is how long before an incident was opened a recovery that it refers to may have begun.
@@ -100,12 +103,12 @@ func body[T any, M message[T]](ctx context.Context, s *Snapshot, statement *pg.S
 func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Incident, []*recoveryv1.RecoveryRecord,
 	error,
 ) {
-	if !s.scope.Everything() || !isUUID(id) {
-		return nil, nil, notFound("incident")
+	if !s.scope.Everything() || !list.IsID(id) {
+		return nil, nil, list.NotFound("incident")
 	}
 	i, err := body[recoveryv1.Incident](ctx, s, incidentByID, id)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil, notFound("incident")
+		return nil, nil, list.NotFound("incident")
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("read incident: %w", err)
@@ -121,14 +124,14 @@ func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Inciden
 	if i.GetClosedAt() != nil {
 		f.To = i.GetClosedAt().AsTime()
 	}
-	records, _, err := s.Recoveries(ctx, f, Page{Size: maxPage})
+	records, _, err := s.Recoveries(ctx, f, list.Page{Size: list.MaxSize})
 	return i, records, err
 }
 
 // Brake returns the fleet brake. Before its first event it is not engaged.
 func (s *Snapshot) Brake(ctx context.Context) (*recoveryv1.Brake, error) {
 	if !s.scope.Everything() {
-		return nil, notFound("brake")
+		return nil, list.NotFound("brake")
 	}
 	b, err := body[recoveryv1.Brake](ctx, s, fleetBrake)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -8,6 +8,8 @@ import (
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
@@ -19,7 +21,7 @@ type message[T any] interface {
 
 // bodyRow is a row of a list whose only column is its body.
 type bodyRow struct {
-	place
+	list.Place
 	Body []byte `db:"body"`
 }
 
@@ -56,27 +58,27 @@ type PerWorkspaceFilter struct {
 }
 
 const (
-	ofWorkspace   condition = "x.workspace_id = ?::uuid"
-	onNode        condition = "x.node_id = ?::uuid"
-	live          condition = "x.live"
-	orphaned      condition = "x.orphaned"
-	unreleased    condition = "NOT x.released"
-	ofWorkspaces  condition = "x.workspace_id::text = ANY(?)"
-	detectedFrom  condition = "x.detected_at >= ?"
-	detectedUntil condition = "x.detected_at <= ?"
-	isOpen        condition = "x.open"
-	theFinding    condition = "x.finding_id = ?::uuid"
+	ofWorkspace   list.Condition = "x.workspace_id = ?::uuid"
+	onNode        list.Condition = "x.node_id = ?::uuid"
+	live          list.Condition = "x.live"
+	orphaned      list.Condition = "x.orphaned"
+	unreleased    list.Condition = "NOT x.released"
+	ofWorkspaces  list.Condition = "x.workspace_id::text = ANY(?)"
+	detectedFrom  list.Condition = "x.detected_at >= ?"
+	detectedUntil list.Condition = "x.detected_at <= ?"
+	isOpen        list.Condition = "x.open"
+	theFinding    list.Condition = "x.finding_id = ?::uuid"
 )
 
 // perWorkspaceLayout returns the layout of a list of objects that belong to workspaces.
-func perWorkspaceLayout(name, table, id string, more ...condition) layout {
-	return layout{
-		name: name, columns: "x.body", from: "readmodel." + table + " x", id: "x." + id, lead: 1, tenant: "x.tenant_id",
-		conditions: append([]condition{ofWorkspace, byIDs(id)}, more...),
+func perWorkspaceLayout(name, table, id string, more ...list.Condition) list.Layout {
+	return list.Layout{
+		Name: name, Columns: "x.body", From: "readmodel." + table + " x", ID: "x." + id, Lead: 1, Tenant: "x.tenant_id",
+		Conditions: append([]list.Condition{ofWorkspace, byIDs(id)}, more...),
 	}
 }
 
-func byIDs(id string) condition { return condition("x." + id + " = ANY(?::uuid[])") }
+func byIDs(id string) list.Condition { return list.Condition("x." + id + " = ANY(?::uuid[])") }
 
 var (
 	instanceLayout   = perWorkspaceLayout("instances", "instance", "instance_id", live, onNode)
@@ -86,87 +88,100 @@ var (
 	recoveryLayout   = perWorkspaceLayout("recoveries", "recovery_record", "record_id", ofWorkspaces, detectedFrom,
 		detectedUntil)
 
-	listInstances = pg.DefineDynamic(pg.RoleReadmodel, "view.list_instances", instanceLayout.compose,
-		instanceLayout.samples()...)
-	listClaims      = pg.DefineDynamic(pg.RoleReadmodel, "view.list_claims", claimLayout.compose, claimLayout.samples()...)
-	listAllocations = pg.DefineDynamic(pg.RoleReadmodel, "view.list_allocations", allocationLayout.compose,
-		allocationLayout.samples()...)
-	listRuns       = pg.DefineDynamic(pg.RoleReadmodel, "view.list_runs", runLayout.compose, runLayout.samples()...)
-	listRecoveries = pg.DefineDynamic(pg.RoleReadmodel, "view.list_recoveries", recoveryLayout.compose,
-		recoveryLayout.samples()...)
+	listInstances = pg.DefineDynamic(pg.RoleReadmodel, "view.list_instances", instanceLayout.Compose,
+		instanceLayout.Samples()...)
+	listClaims      = pg.DefineDynamic(pg.RoleReadmodel, "view.list_claims", claimLayout.Compose, claimLayout.Samples()...)
+	listAllocations = pg.DefineDynamic(pg.RoleReadmodel, "view.list_allocations", allocationLayout.Compose,
+		allocationLayout.Samples()...)
+	listRuns       = pg.DefineDynamic(pg.RoleReadmodel, "view.list_runs", runLayout.Compose, runLayout.Samples()...)
+	listRecoveries = pg.DefineDynamic(pg.RoleReadmodel, "view.list_recoveries", recoveryLayout.Compose,
+		recoveryLayout.Samples()...)
 )
 
-func (s *Snapshot) perWorkspace(of *layout, statement *pg.Dynamic[parts], f PerWorkspaceFilter) listing {
-	l := listing{layout: of, statement: statement, args: []any{s.scope.arg()}}
+func (s *Snapshot) perWorkspace(of *list.Layout, statement *pg.Dynamic[list.Parts], f PerWorkspaceFilter) list.Request {
+	l := list.Request{Layout: of, Statement: statement, Args: []any{s.scope.Arg()}}
 	if f.WorkspaceID != "" {
-		l.and(ofWorkspace, optional(f.WorkspaceID))
+		l.And(ofWorkspace, list.OptionalID(f.WorkspaceID))
 	}
 	if f.IDs != nil {
-		l.and(of.conditions[1], f.IDs)
+		l.And(of.Conditions[1], f.IDs)
 	}
 	return l
 }
 
 // Instances returns one page, newest first.
-func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Instance, string,
+func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page list.Page) ([]*lifecyclev1.Instance,
+	string,
 	error,
 ) {
 	l := s.perWorkspace(&instanceLayout, listInstances, f)
 	if f.NodeID != "" {
-		l.and(onNode, f.NodeID)
+		l.And(onNode, f.NodeID)
 	}
 	if f.LiveOnly {
-		l.and(live)
+		l.And(live)
 	}
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Instance])
-	return namedPage(ctx, s.find(), func(i *lifecyclev1.Instance) nameless {
-		return nameless{workspaceID: i.GetWorkspaceId(), nodeID: i.GetNodeId(), workspace: &i.Workspace, node: &i.NodeName}
+	return lookup.NamePage(ctx, s.find(), func(i *lifecyclev1.Instance) lookup.Nameless {
+		return lookup.Nameless{
+			WorkspaceID: i.GetWorkspaceId(), NodeID: i.GetNodeId(), Workspace: &i.Workspace,
+			Node: &i.NodeName,
+		}
 	}, items, next, err)
 }
 
 // Claims returns one page, newest first.
-func (s *Snapshot) Claims(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Claim, string, error) {
+func (s *Snapshot) Claims(ctx context.Context, f PerWorkspaceFilter, page list.Page) ([]*lifecyclev1.Claim, string,
+	error,
+) {
 	l := s.perWorkspace(&claimLayout, listClaims, f)
 	if f.Orphaned {
-		l.and(orphaned)
+		l.And(orphaned)
 	}
 	if !f.Released {
-		l.and(unreleased)
+		l.And(unreleased)
 	}
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Claim])
-	return namedPage(ctx, s.find(), func(c *lifecyclev1.Claim) nameless {
-		return nameless{workspaceID: c.GetWorkspaceId(), nodeID: c.GetNodeId(), workspace: &c.Workspace, node: &c.NodeName}
+	return lookup.NamePage(ctx, s.find(), func(c *lifecyclev1.Claim) lookup.Nameless {
+		return lookup.Nameless{
+			WorkspaceID: c.GetWorkspaceId(), NodeID: c.GetNodeId(), Workspace: &c.Workspace,
+			Node: &c.NodeName,
+		}
 	}, items, next, err)
 }
 
 // Allocations returns one page, newest first.
-func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page Page) ([]*lifecyclev1.Allocation, string,
+func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page list.Page) ([]*lifecyclev1.Allocation,
+	string,
 	error,
 ) {
 	items, next, err := run(ctx, s, s.perWorkspace(&allocationLayout, listAllocations, f), page,
 		fromBody[lifecyclev1.Allocation])
-	return namedPage(ctx, s.find(), func(a *lifecyclev1.Allocation) nameless {
-		return nameless{workspaceID: a.GetWorkspaceId(), nodeID: a.GetNodeId(), workspace: &a.Workspace, node: &a.NodeName}
+	return lookup.NamePage(ctx, s.find(), func(a *lifecyclev1.Allocation) lookup.Nameless {
+		return lookup.Nameless{
+			WorkspaceID: a.GetWorkspaceId(), NodeID: a.GetNodeId(), Workspace: &a.Workspace,
+			Node: &a.NodeName,
+		}
 	}, items, next, err)
 }
 
 // Allocation returns one allocation by id.
 func (s *Snapshot) Allocation(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
-	found, _, err := s.Allocations(ctx, PerWorkspaceFilter{IDs: idList(id)}, Page{Size: 1})
+	found, _, err := s.Allocations(ctx, PerWorkspaceFilter{IDs: list.OneID(id)}, list.Page{Size: 1})
 	if err != nil {
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, notFound("allocation")
+		return nil, list.NotFound("allocation")
 	}
 	return found[0], nil
 }
 
 // run returns one page of a list and the token of the next page.
-func run[R placed, T any](ctx context.Context, s *Snapshot, l listing, page Page,
+func run[R list.Placed, T any](ctx context.Context, s *Snapshot, l list.Request, page list.Page,
 	read func(R) (T, error),
 ) ([]T, string, error) {
-	rows, next, err := pageOf(l, s.scope, page, func(statement *pg.Statement, args ...any) ([]R, error) {
+	rows, next, err := list.Read(l, s.scope, page, func(statement *pg.Statement, args ...any) ([]R, error) {
 		return rowsOf[R](ctx, s, statement, args...)
 	})
 	if err != nil {
@@ -176,7 +191,7 @@ func run[R placed, T any](ctx context.Context, s *Snapshot, l listing, page Page
 	for _, row := range rows {
 		item, err := read(row)
 		if err != nil {
-			return nil, "", fmt.Errorf("list %s: %w", l.layout.name, err)
+			return nil, "", fmt.Errorf("list %s: %w", l.Layout.Name, err)
 		}
 		items = append(items, item)
 	}

@@ -8,6 +8,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -27,38 +28,38 @@ func TestNamesStandBesideIDs(t *testing.T) {
 	}})
 	k.sync()
 	type names struct{ workspace, node string }
-	read := func(scope view.Scope) map[string]names {
+	read := func(scope list.Scope) map[string]names {
 		found := map[string]names{}
 		err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
-			instances, _, err := s.Instances(ctx, view.PerWorkspaceFilter{}, view.Page{})
+			instances, _, err := s.Instances(ctx, view.PerWorkspaceFilter{}, list.Page{})
 			if err != nil {
 				return err
 			}
 			for _, i := range instances {
 				found[i.GetInstanceId()] = names{i.GetWorkspace(), i.GetNodeName()}
 			}
-			claims, _, err := s.Claims(ctx, view.PerWorkspaceFilter{}, view.Page{})
+			claims, _, err := s.Claims(ctx, view.PerWorkspaceFilter{}, list.Page{})
 			if err != nil {
 				return err
 			}
 			for _, c := range claims {
 				found[c.GetClaimId()] = names{c.GetWorkspace(), c.GetNodeName()}
 			}
-			allocations, _, err := s.Allocations(ctx, view.PerWorkspaceFilter{}, view.Page{})
+			allocations, _, err := s.Allocations(ctx, view.PerWorkspaceFilter{}, list.Page{})
 			if err != nil {
 				return err
 			}
 			for _, a := range allocations {
 				found[a.GetAllocationId()] = names{a.GetWorkspace(), a.GetNodeName()}
 			}
-			tasks, _, err := s.Tasks(ctx, view.TaskFilter{}, view.Page{})
+			tasks, _, err := s.Tasks(ctx, view.TaskFilter{}, list.Page{})
 			if err != nil {
 				return err
 			}
 			for _, task := range tasks {
 				found[task.GetTaskId()] = names{task.GetWorkspace(), task.GetNodeName()}
 			}
-			nodes, _, err := s.Nodes(ctx, view.NodeFilter{}, view.Page{})
+			nodes, _, err := s.Nodes(ctx, view.NodeFilter{}, list.Page{})
 			if err != nil {
 				return err
 			}
@@ -83,7 +84,7 @@ func TestNamesStandBesideIDs(t *testing.T) {
 		k.A.NodeID:       {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, strayed: {"beta/" + k.B.WorkspaceName, k.B.NodeName},
 		strayedTask: {"beta/" + k.B.WorkspaceName, k.B.NodeName}, k.Shared: {"", "shared"},
 	}
-	all := read(view.All())
+	all := read(list.All())
 	for id, want := range of {
 		if all[id] != want {
 			t.Errorf("%s: %+v, want %+v", id, all[id], want)
@@ -102,8 +103,8 @@ func TestNamesStandBesideIDs(t *testing.T) {
 // TestFindingsNameTheirSubjects: an operator gets the names of a finding's subjects, if they have any.
 func TestFindingsNameTheirSubjects(t *testing.T) {
 	k := newKit(t)
-	err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
-		found, _, err := s.Findings(ctx, view.FindingFilter{WorkspaceID: k.A.WorkspaceID}, view.Page{})
+	err := k.read(list.All(), func(ctx context.Context, s *view.Snapshot) error {
+		found, _, err := s.Findings(ctx, view.FindingFilter{WorkspaceID: k.A.WorkspaceID}, list.Page{})
 		if err == nil && (len(found) != 1 || found[0].GetWorkspace() != "alpha/"+k.A.WorkspaceName) {
 			t.Errorf("findings: %v", found)
 		}

@@ -15,7 +15,10 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
 // NodeFilter narrows a list of nodes. Zero fields do not.
@@ -59,59 +62,59 @@ type nodeDetail struct {
 }
 
 type nodeRow struct {
-	place
+	list.Place
 	nodeDetail
 }
 
 const (
-	nodesConnected    condition = "s.connected"
-	nodesDisconnected condition = "NOT COALESCE(s.connected, false)"
-	nodesNotRetired   condition = "n.state <> 'retired'"
-	nodesOfName       condition = "n.name = ?"
-	theNode           condition = "n.node_id = ?::uuid"
-	nodesOfWorkspace  condition = "n.workspace_id = ?::uuid"
-	nodesByID         condition = "n.node_id = ANY(?::uuid[])"
+	nodesConnected    list.Condition = "s.connected"
+	nodesDisconnected list.Condition = "NOT COALESCE(s.connected, false)"
+	nodesNotRetired   list.Condition = "n.state <> 'retired'"
+	nodesOfName       list.Condition = "n.name = ?"
+	theNode           list.Condition = "n.node_id = ?::uuid"
+	nodesOfWorkspace  list.Condition = "n.workspace_id = ?::uuid"
+	nodesByID         list.Condition = "n.node_id = ANY(?::uuid[])"
 )
 
-var nodeLayout = layout{
-	name: "nodes", columns: pg.Columns[nodeDetail]("n"), from: nodeFrom, sort: "n.name", id: "n.node_id", lead: 3,
-	tenant: "n.tenant_id",
-	conditions: []condition{
+var nodeLayout = list.Layout{
+	Name: "nodes", Columns: pg.Columns[nodeDetail]("n"), From: nodeFrom, Sort: "n.name", ID: "n.node_id", Lead: 3,
+	Tenant: "n.tenant_id",
+	Conditions: []list.Condition{
 		nodesConnected, nodesDisconnected, nodesNotRetired, nodesOfName, theNode, nodesOfWorkspace, nodesByID,
 	},
 }
 
-var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout.compose, nodeLayout.samples()...)
+var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout.Compose, nodeLayout.Samples()...)
 
 // Nodes returns one page of nodes, ordered by name.
-func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readmodelv1.Node, string, error) {
+func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*readmodelv1.Node, string, error) {
 	listening := s.listeningSince()
-	l := listing{layout: &nodeLayout, statement: listNodes, args: []any{s.Now, BeatFresh, s.scope.arg()}}
+	l := list.Request{Layout: &nodeLayout, Statement: listNodes, Args: []any{s.Now, BeatFresh, s.scope.Arg()}}
 	if f.ConnectedOnly {
-		l.and(nodesConnected)
+		l.And(nodesConnected)
 	}
 	if f.Disconnected {
-		l.and(nodesDisconnected)
+		l.And(nodesDisconnected)
 	}
 	if !f.IncludeRetired {
-		l.and(nodesNotRetired)
+		l.And(nodesNotRetired)
 	}
 	if f.Name != "" {
-		l.and(nodesOfName, f.Name)
+		l.And(nodesOfName, f.Name)
 	}
 	if f.ID != "" {
-		l.and(theNode, optional(f.ID))
+		l.And(theNode, list.OptionalID(f.ID))
 	}
 	if f.WorkspaceID != "" {
-		l.and(nodesOfWorkspace, f.WorkspaceID)
+		l.And(nodesOfWorkspace, f.WorkspaceID)
 	}
 	if f.IDs != nil {
-		l.and(nodesByID, f.IDs)
+		l.And(nodesByID, f.IDs)
 	}
 	items, next, err := run(ctx, s, l, page,
 		func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, *listening) })
-	return namedPage(ctx, s.find(), func(n *readmodelv1.Node) nameless {
-		return nameless{workspaceID: n.GetWorkspaceId(), workspace: &n.Workspace}
+	return lookup.NamePage(ctx, s.find(), func(n *readmodelv1.Node) lookup.Nameless {
+		return lookup.Nameless{WorkspaceID: n.GetWorkspaceId(), Workspace: &n.Workspace}
 	}, items, next, err)
 }
 
@@ -123,7 +126,7 @@ func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node
 	if f.Gate != nil {
 		f.Gate.SlotsUsed, f.Gate.GpusUsed = row.Slots, row.GPUs
 	}
-	d := Describe(f, s.Now)
+	d := status.Describe(f, s.Now)
 	return &readmodelv1.Node{
 		NodeId: f.Identity.GetNodeId(), Name: f.Identity.GetName(), Connected: f.Connected, UserState: d.UserState,
 		Reason: d.Reason, LastHeartbeatAt: stamp(d.LastHeartbeat), Identity: f.Identity, Session: f.Session, Gate: f.Gate,
@@ -236,8 +239,8 @@ type nodeTimes struct {
 }
 
 // facts decodes the columns into NodeFacts.
-func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
-	f := NodeFacts{ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
+func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (status.NodeFacts, error) {
+	f := status.NodeFacts{ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
 	var err error
 	if f.Identity, err = decode[recoveryv1.NodeIdentity](n.Identity); err != nil {
 		return f, err
@@ -260,13 +263,13 @@ func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (Node
 
 // Node returns one node by name, among those that are not retired, by id or by a part of the id.
 func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) {
-	id, err := s.find().lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, ref)
+	id, err := s.find().IDOf(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, ref)
 	if err != nil {
 		return nil, err
 	}
-	found, _, err := s.Nodes(ctx, NodeFilter{ID: id, IncludeRetired: true}, Page{Size: 1})
+	found, _, err := s.Nodes(ctx, NodeFilter{ID: id, IncludeRetired: true}, list.Page{Size: 1})
 	if err == nil && len(found) == 0 {
-		err = notFound("node")
+		err = list.NotFound("node")
 	}
 	return first(found), err
 }

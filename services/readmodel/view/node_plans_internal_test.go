@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 )
 
 // Scenario: a fleet of 5,000 machines, each with an instance. The instances of one node, the workspaces on it and the
@@ -41,17 +42,17 @@ func TestWhatIsOnOneNodeIsFoundByAnIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n, tt := range []struct {
-		list  *pg.Dynamic[parts]
-		where []condition
+		list  *pg.Dynamic[list.Parts]
+		where []list.Condition
 		index string
 		args  string // without the tenant, which is the last before the node
 	}{
-		{listInstances, []condition{onNode}, "instance_by_node", ""},
-		{listWorkspaces, []condition{workspacesNotOver, workspacesOnNode}, "workspace_by_node", "now(), '15 s', "},
-		{listNodes, []condition{nodesNotRetired, nodesOfWorkspace}, "node_by_workspace", "now(), '15 s', "},
+		{listInstances, []list.Condition{onNode}, "instance_by_node", ""},
+		{listWorkspaces, []list.Condition{workspacesNotOver, workspacesOnNode}, "workspace_by_node", "now(), '15 s', "},
+		{listNodes, []list.Condition{nodesNotRetired, nodesOfWorkspace}, "node_by_workspace", "now(), '15 s', "},
 	} {
 		for _, scoped := range []bool{false, true} {
-			statement := tt.list.For(parts{conditions: tt.where, scoped: scoped})
+			statement := tt.list.For(list.Parts{Conditions: tt.where, Scoped: scoped})
 			name, tenant := fmt.Sprintf("of_node_%d_%t", n, scoped), "NULL"
 			if scoped {
 				tenant = "'" + ids.New() + "'"

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 	"github.com/gpuaas/mesh/services/readmodel/view"
@@ -54,7 +55,7 @@ func (k *kit) sync() {
 	}
 }
 
-func (k *kit) read(scope view.Scope, fn func(ctx context.Context, s *view.Snapshot) error) error {
+func (k *kit) read(scope list.Scope, fn func(ctx context.Context, s *view.Snapshot) error) error {
 	k.t.Helper()
 	return k.reader.Read(testkit.Context(k.t), scope, fn)
 }
@@ -62,7 +63,7 @@ func (k *kit) read(scope view.Scope, fn func(ctx context.Context, s *view.Snapsh
 func (k *kit) node(ref string) (*readmodelv1.Node, error) {
 	k.t.Helper()
 	var n *readmodelv1.Node
-	err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+	err := k.read(list.All(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		n, err = s.Node(ctx, ref)
 		return err
@@ -70,7 +71,7 @@ func (k *kit) node(ref string) (*readmodelv1.Node, error) {
 	return n, err
 }
 
-func (k *kit) workspace(scope view.Scope, ref string) (*readmodelv1.Workspace, error) {
+func (k *kit) workspace(scope list.Scope, ref string) (*readmodelv1.Workspace, error) {
 	k.t.Helper()
 	var w *readmodelv1.Workspace
 	err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
@@ -81,9 +82,9 @@ func (k *kit) workspace(scope view.Scope, ref string) (*readmodelv1.Workspace, e
 	return w, err
 }
 
-func scopeOf(t *testing.T, tenantID string) view.Scope {
+func scopeOf(t *testing.T, tenantID string) list.Scope {
 	t.Helper()
-	scope, err := view.ScopeOf(rpc.Person{
+	scope, err := list.ScopeOf(rpc.Person{
 		Subject: "p", TenantID: tenantID,
 		Roles: []string{"tenant", "operator", "viewer"},
 	})
@@ -196,7 +197,7 @@ func TestNamesAreResolved(t *testing.T) {
 		!slices.Contains(unmet(err), "node "+k.A.NodeID+" "+k.A.NodeName) {
 		t.Errorf("an ambiguous node: %v", err)
 	}
-	all := view.All()
+	all := list.All()
 	if w, err := k.workspace(all, "alpha/"+k.A.WorkspaceName); err != nil || w.GetWorkspaceId() != k.A.WorkspaceID {
 		t.Errorf("tenant/name: %v, %v", w, err)
 	}
@@ -250,13 +251,13 @@ func TestPagesMeetEachItemOnce(t *testing.T) {
 	k.sync()
 	slices.Reverse(want)
 	want = append(want, k.B.InstanceID, k.A.InstanceID)
-	pages := func(list func(ctx context.Context, s *view.Snapshot, p view.Page) ([]string, string, error)) []string {
+	pages := func(read func(ctx context.Context, s *view.Snapshot, p list.Page) ([]string, string, error)) []string {
 		t.Helper()
 		var got []string
-		page := view.Page{Size: 2}
+		page := list.Page{Size: 2}
 		for range 20 {
-			err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
-				found, next, err := list(ctx, s, page)
+			err := k.read(list.All(), func(ctx context.Context, s *view.Snapshot) error {
+				found, next, err := read(ctx, s, page)
 				got = append(got, found...)
 				page.Token = next
 				return err
@@ -271,7 +272,7 @@ func TestPagesMeetEachItemOnce(t *testing.T) {
 		t.Fatal("no last page")
 		return nil
 	}
-	got := pages(func(ctx context.Context, s *view.Snapshot, p view.Page) ([]string, string, error) {
+	got := pages(func(ctx context.Context, s *view.Snapshot, p list.Page) ([]string, string, error) {
 		found, next, err := s.Instances(ctx, view.PerWorkspaceFilter{}, p)
 		out := []string{}
 		for _, i := range found {
@@ -282,7 +283,7 @@ func TestPagesMeetEachItemOnce(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("instances %v, want %v", got, want)
 	}
-	nodes := pages(func(ctx context.Context, s *view.Snapshot, p view.Page) ([]string, string, error) {
+	nodes := pages(func(ctx context.Context, s *view.Snapshot, p list.Page) ([]string, string, error) {
 		found, next, err := s.Nodes(ctx, view.NodeFilter{}, p)
 		out := []string{}
 		for _, n := range found {
@@ -294,8 +295,8 @@ func TestPagesMeetEachItemOnce(t *testing.T) {
 		t.Errorf("nodes %v", nodes)
 	}
 	for _, token := range []string{"x", "e30", "eyJsIjoibm9kZXMiLCJpIjoieCJ9"} {
-		err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
-			_, _, err := s.Nodes(ctx, view.NodeFilter{}, view.Page{Token: token})
+		err := k.read(list.All(), func(ctx context.Context, s *view.Snapshot) error {
+			_, _, err := s.Nodes(ctx, view.NodeFilter{}, list.Page{Token: token})
 			return err
 		})
 		if !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
@@ -344,18 +345,18 @@ func TestTasksCarryTheirHistoryInOrder(t *testing.T) {
 }
 
 func TestScopeIsClosedByDefault(t *testing.T) {
-	if _, err := view.ScopeOf(rpc.Person{Subject: "p", Roles: []string{"tenant"}}); !fault.Has(err,
+	if _, err := list.ScopeOf(rpc.Person{Subject: "p", Roles: []string{"tenant"}}); !fault.Has(err,
 		commonv1.Reason_REASON_PERMISSION_DENIED) {
 		t.Errorf("a tenant's person without a tenant: %v", err)
 	}
-	var none view.Scope
+	var none list.Scope
 	if none.Meets("") || none.Meets(ids.New()) || none.Everything() {
 		t.Error("the zero scope meets something")
 	}
 	if s := scopeOf(t, "t"); s.Meets("") || !s.Meets("t") {
 		t.Error("a tenant's scope")
 	}
-	if s, err := view.ScopeOf(rpc.Person{Roles: []string{"viewer"}}); err != nil || !s.Meets("") || !s.Everything() {
+	if s, err := list.ScopeOf(rpc.Person{Roles: []string{"viewer"}}); err != nil || !s.Meets("") || !s.Everything() {
 		t.Error("an operator's scope")
 	}
 }
@@ -395,7 +396,7 @@ func TestAStallIsTemporaryUntilTheWorkspaceIsUp(t *testing.T) {
 	is := func(when string, want commonv1.UserState, stalled bool) {
 		t.Helper()
 		k.sync()
-		if w, err := k.workspace(view.All(), ws.GetWorkspaceId()); err != nil || w.GetUserState() != want ||
+		if w, err := k.workspace(list.All(), ws.GetWorkspaceId()); err != nil || w.GetUserState() != want ||
 			w.GetStalled() != stalled {
 			t.Errorf("%s: %v, stalled %v, %v", when, w.GetUserState(), w.GetStalled(), err)
 		}

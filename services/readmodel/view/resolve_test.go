@@ -11,10 +11,11 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-func (k *kit) resolve(scope view.Scope, ref string, kinds ...readmodelv1.ObjectKind) (*readmodelv1.ResolveResponse,
+func (k *kit) resolve(scope list.Scope, ref string, kinds ...readmodelv1.ObjectKind) (*readmodelv1.ResolveResponse,
 	error,
 ) {
 	k.t.Helper()
@@ -54,7 +55,7 @@ func TestPartsOfIDs(t *testing.T) {
 			id, strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), id[len(id)-8:],
 			strings.ToUpper(id[len(id)-12:]), id[:35],
 		} {
-			if got, err := k.resolve(view.All(), ref, kind); err != nil || got.GetId() != id || got.GetKind() != kind {
+			if got, err := k.resolve(list.All(), ref, kind); err != nil || got.GetId() != id || got.GetKind() != kind {
 				t.Errorf("%s %s: %v, %v", kind, ref, got, err)
 			}
 		}
@@ -64,23 +65,23 @@ func TestPartsOfIDs(t *testing.T) {
 		"parts": workspace, "alpha/parts": workspace, k.A.NodeName: k.A.NodeID, "0192f": "", "00aa": "", "nobody": "",
 		"0192f0c10": workspace, "0192f0c11": "",
 	} {
-		if got, err := k.resolve(view.All(), ref); got.GetId() != want ||
+		if got, err := k.resolve(list.All(), ref); got.GetId() != want ||
 			(want == "") != fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 			t.Errorf("%s: %v, %v", ref, got, err)
 		}
 	}
-	if w, err := k.workspace(view.All(), "0000aa"); err != nil || w.GetWorkspaceId() != workspace {
+	if w, err := k.workspace(list.All(), "0000aa"); err != nil || w.GetWorkspaceId() != workspace {
 		t.Errorf("a workspace by the end of its id: %v, %v", w, err)
 	}
 	if n, err := k.node(k.A.NodeID[24:]); err != nil || n.GetNodeId() != k.A.NodeID {
 		t.Errorf("a node by the end of its id: %v, %v", n, err)
 	}
 	for _, ref := range []string{"alpha", k.A.ID, k.A.ID[24:], strings.ToUpper(k.A.ID[26:])} {
-		if got, err := k.resolve(view.All(), ref, readmodelv1.ObjectKind_OBJECT_KIND_TENANT); err != nil ||
+		if got, err := k.resolve(list.All(), ref, readmodelv1.ObjectKind_OBJECT_KIND_TENANT); err != nil ||
 			got.GetId() != k.A.ID || got.GetName() != "alpha" {
 			t.Errorf("tenant %s: %v, %v", ref, got, err)
 		}
-		err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+		err := k.read(list.All(), func(ctx context.Context, s *view.Snapshot) error {
 			found, err := s.Tenant(ctx, ref)
 			if err == nil && found.GetTenantId() != k.A.ID {
 				t.Errorf("tenant %s: %v", ref, found)
@@ -92,7 +93,7 @@ func TestPartsOfIDs(t *testing.T) {
 		}
 	}
 	// A part that several objects have is refused with the list of them.
-	_, err := k.resolve(view.All(), "0192f0")
+	_, err := k.resolve(list.All(), "0192f0")
 	if want := []string{"task " + task + " " + k.A.NodeName, "workspace " + workspace + " alpha/parts"}; !fault.Has(err,
 		commonv1.Reason_REASON_AMBIGUOUS) ||
 		!slices.Equal(unmet(err), want) {
@@ -110,7 +111,7 @@ func TestAmbiguousIsBounded(t *testing.T) {
 		})
 	}
 	k.sync()
-	_, err := k.resolve(view.All(), k.A.WorkspaceID[:6], readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE)
+	_, err := k.resolve(list.All(), k.A.WorkspaceID[:6], readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE)
 	if !fault.Has(err, commonv1.Reason_REASON_AMBIGUOUS) || len(unmet(err)) != 10 {
 		t.Errorf("%v", err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 )
 
 // RunFilter narrows a list of runs. Zero fields do not.
@@ -16,10 +17,10 @@ type RunFilter struct {
 }
 
 // Runs returns one page, newest first.
-func (s *Snapshot) Runs(ctx context.Context, f RunFilter, page Page) ([]*lifecyclev1.Run, string, error) {
+func (s *Snapshot) Runs(ctx context.Context, f RunFilter, page list.Page) ([]*lifecyclev1.Run, string, error) {
 	l := s.perWorkspace(&runLayout, listRuns, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID, IDs: f.IDs})
 	if f.LiveOnly {
-		l.and(live)
+		l.And(live)
 	}
 	return run(ctx, s, l, page, fromBody[lifecyclev1.Run])
 }
@@ -51,7 +52,7 @@ var stepsOfRuns = pg.DefineDynamic(pg.RoleReadmodel, "view.steps_of_runs", func(
 // outputs that a step left for later steps are internal to the saga and are not returned.
 func (s *Snapshot) Steps(ctx context.Context, runIDs []string) ([]*lifecyclev1.StepAttempt, error) {
 	var steps []*lifecyclev1.StepAttempt
-	args := []any{s.scope.arg(), runIDs, stepsPage}
+	args := []any{s.scope.Arg(), runIDs, stepsPage}
 	for after := false; ; after = true {
 		rows, err := pg.All[stepRow](ctx, s.tx, stepsOfRuns.For(after), args...)
 		if err != nil {

@@ -15,6 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
@@ -42,7 +44,7 @@ func NewReader(db *pgxpool.Pool, p policy.Reader) *Reader {
 // Snapshot is the projection at one moment, for one scope.
 type Snapshot struct {
 	tx         pgx.Tx
-	scope      Scope
+	scope      list.Scope
 	staleAfter time.Duration
 	kept       *bodies
 	with       *pg.Batch // queries that are sent together with the next list; nil: none
@@ -62,7 +64,7 @@ var takeSnapshot = pg.Define(pg.RoleReadmodel, "view.take_snapshot", `
 	FROM set_config('statement_timeout', $2, true)`)
 
 // Read calls fn with a snapshot. The snapshot must not be used after fn has returned.
-func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Context, s *Snapshot) error) error {
+func (r *Reader) Read(ctx context.Context, scope list.Scope, fn func(ctx context.Context, s *Snapshot) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	err := pg.InSnapshot(ctx, r.db, func(ctx context.Context, tx pgx.Tx) error {
@@ -78,7 +80,7 @@ func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Cont
 	return refusal(err)
 }
 
-func (s *Snapshot) find() Finder { return In(s.tx, s.scope) }
+func (s *Snapshot) find() lookup.Finder { return lookup.In(s.tx, s.scope) }
 
 // Resolve returns the one object that ref stands for, among the kinds, as a Finder does.
 func (s *Snapshot) Resolve(

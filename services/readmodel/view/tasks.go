@@ -9,6 +9,9 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
 // TaskFilter narrows a list of tasks. Zero fields do not.
@@ -22,41 +25,44 @@ type TaskFilter struct {
 }
 
 const (
-	tasksOnNode      condition = "t.node_id = ?::uuid"
-	tasksOfWorkspace condition = "t.workspace_id = ?::uuid"
-	tasksInState     condition = "t.state = ?"
-	tasksCurrent     condition = "(t.state = 'running' OR (t.state IN ('queued', 'dispatched', 'delivered') AND (t.expires_at IS NULL OR t.expires_at > ?)))"
-	tasksByID        condition = "t.task_id = ANY(?::uuid[])"
+	tasksOnNode      list.Condition = "t.node_id = ?::uuid"
+	tasksOfWorkspace list.Condition = "t.workspace_id = ?::uuid"
+	tasksInState     list.Condition = "t.state = ?"
+	tasksCurrent     list.Condition = "(t.state = 'running' OR (t.state IN ('queued', 'dispatched', 'delivered') AND (t.expires_at IS NULL OR t.expires_at > ?)))"
+	tasksByID        list.Condition = "t.task_id = ANY(?::uuid[])"
 )
 
-var taskLayout = layout{
-	name: "tasks", columns: "t.body", from: "readmodel.task t", id: "t.task_id", lead: 1, tenant: "t.tenant_id",
-	conditions: []condition{tasksOnNode, tasksOfWorkspace, tasksInState, tasksCurrent, tasksByID},
+var taskLayout = list.Layout{
+	Name: "tasks", Columns: "t.body", From: "readmodel.task t", ID: "t.task_id", Lead: 1, Tenant: "t.tenant_id",
+	Conditions: []list.Condition{tasksOnNode, tasksOfWorkspace, tasksInState, tasksCurrent, tasksByID},
 }
 
-var listTasks = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tasks", taskLayout.compose, taskLayout.samples()...)
+var listTasks = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tasks", taskLayout.Compose, taskLayout.Samples()...)
 
 // Tasks returns one page, newest first.
-func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readmodelv1.Task, string, error) {
-	l := listing{layout: &taskLayout, statement: listTasks, args: []any{s.scope.arg()}}
+func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page list.Page) ([]*readmodelv1.Task, string, error) {
+	l := list.Request{Layout: &taskLayout, Statement: listTasks, Args: []any{s.scope.Arg()}}
 	if f.NodeID != "" {
-		l.and(tasksOnNode, optional(f.NodeID))
+		l.And(tasksOnNode, list.OptionalID(f.NodeID))
 	}
 	if f.WorkspaceID != "" {
-		l.and(tasksOfWorkspace, optional(f.WorkspaceID))
+		l.And(tasksOfWorkspace, list.OptionalID(f.WorkspaceID))
 	}
 	if f.State != commonv1.TaskState_TASK_STATE_UNSPECIFIED {
-		l.and(tasksInState, names.Of(f.State))
+		l.And(tasksInState, names.Of(f.State))
 	}
 	if f.CurrentOnly {
-		l.and(tasksCurrent, s.Now)
+		l.And(tasksCurrent, s.Now)
 	}
 	if f.IDs != nil {
-		l.and(tasksByID, f.IDs)
+		l.And(tasksByID, f.IDs)
 	}
 	tasks, next, err := run(ctx, s, l, page, s.readTask)
-	tasks, next, err = namedPage(ctx, s.find(), func(t *readmodelv1.Task) nameless {
-		return nameless{workspaceID: t.GetWorkspaceId(), nodeID: t.GetNodeId(), workspace: &t.Workspace, node: &t.NodeName}
+	tasks, next, err = lookup.NamePage(ctx, s.find(), func(t *readmodelv1.Task) lookup.Nameless {
+		return lookup.Nameless{
+			WorkspaceID: t.GetWorkspaceId(), NodeID: t.GetNodeId(), Workspace: &t.Workspace,
+			Node: &t.NodeName,
+		}
 	}, tasks, next, err)
 	if err != nil || f.NoHistory || len(tasks) == 0 {
 		return tasks, next, err
@@ -72,7 +78,7 @@ func (s *Snapshot) readTask(row bodyRow) (*readmodelv1.Task, error) {
 	return &readmodelv1.Task{
 		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(),
 		WorkspaceId: t.GetWorkspaceId(), RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(),
-		Error: t.GetError(), CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), Current: CurrentTask(t, s.Now),
+		Error: t.GetError(), CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), Current: status.CurrentTask(t, s.Now),
 		CorrelationId: t.GetCorrelationId(),
 		LateEvidence:  t.GetLateEvidence(),
 	}, nil
@@ -111,12 +117,12 @@ func (s *Snapshot) transitions(ctx context.Context, tasks []*readmodelv1.Task) e
 
 // Task returns one task by id.
 func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, error) {
-	found, _, err := s.Tasks(ctx, TaskFilter{IDs: idList(id)}, Page{Size: 1})
+	found, _, err := s.Tasks(ctx, TaskFilter{IDs: list.OneID(id)}, list.Page{Size: 1})
 	if err != nil {
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, notFound("task")
+		return nil, list.NotFound("task")
 	}
 	return found[0], nil
 }
@@ -130,7 +136,7 @@ func (s *Snapshot) TenantsOfTasks(ctx context.Context, tasks []*readmodelv1.Task
 	for _, t := range tasks {
 		ids = append(ids, t.GetTaskId())
 	}
-	owners, err := pairs(ctx, s.tx, tenantsOfTasks, ids)
+	owners, err := list.Pairs(ctx, s.tx, tenantsOfTasks, ids)
 	if err != nil {
 		return nil, fmt.Errorf("read tenants of tasks: %w", err)
 	}

@@ -10,6 +10,8 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
 // Timeline returns a workspace, its newest 100 runs (newest first, those that a reset has archived too) and the items
@@ -20,7 +22,7 @@ func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv
 	if err != nil {
 		return nil, err
 	}
-	runs, _, err := s.Runs(ctx, RunFilter{WorkspaceID: w.GetWorkspaceId()}, Page{Size: defaultPage})
+	runs, _, err := s.Runs(ctx, RunFilter{WorkspaceID: w.GetWorkspaceId()}, list.Page{Size: list.DefaultSize})
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +35,7 @@ func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv
 	if err != nil {
 		return nil, err
 	}
-	out.Items = Timeline(shown, attempts, s.Now)
+	out.Items = status.Timeline(shown, attempts, s.Now)
 	if out.History, err = s.history(ctx, runs); err != nil {
 		return nil, err
 	}
@@ -49,7 +51,7 @@ func (s *Snapshot) shownRun(ctx context.Context, w *readmodelv1.Workspace, runs 
 ) (*lifecyclev1.Run, error) {
 	if id != "" {
 		id = strings.ToLower(id)
-		found, _, err := s.Runs(ctx, RunFilter{WorkspaceID: w.GetWorkspaceId(), IDs: idList(id)}, Page{Size: 1})
+		found, _, err := s.Runs(ctx, RunFilter{WorkspaceID: w.GetWorkspaceId(), IDs: list.OneID(id)}, list.Page{Size: 1})
 		if err != nil {
 			return nil, err
 		}
@@ -83,7 +85,7 @@ func (s *Snapshot) history(ctx context.Context, runs []*lifecyclev1.Run) ([]*rea
 	for _, r := range runs {
 		ids = append(ids, r.GetRunId())
 	}
-	rows, err := pg.All[lastStepRow](ctx, s.tx, lastStepsOfRuns, s.scope.arg(), ids)
+	rows, err := pg.All[lastStepRow](ctx, s.tx, lastStepsOfRuns, s.scope.Arg(), ids)
 	if err != nil {
 		return nil, fmt.Errorf("read the last steps of runs: %w", err)
 	}
@@ -99,7 +101,7 @@ func (s *Snapshot) history(ctx context.Context, runs []*lifecyclev1.Run) ([]*rea
 			RunId: r.GetRunId(), Kind: r.GetKind(), State: r.GetState(), StartedAt: r.GetCreatedAt(), EndedAt: r.GetFinishedAt(),
 			Error: r.GetError(), ErrorCode: r.GetErrorCode(), ErrorLayer: r.GetErrorLayer(),
 		}
-		b.FailedStep = failedStep(r, last[r.GetRunId()])
+		b.FailedStep = status.FailedStep(r, last[r.GetRunId()])
 		out = append(out, b)
 	}
 	return out, nil

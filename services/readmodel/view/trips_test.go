@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -51,19 +52,19 @@ func TestRoundTripsOfLists(t *testing.T) {
 		list func(ctx context.Context, s *view.Snapshot) error
 	}{
 		{"workspaces of a snapshot", 3, func(ctx context.Context, s *view.Snapshot) error {
-			_, _, err := s.Workspaces(ctx, view.WorkspaceFilter{}, view.Page{Size: 8})
+			_, _, err := s.Workspaces(ctx, view.WorkspaceFilter{}, list.Page{Size: 8})
 			return err
 		}},
 		{"nodes", 4, func(ctx context.Context, s *view.Snapshot) error {
-			_, _, err := s.Nodes(ctx, view.NodeFilter{}, view.Page{Size: 8})
+			_, _, err := s.Nodes(ctx, view.NodeFilter{}, list.Page{Size: 8})
 			return err
 		}},
 	} {
-		if err := reader.Read(testkit.Context(t), view.All(), tt.list); err != nil { // the decoded messages are kept
+		if err := reader.Read(testkit.Context(t), list.All(), tt.list); err != nil { // the decoded messages are kept
 			t.Fatal(err)
 		}
 		counted.n = 0
-		if err := reader.Read(testkit.Context(t), view.All(), tt.list); err != nil {
+		if err := reader.Read(testkit.Context(t), list.All(), tt.list); err != nil {
 			t.Fatal(err)
 		}
 		if counted.n != tt.want {
@@ -71,7 +72,7 @@ func TestRoundTripsOfLists(t *testing.T) {
 		}
 	}
 	counted.n = 0
-	found, _, err := reader.Workspaces(testkit.Context(t), view.All(), view.WorkspaceFilter{}, view.Page{Size: 8})
+	found, _, err := reader.Workspaces(testkit.Context(t), list.All(), view.WorkspaceFilter{}, list.Page{Size: 8})
 	if err != nil || len(found) == 0 {
 		t.Fatalf("%d workspaces, %v", len(found), err)
 	}
@@ -96,8 +97,8 @@ func TestListsOfWorkspacesShowWhatChanged(t *testing.T) {
 	}
 	expect := func(what, text string) {
 		t.Helper()
-		found, _, err := reader.Workspaces(testkit.Context(t), view.All(),
-			view.WorkspaceFilter{ID: k.A.WorkspaceID}, view.Page{})
+		found, _, err := reader.Workspaces(testkit.Context(t), list.All(),
+			view.WorkspaceFilter{ID: k.A.WorkspaceID}, list.Page{})
 		if err != nil || len(found) != 1 {
 			t.Fatalf("%s: %d workspaces, %v", what, len(found), err)
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
 // TestAnActiveWorkspaceShowsItsWorkloads follows a workspace whose workload crashes after it was active: the report of
@@ -76,16 +76,16 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	observe(k.A.NodeID, 1, runs)
 	expect("it runs", "", normal)
 	observe(k.A.NodeID, 1, loop)
-	expect("it loops", view.ReasonCrashLoop, temporary,
+	expect("it loops", status.ReasonCrashLoop, temporary,
 		"crash loop: main, 4 restarts, exited with status 3 at 2026-01-02T03:04:05Z", logs+" --previous`")
 	observe(k.B.NodeID, 1, runs)
-	expect("another node says otherwise", view.ReasonCrashLoop, temporary)
+	expect("another node says otherwise", status.ReasonCrashLoop, temporary)
 	workspace(commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, 1)
 	expect("it is recreated", "", commonv1.UserState_USER_STATE_RECOVERING)
 	workspace(active, 2)
 	expect("another epoch", "", normal)
 	observe(k.A.NodeID, 2, loop)
-	expect("it loops again", view.ReasonCrashLoop, temporary)
+	expect("it loops again", status.ReasonCrashLoop, temporary)
 	session := &nodev1.SessionChanged{
 		SessionId: k.A.SessionID, NodeId: k.A.NodeID, ReplicaId: k.Replica, Generation: 1,
 		State: commonv1.SessionState_SESSION_STATE_CLOSED, LastSeenAt: timestamppb.New(k.Now()),
@@ -95,21 +95,21 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	expect("its agent cannot be heard", "", temporary)
 	session.State, session.ClosedAt = commonv1.SessionState_SESSION_STATE_ADMITTED, nil
 	k.Append(session)
-	expect("its agent is heard again", view.ReasonCrashLoop, temporary)
+	expect("its agent is heard again", status.ReasonCrashLoop, temporary)
 	observe(k.A.NodeID, 2, runs)
 	expect("it runs again", "", normal)
 	observe(k.A.NodeID, 2, exited("main", 2), runs)
-	expect("it has ended", view.ReasonWorkloadStopped, temporary, "ended: main, exited with status 2 at ", logs+"`")
+	expect("it has ended", status.ReasonWorkloadStopped, temporary, "ended: main, exited with status 2 at ", logs+"`")
 	observe(k.A.NodeID, 2, exited("main", 0))
-	expect("it has finished", view.ReasonWorkloadStopped, normal, "finished: main at 2026-01-02T03:04:05Z", logs+"`")
+	expect("it has finished", status.ReasonWorkloadStopped, normal, "finished: main at 2026-01-02T03:04:05Z", logs+"`")
 	observe(k.A.NodeID, 2, exited("main", 0), exited("side", 2))
-	expect("one has finished, and a later one has failed", view.ReasonWorkloadStopped, temporary,
+	expect("one has finished, and a later one has failed", status.ReasonWorkloadStopped, temporary,
 		"ended: side, exited with status 2 at ", "finished: main", "--workload side`")
 	observe(k.A.NodeID, 2, exited("main", 0), &nodev1.WorkloadStatus{
 		Name: "side", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 127, Detail: "no\x1b[31m room",
 		CrashLoop: true,
 	})
-	expect("one has finished, and one cannot be started", view.ReasonCrashLoop, temporary,
+	expect("one has finished, and one cannot be started", status.ReasonCrashLoop, temporary,
 		"cannot be started: side, no room; finished: main", "--workload side --previous")
 	observe(k.A.NodeID, 2, exited("no-such-workload", 1))
 	expect("a workload that the spec does not name", "", normal)

@@ -13,7 +13,9 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
 // WorkspaceFilter narrows a list of workspaces. Zero fields do not.
@@ -46,7 +48,7 @@ var workspaceFrom = `readmodel.workspace w
 // run counts as stalled until that step has succeeded or the run has moved on, over all its attempts. HasStalled is
 // whether any attempt has stalled since the workspace last came up, for one that is being provisioned.
 type workspaceRow struct {
-	place
+	list.Place
 	workspaceKeys
 }
 
@@ -79,31 +81,31 @@ var workspaceColumns = strings.NewReplacer(
 ).Replace(pg.Columns[workspaceKeys]("w"))
 
 const (
-	workspacesOfTenant     condition = "w.tenant = ?"
-	workspacesOfTenantOrID condition = "(w.tenant = ? OR w.tenant_id = ?::uuid)"
-	workspacesInState      condition = "w.state = ?"
-	workspacesNotOver      condition = "w.state <> 'decommissioned'"
-	theWorkspace           condition = "w.workspace_id = ?::uuid"
-	workspacesOnNode       condition = "w.node_id = ?::uuid"
-	workspacesOfName       condition = "w.name = ?"
-	workspacesByID         condition = "w.workspace_id = ANY(?::uuid[])"
+	workspacesOfTenant     list.Condition = "w.tenant = ?"
+	workspacesOfTenantOrID list.Condition = "(w.tenant = ? OR w.tenant_id = ?::uuid)"
+	workspacesInState      list.Condition = "w.state = ?"
+	workspacesNotOver      list.Condition = "w.state <> 'decommissioned'"
+	theWorkspace           list.Condition = "w.workspace_id = ?::uuid"
+	workspacesOnNode       list.Condition = "w.node_id = ?::uuid"
+	workspacesOfName       list.Condition = "w.name = ?"
+	workspacesByID         list.Condition = "w.workspace_id = ANY(?::uuid[])"
 )
 
-var workspaceLayout = layout{
-	name: "workspaces", with: "at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now)",
-	columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
-	lead: 3, tenant: "w.tenant_id",
-	conditions: []condition{
+var workspaceLayout = list.Layout{
+	Name: "workspaces", With: "at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now)",
+	Columns: workspaceColumns, From: workspaceFrom, Sort: "w.tenant || '/' || w.name", ID: "w.workspace_id",
+	Lead: 3, Tenant: "w.tenant_id",
+	Conditions: []list.Condition{
 		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOnNode,
 		workspacesOfName, workspacesByID,
 	},
 }
 
-var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", workspaceLayout.compose,
-	workspaceLayout.samples()...)
+var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", workspaceLayout.Compose,
+	workspaceLayout.Samples()...)
 
 // Workspaces returns one page, ordered by tenant and name.
-func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string,
+func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page list.Page) ([]*readmodelv1.Workspace, string,
 	error,
 ) {
 	return s.kept.page(ctx, s.tx, s.scope, s.Now, s.staleAfter, f, page)
@@ -113,7 +115,7 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 // the messages that the page is made of are kept: one statement reads the keys of their rows. Another one reads the
 // rows that are not kept, and if one of them has changed in between, the page is read again in a snapshot.
 func (r *Reader) Workspaces(
-	ctx context.Context, scope Scope, f WorkspaceFilter, page Page,
+	ctx context.Context, scope list.Scope, f WorkspaceFilter, page list.Page,
 ) ([]*readmodelv1.Workspace, string, error) {
 	once, cancel := context.WithTimeout(ctx, onceTimeout)
 	defer cancel()
@@ -134,14 +136,15 @@ func (r *Reader) Workspaces(
 // page reads the keys of the rows that a page is made of, and the bodies that are not kept. A zero now means the time
 // of the statement.
 func (b *bodies) page(
-	ctx context.Context, db pg.Querier, scope Scope, now time.Time, staleAfter time.Duration, f WorkspaceFilter, page Page,
+	ctx context.Context, db pg.Querier, scope list.Scope, now time.Time, staleAfter time.Duration, f WorkspaceFilter,
+	page list.Page,
 ) ([]*readmodelv1.Workspace, string, error) {
-	l := listing{
-		layout: &workspaceLayout, statement: listWorkspaces,
-		args: []any{zeronull.Timestamptz(now), BeatFresh, scope.arg()},
+	l := list.Request{
+		Layout: &workspaceLayout, Statement: listWorkspaces,
+		Args: []any{zeronull.Timestamptz(now), BeatFresh, scope.Arg()},
 	}
 	narrow(&l, f)
-	rows, next, err := pageOf(l, scope, page, func(statement *pg.Statement, args ...any) ([]workspaceRow, error) {
+	rows, next, err := list.Read(l, scope, page, func(statement *pg.Statement, args ...any) ([]workspaceRow, error) {
 		return pg.All[workspaceRow](ctx, db, statement, args...)
 	})
 	if err != nil {
@@ -164,43 +167,43 @@ func (b *bodies) page(
 	return items, next, nil
 }
 
-// narrow adds the conditions of a filter to the listing.
-func narrow(l *listing, f WorkspaceFilter) {
+// narrow adds the conditions of a filter to the request.
+func narrow(l *list.Request, f WorkspaceFilter) {
 	if f.Tenant != "" {
-		if isUUID(f.Tenant) {
-			l.and(workspacesOfTenantOrID, f.Tenant, f.Tenant)
+		if list.IsID(f.Tenant) {
+			l.And(workspacesOfTenantOrID, f.Tenant, f.Tenant)
 		} else {
-			l.and(workspacesOfTenant, f.Tenant)
+			l.And(workspacesOfTenant, f.Tenant)
 		}
 	}
 	if f.State != commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED {
-		l.and(workspacesInState, names.Of(f.State))
+		l.And(workspacesInState, names.Of(f.State))
 	}
 	if f.NotOver {
-		l.and(workspacesNotOver)
+		l.And(workspacesNotOver)
 	}
 	if f.ID != "" {
-		l.and(theWorkspace, optional(f.ID))
+		l.And(theWorkspace, list.OptionalID(f.ID))
 	}
 	if f.NodeID != "" {
-		l.and(workspacesOnNode, optional(f.NodeID))
+		l.And(workspacesOnNode, list.OptionalID(f.NodeID))
 	}
 	if f.Name != "" {
-		l.and(workspacesOfName, f.Name)
+		l.And(workspacesOfName, f.Name)
 	}
 	if f.IDs != nil {
-		l.and(workspacesByID, f.IDs)
+		l.And(workspacesByID, f.IDs)
 	}
 }
 
 // readWorkspace returns a new message whose parts are shared with other requests.
 func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Duration) *readmodelv1.Workspace {
 	w, r := parts.workspace, parts.run
-	f := WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
+	f := status.WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
 	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 		w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
 	if w.GetNodeId() != "" && !over {
-		facts := NodeFacts{
+		facts := status.NodeFacts{
 			Identity: parts.identity, Gate: parts.gate, Session: parts.session,
 			StaleAfter: staleAfter, Since: row.Since, Connected: row.Connected,
 		}
@@ -210,26 +213,26 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Dur
 		if row.BeatAt != nil {
 			facts.BeatAt = *row.BeatAt
 		}
-		f.Agent = DescribeAgent(facts, row.Now)
+		f.Agent = status.DescribeAgent(facts, row.Now)
 	}
 	switch {
 	case !active:
 		// its operation explains more than the agent, which may come or go with the operation
 		f.Agent.Reason, f.Agent.Detail = "", ""
 	case w.GetRegisterFailures() > 0:
-		f.Agent.Reason, f.Agent.Detail = DescribeRegistering(w)
+		f.Agent.Reason, f.Agent.Detail = status.DescribeRegistering(w)
 	}
 	if active && f.Agent.Reason == "" && f.Agent.Connected {
 		if since := parts.seen.GetStaleSince(); since != nil {
 			f.Agent.Detail = "the agent has not reported its workloads since " + since.AsTime().UTC().Format(time.RFC3339) +
 				": what they do now is not known"
 		} else {
-			f.Workloads = DescribeWorkloads(w, parts.seen)
+			f.Workloads = status.DescribeWorkloads(w, parts.seen)
 		}
 	}
 	out := &readmodelv1.Workspace{
 		WorkspaceId: w.GetWorkspaceId(), Name: w.GetName(), Tenant: w.GetTenant(), TenantId: w.GetTenantId(),
-		State: w.GetState(), UserState: DescribeWorkspace(f), Epoch: w.GetEpoch(), LastError: w.GetLastError(),
+		State: w.GetState(), UserState: status.DescribeWorkspace(f), Epoch: w.GetEpoch(), LastError: w.GetLastError(),
 		LastErrorCode: w.GetLastErrorCode(), RunId: w.GetRunId(), Spec: w.GetSpec(), NodeId: w.GetNodeId(),
 		NodeName: w.GetNodeName(), Endpoints: w.GetEndpoints(), RegisterFailures: w.GetRegisterFailures(),
 		CreatedAt: w.GetCreatedAt(), StateAt: w.GetStateAt(), Stalled: f.Stalled, Version: w.GetVersion(),
@@ -254,7 +257,7 @@ var workspacesOnNodes = pg.Define(pg.RoleReadmodel, "view.workspaces_on_nodes", 
 
 // WorkspacesOn returns the live workspaces that are on one of the nodes: the node's id, by the workspace's id.
 func (s *Snapshot) WorkspacesOn(ctx context.Context, nodeIDs []string) (map[string]string, error) {
-	found, err := pairs(ctx, s.tx, workspacesOnNodes, nodeIDs, s.scope.arg())
+	found, err := list.Pairs(ctx, s.tx, workspacesOnNodes, nodeIDs, s.scope.Arg())
 	if err != nil {
 		return nil, fmt.Errorf("read workspaces of nodes: %w", err)
 	}
@@ -264,13 +267,13 @@ func (s *Snapshot) WorkspacesOn(ctx context.Context, nodeIDs []string) (map[stri
 // Workspace returns one workspace by id, by tenant/name, by a bare name that exactly one workspace has, or by a part of
 // the id. A name means the live workspace; only if none is live, the last that was decommissioned.
 func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Workspace, error) {
-	id, err := s.find().lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, ref)
+	id, err := s.find().IDOf(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, ref)
 	if err != nil {
 		return nil, err
 	}
-	found, _, err := s.Workspaces(ctx, WorkspaceFilter{ID: id}, Page{Size: 1})
+	found, _, err := s.Workspaces(ctx, WorkspaceFilter{ID: id}, list.Page{Size: 1})
 	if err == nil && len(found) == 0 {
-		err = notFound("workspace")
+		err = list.NotFound("workspace")
 	}
 	return first(found), err
 }

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
@@ -27,7 +27,7 @@ func TestASnapshotReadsWhatItsFilterSelects(t *testing.T) {
 		{"workspace", watch.Filter{WorkspaceID: k.A.WorkspaceID}, 7}, // with these, its run and two steps
 		{"both", watch.Filter{NodeID: k.A.NodeID, WorkspaceID: k.A.WorkspaceID}, 4},
 	} {
-		tt.of.Scope, tt.of.Topics = view.All(), allTopics
+		tt.of.Scope, tt.of.Topics = list.All(), allTopics
 		w := k.watch(watch.Request{Filter: tt.of}, nil)
 		select {
 		case err := <-w.done:
@@ -39,7 +39,7 @@ func TestASnapshotReadsWhatItsFilterSelects(t *testing.T) {
 			t.Errorf("%s: a snapshot of %d objects, want %d", tt.name, got, tt.total)
 		}
 	}
-	all := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}, nil)
+	all := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics}}, nil)
 	select {
 	case err := <-all.done:
 		if err == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -192,7 +193,7 @@ func (h *Hub) send(ctx context.Context) (time.Duration, error) {
 	var items []item
 	later := map[key]mark{}
 	if len(due) > 0 {
-		err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
+		err := h.deps.Reader.Read(ctx, list.All(), func(ctx context.Context, s *view.Snapshot) error {
 			shown, err := workspacesOf(ctx, s, due)
 			if err != nil {
 				return err

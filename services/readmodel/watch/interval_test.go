@@ -8,7 +8,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
@@ -20,7 +20,7 @@ func TestAChangeOfANodeKeepsToTheIntervalOfItsWorkspace(t *testing.T) {
 	at.NodeId = k.A.NodeID
 	k.Put(at)
 	k.sync()
-	filter := watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{
+	filter := watch.Filter{Scope: list.All(), Topics: []readmodelv1.Topic{
 		readmodelv1.Topic_TOPIC_NODES, readmodelv1.Topic_TOPIC_WORKSPACES,
 	}}
 	w := k.watch(watch.Request{Filter: filter}, nil)
@@ -68,7 +68,7 @@ func TestWhatNoEventMadeDoesNotWaitForAnInterval(t *testing.T) {
 			at.NodeId = k.A.NodeID
 			k.Put(at)
 			k.sync()
-			w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{
+			w := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: []readmodelv1.Topic{
 				readmodelv1.Topic_TOPIC_NODES, readmodelv1.Topic_TOPIC_WORKSPACES,
 			}}}, nil)
 			w.bootstrapped()

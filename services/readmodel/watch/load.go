@@ -10,6 +10,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -77,7 +78,7 @@ func workspacesOf(ctx context.Context, s *view.Snapshot, marks map[key]mark) (ma
 }
 
 func loadTopic(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, ids []string) ([]item, error) {
-	page := view.Page{Size: chunk}
+	page := list.Page{Size: chunk}
 	switch topic {
 	case readmodelv1.Topic_TOPIC_NODES:
 		found, _, err := s.Nodes(ctx, view.NodeFilter{IDs: ids, IncludeRetired: true}, page)
@@ -165,7 +166,7 @@ func unless(gone bool) readmodelv1.Change {
 
 // tasks returns one page of tasks as items. The message of a task has no tenant, so the item gets the tenant
 // separately.
-func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page view.Page) ([]item, string, error) {
+func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page list.Page) ([]item, string, error) {
 	found, next, err := s.Tasks(ctx, f, page)
 	if err != nil {
 		return nil, "", err
@@ -185,7 +186,7 @@ func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page view.P
 }
 
 func steps(ctx context.Context, s *view.Snapshot, runIDs []string) ([]item, error) {
-	runs, _, err := s.Runs(ctx, view.RunFilter{IDs: runIDs}, view.Page{Size: chunk})
+	runs, _, err := s.Runs(ctx, view.RunFilter{IDs: runIDs}, list.Page{Size: chunk})
 	if err != nil {
 		return nil, err
 	}

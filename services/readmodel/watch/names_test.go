@@ -8,7 +8,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/rpc"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
@@ -31,9 +31,9 @@ func namesIn(i *readmodelv1.WatchItem) shownNames {
 // resume do, and with no other tenant's.
 func TestChangesNameWhatTheirWatcherMayMeet(t *testing.T) {
 	k := newKit(t, watch.Config{}, true)
-	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})
+	scope, err := list.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})
 	k.check(err)
-	all := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}, nil)
+	all := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics}}, nil)
 	own := k.watch(watch.Request{Filter: watch.Filter{Scope: scope, Topics: allTopics}}, nil)
 	all.bootstrapped()
 	token := own.bootstrapped().GetResumeToken()

@@ -11,6 +11,8 @@ import (
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -61,7 +63,7 @@ func (h *Hub) scan(ctx context.Context) error {
 // readBeats returns the ids of the replicas that beat, as one text.
 func (h *Hub) readBeats(ctx context.Context) (string, error) {
 	var fresh []string
-	err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
+	err := h.deps.Reader.Read(ctx, list.All(), func(ctx context.Context, s *view.Snapshot) error {
 		replicas, err := s.Replicas(ctx)
 		fresh = nil
 		for _, r := range replicas {
@@ -82,7 +84,7 @@ func (h *Hub) scanAgain(ctx context.Context) (map[string]string, error) {
 		again = map[string]struct{}{}
 	}
 	for id, reason := range h.nodes {
-		if reason == view.ReasonDisconnected {
+		if reason == status.ReasonDisconnected {
 			again[id] = struct{}{}
 		}
 	}
@@ -104,9 +106,9 @@ func (h *Hub) scanAgain(ctx context.Context) (map[string]string, error) {
 // nil.
 func (h *Hub) disconnected(ctx context.Context, ids []string) (map[string]string, error) {
 	out := map[string]string{}
-	for page := (view.Page{Size: 1000}); ; {
+	for page := (list.Page{Size: 1000}); ; {
 		var more string
-		err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
+		err := h.deps.Reader.Read(ctx, list.All(), func(ctx context.Context, s *view.Snapshot) error {
 			nodes, next, err := s.Nodes(ctx, view.NodeFilter{Disconnected: true, IDs: ids}, page)
 			for _, n := range nodes {
 				out[n.GetNodeId()] = n.GetReason()

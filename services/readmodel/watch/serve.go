@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -160,7 +161,7 @@ func (h *Hub) heartbeat(ctx context.Context, pos int64, send Send) error {
 func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) {
 	pos, total := int64(-1), int32(0)
 	for _, topic := range f.Topics {
-		for page := (view.Page{Size: chunk}); ; {
+		for page := (list.Page{Size: chunk}); ; {
 			var items []item
 			var next string
 			err := h.deps.Reader.Read(ctx, f.Scope, func(ctx context.Context, s *view.Snapshot) error {
@@ -199,7 +200,7 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 // live runs and their steps. For one workspace it includes workspaces, runs and steps that are over, for one node
 // retired nodes, and for either instances and tasks that are over, but of the tasks only the newest page. Runs and steps
 // belong to no node. It reads only what the filter selects.
-func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page view.Page) ([]item, string,
+func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page list.Page) ([]item, string,
 	error,
 ) {
 	narrow := f.WorkspaceID != "" || f.NodeID != ""

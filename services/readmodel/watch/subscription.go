@@ -5,12 +5,12 @@ import (
 	"sync"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 )
 
 // Filter selects the objects that a watcher gets.
 type Filter struct {
-	Scope       view.Scope
+	Scope       list.Scope
 	Topics      []readmodelv1.Topic
 	WorkspaceID string // only this one's
 	NodeID      string // only this one's

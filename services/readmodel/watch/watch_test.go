@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 	"github.com/gpuaas/mesh/services/readmodel/view"
@@ -188,7 +189,7 @@ func TestSnapshotMarkerChangesAndResume(t *testing.T) {
 	for _, ours := range []bool{true, false} {
 		t.Run(fmt.Sprintf("own_commits_%v", ours), func(t *testing.T) {
 			k := newKit(t, watch.Config{}, ours)
-			w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}, nil)
+			w := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics}}, nil)
 			marker := w.bootstrapped()
 			// 3 nodes; of both tenants a workspace, a task, an instance, a run, two steps.
 			if got := marker.GetBootstrapped().GetTotal(); got != 3+2*6 {
@@ -214,7 +215,7 @@ func TestSnapshotMarkerChangesAndResume(t *testing.T) {
 			k.Append(k.workspace(k.A, failed))
 			k.Append(&lifecyclev1.Workspace{WorkspaceId: made, TenantId: k.B.ID, Tenant: "beta", Name: "new", State: over})
 			k.sync()
-			r := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}, Resume: token}, nil)
+			r := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics}, Resume: token}, nil)
 			r.until("failed workspace", isWorkspace(failed, readmodelv1.Change_CHANGE_UPDATED))
 			r.until("destroyed workspace", isWorkspace(over, readmodelv1.Change_CHANGE_DESTROYED))
 			r.until("heartbeat", func(f *readmodelv1.WatchResponse) bool { return f.GetHeartbeat().GetServerTime() != nil })
@@ -232,7 +233,7 @@ func TestSnapshotMarkerChangesAndResume(t *testing.T) {
 
 func TestResumeIsRefusedWhenItCannotBeKept(t *testing.T) {
 	k := newKit(t, watch.Config{ResumeEvents: 5}, true)
-	filter := watch.Filter{Scope: view.All(), Topics: allTopics}
+	filter := watch.Filter{Scope: list.All(), Topics: allTopics}
 	w := k.watch(watch.Request{Filter: filter}, nil)
 	w.bootstrapped()
 	old := w.token
@@ -263,10 +264,10 @@ func TestResumeIsRefusedWhenItCannotBeKept(t *testing.T) {
 
 func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 	k := newKit(t, watch.Config{}, true)
-	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant", "viewer"}})
+	scope, err := list.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant", "viewer"}})
 	k.check(err)
 	own := k.watch(watch.Request{Filter: watch.Filter{Scope: scope, Topics: allTopics}}, nil)
-	one := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics, WorkspaceID: k.B.WorkspaceID}},
+	one := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics, WorkspaceID: k.B.WorkspaceID}},
 		nil)
 	if got := own.bootstrapped().GetBootstrapped().GetTotal(); got != 7 {
 		t.Errorf("a tenant's snapshot has %d", got)
@@ -324,9 +325,9 @@ func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 func TestASlowWatcherIsToldToBeginAnew(t *testing.T) {
 	k := newKit(t, watch.Config{Pending: 4}, true)
 	hold := make(chan struct{})
-	slow := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}, hold)
+	slow := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics}}, hold)
 	quick := k.watch(watch.Request{Filter: watch.Filter{
-		Scope:  view.All(),
+		Scope:  list.All(),
 		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_INSTANCES},
 	}}, nil)
 	slow.bootstrapped()
@@ -358,7 +359,7 @@ func TestASlowWatcherIsToldToBeginAnew(t *testing.T) {
 func TestAnObjectIsSentFourTimesASecondAtMostAndItsLastStateAlways(t *testing.T) {
 	k := newKit(t, watch.Config{Poll: 10 * time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{
-		Scope:  view.All(),
+		Scope:  list.All(),
 		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES},
 	}}, nil)
 	w.bootstrapped()
@@ -385,7 +386,7 @@ func TestAnObjectIsSentFourTimesASecondAtMostAndItsLastStateAlways(t *testing.T)
 func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: 50 * time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{
-		Scope:  view.All(),
+		Scope:  list.All(),
 		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}, NodeID: k.A.NodeID,
 	}}, nil)
 	w.bootstrapped()
@@ -412,7 +413,7 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 func TestAFailedLookStopsNoWatch(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{
-		Scope:  view.All(),
+		Scope:  list.All(),
 		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS},
 	}}, nil)
 	w.bootstrapped()
@@ -437,7 +438,7 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	at.NodeId = k.A.NodeID
 	k.Put(at)
 	k.sync()
-	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})
+	scope, err := list.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})
 	k.check(err)
 	filter := watch.Filter{Scope: scope, Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}
 	w := k.watch(watch.Request{Filter: filter}, nil)
@@ -493,7 +494,7 @@ func TestAWorkloadThatCrashesIsAChangeOfItsWorkspace(t *testing.T) {
 	at.NodeId, at.Spec = k.A.NodeID, &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{Name: "main"}}}
 	k.Put(at)
 	k.sync()
-	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})
+	scope, err := list.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})
 	k.check(err)
 	filter := watch.Filter{Scope: scope, Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}
 	w := k.watch(watch.Request{Filter: filter}, nil)
@@ -553,7 +554,7 @@ func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
 	var answer error
 	set := func(err error) { mu.Lock(); answer = err; mu.Unlock() }
 	request := watch.Request{
-		Filter: watch.Filter{Scope: view.All(), Topics: allTopics},
+		Filter: watch.Filter{Scope: list.All(), Topics: allTopics},
 		Alive:  func(context.Context) error { mu.Lock(); defer mu.Unlock(); return answer },
 	}
 	w := k.watch(request, nil)
@@ -582,7 +583,7 @@ func TestAStreamLooksAtItsSessionWhenItIsTold(t *testing.T) {
 	var ended atomic.Bool
 	looks := make(chan struct{}, 2)
 	w := k.watch(watch.Request{
-		Filter: watch.Filter{Scope: view.All(), Topics: allTopics}, Recheck: recheck,
+		Filter: watch.Filter{Scope: list.All(), Topics: allTopics}, Recheck: recheck,
 		Alive: func(context.Context) error {
 			looks <- struct{}{}
 			if ended.Load() {
@@ -604,7 +605,7 @@ func TestAStreamLooksAtItsSessionWhenItIsTold(t *testing.T) {
 func TestStreamsAreBounded(t *testing.T) {
 	k := newKit(t, watch.Config{Limits: watch.Limits{Streams: 1, Person: 1}}, true)
 	request := watch.Request{
-		Filter: watch.Filter{Scope: view.All(), Topics: allTopics},
+		Filter: watch.Filter{Scope: list.All(), Topics: allTopics},
 		Person: rpc.Person{Subject: "first", Roles: []string{"operator"}},
 	}
 	first := k.watch(request, nil)
@@ -628,7 +629,7 @@ func TestEveryEndOfAWatchReturnsItsPlace(t *testing.T) {
 	k := newKit(t, watch.Config{Limits: watch.Limits{Streams: 1, Person: 1}, Check: 20 * time.Millisecond, Pending: 1},
 		true)
 	request := watch.Request{
-		Filter: watch.Filter{Scope: view.All(), Topics: allTopics},
+		Filter: watch.Filter{Scope: list.All(), Topics: allTopics},
 		Person: rpc.Person{Subject: "one", TenantID: k.A.ID, Roles: []string{"tenant"}},
 	}
 	broken := errors.New("connection lost")

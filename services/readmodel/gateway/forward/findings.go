@@ -6,6 +6,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 

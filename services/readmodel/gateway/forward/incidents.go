@@ -6,6 +6,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 

@@ -5,6 +5,7 @@ import (
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -30,7 +31,7 @@ func (r *Releases) GetAllocation(ctx context.Context,
 			return err
 		}
 		res.Claims, _, err = s.Claims(ctx, view.PerWorkspaceFilter{WorkspaceID: res.GetAllocation().GetWorkspaceId()},
-			view.Page{Size: mostClaims})
+			list.Page{Size: mostClaims})
 		return err
 	})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 )
 
 const (
@@ -50,7 +50,7 @@ func (a Admission) validate() error {
 }
 
 func isID(text string) bool {
-	_, whole := view.ID(text)
+	_, whole := lookup.ID(text)
 	return whole
 }
 
@@ -62,7 +62,7 @@ func Admit(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
 		return "", fmt.Errorf("admit %q: %w", a.Name, err)
 	}
 	if a.TenantID != "" {
-		id, whole := view.ID(a.TenantID)
+		id, whole := lookup.ID(a.TenantID)
 		if !whole {
 			return "", fmt.Errorf("admit %q: the tenant is no id", a.Name)
 		}

@@ -1,4 +1,4 @@
-package view
+package lookup
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 )
 
 const (
@@ -98,7 +99,8 @@ func partSamples() []partStatement {
 	return samples
 }
 
-var findByPart = pg.DefineDynamic(pg.RoleReadmodel, "view.find_by_part_of_id", partStatement.compose, partSamples()...)
+var findByPart = pg.DefineDynamic(pg.RoleReadmodel, "lookup.find_by_part_of_id", partStatement.compose,
+	partSamples()...)
 
 // byBeginning returns the statement that finds ids from $1 to $2.
 func (o object) byBeginning(scoped bool) string {
@@ -114,11 +116,11 @@ func (o object) byEnd(scoped bool) string {
 // Finder finds objects among the rows that a scope includes, in one snapshot of the database.
 type Finder struct {
 	db    pg.Querier
-	scope Scope
+	scope list.Scope
 }
 
 // In returns the finder for a scope that reads by db.
-func In(db pg.Querier, scope Scope) Finder { return Finder{db, scope} }
+func In(db pg.Querier, scope list.Scope) Finder { return Finder{db, scope} }
 
 // Resolve returns the one object that ref stands for, among the kinds (none given: all kinds that the person may look
 // up): a name of a node, a workspace or a tenant, an id, or six or more digits from the beginning or the end of an id.
@@ -128,7 +130,7 @@ func (f Finder) Resolve(ctx context.Context, ref string,
 ) (*readmodelv1.ResolveResponse, error) {
 	for _, kind := range kinds {
 		if !f.scope.Everything() && !objects[kind].tenants {
-			return nil, operatorsOnly()
+			return nil, list.OperatorsOnly()
 		}
 	}
 	if len(kinds) == 0 {
@@ -166,7 +168,7 @@ func (f Finder) Resolve(ctx context.Context, ref string,
 func only(what, ref string, found []*readmodelv1.ResolveResponse) (*readmodelv1.ResolveResponse, error) {
 	switch len(found) {
 	case 0:
-		return nil, notFound(what)
+		return nil, list.NotFound(what)
 	case 1:
 		return found[0], nil
 	}
@@ -178,13 +180,13 @@ func kindText(kind readmodelv1.ObjectKind) string {
 }
 
 var (
-	tenantsNamed = pg.Define(pg.RoleReadmodel, "view.tenants_named", `
+	tenantsNamed = pg.Define(pg.RoleReadmodel, "lookup.tenants_named", `
 	SELECT t.tenant_id::text AS id, t.name AS text FROM readmodel.tenant t
 	WHERE t.name = $1 AND ($2::uuid IS NULL OR t.tenant_id = $2) ORDER BY t.tenant_id LIMIT $3`)
-	nodesNamed = pg.Define(pg.RoleReadmodel, "view.nodes_named", `
+	nodesNamed = pg.Define(pg.RoleReadmodel, "lookup.nodes_named", `
 	SELECT n.node_id::text AS id, n.name AS text FROM readmodel.node n
 	WHERE n.name = $1 AND n.state <> 'retired' AND ($2::uuid IS NULL OR n.tenant_id = $2) ORDER BY n.node_id LIMIT $3`)
-	workspacesNamed = pg.Define(pg.RoleReadmodel, "view.workspaces_named", `
+	workspacesNamed = pg.Define(pg.RoleReadmodel, "lookup.workspaces_named", `
 	SELECT DISTINCT ON (w.tenant_id) w.workspace_id::text AS id, w.tenant || '/' || w.name AS text
 	FROM readmodel.workspace w WHERE w.name = $1 AND ($2 = '' OR w.tenant = $2 OR w.tenant_id = $3::uuid)
 		AND (w.state <> 'decommissioned' OR NOT $4) AND ($5::uuid IS NULL OR w.tenant_id = $5)
@@ -201,14 +203,14 @@ func (f Finder) named(ctx context.Context, kind readmodelv1.ObjectKind, ref stri
 	case readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE:
 		return f.workspacesNamed(ctx, ref)
 	case readmodelv1.ObjectKind_OBJECT_KIND_TENANT:
-		return f.collect(ctx, kind, tenantsNamed, ref, f.scope.arg(), Candidates+1)
+		return f.collect(ctx, kind, tenantsNamed, ref, f.scope.Arg(), Candidates+1)
 	}
 	return nil, nil
 }
 
 // nodesNamed returns the nodes of a name that are not retired.
 func (f Finder) nodesNamed(ctx context.Context, name string) ([]*readmodelv1.ResolveResponse, error) {
-	return f.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, nodesNamed, name, f.scope.arg(), Candidates+1)
+	return f.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, nodesNamed, name, f.scope.Arg(), Candidates+1)
 }
 
 // workspacesNamed returns the workspaces of a name, or of tenant/name: for each tenant the live one; only if none is
@@ -223,7 +225,7 @@ func (f Finder) workspacesNamed(ctx context.Context, ref string) ([]*readmodelv1
 	}
 	for _, live := range []bool{true, false} {
 		found, err := f.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, workspacesNamed,
-			name, tenant, optional(strings.ToLower(tenant)), live, f.scope.arg(), Candidates+1)
+			name, tenant, list.OptionalID(strings.ToLower(tenant)), live, f.scope.Arg(), Candidates+1)
 		if err != nil || len(found) > 0 {
 			return found, err
 		}
@@ -243,7 +245,7 @@ func (f Finder) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref str
 	o := objects[kind]
 	args := []any{uuidText(digits, "0"), uuidText(digits, "f"), Candidates + 1}
 	if !f.scope.Everything() {
-		args = append(args, f.scope.arg())
+		args = append(args, f.scope.Arg())
 	}
 	found, err := f.collect(ctx, kind, findByPart.For(partStatement{o, false, !f.scope.Everything()}), args...)
 	if err != nil || len(digits) == idDigits || len(found) > Candidates {
@@ -267,7 +269,7 @@ func (f Finder) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref str
 func (f Finder) collect(ctx context.Context, kind readmodelv1.ObjectKind, by *pg.Statement,
 	args ...any,
 ) ([]*readmodelv1.ResolveResponse, error) {
-	rows, err := pg.All[pair](ctx, f.db, by, args...)
+	rows, err := pg.All[list.Pair](ctx, f.db, by, args...)
 	if err != nil {
 		return nil, fmt.Errorf("resolve %s: %w", kindText(kind), err)
 	}
@@ -278,8 +280,8 @@ func (f Finder) collect(ctx context.Context, kind readmodelv1.ObjectKind, by *pg
 	return found, nil
 }
 
-// lookUp resolves ref to an id: by a whole id, a name or a part of an id, in this order.
-func (f Finder) lookUp(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
+// IDOf resolves ref to an id: by a whole id, a name or a part of an id, in this order.
+func (f Finder) IDOf(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
 	finders := []func(context.Context, readmodelv1.ObjectKind, string) ([]*readmodelv1.ResolveResponse,
 		error){f.named, f.byPart}
 	if len(digitsOf(ref)) == idDigits {
@@ -295,7 +297,7 @@ func (f Finder) lookUp(ctx context.Context, kind readmodelv1.ObjectKind, ref str
 			return one.GetId(), err
 		}
 	}
-	return "", notFound(kindText(kind))
+	return "", list.NotFound(kindText(kind))
 }
 
 // ambiguous returns the refusal of a reference that stands for several objects. It lists each with its kind, its id and

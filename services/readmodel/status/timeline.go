@@ -1,4 +1,4 @@
-package view
+package status
 
 import (
 	"cmp"
@@ -15,10 +15,10 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// failedStep returns the name of the step at which a run failed, empty if it did not. A run that was undone, or is stuck
+// FailedStep returns the name of the step at which a run failed, empty if it did not. A run that was undone, or is stuck
 // in its undo, stopped at the furthest step that it had begun, of which last is the last attempt, unless that step
 // succeeded: then the run was cancelled between two steps.
-func failedStep(r *lifecyclev1.Run, last *lifecyclev1.StepAttempt) string {
+func FailedStep(r *lifecyclev1.Run, last *lifecyclev1.StepAttempt) string {
 	if wentBack(r.GetState()) && stopped(last.GetState()) {
 		return last.GetName()
 	}

@@ -1,4 +1,4 @@
-package view_test
+package status_test
 
 import (
 	"testing"
@@ -12,7 +12,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
 var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -47,35 +47,35 @@ func TestDescribeNode(t *testing.T) {
 		security  = commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED
 	)
 	for name, c := range map[string]struct {
-		facts  view.NodeFacts
+		facts  status.NodeFacts
 		state  commonv1.UserState
 		reason string
 		heard  time.Duration // ago; 0: never
 		since  time.Duration
 	}{
 		"connected": {
-			facts: view.NodeFacts{
+			facts: status.NodeFacts{
 				Identity: active, Gate: open, Session: admitted, BeatAt: beat, Connected: true,
 				Since: now.Add(-time.Minute),
 			},
 			state: normal, heard: 4 * time.Second, since: time.Minute,
 		},
 		"heard after the beat": {
-			facts: view.NodeFacts{
+			facts: status.NodeFacts{
 				Identity: active, Gate: open, Connected: true, Since: now.Add(-time.Second), BeatAt: beat,
 				Session: &nodev1.SessionChanged{State: commonv1.SessionState_SESSION_STATE_ADMITTED, LastSeenAt: ago(time.Second)},
 			},
 			state: normal, heard: time.Second, since: time.Second,
 		},
 		"cordoned": {
-			facts: view.NodeFacts{
+			facts: status.NodeFacts{
 				Identity: active, Gate: &lifecyclev1.NodeGate{Admitted: true, Cordoned: true}, Session: admitted, BeatAt: beat,
 				Connected: true, Since: now,
 			},
 			state: normal, heard: 4 * time.Second,
 		},
 		"no room on its disk": {
-			facts: view.NodeFacts{
+			facts: status.NodeFacts{
 				Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now, Gate: &lifecyclev1.NodeGate{
 					Admitted: true, Host: &commonv1.HostFacts{StateDisk: &commonv1.StateDisk{Full: true, Path: "/var/lib/gpuaas"}},
 				},
@@ -83,72 +83,74 @@ func TestDescribeNode(t *testing.T) {
 			state: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, reason: "node_disk_full", heard: 4 * time.Second,
 		},
 		"gate not open": {
-			facts: view.NodeFacts{Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now},
+			facts: status.NodeFacts{Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now},
 			state: temporary, reason: "node_not_admitted", heard: 4 * time.Second,
 		},
 		"just lost": {
-			facts: view.NodeFacts{Identity: active, Gate: open, Session: closed(20 * time.Second)},
+			facts: status.NodeFacts{Identity: active, Gate: open, Session: closed(20 * time.Second)},
 			state: temporary, reason: "disconnected", heard: 20 * time.Second, since: 20 * time.Second,
 		},
 		"lost for long": {
-			facts: view.NodeFacts{Identity: active, Gate: open, Session: closed(121 * time.Second)},
+			facts: status.NodeFacts{Identity: active, Gate: open, Session: closed(121 * time.Second)},
 			state: temporary, reason: "agent_down", heard: 121 * time.Second, since: 121 * time.Second,
 		},
 		"lost while nobody listened": {
-			facts: view.NodeFacts{
+			facts: status.NodeFacts{
 				Identity: active, Gate: open, Session: closed(time.Hour),
 				ListeningSince: now.Add(-10 * time.Second),
 			},
 			state: temporary, reason: "disconnected", heard: time.Hour, since: time.Hour,
 		},
 		"nobody listens": {
-			facts: view.NodeFacts{
+			facts: status.NodeFacts{
 				Identity: active, Gate: open, Session: admitted, BeatAt: now.Add(-time.Minute),
 				ListeningSince: time.Unix(0, 0),
 			},
 			state: temporary, reason: "control_plane_outage", heard: 10 * time.Minute, since: time.Minute,
 		},
 		"never connected": {
-			facts: view.NodeFacts{Identity: active, Gate: open}, state: temporary, reason: "agent_down", since: 30 * time.Minute,
+			facts: status.NodeFacts{Identity: active, Gate: open}, state: temporary, reason: "agent_down",
+			since: 30 * time.Minute,
 		},
 		"pending": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, "")}, state: normal,
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, "")}, state: normal,
 			since: time.Hour,
 		},
 		"held": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "")}, state: operator,
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "")}, state: operator,
 			reason: "identity_held", since: time.Hour,
 		},
 		"join state lost": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "join_state_lost")},
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "join_state_lost")},
 			state: operator, reason: "join_state_lost", since: time.Hour,
 		},
 		"cloned": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "cloned_identity_detected")},
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD,
+				"cloned_identity_detected")},
 			state: security, reason: "cloned_identity_detected", since: time.Hour,
 		},
 		"cloned and fenced": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
 				"cloned_identity_detected")},
 			state: security, reason: "cloned_identity_detected", since: time.Hour,
 		},
 		"token reuse": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "token_reuse")},
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "token_reuse")},
 			state: security, reason: "token_reuse", since: time.Hour,
 		},
 		"quarantined": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED, "")},
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED, "")},
 			state: operator, reason: "identity_revoked_or_fenced", since: time.Hour,
 		},
 		"fenced, still connected": {
-			facts: view.NodeFacts{
+			facts: status.NodeFacts{
 				Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, ""), Gate: open,
 				Session: admitted, BeatAt: beat, Connected: true, Since: now,
 			},
 			state: operator, reason: "identity_revoked_or_fenced", heard: 4 * time.Second,
 		},
 		"retired": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
 				"cloned_identity_detected")},
 			state: operator, reason: "identity_revoked_or_fenced", since: time.Hour,
 		},
@@ -161,7 +163,7 @@ func TestDescribeNode(t *testing.T) {
 			case c.facts.ListeningSince.Unix() == 0:
 				c.facts.ListeningSince = time.Time{}
 			}
-			got := view.Describe(c.facts, now)
+			got := status.Describe(c.facts, now)
 			if got.UserState != c.state || got.Reason != c.reason {
 				t.Errorf("got %s %q, want %s %q", names.Of(got.UserState), got.Reason, names.Of(c.state), c.reason)
 			}
@@ -172,7 +174,7 @@ func TestDescribeNode(t *testing.T) {
 				if got.NextAction == "" {
 					t.Error("no next action")
 				}
-				if _, err := view.Explain(got.Reason); err != nil {
+				if _, err := status.Explain(got.Reason); err != nil {
 					t.Errorf("%s cannot be explained: %v", got.Reason, err)
 				}
 			}
@@ -189,7 +191,7 @@ func TestDescribeNode(t *testing.T) {
 
 func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 	for _, state := range names.All[commonv1.NodeIdentityState]() {
-		if got := view.Describe(view.NodeFacts{Identity: &recoveryv1.NodeIdentity{State: state}},
+		if got := status.Describe(status.NodeFacts{Identity: &recoveryv1.NodeIdentity{State: state}},
 			now); got.UserState == commonv1.UserState_USER_STATE_UNSPECIFIED {
 			t.Errorf("a node that is %s has no user state", names.Of(state))
 		}
@@ -205,32 +207,32 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:  commonv1.UserState_USER_STATE_NORMAL,
 	}
 	for _, state := range names.All[commonv1.WorkspaceState]() {
-		if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: &lifecyclev1.Workspace{State: state}}); got != want[state] {
+		if got := status.DescribeWorkspace(status.WorkspaceFacts{Workspace: &lifecyclev1.Workspace{State: state}}); got != want[state] {
 			t.Errorf("%s: %s, want %s", names.Of(state), names.Of(got), names.Of(want[state]))
 		}
 	}
 	provisioning := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING}
 	active := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE}
 	for reason, want := range map[string]commonv1.UserState{
-		"": commonv1.UserState_USER_STATE_NORMAL, view.ReasonOutage: commonv1.UserState_USER_STATE_NORMAL,
-		view.ReasonDisconnected:    commonv1.UserState_USER_STATE_TEMPORARY,
-		view.ReasonHeld:            commonv1.UserState_USER_STATE_TEMPORARY,
-		view.ReasonRegisterFailing: commonv1.UserState_USER_STATE_TEMPORARY,
+		"": commonv1.UserState_USER_STATE_NORMAL, status.ReasonOutage: commonv1.UserState_USER_STATE_NORMAL,
+		status.ReasonDisconnected:    commonv1.UserState_USER_STATE_TEMPORARY,
+		status.ReasonHeld:            commonv1.UserState_USER_STATE_TEMPORARY,
+		status.ReasonRegisterFailing: commonv1.UserState_USER_STATE_TEMPORARY,
 	} {
-		if got := view.DescribeWorkspace(view.WorkspaceFacts{
+		if got := status.DescribeWorkspace(status.WorkspaceFacts{
 			Workspace: active,
-			Agent:     view.AgentStatus{Reason: reason},
+			Agent:     status.AgentStatus{Reason: reason},
 		}); got != want {
 			t.Errorf("active, its agent %q: %s, want %s", reason, names.Of(got), names.Of(want))
 		}
 	}
-	if got := view.DescribeWorkspace(view.WorkspaceFacts{
+	if got := status.DescribeWorkspace(status.WorkspaceFacts{
 		Workspace: provisioning,
 		Stalled:   true,
 	}); got != commonv1.UserState_USER_STATE_TEMPORARY {
 		t.Errorf("stalled: %s", names.Of(got))
 	}
-	if got := view.DescribeWorkspace(view.WorkspaceFacts{
+	if got := status.DescribeWorkspace(status.WorkspaceFacts{
 		Workspace:  provisioning,
 		HasStalled: true,
 	}); got != commonv1.UserState_USER_STATE_TEMPORARY {
@@ -240,7 +242,7 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 		State:         commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		LastErrorCode: "cancel_requested",
 	}
-	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: cancelled}); got != commonv1.UserState_USER_STATE_NORMAL {
+	if got := status.DescribeWorkspace(status.WorkspaceFacts{Workspace: cancelled}); got != commonv1.UserState_USER_STATE_NORMAL {
 		t.Errorf("cancelled: %s", names.Of(got))
 	}
 }
@@ -282,7 +284,7 @@ func TestTimelineShowsWhatWasRecordedAndWhatHasNotBegun(t *testing.T) {
 		Why              string
 	}
 	var got []brief
-	for _, i := range view.Timeline(run, attempts, now) {
+	for _, i := range status.Timeline(run, attempts, now) {
 		got = append(got, brief{
 			i.GetStep() + " " + i.GetName(), names.Of(i.GetDirection()), names.Of(i.GetState()), i.GetAttempt(),
 			i.GetDurationSeconds(), i.GetHeartbeatAgeSeconds(), i.GetAdvice() != "" && i.GetLikelyCause() != "",
@@ -300,11 +302,11 @@ func TestTimelineShowsWhatWasRecordedAndWhatHasNotBegun(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if items := view.Timeline(run, nil, now); len(items) != 3 || items[0].GetAttempt() != 0 || items[0].GetRound() != 2 {
+	if items := status.Timeline(run, nil, now); len(items) != 3 || items[0].GetAttempt() != 0 || items[0].GetRound() != 2 {
 		t.Errorf("a run without attempts: %v", items)
 	}
 	// A run without the names of its steps still has all recorded attempts.
-	if items := view.Timeline(&lifecyclev1.Run{}, attempts, now); len(items) != len(attempts) {
+	if items := status.Timeline(&lifecyclev1.Run{}, attempts, now); len(items) != len(attempts) {
 		t.Errorf("without names: %d items", len(items))
 	}
 }
@@ -323,14 +325,14 @@ func TestCurrentTask(t *testing.T) {
 		"unknown":            {commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, time.Minute, false},
 	} {
 		task := &lifecyclev1.Task{State: c.state, ExpiresAt: ago(-c.expires)}
-		if got := view.CurrentTask(task, now); got != c.want {
+		if got := status.CurrentTask(task, now); got != c.want {
 			t.Errorf("%s: current %v", name, got)
 		}
 	}
 }
 
 func TestEveryRowOfTheCatalogueIsWhole(t *testing.T) {
-	rows, err := view.Explain("")
+	rows, err := status.Explain("")
 	if err != nil || len(rows) < 50 {
 		t.Fatalf("%d rows, %v", len(rows), err)
 	}
@@ -345,7 +347,7 @@ func TestEveryRowOfTheCatalogueIsWhole(t *testing.T) {
 			t.Errorf("%s is not whole: %v", r.GetCode(), r)
 		}
 	}
-	if _, err := view.Explain("no_such_reason"); err == nil {
+	if _, err := status.Explain("no_such_reason"); err == nil {
 		t.Error("an unknown reason was explained")
 	}
 }

@@ -1,4 +1,4 @@
-package view
+package status
 
 import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"

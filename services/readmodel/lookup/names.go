@@ -1,4 +1,4 @@
-package view
+package lookup
 
 import (
 	"context"
@@ -6,55 +6,56 @@ import (
 	"slices"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 )
 
-// nameless is an object that has the ids of a workspace and of a node, and pointers to where their names go. A pointer
+// Nameless is an object that has the ids of a workspace and of a node, and pointers to where their names go. A pointer
 // is nil if the object has no field for that name.
-type nameless struct {
-	workspaceID, nodeID string
-	workspace, node     *string
+type Nameless struct {
+	WorkspaceID, NodeID string
+	Workspace, Node     *string
 }
 
 var (
-	namesOfWorkspaces = pg.Define(pg.RoleReadmodel, "view.names_of_workspaces", `
+	namesOfWorkspaces = pg.Define(pg.RoleReadmodel, "lookup.names_of_workspaces", `
 	SELECT w.workspace_id::text AS id, w.tenant || '/' || w.name AS text FROM readmodel.workspace w
 	WHERE w.workspace_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR w.tenant_id = $2)`)
-	namesOfNodes = pg.Define(pg.RoleReadmodel, "view.names_of_nodes", `
+	namesOfNodes = pg.Define(pg.RoleReadmodel, "lookup.names_of_nodes", `
 	SELECT n.node_id::text AS id, n.name AS text FROM readmodel.node n WHERE n.node_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR n.tenant_id = $2)`)
-	ownersOfNames = pg.Define(pg.RoleReadmodel, "view.owners_of_names", `
+	ownersOfNames = pg.Define(pg.RoleReadmodel, "lookup.owners_of_names", `
 	SELECT w.workspace_id::text AS id, w.tenant_id::text AS text FROM readmodel.workspace w WHERE w.workspace_id = ANY($1::uuid[])
 	UNION ALL SELECT n.node_id::text, COALESCE(n.tenant_id::text, '') FROM readmodel.node n WHERE n.node_id = ANY($2::uuid[])`)
 )
 
-// withNames fills in the names of a page's workspaces (tenant/name) and nodes, if the scope includes them, with one
-// query for each of the two, whatever the number of objects.
-func (f Finder) withNames(ctx context.Context, objects []nameless) error {
-	workspaces, err := f.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.workspaceID, o.workspace },
+// Name fills in the names of a page's workspaces (tenant/name) and nodes, if the scope includes them, with one query for
+// each of the two, whatever the number of objects.
+func (f Finder) Name(ctx context.Context, objects []Nameless) error {
+	workspaces, err := f.namesOf(ctx, objects, func(o Nameless) (string, *string) { return o.WorkspaceID, o.Workspace },
 		namesOfWorkspaces)
 	if err != nil {
 		return fmt.Errorf("name workspaces: %w", err)
 	}
-	nodes, err := f.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.nodeID, o.node }, namesOfNodes)
+	nodes, err := f.namesOf(ctx, objects, func(o Nameless) (string, *string) { return o.NodeID, o.Node }, namesOfNodes)
 	if err != nil {
 		return fmt.Errorf("name nodes: %w", err)
 	}
 	for _, o := range objects {
-		if o.workspace != nil {
-			*o.workspace = workspaces[o.workspaceID]
+		if o.Workspace != nil {
+			*o.Workspace = workspaces[o.WorkspaceID]
 		}
-		if o.node != nil {
-			*o.node = nodes[o.nodeID]
+		if o.Node != nil {
+			*o.Node = nodes[o.NodeID]
 		}
 	}
 	return nil
 }
 
-func (f Finder) namesOf(ctx context.Context, objects []nameless, of func(nameless) (string, *string),
+func (f Finder) namesOf(ctx context.Context, objects []Nameless, of func(Nameless) (string, *string),
 	names *pg.Statement,
 ) (map[string]string, error) {
 	var wanted []string
 	for _, o := range objects {
-		if id, place := of(o); place != nil && isUUID(id) {
+		if id, place := of(o); place != nil && list.IsID(id) {
 			wanted = append(wanted, id)
 		}
 	}
@@ -62,21 +63,21 @@ func (f Finder) namesOf(ctx context.Context, objects []nameless, of func(nameles
 		return nil, nil
 	}
 	slices.Sort(wanted)
-	return pairs(ctx, f.db, names, slices.Compact(wanted), f.scope.arg())
+	return list.Pairs(ctx, f.db, names, slices.Compact(wanted), f.scope.Arg())
 }
 
-// namedPage fills in the names of one page of a list.
-func namedPage[T any](
-	ctx context.Context, f Finder, of func(T) nameless, items []T, next string, err error,
+// NamePage fills in the names of one page of a list.
+func NamePage[T any](
+	ctx context.Context, f Finder, of func(T) Nameless, items []T, next string, err error,
 ) ([]T, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	objects := make([]nameless, len(items))
+	objects := make([]Nameless, len(items))
 	for i, item := range items {
 		objects[i] = of(item)
 	}
-	return items, next, f.withNames(ctx, objects)
+	return items, next, f.Name(ctx, objects)
 }
 
 // NameOwners returns the tenants of workspaces and nodes, by their ids: empty for a node without a tenant. A caller
@@ -85,7 +86,7 @@ func (f Finder) NameOwners(ctx context.Context, workspaceIDs, nodeIDs []string) 
 	if len(workspaceIDs)+len(nodeIDs) == 0 {
 		return map[string]string{}, nil
 	}
-	owners, err := pairs(ctx, f.db, ownersOfNames, workspaceIDs, nodeIDs)
+	owners, err := list.Pairs(ctx, f.db, ownersOfNames, workspaceIDs, nodeIDs)
 	if err != nil {
 		return nil, fmt.Errorf("read whose names are: %w", err)
 	}

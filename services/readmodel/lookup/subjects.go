@@ -1,4 +1,4 @@
-package view
+package lookup
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 )
 
 // subjects are the kinds of subjects, beside workspaces and nodes, that have names.
@@ -39,7 +40,7 @@ func subjectSamples() []subjectStatement {
 	return samples
 }
 
-var namesOfSubjects = pg.DefineDynamic(pg.RoleReadmodel, "view.names_of_subjects", func(p subjectStatement) string {
+var namesOfSubjects = pg.DefineDynamic(pg.RoleReadmodel, "lookup.names_of_subjects", func(p subjectStatement) string {
 	sql := p.of.selects() + "x." + p.of.id + " = ANY($1::uuid[])"
 	if p.scoped {
 		sql += " AND x.tenant_id = $2::uuid"
@@ -47,9 +48,9 @@ var namesOfSubjects = pg.DefineDynamic(pg.RoleReadmodel, "view.names_of_subjects
 	return sql
 }, subjectSamples()...)
 
-// subjectNames returns the names of the subjects of audit entries that the scope includes, by kind and id. It takes
+// SubjectNames returns the names of the subjects of audit entries that the scope includes, by kind and id. It takes
 // their ids by kind, and needs one query for each kind.
-func (f Finder) subjectNames(ctx context.Context, byKind map[string][]string) (map[string]map[string]string, error) {
+func (f Finder) SubjectNames(ctx context.Context, byKind map[string][]string) (map[string]map[string]string, error) {
 	found := map[string]map[string]string{}
 	for kind, wanted := range byKind {
 		o := person
@@ -61,10 +62,10 @@ func (f Finder) subjectNames(ctx context.Context, byKind map[string][]string) (m
 		}
 		args, scoped := []any{wanted}, !f.scope.Everything()
 		if scoped {
-			args = append(args, f.scope.arg())
+			args = append(args, f.scope.Arg())
 		}
 		var err error
-		if found[kind], err = pairs(ctx, f.db, namesOfSubjects.For(subjectStatement{o, scoped}), args...); err != nil {
+		if found[kind], err = list.Pairs(ctx, f.db, namesOfSubjects.For(subjectStatement{o, scoped}), args...); err != nil {
 			return nil, fmt.Errorf("name subjects: %w", err)
 		}
 	}

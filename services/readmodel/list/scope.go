@@ -1,4 +1,4 @@
-package view
+package list
 
 import (
 	"google.golang.org/protobuf/proto"
@@ -62,8 +62,8 @@ func (s Scope) Meets(tenantID string) bool {
 	return s.all || (s.tenantID != "" && s.tenantID == tenantID)
 }
 
-// arg returns the scope as an SQL argument: NULL includes all tenants.
-func (s Scope) arg() any {
+// Arg returns the scope as an SQL argument: NULL includes all tenants.
+func (s Scope) Arg() any {
 	if s.all {
 		return nil
 	}
@@ -73,13 +73,13 @@ func (s Scope) arg() any {
 	return s.tenantID
 }
 
-// operatorsOnly returns the refusal of a request for objects that belong to no tenant. An empty list would suggest that
+// OperatorsOnly returns the refusal of a request for objects that belong to no tenant. An empty list would suggest that
 // there are none.
-func operatorsOnly() error {
+func OperatorsOnly() error {
 	return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator")
 }
 
-// notFound returns the same error for an object that does not exist and for one of another tenant.
-func notFound(what string) error {
+// NotFound returns the same error for an object that does not exist and for one of another tenant.
+func NotFound(what string) error {
 	return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such "+what)
 }
