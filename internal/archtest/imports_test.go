@@ -63,6 +63,7 @@ func walls() []wall {
 	all = append(all, sessionRooms()...)
 	all = append(all, gatewayRooms()...)
 	all = append(all, readingRooms()...)
+	all = append(all, identityRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -236,6 +237,15 @@ func readingRooms() []wall {
 			to: append([]string{r + "status"}, readers...), product: true,
 		},
 	}
+}
+
+// identityRooms are the walls around the package that decides about nodes.
+func identityRooms() []wall {
+	const r = "services/recovery/"
+	return []wall{{
+		name: "identities know neither who enrols nor how lifecycle is told", from: []string{r + "identity"},
+		to: []string{r + "authority", r + "enrol", r + "fences"}, product: true,
+	}}
 }
 
 func TestImportWalls(t *testing.T) {

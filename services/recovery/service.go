@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/authority"
 	"github.com/gpuaas/mesh/services/recovery/castore"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
+	"github.com/gpuaas/mesh/services/recovery/fences"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
@@ -104,11 +105,11 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	notifier, err := identity.NewNotifier(identity.NotifierDeps{
+	notifier, err := fences.New(fences.Deps{
 		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Told: &wakes.told, Wake: b.Wake,
 		Numbered: b.Numbered,
-	}, identity.NotifierConfig{})
+	}, fences.Config{})
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,7 @@
 // It believes the certificate that nodeapi verified, the join state it signed itself, and the lock on a node's row. It
 // does not rely on what an agent reports of its host, or on a connection that does not answer a challenge: only the
 // answer of a live holder of the key is evidence of a copy, because a replica that was paused may deliver an old Hello
-// at any later time. It never touches workspaces or gates: it notifies lifecycle until lifecycle has acknowledged.
+// at any later time. It never touches workspaces or gates: package fences sends what it decides to lifecycle.
 //
 // Judge, JudgeReady and Transition are pure functions and make every decision; the store locks rows, calls them, and
 // writes the results.

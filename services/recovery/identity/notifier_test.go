@@ -13,6 +13,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/fences"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
@@ -53,11 +54,11 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
 	g := &gate{fail: 3, high: map[string]int64{}}
-	notifier, err := identity.NewNotifier(identity.NotifierDeps{
+	notifier, err := fences.New(fences.Deps{
 		Logger: testkit.Logger(t), Pool: b.pool, Gate: g,
 		Told: b.told,
 	},
-		identity.NotifierConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
+		fences.Config{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/fences"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
@@ -110,11 +111,11 @@ func TestAnUnknownStateStopsNoTelling(t *testing.T) {
 	})
 	testkit.WithoutValue(t, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED)
 	g := &gate{high: map[string]int64{}}
-	notifier, err := identity.NewNotifier(identity.NotifierDeps{
+	notifier, err := fences.New(fences.Deps{
 		Logger: testkit.Logger(t), Pool: b.pool, Gate: g,
 		Told: b.told,
 	},
-		identity.NotifierConfig{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
+		fences.Config{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package identity
+package fences
 
 import (
 	"context"
@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
 // Gate applies fences in lifecycle.
@@ -27,8 +28,8 @@ type Gate interface {
 	ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error)
 }
 
-// NotifierConfig bounds the loop; zero fields take the defaults.
-type NotifierConfig struct {
+// Config bounds the loop; zero fields take the defaults.
+type Config struct {
 	Poll     time.Duration // between reads without a wake; 500 ms, and ten seconds while Numbered listens
 	Batch    int           // nodes of one round; 64
 	Parallel int           // calls at once; 8
@@ -36,7 +37,7 @@ type NotifierConfig struct {
 	Retry    time.Duration // before an unacknowledged node is due again; 1 s
 }
 
-func (c NotifierConfig) withDefaults() NotifierConfig {
+func (c Config) withDefaults() Config {
 	if c.Poll <= 0 {
 		c.Poll = 500 * time.Millisecond
 	}
@@ -55,8 +56,8 @@ func (c NotifierConfig) withDefaults() NotifierConfig {
 	return c
 }
 
-// NotifierDeps are the dependencies of the loop.
-type NotifierDeps struct {
+// Deps are the dependencies of the loop.
+type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Gate   Gate
@@ -68,13 +69,13 @@ type NotifierDeps struct {
 // Notifier sends fences to lifecycle until lifecycle has acknowledged them. Every replica runs one: a fence that is
 // sent twice is harmless, one that is sent late is not.
 type Notifier struct {
-	deps   NotifierDeps
-	cfg    NotifierConfig
+	deps   Deps
+	cfg    Config
 	failed bool
 }
 
-// NewNotifier checks its dependencies.
-func NewNotifier(deps NotifierDeps, cfg NotifierConfig) (*Notifier, error) {
+// New checks its dependencies.
+func New(deps Deps, cfg Config) (*Notifier, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Gate == nil {
 		return nil, errors.New("notifier needs a logger, a pool and lifecycle's gate")
 	}
@@ -134,7 +135,7 @@ func (t *Notifier) note(ctx context.Context, err error) {
 }
 
 type acknowledged struct {
-	record *Record
+	record *identity.Record
 	fence  int64 // the fence that lifecycle has applied
 }
 
@@ -177,16 +178,16 @@ func (t *Notifier) runOnce(ctx context.Context) (int, error) {
 
 // take returns the nodes that are due and sets when they are due again, so that replicas share the work and a refused
 // fence is not sent again at once.
-func (t *Notifier) take(ctx context.Context) ([]*Record, error) {
-	due, err := readAll(ctx, t.deps.Pool, takeUntold, t.cfg.Batch, t.cfg.Retry.Seconds())
+func (t *Notifier) take(ctx context.Context) ([]*identity.Record, error) {
+	due, err := identity.TakeUntold(ctx, t.deps.Pool, t.cfg.Batch, t.cfg.Retry)
 	if err != nil {
-		return nil, fmt.Errorf("take untold nodes: %w", err)
+		return nil, err
 	}
 	// A node in a state that this build does not know is left to a replica of the build that wrote the state.
-	return slices.DeleteFunc(due, func(r *Record) bool { return !r.Readable() }), nil
+	return slices.DeleteFunc(due, func(r *identity.Record) bool { return !r.Readable() }), nil
 }
 
-func (t *Notifier) tell(ctx context.Context, r *Record) (int64, error) {
+func (t *Notifier) tell(ctx context.Context, r *identity.Record) (int64, error) {
 	ctx, cancel := context.WithTimeout(obs.With(ctx, obs.Correlation{
 		CorrelationID: ids.New(), NodeID: r.NodeID, NodeInstanceID: r.InstanceID, WorkspaceID: r.WorkspaceID,
 		TenantID: r.TenantID,
@@ -218,15 +219,15 @@ func (t *Notifier) acknowledge(ctx context.Context, acks []acknowledged) error {
 		nodeIDs[i] = a.record.NodeID
 	}
 	err := pg.InTx(ctx, t.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		records, err := Lock(ctx, tx, nodeIDs...)
+		records, err := identity.Lock(ctx, tx, nodeIDs...)
 		if err != nil {
 			return err
 		}
-		m, err := ReadMoment(ctx, tx)
+		m, err := identity.ReadMoment(ctx, tx)
 		if err != nil {
 			return err
 		}
-		var quiet, loud []*Record
+		var quiet, loud []*identity.Record
 		for _, a := range acks {
 			r := records[a.record.NodeID]
 			if r == nil {
@@ -243,10 +244,10 @@ func (t *Notifier) acknowledge(ctx context.Context, acks []acknowledged) error {
 			r.FenceAcked = max(r.FenceAcked, a.record.FenceEpoch)
 			quiet = append(quiet, r)
 		}
-		if _, err := SaveQuietly(ctx, tx, quiet...); err != nil {
+		if _, err := identity.SaveQuietly(ctx, tx, quiet...); err != nil {
 			return err
 		}
-		_, err = Save(ctx, tx, loud...)
+		_, err = identity.Save(ctx, tx, loud...)
 		return err
 	})
 	if err != nil {
