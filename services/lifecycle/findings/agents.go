@@ -54,18 +54,18 @@ type nodeClaim struct {
 	At        time.Time `db:"at"`
 }
 
-// detectAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was
+// Agents compares what agents report with the allocations and the claims. A report counts if it is fresh and was
 // made more than the grace after the last change of the row that it is compared with: an older one may describe the
 // state before. A workload that no claim covers has no such row, and counts by any fresh report. Work under way does
 // not look like it: a run writes the claim before its task, and a workspace with a live run is skipped. Without a run
 // only the reaper of machines (package reap) releases the claim of a workload, once the agent's result says that the
 // workload is removed or while a later claim covers it; a report from before the removal may still be read after it,
 // but not in a second scan while the agent is connected, since it reports a change at once.
-func (s *Sweeper) detectAgents(ctx context.Context) ([]Seen, error) {
+func (d *Detectors) Agents(ctx context.Context) ([]Seen, error) {
 	var out []Seen
 	loose := map[string][]record{}
-	err := s.pages(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
-		seen, err := s.compareReports(ctx, after, upTo, loose)
+	err := d.pages.Each(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
+		seen, err := d.compareReports(ctx, after, upTo, loose)
 		out = append(out, seen...)
 		return err
 	})
@@ -80,8 +80,8 @@ func (s *Sweeper) detectAgents(ctx context.Context) ([]Seen, error) {
 
 // compareReports compares what agents report of the workspaces of a page. Workloads of workspaces without an allocation
 // are added to loose, by node.
-func (s *Sweeper) compareReports(ctx context.Context, after, upTo string, loose map[string][]record) ([]Seen, error) {
-	reports, err := s.reports(ctx, after, upTo)
+func (d *Detectors) compareReports(ctx context.Context, after, upTo string, loose map[string][]record) ([]Seen, error) {
+	reports, err := d.reports(ctx, after, upTo)
 	if err != nil || len(reports) == 0 {
 		return nil, err
 	}
@@ -89,11 +89,11 @@ func (s *Sweeper) compareReports(ctx context.Context, after, upTo string, loose 
 	for _, r := range reports {
 		workspaces, nodes = append(workspaces, r.WorkspaceID), append(nodes, r.NodeID)
 	}
-	facts, err := s.placeFacts(ctx, workspaces, nodes)
+	facts, err := d.placeFacts(ctx, workspaces, nodes)
 	if err != nil {
 		return nil, err
 	}
-	claims, err := s.nodeClaims(ctx, workspaces)
+	claims, err := d.nodeClaims(ctx, workspaces)
 	if err != nil {
 		return nil, err
 	}
@@ -106,26 +106,26 @@ func (s *Sweeper) compareReports(ctx context.Context, after, upTo string, loose 
 		}
 		if !f.Allocated {
 			for name, phase := range r.workloads {
-				if runs(phase) && r.at.After(f.Released.Add(s.cfg.Grace)) {
+				if runs(phase) && r.at.After(f.Released.Add(d.cfg.Grace)) {
 					loose[r.NodeID] = append(loose[r.NodeID],
 						record{What: "workload", WorkspaceID: r.WorkspaceID, TenantID: f.TenantID, NodeID: r.NodeID, Is: name})
 				}
 			}
 			continue
 		}
-		out = append(out, s.compareClaims(r, f, claims[p])...)
+		out = append(out, d.compareClaims(r, f, claims[p])...)
 	}
 	return out, nil
 }
 
 // compareClaims finds claimed workloads and directories that the agent does not have, and workloads that nothing
 // claims.
-func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Seen {
+func (d *Detectors) compareClaims(r report, f placeFacts, claims []nodeClaim) []Seen {
 	var out []Seen
 	claimed := map[string]bool{}
 	for _, c := range claims {
 		if c.Kind == "storage" {
-			if seen, ok := s.storageGone(r, f, c); ok {
+			if seen, ok := d.storageGone(r, f, c); ok {
 				out = append(out, seen)
 			}
 			continue
@@ -133,11 +133,11 @@ func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Se
 		claimed[c.Name] = true
 		phase, told := r.workloads[c.Name]
 		if c.Gone || !c.Confirmed || told && phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT ||
-			!r.at.After(c.At.Add(s.cfg.Grace)) {
+			!r.at.After(c.At.Add(d.cfg.Grace)) {
 			continue
 		}
 		out = append(out, Seen{
-			Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
+			Kind: claimEmpty, Severity: P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
 			TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextClaimEmpty,
 			Summary: fmt.Sprintf("the workload that is claimed as %q is not on its node", c.Name),
 			Before:  map[string]any{"workload": c.Name},
@@ -149,7 +149,7 @@ func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Se
 			continue
 		}
 		out = append(out, Seen{
-			Kind: resourceUnclaimed, Severity: p1, SubjectType: "workload",
+			Kind: resourceUnclaimed, Severity: P1, SubjectType: "workload",
 			SubjectID: r.NodeID + "/" + r.WorkspaceID + "/" + name, WorkspaceID: r.WorkspaceID, TenantID: f.TenantID,
 			NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextUnclaimed,
 			Summary: fmt.Sprintf("the workload %q runs on its workspace's node and no claim holds it", name),
@@ -162,13 +162,13 @@ func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Se
 
 // storageGone returns the finding on a claimed directory that the agent does not have; false if it has it, or does not
 // report directories.
-func (s *Sweeper) storageGone(r report, f placeFacts, c nodeClaim) (Seen, bool) {
+func (d *Detectors) storageGone(r report, f placeFacts, c nodeClaim) (Seen, bool) {
 	if c.Gone || !c.Confirmed || r.storage == nil || slices.Contains(r.storage.GetNames(), c.Name) ||
-		!r.at.After(c.At.Add(s.cfg.Grace)) {
+		!r.at.After(c.At.Add(d.cfg.Grace)) {
 		return Seen{}, false
 	}
 	return Seen{
-		Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
+		Kind: claimEmpty, Severity: P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
 		TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextStorageGone,
 		Summary: fmt.Sprintf("the storage directory that is claimed as %q is not on its node", c.Name),
 		Before:  map[string]any{"storage": c.Name, "directory": c.Ref},
@@ -202,24 +202,24 @@ var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports", `
 	FROM lifecycle.observed_workload o
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = o.node_id AND g.session_open AND NOT g.retired
 	LEFT JOIN mesh.replica r ON r.replica_id = g.replica_id AND r.service = 'nodeapi' AND r.beat_at > mesh.clock() - make_interval(secs => $3)
-	WHERE `+page("o.workspace_id")+` AND (o.observed_at > mesh.clock() - make_interval(secs => $3) OR r.replica_id IS NOT NULL)`)
+	WHERE `+Page("o.workspace_id")+` AND (o.observed_at > mesh.clock() - make_interval(secs => $3) OR r.replica_id IS NOT NULL)`)
 
 // reports reads the fresh reports on the workspaces of a page.
-func (s *Sweeper) reports(ctx context.Context, after, upTo string) ([]report, error) {
-	list, err := pg.All[storedReport](ctx, s.deps.DB, freshReports, after, upTo, s.cfg.Fresh.Seconds())
+func (d *Detectors) reports(ctx context.Context, after, upTo string) ([]report, error) {
+	list, err := pg.All[storedReport](ctx, d.db, freshReports, after, upTo, d.cfg.Fresh.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("read agents' reports: %w", err)
 	}
 	out := make([]report, 0, len(list))
-	for _, d := range list {
+	for _, one := range list {
 		o := &nodev1.Observation{}
-		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(d.Payload, o); err != nil {
-			return nil, fmt.Errorf("read report on workspace %s: %w", d.WorkspaceID, err)
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(one.Payload, o); err != nil {
+			return nil, fmt.Errorf("read report on workspace %s: %w", one.WorkspaceID, err)
 		}
 		if o.GetStaleSince() != nil {
 			continue // the agent has not repeated it: no evidence of what is now
 		}
-		r := report{place: d.place, at: d.At, workloads: map[string]nodev1.WorkloadPhase{}, storage: o.GetStorage()}
+		r := report{place: one.place, at: one.At, workloads: map[string]nodev1.WorkloadPhase{}, storage: o.GetStorage()}
 		for _, w := range o.GetWorkloads() {
 			r.workloads[w.GetName()] = w.GetPhase()
 		}
@@ -236,8 +236,8 @@ var placesOf = pg.Define(pg.RoleLifecycle, "findings.places_of", `
 			coalesce((SELECT a.allocation_id::text FROM lifecycle.allocation a WHERE a.workspace_id = p.workspace_id AND a.state <> 'released'), '') AS allocation_id
 		FROM unnest($1::uuid[], $2::uuid[]) AS p (workspace_id, node_id) LEFT JOIN lifecycle.workspace w ON w.id = p.workspace_id`)
 
-func (s *Sweeper) placeFacts(ctx context.Context, workspaces, nodes []string) (map[place]placeFacts, error) {
-	list, err := pg.All[placeFacts](ctx, s.deps.DB, placesOf, workspaces, nodes)
+func (d *Detectors) placeFacts(ctx context.Context, workspaces, nodes []string) (map[place]placeFacts, error) {
+	list, err := pg.All[placeFacts](ctx, d.db, placesOf, workspaces, nodes)
 	if err != nil {
 		return nil, fmt.Errorf("read what should run: %w", err)
 	}
@@ -254,8 +254,8 @@ var claimsOnNodes = pg.Define(pg.RoleLifecycle, "findings.claims_on_nodes", `
 			c.confirmed_at IS NOT NULL AS confirmed, c.orphaned_at IS NOT NULL AS gone, coalesce(c.confirmed_at, c.intent_at) AS at
 		FROM lifecycle.resource_claim c WHERE c.workspace_id = ANY ($1::uuid[]) AND c.kind IN ('workload', 'storage') AND c.released_at IS NULL`)
 
-func (s *Sweeper) nodeClaims(ctx context.Context, workspaces []string) (map[place][]nodeClaim, error) {
-	list, err := pg.All[nodeClaim](ctx, s.deps.DB, claimsOnNodes, workspaces)
+func (d *Detectors) nodeClaims(ctx context.Context, workspaces []string) (map[place][]nodeClaim, error) {
+	list, err := pg.All[nodeClaim](ctx, d.db, claimsOnNodes, workspaces)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on nodes: %w", err)
 	}

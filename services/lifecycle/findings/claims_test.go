@@ -43,7 +43,7 @@ func TestAnIdentityThatIsClaimedAndRetired(t *testing.T) {
 			claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'identity'`, id)
 			take(b, node)
 			f := wantOnly(t, b.seen(), "claim_without_resource claim "+claim)[0]
-			if f.Severity != p1 || f.WorkspaceID != id || f.TenantID == "" || f.NodeID != node ||
+			if f.Severity != P1 || f.WorkspaceID != id || f.TenantID == "" || f.NodeID != node ||
 				f.NextAction != nextClaimEmpty ||
 				!strings.Contains(f.Summary, name) {
 				t.Errorf("got %+v", f)
@@ -80,7 +80,7 @@ func TestAStorageDirectoryThatWasWiped(t *testing.T) {
 	wantOnly(t, sweepTwice(nil))
 	wantOnly(t, sweepTwice(&nodev1.StorageReport{Names: []string{"data"}}))
 	f := wantOnly(t, sweepTwice(&nodev1.StorageReport{Names: []string{"other"}}), "claim_without_resource claim "+claim)[0]
-	if f.Severity != p1 || f.WorkspaceID != id || f.NodeID != node || f.AllocationID != allocation ||
+	if f.Severity != P1 || f.WorkspaceID != id || f.NodeID != node || f.AllocationID != allocation ||
 		f.NextAction != nextStorageGone ||
 		f.Before["directory"] != "/boxes/data" || f.After["reported_at"] == nil {
 		t.Errorf("got %+v", f)

@@ -77,7 +77,7 @@ func (m *machine) wants(what string, open bool, by string) {
 		m.b.t.Errorf("%s: the finding is open: %t; cordoned %t by %q: %q; the facts say %v", what, is, g.Cordoned,
 			g.CordonedBy, g.CordonReason, g.Host.GetStateDisk())
 	}
-	if open && (f.Severity != p1 || f.NextAction == "" || f.After["directory"] != "/var/lib/gpuaas") {
+	if open && (f.Severity != P1 || f.NextAction == "" || f.After["directory"] != "/var/lib/gpuaas") {
 		m.b.t.Errorf("%s: it says %+v", what, f.Seen)
 	}
 }

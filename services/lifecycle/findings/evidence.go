@@ -52,7 +52,7 @@ type trace struct {
 	version string // of the row, as the last of the changes left it
 }
 
-func (tr *trace) key() key { return key{names.Of(rowChanged), tr.rowType, tr.id} }
+func (tr *trace) key() key { return key{names.Of(RowChanged), tr.rowType, tr.id} }
 
 var unsettledEvidence = pg.Define(pg.RoleLifecycle, "findings.unsettled_evidence", `
 		SELECT e.evidence_id, e.at, e.op, e.row_type, e.row_id::text, e.before, e.after, e.db_user, e.application_name, e.client, e.backend, e.xid::text
@@ -178,7 +178,7 @@ func (tr *trace) putBack() bool { return !tr.blind && tr.was == tr.is && len(tr.
 func (tr *trace) seen() Seen {
 	text := func(name string) string { v, _ := tr.image[name].(string); return v }
 	x := Seen{
-		Kind: rowChanged, Severity: p1, SubjectType: tr.rowType, SubjectID: tr.id, WorkspaceID: text("workspace_id"),
+		Kind: RowChanged, Severity: P1, SubjectType: tr.rowType, SubjectID: tr.id, WorkspaceID: text("workspace_id"),
 		TenantID: text("tenant_id"), NodeID: text("node_id"), NextAction: nextTaken, Certain: true, Evidence: tr.ids,
 		Before: map[string]any{},
 		After:  map[string]any{},
@@ -243,12 +243,12 @@ func list(fields []string) string {
 
 // withEvidence adds the evidence to what the detector saw of the rows. If a row was put back by hand and its seal fits,
 // its evidence is settled, which ends the finding; but a change is reported once, however soon it was put back.
-func (s *Sweeper) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
-	traces, err := readTraces(ctx, s.deps.DB)
+func (g *Guard) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
+	traces, err := readTraces(ctx, g.db)
 	if err != nil {
 		return nil, err
 	}
-	open, err := s.openRows(ctx)
+	open, err := g.openRows(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +256,7 @@ func (s *Sweeper) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error)
 	at := map[key]int{}
 	add := func(x Seen) {
 		if i, there := at[x.key()]; there {
-			out[i].fold(x)
+			fold(&out[i], x)
 			return
 		}
 		at[x.key()] = len(out)
@@ -282,11 +282,11 @@ func (s *Sweeper) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error)
 			return nil, err
 		}
 	}
-	return out, settle(ctx, s.deps.DB, settled, "put_back")
+	return out, settle(ctx, g.db, settled, "put_back")
 }
 
 // fold adds another thing seen of the same row; values of the first take precedence.
-func (s *Seen) fold(more Seen) {
+func fold(s *Seen, more Seen) {
 	s.Summary += "; " + strings.TrimPrefix(more.Summary, changedOutside(more.SubjectType, more.SubjectID))
 	s.Evidence = append(s.Evidence, more.Evidence...)
 	fill := func(to, from map[string]any) {
@@ -304,8 +304,8 @@ var openOfKind = pg.Define(pg.RoleLifecycle, "findings.open_of_kind",
 	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`)
 
 // openRows returns the open findings of rows.
-func (s *Sweeper) openRows(ctx context.Context) (map[key]row, error) {
-	list, err := allFindings(ctx, s.deps.DB, openOfKind, names.Of(rowChanged))
+func (g *Guard) openRows(ctx context.Context) (map[key]row, error) {
+	list, err := allFindings(ctx, g.db, openOfKind, names.Of(RowChanged))
 	if err != nil {
 		return nil, fmt.Errorf("read open findings: %w", err)
 	}

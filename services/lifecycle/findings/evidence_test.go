@@ -241,7 +241,7 @@ func TestAQuietLookReadsNoRow(t *testing.T) {
 		`LOCK TABLE lifecycle.workspace, lifecycle.saga_run, lifecycle.allocation IN ACCESS EXCLUSIVE MODE`); err != nil {
 		t.Fatal(err)
 	}
-	if seen, err := b.sweeper.detectRows(t.Context()); err != nil || len(seen) != 0 {
+	if seen, err := b.sweeper.guard.Scan(t.Context()); err != nil || len(seen) != 0 {
 		t.Fatalf("%v, %v", seen, err)
 	}
 	if err := lock.Rollback(t.Context()); err != nil {
@@ -252,7 +252,7 @@ func TestAQuietLookReadsNoRow(t *testing.T) {
 		`UPDATE lifecycle.workspace SET state = 'decommissioned' WHERE id = '`+id+`'`,
 		`ALTER TABLE lifecycle.workspace ENABLE TRIGGER ALL`,
 		`ALTER TABLE lifecycle.workspace ENABLE ALWAYS TRIGGER seal_row`)
-	if seen, err := b.sweeper.detectRows(t.Context()); err != nil || len(seen) != 1 || seen[0].SubjectID != id {
+	if seen, err := b.sweeper.guard.Scan(t.Context()); err != nil || len(seen) != 1 || seen[0].SubjectID != id {
 		t.Errorf("%v, %v", seen, err)
 	}
 }

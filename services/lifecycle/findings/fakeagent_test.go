@@ -32,6 +32,14 @@ var (
 	fakeAgentVerifiers, _ = envelope.NewVerifierSet(fakeAgentKey.Public())
 )
 
+// instanceOf identifies an instance.
+type instanceOf struct {
+	workspaceID string
+	epoch       int64
+}
+
+func (k instanceOf) String() string { return fmt.Sprintf("%s:%d", k.workspaceID, k.epoch) }
+
 // world is everything outside lifecycle: a provider of instances, the agents on them, and recovery's register. It keeps
 // its own list, and refuses nothing that a real one would not refuse: a thing that is made twice is in the list twice.
 type world struct {
@@ -42,7 +50,7 @@ type world struct {
 	gates      *gate.Server
 	tasks      *task.Server
 	silent     bool
-	strays     map[instanceKey]int // processes of ended instances that the provider found and ended
+	strays     map[instanceOf]int // processes of ended instances that the provider found and ended
 	straysAt   time.Time
 }
 

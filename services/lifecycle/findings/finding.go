@@ -22,6 +22,13 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
+// Severities of findings.
+const (
+	P0 = commonv1.Severity_SEVERITY_P0
+	P1 = commonv1.Severity_SEVERITY_P1
+	P2 = commonv1.Severity_SEVERITY_P2
+)
+
 // Seen is one contradiction that a detector found.
 type Seen struct {
 	Kind                                        commonv1.FindingKind
@@ -186,6 +193,10 @@ func announce(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, stri
 	f, _ := e.Payload.(*lifecyclev1.Finding)
 	return f, pos, nil
 }
+
+// takeTurn locks the findings, so that one transaction at a time writes them.
+var takeTurn = pg.Define(pg.RoleLifecycle, "findings.take_turn",
+	`SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`)
 
 var openFinding = pg.Define(pg.RoleLifecycle, "findings.open_finding",
 	`SELECT `+findingColumns+` FROM lifecycle.finding f

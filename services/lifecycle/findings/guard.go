@@ -6,36 +6,41 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 )
+
+// RowChanged is the kind of the findings of the guard.
+const RowChanged = commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE
 
 // rowKey identifies a row.
 type rowKey struct{ rowType, id string }
 
-// source is the table of a type of rows.
-type source struct {
-	table, id string
-	live      string // the condition, over x, that a row's life has not ended
-}
-
 // guarded are the types of rows that sagas own, in the order in which they are scanned.
 var guarded = []string{"workspace", "run", "allocation"}
 
-var sources = map[string]source{
-	"workspace":  {table: "lifecycle.workspace", id: "id", live: "x.state <> 'decommissioned'"},
-	"run":        {table: "lifecycle.saga_run", id: "id", live: "x.finished_at IS NULL"},
-	"allocation": {table: "lifecycle.allocation", id: "allocation_id", live: "x.state <> 'released'"},
-	"node":       {table: "lifecycle.node_gate", id: "node_id"}, // not guarded; sweeps read it in pages too
+// Guard is the drift guard. It remembers what its last scan found.
+type Guard struct {
+	db    *pgxpool.Pool
+	pages *Pages
+
+	watched watch           // the triggers of rows, as the last scan found them
+	misfits map[rowKey]bool // the rows whose seal did not fit in the last scan
 }
 
-// detectRows is the drift guard. Triggers record evidence of each write that the product did not make; the rows
-// themselves are read only if the triggers may have been kept from firing since the last scan.
-func (s *Sweeper) detectRows(ctx context.Context) ([]Seen, error) {
-	broken, err := s.brokenSeals(ctx)
+// NewGuard returns a guard whose first scan reads all live rows.
+func NewGuard(db *pgxpool.Pool, pages *Pages) *Guard { return &Guard{db: db, pages: pages} }
+
+// Scan finds the rows that were changed outside their saga. Triggers record evidence of each write that the product did
+// not make; the rows themselves are read only if the triggers may have been kept from firing since the last scan.
+func (g *Guard) Scan(ctx context.Context) ([]Seen, error) {
+	broken, err := g.brokenSeals(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return s.withEvidence(ctx, broken)
+	return g.withEvidence(ctx, broken)
 }
 
 // watch is the state of the triggers as a scan found it.
@@ -69,33 +74,33 @@ type misfit struct {
 // misfits reads the rows of a page whose seal does not fit. It reads the rows that are live, those that were written
 // since the transaction $3, and those whose ids are in $4.
 var misfits = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits", func(rowType string) string {
-	src := sources[rowType]
-	return `SELECT x.` + src.id + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.table + ` x
-		WHERE ` + page("x."+src.id) + ` AND (` + src.live + ` OR age(x.xmin) <= age($3::text::xid8::xid) OR x.` + src.id + ` = ANY ($4::uuid[]))
+	src := Tables[rowType]
+	return `SELECT x.` + src.ID + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.Name + ` x
+		WHERE ` + Page("x."+src.ID) + ` AND (` + src.Live + ` OR age(x.xmin) <= age($3::text::xid8::xid) OR x.` + src.ID + ` = ANY ($4::uuid[]))
 			AND NOT lifecycle.seal_fits(x)`
 }, guarded...)
 
 // misfitsAmong reads which of some rows do not fit their seal.
 var misfitsAmong = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits_among", func(rowType string) string {
-	src := sources[rowType]
-	return `SELECT x.` + src.id + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.table + ` x
-		WHERE x.` + src.id + ` = ANY ($1::uuid[]) AND NOT lifecycle.seal_fits(x)`
+	src := Tables[rowType]
+	return `SELECT x.` + src.ID + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.Name + ` x
+		WHERE x.` + src.ID + ` = ANY ($1::uuid[]) AND NOT lifecycle.seal_fits(x)`
 }, guarded...)
 
 // brokenSeals finds rows that were written while their trigger did not fire and were not written since: their seal does
 // not fit. In the first scan of this process, after the triggers were changed, and while one of them does not fire, it
 // reads all live rows and those written since the last scan; otherwise only those whose seal did not fit before.
-func (s *Sweeper) brokenSeals(ctx context.Context) ([]Seen, error) {
-	now, err := pg.One[watch](ctx, s.deps.DB, readWatch)
+func (g *Guard) brokenSeals(ctx context.Context) ([]Seen, error) {
+	now, err := pg.One[watch](ctx, g.db, readWatch)
 	if err != nil {
 		return nil, fmt.Errorf("look at the triggers of rows: %w", err)
 	}
-	known, err := s.knownMisfits(ctx)
+	known, err := g.knownMisfits(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all := now.Stamp != s.watched.Stamp || !now.Armed
-	behind := s.watched.Behind
+	all := now.Stamp != g.watched.Stamp || !now.Armed
+	behind := g.watched.Behind
 	if behind == "" {
 		behind = now.Behind
 	}
@@ -105,9 +110,9 @@ func (s *Sweeper) brokenSeals(ctx context.Context) ([]Seen, error) {
 		var rows []misfit
 		switch {
 		case all:
-			rows, err = inPages[misfit](ctx, s, rowType, misfits.For(rowType), behind, known[rowType])
+			rows, err = inPages[misfit](ctx, g.pages, rowType, misfits.For(rowType), behind, known[rowType])
 		case len(known[rowType]) > 0:
-			rows, err = pg.All[misfit](ctx, s.deps.DB, misfitsAmong.For(rowType), known[rowType])
+			rows, err = pg.All[misfit](ctx, g.db, misfitsAmong.For(rowType), known[rowType])
 		}
 		if err != nil {
 			return nil, fmt.Errorf("look for broken seals: %w", err)
@@ -121,18 +126,18 @@ func (s *Sweeper) brokenSeals(ctx context.Context) ([]Seen, error) {
 			out = append(out, brokenSeal(rowType, r.ID, image))
 		}
 	}
-	s.watched, s.misfits = now, found
+	g.watched, g.misfits = now, found
 	return out, nil
 }
 
 // knownMisfits returns the ids of the rows, by type, whose seal did not fit in the last scan, or which have an open
 // finding of a broken seal.
-func (s *Sweeper) knownMisfits(ctx context.Context) (map[string][]string, error) {
-	open, err := s.openRows(ctx)
+func (g *Guard) knownMisfits(ctx context.Context) (map[string][]string, error) {
+	open, err := g.openRows(ctx)
 	if err != nil {
 		return nil, err
 	}
-	known := maps.Clone(s.misfits)
+	known := maps.Clone(g.misfits)
 	if known == nil {
 		known = map[rowKey]bool{}
 	}

@@ -86,7 +86,7 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 			b.sweep() // one scan is enough: no work under way looks like it
 			found := without(without(without(b.open(), "node_occupied"), "claim_without"), "allocation_without")
 			f := wantOnly(t, found, "row_changed_outside "+tc.key+" "+tc.arg)[0]
-			if f.Severity != p1 || f.WorkspaceID != id || !strings.Contains(f.Summary, tc.says) ||
+			if f.Severity != P1 || f.WorkspaceID != id || !strings.Contains(f.Summary, tc.says) ||
 				!strings.Contains(f.NextAction, "set the row back") {
 				t.Errorf("it says %q, %q of workspace %s", f.Summary, f.NextAction, f.WorkspaceID)
 			}

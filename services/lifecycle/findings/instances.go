@@ -36,15 +36,15 @@ func (b belief) instance() instanceKey { return instanceKey{b.WorkspaceID, b.Epo
 var standingByRows = pg.Define(pg.RoleLifecycle, "findings.standing_by_rows", `
 		SELECT 'allocation' AS what, a.allocation_id::text AS id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id,
 			coalesce(a.node_id::text, '') AS node_id, '' AS name, a.epoch, a.version
-		FROM lifecycle.allocation a WHERE `+page("a.workspace_id")+` AND a.placement = $3 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+		FROM lifecycle.allocation a WHERE `+Page("a.workspace_id")+` AND a.placement = $3 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		UNION ALL
 		SELECT 'claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), c.deterministic_name, c.epoch, c.version
 		FROM lifecycle.resource_claim c JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $3
-		WHERE `+page("c.workspace_id")+` AND c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
+		WHERE `+Page("c.workspace_id")+` AND c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
 
 // believed reads the rows according to which instances exist at a provider, of workspaces without work under way.
-func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
-	list, err := inPages[belief](ctx, s, "workspace", standingByRows, names.Of(kind))
+func (d *Detectors) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
+	list, err := inPages[belief](ctx, d.pages, "workspace", standingByRows, names.Of(kind))
 	if err != nil {
 		return nil, fmt.Errorf("read what should stand: %w", err)
 	}
@@ -55,13 +55,13 @@ func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (
 	return out, nil
 }
 
-// detectInstances compares a driver's own list with our rows. The rows that name an instance are read before the list
+// Instances compares a driver's own list with our rows. The rows that name an instance are read before the list
 // and again after it: an instance that ends meanwhile is then missing in the second reading, or its row has changed.
 // The list is read before the rows of its instances: those were committed before the launch.
-func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen,
+func (d *Detectors) Instances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen,
 	error,
 ) {
-	before, err := s.believed(ctx, kind)
+	before, err := d.believed(ctx, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDr
 	if err != nil {
 		return nil, fmt.Errorf("list instances: %w", err)
 	}
-	after, err := s.believed(ctx, kind)
+	after, err := d.believed(ctx, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -79,11 +79,11 @@ func (s *Sweeper) detectInstances(ctx context.Context, kind commonv1.PlacementDr
 			standing[instanceKey{b.WorkspaceID, b.Epoch}] = b
 		}
 	}
-	out, err := s.unknownInstances(ctx, kind, standing)
+	out, err := d.unknownInstances(ctx, kind, standing)
 	if err != nil {
 		return nil, err
 	}
-	strays, err := s.strays(ctx, kind, list)
+	strays, err := d.strays(ctx, kind, list)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instance
 		found = "the provider says that it ended at " + e.EndedAt.UTC().Format("2006-01-02T15:04:05Z")
 	}
 	out := Seen{
-		Kind: allocationEmpty, Severity: p1, SubjectType: b.What, SubjectID: b.ID, WorkspaceID: b.WorkspaceID,
+		Kind: allocationEmpty, Severity: P1, SubjectType: b.What, SubjectID: b.ID, WorkspaceID: b.WorkspaceID,
 		TenantID: b.TenantID, NodeID: b.NodeID, AllocationID: b.ID, NextAction: nextEmpty,
 		Summary: "an allocation is active and its instance is not there: " + found, Cordon: true,
 		Before: map[string]any{"box": b.instance().String(), "placement": names.Of(kind)},
@@ -156,7 +156,7 @@ var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", 
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`)
 
 // unknownInstances finds instances that exist at the provider and that no row names as existing.
-func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementDriver,
+func (d *Detectors) unknownInstances(ctx context.Context, kind commonv1.PlacementDriver,
 	standing map[instanceKey]placement.Instance,
 ) ([]Seen, error) {
 	var workspaces []string
@@ -167,9 +167,9 @@ func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementD
 		}
 	}
 	facts := make(map[instanceKey]instanceFacts, len(workspaces))
-	for from := 0; from < len(workspaces); from += s.cfg.Page {
-		upTo := min(from+s.cfg.Page, len(workspaces))
-		list, err := pg.All[instanceFacts](ctx, s.deps.DB, rowsOfInstances, workspaces[from:upTo], epochs[from:upTo])
+	for from := 0; from < len(workspaces); from += d.pages.Size {
+		upTo := min(from+d.pages.Size, len(workspaces))
+		list, err := pg.All[instanceFacts](ctx, d.db, rowsOfInstances, workspaces[from:upTo], epochs[from:upTo])
 		if err != nil {
 			return nil, fmt.Errorf("read rows of instances: %w", err)
 		}
@@ -192,7 +192,7 @@ func (s *Sweeper) unknownInstances(ctx context.Context, kind commonv1.PlacementD
 func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f instanceFacts) (Seen, bool) {
 	k := instanceKey{b.WorkspaceID, b.Epoch}
 	out := Seen{
-		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID,
+		Kind: instanceUnknown, Severity: P1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID,
 		NodeID: f.NodeID, NextAction: nextUnknownInstance,
 		After: map[string]any{
 			"provider_id": b.ProviderID, "instance_id": b.InstanceID, "placement": names.Of(kind),

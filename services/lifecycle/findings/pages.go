@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -15,54 +17,73 @@ const (
 	lastID    = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 )
 
+// Table is the table of a type of rows.
+type Table struct {
+	Name, ID string
+	Live     string // the condition, over x, that a row's life has not ended
+}
+
+// Tables are the tables that are read in pages, by the type of their rows.
+var Tables = map[string]Table{
+	"workspace":  {Name: "lifecycle.workspace", ID: "id", Live: "x.state <> 'decommissioned'"},
+	"run":        {Name: "lifecycle.saga_run", ID: "id", Live: "x.finished_at IS NULL"},
+	"allocation": {Name: "lifecycle.allocation", ID: "allocation_id", Live: "x.state <> 'released'"},
+	"node":       {Name: "lifecycle.node_gate", ID: "node_id"}, // not guarded; sweeps read it in pages too
+}
+
 // endOfPage returns the last id of a page that begins after $1 and has $2 rows more than one; nothing if there are not
 // so many.
 var endOfPage = pg.DefineDynamic(pg.RoleLifecycle, "findings.end_of_page", func(rowType string) string {
-	src := sources[rowType]
-	return `SELECT x.` + src.id + `::text FROM ` + src.table + ` x WHERE x.` + src.id + ` > $1::uuid ORDER BY x.` +
-		src.id + ` OFFSET $2 LIMIT 1`
+	src := Tables[rowType]
+	return `SELECT x.` + src.ID + `::text FROM ` + src.Name + ` x WHERE x.` + src.ID + ` > $1::uuid ORDER BY x.` +
+		src.ID + ` OFFSET $2 LIMIT 1`
 }, "workspace", "run", "allocation", "node")
 
-// boundsFor is how long later checks reuse the ends of pages: a page has more rows than Config.Page only by the rows
-// inserted in that time.
-const boundsFor = 10 * time.Second
+// endsFor is how long later checks reuse the ends of pages.
+const endsFor = 10 * time.Second
 
-// bounds are the ends of the pages of each type of rows, as they were found last. Together the pages contain every id,
-// wherever they end.
-type bounds struct {
+// Pages divide the ids of each type of rows into pages. Together the pages contain every id, wherever they end.
+type Pages struct {
+	Size int           // how many rows a page has
+	For  time.Duration // how long the ends of pages are reused: a page has more rows than Size only by those inserted then
+
+	db *pgxpool.Pool
 	mu sync.Mutex
-	of map[string]ends
+	of map[string]ends // as they were found last
 }
+
+// NewPages returns pages of size rows.
+func NewPages(db *pgxpool.Pool, size int) *Pages { return &Pages{Size: size, For: endsFor, db: db} }
 
 type ends struct {
 	ids []string // the last is lastID
 	at  time.Time
 }
 
-func (b *bounds) known(rowType string) []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if e := b.of[rowType]; time.Since(e.at) < boundsFor {
+func (p *Pages) known(rowType string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.of[rowType]; time.Since(e.at) < p.For {
 		return e.ids
 	}
 	return nil
 }
 
-func (b *bounds) keep(rowType string, ids []string, at time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.of == nil {
-		b.of = map[string]ends{}
+func (p *Pages) keep(rowType string, ids []string, at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of == nil {
+		p.of = map[string]ends{}
 	}
-	b.of[rowType] = ends{ids: ids, at: at}
+	p.of[rowType] = ends{ids: ids, at: at}
 }
 
-// pages calls fn for each page of the ids of a type of rows, first to last. Together the pages contain every id, also
+// Each calls fn for each page of the ids of a type of rows, first to last. Together the pages contain every id, also
 // ids without a row.
-func (s *Sweeper) pages(ctx context.Context, rowType string,
+func (p *Pages) Each(ctx context.Context, rowType string,
 	fn func(ctx context.Context, after, upTo string) error,
 ) error {
-	known, began := s.bounds.known(rowType), time.Now()
+	known, began := p.known(rowType), time.Now()
 	var found []string
 	for after := beforeIDs; after != lastID; {
 		var upTo string
@@ -70,7 +91,7 @@ func (s *Sweeper) pages(ctx context.Context, rowType string,
 			upTo = known[len(found)]
 		} else {
 			var err error
-			if upTo, err = s.endOfPage(ctx, rowType, after); err != nil {
+			if upTo, err = p.endOfPage(ctx, rowType, after); err != nil {
 				return err
 			}
 		}
@@ -80,13 +101,13 @@ func (s *Sweeper) pages(ctx context.Context, rowType string,
 		found, after = append(found, upTo), upTo
 	}
 	if known == nil {
-		s.bounds.keep(rowType, found, began)
+		p.keep(rowType, found, began)
 	}
 	return nil
 }
 
-func (s *Sweeper) endOfPage(ctx context.Context, rowType, after string) (string, error) {
-	upTo, err := pg.Value[string](ctx, s.deps.DB, endOfPage.For(rowType), after, s.cfg.Page-1)
+func (p *Pages) endOfPage(ctx context.Context, rowType, after string) (string, error) {
+	upTo, err := pg.Value[string](ctx, p.db, endOfPage.For(rowType), after, p.Size-1)
 	switch {
 	case pg.IsNoRows(err):
 		return lastID, nil
@@ -98,17 +119,17 @@ func (s *Sweeper) endOfPage(ctx context.Context, rowType, after string) (string,
 
 // inPages reads rows of all workspaces, a page of workspaces at a time. The statement takes the bounds of a page, and
 // then args.
-func inPages[T any](ctx context.Context, s *Sweeper, rowType string, statement *pg.Statement, args ...any) ([]T,
+func inPages[T any](ctx context.Context, p *Pages, rowType string, statement *pg.Statement, args ...any) ([]T,
 	error,
 ) {
 	var out []T
-	err := s.pages(ctx, rowType, func(ctx context.Context, after, upTo string) error {
-		rows, err := pg.All[T](ctx, s.deps.DB, statement, append([]any{after, upTo}, args...)...)
+	err := p.Each(ctx, rowType, func(ctx context.Context, after, upTo string) error {
+		rows, err := pg.All[T](ctx, p.db, statement, append([]any{after, upTo}, args...)...)
 		out = append(out, rows...)
 		return err
 	})
 	return out, err
 }
 
-// page is the condition, over the column of an id, that it is in the page of $1 and $2.
-func page(id string) string { return id + ` > $1::uuid AND ` + id + ` <= $2::uuid` }
+// Page is the condition, over the column of an id, that it is in the page of $1 and $2.
+func Page(id string) string { return id + ` > $1::uuid AND ` + id + ` <= $2::uuid` }

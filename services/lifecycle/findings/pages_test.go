@@ -20,7 +20,7 @@ func TestPagesHaveEveryID(t *testing.T) {
 	}
 	var bounds []string
 	rows := 0
-	err := b.sweeper.pages(t.Context(), "workspace", func(ctx context.Context, after, upTo string) error {
+	err := b.sweeper.pages.Each(t.Context(), "workspace", func(ctx context.Context, after, upTo string) error {
 		var n int
 		err := b.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.workspace w WHERE w.id > $1 AND w.id <= $2`,
 			after, upTo).Scan(&n)
@@ -52,7 +52,7 @@ func TestChecksThatFollowShareTheEndsOfPages(t *testing.T) {
 		t.Helper()
 		var ends []string
 		rows := 0
-		err := b.sweeper.pages(t.Context(), "workspace", func(ctx context.Context, after, upTo string) error {
+		err := b.sweeper.pages.Each(t.Context(), "workspace", func(ctx context.Context, after, upTo string) error {
 			var n int
 			err := b.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.workspace w WHERE w.id > $1 AND w.id <= $2`,
 				after, upTo).Scan(&n)
@@ -66,15 +66,12 @@ func TestChecksThatFollowShareTheEndsOfPages(t *testing.T) {
 	}
 	b.live("one")
 	first := walk(1)
-	if kept := b.sweeper.bounds.of["workspace"].ids; !slices.Equal(first, kept) {
-		t.Fatalf("kept are the ends %v of %v", kept, first)
-	}
 	b.live("two")
-	b.sweeper.bounds.of["workspace"] = ends{ids: first, at: time.Now()} // however long that took
+	b.sweeper.pages.For = time.Hour // however long that took
 	if second := walk(2); !slices.Equal(first, second) {
 		t.Errorf("a check right after another found the ends of pages anew: %v, then %v", first, second)
 	}
-	b.sweeper.bounds.of["workspace"] = ends{ids: first, at: time.Now().Add(-boundsFor)}
+	b.sweeper.pages.For = 0
 	if later := walk(2); slices.Equal(first, later) {
 		t.Errorf("a later check has the ends of pages as they were: %v", later)
 	}
@@ -95,7 +92,7 @@ func TestAPageThatFailsConcludesNothing(t *testing.T) {
 	err := b.sweeper.check(t.Context(), detector{"records", func(ctx context.Context) ([]Seen, error) {
 		read := 0
 		var out []Seen
-		err := b.sweeper.pages(ctx, "workspace", func(context.Context, string, string) error {
+		err := b.sweeper.pages.Each(ctx, "workspace", func(context.Context, string, string) error {
 			if read++; read == 2 {
 				return broken
 			}

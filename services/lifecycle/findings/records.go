@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
-
-	"github.com/google/uuid"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -21,11 +18,6 @@ const (
 	claimEmpty        = commonv1.FindingKind_FINDING_KIND_CLAIM_WITHOUT_RESOURCE
 	resourceUnclaimed = commonv1.FindingKind_FINDING_KIND_RESOURCE_WITHOUT_CLAIM
 	manyProvisions    = commonv1.FindingKind_FINDING_KIND_SUCCESSIVE_PROVISIONS
-	rowChanged        = commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE
-
-	p0 = commonv1.Severity_SEVERITY_P0
-	p1 = commonv1.Severity_SEVERITY_P1
-	p2 = commonv1.Severity_SEVERITY_P2
 )
 
 // The next action for each kind of finding.
@@ -66,7 +58,7 @@ var devicesOfReleased = pg.Define(pg.RoleLifecycle, "findings.devices_of_release
 	SELECT 'gpu_hold' AS what, h.node_id::text AS subject_id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id, h.node_id::text AS node_id,
 		a.allocation_id::text AS allocation_id, string_agg(h.device_id, ', ' ORDER BY h.device_id) AS found
 	FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a ON a.allocation_id = h.allocation_id
-	WHERE `+page("h.node_id")+` AND a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id`)
+	WHERE `+Page("h.node_id")+` AND a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id`)
 
 // contradictions reads pairs of our own rows that contradict each other, on the workspaces of a page without work under
 // way.
@@ -74,30 +66,30 @@ var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
 	SELECT 'slot' AS what, s.node_id::text AS subject_id, s.workspace_id::text AS workspace_id, coalesce(w.tenant_id::text, '') AS tenant_id,
 		s.node_id::text AS node_id, '' AS allocation_id, 'epoch ' || s.epoch AS found
 	FROM lifecycle.static_placement s LEFT JOIN lifecycle.workspace w ON w.id = s.workspace_id
-	WHERE `+page("s.workspace_id")+` AND s.ended_at IS NULL AND NOT `+busy("s.workspace_id")+`
+	WHERE `+Page("s.workspace_id")+` AND s.ended_at IS NULL AND NOT `+busy("s.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = s.workspace_id AND a.node_id = s.node_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'box', g.node_id::text, g.workspace_id::text, coalesce(w.tenant_id::text, ''), g.node_id::text, '', 'epoch ' || g.epoch
 	FROM lifecycle.node_gate g LEFT JOIN lifecycle.workspace w ON w.id = g.workspace_id
-	WHERE `+page("g.workspace_id")+` AND g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted AND NOT g.retired AND `+gate.ConnectedSQL+` AND NOT `+busy("g.workspace_id")+`
+	WHERE `+Page("g.workspace_id")+` AND g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted AND NOT g.retired AND `+gate.ConnectedSQL+` AND NOT `+busy("g.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = g.workspace_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'no_instance', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
 		coalesce((SELECT 'its instance has ended: ' || i.end_reason FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch), 'it has no instance')
-	FROM lifecycle.allocation a WHERE `+page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+	FROM lifecycle.allocation a WHERE `+Page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch AND i.state <> 'ended')
 	UNION ALL
 	SELECT 'few_devices', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
 		'it is of ' || a.gpus || ' GPUs and holds ' || (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
-	FROM lifecycle.allocation a WHERE `+page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+	FROM lifecycle.allocation a WHERE `+Page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND a.gpus > (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
 	UNION ALL
 	SELECT 'slot_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), '', c.deterministic_name
-	FROM lifecycle.resource_claim c WHERE `+page("c.workspace_id")+` AND c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+`
+	FROM lifecycle.resource_claim c WHERE `+Page("c.workspace_id")+` AND c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = c.workspace_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'handle_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, '', '', c.deterministic_name
-	FROM lifecycle.resource_claim c WHERE `+page("c.workspace_id")+` AND c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
+	FROM lifecycle.resource_claim c WHERE `+Page("c.workspace_id")+` AND c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
 		AND NOT `+busy("c.workspace_id")+` AND NOT EXISTS (SELECT 1 FROM lifecycle.workspace_handle h WHERE h.workspace_id = c.workspace_id)
 	UNION ALL
 	SELECT 'identity_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(i.node_id::text, ''), '',
@@ -105,23 +97,24 @@ var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
 	FROM lifecycle.resource_claim c
 	LEFT JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
-	WHERE `+page("c.workspace_id")+` AND c.kind = 'identity' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
+	WHERE `+Page("c.workspace_id")+` AND c.kind = 'identity' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
 		AND (g.node_id IS NULL OR g.retired) AND NOT `+busy("c.workspace_id")+`
 	UNION ALL
 	SELECT 'unclaimed_slot', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text, 'epoch ' || a.epoch
-	FROM lifecycle.allocation a WHERE `+page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+	FROM lifecycle.allocation a WHERE `+Page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = a.workspace_id AND c.kind = 'slot' AND c.released_at IS NULL)
 	UNION ALL
 	SELECT 'unclaimed_handle', h.workspace_id::text, h.workspace_id::text, w.tenant_id::text, '', '', h.handle
-	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE `+page("h.workspace_id")+` AND NOT `+busy("h.workspace_id")+`
+	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE `+Page("h.workspace_id")+` AND NOT `+busy("h.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`)
 
-func (s *Sweeper) detectRecords(ctx context.Context) ([]Seen, error) {
-	list, err := inPages[record](ctx, s, "node", devicesOfReleased)
+// Records finds the rows of this database that contradict each other.
+func (d *Detectors) Records(ctx context.Context) ([]Seen, error) {
+	list, err := inPages[record](ctx, d.pages, "node", devicesOfReleased)
 	if err != nil {
 		return nil, fmt.Errorf("compare devices with allocations: %w", err)
 	}
-	more, err := inPages[record](ctx, s, "workspace", contradictions)
+	more, err := inPages[record](ctx, d.pages, "workspace", contradictions)
 	if err != nil {
 		return nil, fmt.Errorf("compare records: %w", err)
 	}
@@ -144,7 +137,7 @@ func (s *Sweeper) detectRecords(ctx context.Context) ([]Seen, error) {
 // seen returns the record as a finding; false for a record that is combined with others of its node (occupied).
 func (r record) seen() (Seen, bool) {
 	out := Seen{
-		Severity: p1, SubjectID: r.SubjectID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID,
+		Severity: P1, SubjectID: r.SubjectID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID,
 		AllocationID: r.AllocationID, Before: map[string]any{}, After: map[string]any{"found": r.Is},
 	}
 	switch r.What {
@@ -195,71 +188,9 @@ func occupied(node string, held []record) Seen {
 		})
 	}
 	return Seen{
-		Kind: nodeOccupied, Severity: p1, SubjectType: "node", SubjectID: node, NodeID: node,
+		Kind: nodeOccupied, Severity: P1, SubjectType: "node", SubjectID: node, NodeID: node,
 		WorkspaceID: held[0].WorkspaceID, TenantID: held[0].TenantID, AllocationID: held[0].AllocationID,
 		Summary: "a node is occupied without a live allocation: " + strings.Join(why, "; "), NextAction: nextOccupied,
 		Before: map[string]any{"allocations": "none that is live"}, After: map[string]any{"occupied_by": list}, Cordon: true,
 	}
-}
-
-var clockNow = pg.Define(pg.RoleLifecycle, "findings.clock_now", `SELECT mesh.clock()`)
-
-// provisioned is a workspace name that was provisioned repeatedly within the window.
-type provisioned struct {
-	TenantID   string   `db:"tenant_id"`
-	Name       string   `db:"name"`
-	Provisions int      `db:"provisions"`
-	Newest     string   `db:"newest"` // workspace
-	Runs       []string `db:"runs"`
-	Workspaces int      `db:"workspaces"`
-}
-
-var provisionsOf = pg.Define(pg.RoleLifecycle, "findings.provisions_of", `
-		SELECT w.tenant_id::text AS tenant_id, w.name, count(*)::int AS provisions, (array_agg(w.id::text ORDER BY r.created_at DESC))[1] AS newest,
-			array_agg(r.kind || ' ' || r.id ORDER BY r.created_at) AS runs, count(DISTINCT w.id)::int AS workspaces
-		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
-		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate') AND r.created_at > mesh.clock() - make_interval(secs => $2)
-		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
-
-// detectProvisions finds workspace names that were provisioned at least ProvisionLimit times within ProvisionWindow.
-func (s *Sweeper) detectProvisions(ctx context.Context) ([]Seen, error) {
-	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by the clocks of replicas,
-	// which may differ by some minutes.
-	var now time.Time
-	if err := pg.QueryRow(ctx, s.deps.DB, clockNow).Scan(&now); err != nil {
-		return nil, fmt.Errorf("read clock: %w", err)
-	}
-	from := lowestID(now.Add(-s.cfg.ProvisionWindow - 5*time.Minute))
-	found, err := pg.All[provisioned](ctx, s.deps.DB, provisionsOf, from, s.cfg.ProvisionWindow.Seconds(),
-		s.cfg.ProvisionLimit)
-	if err != nil {
-		return nil, fmt.Errorf("count provisions: %w", err)
-	}
-	out := make([]Seen, 0, len(found))
-	for _, p := range found {
-		list := make([]any, 0, len(p.Runs))
-		for _, r := range p.Runs {
-			list = append(list, r)
-		}
-		out = append(out, Seen{
-			Kind: manyProvisions, Severity: p2, SubjectType: "name", SubjectID: p.TenantID + "/" + p.Name, TenantID: p.TenantID,
-			WorkspaceID: p.Newest,
-			Summary: fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", p.Name, p.Provisions,
-				s.cfg.ProvisionWindow, p.Workspaces),
-			NextAction: nextProvisions,
-			Before:     map[string]any{"limit": s.cfg.ProvisionLimit}, After: map[string]any{"runs": list}, Certain: true,
-		})
-	}
-	return out, nil
-}
-
-// lowestID returns the lowest id that can be drawn at the given time or later.
-func lowestID(at time.Time) string {
-	ms := uint64(at.UnixMilli()) //nolint:gosec // after 1970
-	var id uuid.UUID
-	for i := range 6 {
-		id[i] = byte(ms >> (8 * (5 - i))) //nolint:gosec // the lowest byte is meant
-	}
-	id[6], id[8] = 0x70, 0x80
-	return id.String()
 }

@@ -21,12 +21,12 @@ const (
 )
 
 // Follow reads the event log up to its end and stores the last report of each agent on each workspace.
-func (s *Sweeper) Follow(ctx context.Context) error {
+func (d *Detectors) Follow(ctx context.Context) error {
 	for {
 		more := false
-		err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
 			var err error
-			more, err = s.followOnce(ctx, tx)
+			more, err = d.followOnce(ctx, tx)
 			return err
 		})
 		if err != nil {
@@ -47,7 +47,7 @@ var lockCursor = pg.Define(pg.RoleLifecycle, "findings.lock_cursor",
 var moveCursor = pg.Define(pg.RoleLifecycle, "findings.move_cursor",
 	`UPDATE lifecycle.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`)
 
-func (s *Sweeper) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
+func (d *Detectors) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
 	_, err := pg.Exec(ctx, tx, makeCursor, ReportsConsumer)
 	if err != nil {
 		return false, fmt.Errorf("make cursor: %w", err)
@@ -112,16 +112,16 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 }
 
 var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
-	`DELETE FROM lifecycle.observed_workload o WHERE `+page("o.workspace_id")+
+	`DELETE FROM lifecycle.observed_workload o WHERE `+Page("o.workspace_id")+
 		` AND o.observed_at < mesh.clock() - make_interval(secs => $3)
 		AND NOT ((o.payload ? 'workloads' OR o.payload ? 'storage')
 			AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = o.node_id AND NOT g.retired))`)
 
-// forgetOldReports deletes old reports, apart from those of workloads or directories on a node that is not retired:
+// ForgetReports deletes old reports, apart from those of workloads or directories on a node that is not retired:
 // nodeapi does not write an unchanged report again, however often the node's session is lost meanwhile.
-func (s *Sweeper) forgetOldReports(ctx context.Context) error {
-	err := s.pages(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
-		_, err := pg.Exec(ctx, s.deps.DB, forgetReports, after, upTo, s.cfg.Keep.Seconds())
+func (d *Detectors) ForgetReports(ctx context.Context) error {
+	err := d.pages.Each(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
+		_, err := pg.Exec(ctx, d.db, forgetReports, after, upTo, d.cfg.Keep.Seconds())
 		return err
 	})
 	if err != nil {

@@ -21,15 +21,15 @@ type schemaClaim struct {
 
 var claimedSchemas = pg.Define(pg.RoleLifecycle, "findings.claimed_schemas", `
 		SELECT `+pg.Columns[schemaClaim]("c")+` FROM lifecycle.resource_claim c
-		WHERE `+page("c.workspace_id")+` AND c.kind = 'schema' AND c.released_at IS NULL
+		WHERE `+Page("c.workspace_id")+` AND c.kind = 'schema' AND c.released_at IS NULL
 			AND (CASE WHEN $3 THEN c.orphaned_at IS NULL OR `+busy("c.workspace_id")+`
 				ELSE c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+` END)`)
 
 // heldSchemas reads the claims on schemas that exist according to our rows. With all, it includes unconfirmed claims
 // and those of workspaces with work under way. A claim that was given up counts only with all, and only if a run may
 // adopt it again.
-func (s *Sweeper) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bool, error) {
-	list, err := inPages[schemaClaim](ctx, s, "workspace", claimedSchemas, all)
+func (d *Detectors) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bool, error) {
+	list, err := inPages[schemaClaim](ctx, d.pages, "workspace", claimedSchemas, all)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on schemas: %w", err)
 	}
@@ -46,8 +46,8 @@ var schemasGivenUp = pg.Define(pg.RoleLifecycle, "findings.schemas_given_up", `
 
 // leftSchemas reads the claims on schemas that were given up, by name: a forced release leaves their schemas in the
 // database.
-func (s *Sweeper) leftSchemas(ctx context.Context) (map[string]schemaClaim, error) {
-	list, err := pg.All[schemaClaim](ctx, s.deps.DB, schemasGivenUp)
+func (d *Detectors) leftSchemas(ctx context.Context) (map[string]schemaClaim, error) {
+	list, err := pg.All[schemaClaim](ctx, d.db, schemasGivenUp)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on schemas that were given up: %w", err)
 	}
@@ -64,14 +64,14 @@ type schemaThere struct {
 	workspaceID  string // the last to write it, by its fence
 }
 
-// detectSchemas compares the workload database with the claims on it. The claims are read before and after the schemas;
+// Schemas compares the workload database with the claims on it. The claims are read before and after the schemas;
 // the schemas are read before the claims that should cover them, because a claim is written before its schema is made.
-func (s *Sweeper) detectSchemas(ctx context.Context) ([]Seen, error) {
-	before, err := s.heldSchemas(ctx, false)
+func (d *Detectors) Schemas(ctx context.Context) ([]Seen, error) {
+	before, err := d.heldSchemas(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	left, err := s.leftSchemas(ctx)
+	left, err := d.leftSchemas(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -79,15 +79,15 @@ func (s *Sweeper) detectSchemas(ctx context.Context) ([]Seen, error) {
 	for c := range before {
 		claimed = append(claimed, c.Name)
 	}
-	there, err := s.schemas(ctx, claimed)
+	there, err := d.schemas(ctx, claimed)
 	if err != nil {
 		return nil, err
 	}
-	after, err := s.heldSchemas(ctx, false)
+	after, err := d.heldSchemas(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.heldSchemas(ctx, true)
+	all, err := d.heldSchemas(ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (s *Sweeper) detectSchemas(ctx context.Context) ([]Seen, error) {
 	for c := range before {
 		if t := there[c.Name]; after[c] && (!t.schema || !t.role) {
 			out = append(out, Seen{
-				Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: c.WorkspaceID,
+				Kind: claimEmpty, Severity: P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: c.WorkspaceID,
 				TenantID: c.TenantID, NextAction: nextClaimEmpty,
 				Summary: fmt.Sprintf("the %s that is claimed as %q is gone from the workload database", missingPart(t), c.Name),
 				Before:  map[string]any{"schema": true, "role": true}, After: map[string]any{"schema": t.schema, "role": t.role},
@@ -111,7 +111,7 @@ func (s *Sweeper) detectSchemas(ctx context.Context) ([]Seen, error) {
 			continue
 		}
 		seen := Seen{
-			Kind: resourceUnclaimed, Severity: p2, SubjectType: "schema", SubjectID: name, WorkspaceID: t.workspaceID,
+			Kind: resourceUnclaimed, Severity: P2, SubjectType: "schema", SubjectID: name, WorkspaceID: t.workspaceID,
 			NextAction: nextUnclaimed,
 			Summary:    fmt.Sprintf("%q stands in the workload database and no claim holds it", name),
 			Before:     map[string]any{"claim": "none"}, After: map[string]any{"schema": t.schema, "role": t.role},
@@ -152,15 +152,15 @@ var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "findings.fenced_s
 // schemas reads the tenants' schemas and roles in the workload database: every schema, and the roles of schemas, of
 // claims and of names written through a fence. A role belongs to the whole server, so that a role with none of these
 // names may belong to another mesh.
-func (s *Sweeper) schemas(ctx context.Context, claimed []string) (map[string]schemaThere, error) {
+func (d *Detectors) schemas(ctx context.Context, claimed []string) (map[string]schemaThere, error) {
 	out := map[string]schemaThere{}
 	var fenced bool
-	if err := pg.QueryRow(ctx, s.deps.Workloads, fencesExist).Scan(&fenced); err != nil {
+	if err := pg.QueryRow(ctx, d.workloads, fencesExist).Scan(&fenced); err != nil {
 		return nil, fmt.Errorf("look for fences of schemas: %w", err)
 	}
 	known := slices.Clone(claimed)
 	if fenced {
-		rows, err := pg.Query(ctx, s.deps.Workloads, fencedSchemas.For(struct{}{}))
+		rows, err := pg.Query(ctx, d.workloads, fencedSchemas.For(struct{}{}))
 		if err != nil {
 			return nil, fmt.Errorf("read fences of schemas: %w", err)
 		}
@@ -174,7 +174,7 @@ func (s *Sweeper) schemas(ctx context.Context, claimed []string) (map[string]sch
 			return nil, fmt.Errorf("read fences of schemas: %w", err)
 		}
 	}
-	rows, err := pg.Query(ctx, s.deps.Workloads, schemasPresent, known)
+	rows, err := pg.Query(ctx, d.workloads, schemasPresent, known)
 	if err != nil {
 		return nil, fmt.Errorf("list schemas: %w", err)
 	}

@@ -20,7 +20,7 @@ func (b *bed) firstSweep() []Seen {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	seen, err := fresh.detectRows(b.t.Context())
+	seen, err := fresh.guard.Scan(b.t.Context())
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -160,7 +160,7 @@ func TestAWokenInstanceThatBothSweepsSeeIsOneFinding(t *testing.T) {
 	b.sweepWoken()
 	first := wantOnly(t, b.open(), subject)[0]
 	b.world.mu.Lock()
-	b.world.strays, b.world.straysAt = map[instanceKey]int{{id, 7}: 3}, at.Add(30*time.Minute)
+	b.world.strays, b.world.straysAt = map[instanceOf]int{{id, 7}: 3}, at.Add(30*time.Minute)
 	b.world.mu.Unlock()
 	b.sweep()
 	b.pass(61 * time.Minute)

@@ -75,10 +75,10 @@ type Sweeper struct {
 	opened *prometheus.CounterVec
 	failed *prometheus.CounterVec
 
-	watched watch           // the triggers of rows, as the last scan found them
-	misfits map[rowKey]bool // the rows whose seal did not fit in the last scan
-	bounds  bounds
-	asked   sync.Map // the placements that SweepTwoInstances waits for, by kind
+	pages  *Pages
+	detect *Detectors
+	guard  *Guard
+	asked  sync.Map // the placements that SweepTwoInstances waits for, by kind
 }
 
 // detector is one check. run returns everything that it sees; an error means that it concludes nothing.
@@ -116,8 +116,13 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 	if cfg.Page <= 0 {
 		cfg.Page = def.Page
 	}
+	pages := NewPages(deps.DB, cfg.Page)
 	s := &Sweeper{
-		deps: deps, cfg: cfg,
+		deps: deps, cfg: cfg, pages: pages, guard: NewGuard(deps.DB, pages),
+		detect: NewDetectors(deps.DB, deps.Workloads, pages, DetectorConfig{
+			Grace: cfg.Grace, Fresh: cfg.Fresh, ProvisionWindow: cfg.ProvisionWindow, ProvisionLimit: cfg.ProvisionLimit,
+			WokenFor: cfg.WokenFor, Keep: cfg.Keep,
+		}),
 		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "findings_open", Help: "Findings that are open, by kind, as this replica last read them.",
 		}, []string{"kind"}),
@@ -134,16 +139,16 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		return nil, fmt.Errorf("register metrics of findings: %w", err)
 	}
 	s.checks = []detector{
-		{"rows", s.detectRows},
-		{"records", s.detectRecords},
-		{"agents", s.detectAgents},
-		{"schemas", s.detectSchemas},
-		{"provisions", s.detectProvisions},
-		{sourceDisks, s.detectDisks},
+		{"rows", s.guard.Scan},
+		{"records", s.detect.Records},
+		{"agents", s.detect.Agents},
+		{"schemas", s.detect.Schemas},
+		{"provisions", s.detect.Provisions},
+		{sourceDisks, s.detect.Disks},
 	}
 	for _, kind := range slices.Sorted(maps.Keys(deps.Drivers)) {
 		s.checks = append(s.checks, detector{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) {
-			return s.detectInstances(ctx, kind, deps.Drivers[kind])
+			return s.detect.Instances(ctx, kind, deps.Drivers[kind])
 		}})
 		s.sources = append(s.sources, sourceOfTwo(kind))
 	}
@@ -159,10 +164,10 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 // it ends what only detectors that are gone have seen.
 func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
-	if err := s.Follow(ctx); err != nil {
+	if err := s.detect.Follow(ctx); err != nil {
 		return total, err // the detectors would compare with old reports
 	}
-	if err := s.forgetOldReports(ctx); err != nil {
+	if err := s.detect.ForgetReports(ctx); err != nil {
 		return total, err
 	}
 	standing, err := s.standing(ctx)
@@ -205,10 +210,6 @@ func (s *Sweeper) check(ctx context.Context, d detector, standing []string, tota
 	}
 	return nil
 }
-
-// takeTurn locks the findings, so that one transaction at a time writes them.
-var takeTurn = pg.Define(pg.RoleLifecycle, "findings.take_turn",
-	`SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`)
 
 // settle writes the result of one complete scan: it adds and deletes suspicions, and opens and resolves findings.
 func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total *Swept) error {

@@ -99,7 +99,7 @@ func TestAnInstanceThatEndedBehindTheProductsBack(t *testing.T) {
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
 	found := wantOnly(t, b.seen(), "allocation_without_occupancy allocation "+allocation,
 		"claim_without_resource claim "+claim)
-	if f := found[0]; f.Severity != p1 || !f.cordoned || f.NodeID != node || f.AllocationID != allocation ||
+	if f := found[0]; f.Severity != P1 || !f.cordoned || f.NodeID != node || f.AllocationID != allocation ||
 		f.WorkspaceID != id || !strings.Contains(f.Summary, "it ended at") {
 		t.Errorf("got %+v", f)
 	}
@@ -226,10 +226,10 @@ func TestAnInstanceBesideTheProduct(t *testing.T) {
 	}
 	found := wantOnly(t, b.seen(), "instance_without_row instance "+stranger+":1",
 		"instance_without_row instance "+id+":2")
-	if found[0].Severity != p1 || found[0].WorkspaceID != "" || !strings.Contains(found[0].Summary, "not known here") {
+	if found[0].Severity != P1 || found[0].WorkspaceID != "" || !strings.Contains(found[0].Summary, "not known here") {
 		t.Errorf("got %+v", found[0])
 	}
-	if found[1].Severity != p1 || found[1].WorkspaceID != id || !strings.Contains(found[1].Summary, "no row names it") {
+	if found[1].Severity != P1 || found[1].WorkspaceID != id || !strings.Contains(found[1].Summary, "no row names it") {
 		t.Errorf("got %+v", found[1])
 	}
 	if found[1].After["provider_id"] != "fake:"+id+":2" {
@@ -408,7 +408,7 @@ func TestSuccessiveProvisions(t *testing.T) {
 	}
 	b.sweep()
 	found := wantOnly(t, b.open(), "successive_provisions name "+tenant+"/again")
-	if runs, _ := found[0].After["runs"].([]any); len(runs) != 3 || found[0].Severity != p2 {
+	if runs, _ := found[0].After["runs"].([]any); len(runs) != 3 || found[0].Severity != P2 {
 		t.Errorf("got %+v", found[0])
 	}
 	b.pass(20 * time.Minute)

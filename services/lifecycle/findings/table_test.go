@@ -211,7 +211,7 @@ func (b *bed) outcome(e edit, w way, role string) string {
 func (b *bed) rowFindings() map[string]row {
 	b.t.Helper()
 	var total Swept
-	if err := b.sweeper.check(b.t.Context(), detector{"rows", b.sweeper.detectRows}, []string{"rows"},
+	if err := b.sweeper.check(b.t.Context(), detector{"rows", b.sweeper.guard.Scan}, []string{"rows"},
 		&total); err != nil {
 		b.t.Fatal(err)
 	}

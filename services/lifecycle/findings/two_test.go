@@ -147,12 +147,12 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 				return b.open()
 			}
 			found := wantOnly(t, twice(), "instance_without_row workspace "+id, "instance_without_row workspace "+stranger)
-			if f := found[0]; f.Severity != p0 || f.WorkspaceID != id || f.TenantID == "" ||
+			if f := found[0]; f.Severity != P0 || f.WorkspaceID != id || f.TenantID == "" ||
 				f.source != "two_instances/process" || f.NextAction != nextTwo ||
 				!strings.Contains(f.Summary, `2 instances of "one" run at once, of epochs 1, 2`) {
 				t.Errorf("got %+v", f)
 			}
-			if f := found[1]; f.Severity != p0 || f.WorkspaceID != "" || !strings.Contains(f.Summary, "not known here") {
+			if f := found[1]; f.Severity != P0 || f.WorkspaceID != "" || !strings.Contains(f.Summary, "not known here") {
 				t.Errorf("got %+v", f)
 			}
 			for _, epoch := range []int64{1, 2} {

@@ -68,7 +68,7 @@ func TestReportsOfSessionsThatStandAreKept(t *testing.T) {
 	b.observed(gone, ids.New(), "main")
 	b.sweep()
 	b.pass(b.sweeper.cfg.Keep + time.Hour)
-	if err := b.sweeper.forgetOldReports(t.Context()); err != nil {
+	if err := b.sweeper.detect.ForgetReports(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if kept := b.text(`SELECT string_agg(workspace_id::text, ' ') FROM lifecycle.observed_workload`); kept != id {

@@ -3,77 +3,23 @@ package findings
 import (
 	"context"
 	"fmt"
-	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-const (
-	endedWoke = commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE
-
-	nextWoke = "find the host that started the old instance and delete it there, disk images and snapshots included; nothing of it runs, and the workspace is not " +
-		"touched; the finding ends an hour after the last refusal"
-	nextStrays = "find out what started the old instance on this host again, a restored backup for example, and remove it; its processes were ended"
-
-	refusedKind   = "instance.refused"
-	wokenSource   = "woken"
-	wokenConsumer = "woken-instances"
-)
-
-// WokenConsumer is the configuration of the consumer that ApplyWoken is for.
-func WokenConsumer() events.ConsumerConfig {
-	return events.ConsumerConfig{Name: wokenConsumer, Schema: pg.RoleLifecycle, Kinds: []string{refusedKind}}
-}
-
-var noteRefused = pg.Define(pg.RoleLifecycle, "findings.note_refused", `
-		INSERT INTO lifecycle.woken_instance AS w
-			(instance_id, version, workspace_id, tenant_id, epoch, node_id, reason, remote_address, machine_id, boot_id, refused_at)
-		VALUES ($1, $2, $3, nullif($4, '')::uuid, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11)
-		ON CONFLICT (instance_id) DO UPDATE SET version = EXCLUDED.version, reason = EXCLUDED.reason, remote_address = EXCLUDED.remote_address,
-			machine_id = EXCLUDED.machine_id, boot_id = EXCLUDED.boot_id, refused_at = EXCLUDED.refused_at
-		WHERE w.version < EXCLUDED.version`)
-
-// ApplyWoken stores that recovery refused an instance of an epoch that is over. SweepWoken makes the finding of it.
-func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	if r.Kind != refusedKind || r.Source != pg.RoleRecovery {
-		return nil
-	}
-	var f recoveryv1.InstanceRefused
-	if err := r.Decode(&f); err != nil {
-		return err
-	}
-	if !ids.Valid(f.GetInstanceId()) || !ids.Valid(f.GetWorkspaceId()) {
-		return nil
-	}
-	_, err := pg.Exec(ctx, tx, noteRefused,
-		f.GetInstanceId(), f.GetVersion(), f.GetWorkspaceId(), f.GetTenantId(), f.GetEpoch(), f.GetNodeId(),
-		names.Of(f.GetReason()), f.GetRemoteAddress(), f.GetMachineId(), f.GetBootId(), f.GetRefusedAt().AsTime())
-	if err != nil {
-		return fmt.Errorf("write down refused instance: %w", err)
-	}
-	return nil
-}
+// wokenSource is the source of findings on instances of ended epochs that were started again.
+const wokenSource = "woken"
 
 var noWokenFinding = pg.Define(pg.RoleLifecycle, "findings.no_woken_finding",
 	`SELECT NOT EXISTS (SELECT 1 FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1 AND f.source = $2)
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.suspicion s WHERE s.kind = $1 AND s.source = $2)`)
 
-var forgetRefused = pg.Define(pg.RoleLifecycle, "findings.forget_refused",
-	`DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`)
-
 // SweepWoken makes findings of the instances that were refused within the last hour, ends those of others, and forgets
 // old refusals. It is a sweep of its own: it compares nothing, and its finding must not wait for the sweeps that do.
 func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 	var total Swept
-	seen, err := s.wokenInstances(ctx)
+	seen, err := s.detect.Woken(ctx)
 	if err == nil && len(seen) == 0 {
 		idle := false
 		err = pg.QueryRow(ctx, s.deps.DB, noWokenFinding, names.Of(endedWoke), wokenSource).Scan(&idle)
@@ -85,104 +31,11 @@ func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 		err = s.settle(ctx, wokenSource, seen, &total)
 	}
 	if err == nil {
-		_, err = pg.Exec(ctx, s.deps.DB, forgetRefused, s.cfg.Keep.Seconds())
+		err = s.detect.ForgetRefused(ctx)
 	}
 	if err != nil {
 		s.failed.WithLabelValues(wokenSource).Inc()
 		return total, fmt.Errorf("look at refused instances: %w", err)
 	}
 	return total, nil
-}
-
-// refusedFields are the columns of woken_instance.
-type refusedFields struct {
-	WorkspaceID   string    `db:"workspace_id" expr:"@.workspace_id::text"`
-	TenantID      string    `db:"tenant_id" expr:"coalesce(@.tenant_id::text, '')"`
-	Epoch         int64     `db:"epoch"`
-	NodeID        string    `db:"node_id" expr:"coalesce(@.node_id::text, '')"`
-	InstanceID    string    `db:"instance_id" expr:"@.instance_id::text"`
-	Reason        string    `db:"reason"`
-	RemoteAddress string    `db:"remote_address"`
-	MachineID     string    `db:"machine_id"`
-	BootID        string    `db:"boot_id"`
-	RefusedAt     time.Time `db:"refused_at"`
-	Version       int64     `db:"version"`
-}
-
-// refusedInstance is an instance that was refused, with its workspace's name and epoch where that is known.
-type refusedInstance struct {
-	refusedFields
-
-	Name         string `db:"name"`
-	PresentEpoch int64  `db:"present_epoch"`
-}
-
-var refusedInstances = pg.Define(pg.RoleLifecycle, "findings.refused_instances", `
-		SELECT `+pg.Columns[refusedFields]("w")+`, coalesce(p.name, '') AS name, coalesce(p.epoch, 0) AS present_epoch
-		FROM lifecycle.woken_instance w LEFT JOIN lifecycle.workspace p ON p.id = w.workspace_id
-		WHERE w.refused_at > mesh.clock() - make_interval(secs => $1)`)
-
-func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
-	list, err := pg.All[refusedInstance](ctx, s.deps.DB, refusedInstances, s.cfg.WokenFor.Seconds())
-	if err != nil {
-		return nil, fmt.Errorf("read refused instances: %w", err)
-	}
-	out := make([]Seen, 0, len(list))
-	for _, r := range list {
-		out = append(out, Seen{
-			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: instanceKey{r.WorkspaceID, r.Epoch}.String(),
-			WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID, NextAction: nextWoke, Certain: true,
-			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; it was refused as %s", r.Epoch, r.Name,
-				r.Reason),
-			Before: map[string]any{"workspace": r.Name, "present_epoch": r.PresentEpoch},
-			After: map[string]any{
-				"reason": r.Reason, "epoch": r.Epoch, "instance_id": r.InstanceID, "remote_address": r.RemoteAddress,
-				"machine_id": r.MachineID, "boot_id": r.BootID, "reports": r.Version,
-				"refused_at": r.RefusedAt.UTC().Format(time.RFC3339Nano),
-			},
-		})
-	}
-	return out, nil
-}
-
-var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "findings.workspace_of_strays",
-	`SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id = $1::uuid`)
-
-// strays makes findings of the ended instances whose processes the driver found running, and ended, within the last
-// hour.
-func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, list []placement.Instance) ([]Seen,
-	error,
-) {
-	var now time.Time
-	var out []Seen
-	for _, b := range list {
-		if b.Strays == 0 || b.StraysAt.IsZero() {
-			continue
-		}
-		if now.IsZero() {
-			if err := pg.QueryRow(ctx, s.deps.DB, clockNow).Scan(&now); err != nil {
-				return nil, fmt.Errorf("read clock: %w", err)
-			}
-		}
-		if now.Sub(b.StraysAt) > s.cfg.WokenFor {
-			continue
-		}
-		seen := Seen{
-			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: instanceKey{b.WorkspaceID, b.Epoch}.String(),
-			NextAction: nextStrays, Certain: true,
-			Summary: fmt.Sprintf("%d processes of epoch %d, which the launch log says has ended, ran on its host; they were ended", b.Strays, b.Epoch),
-			Before:  map[string]any{"ended_at": b.EndedAt.UTC().Format(time.RFC3339)},
-			After: map[string]any{
-				"processes": b.Strays, "provider_id": b.ProviderID, "placement": names.Of(kind),
-				"found_at": b.StraysAt.UTC().Format(time.RFC3339),
-			},
-		}
-		err := pg.QueryRow(ctx, s.deps.DB, workspaceOfStrays, b.WorkspaceID).
-			Scan(&seen.WorkspaceID, &seen.TenantID)
-		if err != nil && !pg.IsNoRows(err) {
-			return nil, fmt.Errorf("read workspace of strays: %w", err)
-		}
-		out = append(out, seen)
-	}
-	return out, nil
 }

@@ -76,7 +76,7 @@ func TestAWokenInstanceIsAFinding(t *testing.T) {
 	b.sweepWoken()
 	subject := "ended_instance_woke instance " + id + ":1"
 	f := wantOnly(t, b.open(), subject)[0]
-	if f.Severity != p0 || f.After["reason"] != "epoch_superseded" || f.After["remote_address"] != "192.0.2.7:1" ||
+	if f.Severity != P0 || f.After["reason"] != "epoch_superseded" || f.After["remote_address"] != "192.0.2.7:1" ||
 		f.WorkspaceID != id {
 		t.Errorf("found %+v", f)
 	}
@@ -108,11 +108,11 @@ func TestStraysAreAFinding(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.world.mu.Lock()
-	b.world.strays, b.world.straysAt = map[instanceKey]int{{id, 7}: 3}, time.Now()
+	b.world.strays, b.world.straysAt = map[instanceOf]int{{id, 7}: 3}, time.Now()
 	b.world.mu.Unlock()
 	b.sweep()
 	f := wantOnly(t, b.open(), "ended_instance_woke instance "+id+":7")[0]
-	if f.WorkspaceID != id || f.Severity != p0 {
+	if f.WorkspaceID != id || f.Severity != P0 {
 		t.Errorf("found %+v", f)
 	}
 	b.pass(61 * time.Minute)

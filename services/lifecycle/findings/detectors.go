@@ -1,0 +1,34 @@
+package findings
+
+import (
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// DetectorConfig bounds detectors.
+type DetectorConfig struct {
+	// Grace is how long after the last change of a row an agent's report is compared with it.
+	Grace time.Duration
+	// Fresh is how old an agent's report may be.
+	Fresh time.Duration
+	// ProvisionLimit provisions of one tenant and name within ProvisionWindow are a finding.
+	ProvisionWindow time.Duration
+	ProvisionLimit  int
+	// WokenFor is how long a finding on an instance that was started again stays after it was last refused, or ended.
+	WokenFor time.Duration
+	// Keep is how long an agent's report is kept, and a refusal.
+	Keep time.Duration
+}
+
+// Detectors compare rows, resources and reports with each other. Each reads its sources and returns what it sees.
+type Detectors struct {
+	db, workloads *pgxpool.Pool
+	pages         *Pages
+	cfg           DetectorConfig
+}
+
+// NewDetectors returns detectors that read the database db in pages, and workloads as its administrator.
+func NewDetectors(db, workloads *pgxpool.Pool, pages *Pages, cfg DetectorConfig) *Detectors {
+	return &Detectors{db: db, workloads: workloads, pages: pages, cfg: cfg}
+}

@@ -1,0 +1,73 @@
+package findings
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+var clockNow = pg.Define(pg.RoleLifecycle, "findings.clock_now", `SELECT mesh.clock()`)
+
+// provisioned is a workspace name that was provisioned repeatedly within the window.
+type provisioned struct {
+	TenantID   string   `db:"tenant_id"`
+	Name       string   `db:"name"`
+	Provisions int      `db:"provisions"`
+	Newest     string   `db:"newest"` // workspace
+	Runs       []string `db:"runs"`
+	Workspaces int      `db:"workspaces"`
+}
+
+var provisionsOf = pg.Define(pg.RoleLifecycle, "findings.provisions_of", `
+		SELECT w.tenant_id::text AS tenant_id, w.name, count(*)::int AS provisions, (array_agg(w.id::text ORDER BY r.created_at DESC))[1] AS newest,
+			array_agg(r.kind || ' ' || r.id ORDER BY r.created_at) AS runs, count(DISTINCT w.id)::int AS workspaces
+		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate') AND r.created_at > mesh.clock() - make_interval(secs => $2)
+		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
+
+// Provisions finds workspace names that were provisioned at least ProvisionLimit times within ProvisionWindow.
+func (d *Detectors) Provisions(ctx context.Context) ([]Seen, error) {
+	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by the clocks of replicas,
+	// which may differ by some minutes.
+	var now time.Time
+	if err := pg.QueryRow(ctx, d.db, clockNow).Scan(&now); err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	from := lowestID(now.Add(-d.cfg.ProvisionWindow - 5*time.Minute))
+	found, err := pg.All[provisioned](ctx, d.db, provisionsOf, from, d.cfg.ProvisionWindow.Seconds(),
+		d.cfg.ProvisionLimit)
+	if err != nil {
+		return nil, fmt.Errorf("count provisions: %w", err)
+	}
+	out := make([]Seen, 0, len(found))
+	for _, p := range found {
+		list := make([]any, 0, len(p.Runs))
+		for _, r := range p.Runs {
+			list = append(list, r)
+		}
+		out = append(out, Seen{
+			Kind: manyProvisions, Severity: P2, SubjectType: "name", SubjectID: p.TenantID + "/" + p.Name, TenantID: p.TenantID,
+			WorkspaceID: p.Newest,
+			Summary: fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", p.Name, p.Provisions,
+				d.cfg.ProvisionWindow, p.Workspaces),
+			NextAction: nextProvisions,
+			Before:     map[string]any{"limit": d.cfg.ProvisionLimit}, After: map[string]any{"runs": list}, Certain: true,
+		})
+	}
+	return out, nil
+}
+
+// lowestID returns the lowest id that can be drawn at the given time or later.
+func lowestID(at time.Time) string {
+	ms := uint64(at.UnixMilli()) //nolint:gosec // after 1970
+	var id uuid.UUID
+	for i := range 6 {
+		id[i] = byte(ms >> (8 * (5 - i))) //nolint:gosec // the lowest byte is meant
+	}
+	id[6], id[8] = 0x70, 0x80
+	return id.String()
+}
