@@ -64,6 +64,7 @@ func walls() []wall {
 	all = append(all, gatewayRooms()...)
 	all = append(all, readingRooms()...)
 	all = append(all, identityRooms()...)
+	all = append(all, findingsRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -376,5 +377,18 @@ func TestReachFindsTheWay(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("ways differ (-want +got):\n%s", diff)
+	}
+}
+
+func findingsRooms() []wall {
+	const f = "services/lifecycle/findings/"
+	return []wall{
+		{
+			name: "how findings are kept and tables are read knows no detector", from: []string{f + "finding", f + "scan"},
+			to: []string{f + "detect", f + "guard"}, product: true,
+		},
+		{name: "reading tables in pages knows no finding", from: []string{f + "scan"}, to: []string{f + "finding"}},
+		{name: "detectors do not use the drift guard", from: []string{f + "detect"}, to: []string{f + "guard"}},
+		{name: "the drift guard uses no other detector", from: []string{f + "guard"}, to: []string{f + "detect"}},
 	}
 }

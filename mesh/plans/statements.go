@@ -12,7 +12,7 @@ import (
 // whole are the statements that read the whole fleet, with the rows that they may read for each workspace. Each runs in
 // a sweep every 30 s or more seldom, or when something failed, and none on the way of a request.
 var whole = map[string]float64{
-	"findings.provisions_of":   1, // the argument of the test lies before most runs
+	"detect.provisions_of":     1, // the argument of the test lies before most runs
 	"launchlog.live_instances": 1,
 	"static.list_slots":        1,
 	"static.standing_slots":    1,
@@ -44,14 +44,14 @@ const PageSize = 500
 
 // paged are the statements that read a page of the fleet, with the rows that they may read for each of it.
 var paged = map[string]float64{
-	"findings.claimed_schemas":     7,
-	"findings.contradictions":      25, // compares the tables of holds, claims and instances with each other
-	"findings.devices_of_released": 10,
-	"findings.end_of_page":         1,
-	"findings.forget_reports":      2,
-	"findings.fresh_reports":       3,
-	"findings.misfits":             1, // reads every row that has a seal
-	"findings.standing_by_rows":    6,
+	"detect.claimed_schemas":     7,
+	"detect.contradictions":      25, // compares the tables of holds, claims and instances with each other
+	"detect.devices_of_released": 10,
+	"scan.end_of_page":           1,
+	"detect.forget_reports":      2,
+	"detect.fresh_reports":       3,
+	"guard.misfits":              1, // reads every row that has a seal
+	"detect.standing_by_rows":    6,
 }
 
 // flat are statements of loops that find almost no rows on a fleet at rest, with the rows that they may read of a fleet
@@ -111,7 +111,7 @@ const (
 
 // reasons has, for each statement that reads the whole fleet, the reason why it may.
 var reasons = map[string]string{
-	"findings.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom,
+	"detect.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom,
 	"static.standing_slots":       seldom,
 	"gate.read_nodes_without_key": repair, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",

@@ -25,7 +25,7 @@ var unprepared = []string{
 	"castore.create_index", "castore.cut_batch", "castore.drop_index", "castore.find_place", "castore.grant_rights",
 	"castore.lock_functions", "castore.make_functions", "castore.make_role", "castore.read_indexes",
 	"castore.read_progress", "castore.read_size", "castore.try_lock_indexes", "castore.unlock_indexes",
-	"findings.fenced_schemas", "idle.create_inspect", "idle.create_statements", "idle.read_records",
+	"detect.fenced_schemas", "idle.create_inspect", "idle.create_statements", "idle.read_records",
 	"idle.read_statements", "idle.reset_statements", "idle.vacuum_again", "idle.vacuum_all",
 	"plans.fence_schemas", "plans.schemas_there",
 	"rig.insert_commit",

@@ -33,6 +33,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/launchlog"
 	"github.com/gpuaas/mesh/services/lifecycle/operation"
@@ -308,15 +310,15 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("build consumer of sessions: %w", err)
 	}
 	woken, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger},
-		findings.WokenConsumer())
+		detect.WokenConsumer())
 	if err != nil {
 		return fmt.Errorf("build consumer of refused instances: %w", err)
 	}
-	b.Consumes(consumer.Name(), woken.Name(), findings.ReportsConsumer)
+	b.Consumes(consumer.Name(), woken.Name(), detect.ReportsConsumer)
 	b.Add(
 		app.Task{
 			Name: "woken-instances",
-			Run:  func(ctx context.Context) error { return woken.Run(ctx, findings.ApplyWoken) },
+			Run:  func(ctx context.Context) error { return woken.Run(ctx, detect.ApplyWoken) },
 		},
 		app.Task{Name: "woken-sweep", Run: func(ctx context.Context) error {
 			pause := func() func(context.Context) bool {
@@ -390,7 +392,7 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *oper
 // announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
 	return slices.Concat([]reannounce.Source{operation.AnnouncedTenants()}, allocation.Announced(), saga.Announced(),
-		[]reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), findings.Announced()})
+		[]reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), finding.Announced()})
 }
 
 // openStores opens the stores that lifecycle uses beside its own database.

@@ -14,6 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/guard"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
@@ -27,7 +29,7 @@ type Server struct {
 func NewServer(s *Sweeper, log *audit.Log) *Server { return &Server{sweeper: s, audit: log} }
 
 var findingToAcknowledge = pg.Define(pg.RoleLifecycle, "findings.finding_to_acknowledge",
-	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.finding_id = $1 FOR UPDATE`)
+	`SELECT `+finding.Columns+` FROM lifecycle.finding f WHERE f.finding_id = $1 FOR UPDATE`)
 
 var acknowledgeFinding = pg.Define(pg.RoleLifecycle, "findings.acknowledge_finding",
 	`UPDATE lifecycle.finding f SET acknowledged_by = $2, acknowledge_reason = $3 WHERE f.finding_id = $1`)
@@ -47,10 +49,10 @@ func (v *Server) AcknowledgeFinding(ctx context.Context,
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err
 		}
-		if _, err := pg.Exec(ctx, tx, takeTurn); err != nil {
+		if _, err := pg.Exec(ctx, tx, finding.TakeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
-		f, err := oneFinding(ctx, tx, findingToAcknowledge, req.GetFindingId())
+		f, err := finding.One(ctx, tx, findingToAcknowledge, req.GetFindingId())
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such finding")
 		}
@@ -63,17 +65,17 @@ func (v *Server) AcknowledgeFinding(ctx context.Context,
 		if err := mayAcknowledge(ctx, tx, f); err != nil {
 			return err
 		}
-		if err := settleFinding(ctx, tx, f.Seen); err != nil {
+		if err := guard.Settle(ctx, tx, f.Seen); err != nil {
 			return err
 		}
 		if _, err := audit.Record(ctx, tx, entry); err != nil {
 			return err
 		}
-		_, err = pg.Exec(ctx, tx, acknowledgeFinding, f.id, rpc.ActorFrom(ctx), req.GetReason())
+		_, err = pg.Exec(ctx, tx, acknowledgeFinding, f.ID, rpc.ActorFrom(ctx), req.GetReason())
 		if err != nil {
 			return fmt.Errorf("acknowledge finding: %w", err)
 		}
-		res.Finding, res.Pos, err = resolve(ctx, tx, f)
+		res.Finding, res.Pos, err = finding.Resolve(ctx, tx, f)
 		return err
 	})
 	if err != nil {
@@ -85,18 +87,19 @@ func (v *Server) AcknowledgeFinding(ctx context.Context,
 
 // mayAcknowledge returns a fault for a finding that has ended, for one of a kind that ends by itself, and for a row
 // that is still as it was changed.
-func mayAcknowledge(ctx context.Context, q pg.Querier, f row) error {
+func mayAcknowledge(ctx context.Context, q pg.Querier, f finding.Row) error {
 	switch {
-	case f.resolved != nil:
+	case f.Resolved != nil:
 		return fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the finding is over",
 			fault.Unmet("the finding is not open any more"),
 			fault.Remedy("nothing is left to do"))
-	case f.Kind != RowChanged:
+	case f.Kind != guard.RowChanged:
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"a finding of "+names.Of(f.Kind)+" ends by itself when it is no longer so",
-			fault.Unmet("the finding is of "+names.Of(f.Kind)+", not of "+names.Of(RowChanged)), fault.Remedy(f.NextAction))
+			fault.Unmet("the finding is of "+names.Of(f.Kind)+", not of "+names.Of(guard.RowChanged)),
+			fault.Remedy(f.NextAction))
 	}
-	still, err := standsAsChanged(ctx, q, f.SubjectType, f.SubjectID)
+	still, err := guard.StandsAsChanged(ctx, q, f.SubjectType, f.SubjectID)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
 // observedStorage reports the workspace's workload and the directories that the agent has of it; nil as an agent that
@@ -43,8 +45,8 @@ func TestAnIdentityThatIsClaimedAndRetired(t *testing.T) {
 			claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'identity'`, id)
 			take(b, node)
 			f := wantOnly(t, b.seen(), "claim_without_resource claim "+claim)[0]
-			if f.Severity != P1 || f.WorkspaceID != id || f.TenantID == "" || f.NodeID != node ||
-				f.NextAction != nextClaimEmpty ||
+			if f.Severity != finding.P1 || f.WorkspaceID != id || f.TenantID == "" || f.NodeID != node ||
+				f.NextAction != detect.NextClaimEmpty ||
 				!strings.Contains(f.Summary, name) {
 				t.Errorf("got %+v", f)
 			}
@@ -67,7 +69,7 @@ func TestAStorageDirectoryThatWasWiped(t *testing.T) {
 	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
 	workload := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload'`, id)
 	claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'storage'`, id)
-	sweepTwice := func(storage *nodev1.StorageReport) map[string]row {
+	sweepTwice := func(storage *nodev1.StorageReport) map[string]finding.Row {
 		for range 2 {
 			b.pass(time.Minute + time.Second)
 			b.observedStorage(node, id, workload, storage)
@@ -80,8 +82,8 @@ func TestAStorageDirectoryThatWasWiped(t *testing.T) {
 	wantOnly(t, sweepTwice(nil))
 	wantOnly(t, sweepTwice(&nodev1.StorageReport{Names: []string{"data"}}))
 	f := wantOnly(t, sweepTwice(&nodev1.StorageReport{Names: []string{"other"}}), "claim_without_resource claim "+claim)[0]
-	if f.Severity != P1 || f.WorkspaceID != id || f.NodeID != node || f.AllocationID != allocation ||
-		f.NextAction != nextStorageGone ||
+	if f.Severity != finding.P1 || f.WorkspaceID != id || f.NodeID != node || f.AllocationID != allocation ||
+		f.NextAction != detect.NextStorageGone ||
 		f.Before["directory"] != "/boxes/data" || f.After["reported_at"] == nil {
 		t.Errorf("got %+v", f)
 	}

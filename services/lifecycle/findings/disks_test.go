@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
@@ -71,13 +72,13 @@ func (m *machine) wants(what string, open bool, by string) {
 	}
 	f, is := m.b.open()["node_disk_full node "+m.node]
 	if by == "finding" {
-		by = cordonBy(f.id)
+		by = finding.CordonBy(f.ID)
 	}
 	if is != open || g.CordonedBy != by || g.Cordoned != (by != "") || g.Host.GetStateDisk().GetFull() != open {
 		m.b.t.Errorf("%s: the finding is open: %t; cordoned %t by %q: %q; the facts say %v", what, is, g.Cordoned,
 			g.CordonedBy, g.CordonReason, g.Host.GetStateDisk())
 	}
-	if open && (f.Severity != P1 || f.NextAction == "" || f.After["directory"] != "/var/lib/gpuaas") {
+	if open && (f.Severity != finding.P1 || f.NextAction == "" || f.After["directory"] != "/var/lib/gpuaas") {
 		m.b.t.Errorf("%s: it says %+v", what, f.Seen)
 	}
 }

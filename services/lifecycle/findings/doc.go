@@ -18,13 +18,10 @@
 // It never changes the rows that it compares, except that an acknowledgement puts a new seal on a row whose seal did
 // not fit. Beside reporting it only cordons a node, and ends a cordon of its own when its finding is over.
 //
-// The drift guard is a trigger on the rows of workspaces, runs and allocations. It knows the product's writes from all
-// others by a setting of the session (pg.WriterSetting), and records evidence of any other write: the row before and
-// after, and by whom. Each row carries a seal, a digest over all its columns that the trigger renews: after a write
-// without the trigger the row does not fit its seal. The guard reads the evidence, and reads all live rows only in a
-// process's first scan, after the triggers were changed, and while one does not fire: its work grows with the changes
-// by hand, not with the rows.
+// The rooms below decide the rest: detect what contradicts what, guard which rows were changed by hand, finding how a
+// finding is kept, and scan how tables are read in pages. This package lists the sources, and has the sweeps, the
+// suspicions and the acknowledgement.
 //
 // A finding on a row ends when the change has been put back by hand, or when a person acknowledges it; never because an
-// operation has written over it. The table in docs/findings.md lists which edits are detected, and which are not.
+// operation has written over it.
 package findings

@@ -16,14 +16,15 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
 // acknowledge acknowledges a finding as a person does.
-func (b *bed) acknowledge(f row) {
+func (b *bed) acknowledge(f finding.Row) {
 	b.t.Helper()
 	ctx := rpc.WithPerson(b.t.Context(), rpc.Person{Subject: "ana@example.org", Roles: []string{"operator"}})
 	res, err := NewServer(b.sweeper, nil).AcknowledgeFinding(ctx,
-		&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "looked at"})
+		&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.ID, Reason: "looked at"})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -92,7 +93,7 @@ func TestAChangeByHandThatAnOperationTakesOverAtOnce(t *testing.T) {
 	}
 	wantOnly(t, b.seen())
 	_, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(),
-		&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "x"})
+		&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.ID, Reason: "x"})
 	if !fault.Has(err, commonv1.Reason_REASON_STATE_TERMINAL) {
 		t.Errorf("a second acknowledgement says %v", err)
 	}
@@ -115,7 +116,7 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 		t.Errorf("before %v, after %v, %q", f.Before, f.After, f.Summary)
 	}
 	var all strings.Builder
-	all.WriteString(b.text(`SELECT concat(before, after) FROM lifecycle.finding WHERE finding_id = $1`, f.id))
+	all.WriteString(b.text(`SELECT concat(before, after) FROM lifecycle.finding WHERE finding_id = $1`, f.ID))
 	for _, e := range testkit.Events(t, b.db.Pool(pg.RoleLifecycle), `kind IN ('finding.changed', 'audit.recorded')`) {
 		text, err := json.Marshal(e.Message)
 		if err != nil {
@@ -270,7 +271,7 @@ func TestAnAcknowledgementSettlesWhatWasTold(t *testing.T) {
 	b.acknowledge(f)
 	b.sweep()
 	again := wantOnly(t, b.open(), "row_changed_outside workspace "+id)[0]
-	if again.id == f.id || !strings.HasPrefix(again.Before["retry_window_start"].(string), "2020-01-01") {
+	if again.ID == f.ID || !strings.HasPrefix(again.Before["retry_window_start"].(string), "2020-01-01") {
 		t.Errorf("got %+v", again)
 	}
 	b.acknowledge(again)
@@ -281,7 +282,7 @@ func TestAnAcknowledgementSettlesWhatWasTold(t *testing.T) {
 	}
 	for _, f := range b.seen() {
 		_, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(),
-			&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.id, Reason: "x"})
+			&lifecyclev1.AcknowledgeFindingRequest{FindingId: f.ID, Reason: "x"})
 		if !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) {
 			t.Errorf("%s: %v", f.Summary, err)
 		}
@@ -323,7 +324,7 @@ func TestEvidenceIsAddedAndNeverChanged(t *testing.T) {
 func TestNoStatementNamesTheSeal(t *testing.T) {
 	names := regexp.MustCompile(`\bseal\b *(=|,)`)
 	for _, st := range pg.Statements() {
-		if names.MatchString(st.SQL()) && st.Name() != "findings.seal_row" {
+		if names.MatchString(st.SQL()) && st.Name() != "guard.seal_row" {
 			t.Errorf("%s names the seal", st.Name())
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
 // A source is gone if this process does not run it and nothing was seen by it for Config.GoneAfter: its placement was
@@ -21,7 +22,7 @@ var forgetGone = pg.Define(pg.RoleLifecycle, "findings.forget_gone",
 		WHERE NOT s.source = ANY ($1::text[]) AND s.seen_at <= mesh.clock() - make_interval(secs => $2)`)
 
 var openOfGone = pg.Define(pg.RoleLifecycle, "findings.open_of_gone",
-	`SELECT `+findingColumns+` FROM lifecycle.finding f
+	`SELECT `+finding.Columns+` FROM lifecycle.finding f
 		WHERE f.resolved_at IS NULL AND NOT f.source = ANY ($1::text[])
 			AND f.last_seen_at <= mesh.clock() - make_interval(secs => $2)
 			AND NOT EXISTS (SELECT 1 FROM lifecycle.suspicion s WHERE s.kind = f.kind AND s.subject_type = f.subject_type
@@ -36,13 +37,13 @@ func (s *Sweeper) endGone(ctx context.Context, standing []string, total *Swept) 
 	}
 	resolved := 0
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := pg.Exec(ctx, tx, takeTurn); err != nil {
+		if _, err := pg.Exec(ctx, tx, finding.TakeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
 		if _, err := pg.Exec(ctx, tx, forgetGone, s.sources, s.cfg.GoneAfter.Seconds()); err != nil {
 			return fmt.Errorf("forget suspicions: %w", err)
 		}
-		have, err := allFindings(ctx, tx, openOfGone, s.sources, s.cfg.GoneAfter.Seconds())
+		have, err := finding.All(ctx, tx, openOfGone, s.sources, s.cfg.GoneAfter.Seconds())
 		if err != nil {
 			return fmt.Errorf("read open findings: %w", err)
 		}

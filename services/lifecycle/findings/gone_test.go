@@ -7,6 +7,8 @@ import (
 
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
@@ -15,12 +17,12 @@ const goneSource = "boxes/docker"
 
 // occupiedNode inserts the gate of a machine, and returns its id, a sight of it as occupied, the finding's subject, and
 // a function that returns by whom it is cordoned.
-func (b *bed) occupiedNode() (node string, sight Seen, subject string, cordonOf func() string) {
+func (b *bed) occupiedNode() (node string, sight finding.Seen, subject string, cordonOf func() string) {
 	b.t.Helper()
 	node = ids.New()
 	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.node_gate (node_id, name, fence_epoch, admitted)
 		VALUES ($1, 'n', 1, true)`, node)
-	sight = occupied(node, []record{{What: "workload", WorkspaceID: ids.New(), NodeID: node, Is: "a test"}})
+	sight = detect.Occupied(node, []detect.Record{{What: "workload", WorkspaceID: ids.New(), NodeID: node, Is: "a test"}})
 	return node, sight, "node_occupied_without_allocation node " + node, func() string {
 		b.t.Helper()
 		g, _, err := gate.Get(b.t.Context(), b.db.Pool(pg.RoleLifecycle), node)
@@ -41,8 +43,8 @@ func TestAFindingIsNotHandedToADetectorThatIsGone(t *testing.T) {
 	b.settles("records", sight)
 	b.pass(2 * time.Hour)
 	b.settles("records", sight)
-	if first := wantOnly(t, b.open(), subject)[0]; first.source != "records" || cordonOf() != cordonBy(first.id) {
-		t.Fatalf("the finding of %q cordons the machine, which is cordoned by %q", first.source, cordonOf())
+	if first := wantOnly(t, b.open(), subject)[0]; first.Source != "records" || cordonOf() != finding.CordonBy(first.ID) {
+		t.Fatalf("the finding of %q cordons the machine, which is cordoned by %q", first.Source, cordonOf())
 	}
 	if got := b.settles("records"); got.Resolved != 1 {
 		t.Errorf("its detector no longer sees it and %+v", got)
@@ -67,12 +69,12 @@ func TestAFindingIsHandedToADetectorThatRunsElsewhereOrFails(t *testing.T) {
 	b.settles("records", sight)
 	wantOnly(t, b.open(), subject)
 	b.settles("records")
-	if held := wantOnly(t, b.open(), subject)[0]; held.source != "agents" {
-		t.Errorf("the finding was handed to %q, want the detector of this replica that fails", held.source)
+	if held := wantOnly(t, b.open(), subject)[0]; held.Source != "agents" {
+		t.Errorf("the finding was handed to %q, want the detector of this replica that fails", held.Source)
 	}
 	b.settles("agents")
-	if held := wantOnly(t, b.open(), subject)[0]; held.source != goneSource {
-		t.Errorf("the finding was handed to %q, want the detector of the other replica", held.source)
+	if held := wantOnly(t, b.open(), subject)[0]; held.Source != goneSource {
+		t.Errorf("the finding was handed to %q, want the detector of the other replica", held.Source)
 	}
 	if got := b.suspected(node); !slices.Equal(got, []string{goneSource}) {
 		t.Errorf("%v suspect the machine", got)
@@ -90,8 +92,8 @@ func TestWhatADetectorFoundEndsAfterTheDetector(t *testing.T) {
 	first := wantOnly(t, b.open(), subject)[0]
 	b.pass(59 * time.Minute)
 	b.sweep()
-	if held := wantOnly(t, b.open(), subject)[0]; held.id != first.id || cordonOf() != cordonBy(first.id) {
-		t.Errorf("finding %s, cordon by %q; want %s and its cordon", held.id, cordonOf(), first.id)
+	if held := wantOnly(t, b.open(), subject)[0]; held.ID != first.ID || cordonOf() != finding.CordonBy(first.ID) {
+		t.Errorf("finding %s, cordon by %q; want %s and its cordon", held.ID, cordonOf(), first.ID)
 	}
 	if got := b.suspected(node); !slices.Equal(got, []string{goneSource}) {
 		t.Errorf("%v suspect the machine, want the detector that may run elsewhere", got)

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -86,7 +87,7 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 			b.sweep() // one scan is enough: no work under way looks like it
 			found := without(without(without(b.open(), "node_occupied"), "claim_without"), "allocation_without")
 			f := wantOnly(t, found, "row_changed_outside "+tc.key+" "+tc.arg)[0]
-			if f.Severity != P1 || f.WorkspaceID != id || !strings.Contains(f.Summary, tc.says) ||
+			if f.Severity != finding.P1 || f.WorkspaceID != id || !strings.Contains(f.Summary, tc.says) ||
 				!strings.Contains(f.NextAction, "set the row back") {
 				t.Errorf("it says %q, %q of workspace %s", f.Summary, f.NextAction, f.WorkspaceID)
 			}
@@ -129,7 +130,7 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	// The finding of a deleted row cannot be acknowledged; it ends when the row is inserted again as it was, and that of
 	// an inserted row when the row is deleted again.
 	if _, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(),
-		&lifecyclev1.AcknowledgeFindingRequest{FindingId: found[0].id, Reason: "x"}); !fault.Has(err,
+		&lifecyclev1.AcknowledgeFindingRequest{FindingId: found[0].ID, Reason: "x"}); !fault.Has(err,
 		commonv1.Reason_REASON_PRECONDITION_FAILED) ||
 		!strings.Contains(err.Error(), "it is gone") {
 		t.Errorf("the acknowledgement says %v", err)

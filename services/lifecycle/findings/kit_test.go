@@ -23,6 +23,8 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/operation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
@@ -267,7 +269,7 @@ func (b *bed) pass(d time.Duration) {
 }
 
 // seen sweeps, lets the grace go by, and sweeps again; it returns the open findings by kind and subject.
-func (b *bed) seen() map[string]row {
+func (b *bed) seen() map[string]finding.Row {
 	b.t.Helper()
 	b.sweep()
 	b.pass(b.sweeper.cfg.Grace + time.Second)
@@ -275,20 +277,20 @@ func (b *bed) seen() map[string]row {
 	return b.open()
 }
 
-func (b *bed) open() map[string]row {
+func (b *bed) open() map[string]finding.Row {
 	b.t.Helper()
 	rows, err := b.db.OwnerPool().Query(b.t.Context(),
-		`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL`)
+		`SELECT `+finding.Columns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL`)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[stored])
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[finding.Stored])
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	out := map[string]row{}
+	out := map[string]finding.Row{}
 	for i := range found {
-		f, err := found[i].finding()
+		f, err := found[i].Finding()
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -322,7 +324,7 @@ func (b *bed) observe(node string, o *nodev1.Observation) {
 	b.t.Helper()
 	err := pg.InTx(b.t.Context(), b.db.Pool(pg.RoleNodeAPI), func(ctx context.Context, tx pgx.Tx) error {
 		_, err := events.Append(ctx, tx, events.Event{
-			Kind: observedKind, AggregateType: "observation", AggregateID: o.GetWorkspaceId(),
+			Kind: detect.ObservedKind, AggregateType: "observation", AggregateID: o.GetWorkspaceId(),
 			AggregateVersion: time.Now().UnixNano(), Payload: o,
 			Correlation: events.Correlation{WorkspaceID: o.GetWorkspaceId(), NodeID: node},
 		})

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
 // TestPagesHaveEveryID: pages follow each other from the lowest id to the highest, so that what belongs to a workspace
@@ -34,7 +36,7 @@ func TestPagesHaveEveryID(t *testing.T) {
 	if err != nil || rows != 5 {
 		t.Fatalf("the pages have %d workspaces of 5 (%v)", rows, err)
 	}
-	if bounds[0] != beforeIDs || bounds[len(bounds)-1] != lastID {
+	if bounds[0] != scan.BeforeIDs || bounds[len(bounds)-1] != scan.LastID {
 		t.Errorf("the pages are from %s to %s", bounds[0], bounds[len(bounds)-1])
 	}
 	for page := range slices.Chunk(bounds[1:len(bounds)-1], 2) {
@@ -89,9 +91,9 @@ func TestAPageThatFailsConcludesNothing(t *testing.T) {
 	}
 	broken := errors.New("the second page is not there")
 	var swept Swept
-	err := b.sweeper.check(t.Context(), detector{"records", func(ctx context.Context) ([]Seen, error) {
+	err := b.sweeper.check(t.Context(), detector{"records", func(ctx context.Context) ([]finding.Seen, error) {
 		read := 0
-		var out []Seen
+		var out []finding.Seen
 		err := b.sweeper.pages.Each(ctx, "workspace", func(context.Context, string, string) error {
 			if read++; read == 2 {
 				return broken

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
 var passedOn = regexp.MustCompile(`actual rows=(\d+) loops=(\d+)|Rows Removed by [^:]*: (\d+)`)
@@ -77,8 +78,9 @@ func TestTheDetectorOfRecordsGrowsWithTheFleet(t *testing.T) {
 			name string
 			args []any
 		}{
-			{"findings.contradictions", []any{beforeIDs, lastID}}, {"findings.claimed_schemas", []any{beforeIDs, lastID, true}},
-			{"findings.schemas_given_up", nil},
+			{"detect.contradictions", []any{scan.BeforeIDs, scan.LastID}},
+			{"detect.claimed_schemas", []any{scan.BeforeIDs, scan.LastID, true}},
+			{"detect.schemas_given_up", nil},
 		} {
 			all := pg.Statements()
 			at := slices.IndexFunc(all, func(s *pg.Statement) bool { return s.Name() == st.name })

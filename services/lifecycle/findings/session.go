@@ -10,6 +10,8 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
@@ -21,7 +23,7 @@ var diskFindingOpen = pg.Define(pg.RoleLifecycle, "findings.disk_finding_open",
 		WHERE f.kind = $1 AND f.subject_id = $2 AND f.resolved_at IS NULL)`)
 
 var diskFinding = pg.Define(pg.RoleLifecycle, "findings.disk_finding",
-	`SELECT `+findingColumns+` FROM lifecycle.finding f
+	`SELECT `+finding.Columns+` FROM lifecycle.finding f
 		WHERE f.kind = $1 AND f.subject_type = 'node' AND f.subject_id = $2 AND f.resolved_at IS NULL FOR UPDATE`)
 
 // OnSession applies the facts that a session reports of its host: it stores them in the gate, and opens or resolves the
@@ -36,14 +38,14 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 		return err
 	}
 	var known bool
-	err = pg.QueryRow(ctx, tx, diskFindingOpen, names.Of(nodeDiskFull), f.GetNodeId()).Scan(&known)
+	err = pg.QueryRow(ctx, tx, diskFindingOpen, names.Of(detect.NodeDiskFull), f.GetNodeId()).Scan(&known)
 	if err != nil {
 		return fmt.Errorf("look for the finding of a disk: %w", err)
 	}
 	full := host.GetStateDisk().GetFull()
 	if known != full {
 		// Before the gate is locked, as every sweep does.
-		if _, err := pg.Exec(ctx, tx, takeTurn); err != nil {
+		if _, err := pg.Exec(ctx, tx, finding.TakeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
 	}
@@ -51,16 +53,16 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 		return err
 	}
 	if full {
-		_, err := open(ctx, tx, sourceDisks, DiskFull(g.NodeID, g.Name, host.GetStateDisk()))
+		_, err := finding.Open(ctx, tx, sourceDisks, detect.DiskFull(g.NodeID, g.Name, host.GetStateDisk()))
 		return err
 	}
-	have, err := oneFinding(ctx, tx, diskFinding, names.Of(nodeDiskFull), f.GetNodeId())
+	have, err := finding.One(ctx, tx, diskFinding, names.Of(detect.NodeDiskFull), f.GetNodeId())
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil // a sweep was first
 	}
 	if err != nil {
 		return fmt.Errorf("read the finding of a disk: %w", err)
 	}
-	_, _, err = resolve(ctx, tx, have)
+	_, _, err = finding.Resolve(ctx, tx, have)
 	return err
 }

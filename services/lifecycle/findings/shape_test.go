@@ -9,10 +9,12 @@ import (
 
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pg/migrations"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
 // firstSweep runs the sweep of a lifecycle that has just started: it reads all live rows.
-func (b *bed) firstSweep() []Seen {
+func (b *bed) firstSweep() []finding.Seen {
 	b.t.Helper()
 	deps := b.sweeper.deps
 	deps.Metrics = prometheus.NewRegistry()
@@ -128,7 +130,7 @@ func TestSealsOfAnEarlierBuildFit(t *testing.T) {
 		t.Errorf("after the migration: %v", seen)
 	}
 	if pos := b.text(`SELECT coalesce(max(pos), -1)::text FROM lifecycle.event_cursor WHERE name = $1`,
-		ReportsConsumer); pos != "3" {
+		detect.ReportsConsumer); pos != "3" {
 		t.Errorf("the reports are read from %s", pos)
 	}
 	if err := b.operate(t.Context(), kRecreate, id); err != nil {

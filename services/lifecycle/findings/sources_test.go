@@ -11,11 +11,13 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
 // settles settles a scan of a source that saw the given contradictions.
-func (b *bed) settles(source string, seen ...Seen) Swept {
+func (b *bed) settles(source string, seen ...finding.Seen) Swept {
 	b.t.Helper()
 	var out Swept
 	if err := b.sweeper.settle(b.t.Context(), source, seen, &out); err != nil {
@@ -39,8 +41,8 @@ func TestTwoDetectorsKeepTheirOwnSuspicions(t *testing.T) {
 	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.node_gate (node_id, name, fence_epoch, admitted)
 		VALUES ($1, 'n', 1, true)`, node)
 	subject := "node_occupied_without_allocation node " + node
-	sight := func(what string) Seen {
-		return occupied(node, []record{{What: what, WorkspaceID: ids.New(), NodeID: node, Is: "a test"}})
+	sight := func(what string) finding.Seen {
+		return detect.Occupied(node, []detect.Record{{What: what, WorkspaceID: ids.New(), NodeID: node, Is: "a test"}})
 	}
 	later := func() { b.pass(b.sweeper.cfg.Grace + time.Second) }
 	cordonOf := func() string {
@@ -71,8 +73,8 @@ func TestTwoDetectorsKeepTheirOwnSuspicions(t *testing.T) {
 	later()
 	b.settles("agents", sight("workload"))
 	first := wantOnly(t, b.open(), subject)[0]
-	if first.source != "agents" || cordonOf() != cordonBy(first.id) {
-		t.Errorf("the finding of %q cordons the machine, which is cordoned by %q", first.source, cordonOf())
+	if first.Source != "agents" || cordonOf() != finding.CordonBy(first.ID) {
+		t.Errorf("the finding of %q cordons the machine, which is cordoned by %q", first.Source, cordonOf())
 	}
 
 	// The one that opened it sees it no longer, the other does: it stays, with its cordon.
@@ -81,13 +83,13 @@ func TestTwoDetectorsKeepTheirOwnSuspicions(t *testing.T) {
 		t.Errorf("a finding is over that another detector sees: %+v", got)
 	}
 	held := wantOnly(t, b.open(), subject)[0]
-	if held.id != first.id || held.source != "records" || cordonOf() != cordonBy(first.id) {
-		t.Errorf("finding %s of %q, cordon by %q; want %s of records, and its cordon", held.id, held.source, cordonOf(),
-			first.id)
+	if held.ID != first.ID || held.Source != "records" || cordonOf() != finding.CordonBy(first.ID) {
+		t.Errorf("finding %s of %q, cordon by %q; want %s of records, and its cordon", held.ID, held.Source, cordonOf(),
+			first.ID)
 	}
 	later()
 	b.settles("records", sight("gpu_hold"))
-	if again := wantOnly(t, b.open(), subject)[0]; again.id != first.id || !strings.Contains(again.Summary, "devices") {
+	if again := wantOnly(t, b.open(), subject)[0]; again.ID != first.ID || !strings.Contains(again.Summary, "devices") {
 		t.Errorf("it is told as before: %+v", again)
 	}
 
@@ -129,8 +131,8 @@ func TestAFindingOfTwoDetectorsEndsInOneSweep(t *testing.T) {
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, allocation)
 	report("main")
 	held := wantOnly(t, without(b.open(), "row_changed_outside"), subject)[0]
-	if held.id != first.id || !strings.Contains(held.Summary, "running workloads") {
-		t.Errorf("finding %s, want %s, told by the detector that sees it: %s", held.id, first.id, held.Summary)
+	if held.ID != first.ID || !strings.Contains(held.Summary, "running workloads") {
+		t.Errorf("finding %s, want %s, told by the detector that sees it: %s", held.ID, first.ID, held.Summary)
 	}
 	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, 'gpu-7', $2)`,
 		node, allocation)
@@ -166,8 +168,8 @@ func TestAWokenInstanceThatBothSweepsSeeIsOneFinding(t *testing.T) {
 	b.pass(61 * time.Minute)
 	b.sweepWoken()
 	held := wantOnly(t, b.open(), subject)[0]
-	if held.id != first.id || held.source != "boxes/process" {
-		t.Errorf("finding %s of %q, want %s, that the driver's list still has", held.id, held.source, first.id)
+	if held.ID != first.ID || held.Source != "boxes/process" {
+		t.Errorf("finding %s of %q, want %s, that the driver's list still has", held.ID, held.Source, first.ID)
 	}
 	b.pass(30 * time.Minute)
 	b.sweep()

@@ -18,6 +18,10 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/guard"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
@@ -75,16 +79,16 @@ type Sweeper struct {
 	opened *prometheus.CounterVec
 	failed *prometheus.CounterVec
 
-	pages  *Pages
-	detect *Detectors
-	guard  *Guard
+	pages  *scan.Pages
+	detect *detect.Detectors
+	guard  *guard.Guard
 	asked  sync.Map // the placements that SweepTwoInstances waits for, by kind
 }
 
 // detector is one check. run returns everything that it sees; an error means that it concludes nothing.
 type detector struct {
 	name string
-	run  func(ctx context.Context) ([]Seen, error)
+	run  func(ctx context.Context) ([]finding.Seen, error)
 }
 
 // Swept counts what one sweep did.
@@ -116,10 +120,10 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 	if cfg.Page <= 0 {
 		cfg.Page = def.Page
 	}
-	pages := NewPages(deps.DB, cfg.Page)
+	pages := scan.NewPages(deps.DB, cfg.Page)
 	s := &Sweeper{
-		deps: deps, cfg: cfg, pages: pages, guard: NewGuard(deps.DB, pages),
-		detect: NewDetectors(deps.DB, deps.Workloads, pages, DetectorConfig{
+		deps: deps, cfg: cfg, pages: pages, guard: guard.NewGuard(deps.DB, pages),
+		detect: detect.NewDetectors(deps.DB, deps.Workloads, pages, detect.DetectorConfig{
 			Grace: cfg.Grace, Fresh: cfg.Fresh, ProvisionWindow: cfg.ProvisionWindow, ProvisionLimit: cfg.ProvisionLimit,
 			WokenFor: cfg.WokenFor, Keep: cfg.Keep,
 		}),
@@ -147,7 +151,7 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		{sourceDisks, s.detect.Disks},
 	}
 	for _, kind := range slices.Sorted(maps.Keys(deps.Drivers)) {
-		s.checks = append(s.checks, detector{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) {
+		s.checks = append(s.checks, detector{"boxes/" + names.Of(kind), func(ctx context.Context) ([]finding.Seen, error) {
 			return s.detect.Instances(ctx, kind, deps.Drivers[kind])
 		}})
 		s.sources = append(s.sources, sourceOfTwo(kind))
@@ -212,18 +216,18 @@ func (s *Sweeper) check(ctx context.Context, d detector, standing []string, tota
 }
 
 // settle writes the result of one complete scan: it adds and deletes suspicions, and opens and resolves findings.
-func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total *Swept) error {
-	byKey := map[key]Seen{}
+func (s *Sweeper) settle(ctx context.Context, source string, seen []finding.Seen, total *Swept) error {
+	byKey := map[finding.Key]finding.Seen{}
 	for _, x := range seen {
-		if _, twice := byKey[x.key()]; !twice {
-			byKey[x.key()] = x
+		if _, twice := byKey[x.Key()]; !twice {
+			byKey[x.Key()] = x
 		}
 	}
 	var one Swept
-	var opened []Seen
+	var opened []finding.Seen
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		one, opened = Swept{}, nil
-		if _, err := pg.Exec(ctx, tx, takeTurn); err != nil {
+		if _, err := pg.Exec(ctx, tx, finding.TakeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
 		ripe, err := s.suspect(ctx, tx, source, byKey)
@@ -235,7 +239,7 @@ func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total 
 			if !ripe[k] {
 				continue
 			}
-			isNew, err := open(ctx, tx, source, byKey[k])
+			isNew, err := finding.Open(ctx, tx, source, byKey[k])
 			if err != nil {
 				return err
 			}
@@ -266,8 +270,8 @@ func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total 
 	return nil
 }
 
-func compareKeys(a, b key) int {
-	return slices.Compare([]string{a.kind, a.subjectType, a.subjectID}, []string{b.kind, b.subjectType, b.subjectID})
+func compareKeys(a, b finding.Key) int {
+	return slices.Compare([]string{a.Kind, a.SubjectType, a.SubjectID}, []string{b.Kind, b.SubjectType, b.SubjectID})
 }
 
 var forgetSuspicions = pg.Define(pg.RoleLifecycle, "findings.forget_suspicions",
@@ -284,14 +288,15 @@ var noteSuspicions = pg.Define(pg.RoleLifecycle, "findings.note_suspicions", `
 // suspect records what this scan saw as suspicions of its source and deletes those of its source that it no longer
 // sees. It returns the keys that become findings: certain ones, and those seen in two scans of the source that are
 // further apart than the grace. A suspicion stays while its source sees it, also once it is a finding (handOver).
-func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (map[key]bool, error) {
-	ripe := map[key]bool{}
+func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string,
+	seen map[finding.Key]finding.Seen) (map[finding.Key]bool, error) {
+	ripe := map[finding.Key]bool{}
 	var kinds, types, subjects []string
 	for _, k := range slices.SortedFunc(maps.Keys(seen), compareKeys) {
 		if seen[k].Certain {
 			ripe[k] = true
 		}
-		kinds, types, subjects = append(kinds, k.kind), append(types, k.subjectType), append(subjects, k.subjectID)
+		kinds, types, subjects = append(kinds, k.Kind), append(types, k.SubjectType), append(subjects, k.SubjectID)
 	}
 	_, err := pg.Exec(ctx, tx, forgetSuspicions, source, kinds, types, subjects)
 	if err != nil {
@@ -304,9 +309,9 @@ func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen ma
 	if err != nil {
 		return nil, fmt.Errorf("note suspicions: %w", err)
 	}
-	var k key
+	var k finding.Key
 	var is bool
-	_, err = pgx.ForEachRow(rows, []any{&k.kind, &k.subjectType, &k.subjectID, &is}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&k.Kind, &k.SubjectType, &k.SubjectID, &is}, func() error {
 		if is {
 			ripe[k] = true
 		}
@@ -319,7 +324,7 @@ func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen ma
 }
 
 var openOfSource = pg.Define(pg.RoleLifecycle, "findings.open_of_source",
-	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
+	`SELECT `+finding.Columns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
 		ORDER BY f.finding_id FOR UPDATE`)
 
 var handOver = pg.Define(pg.RoleLifecycle, "findings.hand_over", `
@@ -333,29 +338,30 @@ var handOver = pg.Define(pg.RoleLifecycle, "findings.hand_over", `
 		WHERE f.finding_id = $1`)
 
 // resolveUnseen ends the open findings of a source that its scan no longer saw, and returns how many it resolved.
-func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (int, error) {
-	have, err := allFindings(ctx, tx, openOfSource, source)
+func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, seen map[finding.Key]finding.Seen) (int,
+	error) {
+	have, err := finding.All(ctx, tx, openOfSource, source)
 	if err != nil {
 		return 0, fmt.Errorf("read open findings: %w", err)
 	}
-	return s.end(ctx, tx, slices.DeleteFunc(have, func(r row) bool {
-		_, still := seen[r.key()]
+	return s.end(ctx, tx, slices.DeleteFunc(have, func(r finding.Row) bool {
+		_, still := seen[r.Key()]
 		return still
 	}))
 }
 
 // end closes findings that their source does not see, and returns how many. A finding that another source sees as well
 // becomes that source's, which describes it in its next scan or resolves it. A source that is gone sees nothing.
-func (s *Sweeper) end(ctx context.Context, tx pgx.Tx, over []row) (int, error) {
+func (s *Sweeper) end(ctx context.Context, tx pgx.Tx, over []finding.Row) (int, error) {
 	n := 0
 	for _, r := range over {
-		switch tag, err := pg.Exec(ctx, tx, handOver, r.id, s.sources, s.cfg.GoneAfter.Seconds()); {
+		switch tag, err := pg.Exec(ctx, tx, handOver, r.ID, s.sources, s.cfg.GoneAfter.Seconds()); {
 		case err != nil:
 			return n, fmt.Errorf("hand finding over: %w", err)
 		case tag.RowsAffected() > 0:
 			continue
 		}
-		if _, _, err := resolve(ctx, tx, r); err != nil {
+		if _, _, err := finding.Resolve(ctx, tx, r); err != nil {
 			return n, err
 		}
 		n++

@@ -19,15 +19,17 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
 // wantOnly compares the open findings, by kind and subject, and returns them.
-func wantOnly(t *testing.T, got map[string]row, want ...string) []row {
+func wantOnly(t *testing.T, got map[string]finding.Row, want ...string) []finding.Row {
 	t.Helper()
-	var out []row
+	var out []finding.Row
 	for _, k := range want {
 		f, ok := got[k]
 		if !ok {
@@ -72,7 +74,7 @@ func TestASweepThatSeesNothingSettlesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), takeTurn.SQL()); err != nil {
+	if _, err := tx.Exec(t.Context(), finding.TakeTurn.SQL()); err != nil {
 		t.Fatal(err)
 	}
 	b.sweep()
@@ -99,12 +101,12 @@ func TestAnInstanceThatEndedBehindTheProductsBack(t *testing.T) {
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
 	found := wantOnly(t, b.seen(), "allocation_without_occupancy allocation "+allocation,
 		"claim_without_resource claim "+claim)
-	if f := found[0]; f.Severity != P1 || !f.cordoned || f.NodeID != node || f.AllocationID != allocation ||
+	if f := found[0]; f.Severity != finding.P1 || !f.Cordoned || f.NodeID != node || f.AllocationID != allocation ||
 		f.WorkspaceID != id || !strings.Contains(f.Summary, "it ended at") {
 		t.Errorf("got %+v", f)
 	}
 	g, _, err := gate.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), node)
-	if err != nil || !g.Cordoned || g.CordonedBy != cordonBy(found[0].id) {
+	if err != nil || !g.Cordoned || g.CordonedBy != finding.CordonBy(found[0].ID) {
 		t.Errorf("the node is cordoned %v by %q (%v)", g.Cordoned, g.CordonedBy, err)
 	}
 	// Its decommission brings rows and instance together again; the finding and its cordon end.
@@ -226,10 +228,12 @@ func TestAnInstanceBesideTheProduct(t *testing.T) {
 	}
 	found := wantOnly(t, b.seen(), "instance_without_row instance "+stranger+":1",
 		"instance_without_row instance "+id+":2")
-	if found[0].Severity != P1 || found[0].WorkspaceID != "" || !strings.Contains(found[0].Summary, "not known here") {
+	if found[0].Severity != finding.P1 || found[0].WorkspaceID != "" ||
+		!strings.Contains(found[0].Summary, "not known here") {
 		t.Errorf("got %+v", found[0])
 	}
-	if found[1].Severity != P1 || found[1].WorkspaceID != id || !strings.Contains(found[1].Summary, "no row names it") {
+	if found[1].Severity != finding.P1 || found[1].WorkspaceID != id ||
+		!strings.Contains(found[1].Summary, "no row names it") {
 		t.Errorf("got %+v", found[1])
 	}
 	if found[1].After["provider_id"] != "fake:"+id+":2" {
@@ -301,7 +305,7 @@ func TestSchemasThatWereLeftBehind(t *testing.T) {
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET orphaned_at = mesh.clock(), orphaned_by = 'ana', orphan_reason = 'the host burnt' WHERE workspace_id = $1 AND kind = 'schema'`, id)
 	tenant := b.text(`SELECT tenant_id::text FROM lifecycle.workspace WHERE id = $1`, id)
 	found := wantOnly(t, b.seen(), "resource_without_claim schema "+schema)
-	if f := found[0]; f.WorkspaceID != id || f.TenantID != tenant || f.NextAction != nextLeftBehind ||
+	if f := found[0]; f.WorkspaceID != id || f.TenantID != tenant || f.NextAction != detect.NextLeftBehind ||
 		f.Before["claim"] != "given up" {
 		t.Errorf("the finding is %+v", f)
 	}
@@ -341,7 +345,7 @@ func TestNodesThatAreOccupiedWithoutAnAllocation(t *testing.T) {
 	b.observed(node, id, workload)
 	b.sweep()
 	found := wantOnly(t, without(b.open(), "row_changed_outside"), "node_occupied_without_allocation node "+node)
-	if f := found[0]; !f.cordoned || !strings.Contains(f.Summary, "devices are held") {
+	if f := found[0]; !f.Cordoned || !strings.Contains(f.Summary, "devices are held") {
 		t.Errorf("got %+v", f)
 	}
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, allocation)
@@ -351,7 +355,7 @@ func TestNodesThatAreOccupiedWithoutAnAllocation(t *testing.T) {
 	wantOnly(t, b.seen())
 }
 
-func without(found map[string]row, kind string) map[string]row {
+func without(found map[string]finding.Row, kind string) map[string]finding.Row {
 	for k := range found {
 		if strings.HasPrefix(k, kind) {
 			delete(found, k)
@@ -408,7 +412,7 @@ func TestSuccessiveProvisions(t *testing.T) {
 	}
 	b.sweep()
 	found := wantOnly(t, b.open(), "successive_provisions name "+tenant+"/again")
-	if runs, _ := found[0].After["runs"].([]any); len(runs) != 3 || found[0].Severity != P2 {
+	if runs, _ := found[0].After["runs"].([]any); len(runs) != 3 || found[0].Severity != finding.P2 {
 		t.Errorf("got %+v", found[0])
 	}
 	b.pass(20 * time.Minute)
@@ -427,13 +431,13 @@ func TestASightIsToldWhenItChangesAndRarelyElse(t *testing.T) {
 	for range 14 {
 		b.sweep()
 	}
-	var f row
+	var f finding.Row
 	for _, f = range b.open() {
-		if f.count != 15 || f.version != 4 { // the 1st, 2nd, 4th and 8th
-			t.Errorf("seen %d times, version %d", f.count, f.version)
+		if f.Count != 15 || f.Version != 4 { // the 1st, 2nd, 4th and 8th
+			t.Errorf("seen %d times, version %d", f.Count, f.Version)
 		}
 	}
-	n := b.text(`SELECT count(*)::text FROM events.event WHERE kind = 'finding.changed' AND aggregate_id = $1`, f.id)
+	n := b.text(`SELECT count(*)::text FROM events.event WHERE kind = 'finding.changed' AND aggregate_id = $1`, f.ID)
 	if n != "4" {
 		t.Errorf("told %s times", n)
 	}

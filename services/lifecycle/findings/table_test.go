@@ -11,6 +11,8 @@ import (
 
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/guard"
 )
 
 // edit is a change of a row by hand, and the statement that takes it back.
@@ -190,7 +192,7 @@ func (b *bed) outcome(e edit, w way, role string) string {
 		switch {
 		case strings.Contains(f.Summary, e.column) && strings.Contains(f.Summary, "with psql") && len(f.Before) > 0:
 			out = seenWhole
-		case strings.Contains(f.Summary, "its seal does not fit") && f.After["seal"] == sealBroken:
+		case strings.Contains(f.Summary, "its seal does not fit") && f.After["seal"] == guard.SealBroken:
 			out = seenAfter
 		default:
 			b.t.Errorf("%s, %s, as %s: the finding says %q, before %v", e.class, w.name, role, f.Summary, f.Before)
@@ -208,7 +210,7 @@ func (b *bed) outcome(e edit, w way, role string) string {
 }
 
 // rowFindings runs the drift guard alone, and returns the open findings.
-func (b *bed) rowFindings() map[string]row {
+func (b *bed) rowFindings() map[string]finding.Row {
 	b.t.Helper()
 	var total Swept
 	if err := b.sweeper.check(b.t.Context(), detector{"rows", b.sweeper.guard.Scan}, []string{"rows"},

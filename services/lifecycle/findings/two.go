@@ -9,6 +9,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
 // sourceTwo begins the source of findings on two instances of one workspace; the placement that runs both follows.
@@ -42,7 +43,7 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 			var one result
 			one.err = app.Protect(ctx, func(ctx context.Context) error {
 				source := sourceOfTwo(kind)
-				return s.check(ctx, detector{source, func(ctx context.Context) ([]Seen, error) {
+				return s.check(ctx, detector{source, func(ctx context.Context) ([]finding.Seen, error) {
 					return s.detect.TwoInstances(ctx, kind, driver)
 				}}, []string{source}, &one.swept)
 			})

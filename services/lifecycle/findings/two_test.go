@@ -12,6 +12,8 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
@@ -85,9 +87,9 @@ func TestADeafPlacementHoldsUpNoSweep(t *testing.T) {
 // TestTwoInstancesAreFoundWhateverTheOtherChecksDo: with every other check failing or hanging, and another placement
 // that does not answer, the finding on two instances of one workspace is made, and ends.
 func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
-	for name, other := range map[string]func(ctx context.Context) ([]Seen, error){
-		"fail": func(context.Context) ([]Seen, error) { return nil, errors.New("a check that fails") },
-		"hang": func(ctx context.Context) ([]Seen, error) { <-ctx.Done(); return nil, ctx.Err() },
+	for name, other := range map[string]func(ctx context.Context) ([]finding.Seen, error){
+		"fail": func(context.Context) ([]finding.Seen, error) { return nil, errors.New("a check that fails") },
+		"hang": func(ctx context.Context) ([]finding.Seen, error) { <-ctx.Done(); return nil, ctx.Err() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, Config{})
@@ -122,7 +124,7 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 			looks := func() string {
 				return b.text(`SELECT coalesce(max(looks), 0)::text FROM lifecycle.suspicion WHERE subject_id = $1`, id)
 			}
-			twice := func() map[string]row {
+			twice := func() map[string]finding.Row {
 				t.Helper()
 				for range 2 {
 					within, cancel := context.WithCancel(t.Context())
@@ -147,12 +149,12 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 				return b.open()
 			}
 			found := wantOnly(t, twice(), "instance_without_row workspace "+id, "instance_without_row workspace "+stranger)
-			if f := found[0]; f.Severity != P0 || f.WorkspaceID != id || f.TenantID == "" ||
-				f.source != "two_instances/process" || f.NextAction != nextTwo ||
+			if f := found[0]; f.Severity != finding.P0 || f.WorkspaceID != id || f.TenantID == "" ||
+				f.Source != "two_instances/process" || f.NextAction != detect.NextTwo ||
 				!strings.Contains(f.Summary, `2 instances of "one" run at once, of epochs 1, 2`) {
 				t.Errorf("got %+v", f)
 			}
-			if f := found[1]; f.Severity != P0 || f.WorkspaceID != "" || !strings.Contains(f.Summary, "not known here") {
+			if f := found[1]; f.Severity != finding.P0 || f.WorkspaceID != "" || !strings.Contains(f.Summary, "not known here") {
 				t.Errorf("got %+v", f)
 			}
 			for _, epoch := range []int64{1, 2} {

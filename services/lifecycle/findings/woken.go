@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
 )
 
 // wokenSource is the source of findings on instances of ended epochs that were started again.
@@ -22,7 +23,7 @@ func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 	seen, err := s.detect.Woken(ctx)
 	if err == nil && len(seen) == 0 {
 		idle := false
-		err = pg.QueryRow(ctx, s.deps.DB, noWokenFinding, names.Of(endedWoke), wokenSource).Scan(&idle)
+		err = pg.QueryRow(ctx, s.deps.DB, noWokenFinding, names.Of(detect.EndedWoke), wokenSource).Scan(&idle)
 		if err == nil && idle {
 			return total, nil
 		}

@@ -13,6 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
 // refused reports a refusal, as recovery does, and applies it.
@@ -35,11 +37,11 @@ func (b *bed) refused(role string, r *recoveryv1.InstanceRefused) {
 	consumer, err := events.NewConsumer(events.ConsumerDeps{
 		Pool:   b.db.Pool(pg.RoleLifecycle),
 		Logger: testkit.Logger(b.t),
-	}, WokenConsumer())
+	}, detect.WokenConsumer())
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := consumer.Drain(b.t.Context(), ApplyWoken); err != nil {
+	if err := consumer.Drain(b.t.Context(), detect.ApplyWoken); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -76,7 +78,7 @@ func TestAWokenInstanceIsAFinding(t *testing.T) {
 	b.sweepWoken()
 	subject := "ended_instance_woke instance " + id + ":1"
 	f := wantOnly(t, b.open(), subject)[0]
-	if f.Severity != P0 || f.After["reason"] != "epoch_superseded" || f.After["remote_address"] != "192.0.2.7:1" ||
+	if f.Severity != finding.P0 || f.After["reason"] != "epoch_superseded" || f.After["remote_address"] != "192.0.2.7:1" ||
 		f.WorkspaceID != id {
 		t.Errorf("found %+v", f)
 	}
@@ -86,7 +88,7 @@ func TestAWokenInstanceIsAFinding(t *testing.T) {
 	b.sweepWoken()
 	b.pass(50 * time.Minute)
 	b.sweepWoken()
-	if again := wantOnly(t, b.open(), subject)[0]; again.id != f.id {
+	if again := wantOnly(t, b.open(), subject)[0]; again.ID != f.ID {
 		t.Error("the same instance is a second finding")
 	}
 	b.sweep() // its sweep ends nothing of another's
@@ -112,7 +114,7 @@ func TestStraysAreAFinding(t *testing.T) {
 	b.world.mu.Unlock()
 	b.sweep()
 	f := wantOnly(t, b.open(), "ended_instance_woke instance "+id+":7")[0]
-	if f.WorkspaceID != id || f.Severity != P0 {
+	if f.WorkspaceID != id || f.Severity != finding.P0 {
 		t.Errorf("found %+v", f)
 	}
 	b.pass(61 * time.Minute)

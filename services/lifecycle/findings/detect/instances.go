@@ -1,4 +1,4 @@
-package findings
+package detect
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
@@ -33,18 +35,18 @@ type belief struct {
 
 func (b belief) instance() instanceKey { return instanceKey{b.WorkspaceID, b.Epoch} }
 
-var standingByRows = pg.Define(pg.RoleLifecycle, "findings.standing_by_rows", `
+var standingByRows = pg.Define(pg.RoleLifecycle, "detect.standing_by_rows", `
 		SELECT 'allocation' AS what, a.allocation_id::text AS id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id,
 			coalesce(a.node_id::text, '') AS node_id, '' AS name, a.epoch, a.version
-		FROM lifecycle.allocation a WHERE `+Page("a.workspace_id")+` AND a.placement = $3 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+		FROM lifecycle.allocation a WHERE `+scan.Page("a.workspace_id")+` AND a.placement = $3 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		UNION ALL
 		SELECT 'claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), c.deterministic_name, c.epoch, c.version
 		FROM lifecycle.resource_claim c JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $3
-		WHERE `+Page("c.workspace_id")+` AND c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
+		WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
 
 // believed reads the rows according to which instances exist at a provider, of workspaces without work under way.
 func (d *Detectors) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
-	list, err := inPages[belief](ctx, d.pages, "workspace", standingByRows, names.Of(kind))
+	list, err := scan.All[belief](ctx, d.pages, "workspace", standingByRows, names.Of(kind))
 	if err != nil {
 		return nil, fmt.Errorf("read what should stand: %w", err)
 	}
@@ -58,7 +60,8 @@ func (d *Detectors) believed(ctx context.Context, kind commonv1.PlacementDriver)
 // Instances compares a driver's own list with our rows. The rows that name an instance are read before the list
 // and again after it: an instance that ends meanwhile is then missing in the second reading, or its row has changed.
 // The list is read before the rows of its instances: those were committed before the launch.
-func (d *Detectors) Instances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen,
+func (d *Detectors) Instances(ctx context.Context, kind commonv1.PlacementDriver,
+	driver placement.Driver) ([]finding.Seen,
 	error,
 ) {
 	before, err := d.believed(ctx, kind)
@@ -113,20 +116,20 @@ func (d *Detectors) Instances(ctx context.Context, kind commonv1.PlacementDriver
 	return out, nil
 }
 
-func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instanceKey]placement.Instance) Seen {
+func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instanceKey]placement.Instance) finding.Seen {
 	found := "the provider has never heard of it"
 	if e, ok := ended[b.instance()]; ok {
 		found = "the provider says that it ended at " + e.EndedAt.UTC().Format("2006-01-02T15:04:05Z")
 	}
-	out := Seen{
-		Kind: allocationEmpty, Severity: P1, SubjectType: b.What, SubjectID: b.ID, WorkspaceID: b.WorkspaceID,
+	out := finding.Seen{
+		Kind: allocationEmpty, Severity: finding.P1, SubjectType: b.What, SubjectID: b.ID, WorkspaceID: b.WorkspaceID,
 		TenantID: b.TenantID, NodeID: b.NodeID, AllocationID: b.ID, NextAction: nextEmpty,
 		Summary: "an allocation is active and its instance is not there: " + found, Cordon: true,
 		Before: map[string]any{"box": b.instance().String(), "placement": names.Of(kind)},
 		After:  map[string]any{"found": found},
 	}
 	if b.What == "claim" {
-		out.Kind, out.AllocationID, out.NextAction, out.Cordon = claimEmpty, "", nextClaimEmpty, false
+		out.Kind, out.AllocationID, out.NextAction, out.Cordon = claimEmpty, "", NextClaimEmpty, false
 		out.Summary = fmt.Sprintf("the instance that is claimed as %q is gone: %s", b.Name, found)
 	}
 	return out
@@ -145,7 +148,7 @@ type instanceFacts struct {
 	Claimed       bool   `db:"claimed"`
 }
 
-var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", `
+var rowsOfInstances = pg.Define(pg.RoleLifecycle, "detect.rows_of_instances", `
 		SELECT b.workspace_id::text AS workspace_id, b.epoch AS box_epoch, w.epoch, w.tenant_id::text AS tenant_id, w.name,
 			EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')) AS busy_here,
@@ -158,7 +161,7 @@ var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", 
 // unknownInstances finds instances that exist at the provider and that no row names as existing.
 func (d *Detectors) unknownInstances(ctx context.Context, kind commonv1.PlacementDriver,
 	standing map[instanceKey]placement.Instance,
-) ([]Seen, error) {
+) ([]finding.Seen, error) {
 	var workspaces []string
 	var epochs []int64
 	for k := range standing {
@@ -177,7 +180,7 @@ func (d *Detectors) unknownInstances(ctx context.Context, kind commonv1.Placemen
 			facts[instanceKey{f.WorkspaceID, f.InstanceEpoch}] = f
 		}
 	}
-	var out []Seen
+	var out []finding.Seen
 	for k, b := range standing {
 		if x, ok := unknownInstance(kind, b, facts[k]); ok {
 			out = append(out, x)
@@ -189,10 +192,10 @@ func (d *Detectors) unknownInstances(ctx context.Context, kind commonv1.Placemen
 // unknownInstance compares one existing instance with its rows, and returns false if they agree. Between an instance's
 // launch and its record the run of its epoch is live, and the instance is skipped. SweepTwoInstances finds two
 // instances of one workspace.
-func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f instanceFacts) (Seen, bool) {
+func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f instanceFacts) (finding.Seen, bool) {
 	k := instanceKey{b.WorkspaceID, b.Epoch}
-	out := Seen{
-		Kind: instanceUnknown, Severity: P1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID,
+	out := finding.Seen{
+		Kind: instanceUnknown, Severity: finding.P1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID,
 		NodeID: f.NodeID, NextAction: nextUnknownInstance,
 		After: map[string]any{
 			"provider_id": b.ProviderID, "instance_id": b.InstanceID, "placement": names.Of(kind),
@@ -205,7 +208,7 @@ func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f inst
 	}
 	switch {
 	case f.BusyHere:
-		return Seen{}, false
+		return finding.Seen{}, false
 	case f.WorkspaceID == "":
 		out.Summary = "the provider runs an instance of a workspace that is not known here"
 	case f.Instance == "":
@@ -217,7 +220,7 @@ func unknownInstance(kind commonv1.PlacementDriver, b placement.Instance, f inst
 		out.Kind, out.NextAction = resourceUnclaimed, nextUnclaimed
 		out.Summary = fmt.Sprintf("the instance of epoch %d of %q stands and no claim holds it", b.Epoch, f.Name)
 	default:
-		return Seen{}, false
+		return finding.Seen{}, false
 	}
 	return out, true
 }

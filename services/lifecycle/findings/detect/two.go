@@ -1,4 +1,4 @@
-package findings
+package detect
 
 import (
 	"cmp"
@@ -13,16 +13,18 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-// nextTwo is the next action for two instances of one workspace.
-const nextTwo = "find out which instance the workspace works in: `gpuaas instances list --live` has both; if this database was restored, follow docs/restore.md first; " +
+// NextTwo is the next action for two instances of one workspace.
+const NextTwo = "find out which instance the workspace works in: `gpuaas instances list --live` has both; if this database was restored, follow docs/restore.md first; " +
 	"a recreation of the workspace ends every other instance of it"
 
 // TwoInstances finds the workspaces of which a placement runs two instances. It reads only the placement's own list: no
 // row of ours can justify a second instance.
-func (d *Detectors) TwoInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen,
+func (d *Detectors) TwoInstances(ctx context.Context, kind commonv1.PlacementDriver,
+	driver placement.Driver) ([]finding.Seen,
 	error,
 ) {
 	list, err := driver.Standing(ctx)
@@ -43,7 +45,7 @@ func (d *Detectors) TwoInstances(ctx context.Context, kind commonv1.PlacementDri
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Seen, 0, len(standing))
+	out := make([]finding.Seen, 0, len(standing))
 	for workspaceID, of := range standing {
 		out = append(out, twoSeen(kind, workspaceID, of, owners[workspaceID]))
 	}
@@ -58,7 +60,7 @@ type owner struct {
 	Epoch    int64  `db:"epoch"`
 }
 
-var workspacesOfInstances = pg.Define(pg.RoleLifecycle, "findings.workspaces_of_instances",
+var workspacesOfInstances = pg.Define(pg.RoleLifecycle, "detect.workspaces_of_instances",
 	`SELECT `+pg.Columns[owner]("w")+` FROM lifecycle.workspace w
 		WHERE w.id = ANY ($1::uuid[])`)
 
@@ -77,7 +79,7 @@ func (d *Detectors) owners(ctx context.Context, workspaces []string) (map[string
 }
 
 // twoSeen returns the finding about one workspace; known is empty if the workspace has no row.
-func twoSeen(kind commonv1.PlacementDriver, workspaceID string, of []placement.Instance, known owner) Seen {
+func twoSeen(kind commonv1.PlacementDriver, workspaceID string, of []placement.Instance, known owner) finding.Seen {
 	slices.SortFunc(of, func(a, b placement.Instance) int {
 		return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.ProviderID, b.ProviderID))
 	})
@@ -94,9 +96,9 @@ func twoSeen(kind commonv1.PlacementDriver, workspaceID string, of []placement.I
 	if known.ID == "" {
 		what, before = "a workspace that is not known here", map[string]any{"workspace": "not known here"}
 	}
-	return Seen{
-		Kind: instanceUnknown, Severity: P0, SubjectType: "workspace", SubjectID: workspaceID, WorkspaceID: known.ID,
-		TenantID: known.TenantID, NextAction: nextTwo,
+	return finding.Seen{
+		Kind: instanceUnknown, Severity: finding.P0, SubjectType: "workspace", SubjectID: workspaceID, WorkspaceID: known.ID,
+		TenantID: known.TenantID, NextAction: NextTwo,
 		Summary: fmt.Sprintf("%d instances of %s run at once, of epochs %s", len(of), what, strings.Join(epochs, ", ")),
 		Before:  before, After: map[string]any{"placement": names.Of(kind), "instances": list},
 	}

@@ -1,4 +1,4 @@
-package findings
+package guard
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
 // RowChanged is the kind of the findings of the guard.
@@ -24,18 +26,18 @@ var guarded = []string{"workspace", "run", "allocation"}
 // Guard is the drift guard. It remembers what its last scan found.
 type Guard struct {
 	db    *pgxpool.Pool
-	pages *Pages
+	pages *scan.Pages
 
 	watched watch           // the triggers of rows, as the last scan found them
 	misfits map[rowKey]bool // the rows whose seal did not fit in the last scan
 }
 
 // NewGuard returns a guard whose first scan reads all live rows.
-func NewGuard(db *pgxpool.Pool, pages *Pages) *Guard { return &Guard{db: db, pages: pages} }
+func NewGuard(db *pgxpool.Pool, pages *scan.Pages) *Guard { return &Guard{db: db, pages: pages} }
 
 // Scan finds the rows that were changed outside their saga. Triggers record evidence of each write that the product did
 // not make; the rows themselves are read only if the triggers may have been kept from firing since the last scan.
-func (g *Guard) Scan(ctx context.Context) ([]Seen, error) {
+func (g *Guard) Scan(ctx context.Context) ([]finding.Seen, error) {
 	broken, err := g.brokenSeals(ctx)
 	if err != nil {
 		return nil, err
@@ -53,7 +55,7 @@ type watch struct {
 // readWatch reads the state of the triggers that guard rows. A transaction that turns a trigger off, replaces it or its
 // function, or rewrites a table leaves another xmin on a row of the catalogue, even if it restores everything before it
 // ends.
-var readWatch = pg.Define(pg.RoleLifecycle, "findings.read_watch", `
+var readWatch = pg.Define(pg.RoleLifecycle, "guard.read_watch", `
 	WITH tab AS (SELECT c.oid, c.xmin, c.relfilenode, c.relname FROM pg_class c
 		WHERE c.relnamespace = 'lifecycle'::regnamespace AND c.relname IN ('workspace', 'saga_run', 'allocation')),
 	trig AS (SELECT t.tgrelid, t.tgname, t.tgenabled, t.xmin FROM pg_trigger t JOIN tab ON tab.oid = t.tgrelid WHERE NOT t.tgisinternal),
@@ -73,16 +75,16 @@ type misfit struct {
 
 // misfits reads the rows of a page whose seal does not fit. It reads the rows that are live, those that were written
 // since the transaction $3, and those whose ids are in $4.
-var misfits = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits", func(rowType string) string {
-	src := Tables[rowType]
+var misfits = pg.DefineDynamic(pg.RoleLifecycle, "guard.misfits", func(rowType string) string {
+	src := scan.Tables[rowType]
 	return `SELECT x.` + src.ID + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.Name + ` x
-		WHERE ` + Page("x."+src.ID) + ` AND (` + src.Live + ` OR age(x.xmin) <= age($3::text::xid8::xid) OR x.` + src.ID + ` = ANY ($4::uuid[]))
+		WHERE ` + scan.Page("x."+src.ID) + ` AND (` + src.Live + ` OR age(x.xmin) <= age($3::text::xid8::xid) OR x.` + src.ID + ` = ANY ($4::uuid[]))
 			AND NOT lifecycle.seal_fits(x)`
 }, guarded...)
 
 // misfitsAmong reads which of some rows do not fit their seal.
-var misfitsAmong = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits_among", func(rowType string) string {
-	src := Tables[rowType]
+var misfitsAmong = pg.DefineDynamic(pg.RoleLifecycle, "guard.misfits_among", func(rowType string) string {
+	src := scan.Tables[rowType]
 	return `SELECT x.` + src.ID + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.Name + ` x
 		WHERE x.` + src.ID + ` = ANY ($1::uuid[]) AND NOT lifecycle.seal_fits(x)`
 }, guarded...)
@@ -90,7 +92,7 @@ var misfitsAmong = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits_among", 
 // brokenSeals finds rows that were written while their trigger did not fire and were not written since: their seal does
 // not fit. In the first scan of this process, after the triggers were changed, and while one of them does not fire, it
 // reads all live rows and those written since the last scan; otherwise only those whose seal did not fit before.
-func (g *Guard) brokenSeals(ctx context.Context) ([]Seen, error) {
+func (g *Guard) brokenSeals(ctx context.Context) ([]finding.Seen, error) {
 	now, err := pg.One[watch](ctx, g.db, readWatch)
 	if err != nil {
 		return nil, fmt.Errorf("look at the triggers of rows: %w", err)
@@ -104,13 +106,13 @@ func (g *Guard) brokenSeals(ctx context.Context) ([]Seen, error) {
 	if behind == "" {
 		behind = now.Behind
 	}
-	var out []Seen
+	var out []finding.Seen
 	found := map[rowKey]bool{}
 	for _, rowType := range guarded {
 		var rows []misfit
 		switch {
 		case all:
-			rows, err = inPages[misfit](ctx, g.pages, rowType, misfits.For(rowType), behind, known[rowType])
+			rows, err = scan.All[misfit](ctx, g.pages, rowType, misfits.For(rowType), behind, known[rowType])
 		case len(known[rowType]) > 0:
 			rows, err = pg.All[misfit](ctx, g.db, misfitsAmong.For(rowType), known[rowType])
 		}
@@ -142,8 +144,8 @@ func (g *Guard) knownMisfits(ctx context.Context) (map[string][]string, error) {
 		known = map[rowKey]bool{}
 	}
 	for k, f := range open {
-		if f.After["seal"] == sealBroken {
-			known[rowKey{k.subjectType, k.subjectID}] = true
+		if f.After["seal"] == SealBroken {
+			known[rowKey{k.SubjectType, k.SubjectID}] = true
 		}
 	}
 	out := map[string][]string{}
@@ -153,16 +155,17 @@ func (g *Guard) knownMisfits(ctx context.Context) (map[string][]string, error) {
 	return out, nil
 }
 
-const sealBroken = "broken"
+// SealBroken is the value of the field seal in a finding on a row whose seal does not fit.
+const SealBroken = "broken"
 
 // brokenSeal returns the finding of a row whose seal does not fit. The row's former content is not known.
-func brokenSeal(rowType, id string, image map[string]any) Seen {
+func brokenSeal(rowType, id string, image map[string]any) finding.Seen {
 	tr := &trace{
 		rowType: rowType, id: id, was: true, is: true, blind: true, fields: map[string]change{}, image: image,
 		last: "its seal does not fit: it was written while its trigger did not fire",
 	}
 	x := tr.seen()
-	x.After["seal"] = sealBroken
+	x.After["seal"] = SealBroken
 	delete(x.After, "changes")
 	return x
 }

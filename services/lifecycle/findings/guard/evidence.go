@@ -1,4 +1,4 @@
-package findings
+package guard
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
 const (
@@ -52,9 +53,11 @@ type trace struct {
 	version string // of the row, as the last of the changes left it
 }
 
-func (tr *trace) key() key { return key{names.Of(RowChanged), tr.rowType, tr.id} }
+func (tr *trace) key() finding.Key {
+	return finding.Key{Kind: names.Of(RowChanged), SubjectType: tr.rowType, SubjectID: tr.id}
+}
 
-var unsettledEvidence = pg.Define(pg.RoleLifecycle, "findings.unsettled_evidence", `
+var unsettledEvidence = pg.Define(pg.RoleLifecycle, "guard.unsettled_evidence", `
 		SELECT e.evidence_id, e.at, e.op, e.row_type, e.row_id::text, e.before, e.after, e.db_user, e.application_name, e.client, e.backend, e.xid::text
 		FROM lifecycle.row_evidence e
 		WHERE NOT EXISTS (SELECT 1 FROM lifecycle.row_evidence_settled s WHERE s.evidence_id = e.evidence_id) ORDER BY e.evidence_id`)
@@ -175,10 +178,10 @@ func (tr *trace) net() map[string]change {
 func (tr *trace) putBack() bool { return !tr.blind && tr.was == tr.is && len(tr.net()) == 0 }
 
 // seen returns the finding that follows from the evidence alone.
-func (tr *trace) seen() Seen {
+func (tr *trace) seen() finding.Seen {
 	text := func(name string) string { v, _ := tr.image[name].(string); return v }
-	x := Seen{
-		Kind: RowChanged, Severity: P1, SubjectType: tr.rowType, SubjectID: tr.id, WorkspaceID: text("workspace_id"),
+	x := finding.Seen{
+		Kind: RowChanged, Severity: finding.P1, SubjectType: tr.rowType, SubjectID: tr.id, WorkspaceID: text("workspace_id"),
 		TenantID: text("tenant_id"), NodeID: text("node_id"), NextAction: nextTaken, Certain: true, Evidence: tr.ids,
 		Before: map[string]any{},
 		After:  map[string]any{},
@@ -243,7 +246,7 @@ func list(fields []string) string {
 
 // withEvidence adds the evidence to what the detector saw of the rows. If a row was put back by hand and its seal fits,
 // its evidence is settled, which ends the finding; but a change is reported once, however soon it was put back.
-func (g *Guard) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
+func (g *Guard) withEvidence(ctx context.Context, seen []finding.Seen) ([]finding.Seen, error) {
 	traces, err := readTraces(ctx, g.db)
 	if err != nil {
 		return nil, err
@@ -252,14 +255,14 @@ func (g *Guard) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []Seen
-	at := map[key]int{}
-	add := func(x Seen) {
-		if i, there := at[x.key()]; there {
+	var out []finding.Seen
+	at := map[finding.Key]int{}
+	add := func(x finding.Seen) {
+		if i, there := at[x.Key()]; there {
 			fold(&out[i], x)
 			return
 		}
-		at[x.key()] = len(out)
+		at[x.Key()] = len(out)
 		out = append(out, x)
 	}
 	for _, x := range seen {
@@ -275,10 +278,10 @@ func (g *Guard) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
 		add(tr.seen())
 	}
 	for i := range out {
-		if out[i].Before, err = hideSecrets(out[i].Before); err != nil {
+		if out[i].Before, err = finding.HideSecrets(out[i].Before); err != nil {
 			return nil, err
 		}
-		if out[i].After, err = hideSecrets(out[i].After); err != nil {
+		if out[i].After, err = finding.HideSecrets(out[i].After); err != nil {
 			return nil, err
 		}
 	}
@@ -286,7 +289,7 @@ func (g *Guard) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
 }
 
 // fold adds another thing seen of the same row; values of the first take precedence.
-func fold(s *Seen, more Seen) {
+func fold(s *finding.Seen, more finding.Seen) {
 	s.Summary += "; " + strings.TrimPrefix(more.Summary, changedOutside(more.SubjectType, more.SubjectID))
 	s.Evidence = append(s.Evidence, more.Evidence...)
 	fill := func(to, from map[string]any) {
@@ -300,18 +303,18 @@ func fold(s *Seen, more Seen) {
 	fill(s.After, more.After)
 }
 
-var openOfKind = pg.Define(pg.RoleLifecycle, "findings.open_of_kind",
-	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`)
+var openOfKind = pg.Define(pg.RoleLifecycle, "guard.open_of_kind",
+	`SELECT `+finding.Columns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`)
 
 // openRows returns the open findings of rows.
-func (g *Guard) openRows(ctx context.Context) (map[key]row, error) {
-	list, err := allFindings(ctx, g.db, openOfKind, names.Of(RowChanged))
+func (g *Guard) openRows(ctx context.Context) (map[finding.Key]finding.Row, error) {
+	list, err := finding.All(ctx, g.db, openOfKind, names.Of(RowChanged))
 	if err != nil {
 		return nil, fmt.Errorf("read open findings: %w", err)
 	}
-	out := map[key]row{}
+	out := map[finding.Key]finding.Row{}
 	for i := range list {
-		out[list[i].key()] = list[i]
+		out[list[i].Key()] = list[i]
 	}
 	return out, nil
 }
@@ -349,7 +352,7 @@ func same(a, b any) bool {
 	return err == nil && t.Equal(u)
 }
 
-var settleEvidence = pg.Define(pg.RoleLifecycle, "findings.settle_evidence",
+var settleEvidence = pg.Define(pg.RoleLifecycle, "guard.settle_evidence",
 	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u ON CONFLICT DO NOTHING`)
 
 // settle marks evidence as settled, so that it makes no further finding.

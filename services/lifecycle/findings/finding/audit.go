@@ -1,4 +1,4 @@
-package findings
+package finding
 
 import (
 	"context"
@@ -9,11 +9,11 @@ import (
 )
 
 // decided records the audit entry of a finding that was opened or resolved. A finding that is seen again has none.
-func decided(ctx context.Context, tx pgx.Tx, action string, r row) error {
+func decided(ctx context.Context, tx pgx.Tx, action string, r Row) error {
 	_, err := audit.Record(ctx, tx, audit.Entry{
 		Action: action, Reason: r.Summary, SubjectType: r.SubjectType, SubjectID: r.SubjectID, TenantID: r.TenantID,
 		WorkspaceID: r.WorkspaceID, AllocationID: r.AllocationID, NodeID: r.NodeID,
-		Details: map[string]any{"finding_id": r.id, "kind": r.Kind, "severity": r.Severity, "cordoned": r.cordoned},
+		Details: map[string]any{"finding_id": r.ID, "kind": r.Kind, "severity": r.Severity, "cordoned": r.Cordoned},
 	})
 	return err
 }

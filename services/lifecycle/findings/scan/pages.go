@@ -1,4 +1,4 @@
-package findings
+package scan
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// A page is of ids above the first and up to the last.
+// BeforeIDs and LastID enclose all ids. A page is of ids above the first and up to the last.
 const (
-	beforeIDs = "00000000-0000-0000-0000-000000000000"
-	lastID    = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+	BeforeIDs = "00000000-0000-0000-0000-000000000000"
+	LastID    = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 )
 
 // Table is the table of a type of rows.
@@ -33,7 +33,7 @@ var Tables = map[string]Table{
 
 // endOfPage returns the last id of a page that begins after $1 and has $2 rows more than one; nothing if there are not
 // so many.
-var endOfPage = pg.DefineDynamic(pg.RoleLifecycle, "findings.end_of_page", func(rowType string) string {
+var endOfPage = pg.DefineDynamic(pg.RoleLifecycle, "scan.end_of_page", func(rowType string) string {
 	src := Tables[rowType]
 	return `SELECT x.` + src.ID + `::text FROM ` + src.Name + ` x WHERE x.` + src.ID + ` > $1::uuid ORDER BY x.` +
 		src.ID + ` OFFSET $2 LIMIT 1`
@@ -85,7 +85,7 @@ func (p *Pages) Each(ctx context.Context, rowType string,
 ) error {
 	known, began := p.known(rowType), time.Now()
 	var found []string
-	for after := beforeIDs; after != lastID; {
+	for after := BeforeIDs; after != LastID; {
 		var upTo string
 		if known != nil {
 			upTo = known[len(found)]
@@ -110,16 +110,16 @@ func (p *Pages) endOfPage(ctx context.Context, rowType, after string) (string, e
 	upTo, err := pg.Value[string](ctx, p.db, endOfPage.For(rowType), after, p.Size-1)
 	switch {
 	case pg.IsNoRows(err):
-		return lastID, nil
+		return LastID, nil
 	case err != nil:
 		return "", fmt.Errorf("find the end of a page of %ss: %w", rowType, err)
 	}
 	return upTo, nil
 }
 
-// inPages reads rows of all workspaces, a page of workspaces at a time. The statement takes the bounds of a page, and
+// All reads rows of all workspaces, a page of workspaces at a time. The statement takes the bounds of a page, and
 // then args.
-func inPages[T any](ctx context.Context, p *Pages, rowType string, statement *pg.Statement, args ...any) ([]T,
+func All[T any](ctx context.Context, p *Pages, rowType string, statement *pg.Statement, args ...any) ([]T,
 	error,
 ) {
 	var out []T

@@ -1,4 +1,4 @@
-package findings
+package guard
 
 import (
 	"context"
@@ -14,18 +14,20 @@ import (
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
 // rowVersion reads the version of a row of a type, if it exists.
-var rowVersion = pg.DefineDynamic(pg.RoleLifecycle, "findings.row_version", func(rowType string) string {
-	src := Tables[rowType]
+var rowVersion = pg.DefineDynamic(pg.RoleLifecycle, "guard.row_version", func(rowType string) string {
+	src := scan.Tables[rowType]
 	return `SELECT x.version FROM ` + src.Name + ` x WHERE x.` + src.ID + ` = $1`
 }, guarded...)
 
-// standsAsChanged returns a text that describes how a row is still as it was changed by hand and contradicts its last
+// StandsAsChanged returns a text that describes how a row is still as it was changed by hand and contradicts its last
 // event. It returns "" if the row was put back, if the product has announced it since, or if its former content is not
 // known, so that it cannot be put back.
-func standsAsChanged(ctx context.Context, q pg.Querier, rowType, id string) (string, error) {
+func StandsAsChanged(ctx context.Context, q pg.Querier, rowType, id string) (string, error) {
 	traces, err := readTraces(ctx, q)
 	if err != nil {
 		return "", err
@@ -75,23 +77,23 @@ func isAnnounced(rowType, column string) bool {
 	return m.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(column)) != nil
 }
 
-var settleResealed = pg.Define(pg.RoleLifecycle, "findings.settle_resealed",
+var settleResealed = pg.Define(pg.RoleLifecycle, "guard.settle_resealed",
 	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT e.evidence_id, 'acknowledged' FROM lifecycle.row_evidence e
 			WHERE e.row_type = $1 AND e.row_id = $2 AND e.xid = pg_current_xact_id()`)
 
 // sealRow puts a new seal on a row of a type.
-var sealRow = pg.DefineDynamic(pg.RoleLifecycle, "findings.seal_row", func(rowType string) string {
-	src := Tables[rowType]
+var sealRow = pg.DefineDynamic(pg.RoleLifecycle, "guard.seal_row", func(rowType string) string {
+	src := scan.Tables[rowType]
 	return `UPDATE ` + src.Name + ` SET seal = NULL WHERE ` + src.ID + ` = $1`
 }, guarded...)
 
-// settleFinding settles the evidence that a finding names. If the finding reports a broken seal, the row is sealed
+// Settle settles the evidence that a finding names. If the finding reports a broken seal, the row is sealed
 // again, and the evidence that the trigger records of that is settled as well.
-func settleFinding(ctx context.Context, tx pgx.Tx, f Seen) error {
+func Settle(ctx context.Context, tx pgx.Tx, f finding.Seen) error {
 	if err := settle(ctx, tx, f.Evidence, "acknowledged"); err != nil {
 		return err
 	}
-	if f.After["seal"] == sealBroken {
+	if f.After["seal"] == SealBroken {
 		if _, err := pg.Exec(ctx, tx, sealRow.For(f.SubjectType), f.SubjectID); err != nil {
 			return fmt.Errorf("seal row: %w", err)
 		}

@@ -1,4 +1,4 @@
-package findings
+package finding
 
 import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -6,9 +6,9 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// hideSecrets returns a copy of evidence as people may see it: values that a tenant gives its own workloads are hidden
+// HideSecrets returns a copy of evidence as people may see it: values that a tenant gives its own workloads are hidden
 // whatever they are named, and so are values elsewhere that look like secrets. The names of fields stay.
-func hideSecrets(m map[string]any) (map[string]any, error) {
+func HideSecrets(m map[string]any) (map[string]any, error) {
 	given, _ := hideGiven(m, false).(map[string]any)
 	s, err := asStruct(given)
 	if err != nil {

@@ -1,4 +1,4 @@
-package findings
+package detect
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
 // report is an agent's last report on one workspace, while it is fresh.
@@ -61,9 +63,9 @@ type nodeClaim struct {
 // only the reaper of machines (package reap) releases the claim of a workload, once the agent's result says that the
 // workload is removed or while a later claim covers it; a report from before the removal may still be read after it,
 // but not in a second scan while the agent is connected, since it reports a change at once.
-func (d *Detectors) Agents(ctx context.Context) ([]Seen, error) {
-	var out []Seen
-	loose := map[string][]record{}
+func (d *Detectors) Agents(ctx context.Context) ([]finding.Seen, error) {
+	var out []finding.Seen
+	loose := map[string][]Record{}
 	err := d.pages.Each(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
 		seen, err := d.compareReports(ctx, after, upTo, loose)
 		out = append(out, seen...)
@@ -73,14 +75,15 @@ func (d *Detectors) Agents(ctx context.Context) ([]Seen, error) {
 		return nil, err
 	}
 	for node, held := range loose {
-		out = append(out, occupied(node, held))
+		out = append(out, Occupied(node, held))
 	}
 	return out, nil
 }
 
 // compareReports compares what agents report of the workspaces of a page. Workloads of workspaces without an allocation
 // are added to loose, by node.
-func (d *Detectors) compareReports(ctx context.Context, after, upTo string, loose map[string][]record) ([]Seen, error) {
+func (d *Detectors) compareReports(ctx context.Context, after, upTo string, loose map[string][]Record) ([]finding.Seen,
+	error) {
 	reports, err := d.reports(ctx, after, upTo)
 	if err != nil || len(reports) == 0 {
 		return nil, err
@@ -97,7 +100,7 @@ func (d *Detectors) compareReports(ctx context.Context, after, upTo string, loos
 	if err != nil {
 		return nil, err
 	}
-	var out []Seen
+	var out []finding.Seen
 	for _, r := range reports {
 		p := r.place
 		f := facts[p]
@@ -108,7 +111,7 @@ func (d *Detectors) compareReports(ctx context.Context, after, upTo string, loos
 			for name, phase := range r.workloads {
 				if runs(phase) && r.at.After(f.Released.Add(d.cfg.Grace)) {
 					loose[r.NodeID] = append(loose[r.NodeID],
-						record{What: "workload", WorkspaceID: r.WorkspaceID, TenantID: f.TenantID, NodeID: r.NodeID, Is: name})
+						Record{What: "workload", WorkspaceID: r.WorkspaceID, TenantID: f.TenantID, NodeID: r.NodeID, Is: name})
 				}
 			}
 			continue
@@ -120,8 +123,8 @@ func (d *Detectors) compareReports(ctx context.Context, after, upTo string, loos
 
 // compareClaims finds claimed workloads and directories that the agent does not have, and workloads that nothing
 // claims.
-func (d *Detectors) compareClaims(r report, f placeFacts, claims []nodeClaim) []Seen {
-	var out []Seen
+func (d *Detectors) compareClaims(r report, f placeFacts, claims []nodeClaim) []finding.Seen {
+	var out []finding.Seen
 	claimed := map[string]bool{}
 	for _, c := range claims {
 		if c.Kind == "storage" {
@@ -136,9 +139,9 @@ func (d *Detectors) compareClaims(r report, f placeFacts, claims []nodeClaim) []
 			!r.at.After(c.At.Add(d.cfg.Grace)) {
 			continue
 		}
-		out = append(out, Seen{
-			Kind: claimEmpty, Severity: P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
-			TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextClaimEmpty,
+		out = append(out, finding.Seen{
+			Kind: claimEmpty, Severity: finding.P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
+			TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: NextClaimEmpty,
 			Summary: fmt.Sprintf("the workload that is claimed as %q is not on its node", c.Name),
 			Before:  map[string]any{"workload": c.Name},
 			After:   map[string]any{"reported": len(r.workloads), "reported_at": r.at.UTC().Format(time.RFC3339)},
@@ -148,8 +151,8 @@ func (d *Detectors) compareClaims(r report, f placeFacts, claims []nodeClaim) []
 		if claimed[name] || !runs(phase) {
 			continue
 		}
-		out = append(out, Seen{
-			Kind: resourceUnclaimed, Severity: P1, SubjectType: "workload",
+		out = append(out, finding.Seen{
+			Kind: resourceUnclaimed, Severity: finding.P1, SubjectType: "workload",
 			SubjectID: r.NodeID + "/" + r.WorkspaceID + "/" + name, WorkspaceID: r.WorkspaceID, TenantID: f.TenantID,
 			NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextUnclaimed,
 			Summary: fmt.Sprintf("the workload %q runs on its workspace's node and no claim holds it", name),
@@ -162,14 +165,14 @@ func (d *Detectors) compareClaims(r report, f placeFacts, claims []nodeClaim) []
 
 // storageGone returns the finding on a claimed directory that the agent does not have; false if it has it, or does not
 // report directories.
-func (d *Detectors) storageGone(r report, f placeFacts, c nodeClaim) (Seen, bool) {
+func (d *Detectors) storageGone(r report, f placeFacts, c nodeClaim) (finding.Seen, bool) {
 	if c.Gone || !c.Confirmed || r.storage == nil || slices.Contains(r.storage.GetNames(), c.Name) ||
 		!r.at.After(c.At.Add(d.cfg.Grace)) {
-		return Seen{}, false
+		return finding.Seen{}, false
 	}
-	return Seen{
-		Kind: claimEmpty, Severity: P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
-		TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: nextStorageGone,
+	return finding.Seen{
+		Kind: claimEmpty, Severity: finding.P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: r.WorkspaceID,
+		TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: NextStorageGone,
 		Summary: fmt.Sprintf("the storage directory that is claimed as %q is not on its node", c.Name),
 		Before:  map[string]any{"storage": c.Name, "directory": c.Ref},
 		After:   map[string]any{"reported": len(r.storage.GetNames()), "reported_at": r.at.UTC().Format(time.RFC3339)},
@@ -196,13 +199,13 @@ const vouched = "150 seconds"
 // A report is stored when it differs from the one before. It is fresh while it is young, and as long as the session of
 // its node is open at a live replica: a change is reported at once, and content that is not repeated is reported as
 // stale. A session that became ready less than 150 s before the beat confirms no older report.
-var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports", `
+var freshReports = pg.Define(pg.RoleLifecycle, "detect.fresh_reports", `
 	SELECT o.workspace_id::text AS workspace_id, o.node_id::text AS node_id, o.payload,
 		GREATEST(o.observed_at, CASE WHEN g.session_ready_at < r.beat_at - interval '`+vouched+`' THEN r.beat_at - interval '`+vouched+`' END) AS observed_at
 	FROM lifecycle.observed_workload o
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = o.node_id AND g.session_open AND NOT g.retired
 	LEFT JOIN mesh.replica r ON r.replica_id = g.replica_id AND r.service = 'nodeapi' AND r.beat_at > mesh.clock() - make_interval(secs => $3)
-	WHERE `+Page("o.workspace_id")+` AND (o.observed_at > mesh.clock() - make_interval(secs => $3) OR r.replica_id IS NOT NULL)`)
+	WHERE `+scan.Page("o.workspace_id")+` AND (o.observed_at > mesh.clock() - make_interval(secs => $3) OR r.replica_id IS NOT NULL)`)
 
 // reports reads the fresh reports on the workspaces of a page.
 func (d *Detectors) reports(ctx context.Context, after, upTo string) ([]report, error) {
@@ -228,7 +231,7 @@ func (d *Detectors) reports(ctx context.Context, after, upTo string) ([]report, 
 	return out, nil
 }
 
-var placesOf = pg.Define(pg.RoleLifecycle, "findings.places_of", `
+var placesOf = pg.Define(pg.RoleLifecycle, "detect.places_of", `
 		SELECT p.workspace_id::text AS workspace_id, p.node_id::text AS node_id, coalesce(w.tenant_id::text, '') AS tenant_id, `+busy("p.workspace_id")+` AS busy,
 			EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = p.workspace_id AND a.state <> 'released' AND (a.node_id = p.node_id OR a.node_id IS NULL))
 				AS allocated,
@@ -248,7 +251,7 @@ func (d *Detectors) placeFacts(ctx context.Context, workspaces, nodes []string) 
 	return out, nil
 }
 
-var claimsOnNodes = pg.Define(pg.RoleLifecycle, "findings.claims_on_nodes", `
+var claimsOnNodes = pg.Define(pg.RoleLifecycle, "detect.claims_on_nodes", `
 		SELECT c.workspace_id::text AS workspace_id, coalesce(c.node_id::text, '') AS node_id, c.id::text AS id, c.tenant_id::text AS tenant_id, c.kind,
 			c.deterministic_name AS name, c.external_ref,
 			c.confirmed_at IS NOT NULL AS confirmed, c.orphaned_at IS NOT NULL AS gone, coalesce(c.confirmed_at, c.intent_at) AS at

@@ -1,4 +1,4 @@
-package findings
+package detect
 
 import (
 	"context"
@@ -8,9 +8,10 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
-var clockNow = pg.Define(pg.RoleLifecycle, "findings.clock_now", `SELECT mesh.clock()`)
+var clockNow = pg.Define(pg.RoleLifecycle, "detect.clock_now", `SELECT mesh.clock()`)
 
 // provisioned is a workspace name that was provisioned repeatedly within the window.
 type provisioned struct {
@@ -22,7 +23,7 @@ type provisioned struct {
 	Workspaces int      `db:"workspaces"`
 }
 
-var provisionsOf = pg.Define(pg.RoleLifecycle, "findings.provisions_of", `
+var provisionsOf = pg.Define(pg.RoleLifecycle, "detect.provisions_of", `
 		SELECT w.tenant_id::text AS tenant_id, w.name, count(*)::int AS provisions, (array_agg(w.id::text ORDER BY r.created_at DESC))[1] AS newest,
 			array_agg(r.kind || ' ' || r.id ORDER BY r.created_at) AS runs, count(DISTINCT w.id)::int AS workspaces
 		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
@@ -30,7 +31,7 @@ var provisionsOf = pg.Define(pg.RoleLifecycle, "findings.provisions_of", `
 		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
 
 // Provisions finds workspace names that were provisioned at least ProvisionLimit times within ProvisionWindow.
-func (d *Detectors) Provisions(ctx context.Context) ([]Seen, error) {
+func (d *Detectors) Provisions(ctx context.Context) ([]finding.Seen, error) {
 	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by the clocks of replicas,
 	// which may differ by some minutes.
 	var now time.Time
@@ -43,14 +44,15 @@ func (d *Detectors) Provisions(ctx context.Context) ([]Seen, error) {
 	if err != nil {
 		return nil, fmt.Errorf("count provisions: %w", err)
 	}
-	out := make([]Seen, 0, len(found))
+	out := make([]finding.Seen, 0, len(found))
 	for _, p := range found {
 		list := make([]any, 0, len(p.Runs))
 		for _, r := range p.Runs {
 			list = append(list, r)
 		}
-		out = append(out, Seen{
-			Kind: manyProvisions, Severity: P2, SubjectType: "name", SubjectID: p.TenantID + "/" + p.Name, TenantID: p.TenantID,
+		out = append(out, finding.Seen{
+			Kind: manyProvisions, Severity: finding.P2, SubjectType: "name", SubjectID: p.TenantID + "/" + p.Name,
+			TenantID:    p.TenantID,
 			WorkspaceID: p.Newest,
 			Summary: fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", p.Name, p.Provisions,
 				d.cfg.ProvisionWindow, p.Workspaces),

@@ -1,9 +1,11 @@
-package findings
+package detect
 
 import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
 // DetectorConfig bounds detectors.
@@ -24,11 +26,11 @@ type DetectorConfig struct {
 // Detectors compare rows, resources and reports with each other. Each reads its sources and returns what it sees.
 type Detectors struct {
 	db, workloads *pgxpool.Pool
-	pages         *Pages
+	pages         *scan.Pages
 	cfg           DetectorConfig
 }
 
 // NewDetectors returns detectors that read the database db in pages, and workloads as its administrator.
-func NewDetectors(db, workloads *pgxpool.Pool, pages *Pages, cfg DetectorConfig) *Detectors {
+func NewDetectors(db, workloads *pgxpool.Pool, pages *scan.Pages, cfg DetectorConfig) *Detectors {
 	return &Detectors{db: db, workloads: workloads, pages: pages, cfg: cfg}
 }

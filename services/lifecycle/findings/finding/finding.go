@@ -1,4 +1,4 @@
-package findings
+package finding
 
 import (
 	"context"
@@ -45,26 +45,29 @@ type Seen struct {
 	Certain bool
 }
 
-// key identifies what a finding is about: there is at most one open finding for each key.
-type key struct{ kind, subjectType, subjectID string }
+// Key identifies what a finding is about: there is at most one open finding for each key.
+type Key struct{ Kind, SubjectType, SubjectID string }
 
-func (s *Seen) key() key { return key{names.Of(s.Kind), s.SubjectType, s.SubjectID} }
-
-// row is a finding as it is stored.
-type row struct {
-	Seen
-
-	id                  string
-	source              string
-	cordoned            bool
-	firstSeen, lastSeen time.Time
-	resolved            *time.Time
-	ackBy, ackReason    string
-	count, version      int64
+// Key returns the key of the finding that would be made.
+func (s *Seen) Key() Key {
+	return Key{Kind: names.Of(s.Kind), SubjectType: s.SubjectType, SubjectID: s.SubjectID}
 }
 
-// stored is a row of finding as it is read.
-type stored struct {
+// Row is a finding as it is stored.
+type Row struct {
+	Seen
+
+	ID                  string
+	Source              string
+	Cordoned            bool
+	firstSeen, lastSeen time.Time
+	Resolved            *time.Time
+	ackBy, ackReason    string
+	Count, Version      int64
+}
+
+// Stored is a row of finding as it is read.
+type Stored struct {
 	ID           string         `db:"finding_id" expr:"@.finding_id::text"`
 	Kind         string         `db:"kind"`
 	Severity     string         `db:"severity"`
@@ -90,49 +93,49 @@ type stored struct {
 	AckReason    string         `db:"acknowledge_reason"`
 }
 
-var findingColumns = pg.Columns[stored]("f")
+var Columns = pg.Columns[Stored]("f")
 
-// finding parses the stored row. A kind or severity of another build is an error.
-func (d *stored) finding() (row, error) {
-	r := row{
+// Finding parses the stored row. A kind or severity of another build is an error.
+func (d *Stored) Finding() (Row, error) {
+	r := Row{
 		Seen: Seen{
 			SubjectType: d.SubjectType, SubjectID: d.SubjectID, TenantID: d.TenantID, WorkspaceID: d.WorkspaceID,
 			NodeID: d.NodeID, AllocationID: d.AllocationID, Summary: d.Summary, NextAction: d.NextAction, Before: d.Before,
 			After: d.After, Evidence: d.Evidence,
 		},
-		id: d.ID, source: d.Source, cordoned: d.Cordoned, firstSeen: d.FirstSeen, lastSeen: d.LastSeen, resolved: d.Resolved,
-		ackBy: d.AckBy, ackReason: d.AckReason, count: d.Count, version: d.Version,
+		ID: d.ID, Source: d.Source, Cordoned: d.Cordoned, firstSeen: d.FirstSeen, lastSeen: d.LastSeen, Resolved: d.Resolved,
+		ackBy: d.AckBy, ackReason: d.AckReason, Count: d.Count, Version: d.Version,
 	}
 	var err error
 	if r.Kind, err = names.Parse[commonv1.FindingKind](d.Kind); err != nil {
-		return row{}, fmt.Errorf("read finding: %w", err)
+		return Row{}, fmt.Errorf("read finding: %w", err)
 	}
 	if r.Severity, err = names.Parse[commonv1.Severity](d.Severity); err != nil {
-		return row{}, fmt.Errorf("read finding: %w", err)
+		return Row{}, fmt.Errorf("read finding: %w", err)
 	}
 	return r, nil
 }
 
-// oneFinding runs a statement that returns one finding. Without a row the error is pgx.ErrNoRows.
-func oneFinding(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (row, error) {
-	d, err := pg.One[stored](ctx, q, s, args...)
+// One runs a statement that returns one finding. Without a row the error is pgx.ErrNoRows.
+func One(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Row, error) {
+	d, err := pg.One[Stored](ctx, q, s, args...)
 	if err != nil {
-		return row{}, err
+		return Row{}, err
 	}
-	return d.finding()
+	return d.Finding()
 }
 
-// allFindings runs a statement that returns findings.
-func allFindings(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]row, error) {
-	list, err := pg.All[stored](ctx, q, s, args...)
+// All runs a statement that returns findings.
+func All(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Row, error) {
+	list, err := pg.All[Stored](ctx, q, s, args...)
 	if err != nil {
 		return nil, err
 	}
-	return aside.Rows(ctx, "finding", list, func(d stored) string { return d.ID },
-		func(d stored) (row, error) { return d.finding() })
+	return aside.Rows(ctx, "finding", list, func(d Stored) string { return d.ID },
+		func(d Stored) (Row, error) { return d.Finding() })
 }
 
-func (r *row) event() (events.Event, error) {
+func (r *Row) event() (events.Event, error) {
 	before, err := asStruct(r.Before)
 	if err != nil {
 		return events.Event{}, err
@@ -142,18 +145,18 @@ func (r *row) event() (events.Event, error) {
 		return events.Event{}, err
 	}
 	p := &lifecyclev1.Finding{
-		FindingId: r.id, Kind: r.Kind, Severity: r.Severity, SubjectType: r.SubjectType, SubjectId: r.SubjectID,
+		FindingId: r.ID, Kind: r.Kind, Severity: r.Severity, SubjectType: r.SubjectType, SubjectId: r.SubjectID,
 		TenantId: r.TenantID, WorkspaceId: r.WorkspaceID, NodeId: r.NodeID, AllocationId: r.AllocationID, Summary: r.Summary,
-		NextAction: r.NextAction, Before: before, After: after, Cordoned: r.cordoned,
-		FirstSeenAt: timestamppb.New(r.firstSeen), LastSeenAt: timestamppb.New(r.lastSeen), Count: r.count,
-		Version: r.version, AcknowledgedBy: r.ackBy,
+		NextAction: r.NextAction, Before: before, After: after, Cordoned: r.Cordoned,
+		FirstSeenAt: timestamppb.New(r.firstSeen), LastSeenAt: timestamppb.New(r.lastSeen), Count: r.Count,
+		Version: r.Version, AcknowledgedBy: r.ackBy,
 		AcknowledgeReason: r.ackReason,
 	}
-	if r.resolved != nil {
-		p.ResolvedAt = timestamppb.New(*r.resolved)
+	if r.Resolved != nil {
+		p.ResolvedAt = timestamppb.New(*r.Resolved)
 	}
 	return events.Event{
-		Kind: "finding.changed", AggregateType: "finding", AggregateID: r.id, AggregateVersion: r.version, Payload: p,
+		Kind: "finding.changed", AggregateType: "finding", AggregateID: r.ID, AggregateVersion: r.Version, Payload: p,
 		Correlation: events.Correlation{
 			TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, AllocationID: r.AllocationID,
 			NodeID: r.NodeID,
@@ -177,11 +180,11 @@ func asStruct(m map[string]any) (*structpb.Struct, error) {
 	return s, nil
 }
 
-// cordonBy returns the name by which a finding cordons a node.
-func cordonBy(findingID string) string { return "finding:" + findingID }
+// CordonBy returns the name by which a finding cordons a node.
+func CordonBy(findingID string) string { return "finding:" + findingID }
 
 // announce appends the event of a finding. It returns the finding as in the event, and the event's position token.
-func announce(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, string, error) {
+func announce(ctx context.Context, tx pgx.Tx, r Row) (*lifecyclev1.Finding, string, error) {
 	e, err := r.event()
 	if err != nil {
 		return nil, "", err
@@ -194,26 +197,26 @@ func announce(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, stri
 	return f, pos, nil
 }
 
-// takeTurn locks the findings, so that one transaction at a time writes them.
-var takeTurn = pg.Define(pg.RoleLifecycle, "findings.take_turn",
+// TakeTurn locks the findings, so that one transaction at a time writes them.
+var TakeTurn = pg.Define(pg.RoleLifecycle, "finding.take_turn",
 	`SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`)
 
-var openFinding = pg.Define(pg.RoleLifecycle, "findings.open_finding",
-	`SELECT `+findingColumns+` FROM lifecycle.finding f
+var openFinding = pg.Define(pg.RoleLifecycle, "finding.open_finding",
+	`SELECT `+Columns+` FROM lifecycle.finding f
 		WHERE f.kind = $1 AND f.subject_type = $2 AND f.subject_id = $3 AND f.resolved_at IS NULL`)
 
-var insertFinding = pg.Define(pg.RoleLifecycle, "findings.insert_finding", `
+var insertFinding = pg.Define(pg.RoleLifecycle, "finding.insert_finding", `
 		INSERT INTO lifecycle.finding AS f (finding_id, kind, severity, subject_type, subject_id, source, tenant_id, workspace_id, node_id, allocation_id,
 			summary, next_action, before, after, cordoned, evidence)
 		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid, nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
-		RETURNING `+findingColumns)
+		RETURNING `+Columns)
 
-// open inserts a finding, or counts an open one as seen again. It reports whether the finding is new.
-func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
-	k := s.key()
-	have, err := oneFinding(ctx, tx, openFinding, k.kind, k.subjectType, k.subjectID)
+// Open inserts a finding, or counts an open one as seen again. It reports whether the finding is new.
+func Open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
+	k := s.Key()
+	have, err := One(ctx, tx, openFinding, k.Kind, k.SubjectType, k.SubjectID)
 	switch {
-	case err == nil && have.source != source:
+	case err == nil && have.Source != source:
 		return false, nil // another detector has it open already, and hands it over once it no longer sees it
 	case err == nil:
 		return false, again(ctx, tx, have, s)
@@ -223,13 +226,13 @@ func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	id := ids.New()
 	cordoned := false
 	if s.Cordon && s.NodeID != "" {
-		by, err := gate.CordonUnlessIs(ctx, tx, s.NodeID, s.Summary, cordonBy(id))
+		by, err := gate.CordonUnlessIs(ctx, tx, s.NodeID, s.Summary, CordonBy(id))
 		if err != nil {
 			return false, err
 		}
 		cordoned = by != ""
 	}
-	made, err := oneFinding(ctx, tx, insertFinding, id, k.kind, names.Of(s.Severity), s.SubjectType, s.SubjectID, source,
+	made, err := One(ctx, tx, insertFinding, id, k.Kind, names.Of(s.Severity), s.SubjectType, s.SubjectID, source,
 		s.TenantID, s.WorkspaceID, s.NodeID, s.AllocationID, s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After),
 		cordoned,
 		append([]int64{}, s.Evidence...))
@@ -250,25 +253,25 @@ func orEmpty(m map[string]any) map[string]any {
 	return m
 }
 
-var seeFindingAgain = pg.Define(pg.RoleLifecycle, "findings.see_finding_again", `
+var seeFindingAgain = pg.Define(pg.RoleLifecycle, "finding.see_finding_again", `
 		UPDATE lifecycle.finding f SET severity = $2, summary = $3, next_action = $4, before = $5, after = $6, count = f.count + 1,
 			last_seen_at = mesh.clock(), version = f.version + $7, evidence = $8
-		WHERE f.finding_id = $1 RETURNING `+findingColumns)
+		WHERE f.finding_id = $1 RETURNING `+Columns)
 
 // again counts a finding as seen once more. It appends an event if the evidence changed, and otherwise at the 2nd, 4th,
 // 8th time and so on: a finding that stays for days costs few events.
-func again(ctx context.Context, tx pgx.Tx, have row, s Seen) error {
+func again(ctx context.Context, tx pgx.Tx, have Row, s Seen) error {
 	same, err := sameEvidence(have.Seen, s)
 	if err != nil {
 		return err
 	}
-	tell := !same || bits.OnesCount64(uint64(have.count+1)) == 1 //nolint:gosec // it counts up from 1
+	tell := !same || bits.OnesCount64(uint64(have.Count+1)) == 1 //nolint:gosec // it counts up from 1
 	raised := int64(0)
 	if tell {
 		raised = 1
 	}
-	now, err := oneFinding(ctx, tx, seeFindingAgain,
-		have.id, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised,
+	now, err := One(ctx, tx, seeFindingAgain,
+		have.ID, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised,
 		append([]int64{}, s.Evidence...))
 	if err != nil {
 		return fmt.Errorf("see finding again: %w", err)
@@ -302,21 +305,21 @@ func sameEvidence(have, s Seen) (bool, error) {
 	return a == b, err
 }
 
-var resolveFinding = pg.Define(pg.RoleLifecycle, "findings.resolve_finding", `
+var resolveFinding = pg.Define(pg.RoleLifecycle, "finding.resolve_finding", `
 		UPDATE lifecycle.finding f SET resolved_at = mesh.clock(), version = f.version + 1
-		WHERE f.finding_id = $1 AND f.resolved_at IS NULL RETURNING `+findingColumns)
+		WHERE f.finding_id = $1 AND f.resolved_at IS NULL RETURNING `+Columns)
 
-// resolve closes a finding that its detector no longer sees, and ends its cordon unless another finding needs it.
-func resolve(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, string, error) {
-	now, err := oneFinding(ctx, tx, resolveFinding, r.id)
+// Resolve closes a finding that its detector no longer sees, and ends its cordon unless another finding needs it.
+func Resolve(ctx context.Context, tx pgx.Tx, r Row) (*lifecyclev1.Finding, string, error) {
+	now, err := One(ctx, tx, resolveFinding, r.ID)
 	if err != nil {
 		return nil, "", fmt.Errorf("resolve finding: %w", err)
 	}
 	if err := decided(ctx, tx, "finding.resolve", now); err != nil {
 		return nil, "", err
 	}
-	if now.cordoned && now.NodeID != "" {
-		if err := gate.EndCordonOf(ctx, tx, now.NodeID, cordonBy(now.id)); err != nil {
+	if now.Cordoned && now.NodeID != "" {
+		if err := gate.EndCordonOf(ctx, tx, now.NodeID, CordonBy(now.ID)); err != nil {
 			return nil, "", err
 		}
 	}

@@ -1,4 +1,4 @@
-package findings
+package finding
 
 import (
 	"github.com/gpuaas/mesh/internal/events"
@@ -6,14 +6,14 @@ import (
 	"github.com/gpuaas/mesh/internal/reannounce"
 )
 
-var findingsAfter = pg.Define(pg.RoleLifecycle, "findings.findings_after", `
-	SELECT `+findingColumns+` FROM lifecycle.finding f
+var findingsAfter = pg.Define(pg.RoleLifecycle, "finding.findings_after", `
+	SELECT `+Columns+` FROM lifecycle.finding f
 	WHERE f.finding_id > $1::uuid AND f.resolved_at IS NULL ORDER BY f.finding_id LIMIT $2`)
 
 // Announced returns the open findings.
 func Announced() reannounce.Source {
-	return reannounce.Rows("findings", findingsAfter, func(d stored) (events.Event, error) {
-		f, err := d.finding()
+	return reannounce.Rows("findings", findingsAfter, func(d Stored) (events.Event, error) {
+		f, err := d.Finding()
 		if err != nil {
 			return events.Event{}, err
 		}

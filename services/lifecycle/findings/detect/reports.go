@@ -1,4 +1,4 @@
-package findings
+package detect
 
 import (
 	"context"
@@ -10,15 +10,16 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
 // ReportsConsumer is the name of Follow's cursor.
 const ReportsConsumer = "workload-reports"
 
-const (
-	followBatch  = 1000
-	observedKind = "workload.observed"
-)
+// ObservedKind is the kind of the events with agents' reports.
+const ObservedKind = "workload.observed"
+
+const followBatch = 1000
 
 // Follow reads the event log up to its end and stores the last report of each agent on each workspace.
 func (d *Detectors) Follow(ctx context.Context) error {
@@ -38,13 +39,13 @@ func (d *Detectors) Follow(ctx context.Context) error {
 	}
 }
 
-var makeCursor = pg.Define(pg.RoleLifecycle, "findings.make_cursor",
+var makeCursor = pg.Define(pg.RoleLifecycle, "detect.make_cursor",
 	`INSERT INTO lifecycle.event_cursor (name) VALUES ($1) ON CONFLICT DO NOTHING`)
 
-var lockCursor = pg.Define(pg.RoleLifecycle, "findings.lock_cursor",
+var lockCursor = pg.Define(pg.RoleLifecycle, "detect.lock_cursor",
 	`SELECT pos FROM lifecycle.event_cursor WHERE name = $1 FOR UPDATE`)
 
-var moveCursor = pg.Define(pg.RoleLifecycle, "findings.move_cursor",
+var moveCursor = pg.Define(pg.RoleLifecycle, "detect.move_cursor",
 	`UPDATE lifecycle.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`)
 
 func (d *Detectors) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
@@ -56,7 +57,7 @@ func (d *Detectors) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
 	if err := pg.QueryRow(ctx, tx, lockCursor, ReportsConsumer).Scan(&pos); err != nil {
 		return false, fmt.Errorf("read cursor: %w", err)
 	}
-	records, next, err := events.Read(ctx, tx, pos, []string{observedKind}, followBatch)
+	records, next, err := events.Read(ctx, tx, pos, []string{ObservedKind}, followBatch)
 	if err != nil {
 		return false, err
 	}
@@ -83,7 +84,7 @@ func lastReports(records []events.Record) map[place]events.Record {
 	return seen
 }
 
-var keepReports = pg.Define(pg.RoleLifecycle, "findings.keep_reports", `
+var keepReports = pg.Define(pg.RoleLifecycle, "detect.keep_reports", `
 		INSERT INTO lifecycle.observed_workload AS o (workspace_id, node_id, payload, observed_at)
 		SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::jsonb[], $4::timestamptz[])
 		ON CONFLICT (workspace_id, node_id) DO UPDATE SET payload = EXCLUDED.payload, observed_at = EXCLUDED.observed_at
@@ -111,8 +112,8 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 	return nil
 }
 
-var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
-	`DELETE FROM lifecycle.observed_workload o WHERE `+Page("o.workspace_id")+
+var forgetReports = pg.Define(pg.RoleLifecycle, "detect.forget_reports",
+	`DELETE FROM lifecycle.observed_workload o WHERE `+scan.Page("o.workspace_id")+
 		` AND o.observed_at < mesh.clock() - make_interval(secs => $3)
 		AND NOT ((o.payload ? 'workloads' OR o.payload ? 'storage')
 			AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = o.node_id AND NOT g.retired))`)

@@ -1,4 +1,4 @@
-package findings
+package detect
 
 import (
 	"context"
@@ -13,12 +13,14 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
-const (
-	endedWoke = commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE
+// EndedWoke is the kind of the findings of Woken.
+const EndedWoke = commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE
 
+const (
 	nextWoke = "find the host that started the old instance and delete it there, disk images and snapshots included; nothing of it runs, and the workspace is not " +
 		"touched; the finding ends an hour after the last refusal"
 	nextStrays = "find out what started the old instance on this host again, a restored backup for example, and remove it; its processes were ended"
@@ -32,7 +34,7 @@ func WokenConsumer() events.ConsumerConfig {
 	return events.ConsumerConfig{Name: wokenConsumer, Schema: pg.RoleLifecycle, Kinds: []string{refusedKind}}
 }
 
-var noteRefused = pg.Define(pg.RoleLifecycle, "findings.note_refused", `
+var noteRefused = pg.Define(pg.RoleLifecycle, "detect.note_refused", `
 		INSERT INTO lifecycle.woken_instance AS w
 			(instance_id, version, workspace_id, tenant_id, epoch, node_id, reason, remote_address, machine_id, boot_id, refused_at)
 		VALUES ($1, $2, $3, nullif($4, '')::uuid, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11)
@@ -61,7 +63,7 @@ func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-var forgetRefused = pg.Define(pg.RoleLifecycle, "findings.forget_refused",
+var forgetRefused = pg.Define(pg.RoleLifecycle, "detect.forget_refused",
 	`DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`)
 
 // ForgetRefused deletes old refusals.
@@ -93,22 +95,23 @@ type refusedInstance struct {
 	PresentEpoch int64  `db:"present_epoch"`
 }
 
-var refusedInstances = pg.Define(pg.RoleLifecycle, "findings.refused_instances", `
+var refusedInstances = pg.Define(pg.RoleLifecycle, "detect.refused_instances", `
 		SELECT `+pg.Columns[refusedFields]("w")+`, coalesce(p.name, '') AS name, coalesce(p.epoch, 0) AS present_epoch
 		FROM lifecycle.woken_instance w LEFT JOIN lifecycle.workspace p ON p.id = w.workspace_id
 		WHERE w.refused_at > mesh.clock() - make_interval(secs => $1)`)
 
 // Woken returns the instances that were refused within Config.WokenFor.
-func (d *Detectors) Woken(ctx context.Context) ([]Seen, error) {
+func (d *Detectors) Woken(ctx context.Context) ([]finding.Seen, error) {
 	list, err := pg.All[refusedInstance](ctx, d.db, refusedInstances, d.cfg.WokenFor.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("read refused instances: %w", err)
 	}
-	out := make([]Seen, 0, len(list))
+	out := make([]finding.Seen, 0, len(list))
 	for _, r := range list {
-		out = append(out, Seen{
-			Kind: endedWoke, Severity: P0, SubjectType: "instance", SubjectID: instanceKey{r.WorkspaceID, r.Epoch}.String(),
-			WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID, NextAction: nextWoke, Certain: true,
+		out = append(out, finding.Seen{
+			Kind: EndedWoke, Severity: finding.P0, SubjectType: "instance",
+			SubjectID: instanceKey{r.WorkspaceID, r.Epoch}.String(), WorkspaceID: r.WorkspaceID, TenantID: r.TenantID,
+			NodeID: r.NodeID, NextAction: nextWoke, Certain: true,
 			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; it was refused as %s", r.Epoch, r.Name,
 				r.Reason),
 			Before: map[string]any{"workspace": r.Name, "present_epoch": r.PresentEpoch},
@@ -122,16 +125,17 @@ func (d *Detectors) Woken(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "findings.workspace_of_strays",
+var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "detect.workspace_of_strays",
 	`SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id = $1::uuid`)
 
 // strays makes findings of the ended instances whose processes the driver found running, and ended, within the last
 // hour.
-func (d *Detectors) strays(ctx context.Context, kind commonv1.PlacementDriver, list []placement.Instance) ([]Seen,
+func (d *Detectors) strays(ctx context.Context, kind commonv1.PlacementDriver,
+	list []placement.Instance) ([]finding.Seen,
 	error,
 ) {
 	var now time.Time
-	var out []Seen
+	var out []finding.Seen
 	for _, b := range list {
 		if b.Strays == 0 || b.StraysAt.IsZero() {
 			continue
@@ -144,9 +148,9 @@ func (d *Detectors) strays(ctx context.Context, kind commonv1.PlacementDriver, l
 		if now.Sub(b.StraysAt) > d.cfg.WokenFor {
 			continue
 		}
-		seen := Seen{
-			Kind: endedWoke, Severity: P0, SubjectType: "instance", SubjectID: instanceKey{b.WorkspaceID, b.Epoch}.String(),
-			NextAction: nextStrays, Certain: true,
+		seen := finding.Seen{
+			Kind: EndedWoke, Severity: finding.P0, SubjectType: "instance",
+			SubjectID: instanceKey{b.WorkspaceID, b.Epoch}.String(), NextAction: nextStrays, Certain: true,
 			Summary: fmt.Sprintf("%d processes of epoch %d, which the launch log says has ended, ran on its host; they were ended", b.Strays, b.Epoch),
 			Before:  map[string]any{"ended_at": b.EndedAt.UTC().Format(time.RFC3339)},
 			After: map[string]any{

@@ -1,4 +1,4 @@
-package findings
+package detect
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
 // schemaClaim is a claim on a schema and the login role of its name.
@@ -19,9 +21,9 @@ type schemaClaim struct {
 	TenantID    string `db:"tenant_id" expr:"@.tenant_id::text"`
 }
 
-var claimedSchemas = pg.Define(pg.RoleLifecycle, "findings.claimed_schemas", `
+var claimedSchemas = pg.Define(pg.RoleLifecycle, "detect.claimed_schemas", `
 		SELECT `+pg.Columns[schemaClaim]("c")+` FROM lifecycle.resource_claim c
-		WHERE `+Page("c.workspace_id")+` AND c.kind = 'schema' AND c.released_at IS NULL
+		WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'schema' AND c.released_at IS NULL
 			AND (CASE WHEN $3 THEN c.orphaned_at IS NULL OR `+busy("c.workspace_id")+`
 				ELSE c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+` END)`)
 
@@ -29,7 +31,7 @@ var claimedSchemas = pg.Define(pg.RoleLifecycle, "findings.claimed_schemas", `
 // and those of workspaces with work under way. A claim that was given up counts only with all, and only if a run may
 // adopt it again.
 func (d *Detectors) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bool, error) {
-	list, err := inPages[schemaClaim](ctx, d.pages, "workspace", claimedSchemas, all)
+	list, err := scan.All[schemaClaim](ctx, d.pages, "workspace", claimedSchemas, all)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on schemas: %w", err)
 	}
@@ -40,7 +42,7 @@ func (d *Detectors) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]
 	return out, nil
 }
 
-var schemasGivenUp = pg.Define(pg.RoleLifecycle, "findings.schemas_given_up", `
+var schemasGivenUp = pg.Define(pg.RoleLifecycle, "detect.schemas_given_up", `
 		SELECT `+pg.Columns[schemaClaim]("c")+` FROM lifecycle.resource_claim c
 		WHERE c.kind = 'schema' AND c.released_at IS NULL AND c.orphaned_at IS NOT NULL ORDER BY c.id`)
 
@@ -66,7 +68,7 @@ type schemaThere struct {
 
 // Schemas compares the workload database with the claims on it. The claims are read before and after the schemas;
 // the schemas are read before the claims that should cover them, because a claim is written before its schema is made.
-func (d *Detectors) Schemas(ctx context.Context) ([]Seen, error) {
+func (d *Detectors) Schemas(ctx context.Context) ([]finding.Seen, error) {
 	before, err := d.heldSchemas(ctx, false)
 	if err != nil {
 		return nil, err
@@ -91,12 +93,12 @@ func (d *Detectors) Schemas(ctx context.Context) ([]Seen, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []Seen
+	var out []finding.Seen
 	for c := range before {
 		if t := there[c.Name]; after[c] && (!t.schema || !t.role) {
-			out = append(out, Seen{
-				Kind: claimEmpty, Severity: P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: c.WorkspaceID,
-				TenantID: c.TenantID, NextAction: nextClaimEmpty,
+			out = append(out, finding.Seen{
+				Kind: claimEmpty, Severity: finding.P1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: c.WorkspaceID,
+				TenantID: c.TenantID, NextAction: NextClaimEmpty,
 				Summary: fmt.Sprintf("the %s that is claimed as %q is gone from the workload database", missingPart(t), c.Name),
 				Before:  map[string]any{"schema": true, "role": true}, After: map[string]any{"schema": t.schema, "role": t.role},
 			})
@@ -110,14 +112,14 @@ func (d *Detectors) Schemas(ctx context.Context) ([]Seen, error) {
 		if held[name] || !t.schema && !t.role {
 			continue
 		}
-		seen := Seen{
-			Kind: resourceUnclaimed, Severity: P2, SubjectType: "schema", SubjectID: name, WorkspaceID: t.workspaceID,
+		seen := finding.Seen{
+			Kind: resourceUnclaimed, Severity: finding.P2, SubjectType: "schema", SubjectID: name, WorkspaceID: t.workspaceID,
 			NextAction: nextUnclaimed,
 			Summary:    fmt.Sprintf("%q stands in the workload database and no claim holds it", name),
 			Before:     map[string]any{"claim": "none"}, After: map[string]any{"schema": t.schema, "role": t.role},
 		}
 		if c, ok := left[name]; ok {
-			seen.WorkspaceID, seen.TenantID, seen.NextAction = c.WorkspaceID, c.TenantID, nextLeftBehind
+			seen.WorkspaceID, seen.TenantID, seen.NextAction = c.WorkspaceID, c.TenantID, NextLeftBehind
 			seen.Summary = fmt.Sprintf("%q was left behind in the workload database: its claim was given up", name)
 			seen.Before = map[string]any{"claim": "given up", "claim_id": c.ID}
 		}
@@ -137,15 +139,15 @@ func missingPart(t schemaThere) string {
 	}
 }
 
-var fencesExist = pg.Define(pg.RoleWorkloadAdmin, "findings.fences_exist",
+var fencesExist = pg.Define(pg.RoleWorkloadAdmin, "detect.fences_exist",
 	`SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
 
-var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "findings.schemas_present", `
+var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "detect.schemas_present", `
 		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_') UNION SELECT unnest($1::text[]))
 		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = n.name) FROM n`)
 
 // fencedSchemas reads which workspace last wrote each schema.
-var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "findings.fenced_schemas",
+var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "detect.fenced_schemas",
 	"the first schema of a workspace makes the table",
 	func(struct{}) string { return `SELECT f.name, f.workspace_id::text FROM gpuaas_fence.schema f` })
 
