@@ -26,7 +26,7 @@ type ahead struct {
 // before the lease. The envelope proves the latter. With it the row adopts the attempt, and the update is returned to
 // be applied; without it the update is refused. A task that has ended stays as it is: its attempt is raised, so that no
 // later lease draws the same one, and a result of it is late evidence.
-func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []taskUpdate, done *applied) ([]taskUpdate, error) {
+func (s *Reports) adoptProven(ctx context.Context, tx pgx.Tx, words []taskUpdate, done *applied) ([]taskUpdate, error) {
 	list, err := findAhead(ctx, tx, words)
 	if err != nil || len(list) == 0 {
 		return nil, err
@@ -63,7 +63,7 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, err
 	}
 	out := make([]ahead, 0, len(rows))
 	for _, r := range rows {
-		row, err := r.row()
+		row, err := r.parse()
 		switch {
 		case aside.Note(ctx, "task", r.TaskID, err):
 			continue
@@ -77,7 +77,7 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, err
 
 // prove returns the id of the key that signed the envelope which proves the attempt of an update, or the refusal of an
 // update that no envelope proves.
-func (s *Server) prove(w taskUpdate) (string, *lifecyclev1.TaskRefusal) {
+func (s *Reports) prove(w taskUpdate) (string, *lifecyclev1.TaskRefusal) {
 	refusal := &lifecyclev1.TaskRefusal{Task: w.ref, EnvelopeWanted: len(w.signed) == 0}
 	err := fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the report names an attempt that is above the task's",
 		fault.Remedy("send the report with the signed envelope of that attempt"))
@@ -102,7 +102,7 @@ func (s *Server) prove(w taskUpdate) (string, *lifecyclev1.TaskRefusal) {
 }
 
 // adoptAttempt raises the row's attempt to the proven one and appends the event.
-func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead, keyID string) error {
+func (s *Reports) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead, keyID string) error {
 	moved, err := one(ctx, tx, adoptAttempt,
 		a.row.TaskID, a.update.ref.GetAttempt(), a.update.epoch, a.update.session, a.update.node, keyID)
 	if err != nil {

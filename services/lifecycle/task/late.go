@@ -26,7 +26,7 @@ func keepLate(ctx context.Context, tx pgx.Tx, words []taskUpdate) error {
 	attempts, epochs := make([]int32, n), make([]int64, n)
 	for i, w := range words {
 		taskIDs[i], nodes[i], attempts[i], epochs[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt(), w.epoch
-		states[i], details[i] = names.Of(w.state()), clean(w.result.GetError(), 4096)
+		states[i], details[i] = names.Of(w.state()), Clean(w.result.GetError(), 4096)
 	}
 	// The rows are locked before the evidence is counted, so that concurrent reports do not pass the limit together.
 	if _, err := pg.Exec(ctx, tx, lockLate, taskIDs); err != nil {

@@ -25,9 +25,6 @@ func dispatchable(t string) string {
 	return `(` + t + `.type IN ('probe.noop', 'diagnostics.collect') OR NOT (SELECT mesh.rolled_back()))`
 }
 
-// offerAgainAfter is how long a task may be offered and undelivered before the same session is offered it again.
-const offerAgainAfter = "2 seconds"
-
 // offerBytes bounds the payloads of one message with offers: a replica reads four MiB. Tasks beyond it stay leased, and
 // are offered with a later message.
 const offerBytes = 2 << 20
@@ -189,7 +186,7 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Views, []picked, erro
 	}
 	out, err := aside.Rows(ctx, "task", rows, func(r leasedRow) string { return r.TaskID },
 		func(r leasedRow) (picked, error) {
-			row, err := r.row()
+			row, err := r.parse()
 			return picked{Row: row, keyID: r.KeyID, payload: r.Payload, report: r.Report}, err
 		})
 	return gates, out, err

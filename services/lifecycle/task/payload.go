@@ -1,13 +1,7 @@
 package task
 
 import (
-	"context"
-	"fmt"
 	"slices"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // idempotent are the types whose tasks may be done twice, so that one that an agent has forgotten is offered again.
@@ -27,35 +21,9 @@ var bare = []string{"probe.noop", "diagnostics.collect"}
 // outcome.
 func Requeueable(taskType string) bool { return slices.Contains(bare, taskType) }
 
-// payloadAt returns the SQL of a task's payload in a state: empty once the task has ended, in whichever state. A
+// PayloadAt returns the SQL of a task's payload in a state: empty once the task has ended, in whichever state. A
 // payload may contain credentials.
-func payloadAt(state string) string {
+func PayloadAt(state string) string {
 	return `CASE WHEN ` + state + ` IN ('succeeded', 'failed', 'cancelled', 'superseded', 'expired', 'outcome_unknown')
 		THEN ''::bytea ELSE t.payload END`
-}
-
-// clearBatches bounds the batches that one sweep clears: a database of an earlier build, which kept all payloads, is
-// cleared over many sweeps, and none of them delays the end of stale tasks for long.
-const clearBatches = 10
-
-// clearPayloads clears the payloads of tasks that an earlier build ended, in batches, and returns how many it cleared.
-// In rollback mode it clears none.
-func (s *Server) clearPayloads(ctx context.Context) (int, error) {
-	total := 0
-	for range clearBatches {
-		n := 0
-		err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-			tag, err := pg.Exec(ctx, tx, clearPayloads, sweepBatch)
-			n = int(tag.RowsAffected())
-			return err
-		})
-		total += n
-		if err != nil {
-			return total, fmt.Errorf("clear payloads of ended tasks: %w", err)
-		}
-		if n < sweepBatch {
-			break
-		}
-	}
-	return total, nil
 }

@@ -206,7 +206,7 @@ func (s *Server) tell(stored []queued) bool {
 			nodes = append(nodes, one.row.NodeID)
 		default:
 			offers[one.to.out] = append(offers[one.to.out], picked{
-				Row: one.row.dispatched(one.to.generation), session: one.to.session, keyID: one.task.keyID,
+				Row: dispatched(one.row, one.to.generation), session: one.to.session, keyID: one.task.keyID,
 				payload: one.task.payload,
 			})
 		}

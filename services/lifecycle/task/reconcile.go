@@ -19,7 +19,7 @@ import (
 // Lock locks the rows that Reconcile of these sessions may change: their tasks, and then the runs that it wakes, with
 // those that wait for a launched instance. Reconcile wakes a run if it ends a task of the run: one that was to be
 // cancelled, or that was in a ledger that is lost.
-func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
+func (s *Reports) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 	if len(ready.NodeIDs) == 0 {
 		return nil
 	}
@@ -52,7 +52,7 @@ func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 // offered for a moment.
 //
 // In rollback mode the session gets no cancels: tasks that are not known here may be work that this database lost.
-func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedger bool,
+func (s *Reports) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedger bool,
 	inFlight []*commonv1.TaskInFlight,
 ) (gate.Reconciled, error) {
 	agent := make(map[string]*commonv1.TaskInFlight, len(inFlight))
@@ -155,7 +155,7 @@ func ran(s commonv1.TaskState) bool {
 }
 
 // adopt moves a task whose attempt is in the agent's ledger to the new session.
-func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.TaskInFlight, epoch int64,
+func (s *Reports) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.TaskInFlight, epoch int64,
 	sessionID string,
 ) error {
 	state := r.State
@@ -169,7 +169,7 @@ func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.T
 
 // awaitProof delays the offer of a task for as long as that of a task whose offer was lost: the agent has a later
 // attempt of it and is expected to report that with its envelope. If the agent does not, the row's attempt is offered.
-func (s *Server) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) error {
+func (s *Reports) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) error {
 	if r.State != commonv1.TaskState_TASK_STATE_QUEUED {
 		if err := s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID,
 			"the agent has a later attempt"); err != nil {
@@ -185,7 +185,7 @@ func (s *Server) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) 
 
 // again queues a task that is in flight here and not in the agent's ledger, offers it again, or ends it as
 // outcome_unknown.
-func (s *Server) again(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate, newLedger bool) error {
+func (s *Reports) again(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate, newLedger bool) error {
 	switch {
 	case r.State == commonv1.TaskState_TASK_STATE_DISPATCHED || !newLedger:
 		return s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID, "offered again")
@@ -197,7 +197,7 @@ func (s *Server) again(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate, newLe
 }
 
 // end moves a task to a terminal state and wakes its run.
-func (s *Server) end(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, detail string) error {
+func (s *Reports) end(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, detail string) error {
 	if err := s.move(ctx, tx, r, state, r.SessionEpoch, "", detail); err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (s *Server) end(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskS
 }
 
 // move changes the state and the session of a task whose row is locked, and appends its event.
-func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, epoch int64, sessionID,
+func (s *Reports) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, epoch int64, sessionID,
 	detail string,
 ) error {
 	moved, err := one(ctx, tx, moveTask, r.TaskID, names.Of(state), epoch, sessionID)
@@ -219,4 +219,11 @@ func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.Task
 		return fmt.Errorf("report task: %w", err)
 	}
 	return nil
+}
+
+// Fenced appends the events of the leases of a node whose gate was shut: reports of these tasks are not applied after
+// this.
+func (s *Reports) Fenced(ctx context.Context, tx pgx.Tx, nodeID string) error {
+	_, err := ReportLeasesOf(ctx, tx, nodeID)
+	return err
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -22,50 +22,31 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
-// taskUpdate is what one node reports of one attempt of one task in a batch, folded to the furthest state.
-type taskUpdate struct {
-	ref       *nodev1.TaskRef
-	node      string
-	epoch     int64 // session epoch of the reporter
-	delivered bool
-	started   bool
-	result    *nodev1.TaskResult
-	note      string
-	session   string
-	signed    []*nodev1.SignedTask // envelopes that came with the report of this attempt
+// ReportDeps are the dependencies of reports.
+type ReportDeps struct {
+	DB   *pgxpool.Pool
+	Keys *envelope.Ring
+	// Wake wakes saga runs in the transaction that ended one of their tasks.
+	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
+	// Committed is called after each commit that wrote events or woke a run.
+	Committed func()
+	// Superseded is called after the commit of a report with the number of its results as superseded. May be nil.
+	Superseded func(n int)
+	// Reported is called with reports when they have been applied or refused.
+	Reported func([]*lifecyclev1.NodeReport)
 }
 
-// state returns the state to which this update alone moves the task.
-func (w taskUpdate) state() commonv1.TaskState {
-	switch {
-	case w.result != nil:
-		return resultState(w.result.GetState())
-	case w.started:
-		return commonv1.TaskState_TASK_STATE_RUNNING
-	case w.delivered:
-		return commonv1.TaskState_TASK_STATE_DELIVERED
-	default:
-		return commonv1.TaskState_TASK_STATE_UNSPECIFIED // progress alone
-	}
-}
+// Reports apply to tasks what agents report of them.
+type Reports struct{ deps ReportDeps }
 
-// resultState maps the state in an agent's result to a terminal state. Any state that an agent may not report as an
-// end, such as `expired`, becomes failed.
-func resultState(s commonv1.TaskState) commonv1.TaskState {
-	switch s {
-	case commonv1.TaskState_TASK_STATE_SUCCEEDED, commonv1.TaskState_TASK_STATE_CANCELLED,
-		commonv1.TaskState_TASK_STATE_SUPERSEDED, commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
-		return s
-	default:
-		return commonv1.TaskState_TASK_STATE_FAILED
-	}
-}
+// NewReports returns reports.
+func NewReports(deps ReportDeps) *Reports { return &Reports{deps: deps} }
 
 // ReportTasks applies agents' reports of their tasks, under the gates of their nodes.
-func (s *Server) ReportTasks(ctx context.Context,
+func (s *Reports) ReportTasks(ctx context.Context,
 	req *lifecyclev1.ReportTasksRequest,
 ) (*lifecyclev1.ReportTasksResponse, error) {
-	defer s.standing.reported(req.GetReports())
+	defer s.deps.Reported(req.GetReports())
 	words, order, contradictions := gather(req)
 	nodes := make([]string, 0, len(req.GetReports()))
 	durable := false
@@ -128,71 +109,6 @@ func (s *Server) ReportTasks(ctx context.Context,
 	return res, nil
 }
 
-func key(ref *nodev1.TaskRef) string {
-	return fmt.Sprintf("%s/%d", ref.GetTaskId(), ref.GetAttempt())
-}
-
-// updateKey returns the key of one node's update of an attempt. Two nodes may report the same attempt if the disk of
-// one is a copy of the other's: their updates are kept apart, and only those of the task's own node count.
-func updateKey(nodeID string, ref *nodev1.TaskRef) string { return key(ref) + "/" + nodeID }
-
-// gather folds a batch into one update of each node for each attempt, and returns the keys in a sorted order so that
-// every transaction locks rows in the same order. Of results that contradict each other the first is applied; the
-// others are returned apart, as evidence.
-func gather(req *lifecyclev1.ReportTasksRequest) (map[string]taskUpdate, []string, []taskUpdate) {
-	words := map[string]taskUpdate{}
-	var order []string
-	var contradictions []taskUpdate
-	at := func(r *lifecyclev1.NodeReport, ref *nodev1.TaskRef, put func(*taskUpdate)) {
-		k := updateKey(r.GetNodeId(), ref)
-		w, ok := words[k]
-		if !ok {
-			w = taskUpdate{ref: ref, node: r.GetNodeId(), epoch: r.GetGeneration(), session: r.GetSessionId()}
-			order = append(order, k)
-		}
-		put(&w)
-		words[k] = w
-	}
-	for _, r := range req.GetReports() {
-		for _, ref := range r.GetDelivered() {
-			at(r, ref, func(w *taskUpdate) { w.delivered = true })
-		}
-		for _, f := range r.GetStarted() {
-			at(r, f.GetTask(), func(w *taskUpdate) { w.started = true })
-		}
-		for _, f := range r.GetProgress() {
-			at(r, f.GetTask(), func(w *taskUpdate) { w.note = f.GetNote() })
-		}
-		for _, f := range r.GetResults() {
-			at(r, f.GetTask(), func(w *taskUpdate) {
-				if f.GetSigned() != nil {
-					w.signed = append(w.signed, f.GetSigned())
-				}
-				switch {
-				case w.result == nil:
-					w.result = f
-				case resultState(w.result.GetState()) != resultState(f.GetState()):
-					contradictions = append(contradictions,
-						taskUpdate{ref: f.GetTask(), node: w.node, epoch: r.GetGeneration(), session: r.GetSessionId(), result: f})
-				}
-			})
-		}
-		for _, signed := range r.GetSigned() {
-			taskID, attempt, ok := envelope.Claimed(signed.GetEnvelope())
-			if !ok {
-				continue
-			}
-			k := updateKey(r.GetNodeId(), &nodev1.TaskRef{TaskId: taskID, Attempt: attempt})
-			if w, reported := words[k]; reported {
-				w.signed = append(w.signed, signed)
-				words[k] = w
-			}
-		}
-	}
-	slices.Sort(order)
-	return words, order, contradictions
-}
-
 // applied is the outcome of a batch.
 type applied struct {
 	// settled are the attempts whose result is applied, was applied before, or is kept as late evidence.
@@ -233,7 +149,7 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 // apply locks the gates of nodes and moves the tasks of those that are admitted forward. An update of an attempt above
 // the row's is applied after the row has adopted the attempt, or refused if no envelope proves it. Any other update
 // that moves no task is kept as late evidence if it is a result, and ignored otherwise.
-func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]taskUpdate, order []string,
+func (s *Reports) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]taskUpdate, order []string,
 	durable bool,
 ) (gate.Views, applied, error) {
 	done := applied{settled: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
@@ -293,7 +209,7 @@ func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 	taskIDs, nodes, states, notes := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	reasons, texts, attempts, outputs := make([]string, n), make([]string, n), make([]int32, n), make([][]byte, n)
 	for i, w := range words {
-		taskIDs[i], nodes[i], attempts[i], notes[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt(), clean(w.note, 512)
+		taskIDs[i], nodes[i], attempts[i], notes[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt(), Clean(w.note, 512)
 		if st := w.state(); st != commonv1.TaskState_TASK_STATE_UNSPECIFIED {
 			states[i] = names.Of(st)
 		}
@@ -301,7 +217,7 @@ func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 			if w.result.GetReason() != commonv1.Reason_REASON_UNSPECIFIED {
 				reasons[i] = names.Of(w.result.GetReason())
 			}
-			texts[i], outputs[i] = clean(w.result.GetError(), 4096), w.result.GetOutput()
+			texts[i], outputs[i] = Clean(w.result.GetError(), 4096), w.result.GetOutput()
 		}
 		if outputs[i] == nil {
 			outputs[i] = []byte{}
@@ -320,13 +236,13 @@ func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 
 // advanced appends the events of the tasks that were moved, records the settled results and the runs to wake in done,
 // and returns the attempts that were moved.
-func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskUpdate, rows []reportedRow,
+func (s *Reports) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskUpdate, rows []reportedRow,
 	done *applied,
 ) (map[string]bool, error) {
 	advanced := make(map[string]bool, len(rows))
 	var evs []events.Event
 	for _, reported := range rows {
-		r, err := reported.row()
+		r, err := reported.parse()
 		switch {
 		case aside.Note(ctx, "task", reported.TaskID, err):
 			continue
@@ -367,10 +283,10 @@ func transitions(r Row, before reportedRow, w taskUpdate) []*lifecyclev1.TaskTra
 	// The agent leaves out the delivery and the start of a task whose result has the time of the start.
 	byResult := w.result.GetStartedAt() != nil
 	if was == "dispatched" && (w.delivered || byResult) {
-		out = append(out, r.reported(commonv1.TaskState_TASK_STATE_DELIVERED, w.delivered, before, w))
+		out = append(out, passed(r, commonv1.TaskState_TASK_STATE_DELIVERED, w.delivered, before, w))
 	}
 	if was != "running" && (w.started || byResult) {
-		out = append(out, r.reported(commonv1.TaskState_TASK_STATE_RUNNING, w.started, before, w))
+		out = append(out, passed(r, commonv1.TaskState_TASK_STATE_RUNNING, w.started, before, w))
 	}
 	if w.result != nil {
 		out = append(out, r.transition(r.State, r.Error))
@@ -381,11 +297,11 @@ func transitions(r Row, before reportedRow, w taskUpdate) []*lifecyclev1.TaskTra
 	return out
 }
 
-// reported returns a transition before the result, which was reported by itself or only with the result. If the result
+// passed returns a transition before the result, which was reported by itself or only with the result. If the result
 // has the time at which the task started, the transition has that time: by the agent's clock, but not before the row's
 // former state and not after the result, both by the database's clock.
-func (r Row) reported(
-	state commonv1.TaskState, byItself bool, before reportedRow, w taskUpdate,
+func passed(
+	r Row, state commonv1.TaskState, byItself bool, before reportedRow, w taskUpdate,
 ) *lifecyclev1.TaskTransition {
 	out := r.transition(state, "")
 	if w.result.GetStartedAt() == nil {
@@ -403,13 +319,4 @@ func (r Row) reported(
 	}
 	out.At = timestamppb.New(at)
 	return out
-}
-
-// clean returns s as valid UTF-8 without NUL bytes, which Postgres refuses, and cut to limit bytes.
-func clean(s string, limit int) string {
-	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit-len("…")], "") + "…"
-	}
-	return s
 }

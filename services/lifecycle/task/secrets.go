@@ -111,6 +111,18 @@ type storedDeploy struct {
 	Keys        string `db:"secret_keys" expr:"coalesce(@.secret_keys, '!')"`
 }
 
+// StoredDeploys lists deploys whose values are not all sealed with the first key, between two lists of keys. It does
+// not read deploys that are sealed with the first key.
+var StoredDeploys = pg.Define(pg.RoleLifecycle, "task.stored_deploys", `SELECT `+pg.Columns[storedDeploy]("t")+`
+	FROM lifecycle.task t
+	WHERE type = 'workload.deploy' AND payload <> '' AND coalesce(secret_keys, '!') <> ''
+		AND ((coalesce(secret_keys, '!')) COLLATE "C", task_id) > ($1, $2::uuid)
+			AND (coalesce(secret_keys, '!')) COLLATE "C" < $3
+	ORDER BY (coalesce(secret_keys, '!')) COLLATE "C", task_id LIMIT $4`)
+
+var sealDeploy = pg.Define(pg.RoleLifecycle, "task.seal_deploy", `
+		UPDATE lifecycle.task SET payload = $3, secret_keys = $4 WHERE task_id = $1 AND payload = $2`)
+
 // sealStored seals one deploy with the first key, and records which keys its values need. The bool is false if no value
 // changed.
 func (s *Server) sealStored(ctx context.Context, t storedDeploy) (bool, error) {

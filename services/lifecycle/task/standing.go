@@ -219,20 +219,20 @@ func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*life
 // that would offer it again ends it.
 func (s *Server) opened(ctx context.Context, offers []picked) []picked {
 	out := make([]picked, 0, len(offers))
-	for _, task := range offers {
-		payload, err := s.openPayload(task)
+	for _, one := range offers {
+		payload, err := s.openPayload(one)
 		if err != nil {
-			s.deps.Logger.WarnContext(ctx, "leased task not offered", slog.String("task_id", task.TaskID), obs.Err(err))
+			s.deps.Logger.WarnContext(ctx, "leased task not offered", slog.String("task_id", one.TaskID), obs.Err(err))
 			continue
 		}
-		task.payload = payload
-		out = append(out, task)
+		one.payload = payload
+		out = append(out, one)
 	}
 	return out
 }
 
 // dispatched returns the row of a task that was leased as it was queued.
-func (r Row) dispatched(generation int64) Row {
+func dispatched(r Row, generation int64) Row {
 	r.State, r.Attempt, r.SessionEpoch = commonv1.TaskState_TASK_STATE_DISPATCHED, 1, generation
 	return r
 }

@@ -53,7 +53,7 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 	reported := 0
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		if reported, err = reportRows(ctx, tx, reportLeased.For(unreportedOfAll), sweepBatch); err != nil {
+		if reported, err = ReportLeases(ctx, tx, sweepBatch); err != nil {
 			return err
 		}
 		if list, err = end(ctx, tx); err != nil {
@@ -109,7 +109,7 @@ func end(ctx context.Context, tx pgx.Tx) ([]ended, error) {
 	}
 	id := func(r staleRow) string { return r.TaskID }
 	return aside.Rows(ctx, "task", rows, id, func(r staleRow) (ended, error) {
-		row, err := r.row()
+		row, err := r.parse()
 		return ended{Row: row, leasedAt: r.LeasedAt}, err
 	})
 }
@@ -121,4 +121,30 @@ func (e ended) transitions() []*lifecyclev1.TaskTransition {
 		return []*lifecyclev1.TaskTransition{last}
 	}
 	return []*lifecyclev1.TaskTransition{e.leased(*e.leasedAt), last}
+}
+
+// clearBatches bounds the batches that one sweep clears: a database of an earlier build, which kept all payloads, is
+// cleared over many sweeps, and none of them delays the end of stale tasks for long.
+const clearBatches = 10
+
+// clearPayloads clears the payloads of tasks that an earlier build ended, in batches, and returns how many it cleared.
+// In rollback mode it clears none.
+func (s *Server) clearPayloads(ctx context.Context) (int, error) {
+	total := 0
+	for range clearBatches {
+		n := 0
+		err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+			tag, err := pg.Exec(ctx, tx, clearPayloads, sweepBatch)
+			n = int(tag.RowsAffected())
+			return err
+		})
+		total += n
+		if err != nil {
+			return total, fmt.Errorf("clear payloads of ended tasks: %w", err)
+		}
+		if n < sweepBatch {
+			break
+		}
+	}
+	return total, nil
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -179,49 +180,6 @@ func Enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, error) {
 	return r, nil
 }
 
-// Enqueue queues a task as the function Enqueue does, or leases it at once to a session with a standing lease. After
-// the commit of tx it offers the task or notifies the hub. If tx is not one of pg.InTx, nothing is leased, and the
-// hub's next sweep gives the hint.
-func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec Spec) (Row, error) {
-	if !s.standing.has(spec.NodeID) {
-		row, err := Enqueue(ctx, tx, spec)
-		if err == nil {
-			pg.OnEnd(tx, func(committed bool) {
-				if committed {
-					s.Notify(spec.NodeID)
-				}
-			})
-		}
-		return row, err
-	}
-	made, err := spec.make()
-	if err != nil {
-		return Row{}, err
-	}
-	var stored []queued
-	told := pg.OnEnd(tx, func(committed bool) {
-		switch {
-		case !committed:
-		case stored == nil:
-			s.Notify(spec.NodeID)
-		default:
-			s.tell(stored)
-		}
-	})
-	if !told {
-		return Enqueue(ctx, tx, spec)
-	}
-	list, err := s.insertQueued(ctx, tx, []*queued{{task: made}})
-	if err != nil {
-		return Row{}, err
-	}
-	if list[0].err != nil { // no such node, or it is retired: the task is queued and expires as any other
-		return Enqueue(ctx, tx, spec)
-	}
-	stored = list
-	return stored[0].row, nil
-}
-
 // newTask is a task that is to be queued.
 type newTask struct {
 	row        Row // without its times
@@ -291,5 +249,11 @@ func Latest(ctx context.Context, tx pgx.Tx, runID, prefix string) (Row, bool, er
 	return row, true, nil
 }
 
-// Notify hints to replicas of nodeapi that a node has work. It is called after the commit that queued the work.
-func (s *Server) Notify(nodeID string) { s.deps.Hub.Notify(nodeID) }
+// Clean returns s as valid UTF-8 without NUL bytes, which Postgres refuses, and cut to limit bytes.
+func Clean(s string, limit int) string {
+	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
+	if len(s) > limit {
+		s = strings.ToValidUTF8(s[:limit-len("…")], "") + "…"
+	}
+	return s
+}

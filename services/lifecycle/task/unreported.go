@@ -19,6 +19,9 @@ import (
 // offered_at away from it. A lease that is still unreported is reported when the task is offered again, two seconds
 // later, when the gate of its node shuts, or by the sweep, which may end the task by the same event.
 
+// OfferAgainAfter is how long a task may be offered and undelivered before the same session is offered it again.
+const OfferAgainAfter = "2 seconds"
+
 // markReported is the SET expression that records that an event reports the row.
 const markReported = `offered_at = t.offered_at + interval '1 microsecond'`
 
@@ -27,7 +30,7 @@ type unreportedSet string
 
 const (
 	unreportedOfNode unreportedSet = `t.node_id = $1 ORDER BY t.task_id FOR UPDATE`
-	unreportedOfAll  unreportedSet = `t.offered_at < mesh.clock() - interval '` + offerAgainAfter + `'
+	unreportedOfAll  unreportedSet = `t.offered_at < mesh.clock() - interval '` + OfferAgainAfter + `'
 				ORDER BY t.task_id LIMIT $1 FOR UPDATE SKIP LOCKED`
 )
 
@@ -44,13 +47,6 @@ func (r Row) withLease(next *lifecyclev1.TaskTransition) []*lifecyclev1.TaskTran
 		return []*lifecyclev1.TaskTransition{next}
 	}
 	return []*lifecyclev1.TaskTransition{r.leased(r.StateAt), next}
-}
-
-// Fenced appends the events of the leases of a node whose gate was shut: reports of these tasks are not applied after
-// this.
-func (s *Server) Fenced(ctx context.Context, tx pgx.Tx, nodeID string) error {
-	_, err := reportRows(ctx, tx, reportLeased.For(unreportedOfNode), nodeID)
-	return err
 }
 
 // reportRows appends the events of the leases that a statement marked as reported, and returns how many.
@@ -72,4 +68,14 @@ func wrapReported(err error) error {
 		return fmt.Errorf("report leased tasks: %w", err)
 	}
 	return nil
+}
+
+// ReportLeases appends the events of at most so many leases that no event has reported for a while, and returns how many.
+func ReportLeases(ctx context.Context, tx pgx.Tx, most int) (int, error) {
+	return reportRows(ctx, tx, reportLeased.For(unreportedOfAll), most)
+}
+
+// ReportLeasesOf appends the events of the leases of a node that no event has reported, and returns how many.
+func ReportLeasesOf(ctx context.Context, tx pgx.Tx, nodeID string) (int, error) {
+	return reportRows(ctx, tx, reportLeased.For(unreportedOfNode), nodeID)
 }
