@@ -34,7 +34,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 	"github.com/gpuaas/mesh/services/nodeapi"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
@@ -44,8 +44,8 @@ type cluster struct {
 	opts   Options
 	dir    string
 	pool   *pgxpool.Pool
-	hub    *task.Hub
-	tasks  *task.Server
+	hub    *dispatch.Hub
+	tasks  *dispatch.Server
 	gates  *gate.Server
 	wake   *events.Signal
 	nodes  []node
@@ -175,9 +175,9 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 		return key, "", fmt.Errorf("make sequencer: %w", err)
 	}
 	run("sequencer", sequencer.Run)
-	r.hub = task.NewHub(r.opts.Logger, r.pool, numbered)
+	r.hub = dispatch.NewHub(r.opts.Logger, r.pool, numbered)
 	run("hub", r.hub.Run)
-	r.tasks = task.NewServer(task.Deps{
+	r.tasks = dispatch.NewServer(dispatch.Deps{
 		Logger: r.opts.Logger, DB: r.pool, Key: key, Hub: r.hub, Committed: r.wake.Notify,
 		Wake: func(context.Context, pgx.Tx, []string) error { return nil },
 	})

@@ -65,6 +65,7 @@ func walls() []wall {
 	all = append(all, readingRooms()...)
 	all = append(all, identityRooms()...)
 	all = append(all, findingsRooms()...)
+	all = append(all, taskRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -390,5 +391,12 @@ func findingsRooms() []wall {
 		{name: "reading tables in pages knows no finding", from: []string{f + "scan"}, to: []string{f + "finding"}},
 		{name: "detectors do not use the drift guard", from: []string{f + "detect"}, to: []string{f + "guard"}},
 		{name: "the drift guard uses no other detector", from: []string{f + "guard"}, to: []string{f + "detect"}},
+	}
+}
+
+func taskRooms() []wall {
+	const t = "services/lifecycle/task/"
+	return []wall{
+		{name: "reports of tasks offer none", from: []string{t + "report"}, to: []string{t + "dispatch"}, product: true},
 	}
 }

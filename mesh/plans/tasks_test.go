@@ -57,7 +57,7 @@ func TestNodesWithWorkAreListedByNodeAndNotByTask(t *testing.T) {
 		most        int64
 	}{{limit: "50", most: 50}, {limit: "5000", most: nodes}} {
 		literals := []string{tt.limit, "'00000000-0000-0000-0000-000000000000'"}
-		cost, err := plans.Explain(ctx, db.Pool(pg.RoleLifecycle), statement(t, "task.nodes_with_tasks"), literals)
+		cost, err := plans.Explain(ctx, db.Pool(pg.RoleLifecycle), statement(t, "dispatch.nodes_with_tasks"), literals)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -42,6 +42,8 @@ import (
 	_ "github.com/gpuaas/mesh/services/lifecycle/schema"
 	_ "github.com/gpuaas/mesh/services/lifecycle/spec"
 	_ "github.com/gpuaas/mesh/services/lifecycle/task"
+	_ "github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
+	_ "github.com/gpuaas/mesh/services/lifecycle/task/report"
 	_ "github.com/gpuaas/mesh/services/nodeapi/facts"
 	_ "github.com/gpuaas/mesh/services/readmodel"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/people"

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // sealRetry is how long sealStored waits after a failure, and sealAgain after it has sealed all there was.
@@ -37,7 +37,7 @@ func checkKeys(ctx context.Context, logger *slog.Logger, sealer *spec.Sealer, lo
 // sealStored seals stored environment values with the first key: those sealed with a former first key, and those that a
 // build before sealed values has stored. It repeats this every sealAgain: a replica of that build, or one with the
 // former first key, may end later than this one starts.
-func (s *Service) sealStored(ctx context.Context, sealer *spec.Sealer, tasks *task.Server) error {
+func (s *Service) sealStored(ctx context.Context, sealer *spec.Sealer, tasks *dispatch.Server) error {
 	checked := false
 	for first := true; ; first = false {
 		if !checked { // at the start the database may have been away or slow

@@ -46,6 +46,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // Deps of the service.
@@ -138,8 +139,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hub := task.NewHub(b.Logger, b.DB, b.Numbered)
-	tasks := task.NewServer(task.Deps{
+	hub := dispatch.NewHub(b.Logger, b.DB, b.Numbered)
+	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: b.Logger, DB: b.DB, Keys: m.tasks, Hub: hub,
 		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
 		Committed: s.committed, Superseded: stale.Tasks, Audit: b.Audit, Secrets: m.values,
@@ -362,7 +363,8 @@ const sweepTimeout = 5 * time.Minute
 // check by no more than that.
 const twoTimeout = time.Minute
 
-func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *operation.Server, found *findings.Server,
+func (s *Service) mount(gates *gate.Server, tasks *dispatch.Server, workspaces *operation.Server,
+	found *findings.Server,
 	instances *reap.Instances,
 	outputs *operation.Outputs,
 ) error {
@@ -458,7 +460,7 @@ func apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 }
 
 // sweep ends stale tasks at the cadence of the policy.
-func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
+func (s *Service) sweep(ctx context.Context, tasks *dispatch.Server) error {
 	for {
 		if !app.Sleep(ctx, s.base.Policy.Current().TaskStaleSweepInterval()) {
 			return nil

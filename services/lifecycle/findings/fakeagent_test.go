@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // The key that the fake agent's tasks are signed with.
@@ -48,7 +48,7 @@ type world struct {
 	identities map[string]string         // instance → node
 	launches   map[string]int
 	gates      *gate.Server
-	tasks      *task.Server
+	tasks      *dispatch.Server
 	silent     bool
 	strays     map[instanceOf]int // processes of ended instances that the provider found and ended
 	straysAt   time.Time

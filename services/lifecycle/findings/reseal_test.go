@@ -18,11 +18,11 @@ import (
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // sealing returns the keys and the sealer of a replica with a key file of these lines.
-func (b *bed) sealing(lines ...string) (*secretenv.Keys, *spec.Sealer, *task.Server) {
+func (b *bed) sealing(lines ...string) (*secretenv.Keys, *spec.Sealer, *dispatch.Server) {
 	b.t.Helper()
 	keys, err := secretenv.Parse(strings.Join(lines, "\n"))
 	if err != nil {
@@ -30,7 +30,7 @@ func (b *bed) sealing(lines ...string) (*secretenv.Keys, *spec.Sealer, *task.Ser
 	}
 	db := b.db.Pool(pg.RoleLifecycle)
 	return keys, &spec.Sealer{DB: db, Secrets: keys, Committed: func() { b.core.Committed() }},
-		task.NewServer(task.Deps{DB: db, Secrets: keys, Key: fakeAgentKey})
+		dispatch.NewServer(dispatch.Deps{DB: db, Secrets: keys, Key: fakeAgentKey})
 }
 
 // needs returns how many rows need a key.
@@ -172,7 +172,7 @@ func TestWhatIsSealedIsNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, part := range secretenv.Others(first) {
-		plan := b.plan(task.StoredDeploys.SQL(), part.From, part.FromID, part.Below, 100)
+		plan := b.plan(dispatch.StoredDeploys.SQL(), part.From, part.FromID, part.Below, 100)
 		if !strings.Contains(plan, "task_secret_keys") || strings.Contains(plan, "Seq Scan") ||
 			!strings.Contains(plan, "rows=0 ") {
 			t.Errorf("the deploys that are not under the first key are read by\n%s", plan)

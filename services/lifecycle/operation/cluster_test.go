@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // cluster is lifecycle in several replicas over one database, with the fake world around it.
@@ -163,8 +164,8 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 	}
 	p.t.Cleanup(s.pool.Close)
 	log := testkit.Logger(p.t)
-	tasks := task.NewServer(task.Deps{
-		Logger: log, DB: s.pool, Key: fakeAgentKey, Hub: task.NewHub(log, s.pool, nil), Committed: committed,
+	tasks := dispatch.NewServer(dispatch.Deps{
+		Logger: log, DB: s.pool, Key: fakeAgentKey, Hub: dispatch.NewHub(log, s.pool, nil), Committed: committed,
 		Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 		Secrets: cfg.secrets,
 	})
@@ -201,8 +202,8 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 		// The agents use a replica that is never frozen, as agents reach the database through nodeapi and not through
 		// lifecycle.
 		pool := p.db.Pool(pg.RoleLifecycle)
-		p.world.tasks = task.NewServer(task.Deps{
-			Logger: log, DB: pool, Key: fakeAgentKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
+		p.world.tasks = dispatch.NewServer(dispatch.Deps{
+			Logger: log, DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(log, pool, nil), Committed: committed,
 			Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 			Secrets: cfg.signing,
 		})

@@ -27,7 +27,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // standingInstances lists everything that exists in the world, with one more line for each workspace with two
@@ -67,8 +67,8 @@ func TestTheChangeOfInstancesKeepsTheContractOfTheSaga(t *testing.T) {
 	pool := db.Pool(pg.RoleLifecycle)
 	log := testkit.Logger(t)
 	keys := secretKeys(t, secretenv.NewKey())
-	w.tasks = task.NewServer(task.Deps{
-		Logger: log, DB: pool, Key: fakeAgentKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
+	w.tasks = dispatch.NewServer(dispatch.Deps{
+		Logger: log, DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(log, pool, nil), Committed: committed,
 		Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
 		Secrets: keys,
 	})

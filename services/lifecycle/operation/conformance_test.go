@@ -26,7 +26,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 	"github.com/gpuaas/mesh/services/lifecycle/schema"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // The key that the fake agent's tasks are signed with.
@@ -74,8 +74,8 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 	}
 	pool := db.Pool("lifecycle")
 	keys := secretKeys(t, secretenv.NewKey())
-	w.tasks = task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+	w.tasks = dispatch.NewServer(dispatch.Deps{
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
 		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
 		Secrets: keys,
 	})

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // world is everything outside lifecycle: a provider of instances, the agents on them, and recovery's register. It keeps
@@ -53,7 +53,7 @@ type world struct {
 	refusals  int    // of launches, where the world is strict
 	replica   string // at which agents have their sessions; empty: each at another that never lived
 	gates     *gate.Server
-	tasks     *task.Server
+	tasks     *dispatch.Server
 	deployed  func(*nodev1.WorkloadDeploy) // called with each deploy, as its agent got it, before it is done. May be nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // TestAResultMeetsTheEndOfRollbackMode: the transaction of an agent's result has locked a task and waits for its run at
@@ -46,8 +47,8 @@ func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 	atRun, goOn := make(chan struct{}), make(chan struct{})
 	reached, free := sync.OnceFunc(func() { close(atRun) }), sync.OnceFunc(func() { close(goOn) })
 	defer free()
-	tasks := task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+	tasks := dispatch.NewServer(dispatch.Deps{
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
 		Committed: func() {},
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error {
 			reached()

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/schema"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // stage is a cluster whose drivers work only while the test runs them, and die at the point that the test sets.
@@ -35,7 +35,7 @@ type stage struct {
 
 	pool      *pgxpool.Pool
 	workloads *pgxpool.Pool
-	tasks     *task.Server
+	tasks     *dispatch.Server
 	secrets   *secretenv.Keys
 	offset    time.Duration
 	lives     int

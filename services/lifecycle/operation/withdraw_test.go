@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // deadlocks keeps the statements that Postgres ended because of a deadlock. Those that run in a transaction are tried
@@ -160,8 +160,8 @@ func TestACancelMeetsAResult(t *testing.T) {
 	reached, free := sync.OnceFunc(func() { close(atRun) }), sync.OnceFunc(func() { close(goOn) })
 	defer free()
 	pool := p.traced(&seen)
-	tasks := task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+	tasks := dispatch.NewServer(dispatch.Deps{
+		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
 		Committed: func() {},
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error {
 			reached()
@@ -190,7 +190,7 @@ func TestACancelMeetsAResult(t *testing.T) {
 		}
 	})
 	// The transaction that withdraws the tasks waits for that of the result, which has locked one of them.
-	p.blocked("task.lock_open_of_run")
+	p.blocked("dispatch.lock_open_of_run")
 	free()
 	both.Wait()
 	p.world.mu.Lock()

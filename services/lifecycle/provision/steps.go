@@ -29,6 +29,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // The steps of provisioning, by the names that the timeline shows.
@@ -58,7 +59,7 @@ type StepDeps struct {
 	DB         *pgxpool.Pool
 	Workloads  *pgxpool.Pool // the workload database, as its administrator
 	Core       func() *saga.Core
-	Tasks      *task.Server
+	Tasks      *dispatch.Server
 	Identities allocation.Identities
 	Drivers    map[commonv1.PlacementDriver]placement.Driver
 	Catalogue  spec.Catalogue

@@ -26,13 +26,14 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // MachineReaperDeps are the dependencies of a MachineReaper.
 type MachineReaperDeps struct {
 	Logger    *slog.Logger
 	DB        *pgxpool.Pool
-	Tasks     *task.Server
+	Tasks     *dispatch.Server
 	Committed func()
 }
 

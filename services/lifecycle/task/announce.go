@@ -8,16 +8,16 @@ import (
 )
 
 var tasksAfter = pg.Define(pg.RoleLifecycle, "task.tasks_after", `
-	SELECT `+columns+` FROM lifecycle.task t WHERE t.task_id > $1::uuid AND t.open ORDER BY t.task_id LIMIT $2`)
+	SELECT `+Columns+` FROM lifecycle.task t WHERE t.task_id > $1::uuid AND t.open ORDER BY t.task_id LIMIT $2`)
 
 // Announced returns the open tasks. An announced task has no transitions: those are history.
 func Announced() reannounce.Source {
-	return reannounce.Rows("tasks", tasksAfter, func(r record) (events.Event, error) {
-		open, err := r.parse()
+	return reannounce.Rows("tasks", tasksAfter, func(r Record) (events.Event, error) {
+		open, err := r.Parse()
 		if err != nil {
 			return events.Event{}, err
 		}
-		e := open.event()
+		e := open.Event()
 		e.Payload = &lifecyclev1.TaskChanged{Task: open.Proto()}
 		return e, nil
 	})

@@ -11,15 +11,17 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// record is a Row as it is read, with its state as it is stored.
-type record struct {
+// Record is a Row as it is read, with its state as it is stored.
+type Record struct {
 	Row
 	StateName string `db:"state"`
 }
 
-var columns = pg.Columns[record]("t")
+// Columns are the columns of a Record, of the table t.
+var Columns = pg.Columns[Record]("t")
 
-func (r record) parse() (Row, error) {
+// Parse returns the row. A state of another build is an error.
+func (r Record) Parse() (Row, error) {
 	out := r.Row
 	var err error
 	if out.State, err = names.Parse[commonv1.TaskState](r.StateName); err != nil {
@@ -28,26 +30,26 @@ func (r record) parse() (Row, error) {
 	return out, nil
 }
 
-// one runs a statement and returns its only task. Without one the error is pgx.ErrNoRows.
-func one(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Row, error) {
-	r, err := pg.One[record](ctx, q, s, args...)
+// One runs a statement and returns its only task. Without one the error is pgx.ErrNoRows.
+func One(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Row, error) {
+	r, err := pg.One[Record](ctx, q, s, args...)
 	if err != nil {
 		return Row{}, err
 	}
-	return r.parse()
+	return r.Parse()
 }
 
-// all runs a statement and returns its tasks.
-func all(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Row, error) {
-	records, err := pg.All[record](ctx, q, s, args...)
+// All runs a statement and returns its tasks.
+func All(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Row, error) {
+	records, err := pg.All[Record](ctx, q, s, args...)
 	if err != nil {
 		return nil, err
 	}
-	return aside.Rows(ctx, "task", records, func(r record) string { return r.TaskID }, record.parse)
+	return aside.Rows(ctx, "task", records, func(r Record) string { return r.TaskID }, Record.Parse)
 }
 
-// queuedAt has the columns that the database computes for a task that is queued; the others are as requested.
-type queuedAt struct {
+// QueuedAt has the columns that the database computes for a task that is queued; the others are as requested.
+type QueuedAt struct {
 	CreatedAt time.Time `db:"created_at"`
 	NotBefore time.Time `db:"not_before"`
 	ExpiresAt time.Time `db:"expires_at"`
@@ -61,31 +63,31 @@ var (
 			correlation_id, created_by, secret_keys)
 		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10,
 			mesh.clock() + $11::interval, $11::interval, $12, $13, $14)
-		ON CONFLICT (idem_key) DO NOTHING RETURNING `+pg.Columns[queuedAt]("t"))
+		ON CONFLICT (idem_key) DO NOTHING RETURNING `+pg.Columns[QueuedAt]("t"))
 	taskByKey = pg.Define(pg.RoleLifecycle, "task.by_key", `
-		SELECT `+columns+` FROM lifecycle.task t WHERE t.idem_key = $1`)
+		SELECT `+Columns+` FROM lifecycle.task t WHERE t.idem_key = $1`)
 	latestOfRun = pg.Define(pg.RoleLifecycle, "task.latest_of_run", `
-		SELECT `+columns+` FROM lifecycle.task t
+		SELECT `+Columns+` FROM lifecycle.task t
 		WHERE t.run_id = $1 AND starts_with(t.idem_key, $2) ORDER BY t.task_id DESC LIMIT 1`)
 	// The bounds enclose every key that begins with the prefix and goes on with digits, in any collation of the database.
 	lastNumbered = pg.Define(pg.RoleLifecycle, "task.last_numbered", `
-		SELECT `+columns+` FROM lifecycle.task t
+		SELECT `+Columns+` FROM lifecycle.task t
 		WHERE t.idem_key > $1::text AND t.idem_key < $1::text || '99999999999999999999' AND starts_with(t.idem_key, $1::text)
 		ORDER BY t.idem_key DESC LIMIT 1`)
 	lockOfRuns = pg.Define(pg.RoleLifecycle, "task.lock_of_runs", `
 		SELECT FROM lifecycle.task t WHERE t.run_id = ANY ($1::uuid[]) AND t.open AND t.state IN ('queued', 'dispatched')
 		ORDER BY t.task_id FOR UPDATE`)
 	extendTasks = pg.Define(pg.RoleLifecycle, "task.extend", `
-		UPDATE lifecycle.task t SET expires_at = t.expires_at + make_interval(secs => x.stood), version = t.version + 1, `+markReported+`
+		UPDATE lifecycle.task t SET expires_at = t.expires_at + make_interval(secs => x.stood), version = t.version + 1, `+MarkReported+`
 		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
-		WHERE t.run_id = x.run_id AND t.open AND t.state IN ('queued', 'dispatched') RETURNING `+columns)
+		WHERE t.run_id = x.run_id AND t.open AND t.state IN ('queued', 'dispatched') RETURNING `+Columns)
 	reportLeased = pg.DefineDynamic(pg.RoleLifecycle, "task.report_leased", func(s unreportedSet) string {
 		return `
 			WITH unreported AS (
 				SELECT t.task_id FROM lifecycle.task t
 				WHERE t.open AND t.state = 'dispatched' AND t.offered_at = t.state_at AND ` + string(s) + `
 			)
-			UPDATE lifecycle.task t SET version = t.version + 1, ` + markReported + `
-			FROM unreported u WHERE t.task_id = u.task_id AND t.state = 'dispatched' AND t.offered_at = t.state_at RETURNING ` + columns
+			UPDATE lifecycle.task t SET version = t.version + 1, ` + MarkReported + `
+			FROM unreported u WHERE t.task_id = u.task_id AND t.state = 'dispatched' AND t.offered_at = t.state_at RETURNING ` + Columns
 	}, unreportedOfNode, unreportedOfAll)
 )

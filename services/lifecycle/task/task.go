@@ -1,9 +1,3 @@
-// Package task owns the tasks of agents from their queueing to their end. Every offer, report and acknowledgement names
-// the task and its attempt.
-//
-// It applies nodeapi's reports only under the gate of the node that they come from. `delivered` is not `running`, and
-// only an agent's result makes `succeeded` or `failed`. A result that comes after the end is kept as late evidence and
-// changes nothing. It never runs anything and never decides which tasks a workspace needs.
 package task
 
 import (
@@ -87,7 +81,7 @@ func LockOfRuns(ctx context.Context, tx pgx.Tx, runIDs []string) error {
 // Extend postpones the last moment at which the queued and dispatched tasks of runs may start, by as many seconds as
 // each run was paused. The caller has locked them by LockOfRuns.
 func Extend(ctx context.Context, tx pgx.Tx, runIDs []string, seconds []float64) error {
-	list, err := all(ctx, tx, extendTasks, runIDs, seconds)
+	list, err := All(ctx, tx, extendTasks, runIDs, seconds)
 	if err != nil {
 		return fmt.Errorf("extend tasks: %w", err)
 	}
@@ -96,7 +90,7 @@ func Extend(ctx context.Context, tx pgx.Tx, runIDs []string, seconds []float64) 
 	}
 	evs := make([]events.Event, 0, len(list))
 	for _, r := range list {
-		evs = append(evs, r.event(r.transition(r.State, "rollback mode is over")))
+		evs = append(evs, r.Event(r.Transition(r.State, "rollback mode is over")))
 	}
 	if _, err := events.Append(ctx, tx, evs...); err != nil {
 		return fmt.Errorf("report tasks: %w", err)
@@ -132,11 +126,11 @@ func (r Row) Proto() *lifecyclev1.Task {
 	return p
 }
 
-// event returns the event of the row with the new transitions. The event is unnamed: a caller that returns its position
+// Event returns the event of the row with the new transitions. The event is unnamed: a caller that returns its position
 // names it.
-func (r Row) event(transitions ...*lifecyclev1.TaskTransition) events.Event {
+func (r Row) Event(transitions ...*lifecyclev1.TaskTransition) events.Event {
 	if len(transitions) == 0 {
-		transitions = []*lifecyclev1.TaskTransition{r.transition(r.State, "")}
+		transitions = []*lifecyclev1.TaskTransition{r.Transition(r.State, "")}
 	}
 	return events.Event{
 		Kind: "task.changed", Unnamed: true, AggregateType: "task", AggregateID: r.TaskID, AggregateVersion: r.Version,
@@ -148,7 +142,8 @@ func (r Row) event(transitions ...*lifecyclev1.TaskTransition) events.Event {
 	}
 }
 
-func (r Row) transition(state commonv1.TaskState, detail string) *lifecyclev1.TaskTransition {
+// Transition returns the transition of the row to a state.
+func (r Row) Transition(state commonv1.TaskState, detail string) *lifecyclev1.TaskTransition {
 	return &lifecyclev1.TaskTransition{
 		State: state, At: timestamppb.New(r.StateAt), SessionEpoch: r.SessionEpoch,
 		Attempt: r.Attempt, Detail: detail,
@@ -158,50 +153,51 @@ func (r Row) transition(state commonv1.TaskState, detail string) *lifecyclev1.Ta
 // Enqueue queues a task in a transaction of the caller's, or returns the task that was queued with the same key before.
 // The caller notifies the hub after its commit.
 func Enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, error) {
-	made, err := s.make()
+	made, err := s.Make()
 	if err != nil {
 		return Row{}, err
 	}
-	r := made.row
-	at, err := pg.One[queuedAt](ctx, tx, enqueueTask,
+	r := made.Row
+	at, err := pg.One[QueuedAt](ctx, tx, enqueueTask,
 		r.TaskID, r.Type, r.NodeID, r.WorkspaceID, r.TenantID, r.RunID, r.Epoch, r.OpSeq,
-		r.IdemKey, made.payload, made.within,
-		r.CorrelationID, r.CreatedBy, made.secretKeys)
+		r.IdemKey, made.Payload, made.Within,
+		r.CorrelationID, r.CreatedBy, made.SecretKeys)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return ByKey(ctx, tx, r.IdemKey)
 	}
 	if err != nil {
 		return Row{}, fmt.Errorf("queue task: %w", err)
 	}
-	r = r.queued(at)
-	if _, err := events.Append(ctx, tx, r.event()); err != nil {
+	r = r.Queued(at)
+	if _, err := events.Append(ctx, tx, r.Event()); err != nil {
 		return Row{}, fmt.Errorf("report task: %w", err)
 	}
 	return r, nil
 }
 
-// newTask is a task that is to be queued.
-type newTask struct {
-	row        Row // without its times
-	payload    []byte
-	within     time.Duration
-	secretKeys string
-	keyID      string // of the key that signs it, if it was leased as it was queued
+// Made is a task that is to be queued.
+type Made struct {
+	Row        Row // without its times
+	Payload    []byte
+	Within     time.Duration
+	SecretKeys string
+	KeyID      string // of the key that signs it, if it was leased as it was queued
 }
 
-func (s Spec) make() (newTask, error) {
+// Make returns the task of a request, with an id of its own.
+func (s Spec) Make() (Made, error) {
 	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(s.Payload)
 	if err != nil {
-		return newTask{}, fmt.Errorf("encode payload: %w", err)
+		return Made{}, fmt.Errorf("encode payload: %w", err)
 	}
-	t := newTask{payload: payload, within: s.StartWithin}
-	if t.within <= 0 {
-		t.within = 5 * time.Minute
+	t := Made{Payload: payload, Within: s.StartWithin}
+	if t.Within <= 0 {
+		t.Within = 5 * time.Minute
 	}
 	if deploy, ok := s.Payload.(*nodev1.WorkloadDeploy); ok {
-		t.secretKeys = secretenv.KeysOfDeploy(deploy)
+		t.SecretKeys = secretenv.KeysOfDeploy(deploy)
 	}
-	t.row = Row{
+	t.Row = Row{
 		TaskID: ids.New(), Type: names.Of(s.Type), NodeID: s.NodeID, WorkspaceID: s.WorkspaceID, TenantID: s.TenantID,
 		RunID: s.RunID, Epoch: s.Epoch, OpSeq: s.OpSeq, State: commonv1.TaskState_TASK_STATE_QUEUED,
 		IdemKey: s.IdempotencyKey, Output: []byte{}, CorrelationID: s.CorrelationID, CreatedBy: s.CreatedBy, Version: 1,
@@ -209,15 +205,15 @@ func (s Spec) make() (newTask, error) {
 	return t, nil
 }
 
-// queued returns the row with the times that the database gave it.
-func (r Row) queued(at queuedAt) Row {
+// Queued returns the row with the times that the database gave it.
+func (r Row) Queued(at QueuedAt) Row {
 	r.CreatedAt, r.NotBefore, r.ExpiresAt, r.StateAt = at.CreatedAt, at.NotBefore, at.ExpiresAt, at.StateAt
 	return r
 }
 
 // ByKey reads the task with an idempotency key; the error wraps pgx.ErrNoRows if there is none.
 func ByKey(ctx context.Context, tx pgx.Tx, key string) (Row, error) {
-	row, err := one(ctx, tx, taskByKey, key)
+	row, err := One(ctx, tx, taskByKey, key)
 	if err != nil {
 		return Row{}, fmt.Errorf("read task by key: %w", err)
 	}
@@ -227,7 +223,7 @@ func ByKey(ctx context.Context, tx pgx.Tx, key string) (Row, error) {
 // LastNumbered reads the task with the highest number among those whose idempotency key is prefix and a number. All
 // those numbers must have the same number of digits. The bool is false if there is no such task.
 func LastNumbered(ctx context.Context, tx pgx.Tx, prefix string) (Row, bool, error) {
-	row, err := one(ctx, tx, lastNumbered, prefix)
+	row, err := One(ctx, tx, lastNumbered, prefix)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Row{}, false, nil
 	}
@@ -239,7 +235,7 @@ func LastNumbered(ctx context.Context, tx pgx.Tx, prefix string) (Row, bool, err
 
 // Latest reads the newest task of a run whose idempotency key begins with prefix; the bool is false if there is none.
 func Latest(ctx context.Context, tx pgx.Tx, runID, prefix string) (Row, bool, error) {
-	row, err := one(ctx, tx, latestOfRun, runID, prefix)
+	row, err := One(ctx, tx, latestOfRun, runID, prefix)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Row{}, false, nil
 	}

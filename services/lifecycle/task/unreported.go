@@ -22,8 +22,8 @@ import (
 // OfferAgainAfter is how long a task may be offered and undelivered before the same session is offered it again.
 const OfferAgainAfter = "2 seconds"
 
-// markReported is the SET expression that records that an event reports the row.
-const markReported = `offered_at = t.offered_at + interval '1 microsecond'`
+// MarkReported is the SET expression that records that an event reports the row.
+const MarkReported = `offered_at = t.offered_at + interval '1 microsecond'`
 
 // unreportedSet is the condition that selects the tasks whose lease is to be reported.
 type unreportedSet string
@@ -34,30 +34,30 @@ const (
 				ORDER BY t.task_id LIMIT $1 FOR UPDATE SKIP LOCKED`
 )
 
-// leased returns the transition of a lease.
-func (r Row) leased(at time.Time) *lifecyclev1.TaskTransition {
-	out := r.transition(commonv1.TaskState_TASK_STATE_DISPATCHED, "")
+// Leased returns the transition of a lease.
+func (r Row) Leased(at time.Time) *lifecyclev1.TaskTransition {
+	out := r.Transition(commonv1.TaskState_TASK_STATE_DISPATCHED, "")
 	out.At = timestamppb.New(at)
 	return out
 }
 
-// withLease returns next, preceded by the transition of the lease if no event has reported the row's lease yet.
-func (r Row) withLease(next *lifecyclev1.TaskTransition) []*lifecyclev1.TaskTransition {
+// WithLease returns next, preceded by the transition of the lease if no event has reported the row's lease yet.
+func (r Row) WithLease(next *lifecyclev1.TaskTransition) []*lifecyclev1.TaskTransition {
 	if !r.Unreported {
 		return []*lifecyclev1.TaskTransition{next}
 	}
-	return []*lifecyclev1.TaskTransition{r.leased(r.StateAt), next}
+	return []*lifecyclev1.TaskTransition{r.Leased(r.StateAt), next}
 }
 
 // reportRows appends the events of the leases that a statement marked as reported, and returns how many.
 func reportRows(ctx context.Context, tx pgx.Tx, statement *pg.Statement, arg any) (int, error) {
-	list, err := all(ctx, tx, statement, arg)
+	list, err := All(ctx, tx, statement, arg)
 	if err != nil || len(list) == 0 {
 		return 0, wrapReported(err)
 	}
 	evs := make([]events.Event, len(list))
 	for i, r := range list {
-		evs[i] = r.event()
+		evs[i] = r.Event()
 	}
 	_, err = events.Append(ctx, tx, evs...)
 	return len(list), wrapReported(err)
