@@ -5,9 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -27,19 +24,6 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 )
-
-// timestamp scans a time that is never null.
-type timestamp struct{ time.Time }
-
-// Scan takes the value that pgx reads.
-func (t *timestamp) Scan(v any) error {
-	at, ok := v.(time.Time)
-	if !ok {
-		return fmt.Errorf("read time: %T", v)
-	}
-	t.Time = at
-	return nil
-}
 
 // createRequest is a create request in the form in which requests are compared: the completed spec, with open values,
 // and its sum. It is never stored.
@@ -113,149 +97,6 @@ func (s *Server) fastJoin(ctx context.Context, w createRequest, runID string) (*
 		return nil, false
 	}
 	return joined(ws, run), true
-}
-
-// joinable reports whether a run brings its workspace up: one that is being undone, or stuck, serves no caller who
-// wants the workspace.
-func joinable(run saga.Run) bool {
-	return run.Joinable() && slices.Contains(bringing(), run.Kind)
-}
-
-// bringing returns the kinds of runs at whose end the workspace is active. A request for one of these kinds is served
-// by a run of any of them.
-func bringing() []string {
-	return []string{names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE), names.Of(kRetry), names.Of(kRecreate)}
-}
-
-func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
-	kind, _ := names.Parse[commonv1.OperationKind](run.Kind)
-	state, _ := names.Parse[commonv1.WorkspaceState](ws.State)
-	return &lifecyclev1.Operation{
-		OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch,
-		State: state,
-	}
-}
-
-var operationKey = pg.Define(pg.RoleLifecycle, "operation.operation_key",
-	`SELECT `+pg.Columns[keptOperation]("k")+` FROM lifecycle.operation_key k WHERE k.tenant_id = $1 AND k.key = $2`)
-
-// keptOperation is the request that an idempotency key was used for, and the operation that was returned for it. A key
-// of an earlier build has the run alone.
-type keptOperation struct {
-	Digest      string `db:"digest"`
-	RunID       string `db:"run_id" expr:"@.run_id::text"`
-	WorkspaceID string `db:"workspace_id" expr:"coalesce(@.workspace_id::text, '')"`
-	Kind        string `db:"kind" expr:"coalesce(@.kind, '')"`
-	Epoch       int64  `db:"epoch" expr:"coalesce(@.epoch, 0)"`
-	RunKept     bool   `db:"run_kept" expr:"EXISTS (SELECT FROM lifecycle.saga_run r WHERE r.id = @.run_id)"`
-}
-
-// replay returns the operation that was returned for an idempotency key before; same reports whether that was for this
-// request.
-func (s *Server) replay(
-	ctx context.Context, q pg.Querier, tenantID, key string, same func(was string) (bool, error),
-) (*lifecyclev1.Operation, bool, error) {
-	if key == "" {
-		return nil, false, nil
-	}
-	kept, err := pg.One[keptOperation](ctx, q, operationKey, tenantID, key)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, false, nil
-	}
-	if err != nil {
-		return nil, false, fmt.Errorf("read operation key: %w", err)
-	}
-	if ok, err := same(kept.Digest); err != nil {
-		return nil, false, err
-	} else if !ok {
-		return nil, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED,
-			"this idempotency key was used for another request", fault.Conflicting(kept.RunID))
-	}
-	if !kept.RunKept {
-		op, err := kept.answer(ctx, q)
-		return op, err == nil, err
-	}
-	run, err := saga.GetRun(ctx, q, kept.RunID)
-	if err != nil {
-		return nil, false, err
-	}
-	ws, err := saga.GetWorkspace(ctx, q, run.WorkspaceID)
-	if err != nil {
-		return nil, false, err
-	}
-	op := joined(ws, run)
-	op.Joined, op.Replayed = false, true
-	return op, true, nil
-}
-
-// answer returns the operation of a key whose run has been cut: with the present state of the workspace, or as
-// decommissioned if the workspace has been cut as well.
-func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.Operation, error) {
-	kind, _ := names.Parse[commonv1.OperationKind](k.Kind) //nolint:errcheck // unspecified of a key of an earlier build
-	op := &lifecyclev1.Operation{
-		OperationId: k.RunID, WorkspaceId: k.WorkspaceID, Kind: kind, Epoch: k.Epoch, Replayed: true,
-		State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
-	}
-	if k.WorkspaceID == "" {
-		return op, nil
-	}
-	ws, err := saga.GetWorkspace(ctx, q, k.WorkspaceID)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return op, nil
-	case err != nil:
-		return nil, err
-	}
-	op.State, _ = names.Parse[commonv1.WorkspaceState](ws.State) //nolint:errcheck // unspecified of a newer build's
-	return op, nil
-}
-
-var lockOperationKey = pg.Define(pg.RoleLifecycle, "operation.lock_operation_key",
-	`SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`)
-
-// lockKey serializes requests that use one key at the same time, so that the second finds the operation that the first
-// got. It is taken before every other lock.
-func lockKey(ctx context.Context, tx pgx.Tx, tenantID, key string) error {
-	if key == "" {
-		return nil
-	}
-	if _, err := pg.Exec(ctx, tx, lockOperationKey, tenantID+"/"+key); err != nil {
-		return fmt.Errorf("lock operation key: %w", err)
-	}
-	return nil
-}
-
-var insertOperationKey = pg.Define(pg.RoleLifecycle, "operation.insert_operation_key",
-	`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id, workspace_id, kind, epoch)
-		SELECT $1, $2, $3, r.id, r.workspace_id, r.kind, r.epoch FROM lifecycle.saga_run r WHERE r.id = $4`)
-
-// keepKey stores the operation that was returned for a key, at least for operation.key_promise_seconds and until its
-// run has ended.
-func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
-	_, err := pg.Exec(ctx, tx, insertOperationKey, tenantID, key, digest, runID)
-	if err != nil {
-		return fmt.Errorf("keep operation key: %w", err)
-	}
-	return nil
-}
-
-// replayCreate is replay for a create, whose spec is compared by its digest under the key that made the stored one.
-func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w createRequest, key string) (*lifecyclev1.Operation,
-	bool, error,
-) {
-	return s.replay(ctx, q, w.tenant.ID, key, func(was string) (bool, error) {
-		name, digest, _ := strings.Cut(was, "/")
-		if name != w.name {
-			return false, nil
-		}
-		return s.deps.Secrets.Matches(digest, w.sum)
-	})
-}
-
-// keyDigest returns the digest that a create's idempotency key is stored with.
-func (s *Server) keyDigest(w createRequest) (string, error) {
-	digest, err := s.deps.Secrets.Digest(w.sum)
-	return w.name + "/" + digest, err
 }
 
 // admit decides in one transaction: the name, the quota, the workspace, its run, its key.

@@ -96,3 +96,24 @@ func (s *Server) settle(ctx context.Context, h joinHint, op *lifecyclev1.Operati
 		s.deps.Lock.Acquire(ctx, h.workspaceID, serves)
 	}
 }
+
+// joinable reports whether a run brings its workspace up: one that is being undone, or stuck, serves no caller who
+// wants the workspace.
+func joinable(run saga.Run) bool {
+	return run.Joinable() && slices.Contains(bringing(), run.Kind)
+}
+
+// bringing returns the kinds of runs at whose end the workspace is active. A request for one of these kinds is served
+// by a run of any of them.
+func bringing() []string {
+	return []string{names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE), names.Of(kRetry), names.Of(kRecreate)}
+}
+
+func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
+	kind, _ := names.Parse[commonv1.OperationKind](run.Kind)
+	state, _ := names.Parse[commonv1.WorkspaceState](ws.State)
+	return &lifecyclev1.Operation{
+		OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch,
+		State: state,
+	}
+}

@@ -1,0 +1,65 @@
+package operation
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace,
+	req *lifecyclev1.RequestOperationRequest,
+) (*lifecyclev1.Operation, error) {
+	run, open, err := saga.LiveRun(ctx, tx, w.ID)
+	if err != nil {
+		return nil, err
+	}
+	brings := req.GetKind() == kRetry || req.GetKind() == kRecreate
+	ends := req.GetKind() == kDecommission && run.Kind == names.Of(kDecommission)
+	if open && req.GetKind() == kRecreate && req.GetFencedProof() == noProof {
+		if instead, err := s.replaceable(ctx, tx, w, run, req); err != nil || instead {
+			return replaces(w, run), err
+		}
+	}
+	switch {
+	case open && req.GetFencedProof() != noProof && run.State != "stuck":
+		return s.prove(ctx, tx, w, run, req, requester(ctx, req))
+	case open && (brings && joinable(run) || ends && run.Joinable()):
+		op := joined(w, run)
+		op.DryRun, op.Consequence = true, fmt.Sprintf("joins operation %s (%s), which is under way", run.ID, run.Kind)
+		return op, nil
+	case open && req.GetKind() == kCancel && run.State != "stuck" && (run.State == "compensating" || run.CancelAt != nil):
+		return foretold(w, req.GetKind(),
+			fmt.Sprintf("changes nothing: operation %s (%s) is being undone already", run.ID, run.Kind)), nil
+	}
+	if err := ofEpoch(w, req); err != nil {
+		return nil, err
+	}
+	options, err := s.options(ctx, tx, w, req.GetFencedProof() != noProof, req.GetOverride())
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range options {
+		if o.GetKind() != req.GetKind() {
+			continue
+		}
+		if !o.GetPossible() {
+			return nil, fault.New(o.GetReason(), names.Of(o.GetKind())+" is not possible now", fault.Unmet(o.GetUnmet()...))
+		}
+		return foretold(w, o.GetKind(), o.GetConsequence()), nil
+	}
+	return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such operation")
+}
+
+// foretold returns the answer to a dry run that would join nothing. It has no operation and no epoch: no operation was
+// begun, and a caller would take the workspace's own operation and epoch for those of the request.
+func foretold(w saga.Workspace, kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
+	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
+	return &lifecyclev1.Operation{WorkspaceId: w.ID, Kind: kind, State: state, DryRun: true, Consequence: consequence}
+}
