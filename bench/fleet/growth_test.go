@@ -15,7 +15,7 @@ func TestAPageThatASmallFleetDoesNotFillIsNoGrowth(t *testing.T) {
 		all := pg.Statements()
 		return all[slices.IndexFunc(all, func(s *pg.Statement) bool { return s.Name() == name })]
 	}
-	list, page, whole := named("view.list_nodes"), named("detect.forget_reports"), named("operation.usage_within")
+	list, page, whole := named("view.list_nodes"), named("detect.forget_reports"), named("tenants.usage_within")
 	for _, tt := range []struct {
 		name      string
 		statement *pg.Statement

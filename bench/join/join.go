@@ -36,6 +36,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // The p95 of an answer, in milliseconds, with Redis and without.
@@ -144,7 +145,7 @@ func (r *server) build(joins *lock.Lock) error {
 	r.server = operation.NewServer(operation.Deps{
 		Logger: r.opts.Logger, DB: r.pool, Core: core, Catalogue: catalogue, Lock: joins,
 		Policy: policy.Fixed{Set: policy.Defaults()}, Audit: log,
-		DefaultQuota: operation.Quota{Workspaces: 1 << 20, GPUs: 1 << 20, StorageBytes: 1 << 60}, Secrets: keys,
+		DefaultQuota: tenants.Quota{Workspaces: 1 << 20, GPUs: 1 << 20, StorageBytes: 1 << 60}, Secrets: keys,
 	})
 	return nil
 }

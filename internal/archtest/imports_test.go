@@ -66,6 +66,7 @@ func walls() []wall {
 	all = append(all, identityRooms()...)
 	all = append(all, findingsRooms()...)
 	all = append(all, taskRooms()...)
+	all = append(all, operationRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -398,5 +399,22 @@ func taskRooms() []wall {
 	const t = "services/lifecycle/task/"
 	return []wall{
 		{name: "reports of tasks offer none", from: []string{t + "report"}, to: []string{t + "dispatch"}, product: true},
+	}
+}
+
+// operationRooms are the walls around what decides whether an operation may begin: what it asks does not know it.
+func operationRooms() []wall {
+	const l = "services/lifecycle/"
+	above := []string{l + "operation", l + "provision", l + "reap", l + "schema", l + "task"}
+	return []wall{
+		{
+			name: "tenants know no operation and nothing that one makes", from: []string{l + "tenants"},
+			to: slices.Concat(above, []string{l + "allocation", l + "outputs", l + "readiness", l + "spec"}),
+		},
+		{
+			name: "whether workloads are ready is decided from reports alone", from: []string{l + "readiness"},
+			to: slices.Concat(above, []string{l + "allocation", l + "gate", l + "claims", "internal/pg"}),
+		},
+		{name: "reading output begins no operation", from: []string{l + "outputs"}, to: above},
 	}
 }

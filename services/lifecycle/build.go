@@ -29,11 +29,13 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/launchlog"
 	"github.com/gpuaas/mesh/services/lifecycle/operation"
+	"github.com/gpuaas/mesh/services/lifecycle/outputs"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/reap"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // build makes the parts of the service and wires them: here alone they meet.
@@ -109,7 +111,7 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("build saga driver: %w", err)
 	}
 	gates := gate.NewServer(gate.Deps{
-		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: provision.Registrations{Core: s.core},
+		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: allocation.Registrations{Core: s.core},
 		Committed: s.committed,
 		Slots:     s.cfg.Placement.Static.SlotsPerNode,
 	})
@@ -214,11 +216,11 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	outputs := operation.NewOutputs(operation.OutputsDeps{DB: b.DB, Dial: func(address string) operation.Relay {
+	reader := outputs.NewServer(outputs.Deps{DB: b.DB, Dial: func(address string) outputs.Relay {
 		c := nodeapi(address)
 		return nodev1connect.NewRelayServiceClient(c.HTTP, c.BaseURL, c.Options...)
 	}})
-	if err := s.mount(gates, tasks, workspaces, findings.NewServer(finder, b.Audit), instances, outputs); err != nil {
+	if err := s.mount(gates, tasks, workspaces, findings.NewServer(finder, b.Audit), instances, reader); err != nil {
 		return err
 	}
 	consumer, err := events.NewConsumer(events.ConsumerDeps{
@@ -285,7 +287,7 @@ const twoTimeout = time.Minute
 
 func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *operation.Server, found *findings.Server,
 	instances *reap.Instances,
-	outputs *operation.Outputs,
+	reader *outputs.Server,
 ) error {
 	opts := s.server.HandlerOptions()
 	path, h := lifecyclev1connect.NewGateServiceHandler(gates, opts...)
@@ -296,7 +298,7 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *oper
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewInstanceServiceHandler(instances, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
-	path, h = lifecyclev1connect.NewOutputServiceHandler(outputs, opts...)
+	path, h = lifecyclev1connect.NewOutputServiceHandler(reader, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.committed, announced()...),
 		opts...)
@@ -312,7 +314,7 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *oper
 
 // announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
-	return slices.Concat([]reannounce.Source{operation.AnnouncedTenants()}, allocation.Announced(), saga.Announced(),
+	return slices.Concat([]reannounce.Source{tenants.Announced()}, allocation.Announced(), saga.Announced(),
 		[]reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), findings.Announced()})
 }
 

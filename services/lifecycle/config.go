@@ -14,10 +14,10 @@ import (
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
-	"github.com/gpuaas/mesh/services/lifecycle/operation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // Peers are the services that lifecycle calls, as host:port.
@@ -60,7 +60,7 @@ type Config struct {
 	Plans            map[string]spec.Plan `koanf:"plans"`
 	Regions          []string             `koanf:"regions"`
 	DefaultPlacement string               `koanf:"default_placement"`
-	DefaultQuota     operation.Quota      `koanf:"default_quota"`
+	DefaultQuota     tenants.Quota        `koanf:"default_quota"`
 	Placement        Placement            `koanf:"placement"`
 	Peers            Peers                `koanf:"peers"`
 	Workers          int                  `koanf:"workers"` // sagas driven at once
@@ -89,7 +89,7 @@ func Default() Config {
 			"local": {MaxGPUs: 8, MaxStorageBytes: 100 << 30, MaxWorkloads: 8},
 			"small": {MaxGPUs: 1, MaxStorageBytes: 10 << 30, MaxWorkloads: 2},
 		},
-		DefaultQuota: operation.Quota{Workspaces: 100, GPUs: 64, StorageBytes: 1 << 40},
+		DefaultQuota: tenants.Quota{Workspaces: 100, GPUs: 64, StorageBytes: 1 << 40},
 		Placement:    Placement{Static: Static{SlotsPerNode: 4}, Process: process.Config{MaxInstances: 128, MaxGPUs: 64}},
 	}
 }

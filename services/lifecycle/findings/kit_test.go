@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
 	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
+	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/operation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
@@ -32,6 +33,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -117,13 +120,13 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	b.world.tasks = tasks
 	b.world.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: provision.Registrations{Core: b.core},
+		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: allocation.Registrations{Core: b.core},
 		Committed: committed, Slots: 4,
 	})
 	b.keys = keys
 	b.server = operation.NewServer(operation.Deps{
 		Logger: testkit.Logger(t), DB: pool, Core: b.core, Catalogue: catalogue, Policy: policy.Fixed{Set: policy.Defaults()},
-		DefaultQuota: operation.Quota{Workspaces: 100, GPUs: 100, StorageBytes: 1 << 50}, Secrets: keys,
+		DefaultQuota: tenants.Quota{Workspaces: 100, GPUs: 100, StorageBytes: 1 << 50}, Secrets: keys,
 	})
 	if b.reg, err = obs.NewRegistry(); err != nil {
 		t.Fatal(err)

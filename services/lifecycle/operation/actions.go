@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // timestamp scans a time that is never null.
@@ -41,7 +42,7 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 ) {
 	res := &lifecyclev1.GetActionsResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		w, err := s.workspaceFor(ctx, tx, req.GetWorkspaceId())
+		w, err := tenants.Workspace(ctx, tx, req.GetWorkspaceId())
 		if err != nil {
 			return err
 		}

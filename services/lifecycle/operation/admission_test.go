@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/schema"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.AtOnce(4)) }
@@ -63,7 +64,7 @@ func newBed(t *testing.T, joins *lock.Lock) *bed {
 		Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: joins,
 		Policy:       policy.Fixed{Set: policy.Defaults()},
 		Secrets:      secretKeys(t, secretenv.NewKey()),
-		DefaultQuota: Quota{Workspaces: 3, GPUs: 4, StorageBytes: 1 << 40},
+		DefaultQuota: tenants.Quota{Workspaces: 3, GPUs: 4, StorageBytes: 1 << 40},
 	})}
 }
 

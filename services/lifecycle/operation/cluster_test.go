@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
@@ -29,7 +30,10 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
+
+const byProcess = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 
 // cluster is lifecycle in several replicas over one database, with the fake world around it.
 type cluster struct {
@@ -37,6 +41,8 @@ type cluster struct {
 	db    *testkit.Database
 	world *world
 	seats []*member
+
+	workloadDB *pgxpool.Pool
 }
 
 // member is one replica: its own connections, server and driver of sagas.
@@ -105,6 +111,7 @@ func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(workloads.Close)
+	p.workloadDB = workloads
 	var instances placement.Driver = p.world
 	if cfg.instances != nil {
 		instances = cfg.instances(p.world)
@@ -195,7 +202,7 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 	s.server = NewServer(Deps{
 		Logger: log, DB: s.pool, Core: s.core, Catalogue: catalogue(), Lock: joins,
 		Policy:       policy.Fixed{Set: policy.Defaults()},
-		DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50},
+		DefaultQuota: tenants.Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50},
 		Secrets:      cfg.secrets,
 	})
 	if n == 0 {
@@ -209,7 +216,7 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 		})
 		p.world.gates = gate.NewServer(gate.Deps{
 			Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks,
-			Instances: provision.Registrations{Core: s.core}, Committed: committed, Slots: 4,
+			Instances: allocation.Registrations{Core: s.core}, Committed: committed, Slots: 4,
 		})
 	}
 	return s
@@ -241,7 +248,7 @@ func (p *cluster) machine(name string) string {
 	}
 	p.world.mu.Unlock()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
-		if !p.seats[0].steps.Reachable(p.t.Context(), node) {
+		if !gate.Reachable(p.t.Context(), p.seats[0].pool, node) {
 			return fmt.Errorf("machine %s is not connected", name)
 		}
 		return nil

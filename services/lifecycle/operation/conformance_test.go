@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
@@ -134,14 +135,14 @@ type instances struct{ core *atomic.Pointer[saga.Core] }
 
 // SessionReady wakes the run of the instance.
 func (b instances) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
-	return provision.Registrations{Core: b.core.Load()}.SessionReady(ctx, tx, g)
+	return allocation.Registrations{Core: b.core.Load()}.SessionReady(ctx, tx, g)
 }
 
 // RegisterFailures writes the failures on the workspace.
 func (b instances) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32,
 	text string,
 ) error {
-	return provision.Registrations{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
+	return allocation.Registrations{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
 }
 
 // forget removes the resources that a successful run made, without the saga.

@@ -23,12 +23,13 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // createRequest is a create request in the form in which requests are compared: the completed spec, with open values,
 // and its sum. It is never stored.
 type createRequest struct {
-	tenant tenant
+	tenant tenants.Tenant
 	name   string
 	spec   *lifecyclev1.WorkspaceSpec
 	sum    secretenv.Sum
@@ -52,7 +53,7 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	if w.sum, err = secretenv.SumOf(full); err != nil {
 		return nil, err
 	}
-	if w.tenant, err = s.tenantFor(ctx, s.deps.DB, c.GetTenant(), false); err != nil {
+	if w.tenant, err = tenants.For(ctx, s.deps.DB, c.GetTenant(), false); err != nil {
 		return nil, err
 	}
 	if req.GetDryRun() {
@@ -126,7 +127,7 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 			return err
 		}
 		// The tenant's row is locked, so that the quota is exact however many requests come at once.
-		t, err := s.tenantFor(ctx, tx, w.tenant.ID, true)
+		t, err := tenants.For(ctx, tx, w.tenant.ID, true)
 		if err != nil {
 			return err
 		}
@@ -141,7 +142,7 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 			return err
 		}
 		if !ok {
-			if err := within(ctx, tx, t, "", w.spec); err != nil {
+			if err := tenants.Within(ctx, tx, t, "", w.spec); err != nil {
 				return err
 			}
 			if op, err = s.begin(ctx, tx, req, w); err != nil {
@@ -205,40 +206,6 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w createRequest) (*l
 		fault.Conflicting(id), fault.Remedy("take another name, or decommission workspace "+id))
 }
 
-var usageWithin = pg.Define(pg.RoleLifecycle, "operation.usage_within", `
-		SELECT count(*), coalesce(sum((w.spec->>'gpus')::bigint), 0), coalesce(sum((w.spec->>'storage_bytes')::bigint), 0)
-		FROM lifecycle.workspace w WHERE w.id::text <> $2 AND w.id = ANY (ARRAY(
-			SELECT u.id FROM lifecycle.workspace u WHERE u.tenant_id = $1 AND u.standing = 2
-			UNION SELECT a.workspace_id FROM lifecycle.allocation a WHERE a.tenant_id = $1 AND a.state <> 'released'))`)
-
-// within enforces the quota of a tenant, whose row the caller has locked. What a failed workspace still has allocated
-// counts; the workspace with the id except does not.
-func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifecyclev1.WorkspaceSpec) error {
-	var count int32
-	var gpus, storage int64
-	err := pg.QueryRow(ctx, tx, usageWithin, t.ID, except).Scan(&count, &gpus, &storage)
-	if err != nil {
-		return fmt.Errorf("count what the tenant holds: %w", err)
-	}
-	var unmet []string
-	if count+1 > t.Quota.Workspaces {
-		unmet = append(unmet, fmt.Sprintf("the quota is %d workspaces, and %d exist", t.Quota.Workspaces, count))
-	}
-	if gpus+int64(spec.GetGpus()) > int64(t.Quota.GPUs) {
-		unmet = append(unmet, fmt.Sprintf("the quota is %d GPUs, %d are in use, and %d more are asked for", t.Quota.GPUs,
-			gpus, spec.GetGpus()))
-	}
-	if storage+spec.GetStorageBytes() > t.Quota.StorageBytes {
-		unmet = append(unmet, fmt.Sprintf("the quota is %d bytes of storage, %d are in use, and %d more are asked for",
-			t.Quota.StorageBytes, storage, spec.GetStorageBytes()))
-	}
-	if len(unmet) > 0 {
-		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "tenant "+t.Name+" has no room for this workspace",
-			fault.Unmet(unmet...))
-	}
-	return nil
-}
-
 func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestOperationRequest,
 	w createRequest,
 ) (*lifecyclev1.Operation, error) {
@@ -300,7 +267,7 @@ func (s *Server) dryCreate(ctx context.Context, w createRequest) (*lifecyclev1.O
 			op.DryRun, op.Consequence = true, "joins the operation under way"
 			return nil
 		}
-		return within(ctx, tx, w.tenant, "", w.spec)
+		return tenants.Within(ctx, tx, w.tenant, "", w.spec)
 	})
 	if err != nil {
 		return nil, err

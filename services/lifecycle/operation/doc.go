@@ -1,5 +1,5 @@
 // Package operation decides whether an operation may be asked for now: it joins the one that is under way, begins one,
-// or refuses with the reason and what would make it succeed. It serves the requests on tenants, workspaces and
+// or refuses with the reason and what would make it succeed. It serves the requests on workspaces and
 // allocations, and says beforehand what a request would do. Its rules: one open run a workspace for all requesters; a
 // repeated key returns the first result; a refusal changes nothing and is audited.
 //

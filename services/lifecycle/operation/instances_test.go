@@ -7,6 +7,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
@@ -15,9 +16,16 @@ import (
 
 func (m *morgue) instances() *reap.Instances {
 	return reap.NewInstances(reap.InstancesDeps{
-		DB: m.db.Pool("lifecycle"), Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: m.driver},
+		DB: m.db.Pool("lifecycle"), Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess9: m.driver},
 		Identities: m.people, Committed: func() {},
 	})
+}
+
+func refusedFor(t *testing.T, err error, reason commonv1.Reason) {
+	t.Helper()
+	if !fault.Has(err, reason) {
+		t.Fatalf("got %v, want %v", err, reason)
+	}
 }
 
 // shown returns the states, in order, of an instance that events have shown as one that nothing accounts for.
@@ -67,7 +75,7 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 		t.Fatalf("a dry run: %v %v", res, err)
 	}
 	_, err = end(ids.New(), false)
-	want(t, err, commonv1.Reason_REASON_NOT_FOUND)
+	refusedFor(t, err, commonv1.Reason_REASON_NOT_FOUND)
 	res, err = end(res.GetInstance().GetProviderId(), false)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +98,7 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 		t.Errorf("%d entries in the audit log", n)
 	}
 	_, err = end(foreign.InstanceID, false)
-	want(t, err, commonv1.Reason_REASON_STATE_TERMINAL)
+	refusedFor(t, err, commonv1.Reason_REASON_STATE_TERMINAL)
 	m.sweep(reap.Reaped{})
 }
 
@@ -105,12 +113,12 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 		return err
 	}
 	held := m.instance(place{instance: "live", run: "failed", claimed: true})
-	want(t, end(held), commonv1.Reason_REASON_PRECONDITION_FAILED)
+	refusedFor(t, end(held), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	busy := m.instance(place{instance: "launching", run: "running", claimed: true})
-	want(t, end(busy), commonv1.Reason_REASON_PRECONDITION_FAILED)
+	refusedFor(t, end(busy), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	used := m.instance(place{instance: "ended", run: "succeeded"})
 	m.exec(`UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`, used.WorkspaceID)
-	want(t, end(used), commonv1.Reason_REASON_PRECONDITION_FAILED)
+	refusedFor(t, end(used), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	for _, b := range []placement.LaunchRequest{held, busy, used} {
 		if !m.standing()[b.WorkspaceID] {
 			t.Error("an instance that is accounted for was ended")

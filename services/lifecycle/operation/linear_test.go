@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // moody returns lifecycle's definitions with one step each, which takes a moment, and now and then fails or cannot be
@@ -157,7 +158,7 @@ func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 		out = append(out, &replica{pool: pool, server: NewServer(Deps{
 			Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: locks(t, dialLocks(t, store.URL())),
 			Policy:       policy.Fixed{Set: policy.Defaults()},
-			DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50}, Secrets: keys,
+			DefaultQuota: tenants.Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50}, Secrets: keys,
 		})})
 	}
 	flusher := dialLocks(t, store.URL())

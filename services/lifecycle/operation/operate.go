@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // The kinds of operations, for short.
@@ -108,7 +109,7 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 ) (*lifecyclev1.Operation, error) {
 	var op *lifecyclev1.Operation
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		w, err := s.workspaceFor(ctx, tx, req.GetWorkspaceId())
+		w, err := tenants.Workspace(ctx, tx, req.GetWorkspaceId())
 		if err != nil {
 			return err
 		}
@@ -210,7 +211,7 @@ func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) 
 	if w.State != names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED) {
 		return nil // the retry itself is refused with the reason, or joins
 	}
-	t, err := s.tenantFor(ctx, tx, w.TenantID, true)
+	t, err := tenants.For(ctx, tx, w.TenantID, true)
 	if err != nil {
 		return err
 	}
@@ -218,7 +219,7 @@ func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) 
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
 		return fmt.Errorf("read spec: %w", err)
 	}
-	return within(ctx, tx, t, w.ID, spec)
+	return tenants.Within(ctx, tx, t, w.ID, spec)
 }
 
 // onOpenRun applies the verb kind to the run that owns the workspace.

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/outputs"
 )
 
 // fakeRelay is a replica of nodeapi that records the requests it got.
@@ -36,7 +36,7 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 	w := p.rests(id, "active")
 	relay, dialled := &fakeRelay{}, []string{}
 	pool := p.db.Pool(pg.RoleLifecycle)
-	outputs := NewOutputs(OutputsDeps{DB: pool, Dial: func(address string) Relay {
+	reader := outputs.NewServer(outputs.Deps{DB: pool, Dial: func(address string) outputs.Relay {
 		dialled = append(dialled, address)
 		return relay
 	}})
@@ -45,7 +45,7 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 		if req.GetWorkspaceId() == "" {
 			req.WorkspaceId = id
 		}
-		res, err := outputs.ReadOutput(rpc.WithPerson(testkit.Context(t), person), req)
+		res, err := reader.ReadOutput(rpc.WithPerson(testkit.Context(t), person), req)
 		if err == nil && (res.GetWorkload() != "main" || string(res.GetOutput().GetData()) != "out" ||
 			len(relay.asked) != 1) {
 			t.Errorf("%v answered for %v", res, relay.asked)
@@ -120,22 +120,5 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 	if got := fault.From(read(own, &lifecyclev1.ReadOutputRequest{})).Unmet; !slices.Equal(got,
 		[]string{"the workspace has no instance"}) {
 		t.Errorf("what stands in the way: %q", got)
-	}
-}
-
-func TestTheWorkloadIsNamedWhereThereAreSeveral(t *testing.T) {
-	w := saga.Workspace{Spec: []byte(`{"workloads": [{"name": "web"}, {"name": "job"}]}`)}
-	if name, err := chosenWorkload(w, "job"); name != "job" || err != nil {
-		t.Errorf("%q, %v", name, err)
-	}
-	_, err := chosenWorkload(w, "")
-	if f, ok := fault.As(err); !ok || f.Public != "the workspace has 2 workloads: web, job" ||
-		f.Remedy != "name one of them with --workload" {
-		t.Errorf("of two: %v", err)
-	}
-	_, err = chosenWorkload(w, "none")
-	if f, ok := fault.As(err); !ok || f.Reason != commonv1.Reason_REASON_NOT_FOUND ||
-		f.Remedy != "its workloads are web, job" {
-		t.Errorf("of another name: %v", err)
 	}
 }

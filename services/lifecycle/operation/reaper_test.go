@@ -24,7 +24,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/reap"
 )
 
-const byProcess = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
+const byProcess9 = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 
 func TestBelongs(t *testing.T) {
 	ended := time.Unix(1, 0)
@@ -91,8 +91,8 @@ func (r *register) RetireInstance(_ context.Context,
 
 // morgue is a database, a real driver of processes, and a reaper over both.
 type morgue struct {
-	*bed
-
+	t      *testing.T
+	db     *testkit.Database
 	tenant string
 	driver *process.Driver
 	people *register
@@ -102,7 +102,8 @@ type morgue struct {
 
 func newMorgue(t *testing.T) *morgue {
 	t.Helper()
-	b := newBed(t, nil)
+	testkit.IO(t)
+	db := testkit.DB(t)
 	dir := t.TempDir()
 	agent, ca := filepath.Join(dir, "agent"), filepath.Join(dir, "ca.pem")
 	// The driver recognizes an agent by its command line, so a shell that waits is enough.
@@ -129,10 +130,11 @@ func newMorgue(t *testing.T) *morgue {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &morgue{bed: b, tenant: b.tenant("acme"), driver: d, people: &register{}, reg: reg}
+	m := &morgue{t: t, db: db, tenant: ids.New(), driver: d, people: &register{}, reg: reg}
+	m.exec(`INSERT INTO lifecycle.tenant (id, name) VALUES ($1, 'acme')`, m.tenant)
 	m.reaper, err = reap.NewReaper(reap.ReaperDeps{
-		Logger: testkit.Logger(t), DB: b.db.Pool("lifecycle"),
-		Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: d}, Identities: m.people,
+		Logger: testkit.Logger(t), DB: db.Pool("lifecycle"),
+		Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess9: d}, Identities: m.people,
 		Metrics: reg.ForService("lifecycle"), Committed: func() {},
 	})
 	if err != nil {
@@ -146,6 +148,15 @@ func (m *morgue) exec(sql string, args ...any) {
 	if _, err := m.db.OwnerPool().Exec(m.t.Context(), sql, args...); err != nil {
 		m.t.Fatalf("%s: %v", sql, err)
 	}
+}
+
+func (m *morgue) count(sql string) int {
+	m.t.Helper()
+	var n int
+	if err := m.db.OwnerPool().QueryRow(m.t.Context(), sql).Scan(&n); err != nil {
+		m.t.Fatal(err)
+	}
+	return n
 }
 
 // place is the state of a workspace with an instance.
@@ -344,7 +355,7 @@ func TestAnOperationThatBeginsMeanwhileKeepsItsInstance(t *testing.T) {
 		t.Fatalf("it is %s at first", v)
 	}
 	m.exec(`UPDATE lifecycle.saga_run SET state = 'running', finished_at = NULL WHERE workspace_id = $1`, b.WorkspaceID)
-	ended, err := m.reaper.Reap(t.Context(), byProcess, m.driver, list[0])
+	ended, err := m.reaper.Reap(t.Context(), byProcess9, m.driver, list[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func (d *countingDriver) List(ctx context.Context) ([]placement.Instance, error)
 func TestASweepJudgesWhatStands(t *testing.T) {
 	m := newMorgue(t)
 	d := &countingDriver{Driver: m.driver}
-	m.reaper.Deps.Drivers = map[commonv1.PlacementDriver]placement.Driver{byProcess: d}
+	m.reaper.Deps.Drivers = map[commonv1.PlacementDriver]placement.Driver{byProcess9: d}
 	sweep := func(what string, want reap.Reaped, lists int32) {
 		t.Helper()
 		d.lists.Store(0)
@@ -67,7 +67,7 @@ func TestASweepJudgesWhatStands(t *testing.T) {
 	m.exec(`INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement)
 		SELECT gen_random_uuid(), workspace_id, tenant_id, 8, 'ended', 'docker' FROM lifecycle.resource_claim WHERE epoch = 8`)
 	sweep("one after a box of another placement was given up", reap.Reaped{}, 0)
-	m.reaper.Whole[byProcess] = time.Now().Add(-reap.WholeEvery)
+	m.reaper.Whole[byProcess9] = time.Now().Add(-reap.WholeEvery)
 	sweep("one after ten minutes", reap.Reaped{Ended: 1}, 1)
 	sweep("the one after that", reap.Reaped{}, 0)
 }

@@ -10,7 +10,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/provision"
+	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 )
 
 // Scenario: register-401-no-live-token. What recovery refuses an instance stands on its workspace until the instance is
@@ -54,7 +54,7 @@ func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing
 	told(node, 2, 1, 1, "mint_consumed")
 	shows("refused again", 1, "register_failing", "mint_consumed")
 	err := pg.InTx(t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-		return provision.Registrations{Core: p.seats[0].core}.Registered(ctx, tx, id, 1)
+		return allocation.Registrations{Core: p.seats[0].core}.Registered(ctx, tx, id, 1)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 const (
@@ -183,7 +184,7 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 	if err != nil {
 		return nil, fmt.Errorf("read allocation: %w", err)
 	}
-	if f.workspace, err = s.workspaceFor(ctx, tx, f.hold.WorkspaceID); err != nil {
+	if f.workspace, err = tenants.Workspace(ctx, tx, f.hold.WorkspaceID); err != nil {
 		return nil, err
 	}
 	if f.run, f.open, err = saga.LiveRun(ctx, tx, f.hold.WorkspaceID); err != nil {

@@ -31,7 +31,7 @@ func (p *cluster) sharedReaper() *reap.SharedReaper {
 }
 
 // workloads returns the pool that the seats use.
-func (p *cluster) workloads() *pgxpool.Pool { return p.seats[0].steps.Deps.Workloads }
+func (p *cluster) workloads() *pgxpool.Pool { return p.workloadDB }
 
 // admin opens a session in the workload database that is in no pool.
 func (p *cluster) admin() *pgx.Conn {

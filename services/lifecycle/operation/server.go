@@ -12,12 +12,12 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // Deps are the dependencies of a Server.
@@ -33,27 +33,29 @@ type Deps struct {
 	// is nil, only those are recorded.
 	Audit *audit.Log
 	// DefaultQuota is the quota of a tenant that is made without one.
-	DefaultQuota Quota
+	DefaultQuota tenants.Quota
 	// Secrets seals the environment values of specs.
 	Secrets *secretenv.Keys
 }
 
 // Server serves WorkspaceService.
-type Server struct{ deps Deps }
+type Server struct {
+	deps    Deps
+	tenants *tenants.Register
+}
 
 // NewServer returns a server with the given dependencies.
-func NewServer(deps Deps) *Server { return &Server{deps: deps} }
+func NewServer(deps Deps) *Server {
+	return &Server{deps: deps, tenants: &tenants.Register{
+		DB: deps.DB, Audit: deps.Audit, DefaultQuota: deps.DefaultQuota, Committed: func() { deps.Core.Committed() },
+	}}
+}
 
-// workspaceFor reads a workspace for the caller. A workspace of another tenant is not found.
-func (s *Server) workspaceFor(ctx context.Context, q pg.Querier, id string) (saga.Workspace, error) {
-	w, err := saga.GetWorkspace(ctx, q, id)
-	if err != nil && !pg.IsNoRows(err) {
-		return saga.Workspace{}, err
-	}
-	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != w.TenantID) {
-		return saga.Workspace{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such workspace")
-	}
-	return w, nil
+// CreateTenant makes a tenant.
+func (s *Server) CreateTenant(ctx context.Context,
+	req *lifecyclev1.CreateTenantRequest,
+) (*lifecyclev1.CreateTenantResponse, error) {
+	return s.tenants.Create(ctx, req)
 }
 
 // RequestOperation is the one way to create, replace, cancel or end a workspace.

@@ -8,7 +8,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -85,32 +84,3 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	p.world.mu.Unlock()
 	p.rests(id, "active")
 }
-
-// The policy of stalls is read each time: a change takes effect without a restart.
-func TestStallsFollowThePolicy(t *testing.T) {
-	if by := (&provision.Steps{}).Stalls(provision.DefinitionProvision, provision.StepDeploy); by != 0 {
-		t.Errorf("without a policy: %s", by)
-	}
-	set := policy.Defaults()
-	source := &moving{set: set}
-	s := provision.NewSteps(provision.StepDeps{Policy: source})
-	for step, want := range map[string]time.Duration{
-		"": set.SagaStall(), provision.StepReady: set.SagaWaitReadyStall(),
-		provision.StepDeploy: set.SagaStepStall(), provision.StepPrevious: set.SagaStepStall(),
-	} {
-		if got := s.Stalls(provision.DefinitionRecreate, step); got != want || got == 0 {
-			t.Errorf("%q: %s, want %s", step, got, want)
-		}
-	}
-	var err error
-	if source.set, err = policy.NewSet(map[string]string{policy.SagaStepStallSeconds: "60"}); err != nil {
-		t.Fatal(err)
-	}
-	if got := s.Stalls(provision.DefinitionRecreate, provision.StepDeploy); got != time.Minute {
-		t.Errorf("after a change: %s", got)
-	}
-}
-
-type moving struct{ set policy.Set }
-
-func (m *moving) Current() policy.Set { return m.set }

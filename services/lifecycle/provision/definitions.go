@@ -206,7 +206,7 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 			commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
 	}
 	for i := range all {
-		all[i].BeforeStuck, all[i].OnStuck = gate.LockOfWorkspace, s.onStuck
+		all[i].BeforeStuck, all[i].OnStuck = gate.LockOfWorkspace, allocation.FailStuck
 	}
 	reg, err := saga.NewRegistry(all...)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,11 +14,13 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/readiness"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -131,7 +134,7 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	own := allocated && placement.HasOwnInstance(a.Placement)
 	waiting := 0
 	for _, c := range held {
-		if own && (c.NodeID == "" || !s.Reachable(ctx, c.NodeID)) {
+		if own && (c.NodeID == "" || !gate.Reachable(ctx, s.Deps.DB, c.NodeID)) {
 			continue
 		}
 		_, done, err := s.do(ctx, env, taskSpec{
@@ -143,7 +146,7 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 			return saga.Outcome{}, err
 		case err != nil:
 			continue
-		case !done && own && (s.overdue(ctx, env) || s.releaseLate(ctx, env)):
+		case !done && own && (s.overdue(ctx, env) || allocation.Late(ctx, s.Deps.DB, env.WorkspaceID)):
 			continue
 		case !done:
 			waiting++
@@ -201,23 +204,23 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 	if _, err := env.Output(StepDeploy, &before); err != nil {
 		return saga.Outcome{}, fmt.Errorf("read output of %q: %w", StepDeploy, err)
 	}
-	found := readinessOf(spec, status, before.Restarts, s.crashLoop())
+	found := readiness.Of(spec, status, before.Restarts, s.crashLoop())
 	switch {
-	case found.ended != nil && env.Kind == commonv1.OperationKind_OPERATION_KIND_RECREATE:
-		return saga.Wait(meanwhile(found.ended)), nil
-	case found.ended != nil:
-		return saga.Outcome{}, found.ended
-	case found.absent != nil:
-		return saga.Outcome{}, found.absent
+	case found.Ended != nil && env.Kind == commonv1.OperationKind_OPERATION_KIND_RECREATE:
+		return saga.Wait(meanwhile(found.Ended)), nil
+	case found.Ended != nil:
+		return saga.Outcome{}, found.Ended
+	case found.Absent != nil:
+		return saga.Outcome{}, found.Absent
 	}
-	if found.ready < len(spec.GetWorkloads()) {
+	if found.Ready < len(spec.GetWorkloads()) {
 		if fresh {
-			if err := env.Progress(ctx, fmt.Sprintf("%d/%d workloads ready", found.ready,
+			if err := env.Progress(ctx, fmt.Sprintf("%d/%d workloads ready", found.Ready,
 				len(spec.GetWorkloads()))); err != nil {
 				return saga.Outcome{}, fmt.Errorf("report progress: %w", err)
 			}
 		}
-		return saga.Wait(saga.WaitFor{For: probeEvery, Why: found.why, WakeOnSignal: true}), nil
+		return saga.Wait(saga.WaitFor{For: probeEvery, Why: found.Why, WakeOnSignal: true}), nil
 	}
 	host := "127.0.0.1"
 	if g, ok, err := gate.Get(ctx, s.Deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 &&
@@ -297,4 +300,24 @@ func endpoints(host string, status *nodev1.WorkloadStatusOutput) []endpoint {
 		}
 	}
 	return out
+}
+
+// crashLoop returns how many restarts count as a crash loop by the policy in force.
+func (s *Steps) crashLoop() int32 {
+	set := policy.Defaults()
+	if s.Deps.Policy != nil {
+		set = s.Deps.Policy.Current()
+	}
+	return int32(set.WorkloadCrashLoopRestarts()) //nolint:gosec // at most 100
+}
+
+// meanwhile returns the wait of a recreation for a workload that has ended. The end is not final in a recreation: the
+// undo would remove what the workspace keeps, and after a loss of machines the services that the workload depends on
+// may still be starting.
+func meanwhile(was *saga.StepError) saga.WaitFor {
+	shown := *was
+	if was.Reason == commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP {
+		shown.Public = strings.Replace(was.Public, "was restarted", "exits again and again: restarted", 1)
+	}
+	return saga.WaitFor{For: probeEvery, Why: shown.Public, WakeOnSignal: true, Meanwhile: &shown}
 }

@@ -12,11 +12,8 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -83,7 +80,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return s.passAllocation(ctx, tx, env, slots, f.kept != "") }), nil
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return allocation.Pass(ctx, tx, env, slots, f.kept != "") }), nil
 }
 
 // previousClaims returns the live claims of earlier epochs.
@@ -111,7 +108,7 @@ func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (
 	}
 	for _, c := range f.held {
 		if _, seen := f.away[c.NodeID]; c.NodeID != "" && !seen {
-			f.away[c.NodeID] = !s.Reachable(ctx, c.NodeID)
+			f.away[c.NodeID] = !gate.Reachable(ctx, s.Deps.DB, c.NodeID)
 		}
 		if f.away[c.NodeID] && proven {
 			f.lost[c.Epoch] = true
@@ -121,7 +118,8 @@ func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (
 	if err != nil {
 		return f, err
 	}
-	if !held || a.Epoch >= env.Epoch || f.lost[a.Epoch] || proven && a.NodeID != "" && !s.Reachable(ctx, a.NodeID) {
+	if !held || a.Epoch >= env.Epoch || f.lost[a.Epoch] || proven && a.NodeID != "" &&
+		!gate.Reachable(ctx, s.Deps.DB, a.NodeID) {
 		return f, nil
 	}
 	// An earlier attempt may have given up the claims on the machine: then there is nothing to keep.
@@ -143,7 +141,7 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 				(f.own || c.NodeID == f.kept) {
 				continue
 			}
-			if f.own && !s.Reachable(ctx, c.NodeID) || f.away[c.NodeID] {
+			if f.own && !gate.Reachable(ctx, s.Deps.DB, c.NodeID) || f.away[c.NodeID] {
 				continue // it ends with its instance, or is counted in away below
 			}
 			spec := taskSpec{
@@ -290,76 +288,6 @@ func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 		if err := env.Release(ctx, c); err != nil {
 			return fmt.Errorf("release identity: %w", err)
 		}
-	}
-	return nil
-}
-
-var preparedBefore = pg.Define(pg.RoleLifecycle, "provision.prepared_before",
-	`SELECT i.epoch FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch < $2 AND i.state = 'prepared'`)
-
-var slotOfAllocation = pg.Define(pg.RoleLifecycle, "provision.slot_of_allocation",
-	`SELECT slot FROM lifecycle.allocation WHERE allocation_id = $1`)
-
-// passAllocation releases the allocation of an earlier epoch. With keep, this epoch gets the same slot of the same
-// machine in the same transaction, so that no other workspace takes the slot that the storage belongs to.
-func (s *Steps) passAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []claims.Claim, keep bool) error {
-	for _, c := range slots {
-		if err := env.ReleaseTx(ctx, tx, c); err != nil {
-			return fmt.Errorf("release slot: %w", err)
-		}
-	}
-	// No provider has anything of an instance that was prepared and never launched.
-	prepared, err := pg.Values[int64](ctx, tx, preparedBefore, env.WorkspaceID, env.Epoch)
-	if err != nil {
-		return fmt.Errorf("look for prepared instances: %w", err)
-	}
-	for _, epoch := range prepared {
-		i, ok, err := allocation.InstanceOf(ctx, tx, env.WorkspaceID, epoch)
-		if err != nil || !ok {
-			return err
-		}
-		if _, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "",
-			"never launched"); err != nil {
-			return err
-		}
-	}
-	a, held, err := allocation.Live(ctx, tx, env.WorkspaceID)
-	if err != nil || !held || a.Epoch >= env.Epoch {
-		return err
-	}
-	var slot *int32
-	if err := pg.QueryRow(ctx, tx, slotOfAllocation, a.ID).Scan(&slot); err != nil {
-		return fmt.Errorf("read slot: %w", err)
-	}
-	if _, err := allocation.Set(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil {
-		return err
-	}
-	if !keep || slot == nil {
-		return nil
-	}
-	return s.allocateAgain(ctx, tx, env, a, *slot)
-}
-
-var holdSlotAgain = pg.Define(pg.RoleLifecycle, "provision.hold_slot_again", `
-		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
-		VALUES ($1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocation.Columns)
-
-// allocateAgain inserts the allocation of this epoch on the slot of an earlier one.
-func (s *Steps) allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation.Allocation,
-	slot int32,
-) error {
-	allocationID := ids.New()
-	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
-		return err
-	}
-	now, err := allocation.One(ctx, tx, holdSlotAgain,
-		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot,
-		was.GPUs)
-	if err != nil {
-		return fmt.Errorf("insert allocation: %w", err)
-	}
-	if _, err := events.Append(ctx, tx, now.Event()); err != nil {
-		return fmt.Errorf("report allocation: %w", err)
 	}
 	return nil
 }

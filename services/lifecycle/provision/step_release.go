@@ -45,50 +45,8 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 				return fmt.Errorf("release slot: %w", err)
 			}
 		}
-		live, ok, err := allocation.Live(ctx, tx, env.WorkspaceID)
-		if err != nil || !ok {
-			return err
-		}
-		left, err := allocation.CountOrphans(ctx, tx, env.WorkspaceID, live.Epoch)
-		if err != nil {
-			return err
-		}
-		if left > 0 {
-			// Resources that could not be cleaned may still use the slot and the devices: those stay allocated, visible and
-			// never placeable, until the resources are reaped.
-			return allocation.FailRelease(ctx, tx, live, fmt.Sprintf("%d resources were given up and are not reaped yet", left))
-		}
-		if live, err = allocation.Set(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED,
-			"none"); err != nil ||
-			live.NodeID == "" {
-			return err
-		}
-		return allocation.UncordonIfClean(ctx, tx, live.NodeID)
+		return allocation.Free(ctx, tx, env.WorkspaceID)
 	}).After(lockNodes(env)), nil
-}
-
-func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation.Allocation) (allocation.Allocation,
-	error,
-) {
-	out := a
-	within := orDefault(s.Deps.ReleaseDeadline, allocation.ReleaseDeadline)
-	if placement.HasOwnInstance(a.Placement) {
-		within = max(within, allocation.InstanceRelease)
-	}
-	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		moved, err := allocation.Move(ctx, tx, a, allocation.Change{
-			State: commonv1.AllocationState_ALLOCATION_STATE_RELEASING, Occupancy: "cleanup", ReleaseWithin: within,
-		})
-		if err == nil {
-			out = moved
-		}
-		return err
-	})
-	if err != nil {
-		return a, fmt.Errorf("begin release: %w", err)
-	}
-	s.Deps.Core().Committed()
-	return out, nil
 }
 
 // releaseStorage has the agent remove the directory. On an instance that is ended afterwards anyway, an agent that
@@ -100,7 +58,7 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 		return false, err
 	}
 	for _, c := range held {
-		if own && (c.NodeID == "" || !s.Reachable(ctx, c.NodeID)) {
+		if own && (c.NodeID == "" || !gate.Reachable(ctx, s.Deps.DB, c.NodeID)) {
 			continue // released with its instance
 		}
 		_, done, err := s.do(ctx, env, taskSpec{
@@ -114,7 +72,7 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 			continue
 		}
 		if !done {
-			if own && (s.overdue(ctx, env) || s.releaseLate(ctx, env)) {
+			if own && (s.overdue(ctx, env) || allocation.Late(ctx, s.Deps.DB, env.WorkspaceID)) {
 				continue
 			}
 			return true, nil
@@ -124,16 +82,6 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 		}
 	}
 	return false, nil
-}
-
-var nodeIsReachable = pg.Define(pg.RoleLifecycle, "provision.node_is_reachable",
-	`SELECT g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
-
-// Reachable reports whether the node has a session at a live replica of nodeapi.
-func (s *Steps) Reachable(ctx context.Context, nodeID string) bool {
-	var ok bool
-	err := pg.QueryRow(ctx, s.Deps.DB, nodeIsReachable, nodeID).Scan(&ok)
-	return err == nil && ok
 }
 
 // releaseGrace is how long an agent gets to clean up before the instance that it runs on is ended without that.

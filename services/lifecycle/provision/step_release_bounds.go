@@ -12,21 +12,10 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
-	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 )
-
-// onStuck makes the allocation of a workspace release_failed if it was being released and its run is stuck: no run goes
-// on with that release.
-func (s *Steps) onStuck(ctx context.Context, tx pgx.Tx, workspaceID string, why *saga.StepError) error {
-	a, ok, err := allocation.Live(ctx, tx, workspaceID)
-	if err != nil || !ok || a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
-		return err
-	}
-	return allocation.FailRelease(ctx, tx, a, why.Public)
-}
 
 // timely makes fn part of the release of the workspace's allocation: the first such step begins the release, no such
 // step outlasts the release's deadline, whatever it hangs on, and a step that has not ended by then ends the run as
@@ -38,21 +27,26 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 			return saga.Outcome{}, err
 		}
 		if held && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
-			if _, err := s.beginRelease(ctx, env, a); err != nil {
-				return saga.Outcome{}, err
+			err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				return allocation.BeginRelease(ctx, tx, a, orDefault(s.Deps.ReleaseDeadline, allocation.ReleaseDeadline))
+			})
+			if err != nil {
+				return saga.Outcome{}, fmt.Errorf("begin release: %w", err)
 			}
+			s.Deps.Core().Committed()
 		}
 		if !held || env.Kind == commonv1.OperationKind_OPERATION_KIND_FORCE_RELEASE { // a forced one has deadlines of its own
 			return fn(ctx, env)
 		}
-		left, err := s.releaseLeft(ctx, env)
+		left, err := allocation.TimeLeft(ctx, s.Deps.DB, env.WorkspaceID)
 		if err != nil {
 			return saga.Outcome{}, err
 		}
 		bounded, cancel := context.WithTimeout(ctx, max(left, lastCheck))
 		defer cancel()
 		out, err := fn(bounded, env)
-		if ctx.Err() != nil || saga.Interrupted(err) || err == nil && !out.Waits() || !s.releaseLate(ctx, env) {
+		if ctx.Err() != nil || saga.Interrupted(err) || err == nil && !out.Waits() ||
+			!allocation.Late(ctx, s.Deps.DB, env.WorkspaceID) {
 			return out, err
 		}
 		layer, why := commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, out.Why()
@@ -86,33 +80,6 @@ func publicOf(err error) string {
 
 // lastCheck is the time that a step gets that begins after the deadline: what it waited for may have come.
 const lastCheck = 2 * time.Second
-
-var releaseTimeLeft = pg.Define(pg.RoleLifecycle, "provision.release_time_left", `
-		SELECT coalesce((SELECT extract(epoch FROM release_deadline_at - mesh.clock()) FROM lifecycle.allocation
-			WHERE workspace_id = $1 AND state = 'releasing'), 3600)::float8`)
-
-// releaseLeft returns how long the release of the workspace's allocation may still take, by the database's clock; below
-// zero once it is late, and an hour if no allocation of the workspace is being released.
-func (s *Steps) releaseLeft(ctx context.Context, env *saga.Env) (time.Duration, error) {
-	var left float64
-	err := pg.QueryRow(ctx, s.Deps.DB, releaseTimeLeft, env.WorkspaceID).Scan(&left)
-	if err != nil {
-		return 0, fmt.Errorf("read deadline of release: %w", err)
-	}
-	return time.Duration(left * float64(time.Second)), nil
-}
-
-var releaseIsLate = pg.Define(pg.RoleLifecycle, "provision.release_is_late", `
-		SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1
-			AND (state = 'release_failed' OR state = 'releasing' AND release_deadline_at <= mesh.clock()))`)
-
-// releaseLate reports whether the release of the workspace's allocation is past its deadline, or the sweep has found it
-// late meanwhile.
-func (s *Steps) releaseLate(ctx context.Context, env *saga.Env) bool {
-	var late bool
-	err := pg.QueryRow(ctx, s.Deps.DB, releaseIsLate, env.WorkspaceID).Scan(&late)
-	return err == nil && late
-}
 
 // forceTries is how often a step of a forced release is begun within its grace.
 const forceTries = 2
@@ -239,40 +206,6 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 		if !last {
 			return allocation.AnnounceOrphans(ctx, tx, env.WorkspaceID, a.Epoch)
 		}
-		return s.freeAllocation(ctx, tx, env, in.Word)
+		return allocation.FreeForced(ctx, tx, env.WorkspaceID, in.Word)
 	}).After(lockNodes(env)), nil
-}
-
-// freeAllocation ends a forced release: the allocation is released, and its machine cordoned for as long as something
-// was left there.
-func (s *Steps) freeAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, w *spec.Attestation) error {
-	a, held, err := allocation.Live(ctx, tx, env.WorkspaceID)
-	if err != nil || !held {
-		return err
-	}
-	i, ok, err := allocation.InstanceOf(ctx, tx, env.WorkspaceID, a.Epoch)
-	if err != nil {
-		return err
-	}
-	if ok && i.State != commonv1.InstanceState_INSTANCE_STATE_ENDED {
-		if _, err := allocation.SetInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "",
-			"force-released: "+w.String()); err != nil {
-			return err
-		}
-	}
-	if _, err := allocation.Set(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil {
-		return err
-	}
-	left, err := allocation.CountOrphans(ctx, tx, env.WorkspaceID, a.Epoch)
-	if err != nil || a.NodeID == "" {
-		return err
-	}
-	if left == 0 {
-		return allocation.UncordonIfClean(ctx, tx, a.NodeID)
-	}
-	reason := fmt.Sprintf("allocation %s was force-released by %s and has left %d orphans here", a.ID, w.String(), left)
-	if _, err := gate.CordonUnlessIs(ctx, tx, a.NodeID, reason, allocation.CordonOwner); err != nil {
-		return fmt.Errorf("cordon node: %w", err)
-	}
-	return nil
 }

@@ -18,7 +18,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/runbook"
 	"github.com/gpuaas/mesh/internal/secretenv"
@@ -101,11 +100,6 @@ func (s *Steps) Stalls(_, step string) time.Duration {
 	}
 }
 
-var moveReleaseDeadlines = pg.Define(pg.RoleLifecycle, "provision.move_release_deadlines", `
-		UPDATE lifecycle.allocation a SET release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
-		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
-		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+allocation.Columns)
-
 // Resumed moves forward the time limits of workspaces whose runs go on after rollback mode: the deadlines of their
 // releases, and the last moments at which their tasks may start.
 func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) error {
@@ -114,11 +108,7 @@ func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) err
 	for _, r := range runs {
 		ids, workspaces, stood = append(ids, r.RunID), append(workspaces, r.WorkspaceID), append(stood, r.Stood.Seconds())
 	}
-	moved, err := allocation.All(ctx, tx, moveReleaseDeadlines, workspaces, stood)
-	if err != nil {
-		return fmt.Errorf("move deadlines of releases: %w", err)
-	}
-	if err := allocation.Announce(ctx, tx, moved); err != nil {
+	if err := allocation.MoveDeadlines(ctx, tx, workspaces, stood); err != nil {
 		return err
 	}
 	return task.Extend(ctx, tx, ids, stood)

@@ -1,4 +1,4 @@
-package operation
+package tenants
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -19,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
 // Quota bounds what a tenant may have at once.
@@ -28,7 +30,7 @@ type Quota struct {
 	StorageBytes int64 `koanf:"storage_bytes"`
 }
 
-type tenant struct {
+type Tenant struct {
 	ID, Name string
 	Quota    Quota
 	Created  *timestamppb.Timestamp
@@ -49,48 +51,59 @@ type storedTenant struct {
 var tenantColumns = pg.Columns[storedTenant]("t")
 
 // oneTenant runs a statement that returns one tenant. Without a row the error is pgx.ErrNoRows.
-func oneTenant(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (tenant, error) {
+func oneTenant(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Tenant, error) {
 	d, err := pg.One[storedTenant](ctx, q, s, args...)
 	if err != nil {
-		return tenant{}, err
+		return Tenant{}, err
 	}
 	return d.tenant(), nil
 }
 
-func (d storedTenant) tenant() tenant {
-	return tenant{
+func (d storedTenant) tenant() Tenant {
+	return Tenant{
 		ID: d.ID, Name: d.Name, Quota: Quota{Workspaces: d.Workspaces, GPUs: d.GPUs, StorageBytes: d.StorageBytes},
 		Created: timestamppb.New(d.CreatedAt),
 		Version: d.Version,
 	}
 }
 
-func (t tenant) event() events.Event {
+func (t Tenant) event() events.Event {
 	return events.Event{
 		Kind: "tenant.changed", AggregateType: "tenant", AggregateID: t.ID, AggregateVersion: t.Version, Payload: t.proto(),
 		Correlation: events.Correlation{TenantID: t.ID},
 	}
 }
 
-func (t tenant) proto() *lifecyclev1.Tenant {
+func (t Tenant) proto() *lifecyclev1.Tenant {
 	return &lifecyclev1.Tenant{
 		TenantId: t.ID, Name: t.Name, CreatedAt: t.Created, Version: t.Version,
 		Quota: &lifecyclev1.Quota{Workspaces: t.Quota.Workspaces, Gpus: t.Quota.GPUs, StorageBytes: t.Quota.StorageBytes},
 	}
 }
 
-var insertTenant = pg.Define(pg.RoleLifecycle, "operation.insert_tenant", `
+var insertTenant = pg.Define(pg.RoleLifecycle, "tenants.insert_tenant", `
 			INSERT INTO lifecycle.tenant AS t (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
 			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns)
 
-var tenantByName = pg.Define(pg.RoleLifecycle, "operation.tenant_by_name",
+var tenantByName = pg.Define(pg.RoleLifecycle, "tenants.tenant_by_name",
 	`SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.name = $1`)
 
-// CreateTenant makes a tenant. A second request with the same name and the same quota returns the tenant that exists.
-func (s *Server) CreateTenant(ctx context.Context,
+// Register makes tenants.
+type Register struct {
+	DB *pgxpool.Pool
+	// Audit records a tenant with its making.
+	Audit *audit.Log
+	// DefaultQuota is the quota of a tenant that is made without one.
+	DefaultQuota Quota
+	// Committed is called after each commit that wrote events.
+	Committed func()
+}
+
+// Create makes a tenant. A second request with the same name and the same quota returns the tenant that exists.
+func (r *Register) Create(ctx context.Context,
 	req *lifecyclev1.CreateTenantRequest,
 ) (*lifecyclev1.CreateTenantResponse, error) {
-	q := s.deps.DefaultQuota
+	q := r.DefaultQuota
 	if req.GetQuota() != nil {
 		q = Quota{
 			Workspaces: req.GetQuota().GetWorkspaces(), GPUs: req.GetQuota().GetGpus(),
@@ -98,7 +111,7 @@ func (s *Server) CreateTenant(ctx context.Context,
 		}
 	}
 	res := &lifecyclev1.CreateTenantResponse{}
-	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+	err := pg.InTx(ctx, r.DB, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err
 		}
@@ -124,7 +137,7 @@ func (s *Server) CreateTenant(ctx context.Context,
 		if err != nil {
 			return fmt.Errorf("report tenant: %w", err)
 		}
-		_, err = s.deps.Audit.Record(ctx, tx, audit.Entry{
+		_, err = r.Audit.Record(ctx, tx, audit.Entry{
 			Action: "tenant.create", SubjectType: "tenant", SubjectID: t.ID, TenantID: t.ID,
 			Details: map[string]any{"name": t.Name, "quota": t.proto().GetQuota()},
 		})
@@ -133,14 +146,14 @@ func (s *Server) CreateTenant(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	s.deps.Core.Committed()
+	r.Committed()
 	return res, nil
 }
 
 // tenantRef selects how a tenant is named, and whether its row is locked.
 type tenantRef struct{ byID, locked bool }
 
-var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "operation.tenant_by", func(ref tenantRef) string {
+var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "tenants.tenant_by", func(ref tenantRef) string {
 	sql := `SELECT ` + tenantColumns + ` FROM lifecycle.tenant t WHERE t.name = $1`
 	if ref.byID {
 		sql = `SELECT ` + tenantColumns + ` FROM lifecycle.tenant t WHERE t.id::text = $1`
@@ -151,15 +164,61 @@ var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "operation.tenant_by", func(re
 	return sql
 }, tenantRef{}, tenantRef{byID: true, locked: true})
 
-// tenantFor reads a tenant by name or id for the caller. A tenant that is not the caller's is not found, like one that
+// For reads a tenant by name or id for the caller. A tenant that is not the caller's is not found, like one that
 // does not exist.
-func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRow bool) (tenant, error) {
+func For(ctx context.Context, q pg.Querier, ref string, lockRow bool) (Tenant, error) {
 	t, err := oneTenant(ctx, q, tenantBy.For(tenantRef{byID: ids.Valid(ref), locked: lockRow}), ref)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return tenant{}, fmt.Errorf("read tenant: %w", err)
+		return Tenant{}, fmt.Errorf("read tenant: %w", err)
 	}
 	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != t.ID) {
-		return tenant{}, fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", ref))
+		return Tenant{}, fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", ref))
 	}
 	return t, nil
+}
+
+var usageWithin = pg.Define(pg.RoleLifecycle, "tenants.usage_within", `
+		SELECT count(*), coalesce(sum((w.spec->>'gpus')::bigint), 0), coalesce(sum((w.spec->>'storage_bytes')::bigint), 0)
+		FROM lifecycle.workspace w WHERE w.id::text <> $2 AND w.id = ANY (ARRAY(
+			SELECT u.id FROM lifecycle.workspace u WHERE u.tenant_id = $1 AND u.standing = 2
+			UNION SELECT a.workspace_id FROM lifecycle.allocation a WHERE a.tenant_id = $1 AND a.state <> 'released'))`)
+
+// Within enforces the quota of a tenant, whose row the caller has locked. What a failed workspace still has allocated
+// counts; the workspace with the id except does not.
+func Within(ctx context.Context, tx pgx.Tx, t Tenant, except string, spec *lifecyclev1.WorkspaceSpec) error {
+	var count int32
+	var gpus, storage int64
+	err := pg.QueryRow(ctx, tx, usageWithin, t.ID, except).Scan(&count, &gpus, &storage)
+	if err != nil {
+		return fmt.Errorf("count what the tenant holds: %w", err)
+	}
+	var unmet []string
+	if count+1 > t.Quota.Workspaces {
+		unmet = append(unmet, fmt.Sprintf("the quota is %d workspaces, and %d exist", t.Quota.Workspaces, count))
+	}
+	if gpus+int64(spec.GetGpus()) > int64(t.Quota.GPUs) {
+		unmet = append(unmet, fmt.Sprintf("the quota is %d GPUs, %d are in use, and %d more are asked for", t.Quota.GPUs,
+			gpus, spec.GetGpus()))
+	}
+	if storage+spec.GetStorageBytes() > t.Quota.StorageBytes {
+		unmet = append(unmet, fmt.Sprintf("the quota is %d bytes of storage, %d are in use, and %d more are asked for",
+			t.Quota.StorageBytes, storage, spec.GetStorageBytes()))
+	}
+	if len(unmet) > 0 {
+		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "tenant "+t.Name+" has no room for this workspace",
+			fault.Unmet(unmet...))
+	}
+	return nil
+}
+
+// Workspace reads a workspace for the caller. A workspace of another tenant is not found.
+func Workspace(ctx context.Context, q pg.Querier, id string) (saga.Workspace, error) {
+	w, err := saga.GetWorkspace(ctx, q, id)
+	if err != nil && !pg.IsNoRows(err) {
+		return saga.Workspace{}, err
+	}
+	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != w.TenantID) {
+		return saga.Workspace{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such workspace")
+	}
+	return w, nil
 }

@@ -1,4 +1,4 @@
-package provision
+package readiness
 
 import (
 	"strings"
@@ -43,12 +43,12 @@ func TestReadiness(t *testing.T) {
 		"never started by its agent":          {phase: exited, code: 127, detail: "prepare start: no room", layer: mesh, text: "ended before it was ready: prepare start: no room"},
 		"ended with a status of its own 127":  {phase: exited, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with status 127"},
 	} {
-		got := readinessOf(spec, &nodev1.WorkloadStatusOutput{Workloads: []*nodev1.WorkloadStatus{
+		got := Of(spec, &nodev1.WorkloadStatusOutput{Workloads: []*nodev1.WorkloadStatus{
 			{Name: "main", Phase: tc.phase, Restarts: tc.restarts, ExitCode: tc.code, Detail: tc.detail},
 		}}, map[string]int32{"main": tc.before}, 3)
-		text, layer, retryable := got.why, commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED, false
-		if got.ended != nil {
-			text, layer, retryable = got.ended.Public, got.ended.Layer, got.ended.Retryable
+		text, layer, retryable := got.Why, commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED, false
+		if got.Ended != nil {
+			text, layer, retryable = got.Ended.Public, got.Ended.Layer, got.Ended.Retryable
 		}
 		if layer != tc.layer || retryable != (tc.layer == mesh) || !strings.Contains(text, tc.text) {
 			t.Errorf("%s: %v, retryable %v: %s", name, layer, retryable, text)

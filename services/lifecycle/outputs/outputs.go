@@ -1,4 +1,4 @@
-package operation
+package outputs
 
 import (
 	"context"
@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
 // relayWithin bounds a read through nodeapi, which waits a little shorter for the agent.
@@ -31,27 +32,27 @@ type Relay interface {
 	ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequest) (*nodev1.ReadOutputResponse, error)
 }
 
-// OutputsDeps are what an Outputs needs.
-type OutputsDeps struct {
+// Deps are the dependencies of a Server.
+type Deps struct {
 	DB *pgxpool.Pool
 	// Dial returns the client of a replica of nodeapi at an address.
 	Dial func(address string) Relay
 }
 
-// Outputs serves OutputService: it decides who may read a workload's output, and finds the replica that can read it. It
+// Server serves OutputService: it decides who may read a workload's output, and finds the replica that can read it. It
 // stores no output.
-type Outputs struct {
-	deps OutputsDeps
+type Server struct {
+	deps Deps
 
 	mu     sync.Mutex
 	relays map[string]Relay // by address
 }
 
-// NewOutputs returns a server with the given dependencies.
-func NewOutputs(deps OutputsDeps) *Outputs { return &Outputs{deps: deps, relays: map[string]Relay{}} }
+// NewServer returns a server with the given dependencies.
+func NewServer(deps Deps) *Server { return &Server{deps: deps, relays: map[string]Relay{}} }
 
 // ReadOutput returns a piece of a workload's output. A workspace of another tenant is not found.
-func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputRequest) (*lifecyclev1.ReadOutputResponse,
+func (o *Server) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputRequest) (*lifecyclev1.ReadOutputResponse,
 	error,
 ) {
 	person, ok := rpc.PersonFrom(ctx)
@@ -59,7 +60,7 @@ func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputReq
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED,
 			"the output of workloads is for people of their tenant and for operators")
 	}
-	w, err := (&Server{deps: Deps{DB: o.deps.DB}}).workspaceFor(ctx, o.deps.DB, req.GetWorkspaceId())
+	w, err := tenants.Workspace(ctx, o.deps.DB, req.GetWorkspaceId())
 	if err != nil {
 		return nil, err
 	}
@@ -125,12 +126,12 @@ func chosenWorkload(w saga.Workspace, name string) (string, error) {
 		fault.Remedy("name one of them with --workload"))
 }
 
-var routeOfNode = pg.Define(pg.RoleLifecycle, "operation.route_of_node",
+var routeOfNode = pg.Define(pg.RoleLifecycle, "outputs.route_of_node",
 	`SELECT `+gate.ConnectedSQL+`, coalesce((SELECT r.address FROM mesh.replica r WHERE r.replica_id = g.replica_id), '')
 		FROM lifecycle.node_gate g WHERE g.node_id = $1`)
 
 // relayOf returns the replica of nodeapi that has the node's session.
-func (o *Outputs) relayOf(ctx context.Context, nodeID string) (Relay, error) {
+func (o *Server) relayOf(ctx context.Context, nodeID string) (Relay, error) {
 	var connected bool
 	var address string
 	err := pg.QueryRow(ctx, o.deps.DB, routeOfNode, nodeID).Scan(&connected, &address)

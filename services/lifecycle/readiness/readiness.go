@@ -1,4 +1,4 @@
-package provision
+package readiness
 
 import (
 	"fmt"
@@ -7,39 +7,29 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
-	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/showable"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// crashLoop returns how many restarts count as a crash loop by the policy in force.
-func (s *Steps) crashLoop() int32 {
-	set := policy.Defaults()
-	if s.Deps.Policy != nil {
-		set = s.Deps.Policy.Current()
-	}
-	return int32(set.WorkloadCrashLoopRestarts()) //nolint:gosec // at most 100
+// State is the result of judging the state of the workloads, for the wait until they are ready.
+type State struct {
+	Ready  int
+	Why    string          // what is waited for
+	Absent error           // a workload is not on its node
+	Ended  *saga.StepError // a workload has ended for good, or is in a crash loop
 }
 
-// readiness is the result of judging the state of the workloads, for the wait until they are ready.
-type readiness struct {
-	ready  int
-	why    string          // what is waited for
-	absent error           // a workload is not on its node
-	ended  *saga.StepError // a workload has ended for good, or is in a crash loop
-}
-
-// readinessOf counts the ready workloads and finds what has ended. before has the number of restarts of each workload
+// Of counts the ready workloads and finds what has ended. before has the number of restarts of each workload
 // at its deploy. A workload that has been restarted limit times since, and has ended once more without having been
 // ready, is in a crash loop.
-func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32,
+func Of(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32,
 	limit int32,
-) readiness {
+) State {
 	byName := map[string]*nodev1.WorkloadStatus{}
 	for _, w := range status.GetWorkloads() {
 		byName[w.GetName()] = w
 	}
-	var out readiness
+	var out State
 	for _, w := range spec.GetWorkloads() {
 		got := byName[w.GetName()]
 		restarts := got.GetRestarts() - before[w.GetName()]
@@ -48,28 +38,28 @@ func readinessOf(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusO
 		}
 		switch {
 		case got.GetReady():
-			out.ready++
+			out.Ready++
 		case got == nil || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
-			out.absent = saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_WORKLOAD_FAILED,
+			out.Absent = saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_WORKLOAD_FAILED,
 				fmt.Sprintf("workload %s is not on its node", w.GetName()), nil)
-		case out.ended != nil: // the first one is reported
+		case out.Ended != nil: // the first one is reported
 		case got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
-			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_FAILED,
+			out.Ended = ended(commonv1.Reason_REASON_WORKLOAD_FAILED,
 				fmt.Sprintf("workload %s ended before it was ready: %s", w.GetName(), endText(got)), got)
 		case exitedItself(got) && (restarts > limit || restarts == limit && down(got)):
-			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP,
+			out.Ended = ended(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP,
 				fmt.Sprintf("workload %s was restarted %s before it was ready: %s", w.GetName(), times(restarts), endText(got)),
 				got)
 		default:
-			out.why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(),
+			out.Why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(),
 				strings.TrimPrefix(got.GetDetail(), "not ready: "))
 			if restarts > 0 {
-				out.why += fmt.Sprintf(" (restarted %s; an exit after restart %d is a crash loop)", times(restarts), limit)
+				out.Why += fmt.Sprintf(" (restarted %s; an exit after restart %d is a crash loop)", times(restarts), limit)
 			}
 		}
 	}
-	if out.why == "" {
-		out.why = "waiting for the workloads to be ready"
+	if out.Why == "" {
+		out.Why = "waiting for the workloads to be ready"
 	}
 	return out
 }
@@ -103,17 +93,6 @@ func ended(reason commonv1.Reason, text string, got *nodev1.WorkloadStatus) *sag
 		out.Layer, out.Retryable = commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, true
 	}
 	return out
-}
-
-// meanwhile returns the wait of a recreation for a workload that has ended. The end is not final in a recreation: the
-// undo would remove what the workspace keeps, and after a loss of machines the services that the workload depends on
-// may still be starting.
-func meanwhile(was *saga.StepError) saga.WaitFor {
-	shown := *was
-	if was.Reason == commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP {
-		shown.Public = strings.Replace(was.Public, "was restarted", "exits again and again: restarted", 1)
-	}
-	return saga.WaitFor{For: probeEvery, Why: shown.Public, WakeOnSignal: true, Meanwhile: &shown}
 }
 
 func times(n int32) string {
