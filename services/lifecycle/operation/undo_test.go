@@ -5,17 +5,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
-	"github.com/gpuaas/mesh/services/lifecycle/schema"
 )
 
 // failing is one way in which a recreate fails for good at a step.
@@ -185,66 +182,5 @@ func (p *cluster) hasItsRows(id string) {
 	var rows int
 	if err := conn.QueryRow(p.t.Context(), `SELECT count(*) FROM mine`).Scan(&rows); err != nil || rows != 3 {
 		p.t.Errorf("the tenant has %d of 3 rows: %v", rows, err)
-	}
-}
-
-// TestASchemaKnowsWhichRunMadeIt: a driver that dies after it has made a schema, and before that is recorded, leaves
-// the note of its run on the schema, in the transaction that made it. Another run's undo finds that note and drops
-// nothing.
-func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
-	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
-	id, first, second := ids.New(), ids.New(), ids.New()
-	name := schema.Name(p.tenant(), "demo", id) // roles belong to the whole server
-	ran := func(run string, epoch, op int64) *saga.Env {
-		return &saga.Env{RunID: run, WorkspaceID: id, Epoch: epoch, OpSeq: op}
-	}
-	if _, err := p.seats[0].steps.MigrateTenant(t.Context(), ran(first, 1, 1), name); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.seats[0].steps.MigrateTenant(t.Context(), ran(second, 2, 2), name); err != nil {
-		t.Fatal(err)
-	}
-	undo := func(run string, epoch, op int64) (bool, error) {
-		w := schema.WriterOf(ran(run, epoch, op))
-		return schema.DropOwn(t.Context(), p.workloads(), name, w, func(note string) bool { return note == w.Note() })
-	}
-	kept, err := undo(second, 2, 3)
-	if err != nil || !kept {
-		t.Fatalf("a schema of another run was kept: %v, %v", kept, err)
-	}
-	if role, login, schema := hasRole(t, p.admin(), name); !role || login || !schema {
-		t.Fatalf("the role stands: %v and may log in: %v, the schema: %v", role, login, schema)
-	}
-	// The schema's name is taken for as long as the schema exists.
-	if holder, err := schema.HolderOf(t.Context(), p.workloads(), name); err != nil || holder != id {
-		t.Fatalf("%q has the name: %v", holder, err)
-	}
-	var dropped bool
-	err = p.admin().QueryRow(t.Context(), `SELECT dropped FROM gpuaas_fence.schema WHERE name = $1`, name).Scan(&dropped)
-	if err != nil || dropped {
-		t.Errorf("its fence counts it as dropped: %v, %v", dropped, err)
-	}
-	if err := schema.DropFenced(t.Context(), p.workloads(), name, schema.WriterOf(ran(second, 2, 4))); err != nil {
-		t.Fatal(err)
-	}
-	if role, _, schema := hasRole(t, p.admin(), name); role || schema {
-		t.Fatalf("the role stands: %v, the schema: %v", role, schema)
-	}
-	// A run drops the schema that it made. Where only the role existed before, the role loses its login and is kept.
-	quoted := pgx.Identifier{name}.Sanitize()
-	p.schemas(`CREATE ROLE ` + quoted + ` LOGIN`)
-	if _, err := p.seats[0].steps.MigrateTenant(t.Context(), ran(second, 2, 5), name); err != nil {
-		t.Fatal(err)
-	}
-	kept, err = undo(second, 2, 6)
-	if role, login, schema := hasRole(t, p.admin(), name); err != nil || kept || !role || login || schema {
-		t.Fatalf("kept: %v, %v; the role stands: %v and may log in: %v, the schema: %v", kept, err, role, login, schema)
-	}
-	// An earlier build left no note: a schema that it made in a later epoch than the first counts as made before the run.
-	if _, err := p.seats[0].steps.MigrateTenant(t.Context(), ran("", 2, 7), name); err != nil {
-		t.Fatal(err)
-	}
-	if kept, err = undo(second, 2, 8); err != nil || !kept {
-		t.Fatalf("a schema with no note was kept: %v, %v", kept, err)
 	}
 }

@@ -36,16 +36,16 @@ func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error)
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INVALID_ARGUMENT,
 			"the request cannot be read", err)
 	}
-	if err := s.Deps.Catalogue.Check(spec); err != nil {
+	if err := s.deps.Catalogue.Check(spec); err != nil {
 		f := fault.From(err)
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, f.Reason, f.Public, err)
 	}
-	if _, ok := s.Deps.Drivers[spec.GetPlacement()]; !ok {
+	if _, ok := s.deps.Drivers[spec.GetPlacement()]; !ok {
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 			"this placement is not available here", nil)
 	}
 	// Its values are opened again when each task is signed. Here nothing is made yet.
-	err = s.Deps.Secrets.Opens(spec, secretenv.Owner{TenantID: env.TenantID, WorkspaceID: env.WorkspaceID})
+	err = s.deps.Secrets.Opens(spec, secretenv.Owner{TenantID: env.TenantID, WorkspaceID: env.WorkspaceID})
 	return saga.Done(nil), err
 }
 

@@ -13,31 +13,31 @@ import (
 
 // The places at which a number that is too low is refused, as the metric labels them.
 const (
-	AtLaunch = "launch"
-	AtTask   = "task"
+	atLaunch = "launch"
+	atTask   = "task"
 	atSchema = "schema"
 )
 
 // EpochRefusals counts requests that came with an epoch or an operation sequence that has been passed, by the place at
 // which they were refused. A run with such a number fails with the same reason, and its timeline shows it. Recovery
 // counts refused mints.
-type EpochRefusals struct{ Refused *prometheus.CounterVec }
+type EpochRefusals struct{ refused *prometheus.CounterVec }
 
 // NewEpochRefusals registers the counters; the number of writes that a run's fence refused is read from the core.
 func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*EpochRefusals, error) {
-	s := &EpochRefusals{Refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+	s := &EpochRefusals{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stale_epochs_refused_total",
 		Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at a task " +
 			"by its agent, or at a schema by its database, by the reason of the refusal.",
 	}, []string{"at", "reason"})}
-	for _, at := range []string{AtLaunch, AtTask, atSchema} {
+	for _, at := range []string{atLaunch, atTask, atSchema} {
 		for _, reason := range []commonv1.Reason{
 			commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED,
 			commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
 			commonv1.Reason_REASON_TASK_SUPERSEDED,
 		} {
-			if (at == AtLaunch) != (reason == commonv1.Reason_REASON_TASK_SUPERSEDED) {
-				s.Refused.WithLabelValues(at, obs.ReasonLabel(reason))
+			if (at == atLaunch) != (reason == commonv1.Reason_REASON_TASK_SUPERSEDED) {
+				s.refused.WithLabelValues(at, obs.ReasonLabel(reason))
 			}
 		}
 	}
@@ -50,7 +50,7 @@ func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*E
 		}
 		return 0
 	})
-	if err := errors.Join(metrics.Register(s.Refused), metrics.Register(fenced)); err != nil {
+	if err := errors.Join(metrics.Register(s.refused), metrics.Register(fenced)); err != nil {
 		return nil, fmt.Errorf("register metrics of stale epochs: %w", err)
 	}
 	return s, nil
@@ -58,7 +58,7 @@ func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*E
 
 // Tasks counts tasks whose agent refused them because it has seen a later operation of their workspace.
 func (s *EpochRefusals) Tasks(n int) {
-	s.Refused.WithLabelValues(AtTask, obs.ReasonLabel(commonv1.Reason_REASON_TASK_SUPERSEDED)).Add(float64(n))
+	s.refused.WithLabelValues(atTask, obs.ReasonLabel(commonv1.Reason_REASON_TASK_SUPERSEDED)).Add(float64(n))
 }
 
 // Note counts err if it is the refusal of a number that has been passed, and returns err. A nil EpochRefusals counts
@@ -72,7 +72,7 @@ func (s *EpochRefusals) Note(at string, err error) error {
 	case commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED,
 		commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
 		commonv1.Reason_REASON_TASK_SUPERSEDED:
-		s.Refused.WithLabelValues(at, obs.ReasonLabel(e.Reason)).Inc()
+		s.refused.WithLabelValues(at, obs.ReasonLabel(e.Reason)).Inc()
 	default:
 	}
 	return err

@@ -61,7 +61,7 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		return saga.Outcome{}, err
 	}
 	owner := secretenv.Owner{TenantID: env.TenantID, WorkspaceID: env.WorkspaceID}
-	if err := s.Deps.Secrets.Opens(spec, owner); err != nil {
+	if err := s.deps.Secrets.Opens(spec, owner); err != nil {
 		return saga.Outcome{}, err
 	}
 	secrets := s.DatabaseEnv(schema, env.Epoch)
@@ -82,7 +82,7 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 			Workload: w, GpuDeviceIds: where.Devices, StorageName: StorageName,
 			SecretEnv: secrets,
 		}
-		if err := s.Deps.Secrets.SealDeploy(deploy, owner); err != nil {
+		if err := s.deps.Secrets.SealDeploy(deploy, owner); err != nil {
 			return saga.Outcome{}, err
 		}
 		out, done, err := s.do(ctx, env, taskSpec{
@@ -127,14 +127,14 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	a, allocated, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, allocated, err := allocation.Live(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
 	own := allocated && placement.HasOwnInstance(a.Placement)
 	waiting := 0
 	for _, c := range held {
-		if own && (c.NodeID == "" || !gate.Reachable(ctx, s.Deps.DB, c.NodeID)) {
+		if own && (c.NodeID == "" || !gate.Reachable(ctx, s.deps.DB, c.NodeID)) {
 			continue
 		}
 		_, done, err := s.do(ctx, env, taskSpec{
@@ -146,7 +146,7 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 			return saga.Outcome{}, err
 		case err != nil:
 			continue
-		case !done && own && (s.overdue(ctx, env) || allocation.Late(ctx, s.Deps.DB, env.WorkspaceID)):
+		case !done && own && (s.overdue(ctx, env) || allocation.Late(ctx, s.deps.DB, env.WorkspaceID)):
 			continue
 		case !done:
 			waiting++
@@ -223,7 +223,7 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 		return saga.Wait(saga.WaitFor{For: probeEvery, Why: found.Why, WakeOnSignal: true}), nil
 	}
 	host := "127.0.0.1"
-	if g, ok, err := gate.Get(ctx, s.Deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 &&
+	if g, ok, err := gate.Get(ctx, s.deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 &&
 		!placement.HasOwnInstance(spec.GetPlacement()) {
 		host = g.Host.GetAddresses()[0]
 	}
@@ -264,7 +264,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 				return fmt.Errorf("read number of probe: %w", err)
 			}
 		}
-		next, err := s.Deps.Tasks.Enqueue(ctx, tx, task.Spec{
+		next, err := s.deps.Tasks.Enqueue(ctx, tx, task.Spec{
 			Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS, NodeID: nodeID, WorkspaceID: env.WorkspaceID,
 			TenantID: env.TenantID, RunID: env.RunID, Epoch: env.Epoch, OpSeq: env.OpSeq,
 			IdempotencyKey: prefix + strconv.Itoa(n+1), Payload: &nodev1.WorkloadRef{Name: "*", LastOutput: true},
@@ -280,7 +280,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 		return task.Row{}, false, fmt.Errorf("probe workloads: %w", err)
 	}
 	if queued {
-		s.Deps.Core().Committed()
+		s.deps.Core().Committed()
 	}
 	return out, fresh, nil
 }
@@ -305,8 +305,8 @@ func endpoints(host string, status *nodev1.WorkloadStatusOutput) []endpoint {
 // crashLoop returns how many restarts count as a crash loop by the policy in force.
 func (s *Steps) crashLoop() int32 {
 	set := policy.Defaults()
-	if s.Deps.Policy != nil {
-		set = s.Deps.Policy.Current()
+	if s.deps.Policy != nil {
+		set = s.deps.Policy.Current()
 	}
 	return int32(set.WorkloadCrashLoopRestarts()) //nolint:gosec // at most 100
 }

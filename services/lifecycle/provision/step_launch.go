@@ -82,7 +82,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		return i, fmt.Errorf("mark live: %w", err)
 	}
 	i = live
-	s.Deps.Core().Committed()
+	s.deps.Core().Committed()
 	if err := env.Progress(ctx, "launched "+launched.ProviderID); err != nil {
 		return i, fmt.Errorf("report progress: %w", err)
 	}
@@ -100,7 +100,7 @@ func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i allocation
 		return "", fmt.Errorf("claim identity: %w", err)
 	}
 	sum := sha256.Sum256([]byte(theInstance.LaunchSecret))
-	prepared, err := s.Deps.Identities.PrepareInstance(ctx, &recoveryv1.PrepareInstanceRequest{
+	prepared, err := s.deps.Identities.PrepareInstance(ctx, &recoveryv1.PrepareInstanceRequest{
 		WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:],
 		NodeName: theInstance.NodeName,
 	})
@@ -132,8 +132,8 @@ func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim claims.Cla
 	case commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY:
 		// The refusal is evidence, and is reported to recovery first. If recovery sets rollback mode, the run stops here,
 		// with no claim given up.
-		if s.Deps.LaunchLog != nil {
-			if err := s.Deps.LaunchLog.Check(ctx); err != nil {
+		if s.deps.LaunchLog != nil {
+			if err := s.deps.LaunchLog.Check(ctx); err != nil {
 				return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), public, err)
 			}
 		}
@@ -150,7 +150,7 @@ func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim claims.Cla
 		if err != nil {
 			return fmt.Errorf("give up launch: %w", err)
 		}
-		s.Deps.Core().Committed()
+		s.deps.Core().Committed()
 		return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, public, refusal)
 	default:
 		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, public, refusal)

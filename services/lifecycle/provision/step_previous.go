@@ -33,7 +33,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	driver, ok := s.Deps.Drivers[spec.GetPlacement()]
+	driver, ok := s.deps.Drivers[spec.GetPlacement()]
 	if !ok {
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
@@ -108,22 +108,22 @@ func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (
 	}
 	for _, c := range f.held {
 		if _, seen := f.away[c.NodeID]; c.NodeID != "" && !seen {
-			f.away[c.NodeID] = !gate.Reachable(ctx, s.Deps.DB, c.NodeID)
+			f.away[c.NodeID] = !gate.Reachable(ctx, s.deps.DB, c.NodeID)
 		}
 		if f.away[c.NodeID] && proven {
 			f.lost[c.Epoch] = true
 		}
 	}
-	a, held, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, held, err := allocation.Live(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil {
 		return f, err
 	}
 	if !held || a.Epoch >= env.Epoch || f.lost[a.Epoch] || proven && a.NodeID != "" &&
-		!gate.Reachable(ctx, s.Deps.DB, a.NodeID) {
+		!gate.Reachable(ctx, s.deps.DB, a.NodeID) {
 		return f, nil
 	}
 	// An earlier attempt may have given up the claims on the machine: then there is nothing to keep.
-	left, err := allocation.CountOrphans(ctx, s.Deps.DB, env.WorkspaceID, a.Epoch)
+	left, err := allocation.CountOrphans(ctx, s.deps.DB, env.WorkspaceID, a.Epoch)
 	if err == nil && left == 0 {
 		f.kept = a.NodeID
 	}
@@ -141,7 +141,7 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 				(f.own || c.NodeID == f.kept) {
 				continue
 			}
-			if f.own && !gate.Reachable(ctx, s.Deps.DB, c.NodeID) || f.away[c.NodeID] {
+			if f.own && !gate.Reachable(ctx, s.deps.DB, c.NodeID) || f.away[c.NodeID] {
 				continue // it ends with its instance, or is counted in away below
 			}
 			spec := taskSpec{
@@ -262,7 +262,7 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 	if err != nil {
 		return fmt.Errorf("fence former epoch: %w", err)
 	}
-	s.Deps.Core().Committed()
+	s.deps.Core().Committed()
 	return nil
 }
 
@@ -277,7 +277,7 @@ func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 		if err := env.Proceed(ctx); err != nil {
 			return err
 		}
-		_, err := s.Deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
+		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch,
 			Reason: fmt.Sprintf("epoch %d takes its place", env.Epoch),
 		})
@@ -299,7 +299,7 @@ func (s *Steps) observePrevious(ctx context.Context, env *saga.Env) (saga.Observ
 	if err != nil {
 		return saga.Observation{}, err
 	}
-	a, held, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, held, err := allocation.Live(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil {
 		return saga.Observation{}, err
 	}

@@ -25,7 +25,7 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 	if err := s.withdraw(ctx, env); err != nil {
 		return saga.Outcome{}, err
 	}
-	a, held, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, held, err := allocation.Live(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
@@ -58,7 +58,7 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 		return false, err
 	}
 	for _, c := range held {
-		if own && (c.NodeID == "" || !gate.Reachable(ctx, s.Deps.DB, c.NodeID)) {
+		if own && (c.NodeID == "" || !gate.Reachable(ctx, s.deps.DB, c.NodeID)) {
 			continue // released with its instance
 		}
 		_, done, err := s.do(ctx, env, taskSpec{
@@ -72,7 +72,7 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 			continue
 		}
 		if !done {
-			if own && (s.overdue(ctx, env) || allocation.Late(ctx, s.Deps.DB, env.WorkspaceID)) {
+			if own && (s.overdue(ctx, env) || allocation.Late(ctx, s.deps.DB, env.WorkspaceID)) {
 				continue
 			}
 			return true, nil
@@ -94,7 +94,7 @@ var undoIsOverdue = pg.Define(pg.RoleLifecycle, "provision.undo_is_overdue", `
 // overdue reports whether this undo has waited for an agent for longer than the grace.
 func (s *Steps) overdue(ctx context.Context, env *saga.Env) bool {
 	var late bool
-	err := pg.QueryRow(ctx, s.Deps.DB, undoIsOverdue, env.RunID, env.IdempotencyKey).Scan(&late)
+	err := pg.QueryRow(ctx, s.deps.DB, undoIsOverdue, env.RunID, env.IdempotencyKey).Scan(&late)
 	return err == nil && late
 }
 
@@ -117,7 +117,7 @@ func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
 		if err := env.Proceed(ctx); err != nil {
 			return err
 		}
-		_, err := s.Deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
+		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: "its instance has ended",
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
@@ -140,12 +140,12 @@ func (s *Steps) endInstances(ctx context.Context, env *saga.Env) error {
 }
 
 func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c claims.Claim) error {
-	i, ok, err := allocation.InstanceOf(ctx, s.Deps.DB, env.WorkspaceID, c.Epoch)
+	i, ok, err := allocation.InstanceOf(ctx, s.deps.DB, env.WorkspaceID, c.Epoch)
 	if err != nil {
 		return err
 	}
 	if ok {
-		driver, have := s.Deps.Drivers[i.Placement]
+		driver, have := s.deps.Drivers[i.Placement]
 		if !have {
 			return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 				"the placement that launched the instance is not configured", nil)
@@ -201,7 +201,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c claims.Claim) 
 	if err != nil {
 		return fmt.Errorf("mark ended: %w", err)
 	}
-	s.Deps.Core().Committed()
+	s.deps.Core().Committed()
 	return nil
 }
 

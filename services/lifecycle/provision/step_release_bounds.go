@@ -22,23 +22,23 @@ import (
 // stuck, which makes the allocation release_failed.
 func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 	return func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-		a, held, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+		a, held, err := allocation.Live(ctx, s.deps.DB, env.WorkspaceID)
 		if err != nil {
 			return saga.Outcome{}, err
 		}
 		if held && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
 			err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-				return allocation.BeginRelease(ctx, tx, a, orDefault(s.Deps.ReleaseDeadline, allocation.ReleaseDeadline))
+				return allocation.BeginRelease(ctx, tx, a, orDefault(s.deps.ReleaseDeadline, allocation.ReleaseDeadline))
 			})
 			if err != nil {
 				return saga.Outcome{}, fmt.Errorf("begin release: %w", err)
 			}
-			s.Deps.Core().Committed()
+			s.deps.Core().Committed()
 		}
 		if !held || env.Kind == commonv1.OperationKind_OPERATION_KIND_FORCE_RELEASE { // a forced one has deadlines of its own
 			return fn(ctx, env)
 		}
-		left, err := allocation.TimeLeft(ctx, s.Deps.DB, env.WorkspaceID)
+		left, err := allocation.TimeLeft(ctx, s.deps.DB, env.WorkspaceID)
 		if err != nil {
 			return saga.Outcome{}, err
 		}
@@ -46,7 +46,7 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 		defer cancel()
 		out, err := fn(bounded, env)
 		if ctx.Err() != nil || saga.Interrupted(err) || err == nil && !out.Waits() ||
-			!allocation.Late(ctx, s.Deps.DB, env.WorkspaceID) {
+			!allocation.Late(ctx, s.deps.DB, env.WorkspaceID) {
 			return out, err
 		}
 		layer, why := commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, out.Why()
@@ -91,7 +91,7 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 		if env.Kind != commonv1.OperationKind_OPERATION_KIND_FORCE_RELEASE {
 			return do(ctx, env)
 		}
-		grace := orDefault(s.Deps.ForceGrace, allocation.ForceGrace)
+		grace := orDefault(s.deps.ForceGrace, allocation.ForceGrace)
 		age, err := s.stepAge(ctx, env)
 		if err != nil {
 			return saga.Outcome{}, err
@@ -130,7 +130,7 @@ var ageOfStep = pg.Define(pg.RoleLifecycle, "provision.age_of_step", `
 // stepAge returns how long ago the run came to its present step.
 func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, error) {
 	var age float64
-	err := pg.QueryRow(ctx, s.Deps.DB, ageOfStep, env.RunID, env.Step).Scan(&age)
+	err := pg.QueryRow(ctx, s.deps.DB, ageOfStep, env.RunID, env.Step).Scan(&age)
 	if err != nil {
 		return 0, fmt.Errorf("read age of step: %w", err)
 	}
@@ -143,11 +143,11 @@ func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, erro
 func (s *Steps) freeWithOrphans(ctx context.Context, env *saga.Env, cleaned saga.Outcome, kinds []string) (saga.Outcome,
 	error,
 ) {
-	a, held, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, held, err := allocation.Live(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil || !held {
 		return cleaned, err
 	}
-	left, err := allocation.CountOrphans(ctx, s.Deps.DB, env.WorkspaceID, a.Epoch)
+	left, err := allocation.CountOrphans(ctx, s.deps.DB, env.WorkspaceID, a.Epoch)
 	if err != nil || left == 0 {
 		return cleaned, err
 	}
@@ -172,7 +172,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	a, allocated, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, allocated, err := allocation.Live(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
@@ -180,7 +180,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 		if err := env.Proceed(ctx); err != nil {
 			return saga.Outcome{}, err
 		}
-		if driver, ok := s.Deps.Drivers[a.Placement]; ok {
+		if driver, ok := s.deps.Drivers[a.Placement]; ok {
 			if err := driver.Fence(ctx, env.WorkspaceID, a.Epoch, in.Word.String()); err != nil {
 				return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err),
 					"the placement did not write the fenced proof down", err)

@@ -93,7 +93,7 @@ var handleOfWorkspace = pg.Define(pg.RoleLifecycle, "provision.handle_of_workspa
 func (s *Steps) observeHandle(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	var out handleOutput
 	var epoch int64
-	err := pg.QueryRow(ctx, s.Deps.DB, handleOfWorkspace, env.WorkspaceID).
+	err := pg.QueryRow(ctx, s.deps.DB, handleOfWorkspace, env.WorkspaceID).
 		Scan(&out.Handle, &out.SignalAddress, &out.Reserved, &epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return saga.Observation{Presence: saga.Absent}, nil
@@ -119,7 +119,7 @@ func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	if err != nil {
 		return saga.Outcome{}, fmt.Errorf("claim schema: %w", err)
 	}
-	version, err := s.MigrateTenant(ctx, env, name)
+	version, err := s.migrateTenant(ctx, env, name)
 	if err != nil {
 		return saga.Outcome{}, schemaFailed("the workspace's schema was not applied", err)
 	}
@@ -137,11 +137,11 @@ func schemaFailed(public string, err error) error {
 	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, public, err)
 }
 
-// MigrateTenant makes the schema and its role, or brings them up to date, and returns the version that they have.
-func (s *Steps) MigrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
+// migrateTenant makes the schema and its role, or brings them up to date, and returns the version that they have.
+func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
 	version := 0
-	err := pg.InTx(ctx, s.Deps.Workloads, func(ctx context.Context, tx pgx.Tx) error {
-		if err := s.Deps.EpochRefusals.Note(atSchema,
+	err := pg.InTx(ctx, s.deps.Workloads, func(ctx context.Context, tx pgx.Tx) error {
+		if err := s.deps.EpochRefusals.Note(atSchema,
 			schema.PassFence(ctx, tx, name, schema.WriterOf(env), false)); err != nil {
 			return err
 		}
@@ -190,8 +190,8 @@ func (s *Steps) dropOwnSchema(ctx context.Context, env *saga.Env, own func(note 
 		if err := env.Proceed(ctx); err != nil {
 			return saga.Outcome{}, err
 		}
-		kept[i], err = schema.DropOwn(ctx, s.Deps.Workloads, c.Name, schema.WriterOf(env), own)
-		if err = s.Deps.EpochRefusals.Note(atSchema, err); err != nil {
+		kept[i], err = schema.DropOwn(ctx, s.deps.Workloads, c.Name, schema.WriterOf(env), own)
+		if err = s.deps.EpochRefusals.Note(atSchema, err); err != nil {
 			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped",
 				fmt.Errorf("drop schema %s: %w", c.Name, err))
 		}
@@ -236,8 +236,8 @@ func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) erro
 	if err := env.Proceed(ctx); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
 	}
-	if err := s.Deps.EpochRefusals.Note(atSchema,
-		schema.DropFenced(ctx, s.Deps.Workloads, name, schema.WriterOf(env))); err != nil {
+	if err := s.deps.EpochRefusals.Note(atSchema,
+		schema.DropFenced(ctx, s.deps.Workloads, name, schema.WriterOf(env))); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
 	}
 	return nil
@@ -253,7 +253,7 @@ func (s *Steps) observeSchema(ctx context.Context, env *saga.Env) (saga.Observat
 	}
 	name := schema.Name(in.Tenant, in.Workspace, env.WorkspaceID)
 	var there bool
-	err = pg.QueryRow(ctx, s.Deps.Workloads, schemaStands, name).Scan(&there)
+	err = pg.QueryRow(ctx, s.deps.Workloads, schemaStands, name).Scan(&there)
 	if err != nil {
 		return saga.Observation{}, fmt.Errorf("look for schema: %w", err)
 	}
@@ -266,7 +266,7 @@ func (s *Steps) observeSchema(ctx context.Context, env *saga.Env) (saga.Observat
 
 // DatabaseEnv returns the environment variables by which workloads find their own schema.
 func (s *Steps) DatabaseEnv(out SchemaOutput, epoch int64) map[string]string {
-	cfg := s.Deps.Workloads.Config().ConnConfig
+	cfg := s.deps.Workloads.Config().ConnConfig
 	u := url.URL{
 		Scheme: "postgresql", Host: net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))), Path: cfg.Database,
 		User: url.UserPassword(out.Role, s.databasePassword(out.Role, epoch)),

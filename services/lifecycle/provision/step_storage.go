@@ -40,12 +40,12 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	driver, ok := s.Deps.Drivers[spec.GetPlacement()]
+	driver, ok := s.deps.Drivers[spec.GetPlacement()]
 	if !ok {
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
 	}
-	if s.Deps.LaunchLog != nil && !s.Deps.LaunchLog.Settled() {
+	if s.deps.LaunchLog != nil && !s.deps.LaunchLog.Settled() {
 		return saga.Wait(saga.WaitFor{
 			For: 2 * time.Second, Why: "waiting until the launch log is compared with the database",
 			WakeOnSignal: true,
@@ -53,20 +53,20 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	}
 	a, i, err := allocation.Reserve(ctx, env, spec)
 	if err != nil {
-		return saga.Outcome{}, s.Deps.EpochRefusals.Note(AtLaunch, err)
+		return saga.Outcome{}, s.deps.EpochRefusals.Note(atLaunch, err)
 	}
 	i, err = s.launch(ctx, env, driver, a, i, spec)
 	if fault.Has(err, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE) {
 		// The former instance is ended well within the budget of this step, by the sweep of the placement's own list at the
 		// latest.
-		_ = s.Deps.EpochRefusals.Note(AtLaunch,
+		_ = s.deps.EpochRefusals.Note(atLaunch,
 			saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), fault.From(err).Public, err))
 		return waitTask(previousAlive(err)), nil
 	}
 	if err != nil {
-		return saga.Outcome{}, s.Deps.EpochRefusals.Note(AtLaunch, err)
+		return saga.Outcome{}, s.deps.EpochRefusals.Note(atLaunch, err)
 	}
-	g, ok, err := gate.Get(ctx, s.Deps.DB, i.NodeID)
+	g, ok, err := gate.Get(ctx, s.deps.DB, i.NodeID)
 	if err != nil {
 		return saga.Outcome{}, fmt.Errorf("read gate: %w", err)
 	}
@@ -111,14 +111,14 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 // observeStorage observes whether the step's work stands: the allocation, the live instance and the confirmed directory
 // of this epoch.
 func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observation, error) {
-	a, ok, err := allocation.Live(ctx, s.Deps.DB, env.WorkspaceID)
+	a, ok, err := allocation.Live(ctx, s.deps.DB, env.WorkspaceID)
 	if err != nil {
 		return saga.Observation{}, err
 	}
 	if !ok || a.Epoch != env.Epoch {
 		return saga.Observation{Presence: saga.Absent}, nil
 	}
-	i, ok, err := allocation.InstanceOf(ctx, s.Deps.DB, env.WorkspaceID, env.Epoch)
+	i, ok, err := allocation.InstanceOf(ctx, s.deps.DB, env.WorkspaceID, env.Epoch)
 	if err != nil {
 		return saga.Observation{}, err
 	}
@@ -129,7 +129,7 @@ func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observa
 	if !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_LIVE || len(held) == 0 || held[0].ConfirmedAt == nil {
 		return saga.Observation{Presence: saga.Partial, Why: "the instance or its directory is not there yet"}, nil
 	}
-	g, _, err := gate.Get(ctx, s.Deps.DB, i.NodeID)
+	g, _, err := gate.Get(ctx, s.deps.DB, i.NodeID)
 	if err != nil {
 		return saga.Observation{}, fmt.Errorf("read gate: %w", err)
 	}

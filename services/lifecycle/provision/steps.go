@@ -78,18 +78,18 @@ type StepDeps struct {
 }
 
 // Steps are the functions of the sagas.
-type Steps struct{ Deps StepDeps }
+type Steps struct{ deps StepDeps }
 
 // NewSteps returns the functions with the given dependencies.
-func NewSteps(deps StepDeps) *Steps { return &Steps{Deps: deps} }
+func NewSteps(deps StepDeps) *Steps { return &Steps{deps: deps} }
 
 // Stalls returns how long a step, or with an empty step a run, may show no progress by the policy in force; zero
 // without a policy.
 func (s *Steps) Stalls(_, step string) time.Duration {
-	if s.Deps.Policy == nil {
+	if s.deps.Policy == nil {
 		return 0
 	}
-	p := s.Deps.Policy.Current()
+	p := s.deps.Policy.Current()
 	switch step {
 	case "":
 		return p.SagaStall()
@@ -116,7 +116,7 @@ func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) err
 
 // derive returns a secret for a purpose, derived from the service's own.
 func (s *Steps) derive(purpose, id string) []byte {
-	m := hmac.New(sha256.New, s.Deps.Secret)
+	m := hmac.New(sha256.New, s.deps.Secret)
 	m.Write([]byte(purpose + "\x00" + id))
 	return m.Sum(nil)
 }
@@ -160,7 +160,7 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 			out = last
 			return nil
 		}
-		out, err = s.Deps.Tasks.Enqueue(ctx, tx, task.Spec{
+		out, err = s.deps.Tasks.Enqueue(ctx, tx, task.Spec{
 			Type: spec.kind, NodeID: spec.nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID,
 			Epoch: env.Epoch, OpSeq: env.OpSeq, IdempotencyKey: mine, Payload: spec.payload, StartWithin: spec.within,
 			CorrelationID: env.CorrelationID,
@@ -173,7 +173,7 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 		return task.Row{}, fmt.Errorf("queue %s: %w", names.Of(spec.kind), err)
 	}
 	if queued {
-		s.Deps.Core().Committed()
+		s.deps.Core().Committed()
 	}
 	return out, nil
 }
@@ -204,7 +204,7 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 		}
 		if row.State == commonv1.TaskState_TASK_STATE_EXPIRED {
 			// An agent without room for its ledger takes no task, and its disk is why this one was not begun.
-			g, _, err := gate.Get(ctx, s.Deps.DB, spec.nodeID)
+			g, _, err := gate.Get(ctx, s.deps.DB, spec.nodeID)
 			if err != nil {
 				return nil, false, fmt.Errorf("read gate: %w", err)
 			}
@@ -236,15 +236,15 @@ func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 	var rows []task.Row
 	err := env.TxAfter(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		rows, err = s.Deps.Tasks.CancelOfRun(ctx, tx, env.RunID, "the operation is being undone")
+		rows, err = s.deps.Tasks.CancelOfRun(ctx, tx, env.RunID, "the operation is being undone")
 		return err
 	}, nil)
 	if err != nil {
 		return fmt.Errorf("withdraw tasks: %w", err)
 	}
 	if len(rows) > 0 {
-		s.Deps.Core().Committed()
-		s.Deps.Tasks.Announce(rows, "the operation is being undone")
+		s.deps.Core().Committed()
+		s.deps.Tasks.Announce(rows, "the operation is being undone")
 	}
 	return nil
 }

@@ -39,21 +39,21 @@ type ReaperDeps struct {
 // Reaper compares the drivers' own lists with lifecycle's database, and ends instances that no workspace owns. Belongs
 // alone decides which it may end.
 type Reaper struct {
-	Deps  ReaperDeps
+	deps  ReaperDeps
 	ended *prometheus.CounterVec
 	left  *prometheus.CounterVec
 
 	mu sync.Mutex
 	// when all instances that a driver ever launched were last judged, and no orphan was left
-	Whole map[commonv1.PlacementDriver]time.Time
+	whole map[commonv1.PlacementDriver]time.Time
 	// absent are instances that were given up and that are not in a driver's list of all that it ever launched: only
 	// sweeps of everything read that list for them again.
 	absent map[commonv1.PlacementDriver]map[givenUp]bool
 }
 
-// WholeEvery is the time between two sweeps that judge every instance that was ever launched. The other sweeps judge
+// wholeEvery is the time between two sweeps that judge every instance that was ever launched. The other sweeps judge
 // the instances that run, and those that have ended and were given up.
-const WholeEvery = 10 * time.Minute
+const wholeEvery = 10 * time.Minute
 
 // Reaped counts what one sweep did.
 type Reaped struct {
@@ -65,7 +65,7 @@ type Reaped struct {
 // NewReaper returns a reaper with the given dependencies.
 func NewReaper(deps ReaperDeps) (*Reaper, error) {
 	r := &Reaper{
-		Deps: deps, Whole: map[commonv1.PlacementDriver]time.Time{}, absent: map[commonv1.PlacementDriver]map[givenUp]bool{},
+		deps: deps, whole: map[commonv1.PlacementDriver]time.Time{}, absent: map[commonv1.PlacementDriver]map[givenUp]bool{},
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "orphan_boxes_ended_total", Help: "Boxes that no instance and no run owned, ended by the sweep, by placement.",
 		}, []string{"placement"}),
@@ -86,7 +86,7 @@ func NewReaper(deps ReaperDeps) (*Reaper, error) {
 func (r *Reaper) Sweep(ctx context.Context) (Reaped, error) {
 	var total Reaped
 	var errs []error
-	for kind, driver := range r.Deps.Drivers {
+	for kind, driver := range r.deps.Drivers {
 		one, err := r.sweepDriver(ctx, kind, driver)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("sweep %s instances: %w", names.Of(kind), err))
@@ -108,7 +108,7 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 	if err != nil {
 		return Reaped{}, err
 	}
-	owners, err := OwnersOf(ctx, r.Deps.DB, instances)
+	owners, err := OwnersOf(ctx, r.deps.DB, instances)
 	if err != nil {
 		return Reaped{}, err
 	}
@@ -123,29 +123,29 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 			}
 			out.Unknown++
 			unknown = append(unknown, b)
-			r.Deps.Logger.WarnContext(ctx,
+			r.deps.Logger.WarnContext(ctx,
 				"an instance is not of this database and is left alone: `gpuaas instances end` ends it",
 				append(r.attrs(kind, b), slog.String("why", why))...)
 		case Orphan:
-			switch ended, err := r.Reap(ctx, kind, driver, b); {
+			switch ended, err := r.reap(ctx, kind, driver, b); {
 			case err != nil:
 				out.Left++
-				r.Deps.Logger.WarnContext(ctx, "orphaned instance not ended",
+				r.deps.Logger.WarnContext(ctx, "orphaned instance not ended",
 					append(r.attrs(kind, b), slog.String("why", why), obs.Err(err))...)
 			case ended:
 				out.Ended++
 				r.ended.WithLabelValues(names.Of(kind)).Inc()
-				r.Deps.Logger.WarnContext(ctx, "orphaned instance ended", append(r.attrs(kind, b), slog.String("why", why))...)
+				r.deps.Logger.WarnContext(ctx, "orphaned instance ended", append(r.attrs(kind, b), slog.String("why", why))...)
 			}
 		}
 	}
 	changed := 0
-	err = pg.InTx(ctx, r.Deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+	err = pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		changed, err = allocation.NoteUnaccounted(ctx, tx, kind, unknown)
 		return err
 	})
 	if err == nil && changed > 0 {
-		r.Deps.Committed()
+		r.deps.Committed()
 	}
 	r.judged(kind, whole, err == nil && out.Left == 0)
 	return out, err
@@ -169,7 +169,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver,
 	driver placement.Driver,
 ) ([]placement.Instance, bool, error) {
 	r.mu.Lock()
-	whole, absent := time.Since(r.Whole[kind]) >= WholeEvery, r.absent[kind]
+	whole, absent := time.Since(r.whole[kind]) >= wholeEvery, r.absent[kind]
 	r.mu.Unlock()
 	list := driver.Standing
 	if whole {
@@ -182,7 +182,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver,
 	if whole {
 		return instances, true, nil
 	}
-	claims, err := pg.All[givenUp](ctx, r.Deps.DB, instancesGivenUp, allocation.KindInstance, names.Of(kind))
+	claims, err := pg.All[givenUp](ctx, r.deps.DB, instancesGivenUp, allocation.KindInstance, names.Of(kind))
 	if err != nil {
 		return nil, false, fmt.Errorf("read what was given up: %w", err)
 	}
@@ -223,9 +223,9 @@ func (r *Reaper) judged(kind commonv1.PlacementDriver, whole, well bool) {
 	defer r.mu.Unlock()
 	switch {
 	case !well:
-		delete(r.Whole, kind)
+		delete(r.whole, kind)
 	case whole:
-		r.Whole[kind] = time.Now()
+		r.whole[kind] = time.Now()
 	}
 }
 
@@ -237,9 +237,9 @@ func (r *Reaper) attrs(kind commonv1.PlacementDriver, b placement.Instance) []an
 	}
 }
 
-// Reap ends one orphan and records it. It judges once more with the workspace's row locked, so that an operation that
+// reap ends one orphan and records it. It judges once more with the workspace's row locked, so that an operation that
 // begins meanwhile is committed either before that, and owns the instance, or after it, and finds the instance ending.
-func (r *Reaper) Reap(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver,
+func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver,
 	b placement.Instance,
 ) (bool, error) {
 	why, err := r.condemn(ctx, b)
@@ -250,7 +250,7 @@ func (r *Reaper) Reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 		return false, fmt.Errorf("end instance: %w", err)
 	}
 	if placement.HasOwnInstance(kind) && ids.Valid(b.InstanceID) {
-		_, err := r.Deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
+		_, err := r.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch,
 			Reason: "its instance was an orphan and has ended",
 		})
@@ -258,11 +258,11 @@ func (r *Reaper) Reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 			return false, fmt.Errorf("retire identity of instance: %w", err)
 		}
 	}
-	err = pg.InTx(ctx, r.Deps.DB, func(ctx context.Context, tx pgx.Tx) error { return record(ctx, tx, kind, b, why) })
+	err = pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error { return record(ctx, tx, kind, b, why) })
 	if err != nil {
 		return false, fmt.Errorf("record end of instance: %w", err)
 	}
-	r.Deps.Committed()
+	r.deps.Committed()
 	return true, nil
 }
 
@@ -270,7 +270,7 @@ func (r *Reaper) Reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 // that has a row is marked ending before anything happens to it.
 func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, error) {
 	reason := ""
-	err := pg.InTx(ctx, r.Deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		reason = ""
 		if still, err := rollback.Active(ctx, tx); err != nil || still {
 			return err
@@ -298,6 +298,6 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 	if err != nil {
 		return "", fmt.Errorf("judge orphan: %w", err)
 	}
-	r.Deps.Committed()
+	r.deps.Committed()
 	return reason, nil
 }

@@ -1,4 +1,4 @@
-package operation
+package reap
 
 import (
 	"fmt"
@@ -9,19 +9,19 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
-	"github.com/gpuaas/mesh/services/lifecycle/reap"
 )
 
-func (m *morgue) instances() *reap.Instances {
-	return reap.NewInstances(reap.InstancesDeps{
-		DB: m.db.Pool("lifecycle"), Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess9: m.driver},
+func (m *morgue) instances() *Instances {
+	return NewInstances(InstancesDeps{
+		DB: m.db.Pool("lifecycle"), Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: m.driver},
 		Identities: m.people, Committed: func() {},
 	})
 }
 
-func refusedFor(t *testing.T, err error, reason commonv1.Reason) {
+func want(t *testing.T, err error, reason commonv1.Reason) {
 	t.Helper()
 	if !fault.Has(err, reason) {
 		t.Fatalf("got %v, want %v", err, reason)
@@ -60,14 +60,14 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 	if _, err := m.driver.Launch(t.Context(), foreign); err != nil {
 		t.Fatal(err)
 	}
-	m.sweep(reap.Reaped{Unknown: 1})
-	m.sweep(reap.Reaped{Unknown: 1})
+	m.sweep(Reaped{Unknown: 1})
+	m.sweep(Reaped{Unknown: 1})
 	if got := m.shown(foreign.InstanceID); len(got) != 1 || got[0] != "INSTANCE_STATE_LIVE 1" {
 		t.Errorf("it is shown as %q", got)
 	}
 	server := m.instances()
 	end := func(ref string, dry bool) (*lifecyclev1.EndInstanceResponse, error) {
-		return server.EndInstance(operator(t.Context()),
+		return server.EndInstance(rpc.WithPerson(t.Context(), rpc.Person{Subject: "olga", Roles: []string{"operator"}}),
 			&lifecyclev1.EndInstanceRequest{Instance: ref, Reason: "launched after the backup", DryRun: dry})
 	}
 	res, err := end(foreign.InstanceID, true)
@@ -75,7 +75,7 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 		t.Fatalf("a dry run: %v %v", res, err)
 	}
 	_, err = end(ids.New(), false)
-	refusedFor(t, err, commonv1.Reason_REASON_NOT_FOUND)
+	want(t, err, commonv1.Reason_REASON_NOT_FOUND)
 	res, err = end(res.GetInstance().GetProviderId(), false)
 	if err != nil {
 		t.Fatal(err)
@@ -98,8 +98,8 @@ func TestAnInstanceOfNoWorkspaceIsShownAndEndedByAPerson(t *testing.T) {
 		t.Errorf("%d entries in the audit log", n)
 	}
 	_, err = end(foreign.InstanceID, false)
-	refusedFor(t, err, commonv1.Reason_REASON_STATE_TERMINAL)
-	m.sweep(reap.Reaped{})
+	want(t, err, commonv1.Reason_REASON_STATE_TERMINAL)
+	m.sweep(Reaped{})
 }
 
 // An instance that a workspace in use or an operation accounts for is not ended by EndInstance; a superseded instance
@@ -108,17 +108,17 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 	m := newMorgue(t)
 	server := m.instances()
 	end := func(b placement.LaunchRequest) error {
-		_, err := server.EndInstance(operator(t.Context()),
+		_, err := server.EndInstance(rpc.WithPerson(t.Context(), rpc.Person{Subject: "olga", Roles: []string{"operator"}}),
 			&lifecyclev1.EndInstanceRequest{Instance: b.InstanceID, Reason: "it looks strange"})
 		return err
 	}
 	held := m.instance(place{instance: "live", run: "failed", claimed: true})
-	refusedFor(t, end(held), commonv1.Reason_REASON_PRECONDITION_FAILED)
+	want(t, end(held), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	busy := m.instance(place{instance: "launching", run: "running", claimed: true})
-	refusedFor(t, end(busy), commonv1.Reason_REASON_PRECONDITION_FAILED)
+	want(t, end(busy), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	used := m.instance(place{instance: "ended", run: "succeeded"})
 	m.exec(`UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`, used.WorkspaceID)
-	refusedFor(t, end(used), commonv1.Reason_REASON_PRECONDITION_FAILED)
+	want(t, end(used), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	for _, b := range []placement.LaunchRequest{held, busy, used} {
 		if !m.standing()[b.WorkspaceID] {
 			t.Error("an instance that is accounted for was ended")
@@ -137,9 +137,9 @@ func TestAnUnaccountedInstanceThatIsSupersededGoesOnUnderItsId(t *testing.T) {
 	m := newMorgue(t)
 	b := m.instance(place{run: "failed"})
 	m.exec(`UPDATE lifecycle.workspace SET epoch = 0 WHERE id = $1`, b.WorkspaceID)
-	m.sweep(reap.Reaped{Unknown: 1})
+	m.sweep(Reaped{Unknown: 1})
 	m.exec(`UPDATE lifecycle.workspace SET epoch = 2 WHERE id = $1`, b.WorkspaceID)
-	m.sweep(reap.Reaped{Ended: 1})
+	m.sweep(Reaped{Ended: 1})
 	last := testkit.Events(t, m.db.Pool("lifecycle"),
 		`kind = 'instance.changed' AND aggregate_id = $1 AND aggregate_version = 2`, b.InstanceID)
 	if len(last) != 1 || last[0].Text("state") != "INSTANCE_STATE_ENDED" {
@@ -148,5 +148,5 @@ func TestAnUnaccountedInstanceThatIsSupersededGoesOnUnderItsId(t *testing.T) {
 	if n := m.count(`SELECT count(*) FROM lifecycle.unaccounted_instance`); n != 0 {
 		t.Errorf("%d are still unaccounted for", n)
 	}
-	m.sweep(reap.Reaped{})
+	m.sweep(Reaped{})
 }

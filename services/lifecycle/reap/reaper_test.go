@@ -1,4 +1,4 @@
-package operation
+package reap
 
 import (
 	"context"
@@ -21,44 +21,43 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
-	"github.com/gpuaas/mesh/services/lifecycle/reap"
 )
 
-const byProcess9 = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
+const byProcess = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 
 func TestBelongs(t *testing.T) {
 	ended := time.Unix(1, 0)
 	for name, tc := range map[string]struct {
 		instance placement.Instance
-		o        reap.Owner
-		want     reap.Verdict
+		o        Owner
+		want     Verdict
 	}{
-		"a foreign workspace is no orphan":                      {placement.Instance{Epoch: 1}, reap.Owner{}, reap.Unknown},
-		"an epoch that was never drawn is no orphan":            {placement.Instance{Epoch: 3}, reap.Owner{Known: true, Epoch: 2, Instance: "ended"}, reap.Unknown},
-		"nor if a run is open in an earlier one":                {placement.Instance{Epoch: 3}, reap.Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2}, reap.Unknown},
-		"between launch and record it is the run's":             {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "launching"}, reap.Owned},
-		"so it is before its row is read":                       {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1}, reap.Owned},
-		"and while the run gives it up":                         {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", GivenUp: true}, reap.Owned},
-		"a live instance owns it":                               {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1, Instance: "live", Held: true}, reap.Owned},
-		"a live instance owns it without a claim":               {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1, Instance: "live"}, reap.Owned},
-		"a retry adopts what is held":                           {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1, Instance: "launching", Held: true}, reap.Owned},
-		"held in an earlier epoch, it is undone by who holds":   {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 2, Instance: "ended", Held: true}, reap.Owned},
-		"given up, and no run left":                             {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1, Instance: "live", GivenUp: true}, reap.Orphan},
-		"ended by its row, and there":                           {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1, Instance: "ended"}, reap.Orphan},
-		"never recorded, and no run left":                       {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 1}, reap.Orphan},
-		"superseded, whatever runs in the next epoch":           {placement.Instance{Epoch: 1}, reap.Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, reap.Orphan},
-		"ended and recorded":                                    {placement.Instance{Epoch: 1, EndedAt: ended}, reap.Owner{Known: true, Epoch: 1, Instance: "ended"}, reap.Gone},
-		"ended, and its end not yet recorded":                   {placement.Instance{Epoch: 1, EndedAt: ended}, reap.Owner{Known: true, Epoch: 1, Instance: "ending", GivenUp: true}, reap.Orphan},
-		"ended under a run that has not yet recorded it":        {placement.Instance{Epoch: 1, EndedAt: ended}, reap.Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", Held: true}, reap.Owned},
-		"ended and never recorded at all":                       {placement.Instance{Epoch: 1, EndedAt: ended}, reap.Owner{Known: true, Epoch: 1}, reap.Orphan},
-		"ended and recorded, but a claim says it may be there":  {placement.Instance{Epoch: 1, EndedAt: ended}, reap.Owner{Known: true, Epoch: 1, Instance: "ended", GivenUp: true}, reap.Orphan},
-		"a stuck run owns the workspace, hence its present box": {placement.Instance{Epoch: 2}, reap.Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, reap.Owned},
+		"a foreign workspace is no orphan":                      {placement.Instance{Epoch: 1}, Owner{}, Unknown},
+		"an epoch that was never drawn is no orphan":            {placement.Instance{Epoch: 3}, Owner{Known: true, Epoch: 2, Instance: "ended"}, Unknown},
+		"nor if a run is open in an earlier one":                {placement.Instance{Epoch: 3}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2}, Unknown},
+		"between launch and record it is the run's":             {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "launching"}, Owned},
+		"so it is before its row is read":                       {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1}, Owned},
+		"and while the run gives it up":                         {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", GivenUp: true}, Owned},
+		"a live instance owns it":                               {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", Held: true}, Owned},
+		"a live instance owns it without a claim":               {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live"}, Owned},
+		"a retry adopts what is held":                           {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "launching", Held: true}, Owned},
+		"held in an earlier epoch, it is undone by who holds":   {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 2, Instance: "ended", Held: true}, Owned},
+		"given up, and no run left":                             {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", GivenUp: true}, Orphan},
+		"ended by its row, and there":                           {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "ended"}, Orphan},
+		"never recorded, and no run left":                       {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1}, Orphan},
+		"superseded, whatever runs in the next epoch":           {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, Orphan},
+		"ended and recorded":                                    {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended"}, Gone},
+		"ended, and its end not yet recorded":                   {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ending", GivenUp: true}, Orphan},
+		"ended under a run that has not yet recorded it":        {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", Held: true}, Owned},
+		"ended and never recorded at all":                       {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1}, Orphan},
+		"ended and recorded, but a claim says it may be there":  {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended", GivenUp: true}, Orphan},
+		"a stuck run owns the workspace, hence its present box": {placement.Instance{Epoch: 2}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, Owned},
 	} {
-		got, why := reap.Belongs(tc.instance, tc.o)
+		got, why := Belongs(tc.instance, tc.o)
 		if got != tc.want {
 			t.Errorf("%s: got %s (%s), want %s", name, got, why, tc.want)
 		}
-		if (got == reap.Orphan || got == reap.Unknown) != (why != "") {
+		if (got == Orphan || got == Unknown) != (why != "") {
 			t.Errorf("%s: %s says %q", name, got, why)
 		}
 	}
@@ -96,7 +95,7 @@ type morgue struct {
 	tenant string
 	driver *process.Driver
 	people *register
-	reaper *reap.Reaper
+	reaper *Reaper
 	reg    *obs.Registry
 }
 
@@ -132,9 +131,9 @@ func newMorgue(t *testing.T) *morgue {
 	}
 	m := &morgue{t: t, db: db, tenant: ids.New(), driver: d, people: &register{}, reg: reg}
 	m.exec(`INSERT INTO lifecycle.tenant (id, name) VALUES ($1, 'acme')`, m.tenant)
-	m.reaper, err = reap.NewReaper(reap.ReaperDeps{
+	m.reaper, err = NewReaper(ReaperDeps{
 		Logger: testkit.Logger(t), DB: db.Pool("lifecycle"),
-		Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess9: d}, Identities: m.people,
+		Drivers: map[commonv1.PlacementDriver]placement.Driver{byProcess: d}, Identities: m.people,
 		Metrics: reg.ForService("lifecycle"), Committed: func() {},
 	})
 	if err != nil {
@@ -223,7 +222,7 @@ func (m *morgue) standing() map[string]bool {
 	return out
 }
 
-func (m *morgue) sweep(want reap.Reaped) {
+func (m *morgue) sweep(want Reaped) {
 	m.t.Helper()
 	got, err := m.reaper.Sweep(m.t.Context())
 	if err != nil {
@@ -274,7 +273,7 @@ func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 		"ended by its row": m.instance(place{instance: "ended", run: "failed"}),
 		"superseded":       m.instance(place{epoch: 2, instance: "ended", run: "running"}),
 	}
-	m.sweep(reap.Reaped{Ended: len(ended), Unknown: 2})
+	m.sweep(Reaped{Ended: len(ended), Unknown: 2})
 
 	standing := m.standing()
 	for name, b := range kept {
@@ -311,7 +310,7 @@ func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 	if len(m.people.retired) != len(ended) {
 		t.Errorf("%d identities were retired, want %d", len(m.people.retired), len(ended))
 	}
-	m.sweep(reap.Reaped{Unknown: 2})
+	m.sweep(Reaped{Unknown: 2})
 	for _, p := range mustProblems(t, m.reg) {
 		t.Error(p)
 	}
@@ -322,20 +321,20 @@ func TestAnEndThatWasNotRecordedIsFinishedByTheNextSweep(t *testing.T) {
 	recorded := m.instance(place{instance: "live", run: "failed", claimed: true, orphaned: true})
 	unrecorded := m.instance(place{run: "failed"})
 	m.people.refuse = errors.New("recovery is away")
-	m.sweep(reap.Reaped{Left: 2})
+	m.sweep(Reaped{Left: 2})
 	for _, b := range []placement.LaunchRequest{recorded, unrecorded} {
 		if m.standing()[b.WorkspaceID] || len(m.ends(b.WorkspaceID)) != 0 {
 			t.Fatal("the box is to be ended, and not recorded so while its identity lives")
 		}
 	}
 	m.people.refuse = nil
-	m.sweep(reap.Reaped{Ended: 2})
+	m.sweep(Reaped{Ended: 2})
 	for _, b := range []placement.LaunchRequest{recorded, unrecorded} {
 		if got := m.ends(b.WorkspaceID); len(got) != 1 {
 			t.Fatalf("told as %q", got)
 		}
 	}
-	m.sweep(reap.Reaped{})
+	m.sweep(Reaped{})
 }
 
 // TestAnOperationThatBeginsMeanwhileKeepsItsInstance: the list was read and judged before the operation began; the
@@ -347,15 +346,15 @@ func TestAnOperationThatBeginsMeanwhileKeepsItsInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	owners, err := reap.OwnersOf(t.Context(), m.db.Pool("lifecycle"), list)
+	owners, err := OwnersOf(t.Context(), m.db.Pool("lifecycle"), list)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v, _ := reap.Belongs(list[0], owners[0]); v != reap.Orphan {
+	if v, _ := Belongs(list[0], owners[0]); v != Orphan {
 		t.Fatalf("it is %s at first", v)
 	}
 	m.exec(`UPDATE lifecycle.saga_run SET state = 'running', finished_at = NULL WHERE workspace_id = $1`, b.WorkspaceID)
-	ended, err := m.reaper.Reap(t.Context(), byProcess9, m.driver, list[0])
+	ended, err := m.reaper.reap(t.Context(), byProcess, m.driver, list[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package operation
+package allocation
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 )
 
 // TestAMachineWithoutRoomIsNotPicked checks that a full disk excludes a machine, cordoned or not, and that the failure
@@ -32,7 +31,7 @@ func TestAMachineWithoutRoomIsNotPicked(t *testing.T) {
 		var picked string
 		err := pg.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 			var err error
-			picked, _, err = allocation.TakeSlot(ctx, tx, 0)
+			picked, _, err = TakeSlot(ctx, tx, 0)
 			return err
 		})
 		return picked, err

@@ -1,26 +1,25 @@
-package operation
+package provision
 
 import (
 	"testing"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/policy"
-	"github.com/gpuaas/mesh/services/lifecycle/provision"
 )
 
 // The policy of stalls is read each time: a change takes effect without a restart.
 func TestStallsFollowThePolicy(t *testing.T) {
-	if by := (&provision.Steps{}).Stalls(provision.DefinitionProvision, provision.StepDeploy); by != 0 {
+	if by := (&Steps{}).Stalls(DefinitionProvision, StepDeploy); by != 0 {
 		t.Errorf("without a policy: %s", by)
 	}
 	set := policy.Defaults()
 	source := &moving{set: set}
-	s := provision.NewSteps(provision.StepDeps{Policy: source})
+	s := NewSteps(StepDeps{Policy: source})
 	for step, want := range map[string]time.Duration{
-		"": set.SagaStall(), provision.StepReady: set.SagaWaitReadyStall(),
-		provision.StepDeploy: set.SagaStepStall(), provision.StepPrevious: set.SagaStepStall(),
+		"": set.SagaStall(), StepReady: set.SagaWaitReadyStall(),
+		StepDeploy: set.SagaStepStall(), StepPrevious: set.SagaStepStall(),
 	} {
-		if got := s.Stalls(provision.DefinitionRecreate, step); got != want || got == 0 {
+		if got := s.Stalls(DefinitionRecreate, step); got != want || got == 0 {
 			t.Errorf("%q: %s, want %s", step, got, want)
 		}
 	}
@@ -28,7 +27,7 @@ func TestStallsFollowThePolicy(t *testing.T) {
 	if source.set, err = policy.NewSet(map[string]string{policy.SagaStepStallSeconds: "60"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.Stalls(provision.DefinitionRecreate, provision.StepDeploy); got != time.Minute {
+	if got := s.Stalls(DefinitionRecreate, StepDeploy); got != time.Minute {
 		t.Errorf("after a change: %s", got)
 	}
 }

@@ -1,17 +1,16 @@
-package operation
+package provision
 
 import (
 	"slices"
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/runbook"
-	"github.com/gpuaas/mesh/services/lifecycle/provision"
 )
 
 // TestTheRunbookKnowsEveryStepAndNoOther: a step without a row is a stall without advice, and a row without a step is
 // advice that is never shown.
 func TestTheRunbookKnowsEveryStepAndNoOther(t *testing.T) {
-	reg, err := provision.NewSteps(provision.StepDeps{}).Registry()
+	reg, err := NewSteps(StepDeps{}).Registry()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package operation
+package provision
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/obs/obstest"
-	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -18,39 +17,39 @@ func TestStaleEpochsAreCountedByReasonAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := provision.NewEpochRefusals(registry.ForService("lifecycle"), func() *saga.Core { return nil })
+	s, err := NewEpochRefusals(registry.ForService("lifecycle"), func() *saga.Core { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
 	layer := commonv1.OwnerLayer_OWNER_LAYER_DEPLOY
 	for _, reason := range []commonv1.Reason{commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_NO_CAPACITY} {
 		in := saga.Retry(layer, reason, "x", nil)
-		if out := s.Note(provision.AtLaunch, in); !errors.Is(out, in) {
+		if out := s.Note(atLaunch, in); !errors.Is(out, in) {
 			t.Errorf("%v became %v", in, out)
 		}
 	}
-	if err := s.Note(provision.AtTask, nil); err != nil {
+	if err := s.Note(atTask, nil); err != nil {
 		t.Error(err)
 	}
-	var none *provision.EpochRefusals
-	if err := none.Note(provision.AtTask, errors.New("x")); err == nil {
+	var none *EpochRefusals
+	if err := none.Note(atTask, errors.New("x")); err == nil {
 		t.Error("the error was lost")
 	}
 	read := func(at string, reason commonv1.Reason) float64 {
 		var m dto.Metric
-		if err := s.Refused.WithLabelValues(at, obs.ReasonLabel(reason)).Write(&m); err != nil {
+		if err := s.refused.WithLabelValues(at, obs.ReasonLabel(reason)).Write(&m); err != nil {
 			t.Fatal(err)
 		}
 		return m.GetCounter().GetValue()
 	}
-	if n := read(provision.AtLaunch, commonv1.Reason_REASON_EPOCH_SUPERSEDED); n != 1 {
+	if n := read(atLaunch, commonv1.Reason_REASON_EPOCH_SUPERSEDED); n != 1 {
 		t.Errorf("%v launches counted", n)
 	}
-	if n := read(provision.AtTask, commonv1.Reason_REASON_TASK_SUPERSEDED); n != 0 {
+	if n := read(atTask, commonv1.Reason_REASON_TASK_SUPERSEDED); n != 0 {
 		t.Errorf("%v tasks counted", n)
 	}
 	s.Tasks(2)
-	if n := read(provision.AtTask, commonv1.Reason_REASON_TASK_SUPERSEDED); n != 2 {
+	if n := read(atTask, commonv1.Reason_REASON_TASK_SUPERSEDED); n != 2 {
 		t.Errorf("%v tasks counted, want 2", n)
 	}
 	obstest.Lint(t, registry.Gatherer())

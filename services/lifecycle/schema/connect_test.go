@@ -1,4 +1,4 @@
-package operation
+package schema
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/lifecycle/schema"
 )
 
 // TestSchemaRolesAreAdmittedAsTheServerCanSay: before Postgres 16 a membership has no options.
@@ -20,7 +19,7 @@ func TestSchemaRolesAreAdmittedAsTheServerCanSay(t *testing.T) {
 		160000: `GRANT workload_logins_5 TO "t_a" WITH INHERIT TRUE, SET FALSE`,
 		170002: `GRANT workload_logins_5 TO "t_a" WITH INHERIT TRUE, SET FALSE`,
 	} {
-		if got := (schema.LoginGroup{Name: "workload_logins_5", Version: version}).Admit(`"t_a"`); got != want {
+		if got := (LoginGroup{Name: "workload_logins_5", Version: version}).Admit(`"t_a"`); got != want {
 			t.Errorf("on Postgres %d the statement is %s, want %s", version, got, want)
 		}
 	}
@@ -76,11 +75,11 @@ func (g grants) schema(kind string, old bool) string {
 	g.t.Helper()
 	id := ids.New()
 	name := "t_" + kind + "_" + id[len(id)-12:]
-	if err := schema.MakeSchema(testkit.Context(g.t), g.Pool, name, schema.SchemaVerifier("password"), id); err != nil {
+	if err := MakeSchema(testkit.Context(g.t), g.Pool, name, SchemaVerifier("password"), id); err != nil {
 		g.t.Fatal(err)
 	}
 	g.t.Cleanup(func() {
-		if err := schema.DropSchema(context.WithoutCancel(testkit.Context(g.t)), g.Pool, name, id); err != nil {
+		if err := DropSchema(context.WithoutCancel(testkit.Context(g.t)), g.Pool, name, id); err != nil {
 			g.t.Error(err)
 		}
 	})
@@ -104,7 +103,7 @@ func TestSchemasAreMadeWhileGrantsAreChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	if err := schema.ShareGrants(testkit.Context(t), tx); err != nil {
+	if err := ShareGrants(testkit.Context(t), tx); err != nil {
 		t.Fatal(err)
 	}
 	db.schema("beside", false)
@@ -158,23 +157,23 @@ func TestSchemaRolesThatAreKeptHaveNoMembers(t *testing.T) {
 		WHERE r.rolname = $1 AND to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false')`
 	id := ids.New()
 	name := "t_kept_" + id[len(id)-12:]
-	w := schema.Writer{WorkspaceID: id, Epoch: 2, OpSeq: 1, RunID: ids.New()}
-	apply := func(w schema.Writer) {
+	w := Writer{WorkspaceID: id, Epoch: 2, OpSeq: 1, RunID: ids.New()}
+	apply := func(w Writer) {
 		t.Helper()
 		err := pg.InTx(testkit.Context(t), db, func(ctx context.Context, tx pgx.Tx) error {
-			if err := schema.PassFence(ctx, tx, name, w, false); err != nil {
+			if err := PassFence(ctx, tx, name, w, false); err != nil {
 				return err
 			}
-			_, err := schema.Make(ctx, tx, name, schema.SchemaVerifier("password"), w)
+			_, err := Make(ctx, tx, name, SchemaVerifier("password"), w)
 			return err
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	undo := func(w schema.Writer, wantKept bool) {
+	undo := func(w Writer, wantKept bool) {
 		t.Helper()
-		kept, err := schema.DropOwn(testkit.Context(t), db.Pool, name, w, func(note string) bool { return note == w.Note() })
+		kept, err := DropOwn(testkit.Context(t), db.Pool, name, w, func(note string) bool { return note == w.Note() })
 		if err != nil || kept != wantKept {
 			t.Fatalf("the schema was kept: %v, %v, want %v", kept, err, wantKept)
 		}
@@ -188,7 +187,7 @@ func TestSchemaRolesThatAreKeptHaveNoMembers(t *testing.T) {
 	db.exec("CREATE ROLE " + name) // it existed before the run
 	t.Cleanup(func() {
 		w.OpSeq = 9
-		if err := schema.DropFenced(context.WithoutCancel(testkit.Context(t)), db.Pool, name, w); err != nil {
+		if err := DropFenced(context.WithoutCancel(testkit.Context(t)), db.Pool, name, w); err != nil {
 			t.Error(err)
 		}
 	})

@@ -1,4 +1,4 @@
-package operation_test
+package schema_test
 
 import (
 	"context"

@@ -1,10 +1,9 @@
-package operation
+package reap
 
 import (
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/lifecycle/reap"
 )
 
 // No sweep ends, releases or gives up anything in rollback mode.
@@ -16,15 +15,15 @@ func TestSweepsLeaveEverythingInRollbackMode(t *testing.T) {
 	})
 	m.exec(`UPDATE lifecycle.allocation SET release_deadline_at = mesh.clock() - interval '1 hour' WHERE workspace_id = $1`, b.WorkspaceID)
 	testkit.SetRollback(m.db, true)
-	shared := reap.NewSharedReaper(reap.SharedReaperDeps{
+	shared := NewSharedReaper(SharedReaperDeps{
 		Logger: testkit.Logger(t), DB: m.db.Pool("lifecycle"), Workloads: m.db.Pool("lifecycle"), Identities: m.people,
 		Committed: func() {},
 	})
-	machines := reap.NewMachineReaper(reap.MachineReaperDeps{
+	machines := NewMachineReaper(MachineReaperDeps{
 		Logger: testkit.Logger(t), DB: m.db.Pool("lifecycle"),
 		Committed: func() {},
 	})
-	m.sweep(reap.Reaped{})
+	m.sweep(Reaped{})
 	if n, err := shared.Sweep(t.Context()); err != nil || n != 0 {
 		t.Errorf("the shared sweep released %d, %v", n, err)
 	}
@@ -41,7 +40,7 @@ func TestSweepsLeaveEverythingInRollbackMode(t *testing.T) {
 		t.Errorf("%d claims were released", n)
 	}
 	testkit.SetRollback(m.db, false)
-	m.sweep(reap.Reaped{Ended: 1})
+	m.sweep(Reaped{Ended: 1})
 	if m.standing()[b.WorkspaceID] {
 		t.Error("it stands after the mode")
 	}
