@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,13 +76,13 @@ func runDiskFull(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	s, back, err := r.onSmallDisk(ctx, c)
+	s, back, err := onSmallDisk(ctx, r, c)
 	defer back()
 	if err != nil {
 		return at(StageGood, err)
 	}
 	r.about(s.node)
-	first, err := m.onMachine(ctx, c)
+	first, err := onMachine(ctx, m, c)
 	if err != nil {
 		return at(StageGood, err)
 	}
@@ -100,7 +101,7 @@ func runDiskFull(ctx context.Context, r *Run) error {
 	}
 	var finding string
 	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) {
-		v, id, err := m.withoutRoom(ctx, s.node)
+		v, id, err := withoutRoom(ctx, m, s.node)
 		finding = id
 		return v, err
 	})
@@ -111,10 +112,10 @@ func runDiskFull(ctx context.Context, r *Run) error {
 	if err := r.check(ctx); err != nil {
 		return err
 	}
-	if err := r.keepsWorking(ctx, first, pid, agent); err != nil {
+	if err := keepsWorking(ctx, r, first, pid, agent); err != nil {
 		return at(StageVerdict, err)
 	}
-	if err := r.notPlaced(ctx); err != nil {
+	if err := notPlaced(ctx, r); err != nil {
 		return at(StageVerdict, err)
 	}
 	if err := refusesWrites(s.state); err != nil {
@@ -124,18 +125,18 @@ func runDiskFull(ctx context.Context, r *Run) error {
 		return at(StageRecover, err)
 	}
 	r.note("the disk has room again")
-	return r.takesWorkAgain(ctx, s, first, finding, pid, agent)
+	return takesWorkAgain(ctx, r, s, first, finding, pid, agent)
 }
 
 // takesWorkAgain checks that every effect of the fault ends by itself and that the next workspace is made on the
 // machine.
-func (r *Run) takesWorkAgain(ctx context.Context, s smallMachine, first held, finding string, pid int,
+func takesWorkAgain(ctx context.Context, r *Run, s smallMachine, first held, finding string, pid int,
 	agent process,
 ) error {
 	m := r.Mesh
 	err := await(ctx, "the diagnostic and the finding to end", r.Drill.recoverWithin(m.Scaled),
 		func(ctx context.Context) error {
-			return m.withRoom(ctx, s.node, finding)
+			return withRoom(ctx, m, s.node, finding)
 		})
 	if err != nil {
 		return at(StageRecover, err)
@@ -161,7 +162,7 @@ func (r *Run) takesWorkAgain(ctx context.Context, s smallMachine, first held, fi
 	if err != nil {
 		return err
 	}
-	if err := r.keepsWorking(ctx, first, pid, agent); err != nil {
+	if err := keepsWorking(ctx, r, first, pid, agent); err != nil {
 		return at(StageEvidence, err)
 	}
 	return errors.Join(r.retire(ctx, op.GetWorkspaceId()), r.retire(ctx, first.id))
@@ -169,7 +170,7 @@ func (r *Run) takesWorkAgain(ctx context.Context, s smallMachine, first held, fi
 
 // keepsWorking checks that the agent is the same process as before, with its stream, and that the workloads on the
 // machine serve.
-func (r *Run) keepsWorking(ctx context.Context, first held, pid int, agent process) error {
+func keepsWorking(ctx context.Context, r *Run, first held, pid int, agent process) error {
 	if now := kernel(pid); now.start != agent.start || now.state == "" || now.state == "Z" {
 		return fmt.Errorf("the agent, process %d, has ended", pid)
 	}
@@ -185,7 +186,7 @@ func (r *Run) keepsWorking(ctx context.Context, first held, pid int, agent proce
 
 // notPlaced requests a workspace that only the machine without room could take, and checks that its timeline has the
 // reason why it is not made.
-func (r *Run) notPlaced(ctx context.Context) error {
+func notPlaced(ctx context.Context, r *Run) error {
 	m := r.Mesh
 	op, err := m.create(ctx, fresh("full"),
 		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
@@ -211,14 +212,14 @@ func (r *Run) notPlaced(ctx context.Context) error {
 
 // withoutRoom returns the complete verdict on a node whose disk is full: its reason, the diagnostic of its host, the
 // finding, and the finding's cordon.
-func (m *Mesh) withoutRoom(ctx context.Context, id string) (Verdict, string, error) {
+func withoutRoom(ctx context.Context, m *Mesh, id string) (Verdict, string, error) {
 	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
 	if err != nil {
 		return Verdict{}, "", err
 	}
 	node := resp.GetNode()
 	v := Verdict{Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction()}
-	finding, err := m.diskFinding(ctx, id)
+	finding, err := diskFinding(ctx, m, id)
 	if err != nil {
 		return v, "", err
 	}
@@ -232,13 +233,13 @@ func (m *Mesh) withoutRoom(ctx context.Context, id string) (Verdict, string, err
 }
 
 // withRoom checks that all of that is over.
-func (m *Mesh) withRoom(ctx context.Context, id, finding string) error {
+func withRoom(ctx context.Context, m *Mesh, id, finding string) error {
 	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
 	if err != nil {
 		return err
 	}
 	node := resp.GetNode()
-	open, err := m.diskFinding(ctx, id)
+	open, err := diskFinding(ctx, m, id)
 	if err != nil {
 		return err
 	}
@@ -261,7 +262,7 @@ func diagnosed(node *readmodelv1.Node, over bool) bool {
 }
 
 // diskFinding returns the open finding about a node's disk; empty if there is none.
-func (m *Mesh) diskFinding(ctx context.Context, node string) (string, error) {
+func diskFinding(ctx context.Context, m *Mesh, node string) (string, error) {
 	resp, err := m.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{PageSize: 500})
 	if err != nil {
 		return "", err
@@ -277,10 +278,10 @@ func (m *Mesh) diskFinding(ctx context.Context, node string) (string, error) {
 
 // onSmallDisk gives the first machine a state directory on a small file system, with everything that was in it, and
 // keeps the others out of placement. The returned function puts everything back, as well as it can.
-func (r *Run) onSmallDisk(ctx context.Context, c *cluster.Cluster) (smallMachine, func(), error) {
+func onSmallDisk(ctx context.Context, r *Run, c *cluster.Cluster) (smallMachine, func(), error) {
 	m, machine := r.Mesh, c.Nodes[0]
-	dir := filepath.Join(c.Dir(), "agents", machine.Name())
-	s := smallMachine{machine: machine, state: filepath.Join(dir, "state"), filler: filepath.Join(dir, "state", "filler")}
+	state := filepath.Join(machineDir(c, machine), "state")
+	s := smallMachine{machine: machine, state: state, filler: filepath.Join(state, "filler")}
 	var undo []func(ctx context.Context) error
 	back := func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
@@ -300,15 +301,15 @@ func (r *Run) onSmallDisk(ctx context.Context, c *cluster.Cluster) (smallMachine
 			s.node = node.GetNode().GetNodeId()
 			continue
 		}
-		if err := m.cordon(ctx, node.GetNode().GetNodeId(), true); err != nil {
+		if err := cordon(ctx, m, node.GetNode().GetNodeId(), true); err != nil {
 			return s, back, err
 		}
-		undo = append(undo, func(ctx context.Context) error { return m.cordon(ctx, node.GetNode().GetNodeId(), false) })
+		undo = append(undo, func(ctx context.Context) error { return cordon(ctx, m, node.GetNode().GetNodeId(), false) })
 	}
 	if err := machine.Stop(ctx); err != nil {
 		return s, back, err
 	}
-	undo = append(undo, func(ctx context.Context) error { return errors.Join(machine.Start(), r.connected(ctx, machine)) })
+	undo = append(undo, func(ctx context.Context) error { return errors.Join(machine.Start(), awaitConnected(ctx, r, machine)) })
 	if err := moveOnto(ctx, s.state, true); err != nil {
 		return s, back, err
 	}
@@ -316,10 +317,10 @@ func (r *Run) onSmallDisk(ctx context.Context, c *cluster.Cluster) (smallMachine
 	if r.Control == Mutated {
 		machine.SetArgs("--room-every", "1h")
 	}
-	return s, back, errors.Join(machine.Start(), r.connected(ctx, machine))
+	return s, back, errors.Join(machine.Start(), awaitConnected(ctx, r, machine))
 }
 
-func (r *Run) connected(ctx context.Context, machine *agents.Agent) error {
+func awaitConnected(ctx context.Context, r *Run, machine *agents.Agent) error {
 	return await(ctx, machine.Name()+" to be connected again", settle, func(ctx context.Context) error {
 		resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: machine.Name()})
 		if err == nil && (!resp.GetNode().GetConnected() || !resp.GetNode().GetGate().GetAdmitted()) {
@@ -330,7 +331,7 @@ func (r *Run) connected(ctx context.Context, machine *agents.Agent) error {
 }
 
 // cordon sets or removes a person's cordon.
-func (m *Mesh) cordon(ctx context.Context, node string, on bool) error {
+func cordon(ctx context.Context, m *Mesh, node string, on bool) error {
 	_, err := command(ctx, "cordon", func(ctx context.Context) (*readmodelv1.SetCordonResponse, error) {
 		return m.Client.Command.SetCordon(ctx, &readmodelv1.SetCordonRequest{Node: node, Cordoned: on, Reason: "drill"})
 	})
@@ -397,7 +398,7 @@ func refusesWrites(dir string) error {
 		return removeErr
 	}
 	if !errors.Is(err, syscall.ENOSPC) {
-		return fmt.Errorf("a write of %d KiB was answered %w", more>>10, or(err, errors.New("yes")))
+		return fmt.Errorf("a write of %d KiB was answered %w", more>>10, cmp.Or(err, errors.New("yes")))
 	}
 	return nil
 }

@@ -103,12 +103,21 @@ type stageError struct {
 func (e *stageError) Error() string { return fmt.Sprintf("%s: %v", e.stage, e.err) }
 func (e *stageError) Unwrap() error { return e.err }
 
+// stageOf returns the stage of which an error is the failure.
+func stageOf(err error) (Stage, bool) {
+	failed, ok := errors.AsType[*stageError](err)
+	if !ok {
+		return "", false
+	}
+	return failed.stage, true
+}
+
 // at makes an error the failure of a stage, unless it is one already.
 func at(stage Stage, err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := errors.AsType[*stageError](err); ok {
+	if _, ok := stageOf(err); ok {
 		return err
 	}
 	return &stageError{stage, err}
@@ -116,7 +125,8 @@ func at(stage Stage, err error) error {
 
 // Drills returns every drill, in the order of the matrix.
 func Drills() []Drill {
-	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), restored(), oldInstance(), diskFull()}
+	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), restoreReusesNothing(), oldInstance(),
+		diskFull()}
 }
 
 // Find returns the drills of these names in the order of the matrix; an unknown name is an error that lists the known

@@ -178,3 +178,19 @@ func stopped(pid int) error {
 	}
 	return nil
 }
+
+// rising checks that no epoch of a workspace was launched after a higher one.
+func rising(ledger []line, workspaceID string) error {
+	var errs []error
+	highest := int64(0)
+	for _, l := range ledger {
+		if l.WorkspaceID != workspaceID || l.Op != "launched" {
+			continue
+		}
+		if l.Epoch <= highest {
+			errs = append(errs, fmt.Errorf("epoch %d of workspace %s is launched after epoch %d", l.Epoch, workspaceID, highest))
+		}
+		highest = l.Epoch
+	}
+	return errors.Join(errs...)
+}

@@ -350,7 +350,7 @@ func (m *Mesh) awaitState(ctx context.Context, ref string, want commonv1.Workspa
 }
 
 // explain adds the owner of the verdict's reason and its remedy, as the API explains them.
-func (m *Mesh) explain(ctx context.Context, v Verdict) (Verdict, error) {
+func explain(ctx context.Context, m *Mesh, v Verdict) (Verdict, error) {
 	var items []*readmodelv1.ReasonText
 	err := await(ctx, "the explanation of "+v.Reason, patience, func(ctx context.Context) error {
 		resp, err := m.Client.Query.ExplainReason(ctx, &readmodelv1.ExplainReasonRequest{Code: v.Reason})
@@ -414,9 +414,9 @@ func (m *Mesh) own() (*cluster.Cluster, error) {
 	return m.cluster, nil
 }
 
-// Refuse returns why a drill cannot be run on this mesh; nil if it can.
-func (m *Mesh) Refuse(d Drill) error {
-	if m.cluster == nil && !d.Outside {
+// Refuse returns why a drill cannot be run on a mesh; nil if it can.
+func (d Drill) Refuse(m *Mesh) error {
+	if !m.Own() && !d.Outside {
 		return fmt.Errorf("%s: %w", d.Name, errNotOwn)
 	}
 	return nil

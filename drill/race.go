@@ -62,6 +62,11 @@ type race struct {
 	flying atomic.Int64     // requests under way
 }
 
+// newRace returns a race for the recreation of the workspace that an operation created.
+func newRace(r *Run, created *lifecyclev1.Operation) *race {
+	return &race{r: r, id: created.GetWorkspaceId(), epoch: created.GetEpoch()}
+}
+
 func runRace(ctx context.Context, r *Run) error {
 	m := r.Mesh
 	if err := r.observe(ctx); err != nil {
@@ -80,7 +85,7 @@ func runRace(ctx context.Context, r *Run) error {
 	}); err != nil {
 		return at(StageGood, err)
 	}
-	x := &race{r: r, id: op.GetWorkspaceId(), epoch: op.GetEpoch()}
+	x := newRace(r, op)
 	if err := x.invite(ctx); err != nil {
 		return at(StageGood, err)
 	}
@@ -109,7 +114,7 @@ func runRace(ctx context.Context, r *Run) error {
 	if err := x.judge(ctx); err != nil {
 		return err
 	}
-	return r.retire(ctx, x.id)
+	return r.retire(ctx, op.GetWorkspaceId())
 }
 
 // round is one race with its disturbance, from the first request until the next epoch serves.

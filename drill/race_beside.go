@@ -32,16 +32,20 @@ func (x *race) invite(ctx context.Context) error {
 	if !m.Own() {
 		return nil
 	}
+	c, err := m.own()
+	if err != nil {
+		return err
+	}
 	ws, err := m.workspace(ctx, x.id)
 	if err != nil {
 		return err
 	}
-	user, err := m.cluster.Person(ctx, ws.GetTenantId(),
+	user, err := c.Person(ctx, ws.GetTenantId(),
 		person.Session{Subject: x.called(raceUser), Roles: []string{"tenant"}, Life: time.Hour})
 	if err != nil {
 		return fmt.Errorf("let the user in: %w", err)
 	}
-	admin, err := m.cluster.Person(ctx, "",
+	admin, err := c.Person(ctx, "",
 		person.Session{Subject: x.called(raceAdmin), Roles: []string{"operator"}, Life: time.Hour})
 	if err != nil {
 		user.Close()

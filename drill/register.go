@@ -73,7 +73,7 @@ func runRegister(ctx context.Context, r *Run) error {
 		return at(StageGood, err)
 	}
 	defer func() { _ = shutOut(false) }() // open already, unless it failed before
-	op, env, err := r.caught(ctx)
+	op, env, err := makeAndCatch(ctx, r)
 	if err != nil {
 		return at(StageGood, err)
 	}
@@ -127,7 +127,7 @@ func runRegister(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	if err := m.oneLaunch(id); err != nil {
+	if err := oneLaunch(m, id); err != nil {
 		return at(StageEvidence, err)
 	}
 	ws, err := m.workspace(ctx, id)
@@ -147,7 +147,7 @@ func runRegister(ctx context.Context, r *Run) error {
 }
 
 // oneLaunch checks that a workspace had one launch in all.
-func (m *Mesh) oneLaunch(id string) error {
+func oneLaunch(m *Mesh, id string) error {
 	ledger, err := m.ledger()
 	if err != nil {
 		return err
@@ -162,9 +162,9 @@ func (m *Mesh) oneLaunch(id string) error {
 // errLate is returned if an agent was faster than this drill.
 var errLate = errors.New("the instance had enrolled before its environment was caught")
 
-// caught makes a workspace and returns it with the environment that its instance boots with. An agent may be faster
+// makeAndCatch makes a workspace and returns it with the environment that its instance boots with. An agent may be faster
 // than this drill on a busy machine: then another is made.
-func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error) {
+func makeAndCatch(ctx context.Context, r *Run) (*lifecyclev1.Operation, []byte, error) {
 	const tries = 5
 	for try := 1; ; try++ {
 		op, err := r.Mesh.create(ctx, fresh("register"), nil)

@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +52,7 @@ func releaseFailed() Drill {
 type held struct {
 	id, node, url string
 	machine       *agents.Agent
+	dir           string // of the machine
 }
 
 func runRelease(ctx context.Context, r *Run) error {
@@ -58,14 +60,14 @@ func runRelease(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	ways := []func(context.Context, held, *lifecyclev1.Allocation) error{r.retried, r.forced}
+	ways := []func(context.Context, *Run, held, *lifecyclev1.Allocation) error{retried, forced}
 	if r.Control != None {
 		ways = ways[:1] // both begin alike
 	}
 	var detected, recovered float64
 	for _, way := range ways {
 		r.subject = nil
-		if err := r.oneRelease(ctx, c, way); err != nil {
+		if err := oneRelease(ctx, r, c, way); err != nil {
 			return err
 		}
 		detected, recovered = max(detected, r.result.DetectedSeconds), max(recovered, r.result.RecoveredSeconds)
@@ -74,11 +76,11 @@ func runRelease(ctx context.Context, r *Run) error {
 	return nil
 }
 
-func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster,
-	way func(context.Context, held, *lifecyclev1.Allocation) error,
+func oneRelease(ctx context.Context, r *Run, c *cluster.Cluster,
+	way func(context.Context, *Run, held, *lifecyclev1.Allocation) error,
 ) error {
 	m := r.Mesh
-	h, err := m.onMachine(ctx, c)
+	h, err := onMachine(ctx, m, c)
 	if err != nil {
 		return at(StageGood, err)
 	}
@@ -104,10 +106,10 @@ func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster,
 	var hold *lifecyclev1.Allocation
 	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) {
 		var err error
-		if hold, err = m.hold(ctx, h.id); err != nil {
+		if hold, err = newestAllocation(ctx, m, h.id); err != nil {
 			return Verdict{}, err
 		}
-		return m.failedRelease(ctx, h, hold)
+		return failedRelease(ctx, m, h, hold)
 	})
 	if err != nil {
 		return err
@@ -121,11 +123,11 @@ func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster,
 	if err := answers(ctx, h.url); err != nil {
 		return at(StageVerdict, fmt.Errorf("the fault went away before it was seen: the workload has ended: %w", err))
 	}
-	return way(ctx, h, hold)
+	return way(ctx, r, h, hold)
 }
 
 // onMachine makes a workspace on one of the machines and returns it with that machine.
-func (m *Mesh) onMachine(ctx context.Context, c *cluster.Cluster) (held, error) {
+func onMachine(ctx context.Context, m *Mesh, c *cluster.Cluster) (held, error) {
 	op, err := m.create(ctx, fresh("release"),
 		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
 	if err != nil {
@@ -142,14 +144,21 @@ func (m *Mesh) onMachine(ctx context.Context, c *cluster.Cluster) (held, error) 
 	}
 	for _, a := range c.Nodes {
 		if a.Name() == ws.GetNodeName() {
-			return held{id: id, node: ws.GetNodeId(), url: ws.GetEndpoints()[0].GetUrl(), machine: a}, nil
+			return held{
+				id: id, node: ws.GetNodeId(), url: ws.GetEndpoints()[0].GetUrl(), machine: a, dir: machineDir(c, a),
+			}, nil
 		}
 	}
 	return held{}, fmt.Errorf("the workspace stands on %s, which is no machine of this mesh", ws.GetNodeName())
 }
 
-// hold returns the newest allocation of a workspace.
-func (m *Mesh) hold(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
+// machineDir returns the directory of a machine.
+func machineDir(c *cluster.Cluster, machine *agents.Agent) string {
+	return filepath.Join(c.Dir(), "agents", machine.Name())
+}
+
+// newestAllocation returns the newest allocation of a workspace.
+func newestAllocation(ctx context.Context, m *Mesh, id string) (*lifecyclev1.Allocation, error) {
 	resp, err := m.Client.Query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: 100, WorkspaceId: id})
 	if err != nil {
 		return nil, err
@@ -168,7 +177,7 @@ func (m *Mesh) hold(ctx context.Context, id string) (*lifecyclev1.Allocation, er
 
 // failedRelease returns the complete verdict on an allocation whose release has failed: occupied for cleanup, with a
 // reason, on a machine that takes nothing new.
-func (m *Mesh) failedRelease(ctx context.Context, h held, hold *lifecyclev1.Allocation) (Verdict, error) {
+func failedRelease(ctx context.Context, m *Mesh, h held, hold *lifecyclev1.Allocation) (Verdict, error) {
 	ws, err := m.workspace(ctx, h.id)
 	if err != nil {
 		return Verdict{}, err
@@ -189,8 +198,8 @@ func (m *Mesh) failedRelease(ctx context.Context, h held, hold *lifecyclev1.Allo
 }
 
 // retried is the first remedy: the machine returns, and the release is tried again.
-func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation) error {
-	if err := r.back(ctx, h); err != nil {
+func retried(ctx context.Context, r *Run, h held, hold *lifecyclev1.Allocation) error {
+	if err := startAgain(ctx, r, h); err != nil {
 		return err
 	}
 	retry := func(ctx context.Context) error {
@@ -206,12 +215,12 @@ func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation)
 	}
 	tried := hold.GetFence()
 	return r.recovered(ctx, "released after the machine's return: no claim, no workload is left, the machine takes new work", func(ctx context.Context) error {
-		err := r.Mesh.freed(ctx, h, hold)
+		err := freed(ctx, r.Mesh, h, hold)
 		if err == nil {
 			return nil
 		}
 		// Five seconds may be too short again for a machine that is busy: the drill retries once more, as an operator would.
-		now, readErr := r.Mesh.hold(ctx, h.id)
+		now, readErr := newestAllocation(ctx, r.Mesh, h.id)
 		if readErr != nil || now.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED ||
 			now.GetFence() <= tried {
 			return err
@@ -224,7 +233,7 @@ func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation)
 
 // forced is the second remedy: the allocation is given up with evidence while the machine is disconnected, and cleaned
 // when it returns.
-func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) error {
+func forced(ctx context.Context, r *Run, h held, hold *lifecyclev1.Allocation) error {
 	m := r.Mesh
 	force := func(ctx context.Context, dry bool, fence int64, orphans ...string) (*lifecyclev1.ForceReleaseResponse,
 		error,
@@ -245,10 +254,10 @@ func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) 
 	hold = shown.GetAllocation()
 	if _, err := force(ctx, false, hold.GetFence()+1); !refused(err) {
 		return at(StageRecover, fmt.Errorf("a force-release with another fence was to be refused and was answered %w",
-			or(err, errors.New("yes"))))
+			cmp.Or(err, errors.New("yes"))))
 	}
 	if _, err := force(ctx, false, hold.GetFence()); !refused(err) {
-		return at(StageRecover, fmt.Errorf("a force-release without its orphans acknowledged was to be refused and was answered %w", or(err, errors.New("yes"))))
+		return at(StageRecover, fmt.Errorf("a force-release without its orphans acknowledged was to be refused and was answered %w", cmp.Or(err, errors.New("yes"))))
 	}
 	var orphans []string
 	for _, c := range shown.GetClaims() {
@@ -268,15 +277,15 @@ func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) 
 	}
 	r.evidence(orphans...)
 	if err := await(ctx, "the hold to be released on a cordoned machine", settle,
-		func(ctx context.Context) error { return m.givenUp(ctx, h) }); err != nil {
+		func(ctx context.Context) error { return givenUp(ctx, m, h) }); err != nil {
 		return at(StageRecover, err)
 	}
 	r.note("released by force with %d claims left as orphans, the machine cordoned", len(orphans))
-	if err := r.back(ctx, h); err != nil {
+	if err := startAgain(ctx, r, h); err != nil {
 		return err
 	}
 	return r.recovered(ctx, "the machine is back and has reaped the orphans: no claim, no workload is left, it takes new work", func(ctx context.Context) error {
-		return m.freed(ctx, h, hold)
+		return freed(ctx, m, h, hold)
 	})
 }
 
@@ -286,8 +295,8 @@ func refused(err error) bool {
 	return typed && (!passing(err) || fault.Has(err, commonv1.Reason_REASON_CONFLICT))
 }
 
-// back starts the machine's agent again and waits for its session.
-func (r *Run) back(ctx context.Context, h held) error {
+// startAgain starts the machine's agent again and waits for its session.
+func startAgain(ctx context.Context, r *Run, h held) error {
 	if err := h.machine.Start(); err != nil {
 		return at(StageRecover, err)
 	}
@@ -302,8 +311,8 @@ func (r *Run) back(ctx context.Context, h held) error {
 
 // givenUp checks that an allocation is released on a person's attestation: the uncleaned remains are orphaned and the
 // machine takes no new work.
-func (m *Mesh) givenUp(ctx context.Context, h held) error {
-	hold, err := m.hold(ctx, h.id)
+func givenUp(ctx context.Context, m *Mesh, h held) error {
+	hold, err := newestAllocation(ctx, m, h.id)
 	if err != nil {
 		return err
 	}
@@ -331,8 +340,8 @@ func (m *Mesh) givenUp(ctx context.Context, h held) error {
 }
 
 // freed checks that nothing of an allocation is left: at the API, and in the machine's own list of processes.
-func (m *Mesh) freed(ctx context.Context, h held, was *lifecyclev1.Allocation) error {
-	hold, err := m.hold(ctx, h.id)
+func freed(ctx context.Context, m *Mesh, h held, was *lifecyclev1.Allocation) error {
+	hold, err := newestAllocation(ctx, m, h.id)
 	if err != nil {
 		return err
 	}
@@ -364,12 +373,12 @@ func (m *Mesh) freed(ctx context.Context, h held, was *lifecyclev1.Allocation) e
 		return fmt.Errorf("the machine is connected: %t, cordoned: %t %s", node.GetNode().GetConnected(), gate.GetCordoned(),
 			gate.GetCordonReason())
 	}
-	return m.noWorkload(h)
+	return noWorkload(h)
 }
 
 // noWorkload checks that no process of a workspace runs on its machine.
-func (m *Mesh) noWorkload(h held) error {
-	procs, err := reap.Under(filepath.Join(m.cluster.Dir(), "agents", h.machine.Name()), agents.Program)
+func noWorkload(h held) error {
+	procs, err := reap.Under(h.dir, agents.Program)
 	if err != nil {
 		return err
 	}

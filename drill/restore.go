@@ -1,10 +1,10 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -19,10 +19,11 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// restored is row 35: a database that is older than the agents, the launch log and the instances.
-func restored() Drill {
+// restoreReusesNothing is row 35: a database that is older than the agents, the launch log and the instances.
+func restoreReusesNothing() Drill {
 	return Drill{
 		Name: "restore-reuses-nothing",
 		Injects: "one workspace is recreated, one decommissioned and one created; then all services are stopped and the database's directory is replaced by a copy " +
@@ -49,7 +50,7 @@ type lost struct {
 }
 
 // beforeBackup makes the workspaces that exist when the backup is taken.
-func (r *Run) beforeBackup(ctx context.Context) (*lost, error) {
+func beforeBackup(ctx context.Context, r *Run) (*lost, error) {
 	l := &lost{epochs: map[string]int64{}}
 	for _, id := range []*string{&l.recreated, &l.gone} {
 		op, err := r.Mesh.create(ctx, fresh("restore"), nil)
@@ -66,7 +67,7 @@ func (r *Run) beforeBackup(ctx context.Context) (*lost, error) {
 }
 
 // afterBackup makes the changes that the database is to lose.
-func (r *Run) afterBackup(ctx context.Context, l *lost) error {
+func afterBackup(ctx context.Context, r *Run, l *lost) error {
 	m := r.Mesh
 	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
 		return err
@@ -105,7 +106,7 @@ func runRestored(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	l, err := r.beforeBackup(ctx)
+	l, err := beforeBackup(ctx, r)
 	if err != nil {
 		return at(StageGood, err)
 	}
@@ -114,34 +115,30 @@ func runRestored(ctx context.Context, r *Run) error {
 			r.leave(ctx, id)
 		}
 	}()
-	b, err := m.backUp(ctx)
+	b, err := backUp(ctx, m, c)
 	if err != nil {
 		return at(StageGood, err)
 	}
-	if err := r.afterBackup(ctx, l); err != nil {
+	if err := afterBackup(ctx, r, l); err != nil {
 		return at(StageGood, err)
 	}
-	closed, err := m.incidents(ctx)
+	closed, err := rollbackIncidents(ctx, m)
 	if err != nil {
 		return at(StageGood, err)
 	}
 	between := func(context.Context) error { return nil }
 	if r.Control == Mutated {
-		newer := map[string][]byte{}
-		between = func(context.Context) error {
-			_, err := c.ShutOut(c.Plan.Addresses.Agents, true)
-			return errors.Join(err, swapFiles(b.logs, newer))
-		}
-		defer func() { _ = m.unmutate(ctx, newer) }() // the drill has failed by then, as it had to
+		between = func(context.Context) error { return b.hideNewer(c) }
+		defer func() { _ = b.showNewer(ctx, m, c) }() // the drill has failed by then, as it had to
 	}
 	err = r.inject(ctx, "the database is put back to a copy from before a recreation, a decommission and a create",
-		func(ctx context.Context) error { return m.putBack(ctx, b, between) },
-		func(context.Context) error { _, err := os.Stat(filepath.Join(m.dataDir(), b.marker)); return err })
+		func(ctx context.Context) error { return b.putBack(ctx, c, between) },
+		func(context.Context) error { return b.inPlace(c) })
 	if err != nil {
 		return err
 	}
 	r.faultAt = time.Now() // the budget counts from the control plane's return: before that the API cannot report anything
-	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) { return m.rolledBack(ctx, l, len(closed)) })
+	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) { return rolledBack(ctx, m, l, len(closed)) })
 	if err != nil {
 		return err
 	}
@@ -166,23 +163,23 @@ func runRestored(ctx context.Context, r *Run) error {
 	if err := r.check(ctx); err != nil {
 		return err
 	}
-	if err := r.standsStill(ctx, l); err != nil {
+	if err := standsStill(ctx, r, l); err != nil {
 		return at(StageVerdict, err)
 	}
-	if err := r.accept(ctx); err != nil {
+	if err := acceptRollback(ctx, m); err != nil {
 		return at(StageRecover, err)
 	}
-	if err := r.converges(ctx, l, len(closed)); err != nil {
+	if err := convergesAgain(ctx, r, l, len(closed)); err != nil {
 		return err
 	}
-	if err := r.declared(ctx, l); err != nil {
+	if err := declaredRestore(ctx, r, l); err != nil {
 		return at(StageEvidence, err)
 	}
 	return errors.Join(r.retire(ctx, l.recreated), r.retire(ctx, l.gone))
 }
 
 // rolledBack returns the verdict: the mode, with the launch log as its evidence, and one incident.
-func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, error) {
+func rolledBack(ctx context.Context, m *Mesh, l *lost, before int) (Verdict, error) {
 	answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
 	if err != nil {
 		return Verdict{}, err
@@ -197,7 +194,7 @@ func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, er
 	}) {
 		return Verdict{}, fmt.Errorf("of %d pieces of evidence none is the launch log's about the workspace that was recreated", mode.GetEvidenceTotal())
 	}
-	incidents, err := m.incidents(ctx)
+	incidents, err := rollbackIncidents(ctx, m)
 	if err != nil {
 		return Verdict{}, err
 	}
@@ -215,8 +212,8 @@ func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, er
 	}, nil
 }
 
-// incidents returns the incidents of rollbacks, open and over, the newest first.
-func (m *Mesh) incidents(ctx context.Context) ([]*recoveryv1.Incident, error) {
+// rollbackIncidents returns the incidents of rollbacks, open and over, the newest first.
+func rollbackIncidents(ctx context.Context, m *Mesh) ([]*recoveryv1.Incident, error) {
 	resp, err := m.Client.Incidents.ListIncidents(ctx,
 		&readmodelv1.ListIncidentsRequest{IncludeClosed: true, PageSize: 1000})
 	return slices.DeleteFunc(resp.GetItems(), func(i *recoveryv1.Incident) bool {
@@ -226,25 +223,25 @@ func (m *Mesh) incidents(ctx context.Context) ([]*recoveryv1.Incident, error) {
 
 // standsStill checks that commands are refused, and that the launch log gets no line about a launch or an end, however
 // often the sweeps run.
-func (r *Run) standsStill(ctx context.Context, l *lost) error {
+func standsStill(ctx context.Context, r *Run, l *lost) error {
 	m := r.Mesh
-	before, err := m.decisions()
+	before, err := decisions(m)
 	if err != nil {
 		return err
 	}
 	_, err = m.create(ctx, fresh("restore"), nil)
 	if !fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
-		return fmt.Errorf("a create is answered %w", or(err, errors.New("as if nothing were wrong")))
+		return fmt.Errorf("a create is answered %w", cmp.Or(err, errors.New("as if nothing were wrong")))
 	}
 	_, err = m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE)
 	if !fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
-		return fmt.Errorf("a recreation is answered %w", or(err, errors.New("as if nothing were wrong")))
+		return fmt.Errorf("a recreation is answered %w", cmp.Or(err, errors.New("as if nothing were wrong")))
 	}
 	const sweeps = 10 * time.Second
 	if err := wait(ctx, sweeps); err != nil {
 		return err
 	}
-	after, err := m.decisions()
+	after, err := decisions(m)
 	if err == nil && after != before {
 		err = fmt.Errorf("%d launches and ends came in the mode", after-before)
 	}
@@ -258,21 +255,35 @@ func (r *Run) standsStill(ctx context.Context, l *lost) error {
 }
 
 // decisions returns the number of lines of the launch log that are about a launch or an end.
-func (m *Mesh) decisions() (int, error) {
+func decisions(m *Mesh) (int, error) {
 	ledger, err := m.ledger()
 	return len(slices.DeleteFunc(ledger, func(l line) bool { return l.Op == "restarted" })), err
 }
 
-func (r *Run) accept(ctx context.Context) error {
+// acceptRollback ends rollback mode, as an operator does.
+func acceptRollback(ctx context.Context, m *Mesh) error {
 	_, err := command(ctx, "accept the rollback", func(ctx context.Context) (*readmodelv1.AcceptRollbackResponse, error) {
-		return r.Mesh.Client.Rollback.AcceptRollback(ctx, &readmodelv1.AcceptRollbackRequest{Reason: "drill"})
+		return m.Client.Rollback.AcceptRollback(ctx, &readmodelv1.AcceptRollbackRequest{Reason: "drill"})
 	})
 	return err
 }
 
-// converges recreates the workspaces that the database lists, ends the instance that no row accounts for, and checks
+// awaitRollback waits until rollback mode is set, and returns it.
+func awaitRollback(ctx context.Context, m *Mesh) (*recoveryv1.RollbackMode, error) {
+	var mode *recoveryv1.RollbackMode
+	err := await(ctx, "rollback mode", settle, func(ctx context.Context) error {
+		answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
+		if mode = answer.GetRollback(); err == nil && !mode.GetActive() {
+			err = errors.New("it is not set")
+		}
+		return err
+	})
+	return mode, err
+}
+
+// convergesAgain recreates the workspaces that the database lists, ends the instance that no row accounts for, and checks
 // that no number was used twice.
-func (r *Run) converges(ctx context.Context, l *lost, before int) error {
+func convergesAgain(ctx context.Context, r *Run, l *lost, before int) error {
 	m := r.Mesh
 	asked := map[string]bool{}
 	err := r.recovered(ctx, "every workspace serves in an epoch that was never used, and nothing runs that none accounts for", func(ctx context.Context) error {
@@ -294,15 +305,15 @@ func (r *Run) converges(ctx context.Context, l *lost, before int) error {
 				return err
 			}
 		}
-		return m.endLost(ctx, l.made)
+		return endLost(ctx, m, l.made)
 	})
 	if err != nil {
 		return err
 	}
-	if err := m.neverTwice(l); err != nil {
+	if err := neverTwice(m, l); err != nil {
 		return at(StageEvidence, err)
 	}
-	incidents, err := m.incidents(ctx)
+	incidents, err := rollbackIncidents(ctx, m)
 	if err == nil && (len(incidents)-before != 1 || incidents[0].GetClosedAt() == nil) {
 		err = fmt.Errorf("%d incidents came of it, or the one is not over", len(incidents)-before)
 	}
@@ -314,7 +325,7 @@ func (r *Run) converges(ctx context.Context, l *lost, before int) error {
 
 // endLost ends the instance of a workspace that the database has forgotten, as the list of instances names it, by an
 // operator's verb.
-func (m *Mesh) endLost(ctx context.Context, workspaceID string) error {
+func endLost(ctx context.Context, m *Mesh, workspaceID string) error {
 	resp, err := m.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{WorkspaceId: workspaceID})
 	if err != nil {
 		return err
@@ -327,39 +338,33 @@ func (m *Mesh) endLost(ctx context.Context, workspaceID string) error {
 		_, err := m.Client.Instances.EndInstance(ctx, &readmodelv1.EndInstanceRequest{
 			Request: &lifecyclev1.EndInstanceRequest{Instance: i.GetInstanceId(), Reason: "drill"},
 		})
-		return or(err, errors.New("its end is not shown yet"))
+		return cmp.Or(err, errors.New("its end is not shown yet"))
 	}
 	return m.oneLife(workspaceID, 0)
 }
 
 // neverTwice checks that no epoch was launched twice, and none after a higher one.
-func (m *Mesh) neverTwice(l *lost) error {
+func neverTwice(m *Mesh, l *lost) error {
 	ledger, err := m.ledger()
 	if err != nil {
 		return err
 	}
 	for _, id := range []string{l.recreated, l.gone, l.made} {
 		_, _, judged := launches(ledger, id)
-		err = errors.Join(err, judged)
-		highest := int64(0)
-		for _, line := range ledger {
-			if line.WorkspaceID != id || line.Op != "launched" {
-				continue
-			}
-			if line.Epoch <= highest {
-				err = errors.Join(err, fmt.Errorf("epoch %d of workspace %s is launched after epoch %d", line.Epoch, id, highest))
-			}
-			highest = line.Epoch
-		}
+		err = errors.Join(err, judged, rising(ledger, id))
 	}
 	return err
 }
 
-// declared restores once more, and declares it before any service is started: the era is raised, and the evidence of
+// declaredRestore restores once more, and declares it before any service is started: the era is raised, and the evidence of
 // earlier eras that agents and the launch log keep makes no second incident, not even after it was accepted.
-func (r *Run) declared(ctx context.Context, l *lost) error {
+func declaredRestore(ctx context.Context, r *Run, l *lost) error {
 	m := r.Mesh
-	b, err := m.backUp(ctx)
+	c, err := m.own()
+	if err != nil {
+		return err
+	}
+	b, err := backUp(ctx, m, c)
 	if err != nil {
 		return err
 	}
@@ -373,25 +378,18 @@ func (r *Run) declared(ctx context.Context, l *lost) error {
 	if err != nil {
 		return err
 	}
-	incidents, err := m.incidents(ctx)
+	incidents, err := rollbackIncidents(ctx, m)
 	if err != nil {
 		return err
 	}
-	if err := m.putBack(ctx, b, m.declare); err != nil {
+	if err := b.putBack(ctx, c, func(ctx context.Context) error { return declare(ctx, c) }); err != nil {
 		return err
 	}
-	var mode *recoveryv1.RollbackMode
-	err = await(ctx, "rollback mode", settle, func(ctx context.Context) error {
-		answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
-		if mode = answer.GetRollback(); err == nil && !mode.GetActive() {
-			err = errors.New("it is not set")
-		}
-		return err
-	})
+	mode, err := awaitRollback(ctx, m)
 	if err != nil || !mode.GetDeclared() {
-		return or(err, errors.New("the mode is set, and not as declared"))
+		return cmp.Or(err, errors.New("the mode is set, and not as declared"))
 	}
-	if err := r.accept(ctx); err != nil {
+	if err := acceptRollback(ctx, m); err != nil {
 		return err
 	}
 	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
@@ -410,19 +408,18 @@ func (r *Run) declared(ctx context.Context, l *lost) error {
 	if err != nil {
 		return err
 	}
-	after, err := m.incidents(ctx)
+	after, err := rollbackIncidents(ctx, m)
 	if err == nil && len(after)-len(incidents) != 1 {
 		err = fmt.Errorf("%d incidents came of a declared restore", len(after)-len(incidents))
 	}
 	if err == nil {
 		r.note("declared: one incident, the next epoch above that of the lost history")
 	}
-	return errors.Join(err, m.neverTwice(l))
+	return errors.Join(err, neverTwice(m, l))
 }
 
 // declare runs the command that an operator runs before the services are started.
-func (m *Mesh) declare(ctx context.Context) error {
-	c := m.cluster
+func declare(ctx context.Context, c *cluster.Cluster) error {
 	//nolint:gosec // of our own mesh
 	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(c.Plan.AgentBinary), "gpuaas"), "migrate", "restored",
 		"--database-url-file", c.Material.URLFile(pg.RoleOwner), "--reason", "drill")

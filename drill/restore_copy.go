@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
 // backup is a copy of the database, and of the launch log of the same moment.
@@ -17,23 +18,24 @@ type backup struct {
 	logs map[string][]byte // the launch log's files by path
 	// marker is the name of a file that is written into the copy as it is put back: Postgres ignores unknown files.
 	marker string
+	newer  map[string][]byte // what the launch log's files held when hideNewer replaced them
 }
 
-func (m *Mesh) logFiles() []string {
+func logFiles(c *cluster.Cluster) []string {
 	return []string{
-		filepath.Join(m.cluster.Plan.InstanceDir, "launches.jsonl"),
-		filepath.Join(m.cluster.Plan.InstanceDir, "launches.id"),
+		filepath.Join(c.Plan.InstanceDir, "launches.jsonl"),
+		filepath.Join(c.Plan.InstanceDir, "launches.id"),
 	}
 }
 
 // backUp copies the database while its server is stopped, and waits until the mesh is well again.
-func (m *Mesh) backUp(ctx context.Context) (*backup, error) {
+func backUp(ctx context.Context, m *Mesh, c *cluster.Cluster) (*backup, error) {
 	b := &backup{
-		dir: filepath.Join(m.cluster.Dir(), fresh("backup")), logs: map[string][]byte{},
-		marker: fresh("put-back"),
+		dir: filepath.Join(c.Dir(), fresh("backup")), logs: map[string][]byte{},
+		marker: fresh("put-back"), newer: map[string][]byte{},
 	}
-	err := m.cluster.Stores.Postgres.Offline(ctx, func(dataDir string) error {
-		for _, path := range m.logFiles() {
+	err := c.Stores.Postgres.Offline(ctx, func(dataDir string) error {
+		for _, path := range logFiles(c) {
 			raw, err := os.ReadFile(path) //nolint:gosec // of our own mesh
 			if err != nil {
 				return err
@@ -58,13 +60,13 @@ func copyWhole(ctx context.Context, from, to string) error {
 }
 
 // putBack replaces the database by the copy, with all services stopped, calls between and starts the services again.
-func (m *Mesh) putBack(ctx context.Context, b *backup, between func(ctx context.Context) error) error {
-	for _, p := range m.cluster.Processes() {
+func (b *backup) putBack(ctx context.Context, c *cluster.Cluster, between func(ctx context.Context) error) error {
+	for _, p := range c.Processes() {
 		if err := p.Stop(ctx); err != nil {
 			return fmt.Errorf("stop %s: %w", p.Name, err)
 		}
 	}
-	err := m.cluster.Stores.Postgres.Offline(ctx, func(dataDir string) error {
+	err := c.Stores.Postgres.Offline(ctx, func(dataDir string) error {
 		if err := os.RemoveAll(dataDir); err != nil {
 			return err
 		}
@@ -76,18 +78,18 @@ func (m *Mesh) putBack(ctx context.Context, b *backup, between func(ctx context.
 	if err == nil && between != nil {
 		err = between(ctx)
 	}
-	return errors.Join(err, m.startAll(ctx))
+	return errors.Join(err, startAll(ctx, c))
 }
 
-func (m *Mesh) startAll(ctx context.Context) error {
-	for _, p := range m.cluster.Processes() {
+func startAll(ctx context.Context, c *cluster.Cluster) error {
+	for _, p := range c.Processes() {
 		if err := p.Start(); err != nil {
 			return err
 		}
 	}
 	// A process that was stopped on purpose has ended as well: the number of its ends proves nothing here.
 	return await(ctx, "every service to be ready", settle, func(ctx context.Context) error {
-		for _, p := range m.cluster.Processes() {
+		for _, p := range c.Processes() {
 			if err := p.Ready(ctx); err != nil {
 				return err
 			}
@@ -96,8 +98,11 @@ func (m *Mesh) startAll(ctx context.Context) error {
 	})
 }
 
-// dataDir returns the directory of the database.
-func (m *Mesh) dataDir() string { return filepath.Join(m.cluster.Dir(), "postgres", "data") }
+// inPlace returns nil if the database's directory is the copy.
+func (b *backup) inPlace(c *cluster.Cluster) error {
+	_, err := os.Stat(filepath.Join(c.Dir(), "postgres", "data", b.marker))
+	return err
+}
 
 // swapFiles writes the contents of files and keeps their former contents in was.
 func swapFiles(files, was map[string][]byte) error {
@@ -112,23 +117,26 @@ func swapFiles(files, was map[string][]byte) error {
 	return errors.Join(errs...)
 }
 
-// unmutate restores the newer launch log and the agents' access, and accepts the evidence that they then report.
-func (m *Mesh) unmutate(ctx context.Context, newer map[string][]byte) error {
+// hideNewer hides from the services what is newer than the backup: it puts the launch log of that moment in place, and
+// lets no agent come through to the node API.
+func (b *backup) hideNewer(c *cluster.Cluster) error {
+	_, err := c.ShutOut(c.Plan.Addresses.Agents, true)
+	return errors.Join(err, swapFiles(b.logs, b.newer))
+}
+
+// showNewer restores the newer launch log and the agents' access, and accepts the evidence that they then report.
+func (b *backup) showNewer(ctx context.Context, m *Mesh, c *cluster.Cluster) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
 	defer cancel()
 	var errs []error
-	for _, p := range m.cluster.Lifecycle {
+	for _, p := range c.Lifecycle {
 		errs = append(errs, p.Stop(ctx))
 	}
-	errs = append(errs, swapFiles(newer, map[string][]byte{}))
-	_, err := m.cluster.ShutOut(m.cluster.Plan.Addresses.Agents, false)
-	errs = append(errs, err, m.startAll(ctx), await(ctx, "rollback mode", settle, func(ctx context.Context) error {
-		answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
-		if err == nil && !answer.GetRollback().GetActive() {
-			err = errors.New("it is not set")
-		}
-		return err
-	}))
+	errs = append(errs, swapFiles(b.newer, map[string][]byte{}))
+	_, err := c.ShutOut(c.Plan.Addresses.Agents, false)
+	errs = append(errs, err, startAll(ctx, c))
+	_, err = awaitRollback(ctx, m)
+	errs = append(errs, err)
 	_, err = m.Client.Rollback.AcceptRollback(ctx, &readmodelv1.AcceptRollbackRequest{Reason: "drill"})
 	return errors.Join(append(errs, err)...)
 }

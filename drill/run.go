@@ -75,8 +75,8 @@ func One(ctx context.Context, m *Mesh, d Drill, control Control, logger *slog.Lo
 	r := &Run{Drill: d, Control: control, Mesh: m, Logger: logger.With(slog.String("drill", out.Name)), result: &out}
 	err := r.whole(ctx)
 	out.ElapsedSeconds = round(time.Since(began))
-	if failed, ok := errors.AsType[*stageError](err); ok {
-		out.Stage = string(failed.stage)
+	if failed, ok := stageOf(err); ok {
+		out.Stage = string(failed)
 	}
 	if control == None {
 		out.Passed = err == nil
@@ -96,13 +96,13 @@ func inverted(d Drill, control Control, err error) (bool, string) {
 	if control == Mutated {
 		want = d.mutated
 	}
-	failed, ok := errors.AsType[*stageError](err)
+	failed, ok := stageOf(err)
 	switch {
 	case err == nil && control == Withheld:
 		return false, "the drill passed though no fault was injected"
 	case err == nil:
 		return false, "the drill passed though its detector was mutated: " + d.Mutation
-	case !ok || failed.stage != want:
+	case !ok || failed != want:
 		return false, fmt.Sprintf("the drill had to fail at the stage %s, and failed otherwise: %v", want, err)
 	default:
 		return true, "failed as it had to: " + err.Error()
@@ -126,7 +126,7 @@ func (r *Run) whole(ctx context.Context) error {
 	if err := r.Mesh.good(ctx); err != nil {
 		return at(StageGood, err)
 	}
-	r.Mesh.comeToRest(ctx)
+	comeToRest(ctx, r.Mesh)
 	if r.Control == Mutated && r.Drill.mutate != nil {
 		// The budget stays as it was: the mutation changes the detector, not its budget.
 		undo, err := r.Drill.mutate(ctx, r)
@@ -169,7 +169,7 @@ func (r *Run) evidence(ids ...string) {
 // took effect.
 func (r *Run) inject(ctx context.Context, what string, do, proof func(ctx context.Context) error) error {
 	var err error
-	if r.before, err = r.Mesh.check(ctx, r.subject); err != nil {
+	if r.before, err = readWorld(ctx, r.Mesh, r.subject); err != nil {
 		return at(StageGood, err)
 	}
 	r.faultAt = time.Now()
@@ -217,7 +217,7 @@ func (r *Run) detect(ctx context.Context, look func(ctx context.Context) (Verdic
 // nothing unrelated changed.
 func (r *Run) check(ctx context.Context) error {
 	want := r.Drill.Expect
-	got, err := r.Mesh.explain(ctx, r.verdict)
+	got, err := explain(ctx, r.Mesh, r.verdict)
 	if err != nil {
 		return at(StageVerdict, err)
 	}
@@ -233,7 +233,7 @@ func (r *Run) check(ctx context.Context) error {
 	if !strings.Contains(got.Next, want.Next) || got.Next == "" {
 		wrong = append(wrong, fmt.Sprintf("the next action is %q and does not speak of %q", got.Next, want.Next))
 	}
-	now, err := r.Mesh.check(ctx, r.subject)
+	now, err := readWorld(ctx, r.Mesh, r.subject)
 	if err != nil {
 		return at(StageVerdict, err)
 	}
@@ -276,7 +276,7 @@ func await(ctx context.Context, what string, limit time.Duration, do func(ctx co
 		if err == nil {
 			return nil
 		}
-		if _, final := errors.AsType[*stageError](err); final {
+		if _, final := stageOf(err); final {
 			return err
 		}
 		if time.Since(began) > limit {

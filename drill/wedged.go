@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,7 +94,7 @@ func runWedged(ctx context.Context, r *Run) error {
 	if err := r.detect(ctx, func(ctx context.Context) (Verdict,
 		error,
 	) {
-		return m.stall(ctx, ref, op.GetOperationId())
+		return stallVerdict(ctx, m, ref, op.GetOperationId())
 	}); err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func runWedged(ctx context.Context, r *Run) error {
 	if err := stopped(pid); err != nil {
 		return at(StageVerdict, fmt.Errorf("the fault went away before it was seen: %w", err))
 	}
-	return r.unwedge(ctx, id, op)
+	return unwedge(ctx, r, id, op)
 }
 
 // launched waits until the launch log has the launch of an instance and returns its agent's process. It polls often, so
@@ -125,8 +126,8 @@ func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error
 	return pid, err
 }
 
-// stall returns the verdict of the timeline on a run, or an error that names its missing parts.
-func (m *Mesh) stall(ctx context.Context, ref, runID string) (Verdict, error) {
+// stallVerdict returns the verdict of the timeline on a run, or an error that names its missing parts.
+func stallVerdict(ctx context.Context, m *Mesh, ref, runID string) (Verdict, error) {
 	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: ref})
 	if err != nil {
 		return Verdict{}, err
@@ -156,18 +157,18 @@ func (m *Mesh) stall(ctx context.Context, ref, runID string) (Verdict, error) {
 }
 
 // unwedge follows the runbook, with its first two steps tried in the wrong order too.
-func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operation) error {
+func unwedge(ctx context.Context, r *Run, id string, wedged *lifecyclev1.Operation) error {
 	m := r.Mesh
 	_, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RESET)
 	if _, refused := fault.As(err); !refused {
 		return at(StageRecover, fmt.Errorf("a reset before the cancel was to be refused and was answered %w",
-			or(err, errors.New("yes"))))
+			cmp.Or(err, errors.New("yes"))))
 	}
 	r.note("reset before cancel is refused: %v", err)
 	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_CANCEL); err != nil {
 		if ws, readErr := m.workspace(ctx, id); readErr == nil && ws.GetEpoch() > wedged.GetEpoch() {
 			r.note("the watchdog was quicker: nothing is left to cancel")
-			return r.unwedged(ctx, id, ws.GetEpoch())
+			return unwedged(ctx, r, id, ws.GetEpoch())
 		}
 		return at(StageRecover, err)
 	}
@@ -176,7 +177,7 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 		return at(StageRecover, err)
 	}
 	if err := await(ctx, "the compensations to be whole", patience,
-		func(ctx context.Context) error { return m.compensated(ctx, id, wedged) }); err != nil {
+		func(ctx context.Context) error { return compensated(ctx, m, id, wedged) }); err != nil {
 		return at(StageRecover, err)
 	}
 	r.note("cancelled and compensated %.1f s after the fault", time.Since(r.faultAt).Seconds())
@@ -192,11 +193,11 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 		return at(StageRecover, fmt.Errorf("the retry runs in epoch %d, the instance of epoch %d has ended", again.GetEpoch(),
 			wedged.GetEpoch()))
 	}
-	return r.unwedged(ctx, id, again.GetEpoch())
+	return unwedged(ctx, r, id, again.GetEpoch())
 }
 
 // unwedged checks that the workspace serves in a later epoch, and ends it.
-func (r *Run) unwedged(ctx context.Context, id string, epoch int64) error {
+func unwedged(ctx context.Context, r *Run, id string, epoch int64) error {
 	if err := r.recovered(ctx, "active in the next epoch, its endpoint answers, nothing is left of the former one",
 		func(ctx context.Context) error {
 			return r.Mesh.serving(ctx, id, epoch)
@@ -208,7 +209,7 @@ func (r *Run) unwedged(ctx context.Context, id string, epoch int64) error {
 
 // compensated checks that nothing of an epoch is left: its run ended failed with no attempt open, its claims are
 // released, its instance is ended in the launch log and empty on the host.
-func (m *Mesh) compensated(ctx context.Context, id string, op *lifecyclev1.Operation) error {
+func compensated(ctx context.Context, m *Mesh, id string, op *lifecyclev1.Operation) error {
 	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: id})
 	if err != nil {
 		return err

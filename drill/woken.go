@@ -68,7 +68,7 @@ func runOldInstance(ctx context.Context, r *Run) error {
 	if err := m.awaitServing(ctx, id, former); err != nil {
 		return at(StageGood, err)
 	}
-	copied, identity, err := m.snapshot(id, former)
+	copied, identity, err := snapshot(m, c, id, former)
 	if err != nil {
 		return at(StageGood, err)
 	}
@@ -100,7 +100,7 @@ func runOldInstance(ctx context.Context, r *Run) error {
 	if err := r.detect(ctx, func(ctx context.Context) (Verdict,
 		error,
 	) {
-		return r.wokenVerdict(ctx, id, former)
+		return wokenVerdict(ctx, r, id, former)
 	}); err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (m *Mesh) awaitServing(ctx context.Context, id string, epoch int64) error {
 }
 
 // wokenVerdict reads the finding on an instance that was started again, and how its workspace looks to its user.
-func (r *Run) wokenVerdict(ctx context.Context, id string, epoch int64) (Verdict, error) {
+func wokenVerdict(ctx context.Context, r *Run, id string, epoch int64) (Verdict, error) {
 	found, err := r.Mesh.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{Workspace: id, PageSize: 100})
 	if err != nil {
 		return Verdict{}, err
@@ -284,13 +284,13 @@ func workloadStarts(dir string) (map[string]string, error) {
 
 // snapshot copies an instance's directory while its agent is stopped, so that the copy works at its own path, and
 // returns it with the digest of its identity.
-func (m *Mesh) snapshot(id string, epoch int64) (string, string, error) {
+func snapshot(m *Mesh, c *cluster.Cluster, id string, epoch int64) (string, string, error) {
 	pid, err := m.instancePID(id, epoch)
 	if err != nil {
 		return "", "", err
 	}
 	from := m.instanceDir(id, epoch)
-	to := filepath.Join(filepath.Dir(m.cluster.Plan.InstanceDir), "woken", filepath.Base(from))
+	to := filepath.Join(filepath.Dir(c.Plan.InstanceDir), "woken", filepath.Base(from))
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return "", "", err
 	}

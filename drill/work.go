@@ -15,7 +15,7 @@ import (
 // observe takes the snapshot that later ones are compared with. Objects that are made after it are not compared.
 func (r *Run) observe(ctx context.Context) error {
 	var err error
-	r.before, err = r.Mesh.check(ctx, r.subject)
+	r.before, err = readWorld(ctx, r.Mesh, r.subject)
 	return at(StageGood, err)
 }
 
@@ -129,12 +129,4 @@ func (r *Run) leave(ctx context.Context, id string) {
 		}
 		return errors.Join(fmt.Errorf("it is %s", names.Of(ws.GetState())), err)
 	})
-}
-
-// or returns err if it is not nil, else otherwise.
-func or(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
 }

@@ -18,9 +18,9 @@ type world struct {
 	parked            int32
 }
 
-// check reads the world without the objects of the fault: workspaces by id, nodes by id, and the instances of those
+// readWorld reads the world without the objects of the fault: workspaces by id, nodes by id, and the instances of those
 // workspaces.
-func (m *Mesh) check(ctx context.Context, subject []string) (world, error) {
+func readWorld(ctx context.Context, m *Mesh, subject []string) (world, error) {
 	var w world
 	err := await(ctx, "a look at what is to stay as it is", patience, func(ctx context.Context) error {
 		w = world{workspaces: map[string]string{}, nodes: map[string]string{}}
@@ -39,7 +39,7 @@ func (m *Mesh) check(ctx context.Context, subject []string) (world, error) {
 
 // comeToRest waits for active workspaces that are still recovering, as after an earlier drill: they would be taken for
 // changes by the next fault. A mesh with one that does not recover is drilled as it is.
-func (m *Mesh) comeToRest(ctx context.Context) {
+func comeToRest(ctx context.Context, m *Mesh) {
 	//nolint:errcheck // see above
 	_ = await(ctx, "workspaces that are on their way back", time.Minute, func(ctx context.Context) error {
 		for token := ""; ; {

@@ -178,7 +178,7 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(o.dir))
 	defer release()
-	mesh, err := drillMesh(ctx, cmd, program, o, logger, drills)
+	target, err := drillMesh(ctx, cmd, program, o, logger, drills)
 	if err != nil {
 		return err
 	}
@@ -189,10 +189,10 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 				r.Name, r.ElapsedSeconds, r.Why)
 		}
 	}
-	results, err := drill.All(ctx, mesh, drills, drill.Options{Logger: logger, Controls: o.controls, Each: tell})
+	results, err := drill.All(ctx, target, drills, drill.Options{Logger: logger, Controls: o.controls, Each: tell})
 	ended, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	err = errors.Join(err, mesh.Close(ended))
+	err = errors.Join(err, target.Close(ended))
 	if printErr := kit.Records(program, cmd, func(r drill.Result) string { return r.Name }, drillColumns,
 		results); printErr != nil {
 		return errors.Join(err, printErr)
@@ -218,12 +218,12 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o 
 		if err != nil {
 			return nil, err
 		}
-		mesh := drill.On(person)
+		target := drill.On(person)
 		var refused []error
 		for _, d := range drills {
-			refused = append(refused, mesh.Refuse(d))
+			refused = append(refused, d.Refuse(target))
 		}
-		return mesh, exit.Usage(errors.Join(refused...))
+		return target, exit.Usage(errors.Join(refused...))
 	}
 	var unable []error
 	for _, d := range drills {
