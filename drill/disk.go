@@ -1,16 +1,13 @@
 package drill
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -41,25 +38,6 @@ func diskFull() Drill {
 		able:    mayMount,
 		run:     runDiskFull,
 	}
-}
-
-const smallDisk = 160 << 20 // the agent keeps a copy of its own program there
-
-// mayMount tries whether this process may mount the file system that the drill needs, and leaves nothing behind.
-func mayMount() error {
-	const needs = "the drill mounts a file system of its own, which this user or host does not allow (run it as root)"
-	if os.Geteuid() != 0 {
-		return errors.New(needs)
-	}
-	dir, err := os.MkdirTemp("", "gpuaas-drill-mount-*")
-	if err != nil {
-		return fmt.Errorf("make a directory to mount on: %w", err)
-	}
-	err = syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m")
-	if err != nil {
-		return errors.Join(fmt.Errorf("%s: %w", needs, err), os.Remove(dir))
-	}
-	return errors.Join(syscall.Unmount(dir, 0), os.Remove(dir))
 }
 
 // smallMachine is a machine whose agent keeps its state on a small disk.
@@ -309,7 +287,7 @@ func onSmallDisk(ctx context.Context, r *Run, c *cluster.Cluster) (smallMachine,
 	if err := machine.Stop(ctx); err != nil {
 		return s, back, err
 	}
-	undo = append(undo, func(ctx context.Context) error { return errors.Join(machine.Start(), awaitConnected(ctx, r, machine)) })
+	undo = append(undo, func(ctx context.Context) error { return errors.Join(machine.Start(), awaitConnected(ctx, m, machine)) })
 	if err := moveOnto(ctx, s.state, true); err != nil {
 		return s, back, err
 	}
@@ -317,12 +295,12 @@ func onSmallDisk(ctx context.Context, r *Run, c *cluster.Cluster) (smallMachine,
 	if r.Control == Mutated {
 		machine.SetArgs("--room-every", "1h")
 	}
-	return s, back, errors.Join(machine.Start(), awaitConnected(ctx, r, machine))
+	return s, back, errors.Join(machine.Start(), awaitConnected(ctx, m, machine))
 }
 
-func awaitConnected(ctx context.Context, r *Run, machine *agents.Agent) error {
+func awaitConnected(ctx context.Context, m *Mesh, machine *agents.Agent) error {
 	return await(ctx, machine.Name()+" to be connected again", settle, func(ctx context.Context) error {
-		resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: machine.Name()})
+		resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: machine.Name()})
 		if err == nil && (!resp.GetNode().GetConnected() || !resp.GetNode().GetGate().GetAdmitted()) {
 			err = errors.New("it is not")
 		}
@@ -336,69 +314,4 @@ func cordon(ctx context.Context, m *Mesh, node string, on bool) error {
 		return m.Client.Command.SetCordon(ctx, &readmodelv1.SetCordonRequest{Node: node, Cordoned: on, Reason: "drill"})
 	})
 	return err
-}
-
-// moveOnto moves a directory's content onto a small file system that is mounted there, or from it back.
-func moveOnto(ctx context.Context, dir string, small bool) error {
-	aside := dir + ".aside"
-	if err := os.RemoveAll(aside); err != nil {
-		return err
-	}
-	if err := copyAll(ctx, dir, aside); err != nil {
-		return err
-	}
-	if small {
-		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0711", smallDisk)); err != nil {
-			return fmt.Errorf("mount a small disk: %w", err)
-		}
-	} else {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			return fmt.Errorf("unmount the small disk: %w", err)
-		}
-		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o711)); err != nil { //nolint:gosec // workspaces pass
-			return err
-		}
-	}
-	return errors.Join(copyAll(ctx, aside+"/.", dir), os.RemoveAll(aside))
-}
-
-// copyAll copies a directory with owners, modes and holes.
-func copyAll(ctx context.Context, from, to string) error {
-	//nolint:gosec // of our own mesh
-	if out, err := exec.CommandContext(ctx, "cp", "-a", "--sparse=always", from, to).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy %s: %w: %s", from, err, out)
-	}
-	return nil
-}
-
-// fill takes all room of a file system, to the last block.
-func fill(path string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // of our own mesh
-	if err != nil {
-		return err
-	}
-	for _, piece := range []int{1 << 20, 4 << 10} {
-		for err == nil {
-			_, err = f.Write(make([]byte, piece))
-		}
-		if !errors.Is(err, syscall.ENOSPC) {
-			return errors.Join(err, f.Close())
-		}
-		err = nil
-	}
-	return f.Close()
-}
-
-// refusesWrites checks that the file system of a directory refuses writes.
-func refusesWrites(dir string) error {
-	path := filepath.Join(dir, "drill-probe")
-	const more = 128 << 10
-	err := os.WriteFile(path, make([]byte, more), 0o600)
-	if removeErr := os.Remove(path); removeErr != nil && !errors.Is(removeErr, os.ErrNotExist) {
-		return removeErr
-	}
-	if !errors.Is(err, syscall.ENOSPC) {
-		return fmt.Errorf("a write of %d KiB was answered %w", more>>10, cmp.Or(err, errors.New("yes")))
-	}
-	return nil
 }

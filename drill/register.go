@@ -2,15 +2,11 @@ package drill
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
-	"time"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -159,9 +155,6 @@ func oneLaunch(m *Mesh, id string) error {
 	return err
 }
 
-// errLate is returned if an agent was faster than this drill.
-var errLate = errors.New("the instance had enrolled before its environment was caught")
-
 // makeAndCatch makes a workspace and returns it with the environment that its instance boots with. An agent may be faster
 // than this drill on a busy machine: then another is made.
 func makeAndCatch(ctx context.Context, r *Run) (*lifecyclev1.Operation, []byte, error) {
@@ -183,55 +176,4 @@ func makeAndCatch(ctx context.Context, r *Run) (*lifecyclev1.Operation, []byte, 
 			return nil, nil, err
 		}
 	}
-}
-
-// firstEnvironment returns the environment that an instance boots with, read before its agent enrols and writes it
-// anew.
-func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
-	var env []byte
-	err := await(ctx, "the instance's environment", settle, func(ctx context.Context) error {
-		var err error
-		for range 20 {
-			if env, err = os.ReadFile(file); err == nil { //nolint:gosec // of our own mesh
-				break
-			}
-			if err := wait(ctx, 2*time.Millisecond); err != nil {
-				return err
-			}
-		}
-		return err
-	})
-	if err == nil && strings.Contains(string(env), "GPUAAS_TASK_SIGNING_PUBKEYS") {
-		err = errLate
-	}
-	return env, err
-}
-
-// reimage restores an instance to its state before its first boot. The agent is stopped first, so that it writes
-// nothing in between, and killed last, since it is powered on again as soon as it is gone.
-func reimage(pid int, instance string, env []byte) error {
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		return err
-	}
-	keys, err := filepath.Glob(filepath.Join(instance, "etc", "*.pem"))
-	state, stateErr := filepath.Glob(filepath.Join(instance, "state", "*"))
-	err = errors.Join(err, stateErr)
-	for _, path := range append(keys, state...) {
-		err = errors.Join(err, os.RemoveAll(path))
-	}
-	file := filepath.Join(instance, "etc", "node-agent.env")
-	return errors.Join(err, os.WriteFile(file, env, 0o600), syscall.Kill(pid, syscall.SIGKILL))
-}
-
-// digest returns a digest of the files that make an instance's identity: its keys and certificates, and its ids.
-func digest(instance string) string {
-	sum := sha256.New()
-	keys, _ := filepath.Glob(filepath.Join(instance, "etc", "*.pem")) // the pattern is good
-	for _, f := range append(keys, filepath.Join(instance, "state", "node.json")) {
-		if data, err := os.ReadFile(f); err == nil { //nolint:gosec // of our own mesh
-			fmt.Fprintf(sum, "%s %d\n", filepath.Base(f), len(data))
-			_, _ = sum.Write(data)
-		}
-	}
-	return hex.EncodeToString(sum.Sum(nil))
 }

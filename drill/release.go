@@ -5,13 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
@@ -46,13 +48,6 @@ func releaseFailed() Drill {
 		},
 		run: runRelease,
 	}
-}
-
-// held is a workspace on a machine.
-type held struct {
-	id, node, url string
-	machine       *agents.Agent
-	dir           string // of the machine
 }
 
 func runRelease(ctx context.Context, r *Run) error {
@@ -124,37 +119,6 @@ func oneRelease(ctx context.Context, r *Run, c *cluster.Cluster,
 		return at(StageVerdict, fmt.Errorf("the fault went away before it was seen: the workload has ended: %w", err))
 	}
 	return way(ctx, r, h, hold)
-}
-
-// onMachine makes a workspace on one of the machines and returns it with that machine.
-func onMachine(ctx context.Context, m *Mesh, c *cluster.Cluster) (held, error) {
-	op, err := m.create(ctx, fresh("release"),
-		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
-	if err != nil {
-		return held{}, err
-	}
-	id := op.GetWorkspaceId()
-	if err := await(ctx, "the workspace to serve", settle,
-		func(ctx context.Context) error { return m.serving(ctx, id, op.GetEpoch()) }); err != nil {
-		return held{}, err
-	}
-	ws, err := m.workspace(ctx, id)
-	if err != nil {
-		return held{}, err
-	}
-	for _, a := range c.Nodes {
-		if a.Name() == ws.GetNodeName() {
-			return held{
-				id: id, node: ws.GetNodeId(), url: ws.GetEndpoints()[0].GetUrl(), machine: a, dir: machineDir(c, a),
-			}, nil
-		}
-	}
-	return held{}, fmt.Errorf("the workspace stands on %s, which is no machine of this mesh", ws.GetNodeName())
-}
-
-// machineDir returns the directory of a machine.
-func machineDir(c *cluster.Cluster, machine *agents.Agent) string {
-	return filepath.Join(c.Dir(), "agents", machine.Name())
 }
 
 // newestAllocation returns the newest allocation of a workspace.
@@ -289,12 +253,6 @@ func forced(ctx context.Context, r *Run, h held, hold *lifecyclev1.Allocation) e
 	})
 }
 
-// refused reports whether an error is a refusal that a repetition would get again, that of a changed fence included.
-func refused(err error) bool {
-	_, typed := fault.As(err)
-	return typed && (!passing(err) || fault.Has(err, commonv1.Reason_REASON_CONFLICT))
-}
-
 // startAgain starts the machine's agent again and waits for its session.
 func startAgain(ctx context.Context, r *Run, h held) error {
 	if err := h.machine.Start(); err != nil {
@@ -388,4 +346,10 @@ func noWorkload(h held) error {
 		}
 	}
 	return nil
+}
+
+// refused reports whether an error is a refusal that a repetition would get again, that of a changed fence included.
+func refused(err error) bool {
+	_, typed := fault.As(err)
+	return typed && (!passing(err) || fault.Has(err, commonv1.Reason_REASON_CONFLICT))
 }

@@ -5,10 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -17,9 +14,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/agents"
-	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
 // restoreReusesNothing is row 35: a database that is older than the agents, the launch log and the instances.
@@ -212,15 +207,6 @@ func rolledBack(ctx context.Context, m *Mesh, l *lost, before int) (Verdict, err
 	}, nil
 }
 
-// rollbackIncidents returns the incidents of rollbacks, open and over, the newest first.
-func rollbackIncidents(ctx context.Context, m *Mesh) ([]*recoveryv1.Incident, error) {
-	resp, err := m.Client.Incidents.ListIncidents(ctx,
-		&readmodelv1.ListIncidentsRequest{IncludeClosed: true, PageSize: 1000})
-	return slices.DeleteFunc(resp.GetItems(), func(i *recoveryv1.Incident) bool {
-		return i.GetKind() != commonv1.IncidentKind_INCIDENT_KIND_CONTROL_PLANE_ROLLBACK
-	}), err
-}
-
 // standsStill checks that commands are refused, and that the launch log gets no line about a launch or an end, however
 // often the sweeps run.
 func standsStill(ctx context.Context, r *Run, l *lost) error {
@@ -258,27 +244,6 @@ func standsStill(ctx context.Context, r *Run, l *lost) error {
 func decisions(m *Mesh) (int, error) {
 	ledger, err := m.ledger()
 	return len(slices.DeleteFunc(ledger, func(l line) bool { return l.Op == "restarted" })), err
-}
-
-// acceptRollback ends rollback mode, as an operator does.
-func acceptRollback(ctx context.Context, m *Mesh) error {
-	_, err := command(ctx, "accept the rollback", func(ctx context.Context) (*readmodelv1.AcceptRollbackResponse, error) {
-		return m.Client.Rollback.AcceptRollback(ctx, &readmodelv1.AcceptRollbackRequest{Reason: "drill"})
-	})
-	return err
-}
-
-// awaitRollback waits until rollback mode is set, and returns it.
-func awaitRollback(ctx context.Context, m *Mesh) (*recoveryv1.RollbackMode, error) {
-	var mode *recoveryv1.RollbackMode
-	err := await(ctx, "rollback mode", settle, func(ctx context.Context) error {
-		answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
-		if mode = answer.GetRollback(); err == nil && !mode.GetActive() {
-			err = errors.New("it is not set")
-		}
-		return err
-	})
-	return mode, err
 }
 
 // convergesAgain recreates the workspaces that the database lists, ends the instance that no row accounts for, and checks
@@ -416,16 +381,4 @@ func declaredRestore(ctx context.Context, r *Run, l *lost) error {
 		r.note("declared: one incident, the next epoch above that of the lost history")
 	}
 	return errors.Join(err, neverTwice(m, l))
-}
-
-// declare runs the command that an operator runs before the services are started.
-func declare(ctx context.Context, c *cluster.Cluster) error {
-	//nolint:gosec // of our own mesh
-	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(c.Plan.AgentBinary), "gpuaas"), "migrate", "restored",
-		"--database-url-file", c.Material.URLFile(pg.RoleOwner), "--reason", "drill")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("migrate restored: %w: %s", err, strings.TrimSpace(string(out)))
-	}
-	return nil
 }

@@ -107,25 +107,6 @@ func runWedged(ctx context.Context, r *Run) error {
 	return unwedge(ctx, r, id, op)
 }
 
-// launched waits until the launch log has the launch of an instance and returns its agent's process. It polls often, so
-// that the next step is not missed.
-func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error) {
-	var pid int
-	err := await(ctx, "the launch of the instance", settle, func(context.Context) error {
-		for range 20 {
-			var err error
-			if pid, err = m.instancePID(id, epoch); err == nil {
-				return nil
-			}
-			if err := wait(ctx, 2*time.Millisecond); err != nil {
-				return err
-			}
-		}
-		return errors.New("there is none")
-	})
-	return pid, err
-}
-
 // stallVerdict returns the verdict of the timeline on a run, or an error that names its missing parts.
 func stallVerdict(ctx context.Context, m *Mesh, ref, runID string) (Verdict, error) {
 	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: ref})
@@ -234,43 +215,4 @@ func compensated(ctx context.Context, m *Mesh, id string, op *lifecyclev1.Operat
 		return errors.New("the timeline shows nothing undone")
 	}
 	return m.nothingLeft(ctx, id)
-}
-
-// nothingLeft checks that a workspace without an instance has no claims, no allocation, no live instance, and that the
-// launch log and the host agree.
-func (m *Mesh) nothingLeft(ctx context.Context, id string) error {
-	claims, err := m.claims(ctx, id)
-	if err != nil {
-		return err
-	}
-	for _, c := range claims {
-		return fmt.Errorf("%d claims are not released, such as %s %s of epoch %d (orphaned: %t)", len(claims), c.GetKind(),
-			c.GetName(), c.GetEpoch(), c.GetOrphanedAt() != nil)
-	}
-	instances, err := m.Client.Query.ListInstances(ctx,
-		&readmodelv1.ListInstancesRequest{PageSize: 100, WorkspaceId: id, LiveOnly: true})
-	if err != nil {
-		return err
-	}
-	if n := len(instances.GetItems()); n > 0 {
-		return fmt.Errorf("%d instances are live", n)
-	}
-	if m.cluster == nil {
-		return nil
-	}
-	ledger, err := m.ledger()
-	if err != nil {
-		return err
-	}
-	_, live, err := launches(ledger, id)
-	if err == nil && live != 0 {
-		err = fmt.Errorf("the ledger has epoch %d alive", live)
-	}
-	return errors.Join(err, m.oneLife(id, 0))
-}
-
-// claims returns the claims of a workspace that are not released.
-func (m *Mesh) claims(ctx context.Context, id string) ([]*lifecyclev1.Claim, error) {
-	resp, err := m.Client.Query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{PageSize: 500, WorkspaceId: id})
-	return resp.GetItems(), err
 }

@@ -1,12 +1,9 @@
 package drill
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -121,12 +118,6 @@ func runOldInstance(ctx context.Context, r *Run) error {
 		return err
 	}
 	return r.retire(ctx, id)
-}
-
-// awaitServing waits until a workspace is fully serving in an epoch.
-func (m *Mesh) awaitServing(ctx context.Context, id string, epoch int64) error {
-	return await(ctx, fmt.Sprintf("epoch %d to serve", epoch), settle,
-		func(ctx context.Context) error { return m.serving(ctx, id, epoch) })
 }
 
 // wokenVerdict reads the finding on an instance that was started again, and how its workspace looks to its user.
@@ -256,32 +247,6 @@ func (w *woken) over() error {
 	return err
 }
 
-// workloadStarts reads the mark of each workload's last start, which is drawn anew before anything of a start runs.
-func workloadStarts(dir string) (map[string]string, error) {
-	files, err := filepath.Glob(filepath.Join(dir, "state", "workloads", "*", "*", "state.json"))
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]string{}
-	for _, file := range files {
-		var s struct {
-			Run string `json:"run"`
-		}
-		data, err := os.ReadFile(file) //nolint:gosec // of our own mesh
-		if err == nil {
-			err = json.Unmarshal(data, &s)
-		}
-		if err != nil {
-			return nil, err
-		}
-		out[file] = s.Run
-	}
-	if len(out) == 0 {
-		return nil, errors.New("the instance has no workload that could be started again")
-	}
-	return out, nil
-}
-
 // snapshot copies an instance's directory while its agent is stopped, so that the copy works at its own path, and
 // returns it with the digest of its identity.
 func snapshot(m *Mesh, c *cluster.Cluster, id string, epoch int64) (string, string, error) {
@@ -299,46 +264,4 @@ func snapshot(m *Mesh, c *cluster.Cluster, id string, epoch int64) (string, stri
 		return "", "", err
 	}
 	return to, digest(to), nil
-}
-
-// largestText is how large a file may be in which the path of a tree is rewritten.
-const largestText = 1 << 20
-
-// copyTree copies directories and regular files with their modes. In texts the path of the tree becomes that of its
-// copy. Files that vanish meanwhile are left out.
-func copyTree(from, to string) error {
-	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		info, err := entry.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		target := to + path[len(from):]
-		switch {
-		case entry.IsDir():
-			//nolint:gosec // below a directory that we made
-			return errors.Join(os.MkdirAll(target, 0o700), os.Chmod(target, info.Mode().Perm()|0o700))
-		case !info.Mode().IsRegular():
-			return nil
-		}
-		data, err := os.ReadFile(path) //nolint:gosec // of our own mesh, whose agent stands still
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if len(data) <= largestText && !bytes.ContainsRune(data, 0) {
-			data = bytes.ReplaceAll(data, []byte(from), []byte(to))
-		}
-		return os.WriteFile(target, data, info.Mode().Perm()) //nolint:gosec // below a directory that we made
-	})
 }

@@ -9,14 +9,47 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// observe takes the snapshot that later ones are compared with. Objects that are made after it are not compared.
-func (r *Run) observe(ctx context.Context) error {
-	var err error
-	r.before, err = readWorld(ctx, r.Mesh, r.subject)
-	return at(StageGood, err)
+// nothingLeft checks that a workspace without an instance has no claims, no allocation, no live instance, and that the
+// launch log and the host agree.
+func (m *Mesh) nothingLeft(ctx context.Context, id string) error {
+	claims, err := m.claims(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, c := range claims {
+		return fmt.Errorf("%d claims are not released, such as %s %s of epoch %d (orphaned: %t)", len(claims), c.GetKind(),
+			c.GetName(), c.GetEpoch(), c.GetOrphanedAt() != nil)
+	}
+	instances, err := m.Client.Query.ListInstances(ctx,
+		&readmodelv1.ListInstancesRequest{PageSize: 100, WorkspaceId: id, LiveOnly: true})
+	if err != nil {
+		return err
+	}
+	if n := len(instances.GetItems()); n > 0 {
+		return fmt.Errorf("%d instances are live", n)
+	}
+	if m.cluster == nil {
+		return nil
+	}
+	ledger, err := m.ledger()
+	if err != nil {
+		return err
+	}
+	_, live, err := launches(ledger, id)
+	if err == nil && live != 0 {
+		err = fmt.Errorf("the ledger has epoch %d alive", live)
+	}
+	return errors.Join(err, m.oneLife(id, 0))
+}
+
+// awaitServing waits until a workspace is fully serving in an epoch.
+func (m *Mesh) awaitServing(ctx context.Context, id string, epoch int64) error {
+	return await(ctx, fmt.Sprintf("epoch %d to serve", epoch), settle,
+		func(ctx context.Context) error { return m.serving(ctx, id, epoch) })
 }
 
 // serving checks that a workspace fully serves again in an epoch: active and normal to its user, its endpoints answer,
@@ -84,49 +117,4 @@ func answers(ctx context.Context, url string) error {
 		return fmt.Errorf("%s answers %s", url, resp.Status)
 	}
 	return nil
-}
-
-// retire decommissions a workspace at the end of a drill and checks that nothing of it is left anywhere.
-func (r *Run) retire(ctx context.Context, id string) error {
-	m := r.Mesh
-	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION); err != nil {
-		return at(StageEvidence, err)
-	}
-	if err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, settle); err != nil {
-		return at(StageEvidence, err)
-	}
-	err := await(ctx, "everything of it to be gone", patience,
-		func(ctx context.Context) error { return m.nothingLeft(ctx, id) })
-	if err == nil {
-		r.note("decommissioned: no claim, no instance, no process is left")
-	}
-	return at(StageEvidence, err)
-}
-
-// leave removes, as well as it can, the remains of a failed drill, so that the next one finds a healthy mesh.
-func (r *Run) leave(ctx context.Context, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
-	defer cancel()
-	m := r.Mesh
-	asked := map[commonv1.OperationKind]time.Time{}
-	// Close ends what is still there afterwards.
-	_ = await(ctx, "the drill's workspace to go", 2*time.Minute, func(ctx context.Context) error {
-		ws, err := m.workspace(ctx, id)
-		if err != nil {
-			return err
-		}
-		kind := commonv1.OperationKind_OPERATION_KIND_CANCEL
-		switch ws.GetState() { //nolint:exhaustive // the others are on their way
-		case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
-			return nil
-		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
-			commonv1.WorkspaceState_WORKSPACE_STATE_STUCK:
-			kind = commonv1.OperationKind_OPERATION_KIND_DECOMMISSION
-		}
-		if time.Since(asked[kind]) > 5*time.Second {
-			asked[kind] = time.Now()
-			_, err = m.operate(ctx, id, kind)
-		}
-		return errors.Join(fmt.Errorf("it is %s", names.Of(ws.GetState())), err)
-	})
 }
